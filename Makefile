@@ -1,0 +1,102 @@
+# Everything a person types.  Needs Python 3.11 or newer, pip and make, and nothing else:
+# the rest goes into .venv/, pinned by hash in requirements.lock.  On Debian 12:
+#     apt install --no-install-recommends make python3 python3-pip
+# pip's own configuration (PIP_INDEX_URL, PIP_FIND_LINKS, pip.conf) is honoured.
+
+PYTHON ?= python3
+POLICY ?= policy.yaml
+# What `make crash` draws from, and about how many seconds it may take.
+ifndef SEED
+SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+endif
+BUDGET ?= 300
+
+VENV := .venv
+RUN := $(VENV)/bin/python
+READY := $(VENV)/.ready
+PRACTICE_PASSWORD := var/practice-password
+
+.PHONY: help run demo test check lint crash bench fmt lock clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo 'make run     run the relay on policy.yaml (POLICY=FILE for another)'
+	@echo 'make demo    watch it pace mail through an upstream that cuts off whoever is too fast'
+	@echo 'make test    every test but the long crash runs'
+	@echo 'make check   format, lint, types and the fast tests (make lint: without the tests)'
+	@echo 'make crash   the long crash runs (SEED=, BUDGET= in seconds)'
+	@echo 'make bench   compare with Postfix on this machine (OPTIONS=--help)'
+	@echo 'make fmt     format the code          make clean   remove what these commands made'
+	@echo 'make lock    pin new versions (needs uv)'
+
+# exec: the relay takes the place of the shell, so signals and its exit status reach make unchanged.
+run: $(READY) $(if $(filter policy.yaml,$(POLICY)),$(PRACTICE_PASSWORD))
+	@exec $(RUN) -m relay run --policy "$(POLICY)"
+
+demo: $(READY)
+	@exec $(RUN) -m relay demo
+
+test: $(READY)
+	$(RUN) -m pytest -q -m 'not crash'
+
+check: lint
+	$(RUN) -m pytest -q -m 'not slow and not crash'
+
+lint: $(READY)
+	$(RUN) -m ruff format --check relay tests
+	$(RUN) -m ruff check relay tests
+	$(RUN) -m mypy
+
+# The seed is printed first, so that a failure can be had again: make crash SEED=…
+crash: $(READY)
+	@echo 'make crash SEED=$(SEED) BUDGET=$(BUDGET)'
+	RELAY_CRASH_SEED='$(SEED)' RELAY_CRASH_BUDGET='$(BUDGET)' $(RUN) -m pytest -q -m crash --hypothesis-seed='$(SEED)'
+
+bench: $(READY)
+	$(RUN) -m tests.bench $(OPTIONS)
+
+fmt: $(READY)
+	$(RUN) -m ruff format relay tests
+	$(RUN) -m ruff check --fix relay tests
+
+# Not var/: there is the spool, and with it other people's mail.
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find relay tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --no-emit-index-url: whoever installs chooses the registry.
+lock:
+	echo 'hatchling==1.27.0' | uv pip compile -q --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' \
+	  --extra test -o requirements.lock pyproject.toml -
+
+# git keeps no file modes and no secrets: the password of the practice upstream is made here.
+$(PRACTICE_PASSWORD): | $(READY)
+	@mkdir -p var && umask 077 && $(RUN) -c 'import secrets; print(secrets.token_urlsafe(24))' > $@
+
+# Debian keeps ensurepip in python3-venv, hence --without-pip; pip then installs from outside.
+# A Python without even the venv module gets the same three things by hand (PEP 405).
+define PLAIN_VENV
+import os, sys
+python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+os.makedirs(os.path.join("$(VENV)", "lib", "python%d.%d" % sys.version_info[:2], "site-packages"), exist_ok=True)
+os.makedirs(os.path.join("$(VENV)", "bin"), exist_ok=True)
+for name in ("python", "python3"):
+    os.symlink(python, os.path.join("$(VENV)", "bin", name))
+with open(os.path.join("$(VENV)", "pyvenv.cfg"), "w") as config:
+    config.write("home = %s\ninclude-system-site-packages = false\n" % os.path.dirname(python))
+endef
+export PLAIN_VENV
+
+$(READY): requirements.lock pyproject.toml
+	@command -v "$(PYTHON)" >/dev/null || { echo '$(PYTHON) is missing.  On Debian: apt install python3' >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed; $(PYTHON) is $$("$(PYTHON)" -V).  Another one: make PYTHON=python3.12" >&2; exit 1; }
+	@"$(PYTHON)" -m pip --python "$(PYTHON)" --version >/dev/null 2>&1 || \
+	  { echo 'pip 22.3 or newer is missing for $(PYTHON).  On Debian: apt install python3-pip' >&2; exit 1; }
+	@$(RUN) -c '' 2>/dev/null || { echo 'Setting up $(VENV), once' && rm -rf $(VENV) && \
+	  if "$(PYTHON)" -m venv --help >/dev/null 2>&1; then "$(PYTHON)" -m venv --without-pip $(VENV); \
+	  else "$(PYTHON)" -c "$$PLAIN_VENV"; fi; }
+	@"$(PYTHON)" -m pip --python $(RUN) --disable-pip-version-check install -qq --require-hashes -r requirements.lock
+	@"$(PYTHON)" -m pip --python $(RUN) --disable-pip-version-check install -qq --no-deps --no-build-isolation -e .
+	@touch $@

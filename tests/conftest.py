@@ -1,0 +1,29 @@
+"""What every test shares: how Hypothesis draws, and the seed and budget of the crash runs.
+
+`make test` draws the same examples every time, so that it passes or fails for what
+changed.  `make crash` draws from its seed, which it prints.
+"""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# No deadline and no health check of time: a slow machine is no fault of the code.
+settings.register_profile(
+    "test", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("crash", settings.get_profile("test"), derandomize=False, print_blob=True)
+settings.load_profile("crash" if "RELAY_CRASH_SEED" in os.environ else "test")
+
+
+@pytest.fixture
+def crash_seed() -> int:
+    """Return what a crash run draws from: `make crash SEED=`; 0 without."""
+    return int(os.environ.get("RELAY_CRASH_SEED", "0"))
+
+
+@pytest.fixture
+def crash_budget_s() -> float:
+    """Return about how many seconds one `make crash` may take: `make crash BUDGET=`; a second without."""
+    return float(os.environ.get("RELAY_CRASH_BUDGET", "1"))
