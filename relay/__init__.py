@@ -1,0 +1,27 @@
+"""The smarthost that paces: an MTA hands over its mail; it leaves through your account, never too fast.
+
+client ─SMTP→ listener ─250 once durable→ spool ─trigger→ scheduler ─may it go?→ throttle
+                                            ▲                                      │ reserved
+                                            └── deferred · report ── settlement ← upstream
+
+address     what an address is (RFC 5321), bytes in = bytes out
+envelope    who sends to whom
+reply       what an SMTP server says, exactly
+verdict     what that means for us: a table
+outcome     what one attempt came to
+settlement  what becomes of a message after it
+scheduler   which message next
+report      what a sender is told when mail failed or is late
+eta         when what waits will have gone, by estimate
+clock       what the time is
+policy/     policy.yaml, checked
+spool/      on disk: every accepted message
+throttle/   never more than N in any T
+listener/   SMTP in
+upstream/   SMTP out
+practice/   a smarthost to practise on, which cuts off whoever exceeds its limit
+service/    where the rooms meet: the heart, processes, live policy, metrics
+cli/        the command line
+"""
+
+__version__ = "0.1.0"

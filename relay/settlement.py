@@ -1,0 +1,130 @@
+"""What one attempt means for a message: which recipients are through, and when the rest goes on.  Pure.
+
+The rules, in one place:
+- relayed and refused for good are final for a recipient; both are marked on disk;
+- a transient refusal is an attempt: the message is deferred by its age (Postfix's rule),
+  and once it is older than `lifetime`, this refusal was the last: the recipient expires;
+- a refusal that is about us is no attempt: the message waits, and nothing of it changes;
+- recipients that were not asked about (split by a limit or by the upstream's maximum)
+  go in the next transaction, at once, while deferred ones wait until all were tried.
+Only a refusal can expire a message, so waiting for room in a window never does.
+"""
+
+import enum
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from relay.outcome import Answer, Outcome
+from relay.scheduler import back_off_ns
+from relay.verdict import Verdict
+
+
+class Fate(enum.StrEnum):
+    """What an attempt came to for one recipient."""
+
+    RELAYED = "relayed"
+    DEFERRED = "deferred"
+    BOUNCED = "bounced"
+    EXPIRED = "expired"
+    WAITING = "waiting"
+    """Not attempted after all."""
+
+
+class Next(enum.StrEnum):
+    """What becomes of the message."""
+
+    FINISH = "finish"
+    """No recipient is left."""
+    AGAIN = "again"
+    """Some were not tried yet, or not for a reason of theirs: at once."""
+    POSTPONE = "postpone"
+    """All were tried, some are deferred."""
+    GIVE_BACK = "give back"
+    """It was not attempted: back to the front."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The policy's `retry`, as spans in nanoseconds."""
+
+    min_ns: int
+    max_ns: int
+    lifetime_ns: int
+    warn_after_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """The decision about one attempt, ready to be written down."""
+
+    fates: dict[int, tuple[Fate, Answer]]
+    """By index of the recipient in the envelope."""
+    next: Next
+    tried: frozenset[int]
+    """Recipients that are deferred and wait for the others to be tried."""
+    recipients_left: int
+    back_off_ns: int = 0
+    """For POSTPONE."""
+    reason: str = ""
+    """Why recipients are left."""
+    warns: bool = False
+    """The sender should be told that the message is late."""
+
+
+def settle(
+    *,
+    left: Sequence[int],
+    asked: Sequence[int],
+    tried_before: Collection[int],
+    outcome: Outcome,
+    age_ns: int,
+    terms: Terms,
+) -> Settlement:
+    """Decide about a message after a transaction.
+
+    `left` are the indices of all recipients that were to do before it, `asked` those of
+    the transaction, in the order of the outcome's answers.
+    """
+    answers = dict(zip(asked, outcome.answers, strict=True))
+    took_any = any(a.verdict not in (Verdict.LATER, Verdict.PAUSE) for a in answers.values())
+    fates = {
+        index: (_fate(answer, took_any=took_any, is_old=age_ns >= terms.lifetime_ns), answer)
+        for index, answer in answers.items()
+    }
+    final = {i for i, (fate, _) in fates.items() if fate in (Fate.RELAYED, Fate.BOUNCED, Fate.EXPIRED)}
+    deferred = {i for i, (fate, _) in fates.items() if fate is Fate.DEFERRED}
+    still = [index for index in left if index not in final]
+    tried = frozenset((deferred | set(tried_before)) & set(still))
+    reason = next((answer.text for fate, answer in fates.values() if fate is Fate.DEFERRED), "")
+    if not still:
+        return Settlement(fates, Next.FINISH, frozenset(), 0)
+    if all(fate is Fate.WAITING for fate, _ in fates.values()):
+        because = next(answer.text for _, answer in fates.values())
+        return Settlement(fates, Next.GIVE_BACK, tried, len(still), reason=because)
+    if set(still) - tried:
+        return Settlement(fates, Next.AGAIN, tried, len(still), reason=reason)
+    warns = terms.warn_after_ns is not None and age_ns >= terms.warn_after_ns
+    return Settlement(
+        fates,
+        Next.POSTPONE,
+        frozenset(),
+        len(still),
+        back_off_ns(age_ns, terms.min_ns, terms.max_ns),
+        reason,
+        warns,
+    )
+
+
+def _fate(answer: Answer, *, took_any: bool, is_old: bool) -> Fate:
+    match answer.verdict:
+        case Verdict.RELAYED:
+            return Fate.RELAYED
+        case Verdict.BOUNCE:
+            return Fate.BOUNCED
+        case Verdict.PAUSE:
+            return Fate.WAITING
+        case Verdict.LATER if took_any:
+            return Fate.WAITING
+        case _:
+            # LATER for every recipient is no progress: it would be asked again without end.
+            return Fate.EXPIRED if is_old else Fate.DEFERRED

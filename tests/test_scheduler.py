@@ -1,0 +1,161 @@
+"""The order of the queue, held against a list that is searched anew each time."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from relay.envelope import QueueId
+from relay.scheduler import Queued, Scheduler, State, back_off_ns
+
+MINUTE_NS = 60 * 10**9
+
+
+def a_message(number: int, state: State = State.WAITING, due_at_ns: int = 0) -> Queued:
+    name = QueueId(f"{number:016d}")
+    return Queued(name, "a@b.example", 100, 0, 0, 1, state=state, due_at_ns=due_at_ns)
+
+
+def test_first_come_is_first_served() -> None:
+    scheduler = Scheduler()
+    for number in range(3):
+        scheduler.add(a_message(number))
+
+    taken = [scheduler.next_ready(0) for _ in range(4)]
+
+    assert [queued.queue_id if queued else None for queued in taken] == [
+        *(f"{number:016d}" for number in range(3)),
+        None,
+    ]
+
+
+def test_a_message_that_was_not_attempted_keeps_its_place_and_loses_nothing() -> None:
+    scheduler = Scheduler()
+    for number in range(2):
+        scheduler.add(a_message(number))
+    first = scheduler.next_ready(0)
+    assert first is not None
+
+    scheduler.give_back(first.queue_id, "no room")
+
+    assert scheduler.first_ready(0) is first
+    assert (first.state, first.reason, first.due_at_ns) == (State.WAITING, "no room", 0)
+
+
+def test_a_deferred_message_is_due_at_its_instant_and_not_before() -> None:
+    scheduler = Scheduler()
+    scheduler.add(a_message(1))
+    taken = scheduler.next_ready(0)
+    assert taken is not None
+
+    scheduler.postpone(taken.queue_id, 1000, 1, "451 later")
+
+    assert scheduler.next_due_at_ns() == 1000
+    assert scheduler.next_ready(999) is None
+    assert scheduler.next_ready(1000) is taken
+
+
+def test_a_message_that_was_held_while_deferred_does_not_come_back_by_itself() -> None:
+    scheduler = Scheduler()
+    scheduler.add(a_message(1, State.DEFERRED, 1000))
+
+    scheduler.hold(QueueId(f"{1:016d}"))
+
+    assert scheduler.next_due_at_ns() is None
+    assert not scheduler.has_ready(5000)
+    scheduler.release(QueueId(f"{1:016d}"))
+    assert scheduler.has_ready(5000)
+
+
+@given(st.integers(0, 10**18), st.integers(1, 10**15), st.integers(1, 10**15))
+def test_the_back_off_is_the_age_between_its_bounds(age_ns: int, one_ns: int, other_ns: int) -> None:
+    least, most = sorted((one_ns, other_ns))
+
+    waits_ns = back_off_ns(age_ns, least, most)
+
+    assert least <= waits_ns <= most
+    assert waits_ns == age_ns or age_ns < least or age_ns > most
+
+
+class Order(RuleBasedStateMachine):
+    """The scheduler against a plain list of names in the order in which they may go."""
+
+    active = Bundle("active")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler = Scheduler()
+        self.line: list[QueueId] = []
+        self.deferred: dict[QueueId, int] = {}
+        self.held: set[QueueId] = set()
+        self.now_ns = 0
+        self.count = 0
+
+    def _wake(self) -> None:
+        due = sorted((at, name) for name, at in self.deferred.items() if at <= self.now_ns)
+        for _, name in due:
+            del self.deferred[name]
+            self.line.append(name)
+
+    @rule()
+    def arrives(self) -> None:
+        self.count += 1
+        self.scheduler.add(a_message(self.count))
+        self.line.append(QueueId(f"{self.count:016d}"))
+
+    @rule(span_ns=st.integers(1, 100))
+    def passes(self, span_ns: int) -> None:
+        self.now_ns += span_ns
+        self.scheduler.has_ready(self.now_ns)
+        self._wake()
+
+    @rule(target=active)
+    def takes(self) -> QueueId | None:
+        self._wake()
+        taken = self.scheduler.next_ready(self.now_ns)
+        expected = self.line.pop(0) if self.line else None
+        assert (taken.queue_id if taken else None) == expected
+        return expected
+
+    @rule(name=consumes(active))
+    def gives_back(self, name: QueueId | None) -> None:
+        if name is not None:
+            self.scheduler.give_back(name, "")
+            self.line.insert(0, name)
+
+    @rule(name=consumes(active), wait_ns=st.integers(1, 100))
+    def postpones(self, name: QueueId | None, wait_ns: int) -> None:
+        if name is not None:
+            self.scheduler.postpone(name, self.now_ns + wait_ns, 1, "")
+            self.deferred[name] = self.now_ns + wait_ns
+
+    @rule(name=consumes(active))
+    def comes_again(self, name: QueueId | None) -> None:
+        if name is not None:
+            self.scheduler.again(name, 1, "")
+            self.line.append(name)
+
+    @rule(name=consumes(active))
+    def is_removed(self, name: QueueId | None) -> None:
+        if name is not None:
+            self.scheduler.remove(name)
+
+    @rule(name=consumes(active))
+    def is_held(self, name: QueueId | None) -> None:
+        if name is not None:
+            self.scheduler.hold(name)
+            self.held.add(name)
+
+    @rule(data=st.data())
+    def is_released(self, data: st.DataObject) -> None:
+        if self.held:
+            name = data.draw(st.sampled_from(sorted(self.held)))
+            self.held.discard(name)
+            self.scheduler.release(name)
+            self.line.append(name)
+
+    @invariant()
+    def the_next_due_is_the_earliest(self) -> None:
+        assert self.scheduler.next_due_at_ns() == min(self.deferred.values(), default=None)
+
+
+TestOrder = Order.TestCase
