@@ -1,0 +1,194 @@
+"""The grammar of addresses, and of the path and parameters of MAIL and RCPT.  Pure.
+
+Bytes in, the same bytes out: an address is what stood between the angle brackets, or it
+is refused; nothing is decoded, folded, unquoted or repaired.  The grammar is that of
+RFC 5321, 4.1.2 and 4.1.3, with UTF-8 where RFC 6531, 3.3 puts it, less
+
+- source routes (`<@a,@b:c@d>`), which RFC 5321, C deprecates;
+- `<Postmaster>` without a domain: this host has no mailboxes, and passed on it would
+  reach the upstream's postmaster instead of ours;
+- address literals other than IPv4 and IPv6 (no other tag is registered).
+
+One thing is looser: spaces between `FROM:` or `TO:` and the path, which many old
+clients send, are skipped.  Two limits are those of RFC 5321, 4.5.3.1: local part 64
+octets, domain 255; a path is at most 254 octets without its brackets.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from ipaddress import AddressValueError, IPv4Address, IPv6Address
+
+MAX_LOCAL_BYTES = 64
+MAX_DOMAIN_BYTES = 255
+MAX_LABEL_BYTES = 63
+MAX_PATH_BYTES = 254
+
+_ATEXT = rb"[A-Za-z0-9!#$%&'*+\-/=?^_`{|}~\x80-\xff]+"
+_DOT_STRING = _ATEXT + rb"(?:\." + _ATEXT + rb")*"
+# qtextSMTP and quoted-pairSMTP: no control, and a quote or backslash only after a backslash.
+_QUOTED_STRING = rb'"(?:[ !#-\[\]-~\x80-\xff]|\\[ -~])*"'
+# What may stand in a domain or a literal at all; each is then looked at by itself.
+_DOMAIN = rb"[A-Za-z0-9.\-\x80-\xff]+"
+_LITERAL = rb"\[[A-Za-z0-9.:]+\]"
+_MAILBOX = re.compile(
+    rb"(?P<local>" + _DOT_STRING + rb"|" + _QUOTED_STRING + rb")"
+    rb"@(?:(?P<domain>" + _DOMAIN + rb")|(?P<literal>" + _LITERAL + rb"))"
+)
+_CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
+# U+0080 to U+009F: controls too, when a terminal decodes them.
+_UTF8_CONTROL = re.compile("[\x80-\x9f]")
+# RFC 5321, 4.1.2: esmtp-param; the value is any printable octet but `=`.
+_PARAMETER = re.compile(rb"([A-Za-z0-9][A-Za-z0-9-]*)(?:=([!-<>-~]+))?\Z")
+
+
+class MalformedAddress(ValueError):  # noqa: N818 - it is what the client sent, and reads as such
+    """Not an address by this grammar.  The text says why and quotes nothing; safe to send."""
+
+
+class MalformedParameters(ValueError):  # noqa: N818 - as above
+    """The path is well-formed, what follows it is not.  Safe to send."""
+
+
+class NonAsciiAddress(ValueError):  # noqa: N818 - as above
+    """An address that needs SMTPUTF8, which MAIL did not ask for (RFC 6531, 3.4).  Safe to send."""
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """The argument of MAIL or RCPT, taken apart."""
+
+    address: str
+    """Without the brackets; `""` for the null reverse-path."""
+    parameters: Mapping[str, str | None]
+    """By keyword in upper case, in the order sent; None where no `=` followed."""
+
+
+def parse_reverse_path(argument: bytes) -> Path:
+    """Take apart what follows `MAIL FROM:`; the path may be `<>`.
+
+    UTF-8 is allowed if SMTPUTF8 is among the parameters of this very command.
+    Raises MalformedAddress, MalformedParameters or NonAsciiAddress.
+    """
+    argument = argument.lstrip(b" ")
+    raw, rest = (b"", argument[2:]) if argument.startswith(b"<>") else _split_path(argument)
+    parameters = _parse_parameters(rest)
+    return Path(_decode(raw, smtputf8="SMTPUTF8" in parameters), parameters)
+
+
+def parse_forward_path(argument: bytes, *, smtputf8: bool) -> Path:
+    """Take apart what follows `RCPT TO:`; `smtputf8` is whether MAIL asked for it.
+
+    Raises MalformedAddress (for `<>` too), MalformedParameters or NonAsciiAddress.
+    """
+    raw, rest = _split_path(argument.lstrip(b" "))
+    parameters = _parse_parameters(rest)
+    return Path(_decode(raw, smtputf8=smtputf8), parameters)
+
+
+def is_valid_address(text: str, *, smtputf8: bool) -> bool:
+    """Return whether an address may be sent as `<text>`; False for `""`.
+
+    For the way out: what was stored is checked by the grammar that let it in.
+    """
+    try:
+        raw = text.encode("utf-8")
+        match = _MAILBOX.fullmatch(raw)
+        if match is None:
+            return False
+        _check(match)
+        _decode(raw, smtputf8=smtputf8)
+    except ValueError:  # UnicodeEncodeError (a lone surrogate) is one
+        return False
+    return True
+
+
+def _split_path(argument: bytes) -> tuple[bytes, bytes]:
+    """Return what is between the brackets, checked, and what follows them."""
+    if not argument.startswith(b"<"):
+        raise MalformedAddress("the address must stand in angle brackets")
+    if argument.startswith(b"<>"):
+        raise MalformedAddress("the recipient is empty")
+    match = _MAILBOX.match(argument, 1)
+    if match is None or argument[match.end() : match.end() + 1] != b">":
+        raise MalformedAddress(_why_malformed(argument))
+    _check(match)
+    return match[0], argument[match.end() + 1 :]
+
+
+def _why_malformed(argument: bytes) -> str:
+    """Say what is wrong with a path that the grammar did not match."""
+    inside = argument[1:].partition(b">")[0]
+    if _CONTROL.search(inside):
+        return "control characters are not allowed in an address"
+    if inside.startswith(b"@"):
+        return "source routes are not accepted"
+    if b"@" not in inside:
+        return "the address has no domain"
+    if b">" not in argument:
+        return "the address does not end in an angle bracket"
+    return "not an address by RFC 5321, 4.1.2"
+
+
+def _check(match: re.Match[bytes]) -> None:
+    """Check the parts of a mailbox: lengths, labels, literals.  Raises MalformedAddress."""
+    if len(match["local"]) > MAX_LOCAL_BYTES:
+        raise MalformedAddress(f"the local part is longer than {MAX_LOCAL_BYTES} octets")
+    if len(match["domain"] or match["literal"]) > MAX_DOMAIN_BYTES:
+        raise MalformedAddress(f"the domain is longer than {MAX_DOMAIN_BYTES} octets")
+    if len(match[0]) > MAX_PATH_BYTES:
+        raise MalformedAddress(f"the address is longer than {MAX_PATH_BYTES} octets")
+    if match["domain"] is None:
+        _check_literal(match["literal"][1:-1])
+        return
+    for label in match["domain"].split(b"."):
+        if not label or label.startswith(b"-") or label.endswith(b"-"):
+            raise MalformedAddress("the domain has a label that is empty or begins or ends with a hyphen")
+        if len(label) > MAX_LABEL_BYTES:
+            raise MalformedAddress(f"the domain has a label longer than {MAX_LABEL_BYTES} octets")
+
+
+def _check_literal(inside: bytes) -> None:
+    """Check an address literal without its brackets (RFC 5321, 4.1.3)."""
+    text = inside.decode("ascii")
+    try:
+        if text[:5].upper() == "IPV6:":
+            IPv6Address(text[5:])
+        else:
+            IPv4Address(text)
+    except AddressValueError:
+        raise MalformedAddress("the address literal is neither IPv4 nor IPv6") from None
+
+
+def _decode(raw: bytes, *, smtputf8: bool) -> str:
+    """Return the address as text; UTF-8 only where it was asked for, and no C1 control."""
+    if raw.isascii():
+        return raw.decode("ascii")
+    if not smtputf8:
+        raise NonAsciiAddress("an address outside ASCII needs SMTPUTF8")
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        raise MalformedAddress("the address is not valid UTF-8") from None
+    if _UTF8_CONTROL.search(text):
+        raise MalformedAddress("control characters are not allowed in an address")
+    return text
+
+
+def _parse_parameters(rest: bytes) -> Mapping[str, str | None]:
+    """Take the parameters apart: one space before each, no keyword twice."""
+    parameters: dict[str, str | None] = {}
+    rest = rest.rstrip(b" ")  # RFC 5321, 4.1.1: tolerate white space before the CRLF
+    if not rest:
+        return parameters
+    if not rest.startswith(b" "):
+        raise MalformedParameters("a space must follow the path")
+    for raw in rest[1:].split(b" "):
+        match = _PARAMETER.match(raw)
+        if match is None:
+            raise MalformedParameters("a parameter is not KEYWORD or KEYWORD=VALUE")
+        keyword = match[1].decode("ascii").upper()
+        if keyword in parameters:
+            raise MalformedParameters(f"the parameter {keyword} is given twice")
+        parameters[keyword] = None if match[2] is None else match[2].decode("ascii")
+    return parameters
