@@ -1,0 +1,12 @@
+"""The policy: what the owner wrote in `policy.yaml`, checked, with defaults filled in.
+
+    bytes → document → model (units, surroundings) → Policy
+                     ↘ faults → PolicyError
+
+`source` is the door: it turns a file into a `Policy`, or into errors that each name
+file, line, column and key.  `model` holds the types, every default and every rule;
+`units` the scalars; `document` YAML with positions; `faults` the words of an error;
+`surroundings` the port to the files that a policy names, and `secrets` what is behind
+it; `changes` tells what an edit cannot change live.  Pure but for `source`, which reads
+the file, and `secrets`.
+"""

@@ -1,0 +1,360 @@
+"""The types of a policy, with their defaults: the reference for every key.  Pure.
+
+Guarantees: a `Policy` is whole and consistent; nobody who holds one checks it again.
+Durations are integer nanoseconds and end in `_ns`; in YAML the same key has no suffix
+and a unit (`per: 1m`).  Paths are absolute, resolved against the policy's own folder.
+Rules between keys are validators of the last key that they are about, so that a fault
+elsewhere in the section hides none of them; what was itself refused is not in `data`,
+and then a rule about it is silent.
+Does not: read any file (but see `surroundings`), look up any name, or know about YAML
+(see `source`).
+"""
+
+import enum
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from relay.policy.surroundings import (
+    Broken,
+    CertificateFile,
+    PasswordCredential,
+    PasswordFile,
+    PasswordVariable,
+    PolicyPath,
+    UsersFile,
+    broken,
+    broken_rules,
+    inspector_of,
+)
+from relay.policy.units import (
+    Duration,
+    Endpoint,
+    HostPort,
+    Network,
+    NotEmpty,
+    OwnName,
+    PositiveInt,
+    Size,
+    Text,
+    UpstreamHost,
+    UpstreamName,
+    choice,
+    is_loopback_host,
+    whole_number,
+)
+
+MINUTE_NS = 60 * 1_000_000_000
+HOUR_NS = 60 * MINUTE_NS
+DAY_NS = 24 * HOUR_NS
+
+AnyOrder = Field(strict=False)
+"""Lets a list stand for a tuple; what is in it is as strict as ever."""
+
+
+class Section(BaseModel):
+    """What every part of a policy is: frozen, strict, and closed to unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
+
+
+class Tls(enum.StrEnum):
+    """How a connection is protected.  Never opportunistic."""
+
+    STARTTLS = "starttls"
+    IMPLICIT = "implicit"
+    NONE = "none"
+
+
+class Mechanism(enum.StrEnum):
+    """A SASL mechanism towards the upstream; AUTO is the strongest one offered."""
+
+    AUTO = "auto"
+    CRAM_MD5 = "cram-md5"
+    PLAIN = "plain"
+    LOGIN = "login"
+
+
+class Timeouts(Section):
+    """How long a client may take, per phase (RFC 5321, 4.5.3.2: 5 min a command, 3 min a block)."""
+
+    command_ns: Duration = Field(default=5 * MINUTE_NS, alias="command")
+    """From one reply to the next whole command."""
+    content_ns: Duration = Field(default=3 * MINUTE_NS, alias="content")
+    """Between two reads of content."""
+    transfer_ns: Duration = Field(default=HOUR_NS, alias="transfer")
+    """From 354 to the final dot, whatever arrives in between."""
+    session_ns: Duration = Field(default=DAY_NS, alias="session")
+    """A whole connection; it ends with 421 between two commands."""
+
+
+class Listen(Section):
+    """One address to take mail on."""
+
+    address: Endpoint
+    clients: Annotated[tuple[Network, ...], AnyOrder] = ()
+    """Networks that may relay without AUTH."""
+    users_file: Annotated[UsersFile | None, Field(validate_default=True)] = None
+    """Lines `name:$argon2id$…` as `relay hash-password` prints them; AUTH needs it."""
+    certificate: Annotated[CertificateFile | None, Field(validate_default=True)] = None
+    """PEM chain; STARTTLS is offered only with one.  Never self-made: clients verify."""
+    key: Annotated[PolicyPath | None, Field(validate_default=True)] = None
+    """PEM private key; default: in the file of the certificate."""
+    tls: Annotated[Literal[Tls.STARTTLS, Tls.IMPLICIT], choice([Tls.STARTTLS, Tls.IMPLICIT])] = Tls.STARTTLS
+    processes: Annotated[int, whole_number(0, 64)] = 0
+    """Listener processes of their own; 0: inside the sender's."""
+    max_size: Size = 50 * 1024 * 1024
+    """Octets of content, as SIZE advertises it."""
+    max_recipients: PositiveInt = 1000
+    max_connections: PositiveInt = 200
+    """At once, per listener process; more get 421."""
+    max_connections_per_client: PositiveInt = 50
+    max_errors: PositiveInt = 20
+    """Refused commands in one session before 421."""
+    max_hops: PositiveInt = 50
+    """Received: lines in a message before it counts as looping (RFC 5321, 6.3)."""
+    bare_newlines: Annotated[Literal["refuse", "normalise"], choice(["refuse", "normalise"])] = "refuse"
+    """What a CR or LF alone in content means: 550, or made CRLF."""
+    timeouts: Timeouts = Timeouts()
+
+    @field_validator("users_file")
+    @classmethod
+    def _somebody_may_relay(cls, users_file: Path | None, info: ValidationInfo) -> Path | None:
+        address, clients = info.data.get("address"), info.data.get("clients")
+        if users_file is None and clients == () and address is not None and not address.is_loopback:
+            raise broken(
+                f"{address} is open to the network: name the clients or a users_file that may relay, "
+                "since an open relay is never run",
+                "..",
+                "address",
+            )
+        return users_file
+
+    @field_validator("certificate")
+    @classmethod
+    def _auth_only_under_tls(cls, certificate: Path | None, info: ValidationInfo) -> Path | None:
+        address, users_file = info.data.get("address"), info.data.get("users_file")
+        if certificate is None and users_file is not None and address is not None and not address.is_loopback:
+            raise broken(
+                f"passwords would cross the network in the clear on {address}: AUTH needs a certificate",
+                "..",
+                "users_file",
+            )
+        return certificate
+
+    @field_validator("key")
+    @classmethod
+    def _key_fits_certificate(cls, key: Path | None, info: ValidationInfo) -> Path | None:
+        if "certificate" not in info.data:
+            return key
+        certificate = info.data["certificate"]
+        if certificate is None and key is not None:
+            raise ValueError("a key is of no use without a certificate")
+        if certificate is not None and (inspector := inspector_of(info)):
+            try:
+                inspector.key_pair(certificate, key)
+            except ValueError as error:
+                raise broken(str(error), "..", "certificate" if key is None else "key") from None
+        return key
+
+    @field_validator("tls")
+    @classmethod
+    def _implicit_tls_has_certificate(
+        cls, tls: Literal[Tls.STARTTLS, Tls.IMPLICIT], info: ValidationInfo
+    ) -> Literal[Tls.STARTTLS, Tls.IMPLICIT]:
+        if tls is Tls.IMPLICIT and info.data.get("certificate", "refused") is None:
+            raise ValueError("implicit TLS needs a certificate")
+        return tls
+
+
+class Auth(Section):
+    """The owner's account at the upstream.  Exactly one of the three password keys."""
+
+    user: Text
+    password_file: PasswordFile | None = None
+    """A file that only its owner can read; one trailing newline is cut."""
+    password_env: PasswordVariable | None = None
+    password_credential: Annotated[PasswordCredential | None, Field(validate_default=True)] = None
+    """A name under `$CREDENTIALS_DIRECTORY` (systemd LoadCredential=)."""
+    mechanism: Annotated[Mechanism, choice(Mechanism)] = Mechanism.AUTO
+
+    @field_validator("password_credential")
+    @classmethod
+    def _exactly_one_password(cls, credential: str | None, info: ValidationInfo) -> str | None:
+        keys = ("password_file", "password_env")
+        given = [key for key in keys if info.data.get(key) is not None]
+        given += ["password_credential"] if credential is not None else []
+        if len(given) > 1:
+            raise broken(f"expected one password, got {' and '.join(given)}", "..", given[-1])
+        if not given and all(key in info.data for key in keys):
+            raise broken("expected one of password_file, password_env and password_credential", "..")
+        return credential
+
+
+class Limit(Section):
+    """At most so many of a unit in any window of a length.  Exactly one unit."""
+
+    messages: PositiveInt | None = None
+    recipients: Annotated[PositiveInt | None, Field(validate_default=True)] = None
+    per_ns: Duration = Field(alias="per")
+
+    @field_validator("recipients")
+    @classmethod
+    def _exactly_one_unit(cls, recipients: int | None, info: ValidationInfo) -> int | None:
+        if "messages" in info.data and (info.data["messages"] is None) == (recipients is None):
+            if recipients is None:
+                raise broken("expected a number of messages or of recipients", "..")
+            raise ValueError("a limit counts messages or recipients, not both; write two limits")
+        return recipients
+
+    @property
+    def unit(self) -> Literal["messages", "recipients"]:
+        """Return what is counted."""
+        return "messages" if self.messages is not None else "recipients"
+
+    @property
+    def count(self) -> int:
+        """Return N, the most that any window may hold."""
+        return self.messages or self.recipients or 0
+
+    @property
+    def label(self) -> str:
+        """Return the limit as a metric's label and a status line show it, e.g. `8 messages per 60s`."""
+        seconds = self.per_ns / 1_000_000_000
+        return f"{self.count} {self.unit} per {seconds:g}s"
+
+
+class Upstream(Section):
+    """One account at one smarthost, and what may be asked of it."""
+
+    host: UpstreamHost
+    port: Annotated[int, whole_number(1, 65535)] = 587
+    tls: Annotated[Tls, choice(Tls)] = Tls.STARTTLS
+    ca_file: CertificateFile | None = None
+    """Trust these instead of the system's certificate authorities."""
+    auth: Auth | None = None
+    connections: Annotated[int, whole_number(1, 1000)] = 4
+    """The most that are open at once."""
+    max_recipients: PositiveInt = 100
+    """Per transaction; what an upstream announces by LIMITS RCPTMAX (RFC 9422) lowers it."""
+    max_messages: PositiveInt = 100
+    """Per connection; then it is closed and another opened."""
+    max_age_ns: Duration = Field(default=10 * MINUTE_NS, alias="max_age")
+    """Of a connection; it is closed after its transaction."""
+    idle_ns: Duration = Field(default=10 * 1_000_000_000, alias="idle")
+    """How long a connection is kept without a transaction."""
+    limits: Annotated[tuple[Limit, ...], AnyOrder] = ()
+    guard_ns: Duration | None = Field(default=None, alias="guard")
+    """Widens every window; default: 1 % of it, at most one second."""
+    history: PolicyPath | None = None
+    """Default: `history/NAME` beside the spool."""
+
+    @field_validator("auth")
+    @classmethod
+    def _auth_only_under_tls(cls, auth: Auth | None, info: ValidationInfo) -> Auth | None:
+        host, tls = info.data.get("host"), info.data.get("tls")
+        if auth is not None and host is not None and tls is Tls.NONE and not is_loopback_host(host):
+            raise broken(
+                f"the password would cross the network in the clear: auth at {host} needs "
+                "tls: starttls or implicit",
+                "..",
+                "tls",
+            )
+        return auth
+
+
+class Retry(Section):
+    """When a deferred message is tried again, and when it expires."""
+
+    min_ns: Duration = Field(default=5 * MINUTE_NS, alias="min")
+    max_ns: Duration = Field(default=4 * HOUR_NS, alias="max")
+    lifetime_ns: Duration = Field(default=5 * DAY_NS, alias="lifetime")
+    """RFC 5321, 4.5.4.1: at least 4-5 days."""
+    warn_after_ns: Duration | None = Field(default=4 * HOUR_NS, alias="warn_after")
+    """Tell the sender once that the message is late; null: never."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        rules = []
+        if self.min_ns > self.max_ns:
+            key = "min" if "min_ns" in self.model_fields_set else "max"
+            rules.append(Broken("min is longer than max", (key,)))
+        if self.warn_after_ns is not None and self.warn_after_ns >= self.lifetime_ns:
+            key = "warn_after" if "warn_after_ns" in self.model_fields_set else "lifetime"
+            rules.append(Broken("warn_after is not below lifetime: the bounce would come first", (key,)))
+        if rules:
+            raise broken_rules(rules)
+        return self
+
+
+class Practice(Section):
+    """(restart) A smarthost to practise on: it counts, refuses and cuts off, and sends nothing on."""
+
+    address: Endpoint
+    user: Text = "practice"
+    password_file: PasswordFile
+    limit: Limit
+    cut_off_ns: Duration = Field(default=MINUTE_NS, alias="cut_off")
+    """How long it refuses everything once the limit was exceeded."""
+    keep: PolicyPath | None = None
+    """A folder to write what arrived to; default: only counted."""
+
+
+class Policy(Section):
+    """The whole of `policy.yaml`.  `spool`, `listen`, `http`, `practice` and `hostname` need a restart."""
+
+    spool: PolicyPath
+    listen: Annotated[tuple[Listen, ...], AnyOrder, NotEmpty]
+    http: Endpoint | None = None
+    hostname: OwnName | None = None
+    """Our name in the banner, in HELO, in `Received:` and reports; default: this host's."""
+    upstreams: Annotated[dict[UpstreamName, Upstream], NotEmpty]
+    """The first is the default."""
+    retry: Retry = Retry()
+    practice: Practice | None = None
+
+    @field_validator("listen")
+    @classmethod
+    def _addresses_differ(cls, listen: tuple[Listen, ...]) -> tuple[Listen, ...]:
+        seen: set[HostPort] = set()
+        rules = []
+        for index, listener in enumerate(listen):
+            if listener.address in seen:
+                rules.append(Broken(f"a second listener on {listener.address}", (index, "address")))
+            # Port 0 asks the kernel for a free one, which is another each time.
+            if listener.address.port != 0:
+                seen.add(listener.address)
+        if rules:
+            raise broken_rules(rules)
+        return listen
+
+    @field_validator("http")
+    @classmethod
+    def _http_has_its_own_address(cls, http: HostPort | None, info: ValidationInfo) -> HostPort | None:
+        if http is not None and http.port != 0 and http in _addresses(info.data.get("listen", ())):
+            raise ValueError(f"{http} is already an address of listen")
+        return http
+
+    @field_validator("practice")
+    @classmethod
+    def _practice_has_its_own_address(
+        cls, practice: Practice | None, info: ValidationInfo
+    ) -> Practice | None:
+        taken = {*_addresses(info.data.get("listen", ())), info.data.get("http")}
+        if practice is not None and practice.address.port != 0 and practice.address in taken:
+            raise broken(f"{practice.address} is already in use by listen or http", "address")
+        return practice
+
+    @property
+    def default_upstream(self) -> str:
+        """Return the name of the upstream that gets all mail not routed elsewhere."""
+        return next(iter(self.upstreams))
+
+    def history_path(self, upstream: str) -> Path:
+        """Return the history file of an upstream's account."""
+        return self.upstreams[upstream].history or self.spool.parent / "history" / upstream
+
+
+def _addresses(listen: tuple[Listen, ...]) -> set[HostPort]:
+    return {listener.address for listener in listen}

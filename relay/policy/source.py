@@ -1,0 +1,68 @@
+"""From the text of `policy.yaml` to a `Policy`, or to everything that is wrong with it.
+
+Guarantees: any bytes become a `Policy` or a `PolicyError`, and nothing else is raised;
+the error holds all faults at once.  `parse_policy` is pure; `read_policy` reads the
+file and looks at every file and secret that it names, so that a policy which it
+returns can be put to work.
+"""
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from relay.policy.document import MAX_BYTES, read_document
+from relay.policy.faults import (
+    PolicyError,
+    PolicyFault,
+    fault_of_file,
+    faults_of_document,
+    faults_of_validation,
+)
+from relay.policy.model import Policy
+from relay.policy.secrets import FileInspector
+from relay.policy.surroundings import Inspector, Surroundings
+
+__all__ = ["PolicyError", "PolicyFault", "parse_policy", "read_policy"]
+
+
+def read_policy(path: Path) -> Policy:
+    """Return the policy in a file, having looked at the files that it names.
+
+    Raises PolicyError with all faults, also where the file itself cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            # One byte more than allowed is enough to tell that it is too large.
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise PolicyError([fault_of_file(path, f"cannot read it: {error.strerror}")]) from None
+    return _policy_of(content, path, FileInspector())
+
+
+def parse_policy(text: bytes, path: Path) -> Policy:
+    """Return the policy in some bytes; `path` is what they are called and where relative paths start.
+
+    Reads no file.  Raises PolicyError with all faults.
+    """
+    return _policy_of(text, path, None)
+
+
+def _policy_of(content: bytes, path: Path, inspector: Inspector | None) -> Policy:
+    document = read_document(content)
+    faults = faults_of_document(path, document)
+    if document.root is None:
+        raise PolicyError(faults)
+    try:
+        policy = Policy.model_validate(
+            document.value(),
+            # Not resolved: a policy behind a symbolic link stands where the link is.
+            context=Surroundings(path.absolute().parent, inspector),
+            by_alias=True,
+            by_name=False,
+        )
+    except ValidationError as error:
+        # `from None`: pydantic's own text quotes the values.
+        raise PolicyError([*faults, *faults_of_validation(path, document, error)]) from None
+    if faults:
+        raise PolicyError(faults)
+    return policy

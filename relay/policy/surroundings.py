@@ -1,0 +1,133 @@
+"""What a policy is read in: its folder, and a look at the files that it names.  Pure.
+
+The model knows neither the folder nor the disk.  Whoever reads a policy passes
+`Surroundings` as the context of the validation; `relay.policy.secrets` has the real
+`Inspector`.  Without one, as in code that builds a policy, nothing is looked at and a
+path in text must be absolute.  So a bad file is an error of its key like any other,
+found together with all the others.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, NamedTuple, Protocol
+
+from pydantic import AfterValidator, BeforeValidator, ValidationInfo
+from pydantic_core import PydanticCustomError
+
+from relay.policy.units import CredentialName, VariableName, shown
+
+RULE = "rule"
+"""The type of the errors that `broken_rules` makes."""
+
+
+class Inspector(Protocol):
+    """Whether what a policy names is there and good.
+
+    Every method raises ValueError if not, with a text that never holds a secret.
+    """
+
+    def password_file(self, path: Path) -> None:
+        """Check a file that holds a password."""
+        ...
+
+    def password_env(self, name: str) -> None:
+        """Check an environment variable that holds a password."""
+        ...
+
+    def password_credential(self, name: str) -> None:
+        """Check a systemd credential that holds a password."""
+        ...
+
+    def users_file(self, path: Path) -> None:
+        """Check a file of users and the hashes of their passwords."""
+        ...
+
+    def authorities(self, path: Path) -> None:
+        """Check a PEM file of certificates."""
+        ...
+
+    def key_pair(self, certificate: Path, key: Path | None) -> None:
+        """Check that a private key is kept private and belongs to a certificate."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The context of a validation."""
+
+    folder: Path
+    """Absolute; relative paths start here."""
+    inspector: Inspector | None = None
+
+
+class Broken(NamedTuple):
+    """A rule between keys that does not hold."""
+
+    message: str
+    at: tuple[str | int, ...]
+    """From what is validated to the key at fault, like a path: `".."` goes up, so that
+    `("..", "tls")` in the validator of `auth` is about `tls` beside it."""
+
+
+def broken_rules(rules: Sequence[Broken]) -> PydanticCustomError:
+    """Return the error of rules between keys, to be raised in a validator."""
+    words = "; ".join(rule.message for rule in rules)
+    return PydanticCustomError(RULE, "{words}", {"words": words, "rules": tuple(rules)})
+
+
+def broken(message: str, *at: str | int) -> PydanticCustomError:
+    """Return the error of one rule, to be raised in a validator; `at` as in `Broken`."""
+    return broken_rules([Broken(message, at)])
+
+
+def inspector_of(info: ValidationInfo) -> Inspector | None:
+    """Return who looks at files during this validation, if anybody does."""
+    return info.context.inspector if isinstance(info.context, Surroundings) else None
+
+
+def absolute_path(value: object, info: ValidationInfo) -> Path:
+    """Return a path, starting at the policy's folder if it is relative.  Raises ValueError."""
+    if isinstance(value, Path):
+        return value
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"expected a path, got {shown(value) if value != '' else 'none'}")
+    if value.startswith("~"):
+        # A folder named `~` beside the policy is never what was meant.
+        raise ValueError("~ is not expanded; write the whole path")
+    path = Path(value)
+    if isinstance(info.context, Surroundings):
+        return info.context.folder / path
+    if not path.is_absolute():
+        raise ValueError("expected an absolute path")
+    return path
+
+
+def _path_seen_by(look: Callable[[Inspector, Path], None]) -> AfterValidator:
+    def check(value: Path, info: ValidationInfo) -> Path:
+        if inspector := inspector_of(info):
+            look(inspector, value)
+        return value
+
+    return AfterValidator(check)
+
+
+def _name_seen_by(look: Callable[[Inspector, str], None]) -> AfterValidator:
+    def check(value: str, info: ValidationInfo) -> str:
+        if inspector := inspector_of(info):
+            look(inspector, value)
+        return value
+
+    return AfterValidator(check)
+
+
+PolicyPath = Annotated[Path, BeforeValidator(absolute_path)]
+PasswordFile = Annotated[PolicyPath, _path_seen_by(lambda inspector, path: inspector.password_file(path))]
+PasswordVariable = Annotated[
+    VariableName, _name_seen_by(lambda inspector, name: inspector.password_env(name))
+]
+PasswordCredential = Annotated[
+    CredentialName, _name_seen_by(lambda inspector, name: inspector.password_credential(name))
+]
+UsersFile = Annotated[PolicyPath, _path_seen_by(lambda inspector, path: inspector.users_file(path))]
+CertificateFile = Annotated[PolicyPath, _path_seen_by(lambda inspector, path: inspector.authorities(path))]

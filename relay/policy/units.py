@@ -1,0 +1,291 @@
+"""Scalars of a policy: numbers, durations, sizes, endpoints, networks, names.  Pure.
+
+Each is one annotated type whose validator takes what YAML gives (text, a whole number,
+true, false or nothing) and says in its error, in an operator's words, what would have
+been right.  Every validator also takes its own result, so that code may build a policy.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_interface, ip_network
+from typing import Annotated
+
+from pydantic import BeforeValidator
+
+_DURATION = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?) ?(ms|s|m|h|d|w)\Z")
+_DURATION_UNIT_NS = {
+    "ms": 1_000_000,
+    "s": 1_000_000_000,
+    "m": 60 * 1_000_000_000,
+    "h": 3_600 * 1_000_000_000,
+    "d": 86_400 * 1_000_000_000,
+    "w": 7 * 86_400 * 1_000_000_000,
+}
+_SIZE = re.compile(r"([0-9]{1,15}) ?(B|K|KB|KiB|M|MB|MiB|G|GB|GiB)?\Z", re.IGNORECASE)
+_SIZE_UNIT_BYTES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_PORT = re.compile(r"[0-9]{1,5}\Z")
+_LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_HOST_NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*\Z")
+_UPSTREAM_NAME = re.compile(r"[a-z0-9_-]{1,64}\Z")
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
+_CREDENTIAL_NAME = re.compile(r"[^/]{1,255}\Z")
+
+LONGEST_DURATION_NS = 366 * 86_400 * 1_000_000_000
+LARGEST_SIZE_BYTES = 1 << 40
+LARGEST_COUNT = 1_000_000_000
+SHORTEST_PREFIX = {4: 8, 6: 7}
+"""Bits that a network of clients must fix: 10.0.0.0/8 and fc00::/7 are the widest private ones
+(RFC 1918, 3; RFC 4193, 3.1); anything wider is a part of the Internet, and an open relay."""
+_LONGEST_SHOWN = 40
+
+
+def kind(value: object) -> str:
+    """Return what a value of a policy is, without showing it."""
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return "true or false"
+        case int():
+            return "a number"
+        case str():
+            return "text"
+        case dict():
+            return "a mapping"
+        case _:
+            return "a list"
+
+
+def shown(value: object) -> str:
+    """Return a scalar of a policy as an error shows it: one short line; anything else as its kind."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return str(value)
+        case str():
+            cut = value if len(value) <= _LONGEST_SHOWN else value[:_LONGEST_SHOWN] + "…"
+            return f"'{cut}'"
+        case _:
+            return kind(value)
+
+
+def duration_ns(value: object) -> int:
+    """Return a duration such as `90s`, `1.5h` or `5d` in nanoseconds.
+
+    Raises ValueError for anything else, for zero, and for more than a year.
+    """
+    if isinstance(value, str) and (match := _DURATION.match(value)):
+        whole, _, fraction = match[1].partition(".")
+        unit_ns = _DURATION_UNIT_NS[match[2]]
+        total_ns = int(whole) * unit_ns + int(fraction.ljust(9, "0") or 0) * unit_ns // 10**9
+        if not 0 < total_ns <= LONGEST_DURATION_NS:
+            raise ValueError(f"a duration must be above zero and at most 366d, got {shown(value)}")
+        return total_ns
+    raise ValueError(f"expected a duration with a unit, such as 30s, 5m, 4h or 5d, got {shown(value)}")
+
+
+def size_bytes(value: object) -> int:
+    """Return a size such as `50M` (units of 1024) or a bare number, in bytes.
+
+    Raises ValueError for anything else, for zero, and for more than a tebibyte.
+    """
+    total_bytes = 0
+    if isinstance(value, int) and not isinstance(value, bool):
+        total_bytes = value
+    elif isinstance(value, str) and (match := _SIZE.match(value)):
+        total_bytes = int(match[1]) * _SIZE_UNIT_BYTES[(match[2] or "")[:1].lower()]
+    if not 0 < total_bytes <= LARGEST_SIZE_BYTES:
+        raise ValueError(f"expected a size from 1 to 1024G, such as 50M or 52428800, got {shown(value)}")
+    return total_bytes
+
+
+def whole_number(least: int, most: int) -> BeforeValidator:
+    """Return the validator of a whole number within bounds, both allowed."""
+    range_words = "above zero" if (least, most) == (1, LARGEST_COUNT) else f"from {least} to {most}"
+
+    def check(value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError(f"expected a whole number {range_words}, got {shown(value)}")  # noqa: TRY004 - pydantic collects ValueError only
+        if value > most >= LARGEST_COUNT:
+            raise ValueError(f"expected at most {most}, got {shown(value)}")
+        if not least <= value <= most:
+            raise ValueError(f"expected a whole number {range_words}, got {shown(value)}")
+        return value
+
+    return BeforeValidator(check)
+
+
+def choice(options: Iterable[str]) -> BeforeValidator:
+    """Return the validator of one word out of a few; members of a StrEnum stay what they are."""
+    by_word = {str(option): option for option in options}
+    *first, last = by_word
+    words = f"{', '.join(first)} or {last}"
+
+    def check(value: object) -> str:
+        if isinstance(value, str) and value in by_word:
+            return by_word[value]
+        raise ValueError(f"expected {words}, got {shown(value)}")
+
+    return BeforeValidator(check)
+
+
+def text(value: object) -> str:
+    """Return text that is not empty.  Raises ValueError for anything else."""
+    if isinstance(value, str) and value:
+        return value
+    hint = "; put it in quotes" if isinstance(value, int) else ""
+    raise ValueError(f"expected text, got {shown(value) if value != '' else 'none'}{hint}")
+
+
+def at_least_one(value: object) -> object:
+    """Return a list or a mapping unless it is empty.  Raises ValueError."""
+    # Not `min_length`, which counts only the entries without a fault.
+    if isinstance(value, tuple | list | dict) and not value:
+        raise ValueError("expected at least one")
+    return value
+
+
+def _matching(pattern: re.Pattern[str], expected: str) -> Callable[[object], str]:
+    def check(value: object) -> str:
+        if isinstance(value, str) and pattern.match(value) and value not in (".", ".."):
+            return value
+        # Not shown: whoever takes the key for the password itself has written a secret here.
+        raise ValueError(f"expected {expected}")
+
+    return check
+
+
+@dataclass(frozen=True, slots=True)
+class HostPort:
+    """An IP address and a port to listen on."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        """Return it as it is written: `127.0.0.1:2525`, `[::1]:2525`."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this host can reach it."""
+        return ip_address(self.host).is_loopback
+
+
+def endpoint(value: object) -> HostPort:
+    """Return `ADDRESS:PORT` taken apart; an IPv6 address stands in brackets.
+
+    Raises ValueError for anything else; names are refused, since what they resolve to may change.
+    """
+    if isinstance(value, HostPort):
+        return value
+    if isinstance(value, str):
+        host, _, port = value.rpartition(":")
+        bracketed = host.startswith("[") and host.endswith("]")
+        host = host[1:-1] if bracketed else host
+        if _PORT.match(port) and int(port) <= 65535:
+            try:
+                address = ip_address(host)
+            except ValueError:
+                pass
+            else:
+                if bracketed == (address.version == 6):
+                    return HostPort(str(address), int(port))
+    raise ValueError(
+        f"expected ADDRESS:PORT with an IP address, such as 127.0.0.1:2525 or [::1]:2525, got {shown(value)}"
+    )
+
+
+def network(value: object) -> IPv4Network | IPv6Network:
+    """Return a network of clients; a bare address is a network of one.
+
+    Raises ValueError for anything else, for bits set behind the prefix, and for a network
+    that would make an open relay.
+    """
+    if isinstance(value, IPv4Network | IPv6Network):
+        return value
+    if not isinstance(value, str) or "%" in value:
+        raise ValueError(f"expected a network such as 192.0.2.0/24 or '2001:db8::/32', got {shown(value)}")
+    try:
+        found = ip_network(value)
+    except ValueError:
+        try:
+            right = ip_interface(value).network
+        except ValueError:
+            raise ValueError(
+                f"expected a network such as 192.0.2.0/24 or '2001:db8::/32', got {shown(value)}"
+            ) from None
+        raise ValueError(f"{shown(value)} has bits set behind its prefix; did you mean {right}?") from None
+    if found.prefixlen < SHORTEST_PREFIX[found.version]:
+        raise ValueError(
+            f"{found} lets strangers in: an open relay; name your own networks, "
+            f"/{SHORTEST_PREFIX[found.version]} at the widest"
+        )
+    return found
+
+
+def upstream_host(value: object) -> str:
+    """Return the name or the IP address of an upstream.  Raises ValueError for anything else."""
+    if isinstance(value, str):
+        # A last label of digits is an IP address or a slip in one, never a domain (RFC 3696, 2).
+        if _HOST_NAME.match(value.removesuffix(".")) and not value.rpartition(".")[2].isdigit():
+            return value
+        try:
+            return str(ip_address(value))
+        except ValueError:
+            pass
+        name, colon, port = value.rpartition(":")
+        if colon and _PORT.match(port) and _HOST_NAME.match(name):
+            raise ValueError(f"expected a host name alone; write port: {int(port)} as a key of its own")
+    raise ValueError(f"expected a host name or an IP address, got {shown(value)}")
+
+
+def is_loopback_host(host: str) -> bool:
+    """Whether a host is this one by its very spelling: `localhost` or a loopback IP address."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def own_name(value: object) -> str:
+    """Return our name in SMTP: a domain, or an address literal (RFC 5321, 4.1.3).  Raises ValueError."""
+    if isinstance(value, str):
+        if _HOST_NAME.match(value):
+            return value
+        if value.startswith("[") and value.endswith("]"):
+            try:
+                ip_address(value[1:-1].removeprefix("IPv6:"))
+            except ValueError:
+                pass
+            else:
+                return value
+    raise ValueError(f"expected a domain name such as mail.example.net, got {shown(value)}")
+
+
+def upstream_name(value: object) -> str:
+    """Return the name of an upstream, which is also a file name and a label.  Raises ValueError."""
+    if isinstance(value, str) and _UPSTREAM_NAME.match(value):
+        return value
+    raise ValueError("the name of an upstream is made of a-z, 0-9, _ and -, at most 64 of them")
+
+
+Duration = Annotated[int, BeforeValidator(duration_ns)]
+Size = Annotated[int, BeforeValidator(size_bytes)]
+Endpoint = Annotated[HostPort, BeforeValidator(endpoint)]
+PositiveInt = Annotated[int, whole_number(1, LARGEST_COUNT)]
+NotEmpty = BeforeValidator(at_least_one)
+Text = Annotated[str, BeforeValidator(text)]
+Network = Annotated[IPv4Network | IPv6Network, BeforeValidator(network)]
+UpstreamHost = Annotated[str, BeforeValidator(upstream_host)]
+UpstreamName = Annotated[str, BeforeValidator(upstream_name)]
+OwnName = Annotated[str, BeforeValidator(own_name)]
+VariableName = Annotated[
+    str,
+    BeforeValidator(_matching(_VARIABLE_NAME, "the name of an environment variable, such as ISP_PASSWORD")),
+]
+CredentialName = Annotated[
+    str, BeforeValidator(_matching(_CREDENTIAL_NAME, "the name of a credential, without / and not .."))
+]
