@@ -1,0 +1,279 @@
+"""The history: one file for each account at an upstream, shared by every process that sends through it.
+
+Guarantees: what `append` was given is durable when it returns.  `locked` is the one
+critical section: in it the slots know everything that any process has recorded, and no
+other process decides.  It holds flock on `PATH.lock`, which dies with its holder, and
+nothing in it waits for anything but the disk.
+
+What a start, which is always a recovery, may find, and what becomes of it:
+
+| found                                | done                                                     |
+| ------------------------------------ | -------------------------------------------------------- |
+| no file                              | created whole (fsync, rename, fsync of the folder)       |
+| gone or cut while we run             | written again from memory: deleting it frees nothing     |
+| last group not whole                 | cut: it was never durable, so nothing was sent on it     |
+| reservations without an end          | occupied until deadline + T: their process may have died |
+| `PATH.new`                           | a rewrite that died; removed by the next                 |
+| another boot's id                    | rewritten in this boot's time, see below                 |
+| damage before whole groups           | HistoryError: nothing is sent                            |
+| another file, another version, empty | HistoryError: a history gets its name with its content   |
+| read-only, full, unreadable, EIO     | HistoryError; memory is not trusted, next use re-reads   |
+| records from the future of this boot | HistoryError: another time namespace, or clock           |
+
+What others appended may be in the page cache only: they may have been killed before
+their sync.  So before the first append behind bytes that are not ours, those bytes, and
+the name of a file we did not make, are synced too.  Otherwise power loss could leave our
+group whole behind a torn one, or take the name back from under it.
+
+After a failed sync the disk may hold what the page cache does not show.  The group is cut
+off again, memory is dropped, and the next append writes a new file instead of this one.
+
+Time.  All instants are boottime of one boot, so a step of the wall clock never matters.
+After a reboot they all move by one shift: the last group tells when it was written by both
+clocks, so since then as much time has passed as the wall clock is ahead of the *latest* it
+ever implied for that group (its mark), and none if it is behind.  Ages up to that group
+are exact, and the rest can only be too small.  Reservations that had not ended move along
+and keep their deadline: the upstream may still be counting what it read before the
+power went.  Not to be detected: a wall clock that is further ahead of the truth after the
+reboot than it ever was before it.
+
+A file that outgrew COMPACT_ABOVE_BYTES, and its worth twice, is written anew.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from relay.clock import SECOND_NS, Clock
+from relay.spool.durable import Disk
+from relay.throttle.record import At, HistoryError, Record, group, header, read_groups, read_header, shifted
+from relay.throttle.slots import Slots
+
+COMPACT_ABOVE_BYTES = 256 * 1024
+LONGEST_RECORD_BYTES = 72
+"""A line with two instants of a year and six-digit weights, and some to spare."""
+LARGEST_BYTES = 256 * 1024 * 1024
+"""No history of ours is a tenth of this; reading more would be a memory bomb."""
+CLOCK_SKEW_NS = SECOND_NS
+"""How far the clocks of two CPUs may differ; more is another time namespace."""
+
+
+class History:
+    """One history file, as one process sees it.  One thread at a time."""
+
+    def __init__(self, path: Path, disk: Disk, clock: Clock, slots: Slots) -> None:
+        self._path = str(path)
+        self._folder = str(path.parent)
+        self._disk = disk
+        self._clock = clock
+        self._slots = slots
+        self._fd: int | None = None
+        self._inode: int | None = None
+        self._offset = 0
+        """How much of the file is known; always the end of a group."""
+        self._at: At | None = None
+        """When the last known group was written."""
+        self._is_ours = False
+        """The file has been in this boot's time before."""
+        self._is_trusted = False
+        """Memory knows what the file says up to `_offset`."""
+        self._is_rewrite_due = False
+        self._is_content_unsynced = False
+        self._is_name_unsynced = False
+        """Somebody else wrote known bytes, or made the file: neither need be durable yet."""
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[int]:
+        """Hold the lock; the slots know all that is recorded.  Yields the present instant.
+
+        Raises HistoryError; then nothing may be sent.
+        """
+        with self._failing_closed("lock"):
+            self._disk.make_directory(self._folder)
+            lock_fd = self._disk.lock(f"{self._path}.lock", wait=True)
+        if lock_fd is None:
+            raise HistoryError(f"{self._path}.lock: taken")
+        try:
+            # The clock is read under the lock, so that instants ascend in the file.
+            now_ns = self._clock.boottime_ns()
+            with self._failing_closed("read or recover"):
+                self._catch_up(now_ns)
+            if self._at is not None and self._at.boottime_ns > now_ns + CLOCK_SKEW_NS:
+                raise HistoryError(
+                    f"{self._path}: written in the future of this boot ({self._at.boottime_ns} ns, "
+                    f"now {now_ns}): a history cannot be shared between time namespaces"
+                )
+            yield now_ns
+        finally:
+            self._disk.close(lock_fd)
+
+    def append(self, now_ns: int, records: list[Record]) -> None:
+        """Make records durable that the slots know already; within `locked`.
+
+        Raises HistoryError, and then they may be on the disk or not: nothing may be sent on them.
+        """
+        worth_bytes = LONGEST_RECORD_BYTES * (self._slots.kept + len(records))
+        if self._offset > max(COMPACT_ABOVE_BYTES, 2 * worth_bytes):
+            self._is_rewrite_due = True
+        self._is_trusted = False
+        with self._failing_closed("write"):
+            if self._fd is None or self._is_rewrite_due:
+                self._rewrite(now_ns)
+            else:
+                self._add_group(self._fd, now_ns, records)
+        self._is_trusted = True
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._fd is not None:
+            fd, self._fd = self._fd, None
+            self._disk.close(fd)
+        self._is_trusted = False
+
+    def _catch_up(self, now_ns: int) -> None:
+        """Learn what is in the file and not yet in memory."""
+        inode = self._disk.inode(self._path)
+        length = self._disk.length(self._path)
+        if inode is None or length is None or (inode == self._inode and length < self._offset):
+            # The next append creates it, or writes it again from memory.
+            self._is_rewrite_due = True
+            return
+        if not self._is_trusted or inode != self._inode or self._fd is None:
+            self._load(inode, now_ns)
+        elif length > self._offset:
+            content = self._disk.pread(self._fd, length - self._offset, self._offset)
+            records = self._whole_groups(self._fd, content, 0, self._offset)
+            self._slots.learn(records)
+
+    def _load(self, inode: int, now_ns: int) -> None:
+        """Forget memory and read the whole file."""
+        self.close()
+        self._inode, self._offset = inode, 0
+        self._fd = fd = self._disk.open_update(self._path)
+        length = self._disk.size(fd)
+        if length > LARGEST_BYTES:
+            raise HistoryError(f"{self._path}: {length} bytes are no history")
+        content = self._disk.pread(fd, length, 0)
+        with self._naming_the_file():
+            boot_id, start = read_header(content)
+        if boot_id == self._clock.boot_id():
+            self._slots.reset(self._whole_groups(fd, content, start, 0))
+        elif self._is_ours:
+            raise HistoryError(f"{self._path}: in use by another host (boot {boot_id}) while we use it")
+        else:
+            self._move_to_this_boot(self._whole_groups(fd, content, start, 0), now_ns)
+        self._is_ours = self._is_trusted = True
+
+    def _whole_groups(self, fd: int, content: bytes, start: int, origin: int) -> list[Record]:
+        """Read groups and cut what was torn behind them; move `_offset` and `_at` along."""
+        with self._naming_the_file():
+            contents = read_groups(content, start, origin)
+            if contents.at is None and origin == 0:
+                # A file gets its name when its first group is durable: that one cannot be torn.
+                raise HistoryError(f"byte {start}: its first group is damaged")
+        end = origin + contents.end
+        if contents.end < len(content):
+            # Crash here: the torn end is still there, and is cut again.
+            self._disk.truncate(fd, end)
+            self._sync_content(fd)
+        self._offset = end
+        self._at = contents.at or self._at
+        self._is_content_unsynced = True
+        self._is_name_unsynced = self._is_name_unsynced or origin == 0
+        return contents.records
+
+    def _move_to_this_boot(self, records: list[Record], now_ns: int) -> None:
+        """Tell another boot's records in this boot's time, and write them down so."""
+        last = self._at
+        if last is None:
+            raise HistoryError(f"{self._path}: no instant to count from")
+        passed_ns = max(0, self._clock.wall_ns() - last.mark_ns)
+        shift_ns = now_ns - passed_ns - last.boottime_ns
+        self._slots.reset(shifted(record, shift_ns) for record in records)
+        # The same two instants as seen from here, so that the mark goes on from them.
+        self._at = At(now_ns - passed_ns, last.wall_ns, last.mark_ns)
+        self._rewrite(now_ns)
+
+    def _add_group(self, fd: int, now_ns: int, records: list[Record]) -> None:
+        self._sync_what_others_wrote(fd)
+        at = self._at_now(now_ns)
+        content = group(at, records)
+        try:
+            self._disk.write_at(fd, content, self._offset)
+            # Crash here: the group may be whole, torn or gone; nobody was told of it yet.
+            self._sync_content(fd)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._disk.truncate(fd, self._offset)
+            raise
+        self._offset += len(content)
+        self._at = at
+
+    def _sync_what_others_wrote(self, fd: int) -> None:
+        if self._is_content_unsynced:
+            self._sync_content(fd)
+            self._is_content_unsynced = False
+        if self._is_name_unsynced:
+            self._disk.sync_directory(self._folder)
+            self._is_name_unsynced = False
+
+    def _sync_content(self, fd: int) -> None:
+        try:
+            self._disk.sync_content(fd)
+        except OSError:
+            self._is_rewrite_due = True
+            raise
+
+    def _rewrite(self, now_ns: int) -> None:
+        """Put a new file with all that the slots know in the place of the old."""
+        at = self._at_now(now_ns)
+        content = header(self._clock.boot_id()) + group(at, self._slots.records(now_ns))
+        new_path = f"{self._path}.new"
+        if self._disk.inode(new_path) is not None:
+            self._disk.unlink(new_path)
+        # Stays set until all of it is done: a failure anywhere calls for another new file.
+        self._is_rewrite_due = True
+        fd = self._disk.open_new(new_path)
+        try:
+            self._disk.write_all(fd, content)
+            self._disk.sync(fd)
+            inode = self._disk.inode(new_path)
+            # Crash here: the old file is in force, and nobody was told of the new one.
+            self._disk.rename(new_path, self._path)
+            # Crash here: either file may be in force; who finds the new one syncs its name.
+            self._disk.sync_directory(self._folder)
+        except OSError:
+            self._disk.close(fd)
+            with contextlib.suppress(OSError):
+                self._disk.unlink(new_path)
+            raise
+        self.close()
+        self._fd, self._inode, self._offset, self._at = fd, inode, len(content), at
+        self._is_rewrite_due = self._is_content_unsynced = self._is_name_unsynced = False
+        self._is_ours = True
+
+    def _at_now(self, now_ns: int) -> At:
+        wall_ns = self._clock.wall_ns()
+        if self._at is None:
+            return At(now_ns, wall_ns, wall_ns)
+        return At(now_ns, wall_ns, max(wall_ns, self._at.mark_ns + now_ns - self._at.boottime_ns))
+
+    @contextlib.contextmanager
+    def _naming_the_file(self) -> Iterator[None]:
+        """Say in an error which file it is and what to do, and forget what we knew of it."""
+        try:
+            yield
+        except HistoryError as error:
+            self._is_trusted = False
+            raise HistoryError(
+                f"{self._path}: {error}; nothing is sent. To repair: stop, wait for the longest period of "
+                "the account's limits, move the file away, start"
+            ) from error
+
+    @contextlib.contextmanager
+    def _failing_closed(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._is_trusted = False
+            raise HistoryError(f"{self._path}: cannot {doing}: {error.strerror or error}") from error

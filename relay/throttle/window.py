@@ -1,0 +1,102 @@
+"""One limit's sliding window: how much of it is occupied, and when room opens.  Pure.
+
+The rule.  A slot is occupied from its reservation until one span after its transaction
+*ended*; a span is the period T plus a guard.  A transaction may start only if occupied +
+its weight <= N.  Half-open, and defined here only: a slot that ended at e is free at
+every now >= e + T.
+
+The proof.  Suppose the upstream counted more than N within some half-open window of
+length T.  It counts a transaction somewhere between our start and our end of it, at
+an instant that we never learn.  Take the one that started last, at s; it was counted
+at c >= s.  Each other one was counted after c - T, so it ended after c - T >= s - T: at s
+it was in flight, or had ended less than T ago.  So at s all others were occupied and
+together with this one weighed more than N; it would not have started.  Stamping the
+slot at its start instead lets an upstream with slow replies see 17 of 10.
+
+Cost.  A decision looks at sums, never at all N slots.  Up to EXACT_SLOTS every end is kept
+to the nanosecond; for a larger N the instants at which slots open are rounded *up* into
+buckets of 1/1024 of the span, which bounds memory and wastes at most that much time.
+
+Instants are boottime of the current boot in nanoseconds.  Does not: know what is counted,
+or which reservation is whose (see `slots`).
+"""
+
+from bisect import bisect_left, bisect_right
+
+EXACT_SLOTS = 4096
+"""The largest N that is kept exactly; 8 bytes an instant, moved at most once a decision."""
+BUCKETS = 1024
+"""Into how many a span is divided when N is larger."""
+
+
+class Window:
+    """At most `count` occupied at any time; each weight leaves one span after its end."""
+
+    def __init__(self, count: int, period_ns: int, guard_ns: int) -> None:
+        self.count = count
+        self.span_ns = period_ns + guard_ns
+        self._bucket_ns = 1 if count <= EXACT_SLOTS else max(1, self.span_ns // BUCKETS)
+        self._in_flight = 0
+        # Ended and still occupied: when each opens, ascending, and what it weighs.
+        self._free_at_ns: list[int] = []
+        self._weights: list[int] = []
+        self._ended = 0
+
+    def start(self, weight: int) -> None:
+        """Occupy `weight` until further notice.  The caller has asked `room` first."""
+        self._in_flight += weight
+
+    def end(self, weight: int, ended_at_ns: int) -> None:
+        """Count a weight that was in flight as ended."""
+        self._in_flight -= weight
+        self.charge(weight, ended_at_ns)
+
+    def charge(self, weight: int, ended_at_ns: int) -> None:
+        """Occupy `weight` until one span after an end, in any order of ends."""
+        buckets = -(-(ended_at_ns + self.span_ns) // self._bucket_ns)
+        free_at_ns = buckets * self._bucket_ns
+        self._ended += weight
+        index = bisect_left(self._free_at_ns, free_at_ns)
+        if index < len(self._free_at_ns) and self._free_at_ns[index] == free_at_ns:
+            self._weights[index] += weight
+        else:
+            self._free_at_ns.insert(index, free_at_ns)
+            self._weights.insert(index, weight)
+
+    def occupied(self, now_ns: int) -> int:
+        """Return the weight that counts against N now; above N only after an edit that lowered N."""
+        index = bisect_right(self._free_at_ns, now_ns)
+        if index:
+            self._ended -= sum(self._weights[:index])
+            del self._free_at_ns[:index], self._weights[:index]
+        return self._in_flight + self._ended
+
+    def room(self, now_ns: int) -> int:
+        """Return the most that may start now."""
+        return max(0, self.count - self.occupied(now_ns))
+
+    def opens_at(self, weight: int, now_ns: int) -> int:
+        """Return the earliest instant at which `weight` may fit; `now_ns` if it fits now.
+
+        Never later than the truth, whatever ends meanwhile.  Where transactions in
+        flight stand in the way, the first of them could end this very moment.  More
+        than N never fits, and is taken as N: the caller splits.
+        """
+        missing = self.occupied(now_ns) + min(weight, self.count) - self.count
+        if missing <= 0:
+            return now_ns
+        for free_at_ns, ended in zip(self._free_at_ns, self._weights, strict=True):
+            missing -= ended
+            if missing <= 0:
+                return free_at_ns
+        return now_ns + self.span_ns
+
+    def openings_ns(self, most: int, now_ns: int) -> tuple[int, ...]:
+        """Return when occupied slots open, one instant a unit of weight, ascending, as far as known."""
+        self.occupied(now_ns)
+        openings: list[int] = []
+        for free_at_ns, ended in zip(self._free_at_ns, self._weights, strict=True):
+            openings += [free_at_ns] * min(ended, most - len(openings))
+            if len(openings) == most:
+                break
+        return tuple(openings)

@@ -1,0 +1,61 @@
+"""Limits as tests write them, and what tests do with a throttle."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from relay.clock import SECOND_NS
+from relay.spool.durable import Disk
+from relay.throttle.slots import Limit, Unit, Wait
+from relay.throttle.throttle import Request, Reservation, Settlement, Throttle
+from tests.fakes.clock import FakeClock
+
+TRANSACTION_NS = 100 * SECOND_NS
+
+
+@dataclass(frozen=True)
+class PerPeriod:
+    """A limit: `count` of `unit` in any window of `per_ns`."""
+
+    count: int
+    per_ns: int
+    unit: Unit = "messages"
+
+    @property
+    def label(self) -> str:
+        return f"{self.count} {self.unit} per {self.per_ns / SECOND_NS:g}s"
+
+
+def messages(count: int, seconds: float) -> PerPeriod:
+    return PerPeriod(count, int(seconds * SECOND_NS))
+
+
+def recipients(count: int, seconds: float) -> PerPeriod:
+    return PerPeriod(count, int(seconds * SECOND_NS), "recipients")
+
+
+def throttle(
+    path: Path, disk: Disk, clock: FakeClock, limits: Sequence[Limit], *, guard_ns: int | None = 0
+) -> Throttle:
+    return Throttle(path, limits, guard_ns, disk, clock, transaction_ns=TRANSACTION_NS)
+
+
+def ask(throttle: Throttle, *wanted: int) -> list[Reservation | Wait]:
+    return throttle.reserve([Request(each) for each in wanted])
+
+
+def granted(throttle: Throttle, *wanted: int) -> list[Reservation]:
+    """Ask, and return only what was granted."""
+    return [answer for answer in ask(throttle, *wanted) if isinstance(answer, Reservation)]
+
+
+def waiting(throttle: Throttle, recipients: int = 1) -> Wait:
+    """Ask for one message that must wait."""
+    (answer,) = ask(throttle, recipients)
+    assert isinstance(answer, Wait)
+    return answer
+
+
+def settle(throttle: Throttle, clock: FakeClock, *reservations: Reservation) -> None:
+    """End transactions now."""
+    throttle.settle([Settlement(each, clock.boottime_ns()) for each in reservations])

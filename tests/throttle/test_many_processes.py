@@ -1,0 +1,63 @@
+"""Several real processes on one real history, killed at random: never over, and never stuck."""
+
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+from tests.throttle.oracle import Seen, worst_window
+
+ROOT = Path(__file__).parents[2]
+COUNT = 6
+PERIOD_NS = 60_000_000
+TRANSACTION_NS = 200_000_000
+SENDERS = 3
+KILLED = 9
+
+
+def _start(history: Path, grants: int, seed: int) -> subprocess.Popen[str]:
+    numbers = [str(each) for each in (COUNT, PERIOD_NS, TRANSACTION_NS, grants, seed)]
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.throttle.worker", str(history), *numbers],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _told(lines: list[str]) -> list[Seen]:
+    """Return what one sender said that it sent; what it did not live to end may fly until its deadline."""
+    flights: dict[str, Seen] = {}
+    for line in lines:
+        match line.split():
+            case ["granted", reservation_id, start_ns, deadline_ns] if line.endswith("\n"):
+                flights[reservation_id] = Seen(int(start_ns), int(deadline_ns), 1, 1)
+            case ["ended", reservation_id, end_ns] if line.endswith("\n"):
+                flights[reservation_id].ended_at_ns = int(end_ns)
+            case ["late", reservation_id, _] if line.endswith("\n"):
+                del flights[reservation_id]
+    return list(flights.values())
+
+
+def test_senders_that_are_killed_at_random_never_exceed_and_never_block_the_others(tmp_path: Path) -> None:
+    history, random = tmp_path / "isp", Random(20)
+    seen: list[Seen] = []
+    senders = [_start(history, 10**9, seed) for seed in range(SENDERS)]
+
+    for number in range(KILLED):
+        victim = senders.pop(0)
+        assert victim.stdout is not None
+        lines = [victim.stdout.readline() for _ in range(random.randint(1, 12))]
+        victim.kill()
+        lines += victim.communicate()[0].splitlines(keepends=True)
+        seen += _told(lines)
+        if number < KILLED - SENDERS:
+            senders.append(_start(history, 10**9, SENDERS + number))
+
+    survivor = _start(history, 3 * COUNT, seed=1000)
+    told, _ = survivor.communicate(timeout=60)
+    seen += _told(told.splitlines(keepends=True))
+
+    assert survivor.returncode == 0
+    assert len(seen) > COUNT
+    assert worst_window(seen, "messages", PERIOD_NS) <= COUNT

@@ -1,0 +1,118 @@
+"""The bytes of a history: what was written is read, and nothing else is."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.throttle.record import (
+    At,
+    Charged,
+    Ended,
+    HistoryError,
+    Record,
+    Reserved,
+    group,
+    header,
+    read_groups,
+    read_header,
+    shifted,
+)
+
+BOOT = "6e2fd1a4-0000-4000-8000-000000000001"
+INSTANTS = st.integers(-(10**17), 10**17)
+COUNTS = st.integers(1, 10**6)
+RECORDS: st.SearchStrategy[Record] = st.one_of(
+    st.builds(Reserved, INSTANTS, INSTANTS, COUNTS, COUNTS),
+    st.builds(Ended, INSTANTS, INSTANTS),
+    st.builds(Charged, INSTANTS, COUNTS, COUNTS),
+)
+ATS = st.builds(At, INSTANTS, INSTANTS, INSTANTS)
+GROUPS = st.lists(st.tuples(ATS, st.lists(RECORDS, max_size=4)), min_size=1, max_size=4)
+
+
+@given(GROUPS)
+def test_what_was_written_is_read(groups: list[tuple[At, list[Record]]]) -> None:
+    content = header(BOOT) + b"".join(group(at, records) for at, records in groups)
+
+    boot_id, start = read_header(content)
+    contents = read_groups(content, start)
+
+    assert boot_id == BOOT
+    assert contents.records == [record for _, records in groups for record in records]
+    assert (contents.at, contents.end) == (groups[-1][0], len(content))
+
+
+@given(GROUPS)
+def test_a_last_group_torn_at_any_byte_leaves_those_before_it(groups: list[tuple[At, list[Record]]]) -> None:
+    parts = [group(at, records) for at, records in groups]
+    before = b"".join(parts[:-1])
+
+    for size in range(len(parts[-1])):
+        for tail in (parts[-1][:size], parts[-1][:size] + bytes(len(parts[-1]) - size)):
+            contents = read_groups(before + tail, 0)
+            assert contents.end == len(before)
+            assert contents.records == [record for _, records in groups[:-1] for record in records]
+
+
+@given(GROUPS, st.data())
+def test_damage_before_a_whole_group_is_an_error_that_names_the_byte(
+    groups: list[tuple[At, list[Record]]], data: st.DataObject
+) -> None:
+    first = b"".join(group(at, records) for at, records in groups)
+    last = group(At(1, 2, 3), [])
+    index = data.draw(st.integers(0, len(first) - 1))
+    flipped = first[index] ^ data.draw(st.integers(1, 255))
+    content = first[:index] + bytes([flipped]) + first[index + 1 :] + last
+
+    with pytest.raises(HistoryError, match=r"byte \d+: a damaged group"):
+        read_groups(content, 0)
+
+
+@given(st.integers(0, 60), st.integers(1, 255))
+def test_a_first_line_with_any_bit_wrong_is_refused(index: int, flip: int) -> None:
+    line = bytearray(header(BOOT))
+    line[index % len(line)] ^= flip
+
+    with pytest.raises(HistoryError, match=r"not a history|another version"):
+        read_header(bytes(line))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not a history"),
+        (b"relay-history 2 x 00000000\n", "another version"),
+        (b"-----BEGIN PRIVATE KEY-----\n", "not a history"),
+    ],
+)
+def test_another_file_is_refused(content: bytes, message: str) -> None:
+    with pytest.raises(HistoryError, match=message):
+        read_header(content)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"",
+        b"at 1 2\n",
+        b"at 1 2 3\nlent 4 5\n",
+        b"at 1 2 3\nended 4\n",
+        b"at 1 2 3\nended 4 x\n",
+        b"ended 1 2\n",
+    ],
+)
+def test_a_whole_group_of_unknown_meaning_is_refused(lines: bytes) -> None:
+    import zlib
+
+    content = f"group {len(lines)} {zlib.crc32(lines):08x}\n".encode() + lines
+
+    with pytest.raises(HistoryError, match="cannot read"):
+        read_groups(content, 0)
+
+
+@given(RECORDS, INSTANTS)
+def test_a_shift_moves_every_instant_and_nothing_else(record: Record, by_ns: int) -> None:
+    assert shifted(shifted(record, by_ns), -by_ns) == record
+    if isinstance(record, Reserved):
+        moved = shifted(record, by_ns)
+        assert moved == (record.id + by_ns, record.deadline_ns + by_ns, record.messages, record.recipients)
