@@ -1,0 +1,94 @@
+"""What the listener needs from the rest, and nothing more.
+
+The listener knows no spool and no metrics.  It hands content to a `Draft`, asks an
+`Intake` to take responsibility, and tells an `Observer` what happened.  The service
+room plugs the real ones in; tests plug in their own.
+"""
+
+from typing import Protocol
+
+from relay.envelope import Envelope, QueueId
+
+
+class NotAccepted(Exception):  # noqa: N818 - it is an answer to the client, not a fault of ours
+    """The message was not taken; the client keeps it (RFC 5321, 6.1).
+
+    `reply` is the whole SMTP reply, such as `452 4.3.1 Insufficient system storage`.
+    """
+
+    def __init__(self, reply: str) -> None:
+        super().__init__(reply)
+        self.reply = reply
+
+
+class Draft(Protocol):
+    """A message that is still arriving: nothing of it is promised to anybody."""
+
+    queue_id: QueueId
+    """The id that the message will have if it is accepted; goes into `Received:`."""
+
+    def append(self, chunk: bytes) -> None:
+        """Add content, in memory only; never blocks, never fails."""
+        ...
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Return how much content is in memory, waiting for `Intake.spill`."""
+        ...
+
+
+class Intake(Protocol):
+    """Where accepted messages go."""
+
+    def draft(self) -> Draft:
+        """Begin a message.  No I/O."""
+        ...
+
+    def refusal(self, size_bytes: int) -> str | None:
+        """Return the 452 reply if a message of this declared size cannot be stored now.  Cheap; no I/O."""
+        ...
+
+    async def spill(self, draft: Draft) -> None:
+        """Move what is buffered out of memory.  Raises NotAccepted; the draft is gone then."""
+        ...
+
+    async def accept(self, draft: Draft, envelope: Envelope) -> None:
+        """Store the message durably and take responsibility: on return, 250 may be sent.
+
+        Raises NotAccepted, and then nothing is queued.  If the caller is cancelled the
+        message is either not there or whole; either is right (RFC 5321, 4.1.1.4; RFC 1047).
+        """
+        ...
+
+    async def discard(self, draft: Draft) -> None:
+        """Forget a draft; never raises."""
+        ...
+
+
+class Observer(Protocol):
+    """Who is told what happened.  Every call is cheap and never raises.
+
+    `listener` is the address as the policy writes it, e.g. `127.0.0.1:2525`.
+    """
+
+    def connection_opened(self, listener: str, client: str) -> None:
+        """Tell of a connection that was let in."""
+        ...
+
+    def connection_closed(self, listener: str, client: str, reason: str) -> None:
+        """Tell of its end; `reason` is one of quit, lost, timeout, errors, refused, shutdown, fault."""
+        ...
+
+    def refused(self, listener: str, client: str, phase: str, reply: str) -> None:
+        """Tell of a 4yz or 5yz reply; `phase` is connect, eod, unknown, or the command in lower case."""
+        ...
+
+    def accepted(
+        self, listener: str, queue_id: QueueId, envelope: Envelope, size_bytes: int, commit_ns: int
+    ) -> None:
+        """Tell of a message that became ours; `commit_ns` is from the final dot to durable."""
+        ...
+
+    def fault(self, listener: str, client: str, error: BaseException) -> None:
+        """Tell of an error of our own making, for the log; the client was told 451 4.3.0."""
+        ...

@@ -1,0 +1,89 @@
+"""A listener: its socket, its sessions, and how it ends.
+
+Guarantees: at most `max_connections` sessions; after `close` nothing of it runs.
+Assumes: one event loop, asyncio's or uvloop's.
+"""
+
+import asyncio
+import socket
+
+from relay.clock import Clock, SystemClock
+from relay.listener.handshakes import TlsDoor
+from relay.listener.ports import Intake, Observer
+from relay.listener.reception import Reception
+from relay.listener.session import ClientSession
+from relay.policy.model import Listen
+from relay.policy.units import HostPort
+
+_BACKLOG = 1024
+
+
+def bind(listen: Listen) -> socket.socket:
+    """Return a listening socket for an address; before a fork, so that processes can share it.
+
+    `[::]` takes IPv4 too.  Raises OSError.
+    """
+    host, port = listen.address.host, listen.address.port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    dual_stack = host == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server((host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=dual_stack)
+
+
+class Listener:
+    """Takes mail on one address.  Raises as `Reception` does for what the policy names."""
+
+    def __init__(
+        self, listen: Listen, hostname: str, intake: Intake, observer: Observer, *, clock: Clock | None = None
+    ) -> None:
+        self._reception = Reception(listen, hostname, intake, observer, clock or SystemClock())
+        self._server: asyncio.Server | None = None
+        self._tls_door: TlsDoor | None = None
+        self._address = listen.address
+
+    @property
+    def address(self) -> HostPort:
+        """Return where it listens, with the port that the kernel chose for port 0."""
+        return self._address
+
+    @property
+    def open_connections(self) -> int:
+        """Return how many clients are connected and let in."""
+        return self._reception.admission.total
+
+    async def start(self, bound: socket.socket | None = None) -> None:
+        """Accept connections, on a socket of `bind` or a new one.  Raises OSError."""
+        bound = bound or bind(self._reception.listen)
+        host, port = bound.getsockname()[:2]
+        self._address = HostPort(host, port)
+        room = self._reception
+        if room.tls is not None and room.is_implicit_tls:
+            self._tls_door = TlsDoor(bound, room.tls, room, lambda client: ClientSession(room, client))
+        else:
+            self._server = await asyncio.get_running_loop().create_server(
+                lambda: ClientSession(room), sock=bound, backlog=_BACKLOG
+            )
+
+    async def close(self, deadline_seconds: float) -> None:
+        """Accept no more, let content in flight finish, and drop what is left at the deadline.
+
+        Sessions that wait for a command get 421; after a transaction, so does its session.
+        A message that is cut off here was not replied to, and the client keeps it.
+        """
+        self._reception.is_closing = True
+        if self._server is not None:
+            self._server.close()
+        if self._tls_door is not None:
+            await self._tls_door.close()
+        register = self._reception.register
+        for session in register:
+            session.shut_down()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + deadline_seconds
+        while len(register) and (left_s := until - loop.time()) > 0:
+            await asyncio.wait([session.task for session in register], timeout=left_s)
+        for session in (cut_off := list(register)):
+            session.abort()
+        await asyncio.gather(*(session.task for session in cut_off), return_exceptions=True)
+        register.stop()
+        if self._reception.users is not None:
+            self._reception.users.close()

@@ -1,0 +1,393 @@
+"""One SMTP session: what each command means (RFC 5321, 3 and 4).
+
+The order of a session is greeting, EHLO or HELO, then any number of transactions of
+MAIL, RCPT and DATA.  Guarantees: one reply per command, in order; `250` to content only
+after `Intake.accept` returned; nobody relays who may not; an error of our own is 451
+and never 5yz, and tells the client nothing.
+Does not: look up names, log, or keep anything once the connection is closed.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from relay.envelope import Envelope
+from relay.listener import replies
+from relay.listener.access import Client
+from relay.listener.command import Refused, parse_host_name, parse_mail, parse_rcpt, split_command
+from relay.listener.connection import BadLine, Connection, SessionEnd
+from relay.listener.content import ContentDecoder
+from relay.listener.received import protocol_name, received_line
+from relay.listener.reception import Reception
+from relay.listener.sasl import read_credentials
+from relay.listener.transfer import Transfer
+
+MAX_ATTEMPTS = 3
+"""Failed authentications in one session before 421."""
+
+# A page in the owner's browser can make it post text to a port on this host, which would
+# be read as commands (Postfix: smtpd_forbidden_commands).
+_WEB_VERBS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
+
+
+@dataclass(slots=True)
+class Transaction:
+    """What MAIL and RCPT have said so far."""
+
+    reverse_path: str
+    smtputf8: bool
+    recipients: dict[str, None] = field(default_factory=dict)
+    """In order, each once."""
+
+
+class ClientSession(Connection):
+    """The session on one connection."""
+
+    COMMANDS: ClassVar[dict[str, Callable[["ClientSession", str | None], Awaitable[None]]]]
+
+    def __init__(self, reception: Reception, admitted: Client | None = None) -> None:
+        """Begin; `admitted` is a client that has its slot already, as behind a `TlsDoor`."""
+        super().__init__(asyncio.get_running_loop())
+        self._reception = reception
+        self._admitted = admitted
+        self._client: Client
+        self._label = "unknown"
+        self._is_trusted = False
+        self._user: str | None = None
+        self._transaction: Transaction | None = None
+        self._phase = "connect"
+        self._errors = 0
+        self._attempts = 0
+        self._is_in_content = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start, under the eyes of the register."""
+        super().connection_made(transport)
+        self._reception.register.add(self)
+
+    async def _handle_client(self) -> None:
+        """Serve the connection from its first octet to its last."""
+        room = self._reception
+        try:
+            await self._admit()
+        except Exception as error:  # noqa: BLE001 - the last line: a session must not take others with it
+            room.observer.fault(room.name, self._label, error)
+        finally:
+            if not self._is_lost:
+                self.transport.abort()
+            room.register.remove(self)
+
+    async def _admit(self) -> None:
+        """Serve the client if there is room for it."""
+        room = self._reception
+        if self._admitted is not None:
+            self._client = self._admitted
+        elif self.session.peer is not None:
+            self._client = Client.of_peer(self.session.peer[0])
+        else:
+            return  # gone before we looked
+        self._label = str(self._client)
+        self._is_trusted = room.relaying.is_allowed(self._client)
+        refusal = None if self._admitted else self._refuse_entry()
+        if refusal is not None:
+            room.observer.refused(room.name, self._label, self._phase, refusal)
+            await self.finish(refusal, linger=False)
+            return
+        room.observer.connection_opened(room.name, self._label)
+        reason = "fault"
+        try:
+            end = await self._serve()
+            reason = end.reason
+            if end.reply is not None and end.reply[0] in "45":
+                room.observer.refused(room.name, self._label, self._phase, end.reply)
+            await self.finish(end.reply, linger=reason != "quit")
+        except asyncio.CancelledError:
+            reason = "shutdown"
+            raise
+        finally:
+            room.admission.leave(self._client)
+            room.observer.connection_closed(room.name, self._label, reason)
+
+    def _refuse_entry(self) -> str | None:
+        """Count the client in, or return the reply that refuses it."""
+        room = self._reception
+        return replies.CLOSING if room.is_closing else room.admission.enter(self._client)
+
+    async def _serve(self) -> SessionEnd:
+        """Greet and obey until the session is over; return how it ended."""
+        room = self._reception
+        try:
+            self.reply(room.greeting)
+            session_until = self.loop.time() + room.seconds.session
+            while True:
+                await self._obey_next(session_until)
+        except SessionEnd as end:
+            return end
+
+    async def _obey_next(self, session_until: float) -> None:
+        """Read one command and obey it.  Raises SessionEnd."""
+        now = self.loop.time()
+        if now >= session_until:
+            raise SessionEnd("timeout", replies.IDLE_TOO_LONG)
+        deadline = min(now + self._reception.seconds.command, session_until)
+        try:
+            line = await self.read_line(deadline)
+            verb, argument = split_command(line)
+            command = self.COMMANDS.get(verb)
+            self._phase = "unknown" if command is None else verb.lower()
+            if command is None:
+                self._refuse_unknown(verb)
+            else:
+                await command(self, argument)
+        except (BadLine, Refused) as refused:
+            self.say(refused.reply)
+        except SessionEnd:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not become a 5yz
+            self._tell_fault(error)
+            self.say(replies.INTERNAL_FAULT)
+            self._errors += 1
+            if self._is_in_content:
+                # Content would be read as commands if we went on.
+                raise SessionEnd("fault") from None
+        if self._errors >= self._reception.listen.max_errors:
+            raise SessionEnd("errors", replies.TOO_MANY_ERRORS)
+        await self.flush_much(deadline)
+
+    def say(self, reply: str) -> None:
+        """Reply, and tell of it if it is a refusal; 5yz count against the client."""
+        self.reply(reply)
+        if reply[0] in "45":
+            room = self._reception
+            room.observer.refused(room.name, self._label, self._phase, reply)
+            self._errors += reply[0] == "5"
+
+    def _refuse_unknown(self, verb: str) -> None:
+        if verb in _WEB_VERBS:
+            raise SessionEnd("refused", replies.NOT_SMTP)
+        self.say(replies.UNKNOWN_COMMAND)
+
+    # Commands.  The names and the signature are aiosmtpd's.
+
+    async def smtp_HELO(self, hostname: str | None) -> None:
+        """Begin without extensions (RFC 5321, 4.1.1.1)."""
+        self._greet(parse_host_name(hostname), extended=False)
+        self.say(f"250 {self._reception.hostname}")
+
+    async def smtp_EHLO(self, hostname: str | None) -> None:
+        """Begin with extensions (RFC 5321, 4.1.1.1)."""
+        self._greet(parse_host_name(hostname), extended=True)
+        starttls = self._reception.offers_starttls and not self.is_tls
+        self.say(self._reception.ehlo_reply(starttls=starttls, auth=self._offers_auth))
+
+    async def smtp_NOOP(self, arg: str | None) -> None:  # noqa: ARG002 - RFC 5321, 4.1.1.9: ignored
+        """Do nothing."""
+        self.say(replies.OK)
+
+    async def smtp_HELP(self, arg: str | None) -> None:  # noqa: ARG002 - one text for all
+        """Say where to read."""
+        self.say(replies.HELP)
+
+    async def smtp_VRFY(self, arg: str | None) -> None:  # noqa: ARG002 - nothing to learn here
+        """Answer the same whatever is asked (RFC 5321, 7.3)."""
+        self.say(replies.CANNOT_VERIFY)
+
+    async def smtp_EXPN(self, arg: str | None) -> None:  # noqa: ARG002 - as above
+        """Refuse (RFC 5321, 7.3)."""
+        self.say(replies.NOT_IMPLEMENTED)
+
+    async def smtp_RSET(self, arg: str | None) -> None:
+        """Forget the transaction."""
+        _require_none(arg)
+        self._transaction = None
+        self.say(replies.OK)
+
+    async def smtp_QUIT(self, arg: str | None) -> None:
+        """End the session."""
+        _require_none(arg)
+        raise SessionEnd("quit", replies.BYE)
+
+    async def smtp_STARTTLS(self, arg: str | None) -> None:
+        """Go on under TLS, and forget what was said before it (RFC 3207, 4.2)."""
+        _require_none(arg)
+        context = self._reception.tls
+        if self.is_tls:
+            raise Refused(replies.TLS_ACTIVE)
+        if context is None or not self._reception.offers_starttls:
+            raise Refused(replies.TLS_NOT_OFFERED)
+        if self.has_unread:
+            raise SessionEnd("refused", replies.TLS_PIPELINED)
+        self.say(replies.TLS_READY)
+        await self.start_tls(context)
+        self.session = self._create_session()
+        self._transaction = None
+        self._user = None
+
+    async def smtp_AUTH(self, arg: str | None) -> None:
+        """Let a user of the users file in (RFC 4954)."""
+        room = self._reception
+        self._check_auth_allowed()
+        if arg is None:
+            raise Refused(replies.AUTH_SYNTAX)
+        origin = self._client.origin
+        if room.back_off.is_blocked(origin, room.clock.boottime_ns()):
+            raise Refused(replies.AUTH_LATER)
+        credentials = await read_credentials(arg, self._ask)
+        if room.users is not None and await room.users.verify(credentials.name, credentials.password):
+            room.back_off.succeeded(origin)
+            self._user = credentials.name
+            self.say(replies.AUTHENTICATED)
+            return
+        room.back_off.failed(origin, room.clock.boottime_ns())
+        self._attempts += 1
+        if self._attempts >= MAX_ATTEMPTS:
+            raise SessionEnd("errors", replies.TOO_MANY_ATTEMPTS)
+        raise Refused(replies.AUTH_FAILED)
+
+    async def smtp_MAIL(self, arg: str | None) -> None:
+        """Begin a transaction."""
+        self._check_may_relay()
+        if self.session.host_name is None:
+            raise Refused(replies.NEEDS_HELO)
+        if self._transaction is not None:
+            raise Refused(replies.NESTED_MAIL)
+        mail = parse_mail(arg)
+        if mail.size_bytes > self._reception.listen.max_size:
+            raise Refused(replies.TOO_BIG)
+        refusal = self._reception.intake.refusal(mail.size_bytes)
+        if refusal is not None:
+            raise Refused(refusal)
+        self._transaction = Transaction(mail.reverse_path, mail.smtputf8)
+        self.say(replies.SENDER_OK)
+
+    async def smtp_RCPT(self, arg: str | None) -> None:
+        """Add a recipient; one that is already there is taken once."""
+        self._check_may_relay()
+        transaction = self._transaction
+        if transaction is None:
+            raise Refused(replies.NEEDS_MAIL)
+        recipient = parse_rcpt(arg, smtputf8=transaction.smtputf8)
+        if recipient not in transaction.recipients:
+            if len(transaction.recipients) >= self._reception.listen.max_recipients:
+                raise Refused(replies.TOO_MANY_RECIPIENTS)
+            transaction.recipients[recipient] = None
+        self.say(replies.RECIPIENT_OK)
+
+    async def smtp_DATA(self, arg: str | None) -> None:
+        """Take the content in; with it the transaction ends, whatever came of it."""
+        _require_none(arg)
+        transaction = self._transaction
+        if transaction is None:
+            raise Refused(replies.NEEDS_MAIL)
+        if not transaction.recipients:
+            raise Refused(replies.NEEDS_RECIPIENT)
+        self._transaction = None
+        await self._take_content(transaction)
+
+    # Inside.
+
+    def _greet(self, name: str, *, extended: bool) -> None:
+        self.session.host_name = name
+        self.session.extended_smtp = extended
+        self._transaction = None
+
+    @property
+    def _offers_auth(self) -> bool:
+        return self._reception.offers_auth(self._client, is_tls=self.is_tls)
+
+    def _check_may_relay(self) -> None:
+        """Raise Refused for a client that is in no network of ours and has not authenticated."""
+        room = self._reception
+        if self._is_trusted or self._user is not None:
+            return
+        if self._offers_auth:
+            raise Refused(replies.NEEDS_AUTH)
+        if room.users is not None and room.offers_starttls:
+            raise Refused(replies.NEEDS_TLS_THEN_AUTH)
+        raise Refused(replies.NOT_A_CLIENT)
+
+    def _check_auth_allowed(self) -> None:
+        """Raise Refused where AUTH is not permitted now (RFC 4954, 4)."""
+        if self._reception.users is None:
+            raise Refused(replies.AUTH_NOT_OFFERED)
+        if not self.session.extended_smtp:
+            raise Refused(replies.NEEDS_EHLO)
+        if not self._offers_auth:
+            raise Refused(replies.NEEDS_TLS)
+        if self._user is not None:
+            raise Refused(replies.AUTH_TWICE)
+        if self._transaction is not None:
+            raise Refused(replies.AUTH_IN_TRANSACTION)
+
+    async def _ask(self, challenge: str) -> bytes:
+        """Send a challenge and return the response.  Raises BadLine, SessionEnd."""
+        self.say(f"334 {challenge}")
+        try:
+            return await self.read_line(self.loop.time() + self._reception.seconds.command)
+        except BadLine as bad:
+            is_long = bad.reply == replies.LINE_TOO_LONG
+            raise BadLine(replies.AUTH_LINE_TOO_LONG if is_long else bad.reply) from None
+
+    async def _take_content(self, transaction: Transaction) -> None:
+        """Receive and accept one message.  Raises SessionEnd; anything else cannot be gone on from."""
+        room = self._reception
+        draft = room.intake.draft()
+        protocol = protocol_name(
+            extended=self.session.extended_smtp,
+            tls=self.is_tls,
+            authenticated=self._user is not None,
+            smtputf8=transaction.smtputf8,
+        )
+        trace = received_line(
+            helo=self.session.host_name or "",
+            address=self._client.address,
+            hostname=room.hostname,
+            protocol=protocol,
+            queue_id=draft.queue_id,
+            wall_ns=room.clock.wall_ns(),
+        )
+        draft.append(trace)
+        decoder = ContentDecoder(
+            room.listen.max_size, room.listen.max_hops, normalise=room.listen.bare_newlines == "normalise"
+        )
+        transfer = Transfer(room.intake, draft, decoder, self._tell_fault)
+        self.say(replies.GO_AHEAD)
+        self._is_in_content = True
+        refusal = await transfer.receive(self, room.seconds.content, room.seconds.transfer)
+        self._is_in_content = False
+        self._phase = "eod"
+        ended_at_ns = room.clock.boottime_ns()
+        envelope = Envelope(
+            reverse_path=transaction.reverse_path,
+            recipients=tuple(transaction.recipients),
+            arrival_at_ns=room.clock.wall_ns(),
+            client=self._label,
+            helo=self.session.host_name or "",
+            protocol=protocol,
+            user=self._user,
+            smtputf8=transaction.smtputf8,
+        )
+        refusal = refusal or await transfer.accept(envelope)
+        if refusal is not None:
+            raise Refused(refusal)
+        commit_ns = room.clock.boottime_ns() - ended_at_ns
+        size_bytes = len(trace) + decoder.size_bytes
+        room.observer.accepted(room.name, draft.queue_id, envelope, size_bytes, commit_ns)
+        self._errors = 0
+        self.say(replies.queued(draft.queue_id))
+
+    def _tell_fault(self, error: BaseException) -> None:
+        self._reception.observer.fault(self._reception.name, self._label, error)
+
+
+def _require_none(argument: str | None) -> None:
+    if argument is not None:
+        raise Refused(replies.NO_ARGUMENT_ALLOWED)
+
+
+ClientSession.COMMANDS = {
+    name.removeprefix("smtp_"): getattr(ClientSession, name)
+    for name in vars(ClientSession)
+    if name.startswith("smtp_")
+}

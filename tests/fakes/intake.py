@@ -1,0 +1,152 @@
+"""An intake in memory, which can be told to refuse, to fail and to hang; and an observer that remembers."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from relay.envelope import Envelope, QueueId
+from relay.listener.ports import Draft, NotAccepted
+
+
+class MemoryDraft:
+    """Keeps what is appended, and how much was ever in memory at once."""
+
+    def __init__(self, queue_id: QueueId, *, keeps_spilled: bool) -> None:
+        self.queue_id = queue_id
+        self.buffer = bytearray()
+        self.spilled = bytearray()
+        self.spilled_bytes = 0
+        self.most_buffered_bytes = 0
+        self._keeps_spilled = keeps_spilled
+
+    def append(self, chunk: bytes) -> None:
+        self.buffer += chunk
+        self.most_buffered_bytes = max(self.most_buffered_bytes, len(self.buffer))
+
+    @property
+    def buffered_bytes(self) -> int:
+        return len(self.buffer)
+
+    def take_buffer(self) -> None:
+        self.spilled_bytes += len(self.buffer)
+        if self._keeps_spilled:
+            self.spilled += self.buffer
+        self.buffer.clear()
+
+    @property
+    def content(self) -> bytes:
+        return bytes(self.spilled + self.buffer)
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """One message that was taken."""
+
+    queue_id: QueueId
+    envelope: Envelope
+    content: bytes
+
+    @property
+    def trace(self) -> bytes:
+        """The Received line that the listener put on top, unfolded by nobody."""
+        return self.content[: len(self.content) - len(self.received)]
+
+    @property
+    def received(self) -> bytes:
+        """What the client sent: everything below the first header line."""
+        lines = self.content.split(b"\r\n")
+        folded = 1
+        while folded < len(lines) and lines[folded].startswith(b"\t"):
+            folded += 1
+        return b"\r\n".join(lines[folded:])
+
+
+class MemoryIntake:
+    """Takes messages into a list.  Set the attributes to make it misbehave."""
+
+    def __init__(self, *, keeps_spilled: bool = True) -> None:
+        self.drafts: list[MemoryDraft] = []
+        self.accepted: list[Accepted] = []
+        self.discarded: list[QueueId] = []
+        self.refuses: str | None = None
+        """Returned by `refusal`."""
+        self.declared_bytes: list[int] = []
+        self.spill_error: Exception | None = None
+        self.accept_error: Exception | None = None
+        self.gate = asyncio.Event()
+        """Clear it and `accept` hangs until it is set."""
+        self.gate.set()
+        self.is_accepting = asyncio.Event()
+        """Set while somebody waits in `accept`."""
+        self._keeps_spilled = keeps_spilled
+
+    def draft(self) -> Draft:
+        draft = MemoryDraft(QueueId(f"{len(self.drafts):016d}"), keeps_spilled=self._keeps_spilled)
+        self.drafts.append(draft)
+        return draft
+
+    def refusal(self, size_bytes: int) -> str | None:
+        self.declared_bytes.append(size_bytes)
+        return self.refuses
+
+    async def spill(self, draft: Draft) -> None:
+        assert isinstance(draft, MemoryDraft)
+        if self.spill_error is not None:
+            if isinstance(self.spill_error, NotAccepted):
+                self.discarded.append(draft.queue_id)
+            raise self.spill_error
+        draft.take_buffer()
+
+    async def accept(self, draft: Draft, envelope: Envelope) -> None:
+        assert isinstance(draft, MemoryDraft)
+        self.is_accepting.set()
+        try:
+            await self.gate.wait()
+        finally:
+            self.is_accepting.clear()
+        if self.accept_error is not None:
+            raise self.accept_error
+        self.accepted.append(Accepted(draft.queue_id, envelope, draft.content))
+
+    async def discard(self, draft: Draft) -> None:
+        assert draft.queue_id not in self.discarded, "discarded twice"
+        self.discarded.append(draft.queue_id)
+
+    @property
+    def open_drafts(self) -> set[QueueId]:
+        """Drafts that nobody accepted and nobody discarded: leaks, once all sessions are over."""
+        known = set(self.discarded) | {message.queue_id for message in self.accepted}
+        return {draft.queue_id for draft in self.drafts} - known
+
+
+@dataclass
+class MemoryObserver:
+    """Remembers what it was told."""
+
+    opened: list[str] = field(default_factory=list)
+    closed: list[str] = field(default_factory=list)
+    refusals: list[tuple[str, str]] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    faults: list[BaseException] = field(default_factory=list)
+
+    def connection_opened(self, listener: str, client: str) -> None:
+        self.opened.append(f"{listener} {client}")
+
+    def connection_closed(self, listener: str, client: str, reason: str) -> None:  # noqa: ARG002 - the port's
+        self.closed.append(reason)
+
+    def refused(self, listener: str, client: str, phase: str, reply: str) -> None:  # noqa: ARG002 - the port's
+        self.refusals.append((phase, reply))
+
+    def accepted(
+        self,
+        listener: str,  # noqa: ARG002 - the port's
+        queue_id: QueueId,  # noqa: ARG002 - the port's
+        envelope: Envelope,  # noqa: ARG002 - the port's
+        size_bytes: int,
+        commit_ns: int,
+    ) -> None:
+        assert commit_ns >= 0
+        self.sizes.append(size_bytes)
+
+    def fault(self, listener: str, client: str, error: BaseException) -> None:  # noqa: ARG002 - the port's
+        self.faults.append(error)

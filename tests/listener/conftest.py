@@ -1,0 +1,31 @@
+"""Every asynchronous test of the listener runs on both event loops."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import uvloop
+from argon2 import PasswordHasher
+
+from tests.fakes.certificates import Certificates, make_certificates
+
+
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="session")
+def users_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make the users `mjd` with `open sesame` and `zoë` with `schlüssel`; their hashes cost nothing."""
+    hasher = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
+    path = tmp_path_factory.mktemp("users") / "users"
+    lines = [f"{name}:{hasher.hash(word)}\n" for name, word in (("mjd", "open sesame"), ("zoë", "schlüssel"))]
+    path.write_text("".join(lines), "utf-8")
+    path.chmod(0o600)
+    return path

@@ -1,0 +1,156 @@
+"""A listener on a free port with an intake in memory, and a client that speaks raw octets."""
+
+import asyncio
+import contextlib
+import re
+import ssl
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from relay.listener.server import Listener
+from relay.listener.session import ClientSession
+from relay.policy.model import Listen
+from tests.fakes.intake import MemoryIntake, MemoryObserver
+
+_LAST_LINE = re.compile(rb"[2-5][0-9][0-9](?: [^\r\n]*)?\r\n\Z")
+_GIVE_UP_S = 30
+"""Only so that a broken test ends; nothing waits for it."""
+
+TRANSACTION = b"MAIL FROM:<a@example.org>\r\nRCPT TO:<b@example.net>\r\nDATA\r\n"
+
+
+class Client:
+    """One connection from outside."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def send(self, octets: bytes) -> None:
+        self.writer.write(octets)
+        await self.writer.drain()
+
+    async def reply(self) -> bytes:
+        """Return the next whole reply, all its lines."""
+        lines = b""
+        async with asyncio.timeout(_GIVE_UP_S):
+            while not _LAST_LINE.match(lines[lines.rfind(b"\n", 0, -1) + 1 :]):
+                lines += await self.reader.readuntil(b"\r\n")
+        return lines
+
+    async def replies(self, count: int) -> list[bytes]:
+        return [await self.reply() for _ in range(count)]
+
+    async def ask(self, command: bytes) -> bytes:
+        """Send one command line and return its reply."""
+        await self.send(command + b"\r\n")
+        return await self.reply()
+
+    async def rest(self) -> bytes:
+        """Return everything until the server closes; a reset is an end too."""
+        received = b""
+        async with asyncio.timeout(_GIVE_UP_S):
+            with contextlib.suppress(ConnectionError):
+                while chunk := await self.reader.read(65536):
+                    received += chunk
+        return received
+
+    async def start_tls(self, ca: str) -> None:
+        await self.writer.start_tls(ssl.create_default_context(cafile=ca), server_hostname="localhost")
+
+    def half_close(self) -> None:
+        self.writer.write_eof()
+
+    def reset(self) -> None:
+        self.writer.transport.abort()
+
+    async def close(self) -> None:
+        self.writer.close()
+        with contextlib.suppress(OSError):
+            await self.writer.wait_closed()
+
+
+@dataclass
+class Room:
+    """A listener under test."""
+
+    listener: Listener
+    intake: MemoryIntake
+    observer: MemoryObserver
+    clients: list[Client]
+
+    async def connect(self, context: ssl.SSLContext | None = None, *, host: str | None = None) -> Client:
+        """Connect and read nothing."""
+        address = self.listener.address
+        name = "localhost" if context else None
+        reader, writer = await asyncio.open_connection(
+            host or address.host, address.port, ssl=context, server_hostname=name
+        )
+        self.clients.append(Client(reader, writer))
+        return self.clients[-1]
+
+    async def greeted(self, hello: bytes = b"EHLO client.example") -> Client:
+        """Connect and say hello."""
+        client = await self.connect()
+        await client.reply()
+        await client.ask(hello)
+        return client
+
+    async def say(self, octets: bytes) -> bytes:
+        """Send octets on a connection of their own, close our side, return all replies."""
+        client = await self.connect()
+        await client.send(octets)
+        client.half_close()
+        replies = await client.rest()
+        await client.close()
+        return replies
+
+    @property
+    def sessions(self) -> list[ClientSession]:
+        return [s for s in self.listener._reception.register if isinstance(s, ClientSession)]
+
+    async def until_over(self) -> None:
+        """Wait until the server has ended every session that is open now."""
+        async with asyncio.timeout(_GIVE_UP_S):
+            while sessions := self.sessions:
+                await asyncio.wait([session.task for session in sessions])
+
+
+@contextlib.asynccontextmanager
+async def listening(
+    policy: dict[str, object] | None = None, intake: MemoryIntake | None = None
+) -> AsyncIterator[Room]:
+    """Run a listener that lets 127.0.0.0/8 relay, unless the policy says otherwise."""
+    listen = Listen.model_validate(
+        {"address": "127.0.0.1:0", "clients": ["127.0.0.0/8"], **(policy or {})}, strict=False
+    )
+    observer = MemoryObserver()
+    intake = intake or MemoryIntake()
+    listener = Listener(listen, "relay.example", intake, observer)
+    await listener.start()
+    room = Room(listener, intake, observer, [])
+    try:
+        yield room
+        intake.gate.set()
+        for client in room.clients:
+            await client.close()
+        await room.until_over()
+        # What holds after every test, whatever it was about.
+        assert listener.open_connections == 0
+        assert listener._reception.admission.clients == 0
+        assert not intake.open_drafts
+        assert len(observer.opened) == len(observer.closed)
+    finally:
+        await listener.close(0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the event loop run until something holds."""
+    async with asyncio.timeout(_GIVE_UP_S):
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0)
+
+
+def codes(replies: bytes) -> list[int]:
+    """Return the code of each reply, in order."""
+    return [int(line[:3]) for line in replies.split(b"\r\n") if line[3:4] == b" "]

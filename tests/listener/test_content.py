@@ -1,0 +1,209 @@
+"""The decoder of content against a naive one that sees everything at once."""
+
+import re
+from itertools import pairwise
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from relay.listener.content import ContentDecoder, Fault, TraceCounter
+
+END = b"\r\n.\r\n"
+MAX_BYTES = 40
+MAX_HOPS = 2
+
+
+def _reference(wire: bytes, *, normalise: bool) -> tuple[bool, Fault | None, bytes, bytes]:
+    """Return whether it ended, why it is refused, the content and the rest, by the words of the RFCs."""
+    stream = b"\r\n" + wire
+    before, end, rest = stream.partition(END)
+    if not end:
+        return False, None, b"", b""
+    raw = before + b"\r\n"
+    content = re.sub(rb"\r\n\.", b"\r\n", raw)
+    if normalise:
+        content = re.sub(rb"\r\n|\r|\n", b"\r\n", content)
+    content = content[2:]
+    header = (b"\r\n" + content).partition(b"\r\n\r\n")[0]
+    hops = len([line for line in header.split(b"\r\n") if line.lower().startswith(b"received:")])
+    if len(content) > MAX_BYTES:
+        return True, Fault.TOO_BIG, b"", rest
+    if b"\0" in content:
+        return True, Fault.NUL, b"", rest
+    if re.search(rb"\r(?!\n)|(?<!\r)\n", raw) and not normalise:
+        return True, Fault.BARE_NEWLINE, b"", rest
+    return True, Fault.LOOP if hops > MAX_HOPS else None, content, rest
+
+
+def _decode(
+    pieces: list[bytes], *, normalise: bool, max_bytes: int = MAX_BYTES
+) -> tuple[ContentDecoder, bytes]:
+    """Feed the pieces; what is left when the content has ended is added to `rest`, as the session does."""
+    decoder = ContentDecoder(max_bytes, MAX_HOPS, normalise=normalise)
+    content = b""
+    for piece in pieces:
+        if decoder.is_ended:
+            decoder.rest += piece
+        else:
+            content += decoder.feed(piece)
+    return decoder, content
+
+
+def _wires() -> st.SearchStrategy[list[bytes]]:
+    """Pieces of what a client might send, cut anywhere."""
+    tokens = [
+        b"\r\n",
+        b"\r",
+        b"\n",
+        b".",
+        b"..",
+        b"\r\n.",
+        END,
+        b"\0",
+        b"x",
+        b"\xff",
+        b"Received:",
+        b"rEceived: y\r\n",
+    ]
+    pieces = st.one_of(
+        st.sampled_from(tokens), st.binary(max_size=6), st.lists(st.sampled_from(tokens)).map(b"".join)
+    )
+    return st.lists(pieces, max_size=14)
+
+
+@settings(deadline=None)
+@given(_wires(), st.booleans())
+@example([b"\r", b"\n", b".", b"\r", b"\n"], False)
+@example([b"Received:\r\n" * 3 + b"\r\n.\r\n"], False)
+@example([b"Received:\r\n" * 2 + b"\r\nReceived:\r\n.\r\n"], False)
+def test_decoder_agrees_with_the_reference_however_the_octets_are_cut(
+    pieces: list[bytes], normalise: bool
+) -> None:
+    is_ended, fault, content, rest = _reference(b"".join(pieces), normalise=normalise)
+
+    decoder, decoded = _decode(pieces, normalise=normalise)
+
+    assert decoder.is_ended == is_ended
+    if is_ended:
+        assert decoder.fault == fault
+        assert decoder.rest == rest
+        if fault is None:
+            assert decoded == content
+            assert decoder.size_bytes == len(content)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.one_of(st.binary(max_size=20), st.just(b"\r\n"), st.just(b".")), max_size=20).map(b"".join)
+)
+def test_what_a_correct_client_stuffs_comes_out_as_it_was(content: bytes) -> None:
+    content = re.sub(rb"\r\n|\r|\n", b"\r\n", content.replace(b"\0", b"0"))
+    content += b"" if not content or content.endswith(b"\r\n") else b"\r\n"
+    stuffed = re.sub(rb"(?m)^\.", b"..", content)
+
+    decoder, decoded = _decode([stuffed + b".\r\nQUIT\r\n"], normalise=False, max_bytes=1000)
+
+    assert decoder.fault is None
+    assert decoded == content
+    assert decoder.rest == b"QUIT\r\n"
+
+
+LOOKALIKES = [
+    before + dot + after
+    for before in (b"\r\n", b"\n", b"\r", b"\n\r", b"\r\n\0", b"\r\r\n", b"\r\n\r", b"\0")
+    for dot in (b".", b"..", b".\0", b". ")
+    for after in (b"\r\n", b"\n", b"\r", b"\n\r", b"\r\r\n", b"\0\r\n", b" \r\n")
+    if END not in before + dot + after
+]
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize("lookalike", LOOKALIKES)
+def test_nothing_but_the_end_ends_content_however_it_is_cut(lookalike: bytes, normalise: bool) -> None:
+    wire = b"one\r\nx" + lookalike + b"MAIL FROM:<evil@b>\r\n"
+    for cut in range(len(wire) + 1):
+        decoder, _ = _decode([wire[:cut], wire[cut:]], normalise=normalise, max_bytes=1000)
+        assert not decoder.is_ended
+
+        decoder, _ = _decode([wire[:cut], wire[cut:] + b".\r\n"], normalise=normalise, max_bytes=1000)
+        assert decoder.is_ended
+        assert decoder.rest == b""
+
+
+def test_end_is_found_at_every_cut_and_what_follows_is_given_back() -> None:
+    wire = b"a\r\n..\r\n.b\r\n.\r\nNOOP\r\n"
+    for first in range(len(wire) + 1):
+        for second in range(first, len(wire) + 1):
+            decoder, content = _decode([wire[:first], wire[first:second], wire[second:]], normalise=False)
+            assert content == b"a\r\n.\r\nb\r\n"
+            assert decoder.rest == b"NOOP\r\n"
+
+
+def test_after_the_limit_nothing_is_given_out_but_the_end_is_still_found() -> None:
+    decoder = ContentDecoder(10, 5, normalise=False)
+
+    pieces = [b"12345678", b"90", b"1", b"x" * 100, b"\r\n.\r", b"\nNOOP\r\n"]
+    seen = [(decoder.feed(piece), decoder.fault, decoder.is_ended) for piece in pieces]
+
+    assert seen == [
+        (b"12345678", None, False),
+        (b"90", None, False),
+        (b"", Fault.TOO_BIG, False),
+        (b"", Fault.TOO_BIG, False),
+        (b"", Fault.TOO_BIG, False),
+        (b"", Fault.TOO_BIG, True),
+    ]
+    assert decoder.rest == b"NOOP\r\n"
+
+
+@settings(deadline=None)
+@given(st.integers(0, 30))
+def test_limit_is_the_size_without_stuffing_and_without_the_end(size: int) -> None:
+    content = (b"." * size)[: max(0, size - 2)] + b"\r\n" if size >= 2 else b""
+    decoder = ContentDecoder(len(content), 5, normalise=False)
+
+    decoded = decoder.feed((b"." if content.startswith(b".") else b"") + content + b".\r\n")
+
+    assert decoder.is_ended
+    assert decoder.fault is None
+    assert decoded == content
+    if content:
+        smaller = ContentDecoder(len(content) - 1, 5, normalise=False)
+        smaller.feed((b"." if content.startswith(b".") else b"") + content + b".\r\n")
+        assert smaller.fault is Fault.TOO_BIG
+
+
+def test_reading_on_is_hopeless_only_beyond_any_stuffing() -> None:
+    decoder = ContentDecoder(1_000_000, 5, normalise=False)
+    worst = b"..\r\n" * (1_000_000 // 3)
+
+    decoder.feed(worst)
+    assert not decoder.is_hopeless
+    assert decoder.fault is None
+    decoder.feed(b"x" * 1_000_000)
+    assert decoder.is_hopeless
+
+
+def test_decoder_holds_next_to_nothing_back() -> None:
+    decoder = ContentDecoder(10**9, 5, normalise=False)
+    for piece in (b"x" * 100_000, b"\r\n.", b"\r", b"x" * 100_000, b"\r\n.\r"):
+        decoder.feed(piece)
+        assert len(decoder._held) <= 4
+        assert len(decoder._trace._carry) <= 10
+
+
+HEADER_LINES = [b"Received: x", b"rECEIVED:", b"Received", b"XReceived: y", b"", b"\tfold"]
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(HEADER_LINES), max_size=8), st.lists(st.integers(0, 80), max_size=6))
+def test_hops_are_counted_the_same_however_the_header_is_cut(lines: list[bytes], cuts: list[int]) -> None:
+    content = b"".join(line + b"\r\n" for line in lines)
+    header = lines[: lines.index(b"")] if b"" in lines else lines
+    edges = [0, *sorted(min(cut, len(content)) for cut in cuts), len(content)]
+    counter = TraceCounter()
+    for start, stop in pairwise(edges):
+        counter.feed(content[start:stop])
+
+    assert counter.count == sum(line.lower().startswith(b"received:") for line in header)
