@@ -1,0 +1,152 @@
+"""The account that is practised on: when an attempt counts, and what it is answered.
+
+Guarantees: each transaction that came to its final dot is counted once and entered once,
+whether its client waits for the reply or is gone; one that is abandoned after MAIL is
+counted where the account counts before the dot.
+Assumes: one thread.
+"""
+
+import enum
+import hashlib
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from relay.clock import SECOND_NS, Clock
+from relay.envelope import Envelope
+from relay.practice.ledger import Entry, Fate, Ledger
+
+
+class Counting(enum.StrEnum):
+    """The instant of a transaction that counts.  Upstreams differ, and do not say."""
+
+    AT_MAIL = "mail"
+    AT_DOT = "dot"
+    AT_REPLY = "reply"
+    AT_RANDOM = "random"
+    """Anywhere between MAIL and the reply, anew for each."""
+
+
+@dataclass(slots=True)
+class Transaction:
+    """A mail transaction (RFC 5321, 3.3) while it lasts.  Instants are the account's."""
+
+    mail_at_ns: int
+    reverse_path: str
+    client: str
+    helo: str
+    protocol: str
+    user: str
+    is_eight_bit: bool
+    """MAIL carried BODY=8BITMIME."""
+    smtputf8: bool
+    recipients: list[str] = field(default_factory=list)
+    dot_at_ns: int = 0
+
+
+class Account:
+    """One account at the practice smarthost, with its limit."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        counting: Counting,
+        longest_delay_ns: int,
+        keep: Path | None,
+        rng: Random,
+        clock: Clock,
+    ) -> None:
+        """Open the account; makes the folder `keep`.  Raises OSError."""
+        self._ledger = ledger
+        self._counting = counting
+        self._longest_delay_ns = longest_delay_ns
+        self._keep = keep
+        self._rng = rng
+        self._clock = clock
+        self._kept = 0 if keep is None else _last_kept(keep)
+
+    def now_ns(self) -> int:
+        """Return the instant by the clock that counts."""
+        return self._clock.boottime_ns()
+
+    def delay_seconds(self) -> float:
+        """Return how late the next reply to a final dot shall be."""
+        return self._rng.randint(0, self._longest_delay_ns) / SECOND_NS
+
+    def settle(self, transaction: Transaction, content: bytes, fault: str | None) -> str:
+        """Count a transaction that reached its dot, and return the reply that it gets now.
+
+        `fault` is the reply to content that breaks the protocol; the limit goes first,
+        as an upstream that cut somebody off does not look at content.
+        """
+        now_ns = self.now_ns()
+        counted_at_ns = self._instant(transaction, now_ns)
+        if not self._ledger.admit(counted_at_ns, len(transaction.recipients), now_ns):
+            fate, reply = Fate.REFUSED, self._refusal()
+        elif fault is not None:
+            fate, reply = Fate.REFUSED, fault
+        else:
+            fate, reply = self._take(content)
+        self._enter(transaction, counted_at_ns, content, reply, fate)
+        return reply
+
+    def abandon(self, transaction: Transaction) -> None:
+        """Count a transaction that ended before its dot, if this account counts that early."""
+        if self._counting not in {Counting.AT_MAIL, Counting.AT_RANDOM}:
+            return
+        now_ns = self.now_ns()
+        counted_at_ns = self._instant(transaction, now_ns)
+        self._ledger.admit(counted_at_ns, len(transaction.recipients), now_ns)
+        self._enter(transaction, counted_at_ns, b"", "", Fate.ABANDONED)
+
+    def _instant(self, transaction: Transaction, now_ns: int) -> int:
+        match self._counting:
+            case Counting.AT_MAIL:
+                return transaction.mail_at_ns
+            case Counting.AT_DOT:
+                return transaction.dot_at_ns
+            case Counting.AT_REPLY:
+                return now_ns
+            case Counting.AT_RANDOM:
+                return self._rng.randint(transaction.mail_at_ns, now_ns)
+
+    def _refusal(self) -> str:
+        return f"550 5.7.1 You have exceeded your sending limit of {self._ledger.limit.label}"
+
+    def _take(self, content: bytes) -> tuple[Fate, str]:
+        """Take content; deliver it to nobody, but keep it for looking at where that is wanted."""
+        number = self._ledger.relayed + 1
+        if self._keep is not None:
+            number = self._kept + 1
+            try:
+                # Neither synced nor in a thread: nothing is promised about these files.
+                (self._keep / f"{number:06}.eml").write_bytes(content)
+            except OSError as error:
+                return Fate.REFUSED, f"452 4.3.1 Cannot keep the message: {error.strerror}"
+            self._kept = number
+        return Fate.RELAYED, f"250 2.0.0 Ok: practised as {number}"
+
+    def _enter(
+        self, transaction: Transaction, counted_at_ns: int, content: bytes, reply: str, fate: Fate
+    ) -> None:
+        envelope = Envelope(
+            reverse_path=transaction.reverse_path,
+            recipients=tuple(transaction.recipients),
+            arrival_at_ns=self._clock.wall_ns(),
+            client=transaction.client,
+            helo=transaction.helo,
+            protocol=transaction.protocol,
+            user=transaction.user,
+            smtputf8=transaction.smtputf8,
+        )
+        digest = hashlib.sha256(content).hexdigest()
+        self._ledger.enter(Entry(counted_at_ns, envelope, len(content), digest, reply, fate))
+
+
+def _last_kept(folder: Path) -> int:
+    """Make the folder, and return the highest number in it: what was kept before stays."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = (re.fullmatch(r"([0-9]+)\.eml", path.name) for path in folder.iterdir())
+    return max((int(name[1]) for name in names if name), default=0)
