@@ -1,0 +1,312 @@
+"""A connection to the upstream: opened, secured and logged in, then used for transactions.
+
+Guarantees: TLS is never opportunistic; it is 1.2 or newer, the certificate is verified
+against the owner's file or the system's authorities and the host's name against it.  No
+password goes over an unencrypted connection but to this host itself.  Every failure to
+open is an `UpstreamUnavailable` that blames no message.
+Does not: keep connections (`pool`), or decide when to send (the service, the throttle).
+"""
+
+import asyncio
+import functools
+import os
+import socket
+import ssl
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+
+from relay.clock import Clock
+from relay.envelope import Shape
+from relay.outcome import Answer, Outcome
+from relay.policy.model import Mechanism, Tls
+from relay.reply import Phase, Reply, clean
+from relay.upstream import sasl
+from relay.upstream.extensions import Extensions, extensions_of
+from relay.upstream.protocol import Broken, StrictProtocol
+from relay.upstream.timeouts import Timeouts
+from relay.upstream.transaction import Transaction, carry_out, unfit
+from relay.verdict import Verdict
+
+EHLO_NOT_KNOWN = frozenset({500, 501, 502, 504, 550})
+"""After these HELO may do (RFC 5321, 3.2 and 4.1.4)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Where the upstream is, how the connection is protected, and who we are there."""
+
+    host: str
+    port: int
+    tls: Tls
+    helo_name: str
+    """The argument of EHLO: our name, or an address literal such as `[192.0.2.1]`."""
+    ca_file: Path | None = None
+    """PEM; these authorities instead of the system's."""
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    mechanism: Mechanism = Mechanism.AUTO
+
+
+class UpstreamUnavailable(Exception):  # noqa: N818 - it is what the upstream is, and reads as such
+    """No connection could be opened; `answer` says at which step and why, and is a PAUSE."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.text)
+        self.answer = answer
+
+
+class Connection:
+    """One open session; for one transaction at a time."""
+
+    def __init__(
+        self,
+        protocol: StrictProtocol,
+        extensions: Extensions,
+        timeouts: Timeouts,
+        *,
+        name: str,
+        opened_at_ns: int,
+    ) -> None:
+        self.name = name
+        """`host[address]:port`, for the log."""
+        self.opened_at_ns = opened_at_ns
+        """Boottime at which it became ready."""
+        self.transactions = 0
+        """How many were begun on it."""
+        self._protocol = protocol
+        self._extensions = extensions
+        self._timeouts = timeouts
+        self._tls = _tls_version(protocol)
+
+    def __repr__(self) -> str:
+        return f"<Connection {self.name} {self._tls}, {self.transactions} transactions>"
+
+    @property
+    def tls(self) -> str:
+        """Return the version of TLS as the library names it, such as `TLSv1.3`, or `none`."""
+        return self._tls
+
+    @property
+    def max_recipients(self) -> int | None:
+        """Return how many recipients the upstream takes in a transaction, where it says so (RFC 9422)."""
+        return self._extensions.max_recipients
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether another transaction may be begun: alive, silent, and not used up (RFC 9422, MAILMAX)."""
+        most = self._extensions.max_transactions
+        return self._protocol.is_quiet and (most is None or self.transactions < most)
+
+    def unfit(self, shape: Shape) -> Answer | None:
+        """Return why the upstream cannot carry a message, as a BOUNCE, or None.  Sends nothing."""
+        return unfit(self._extensions, shape)
+
+    async def transact(self, transaction: Transaction) -> Outcome:
+        """Carry out one transaction.
+
+        Never raises for what the upstream does.  Raises what the content raises, and
+        `UnsendableContent` if it is not lines that end in CRLF: then nothing was
+        relayed.  If it is cancelled, the connection is closed at once; a caller that
+        cancels after the content was read must take it as ambiguous.
+        """
+        is_reused = self.transactions > 0
+        self.transactions += 1
+        try:
+            return await carry_out(
+                self._protocol, self._extensions, self._timeouts, transaction, is_reused=is_reused
+            )
+        except BaseException:
+            # Crash here: the final dot was not sent, or its reply was not read.
+            self._protocol.abort()
+            raise
+
+    async def close(self) -> None:
+        """Say QUIT, if there is anybody to say it to, and close; short, and never raises."""
+        await self._protocol.quit(self._timeouts.quit_s)
+
+    def abort(self) -> None:
+        """Close at once and say nothing."""
+        self._protocol.abort()
+
+
+async def open_connection(account: Account, clock: Clock, timeouts: Timeouts | None = None) -> Connection:
+    """Open a connection that is ready for MAIL.  Raises UpstreamUnavailable."""
+    return await _Opening(account, timeouts or Timeouts()).run(clock)
+
+
+class _Opening:
+    """A connection on its way: address, TLS, greeting, EHLO, AUTH."""
+
+    def __init__(self, account: Account, timeouts: Timeouts) -> None:
+        self._account = account
+        self._timeouts = timeouts
+        self._loop = asyncio.get_running_loop()
+        self._protocol = StrictProtocol(self._loop)
+        self._name = f"{account.host}:{account.port}"
+
+    async def run(self, clock: Clock) -> Connection:
+        try:
+            extensions = await self._open()
+        except BaseException:
+            self._protocol.abort()
+            raise
+        return Connection(
+            self._protocol,
+            extensions,
+            self._timeouts,
+            name=self._name,
+            opened_at_ns=clock.boottime_ns(),
+        )
+
+    async def _open(self) -> Extensions:
+        try:
+            context = None
+            if self._account.tls is not Tls.NONE:
+                # Reads some hundred certificates: not in the loop.
+                context = await asyncio.to_thread(_trusting, self._account.ca_file)
+            extensions = await self._introduce(context)
+            await self._log_in(extensions)
+        except Broken as broken:
+            raise UpstreamUnavailable(broken.answer(self._protocol.phase, Verdict.PAUSE)) from broken
+        except OSError as error:
+            raise self._unavailable(_why(error)) from error
+        return extensions
+
+    async def _introduce(self, context: ssl.SSLContext | None) -> Extensions:
+        """Connect, greet, and change to TLS where that is the policy."""
+        account = self._account
+        is_implicit = account.tls is Tls.IMPLICIT
+        await self._connect(context if is_implicit else None)
+        self._expect(await self._protocol.greeting(self._timeouts.greeting_s), 220)
+        extensions = await self._hello()
+        if context is None or is_implicit:
+            return extensions
+        self._protocol.phase = Phase.STARTTLS
+        if not extensions.starttls:
+            raise self._unavailable("the upstream does not offer STARTTLS; nothing was sent in the clear")
+        self._expect(await self._protocol.secure(context, account.host, self._timeouts.tls_s), 220)
+        # RFC 3207, 4.2: what was said before TLS counts for nothing.
+        return await self._hello()
+
+    async def _connect(self, context: ssl.SSLContext | None) -> None:
+        """Connect to the first address that answers."""
+        account, last = self._account, OSError("the name has no address")
+        for address in await self._addresses():
+            self._name = f"{account.host}[{address}]:{account.port}"
+            self._protocol = StrictProtocol(self._loop)
+            try:
+                async with asyncio.timeout(self._timeouts.connect_s):
+                    await self._loop.create_connection(
+                        functools.partial(_same, self._protocol),
+                        address,
+                        account.port,
+                        ssl=context,
+                        server_hostname=account.host if context else None,
+                    )
+            except ssl.SSLError:
+                raise  # somebody is there, and is not to be trusted
+            except TimeoutError:
+                last = TimeoutError(f"no answer within {self._timeouts.connect_s:g} s")
+            except OSError as error:
+                last = error
+            else:
+                return
+        raise last
+
+    async def _addresses(self) -> list[str]:
+        """Look up the host's addresses, in the order of preference of this host (RFC 6724)."""
+        account = self._account
+        try:
+            async with asyncio.timeout(self._timeouts.connect_s):
+                found = await self._loop.getaddrinfo(account.host, account.port, type=socket.SOCK_STREAM)
+        except TimeoutError:
+            raise self._unavailable("the name could not be looked up in time") from None
+        except OSError as error:
+            raise self._unavailable(f"the name could not be looked up: {_why(error)}") from error
+        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        if account.tls is Tls.NONE and account.user is not None:
+            addresses = [address for address in addresses if _is_loopback(address)]
+            if not addresses:
+                raise self._unavailable("a password is never sent without TLS, but to this host itself")
+        return addresses
+
+    async def _hello(self) -> Extensions:
+        """Say EHLO, or HELO to who does not know it where nothing of EHLO is needed."""
+        name = self._account.helo_name.encode("ascii", "replace")
+        reply = await self._protocol.command(b"EHLO " + name, Phase.EHLO, self._timeouts.hello_s)
+        if reply.code == 250:
+            return extensions_of(reply)
+        needs_ehlo = self._account.tls is Tls.STARTTLS or self._account.user is not None
+        if reply.code not in EHLO_NOT_KNOWN or needs_ehlo:
+            raise self._refused(reply)
+        self._expect(await self._protocol.command(b"HELO " + name, Phase.EHLO, self._timeouts.hello_s), 250)
+        return Extensions()
+
+    async def _log_in(self, extensions: Extensions) -> None:
+        account = self._account
+        if account.user is None:
+            return
+        self._protocol.phase = Phase.AUTH
+        mechanism = sasl.choose(
+            extensions.mechanisms, account.mechanism, is_encrypted=account.tls is not Tls.NONE
+        )
+        if mechanism is None:
+            offered = " ".join(sorted(extensions.mechanisms)).upper() or "none"
+            raise self._unavailable(f"no usable mechanism to log in with; the upstream offers {offered}")
+        reply = await sasl.authenticate(
+            self._protocol, account.user, account.password or "", mechanism, self._timeouts.auth_s
+        )
+        self._expect(reply, 235)
+
+    def _expect(self, reply: Reply, code: int) -> None:
+        if reply.code != code:
+            raise self._refused(reply)
+
+    def _refused(self, reply: Reply) -> UpstreamUnavailable:
+        return UpstreamUnavailable(Answer(Verdict.PAUSE, self._protocol.phase, reply, str(reply)))
+
+    def _unavailable(self, text: str) -> UpstreamUnavailable:
+        return UpstreamUnavailable(
+            Answer(Verdict.PAUSE, self._protocol.phase, None, clean(f"{self._name}: {text}"))
+        )
+
+
+def _same(protocol: StrictProtocol) -> StrictProtocol:
+    return protocol
+
+
+def _trusting(ca_file: Path | None) -> ssl.SSLContext:
+    """Return a context that trusts these authorities, or the system's.  Raises OSError."""
+    if ca_file is None:
+        return _context(None, 0, 0)
+    status = ca_file.stat()
+    return _context(str(ca_file), status.st_mtime_ns, status.st_ino)
+
+
+@functools.lru_cache(maxsize=16)
+def _context(ca_file: str | None, _mtime_ns: int, _inode: int) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=ca_file)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+def _is_loopback(address: str) -> bool:
+    return ip_address(address.partition("%")[0]).is_loopback
+
+
+def _tls_version(protocol: StrictProtocol) -> str:
+    transport = protocol.transport
+    ssl_object = transport.get_extra_info("ssl_object") if transport is not None else None
+    return "none" if ssl_object is None else str(ssl_object.version())
+
+
+def _why(error: OSError) -> str:
+    """Return an error of the network or of TLS in words."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the certificate was refused: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed: {error.reason or error}"
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)  # the loops word it differently
+    return error.strerror or str(error) or type(error).__name__

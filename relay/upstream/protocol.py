@@ -1,0 +1,365 @@
+"""The wire: a command out, exactly one strict reply in, over aiosmtplib's protocol.
+
+Guarantees
+- a reply is believed only if it is well-formed (`relay.reply`) and was due: octets that
+  wait before a command, or follow a reply unasked, end the connection.  The one thing
+  that a server may say unasked is 421 (RFC 5321, 3.8); a reply in front of it stands;
+- after any `Broken` the connection is of no more use, and says so;
+- no command line contains CR, LF or NUL, and no exception contains a command line;
+- the final dot is written only behind content that arrived whole and ended in CRLF.
+Takes from the base class: the transport, its flow control, and the change to TLS.  Does
+not take: its reading of replies, which pairs `250ok` or a leftover line with a command.
+Costs: no asyncio Task and no wait_for per command; one timer per connection, set anew
+only when it fires, so that a timeout costs an assignment.
+Assumes: one user at a time.  Works on asyncio's loop and on uvloop's.
+"""
+
+import asyncio
+import re
+import ssl
+from collections.abc import AsyncIterator
+from typing import cast
+
+from aiosmtplib.errors import SMTPException, SMTPResponseException
+from aiosmtplib.protocol import SMTPProtocol
+from aiosmtplib.response import SMTPResponse
+
+from relay.outcome import Answer
+from relay.reply import MalformedReply, Phase, Reply, ReplyParser, clean
+from relay.upstream.stuffing import DotStuffing
+from relay.verdict import Verdict
+
+BLOCK_BYTES = 64 * 1024
+"""Content is sent in blocks of at least this many octets; less goes with its dot in one write."""
+
+_FORBIDDEN = re.compile(rb"[\r\n\0]")
+
+
+class Broken(Exception):  # noqa: N818 - it is what became of the connection, and reads as such
+    """The connection is of no more use.  The text says why; safe to log."""
+
+    reply: Reply | None = None
+    """The proper reply that said so, where there was one."""
+    is_unasked = False
+    """It was so before the command that met it was sent."""
+
+    def answer(self, phase: Phase, verdict: Verdict) -> Answer:
+        """Return it as what the upstream, or its silence, says."""
+        text = str(self.reply) if self.reply else f"waiting for the reply to {_named(phase)}: {self}"
+        return Answer(verdict, phase, self.reply, text)
+
+
+class Lost(Broken):
+    """The connection was closed or reset."""
+
+
+class Late(Broken):
+    """Nothing came, or nothing could be sent, in time."""
+
+
+class Garbled(Broken):
+    """What came is not a reply."""
+
+
+class Desynchronised(Broken):
+    """Octets came that no command asked for: which reply belongs to which is unknown."""
+
+
+class Unexpected(Broken):
+    """A well-formed reply that has no meaning here, such as 354 to MAIL."""
+
+
+class Farewell(Broken):
+    """421: the upstream is closing the channel."""
+
+    def __init__(self, reply: Reply, *, is_unasked: bool) -> None:
+        super().__init__(str(reply))
+        self.reply = reply
+        self.is_unasked = is_unasked
+
+
+class StrictProtocol(SMTPProtocol):
+    """One connection.  Every method that waits raises Broken."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self.phase = Phase.CONNECT
+        """What the last reply was, or the next one will be, due to."""
+        self._parser = ReplyParser()
+        self._is_due = True  # the greeting comes unasked
+        self._reply: Reply | None = None  # came, and nobody took it yet
+        self._latest = Reply(0, None, "")  # the one taken last
+        self._fault: Broken | None = None
+        self._waiter: asyncio.Future[bool] | None = None
+        self._deadline = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the next command may be sent: connected, and nothing came unasked."""
+        return self._fault is None and not self._is_due and self._reply is None and self.is_connected
+
+    async def greeting(self, timeout_s: float) -> Reply:
+        """Wait for the greeting."""
+        return await self._next_reply(timeout_s)
+
+    async def command(self, line: bytes, phase: Phase, timeout_s: float) -> Reply:
+        """Send one command and return its reply.
+
+        Raises Farewell for 421 in any phase, and ValueError for a line that would be two.
+        """
+        self.phase = phase
+        if _FORBIDDEN.search(line):
+            raise ValueError(f"CR, LF or NUL in a command line ({phase})")
+        self._begin()
+        self._write(line + b"\r\n")
+        return await self._next_reply(timeout_s)
+
+    async def secure(self, context: ssl.SSLContext, host: str, timeout_s: float) -> Reply:
+        """Send STARTTLS and change to TLS (RFC 3207); return the reply, refused or not.
+
+        Octets behind the 220 would be read as if they had come encrypted: they end the
+        connection instead.  Raises ssl.SSLError and OSError too, from the handshake.
+        """
+        self.phase = Phase.STARTTLS
+        self._begin()
+        try:
+            await super().start_tls(context, server_hostname=host, timeout=timeout_s)
+        except SMTPResponseException:
+            return self._latest  # not 220: there is nothing to change to
+        except SMTPException as error:
+            raise Lost(clean(str(error))) from error
+        self._raise_fault()
+        self._bound_buffer()
+        return self._latest
+
+    async def send_content(self, chunks: AsyncIterator[bytes], block_s: float, until: float) -> Reply | None:
+        """Send content, stuffed, and the final dot; None once the dot is on its way.
+
+        A reply is returned if one came before the dot was written: then the dot was not,
+        and the connection must be aborted.  `until` is the loop's time by which the dot
+        must be out.  What the chunks raise, and UnsendableContent, is passed on; the
+        caller aborts, and the upstream has seen no end of this content.
+        """
+        self._begin()
+        stuffing = DotStuffing()
+        block = bytearray()
+        async for chunk in chunks:
+            block += stuffing.add(chunk)
+            if len(block) >= BLOCK_BYTES:
+                await self._send_block(block, block_s, until)
+                if self._reply is not None:
+                    break
+                block = bytearray()  # a new one: the transport may still hold the old
+        else:
+            block += stuffing.finish()
+        if self._reply is not None:
+            return self._take_reply()
+        self._raise_fault()
+        # Crash here: without its dot, the upstream discards what it has (RFC 5321, 4.1.1.4).
+        self._write(block)
+        return None
+
+    async def end_of_content(self, timeout_s: float) -> Reply:
+        """Return the reply to the final dot.  Broken here means: nobody knows."""
+        self.phase = Phase.EOD
+        return await self._next_reply(timeout_s)
+
+    async def quit(self, timeout_s: float) -> None:
+        """Say QUIT and close; whatever happens, it is closed within about the timeout."""
+        try:
+            if self.is_quiet:
+                await self.command(b"QUIT", Phase.QUIT, timeout_s)
+                self._close_politely()
+                self._arm(timeout_s)
+                while self.transport is not None and await self._wait():
+                    pass
+        except Broken:
+            pass  # it is gone already
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Close at once; what was written and not sent yet is dropped."""
+        if self._fault is None:
+            self._fault = Lost("the connection was closed by this side")
+            self._wake()
+        if self.transport is not None:
+            cast("asyncio.WriteTransport", self.transport).abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the transport; called by the event loop."""
+        super().connection_made(transport)
+        self._bound_buffer()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what arrived; called by the event loop."""
+        if self._fault is not None:
+            return
+        try:
+            self._parser.feed(data)
+            if self._is_due:
+                self._reply = self._parser.next_reply()
+                if self._reply is None:
+                    return
+                self._is_due = False
+            if not self._parser.is_empty:
+                self._take_unasked()
+        except MalformedReply as error:
+            self._reply, self._fault = None, Garbled(str(error))
+        self._wake()
+
+    def eof_received(self) -> bool:
+        """Take the end of what the upstream says; called by the event loop."""
+        self._lose("the upstream closed the connection")
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Take the end of the connection; called by the event loop."""
+        reason = clean(str(exc)) if exc is not None else ""
+        self._lose(f"the connection was lost: {reason}" if reason else "the connection was closed")
+        super().connection_lost(exc)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._wake()
+
+    def resume_writing(self) -> None:
+        """Take that there is room to write again; called by the event loop."""
+        super().resume_writing()
+        self._wake()
+
+    async def read_response(self, timeout: float | None = None) -> SMTPResponse:  # noqa: ASYNC109 - the base class' signature
+        """Return the reply to STARTTLS, to the base class, which sent it."""
+        reply = await self._next_reply(timeout or 0.0)
+        return SMTPResponse(reply.code, reply.text)
+
+    def _begin(self) -> None:
+        """Check that nothing waits, and expect one reply."""
+        self._raise_fault()
+        if not self.is_quiet:
+            raise Desynchronised("a command was begun while another was under way")
+        self._is_due = True
+
+    def _bound_buffer(self) -> None:
+        # Under TLS the default is 512 KiB: at 1 kB/s no progress would be seen for minutes.
+        cast("asyncio.WriteTransport", self.transport).set_write_buffer_limits(high=BLOCK_BYTES)
+
+    def _write(self, octets: bytes | bytearray) -> None:
+        cast("asyncio.WriteTransport", self.transport).write(octets)
+
+    def _raise_fault(self) -> None:
+        """Raise what ended the connection before anything more was sent."""
+        if self._fault is not None:
+            self._fault.is_unasked = True
+            raise self._fault
+
+    def _take_reply(self) -> Reply:
+        """Return the reply that came; raises Farewell if it is 421."""
+        if self._reply is None:
+            raise Desynchronised("there is no reply to take")
+        self._latest, self._reply = self._reply, None
+        if self._latest.code == 421:
+            self._fault = Farewell(self._latest, is_unasked=False)
+            raise self._fault
+        return self._latest
+
+    async def _next_reply(self, timeout_s: float) -> Reply:
+        self._arm(timeout_s)
+        while self._reply is None:
+            if self._fault is not None:
+                raise self._fault
+            if not await self._wait():
+                self._give_up(f"nothing came within {timeout_s:g} s")
+        return self._take_reply()
+
+    async def _send_block(self, block: bytearray, block_s: float, until: float) -> None:
+        """Send part of the content and wait for room; return at once when a reply came."""
+        self._raise_fault()
+        transport = cast("asyncio.WriteTransport", self.transport)
+        transport.write(block)
+        # Lets an early reply in, and the other connections have their turn.
+        await asyncio.sleep(0)
+        unsent_bytes = transport.get_write_buffer_size()
+        while self._reply is None:
+            self._raise_fault()
+            left_s = until - self._loop.time()
+            if left_s <= 0:
+                self._give_up("sending the content took too long")
+            elif not self._paused:
+                return
+            else:
+                self._arm(min(block_s, left_s))
+                if not await self._wait():
+                    before_bytes, unsent_bytes = unsent_bytes, transport.get_write_buffer_size()
+                    if unsent_bytes >= before_bytes:
+                        self._give_up(f"nothing could be sent for {block_s:g} s")
+
+    def _give_up(self, text: str) -> None:
+        """Make it Late, unless something came in the very moment."""
+        if self._reply is None and self._fault is None:
+            self._fault = Late(text)
+
+    def _close_politely(self) -> None:
+        if self.transport is not None:
+            self.transport.close()
+
+    def _take_unasked(self) -> None:
+        """Judge what follows a reply, or came between two commands."""
+        unasked = self._parser.next_reply()
+        if unasked is not None and unasked.code == 421 and self._parser.is_empty:
+            self._fault = Farewell(unasked, is_unasked=True)
+        else:
+            self._reply = None
+            self._fault = Desynchronised("the upstream sent more than the reply that was due")
+
+    def _lose(self, text: str) -> None:
+        if self._fault is None:
+            if not self._parser.is_empty:
+                text += ", in the middle of a reply"
+            self._fault = Lost(text)
+        self._wake()
+
+    async def _wait(self) -> bool:
+        """Wait until something happened, or return False once the deadline passed."""
+        self._waiter = self._loop.create_future()
+        try:
+            return await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(True)
+
+    def _arm(self, timeout_s: float) -> None:
+        """Set the deadline of the next `_wait`s; the timer is touched only if it would fire too late."""
+        self._deadline = self._loop.time() + timeout_s
+        if self._timer is None or self._timer_at > self._deadline:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        self._timer_at = self._deadline
+        self._timer = self._loop.call_at(self._timer_at, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        if self._waiter is None or self._waiter.done():
+            return  # nobody waits; the next command sets it again
+        if self._loop.time() < self._deadline:
+            self._set_timer()
+        else:
+            self._waiter.set_result(False)
+
+
+def _named(phase: Phase) -> str:
+    match phase:
+        case Phase.CONNECT:
+            return "the connection"
+        case Phase.EOD:
+            return "the final dot"
+        case _:
+            return phase.upper()

@@ -1,0 +1,260 @@
+"""One transaction on one connection: MAIL, RCPT, DATA, content, final dot (RFC 5321, 3.3).
+
+Guarantees: one `Outcome` for whatever the upstream does, with one `Answer` for each
+recipient; a recipient is RELAYED only by 250 to the final dot, BOUNCE only by a
+well-formed 5yz that the table of `relay.verdict` calls so, or by our own refusal of what
+cannot be sent; whatever is unclear ends the connection.
+Each command waits for its reply, so that every reply is known with its phase.
+Crash anywhere before the final dot: nothing was relayed.  From the dot to the end of
+`carry_out`: nobody knows, which is what `Outcome.is_ambiguous` says while we live.
+Does not: choose the recipients, count, or settle anything durably.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+
+from relay.address import is_valid_address
+from relay.clock import SECOND_NS
+from relay.envelope import Shape
+from relay.outcome import Answer, Outcome
+from relay.reply import Phase, Reply
+from relay.upstream.extensions import Extensions
+from relay.upstream.protocol import Broken, Desynchronised, Late, StrictProtocol, Unexpected
+from relay.upstream.timeouts import Timeouts
+from relay.verdict import Verdict, verdict_of, verdict_of_silence
+
+RCPT_ACCEPTED = frozenset({250, 251, 252})
+"""RFC 5321, 4.3.2, and 252: it will try.  Harmless, since only the final dot relays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """What is to be relayed, to whom, and how long it may take."""
+
+    reverse_path: str
+    recipients: tuple[str, ...]
+    shape: Shape
+    content: Callable[[], AsyncIterator[bytes]]
+    """Begins to read the content, as stored: CRLF line ends, not stuffed.  Called at most once."""
+    longest_ns: int = 3600 * SECOND_NS
+    """It ends before this, whatever happens; the wait for the last reply is part of it."""
+
+
+def unfit(extensions: Extensions, shape: Shape) -> Answer | None:
+    """Return why this upstream cannot carry the message, or None; nothing is sent.
+
+    A relay may not make content 7-bit that it did not write (it breaks signatures), and
+    sending it as it is would break it elsewhere (RFC 6152, 3; RFC 6531, 3.2; RFC 1870, 6.1).
+    """
+    if shape.smtputf8 and not extensions.smtputf8:
+        return _own_refusal("5.6.7", "the message needs SMTPUTF8, which the upstream does not offer")
+    if shape.eight_bit and not extensions.eight_bit:
+        return _own_refusal("5.6.3", "the message needs 8BITMIME, which the upstream does not offer")
+    most_bytes = extensions.max_size_bytes
+    if most_bytes is not None and shape.size_bytes > most_bytes:
+        return _own_refusal(
+            "5.3.4", f"the message has {shape.size_bytes} octets, the upstream takes at most {most_bytes}"
+        )
+    return None
+
+
+async def carry_out(
+    protocol: StrictProtocol,
+    extensions: Extensions,
+    timeouts: Timeouts,
+    transaction: Transaction,
+    *,
+    is_reused: bool,
+) -> Outcome:
+    """Do one transaction; `is_reused` is whether the connection has done one before.
+
+    The connection is usable afterwards if `protocol.is_quiet`.  Raises only what the
+    content raises (nothing was relayed then), and CancelledError; the caller aborts.
+    """
+    exchange = _Exchange(protocol, extensions, timeouts, transaction, is_reused=is_reused)
+    return await exchange.run()
+
+
+class _Exchange:
+    """A transaction under way."""
+
+    def __init__(
+        self,
+        protocol: StrictProtocol,
+        extensions: Extensions,
+        timeouts: Timeouts,
+        transaction: Transaction,
+        *,
+        is_reused: bool,
+    ) -> None:
+        self._protocol = protocol
+        self._extensions = extensions
+        self._timeouts = timeouts
+        self._transaction = transaction
+        self._is_reused = is_reused
+        self._loop = asyncio.get_running_loop()
+        self._end = self._loop.time() + transaction.longest_ns / SECOND_NS
+        self._dot_until = self._end - timeouts.eod_s
+        self._answers: list[Answer | None] = [None] * len(transaction.recipients)
+        self._is_in_step = False  # 354 came: it answers DATA and nothing else
+        self._is_dotted = False
+
+    async def run(self) -> Outcome:
+        is_ambiguous = False
+        refusal = self._refusal_of_ours()
+        if refusal is not None:
+            self._settle_rest(refusal)
+        if None in self._answers:
+            try:
+                await self._speak()
+            except Broken as broken:
+                self._protocol.abort()
+                is_ambiguous = self._is_dotted and broken.reply is None
+                if isinstance(broken, Desynchronised | Unexpected) and not self._is_in_step:
+                    self._take_back_refusals()
+                self._settle_rest(self._answer_to_break(broken))
+        answers = tuple(answer for answer in self._answers if answer is not None)
+        pause = next((answer for answer in answers if answer.verdict is Verdict.PAUSE), None)
+        return Outcome(answers, is_ambiguous, pause)
+
+    def _refusal_of_ours(self) -> Answer | None:
+        """Refuse what must not go onto the wire; a bad recipient alone is refused alone."""
+        transaction, smtputf8 = self._transaction, self._transaction.shape.smtputf8
+        for index, recipient in enumerate(transaction.recipients):
+            if not is_valid_address(recipient, smtputf8=smtputf8):
+                self._answers[index] = _own_refusal("5.1.3", "the recipient is not an address by RFC 5321")
+        if transaction.reverse_path and not is_valid_address(transaction.reverse_path, smtputf8=smtputf8):
+            return _own_refusal("5.1.7", "the reverse-path is not an address by RFC 5321")
+        return unfit(self._extensions, transaction.shape)
+
+    async def _speak(self) -> None:
+        """Do MAIL, RCPT, DATA and the content, as far as the upstream goes along."""
+        reply = await self._command(self._mail_line(), Phase.MAIL, self._timeouts.mail_s)
+        if reply.code != 250:
+            self._settle_rest(self._refusal(reply))
+            return
+        accepted = await self._name_recipients()
+        if not accepted:
+            await self._reset()
+            return
+        reply = await self._command(b"DATA", Phase.DATA, self._timeouts.data_s)
+        if reply.code != 354:
+            self._settle_rest(self._refusal(reply))
+            await self._reset()
+            return
+        self._is_in_step = True
+        await self._send_content()
+
+    def _mail_line(self) -> bytes:
+        """Return MAIL with the parameters that the upstream offers and the message needs."""
+        shape, offered = self._transaction.shape, self._extensions
+        line = f"MAIL FROM:<{self._transaction.reverse_path}>"
+        if offered.has_size:
+            line += f" SIZE={shape.size_bytes}"
+        if shape.eight_bit:
+            line += " BODY=8BITMIME"
+        if shape.smtputf8:
+            line += " SMTPUTF8"
+        return line.encode("utf-8")
+
+    async def _name_recipients(self) -> list[int]:
+        """Do the RCPTs; settle the refused, return the places of the accepted.
+
+        What says that there are too many, or that it is about us, holds for those not
+        yet named as well.  The accepted go on to DATA all the same: else a message with
+        more recipients than the upstream's quota would never get any of them relayed.
+        """
+        accepted: list[int] = []
+        for index, recipient in enumerate(self._transaction.recipients):
+            if self._answers[index] is not None:
+                continue
+            line = f"RCPT TO:<{recipient}>".encode()
+            reply = await self._command(line, Phase.RCPT, self._timeouts.rcpt_s)
+            if reply.code in RCPT_ACCEPTED:
+                accepted.append(index)
+                continue
+            answer = self._refusal(reply)
+            if answer.verdict is Verdict.LATER and not accepted:
+                # Too many, yet none was taken: it is no limit of this transaction, and
+                # to try again at once would never end.
+                answer = replace(answer, verdict=Verdict.DEFER)
+            self._answers[index] = answer
+            if answer.verdict in (Verdict.LATER, Verdict.PAUSE):
+                self._settle_rest(answer, but=accepted)
+                break
+        return accepted
+
+    async def _send_content(self) -> None:
+        content = self._transaction.content()
+        try:
+            early = await self._protocol.send_content(content, self._timeouts.block_s, self._dot_until)
+        finally:
+            close = getattr(content, "aclose", None)
+            if close is not None:
+                await close()
+        self._protocol.phase = Phase.EOD
+        if early is not None:
+            # The dot was not sent and never will be on this connection.
+            self._settle_rest(self._refusal(early))
+            self._protocol.abort()
+            return
+        self._is_dotted = True
+        # Crash here: it may have been relayed; it stays queued and its slot stays charged.
+        reply = await self._protocol.end_of_content(self._timeouts.eod_s)
+        if reply.code == 250:
+            self._settle_rest(self._answer(reply))
+        else:
+            self._settle_rest(self._refusal(reply))
+
+    async def _reset(self) -> None:
+        """Make the connection ready for another transaction; every recipient is settled."""
+        left_s = max(0.0, self._end - self._loop.time())
+        reply = await self._protocol.command(b"RSET", Phase.RSET, min(self._timeouts.reset_s, left_s))
+        if reply.code != 250:
+            raise Unexpected(f"RSET was not answered by 250 but by {reply}")
+
+    async def _command(self, line: bytes, phase: Phase, timeout_s: float) -> Reply:
+        left_s = self._dot_until - self._loop.time()
+        if left_s <= 0:
+            self._protocol.phase = phase
+            raise Late("the transaction took too long")
+        return await self._protocol.command(line, phase, min(timeout_s, left_s))
+
+    def _refusal(self, reply: Reply) -> Answer:
+        """Return what a refusal means; raises Unexpected where the reply is none."""
+        if not reply.is_transient and not reply.is_permanent:
+            raise Unexpected(f"a reply that has no meaning there: {reply}")
+        return self._answer(reply)
+
+    def _answer(self, reply: Reply) -> Answer:
+        phase = self._protocol.phase
+        return Answer(verdict_of(phase, reply), phase, reply, str(reply))
+
+    def _answer_to_break(self, broken: Broken) -> Answer:
+        """Return what it means that the connection broke, for those not settled yet."""
+        phase = self._protocol.phase
+        if phase is Phase.MAIL and (broken.is_unasked or (self._is_reused and broken.reply is None)):
+            # A kept connection that died while nobody looked says nothing of the
+            # message: at once on another one, and a fresh one ends this.
+            return broken.answer(phase, Verdict.LATER if self._is_reused else Verdict.PAUSE)
+        if broken.reply is not None:
+            return broken.answer(phase, verdict_of(phase, broken.reply))
+        return broken.answer(phase, verdict_of_silence(phase))
+
+    def _take_back_refusals(self) -> None:
+        """Doubt every refusal by RCPT or DATA: a leftover reply may have moved it to its neighbour."""
+        for index, answer in enumerate(self._answers):
+            if answer is not None and answer.reply is not None and answer.verdict is Verdict.BOUNCE:
+                self._answers[index] = replace(answer, verdict=Verdict.DEFER)
+
+    def _settle_rest(self, answer: Answer, *, but: list[int] | None = None) -> None:
+        """Give the answer to everybody who has none yet, but for these places."""
+        kept = frozenset(but or ())
+        for index, settled in enumerate(self._answers):
+            if settled is None and index not in kept:
+                self._answers[index] = answer
+
+
+def _own_refusal(status: str, text: str) -> Answer:
+    return Answer(Verdict.BOUNCE, Phase.MAIL, None, text, own_status=status)

@@ -1,0 +1,305 @@
+"""The fake smarthost's side of one connection (see `tests.fakes.smarthost`)."""
+
+import asyncio
+import base64
+import hmac
+import socket
+import ssl
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, cast
+
+from tests.fakes.smarthost_script import DEFAULT, Act, Drip, Script, Scripted, Step, Until, turn_of
+
+
+@dataclass
+class Recorded:
+    """A transaction whose final dot arrived."""
+
+    reverse_path: str
+    parameters: list[str]
+    recipients: list[str]
+    """Those that were not refused."""
+    content: bytes
+    """Without the stuffed dots."""
+    raw: bytes
+    """As it came, with its final dot."""
+    session: "Session"
+    said: bytes = b""
+    """What was said to the dot."""
+
+    @property
+    def is_relayed(self) -> bool:
+        """Whether a client has a right to believe that it was taken."""
+        return self.said.startswith(b"250") and self.said.endswith(b"\r\n")
+
+
+@dataclass(eq=False)
+class Session:
+    """One connection, as it was seen from here."""
+
+    commands: list[str] = field(default_factory=list)
+    tls: str | None = None
+    user: str | None = None
+    is_open: bool = True
+    writer: asyncio.StreamWriter | None = None
+
+
+@dataclass
+class _Envelope:
+    reverse_path: str = ""
+    parameters: list[str] = field(default_factory=list)
+    recipients: list[str] = field(default_factory=list)
+
+
+class Ended(Exception):  # noqa: N818 - it ends a session, and is no error
+    """The connection is over."""
+
+
+class Host(Protocol):
+    """What a dialogue needs of the host."""
+
+    script: Script
+    extensions: tuple[str, ...]
+    tls: ssl.SSLContext | None
+    accounts: Mapping[str, str] | None
+    mechanisms: tuple[str, ...]
+    transactions: list[Recorded]
+    faults: list[str]
+
+    def changed(self) -> None:
+        """Tell those who wait."""
+        ...
+
+
+class Dialogue:
+    """The server's side of one connection."""
+
+    def __init__(
+        self, host: Host, session: Session, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._host = host
+        self._session = session
+        self._reader = reader
+        self._writer = writer
+        self._buffer = bytearray()
+        self._envelope: _Envelope | None = None
+        self._note_tls()
+
+    async def run(self) -> None:
+        await self._say(self._host.script.connect, "", "220 fake.example ESMTP")
+        while True:
+            line = await self._read_line()
+            self._session.commands.append(line)
+            self._host.changed()
+            verb, _, argument = line.partition(" ")
+            await self._answer(verb.upper(), argument)
+
+    async def _answer(self, verb: str, argument: str) -> None:
+        script = self._host.script
+        match verb:
+            case "EHLO":
+                await self._say(script.ehlo, argument, self._greeting_lines())
+            case "HELO":
+                await self._say(script.helo, argument, "250 fake.example")
+            case "STARTTLS" if self._host.tls is not None:
+                await self._start_tls()
+            case "AUTH" if self._host.accounts is not None:
+                await self._authenticate(argument)
+            case "MAIL":
+                await self._mail(argument)
+            case "RCPT":
+                await self._rcpt(argument)
+            case "DATA":
+                await self._data()
+            case "RSET":
+                self._envelope = None
+                await self._say(script.rset, argument, "250 2.0.0 flushed")
+            case "QUIT":
+                await self._say(script.quit, argument, "221 2.0.0 bye")
+                raise Ended
+            case _:
+                await self._say(None, "", "500 5.5.2 what?")
+
+    def _greeting_lines(self) -> bytes:
+        lines = ["fake.example", *self._host.extensions]
+        if self._host.tls is not None and self._session.tls is None:
+            lines.append("STARTTLS")
+        if self._host.accounts is not None:
+            lines.append("AUTH " + " ".join(self._host.mechanisms))
+        return "".join(f"250-{line}\r\n" for line in lines[:-1]).encode() + f"250 {lines[-1]}\r\n".encode()
+
+    async def _start_tls(self) -> None:
+        said = await self._say(self._host.script.starttls, "", "220 2.0.0 go ahead")
+        if not said.startswith(b"220") or self._host.tls is None:
+            return
+        try:
+            await self._writer.start_tls(self._host.tls)
+        except ssl.SSLError as error:
+            raise Ended from error
+        self._note_tls()
+
+    def _note_tls(self) -> None:
+        ssl_object = self._writer.get_extra_info("ssl_object")
+        if ssl_object is not None:
+            self._session.tls = ssl_object.version()
+
+    async def _authenticate(self, argument: str) -> None:
+        mechanism, _, initial = argument.partition(" ")
+        match mechanism.upper():
+            case "PLAIN":
+                _, user, password = base64.b64decode(initial).split(b"\0")
+                is_right = self._is_right(user, password)
+            case "LOGIN":
+                user, password = await self._ask(b"Username:"), await self._ask(b"Password:")
+                is_right = self._is_right(user, password)
+            case _:
+                challenge = b"<1896.697170952@fake.example>"
+                user, _, digest = (await self._ask(challenge)).rpartition(b" ")
+                secret = (self._host.accounts or {}).get(user.decode(), "").encode()
+                is_right = hmac.new(secret, challenge, "md5").hexdigest().encode() == digest
+        if is_right:
+            self._session.user = user.decode()
+        default = "235 2.7.0 welcome" if is_right else "535 5.7.8 wrong user or password"
+        await self._say(self._host.script.auth, argument, default)
+
+    def _is_right(self, user: bytes, password: bytes) -> bool:
+        return (self._host.accounts or {}).get(user.decode()) == password.decode()
+
+    async def _ask(self, challenge: bytes) -> bytes:
+        encoded = base64.b64encode(challenge).decode()
+        await self._say(self._host.script.challenge, "", f"334 {encoded}")
+        line = await self._read_line()
+        self._session.commands.append(line)
+        return base64.b64decode(line)
+
+    async def _mail(self, argument: str) -> None:
+        path, _, parameters = argument.removeprefix("FROM:").partition("> ")
+        said = await self._say(self._host.script.mail, argument, "250 2.1.0 ok")
+        if said.startswith(b"2"):
+            self._envelope = _Envelope(path.strip("<>"), parameters.split())
+
+    async def _rcpt(self, argument: str) -> None:
+        said = await self._say(self._host.script.rcpt, argument, "250 2.1.5 ok")
+        if said.startswith(b"2") and self._envelope is not None:
+            self._envelope.recipients.append(argument.removeprefix("TO:").strip("<>"))
+
+    async def _data(self) -> None:
+        if self._envelope is None or not self._envelope.recipients:
+            self._host.faults.append("DATA without MAIL and an accepted RCPT")
+        said = await self._say(self._host.script.data, "", "354 go ahead")
+        if not said.startswith(b"354"):
+            return
+        envelope, self._envelope = self._envelope or _Envelope(), None
+        raw = await self._read_content()
+        recorded = Recorded(
+            envelope.reverse_path,
+            envelope.parameters,
+            envelope.recipients,
+            _unstuffed(raw),
+            raw,
+            self._session,
+        )
+        self._host.transactions.append(recorded)
+        self._host.changed()
+        await self._say(self._host.script.eod, "", "250 2.0.0 taken", recorded)
+
+    async def _read_content(self) -> bytes:
+        """Return content with its final dot, and nothing else."""
+        during = self._host.script.content
+        content = bytearray(b"\r\n")
+        searched = 0
+        while (end := content.find(b"\r\n.\r\n", searched)) < 0:
+            searched = max(0, len(content) - 4)
+            if during is not None and len(content) >= during.octets:
+                await self._say(during.turn, "", "")
+                during = None
+            content += await self._read()
+        if len(content) > end + 5:
+            self._host.faults.append(f"octets behind the final dot: {bytes(content[end + 5 :])!r}")
+        return bytes(content[2 : end + 5])
+
+    async def _read(self) -> bytes:
+        chunk = await self._reader.read(1 << 16)
+        if not chunk:
+            raise Ended
+        return chunk
+
+    async def _read_line(self) -> str:
+        while b"\n" not in self._buffer:
+            self._buffer += await self._read()
+        line, _, rest = bytes(self._buffer).partition(b"\n")
+        self._buffer.clear()
+        if not line.endswith(b"\r") or b"\r" in line[:-1] or b"\0" in line or rest:
+            self._host.faults.append(f"not one command: {line + rest!r}")
+        return line.rstrip(b"\r").decode(errors="replace")
+
+    async def _say(
+        self, scripted: Scripted | None, argument: str, default: str | bytes, recorded: Recorded | None = None
+    ) -> bytes:
+        """Take this phase's turn; return what was said."""
+        turn = turn_of(scripted, argument)
+        said, pending = b"", b""
+        for step in [turn] if isinstance(turn, Step) else turn:
+            words = default if step is DEFAULT else step
+            if isinstance(words, str | bytes):
+                octets = words if isinstance(words, bytes) else words.encode() + b"\r\n"
+                said, pending = said + octets, pending + octets
+                continue
+            await self._send(pending)
+            pending = b""
+            if recorded is not None:
+                recorded.said = said  # before an act that ends the session
+            if isinstance(words, Drip):
+                said += words.octets
+            await self._act(words)
+        if recorded is not None:
+            recorded.said = said
+        await self._send(pending)
+        return said
+
+    async def _send(self, octets: bytes) -> None:
+        if octets:
+            self._writer.write(octets)
+            await self._writer.drain()
+
+    async def _act(self, act: Act | Drip | Until) -> None:
+        match act:
+            case Drip(octets=octets):
+                for index in range(len(octets)):
+                    await self._send(octets[index : index + 1])
+                    await asyncio.sleep(0)
+            case Until(event=event):
+                await event.wait()
+            case Act(name="gap"):
+                await asyncio.sleep(0)
+            case Act(name="close"):
+                self._writer.close()
+                await self._writer.wait_closed()
+                raise Ended
+            case Act(name="reset"):
+                self._reset()
+            case Act(name="half-close"):
+                self._writer.write_eof()
+                await self._drop_the_rest()
+            case Act(name="silence"):
+                await self._drop_the_rest()
+            case _:
+                cast("asyncio.Transport", self._writer.transport).pause_reading()
+                await asyncio.Event().wait()
+
+    async def _drop_the_rest(self) -> None:
+        while True:
+            await self._read()
+
+    def _reset(self) -> None:
+        connection: socket.socket = self._writer.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._writer.transport.abort()
+        raise Ended
+
+
+def _unstuffed(raw: bytes) -> bytes:
+    lines = raw.removesuffix(b".\r\n").split(b"\r\n")
+    return b"\r\n".join(line[1:] if line.startswith(b".") else line for line in lines)
