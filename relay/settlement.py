@@ -15,6 +15,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from relay.outcome import Answer, Outcome
+from relay.reply import Phase
 from relay.scheduler import back_off_ns
 from relay.verdict import Verdict
 
@@ -123,7 +124,8 @@ def _fate(answer: Answer, *, took_any: bool, is_old: bool) -> Fate:
             return Fate.BOUNCED
         case Verdict.PAUSE:
             return Fate.WAITING
-        case Verdict.LATER if took_any:
+        case Verdict.LATER if took_any or answer.phase is Phase.MAIL:
+            # At MAIL nobody was asked yet: a kept connection had died.
             return Fate.WAITING
         case _:
             # LATER for every recipient is no progress: it would be asked again without end.

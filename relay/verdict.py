@@ -39,15 +39,51 @@ class Rule:
     enhanced: re.Pattern[str] | None
     verdict: Verdict
     source: str
+    wording: re.Pattern[str] | None = None
+    """Found anywhere in the text, in any case."""
+
+    def matches(self, phase: Phase, reply: Reply) -> bool:
+        """Return whether the row speaks of this reply."""
+        if phase not in self.phases or not self.code.match(str(reply.code)):
+            return False
+        if self.enhanced is not None and not (reply.enhanced and self.enhanced.match(reply.enhanced)):
+            return False
+        return self.wording is None or self.wording.search(reply.text) is not None
 
 
 _BEFORE_MAIL = frozenset({Phase.CONNECT, Phase.EHLO, Phase.STARTTLS, Phase.AUTH, Phase.RSET, Phase.QUIT})
 _ANY = frozenset(Phase)
 
 
-def _rule(phases: frozenset[Phase], code: str, enhanced: str | None, verdict: Verdict, source: str) -> Rule:
+_FROM_MAIL = _ANY - _BEFORE_MAIL
+
+_ABOUT_OUR_RATE = re.compile(
+    # Not a message, a mailbox or a disk that is too big or too full.
+    r"\A(?!.*\b(?:size|large|mailbox|storage|disk)\b).*?(?:"
+    r"throttl|rate limit|sending limit|too many (?:messages|e?mails)|too fast|per (?:minute|hour|day)\b"
+    r"|this hour|hourly|daily (?:user|relay|sending|message|smtp)|exceeded .{0,60}\b(?:max|limit|quota)"
+    r"|(?:send|sent|relay|submission|daily|message).{0,40}quota|quota.{0,40}(?:send|sent|relay|submission)"
+    r"|credits exceeded|frequency limited|concurrent connections)",
+    re.IGNORECASE,
+)
+
+
+def _rule(
+    phases: frozenset[Phase],
+    code: str,
+    enhanced: str | None,
+    verdict: Verdict,
+    source: str,
+    *,
+    wording: re.Pattern[str] | None = None,
+) -> Rule:
     return Rule(
-        phases, re.compile(code + r"\Z"), re.compile(enhanced + r"\Z") if enhanced else None, verdict, source
+        phases,
+        re.compile(code + r"\Z"),
+        re.compile(enhanced + r"\Z") if enhanced else None,
+        verdict,
+        source,
+        wording,
     )
 
 
@@ -65,6 +101,22 @@ RULES: tuple[Rule, ...] = (
         r"5\.7\..*",
         Verdict.PAUSE,
         "RFC 3463, 3.8: X.7.X is security or policy; before any recipient it is about the account",
+    ),
+    _rule(
+        frozenset({Phase.RCPT}),
+        "5..",
+        r"5\.2\..*",
+        Verdict.BOUNCE,
+        "RFC 3463, 3.3: X.2.X is the recipient's mailbox",
+    ),
+    _rule(
+        _FROM_MAIL,
+        "[45]..",
+        None,
+        Verdict.PAUSE,
+        "refusals of SES, Gmail, Exchange Online, DreamHost, cPanel, GoDaddy, Zoho, RCN and others: "
+        "4yz and 5yz, told apart by wording alone",
+        wording=_ABOUT_OUR_RATE,
     ),
     _rule(
         frozenset({Phase.RCPT}),
@@ -92,14 +144,7 @@ def verdict_of(phase: Phase, reply: Reply) -> Verdict:
     A reply that no row knows (a 2yz where 3yz was due, 354 to the dot) is DEFER: it
     proves neither that the upstream took the message nor that it never will.
     """
-    code = str(reply.code)
-    for rule in RULES:
-        if phase not in rule.phases or not rule.code.match(code):
-            continue
-        if rule.enhanced is not None and not (reply.enhanced and rule.enhanced.match(reply.enhanced)):
-            continue
-        return rule.verdict
-    return Verdict.DEFER
+    return next((rule.verdict for rule in RULES if rule.matches(phase, reply)), Verdict.DEFER)
 
 
 def verdict_of_silence(phase: Phase) -> Verdict:

@@ -137,6 +137,21 @@ def test_too_many_recipients_is_no_attempt_while_others_are_taken() -> None:
     assert settlement.next is Next.AGAIN
 
 
+def test_a_kept_connection_that_died_before_mail_is_no_attempt() -> None:
+    unasked = Answer(Verdict.LATER, Phase.MAIL, None, "the upstream closed the connection")
+
+    settlement = settle(
+        left=[0],
+        asked=[0],
+        tried_before=(),
+        outcome=Outcome((unasked,)),
+        age_ns=2 * TERMS.lifetime_ns,
+        terms=TERMS,
+    )
+
+    assert (settlement.next, settlement.fates[0][0]) == (Next.GIVE_BACK, Fate.WAITING)
+
+
 def test_a_late_message_warns_once_it_is_deferred() -> None:
     assert settled(Verdict.DEFER, age_ns=TERMS.warn_after_ns or 0).warns
     assert not settled(Verdict.DEFER, age_ns=(TERMS.warn_after_ns or 0) - 1).warns

@@ -132,3 +132,38 @@ def test_silence_pauses_before_mail_and_defers_from_then_on() -> None:
 
 def test_every_row_names_its_source() -> None:
     assert all(rule.source for rule in RULES)
+
+
+@pytest.mark.parametrize(
+    ("phase", "line"),
+    [
+        (Phase.EOD, "454 Throttling failure: Maximum sending rate exceeded"),
+        (Phase.EOD, "454 Throttling failure: Daily message quota exceeded"),
+        (Phase.EOD, "550 5.7.1 Daily SMTP relay limit exceeded for customer"),
+        (Phase.EOD, "550 5.7.1 You have exceeded your daily sending limit"),
+        (Phase.RCPT, "550 Policy Rejection- Sender Hourly Mail Quota Exceeded"),
+        (Phase.RCPT, "550 Domain X has exceeded the max emails per hour (125/100 (125%)) allowed."),
+        (Phase.RCPT, "452 Too many recipients received this hour, only relaying 400 msg/hour!"),
+        (Phase.EOD, "550 This IP has sent too many messages this hour. IB504"),
+        (Phase.EOD, "550 - Stop, you are sending too fast!"),
+        (Phase.EOD, "450 Requested mail action not taken: Mail send limit exceeded rate limit"),
+        (Phase.EOD, "550 5.7.1 You have exceeded your sending limit of 10 messages in 5 s"),
+    ],
+)
+def test_a_refusal_about_our_rate_is_never_the_messages_fault(phase: Phase, line: str) -> None:
+    assert verdict_of(phase, reply_of(line)) is Verdict.PAUSE
+
+
+@pytest.mark.parametrize(
+    ("phase", "line"),
+    [
+        (Phase.RCPT, "550 5.1.1 no such user here"),
+        (Phase.RCPT, "552 5.2.2 mailbox full, over quota"),
+        (Phase.RCPT, "550 5.2.2 the user you sent to has exceeded its mail quota limit"),
+        (Phase.EOD, "552 5.3.4 message size exceeded the maximum limit"),
+        (Phase.EOD, "552 you have exceeded the maximum message size limit per day"),
+        (Phase.EOD, "554 5.6.0 spam"),
+    ],
+)
+def test_a_failure_of_the_recipient_or_the_message_still_bounces(phase: Phase, line: str) -> None:
+    assert verdict_of(phase, reply_of(line)) is Verdict.BOUNCE
