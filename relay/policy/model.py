@@ -13,6 +13,7 @@ Does not: read any file (but see `surroundings`), look up any name, or know abou
 import enum
 from pathlib import Path
 from typing import Annotated, Literal, Self
+from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
@@ -248,7 +249,7 @@ class Upstream(Section):
     guard_ns: Duration | None = Field(default=None, alias="guard")
     """Widens every window; default: 1 % of it, at most one second."""
     history: PolicyPath | None = None
-    """Default: `history/NAME` beside the spool."""
+    """Default: `history/USER@HOST` beside the spool."""
 
     @field_validator("auth")
     @classmethod
@@ -299,6 +300,15 @@ class Practice(Section):
     """How long it refuses everything once the limit was exceeded."""
     keep: PolicyPath | None = None
     """A folder to write what arrived to; default: only counted."""
+
+    @field_validator("address")
+    @classmethod
+    def _is_ours_alone(cls, address: HostPort) -> HostPort:
+        if not address.is_loopback:
+            raise broken(
+                "it has no TLS and takes a password, so it may only be on this host: 127.0.0.1 or [::1]"
+            )
+        return address
 
 
 class Policy(Section):
@@ -352,8 +362,15 @@ class Policy(Section):
         return next(iter(self.upstreams))
 
     def history_path(self, upstream: str) -> Path:
-        """Return the history file of an upstream's account."""
-        return self.upstreams[upstream].history or self.spool.parent / "history" / upstream
+        """Return the history file of an upstream's account.
+
+        Its default is named by the account, not by the upstream: a new name in the policy
+        must not forget what was sent, and two upstreams with one account share its limits.
+        """
+        of = self.upstreams[upstream]
+        account = f"{of.auth.user}@{of.host}" if of.auth else of.host
+        # Quoted, so that no account can name a file elsewhere; cut, so that any name fits.
+        return of.history or self.spool.parent / "history" / quote(account.lower(), safe="@")[:200]
 
 
 def _addresses(listen: tuple[Listen, ...]) -> set[HostPort]:
