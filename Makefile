@@ -92,7 +92,7 @@ $(READY): requirements.lock pyproject.toml
 	@command -v "$(PYTHON)" >/dev/null || { echo '$(PYTHON) is missing.  On Debian: apt install python3' >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed; $(PYTHON) is $$("$(PYTHON)" -V).  Another one: make PYTHON=python3.12" >&2; exit 1; }
-	@"$(PYTHON)" -m pip --python "$(PYTHON)" --version >/dev/null 2>&1 || \
+	@"$(PYTHON)" -m pip --python "$$(command -v "$(PYTHON)")" --version >/dev/null 2>&1 || \
 	  { echo 'pip 22.3 or newer is missing for $(PYTHON).  On Debian: apt install python3-pip' >&2; exit 1; }
 	@$(RUN) -c '' 2>/dev/null || { echo 'Setting up $(VENV), once' && rm -rf $(VENV) && \
 	  if "$(PYTHON)" -m venv --help >/dev/null 2>&1; then "$(PYTHON)" -m venv --without-pip $(VENV); \

@@ -11,9 +11,9 @@ Does not: read any file (but see `surroundings`), look up any name, or know abou
 """
 
 import enum
+import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
-from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
@@ -52,6 +52,9 @@ DAY_NS = 24 * HOUR_NS
 
 AnyOrder = Field(strict=False)
 """Lets a list stand for a tuple; what is in it is as strict as ever."""
+
+
+_NOT_IN_A_FILE_NAME = re.compile(r"[^a-z0-9@._+-]|^\.")
 
 
 class Section(BaseModel):
@@ -370,7 +373,8 @@ class Policy(Section):
         of = self.upstreams[upstream]
         account = f"{of.auth.user}@{of.host}" if of.auth else of.host
         # Quoted, so that no account can name a file elsewhere; cut, so that any name fits.
-        return of.history or self.spool.parent / "history" / quote(account.lower(), safe="@")[:200]
+        name = _NOT_IN_A_FILE_NAME.sub(lambda found: f"%{ord(found[0]):02x}", account.lower())[:200]
+        return of.history or self.spool.parent / "history" / name
 
 
 def _addresses(listen: tuple[Listen, ...]) -> set[HostPort]:
