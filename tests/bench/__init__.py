@@ -1,0 +1,10 @@
+"""How fast, beside Postfix on the same machine: `make bench`.
+
+Both take mail from smtp-source, store it durably, and hand it to smtp-sink; the rounds
+alternate, so that what else the machine does is shared.  Not a test: numbers, not
+judgements.
+
+contenders   Postfix and the relay, set up alike
+measure      one round, and what the rounds say together
+__main__     the command and its table
+"""

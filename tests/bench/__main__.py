@@ -1,0 +1,65 @@
+"""`make bench`: runs the rounds and prints a table, then one JSON object."""
+
+import argparse
+import json
+import sys
+from contextlib import ExitStack
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.bench.contenders import postfix_contender, relay_contender
+from tests.bench.measure import Load, Round, as_json, run_round, summarise
+from tests.peers import postfix, smtp_tools
+
+
+def main() -> int:
+    """Run the rounds that the command line asks for.  Returns 75 where Postfix is missing."""
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument("--messages", type=int, default=3000, help="in each round (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="for each load (default: %(default)s)")
+    parser.add_argument("--sessions", type=int, default=20, help="at once (default: %(default)s)")
+    parser.add_argument("--size", type=int, default=4096, help="octets of content (default: %(default)s)")
+    parser.add_argument(
+        "--processes", type=int, nargs="+", default=[0], help="listener processes of the relay (default: 0)"
+    )
+    options = parser.parse_args()
+    if reason := postfix.why_missing() or smtp_tools.why_missing():
+        sys.stderr.write(f"make bench: {reason}\n")
+        return 75
+    rounds = _run(options)
+    _print_table(rounds)
+    sys.stdout.write(json.dumps(as_json(rounds)) + "\n")
+    return 0
+
+
+def _run(options: argparse.Namespace) -> list[Round]:
+    loads = [Load(options.messages, options.sessions, options.size, keep) for keep in (False, True)]
+    warm_up = Load(min(200, options.messages), options.sessions, options.size, keep_connection=True)
+    rounds: list[Round] = []
+    with ExitStack() as running:
+        contenders = [running.enter_context(postfix_contender())]
+        contenders += [running.enter_context(relay_contender(processes)) for processes in options.processes]
+        for contender in contenders:
+            run_round(contender, warm_up)
+        for load in loads:
+            for _ in range(options.rounds):
+                for contender in contenders:
+                    rounds.append(run_round(contender, load))
+                    sys.stderr.write(f"{rounds[-1]}\n")
+    return rounds
+
+
+def _print_table(rounds: list[Round]) -> None:
+    table = Table(title="messages per second, median; ratio to Postfix")
+    for column in ("load", "contender"):
+        table.add_column(column)
+    for column in ("accepted", "ratio", "end to end", "ratio"):
+        table.add_column(column, justify="right")
+    for row in summarise(rounds):
+        table.add_row(*(str(value) for value in row.values()))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

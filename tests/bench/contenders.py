@@ -1,0 +1,52 @@
+"""Postfix and the relay, set up alike: durable, unlimited in practice, twenty connections out."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.peers import postfix
+from tests.peers.relay import RelayProcess
+from tests.peers.smtp_tools import SmtpSink, smtp_sink
+
+CONNECTIONS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """Something that takes mail on a port and hands it on to its own sink."""
+
+    name: str
+    port: int
+    sink: SmtpSink
+
+
+@contextmanager
+def postfix_contender() -> Iterator[Contender]:
+    """Run Postfix with its defaults for processes and concurrency."""
+    settings = {
+        "default_process_limit": "100",
+        "default_destination_concurrency_limit": str(CONNECTIONS),
+        "smtp_tls_security_level": "none",
+    }
+    with smtp_sink() as sink, postfix.front(sink.port, **settings) as front:
+        yield Contender("postfix", front.port, sink)
+
+
+@contextmanager
+def relay_contender(processes: int) -> Iterator[Contender]:
+    """Run the relay with a limit that counts every message and is never reached."""
+    with smtp_sink() as sink, tempfile.TemporaryDirectory(prefix="relay-bench-") as folder:
+        upstream = {
+            "host": "127.0.0.1",
+            "port": sink.port,
+            "tls": "none",
+            "connections": CONNECTIONS,
+            "limits": [{"messages": 1_000_000, "per": "1h"}],
+        }
+        relay = RelayProcess(Path(folder), {"sink": upstream})
+        relay.policy["listen"][0]["processes"] = processes
+        relay.write_policy()
+        with relay:
+            yield Contender(f"relay, {processes} listener processes", relay.port, sink)

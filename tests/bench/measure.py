@@ -1,0 +1,89 @@
+"""One round, and what the rounds say together."""
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tests.bench.contenders import Contender
+from tests.peers.smtp_tools import smtp_source
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What smtp-source sends in one round."""
+
+    messages: int
+    sessions: int
+    size_bytes: int
+    keep_connection: bool
+    """Many messages over one connection, or a new connection for each."""
+
+    def __str__(self) -> str:
+        """Return it as a row of the table says it."""
+        return "one connection, many messages" if self.keep_connection else "a connection per message"
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one contender did with one load, in messages per second."""
+
+    contender: str
+    load: str
+    accept_rate: float
+    """Until the last 250."""
+    end_to_end_rate: float
+    """Until the sink has them all."""
+
+
+def run_round(contender: Contender, load: Load) -> Round:
+    """Send the load through the contender, whose queue is empty before and after."""
+    already = contender.sink.count
+    began_s = time.monotonic()
+    smtp_source(
+        contender.port,
+        messages=load.messages,
+        sessions=load.sessions,
+        size_bytes=load.size_bytes,
+        keep_connection=load.keep_connection,
+    )
+    accepted_s = time.monotonic() - began_s
+    contender.sink.wait_for(already + load.messages, within_s=600)
+    done_s = time.monotonic() - began_s
+    return Round(contender.name, str(load), load.messages / accepted_s, load.messages / done_s)
+
+
+def summarise(rounds: Sequence[Round]) -> list[dict[str, Any]]:
+    """Return a row for each contender and load: medians, and their ratio to Postfix's."""
+    rows: list[dict[str, Any]] = []
+    for load in dict.fromkeys(each.load for each in rounds):
+        medians = {
+            contender: _medians([each for each in rounds if (each.contender, each.load) == (contender, load)])
+            for contender in dict.fromkeys(each.contender for each in rounds)
+        }
+        accept_rate, end_to_end_rate = medians["postfix"]
+        rows += [
+            {
+                "load": load,
+                "contender": contender,
+                "accept_rate": round(accepted, 1),
+                "accept_ratio": round(accepted / accept_rate, 2),
+                "end_to_end_rate": round(done, 1),
+                "end_to_end_ratio": round(done / end_to_end_rate, 2),
+            }
+            for contender, (accepted, done) in medians.items()
+        ]
+    return rows
+
+
+def as_json(rounds: Sequence[Round]) -> dict[str, Any]:
+    """Return everything measured, for a script."""
+    return {"summary": summarise(rounds), "rounds": [asdict(each) for each in rounds]}
+
+
+def _medians(rounds: Sequence[Round]) -> tuple[float, float]:
+    return (
+        statistics.median(each.accept_rate for each in rounds),
+        statistics.median(each.end_to_end_rate for each in rounds),
+    )

@@ -1,0 +1,12 @@
+"""Real peers, started privately: what the relay has to live with, and not our idea of it.
+
+postfix      an MTA in front of the relay, or an upstream behind it (SASL, TLS, a mailbox)
+smtp_tools   smtp-source, smtp-sink and swaks
+prometheus   a Prometheus that scrapes, and promtool that judges
+relay        the relay itself, as an operator runs it
+certificate  a certificate for loopback, made by openssl
+
+Each peer has `why_missing()`; `demand` skips a test for that reason, or fails it where
+`RELAY_REQUIRE_PEERS=1` says that nothing may be missing.  Every peer listens on loopback
+only, keeps everything in a folder of its own, and is stopped by its own pid.
+"""

@@ -1,0 +1,43 @@
+"""What a test needs from the machine: skipped with a reason, or failed where CI demands it."""
+
+import os
+import shutil
+
+import pytest
+
+DEBIAN_PACKAGES = {
+    "openssl": "openssl",
+    "postfix": "postfix",
+    "prometheus": "prometheus",
+    "promtool": "prometheus",
+    "saslpasswd2": "sasl2-bin",
+    "smtp-sink": "postfix",
+    "smtp-source": "postfix",
+    "strace": "strace",
+    "swaks": "swaks",
+    "systemd-analyze": "systemd",
+}
+
+
+def missing_program(*programs: str) -> str | None:
+    """Return why these programs cannot be used, with the command that mends it, or None."""
+    absent = [program for program in programs if find(program) is None]
+    if not absent:
+        return None
+    packages = " ".join(sorted({DEBIAN_PACKAGES[program] for program in absent}))
+    return f"no {', '.join(absent)} here: apt install {packages}"
+
+
+def find(program: str) -> str | None:
+    """Return the path of a program, also where only root has /usr/sbin in PATH."""
+    return shutil.which(program, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
+
+
+def demand(*reasons: str | None) -> None:
+    """Skip the test for the first reason there is; fail it under `RELAY_REQUIRE_PEERS=1`."""
+    for reason in reasons:
+        if reason is None:
+            continue
+        if os.environ.get("RELAY_REQUIRE_PEERS") == "1":
+            pytest.fail(f"RELAY_REQUIRE_PEERS=1, but {reason}")
+        pytest.skip(reason)

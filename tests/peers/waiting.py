@@ -1,0 +1,92 @@
+"""Waiting for another program without guessing how long it takes.
+
+`wait_for_change` is woken by the file system; what has nothing to tell us is asked again and
+again, by `wait_until` and `wait_for_answer`.  The limits are for a peer that hangs; nothing is
+decided by how long anything took.
+"""
+
+import os
+import random
+import select
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from watchfiles import watch
+
+T = TypeVar("T")
+
+HANG_S = 60.0
+"""How long a peer may take before it counts as hung."""
+
+
+def free_port() -> int:
+    """Return a loopback port that nobody listens on, and that no outgoing connection will be given."""
+    for _ in range(1000):
+        port = random.randrange(10_240, 32_768)  # below Linux's ip_local_port_range
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
+    raise AssertionError("no free port on 127.0.0.1")
+
+
+def wait_for_change(condition: Callable[[], T | None], folder: Path, *, within_s: float = HANG_S) -> T:
+    """Return the first result of `condition` that is not None, asked again whenever the folder changes.
+
+    Raises TimeoutError.
+    """
+    deadline = time.monotonic() + within_s
+    if (result := condition()) is not None:
+        return result
+    # A change between the question and the watch is caught by the short timeout.
+    for _ in watch(folder, step=10, debounce=100, rust_timeout=200, yield_on_timeout=True):
+        if (result := condition()) is not None:
+            return result
+        if time.monotonic() > deadline:
+            break
+    raise TimeoutError(f"nothing in {folder} made the condition true within {within_s:g} s")
+
+
+def wait_until(condition: Callable[[], object], *, within_s: float = HANG_S) -> None:
+    """Return once something is true that nobody would tell us of.  Raises TimeoutError."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"still not so after {within_s:g} s")
+        time.sleep(0.01)
+
+
+def wait_for_port(port: int, peer: subprocess.Popen[bytes], *, within_s: float = HANG_S) -> None:
+    """Return once the peer lets a connection in.  Raises as `wait_for_answer` does."""
+    wait_for_answer(
+        lambda: socket.create_connection(("127.0.0.1", port), timeout=1).close(), peer, within_s=within_s
+    )
+
+
+def wait_for_answer(
+    ask: Callable[[], object], peer: subprocess.Popen[bytes], *, within_s: float = HANG_S
+) -> None:
+    """Return once `ask` no longer raises OSError.
+
+    Raises TimeoutError, and ChildProcessError when the peer ended instead.
+    """
+    deadline = time.monotonic() + within_s
+    peer_ended = os.pidfd_open(peer.pid)
+    try:
+        while time.monotonic() < deadline:
+            try:
+                ask()
+            except OSError:
+                if select.select([peer_ended], [], [], 0.02)[0]:
+                    raise ChildProcessError(f"{peer.args!r} ended with {peer.wait()}") from None
+            else:
+                return
+    finally:
+        os.close(peer_ended)
+    raise TimeoutError(f"{peer.args!r} did not answer within {within_s:g} s")
