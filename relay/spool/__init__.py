@@ -1,0 +1,19 @@
+"""On disk: every accepted message, in a form that survives loss of power at any instant.
+
+interface   what any engine promises, and the values it speaks in
+durable     the only place that syncs, links, renames and locks: the port of the disk
+faults      what an error of the disk means for the sender
+identity    queue ids
+
+The maildir, the default engine:
+layout      where things are, and what a restart does with each: the table of states
+record      the bytes of one message file; files reads and checks them
+intake      the listener's side: drafts, and the moment they become ours
+maildir     the sender's side: one file a message, its folder is its state
+recovery    what a start makes of whatever a crash left
+fresh       what was just taken, in memory until it is sent
+notes       why recipients failed, until the report about them is queued
+ledger      what ever came in and what became of it
+lock        one sender a spool
+trigger     how a listener wakes the sender
+"""

@@ -1,0 +1,190 @@
+"""Reading message files, and setting aside those that are none.
+
+Guarantees: what is returned matched every length, checksum and id; what did not is
+`Corrupt` and can be moved to corrupt/, where nothing is sent or deleted.  A lack of our
+own (descriptors, memory) raises OSError and says nothing about the file.
+"""
+
+import contextlib
+import errno
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from relay.envelope import Envelope, QueueId
+from relay.reply import clean
+from relay.spool import record
+from relay.spool.durable import Disk, opened
+from relay.spool.interface import INLINE_BYTES, Corrupt, Entry, Message, Status
+from relay.spool.layout import Layout
+
+_FIRST_READ_BYTES = 64 * 1024
+_OUR_OWN_LACK = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT}
+)
+_ABOUT_THE_FILE = frozenset(
+    {errno.EPERM, errno.EACCES, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EBUSY}
+)
+_PLAUSIBLE_DEFERRAL_NS = 1_000_000_000
+"""A file modified less than this after its arrival was never postponed."""
+
+
+class StillArriving(Exception):  # noqa: N818 - a state, not an error
+    """Its listener has published it and not yet said so: it may still be taken back."""
+
+
+@dataclass(slots=True)
+class Opened:
+    """A message file as read: everything but long content."""
+
+    queue_id: QueueId
+    header: record.Header
+    envelope: Envelope
+    statuses: list[Status]
+    offsets: "array[int]"
+    """Where each recipient's line begins in the file."""
+    modified_at_ns: int
+    content: bytes | None = field(repr=False)
+
+    @property
+    def next_attempt_at_ns(self) -> int | None:
+        """Return the hint that `postpone` left, if it did."""
+        is_postponed = self.modified_at_ns > self.envelope.arrival_at_ns + _PLAUSIBLE_DEFERRAL_NS
+        return self.modified_at_ns if is_postponed else None
+
+    def message(self, *, is_held: bool) -> Message:
+        """Return it as the sender sees it."""
+        return Message(
+            self.queue_id,
+            self.envelope,
+            self.header.shape,
+            tuple(self.statuses),
+            is_held,
+            self.header.is_warned,
+            self.content,
+            self.next_attempt_at_ns,
+        )
+
+    def entry(self, *, is_held: bool) -> Entry:
+        """Return what the scheduler keeps of it."""
+        return self.message(is_held=is_held).entry
+
+
+def is_our_own_lack(error: OSError) -> bool:
+    """Return whether an error is about us (descriptors, memory, room) and not about a file."""
+    return error.errno in _OUR_OWN_LACK
+
+
+def is_about_the_file(error: OSError) -> bool:
+    """Return whether an error is about one foreign file, so that the others are not in question."""
+    return error.errno in _ABOUT_THE_FILE
+
+
+def read(disk: Disk, path: str, queue_id: QueueId, *, with_content: bool, is_new: bool = False) -> Opened:
+    """Read and check a message file.
+
+    Raises Corrupt, FileNotFoundError, OSError only for a lack of our own, and StillArriving
+    for a new one whose listener is not done with it.
+    """
+    with _faults_of_the_file(), opened(disk, disk.open_read(path)) as fd:
+        # The listener holds this lock from its first byte until its names are durable.
+        if is_new and not disk.lock_open(fd):
+            raise StillArriving
+        return _read(disk, fd, queue_id, with_content=with_content)
+
+
+def stream(disk: Disk, path: str, queue_id: QueueId) -> Iterator[bytes]:
+    """Yield the content in chunks; raises Corrupt before the last one if any octet is wrong."""
+    with _faults_of_the_file(), opened(disk, disk.open_read(path)) as fd:
+        header = _read(disk, fd, queue_id, with_content=False).header
+        crc, held_back = 0, b""
+        for offset in range(0, header.content_bytes, INLINE_BYTES):
+            size = min(INLINE_BYTES, header.content_bytes - offset)
+            chunk = disk.pread(fd, size, record.HEADER_BYTES + offset)
+            crc = record.checksum(chunk, crc)
+            if held_back:
+                yield held_back
+            held_back = chunk
+        if crc != header.content_crc:
+            raise Corrupt("the content does not match its checksum")
+        yield held_back
+
+
+def write_marks_again(disk: Disk, found: Sequence[tuple[str, Opened]]) -> None:
+    """Make every status byte that was read durable.  Raises OSError.
+
+    A killed sender may have left it in the page cache only, where a failed sync leaves it
+    too, as clean; so it is written again before it is synced.
+    """
+    with contextlib.ExitStack() as stack:
+        fds = []
+        for path, message in found:
+            fds.append(stack.enter_context(opened(disk, disk.open_update(path))))
+            for offset, status in zip(message.offsets, message.statuses, strict=True):
+                if status is not Status.TODO:
+                    disk.write_at(fds[-1], status.value, offset)
+            with contextlib.suppress(OSError):
+                # Writing took away the hint that `postpone` left.
+                disk.set_modified_at_ns(fds[-1], message.modified_at_ns)
+        for error in disk.sync_each(fds, content_only=True):
+            if error is not None:
+                raise error
+
+
+def set_aside(disk: Disk, layout: Layout, path: str) -> None:
+    """Move a file to corrupt/, never over another.  Raises OSError."""
+    folder = layout.folder("corrupt")
+    name = path.rpartition("/")[2]
+    target, number = f"{folder}/{name}", 0
+    while disk.inode(target) is not None:
+        number += 1
+        target = f"{folder}/{name}.{number}"
+    # Crash here: it is found corrupt again at the next start.
+    disk.rename(path, target)
+
+
+def describe(name: str) -> str:
+    """Return a foreign file's name as a log may show it."""
+    return clean(name)[:80]
+
+
+@contextlib.contextmanager
+def _faults_of_the_file() -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if is_our_own_lack(error):
+            raise
+        raise Corrupt(f"cannot be read: {error.strerror}") from error
+
+
+def _read(disk: Disk, fd: int, queue_id: QueueId, *, with_content: bool) -> Opened:
+    first = disk.pread(fd, _FIRST_READ_BYTES, 0)
+    header = record.decode_header(first[: record.HEADER_BYTES])
+    if (size := disk.size(fd)) != header.file_bytes:
+        raise Corrupt(f"{size} bytes long where its header says {header.file_bytes}")
+    raw = _part(disk, fd, first, header.envelope_offset, header.envelope_bytes)
+    recipients = record.decode_envelope(queue_id, header, raw)
+    content = None
+    if with_content and header.content_bytes <= INLINE_BYTES:
+        content = _part(disk, fd, first, record.HEADER_BYTES, header.content_bytes)
+        if record.checksum(content) != header.content_crc:
+            raise Corrupt("the content does not match its checksum")
+    offsets = array("Q", (header.envelope_offset + offset for offset in recipients.offsets))
+    return Opened(
+        queue_id,
+        header,
+        recipients.envelope,
+        list(recipients.statuses),
+        offsets,
+        disk.modified_at_ns(fd),
+        content,
+    )
+
+
+def _part(disk: Disk, fd: int, first: bytes, offset: int, size: int) -> bytes:
+    if offset + size <= len(first):
+        return first[offset : offset + size]
+    return disk.pread(fd, size, offset)

@@ -1,0 +1,56 @@
+"""Queue ids: unique for ever without a lock, short enough to read out, sorted by time.
+
+Sixteen characters of Crockford's base 32 (no i, l, o, u): ten for the microseconds
+since 2024, which no process uses twice, and six random ones, which tell apart processes,
+boots and a clock that was set back.  Never an inode number: those are reused, and then
+the status bytes of one message mark the recipients of another.
+
+Two ids could only meet if one of 2**30 were drawn twice within the same microsecond;
+publishing by link(2) would refuse the second, and its client would be told 451.
+"""
+
+from collections.abc import Callable
+
+from relay.clock import Clock
+from relay.envelope import QueueId
+
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+_EPOCH_US = 1_704_067_200_000_000  # 2024-01-01T00:00:00Z; ten characters last until 2059
+_TIME_CHARACTERS = 10
+_RANDOM_CHARACTERS = 6
+_PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
+
+REPORT_SUFFIX = "r"
+WARNING_SUFFIX = "w"
+
+
+class Identities:
+    """Hands out queue ids.  One for each process; not for several threads at once."""
+
+    def __init__(self, clock: Clock, random_bytes: Callable[[int], bytes]) -> None:
+        self._clock = clock
+        self._random_bytes = random_bytes
+        self._last_us = 0
+
+    def next_id(self) -> QueueId:
+        """Return an id that was never returned before, here or anywhere."""
+        self._last_us = max(self._last_us + 1, self._clock.wall_ns() // 1000 - _EPOCH_US)
+        number = self._last_us & ((1 << 5 * _TIME_CHARACTERS) - 1)
+        chance = int.from_bytes(self._random_bytes(4), "big") & ((1 << 5 * _RANDOM_CHARACTERS) - 1)
+        both = number << 5 * _RANDOM_CHARACTERS | chance
+        return QueueId("".join(_PAIRS[both >> shift & 1023] for shift in range(70, -1, -10)))
+
+
+def report_id(queue_id: QueueId) -> QueueId:
+    """Return the id of the report about a message: always the same, so that it exists once."""
+    return QueueId(queue_id[:16] + REPORT_SUFFIX)
+
+
+def warning_id(queue_id: QueueId) -> QueueId:
+    """Return the id of the delay warning about a message."""
+    return QueueId(queue_id[:16] + WARNING_SUFFIX)
+
+
+def subject_of(queue_id: QueueId) -> QueueId | None:
+    """Return which message a report or a warning is about, or None for a message that came in."""
+    return QueueId(queue_id[:16]) if len(queue_id) > _TIME_CHARACTERS + _RANDOM_CHARACTERS else None

@@ -1,0 +1,281 @@
+"""What any engine of the spool promises, and the values it speaks in.
+
+Two sides that share nothing but the disk.  `Intake` is for listeners, in any number of
+processes.  `Spool` is for the one sender that holds the spool's lock.  Both are
+synchronous and called from threads; an engine's methods are called by one thread at a
+time, except `Intake`, whose drafts are independent of one another.
+
+An engine is right when tests/spool/conformance.py says so; another engine is held to
+the same suite.
+"""
+
+import enum
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from relay.envelope import Envelope, QueueId, Shape
+
+
+class SpoolFault(Exception):  # noqa: N818 - a fault of the disk, met by the spool
+    """The disk failed us where its state matters: nothing may be sent until a restart has re-read it."""
+
+
+class SpoolFull(Exception):  # noqa: N818 - a state, not an error of ours
+    """There is no room to write down what happened; nothing is wrong, and the same call may be made again."""
+
+
+class SpoolBusy(Exception):  # noqa: N818 - a state, not an error of ours
+    """Another sender holds the spool; the text says who."""
+
+
+class Absent(Exception):  # noqa: N818 - a plain answer
+    """There is no such message in the queue."""
+
+
+class Corrupt(Exception):  # noqa: N818 - what the file is
+    """The file is torn, foreign or damaged; the text says how.  Never sent, never deleted."""
+
+
+class Status(enum.Enum):
+    """A recipient's one status byte on disk."""
+
+    TODO = b"T"
+    RELAYED = b"D"
+    BOUNCED = b"F"
+    EXPIRED = b"E"
+    DELETED = b"X"
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the sender is owed a report about it."""
+        return self in (Status.BOUNCED, Status.EXPIRED)
+
+
+RECIPIENTS_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A queued message as the scheduler keeps it in memory: small, no content."""
+
+    queue_id: QueueId
+    reverse_path: str
+    size_bytes: int
+    arrival_at_ns: int
+    """Wall clock."""
+    recipients_left: int
+    next_attempt_at_ns: int | None
+    """Wall clock; a hint kept over restarts.  None: never attempted, as far as is known."""
+    is_held: bool = False
+    is_warned: bool = False
+    """The sender was told that it is late."""
+    recipients_shown: tuple[str, ...] = ()
+    """The first few that are left, for a listing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A queued message, read whole but for long content."""
+
+    queue_id: QueueId
+    envelope: Envelope
+    shape: Shape
+    statuses: tuple[Status, ...]
+    """One for each recipient of the envelope, in its order."""
+    is_held: bool
+    is_warned: bool
+    content: bytes | None
+    """Checked against its checksum; None when longer than INLINE_BYTES: see `Spool.content`."""
+    next_attempt_at_ns: int | None = None
+
+    @property
+    def left(self) -> tuple[int, ...]:
+        """Return the indices of the recipients still to do."""
+        return tuple(i for i, status in enumerate(self.statuses) if status is Status.TODO)
+
+    @property
+    def entry(self) -> Entry:
+        """Return what the scheduler keeps of it."""
+        left = self.left
+        return Entry(
+            self.queue_id,
+            self.envelope.reverse_path,
+            self.shape.size_bytes,
+            self.envelope.arrival_at_ns,
+            len(left),
+            self.next_attempt_at_ns,
+            self.is_held,
+            self.is_warned,
+            tuple(self.envelope.recipients[index] for index in left[:RECIPIENTS_SHOWN]),
+        )
+
+
+INLINE_BYTES = 256 * 1024
+"""Content up to here is read at once; longer content is streamed in chunks of this size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Why one recipient failed: durable before the recipient's status byte says so."""
+
+    index: int
+    """Which recipient of the envelope."""
+    status: str
+    """Enhanced status code, RFC 3463."""
+    reason: str
+    """`bounced`, `expired` or `operator`."""
+    diagnostic: str | None
+    """The upstream's reply, or what else there is to say; printable ASCII."""
+    remote: str | None
+    """The upstream, as `host`."""
+    at_ns: int
+    """Wall clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Recipients that ever came in, and what became of them; kept over restarts."""
+
+    accepted: int = 0
+    relayed: int = 0
+    bounced: int = 0
+    expired: int = 0
+    deleted: int = 0
+    queued: int = 0
+    """Those to do, counted from the message files themselves, not from the account."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What a start found."""
+
+    entries: tuple[Entry, ...]
+    """Everything queued, also held; with `recipients_left == 0` where only the end is missing."""
+    corrupt: int
+    """Files in corrupt/, old and new."""
+    abandoned: int
+    """Drafts of dead listeners that were removed; nobody was promised anything."""
+    missing_recipients: int
+    """Recipients that the ledger knows as queued and the disk does not: must be 0."""
+    corrupt_recipients: int = 0
+    """Recipients of known messages that are set aside: still on disk, for a human being."""
+
+
+class Draft(Protocol):
+    """A message that is still arriving (see relay.listener.ports.Draft)."""
+
+    queue_id: QueueId
+
+    def append(self, chunk: bytes) -> None:
+        """Add content in memory."""
+        ...
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Return how much content waits in memory."""
+        ...
+
+
+class Intake(Protocol):
+    """The listener's side."""
+
+    def draft(self) -> Draft:
+        """Begin a message; no I/O."""
+        ...
+
+    def spill(self, draft: Draft) -> None:
+        """Write what is buffered to disk.  Raises OSError; the draft is discarded then."""
+        ...
+
+    def discard(self, draft: Draft) -> None:
+        """Forget a draft and what it wrote; never raises."""
+        ...
+
+    def accept(self, drafts: Sequence[tuple[Draft, Envelope]]) -> list[OSError | None]:
+        """Publish messages durably as one batch; an error, and nothing queued, or None, for each."""
+        ...
+
+    def free(self) -> tuple[int, int | None]:
+        """Return free bytes and free inodes where messages are stored."""
+        ...
+
+
+class Spool(Protocol):
+    """The sender's side.
+
+    Methods raise SpoolFault when the disk fails, SpoolFull when it has no room, Absent for
+    unknown ids.  What changes state may be called again with the same arguments.
+    """
+
+    def recover(self) -> Recovery:
+        """Read everything there is, finish what can be finished, set aside what is damaged."""
+        ...
+
+    def take(self, most: int) -> list[Entry]:
+        """Take up to `most` newly accepted messages into the queue."""
+        ...
+
+    def load(self, queue_id: QueueId) -> Message:
+        """Read a message.  Raises Corrupt after setting it aside."""
+        ...
+
+    def content(self, queue_id: QueueId) -> Generator[bytes, None, None]:
+        """Stream the content; raises Corrupt *before* the last chunk if the checksum is wrong."""
+        ...
+
+    def note(self, notes: Mapping[QueueId, Sequence[Note]]) -> None:
+        """Make notes durable."""
+        ...
+
+    def notes(self, queue_id: QueueId) -> list[Note]:
+        """Return the notes about a message; some may be missing after damage."""
+        ...
+
+    def mark(self, marks: Mapping[QueueId, Mapping[int, Status]]) -> None:
+        """Set status bytes durably, each verified to be TODO and of that recipient."""
+        ...
+
+    def mark_warned(self, queue_id: QueueId) -> None:
+        """Remember durably that the sender was told of the delay."""
+        ...
+
+    def postpone(self, queue_id: QueueId, next_attempt_at_ns: int) -> None:
+        """Keep the next attempt as a hint; not durable, never raises SpoolFault."""
+        ...
+
+    def publish_report(self, queue_id: QueueId, envelope: Envelope, content: bytes) -> bool:
+        """Queue a report durably under its derived id; return False if it is there already."""
+        ...
+
+    def finish(self, queue_ids: Sequence[QueueId]) -> None:
+        """Remove messages with nothing left to do, counting them in the ledger first."""
+        ...
+
+    def hold(self, queue_id: QueueId) -> None:
+        """Set a message aside, durably."""
+        ...
+
+    def release(self, queue_id: QueueId) -> None:
+        """Bring a held message back, durably."""
+        ...
+
+    def clean_up(self) -> int:
+        """Remove what dead listeners left; return how much.  Run now and then."""
+        ...
+
+    def totals(self) -> Totals:
+        """Return what ever came in and went, messages still queued included as far as they got."""
+        ...
+
+    def corrupt_count(self) -> int:
+        """Return how many files are set aside as corrupt."""
+        ...
+
+    def free(self) -> tuple[int, int | None]:
+        """Return free bytes and free inodes where messages are stored."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the spool."""
+        ...

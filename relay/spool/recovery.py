@@ -1,0 +1,198 @@
+"""Starting is recovering: what a maildir holds after any crash, made whole again.
+
+Guarantees: whatever subset of files a crash left, nothing acknowledged is dropped,
+nothing is sent twice that was durably marked, and running it twice, or being killed in
+the middle of it, changes nothing of this.  What it returns is durable: a sender that was
+killed, and not cut from power, leaves names and status bytes behind that everybody sees
+and the disk does not have.  No queue content stops it.  Raises OSError when the disk
+cannot be read: an unreadable folder is never taken for an empty one.
+Assumes: who calls it ends the messages with nothing left to do before anything is sent.
+"""
+
+import contextlib
+from collections.abc import Callable
+
+from relay.envelope import QueueId
+from relay.spool import files
+from relay.spool.durable import Disk, opened
+from relay.spool.interface import Corrupt, Entry, Recovery, Status
+from relay.spool.layout import Layout, is_queue_id
+from relay.spool.ledger import Ledger, fates_of
+
+Fates = tuple[int, int, int, int]
+
+_MARKED_AT_ONCE = 64
+"""Files whose marks are written again as one batch."""
+
+
+def recover(
+    disk: Disk, layout: Layout, ledger: Ledger, on_corrupt: Callable[[str, str], None]
+) -> tuple[dict[QueueId, Fates], Recovery]:
+    """Return how far each queued message got, and what was found."""
+    abandoned = remove_abandoned_drafts(disk, layout)
+    ledger.read()
+    walk = _Walk(disk, layout, ledger, on_corrupt)
+    # Held first: where a crash kept both names, what an operator stopped stays stopped.
+    walk.look_into(layout.folder("hold"), is_held=True)
+    for folder in layout.queued_folders():
+        walk.look_into(folder)
+    walk.look_into(layout.folder("new"), is_new=True)
+    walk.write_marks_again()
+    accepted = set(disk.names(layout.folder("new"))) - walk.ended
+    corrupt = disk.names(layout.folder("corrupt"))
+    set_aside = {name.partition(".")[0] for name in corrupt} | walk.stuck
+    missing = sum(
+        count
+        for queue_id, count in ledger.open.items()
+        if not (queue_id in walk.fates or queue_id in accepted or queue_id in set_aside)
+    )
+    in_corrupt = sum(ledger.open.get(QueueId(name), 0) for name in set_aside - set(walk.fates))
+    if ledger.closed:
+        # A message that was counted out must not come back when the new ledger has forgotten it.
+        _sync_all(disk, layout, {layout.queued_folder(queue_id) for queue_id in ledger.closed})
+    # Rewriting brings the file into being; entering then needs it.
+    ledger.rewrite(still_there=walk.ended)
+    ledger.enter(list(walk.counts.items()))
+    for path in walk.remains:
+        # Only now: what was read of the old ledger need not have been durable.
+        disk.unlink(path)
+    _remove_orphaned_notes(disk, layout, {*walk.fates, *accepted, *set_aside})
+    entries = tuple(sorted(walk.entries, key=lambda entry: entry.queue_id))
+    return walk.fates, Recovery(entries, len(corrupt) + len(walk.stuck), abandoned, missing, in_corrupt)
+
+
+def forget_removals(disk: Disk, layout: Layout, ledger: Ledger) -> None:
+    """Rewrite the ledger while the queue is in use.  Raises OSError."""
+    _sync_all(disk, layout, set(layout.queued_folders()))
+    ledger.rewrite()
+
+
+def remove_abandoned_drafts(disk: Disk, layout: Layout) -> int:
+    """Remove drafts whose writer is dead; return how many.  Also run now and then.
+
+    Dead is who lets go of a lock, not who is old: a clock that steps must not remove a
+    message that is just arriving.
+    """
+    # One that was published has this name too, the sign that its other name may not be durable yet.
+    disk.sync_directory(layout.folder("new"))
+    removed = 0
+    for name in disk.names(layout.folder("tmp")):
+        path = f"{layout.folder('tmp')}/{name}"
+        if not is_queue_id(name):
+            continue
+        try:
+            with opened(disk, disk.open_update(path)) as fd:
+                if disk.lock_open(fd):
+                    disk.unlink(path)
+                    removed += 1
+        except FileNotFoundError:
+            continue  # its writer was quicker
+        except OSError as error:
+            if not files.is_about_the_file(error):
+                raise
+    return removed
+
+
+class _Walk:
+    """A walk through the folders in which messages wait."""
+
+    def __init__(
+        self, disk: Disk, layout: Layout, ledger: Ledger, on_corrupt: Callable[[str, str], None]
+    ) -> None:
+        self._disk = disk
+        self._layout = layout
+        self._ledger = ledger
+        self._on_corrupt = on_corrupt
+        self.entries: list[Entry] = []
+        self.fates: dict[QueueId, Fates] = {}
+        self.counts: dict[QueueId, int] = {}
+        """How many recipients each message has."""
+        self.ended: set[QueueId] = set()
+        """Messages that were counted out, and not yet removed when a crash came."""
+        self.remains: list[str] = []
+        """Their names."""
+        self.stuck: set[str] = set()
+        """Corrupt files that cannot be moved."""
+        self._homes: dict[QueueId, str] = {}
+        self._marked: list[tuple[str, files.Opened]] = []
+
+    def look_into(self, folder: str, *, is_held: bool = False, is_new: bool = False) -> None:
+        """Take in what is in a folder; set aside what is no message."""
+        for name in self._disk.names(folder):
+            path = f"{folder}/{name}"
+            try:
+                self._look_at(path, name, is_held=is_held, is_new=is_new)
+            except (FileNotFoundError, files.StillArriving):
+                continue
+            except Corrupt as fault:
+                self._set_aside(path, name, str(fault))
+            except OSError as error:
+                if not files.is_about_the_file(error):
+                    raise
+                self._on_corrupt(files.describe(name), f"cannot be taken: {error.strerror}")
+                self.stuck.add(name)
+
+    def write_marks_again(self) -> None:
+        """Make the marks durable that were read but may be in memory only."""
+        files.write_marks_again(self._disk, self._marked)
+        self._marked.clear()
+
+    def _look_at(self, path: str, name: str, *, is_held: bool, is_new: bool) -> None:
+        if not is_queue_id(name):
+            raise Corrupt("not a name that we give")
+        queue_id = QueueId(name)
+        home = self._layout.held(queue_id) if is_held else self._layout.queued(queue_id)
+        if queue_id in self.fates:
+            self._drop_second_name(path, self._homes[queue_id])
+            return
+        message = files.read(self._disk, path, queue_id, with_content=False, is_new=is_new)
+        if Status.TODO not in message.statuses and queue_id in self._ledger.closed:
+            # A crash came between its `out` and its removal.
+            self.ended.add(queue_id)
+            self.remains.append(path)
+            return
+        if path != home:
+            if self._disk.inode(home) is not None:
+                raise Corrupt("a message of this id is queued already")
+            self._disk.rename(path, home)
+        entry = message.entry(is_held=is_held)
+        self.entries.append(entry)
+        self._homes[queue_id] = home
+        self.fates[queue_id] = fates_of(message.statuses)
+        self.counts[queue_id] = len(message.statuses)
+        if entry.recipients_left < len(message.statuses):
+            self._marked.append((home, message))
+            if len(self._marked) == _MARKED_AT_ONCE:
+                self.write_marks_again()
+
+    def _drop_second_name(self, path: str, home: str) -> None:
+        """Remove a name that a crash kept beside the one that a rename gave; else it is a copy."""
+        if path == home:
+            return  # it was brought here from another folder just now
+        if self._disk.inode(path) != self._disk.inode(home):
+            raise Corrupt("a message of this id is queued already")
+        self._disk.unlink(path)
+
+    def _set_aside(self, path: str, name: str, fault: str) -> None:
+        self._on_corrupt(files.describe(name), fault)
+        try:
+            files.set_aside(self._disk, self._layout, path)
+        except OSError as error:
+            if not files.is_about_the_file(error):
+                raise
+            self._on_corrupt(files.describe(name), f"cannot be set aside: {error.strerror}")
+            self.stuck.add(name)
+
+
+def _sync_all(disk: Disk, layout: Layout, queued_folders: set[str]) -> None:
+    for folder in (layout.folder("new"), layout.folder("hold"), *sorted(queued_folders)):
+        disk.sync_directory(folder)
+
+
+def _remove_orphaned_notes(disk: Disk, layout: Layout, known: set[str]) -> None:
+    """Remove notes whose message is gone; those of a corrupt message stay with it."""
+    for name in disk.names(layout.folder("bounce")):
+        if is_queue_id(name) and name not in known:
+            # What is no file of ours stays.
+            with contextlib.suppress(OSError):
+                disk.unlink(layout.notes(QueueId(name)))

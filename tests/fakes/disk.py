@@ -1,0 +1,394 @@
+"""A disk in memory whose power can be cut: the `Disk` port of relay.spool.durable.
+
+What is held apart is what processes see and what is on the platter.  `sync` moves a
+file's content, `sync_directory` the names of a folder, from the first to the second; all
+else is pending, and a power cut keeps of it
+
+- `prefixes`: the oldest so many changes, as a file system with one ordered log does;
+- `subsets`: any of them, each link as one, each rename as `Platter.renames` says; a write
+  may keep any of its sectors of 512 bytes, and a file its new size without the content.
+
+A name that was changed later is not set back by an older change that arrives after it.
+After a failed `sync` the content that was to be synced never reaches the platter though
+everybody goes on reading it.  Modification times do not survive.
+
+Any state-changing call can be made to fail, once or from then on, or to write only half.
+"""
+
+import errno
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tests.fakes.platter import ContentChange, Platter, disk_error, prefixes_of, subsets_of
+
+
+@dataclass(slots=True)
+class Fault:
+    """A call that is to fail: the `nth` state-changing one from when it was ordered, from 1."""
+
+    nth: int
+    error: int
+    forever: bool = False
+    is_short: bool = False
+    """Half of a write is written before it fails."""
+    kinds: frozenset[str] | None = None
+    """Only calls of these kinds count."""
+    path: str = ""
+    """Only calls about a path that contains this count."""
+
+
+class ModelDisk:
+    """One process's view of a platter.  Paths are absolute."""
+
+    def __init__(self, platter: Platter | None = None) -> None:
+        self.platter = platter or Platter()
+        self.now_ns = 0
+        self.steps: list[str] = []
+        """Every state-changing call, for messages to people."""
+        self.before: Callable[[str], None] | None = None
+        """Called ahead of each state-changing call: another process may do something there."""
+        self.after: Callable[[], None] | None = None
+        """Called behind each state-changing call, failed ones too."""
+        self.fault: Fault | None = None
+        self.unreadable: set[str] = set()
+        """Paths that open with EACCES."""
+        self.has_failed = False
+        self.free_inodes: int | None = 1_000_000
+        self._counted = 0
+        self._next_fd = 3
+        self._fds: dict[int, tuple[int, str, bool]] = {}
+        self._positions: dict[int, int] = {}
+
+    def another(self) -> "ModelDisk":
+        """Return the view of another process."""
+        other = ModelDisk(self.platter)
+        other.now_ns = self.now_ns
+        return other
+
+    def die(self) -> None:
+        """Let go of what a dead process had: descriptors and locks."""
+        for fd in list(self._fds):
+            self.close(fd)
+
+    def after_kill(self) -> "ModelDisk":
+        """Return the same disk as a new process finds it when all others were killed."""
+        return ModelDisk(self.platter.copy())
+
+    def prefixes(self) -> "Iterator[ModelDisk]":
+        """Yield what a power cut now may leave behind with an ordered log."""
+        for survivors in prefixes_of(self.platter.pending):
+            yield ModelDisk(self.platter.after_cut(survivors))
+
+    def subsets(self, rng: random.Random, most: int) -> "Iterator[ModelDisk]":
+        """Yield what a power cut now may leave behind in any order: all of it, or `most` drawn by `rng`."""
+        for survivors in subsets_of(self.platter.pending, rng, most):
+            yield ModelDisk(self.platter.after_cut(survivors))
+
+    def fingerprint(self) -> frozenset[tuple[int, str, int, bytes]]:
+        """Return a value that is equal for disks of equal content."""
+        contents = self.platter.contents
+        return frozenset(
+            (folder, name, inode, contents.get(inode, b""))
+            for folder, names in self.platter.names.items()
+            for name, inode in names.items()
+        )
+
+    def fail(self, fault: Fault) -> None:
+        """Let a call from now on fail."""
+        self.fault, self._counted = fault, 0
+
+    def heal(self) -> None:
+        """Let no call fail any more."""
+        self.fault = None
+
+    def plant(self, path: str, content: bytes | None = None, *, kind: str = "file") -> None:
+        """Put a file, FIFO, symlink or folder somewhere, durably."""
+        folder, name = self._place(path)
+        inode = self.platter.number()
+        match kind:
+            case "folder":
+                inode = self.platter.add_folder()
+            case "fifo":
+                self.platter.fifos.add(inode)
+            case "symlink":
+                self.platter.symlinks.add(inode)
+            case _:
+                self.platter.contents[inode] = self.platter.durable_contents[inode] = content or b""
+        self.platter.change_names((folder, name, inode))
+        self.platter.sync_names(folder)
+
+    def peek(self, path: str) -> bytes:
+        """Return what a file holds."""
+        return self.platter.contents[self._inode(path)]
+
+    def poke(self, path: str, content: bytes) -> None:
+        """Replace what a file holds, durably."""
+        inode = self._inode(path)
+        self.platter.contents[inode] = self.platter.durable_contents[inode] = content
+
+    def open_new(self, path: str) -> int:
+        self._begin("open_new", path)
+        folder, name = self._place(path)
+        if name in self.platter.names[folder]:
+            raise disk_error(errno.EEXIST, path)
+        return self._end(self._open(self._create(folder, name), path))
+
+    def open_append(self, path: str) -> int:
+        folder, name = self._place(path)
+        inode = self.platter.names[folder].get(name)
+        self._begin("open_new" if inode is None else "open", path)
+        if inode is None:
+            return self._end(self._open(self._create(folder, name), path, appends=True))
+        return self._open(self._regular(inode, path, writes=True), path, appends=True)
+
+    def open_read(self, path: str) -> int:
+        self._begin("open", path)
+        return self._open(self._regular(self._inode(path), path, writes=False), path)
+
+    def open_update(self, path: str) -> int:
+        self._begin("open", path)
+        return self._open(self._regular(self._inode(path), path, writes=True), path)
+
+    def close(self, fd: int) -> None:
+        inode, _, _ = self._entry(fd)
+        del self._fds[fd], self._positions[fd]
+        if self.platter.locks.get(inode) == (self, fd):
+            del self.platter.locks[inode]
+
+    def write_all(self, fd: int, content: bytes) -> None:
+        inode, path, appends = self._entry(fd)
+        written, fault = self._begin_write(path, content)
+        offset = len(self.platter.contents[inode]) if appends else self._positions[fd]
+        self.platter.change_content(ContentChange(inode, offset, written), self.now_ns)
+        self._positions[fd] = offset + len(written)
+        self._end_write(fault)
+
+    def write_at(self, fd: int, content: bytes, offset: int) -> None:
+        inode, path, _ = self._entry(fd)
+        written, fault = self._begin_write(path, content)
+        self.platter.change_content(ContentChange(inode, offset, written), self.now_ns)
+        self._end_write(fault)
+
+    def pread(self, fd: int, size: int, offset: int) -> bytes:
+        inode, path, _ = self._entry(fd)
+        if inode in self.platter.names:
+            raise disk_error(errno.EISDIR, path)
+        if inode in self.platter.fifos:
+            raise disk_error(errno.ESPIPE, path)
+        return self.platter.contents[inode][offset : offset + size]
+
+    def size(self, fd: int) -> int:
+        return len(self.platter.contents.get(self._entry(fd)[0], b""))
+
+    def truncate(self, fd: int, size: int) -> None:
+        inode, path, _ = self._entry(fd)
+        self._begin("truncate", path)
+        self.platter.change_content(ContentChange(inode, size, None), self.now_ns)
+        self._end()
+
+    def sync(self, fd: int) -> None:
+        self._sync("sync", fd)
+
+    def sync_content(self, fd: int) -> None:
+        self._sync("sync_content", fd)
+
+    def sync_each(self, fds: Sequence[int], *, content_only: bool) -> list[OSError | None]:
+        results: list[OSError | None] = []
+        for fd in fds:
+            try:
+                self._sync("sync_content" if content_only else "sync", fd)
+                results.append(None)
+            except OSError as error:
+                results.append(error)
+        return results
+
+    def sync_directory(self, path: str) -> None:
+        self._begin("sync_directory", path)
+        inode = self._inode(path.rsplit("/", 2)[0] or "/" if path.endswith("/..") else path)
+        if inode not in self.platter.names:
+            raise disk_error(errno.ENOTDIR, path)
+        self.platter.sync_names(inode)
+        self._end()
+
+    def link(self, source: str, target: str) -> None:
+        self._begin("link", source, target)
+        inode = self._inode(source)
+        folder, name = self._place(target)
+        if name in self.platter.names[folder]:
+            raise disk_error(errno.EEXIST, target)
+        self.platter.change_names((folder, name, inode))
+        self._end()
+
+    def rename(self, source: str, target: str) -> None:
+        self._begin("rename", source, target)
+        inode = self._inode(source)
+        (old_folder, old), (folder, name) = self._place(source), self._place(target)
+        there = self.platter.names[folder].get(name)
+        if there in self.platter.names and inode not in self.platter.names:
+            raise disk_error(errno.EISDIR, target)
+        if there != inode:
+            self.platter.change_names((folder, name, inode), (old_folder, old, None))
+        self._end()
+
+    def unlink(self, path: str) -> None:
+        self._begin("unlink", path)
+        if self._inode(path) in self.platter.names:
+            raise disk_error(errno.EISDIR, path)
+        self.platter.change_names((*self._place(path), None))
+        self._end()
+
+    def names(self, path: str) -> list[str]:
+        inode = self._inode(path)
+        if inode not in self.platter.names:
+            raise disk_error(errno.ENOTDIR, path)
+        return list(self.platter.names[inode])
+
+    def inode(self, path: str) -> int | None:
+        folder, name = self._place(path)
+        return self.platter.names[folder].get(name)
+
+    def length(self, path: str) -> int | None:
+        inode = self.inode(path)
+        return None if inode is None else len(self.platter.contents.get(inode, b""))
+
+    def modified_at_ns(self, fd: int) -> int:
+        return self.platter.modified_at_ns.get(self._entry(fd)[0], 0)
+
+    def set_modified_at_ns(self, fd: int, at_ns: int) -> None:
+        inode, path, _ = self._entry(fd)
+        self._begin("set_modified", path)
+        self.platter.modified_at_ns[inode] = at_ns
+        self._end()
+
+    def make_directory(self, path: str) -> None:
+        if path in self.platter.folders:
+            return
+        parent = path.rpartition("/")[0]
+        self.make_directory(parent)
+        folder, name = self._place(path)
+        if (inode := self.platter.names[folder].get(name)) in self.platter.names:
+            return
+        if inode is not None:
+            raise disk_error(errno.EEXIST, path)
+        self._begin("make_directory", path)
+        self.platter.change_names((folder, name, self.platter.add_folder()))
+        self._end()
+        self.sync_directory(parent or "/")
+
+    def make_fifo(self, path: str) -> None:
+        folder, name = self._place(path)
+        if (inode := self.platter.names[folder].get(name)) is None:
+            self._begin("make_fifo", path)
+            inode = self.platter.number()
+            self.platter.fifos.add(inode)
+            self.platter.change_names((folder, name, inode))
+            self._end()
+        elif inode not in self.platter.fifos:
+            raise disk_error(errno.EEXIST, path)
+
+    def lock(self, path: str, *, wait: bool) -> int | None:
+        fd = self.open_append(path)
+        if self.lock_open(fd):
+            return fd
+        self.close(fd)
+        if wait:
+            raise disk_error(errno.EDEADLK, path)
+        return None
+
+    def lock_open(self, fd: int) -> bool:
+        inode = self._entry(fd)[0]
+        return self.platter.locks.setdefault(inode, (self, fd)) == (self, fd)
+
+    def free(self, path: str) -> tuple[int, int | None]:
+        self._inode(path)
+        return 1 << 40, self.free_inodes
+
+    def _begin(self, kind: str, *paths: str) -> None:
+        fault = self._next_fault(kind, *paths)
+        if fault is not None:
+            raise self._failed(fault)
+
+    def _next_fault(self, kind: str, *paths: str) -> Fault | None:
+        if kind != "open":
+            self.steps.append(" ".join((kind, *paths)))
+            if self.before is not None:
+                self.before(self.steps[-1])
+        fault = self.fault
+        if fault is None or (kind == "open" if fault.kinds is None else kind not in fault.kinds):
+            return None
+        if not any(fault.path in path for path in paths):
+            return None
+        self._counted += 1
+        is_due = self._counted == fault.nth or (fault.forever and self._counted > fault.nth)
+        self.has_failed = self.has_failed or is_due
+        return fault if is_due else None
+
+    def _failed(self, fault: Fault) -> OSError:
+        self.steps.append(f"  {errno.errorcode[fault.error]}")
+        if self.after is not None:
+            self.after()
+        return disk_error(fault.error, "injected")
+
+    def _end(self, result: int = 0) -> int:
+        if self.after is not None:
+            self.after()
+        return result
+
+    def _begin_write(self, path: str, content: bytes) -> tuple[bytes, Fault | None]:
+        fault = self._next_fault("write", path, str(len(content)))
+        if fault is not None and not (fault.is_short and len(content) > 1):
+            raise self._failed(fault)
+        return content if fault is None else content[: len(content) // 2], fault
+
+    def _end_write(self, fault: Fault | None) -> None:
+        if fault is not None:
+            raise self._failed(fault)
+        self._end()
+
+    def _sync(self, kind: str, fd: int) -> None:
+        inode, path, _ = self._entry(fd)
+        fault = self._next_fault(kind, path)
+        self.platter.sync_content(inode, is_lost=fault is not None)
+        if fault is not None:
+            raise self._failed(fault)
+        self._end()
+
+    def _open(self, inode: int, path: str, *, appends: bool = False) -> int:
+        fd, self._next_fd = self._next_fd, self._next_fd + 1
+        self._fds[fd] = (inode, path, appends)
+        self._positions[fd] = 0
+        return fd
+
+    def _entry(self, fd: int) -> tuple[int, str, bool]:
+        if fd not in self._fds:
+            raise disk_error(errno.EBADF, str(fd))
+        return self._fds[fd]
+
+    def _create(self, folder: int, name: str) -> int:
+        inode = self.platter.number()
+        self.platter.contents[inode] = b""
+        self.platter.modified_at_ns[inode] = self.now_ns
+        self.platter.change_names((folder, name, inode))
+        return inode
+
+    def _regular(self, inode: int, path: str, *, writes: bool) -> int:
+        if inode in self.platter.symlinks:
+            raise disk_error(errno.ELOOP, path)
+        if writes and inode in self.platter.names:
+            raise disk_error(errno.EISDIR, path)
+        if path in self.unreadable:
+            raise disk_error(errno.EACCES, path)
+        return inode
+
+    def _place(self, path: str) -> tuple[int, str]:
+        """Return the inode of the folder that a path lies in, and its last name."""
+        parent, _, name = path.rpartition("/")
+        return self.platter.folder(parent), name
+
+    def _inode(self, path: str) -> int:
+        folder, name = self._place(path)
+        inode = self.platter.names[folder].get(name) if name else folder
+        if inode is None:
+            raise disk_error(errno.ENOENT, path)
+        return inode

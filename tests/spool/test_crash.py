@@ -1,0 +1,243 @@
+"""The power is cut, and processes are killed, after every single operation on the disk.
+
+Each scenario is played once and every instant of it kept.  From each instant come the
+images that a power cut may leave, with an ordered log and without any order, and what a
+new process finds after a kill; tests.spool.oracle judges each one by starting a sender
+on it and letting it go on to the end.  The long run draws whole stories of several cuts
+from a seed: RELAY_CRASH_SEED and RELAY_CRASH_BUDGET (seconds).
+"""
+
+import errno
+import itertools
+import os
+import random
+import re
+import sys
+import time
+
+import pytest
+
+from relay.envelope import QueueId
+from relay.spool.intake import prepare
+from relay.spool.layout import Layout
+from tests.fakes.disk import Fault, ModelDisk
+from tests.fakes.platter import Renames
+from tests.spool.cuts import BOUNCED, RELAYED, SCENARIOS, Judge, killed, prefixes, run_of, subsets
+from tests.spool.world import ROOT, Letter, Snapshot, World, prepared
+
+SUBSETS_AT_ONCE = 6
+TOLD = (Letter(({0: RELAYED},)), Letter(({0: BOUNCED},)))
+
+
+class Killed(BaseException):
+    """The process is gone in the middle of a call."""
+
+
+@pytest.mark.parametrize("renames", Renames)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_power_cut_at_any_instant_loses_nothing(name: str, renames: Renames) -> None:
+    judge, rng = Judge(), random.Random(name)
+    snapshots = run_of(name, renames)
+
+    if renames is Renames.WHOLE:
+        # An ordered log does not tear renames either.
+        judge.judge(snapshots, prefixes, story=name)
+    judge.judge(snapshots, lambda snapshot: subsets(snapshot, rng, SUBSETS_AT_ONCE), story=name)
+    assert judge.judged > len(snapshots)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_kill_at_any_instant_loses_nothing(name: str) -> None:
+    judge = Judge()
+    judge.judge(run_of(name, Renames.WHOLE), killed, story=name)
+
+
+@pytest.mark.parametrize("renames", Renames)
+def test_the_first_start_of_all_may_be_cut_or_killed_too(renames: Renames) -> None:
+    judge, rng = Judge(), random.Random(1)
+    snapshots = run_of("bounced", renames, from_nothing=True)
+
+    judge.judge(snapshots, lambda snapshot: subsets(snapshot, rng, 2), story="from nothing")
+
+
+def test_folders_that_a_killed_start_left_behind_are_durable_before_mail_is_accepted() -> None:
+    for snapshot in run_of("relayed", Renames.WHOLE, from_nothing=True):
+        ((_, image),) = killed(snapshot)
+        prepare(ROOT, image)
+        _, cut = next(prefixes(Snapshot(image.platter, snapshot.trace, snapshot.step)))
+        assert [folder for folder in Layout(ROOT).folders() if cut.inode(folder) is None] == []
+
+
+@pytest.mark.parametrize("name", ["bounced", pytest.param("bounced while held", marks=pytest.mark.crash)])
+def test_a_lost_ledger_costs_its_figures_and_nothing_else(name: str) -> None:
+    judge, rng = Judge(counts=False), random.Random(name)
+    # The report is relayed in the end: then its message must not come back and report again.
+    for snapshot in run_of(name, Renames.WHOLE)[-10:]:
+        for label, image in subsets(snapshot, rng, 48):
+            if image.inode(f"{ROOT}/ledger") is not None:
+                image.unlink(f"{ROOT}/ledger")
+                image.sync_directory(ROOT)
+            judge.go_on(image, snapshot, f"{name}, {label}, without the ledger")
+
+
+@pytest.mark.parametrize("name", ["bounced", "held and released"])
+def test_a_cut_or_a_kill_during_recovery_changes_nothing(name: str) -> None:
+    judge, rng = Judge(), random.Random(name)
+    for snapshot in rng.sample(run_of(name, Renames.WHOLE), 8):
+        images = [*killed(snapshot), *itertools.islice(subsets(snapshot, rng, 4), 1, 3)]
+        for label, image in images:
+            story = f"{name}, {label}"
+            again = judge.go_on(image, snapshot, story, record=True)
+            some = rng.sample(again, min(len(again), 8))
+            judge.judge(some, killed, story=story)
+            judge.judge(some, lambda s: subsets(s, rng, 4), story=story)
+
+
+def _offer_with(world: World, nth: int) -> set[QueueId]:
+    """Offer messages while a sender does all it can just before the nth call; return what it took."""
+    listener, count, taken = world.listener(), itertools.count(1), set[QueueId]()
+
+    def before(_step: str) -> None:
+        if next(count) == nth:
+            sender = world.sender()
+            taken.update(entry.queue_id for entry in sender.recover().entries)
+            assert sender.spool.clean_up() == 0
+            taken.update(sender.take())
+            sender.drain()
+            sender.spool.close()
+
+    world.listener_disk.before = before
+    listener.offer(*TOLD)
+    world.listener_disk.before = None
+    return taken
+
+
+CALLS_OF_AN_OFFER = range(1, 12)
+
+
+@pytest.mark.parametrize("fault_at", [0, *CALLS_OF_AN_OFFER])
+def test_a_sender_takes_nothing_that_its_listener_may_still_take_back(fault_at: int) -> None:
+    taken_early = False
+    for nth in CALLS_OF_AN_OFFER:
+        world = World(prepared())
+        if fault_at:
+            world.listener_disk.fail(Fault(fault_at, errno.EIO))
+        taken = _offer_with(world, nth)
+        assert taken <= world.trace.accepted
+        taken_early = taken_early or bool(taken)
+        world.listener_disk.die()
+        sender = world.sender()
+        sender.recover()
+        sender.take()
+        assert sender.queue == world.trace.accepted - taken
+    # It does take one that is decided while the rest of its batch is tidied up.
+    assert taken_early or fault_at
+
+
+@pytest.mark.parametrize("renames", Renames)
+def test_a_listener_that_is_killed_leaves_whole_messages_or_none(renames: Renames) -> None:
+    """The sender lives on, relays what it finds, and only then the power goes."""
+    judge, rng, base = Judge(), random.Random(3), prepared(renames)
+    for nth in itertools.count(1):
+        world, count = World(base.after_kill()), itertools.count(1)
+        sender = world.sender()
+        sender.recover()
+
+        def kill(_step: str, nth: int = nth, count: "itertools.count[int]" = count) -> None:
+            if next(count) == nth:
+                raise Killed
+
+        world.listener_disk.before = kill
+        try:
+            world.listener().offer(*TOLD)
+            break
+        except Killed:
+            world.listener_disk.before = None
+            world.listener_disk.die()
+        world.record()
+        sender.take()
+        sender.spool.clean_up()
+        fates = itertools.cycle((BOUNCED, RELAYED))
+        sender.settle({queue_id: {0: next(fates)} for queue_id in sorted(sender.queue)})
+        sender.take()
+        sender.drain()
+        assert world.sender_disk.names(f"{ROOT}/tmp") == []
+        if renames is Renames.WHOLE:
+            judge.judge(world.snapshots, prefixes, story=f"listener killed at {nth}")
+        judge.judge(world.snapshots, lambda s: subsets(s, rng, 2), story=f"listener killed at {nth}")
+    assert nth > 10
+
+
+def test_a_published_report_is_durable_before_its_message_goes_though_its_sender_was_killed() -> None:
+    """Killed between the report's link and the sync of its folder: the next one finds it there."""
+    judge = Judge()
+    linked = next(s for s in run_of("bounced", Renames.WHOLE) if re.match("link .*/[^/]{17}$", s.step))
+    ((label, image),) = killed(linked)
+    again = judge.go_on(image, linked, label, record=True)
+
+    removed = [s for s in again if s.step.startswith("sync_directory") and "/cur/" in s.step]
+    assert removed
+    judge.judge(removed, prefixes, story=label)
+
+
+def _story(rng: random.Random, judge: Judge) -> None:
+    """Draw one run and cut it several times."""
+    name, renames = rng.choice(list(SCENARIOS)), rng.choice(list(Renames))
+    snapshots: list[Snapshot] = run_of(name, renames, from_nothing=rng.random() < 0.1)
+    story = f"{name} ({renames.name})"
+    for _ in range(rng.choice((1, 2, 2, 3, 4))):
+        snapshot = rng.choice(snapshots)
+        kind = rng.choice((prefixes, killed, lambda s: subsets(s, rng, 24)))
+        label, image = rng.choice(list(kind(snapshot)))
+        story = f"{story}, {label}"
+        snapshots = judge.go_on(image, snapshot, story, record=True)
+
+
+@pytest.mark.crash
+def test_stories_of_several_cuts_lose_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    seed = int(os.environ.get("RELAY_CRASH_SEED", "0"))
+    until = time.monotonic() + float(os.environ.get("RELAY_CRASH_BUDGET", "60")) / 2
+    judge = Judge()
+    for number in itertools.count():
+        try:
+            _story(random.Random(f"{seed}/{number}"), judge)
+        except AssertionError as violation:
+            raise AssertionError(f"RELAY_CRASH_SEED={seed}, story {number}: {violation}") from violation
+        if time.monotonic() > until:
+            break
+    with capsys.disabled():
+        told = f"{judge.judged} crash images in {number + 1} stories"
+        sys.stdout.write(f"\nspool: {told}, seed {seed}: nothing lost\n")
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("renames", Renames)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_second_cut_of_every_first_one_loses_nothing(name: str, renames: Renames) -> None:
+    budget = float(os.environ.get("RELAY_CRASH_BUDGET", "60")) / 2 / len(SCENARIOS) / len(Renames)
+    until, seed = time.monotonic() + budget, os.environ.get("RELAY_CRASH_SEED", "0")
+    judge, rng = Judge(), random.Random(f"{seed}/{name}")
+    snapshots = run_of(name, renames)
+    rng.shuffle(snapshots)
+    for snapshot in snapshots:
+        for label, image in (*killed(snapshot), *prefixes(snapshot), *subsets(snapshot, rng, 24)):
+            story = f"RELAY_CRASH_SEED={seed}, {name}, {label}"
+            again = judge.go_on(image, snapshot, story, record=True)
+            judge.judge(again, prefixes, story=story)
+            judge.judge(again, lambda s: subsets(s, rng, 6), story=story)
+            if time.monotonic() > until:
+                return
+
+
+def test_the_model_sees_what_it_is_there_for() -> None:
+    """A spool whose folders were never synced would be caught: the judge is no rubber stamp."""
+    judge, snapshots = Judge(), run_of("bounced", Renames.WHOLE)
+    accepted = next(s for s in snapshots if s.trace.accepted)
+    empty = prepared()
+
+    with pytest.raises(AssertionError, match="is lost"):
+        judge.go_on(empty, accepted, "nothing is left")
+    relayed = next(s for s in snapshots if s.trace.marked)
+    earlier = ModelDisk(accepted.platter).after_kill()
+    with pytest.raises(AssertionError, match="though marked"):
+        judge.go_on(earlier, relayed, "the marks are gone")

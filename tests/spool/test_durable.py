@@ -1,0 +1,347 @@
+"""The port to the disk: one suite for the kernel's file systems and for the model that tests use."""
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from relay.spool import durable
+from relay.spool.durable import Disk, RealDisk, doubt_about, opened
+from tests.fakes.disk import ModelDisk
+
+Written = Callable[[str, bytes], None]
+
+
+@pytest.fixture(params=["kernel", "model"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Disk, str]:
+    """Return a disk, and a folder on it."""
+    if request.param == "kernel":
+        return RealDisk(), str(tmp_path)
+    disk = ModelDisk()
+    disk.make_directory("/folder")
+    return disk, "/folder"
+
+
+def write(disk: Disk, path: str, content: bytes) -> None:
+    with opened(disk, disk.open_new(path)) as fd:
+        disk.write_all(fd, content)
+
+
+def read(disk: Disk, path: str) -> bytes:
+    with opened(disk, disk.open_read(path)) as fd:
+        return disk.pread(fd, disk.size(fd) + 10, 0)
+
+
+def error_of(call: Callable[[], object]) -> int | None:
+    with pytest.raises(OSError) as raised:  # noqa: PT011 - the number is what the callers look at
+        call()
+    return raised.value.errno
+
+
+def test_a_new_file_never_replaces_one(place: tuple[Disk, str]) -> None:
+    disk, folder = place
+    write(disk, f"{folder}/a", b"first")
+
+    assert error_of(lambda: disk.open_new(f"{folder}/a")) == errno.EEXIST
+    assert error_of(lambda: disk.open_new(f"{folder}/none/a")) == errno.ENOENT
+    assert read(disk, f"{folder}/a") == b"first"
+
+
+def test_writes_go_on_where_the_last_one_ended(place: tuple[Disk, str]) -> None:
+    disk, folder = place
+    with opened(disk, disk.open_new(f"{folder}/a")) as fd:
+        disk.write_all(fd, b"\0\0\0")
+        disk.write_all(fd, b"def")
+        disk.write_at(fd, b"abc", 0)
+        disk.write_all(fd, b"ghi")
+
+        assert disk.size(fd) == 9
+        assert disk.pread(fd, 100, 0) == b"abcdefghi"
+        assert disk.pread(fd, 3, 4) == b"efg"
+        assert disk.pread(fd, 3, 9) == b""
+
+
+def test_an_appending_descriptor_always_writes_at_the_end(place: tuple[Disk, str]) -> None:
+    disk, folder = place
+    with (
+        opened(disk, disk.open_append(f"{folder}/a")) as first,
+        opened(disk, disk.open_append(f"{folder}/a")) as second,
+    ):
+        disk.write_all(first, b"one ")
+        disk.write_all(second, b"two ")
+        disk.write_all(first, b"three")
+        disk.truncate(second, 7)
+        disk.write_all(first, b"!")
+
+    assert read(disk, f"{folder}/a") == b"one two!"
+
+
+def test_a_file_can_be_changed_in_place_and_grown_by_a_hole(place: tuple[Disk, str]) -> None:
+    disk, folder = place
+    write(disk, f"{folder}/a", b"TTT")
+    with opened(disk, disk.open_update(f"{folder}/a")) as fd:
+        disk.write_at(fd, b"D", 1)
+        disk.write_at(fd, b"x", 5)
+
+    assert read(disk, f"{folder}/a") == b"TDT\0\0x"
+
+
+def test_what_is_not_there_cannot_be_opened(place: tuple[Disk, str]) -> None:
+    disk, folder = place
+
+    assert error_of(lambda: disk.open_read(f"{folder}/none")) == errno.ENOENT
+    assert error_of(lambda: disk.open_update(f"{folder}/none")) == errno.ENOENT
+    assert error_of(lambda: disk.unlink(f"{folder}/none")) == errno.ENOENT
+    assert error_of(lambda: disk.rename(f"{folder}/none", f"{folder}/a")) == errno.ENOENT
+    assert error_of(lambda: disk.link(f"{folder}/none", f"{folder}/a")) == errno.ENOENT
+    assert error_of(lambda: disk.names(f"{folder}/none")) == errno.ENOENT
+    assert error_of(lambda: disk.sync_directory(f"{folder}/none")) == errno.ENOENT
+
+
+def test_a_link_is_a_second_name_and_never_replaces_one(place: tuple[Disk, str]) -> None:
+    disk, folder = place
+    write(disk, f"{folder}/a", b"one")
+    write(disk, f"{folder}/b", b"two")
+
+    assert error_of(lambda: disk.link(f"{folder}/a", f"{folder}/b")) == errno.EEXIST
+    disk.link(f"{folder}/a", f"{folder}/c")
+    assert disk.inode(f"{folder}/a") == disk.inode(f"{folder}/c") != disk.inode(f"{folder}/b")
+    disk.unlink(f"{folder}/a")
+    assert sorted(disk.names(folder)) == ["b", "c"]
+    assert read(disk, f"{folder}/c") == b"one"
+
+
+def test_a_rename_replaces_and_leaves_two_names_of_one_file_alone(place: tuple[Disk, str]) -> None:
+    disk, folder = place
+    write(disk, f"{folder}/a", b"one")
+    write(disk, f"{folder}/b", b"two")
+    disk.link(f"{folder}/b", f"{folder}/c")
+
+    disk.rename(f"{folder}/a", f"{folder}/b")
+    assert sorted(disk.names(folder)) == ["b", "c"]
+    assert read(disk, f"{folder}/b") == b"one"
+    # rename(2): if both are links to the same file, nothing is done.
+    disk.link(f"{folder}/b", f"{folder}/d")
+    disk.rename(f"{folder}/b", f"{folder}/d")
+    assert sorted(disk.names(folder)) == ["b", "c", "d"]
+
+
+def test_an_open_file_outlives_its_name(place: tuple[Disk, str]) -> None:
+    disk, folder = place
+    write(disk, f"{folder}/a", b"content")
+    with opened(disk, disk.open_read(f"{folder}/a")) as fd:
+        disk.unlink(f"{folder}/a")
+
+        assert disk.names(folder) == []
+        assert disk.pread(fd, 7, 0) == b"content"
+
+
+def test_a_lock_is_held_by_one_descriptor_until_that_one_is_closed(place: tuple[Disk, str]) -> None:
+    disk, folder = place
+    path = f"{folder}/lock"
+    holder = disk.lock(path, wait=False)
+    assert holder is not None
+
+    assert disk.lock(path, wait=False) is None
+    with opened(disk, disk.open_read(path)) as other:
+        # What loses a POSIX lock: closing any other descriptor of the file.
+        assert not disk.lock_open(other)
+    assert disk.lock(path, wait=False) is None
+    assert disk.lock_open(holder)
+    disk.close(holder)
+    again = disk.lock(path, wait=True)
+    assert again is not None
+    disk.close(again)
+
+
+def test_a_lock_belongs_to_the_file_and_not_to_its_name(place: tuple[Disk, str]) -> None:
+    disk, folder = place
+    with opened(disk, disk.open_new(f"{folder}/a")) as writer:
+        assert disk.lock_open(writer)
+        disk.link(f"{folder}/a", f"{folder}/b")
+        with opened(disk, disk.open_read(f"{folder}/b")) as reader:
+            assert not disk.lock_open(reader)
+
+
+def test_names_inodes_and_lengths_are_told_without_opening(place: tuple[Disk, str]) -> None:
+    disk, folder = place
+    write(disk, f"{folder}/a", b"12345")
+    disk.make_fifo(f"{folder}/fifo")
+
+    assert sorted(disk.names(folder)) == ["a", "fifo"]
+    assert disk.length(f"{folder}/a") == 5
+    assert disk.length(f"{folder}/none") is None
+    assert disk.inode(f"{folder}/none") is None
+    assert error_of(lambda: disk.names(f"{folder}/a")) == errno.ENOTDIR
+
+
+def test_a_folder_is_made_once_with_its_parents(place: tuple[Disk, str]) -> None:
+    disk, folder = place
+    disk.make_directory(f"{folder}/x/y/z")
+    write(disk, f"{folder}/x/y/z/a", b"kept")
+    disk.make_directory(f"{folder}/x/y/z")
+
+    assert disk.names(f"{folder}/x/y/z") == ["a"]
+    assert error_of(lambda: disk.make_directory(f"{folder}/x/y/z/a/b")) in {errno.ENOTDIR, errno.EEXIST}
+
+
+def test_a_fifo_is_made_once_and_never_taken_for_a_file(place: tuple[Disk, str]) -> None:
+    disk, folder = place
+    disk.make_fifo(f"{folder}/fifo")
+    disk.make_fifo(f"{folder}/fifo")
+    write(disk, f"{folder}/file", b"")
+
+    assert error_of(lambda: disk.make_fifo(f"{folder}/file")) == errno.EEXIST
+    with opened(disk, disk.open_read(f"{folder}/fifo")) as fd:
+        assert error_of(lambda: disk.pread(fd, 10, 0)) == errno.ESPIPE
+
+
+def test_a_folder_is_never_taken_for_a_file(place: tuple[Disk, str]) -> None:
+    disk, folder = place
+    disk.make_directory(f"{folder}/sub")
+
+    assert error_of(lambda: disk.open_update(f"{folder}/sub")) == errno.EISDIR
+    with opened(disk, disk.open_read(f"{folder}/sub")) as fd:
+        assert error_of(lambda: disk.pread(fd, 10, 0)) == errno.EISDIR
+    assert error_of(lambda: disk.unlink(f"{folder}/sub")) in {errno.EISDIR, errno.EPERM}
+
+
+def test_the_modification_time_can_be_kept_as_a_hint(place: tuple[Disk, str]) -> None:
+    disk, folder = place
+    with opened(disk, disk.open_new(f"{folder}/a")) as fd:
+        disk.set_modified_at_ns(fd, 1_900_000_000_000_000_000)
+
+        assert disk.modified_at_ns(fd) == 1_900_000_000_000_000_000
+
+
+def test_several_files_are_synced_as_one_batch_with_a_result_each(place: tuple[Disk, str]) -> None:
+    disk, folder = place
+    fds = [disk.open_new(f"{folder}/{number}") for number in range(10)]
+    closed = fds.pop(4)
+    disk.close(closed)
+
+    for content_only in (False, True):
+        assert disk.sync_each(fds, content_only=content_only) == [None] * 9
+        for some in (fds, fds[:1]):
+            results = disk.sync_each([*some, 9_999], content_only=content_only)
+            assert results[:-1] == [None] * len(some)
+            assert isinstance(results[-1], OSError)
+            assert results[-1].errno == errno.EBADF
+    for fd in fds:
+        disk.sync(fd)
+        disk.sync_content(fd)
+        disk.close(fd)
+    disk.sync_directory(folder)
+
+
+def test_room_is_told_in_bytes_and_inodes(place: tuple[Disk, str]) -> None:
+    disk, folder = place
+    free_bytes, free_inodes = disk.free(folder)
+
+    assert free_bytes > 0
+    assert free_inodes is None or free_inodes > 0
+
+
+def test_a_symlink_is_never_followed(tmp_path: Path) -> None:
+    disk = RealDisk()
+    (tmp_path / "target").write_bytes(b"foreign")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    path = str(tmp_path / "link")
+
+    for call in (disk.open_read, disk.open_update, disk.open_append):
+        assert error_of(lambda call=call: call(path)) == errno.ELOOP  # type: ignore[misc]  # bound now
+    assert error_of(lambda: disk.open_new(path)) == errno.EEXIST
+    assert error_of(lambda: disk.lock(path, wait=False)) == errno.ELOOP
+    assert disk.length(path) != len(b"foreign")
+
+
+def test_a_short_write_goes_on_until_all_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, real_write, real_pwrite = RealDisk(), os.write, os.pwrite
+    monkeypatch.setattr(os, "write", lambda fd, view: real_write(fd, view[:3]))
+    monkeypatch.setattr(os, "pwrite", lambda fd, view, offset: real_pwrite(fd, view[:2], offset))
+    with opened(disk, disk.open_new(str(tmp_path / "a"))) as fd:
+        disk.write_all(fd, b"0123456789")
+        disk.write_at(fd, b"abcde", 5)
+
+    assert (tmp_path / "a").read_bytes() == b"01234abcde"
+
+
+def test_a_write_that_writes_nothing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = RealDisk()
+    monkeypatch.setattr(os, "write", lambda _fd, _view: 0)
+    monkeypatch.setattr(os, "pwrite", lambda _fd, _view, _offset: 0)
+    with opened(disk, disk.open_new(str(tmp_path / "a"))) as fd:
+        assert error_of(lambda: disk.write_all(fd, b"x")) == errno.EIO
+        assert error_of(lambda: disk.write_at(fd, b"x", 0)) == errno.EIO
+
+
+def test_a_full_disk_is_an_error_and_not_a_short_file() -> None:
+    disk = RealDisk()
+    with opened(disk, disk.open_append("/dev/full")) as fd:
+        assert error_of(lambda: disk.write_all(fd, b"x")) == errno.ENOSPC
+
+
+def test_files_and_folders_are_for_us_alone(tmp_path: Path) -> None:
+    disk = RealDisk()
+    disk.make_directory(str(tmp_path / "folder"))
+    write(disk, str(tmp_path / "folder" / "file"), b"")
+    disk.make_fifo(str(tmp_path / "folder" / "fifo"))
+    lock = disk.lock(str(tmp_path / "folder" / "lock"), wait=False)
+
+    assert lock is not None
+    disk.close(lock)
+    assert (tmp_path / "folder").stat().st_mode & 0o077 == 0
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "folder").iterdir())
+
+
+def test_descriptors_do_not_outlive_exec(tmp_path: Path) -> None:
+    disk, path = RealDisk(), str(tmp_path / "a")
+    fds = [disk.open_new(path), disk.open_append(path), disk.open_read(path), disk.open_update(path)]
+    fds.append(disk.lock(path, wait=False) or 0)
+
+    assert all(fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC for fd in fds)
+    for fd in fds:
+        disk.close(fd)
+
+
+def test_a_lock_dies_with_its_process(tmp_path: Path) -> None:
+    program = (
+        "import sys; from relay.spool.durable import RealDisk;"
+        "RealDisk().lock(sys.argv[1], wait=False); print('locked', flush=True); sys.stdin.read()"
+    )
+    path, disk = str(tmp_path / "lock"), RealDisk()
+    with subprocess.Popen(
+        [sys.executable, "-c", program, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"locked\n"
+        assert disk.lock(path, wait=False) is None
+        process.kill()
+        process.wait()
+    fd = disk.lock(path, wait=False)
+
+    assert fd is not None
+    disk.close(fd)
+
+
+def test_doubtful_file_systems_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(
+        "/dev/a / ext4 rw 0 0\nnone /mem tmpfs rw 0 0\n/dev/b /mem/disk xfs rw 0 0\n"
+        "h:/x /a\\040b nfs4 rw 0 0\n"
+    )
+    real_open = open
+    monkeypatch.setattr("builtins.open", lambda _path, **kwargs: real_open(mounts, **kwargs))
+
+    assert doubt_about("/var/spool") is None
+    assert doubt_about("/memory") is None
+    assert "tmpfs" in (doubt_about("/mem/spool") or "")
+    assert "tmpfs" in (doubt_about("/mem") or "")
+    assert doubt_about("/mem/disk/spool") is None
+    assert "nfs4" in (doubt_about("/a b/spool") or "")
+    assert durable.FILE_MODE == 0o600
