@@ -87,9 +87,9 @@ def settle(
     the transaction, in the order of the outcome's answers.
     """
     answers = dict(zip(asked, outcome.answers, strict=True))
-    took_any = any(a.verdict not in (Verdict.LATER, Verdict.PAUSE) for a in answers.values())
+    is_only_later = all(answer.verdict is Verdict.LATER for answer in answers.values())
     fates = {
-        index: (_fate(answer, took_any=took_any, is_old=age_ns >= terms.lifetime_ns), answer)
+        index: (_fate(answer, is_only_later=is_only_later, is_old=age_ns >= terms.lifetime_ns), answer)
         for index, answer in answers.items()
     }
     final = {i for i, (fate, _) in fates.items() if fate in (Fate.RELAYED, Fate.BOUNCED, Fate.EXPIRED)}
@@ -116,7 +116,7 @@ def settle(
     )
 
 
-def _fate(answer: Answer, *, took_any: bool, is_old: bool) -> Fate:
+def _fate(answer: Answer, *, is_only_later: bool, is_old: bool) -> Fate:
     match answer.verdict:
         case Verdict.RELAYED:
             return Fate.RELAYED
@@ -124,8 +124,9 @@ def _fate(answer: Answer, *, took_any: bool, is_old: bool) -> Fate:
             return Fate.BOUNCED
         case Verdict.PAUSE:
             return Fate.WAITING
-        case Verdict.LATER if took_any or answer.phase is Phase.MAIL:
-            # At MAIL nobody was asked yet: a kept connection had died.
+        case Verdict.LATER if not is_only_later or answer.phase is Phase.MAIL:
+            # The others made progress, or it was about us; or at MAIL, where nobody was asked
+            # yet: a kept connection had died.
             return Fate.WAITING
         case _:
             # LATER for every recipient is no progress: it would be asked again without end.

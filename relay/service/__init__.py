@@ -1,0 +1,29 @@
+"""Where the rooms meet: the only place that sees both the disk and the network.
+
+The flow:
+daemon            puts everything together, runs until told to stop; loops, notify
+listening         taking mail, here or in listener processes (listener_process)
+intake            from a listener to the spool, many at a time (batch)
+sender            the queue in memory, and a heart for each upstream
+heart             take the next message, reserve, send, settle
+ready, pause      connections to send on; whether the upstream is used at all
+gate              the throttle of one upstream, off the event loop
+desk              the spool, off the event loop
+settling          what an attempt came to, written down; reports: what senders are told
+live, edits       the policy file, watched, and what an edit does
+
+Seen from outside:
+watch             looks at a sender and makes the snapshot
+snapshot          what can be seen at one instant: the one source of all that follows
+events            a line for everything that happens; event_table lists and explains them
+lines, redaction  how lines get onto stderr, and the texts that none may contain
+metrics           live numbers for Prometheus; metric_table lists and explains them
+collector         the numbers that are read from a snapshot at each scrape
+listener_counts   what listeners counted, also in processes of their own
+observer          what a listener tells, turned into events and counts
+http, page        /metrics /healthz /readyz /status.json and the status page
+operations        what an operator may ask for
+operator          answers it for a relay that runs, offline for one that is down
+control           the socket in the spool over which a running relay is asked
+instants          time as people read it
+"""

@@ -1,0 +1,208 @@
+"""The spool, off the event loop: one thread, and everything that waits for it in batches.
+
+Guarantees: the spool's calls never overlap; what attempts came to is written down in the
+order notes, status bytes, report, removal, many messages at a time, and `settle` returns
+only when it is durable.  When the disk is full a settlement waits and is tried again:
+nothing that happened is forgotten.  When the disk fails, SpoolFault ends the sender:
+only a restart may trust it again.
+Does not: decide anything; `relay.settlement` does.
+"""
+
+import asyncio
+import contextlib
+import errno
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from relay.clock import SECOND_NS
+from relay.envelope import Envelope, QueueId
+from relay.service.batch import Batch
+from relay.service.reports import Reporter
+from relay.spool.identity import report_id, warning_id
+from relay.spool.interface import (
+    Absent,
+    Corrupt,
+    Entry,
+    Message,
+    Note,
+    Recovery,
+    Spool,
+    SpoolFault,
+    SpoolFull,
+    Status,
+    Totals,
+)
+
+Returned = TypeVar("Returned")
+
+RETRY_FULL_SECONDS = 5.0
+TAKE_AT_ONCE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What is to be written down about one message after an attempt."""
+
+    message: Message
+    marks: dict[int, Status]
+    notes: tuple[Note, ...]
+    is_finished: bool
+    next_attempt_at_ns: int | None = None
+    """Wall clock: kept as a hint for a deferred one."""
+    warning: tuple[tuple[Note, ...], int] | None = None
+    """Delays to tell the sender of, and until when it will be tried (wall clock)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was written: ids of what was queued because of it."""
+
+    report: QueueId | None = None
+    warning: QueueId | None = None
+
+
+class Desk:
+    """The sender's way to its spool."""
+
+    def __init__(self, spool: Spool, reporter: Reporter, on_full: Callable[[str], None]) -> None:
+        """`on_full` is told when something could not be written for lack of room."""
+        self.spool = spool
+        self._reporter = reporter
+        self._on_full = on_full
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
+        self._endings: Batch[Ending, Written] = Batch(self._write, self._thread)
+
+    async def call(self, function: Callable[[], Returned]) -> Returned:
+        """Run a call of the spool in its thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+
+    async def recover(self) -> Recovery:
+        """Read the whole spool."""
+        return await self.call(self.spool.recover)
+
+    async def take(self) -> list[Entry]:
+        """Take newly accepted messages into the queue."""
+        return await self.call(lambda: self.spool.take(TAKE_AT_ONCE))
+
+    async def load(self, queue_ids: Sequence[QueueId]) -> list[Message | Exception]:
+        """Read messages; for each itself, or Absent, Corrupt, SpoolFault or OSError."""
+        return await self.call(lambda: [self._load(queue_id) for queue_id in queue_ids])
+
+    async def content(self, message: Message) -> AsyncGenerator[bytes, None]:
+        """Yield the content in chunks; raises Corrupt before the last if it is damaged."""
+        if message.content is not None:
+            yield message.content
+            return
+        chunks = self.spool.content(message.queue_id)
+        while (chunk := await self.call(lambda: next(chunks, None))) is not None:
+            yield chunk
+
+    async def settle(self, ending: Ending) -> Written:
+        """Write down what an attempt came to; on return it is durable.
+
+        Raises SpoolFault, and Absent or Corrupt where there is nothing to write it on any
+        more.  Waits as long as there is no room, since it did happen.
+        """
+        while True:
+            try:
+                return await self._endings.submit(ending)
+            except SpoolFull as full:
+                self._on_full(str(full))
+                await asyncio.sleep(RETRY_FULL_SECONDS)
+
+    async def totals(self) -> Totals:
+        """Return the account of all recipients."""
+        return await self.call(self.spool.totals)
+
+    def close(self) -> None:
+        """Finish what is under way and let go of the spool."""
+        self._thread.shutdown()
+        self.spool.close()
+
+    def _load(self, queue_id: QueueId) -> Message | Exception:
+        try:
+            return self.spool.load(queue_id)
+        except (Absent, Corrupt, SpoolFault, OSError) as error:
+            return error
+
+    def _write(self, endings: Sequence[Ending]) -> list[Written | BaseException]:
+        """Write a batch down; where one of it cannot be, each for itself.
+
+        What is written twice is written once.  A fault of the disk is everybody's: nobody
+        knows whose bytes it was.
+        """
+        try:
+            return self._write_together(endings)
+        except (SpoolFull, Absent, Corrupt) as error:
+            if len(endings) == 1:
+                return [error]
+            # Without room for one's reason, another may end that needs none, and so give room.
+            return [written for ending in endings for written in self._write([ending])]
+
+    def _write_together(self, endings: Sequence[Ending]) -> list[Written | BaseException]:
+        self.spool.note({e.message.queue_id: e.notes for e in endings if e.notes})
+        # Crash here: reasons without a mark; the recipients are tried again.
+        self.spool.mark({e.message.queue_id: e.marks for e in endings if e.marks})
+        # Crash here: all recipients marked; the next start publishes the report and removes the message.
+        written: list[Written | BaseException] = []
+        finished: list[QueueId] = []
+        for ending in endings:
+            try:
+                written.append(self._publish(ending))
+            except (SpoolFull, Absent, Corrupt) as error:
+                written.append(error)
+                continue
+            if ending.is_finished:
+                finished.append(ending.message.queue_id)
+            elif ending.next_attempt_at_ns is not None:
+                self.spool.postpone(ending.message.queue_id, ending.next_attempt_at_ns)
+        # Crash here: reports queued, their messages still there; publishing again finds them.
+        self.spool.finish(finished)
+        return written
+
+    def _publish(self, ending: Ending) -> Written:
+        """Queue the report or the warning that an ending calls for."""
+        message = ending.message
+        report = warning = None
+        if ending.is_finished:
+            statuses = [ending.marks.get(i, status) for i, status in enumerate(message.statuses)]
+            failed = [i for i, status in enumerate(statuses) if status.is_failure]
+            if failed and not message.envelope.is_null:
+                known = {note.index: note for note in self.spool.notes(message.queue_id)}
+                envelope, content = self._reporter.failures(message, self._header(message), failed, known)
+                if self._queue(report_id(message.queue_id), envelope, content):
+                    report = report_id(message.queue_id)
+        elif ending.warning is not None and not message.envelope.is_null:
+            delays, until_at_ns = ending.warning
+            envelope, content = self._reporter.delays(message, self._header(message), delays, until_at_ns)
+            if self._queue(warning_id(message.queue_id), envelope, content):
+                warning = warning_id(message.queue_id)
+            # Crash here: the warning is there and not remembered; it is published only once all the same.
+            self.spool.mark_warned(message.queue_id)
+        return Written(report, warning)
+
+    def _queue(self, queue_id: QueueId, envelope: Envelope, content: bytes) -> bool:
+        try:
+            return self.spool.publish_report(queue_id, envelope, content)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise SpoolFull(f"report: {error.strerror}") from error
+            raise SpoolFault(f"report: {error.strerror}") from error
+
+    def _header(self, message: Message) -> bytes:
+        if message.content is not None:
+            return message.content
+        with contextlib.closing(self.spool.content(message.queue_id)) as chunks:
+            return next(chunks, b"")
+
+
+def wall_of(boottime_ns: int, *, now_wall_ns: int, now_boottime_ns: int) -> int:
+    """Return an instant of this boot as wall clock, for showing."""
+    return now_wall_ns + boottime_ns - now_boottime_ns
+
+
+def seconds(span_ns: int) -> float:
+    """Return a span in seconds, never negative, for the event loop's timers."""
+    return max(0, span_ns) / SECOND_NS

@@ -1,0 +1,165 @@
+"""Every line that the relay logs: its name, level, fields and meaning.  Pure, data only.
+
+`KINDS` and `FIELDS` are the reference; README repeats them and a test holds it to that.
+As text an event is its template, in the shapes that Postfix uses where it has the same
+event, so that log readers made for Postfix understand them.  As JSON it is one object:
+`time`, `event`, `level`, and its fields.
+"""
+
+import enum
+from dataclasses import dataclass
+
+
+class Level(enum.IntEnum):
+    """How much an event matters: the numbers of syslog (RFC 5424, 6.2.1)."""
+
+    ERROR = 3
+    WARNING = 4
+    NOTICE = 5
+    INFO = 6
+    DEBUG = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One row.  `{name}` in the template is a field, `{_name}` a piece that only text has."""
+
+    name: str
+    level: Level
+    fields: tuple[str, ...]
+    template: str
+    meaning: str
+
+
+FIELDS: dict[str, str] = {
+    "code": "the reply code of the upstream; null where no proper reply came",
+    "client": "who handed mail over: name[address]",
+    "command": "what the reply answered: connect, ehlo, starttls, auth, mail, rcpt, data, or `.` for the "
+    "final dot",
+    "commit_seconds": "from the final dot to durable",
+    "conn_use": "which transaction on its connection this was, from 1",
+    "counts": "what the start found, by name",
+    "delay_seconds": "the sum of `delays_seconds`",
+    "delays_seconds": "before the queue, in the queue and the throttle, connecting, transmitting",
+    "dsn": "the enhanced status code (RFC 3463)",
+    "duration_seconds": "how long it took",
+    "error": "what went wrong",
+    "fault": "one fault of a policy: FILE:LINE:COLUMN: KEY: MESSAGE",
+    "helo": "the argument of HELO or EHLO",
+    "hostname": "our own name",
+    "in_flight": "transactions that are not at their end",
+    "keys": "the keys of the policy that changed",
+    "listener": "the address that mail is taken on, as the policy writes it",
+    "nrcpt": "how many recipients",
+    "path": "a file",
+    "phase": "what was refused: connect, a command in lower case, or eod for the content",
+    "pid": "the number of an operating system process",
+    "protocol": "how the message came: SMTP, ESMTPSA and so on; or what is listened for",
+    "queue_id": "the message",
+    "queued": "how many messages are in the queue",
+    "reason": "why",
+    "recipient": "the address of a recipient",
+    "relay": "the host that was talked to: host[address]:port, or `none`",
+    "reply": "the reply that we gave",
+    "report_id": "the queue id of the report or warning",
+    "reverse_path": "the address of the sender; empty for `<>`",
+    "sha256": "of the policy's text",
+    "size_bytes": "octets of content",
+    "status": "relayed (as text: sent), deferred, bounced or expired; of a process: how it ended",
+    "text": "what the upstream said, or what there is to say instead",
+    "tls": "the version and cipher of the connection; null without TLS",
+    "traceback": "where in the program, innermost last",
+    "until_at": "when it is expected to go on; null where nobody can tell",
+    "upstream": "the upstream, by its name in the policy",
+    "user": "the authenticated user; null without AUTH",
+    "version": "of the relay",
+    "where": "which part of the relay",
+}
+
+_ERROR, _WARNING, _NOTICE, _INFO, _DEBUG = Level.ERROR, Level.WARNING, Level.NOTICE, Level.INFO, Level.DEBUG
+
+_ROWS: tuple[tuple[str, Level, str, str, str], ...] = (
+    ("started", _NOTICE, "version hostname path",
+     "started: version {version}, host {hostname}, policy {path}",
+     "The relay begins."),
+    ("recovered", _NOTICE, "counts duration_seconds", "recovered in {duration_seconds}s: {counts}",
+     "The spool was read: what the start found."),
+    ("listening", _NOTICE, "listener protocol", "listening on {listener} for {protocol}",
+     "An address is open."),
+    ("stopping", _NOTICE, "reason in_flight", "stopping: {reason}; transactions in flight: {in_flight}",
+     "The relay was told to stop; transactions in flight are finished first."),
+    ("stopped", _NOTICE, "queued", "stopped; messages queued: {queued}",
+     "The last line of a clean stop."),
+    ("connected", _DEBUG, "listener client", "connect from {client} on {listener}",
+     "A client connected."),
+    ("disconnected", _DEBUG, "listener client reason", "disconnect from {client} on {listener}: {reason}",
+     "A client's connection ended."),
+    ("refused", _INFO, "listener client phase reply",
+     "NOQUEUE: reject: {_phase} from {client}: {reply}; listener={listener}",
+     "A client got a 4yz or 5yz reply; nothing was accepted by it."),
+    ("accepted", _INFO,
+     "queue_id listener client helo protocol user reverse_path size_bytes nrcpt commit_seconds",
+     ("{queue_id}: client={client}, helo=<{helo}>, proto={protocol}{_user}\n"
+      "{queue_id}: from=<{reverse_path}>, size={size_bytes}, nrcpt={nrcpt}"),
+     "A message is durable and ours.  As text, two lines."),
+    ("waiting", _INFO, "queue_id upstream reason until_at",
+     "{queue_id}: waiting for {upstream} until {until_at}: {reason}",
+     "A message has to wait for room in a window: once, when it first has to."),
+    ("upstream_connected", _DEBUG, "upstream relay tls", "connected to {relay} for {upstream}, TLS {tls}",
+     "A connection to an upstream is ready."),
+    ("delivery", _INFO,
+     ("queue_id upstream recipient relay conn_use delay_seconds delays_seconds tls dsn status "
+      "command code text"),
+     ("{queue_id}: to=<{recipient}>, relay={relay}, {_conn_use}delay={_delay}, delays={_delays}, {_tls}"
+      "dsn={dsn}, status={_status} ({text})"),
+     "What became of one recipient in one attempt, or at its end in the queue."),
+    ("removed", _INFO, "queue_id", "{queue_id}: removed",
+     "No recipient is left and the message is gone from the spool."),
+    ("report_published", _NOTICE, "queue_id report_id",
+     "{queue_id}: sender non-delivery notification: {report_id}",
+     "The sender is told of failed recipients, by a message of its own."),
+    ("warning_published", _NOTICE, "queue_id report_id",
+     "{queue_id}: sender delay notification: {report_id}",
+     "The sender is told that the message is late."),
+    ("report_omitted", _WARNING, "queue_id nrcpt",
+     "{queue_id}: no report of {nrcpt} failed recipients, it is from <>",
+     "A report could itself not be relayed; nobody is told but this log."),
+    ("upstream_paused", _WARNING, "upstream until_at reason",
+     "upstream {upstream} paused until {until_at}: {reason}",
+     "A refusal that is about us: the upstream rests and its messages stay as they are."),
+    ("upstream_stopped", _ERROR, "upstream reason", "upstream {upstream} stopped: {reason}",
+     "The upstream is not used until somebody acts."),
+    ("upstream_resumed", _NOTICE, "upstream", "upstream {upstream} resumed",
+     "The upstream is used again."),
+    ("history_failed", _ERROR, "upstream error", "history of {upstream} failed, nothing is sent: {error}",
+     "The history could not be read or written, so nothing may be sent."),
+    ("spool_failed", _ERROR, "error", "spool failed: {error}",
+     "The disk failed where the spool's state matters."),
+    ("corrupt", _ERROR, "queue_id reason", "{queue_id}: corrupt, set aside: {reason}",
+     "A file of the spool is damaged; it is kept in corrupt/ and never sent."),
+    ("policy_loaded", _NOTICE, "path sha256", "policy {path} loaded, sha256 {sha256}",
+     "This policy is in force now."),
+    ("policy_refused", _ERROR, "path fault", "policy refused, the last good one stays: {fault}",
+     "An edit is not valid: a line for each fault."),
+    ("policy_needs_restart", _WARNING, "path keys", "policy {path}: needs a restart to take effect: {keys}",
+     "An edit changed what cannot change while the relay runs; the rest of it is in force."),
+    ("listener_died", _ERROR, "listener pid status", "listener {listener} died: pid {pid}, {status}",
+     "A listener process ended by itself."),
+    ("listener_restarted", _NOTICE, "listener pid", "listener {listener} restarted: pid {pid}",
+     "Another took its place."),
+    ("held", _NOTICE, "queue_id", "{queue_id}: held by the operator",
+     "The message stays until it is released."),
+    ("released", _NOTICE, "queue_id", "{queue_id}: released by the operator",
+     "A held message goes on."),
+    ("retried", _NOTICE, "queue_id", "{queue_id}: to be tried at once, by the operator",
+     "A deferred message need not sit out its back-off."),
+    ("deleted", _NOTICE, "queue_id nrcpt", "{queue_id}: deleted by the operator, recipients left: {nrcpt}",
+     "The message is gone and nobody is told."),
+    ("fault", _ERROR, "where client error traceback", "fault in {where}: {error}{_client}; {traceback}",
+     "A fault in the relay itself; please report it."),
+)  # fmt: skip
+
+KINDS: dict[str, Kind] = {
+    name: Kind(name, level, tuple(fields.split()), template, meaning)
+    for name, level, fields, template, meaning in _ROWS
+}

@@ -1,0 +1,342 @@
+"""The heart: take the next message, have a ready connection, reserve durably, send, settle durably.
+
+One `Heart` for each upstream.  It beats when there is something to do and otherwise
+sleeps until the instant at which there will be: a slot opens, a back-off ends, a pause
+is over, mail comes in.  No polling.
+
+Guarantees: no byte of MAIL before its slot is on disk; nothing about a message is
+forgotten once the upstream replied; a message that was not attempted has lost nothing.
+When the history fails, nothing is sent.  A refusal about us pauses the upstream; it
+comes back with a single transaction, and fully when that one went well.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+from relay.clock import SECOND_NS, Clock
+from relay.outcome import Answer
+from relay.scheduler import Queued, Scheduler
+from relay.service.desk import Desk, seconds
+from relay.service.events import Events
+from relay.service.gate import Gate
+from relay.service.metrics import Metrics
+from relay.service.pause import Pausing
+from relay.service.ready import ReadyConnections
+from relay.service.relaying import Portion, Relaying
+from relay.service.settling import Settling
+from relay.spool.interface import Absent, Corrupt, Message, SpoolFault
+from relay.throttle.record import HistoryError
+from relay.throttle.slots import Wait
+from relay.throttle.throttle import Reservation
+from relay.upstream.connection import Connection
+from relay.upstream.pool import Pool
+
+MOST_AT_ONCE = 64
+"""Messages decided on in one beat."""
+HISTORY_RETRY_NS = 60 * SECOND_NS
+SHORT_WAIT_NS = SECOND_NS
+"""A wait for room that is not worth a line in the log."""
+
+
+class Heart:
+    """Relays the queue through one upstream."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        scheduler: Scheduler,
+        desk: Desk,
+        gate: Gate,
+        pool: Pool[Connection],
+        settling: Settling,
+        events: Events,
+        metrics: Metrics,
+        clock: Clock,
+        on_fault: Callable[[BaseException], None],
+        wake_others: Callable[[], None],
+    ) -> None:
+        """`on_fault` is told of what must end the sender; `wake_others` when a message may go elsewhere."""
+        self.name = name
+        self.gate = gate
+        self.pool = pool
+        self.is_used = False
+        """Whether the queue goes through this upstream: only the policy's first one gets mail."""
+        self.connections = 1
+        self.max_recipients = 1
+        self.pausing = Pausing(name, events, metrics, clock, settling.redaction)
+        self._scheduler = scheduler
+        self._desk = desk
+        self._events = events
+        self._metrics = metrics
+        self._clock = clock
+        self._on_fault = on_fault
+        self._wake_others = wake_others
+        self._wake = asyncio.Event()
+        self._is_stopping = False
+        self._has_ended = asyncio.Event()
+        self._has_history = False
+        self._sending: set[asyncio.Task[None]] = set()
+        self._told_wait: str | None = None
+        self._relaying = Relaying(
+            name,
+            scheduler=scheduler,
+            desk=desk,
+            gate=gate,
+            pool=pool,
+            settling=settling,
+            pausing=self.pausing,
+            metrics=metrics,
+            clock=clock,
+            on_free=self._wake.set,
+        )
+        self._ready = ReadyConnections(
+            name,
+            pool,
+            events,
+            metrics,
+            clock,
+            on_change=self._wake.set,
+            on_unavailable=self._do_without,
+        )
+
+    @property
+    def in_flight(self) -> int:
+        """Return how many transactions are not at their end."""
+        return len(self._sending)
+
+    def wake(self) -> None:
+        """Look again: mail came in, a slot opened, the policy changed."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Beat until `stop`."""
+        try:
+            while not self._is_stopping:
+                self._wake.clear()
+                try:
+                    looks_again_at_ns = await self._beat()
+                except HistoryError as error:
+                    looks_again_at_ns = self._fail_history(error)
+                await self._sleep_until(looks_again_at_ns)
+        except SpoolFault as fault:
+            self._fail(fault)
+        finally:
+            self._has_ended.set()
+
+    def halt(self) -> None:
+        """Start nothing more; what is in flight goes on."""
+        self._is_stopping = True
+        self._wake.set()
+        self._ready.stop()
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Start nothing more, finish what is in flight, close the connections."""
+        self.halt()
+        # A beat that is under way may still start something, or give it back.
+        await self._has_ended.wait()
+        if self._sending:
+            _, unfinished = await asyncio.wait(self._sending, timeout=grace_seconds)
+            for sending in unfinished:
+                sending.cancel()
+            await asyncio.gather(*unfinished, return_exceptions=True)
+        await self.pool.close()
+        await self.gate.close()
+
+    def renew(self) -> None:
+        """Begin no transaction on a connection that was made ready for another account."""
+        self._ready.let_go()
+
+    async def _beat(self) -> int | None:
+        """Start what can start now; return when to look again, None for "when woken"."""
+        now_ns = self._clock.boottime_ns()
+        if (paused_until_ns := self.pausing.until_ns(now_ns)) is not None:
+            self._ready.let_go()
+            return paused_until_ns
+        if not self._has_history:
+            await self.gate.open()
+            self._has_history = True
+            self.pausing.trust_history()
+        first = self._scheduler.first_ready(now_ns) if self.is_used else None
+        if first is None:
+            self._ready.let_go()
+            return self._scheduler.next_due_at_ns() if self.is_used else None
+        # Asked once: between two questions a slot may open, and then nobody would wake us.
+        room = self.gate.room()
+        most = self._most_now(room)
+        if most == 0:
+            if room != 0:
+                return None  # the end of a transaction wakes us
+            # Not kept out of the pool meanwhile: it ends what is idle for too long.
+            self._ready.let_go()
+            opens_at_ns = self.gate.opens_at_ns()
+            full = [usage.label for usage in self.gate.usage() if usage.used >= usage.count]
+            self._tell_wait(first, f"no room in {' and '.join(full)}", opens_at_ns)
+            return opens_at_ns
+        most = min(most, len(self._scheduler))
+        connections = self._ready.take(most, has_others=bool(self._sending))
+        if not connections:
+            return None  # one is being opened, and wakes us
+        return await self._start(connections, now_ns)
+
+    def _most_now(self, room: int | None) -> int:
+        """Return how many transactions may be started, by room, connections and caution."""
+        most = min(MOST_AT_ONCE, self.connections - len(self._sending))
+        if room is not None:
+            most = min(most, room)
+        if self.pausing.is_proving:
+            most = min(most, 1 - len(self._sending))
+        return max(0, most)
+
+    def _do_without(self, answer: Answer) -> None:
+        """Rest because no connection can be had; with transactions under way it is only one more."""
+        if self._sending:
+            self._ready.spare()
+        else:
+            self.pausing.rest(answer)
+
+    async def _start(self, connections: list[Connection], now_ns: int) -> int:
+        """Load, reserve and start a transaction for each connection; return when to look again."""
+        taken: list[Queued] = []
+        while len(taken) < len(connections) and (queued := self._scheduler.next_ready(now_ns)) is not None:
+            taken.append(queued)
+        portions: list[Portion] = []
+        for queued, message in await self._load(taken):
+            unfit = connections[-1].unfit(message.shape)
+            if unfit is not None:
+                left = Portion(queued, message, connections[-1], list(message.left))
+                self._begin(self._relaying.refuse(left, unfit))
+            else:
+                connection = connections.pop()
+                portions.append(
+                    Portion(queued, message, connection, self._indices(queued, message, connection))
+                )
+        for connection in connections:
+            self.pool.release(connection)
+        if self._is_stopping:
+            for portion in reversed(portions):
+                self._give_back(portion, "")
+            return now_ns
+        until_ns = await self._reserve_and_send(portions) if portions else None
+        # At once, for what else there is to wait for: a back-off may end before a transaction does.
+        return self._clock.boottime_ns() if until_ns is None else until_ns
+
+    async def _reserve_and_send(self, portions: list[Portion]) -> int | None:
+        """Send what there is room for, give back the rest; return when that may go."""
+        began_ns = self._clock.boottime_ns()
+        try:
+            grants = await self.gate.reserve([len(portion.indices) for portion in portions])
+        except HistoryError:
+            for portion in reversed(portions):
+                self._give_back(portion, "the history of the limits failed")
+            raise
+        self._metrics.decided(self.name, self._clock.boottime_ns() - began_ns)
+        until_ns: int | None = None
+        for portion, grant in reversed(list(zip(portions, grants, strict=True))):
+            match grant:
+                case Reservation() if self._is_stopping:
+                    # The slot is wasted, and nothing was sent.
+                    self.gate.ended(grant)
+                    self._give_back(portion, "")
+                case Reservation():
+                    granted = replace(portion, indices=portion.indices[: grant.recipients])
+                    self._send(granted, grant)
+                case Wait(until_ns=until_ns, limit_label=label):
+                    self._give_back(portion, f"no room in {label}")
+                    self._tell_wait(portion.queued, f"no room in {label}", until_ns)
+        return until_ns
+
+    def _send(self, portion: Portion, reservation: Reservation) -> None:
+        queued = portion.queued
+        self._metrics.reserved_after(
+            self.name, reservation.reserved_at_ns - max(queued.ready_at_ns, queued.arrived_at_ns)
+        )
+        self._begin(self._relaying.relay(portion, reservation))
+
+    def _begin(self, relaying: Coroutine[Any, Any, None]) -> None:
+        """Do something about one message beside all else."""
+        sending = asyncio.create_task(relaying)
+        self._sending.add(sending)
+        sending.add_done_callback(self._sent)
+
+    def _sent(self, sending: "asyncio.Task[None]") -> None:
+        self._sending.discard(sending)
+        self._wake.set()
+        self._tell_others()
+        if not sending.cancelled() and (error := sending.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Start nothing more: what is sent from now on could not be settled, and would be sent again."""
+        self.halt()
+        self._on_fault(error)
+
+    def _give_back(self, portion: Portion, reason: str) -> None:
+        """Put back what was taken and is not attempted."""
+        self._scheduler.give_back(portion.queued.queue_id, reason)
+        self.pool.release(portion.connection)
+        self._tell_others()
+
+    def _tell_others(self) -> None:
+        """Where the queue goes another way by now, what came back may be the next there."""
+        if not self.is_used or self._is_stopping:
+            self._wake_others()
+
+    async def _load(self, taken: list[Queued]) -> list[tuple[Queued, Message]]:
+        """Read messages from the spool; what cannot be read is not sent."""
+        loaded: list[tuple[Queued, Message]] = []
+        for queued, message in zip(taken, await self._desk.load([q.queue_id for q in taken]), strict=True):
+            match message:
+                case Message():
+                    loaded.append((queued, message))
+                case Corrupt() | Absent():
+                    # It was set aside, or somebody removed it by hand: the spool has said so.
+                    self._scheduler.remove(queued.queue_id)
+                case SpoolFault():
+                    raise message
+                case _:
+                    self._relaying.postpone_unread(queued, message)
+        return loaded
+
+    def _indices(self, queued: Queued, message: Message, connection: Connection) -> list[int]:
+        """Return which recipients to ask for: as many as a transaction may have, none twice in a round."""
+        most = min(self.max_recipients, connection.max_recipients or self.max_recipients)
+        untried = [index for index in message.left if index not in queued.tried]
+        return (untried or list(message.left))[:most]
+
+    def _tell_wait(self, queued: Queued, reason: str, until_ns: int) -> None:
+        """Say once of a message that it has to wait for room."""
+        queued.reason = reason
+        wait_ns = until_ns - self._clock.boottime_ns()
+        if queued.queue_id == self._told_wait or wait_ns < SHORT_WAIT_NS:
+            return
+        self._told_wait = queued.queue_id
+        until_at_ns = self._clock.wall_ns() + wait_ns
+        self._metrics.had_to_wait(self.name)
+        self._events.waiting(
+            queue_id=queued.queue_id, upstream=self.name, reason=reason, until_at_ns=until_at_ns
+        )
+
+    def _fail_history(self, error: HistoryError) -> int:
+        """Send nothing until the history can be trusted again; return when to look."""
+        self._has_history = False
+        self._metrics.history_failed(self.name)
+        self._events.history_failed(upstream=self.name, error=str(error))
+        return self.pausing.stop(str(error), HISTORY_RETRY_NS)
+
+    async def _sleep_until(self, at_ns: int | None) -> None:
+        """Sleep until an instant of this boot, or until woken."""
+        if at_ns is None:
+            await self._wake.wait()
+            return
+        delay_seconds = seconds(at_ns - self._clock.boottime_ns())
+        if delay_seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        timer = asyncio.get_running_loop().call_later(delay_seconds, self._wake.set)
+        try:
+            await self._wake.wait()
+        finally:
+            timer.cancel()

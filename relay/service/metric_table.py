@@ -1,0 +1,151 @@
+"""Every number that the relay exposes to Prometheus: name, type, labels, meaning.  Pure, data only.
+
+`METRICS` is the reference; README repeats it and a test holds it to that.  Names and
+units follow Prometheus' rules (base units, `_total` for counters, no label without a
+bound: never an address).  `process_*` of prometheus_client is exposed beside these.
+
+`source` says where the number lives: `live` ones are counted as things happen,
+`snapshot` ones are read at the scrape, `listener` ones come from every listener process.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Type = Literal["counter", "gauge", "histogram"]
+Source = Literal["live", "snapshot", "listener"]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRow:
+    """One row."""
+
+    name: str
+    type: Type
+    source: Source
+    labels: tuple[str, ...]
+    meaning: str
+    buckets: tuple[float, ...] = ()
+    """Upper bounds of a histogram, in seconds; +Inf is added."""
+
+
+DISK_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+NETWORK_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
+WAIT_SECONDS = (0.1, 1.0, 10.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 12 * 3600.0, 86400.0, 3 * 86400.0)
+LAG_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
+
+DELAY_PARTS = ("before_queue", "throttle", "connect", "transmit")
+
+LABEL_VALUES: dict[tuple[str, str], tuple[str, ...]] = {
+    ("relay_queue_removed_total", "reason"): ("relayed", "bounced", "expired", "deleted"),
+    ("relay_attempt_recipients_total", "result"): ("relayed", "deferred", "later", "bounced", "paused"),
+    ("relay_delay_seconds", "part"): DELAY_PARTS,
+    ("relay_reports_total", "kind"): ("report", "warning"),
+    ("relay_upstream_connects_total", "result"): ("ready", "failed"),
+    ("relay_policy_reloads_total", "result"): ("ok", "refused"),
+}
+"""The values of live labels, so that each series is there, at 0, before its first event."""
+
+USUAL_REPLIES = (
+    ("connect", "421"), ("connect", "554"), ("auth", "454"), ("auth", "535"), ("mail", "421"),
+    ("mail", "450"), ("mail", "550"), ("rcpt", "450"), ("rcpt", "452"), ("rcpt", "550"), ("eod", "250"),
+    ("eod", "421"), ("eod", "451"), ("eod", "452"), ("eod", "550"), ("eod", "552"), ("eod", "554"),
+)  # fmt: skip
+"""Replies of an upstream that are there from the start; others appear when they happen."""
+
+_ROWS: tuple[tuple[str, Type, Source, str, str], ...] = (
+    ("relay_build_info", "gauge", "snapshot", "version", "Always 1; the version is the label."),
+    ("relay_smtpd_connections_total", "counter", "listener", "listener", "Connections that were let in."),
+    ("relay_smtpd_open_connections", "gauge", "listener", "listener", "Connections that are open."),
+    ("relay_smtpd_rejects_total", "counter", "listener", "listener phase code",
+     "4yz and 5yz replies to clients, by what was refused and the reply code."),
+    ("relay_smtpd_messages_accepted_total", "counter", "listener", "listener",
+     "Messages that became ours: durable, then 250."),
+    ("relay_smtpd_recipients_accepted_total", "counter", "listener", "listener", "Their recipients."),
+    ("relay_smtpd_received_bytes_total", "counter", "listener", "listener", "Octets of their content."),
+    ("relay_smtpd_commit_duration_seconds", "histogram", "listener", "listener",
+     "From the final dot to durable."),
+    ("relay_smtpd_faults_total", "counter", "listener", "listener",
+     "Faults of our own in a session; the client got 451."),
+    ("relay_queue_messages", "gauge", "snapshot", "state", "Messages in the queue."),
+    ("relay_queue_recipients", "gauge", "snapshot", "state", "Recipients still to do."),
+    ("relay_queue_size_bytes", "gauge", "snapshot", "state", "Octets of content in the queue."),
+    ("relay_queue_oldest_age_seconds", "gauge", "snapshot", "state",
+     "Age of the oldest message in this state; 0 where there is none."),
+    ("relay_queue_removed_total", "counter", "live", "reason",
+     "Messages that left the queue: all recipients relayed, or the worst that happened to one."),
+    ("relay_ledger_recipients_total", "counter", "snapshot", "fate",
+     "Recipients that were ever accepted, and what became of them; kept over restarts."),
+    ("relay_ledger_queued_recipients", "gauge", "snapshot", "", "Recipients of the ledger that are queued."),
+    ("relay_ledger_imbalance_recipients", "gauge", "snapshot", "",
+     "Recipients that are unaccounted for; anything but 0 is a fault of the relay."),
+    ("relay_spool_free_bytes", "gauge", "snapshot", "", "Free space where the spool is."),
+    ("relay_spool_free_inodes", "gauge", "snapshot", "",
+     "Free inodes where the spool is; +Inf where the file system has no fixed number."),
+    ("relay_spool_corrupt_total", "counter", "live", "", "Files that were set aside as damaged."),
+    ("relay_spool_errors_total", "counter", "live", "", "Failures of the disk under the spool."),
+    ("relay_limit_slots", "gauge", "snapshot", "upstream limit", "N: the most that any window may hold."),
+    ("relay_limit_used_slots", "gauge", "snapshot", "upstream limit", "Slots that are occupied."),
+    ("relay_limit_window_seconds", "gauge", "snapshot", "upstream limit", "T, with its guard."),
+    ("relay_limit_next_slot_timestamp_seconds", "gauge", "snapshot", "upstream limit",
+     "When the next slot opens; the time of the scrape while there is room."),
+    ("relay_throttle_wait_seconds", "histogram", "live", "upstream",
+     "From when a message was ready to go until its slot was reserved."),
+    ("relay_throttle_waits_total", "counter", "live", "upstream",
+     "Messages that had to wait for room in a window."),
+    ("relay_history_operations_total", "counter", "live", "upstream", "Decisions taken on the history."),
+    ("relay_history_errors_total", "counter", "live", "upstream",
+     "Histories that could not be read or written; nothing is sent then."),
+    ("relay_history_duration_seconds", "histogram", "live", "upstream",
+     "One decision: lock, read, decide, write, sync."),
+    ("relay_attempts_total", "counter", "live", "upstream", "Transactions that reached an end."),
+    ("relay_attempt_recipients_total", "counter", "live", "upstream result",
+     "What transactions made of their recipients."),
+    ("relay_attempts_ambiguous_total", "counter", "live", "upstream",
+     "Transactions whose final dot got no proper reply; they are repeated."),
+    ("relay_attempt_duration_seconds", "histogram", "live", "upstream", "From MAIL to the last reply."),
+    ("relay_upstream_replies_total", "counter", "live", "upstream phase code",
+     "Replies that decided about a recipient or a connection."),
+    ("relay_delay_seconds", "histogram", "live", "part",
+     "The delay of each transaction that was relayed, by part."),
+    ("relay_reports_total", "counter", "live", "kind", "Reports and warnings queued for senders."),
+    ("relay_upstream_state", "gauge", "snapshot", "upstream state", "1 for the state that holds, else 0."),
+    ("relay_upstream_pauses_total", "counter", "live", "upstream", "Times that it was paused or stopped."),
+    ("relay_upstream_resumes_total", "counter", "live", "upstream", "Times that it was used again."),
+    ("relay_upstream_paused_until_timestamp_seconds", "gauge", "snapshot", "upstream",
+     "When a pause ends; 0 without one, +Inf where nobody can tell."),
+    ("relay_upstream_connections", "gauge", "snapshot", "upstream use", "Open connections, busy and idle."),
+    ("relay_upstream_connects_total", "counter", "live", "upstream result",
+     "Connections tried: ready for mail, or failed on the way there."),
+    ("relay_upstream_last_relayed_timestamp_seconds", "gauge", "live", "upstream",
+     "When it last took a message; 0 for not since the start."),
+    ("relay_upstream_waiting_messages", "gauge", "snapshot", "upstream", "Messages that wait for it."),
+    ("relay_upstream_waiting_recipients", "gauge", "snapshot", "upstream", "Recipients that wait for it."),
+    ("relay_upstream_in_flight_transactions", "gauge", "snapshot", "upstream", "Transactions going on."),
+    ("relay_queue_drain_eta_seconds", "gauge", "snapshot", "upstream",
+     "How long until what waits for it will have gone, by estimate; +Inf while it is stopped."),
+    ("relay_policy_last_reload_successful", "gauge", "snapshot", "", "1 while the last edit was valid."),
+    ("relay_policy_last_reload_success_timestamp_seconds", "gauge", "snapshot", "",
+     "When the policy in force was loaded."),
+    ("relay_policy_reloads_total", "counter", "live", "result",
+     "Edits that came into force, or were refused."),
+    ("relay_policy_info", "gauge", "snapshot", "sha256", "Always 1; the policy in force is the label."),
+    ("relay_log_lost_lines_total", "counter", "snapshot", "", "Log lines that could not be written."),
+    ("relay_faults_total", "counter", "live", "", "Faults of the relay itself, apart from its listeners'."),
+    ("relay_event_loop_lag_seconds", "histogram", "live", "", "How late the event loop woke up."),
+    ("relay_collector_duration_seconds", "gauge", "snapshot", "", "How long this scrape's snapshot took."),
+    ("relay_collector_errors_total", "counter", "live", "", "Scrapes whose snapshot failed."),
+)  # fmt: skip
+
+_BUCKETS = {
+    "relay_smtpd_commit_duration_seconds": DISK_SECONDS,
+    "relay_throttle_wait_seconds": WAIT_SECONDS,
+    "relay_history_duration_seconds": DISK_SECONDS,
+    "relay_attempt_duration_seconds": NETWORK_SECONDS,
+    "relay_delay_seconds": WAIT_SECONDS,
+    "relay_event_loop_lag_seconds": LAG_SECONDS,
+}
+
+METRICS: dict[str, MetricRow] = {
+    name: MetricRow(name, type_, source, tuple(labels.split()), meaning, _BUCKETS.get(name, ()))
+    for name, type_, source, labels, meaning in _ROWS
+}

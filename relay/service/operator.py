@@ -1,0 +1,206 @@
+"""What an operator sees and does, on the queue in memory and the spool behind it.
+
+The same class answers for a running relay (over the control socket) and for one that is
+down (the command line holds the spool itself): `Operations` in both cases.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal
+
+from relay.envelope import QueueId
+from relay.reply import clean
+from relay.scheduler import Queued, Scheduler, State
+from relay.service.desk import Desk
+from relay.service.events import Events
+from relay.service.operations import ABSENT, BUSY, OK, Results
+from relay.service.settling import Settling
+from relay.service.snapshot import MessageDetail, QueuedMessage, RecipientStatus, Snapshot
+from relay.service.watch import Watch
+from relay.spool.interface import Absent, Corrupt, Message, SpoolFault, SpoolFull, Status
+
+HELD_REASON = "held by the operator"
+
+_STATUS_WORDS: dict[Status, Literal["to do", "relayed", "bounced", "expired", "deleted"]] = {
+    Status.TODO: "to do",
+    Status.RELAYED: "relayed",
+    Status.BOUNCED: "bounced",
+    Status.EXPIRED: "expired",
+    Status.DELETED: "deleted",
+}
+
+
+Action = Callable[[Queued, State], Awaitable[str]]
+"""What to do with a message, and in which state it was; returns what to tell."""
+
+
+class Operator:
+    """Carries out what an operator asks for."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        desk: Desk,
+        settling: Settling,
+        events: Events,
+        *,
+        watch: Watch,
+        wake: Callable[[], None],
+        on_fault: Callable[[BaseException], None],
+    ) -> None:
+        """`on_fault` is told when the disk failed, of which the operator learns too."""
+        self._scheduler = scheduler
+        self._desk = desk
+        self._settling = settling
+        self._events = events
+        self._watch = watch
+        self._wake = wake
+        self._on_fault = on_fault
+
+    async def snapshot(self) -> Snapshot:
+        """Return what can be seen now."""
+        await self._watch.look()
+        return self._watch.snapshot()
+
+    async def queue(self) -> Sequence[QueuedMessage]:
+        """Return the queue, oldest first; of each message's recipients only the first ones."""
+        return self._watch.listing()
+
+    async def show(self, queue_id: QueueId) -> MessageDetail | str:
+        """Return one message with all its recipients, or ABSENT, or what went wrong."""
+        queued = self._scheduler.get(queue_id)
+        if queued is None:
+            return ABSENT
+        message = await self._load(queue_id)
+        if isinstance(message, str):
+            return message
+        notes = {n.index: n for n in await self._desk.call(lambda: self._desk.spool.notes(queue_id))}
+        recipients = tuple(
+            RecipientStatus(
+                address,
+                _STATUS_WORDS[status],
+                (notes[index].diagnostic or "") if index in notes else "",
+            )
+            for index, (address, status) in enumerate(
+                zip(message.envelope.recipients, message.statuses, strict=True)
+            )
+        )
+        left = tuple(message.envelope.recipients[index] for index in message.left)
+        envelope = message.envelope
+        header = (message.content or b"").partition(b"\r\n\r\n")[0].decode("utf-8", "replace")
+        return MessageDetail(
+            self._watch.listed(queued, left),
+            envelope.client,
+            envelope.helo,
+            envelope.protocol,
+            envelope.user,
+            recipients,
+            header,
+        )
+
+    async def hold(self, queue_ids: Sequence[QueueId]) -> Results:
+        """Set messages aside until they are released."""
+        return await self._each(queue_ids, self._hold)
+
+    async def release(self, queue_ids: Sequence[QueueId]) -> Results:
+        """Let held messages go on."""
+        return await self._each(queue_ids, self._release)
+
+    async def retry(self, queue_ids: Sequence[QueueId]) -> Results:
+        """Let deferred messages go now instead of when their back-off ends; limits still hold."""
+        return await self._each(queue_ids, self._retry)
+
+    async def bounce(self, queue_ids: Sequence[QueueId]) -> Results:
+        """End messages and report their remaining recipients to their senders."""
+        return await self._each(queue_ids, self._bounce)
+
+    async def delete(self, queue_ids: Sequence[QueueId]) -> Results:
+        """End messages and tell nobody."""
+        return await self._each(queue_ids, self._delete)
+
+    async def _each(self, queue_ids: Sequence[QueueId], act: Action) -> dict[QueueId, str]:
+        results: dict[QueueId, str] = {}
+        try:
+            for queue_id in queue_ids:
+                queued = self._scheduler.get(queue_id)
+                if queued is None:
+                    results[queue_id] = ABSENT
+                elif queued.state is State.ACTIVE:
+                    results[queue_id] = BUSY
+                else:
+                    results[queue_id] = await self._seized(queued, act)
+        finally:
+            self._wake()
+        return results
+
+    async def _seized(self, queued: Queued, act: Action) -> str:
+        """Act on a message that nobody sends meanwhile; put it back as it was if that fails."""
+        before = queued.state
+        queued.state = State.ACTIVE
+        try:
+            result = await act(queued, before)
+        except (Absent, Corrupt):
+            self._scheduler.remove(queued.queue_id)
+            return ABSENT
+        except (SpoolFull, SpoolFault, OSError) as error:
+            if isinstance(error, SpoolFault):
+                # Memory and disk may differ from here on.
+                self._on_fault(error)
+            result = clean(str(error)) or "the disk failed"
+        finally:
+            if queued.state is State.ACTIVE and queued.queue_id in self._scheduler:
+                queued.state = before
+                self._scheduler.add(queued)
+        return result
+
+    async def _hold(self, queued: Queued, before: State) -> str:
+        if before is not State.HELD:
+            await self._desk.call(lambda: self._desk.spool.hold(queued.queue_id))
+            self._events.held(queue_id=queued.queue_id)
+        queued.state, queued.reason = State.HELD, HELD_REASON
+        return OK
+
+    async def _release(self, queued: Queued, before: State) -> str:
+        if before is not State.HELD:
+            queued.state = before
+            self._scheduler.add(queued)
+            return OK
+        await self._desk.call(lambda: self._desk.spool.release(queued.queue_id))
+        await self._forget_back_off(queued.queue_id)
+        self._events.released(queue_id=queued.queue_id)
+        queued.state = State.HELD
+        self._scheduler.release(queued.queue_id)
+        return OK
+
+    async def _retry(self, queued: Queued, before: State) -> str:
+        if before is State.HELD:
+            queued.state = before
+            return "held: release it first"
+        await self._forget_back_off(queued.queue_id)
+        self._events.retried(queue_id=queued.queue_id)
+        queued.state = State.DEFERRED
+        self._scheduler.release(queued.queue_id)
+        return OK
+
+    async def _forget_back_off(self, queue_id: QueueId) -> None:
+        """Have the next start too try a message at once: while the relay is down, only that will."""
+        await self._desk.call(lambda: self._desk.spool.postpone(queue_id, 0))
+
+    async def _bounce(self, queued: Queued, _before: State) -> str:
+        message = await self._load(queued.queue_id)
+        if isinstance(message, str):
+            return message
+        await self._settling.bounce(message, "removed from the queue by the operator of this relay")
+        return OK
+
+    async def _delete(self, queued: Queued, _before: State) -> str:
+        message = await self._load(queued.queue_id)
+        if isinstance(message, str):
+            return message
+        await self._settling.delete(message)
+        return OK
+
+    async def _load(self, queue_id: QueueId) -> Message | str:
+        (message,) = await self._desk.load([queue_id])
+        if isinstance(message, (Absent, Corrupt)):
+            return ABSENT
+        return clean(str(message)) if isinstance(message, Exception) else message

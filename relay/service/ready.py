@@ -1,0 +1,116 @@
+"""Connections that are ready before a slot is reserved for them.
+
+A slot is occupied from its reservation, so nothing slow may stand between it and MAIL:
+the connection is opened, secured and logged in first.  What was opened for nothing goes
+back to the pool.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from relay.clock import SECOND_NS, Clock
+from relay.outcome import Answer
+from relay.reply import Phase, clean
+from relay.service.events import Events
+from relay.service.metrics import Metrics
+from relay.upstream.connection import Connection, UpstreamUnavailable
+from relay.upstream.pool import Pool
+from relay.verdict import Verdict
+
+ENOUGH_NS = 30 * SECOND_NS
+"""How long no more connections are tried after the upstream refused one while others work."""
+
+
+class ReadyConnections:
+    """Has connections of one upstream opened, and hands them out once they are ready."""
+
+    def __init__(
+        self,
+        upstream: str,
+        pool: Pool[Connection],
+        events: Events,
+        metrics: Metrics,
+        clock: Clock,
+        *,
+        on_change: Callable[[], None],
+        on_unavailable: Callable[[Answer], None],
+    ) -> None:
+        """`on_change` is called when there is one more, or none to be had; the latter with its reason."""
+        self._upstream = upstream
+        self._pool = pool
+        self._events = events
+        self._metrics = metrics
+        self._clock = clock
+        self._on_change = on_change
+        self._on_unavailable = on_unavailable
+        self._opening: set[asyncio.Task[None]] = set()
+        self._is_stopped = False
+        self._ready: deque[Connection] = deque()
+        self._enough_until_ns = 0
+
+    def take(self, most: int, *, has_others: bool) -> list[Connection]:
+        """Return up to `most` ready connections, and have more opened if there are fewer.
+
+        `has_others` says that transactions are under way, so that one more is not urgent.
+        """
+        connections: list[Connection] = []
+        while self._ready and len(connections) < most:
+            if (connection := self._ready.popleft()).is_usable:
+                connections.append(connection)
+            else:
+                self._pool.discard(connection)
+        while len(connections) < most and (idle := self._pool.try_acquire()) is not None:
+            connections.append(idle)
+        is_enough = self._is_stopped or (has_others and self._clock.boottime_ns() < self._enough_until_ns)
+        for _ in range(0 if is_enough else most - len(connections) - len(self._opening)):
+            opening = asyncio.create_task(self._open())
+            self._opening.add(opening)
+        return connections
+
+    def let_go(self) -> None:
+        """Give back what was opened for nothing."""
+        while self._ready:
+            self._pool.release(self._ready.popleft())
+
+    def stop(self) -> None:
+        """Open nothing more."""
+        self._is_stopped = True
+        for opening in self._opening:
+            opening.cancel()
+        self.let_go()
+
+    def spare(self) -> None:
+        """Do with the connections that there are, for a while."""
+        self._enough_until_ns = self._clock.boottime_ns() + ENOUGH_NS
+
+    async def _open(self) -> None:
+        try:
+            connection = await self._pool.acquire()
+        except UpstreamUnavailable as unavailable:
+            if self._is_stopped:
+                return
+            self._tell_unavailable(unavailable.answer)
+        except Exception as error:  # noqa: BLE001 - whatever it is, mail must not silently stop
+            self._events.fault(where=f"upstream {self._upstream}", error=error)
+            self._metrics.fault()
+            text = clean(f"no connection could be opened: {error}")
+            self._tell_unavailable(Answer(Verdict.PAUSE, Phase.CONNECT, None, text))
+        else:
+            if self._is_stopped:
+                self._pool.release(connection)
+                return
+            if connection.transactions == 0:
+                self._metrics.connected(self._upstream)
+                self._events.upstream_connected(
+                    upstream=self._upstream, relay=connection.name, tls=connection.tls
+                )
+            self._ready.append(connection)
+        finally:
+            self._opening.discard(asyncio.current_task())
+        # Told last: who looks again must not count on this one still coming.
+        self._on_change()
+
+    def _tell_unavailable(self, answer: Answer) -> None:
+        self._metrics.connect_failed(self._upstream, answer)
+        self._on_unavailable(answer)

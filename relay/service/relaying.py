@@ -1,0 +1,180 @@
+"""One message on one ready connection, with its slot reserved: send, then settle durably.
+
+Guarantees: whatever happens, the slot is told to have ended, the connection goes back to
+its pool or ends, and the message leaves ACTIVE, unless its settlement could not be
+written: then the error goes to the caller, and only a restart may go on.  No MAIL and no
+final dot is sent once the reservation's deadline is past, by a clock that counts suspend.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from relay.clock import SECOND_NS, Clock
+from relay.outcome import Answer, Outcome
+from relay.reply import Phase, clean
+from relay.scheduler import Queued, Scheduler
+from relay.service.desk import Desk
+from relay.service.gate import Gate
+from relay.service.metrics import Metrics
+from relay.service.pause import Pausing
+from relay.service.settling import Attempt, Settling
+from relay.spool.interface import Absent, Corrupt, Message
+from relay.throttle.throttle import Reservation
+from relay.upstream.connection import Connection
+from relay.upstream.pool import Pool
+from relay.upstream.stuffing import UnsendableContent
+from relay.upstream.transaction import Transaction
+from relay.verdict import Verdict
+
+READ_RETRY_NS = SECOND_NS
+"""How long a message waits that we could not read for lack of our own."""
+
+
+class _Overslept(Exception):  # noqa: N818 - what this host did
+    """A reservation's deadline is past though no timer said so: the host was suspended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """Some recipients of one message, and what they are sent with."""
+
+    queued: Queued
+    message: Message
+    connection: Connection
+    indices: list[int]
+    """Which recipients of the envelope."""
+
+
+class Relaying:
+    """Carries out what the heart of one upstream decided."""
+
+    def __init__(
+        self,
+        upstream: str,
+        *,
+        scheduler: Scheduler,
+        desk: Desk,
+        gate: Gate,
+        pool: Pool[Connection],
+        settling: Settling,
+        pausing: Pausing,
+        metrics: Metrics,
+        clock: Clock,
+        on_free: Callable[[], None],
+    ) -> None:
+        """`on_free` is called when a connection is free again, before its message is settled."""
+        self._upstream = upstream
+        self._scheduler = scheduler
+        self._desk = desk
+        self._gate = gate
+        self._pool = pool
+        self._settling = settling
+        self._pausing = pausing
+        self._metrics = metrics
+        self._clock = clock
+        self._on_free = on_free
+
+    async def relay(self, portion: Portion, reservation: Reservation) -> None:
+        """Send to some recipients of one message, and settle what came of it.  Raises SpoolFault."""
+        queued, connection = portion.queued, portion.connection
+        # The reservation is on disk: a crash from here on wastes a slot, and can exceed no limit.
+        try:
+            outcome = await self._transact(portion, reservation)
+        except (Corrupt, Absent):
+            # It was set aside, and has been told of; nothing of it was relayed.
+            self._scheduler.remove(queued.queue_id)
+            return
+        except OSError as error:
+            self.postpone_unread(queued, error)
+            return
+        finally:
+            self._gate.ended(reservation)
+            if connection.is_usable:
+                self._pool.release(connection)
+            else:
+                self._pool.discard(connection)
+            self._on_free()
+        ended_ns = self._clock.boottime_ns()
+        self._metrics.attempted(self._upstream, outcome, ended_ns - reservation.reserved_at_ns)
+        self._pausing.feel(outcome)
+        waited_ns = reservation.reserved_at_ns - queued.arrived_at_ns
+        await self._settling.settle(
+            Attempt(
+                self._upstream,
+                queued,
+                portion.message,
+                portion.indices,
+                outcome,
+                connection.name,
+                connection.tls,
+                connection.transactions,
+                (0, waited_ns, 0, ended_ns - reservation.reserved_at_ns),
+            )
+        )
+
+    async def refuse(self, portion: Portion, unfit: Answer) -> None:
+        """Settle a message that the upstream cannot carry, without asking it or using a slot."""
+        connection, indices = portion.connection, portion.indices
+        outcome = Outcome((unfit,) * len(indices))
+        await self._settling.settle(
+            Attempt(
+                self._upstream,
+                portion.queued,
+                portion.message,
+                indices,
+                outcome,
+                connection.name,
+                connection.tls,
+                0,
+                (0, 0, 0, 0),
+            )
+        )
+
+    def postpone_unread(self, queued: Queued, error: Exception) -> None:
+        """Try again soon what could not be read for lack of our own: it is as good as before."""
+        self._scheduler.postpone(
+            queued.queue_id,
+            self._clock.boottime_ns() + READ_RETRY_NS,
+            queued.recipients_left,
+            f"cannot be read now: {clean(str(error))}",
+        )
+
+    async def _transact(self, portion: Portion, reservation: Reservation) -> Outcome:
+        """Run a transaction; whatever ends it early has ended its connection too.
+
+        Raises what reading the content raises.
+        """
+        message, count = portion.message, len(portion.indices)
+        left_ns = reservation.deadline_ns - self._clock.boottime_ns()
+        transaction = Transaction(
+            message.envelope.reverse_path,
+            tuple(message.envelope.recipients[index] for index in portion.indices),
+            message.shape,
+            lambda: self._content(message, reservation),
+            # It ends before its slot may be given to another.
+            longest_ns=left_ns,
+        )
+        try:
+            self._check(reservation)
+            return await portion.connection.transact(transaction)
+        except _Overslept as overslept:
+            portion.connection.abort()
+            # Nothing was relayed, and it says nothing of the message: no attempt.
+            return Outcome((Answer(Verdict.LATER, Phase.MAIL, None, str(overslept)),) * count)
+        except UnsendableContent as error:
+            answer = Answer(Verdict.BOUNCE, Phase.DATA, None, clean(str(error)), own_status="5.6.0")
+            return Outcome((answer,) * count)
+
+    async def _content(self, message: Message, reservation: Reservation) -> AsyncIterator[bytes]:
+        """Yield the content; its end, behind which the final dot follows at once, only in time."""
+        async with contextlib.aclosing(self._desk.content(message)) as chunks:
+            async for chunk in chunks:
+                self._check(reservation)
+                yield chunk
+        self._check(reservation)
+
+    def _check(self, reservation: Reservation) -> None:
+        # The timers of the loop stand still while the host is suspended; this clock does not.
+        if self._clock.boottime_ns() >= reservation.deadline_ns:
+            raise _Overslept("this host was suspended in a transaction")

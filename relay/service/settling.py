@@ -1,0 +1,246 @@
+"""After an attempt: write down what it came to, then tell, then let the message go on.
+
+The order is the promise.  `relay.settlement` decides, the desk makes it durable, and
+only then does the log say so, the queue in memory change, and the operator see it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from relay.clock import Clock
+from relay.envelope import QueueId
+from relay.outcome import Answer, Outcome
+from relay.reply import Phase
+from relay.scheduler import Queued, Scheduler
+from relay.service.desk import Desk, Ending, Written
+from relay.service.events import Events
+from relay.service.metrics import Metrics
+from relay.service.redaction import Redaction
+from relay.settlement import Fate, Next, Settlement, Terms, settle
+from relay.spool.interface import Absent, Corrupt, Message, Note, Status
+from relay.verdict import Verdict
+
+Delays = tuple[int, int, int, int]
+"""Nanoseconds before the queue, in the queue and the throttle, connecting, transmitting."""
+
+_MARKS = {Fate.RELAYED: Status.RELAYED, Fate.BOUNCED: Status.BOUNCED, Fate.EXPIRED: Status.EXPIRED}
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One transaction for one message, seen from its end."""
+
+    upstream: str
+    queued: Queued
+    message: Message
+    asked: list[int]
+    """Which recipients of the envelope, in the order of the outcome's answers."""
+    outcome: Outcome
+    relay: str
+    """`host[address]:port`"""
+    tls: str
+    conn_use: int
+    delays_ns: Delays
+
+    @property
+    def host(self) -> str:
+        """Return the upstream's name, as a report shows it."""
+        return self.relay.partition("[")[0]
+
+
+class Settling:
+    """Settles attempts of all upstreams.  `terms` is the policy's `retry`, and may change."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        desk: Desk,
+        events: Events,
+        metrics: Metrics,
+        clock: Clock,
+        *,
+        terms: Terms,
+        redaction: Redaction,
+        on_report: Callable[[], None],
+    ) -> None:
+        """`on_report` is told when a report was queued: it waits in the spool to be taken."""
+        self.terms = terms
+        self.redaction = redaction
+        self._scheduler = scheduler
+        self._desk = desk
+        self._events = events
+        self._metrics = metrics
+        self._clock = clock
+        self._on_report = on_report
+
+    async def settle(self, attempt: Attempt) -> None:
+        """Settle an attempt durably.  Raises SpoolFault."""
+        queued, message = attempt.queued, attempt.message
+        age_ns = self._clock.boottime_ns() - queued.arrived_at_ns
+        settlement = settle(
+            left=message.left,
+            asked=attempt.asked,
+            tried_before=queued.tried,
+            outcome=attempt.outcome,
+            age_ns=age_ns,
+            terms=self.terms,
+        )
+        try:
+            written = await self._write(attempt, settlement, age_ns)
+        except (Absent, Corrupt):
+            # Somebody removed its file, or the disk damaged it, during the transaction.  It is not
+            # in the queue any more, and what the upstream took of it stays true.
+            self._scheduler.remove(queued.queue_id)
+            written = None
+        for index, (fate, answer) in settlement.fates.items():
+            if fate is not Fate.WAITING:
+                self._tell(attempt, message.envelope.recipients[index], fate, answer)
+        if any(fate is Fate.RELAYED for fate, _ in settlement.fates.values()):
+            self._metrics.relayed_after(attempt.delays_ns)
+        if written is None:
+            return
+        if settlement.next is Next.FINISH:
+            self._told_end(message, _marks(settlement), written.report)
+        self._go_on(attempt, settlement)
+
+    async def finish(self, message: Message) -> None:
+        """End a message whose recipients are all done, as recovery leaves it.
+
+        Raises SpoolFault, and Absent or Corrupt where it is gone or was set aside just now.
+        """
+        await self._end(message, {}, ())
+
+    async def bounce(self, message: Message, text: str) -> None:
+        """Fail all recipients that are left, by an operator's word; the sender gets a report."""
+        at_ns = self._clock.wall_ns()
+        # RFC 3463, 3.8: X.7.1 is delivery not authorized, message refused.
+        notes = tuple(Note(index, "5.7.1", "operator", text, None, at_ns) for index in message.left)
+        await self._end(message, dict.fromkeys(message.left, Status.BOUNCED), notes)
+        for note in notes:
+            self._events.delivery(
+                queue_id=message.queue_id,
+                upstream="",
+                recipient=message.envelope.recipients[note.index],
+                fate=Fate.BOUNCED,
+                answer=Answer(Verdict.BOUNCE, Phase.EOD, None, text, own_status=note.status),
+                delays_ns=(0, max(0, at_ns - message.envelope.arrival_at_ns), 0, 0),
+            )
+
+    async def delete(self, message: Message) -> None:
+        """Drop all recipients that are left, by an operator's word; nobody is told."""
+        await self._end(message, dict.fromkeys(message.left, Status.DELETED), ())
+        self._events.deleted(queue_id=message.queue_id, nrcpt=len(message.left))
+
+    async def _end(self, message: Message, marks: dict[int, Status], notes: tuple[Note, ...]) -> None:
+        written = await self._desk.settle(Ending(message, marks, notes, is_finished=True))
+        self._scheduler.remove(message.queue_id)
+        self._told_end(message, marks, written.report)
+
+    async def _write(self, attempt: Attempt, settlement: Settlement, age_ns: int) -> Written:
+        now_ns = self._clock.wall_ns()
+        message = attempt.message
+        marks = _marks(settlement)
+        is_finished = settlement.next is Next.FINISH
+        is_postponed = settlement.next is Next.POSTPONE
+        if not marks and not is_finished and not is_postponed:
+            return Written()
+        warns = settlement.warns and not attempt.queued.is_warned and not message.envelope.is_null
+        delayed = self._notes(attempt, settlement, (Fate.DEFERRED,), now_ns)
+        until_at_ns = now_ns + self.terms.lifetime_ns - age_ns
+        written = await self._desk.settle(
+            Ending(
+                message,
+                marks,
+                self._notes(attempt, settlement, (Fate.BOUNCED, Fate.EXPIRED), now_ns),
+                is_finished=is_finished,
+                next_attempt_at_ns=now_ns + settlement.back_off_ns if is_postponed else None,
+                warning=(delayed, until_at_ns) if warns and delayed else None,
+            )
+        )
+        if warns and delayed:
+            # Also where the warning was queued before a crash: the file says so by now.
+            attempt.queued.is_warned = True
+        if written.warning is not None:
+            self._metrics.report_published("warning")
+            self._events.warning_published(queue_id=message.queue_id, report_id=written.warning)
+            self._on_report()
+        return written
+
+    def _notes(
+        self, attempt: Attempt, settlement: Settlement, fates: tuple[Fate, ...], at_ns: int
+    ) -> tuple[Note, ...]:
+        return tuple(
+            Note(
+                index,
+                _final(fate, answer).status,
+                "expired" if fate is Fate.EXPIRED else "bounced",
+                self.redaction.hide(answer.text),
+                attempt.host,
+                at_ns,
+            )
+            for index, (fate, answer) in settlement.fates.items()
+            if fate in fates
+        )
+
+    def _tell(self, attempt: Attempt, recipient: str, fate: Fate, answer: Answer) -> None:
+        self._events.delivery(
+            queue_id=attempt.message.queue_id,
+            upstream=attempt.upstream,
+            recipient=recipient,
+            fate=fate,
+            answer=_final(fate, answer),
+            delays_ns=attempt.delays_ns,
+            relay=attempt.relay,
+            conn_use=max(1, attempt.conn_use),
+            tls=None if attempt.tls == "none" else attempt.tls,
+        )
+
+    def _told_end(self, message: Message, marks: dict[int, Status], report: QueueId | None) -> None:
+        """Tell that a message is gone, and of the report about it."""
+        statuses = [marks.get(i, status) for i, status in enumerate(message.statuses)]
+        failed = [status for status in statuses if status.is_failure]
+        if report is not None:
+            self._metrics.report_published("report")
+            self._events.report_published(queue_id=message.queue_id, report_id=report)
+            self._on_report()
+        elif failed and message.envelope.is_null:
+            self._events.report_omitted(queue_id=message.queue_id, nrcpt=len(failed))
+        if Status.BOUNCED in statuses:
+            self._metrics.removed("bounced")
+        elif Status.EXPIRED in statuses:
+            self._metrics.removed("expired")
+        elif Status.DELETED in statuses:
+            self._metrics.removed("deleted")
+        else:
+            self._metrics.removed("relayed")
+        self._events.removed(queue_id=message.queue_id)
+
+    def _go_on(self, attempt: Attempt, settlement: Settlement) -> None:
+        """Move the message on in the queue; whoever waits for it is woken by the caller."""
+        queued = attempt.queued
+        queued.tried = settlement.tried
+        reason = self.redaction.hide(settlement.reason)
+        match settlement.next:
+            case Next.FINISH:
+                self._scheduler.remove(queued.queue_id)
+            case Next.GIVE_BACK if attempt.outcome.pause is not None:
+                # Another one proves the upstream after the pause: else a single message that it takes
+                # for an offence of ours each time would keep all others for ever.
+                self._scheduler.again(queued.queue_id, settlement.recipients_left, reason)
+            case Next.GIVE_BACK:
+                self._scheduler.give_back(queued.queue_id, reason)
+            case Next.AGAIN:
+                self._scheduler.again(queued.queue_id, settlement.recipients_left, reason)
+            case Next.POSTPONE:
+                due_at_ns = self._clock.boottime_ns() + settlement.back_off_ns
+                self._scheduler.postpone(queued.queue_id, due_at_ns, settlement.recipients_left, reason)
+
+
+def _marks(settlement: Settlement) -> dict[int, Status]:
+    return {index: _MARKS[fate] for index, (fate, _) in settlement.fates.items() if fate in _MARKS}
+
+
+def _final(fate: Fate, answer: Answer) -> Answer:
+    """Return the answer as it counts: what expired failed for good, whatever the last reply was."""
+    # RFC 3463, 3.5: X.4.7 is delivery time expired.
+    return replace(answer, own_status="5.4.7") if fate is Fate.EXPIRED else answer

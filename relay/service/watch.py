@@ -1,0 +1,196 @@
+"""What can be seen of a sender at an instant: builds `Snapshot` and the listing of the queue.
+
+Reads memory only: the account and the free space are as old as the sender's last look,
+at most a second or so.
+"""
+
+from collections.abc import Iterable
+
+from relay import __version__
+from relay.clock import Clock
+from relay.eta import Room, drain_in_ns
+from relay.policy.model import Policy
+from relay.scheduler import Queued, State
+from relay.service.heart import Heart
+from relay.service.sender import Sender
+from relay.service.snapshot import (
+    Condition,
+    DiskStatus,
+    Ledger,
+    LimitStatus,
+    PolicyStatus,
+    QueueCounts,
+    QueuedMessage,
+    QueueState,
+    Snapshot,
+    UpstreamState,
+    UpstreamStatus,
+)
+
+_STATES = {
+    State.WAITING: QueueState.WAITING,
+    State.ACTIVE: QueueState.ACTIVE,
+    State.DEFERRED: QueueState.DEFERRED,
+    State.HELD: QueueState.HELD,
+}
+
+
+class Watch:
+    """Looks at a sender.  `condition`, `refusing_because` and `policy_status` are set by the daemon."""
+
+    def __init__(
+        self, sender: Sender, policy: Policy, hostname: str, clock: Clock, status: PolicyStatus
+    ) -> None:
+        self.condition = Condition.STARTING
+        self.refusing_because = "starting"
+        self.policy = policy
+        self.policy_status = status
+        self.started_at_ns: int | None = None
+        self._sender = sender
+        self._hostname = hostname
+        self._clock = clock
+
+    async def look(self) -> None:
+        """Have the next snapshot be of now."""
+        await self._sender.look()
+
+    def snapshot(self) -> Snapshot:
+        """Return what can be seen now."""
+        totals = self._sender.seen.totals
+        ledger = Ledger(
+            totals.accepted, totals.relayed, totals.bounced, totals.expired, totals.deleted, totals.queued
+        )
+        counts = self._counts(self._sender.scheduler)
+        counts[QueueState.CORRUPT] = QueueCounts(messages=self._sender.seen.corrupt)
+        return Snapshot(
+            self._clock.wall_ns(),
+            __version__,
+            self._hostname,
+            self.condition,
+            self.started_at_ns,
+            self.refusing_because,
+            tuple(self._upstream(name, counts) for name in self.policy.upstreams),
+            counts,
+            ledger,
+            self.policy_status,
+            DiskStatus(self._sender.seen.free_bytes, self._sender.seen.free_inodes),
+        )
+
+    def listing(self) -> list[QueuedMessage]:
+        """Return the queue, oldest first, each waiting message with the instant at which it may go."""
+        rooms, pause_ns = self._rooms(), self._pause_left_ns()
+        messages = recipients = 0
+        listed = []
+        for queued in sorted(self._sender.scheduler, key=lambda queued: queued.queue_id):
+            eta_at_ns = None
+            if queued.state in (State.WAITING, State.ACTIVE) and pause_ns is not None:
+                messages, recipients = messages + 1, recipients + queued.recipients_left
+                eta_at_ns = self._clock.wall_ns() + pause_ns + drain_in_ns(messages, recipients, rooms)
+            listed.append(self.listed(queued, queued.recipients_shown, eta_at_ns))
+        return listed
+
+    def listed(
+        self, queued: Queued, recipients: tuple[str, ...], eta_at_ns: int | None = None
+    ) -> QueuedMessage:
+        """Return a message as a listing shows it."""
+        due_at_ns = self._wall(queued.due_at_ns) if queued.state is State.DEFERRED else None
+        return QueuedMessage(
+            queued.queue_id,
+            _STATES[queued.state],
+            queued.size_bytes,
+            queued.arrival_at_ns,
+            queued.reverse_path,
+            queued.recipients_left,
+            recipients,
+            self._reason(queued),
+            due_at_ns,
+            eta_at_ns,
+            self.policy.default_upstream,
+        )
+
+    def _reason(self, queued: Queued) -> str:
+        heart = self._sender.hearts.get(self.policy.default_upstream)
+        if queued.state is State.WAITING and heart is not None and heart.pausing.because:
+            return f"{heart.name} is {self._state(heart).value}: {heart.pausing.because}"
+        return queued.reason
+
+    def _counts(self, messages: Iterable[Queued]) -> dict[QueueState, QueueCounts]:
+        now_ns = self._clock.boottime_ns()
+        sums = {state: [0, 0, 0, 0] for state in _STATES.values()}
+        for queued in messages:
+            of_state = sums[_STATES[queued.state]]
+            of_state[0] += 1
+            of_state[1] += queued.recipients_left
+            of_state[2] += queued.size_bytes
+            of_state[3] = max(of_state[3], now_ns - queued.arrived_at_ns)
+        return {state: QueueCounts(*of_state) for state, of_state in sums.items()}
+
+    def _upstream(self, name: str, counts: dict[QueueState, QueueCounts]) -> UpstreamStatus:
+        upstream = self.policy.upstreams[name]
+        heart = self._sender.hearts.get(name)
+        if heart is None:
+            return UpstreamStatus(name, upstream.host, upstream.port, UpstreamState.OPEN)
+        waiting = counts[QueueState.WAITING] if heart.is_used else QueueCounts()
+        return UpstreamStatus(
+            name,
+            upstream.host,
+            upstream.port,
+            self._state(heart),
+            self._paused_until_ns(heart),
+            heart.pausing.because,
+            heart.pool.open,
+            heart.pool.idle,
+            self._limits(heart),
+            waiting.messages,
+            waiting.recipients,
+            heart.in_flight,
+        )
+
+    @staticmethod
+    def _state(heart: Heart) -> UpstreamState:
+        if not heart.pausing.because:
+            return UpstreamState.OPEN
+        return UpstreamState.STOPPED if heart.pausing.is_stopped else UpstreamState.PAUSED
+
+    def _paused_until_ns(self, heart: Heart) -> int | None:
+        """Return when it is tried again (wall clock); None where it is in use, or nobody can tell."""
+        if self._state(heart) is not UpstreamState.PAUSED:
+            return None
+        return self._wall(heart.pausing.paused_until_ns)
+
+    def _limits(self, heart: Heart) -> tuple[LimitStatus, ...]:
+        return tuple(
+            LimitStatus(
+                heart.name,
+                usage.label,
+                usage.unit,
+                usage.used,
+                usage.count,
+                usage.span_ns,
+                self._wall(usage.opens_at_ns) if usage.used >= usage.count else None,
+                tuple(self._wall(opening) for opening in usage.openings_ns),
+            )
+            for usage in heart.gate.usage()
+        )
+
+    def _rooms(self) -> list[Room]:
+        heart = self._sender.hearts.get(self.policy.default_upstream)
+        if heart is None:
+            return []
+        now_ns = self._clock.boottime_ns()
+        return [
+            Room(u.unit, u.count, u.used, u.span_ns, tuple(opening - now_ns for opening in u.openings_ns))
+            for u in heart.gate.usage()
+        ]
+
+    def _pause_left_ns(self) -> int | None:
+        """Return how long the pause still takes; None where nobody can tell."""
+        heart = self._sender.hearts.get(self.policy.default_upstream)
+        if heart is None or heart.pausing.is_stopped:
+            return None
+        if not heart.pausing.because:
+            return 0
+        return max(0, heart.pausing.paused_until_ns - self._clock.boottime_ns())
+
+    def _wall(self, boottime_ns: int) -> int:
+        return self._clock.wall_ns() + boottime_ns - self._clock.boottime_ns()

@@ -1,0 +1,70 @@
+"""`Operations` on a queue that is a dictionary; remembers what it was asked."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from relay.envelope import QueueId
+from relay.service.operations import ABSENT, BUSY, OK
+from relay.service.snapshot import MessageDetail, QueuedMessage, QueueState, Snapshot
+from tests.fakes.snapshots import a_detail, a_snapshot
+
+
+class FakeOperations:
+    """Acts on messages that are not active; is `Session` too."""
+
+    def __init__(self, messages: Iterable[QueuedMessage] = ()) -> None:
+        self.messages = {message.queue_id: message for message in messages}
+        self.asked: list[tuple[str, tuple[QueueId, ...]]] = []
+        self.shown: Snapshot = a_snapshot()
+        self.is_closed = False
+        self.raises: Exception | None = None
+
+    async def snapshot(self) -> Snapshot:
+        if self.raises is not None:
+            raise self.raises
+        return self.shown
+
+    async def queue(self) -> Sequence[QueuedMessage]:
+        if self.raises is not None:
+            raise self.raises
+        return list(self.messages.values())
+
+    async def show(self, queue_id: QueueId) -> MessageDetail | str:
+        message = self.messages.get(queue_id)
+        if message is not None and message.state is QueueState.CORRUPT:
+            return "its checksum is wrong"
+        return ABSENT if message is None else a_detail(message)
+
+    async def hold(self, queue_ids: Sequence[QueueId]) -> dict[QueueId, str]:
+        return self._act("hold", queue_ids, QueueState.HELD)
+
+    async def release(self, queue_ids: Sequence[QueueId]) -> dict[QueueId, str]:
+        return self._act("release", queue_ids, QueueState.WAITING)
+
+    async def retry(self, queue_ids: Sequence[QueueId]) -> dict[QueueId, str]:
+        return self._act("retry", queue_ids, QueueState.WAITING)
+
+    async def bounce(self, queue_ids: Sequence[QueueId]) -> dict[QueueId, str]:
+        return self._act("bounce", queue_ids, None)
+
+    async def delete(self, queue_ids: Sequence[QueueId]) -> dict[QueueId, str]:
+        return self._act("delete", queue_ids, None)
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+    def _act(self, verb: str, queue_ids: Sequence[QueueId], state: QueueState | None) -> dict[QueueId, str]:
+        self.asked.append((verb, tuple(queue_ids)))
+        return {queue_id: self._act_on(queue_id, state) for queue_id in queue_ids}
+
+    def _act_on(self, queue_id: QueueId, state: QueueState | None) -> str:
+        message = self.messages.get(queue_id)
+        if message is None:
+            return ABSENT
+        if message.state is QueueState.ACTIVE:
+            return BUSY
+        if state is None:
+            del self.messages[queue_id]
+        else:
+            self.messages[queue_id] = replace(message, state=state)
+        return OK

@@ -1,0 +1,122 @@
+"""A snapshot with something in every part of it, and messages that wait."""
+
+from relay.clock import SECOND_NS
+from relay.envelope import QueueId
+from relay.service.snapshot import (
+    Condition,
+    DiskStatus,
+    Ledger,
+    LimitStatus,
+    MessageDetail,
+    PolicyStatus,
+    QueueCounts,
+    QueuedMessage,
+    QueueState,
+    RecipientStatus,
+    Snapshot,
+    UpstreamState,
+    UpstreamStatus,
+)
+from tests.fakes.clock import START_WALL_NS
+
+AT_NS = START_WALL_NS
+FIRST = QueueId("0000000000000001")
+SECOND = QueueId("0000000000000002")
+REPORT = QueueId("0000000000000002r")
+
+
+def a_limit(*, used: int = 8, count: int = 8, opens_in_s: int | None = 20) -> LimitStatus:
+    opens_at_ns = None if opens_in_s is None else AT_NS + opens_in_s * SECOND_NS
+    return LimitStatus(
+        "isp", f"{count} messages per 60s", "messages", used, count, 60 * SECOND_NS, opens_at_ns
+    )
+
+
+def an_upstream(
+    *,
+    state: UpstreamState = UpstreamState.OPEN,
+    because: str = "",
+    paused_until_ns: int | None = None,
+    limits: tuple[LimitStatus, ...] | None = None,
+    waiting: int = 400,
+) -> UpstreamStatus:
+    return UpstreamStatus(
+        name="isp",
+        host="smtp.example.net",
+        port=587,
+        state=state,
+        paused_until_ns=paused_until_ns,
+        paused_because=because,
+        connections_open=3,
+        connections_idle=1,
+        limits=(a_limit(),) if limits is None else limits,
+        waiting_messages=waiting,
+        waiting_recipients=2 * waiting,
+        in_flight=2,
+    )
+
+
+def a_snapshot(
+    *,
+    upstream: UpstreamStatus | None = None,
+    condition: Condition = Condition.RUNNING,
+    refusing_because: str = "",
+    ledger: Ledger | None = None,
+    policy: PolicyStatus | None = None,
+) -> Snapshot:
+    return Snapshot(
+        at_ns=AT_NS,
+        version="0.1.0",
+        hostname="relay.example.org",
+        condition=condition,
+        started_at_ns=None if condition is Condition.DOWN else AT_NS - 3_720 * SECOND_NS,
+        refusing_because=refusing_because,
+        upstreams=(upstream or an_upstream(),),
+        queue={
+            QueueState.WAITING: QueueCounts(400, 800, 1_000_000, 90 * SECOND_NS),
+            QueueState.DEFERRED: QueueCounts(3, 4, 5_000, 3_600 * SECOND_NS),
+            QueueState.CORRUPT: QueueCounts(1, 0, 17, 0),
+        },
+        ledger=ledger or Ledger(accepted=1_000, relayed=190, bounced=4, expired=1, deleted=1, queued=804),
+        policy=policy or PolicyStatus("ab" * 32, AT_NS - 60 * SECOND_NS),
+        disk=DiskStatus(7 * 2**30, 12_345),
+    )
+
+
+def a_message(
+    queue_id: QueueId = FIRST,
+    *,
+    state: QueueState = QueueState.WAITING,
+    reverse_path: str = "list@example.org",
+    reason: str = "no room in 8 messages per 60s",
+    size_bytes: int = 1_500,
+) -> QueuedMessage:
+    return QueuedMessage(
+        queue_id=queue_id,
+        state=state,
+        size_bytes=size_bytes,
+        arrival_at_ns=AT_NS - 90 * SECOND_NS,
+        reverse_path=reverse_path,
+        recipients_left=2,
+        recipients=("ann@example.net", "bob@example.com"),
+        reason=reason,
+        next_attempt_at_ns=None,
+        eta_at_ns=AT_NS + 20 * SECOND_NS,
+        upstream="isp",
+    )
+
+
+def a_detail(message: QueuedMessage) -> MessageDetail:
+    return MessageDetail(
+        message=message,
+        client="mail.example.org[192.0.2.1]",
+        helo="mail.example.org",
+        protocol="ESMTPSA",
+        user="ann",
+        recipients=(
+            RecipientStatus("ann@example.net", "to do"),
+            RecipientStatus("bob@example.com", "to do"),
+            RecipientStatus("eve@example.com", "bounced", "550 5.1.1 no such user"),
+        ),
+        header="Subject: hello\r\nX-Trick: \x1b[2J",
+    )
