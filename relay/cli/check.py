@@ -1,0 +1,75 @@
+"""`relay check`: all that is wrong with a policy, or what it comes to."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from relay.cli.options import DEFAULT_POLICY, POLICY_VARIABLE, printable
+from relay.policy.changes import RESTART_KEYS
+from relay.policy.model import Listen, Policy, Tls, Upstream
+from relay.policy.source import read_policy
+
+
+@click.command()
+@click.argument(
+    "path",
+    metavar="[FILE]",
+    type=click.Path(path_type=Path),
+    envvar=POLICY_VARIABLE,
+    default=DEFAULT_POLICY,
+)
+def check(path: Path) -> None:
+    """Tell all that is wrong with a policy, or sum it up.
+
+    FILE is by default $RELAY_POLICY, then ./policy.yaml.  Every fault is a line
+    FILE:LINE:COLUMN: KEY: MESSAGE on stderr, and the exit code is 78.  The files that a
+    policy names are looked at too, so run this as the user that the relay runs as.
+    """
+    policy = read_policy(path)
+    click.echo(f"{printable(path)} is good")
+    for line in summary(policy):
+        click.echo(printable(line))
+
+
+def summary(policy: Policy) -> Iterator[str]:
+    """Return what a policy comes to, line by line."""
+    yield f"spool     {policy.spool}"
+    for listen in policy.listen:
+        yield f"listen    {listen.address}: {_door(listen)}"
+        if not listen.clients and listen.users_file is None:
+            yield "          note: nobody may relay through it; name clients or a users_file"
+    if policy.http is not None:
+        yield f"http      {policy.http}"
+    for name, upstream in policy.upstreams.items():
+        yield f"upstream  {name}: {_way(upstream)}"
+        for limit in upstream.limits:
+            yield f"          at most {limit.label}"
+        yield f"          history {policy.history_path(name)}"
+        if not upstream.limits:
+            yield "          note: no limits, so mail goes as fast as it is taken"
+        if name != policy.default_upstream:
+            yield f"          note: gets no mail; all of it goes to the first, {policy.default_upstream}"
+    if policy.practice is not None:
+        yield f"practice  {policy.practice.address}: at most {policy.practice.limit.label}"
+    given = [key for key in RESTART_KEYS if key in policy.model_fields_set]
+    yield f"restart   needed after a change of {', '.join(given)}; all else is live"
+
+
+def _door(listen: Listen) -> str:
+    """Return who may relay through a listener, and how."""
+    parts = []
+    if listen.clients:
+        parts.append(f"clients {', '.join(str(network) for network in listen.clients)}")
+    if listen.users_file is not None:
+        parts.append("users with AUTH")
+    if listen.certificate is not None:
+        parts.append("implicit TLS" if listen.tls is Tls.IMPLICIT else "STARTTLS")
+    return "; ".join(parts) or "no clients"
+
+
+def _way(upstream: Upstream) -> str:
+    """Return how mail goes to an upstream."""
+    tls = "no TLS" if upstream.tls is Tls.NONE else f"TLS {upstream.tls}"
+    user = "no auth" if upstream.auth is None else f"user {upstream.auth.user}"
+    return f"{upstream.host} port {upstream.port}, {tls}, {user}, {upstream.connections} connections"

@@ -1,0 +1,109 @@
+"""The entry point: finds the verb, runs it, and exits as sysexits(3) says.
+
+Guarantees: 0 where the verb did its work, 64 for a wrong call, 78 for a policy or a
+secret that is not good (every fault on stderr, no traceback), 70 with a traceback for a
+bug of ours; a verb may return another code, such as 75 for "try later".
+"""
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NamedTuple, NoReturn
+
+import click
+
+from relay.policy.faults import PolicyError
+from relay.policy.secrets import SecretError
+
+
+class Verb(NamedTuple):
+    """Where a verb is, and what `relay --help` says of it."""
+
+    module: str
+    name: str
+    summary: str
+
+
+VERBS: dict[str, Verb] = {
+    "run": Verb("relay.cli.run", "run", "Take mail and relay it, in the foreground."),
+    "status": Verb("relay.cli.status", "status", "Show upstreams, limits and the queue by state."),
+    "queue": Verb("relay.cli.queue", "queue", "List the queue, or act on messages in it."),
+    "demo": Verb(
+        "relay.cli.demo", "demo", "Watch it pace mail through a strict upstream; takes half a minute."
+    ),
+    "check": Verb("relay.cli.check", "check", "Tell all that is wrong with a policy, or sum it up."),
+    "hash-password": Verb("relay.cli.password", "hash_password", "Make a line for a users_file."),
+}
+
+
+class VerbGroup(click.Group):
+    """A group whose verbs are imported when they are called, and not for `--help`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Return the verbs in the order of the table."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
+        """Return a verb, imported now."""
+        verb = VERBS.get(cmd_name)
+        if verb is None:
+            return None
+        command = getattr(importlib.import_module(verb.module), verb.name)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{verb.module}.{verb.name} is not a click command")
+        return command
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the verb; whoever closed the pipe, as in `relay queue | head`, has seen enough."""
+        try:
+            outcome = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # What is still buffered goes nowhere, without a complaint at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return os.EX_OK
+        return outcome
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
+        """Write the verbs and their summaries."""
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, verb.summary) for name, verb in VERBS.items()])
+
+
+@click.group(
+    cls=VerbGroup,
+    subcommand_metavar="VERB [ARGUMENT]...",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(package_name="relay-smarthost", prog_name="relay", message="%(prog)s %(version)s")
+def relay() -> None:
+    """Pace mail through a smarthost: never more than it allows, and nothing lost."""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command with these arguments, by default those of the command line, and exit."""
+    sys.exit(_run(arguments))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    """Return the exit code."""
+    try:
+        outcome = relay.main(args=arguments, prog_name="relay", standalone_mode=False)
+    except click.UsageError as error:
+        error.show()
+        return os.EX_USAGE
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        click.echo("interrupted", err=True)
+        return 130  # 128 + SIGINT, as a shell reports it
+    except (PolicyError, SecretError) as error:
+        click.echo(str(error), err=True)
+        return os.EX_CONFIG
+    except Exception:  # noqa: BLE001 - the last frame: a bug ends as sysexits says
+        traceback.print_exc()
+        return os.EX_SOFTWARE
+    return outcome if isinstance(outcome, int) else 0

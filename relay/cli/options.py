@@ -1,0 +1,32 @@
+"""What several verbs have in common: the option `--policy`, and text for a terminal."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+DEFAULT_POLICY = Path("policy.yaml")
+POLICY_VARIABLE = "RELAY_POLICY"
+
+_Verb = TypeVar("_Verb", bound=Callable[..., Any])
+
+
+def policy_option(verb: _Verb) -> _Verb:
+    """Give a verb the option `--policy FILE`, which it takes as `policy_path: Path`."""
+    return click.option(
+        "--policy",
+        "policy_path",
+        type=click.Path(path_type=Path),
+        envvar=POLICY_VARIABLE,
+        default=DEFAULT_POLICY,
+        metavar="FILE",
+        help=f"The policy; default: ${POLICY_VARIABLE}, then ./{DEFAULT_POLICY}.",
+    )(verb)
+
+
+def printable(text: object) -> str:
+    """Return text that any terminal and any encoding of stdout takes: one line, nothing that steers."""
+    return "".join(
+        c if c.isprintable() and not "\ud800" <= c <= "\udfff" else f"\\x{ord(c):02x}" for c in str(text)
+    )

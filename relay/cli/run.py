@@ -1,0 +1,78 @@
+"""`relay run`: the daemon, in the foreground."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from relay.cli.options import policy_option
+from relay.policy.model import Policy
+from relay.service.daemon import Daemon
+from relay.service.event_table import Level
+from relay.service.loops import run as run_loop
+from relay.spool.interface import SpoolBusy, SpoolFault
+
+_ADDRESS_ERRORS = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.EPERM})
+
+
+@click.command()
+@policy_option
+@click.option(
+    "--log",
+    "style",
+    type=click.Choice(["text", "json"]),
+    envvar="RELAY_LOG",
+    default="text",
+    help="How events are written to stderr.",
+)
+@click.option("--verbose", is_flag=True, help="Log connections too.")
+def run(policy_path: Path, style: Literal["text", "json"], *, verbose: bool) -> int:
+    """Take mail and relay it until SIGTERM; SIGHUP reads the policy again."""
+    # Everything we create is for us alone, whatever the umask of who started us.
+    os.umask(0o077)
+
+    async def serve() -> int:
+        level = Level.DEBUG if verbose else Level.INFO
+        return await Daemon(policy_path, style, _greet, level=level).run()
+
+    try:
+        return run_loop(serve())
+    except SpoolBusy as busy:
+        click.echo(f"another relay is running: {busy}", err=True)
+        return os.EX_TEMPFAIL
+    except SpoolFault as fault:
+        click.echo(f"cannot start: {fault}", err=True)
+        return os.EX_IOERR
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        click.echo(f"cannot start: {what}", err=True)
+        return os.EX_UNAVAILABLE if error.errno in _ADDRESS_ERRORS else os.EX_IOERR
+    except ValueError as error:
+        click.echo(f"cannot start: {error}", err=True)
+        return os.EX_CONFIG
+
+
+def _greet(policy: Policy) -> None:
+    """Tell a newcomer what to type next; only where the practice smarthost is used."""
+    if policy.practice is None:
+        return
+    address, practice = policy.listen[0].address, policy.practice
+    python = (
+        f"import smtplib; smtplib.SMTP('{address.host}', {address.port})"
+        ".sendmail('me@example.org', ['you@example.com'], 'Subject: hello\\n\\nhello\\n')"
+    )
+    lines = [
+        "",
+        f"relay takes mail on {address} and passes it to the practice smarthost on {practice.address},",
+        f"which cuts off whoever sends more than {practice.limit.label}.  In another terminal:",
+        "",
+        f"  swaks --server {address} --from me@example.org --to you@example.com",
+        f'  python3 -c "{python}"',
+        "  .venv/bin/relay status",
+        "  .venv/bin/relay queue",
+    ]
+    if policy.http is not None:
+        lines.append(f"  curl http://{policy.http}/metrics        and the status page: http://{policy.http}/")
+    click.echo("\n".join([*lines, "", "Edit policy.yaml while it runs; stop with Ctrl-C.", ""]))

@@ -1,0 +1,90 @@
+"""How a verb asks: the relay that runs, over its control socket, or else the spool itself.
+
+A policy that was broken by an edit does not stop a relay, so it does not stop asking it
+either: the socket is where the last `spool` key says.  Only without a running relay is
+a good policy needed.  Secrets that a policy names are not looked at: an operator who
+asks need not be the user that the relay runs as.
+"""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from relay.policy.document import read_document
+from relay.policy.faults import PolicyError, fault_of_file
+from relay.policy.model import Policy
+from relay.policy.source import parse_policy
+from relay.service.control import ControlClient
+from relay.service.operations import Session, SpoolBusy, Unreachable
+
+Answer = TypeVar("Answer")
+
+
+class TryLater(click.ClickException):
+    """The question was right, and cannot be answered now."""
+
+    exit_code = os.EX_TEMPFAIL
+
+
+class NotPermitted(click.ClickException):
+    """The spool belongs to somebody else."""
+
+    exit_code = os.EX_NOPERM
+
+
+def ask(policy_path: Path, question: Callable[[Session], Awaitable[Answer]]) -> Answer:
+    """Return the answer.  Raises TryLater, NotPermitted, PolicyError."""
+    try:
+        return asyncio.run(_ask(policy_path, question))
+    except SpoolBusy as busy:
+        raise TryLater(f"the spool is in use and no relay answers; try again later: {busy}") from busy
+    except Unreachable as unreachable:
+        raise TryLater(str(unreachable)) from unreachable
+    except PermissionError as error:
+        raise NotPermitted(f"{error}; run this as the user that the relay runs as") from error
+
+
+async def _ask(policy_path: Path, question: Callable[[Session], Awaitable[Answer]]) -> Answer:
+    session = _open(policy_path)
+    try:
+        return await question(session)
+    finally:
+        await session.close()
+
+
+def _open(policy_path: Path) -> Session:
+    try:
+        content = policy_path.read_bytes()
+    except OSError as error:
+        raise PolicyError([fault_of_file(policy_path, f"cannot read it: {error.strerror}")]) from None
+    try:
+        policy = parse_policy(content, policy_path)
+    except PolicyError as error:
+        client = _client_of_broken(content, policy_path)
+        if client is None:
+            raise
+        click.echo(f"{policy_path} is not valid, the relay runs on its last good one: {error}", err=True)
+        return client
+    client = ControlClient(policy.spool)
+    return client if client.is_up() else _offline(policy)
+
+
+def _client_of_broken(content: bytes, policy_path: Path) -> ControlClient | None:
+    """Return the running relay of a policy of which no more than the spool can be told."""
+    values = read_document(content).value()
+    spool = values.get("spool") if isinstance(values, dict) else None
+    if not isinstance(spool, str):
+        return None
+    client = ControlClient(policy_path.absolute().parent / spool)
+    return client if client.is_up() else None
+
+
+def _offline(policy: Policy) -> Session:
+    # Imported only here: with a running relay nothing of the spool is loaded.
+    from relay.service.offline import OfflineOperations  # noqa: PLC0415 - see above
+
+    return OfflineOperations(policy)

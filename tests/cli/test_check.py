@@ -1,0 +1,131 @@
+"""`relay check`: every fault and 78, or a summary and 0."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from relay.cli.main import main
+from tests.policy.examples import INTERFACE, SMALL, with_listen
+
+Check = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def check(capfd: pytest.CaptureFixture[str]) -> Check:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            main(["check", *arguments])
+        out, err = capfd.readouterr()
+        assert isinstance(caught.value.code, int)
+        return caught.value.code, out, err
+
+    return run
+
+
+def test_every_fault_is_a_line_and_the_code_is_78(check: Check, tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(SMALL.replace("messages: 8", "messages: 0").replace("spool: spool", "spol: spool"))
+    code, out, err = check(str(path))
+    assert (code, out) == (78, "")
+    assert (
+        err
+        == f"""\
+{path}:1:1: spol: unknown key; did you mean spool?
+{path}:1:1: spool: this key is required
+{path}:9:20: upstreams.isp.limits[0].messages: expected a whole number above zero, got 0
+"""
+    )
+
+
+def test_a_secret_that_others_can_read_is_a_fault(check: Check, tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(INTERFACE.replace("    ca_file:", "    #"))
+    (tmp_path / "secrets").mkdir()
+    secret = tmp_path / "secrets" / "isp"
+    secret.write_text("hunter2\n")
+    secret.chmod(0o644)
+    code, out, err = check(str(path))
+    assert (code, out) == (78, "")
+    key = "upstreams.isp.auth.password_file"
+    assert err == f"{path}:12:38: {key}: {secret} is open to others (mode 0644); chmod 600 it\n"
+    secret.chmod(0o600)
+    code, out, err = check(str(path))
+    assert (code, err) == (0, "")
+    assert "hunter2" not in out
+
+
+def test_an_unreadable_policy_is_one_fault(check: Check, tmp_path: Path) -> None:
+    path = tmp_path / "missing.yaml"
+    assert check(str(path)) == (78, "", f"{path}:1:1: policy: cannot read it: No such file or directory\n")
+
+
+def test_a_good_policy_is_summed_up(check: Check, tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(SMALL + "  two: {host: '::1', tls: none, port: 25, history: /h}\nhttp: 127.0.0.1:9725\n")
+    assert check(str(path)) == (
+        0,
+        f"""\
+{path} is good
+spool     {tmp_path}/spool
+listen    127.0.0.1:2525: clients 127.0.0.0/8
+http      127.0.0.1:9725
+upstream  isp: smtp.example.net port 587, TLS starttls, no auth, 4 connections
+          at most 8 messages per 60s
+          history {tmp_path}/history/smtp.example.net
+upstream  two: ::1 port 25, no TLS, no auth, 4 connections
+          history /h
+          note: no limits, so mail goes as fast as it is taken
+          note: gets no mail; all of it goes to the first, isp
+restart   needed after a change of spool, listen, http; all else is live
+""",
+        "",
+    )
+
+
+def test_a_listener_that_nobody_may_use_is_noted(check: Check, tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(with_listen("address: 127.0.0.1:2525"))
+    code, out, _ = check(str(path))
+    assert code == 0
+    assert "note: nobody may relay through it" in out
+
+
+def test_the_policy_is_by_default_that_of_the_environment_then_that_of_the_folder(
+    check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RELAY_POLICY", raising=False)
+    assert check()[2].startswith("policy.yaml:1:1: policy: cannot read it")
+    (tmp_path / "policy.yaml").write_text(SMALL)
+    assert check()[0] == 0
+    monkeypatch.setenv("RELAY_POLICY", "other.yaml")
+    assert check()[2].startswith("other.yaml:1:1: policy: cannot read it")
+    assert check("policy.yaml")[0] == 0
+
+
+def test_what_steers_a_terminal_is_not_printed(check: Check, tmp_path: Path) -> None:
+    path = tmp_path / "\x1b[31m.yaml"
+    path.write_text(SMALL)
+    code, out, _ = check(str(path))
+    assert code == 0
+    assert "\x1b" not in out
+
+
+def test_check_loads_no_server(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(SMALL)
+    script = (
+        "import sys\n"
+        "from relay.cli.main import main\n"
+        "try:\n"
+        f"    main(['check', {str(path)!r}])\n"
+        "except SystemExit as end:\n"
+        "    assert end.code == 0\n"
+        "servers = {'aiohttp', 'aiosmtpd', 'aiosmtplib', 'asyncio', 'argon2', 'uvloop'}\n"
+        "print(sorted(servers & set(sys.modules)))\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == "[]"

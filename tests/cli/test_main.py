@@ -1,0 +1,72 @@
+"""The entry point: exit codes are sysexits, and a verb is loaded when it is called."""
+
+import importlib
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+
+import click
+import pytest
+
+from relay.cli.main import VERBS, main
+
+
+def code_of(*arguments: str) -> object:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    return caught.value.code
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["no-such-verb"], ["--no-such-option"], ["check", "a", "b"], ["check", "--x"]]
+)
+def test_a_wrong_call_exits_64(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of(*arguments) == os.EX_USAGE
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Usage: relay" in err
+
+
+def test_help_and_version_exit_0(capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of("--version") == 0
+    assert capsys.readouterr().out == f"relay {version('relay-smarthost')}\n"
+    assert code_of("--help") == 0
+    out = capsys.readouterr().out
+    for name, verb in VERBS.items():
+        assert name in out
+        assert verb.summary.split()[0] in out
+
+
+@pytest.mark.parametrize("name", list(VERBS))
+def test_every_verb_of_the_table_is_a_command_that_explains_itself(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verb = VERBS[name]
+    assert isinstance(getattr(importlib.import_module(verb.module), verb.name), click.Command)
+    assert code_of(name, "--help") == 0
+    assert f"Usage: relay {name}" in capsys.readouterr().out
+
+
+def test_python_m_relay_is_relay() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "relay", "nonsense"], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == os.EX_USAGE
+    assert "No such command 'nonsense'" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_a_reader_who_has_seen_enough_is_no_error() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    # The verb must have something to print: a hash is one line.
+    with subprocess.Popen(
+        [sys.executable, "-m", "relay", "hash-password", "ann"],
+        stdin=subprocess.PIPE,
+        stdout=write_end,
+        stderr=subprocess.PIPE,
+    ) as ran:
+        os.close(write_end)
+        _, err = ran.communicate(b"hunter2\n")
+    assert (ran.returncode, err) == (0, b"")

@@ -1,0 +1,69 @@
+"""`relay hash-password`: a line for a users_file, and the password nowhere else."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from argon2 import PasswordHasher
+
+from relay.policy.secrets import read_users
+
+
+def hash_password(password: bytes, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "relay", "hash-password", *arguments]
+    return subprocess.run(command, input=password, capture_output=True, check=False)
+
+
+def test_the_line_is_a_user_of_a_users_file(tmp_path: Path) -> None:
+    ran = hash_password("pässwörd\n".encode(), "ann@example.net")
+    assert (ran.returncode, ran.stderr) == (0, b"")
+    users = tmp_path / "users"
+    users.touch(0o600)
+    users.write_bytes(ran.stdout)
+    (name, hashed), *rest = read_users(users).items()
+    assert (name, rest) == ("ann@example.net", [])
+    assert PasswordHasher().verify(hashed, "pässwörd")
+
+
+def test_without_a_name_the_hash_stands_alone() -> None:
+    ran = hash_password(b"hunter2")
+    assert PasswordHasher().verify(ran.stdout.decode().strip(), "hunter2")
+
+
+@pytest.mark.parametrize("password", [b"", b"\n", b"hunter2\nhunter2\n", b"hun\0ter2", b"hunter2" * 1000])
+def test_a_password_that_sasl_cannot_carry_exits_64(password: bytes) -> None:
+    ran = hash_password(password, "ann")
+    assert (ran.returncode, ran.stdout) == (os.EX_USAGE, b"")
+    assert b"hunter2" not in ran.stderr
+
+
+@pytest.mark.parametrize("name", ["", "a:b", "#a", " a", "a\nb"])
+def test_a_name_that_a_users_file_cannot_hold_exits_64(name: str) -> None:
+    ran = hash_password(b"hunter2\n", name)
+    assert (ran.returncode, ran.stdout) == (os.EX_USAGE, b"")
+
+
+def test_a_terminal_is_asked_twice_and_shows_nothing() -> None:
+    ours, theirs = os.openpty()
+    # A session of its own: getpass must find this terminal, and not the one of whoever runs the test.
+    with subprocess.Popen(
+        [sys.executable, "-m", "relay", "hash-password", "ann"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    ) as ran:
+        os.close(theirs)
+        seen = b""
+        for prompt in (b"Password: ", b"confirmation: "):
+            # Answered only once it is asked: echo is off by then.
+            while not seen.endswith(prompt):
+                seen += os.read(ours, 1024)
+            os.write(ours, b"hunter2\n")
+        while b"\nann:$argon2id$" not in seen:
+            seen += os.read(ours, 1024)
+    os.close(ours)
+    assert ran.returncode == 0
+    assert b"hunter2" not in seen
