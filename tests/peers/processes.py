@@ -1,0 +1,51 @@
+"""Other people's processes, as /proc shows them (proc(5))."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.peers.waiting import wait_until
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the pids of a process's children, oldest first."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sorted(int(child) for task in tasks for child in (task / "children").read_text().split())
+
+
+def command_of(pid: int) -> list[str]:
+    """Return the command line of a process."""
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether there is a process of that pid that did not end."""
+    try:
+        return _state(pid) not in ("Z", "X")
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def halted(pid: int) -> Iterator[None]:
+    """Keep a process from running while the context lasts (SIGSTOP)."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: _state(pid) == "T")
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def most_resident_bytes(pid: int) -> int:
+    """Return the most memory that a process ever had resident (VmHWM)."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    (kilobytes,) = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
+    return int(kilobytes) * 1024
+
+
+def _state(pid: int) -> str:
+    # The name in brackets may hold anything.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

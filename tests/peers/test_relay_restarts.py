@@ -1,0 +1,199 @@
+"""Ends and starts of a relay at work: killed, told to stop, started twice, robbed of a listener."""
+
+import os
+import random
+import re
+import signal
+import smtplib
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from relay.practice.ledger import Fate
+from tests.peers import smtp_tools
+from tests.peers.demand import demand
+from tests.peers.feeder import Feeder
+from tests.peers.practice import Practice, Seen
+from tests.peers.processes import children_of, command_of, halted, is_alive
+from tests.peers.relay import RelayProcess
+from tests.peers.smtp_tools import smtp_sink
+from tests.peers.waiting import wait_until
+
+pytestmark = pytest.mark.slow
+
+FROM_TO = ("mjd@front.test", ["r@list.test"])
+CONTENT = "Subject: x\r\n\r\nx\r\n"
+SEED = 5
+KILLS = 6
+
+
+def _boottime_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def test_kills_in_the_middle_of_everything_lose_nothing_and_repeat_only_what_was_in_flight(
+    tmp_path: Path,
+) -> None:
+    limit = {"messages": 60, "per": "1s"}
+    dice = random.Random(SEED)
+    kills_ns: list[tuple[int, int]] = []
+    with Practice(tmp_path, limit, seed=SEED, latest_reply_s=0.1) as host:
+        relay = RelayProcess(tmp_path, {"isp": host.upstream(connections=4, limits=[limit])})
+        relay.start()
+        with Feeder(relay.port) as feeder:
+            for _ in range(KILLS):
+                enough = host.ledger.relayed + dice.randint(20, 60)
+                host.wait_until(lambda ledger, enough=enough: ledger.relayed >= enough)  # type: ignore[misc]  # bound now
+                before_ns = _boottime_ns()
+                relay.kill()
+                kills_ns.append((before_ns, _boottime_ns()))
+                relay.start()
+        relay.wait_until_empty()
+        # What was cut off at a kill may still be decided.
+        wait_until(lambda: host.unanswered == 0)
+        assert relay.stop() == 0
+
+    copies: dict[str, list[Seen]] = defaultdict(list)
+    for seen in sorted(host.seen(), key=lambda seen: seen.mail_at_ns):
+        if seen.entry.fate is Fate.RELAYED:
+            copies[seen.entry.envelope.recipients[0]].append(seen)
+    assert feeder.acknowledged - set(copies) == set(), "lost after its 250"
+    assert set(copies) - feeder.attempted == set()
+    assert len(feeder.acknowledged) > 60 * KILLS / 4
+    assert feeder.turned_away > 0
+    assert [again for again in copies.values() if not _is_excused(again, kills_ns)] == []
+    assert _told_relayed_twice(relay.log()) == []
+    # Never over, with everything that the kills did to the history.
+    assert host.ledger.most_in_any_window() <= 60
+    assert host.ledger.refused == 0
+    assert any(
+        seen.mail_at_ns < before_ns < seen.ended_at_ns for seen in host.seen() for before_ns, _ in kills_ns
+    ), "no kill hit a transaction"
+
+
+def _is_excused(copies: Sequence[Seen], kills_ns: Sequence[tuple[int, int]]) -> bool:
+    """Return whether a kill lies between each copy's MAIL and that of the next one."""
+    return all(
+        any(one.mail_at_ns <= after_ns and before_ns <= other.mail_at_ns for before_ns, after_ns in kills_ns)
+        for one, other in pairwise(copies)
+    )
+
+
+def _told_relayed_twice(log: Sequence[str]) -> list[str]:
+    """Return recipients whom the log, which speaks after the disk, knew as relayed and that went again."""
+    sent = [found[1] for line in log if (found := re.search(r": to=<(.*?)>, .* status=sent", line))]
+    return [recipient for recipient in set(sent) if sent.count(recipient) > 1]
+
+
+def test_sigterm_finishes_what_is_in_flight_and_leaves_the_rest_for_the_next_start(tmp_path: Path) -> None:
+    limit = {"messages": 1000, "per": "1s"}
+    with Practice(tmp_path, limit, seed=SEED, latest_reply_s=1) as host:
+        relay = RelayProcess(tmp_path, {"isp": host.upstream(connections=3)})
+        relay.start()
+        with smtplib.SMTP("127.0.0.1", relay.port, timeout=60) as session:
+            for _ in range(8):
+                session.sendmail(*FROM_TO, CONTENT)
+            # All connections are busy, so nothing else is about to begin.
+            wait_until(lambda: host.unanswered == 3)
+            assert relay.stop() == 0
+            relayed = host.ledger.relayed
+            # An idle client is told, not dropped.
+            assert session.noop()[0] == 421
+
+        assert host.unanswered == 0
+        assert host.ledger.abandoned == 0
+        assert relayed >= 3
+        assert any(line.endswith("stopping: SIGTERM; transactions in flight: 3") for line in relay.log())
+        assert relay.log()[-1].endswith(f"stopped; messages queued: {8 - relayed}")
+        with relay:
+            relay.wait_until_empty()
+        assert (host.ledger.relayed, host.ledger.abandoned) == (8, 0)
+
+
+def test_a_second_relay_on_a_spool_gives_way_and_says_to_whom(tmp_path: Path) -> None:
+    demand(smtp_tools.why_missing())
+    with smtp_sink() as sink:
+        upstreams = {"isp": {"host": "127.0.0.1", "port": sink.port, "tls": "none"}}
+        with RelayProcess(tmp_path, upstreams) as relay:
+            second = relay.command("run")
+
+            assert second.returncode == os.EX_TEMPFAIL
+            assert f"held by process {relay.pid}" in second.stderr
+            with smtplib.SMTP("127.0.0.1", relay.port, timeout=60) as session:
+                session.sendmail(*FROM_TO, CONTENT)
+            sink.wait_for(1)
+
+
+def _listeners(relay: RelayProcess) -> list[int]:
+    return [pid for pid in children_of(relay.pid) if "relay.service.listener_process" in command_of(pid)]
+
+
+def _session_with(relay: RelayProcess, listener: int, others: Sequence[int]) -> smtplib.SMTP:
+    """Return a session that is with this one of two listener processes: the other cannot accept it."""
+    (other,) = set(others) - {listener}
+    with halted(other):
+        return smtplib.SMTP("127.0.0.1", relay.port, timeout=60)
+
+
+def test_a_listener_process_that_dies_is_replaced_and_harms_nobody_else(tmp_path: Path) -> None:
+    demand(smtp_tools.why_missing())
+    with smtp_sink() as sink:
+        upstreams = {"isp": {"host": "127.0.0.1", "port": sink.port, "tls": "none"}}
+        relay = RelayProcess(tmp_path, upstreams)
+        relay.policy["listen"][0]["processes"] = 2
+        relay.write_policy()
+        with relay:
+            wait_until(lambda: len(_listeners(relay)) == 2)
+            listeners = victim, survivor = _listeners(relay)
+            with_victim = _session_with(relay, victim, listeners)
+            with_survivor = _session_with(relay, survivor, listeners)
+            for session in (with_victim, with_survivor):
+                session.ehlo()
+                session.mail(FROM_TO[0])
+                session.rcpt(FROM_TO[1][0])
+
+            os.kill(victim, signal.SIGKILL)
+
+            with pytest.raises(smtplib.SMTPServerDisconnected):
+                with_victim.data(CONTENT.encode())
+            assert with_survivor.data(CONTENT.encode())[0] == 250
+            for _ in range(20):
+                with smtplib.SMTP("127.0.0.1", relay.port, timeout=60) as session:
+                    session.sendmail(*FROM_TO, CONTENT)
+            address = f"127.0.0.1:{relay.port}"
+            relay.wait_for_log(lambda line: f"listener {address} died: pid {victim}, signal 9" in line)
+            relay.wait_for_log(lambda line: f"listener {address} restarted: pid " in line)
+            (heir,) = set(_listeners(relay)) - {survivor}
+            with _session_with(relay, heir, [heir, survivor]) as with_heir:
+                with_heir.sendmail(*FROM_TO, CONTENT)
+            with_survivor.quit()
+            sink.wait_for(22)
+            assert all(" relay.test relay[" in line for line in relay.log()), "each process knows its name"
+        assert not is_alive(heir)
+        assert not is_alive(survivor)
+
+
+def test_a_relay_with_listener_processes_starts_again_right_after_a_kill(tmp_path: Path) -> None:
+    demand(smtp_tools.why_missing())
+    with smtp_sink() as sink:
+        upstreams = {"isp": {"host": "127.0.0.1", "port": sink.port, "tls": "none"}}
+        relay = RelayProcess(tmp_path, upstreams)
+        relay.policy["listen"][0]["processes"] = 2
+        relay.write_policy()
+        relay.start()
+        wait_until(lambda: len(_listeners(relay)) == 2)
+        orphans = _listeners(relay)
+        with smtplib.SMTP("127.0.0.1", relay.port, timeout=60) as idle:
+            idle.sendmail(*FROM_TO, CONTENT)
+            relay.kill()
+            with relay:
+                with smtplib.SMTP("127.0.0.1", relay.port, timeout=60) as session:
+                    session.sendmail(*FROM_TO, CONTENT)
+                sink.wait_for(2)
+                assert idle.noop()[0] == 421
+                idle.close()
+                wait_until(lambda: not any(is_alive(pid) for pid in orphans))
