@@ -111,6 +111,11 @@ class Scheduler:
             self._ready.popleft()
         return False
 
+    @property
+    def most_ready(self) -> int:
+        """Return how many messages `next_ready` would give, or a few more."""
+        return len(self._ready)
+
     def first_ready(self, now_ns: int) -> Queued | None:
         """Return the message that `next_ready` would take, and leave it."""
         return self._messages[self._ready[0]] if self.has_ready(now_ns) else None

@@ -6,6 +6,7 @@ listening         taking mail, here or in listener processes (listener_process)
 intake            from a listener to the spool, many at a time (batch)
 sender            the queue in memory, and a heart for each upstream
 heart             take the next message, reserve, send, settle
+relaying          one message on one connection, its slot reserved, to its settlement
 ready, pause      connections to send on; whether the upstream is used at all
 gate              the throttle of one upstream, off the event loop
 desk              the spool, off the event loop

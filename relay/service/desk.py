@@ -72,6 +72,8 @@ class Desk:
         self._reporter = reporter
         self._on_full = on_full
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
+        self._noted: set[QueueId] = set()
+        """Messages whose reasons are written down while the rest has to wait for room: not once more."""
         self._endings: Batch[Ending, Written] = Batch(self._write, self._thread)
 
     async def call(self, function: Callable[[], Returned]) -> Returned:
@@ -105,12 +107,15 @@ class Desk:
         Raises SpoolFault, and Absent or Corrupt where there is nothing to write it on any
         more.  Waits as long as there is no room, since it did happen.
         """
-        while True:
-            try:
-                return await self._endings.submit(ending)
-            except SpoolFull as full:
-                self._on_full(str(full))
-                await asyncio.sleep(RETRY_FULL_SECONDS)
+        try:
+            while True:
+                try:
+                    return await self._endings.submit(ending)
+                except SpoolFull as full:
+                    self._on_full(str(full))
+                    await asyncio.sleep(RETRY_FULL_SECONDS)
+        finally:
+            self._noted.discard(ending.message.queue_id)
 
     async def totals(self) -> Totals:
         """Return the account of all recipients."""
@@ -142,7 +147,9 @@ class Desk:
             return [written for ending in endings for written in self._write([ending])]
 
     def _write_together(self, endings: Sequence[Ending]) -> list[Written | BaseException]:
-        self.spool.note({e.message.queue_id: e.notes for e in endings if e.notes})
+        noted = {e.message.queue_id: e.notes for e in endings if e.notes}
+        self.spool.note({q: notes for q, notes in noted.items() if q not in self._noted})
+        self._noted.update(noted)
         # Crash here: reasons without a mark; the recipients are tried again.
         self.spool.mark({e.message.queue_id: e.marks for e in endings if e.marks})
         # Crash here: all recipients marked; the next start publishes the report and removes the message.

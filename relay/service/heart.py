@@ -175,7 +175,7 @@ class Heart:
             full = [usage.label for usage in self.gate.usage() if usage.used >= usage.count]
             self._tell_wait(first, f"no room in {' and '.join(full)}", opens_at_ns)
             return opens_at_ns
-        most = min(most, len(self._scheduler))
+        most = min(most, self._scheduler.most_ready)
         connections = self._ready.take(most, has_others=bool(self._sending))
         if not connections:
             return None  # one is being opened, and wakes us
@@ -215,6 +215,7 @@ class Heart:
                 )
         for connection in connections:
             self.pool.release(connection)
+        self._tell_others()
         if self._is_stopping:
             for portion in reversed(portions):
                 self._give_back(portion, "")

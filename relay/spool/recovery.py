@@ -31,6 +31,8 @@ def recover(
     """Return how far each queued message got, and what was found."""
     abandoned = remove_abandoned_drafts(disk, layout)
     ledger.read()
+    # Who held or released a message may have been killed before that was durable, and now it is seen.
+    disk.sync_directory(layout.folder("hold"))
     walk = _Walk(disk, layout, ledger, on_corrupt)
     # Held first: where a crash kept both names, what an operator stopped stays stopped.
     walk.look_into(layout.folder("hold"), is_held=True)

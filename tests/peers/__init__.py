@@ -4,6 +4,9 @@ postfix      an MTA in front of the relay, or an upstream behind it (SASL, TLS, 
 smtp_tools   smtp-source, smtp-sink and swaks
 prometheus   a Prometheus that scrapes, and promtool that judges
 relay        the relay itself, as an operator runs it
+practice     the practice smarthost, beside the test, with every transaction on record
+feeder       clients that keep handing mail over, whatever happens to the relay
+processes    other people's processes: halted, counted, measured
 certificate  a certificate for loopback, made by openssl
 
 Each peer has `why_missing()`; `demand` skips a test for that reason, or fails it where

@@ -14,6 +14,7 @@ import random
 import re
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -78,6 +79,24 @@ def test_a_lost_ledger_costs_its_figures_and_nothing_else(name: str) -> None:
                 image.unlink(f"{ROOT}/ledger")
                 image.sync_directory(ROOT)
             judge.go_on(image, snapshot, f"{name}, {label}, without the ledger")
+
+
+@pytest.mark.parametrize("renames", Renames)
+@pytest.mark.parametrize("name", ["a batch of two", "held and released"])
+def test_what_recovery_returned_survives_though_it_was_not_durable_before(
+    name: str, renames: Renames
+) -> None:
+    """A killed sender leaves in memory what everybody can see and the disk does not have."""
+    for snapshot in run_of(name, renames):
+        ((_, image),) = killed(snapshot)
+        sender = World(image).sender()
+        before, totals = sender.recover().entries, sender.spool.totals()
+        # Nothing of what is pending survives.
+        _, cut = next(prefixes(Snapshot(image.platter, snapshot.trace, snapshot.step)))
+        sender = World(cut).sender()
+        after = sender.recover().entries
+        assert [replace(entry, next_attempt_at_ns=None) for entry in before] == list(after)
+        assert sender.spool.totals() == totals
 
 
 @pytest.mark.parametrize("name", ["bounced", "held and released"])
@@ -157,8 +176,9 @@ def test_a_listener_that_is_killed_leaves_whole_messages_or_none(renames: Rename
         world.record()
         sender.take()
         sender.spool.clean_up()
-        fates = itertools.cycle((BOUNCED, RELAYED))
-        sender.settle({queue_id: {0: next(fates)} for queue_id in sorted(sender.queue)})
+        # One after the other: the ledger of the first is durable while the second is still queued.
+        for queue_id, fate in zip(sorted(sender.queue), (BOUNCED, RELAYED), strict=False):
+            sender.settle({queue_id: {0: fate}})
         sender.take()
         sender.drain()
         assert world.sender_disk.names(f"{ROOT}/tmp") == []

@@ -181,6 +181,24 @@ def test_an_operator_may_bring_a_message_back_by_moving_its_file_to_new(engine: 
     assert spool.totals() == Totals(accepted=3, queued=3)
 
 
+def test_a_message_of_another_spool_may_be_moved_to_new_with_what_was_done_of_it(
+    engine: MaildirEngine,
+) -> None:
+    spool = recovered(engine)
+    other = on_the_model()
+    moved, from_there = recovered(other), accept(other.intake())
+    taken(moved)
+    moved.mark({from_there: {1: RELAYED}})
+    engine.plant(engine.layout.accepted(from_there), other.content_of(other.layout.queued(from_there)))
+
+    (entry,) = spool.take(10)
+    assert entry.recipients_left == 2
+    assert spool.totals() == Totals(accepted=3, relayed=1, queued=2)
+    spool.mark({from_there: {0: RELAYED, 2: RELAYED}})
+    spool.finish([from_there])
+    assert again(engine, spool).totals() == Totals(accepted=3, relayed=3)
+
+
 def test_the_notes_of_a_corrupt_message_stay_with_it(engine: MaildirEngine) -> None:
     spool, queue_id = recovered(engine), accept(engine.intake())
     taken(spool)
