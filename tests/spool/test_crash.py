@@ -19,6 +19,7 @@ from dataclasses import replace
 import pytest
 
 from relay.envelope import QueueId
+from relay.spool import ledger
 from relay.spool.intake import prepare
 from relay.spool.layout import Layout
 from tests.fakes.disk import Fault, ModelDisk
@@ -79,6 +80,27 @@ def test_a_lost_ledger_costs_its_figures_and_nothing_else(name: str) -> None:
                 image.unlink(f"{ROOT}/ledger")
                 image.sync_directory(ROOT)
             judge.go_on(image, snapshot, f"{name}, {label}, without the ledger")
+
+
+def test_a_ledger_that_is_rewritten_while_messages_end_counts_each_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ledger, "LINES_BEFORE_REWRITE", 0)
+    judge, rng = Judge(), random.Random(4)
+    snapshots = run_of("two bounced", Renames.WHOLE)
+    monkeypatch.undo()
+
+    judge.judge(snapshots, lambda snapshot: subsets(snapshot, rng, 3), story="rewritten at every end")
+
+
+def test_a_kill_while_a_message_ends_and_a_cut_while_that_is_recovered_keep_the_account() -> None:
+    judge = Judge()
+    for snapshot in run_of("relayed", Renames.WHOLE):
+        if re.match("write .*/ledger.new ", snapshot.step) and snapshot.trace.finishing:
+            ((label, image),) = killed(snapshot)
+            again = judge.go_on(image, snapshot, label, record=True)
+            judge.judge(again[:40], prefixes, story=label)
+    assert judge.judged > 20
 
 
 @pytest.mark.parametrize("renames", Renames)
@@ -175,12 +197,12 @@ def test_a_listener_that_is_killed_leaves_whole_messages_or_none(renames: Rename
             world.listener_disk.die()
         world.record()
         sender.take()
-        sender.spool.clean_up()
         # One after the other: the ledger of the first is durable while the second is still queued.
-        for queue_id, fate in zip(sorted(sender.queue), (BOUNCED, RELAYED), strict=False):
+        for queue_id, fate in zip(sorted(sender.queue), (RELAYED, BOUNCED), strict=False):
             sender.settle({queue_id: {0: fate}})
         sender.take()
         sender.drain()
+        sender.spool.clean_up()
         assert world.sender_disk.names(f"{ROOT}/tmp") == []
         if renames is Renames.WHOLE:
             judge.judge(world.snapshots, prefixes, story=f"listener killed at {nth}")
