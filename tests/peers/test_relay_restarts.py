@@ -98,7 +98,7 @@ def test_sigterm_finishes_what_is_in_flight_and_leaves_the_rest_for_the_next_sta
             for _ in range(8):
                 session.sendmail(*FROM_TO, CONTENT)
         # All connections are busy, so nothing else is about to begin.
-        wait_until(lambda: host.unanswered == 3)
+        wait_until(lambda: host.unanswered == 3 and _queued(relay) + host.ledger.relayed == 8)
         assert relay.stop() == 0
         relayed = host.ledger.relayed
 
@@ -125,6 +125,12 @@ def test_a_second_relay_on_a_spool_gives_way_and_says_to_whom(tmp_path: Path) ->
             with smtplib.SMTP("127.0.0.1", relay.port, timeout=60) as session:
                 session.sendmail(*FROM_TO, CONTENT)
             sink.wait_for(1)
+
+
+def _queued(relay: RelayProcess) -> int:
+    """Return how many messages it has taken into its queue."""
+    metrics = relay.metrics()
+    return sum(int(metrics[f'relay_queue_messages{{state="{state}"}}']) for state in ("waiting", "active"))
 
 
 def _listeners(relay: RelayProcess) -> list[int]:
