@@ -21,6 +21,7 @@ import pytest
 from relay.envelope import QueueId
 from relay.spool import ledger
 from relay.spool.intake import prepare
+from relay.spool.interface import SpoolFault
 from relay.spool.layout import Layout
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Renames
@@ -101,6 +102,24 @@ def test_a_kill_while_a_message_ends_and_a_cut_while_that_is_recovered_keep_the_
             again = judge.go_on(image, snapshot, label, record=True)
             judge.judge(again[:40], prefixes, story=label)
     assert judge.judged > 20
+
+
+def test_a_mark_whose_sync_failed_is_written_again_by_recovery() -> None:
+    """After a failed sync everybody reads what the disk does not have, and the next sync says all is well."""
+    world = World(prepared())
+    sender = world.sender()
+    sender.recover()
+    (queue_id,) = world.listener().offer(Letter(({},), 2))
+    assert queue_id is not None
+    sender.take()
+    world.sender_disk.fail(Fault(1, errno.EIO, kinds=frozenset({"sync_content"})))
+    with pytest.raises(SpoolFault):
+        sender.spool.mark({queue_id: {0: RELAYED}})
+
+    image = world.sender_disk.after_kill()
+    (before,) = World(image).sender().recover().entries
+    (after,) = World(next(image.prefixes())).sender().recover().entries
+    assert before.recipients_left == after.recipients_left == 1
 
 
 @pytest.mark.parametrize("renames", Renames)

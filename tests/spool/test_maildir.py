@@ -198,7 +198,8 @@ def test_listeners_in_two_processes_fill_one_spool(tmp_path: Path) -> None:
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first,
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as second,
     ):
-        spool, found = recovered(engine), list[str]()
+        spool = engine.start()
+        found = [entry.queue_id for entry in spool.recover().entries]
         while first.poll() is None or second.poll() is None:
             found += taken(spool, 3)
         found += taken(spool)
