@@ -7,7 +7,7 @@ The rules, in one place:
 - a refusal that is about us is no attempt: the message waits, and nothing of it changes;
 - recipients that were not asked about (split by a limit or by the upstream's maximum)
   go in the next transaction, at once, while deferred ones wait until all were tried.
-Only a refusal can expire a message, so waiting for room in a window never does.
+Only a refusal can expire a message: neither waiting for room in a window nor a lost reply does.
 """
 
 import enum
@@ -130,4 +130,5 @@ def _fate(answer: Answer, *, is_only_later: bool, is_old: bool) -> Fate:
             return Fate.WAITING
         case _:
             # LATER for every recipient is no progress: it would be asked again without end.
-            return Fate.EXPIRED if is_old else Fate.DEFERRED
+            # Silence refuses nobody: after the final dot the message may even have been taken.
+            return Fate.EXPIRED if is_old and answer.reply is not None else Fate.DEFERRED

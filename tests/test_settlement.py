@@ -130,6 +130,22 @@ def test_the_last_refusal_after_the_lifetime_expires_a_recipient() -> None:
     assert settlement.next is Next.FINISH
 
 
+def test_silence_never_expires_a_message_however_old() -> None:
+    """After the final dot it may even have been relayed: nobody refused it."""
+    lost = Answer(Verdict.DEFER, Phase.EOD, None, "no reply to the final dot")
+
+    settlement = settle(
+        left=[0],
+        asked=[0],
+        tried_before=(),
+        outcome=Outcome((lost,), is_ambiguous=True),
+        age_ns=2 * TERMS.lifetime_ns,
+        terms=TERMS,
+    )
+
+    assert (settlement.next, settlement.fates[0][0]) == (Next.POSTPONE, Fate.DEFERRED)
+
+
 def test_too_many_recipients_is_no_attempt_while_others_are_taken() -> None:
     settlement = settled(Verdict.RELAYED, Verdict.LATER, age_ns=TERMS.lifetime_ns)
 

@@ -205,11 +205,6 @@ class Desk:
             return next(chunks, b"")
 
 
-def wall_of(boottime_ns: int, *, now_wall_ns: int, now_boottime_ns: int) -> int:
-    """Return an instant of this boot as wall clock, for showing."""
-    return now_wall_ns + boottime_ns - now_boottime_ns
-
-
 def seconds(span_ns: int) -> float:
     """Return a span in seconds, never negative, for the event loop's timers."""
     return max(0, span_ns) / SECOND_NS
