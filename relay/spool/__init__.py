@@ -9,11 +9,15 @@ The maildir, the default engine:
 layout      where things are, and what a restart does with each: the table of states
 record      the bytes of one message file; files reads and checks them
 intake      the listener's side: drafts, and the moment they become ours
+arrivals    the way from the listeners into the queue
 maildir     the sender's side: one file a message, its folder is its state
+foreign     what is none of ours, and the way to corrupt/
+room        the headroom that new mail leaves, and a reserve that gives way
 recovery    what a start makes of whatever a crash left
 fresh       what was just taken, in memory until it is sent
 notes       why recipients failed, until the report about them is queued
 ledger      what ever came in and what became of it
 lock        one sender a spool
+inspection  what a spool looks like at rest: `relay fsck`; accounts reads the ledger and the notes for it
 trigger     how a listener wakes the sender
 """

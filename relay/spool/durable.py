@@ -335,6 +335,43 @@ def opened(disk: Disk, fd: int) -> Iterator[int]:
         disk.close(fd)
 
 
+def replace_file(disk: Disk, path: str, content: bytes) -> None:
+    """Put a small file in the place of another, durably: after a crash it is the old one or the new.
+
+    Raises OSError; then either may be there.  One writer at a time.
+    """
+    new_path = f"{path}.new"
+    disk.make_directory(os.path.dirname(path) or ".")
+    if disk.inode(new_path) is not None:
+        # One that died before its rename left it.
+        disk.unlink(new_path)
+    with opened(disk, disk.open_new(new_path)) as fd:
+        disk.write_all(fd, content)
+        disk.sync(fd)
+    # Crash here: the old file is in force.
+    disk.rename(new_path, path)
+    disk.sync_directory(os.path.dirname(path) or ".")
+
+
+_NEVER_OURS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL})
+
+
+def sync_above(disk: Disk, path: str) -> None:
+    """Make a folder's own name, and those of all folders above it, durable.  Raises OSError.
+
+    For what was made, but by somebody who may have been killed before that was durable.  A
+    folder that does not let us open or sync it did not let us make anything in it either.
+    """
+    path = os.path.abspath(path)
+    while (above := os.path.dirname(path)) != path:
+        try:
+            disk.sync_directory(above)
+        except OSError as error:
+            if error.errno not in _NEVER_OURS:
+                raise
+        path = above
+
+
 def _error_of(sync: Callable[[int], None], fd: int) -> OSError | None:
     try:
         sync(fd)

@@ -2,11 +2,14 @@
 
 Guarantees: what is returned matched every length, checksum and id; what did not is
 `Corrupt` and can be moved to corrupt/, where nothing is sent or deleted.  A lack of our
-own (descriptors, memory) raises OSError and says nothing about the file.
+own (descriptors, memory) raises OSError and says nothing about the file.  So does
+Unreadable, where the disk gives no bytes: they may come the next time, from a disk that
+was away or another controller, so the message keeps its place.
 """
 
 import contextlib
 import errno
+import os
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,10 +21,12 @@ from relay.spool.durable import Disk, opened
 from relay.spool.interface import INLINE_BYTES, Corrupt, Entry, Message, Status
 from relay.spool.layout import Layout
 
+LONGEST_NAME_BYTES = 250
 _FIRST_READ_BYTES = 64 * 1024
-_OUR_OWN_LACK = frozenset(
-    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT}
-)
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_OUR_OWN_LACK = _NO_ROOM | {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN}
+_NOT_NOW = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EUCLEAN, errno.EBADMSG, errno.ENODATA})
+"""The last three are what file systems say whose own checksums do not match, and disks of a lost sector."""
 _ABOUT_THE_FILE = frozenset(
     {errno.EPERM, errno.EACCES, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EBUSY}
 )
@@ -31,6 +36,10 @@ _PLAUSIBLE_DEFERRAL_NS = 1_000_000_000
 
 class StillArriving(Exception):  # noqa: N818 - a state, not an error
     """Its listener has published it and not yet said so: it may still be taken back."""
+
+
+class Unreadable(OSError):  # noqa: N818 - a state of the disk
+    """The disk does not give us a file's bytes now, which says nothing about what they are."""
 
 
 @dataclass(slots=True)
@@ -75,22 +84,43 @@ def is_our_own_lack(error: OSError) -> bool:
     return error.errno in _OUR_OWN_LACK
 
 
+def is_lack_of_room(error: BaseException | None) -> bool:
+    """Return whether an error says that the disk is full, or our share of it."""
+    return isinstance(error, OSError) and error.errno in _NO_ROOM
+
+
 def is_about_the_file(error: OSError) -> bool:
-    """Return whether an error is about one foreign file, so that the others are not in question."""
-    return error.errno in _ABOUT_THE_FILE
+    """Return whether an error is about one file, so that the others are not in question."""
+    return error.errno in _ABOUT_THE_FILE or isinstance(error, Unreadable)
 
 
 def read(disk: Disk, path: str, queue_id: QueueId, *, with_content: bool, is_new: bool = False) -> Opened:
     """Read and check a message file.
 
-    Raises Corrupt, FileNotFoundError, OSError only for a lack of our own, and StillArriving
-    for a new one whose listener is not done with it.
+    Raises Corrupt, FileNotFoundError, Unreadable, any other OSError only for a lack of our
+    own, and StillArriving for a new one whose listener is not done with it.
     """
     with _faults_of_the_file(), opened(disk, disk.open_read(path)) as fd:
         # The listener holds this lock from its first byte until its names are durable.
         if is_new and not disk.lock_open(fd):
             raise StillArriving
         return _read(disk, fd, queue_id, with_content=with_content)
+
+
+def read_again(disk: Disk, path: str, known: Opened) -> None:
+    """Read the header and content of a message whose envelope is known, not its recipients once more.
+
+    So that the transactions of one message with 10,000 recipients cost the same each.
+    Raises as `read` does; Corrupt also for the file of another message.
+    """
+    with _faults_of_the_file(), opened(disk, disk.open_read(path)) as fd:
+        # Not a byte of the envelope: its length is what must not count.
+        first = disk.pread(fd, min(_FIRST_READ_BYTES, known.header.envelope_offset), 0)
+        header = _header(disk, fd, first)
+        if not header.is_of_the_same_as(known.header):
+            raise Corrupt("the file of another message than before")
+        content = _content(disk, fd, first, header)
+        known.header, known.content, known.modified_at_ns = header, content, disk.modified_at_ns(fd)
 
 
 def stream(disk: Disk, path: str, queue_id: QueueId) -> Iterator[bytes]:
@@ -114,13 +144,18 @@ def write_marks_again(disk: Disk, found: Sequence[tuple[str, Opened]]) -> None:
     """Make every status byte that was read durable.  Raises OSError.
 
     A killed sender may have left it in the page cache only, where a failed sync leaves it
-    too, as clean; so it is written again before it is synced.
+    too, as clean; so it is written again before it is synced.  Each byte is one that stands
+    in the very file that it is written to, read anew: nobody is marked who was not.
     """
     with contextlib.ExitStack() as stack:
         fds = []
         for path, message in found:
             fds.append(stack.enter_context(opened(disk, disk.open_update(path))))
-            for offset, status in zip(message.offsets, message.statuses, strict=True):
+            try:
+                there = _read(disk, fds[-1], message.queue_id, with_content=False)
+            except Corrupt:
+                continue  # replaced since it was read: it is set aside when its turn comes
+            for offset, status in zip(there.offsets, there.statuses, strict=True):
                 if status is not Status.TODO:
                     disk.write_at(fds[-1], status.value, offset)
             with contextlib.suppress(OSError):
@@ -131,10 +166,11 @@ def write_marks_again(disk: Disk, found: Sequence[tuple[str, Opened]]) -> None:
                 raise error
 
 
-def set_aside(disk: Disk, layout: Layout, path: str) -> None:
-    """Move a file to corrupt/, never over another.  Raises OSError."""
+def set_aside(disk: Disk, layout: Layout, path: str, prefix: str = "") -> None:
+    """Move a file to corrupt/, never over another; `prefix` goes before its name.  Raises OSError."""
     folder = layout.folder("corrupt")
-    name = path.rpartition("/")[2]
+    # With what is added it may not be longer than 255 octets (NAME_MAX).
+    name = os.fsdecode(os.fsencode(prefix + path.rpartition("/")[2])[:LONGEST_NAME_BYTES])
     target, number = f"{folder}/{name}", 0
     while disk.inode(target) is not None:
         number += 1
@@ -157,21 +193,17 @@ def _faults_of_the_file() -> Iterator[None]:
     except OSError as error:
         if is_our_own_lack(error):
             raise
+        if error.errno in _NOT_NOW:
+            raise Unreadable(error.errno, error.strerror) from error
         raise Corrupt(f"cannot be read: {error.strerror}") from error
 
 
 def _read(disk: Disk, fd: int, queue_id: QueueId, *, with_content: bool) -> Opened:
     first = disk.pread(fd, _FIRST_READ_BYTES, 0)
-    header = record.decode_header(first[: record.HEADER_BYTES])
-    if (size := disk.size(fd)) != header.file_bytes:
-        raise Corrupt(f"{size} bytes long where its header says {header.file_bytes}")
+    header = _header(disk, fd, first)
     raw = _part(disk, fd, first, header.envelope_offset, header.envelope_bytes)
     recipients = record.decode_envelope(queue_id, header, raw)
-    content = None
-    if with_content and header.content_bytes <= INLINE_BYTES:
-        content = _part(disk, fd, first, record.HEADER_BYTES, header.content_bytes)
-        if record.checksum(content) != header.content_crc:
-            raise Corrupt("the content does not match its checksum")
+    content = _content(disk, fd, first, header) if with_content else None
     offsets = array("Q", (header.envelope_offset + offset for offset in recipients.offsets))
     return Opened(
         queue_id,
@@ -182,6 +214,23 @@ def _read(disk: Disk, fd: int, queue_id: QueueId, *, with_content: bool) -> Open
         disk.modified_at_ns(fd),
         content,
     )
+
+
+def _header(disk: Disk, fd: int, first: bytes) -> record.Header:
+    header = record.decode_header(first[: record.HEADER_BYTES])
+    if (size := disk.size(fd)) != header.file_bytes:
+        raise Corrupt(f"{size} bytes long where its header says {header.file_bytes}")
+    return header
+
+
+def _content(disk: Disk, fd: int, first: bytes, header: record.Header) -> bytes | None:
+    """Return the content, checked; None if it is long."""
+    if header.content_bytes > INLINE_BYTES:
+        return None
+    content = _part(disk, fd, first, record.HEADER_BYTES, header.content_bytes)
+    if record.checksum(content) != header.content_crc:
+        raise Corrupt("the content does not match its checksum")
+    return content
 
 
 def _part(disk: Disk, fd: int, first: bytes, offset: int, size: int) -> bytes:

@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 from relay.clock import Clock
 from relay.envelope import Envelope, QueueId
 from relay.spool import record
-from relay.spool.durable import Disk, opened
+from relay.spool.durable import Disk, opened, sync_above
 from relay.spool.identity import Identities
 from relay.spool.layout import FORMAT, Layout
+from relay.spool.room import NoHeadroom, why_no_room
 
 
 class MaildirDraft:
@@ -55,11 +56,19 @@ class MaildirIntake:
     """Takes messages into a maildir.  `draft` from one thread, the rest from any."""
 
     def __init__(
-        self, root: str, disk: Disk, clock: Clock, random_bytes: Callable[[int], bytes] = os.urandom
+        self,
+        root: str,
+        disk: Disk,
+        clock: Clock,
+        random_bytes: Callable[[int], bytes] = os.urandom,
+        *,
+        headroom: bool = True,
     ) -> None:
+        """`headroom` is False for reports: they may use what new mail has to leave free."""
         self._layout = Layout(root)
         self._disk = disk
         self._identities = Identities(clock, random_bytes)
+        self._leaves_headroom = headroom
 
     def draft(self) -> MaildirDraft:
         """Begin a message; no I/O."""
@@ -87,10 +96,12 @@ class MaildirIntake:
 
     def accept(self, drafts: Sequence[tuple[MaildirDraft, Envelope]]) -> list[OSError | None]:
         """Publish messages durably as one batch; an error, and nothing queued, or None, for each."""
-        results: list[OSError | None] = [self._complete(draft, envelope) for draft, envelope in drafts]
+        completed = [self._complete(draft, envelope) for draft, envelope in drafts]
+        results = [each if isinstance(each, OSError) else None for each in completed]
         whole = [i for i, error in enumerate(results) if error is None]
         # Crash here: drafts in tmp/, no 250 was sent; their locks died with us, clean-up removes them.
-        synced = self._disk.sync_each([self._fd(drafts[i][0]) for i in whole], content_only=False)
+        fds = [each for each in completed if isinstance(each, int)]
+        synced = self._disk.sync_each(fds, content_only=False)
         for i, error in zip(whole, synced, strict=True):
             results[i] = error or self._publish(drafts[i][0].queue_id)
         published = [i for i in whole if results[i] is None]
@@ -106,12 +117,32 @@ class MaildirIntake:
             self.discard(draft)
         return results
 
+    def publish_once(self, queue_id: QueueId, envelope: Envelope, content: bytes) -> bool:
+        """Publish a report durably unless it is there; return whether it was not.
+
+        For the sender alone, which gives reports ids that follow from their messages'.  Raises OSError.
+        """
+        for place in (self._layout.accepted, self._layout.queued, self._layout.held):
+            if self._disk.inode(place(queue_id)) is not None:
+                # Who put it there may have been killed before its name was durable.
+                self._disk.sync_directory(place(queue_id).rpartition("/")[0])
+                return False
+        with contextlib.suppress(FileNotFoundError):
+            # Only the sender writes reports, so this is what an earlier attempt left.
+            self._disk.unlink(self._layout.draft(queue_id))
+        draft = MaildirDraft(queue_id)
+        draft.append(content)
+        (error,) = self.accept([(draft, envelope)])
+        if error is not None:
+            raise error
+        return True
+
     def free(self) -> tuple[int, int | None]:
         """Return free bytes and free inodes where messages are stored."""
         return self._disk.free(self._layout.folder("tmp"))
 
-    def _complete(self, draft: MaildirDraft, envelope: Envelope) -> OSError | None:
-        """Write all of a draft that is not written yet, header last."""
+    def _complete(self, draft: MaildirDraft, envelope: Envelope) -> int | OSError:
+        """Write all of a draft that is not written yet, header last; return its descriptor."""
         try:
             tail = record.encode_envelope(draft.queue_id, envelope)
         except ValueError as error:
@@ -120,6 +151,7 @@ class MaildirIntake:
         header = record.encode_header(draft.content_bytes, tail, len(envelope.recipients), shape, draft.crc)
         rest = draft.take_buffer()
         try:
+            self._leave_headroom(len(header) + len(rest) + len(tail))
             if draft.fd is None:
                 draft.fd = self._create(draft.queue_id)
                 self._disk.write_all(draft.fd, header + rest + tail)
@@ -130,14 +162,20 @@ class MaildirIntake:
                 raise OSError(errno.EINVAL, "a draft that was given up")
         except OSError as error:
             return error
-        return None
+        return draft.fd
 
     def _write(self, draft: MaildirDraft, chunk: bytes) -> None:
+        self._leave_headroom(len(chunk))
         if draft.fd is None:
             draft.fd = self._create(draft.queue_id)
             # The place of the header: all zero until the message is whole, so that it is none before.
             self._disk.write_all(draft.fd, bytes(record.HEADER_BYTES))
         self._disk.write_all(draft.fd, chunk)
+
+    def _leave_headroom(self, size_bytes: int) -> None:
+        """Raise NoHeadroom where writing so much would leave too little for reports and the ledger."""
+        if self._leaves_headroom and (why := why_no_room(self.free(), size_bytes)) is not None:
+            raise NoHeadroom(why)
 
     def _create(self, queue_id: QueueId) -> int:
         fd = self._disk.open_new(self._layout.draft(queue_id))
@@ -166,12 +204,6 @@ class MaildirIntake:
             return error
         return None
 
-    @staticmethod
-    def _fd(draft: MaildirDraft) -> int:
-        if draft.fd is None:
-            raise AssertionError("a complete draft without a file")
-        return draft.fd
-
 
 def prepare(root: str, disk: Disk) -> None:
     """Create a spool's folders, or check that the one that is there is of our format.
@@ -184,8 +216,7 @@ def prepare(root: str, disk: Disk) -> None:
     # Who made them may have been killed before their names were durable.
     for folder in (f"{root}/cur", root):
         disk.sync_directory(folder)
-    with contextlib.suppress(PermissionError):  # a parent that is not ours to open was not made by us
-        disk.sync_directory(f"{root}/..")
+    sync_above(disk, root)
     path = layout.file("format")
     if disk.length(path) is not None:
         with opened(disk, disk.open_read(path)) as fd:

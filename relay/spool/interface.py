@@ -22,7 +22,7 @@ class SpoolFault(Exception):  # noqa: N818 - a fault of the disk, met by the spo
 
 
 class SpoolFull(Exception):  # noqa: N818 - a state, not an error of ours
-    """There is no room to write down what happened; nothing is wrong, and the same call may be made again."""
+    """No room, descriptor or memory to write down what happened; the same call may be made again later."""
 
 
 class SpoolBusy(Exception):  # noqa: N818 - a state, not an error of ours
@@ -160,6 +160,47 @@ class Recovery:
     """Recipients that the ledger knows as queued and the disk does not: must be 0."""
     corrupt_recipients: int = 0
     """Recipients of known messages that are set aside: still on disk, for a human being."""
+    accepted: int = 0
+    """Messages that no sender has taken yet."""
+    resumed: int = 0
+    """Queued messages of which some recipients are done and some are not."""
+    set_aside: int = 0
+    """Files that this start moved to corrupt/."""
+    removed_recipients: int = 0
+    """Recipients of messages that somebody removed from corrupt/: counted as deleted now."""
+    damaged_lines: int = 0
+    """Of the account."""
+
+    @property
+    def audit(self) -> dict[str, int]:
+        """Return what a start tells of itself: found, resumed, set aside."""
+        return {
+            "held": sum(entry.is_held for entry in self.entries),
+            "taken": self.accepted,
+            "resumed": self.resumed,
+            "finished": sum(entry.recipients_left == 0 for entry in self.entries),
+            "abandoned": self.abandoned,
+            "set_aside": self.set_aside,
+            "corrupt": self.corrupt,
+            "removed_recipients": self.removed_recipients,
+            "missing_recipients": self.missing_recipients,
+            "damaged_ledger_lines": self.damaged_lines,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """A file in corrupt/, as a listing shows it."""
+
+    name: str
+    """Printable ASCII; in general no queue id."""
+    size_bytes: int
+    arrival_at_ns: int
+    """Wall clock; of a message that can be read when it arrived, else when the file was last written."""
+    reverse_path: str
+    recipients_left: int
+    reason: str
+    """What is wrong with it; of what can be read whole, that it can."""
 
 
 class Draft(Protocol):
@@ -248,16 +289,20 @@ class Spool(Protocol):
         """Queue a report durably under its derived id; return False if it is there already."""
         ...
 
+    def make_room(self) -> bool:
+        """Give up the room that is kept for a full disk; return whether there was any."""
+        ...
+
     def finish(self, queue_ids: Sequence[QueueId]) -> None:
         """Remove messages with nothing left to do, counting them in the ledger first."""
         ...
 
     def hold(self, queue_id: QueueId) -> None:
-        """Set a message aside, durably."""
+        """Set a message aside, durably; one that is held stays so.  Raises Absent."""
         ...
 
     def release(self, queue_id: QueueId) -> None:
-        """Bring a held message back, durably."""
+        """Bring a held message back, durably; one that is not held stays so.  Raises Absent."""
         ...
 
     def clean_up(self) -> int:
@@ -270,6 +315,14 @@ class Spool(Protocol):
 
     def corrupt_count(self) -> int:
         """Return how many files are set aside as corrupt."""
+        ...
+
+    def set_aside_files(self, most: int) -> list[SetAside]:
+        """Return what is set aside, the first `most` by name, with why; damage never raises."""
+        ...
+
+    def accepted_count(self) -> int:
+        """Return how many accepted messages no sender has taken yet."""
         ...
 
     def free(self) -> tuple[int, int | None]:

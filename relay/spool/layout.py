@@ -13,7 +13,8 @@ The folder is the state; one link or rename is one transition.  bounce/ID holds 
 about failed recipients and goes after its message.  An absent file never means
 "finished": what ends a message is its own status bytes.
 
-Beside them: `lock` (who may send), `ledger`, `trigger` (a FIFO), `control.sock`, `format`.
+Beside them: `lock` (who may send), `ledger`, `trigger` (a FIFO), `control.sock`, `format`,
+`reserve` (see `room`).
 """
 
 import zlib
@@ -36,7 +37,7 @@ class Layout:
         """Return one of the folders."""
         return f"{self.root}/{name}"
 
-    def file(self, name: Literal["lock", "ledger", "trigger", "format"]) -> str:
+    def file(self, name: Literal["lock", "ledger", "trigger", "format", "reserve"]) -> str:
         """Return one of the files beside the folders."""
         return f"{self.root}/{name}"
 

@@ -10,17 +10,19 @@ keep.  Does not: decide what becomes of a message, or build reports.
 """
 
 import contextlib
-from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from relay.clock import Clock
 from relay.envelope import Envelope, QueueId
 from relay.spool import files, notes, record
+from relay.spool.arrivals import Arrivals
 from relay.spool.durable import Disk, opened
-from relay.spool.faults import faults
+from relay.spool.faults import absence, faults
+from relay.spool.foreign import Aside, make_trigger
 from relay.spool.fresh import Fresh
-from relay.spool.intake import MaildirDraft, MaildirIntake, prepare
+from relay.spool.intake import MaildirIntake, prepare
 from relay.spool.interface import (
     Absent,
     Corrupt,
@@ -28,6 +30,7 @@ from relay.spool.interface import (
     Message,
     Note,
     Recovery,
+    SetAside,
     SpoolFault,
     SpoolFull,
     Status,
@@ -37,6 +40,7 @@ from relay.spool.layout import Layout, is_queue_id
 from relay.spool.ledger import Ledger, fates_of
 from relay.spool.lock import take_lock
 from relay.spool.recovery import forget_removals, recover, remove_abandoned_drafts
+from relay.spool.room import Reserve, gives_way
 
 _Called = TypeVar("_Called")
 
@@ -62,16 +66,18 @@ class MaildirSpool:
         self._layout = Layout(root)
         self._disk = disk
         self._lock_fd = take_lock(self._layout, disk)
-        self._on_corrupt = on_corrupt
-        self._intake = MaildirIntake(root, disk, clock)
+        self._aside = Aside(disk, self._layout, on_corrupt)
+        make_trigger(disk, self._layout, self._aside)
+        self._intake = MaildirIntake(root, disk, clock, headroom=False)
         self._ledger = Ledger(self._layout, disk)
+        self._reserve = Reserve(self._layout, disk)
+        self._reserve.keep()
         self._held: set[QueueId] = set()
-        self._pending: deque[str] = deque()
+        self._arrivals = Arrivals(disk, self._layout, self._aside, self._try_to_set_aside)
         self._fresh = Fresh()
         self._noted: set[str] = set()
         self._remembered: OrderedDict[QueueId, files.Opened] = OrderedDict()
         self._progress: dict[QueueId, tuple[int, int, int, int]] = {}
-        self._corrupt = 0
         self._queued_recipients = 0
 
     def recover(self) -> Recovery:
@@ -79,11 +85,10 @@ class MaildirSpool:
 
         Raises OSError; the start must not go on then.
         """
-        found, recovery = recover(self._disk, self._layout, self._ledger, self._on_corrupt)
+        found, recovery = recover(self._disk, self._layout, self._ledger, self._aside)
         self._held = {entry.queue_id for entry in recovery.entries if entry.is_held}
         self._progress = {queue_id: fates for queue_id, fates in found.items() if any(fates)}
-        self._corrupt = recovery.corrupt
-        self._pending.clear()
+        self._arrivals.forget()
         self._remembered.clear()
         self._fresh = Fresh()
         self._noted = set(self._disk.names(self._layout.folder("bounce")))
@@ -91,16 +96,15 @@ class MaildirSpool:
         self._queued_recipients = left + recovery.corrupt_recipients
         return recovery
 
+    @gives_way
     def take(self, most: int) -> list[Entry]:
         """Take up to `most` newly accepted messages into the queue, oldest first.
 
         Fewer when we lack descriptors or memory: the rest is still there the next time.
         """
+        self._reserve.keep()
         with faults("new"):
-            if len(self._pending) < most:
-                # Not only when none is left: what came since the last look was announced once.
-                self._pending = deque(sorted(self._disk.names(self._layout.folder("new"))))
-            taken = self._take_some(most)
+            taken = self._arrivals.take(most, lambda: self._fresh.has_room)
         # What is taken is in the queue, whether or not there is room to count it: `finish` counts again.
         with contextlib.suppress(SpoolFull), faults("ledger"):
             self._ledger.enter([(message.queue_id, len(message.statuses)) for message in taken])
@@ -112,23 +116,23 @@ class MaildirSpool:
 
     def load(self, queue_id: QueueId) -> Message:
         """Read a message.  Raises Absent; Corrupt after setting it aside; OSError for a lack of our own."""
-        opened_file = self._fresh.pop(queue_id) or self._read(queue_id, with_content=True)
-        message = opened_file.message(is_held=queue_id in self._held)
-        opened_file.content = None
-        self._remember(opened_file)
+        known = self._fresh.pop(queue_id) or self._read_again(queue_id)
+        message = known.message(is_held=queue_id in self._held)
+        known.content = None
+        self._remember(known)
         return message
 
     def content(self, queue_id: QueueId) -> Generator[bytes, None, None]:
         """Stream the content; raises Corrupt *before* the last chunk if the checksum is wrong."""
         path = self._path(queue_id)
         try:
-            yield from files.stream(self._disk, path, queue_id)
-        except FileNotFoundError as error:
-            raise Absent(queue_id) from error
+            with absence(queue_id):
+                yield from files.stream(self._disk, path, queue_id)
         except Corrupt as fault:
-            self._set_aside(path, str(fault))
+            self._try_to_set_aside(path, str(fault))
             raise
 
+    @gives_way
     def note(self, noted: Mapping[QueueId, Sequence[Note]]) -> None:
         """Make notes durable."""
         self._noted.update(noted)
@@ -140,6 +144,7 @@ class MaildirSpool:
         with faults("bounce"):
             return notes.read(self._disk, self._layout, queue_id)
 
+    @gives_way
     def mark(self, marks: Mapping[QueueId, Mapping[int, Status]]) -> None:
         """Set status bytes durably, each verified to be TODO and of that recipient.
 
@@ -153,10 +158,11 @@ class MaildirSpool:
                     self._fresh.pop(queue_id)
                     try:
                         known = self._known(queue_id)
-                    except (Absent, Corrupt) as absence:
-                        lost = absence
+                        with absence(queue_id):
+                            fds.append(self._disk.open_update(self._path(queue_id)))
+                    except (Absent, Corrupt) as loss:
+                        lost = loss
                         continue
-                    fds.append(self._disk.open_update(self._path(queue_id)))
                     self._write_statuses(fds[-1], known, of_message)
                 # Crash here: some marks are durable, some are not; each that is not repeats its recipient.
                 for error in self._disk.sync_each(fds, content_only=True):
@@ -168,49 +174,49 @@ class MaildirSpool:
         if lost is not None:
             raise lost
 
+    @gives_way
     def mark_warned(self, queue_id: QueueId) -> None:
         """Remember durably that the sender was told of the delay."""
         self._fresh.pop(queue_id)
         with (
             faults("status bytes"),
+            absence(queue_id),
             opened(self._disk, self._disk.open_update(self._path(queue_id))) as fd,
         ):
-            record.decode_header(self._disk.pread(fd, record.HEADER_BYTES, 0))
+            found = record.decode_header(self._disk.pread(fd, record.HEADER_BYTES, 0))
+            if not found.is_of_the_same_as(self._known(queue_id).header):
+                raise SpoolFault(f"{queue_id} is the file of another message")
             self._disk.write_at(fd, record.WARNED_BYTE, record.WARNED_OFFSET)
             self._disk.sync_content(fd)
 
     def postpone(self, queue_id: QueueId, next_attempt_at_ns: int) -> None:
         """Keep the next attempt as a hint; not durable, never raises SpoolFault."""
         self._fresh.pop(queue_id)
+        # A file may change while it waits for hours: it is read whole again then.
+        self._remembered.pop(queue_id, None)
         with (
             contextlib.suppress(OSError),
             opened(self._disk, self._disk.open_update(self._path(queue_id))) as fd,
         ):
             self._disk.set_modified_at_ns(fd, next_attempt_at_ns)
 
+    @gives_way
     def publish_report(self, queue_id: QueueId, envelope: Envelope, content: bytes) -> bool:
         """Queue a report durably under its derived id; return False if it is there already.
 
-        Raises OSError when there is no room for it; the message it is about must stay then.
+        Raises SpoolFull when there is no room for it; the message it is about must stay then.
         """
         if queue_id in self._ledger.closed:
             # Relayed already, while there was no room to end the message that it is about.
             return False
-        for place in (self._layout.accepted, self._layout.queued, self._layout.held):
-            if self._disk.inode(place(queue_id)) is not None:
-                # Who put it there may have been killed before its name was durable.
-                self._disk.sync_directory(place(queue_id).rpartition("/")[0])
-                return False
-        with contextlib.suppress(FileNotFoundError):
-            # Only the sender writes reports, so this is what an earlier attempt left.
-            self._disk.unlink(self._layout.draft(queue_id))
-        draft = MaildirDraft(queue_id)
-        draft.append(content)
-        (error,) = self._intake.accept([(draft, envelope)])
-        if error is not None:
-            raise error
-        return True
+        with faults("report"):
+            return self._intake.publish_once(queue_id, envelope, content)
 
+    def make_room(self) -> bool:
+        """Give up the room that is kept for a full disk; return whether there was any."""
+        return self._reserve.spend()
+
+    @gives_way
     def finish(self, queue_ids: Sequence[QueueId]) -> None:
         """Remove messages with nothing left to do, counting them in the ledger first."""
         known = {}
@@ -248,20 +254,22 @@ class MaildirSpool:
             with contextlib.suppress(SpoolFull), faults("ledger"):
                 forget_removals(self._disk, self._layout, self._ledger)
 
+    @gives_way
     def hold(self, queue_id: QueueId) -> None:
         """Set a message aside, durably."""
         self._move(queue_id, self._layout.queued(queue_id), self._layout.held(queue_id))
-        self._held.add(queue_id)
 
+    @gives_way
     def release(self, queue_id: QueueId) -> None:
         """Bring a held message back, durably."""
         self._move(queue_id, self._layout.held(queue_id), self._layout.queued(queue_id))
-        self._held.discard(queue_id)
 
     def clean_up(self) -> int:
         """Remove drafts of dead listeners; return how many."""
         with faults("clean-up"):
-            return remove_abandoned_drafts(self._disk, self._layout)
+            removed = remove_abandoned_drafts(self._disk, self._layout, self._aside)
+            self._aside.recount()
+            return removed
 
     def totals(self) -> Totals:
         """Return what ever came in and went, messages still queued included as far as they got."""
@@ -278,7 +286,17 @@ class MaildirSpool:
 
     def corrupt_count(self) -> int:
         """Return how many files are set aside as corrupt."""
-        return self._corrupt
+        return self._aside.count
+
+    def set_aside_files(self, most: int) -> list[SetAside]:
+        """Return what is set aside, the first `most` by name, with why; damage never raises."""
+        with faults("corrupt"):
+            return self._aside.listed(most)
+
+    def accepted_count(self) -> int:
+        """Return how many accepted messages no sender has taken yet."""
+        with faults("new"):
+            return sum(map(is_queue_id, self._disk.names(self._layout.folder("new"))))
 
     def free(self) -> tuple[int, int | None]:
         """Return free bytes and free inodes where messages are stored."""
@@ -293,51 +311,32 @@ class MaildirSpool:
         """Leave out what was counted out: it is the second call, after `finish` met a full disk."""
         return {q: called for q, called in called_for.items() if q not in self._ledger.closed}
 
-    def _take_some(self, most: int) -> list[files.Opened]:
-        taken: list[files.Opened] = []
-        while self._pending and len(taken) < most:
-            name = self._pending.popleft()
-            path = f"{self._layout.folder('new')}/{name}"
-            try:
-                taken.append(self._take(path, name))
-            except (FileNotFoundError, files.StillArriving):
-                continue  # its listener met an error and took it back, or is about to pull the trigger
-            except Corrupt as fault:
-                self._set_aside(path, str(fault))
-            except OSError as error:
-                if files.is_our_own_lack(error):
-                    break
-                if not files.is_about_the_file(error):
-                    raise
-                self._on_corrupt(files.describe(name), f"cannot be taken: {error.strerror}")
-        return taken
-
-    def _take(self, path: str, name: str) -> files.Opened:
-        if not is_queue_id(name):
-            raise Corrupt("not a name that we give")
-        queue_id = QueueId(name)
-        message = files.read(self._disk, path, queue_id, with_content=self._fresh.has_room, is_new=True)
-        home = self._layout.queued(queue_id)
-        if any(self._disk.inode(place) is not None for place in (home, self._layout.held(queue_id))):
-            raise Corrupt("a message of this id is queued already")
-        if self._disk.inode(self._layout.draft(queue_id)) is not None:
-            # Its listener died between publishing it and making that durable.
-            self._disk.sync_directory(self._layout.folder("new"))
-        # Crash here, or after the rename: accepted or queued, the next start finds either.
-        self._disk.rename(path, home)
-        return message
-
     def _path(self, queue_id: QueueId) -> str:
         return self._layout.held(queue_id) if queue_id in self._held else self._layout.queued(queue_id)
 
     def _read(self, queue_id: QueueId, *, with_content: bool) -> files.Opened:
+        with self._faults_of(queue_id) as path:
+            return files.read(self._disk, path, queue_id, with_content=with_content)
+
+    def _read_again(self, queue_id: QueueId) -> files.Opened:
+        """Read a message, but its recipients only if they are not known."""
+        if (known := self._remembered.get(queue_id)) is None:
+            return self._read(queue_id, with_content=True)
+        with self._faults_of(queue_id) as path:
+            files.read_again(self._disk, path, known)
+        return known
+
+    @contextlib.contextmanager
+    def _faults_of(self, queue_id: QueueId) -> Iterator[str]:
         path = self._path(queue_id)
         try:
-            return files.read(self._disk, path, queue_id, with_content=with_content)
-        except FileNotFoundError as error:
-            raise Absent(queue_id) from error
+            with absence(queue_id):
+                yield path
         except Corrupt as fault:
-            self._set_aside(path, str(fault))
+            self._try_to_set_aside(path, str(fault))
+            raise
+        except files.Unreadable as error:
+            self._aside.tell_once(queue_id, f"cannot be read, and is left: {error.strerror}")
             raise
 
     def _known(self, queue_id: QueueId) -> files.Opened:
@@ -364,20 +363,22 @@ class MaildirSpool:
 
     def _move(self, queue_id: QueueId, source: str, target: str) -> None:
         with faults("hold"):
-            try:
-                self._disk.rename(source, target)
-            except FileNotFoundError as error:
-                raise Absent(queue_id) from error
+            # Where it is there already, this is the second call, after a sync that there was no room for.
+            if self._disk.inode(target) is None:
+                with absence(queue_id):
+                    self._disk.rename(source, target)
+            # Where the file is counts from now on, whatever becomes of the syncs.
+            (self._held.add if target == self._layout.held(queue_id) else self._held.discard)(queue_id)
             # Crash here: held or not held; nobody was told yet.
             self._disk.sync_directory(target.rpartition("/")[0])
             self._disk.sync_directory(source.rpartition("/")[0])
 
-    def _set_aside(self, path: str, fault: str) -> None:
-        name = files.describe(path.rpartition("/")[2])
-        self._on_corrupt(name, fault)
+    def _try_to_set_aside(self, path: str, fault: str) -> None:
         try:
-            files.set_aside(self._disk, self._layout, path)
+            self._aside.move(path, fault)
         except OSError as error:
-            self._on_corrupt(name, f"cannot be set aside: {error.strerror}")
+            self._aside.leave(path.rpartition("/")[2], f"cannot be set aside: {error.strerror}")
             return
-        self._corrupt += 1
+        with contextlib.suppress(OSError):
+            # For the account only; the next start sees it there, if nobody removed it meanwhile.
+            self._ledger.put_aside(QueueId(path.rpartition("/")[2]))

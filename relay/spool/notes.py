@@ -16,6 +16,11 @@ from relay.spool.files import is_our_own_lack
 from relay.spool.interface import Note
 from relay.spool.layout import Layout
 
+REASONS = frozenset({"bounced", "expired", "operator"})
+LAST_INSTANT_NS = 1 << 63
+LARGEST_BYTES = 256 * 1024 * 1024
+"""Ten times what 10,000 refused recipients need; what stands behind it is not read."""
+
 
 def append(disk: Disk, layout: Layout, noted: Mapping[QueueId, Sequence[Note]]) -> None:
     """Make notes about some messages durable.  Raises OSError."""
@@ -34,21 +39,41 @@ def append(disk: Disk, layout: Layout, noted: Mapping[QueueId, Sequence[Note]]) 
 def read(disk: Disk, layout: Layout, queue_id: QueueId) -> list[Note]:
     """Return the notes about a message, the last word on each recipient.
 
-    Raises OSError only for a lack of our own: a file that cannot be read must not hold up
-    the report, which then says less.
+    Raises OSError only for a lack of our own: a file that cannot be read, asked twice, must
+    not hold up the report, which then says less.
     """
+    raw = _read(disk, layout.notes(queue_id))
+    if raw is None:
+        raw = _read(disk, layout.notes(queue_id))
+    latest: dict[int, Note] = {}
+    for line in (raw or b"").split(b"\n"):
+        if (note := parse(line)) is not None:
+            latest[note.index] = note
+    return [latest[index] for index in sorted(latest)]
+
+
+def _read(disk: Disk, path: str) -> bytes | None:
+    """Return the file, or None where it cannot be read now."""
     try:
-        with opened(disk, disk.open_read(layout.notes(queue_id))) as fd:
-            raw = disk.pread(fd, disk.size(fd), 0)
+        with opened(disk, disk.open_read(path)) as fd:
+            return disk.pread(fd, min(disk.size(fd), LARGEST_BYTES), 0)
+    except FileNotFoundError:
+        return b""
     except OSError as error:
         if is_our_own_lack(error):
             raise
-        return []
-    latest: dict[int, Note] = {}
-    for line in raw.split(b"\n"):
-        try:
-            note = Note(**json.loads(line))
-        except (ValueError, TypeError):
-            continue
-        latest[note.index] = note
-    return [latest[index] for index in sorted(latest)]
+        return None
+
+
+def parse(line: bytes) -> Note | None:
+    """Return the note that a line holds, or None for one that a crash tore or damage changed."""
+    try:
+        note = Note(**json.loads(line))
+    except (ValueError, TypeError, RecursionError):
+        return None
+    is_number = type(note.index) is type(note.at_ns) is int
+    texts = [text for text in (note.status, note.reason, note.diagnostic, note.remote) if text is not None]
+    # A report is made of them, and must not fail for what a flipped bit made of a note.
+    if not (is_number and all(type(text) is str for text in texts) and 0 <= note.at_ns <= LAST_INSTANT_NS):
+        return None
+    return note if note.reason in REASONS and note.status is not None else None

@@ -22,23 +22,35 @@ import re
 import zlib
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from relay.envelope import Envelope, QueueId, Shape
 from relay.spool.interface import Corrupt, Status
 
-_MAGIC = b"relay-message 1 "
+MAGIC = b"relay-message 1 "
 _HEADER = re.compile(
     rb"relay-message 1 ([0-9]{15}) ([0-9]{10}) ([0-9]{7}) ([8-])([u-]) "
     rb"([0-9a-f]{8}) ([0-9a-f]{8}) ([0-9a-f]{8}) ([W-])\n\Z"
 )
 HEADER_BYTES = 16 + 15 + 1 + 10 + 1 + 7 + 1 + 2 + 1 + 8 + 1 + 8 + 1 + 8 + 3
+LARGEST_ENVELOPE_BYTES = 256 * 1024 * 1024
+"""Reading more would be a memory bomb: a hundred times what 10,000 recipients need."""
 WARNED_OFFSET = HEADER_BYTES - 2
 WARNED_BYTE = b"W"
 _CHECKED_BYTES = HEADER_BYTES - 3 - 8
 """How much of the header its own checksum covers."""
 _STATUSES = {status.value[0]: status for status in Status}
+_TYPES: dict[str, tuple[type, ...]] = {
+    "reverse_path": (str,),
+    "arrival_at_ns": (int,),
+    "client": (str,),
+    "helo": (str,),
+    "protocol": (str,),
+    "user": (str, type(None)),
+    "smtputf8": (bool,),
+}
+"""Of the envelope's facts: a right checksum proves only that nobody changed them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +76,10 @@ class Header:
         """Return where the envelope begins."""
         return HEADER_BYTES + self.content_bytes
 
+    def is_of_the_same_as(self, other: "Header") -> bool:
+        """Return whether it heads the same message; that its sender was warned meanwhile is no difference."""
+        return replace(self, is_warned=other.is_warned) == other
+
     @property
     def shape(self) -> Shape:
         """Return what an upstream must be able to carry."""
@@ -84,7 +100,7 @@ def encode_header(content_bytes: int, envelope: bytes, recipient_count: int, sha
     """Return the header of a file; `crc` is that of the content, `shape` its needs."""
     flags = b"%c%c" % (b"8" if shape.eight_bit else b"-", b"u" if shape.smtputf8 else b"-")
     start = b"%s%015d %010d %07d %s %08x %08x " % (
-        _MAGIC,
+        MAGIC,
         content_bytes,
         len(envelope),
         recipient_count,
@@ -102,6 +118,8 @@ def decode_header(raw: bytes) -> Header:
         raise Corrupt("no relay-message 1 header" if raw else "empty file")
     if int(match[8], 16) != zlib.crc32(raw[:_CHECKED_BYTES]):
         raise Corrupt("the header does not match its checksum")
+    if int(match[2]) > LARGEST_ENVELOPE_BYTES:
+        raise Corrupt("an envelope longer than any that we write")
     return Header(
         int(match[1]),
         int(match[2]),
@@ -149,8 +167,10 @@ def decode_envelope(queue_id: QueueId, header: Header, raw: bytes) -> Recipients
         envelope = Envelope(recipients=tuple(line[1:].decode() for line in lines), **facts)
     except (IndexError, KeyError) as error:
         raise Corrupt("a recipient's status is none that we write") from error
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise Corrupt("the envelope cannot be read") from error
+    if not all(type(getattr(envelope, name)) in types for name, types in _TYPES.items()):
+        raise Corrupt("the envelope has a fact of another type than we write")
     if recorded_id != queue_id:
         raise Corrupt(f"the file of another message, {str(recorded_id)[:20]!r}")
     lengths = (len(line) + 1 for line in lines[:-1])

@@ -10,10 +10,9 @@ Assumes: who calls it ends the messages with nothing left to do before anything 
 """
 
 import contextlib
-from collections.abc import Callable
 
 from relay.envelope import QueueId
-from relay.spool import files
+from relay.spool import files, foreign
 from relay.spool.durable import Disk, opened
 from relay.spool.interface import Corrupt, Entry, Recovery, Status
 from relay.spool.layout import Layout, is_queue_id
@@ -26,41 +25,75 @@ _MARKED_AT_ONCE = 64
 
 
 def recover(
-    disk: Disk, layout: Layout, ledger: Ledger, on_corrupt: Callable[[str, str], None]
+    disk: Disk, layout: Layout, ledger: Ledger, aside: foreign.Aside
 ) -> tuple[dict[QueueId, Fates], Recovery]:
     """Return how far each queued message got, and what was found."""
-    abandoned = remove_abandoned_drafts(disk, layout)
+    aside.stuck.clear()
+    abandoned = remove_abandoned_drafts(disk, layout, aside)
+    foreign.clear_the_way(disk, layout, aside)
+    walk = _Walk(disk, layout, ledger, aside)
     ledger.read()
     # Who held or released a message may have been killed before that was durable, and now it is seen.
     disk.sync_directory(layout.folder("hold"))
-    walk = _Walk(disk, layout, ledger, on_corrupt)
     # Held first: where a crash kept both names, what an operator stopped stays stopped.
     walk.look_into(layout.folder("hold"), is_held=True)
     for folder in layout.queued_folders():
         walk.look_into(folder)
     walk.look_into(layout.folder("new"), is_new=True)
     walk.write_marks_again()
-    accepted = set(disk.names(layout.folder("new"))) - walk.ended
-    corrupt = disk.names(layout.folder("corrupt"))
-    set_aside = {name.partition(".")[0] for name in corrupt} | walk.stuck
+    accepted = {QueueId(name) for name in disk.names(layout.folder("new"))} - walk.ended - aside.stuck
+    set_aside = {foreign.subject_name(name) for name in aside.recount()} | aside.stuck
+    # Seen in corrupt/ by the last start and gone since: somebody decided about it, by hand.
+    removed = ledger.forget(ledger.aside - set(walk.fates) - accepted - set_aside)
     missing = sum(
         count
         for queue_id, count in ledger.open.items()
         if not (queue_id in walk.fates or queue_id in accepted or queue_id in set_aside)
     )
-    in_corrupt = sum(ledger.open.get(QueueId(name), 0) for name in set_aside - set(walk.fates))
+    ledger.aside = (
+        {queue_id for queue_id in ledger.open if queue_id in set_aside} - set(walk.fates) - accepted
+    )
+    in_corrupt = sum(ledger.open[queue_id] for queue_id in ledger.aside)
     if ledger.closed:
         # A message that was counted out must not come back when the new ledger has forgotten it.
         _sync_all(disk, layout, {layout.queued_folder(queue_id) for queue_id in ledger.closed})
-    # Rewriting brings the file into being; entering then needs it.
-    ledger.rewrite(still_there=walk.ended)
-    ledger.enter(list(walk.counts.items()))
+    _begin_ledger(ledger, walk, aside)
     for path in walk.remains:
         # Only now: what was read of the old ledger need not have been durable.
         disk.unlink(path)
     _remove_orphaned_notes(disk, layout, {*walk.fates, *accepted, *set_aside})
     entries = tuple(sorted(walk.entries, key=lambda entry: entry.queue_id))
-    return walk.fates, Recovery(entries, len(corrupt) + len(walk.stuck), abandoned, missing, in_corrupt)
+    recovery = Recovery(
+        entries,
+        aside.count,
+        abandoned,
+        missing,
+        in_corrupt,
+        accepted=walk.taken + len(accepted - set(walk.fates)),
+        resumed=sum(0 < entry.recipients_left < walk.counts[entry.queue_id] for entry in entries),
+        set_aside=aside.moved,
+        removed_recipients=removed,
+        damaged_lines=ledger.damaged_lines,
+    )
+    return walk.fates, recovery
+
+
+def _begin_ledger(ledger: Ledger, walk: "_Walk", aside: foreign.Aside) -> None:
+    """Write a short ledger and count in what is queued; on a full disk go on with the long one."""
+    try:
+        # Rewriting brings the file into being; entering then needs it.
+        # Also one that cannot be read now may be there: it must not be counted out twice.
+        ledger.rewrite(still_there=walk.ended | {q for q in ledger.closed if q in aside.stuck})
+    except OSError as error:
+        if not files.is_our_own_lack(error):
+            raise
+        ledger.go_on()
+    try:
+        ledger.enter(list(walk.counts.items()))
+    except OSError as error:
+        # Who ends a message counts it in again.
+        if not files.is_our_own_lack(error):
+            raise
 
 
 def forget_removals(disk: Disk, layout: Layout, ledger: Ledger) -> None:
@@ -69,11 +102,12 @@ def forget_removals(disk: Disk, layout: Layout, ledger: Ledger) -> None:
     ledger.rewrite()
 
 
-def remove_abandoned_drafts(disk: Disk, layout: Layout) -> int:
+def remove_abandoned_drafts(disk: Disk, layout: Layout, aside: foreign.Aside) -> int:
     """Remove drafts whose writer is dead; return how many.  Also run now and then.
 
-    Dead is who lets go of a lock, not who is old: a clock that steps must not remove a
-    message that is just arriving.
+    Dead is who lets go of a lock, not who is old: no clock and no time of a file is asked,
+    so no step of one and no reader that touches the other removes a message that is just
+    arriving, or keeps what a dead listener left.  What is no draft of ours goes to corrupt/.
     """
     # One that was published has this name too, the sign that its other name may not be durable yet.
     disk.sync_directory(layout.folder("new"))
@@ -81,30 +115,42 @@ def remove_abandoned_drafts(disk: Disk, layout: Layout) -> int:
     for name in disk.names(layout.folder("tmp")):
         path = f"{layout.folder('tmp')}/{name}"
         if not is_queue_id(name):
+            aside.move(path, "not a name that we give", "tmp-")
             continue
         try:
-            with opened(disk, disk.open_update(path)) as fd:
-                if disk.lock_open(fd):
-                    disk.unlink(path)
-                    removed += 1
+            fd = disk.open_update(path)
         except FileNotFoundError:
             continue  # its writer was quicker
         except OSError as error:
-            if not files.is_about_the_file(error):
-                raise
+            aside.move(path, foreign.why_unusable(error), "tmp-")
+            continue
+        with opened(disk, fd):
+            if not disk.lock_open(fd):
+                continue
+            if (why := _why_no_draft(disk, fd)) is None:
+                with contextlib.suppress(FileNotFoundError):
+                    disk.unlink(path)
+                    removed += 1
+            else:
+                aside.move(path, why, "tmp-")
     return removed
+
+
+def _why_no_draft(disk: Disk, fd: int) -> str | None:
+    try:
+        return None if foreign.is_draft(disk, fd) else "not written by us"
+    except OSError as error:
+        return foreign.why_unusable(error)
 
 
 class _Walk:
     """A walk through the folders in which messages wait."""
 
-    def __init__(
-        self, disk: Disk, layout: Layout, ledger: Ledger, on_corrupt: Callable[[str, str], None]
-    ) -> None:
+    def __init__(self, disk: Disk, layout: Layout, ledger: Ledger, aside: foreign.Aside) -> None:
         self._disk = disk
         self._layout = layout
         self._ledger = ledger
-        self._on_corrupt = on_corrupt
+        self._aside = aside
         self.entries: list[Entry] = []
         self.fates: dict[QueueId, Fates] = {}
         self.counts: dict[QueueId, int] = {}
@@ -113,8 +159,8 @@ class _Walk:
         """Messages that were counted out, and not yet removed when a crash came."""
         self.remains: list[str] = []
         """Their names."""
-        self.stuck: set[str] = set()
-        """Corrupt files that cannot be moved."""
+        self.taken = 0
+        """How many were in new/."""
         self._homes: dict[QueueId, str] = {}
         self._marked: list[tuple[str, files.Opened]] = []
 
@@ -127,12 +173,11 @@ class _Walk:
             except (FileNotFoundError, files.StillArriving):
                 continue
             except Corrupt as fault:
-                self._set_aside(path, name, str(fault))
+                self._aside.move(path, str(fault))
             except OSError as error:
                 if not files.is_about_the_file(error):
                     raise
-                self._on_corrupt(files.describe(name), f"cannot be taken: {error.strerror}")
-                self.stuck.add(name)
+                self._aside.leave(name, f"cannot be taken: {error.strerror}")
 
     def write_marks_again(self) -> None:
         """Make the marks durable that were read but may be in memory only."""
@@ -157,6 +202,7 @@ class _Walk:
             if self._disk.inode(home) is not None:
                 raise Corrupt("a message of this id is queued already")
             self._disk.rename(path, home)
+        self.taken += is_new
         entry = message.entry(is_held=is_held)
         self.entries.append(entry)
         self._homes[queue_id] = home
@@ -175,16 +221,6 @@ class _Walk:
             raise Corrupt("a message of this id is queued already")
         self._disk.unlink(path)
 
-    def _set_aside(self, path: str, name: str, fault: str) -> None:
-        self._on_corrupt(files.describe(name), fault)
-        try:
-            files.set_aside(self._disk, self._layout, path)
-        except OSError as error:
-            if not files.is_about_the_file(error):
-                raise
-            self._on_corrupt(files.describe(name), f"cannot be set aside: {error.strerror}")
-            self.stuck.add(name)
-
 
 def _sync_all(disk: Disk, layout: Layout, queued_folders: set[str]) -> None:
     for folder in (layout.folder("new"), layout.folder("hold"), *sorted(queued_folders)):
@@ -194,7 +230,7 @@ def _sync_all(disk: Disk, layout: Layout, queued_folders: set[str]) -> None:
 def _remove_orphaned_notes(disk: Disk, layout: Layout, known: set[str]) -> None:
     """Remove notes whose message is gone; those of a corrupt message stay with it."""
     for name in disk.names(layout.folder("bounce")):
+        # What is no file of ours was moved away, or could not be.
         if is_queue_id(name) and name not in known:
-            # What is no file of ours stays.
             with contextlib.suppress(OSError):
                 disk.unlink(layout.notes(QueueId(name)))

@@ -6,7 +6,9 @@ trigger costs seconds, never a message (qmail's lock/trigger).
 """
 
 import contextlib
+import errno
 import os
+import stat
 
 from relay.spool.durable import Disk
 from relay.spool.layout import Layout
@@ -17,7 +19,9 @@ class Trigger:
 
     def __init__(self, root: str, disk: Disk) -> None:
         self._path = Layout(root).file("trigger")
-        disk.make_fifo(self._path)
+        # What else stands there is moved away by the next sender; until then mail waits for its look.
+        with contextlib.suppress(FileExistsError):
+            disk.make_fifo(self._path)
         self._write_fd: int | None = None
         self._read_fd: int | None = None
 
@@ -26,7 +30,7 @@ class Trigger:
         if self._write_fd is None:
             # ENXIO: nobody reads; the sender will look when it starts.
             with contextlib.suppress(OSError):
-                self._write_fd = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                self._write_fd = self._open(os.O_WRONLY)
         if self._write_fd is not None:
             try:
                 os.write(self._write_fd, b"!")
@@ -39,7 +43,7 @@ class Trigger:
         """Return a descriptor that becomes readable when somebody pulls.  Raises OSError."""
         if self._read_fd is None:
             # O_RDWR (Linux, fifo(7)): never at end of file, however many writers come and go.
-            self._read_fd = os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._read_fd = self._open(os.O_RDWR)
         return self._read_fd
 
     def clear(self) -> None:
@@ -48,6 +52,14 @@ class Trigger:
             with contextlib.suppress(BlockingIOError):
                 while len(os.read(self._read_fd, 65536)) == 65536:
                     pass
+
+    def _open(self, flags: int) -> int:
+        """Open the FIFO, and nothing else that may stand there.  Raises OSError."""
+        fd = os.open(self._path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        if not stat.S_ISFIFO(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(errno.EINVAL, "not a FIFO", self._path)
+        return fd
 
     def close(self) -> None:
         """Let go of the FIFO."""

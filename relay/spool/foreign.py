@@ -1,0 +1,183 @@
+"""Files that stand where one of ours belongs: told apart by what they are, and moved out of the way.
+
+Whatever lies in the spool and is none of ours is moved to corrupt/, which deletes
+nothing, opens nothing that could block and follows no link.  What is ours by its name is
+believed to be ours only if it begins as we begin it, so that nobody's file is ever
+removed for a draft or for notes of ours.  For the holder of the spool's lock.
+
+Does not: judge message files (`files`), or touch `lock` and `format`: who finds
+those unusable must not start at all.
+"""
+
+import errno
+from collections.abc import Callable
+
+from relay.envelope import QueueId
+from relay.spool import files, record
+from relay.spool.durable import Disk, opened
+from relay.spool.interface import Corrupt, SetAside
+from relay.spool.layout import Layout, is_queue_id
+
+LISTED_BYTES = 64 * 1024
+"""Content up to here is checked for a listing; `relay fsck` checks all of it."""
+LARGEST_BYTES = 256 * 1024 * 1024
+"""No ledger and no notes of ours are a tenth of this; reading more would be a memory bomb."""
+_NOTES_BEGIN = b'{"index":'
+
+
+class Aside:
+    """The way to corrupt/, and what went it."""
+
+    def __init__(self, disk: Disk, layout: Layout, on_corrupt: Callable[[str, str], None]) -> None:
+        """`on_corrupt` is told the name and the fault of each file."""
+        self._disk = disk
+        self._layout = layout
+        self._on_corrupt = on_corrupt
+        self._told: set[str] = set()
+        self.moved = 0
+        """How many files were moved."""
+        self.count = 0
+        """How many are there, those included that cannot be moved."""
+        self.stuck: set[QueueId] = set()
+        """Names of those that cannot be moved, as far as the last start knows."""
+
+    def move(self, path: str, fault: str, prefix: str = "") -> None:
+        """Move a file that is none of ours; where that cannot be, tell so and leave it.
+
+        `prefix` goes before its name in corrupt/.  Raises OSError where the disk fails.
+        """
+        name = path.rpartition("/")[2]
+        self._on_corrupt(files.describe(name), fault)
+        try:
+            files.set_aside(self._disk, self._layout, path, prefix)
+        except FileNotFoundError:
+            return  # somebody was quicker
+        except OSError as error:
+            if not files.is_about_the_file(error):
+                raise
+            self.leave(name, f"cannot be set aside: {error.strerror}")
+            return
+        self.moved += 1
+        self.count += 1
+
+    def leave(self, name: str, fault: str) -> None:
+        """Tell of a file that stays where it is."""
+        self.tell_once(name, fault)
+        self.stuck.add(QueueId(name))
+
+    def tell_once(self, name: str, fault: str) -> None:
+        """Tell what is wrong with a file; once, however often it is met."""
+        if name not in self._told:
+            self._told.add(name)
+            self._on_corrupt(files.describe(name), fault)
+
+    def recount(self) -> list[str]:
+        """Return what is in corrupt/, where only human beings remove anything."""
+        names = self._disk.names(self._layout.folder("corrupt"))
+        self.count = len(names) + len(self.stuck)
+        return names
+
+    def listed(self, most: int) -> list[SetAside]:
+        """Return the first files of corrupt/ by name, with what is wrong with each."""
+        names = sorted(self._disk.names(self._layout.folder("corrupt")))[:most]
+        return [self._listed(name) for name in names]
+
+    def _listed(self, name: str) -> SetAside:
+        path = f"{self._layout.folder('corrupt')}/{name}"
+        shown, size_bytes, modified_at_ns = files.describe(name), 0, 0
+        try:
+            with opened(self._disk, self._disk.open_read(path)) as fd:
+                size_bytes, modified_at_ns = self._disk.size(fd), self._disk.modified_at_ns(fd)
+            message = files.read(self._disk, path, subject_name(name), with_content=False)
+            for _ in files.stream(self._disk, path, message.queue_id) if size_bytes <= LISTED_BYTES else ():
+                pass
+        except (Corrupt, OSError) as fault:
+            why = str(fault) if isinstance(fault, Corrupt) else f"cannot be read: {fault.strerror}"
+            return SetAside(shown, size_bytes, modified_at_ns, "", 0, why)
+        entry = message.entry(is_held=False)
+        return SetAside(
+            shown,
+            size_bytes,
+            entry.arrival_at_ns,
+            entry.reverse_path,
+            entry.recipients_left,
+            "can be read, and was set aside for another reason: see the log",
+        )
+
+
+def subject_name(name: str) -> QueueId:
+    """Return the id of the message that a file in corrupt/ may be: its name without what was added."""
+    return QueueId(name.partition(".")[0])
+
+
+def is_draft(disk: Disk, fd: int) -> bool:
+    """Return whether a listener of ours may have written an open file in tmp/, torn by any crash.
+
+    The first sector has a header of ours, or the zeros that keep its place, or was never written.
+    """
+    start = disk.pread(fd, len(record.MAGIC), 0).rstrip(b"\0")
+    return record.MAGIC.startswith(start)
+
+
+def is_notes(disk: Disk, fd: int) -> bool:
+    """Return whether an open file in bounce/ begins as notes of ours do, torn by any crash."""
+    start = disk.pread(fd, 64, 0).lstrip(b"\0\n")[: len(_NOTES_BEGIN)]
+    return _NOTES_BEGIN.startswith(start)
+
+
+def why_unusable(error: OSError) -> str:
+    """Return what an error says about one file; raises it again where it is about us or the disk."""
+    if error.errno == errno.ESPIPE:
+        return "not a file"
+    if not files.is_about_the_file(error):
+        raise error
+    return f"cannot be opened: {error.strerror}"
+
+
+def make_trigger(disk: Disk, layout: Layout, aside: Aside) -> None:
+    """Have the FIFO `trigger` where listeners and sender look for it.  Raises OSError."""
+    path = layout.file("trigger")
+    try:
+        disk.make_fifo(path)
+        disk.close(disk.open_update(path))
+    except OSError as error:
+        if not (isinstance(error, FileExistsError) or files.is_about_the_file(error)):
+            raise
+        aside.move(path, "not a FIFO that we can open")
+        disk.make_fifo(path)
+
+
+def is_anything(_disk: Disk, _fd: int) -> bool:
+    """Return True: any file may stand there."""
+    return True
+
+
+def clear_the_way(disk: Disk, layout: Layout, aside: Aside) -> None:
+    """Move away what keeps the ledger and the notes from being read and written.  Raises OSError."""
+    for path in (layout.file("ledger"), layout.file("ledger") + ".new"):
+        if (fault := why_not_ours(disk, path, is_anything, disk.open_update)) is not None:
+            aside.move(path, fault)
+    for name in disk.names(layout.folder("bounce")):
+        path = f"{layout.folder('bounce')}/{name}"
+        why: str | None = "not a name that we give"
+        if is_queue_id(name):
+            why = why_not_ours(disk, path, is_notes, disk.open_update)
+        if why is not None:
+            # Its name must not be taken for that of a message that is set aside.
+            aside.move(path, why, "bounce-")
+
+
+def why_not_ours(
+    disk: Disk, path: str, is_ours: Callable[[Disk, int], bool], open_file: Callable[[str], int]
+) -> str | None:
+    """Return why we cannot have written a file; None if we may have, or it is not there.  Raises OSError."""
+    try:
+        with opened(disk, open_file(path)) as fd:
+            if (size := disk.size(fd)) > LARGEST_BYTES:
+                return f"{size} bytes are more than we write"
+            disk.pread(fd, 1, 0)
+            return None if is_ours(disk, fd) else "not written by us"
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return why_unusable(error)
