@@ -15,6 +15,7 @@ What a start, which is always a recovery, may find, and what becomes of it:
 | reservations without an end          | occupied until deadline + T: their process may have died |
 | `PATH.new`                           | a rewrite that died; removed by the next                 |
 | another boot's id                    | rewritten in this boot's time, see below                 |
+| version 1                            | read; the next append writes all of it as version 2      |
 | damage before whole groups           | HistoryError: nothing is sent                            |
 | another file, another version, empty | HistoryError: a history gets its name with its content   |
 | read-only, full, unreadable, EIO     | HistoryError; memory is not trusted, next use re-reads   |
@@ -22,8 +23,9 @@ What a start, which is always a recovery, may find, and what becomes of it:
 
 What others appended may be in the page cache only: they may have been killed before
 their sync.  So before the first append behind bytes that are not ours, those bytes, and
-the name of a file we did not make, are synced too.  Otherwise power loss could leave our
-group whole behind a torn one, or take the name back from under it.
+the name of a file we did not make, are synced too, and at the start the names of the
+folders.  Otherwise power loss could leave our group whole behind a torn one, or take the
+name back from under it.
 
 After a failed sync the disk may hold what the page cache does not show.  The group is cut
 off again, memory is dropped, and the next append writes a new file instead of this one.
@@ -34,8 +36,10 @@ clocks, so since then as much time has passed as the wall clock is ahead of the 
 ever implied for that group (its mark), and none if it is behind.  Ages up to that group
 are exact, and the rest can only be too small.  Reservations that had not ended move along
 and keep their deadline: the upstream may still be counting what it read before the
-power went.  Not to be detected: a wall clock that is further ahead of the truth after the
-reboot than it ever was before it.
+power went.  More than LONGEST_BELIEVED_NS is not believed, and counts as none: a clock that
+starts in 2038 costs a wait, as one that starts in 1970 does.  Not to be detected: a wall
+clock that is further ahead of the truth after the reboot than it ever was before it, by
+less than that.
 
 A file that outgrew COMPACT_ABOVE_BYTES, and its worth twice, is written anew.
 """
@@ -45,15 +49,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from relay.clock import SECOND_NS, Clock
-from relay.spool.durable import Disk
-from relay.throttle.record import At, HistoryError, Record, group, header, read_groups, read_header, shifted
+from relay.spool.durable import Disk, sync_above
+from relay.throttle.record import (
+    At,
+    HistoryError,
+    Record,
+    group,
+    header,
+    is_current,
+    read_groups,
+    read_header,
+    shifted,
+)
 from relay.throttle.slots import Slots
 
 COMPACT_ABOVE_BYTES = 256 * 1024
 LONGEST_RECORD_BYTES = 72
-"""A line with two instants of a year and six-digit weights, and some to spare."""
+"""A line with two instants of a year and six-digit weights, and some to spare; apart from its shares."""
 LARGEST_BYTES = 256 * 1024 * 1024
 """No history of ours is a tenth of this; reading more would be a memory bomb."""
+LONGEST_BELIEVED_NS = 30 * 86_400 * SECOND_NS
+"""How long a host may have been off by its wall clock; longer is rather a clock without a battery."""
 CLOCK_SKEW_NS = SECOND_NS
 """How far the clocks of two CPUs may differ; more is another time namespace."""
 
@@ -78,9 +94,15 @@ class History:
         self._is_trusted = False
         """Memory knows what the file says up to `_offset`."""
         self._is_rewrite_due = False
+        self._compacts_above_bytes = 0
+        """Where there was no room for a shorter file, it is tried again only when this one is longer."""
+        self._was_refused = False
+        """The last append failed: that the file can be read says nothing of the next."""
         self._is_content_unsynced = False
         self._is_name_unsynced = False
         """Somebody else wrote known bytes, or made the file: neither need be durable yet."""
+        self._is_folder_unsynced = True
+        """The same of the folder and those above it."""
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[int]:
@@ -89,13 +111,14 @@ class History:
         Raises HistoryError; then nothing may be sent.
         """
         with self._failing_closed("lock"):
-            self._disk.make_directory(self._folder)
+            self._make_folder()
             lock_fd = self._disk.lock(f"{self._path}.lock", wait=True)
         if lock_fd is None:
             raise HistoryError(f"{self._path}.lock: taken")
         try:
             # The clock is read under the lock, so that instants ascend in the file.
             now_ns = self._clock.boottime_ns()
+            self._slots.time_is(now_ns)
             with self._failing_closed("read or recover"):
                 self._catch_up(now_ns)
             if self._at is not None and self._at.boottime_ns > now_ns + CLOCK_SKEW_NS:
@@ -107,21 +130,31 @@ class History:
         finally:
             self._disk.close(lock_fd)
 
+    def _make_folder(self) -> None:
+        self._disk.make_directory(self._folder)
+        if self._is_folder_unsynced:
+            sync_above(self._disk, self._folder)
+            self._is_folder_unsynced = False
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether nothing may be sent before an append was seen to succeed."""
+        return self._was_refused
+
     def append(self, now_ns: int, records: list[Record]) -> None:
         """Make records durable that the slots know already; within `locked`.
 
         Raises HistoryError, and then they may be on the disk or not: nothing may be sent on them.
         """
-        worth_bytes = LONGEST_RECORD_BYTES * (self._slots.kept + len(records))
-        if self._offset > max(COMPACT_ABOVE_BYTES, 2 * worth_bytes):
-            self._is_rewrite_due = True
-        self._is_trusted = False
+        worth_bytes = LONGEST_RECORD_BYTES * (self._slots.kept + len(records)) + self._slots.shares_bytes
+        is_long = self._offset > max(COMPACT_ABOVE_BYTES, 2 * worth_bytes, self._compacts_above_bytes)
+        self._is_trusted, self._was_refused = False, True
         with self._failing_closed("write"):
             if self._fd is None or self._is_rewrite_due:
                 self._rewrite(now_ns)
-            else:
+            elif not (is_long and self._has_compacted(now_ns)):
                 self._add_group(self._fd, now_ns, records)
-        self._is_trusted = True
+        self._is_trusted, self._was_refused = True, False
 
     def close(self) -> None:
         """Let go of the file."""
@@ -141,8 +174,9 @@ class History:
         if not self._is_trusted or inode != self._inode or self._fd is None:
             self._load(inode, now_ns)
         elif length > self._offset:
+            self._refuse_giant(length)
             content = self._disk.pread(self._fd, length - self._offset, self._offset)
-            records = self._whole_groups(self._fd, content, 0, self._offset)
+            records, _ = self._whole_groups(self._fd, content, 0, self._offset)
             self._slots.learn(records)
 
     def _load(self, inode: int, now_ns: int) -> None:
@@ -151,24 +185,33 @@ class History:
         self._inode, self._offset = inode, 0
         self._fd = fd = self._disk.open_update(self._path)
         length = self._disk.size(fd)
-        if length > LARGEST_BYTES:
-            raise HistoryError(f"{self._path}: {length} bytes are no history")
+        self._refuse_giant(length)
         content = self._disk.pread(fd, length, 0)
         with self._naming_the_file():
             boot_id, start = read_header(content)
-        if boot_id == self._clock.boot_id():
-            self._slots.reset(self._whole_groups(fd, content, start, 0))
-        elif self._is_ours:
+        # A group of ours would not be read by who wrote the first line: it gets a new file.
+        self._is_rewrite_due = self._is_rewrite_due or not is_current(content)
+        if boot_id != self._clock.boot_id() and self._is_ours:
             raise HistoryError(f"{self._path}: in use by another host (boot {boot_id}) while we use it")
+        records, last = self._whole_groups(fd, content, start, 0)
+        if boot_id == self._clock.boot_id():
+            self._slots.reset(records)
         else:
-            self._move_to_this_boot(self._whole_groups(fd, content, start, 0), now_ns)
+            self._move_to_this_boot(records, last, now_ns)
         self._is_ours = self._is_trusted = True
 
-    def _whole_groups(self, fd: int, content: bytes, start: int, origin: int) -> list[Record]:
+    def _refuse_giant(self, length: int) -> None:
+        """Raise HistoryError before a file is read that no relay wrote."""
+        if length > LARGEST_BYTES:
+            self._is_trusted = False
+            raise HistoryError(f"{self._path}: {length} bytes are no history")
+
+    def _whole_groups(self, fd: int, content: bytes, start: int, origin: int) -> tuple[list[Record], At]:
         """Read groups and cut what was torn behind them; move `_offset` and `_at` along."""
         with self._naming_the_file():
             contents = read_groups(content, start, origin)
-            if contents.at is None and origin == 0:
+            at = contents.at or (self._at if origin else None)
+            if at is None:
                 # A file gets its name when its first group is durable: that one cannot be torn.
                 raise HistoryError(f"byte {start}: its first group is damaged")
         end = origin + contents.end
@@ -177,17 +220,16 @@ class History:
             self._disk.truncate(fd, end)
             self._sync_content(fd)
         self._offset = end
-        self._at = contents.at or self._at
+        self._at = at
         self._is_content_unsynced = True
         self._is_name_unsynced = self._is_name_unsynced or origin == 0
-        return contents.records
+        return contents.records, at
 
-    def _move_to_this_boot(self, records: list[Record], now_ns: int) -> None:
-        """Tell another boot's records in this boot's time, and write them down so."""
-        last = self._at
-        if last is None:
-            raise HistoryError(f"{self._path}: no instant to count from")
+    def _move_to_this_boot(self, records: list[Record], last: At, now_ns: int) -> None:
+        """Tell another boot's records, the last of them written at `last`, in this boot's time."""
         passed_ns = max(0, self._clock.wall_ns() - last.mark_ns)
+        if passed_ns > LONGEST_BELIEVED_NS:
+            passed_ns = 0
         shift_ns = now_ns - passed_ns - last.boottime_ns
         self._slots.reset(shifted(record, shift_ns) for record in records)
         # The same two instants as seen from here, so that the mark goes on from them.
@@ -224,6 +266,18 @@ class History:
             self._is_rewrite_due = True
             raise
 
+    def _has_compacted(self, now_ns: int) -> bool:
+        """Put a shorter file in place; return False where the long one has to do, as on a full disk."""
+        try:
+            self._rewrite(now_ns)
+        except OSError:
+            if self._is_rewrite_due:
+                raise
+            self._compacts_above_bytes = self._offset + COMPACT_ABOVE_BYTES
+            return False
+        self._compacts_above_bytes = 0
+        return True
+
     def _rewrite(self, now_ns: int) -> None:
         """Put a new file with all that the slots know in the place of the old."""
         at = self._at_now(now_ns)
@@ -231,13 +285,13 @@ class History:
         new_path = f"{self._path}.new"
         if self._disk.inode(new_path) is not None:
             self._disk.unlink(new_path)
-        # Stays set until all of it is done: a failure anywhere calls for another new file.
-        self._is_rewrite_due = True
         fd = self._disk.open_new(new_path)
         try:
             self._disk.write_all(fd, content)
             self._disk.sync(fd)
             inode = self._disk.inode(new_path)
+            # Stays set until all of it is done: a failure from here on calls for another new file.
+            self._is_rewrite_due = True
             # Crash here: the old file is in force, and nobody was told of the new one.
             self._disk.rename(new_path, self._path)
             # Crash here: either file may be in force; who finds the new one syncs its name.

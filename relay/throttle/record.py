@@ -2,32 +2,47 @@
 
 Text, one fact a line, so that `cat` shows it:
 
-    relay-history 1 6e2f…c1 5f3a9c01          version, boot id, CRC-32 of the text before it
-    group 92 1b2c3d4e                         so many bytes follow, with this CRC-32
+    relay-history 2 6e2f…c1 5f3a9c01          version, boot id, CRC-32 of the text before it
+    group 105 1b2c3d4e                        so many bytes follow, with this CRC-32
     at 8412345678901 1760000000123456789 1760000000123456789
-    reserved 8412345678901 8414145678901 1 3
+    reserved 8412345678901 8414145678901 1 3 0 sender=a@b.example:1:3
     ended 8412000000000 8412300000000
 
 A group is what was appended at once; it is there whole or not at all.  Its lines:
 
     at BOOTTIME WALL MARK                      when it was written, by both clocks
-    reserved ID DEADLINE MESSAGES RECIPIENTS   a transaction may be in flight from now on
+    reserved ID DEADLINE MESSAGES RECIPIENTS CONNECTIONS SHARE…
+                                               a transaction may be in flight from now on
     ended ID INSTANT                           it ended
-    charged INSTANT MESSAGES RECIPIENTS        so much ended then; what is left of older lines
+    charged INSTANT MESSAGES RECIPIENTS CONNECTIONS START SHARE…
+                                               so much ended then; what is left of older lines
+    merged INSTANT MESSAGES RECIPIENTS CONNECTIONS START SHARE…
+                                               the same of several ends, rounded up to one instant
+
+A share is `FOR_EACH=KEY:MESSAGES:RECIPIENTS`: so much of it was of this sender, domain or
+client.  A line has shares of those kinds of key that some limit of its writer had; what
+has none of a kind may have been of any key, and counts for every one.
 
 All instants but WALL and MARK are boottime of the boot that the first line names, in
 nanoseconds, negative if before it.  MARK is the latest that the wall clock has ever
-implied that instant to be: the high-water mark for ages across a reboot.
+implied that instant to be: the high-water mark for ages across a reboot.  START is when the
+first of it was reserved, or `-` where that was not kept.
+
+Version 1 is read too, and written anew as version 2 before anything is added: it had no
+connections, starts and shares, so `reserved` and `charged` end after RECIPIENTS.
 
 Does not: touch a disk, or know what time it is.
 """
 
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from relay.reply import clean
+
+LONGEST_KEY = 96
+"""Characters of a key as written.  Longer ones are cut in front, and may then be one."""
 
 
 class HistoryError(Exception):
@@ -37,14 +52,27 @@ class HistoryError(Exception):
     """
 
 
+class Share(NamedTuple):
+    """How much of a record is of one key."""
+
+    for_each: str
+    """Which kind of key; a limit that counts for each of them names it the same."""
+    key: str
+    """As `key_of` made it."""
+    messages: int
+    recipients: int
+
+
 class Reserved(NamedTuple):
-    """A transaction that may be in flight until its deadline."""
+    """A transaction, or a connection being opened, that may be in flight until its deadline."""
 
     id: int
     """Unique within a boot: the instant of the reservation, made so."""
     deadline_ns: int
     messages: int
     recipients: int
+    connections: int = 0
+    shares: tuple[Share, ...] = ()
 
 
 class Ended(NamedTuple):
@@ -55,11 +83,17 @@ class Ended(NamedTuple):
 
 
 class Charged(NamedTuple):
-    """Slots that ended at an instant (rounded up, if old)."""
+    """Slots that ended at an instant."""
 
     ended_at_ns: int
     messages: int
     recipients: int
+    connections: int = 0
+    started_at_ns: int | None = None
+    """When the first of them was reserved; None where that was not kept."""
+    shares: tuple[Share, ...] = ()
+    is_merged: bool = False
+    """They ended at that instant or somewhat before it, some perhaps earlier than others."""
 
 
 Record = Reserved | Ended | Charged
@@ -84,22 +118,36 @@ class Contents(NamedTuple):
     """The offset in `content` behind the last whole group; what follows was torn."""
 
 
-_VERSION = b"relay-history 1 "
-_HEADER = re.compile(rb"(relay-history 1 ([0-9A-Za-z-]{1,64})) ([0-9a-f]{8})\n")
-_GROUP = re.compile(rb"^group ([0-9]{1,9}) ([0-9a-f]{8})\n", re.MULTILINE)
-_KINDS = {"reserved": Reserved, "ended": Ended, "charged": Charged}
-_WORDS = {kind: word for word, kind in _KINDS.items()}
+SEARCHED_TIMES = 4
+"""How often the octets behind a damaged group are looked at, at most: work stays linear."""
+
+_VERSION = b"relay-history 2 "
+_HEADER = re.compile(rb"(relay-history [12] ([0-9A-Za-z-]{1,64})) ([0-9a-f]{8})\n")
+_GROUP = re.compile(rb"group ([0-9]{1,9}) ([0-9a-f]{8})\n")
+"""Wherever it stands: the end of the line before it may be what is damaged."""
+_NUMBER = re.compile(r"-?[0-9]{1,24}")
+_SHARE = re.compile(r"([a-z_]{1,32})=([!-~]{0,96}):([0-9]{1,18}):([0-9]{1,18})")
+_UNFIT_FOR_A_KEY = re.compile(rb"[^!-$&-~]")
+
+
+def key_of(text: str) -> str:
+    """Return an address, a domain or a client as a share names it: printable ASCII, and never too long."""
+    quoted = _UNFIT_FOR_A_KEY.sub(
+        lambda found: b"%%%02x" % found[0][0], text.encode("utf-8", "surrogatepass")
+    )
+    return quoted.decode("ascii")[-LONGEST_KEY:]
 
 
 def shifted(record: Record, by_ns: int) -> Record:
     """Return a record as another timeline tells it.  Ids are instants, and move along."""
     match record:
         case Reserved():
-            return Reserved(record.id + by_ns, record.deadline_ns + by_ns, record.messages, record.recipients)
+            return record._replace(id=record.id + by_ns, deadline_ns=record.deadline_ns + by_ns)
         case Ended():
             return Ended(record.id + by_ns, record.ended_at_ns + by_ns)
         case Charged():
-            return Charged(record.ended_at_ns + by_ns, record.messages, record.recipients)
+            started_at_ns = None if record.started_at_ns is None else record.started_at_ns + by_ns
+            return record._replace(ended_at_ns=record.ended_at_ns + by_ns, started_at_ns=started_at_ns)
 
 
 def header(boot_id: str) -> bytes:
@@ -111,9 +159,14 @@ def header(boot_id: str) -> bytes:
 def group(at: At, records: Iterable[Record]) -> bytes:
     """Return one group: what is appended at once."""
     lines = [f"at {at.boottime_ns} {at.wall_ns} {at.mark_ns}\n"]
-    lines += [f"{_WORDS[type(record)]} {' '.join(map(str, record))}\n" for record in records]
-    content = "".join(lines).encode()
+    lines += [_line(record) for record in records]
+    content = "".join(lines).encode("ascii")
     return f"group {len(content)} {zlib.crc32(content):08x}\n".encode() + content
+
+
+def is_current(content: bytes) -> bool:
+    """Return whether a file with a good first line may be added to, or has to be written anew first."""
+    return content.startswith(_VERSION)
 
 
 def read_header(content: bytes) -> tuple[str, int]:
@@ -122,7 +175,7 @@ def read_header(content: bytes) -> tuple[str, int]:
     if match is not None and zlib.crc32(match[1]) == int(match[3], 16):
         return match[2].decode(), match.end()
     start = clean(content[:40])
-    if content.startswith(b"relay-history ") and not content.startswith(_VERSION):
+    if re.match(rb"relay-history (?![12] )", content):
         raise HistoryError(f"a history of another version of this program: {start!r}")
     raise HistoryError(f"byte 0: not a history, or its first line is damaged: {start!r}")
 
@@ -139,7 +192,7 @@ def read_groups(content: bytes, start: int, origin: int = 0) -> Contents:
     while end < len(content):
         framed = _framed(content, end)
         if framed is None:
-            if any(_framed(content, match.start()) for match in _GROUP.finditer(content, end + 1)):
+            if _may_hold_a_group(content, end + 1):
                 raise HistoryError(f"byte {origin + end}: a damaged group with whole groups behind it")
             break
         lines, after = framed
@@ -148,14 +201,31 @@ def read_groups(content: bytes, start: int, origin: int = 0) -> Contents:
     return Contents(records, at, end)
 
 
+def _may_hold_a_group(content: bytes, start: int) -> bool:
+    """Return whether a whole group stands somewhere behind an offset, or looking for one has no end.
+
+    What a crash tore is a part of one group, and has no such line in it; so whoever meets
+    many that claim much is not looking at what a crash left.
+    """
+    left_bytes = SEARCHED_TIMES * len(content)
+    for match in _GROUP.finditer(content, start):
+        if match.end() + int(match[1]) <= len(content):
+            left_bytes -= int(match[1])
+        if left_bytes < 0 or _framed(content, match.start()):
+            return True
+    return False
+
+
 def _framed(content: bytes, start: int) -> tuple[bytes, int] | None:
     """Return the lines of the group at an offset, and the offset behind it; None if it is not whole."""
     match = _GROUP.match(content, start)
     if match is None:
         return None
     after = match.end() + int(match[1])
+    if after > len(content):
+        return None
     lines = content[match.end() : after]
-    if len(lines) != int(match[1]) or zlib.crc32(lines) != int(match[2], 16):
+    if zlib.crc32(lines) != int(match[2], 16):
         return None
     return lines, after
 
@@ -164,17 +234,67 @@ def _read_lines(lines: bytes, records: list[Record], start: int) -> At:
     """Add the records of one group; its checksum was right, so anything odd is another program's."""
     try:
         first, *others = lines.decode("ascii").splitlines()
-        at = At(*_numbers(first, "at"))
-        for line in others:
-            word = line.partition(" ")[0]
-            records.append(_KINDS[word](*_numbers(line, word)))
-    except (ValueError, KeyError, TypeError) as error:
+        word, boottime_ns, wall_ns, mark_ns = first.split(" ")
+        if word != "at":
+            raise ValueError(first)
+        at = At(_number(boottime_ns), _number(wall_ns), _number(mark_ns))
+        records += [_record(line.split(" ")) for line in others]
+    except ValueError as error:
         raise HistoryError(f"byte {start}: a group that this version cannot read") from error
     return at
 
 
-def _numbers(line: str, word: str) -> Sequence[int]:
-    first, *numbers = line.split(" ")
-    if first != word:
-        raise ValueError(line)
-    return [int(number) for number in numbers]
+def _line(record: Record) -> str:
+    if isinstance(record, Ended):
+        return f"ended {record.id} {record.ended_at_ns}\n"
+    weights = f"{record.messages} {record.recipients} {record.connections}"
+    if isinstance(record, Reserved):
+        front = f"reserved {record.id} {record.deadline_ns} {weights}"
+    else:
+        word = "merged" if record.is_merged else "charged"
+        start = "-" if record.started_at_ns is None else record.started_at_ns
+        front = f"{word} {record.ended_at_ns} {weights} {start}"
+    shares = [f" {share.for_each}={share.key}:{share.messages}:{share.recipients}" for share in record.shares]
+    return f"{front}{''.join(shares)}\n"
+
+
+def _record(words: list[str]) -> Record:
+    """Return what a line says.  Raises ValueError."""
+    match words:
+        case ["reserved", reservation_id, deadline_ns, messages, recipients]:
+            return Reserved(_number(reservation_id), _number(deadline_ns), *_weights(messages, recipients))
+        case ["reserved", reservation_id, deadline_ns, messages, recipients, connections, *shares]:
+            weights = _weights(messages, recipients, connections)
+            return Reserved(_number(reservation_id), _number(deadline_ns), *weights, _shares(shares))
+        case ["ended", reservation_id, ended_at_ns]:
+            return Ended(_number(reservation_id), _number(ended_at_ns))
+        case ["charged", ended_at_ns, messages, recipients]:
+            return Charged(_number(ended_at_ns), *_weights(messages, recipients))
+        case ["charged" | "merged" as word, ended_at_ns, messages, recipients, connections, start, *shares]:
+            weights = _weights(messages, recipients, connections)
+            started_at_ns = None if start == "-" else _number(start)
+            return Charged(_number(ended_at_ns), *weights, started_at_ns, _shares(shares), word == "merged")
+    raise ValueError(words)
+
+
+def _number(word: str) -> int:
+    if not _NUMBER.fullmatch(word):
+        raise ValueError(word)
+    return int(word)
+
+
+def _weights(messages: str, recipients: str, connections: str = "0") -> tuple[int, int, int]:
+    weights = _number(messages), _number(recipients), _number(connections)
+    # A negative weight would make room for others.
+    if min(weights) < 0 or not any(weights):
+        raise ValueError(weights)
+    return weights
+
+
+def _shares(words: list[str]) -> tuple[Share, ...]:
+    shares = []
+    for word in words:
+        if (match := _SHARE.fullmatch(word)) is None:
+            raise ValueError(word)
+        shares.append(Share(match[1], match[2], int(match[3]), int(match[4])))
+    return tuple(shares)

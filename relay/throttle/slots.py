@@ -17,64 +17,31 @@ Instants are boottime of the current boot in nanoseconds.
 """
 
 import heapq
-from bisect import insort
+from bisect import bisect_right, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import Literal, NamedTuple, Protocol
 
 from relay.policy.units import LONGEST_DURATION_NS
-from relay.throttle.record import Charged, Ended, Record, Reserved
-from relay.throttle.window import BUCKETS, EXACT_SLOTS, Window
+from relay.throttle.decision import Grant, Place, Wait, choose, for_all, shares_of, wait
+from relay.throttle.gauge import UNKNOWN, ForEach, Gauge, Limit, Unit
+from relay.throttle.keys import Request
+from relay.throttle.record import Charged, Ended, Record, Reserved, Share
+from relay.throttle.window import BUCKETS, EXACT_SLOTS
 
 KEEP_NS = 2 * LONGEST_DURATION_NS
 """The longest period and the longest guard that a policy can hold."""
 EXACT_ENDS = 2 * EXACT_SLOTS
 """What an exact window admits in two spans, so that rounding what is older cannot reach into it."""
-LONGEST_DEFAULT_GUARD_NS = 1_000_000_000
+MOST_SHARES = 65_536
+"""Shares of what has ended that are kept; of older ones it is forgotten whose they were."""
 MOST_OPENINGS = 256
 """How many openings `usage` tells of, for an estimate of when a queue will have drained."""
-
-Unit = Literal["messages", "recipients"]
-
-
-class Limit(Protocol):
-    """What the throttle needs of a limit in a policy."""
-
-    @property
-    def unit(self) -> Unit:
-        """Return what is counted."""
-        ...
-
-    @property
-    def count(self) -> int:
-        """Return N, the most that any window may hold; at least 1."""
-        ...
-
-    @property
-    def per_ns(self) -> int:
-        """Return T, the length of the window."""
-        ...
-
-    @property
-    def label(self) -> str:
-        """Return how a status line names it."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """No room.  Ask again at `until_ns`, which is never later than when room opens."""
-
-    until_ns: int
-    """Boottime; always in the future."""
-    limit_label: str
-    """The limit that opens last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """One limit, as a status line shows it."""
+    """One limit, as a status line shows it; of one with keys, the key that is fullest."""
 
     label: str
     unit: Unit
@@ -87,12 +54,8 @@ class Usage:
     """Boottime at which there may be room for one more; now, if there is."""
     openings_ns: tuple[int, ...]
     """Boottime at which occupied slots open: the first ones, as far as known, one for each of `used`."""
-
-
-class _Gauge(NamedTuple):
-    label: str
-    unit: Unit
-    window: Window
+    for_each: ForEach | None = None
+    key: str | None = None
 
 
 class Slots:
@@ -102,11 +65,14 @@ class Slots:
         self._mutex = Lock()
         self._limits: list[Limit] = []
         self._guard_ns: int | None = None
-        self._gauges: list[_Gauge] = []
+        self._gauges: list[Gauge] = []
+        self._now_ns = 0
+        """The latest instant that is known to have come."""
         self._in_flight: dict[int, Reserved] = {}
         self._deadlines: list[tuple[int, int]] = []
         """A heap of (deadline, id); what was settled meanwhile is not taken out of it."""
         self._ended: list[Charged] = []
+        self._shares_bytes = 0
         self._merge_above = EXACT_ENDS + EXACT_SLOTS
         self._last_id = 0
         self._unwritten: list[Record] = []
@@ -117,10 +83,15 @@ class Slots:
             self._limits, self._guard_ns = list(limits), guard_ns
             self._fill_new_windows()
 
+    def time_is(self, now_ns: int) -> None:
+        """Know that an instant has come."""
+        with self._mutex:
+            self._now_ns = max(self._now_ns, now_ns)
+
     def reset(self, records: Iterable[Record]) -> None:
         """Know only what these records say, in order, and what is not written yet."""
         with self._mutex:
-            self._in_flight, self._deadlines, self._ended = {}, [], []
+            self._in_flight, self._deadlines, self._ended, self._shares_bytes = {}, [], [], 0
             # The windows are filled at the end, once: most reservations have ended by then.
             self._gauges = []
             self._apply(records)
@@ -148,48 +119,87 @@ class Slots:
         with self._mutex:
             del self._unwritten[:count]
 
-    def reserve(self, recipients: int, transaction_ns: int, now_ns: int) -> Reserved | Wait:
-        """Occupy one message, and as many of the recipients as there is room for, in all windows or none."""
+    def reserve(self, request: Request, transaction_ns: int, now_ns: int) -> Grant | Wait:
+        """Occupy one message, and as many of its recipients as there is room for, in all windows or none."""
         with self._mutex:
             self._advance(now_ns)
-            for gauge in self._gauges:
-                if gauge.unit == "recipients":
-                    recipients = min(recipients, gauge.window.room(now_ns))
-            if recipients < 1 or any(gauge.window.room(now_ns) < 1 for gauge in self._gauges):
-                opens = [(gauge.window.opens_at(1, now_ns), gauge.label) for gauge in self._gauges]
-                until_ns, label = max(opens, key=lambda each: each[0])
+            chosen = choose(self._gauges, request, now_ns)
+            if not chosen:
+                return wait(self._gauges, request, now_ns)
+            shares = shares_of(self._gauges, request, chosen)
+            return Grant(self._occupy(transaction_ns, now_ns, (1, len(chosen), 0), shares), chosen)
+
+    def reserve_connection(self, transaction_ns: int, now_ns: int) -> Reserved | Wait:
+        """Occupy one connection, in all windows or none."""
+        with self._mutex:
+            self._advance(now_ns)
+            opens = [(g.opens_at(None, now_ns), g.label) for g in self._gauges if g.unit == "connections"]
+            until_ns, label = max(opens, default=(now_ns, ""))
+            if until_ns > now_ns:
                 return Wait(until_ns, label)
-            reserved = Reserved(
-                max(now_ns, self._last_id + 1), now_ns + transaction_ns, messages=1, recipients=recipients
-            )
-            self._apply([reserved])
-            return reserved
+            return self._occupy(transaction_ns, now_ns, (0, 0, 1))
 
     def opens_at(self, recipients: int, now_ns: int) -> int:
-        """Return the earliest instant at which a message with so many recipients may fit unsplit."""
+        """Return the earliest instant at which a message with so many recipients may fit unsplit.
+
+        As far as limits without keys have a say.
+        """
         with self._mutex:
             self._advance(now_ns)
             return max(
-                (gauge.window.opens_at(_weight(gauge, 1, recipients), now_ns) for gauge in self._gauges),
+                (
+                    gauge.opens_at(None, now_ns, recipients if gauge.unit == "recipients" else 1)
+                    for gauge in for_all(self._gauges)
+                ),
                 default=now_ns,
             )
 
-    def usage(self, now_ns: int) -> list[Usage]:
-        """Return how full each window is, in the order of the limits."""
+    def room(self, now_ns: int) -> tuple[int | None, list[str]]:
+        """Return how many messages may go now, None for any number, and which limits keep back the next one.
+
+        As far as limits without keys have a say.
+        """
         with self._mutex:
             self._advance(now_ns)
-            return [
-                Usage(
-                    label,
-                    unit,
-                    window.occupied(now_ns),
-                    window.count,
-                    window.span_ns,
-                    window.opens_at(1, now_ns),
-                    window.openings_ns(MOST_OPENINGS, now_ns),
-                )
-                for label, unit, window in self._gauges
+            rooms = [(gauge.room(None, now_ns), gauge.label) for gauge in for_all(self._gauges)]
+            return min((room for room, _ in rooms), default=None), [
+                label for room, label in rooms if not room
             ]
+
+    def leaves_in_ns(self, span_ns: int, now_ns: int) -> int | None:
+        """Return in how long the oldest end within the last `span_ns` is that old, or None without one."""
+        with self._mutex:
+            self._advance(now_ns)
+            index = bisect_right(self._ended, now_ns - span_ns, key=lambda charged: charged.ended_at_ns)
+            return None if index == len(self._ended) else self._ended[index].ended_at_ns + span_ns - now_ns
+
+    def room_for_connections(self, now_ns: int) -> tuple[int | None, int, str]:
+        """Return how many may be opened now (None: any number), when the next may, and by which limit."""
+        with self._mutex:
+            self._advance(now_ns)
+            gauges = [gauge for gauge in self._gauges if gauge.unit == "connections"]
+            opens = [(gauge.opens_at(None, now_ns), gauge.label) for gauge in gauges]
+            room = min((gauge.room(None, now_ns) for gauge in gauges), default=None)
+            return room, *max(opens, default=(now_ns, ""))
+
+    def room_at(self, place: Place, now_ns: int) -> tuple[int, int]:
+        """Return how many messages may leave a place now, and when the next one may.
+
+        At least one may be tried where it has other recipients, or the limits are gone: only asking tells.
+        """
+        with self._mutex:
+            self._advance(now_ns)
+            gauges = [gauge for gauge in self._gauges if gauge.for_each == place.for_each]
+            least = 1 if place.for_each == "recipient_domain" or not gauges else 0
+            room = min((gauge.room(place.key, now_ns) for gauge in gauges), default=least)
+            opens_at_ns = max((gauge.opens_at(place.key, now_ns) for gauge in gauges), default=now_ns)
+            return max(least, room), opens_at_ns
+
+    def usage(self, now_ns: int) -> list[Usage]:
+        """Return how full each limit is, in their order.  Looks at every key."""
+        with self._mutex:
+            self._advance(now_ns)
+            return [_usage(gauge, now_ns) for gauge in self._gauges]
 
     def records(self, now_ns: int) -> list[Record]:
         """Return what a new file has to say: everything known, merged where it is old."""
@@ -203,13 +213,26 @@ class Slots:
         """Return how many records `records` would give, or a few more."""
         return len(self._ended) + len(self._in_flight)
 
+    @property
+    def shares_bytes(self) -> int:
+        """Return about how long the shares in them are, as written."""
+        return self._shares_bytes
+
+    def _occupy(
+        self, transaction_ns: int, now_ns: int, weights: tuple[int, int, int], shares: tuple[Share, ...] = ()
+    ) -> Reserved:
+        reservation_id = max(now_ns, self._last_id + 1)
+        reserved = Reserved(reservation_id, now_ns + transaction_ns, *weights, shares)
+        self._apply([reserved])
+        return reserved
+
     def _fill_new_windows(self) -> None:
-        self._gauges = [_gauge(limit, self._guard_ns) for limit in self._limits]
+        self._gauges = [Gauge(limit, self._guard_ns) for limit in self._limits]
         for gauge in self._gauges:
             for reserved in self._in_flight.values():
-                gauge.window.start(_weight(gauge, reserved.messages, reserved.recipients))
-            for ended_at_ns, messages, recipients in self._ended:
-                gauge.window.charge(_weight(gauge, messages, recipients), ended_at_ns)
+                gauge.start(reserved, self._now_ns)
+            for charged in self._ended:
+                gauge.charge(charged, self._now_ns)
 
     def _apply(self, records: Iterable[Record]) -> None:
         for record in records:
@@ -223,26 +246,40 @@ class Slots:
                 case Charged():
                     self._keep(record)
                     for gauge in self._gauges:
-                        weight = _weight(gauge, record.messages, record.recipients)
-                        gauge.window.charge(weight, record.ended_at_ns)
+                        gauge.charge(record, self._now_ns)
 
     def _start(self, reserved: Reserved) -> None:
         self._in_flight[reserved.id] = reserved
         self._last_id = max(self._last_id, reserved.id)
         heapq.heappush(self._deadlines, (reserved.deadline_ns, reserved.id))
         for gauge in self._gauges:
-            gauge.window.start(_weight(gauge, reserved.messages, reserved.recipients))
+            gauge.start(reserved, self._now_ns)
 
     def _end(self, reserved: Reserved, ended_at_ns: int) -> None:
-        self._keep(Charged(ended_at_ns, reserved.messages, reserved.recipients))
+        self._keep(
+            Charged(
+                ended_at_ns,
+                reserved.messages,
+                reserved.recipients,
+                reserved.connections,
+                reserved.id,
+                reserved.shares,
+            )
+        )
         for gauge in self._gauges:
-            gauge.window.end(_weight(gauge, reserved.messages, reserved.recipients), ended_at_ns)
+            gauge.end(reserved, ended_at_ns)
 
     def _keep(self, charged: Charged) -> None:
-        insort(self._ended, charged)
+        if not self._ended or self._ended[-1].ended_at_ns <= charged.ended_at_ns:
+            self._ended.append(charged)
+        else:
+            insort(self._ended, charged, key=_ended_at)
+        if charged.shares:
+            self._shares_bytes += _length(charged)
 
     def _advance(self, now_ns: int) -> None:
         """Count what passed its deadline as ended then, and keep memory bounded."""
+        self._now_ns = max(self._now_ns, now_ns)
         while self._deadlines and self._deadlines[0][0] <= now_ns:
             deadline_ns, reservation_id = heapq.heappop(self._deadlines)
             if (reserved := self._in_flight.pop(reservation_id, None)) is not None:
@@ -256,26 +293,79 @@ class Slots:
     def _merge(self, now_ns: int) -> None:
         """Round old ends up and add up those that fall together; drop what no window can ask for."""
         split = max(0, len(self._ended) - EXACT_ENDS)
-        merged: dict[int, list[int]] = {}
-        for ended_at_ns, messages, recipients in self._ended[:split]:
-            if now_ns - ended_at_ns > KEEP_NS:
+        merged: dict[int, Charged] = {}
+        for charged in self._ended[:split]:
+            age_ns = now_ns - charged.ended_at_ns
+            if age_ns > KEEP_NS:
                 continue
-            total = merged.setdefault(_rounded_up(ended_at_ns, now_ns - ended_at_ns), [0, 0])
-            total[0] += messages
-            total[1] += recipients
-        old = [Charged(at_ns, messages, recipients) for at_ns, (messages, recipients) in merged.items()]
-        self._ended = sorted([*old, *self._ended[split:]])
+            at_ns = _rounded_up(charged.ended_at_ns, age_ns)
+            if at_ns in merged:
+                merged[at_ns] = _together(merged[at_ns], charged)
+            elif at_ns != charged.ended_at_ns:
+                merged[at_ns] = charged._replace(ended_at_ns=at_ns, is_merged=True)
+            else:
+                merged[at_ns] = charged
+        kept = sorted([*merged.values(), *self._ended[split:]], key=_ended_at)
+        spare = MOST_SHARES
+        for index in reversed(range(len(kept))):
+            spare -= len(kept[index].shares)
+            if spare < 0:
+                kept[index] = kept[index]._replace(shares=())
+        self._ended = kept
+        self._shares_bytes = sum(map(_length, kept)) + sum(map(_length, self._in_flight.values()))
         self._merge_above = len(self._ended) + EXACT_SLOTS
 
 
-def _weight(gauge: _Gauge, messages: int, recipients: int) -> int:
-    return messages if gauge.unit == "messages" else recipients
+def _ended_at(charged: Charged) -> int:
+    return charged.ended_at_ns
 
 
-def _gauge(limit: Limit, guard_ns: int | None) -> _Gauge:
-    if guard_ns is None:
-        guard_ns = min(limit.per_ns // 100, LONGEST_DEFAULT_GUARD_NS)
-    return _Gauge(limit.label, limit.unit, Window(limit.count, limit.per_ns, guard_ns))
+def _length(record: Reserved | Charged) -> int:
+    """Return about how long its shares are, as written."""
+    return sum(len(share.for_each) + len(share.key) + 10 for share in record.shares)
+
+
+def _usage(gauge: Gauge, now_ns: int) -> Usage:
+    key = gauge.fullest(now_ns)
+    return Usage(
+        gauge.label,
+        gauge.unit,
+        gauge.used(key, now_ns),
+        gauge.count,
+        gauge.span_ns,
+        gauge.opens_at(key, now_ns),
+        gauge.openings_ns(key, MOST_OPENINGS, now_ns),
+        gauge.for_each,
+        key,
+    )
+
+
+def _together(one: Charged, other: Charged) -> Charged:
+    """Return two ends as one, at the instant of the first."""
+    starts = (one.started_at_ns, other.started_at_ns)
+    return Charged(
+        one.ended_at_ns,
+        one.messages + other.messages,
+        one.recipients + other.recipients,
+        one.connections + other.connections,
+        None if None in starts else min(start for start in starts if start is not None),
+        _shares_of_both(one, other) if one.shares or other.shares else (),
+        is_merged=True,
+    )
+
+
+def _shares_of_both(one: Charged, other: Charged) -> tuple[Share, ...]:
+    """Return whose two ends are; where one of them says nothing of a kind of key, it may be anybody's."""
+    sums: dict[tuple[str, str], list[int]] = {}
+    kinds = {share.for_each for share in one.shares + other.shares}
+    for charged in (one, other):
+        unknown = kinds - {share.for_each for share in charged.shares}
+        extra = (Share(kind, UNKNOWN, charged.messages, charged.recipients) for kind in sorted(unknown))
+        for share in (*charged.shares, *extra):
+            total = sums.setdefault((share.for_each, share.key), [0, 0])
+            total[0] += share.messages
+            total[1] += share.recipients
+    return tuple(Share(kind, key, *total) for (kind, key), total in sums.items())
 
 
 def _rounded_up(ended_at_ns: int, age_ns: int) -> int:

@@ -31,9 +31,13 @@ from threading import Lock
 
 from relay.clock import Clock
 from relay.spool.durable import Disk
+from relay.throttle.audit import Audit, audit_file
+from relay.throttle.decision import Grant, Place, Wait
+from relay.throttle.gauge import Limit
 from relay.throttle.history import History
+from relay.throttle.keys import Request as Request  # noqa: PLC0414 - part of the door
 from relay.throttle.record import Charged, Ended, Record
-from relay.throttle.slots import Limit, Slots, Usage, Wait
+from relay.throttle.slots import Slots, Usage
 
 TRANSACTION_NS = 30 * 60 * 1_000_000_000
 """The longest transaction: 10 minutes for the reply to the final dot (RFC 5321, 4.5.3.2.6), and the rest."""
@@ -42,26 +46,20 @@ UNRECORDED = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """One message that is ready to go to so many recipients."""
-
-    recipients: int
-
-    def __post_init__(self) -> None:
-        if self.recipients < 1:
-            raise ValueError("a transaction has at least one recipient")
-
-
-@dataclass(frozen=True, slots=True)
 class Reservation:
     """Permission for one transaction: durable, and already charged."""
 
     id: int
     recipients: int
-    """How many it may name, at least 1; fewer than asked for where a limit on recipients has less room."""
+    """How many it may name, at least 1; fewer than asked for where a limit has less room."""
     reserved_at_ns: int
     deadline_ns: int
     """Boottime at which the transaction must have ended, one way or the other."""
+    chosen: Sequence[int] = ()
+    """Which of the recipients that were asked for, in their order."""
+    messages: int = 1
+    connections: int = 0
+    """What it weighs; a connection that is opened is neither message nor recipient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,24 +90,46 @@ class Throttle:
         self._slots = Slots()
         self._history = History(history_path, disk, clock, self._slots)
         self._turn = Lock()
-        self._has_limits = bool(limits)
+        self._path = history_path
+        self._disk = disk
+        self._limits = tuple(limits)
         self._slots.judge_by(limits, guard_ns)
 
     def reserve(self, requests: Sequence[Request]) -> list[Reservation | Wait]:
         """Decide requests in their order, all in one critical section with one sync.
 
-        Once one has to wait, so do all behind it: no small message overtakes a large
-        one.  Raises HistoryError, and then nothing is granted.
+        Once one has to wait for what all need, so do all behind it: no small message
+        overtakes a large one.  One that waits in a `place` of its own keeps back none.
+        Raises HistoryError, and then nothing is granted.
         """
         with self._turn:
-            if not self._has_limits:
+            if not self._limits:
                 now_ns = self._clock.boottime_ns()
                 deadline_ns = now_ns + self._transaction_ns
-                return [Reservation(UNRECORDED, each.recipients, now_ns, deadline_ns) for each in requests]
+                return [
+                    Reservation(UNRECORDED, each.largest, now_ns, deadline_ns, range(each.largest))
+                    for each in requests
+                ]
             with self._history.locked() as now_ns:
                 answers, granted = self._decide(requests, now_ns)
                 self._write(granted, now_ns)
             return answers
+
+    def reserve_connection(self, opening_ns: int) -> Reservation | Wait:
+        """Decide whether a connection may be opened now, which takes so long at most.
+
+        To be settled when it is ready for mail, or will not be.  Raises HistoryError.
+        """
+        with self._turn:
+            if not self._limits:
+                now_ns = self._clock.boottime_ns()
+                return Reservation(UNRECORDED, 0, now_ns, now_ns + opening_ns, (), 0, 1)
+            with self._history.locked() as now_ns:
+                answer = self._slots.reserve_connection(opening_ns, now_ns)
+                self._write([] if isinstance(answer, Wait) else [answer], now_ns)
+            if isinstance(answer, Wait):
+                return answer
+            return Reservation(answer.id, 0, now_ns, answer.deadline_ns, (), 0, 1)
 
     def settle(self, settlements: Sequence[Settlement]) -> None:
         """Take note of ends; memory only."""
@@ -122,15 +142,28 @@ class Throttle:
             if ended_at_ns <= reservation.deadline_ns:
                 self._slots.settle(Ended(reservation.id, ended_at_ns))
             else:
-                self._slots.settle(Charged(ended_at_ns, 1, reservation.recipients))
+                self._slots.settle(self._late(reservation, ended_at_ns))
+
+    def _late(self, reservation: Reservation, ended_at_ns: int) -> Charged:
+        """Return the charge for a transaction that outlived its deadline; whose it was is not told apart."""
+        return Charged(
+            ended_at_ns,
+            reservation.messages,
+            reservation.recipients,
+            reservation.connections,
+            # The same as of its reservation: it is one transaction, not another.
+            reservation.id,
+        )
 
     def flush(self) -> None:
         """Learn what others recorded, and make settlements durable.  Raises HistoryError.
 
         To be called at the start, for `usage` and `opens_at` to know the past, and at the end.
+        After an append that failed this appends in any case: a history that can be read and
+        not written must not be taken for sound.
         """
         with self._turn:
-            if self._has_limits or self._slots.unwritten():
+            if self._limits or self._slots.unwritten():
                 with self._history.locked() as now_ns:
                     self._write([], now_ns)
 
@@ -142,15 +175,47 @@ class Throttle:
         """
         return self._slots.opens_at(recipients, self._clock.boottime_ns())
 
+    def leaves_in_ns(self, span_ns: int) -> int | None:
+        """Return in how many nanoseconds the oldest end of the last `span_ns` is that old; None without one.
+
+        From memory: what an upstream that speaks of such a window may be counting.
+        """
+        return self._slots.leaves_in_ns(span_ns, self._clock.boottime_ns())
+
+    def room(self) -> tuple[int | None, list[str]]:
+        """Return how many messages may go now, None for any number, and which limits keep back the next one.
+
+        From memory, and as far as limits without keys have a say.
+        """
+        return self._slots.room(self._clock.boottime_ns())
+
+    def room_for_connections(self) -> tuple[int | None, int, str]:
+        """Return how many may be opened now (None: any number), when the next may, and by which limit.
+
+        From memory.
+        """
+        return self._slots.room_for_connections(self._clock.boottime_ns())
+
+    def room_at(self, place: Place) -> tuple[int, int]:
+        """Return how many messages may leave a place now, and when the next one may; from memory."""
+        return self._slots.room_at(place, self._clock.boottime_ns())
+
     def usage(self) -> list[Usage]:
-        """Return how full each limit is, in their order, as far as memory knows."""
+        """Return how full each limit is, in their order, as far as memory knows.  Looks at every key."""
         return self._slots.usage(self._clock.boottime_ns())
 
     def replan(self, limits: Sequence[Limit], guard_ns: int | None) -> None:
         """Judge the same history by new numbers, from the next `reserve` on."""
         with self._turn:
-            self._has_limits = bool(limits)
+            self._limits = tuple(limits)
             self._slots.judge_by(limits, guard_ns)
+
+    def audit(self) -> Audit:
+        """Count anew, from the file alone, what every limit held at most.
+
+        Waits for no lock.  Raises HistoryError, and OSError where there is no file or it is not ours.
+        """
+        return audit_file(self._path, self._limits, self._disk)
 
     def close(self) -> None:
         """Let go of the file; `flush` first."""
@@ -167,17 +232,22 @@ class Throttle:
             if wait is not None:
                 answers.append(wait)
                 continue
-            answer = self._slots.reserve(request.recipients, self._transaction_ns, now_ns)
+            answer = self._slots.reserve(request, self._transaction_ns, now_ns)
             if isinstance(answer, Wait):
-                wait = answer
-                answers.append(wait)
+                wait = answer if answer.place is None else None
+                answers.append(answer)
             else:
-                granted.append(answer)
-                answers.append(Reservation(answer.id, answer.recipients, now_ns, answer.deadline_ns))
+                granted.append(answer.reserved)
+                answers.append(_reservation(answer, now_ns))
         return answers, granted
 
     def _write(self, granted: list[Record], now_ns: int) -> None:
         ended = self._slots.unwritten()
-        if ended or granted:
+        if ended or granted or self._history.is_doubtful:
             self._history.append(now_ns, [*ended, *granted])
             self._slots.written(len(ended))
+
+
+def _reservation(grant: Grant, now_ns: int) -> Reservation:
+    reserved = grant.reserved
+    return Reservation(reserved.id, reserved.recipients, now_ns, reserved.deadline_ns, grant.chosen)

@@ -21,7 +21,9 @@ Instants are boottime of the current boot in nanoseconds.  Does not: know what i
 or which reservation is whose (see `slots`).
 """
 
+import heapq
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 
 EXACT_SLOTS = 4096
 """The largest N that is kept exactly; 8 bytes an instant, moved at most once a decision."""
@@ -75,27 +77,35 @@ class Window:
         """Return the most that may start now."""
         return max(0, self.count - self.occupied(now_ns))
 
-    def opens_at(self, weight: int, now_ns: int) -> int:
+    def opens_at(self, weight: int, now_ns: int, beside: "Window | None" = None) -> int:
         """Return the earliest instant at which `weight` may fit; `now_ns` if it fits now.
+
+        What `beside` holds counts too: a window of the same limit.
 
         Never later than the truth, whatever ends meanwhile.  Where transactions in
         flight stand in the way, the first of them could end this very moment.  More
         than N never fits, and is taken as N: the caller splits.
         """
-        missing = self.occupied(now_ns) + min(weight, self.count) - self.count
+        windows = [self] if beside is None else [self, beside]
+        occupied = sum(window.occupied(now_ns) for window in windows)
+        missing = occupied + min(weight, self.count) - self.count
         if missing <= 0:
             return now_ns
-        for free_at_ns, ended in zip(self._free_at_ns, self._weights, strict=True):
+        for free_at_ns, ended in heapq.merge(*(window.ends() for window in windows)):
             missing -= ended
             if missing <= 0:
                 return free_at_ns
         return now_ns + self.span_ns
 
+    def ends(self) -> Iterator[tuple[int, int]]:
+        """Return what has ended: when each opens, ascending, and what it weighs."""
+        return zip(self._free_at_ns, self._weights, strict=True)
+
     def openings_ns(self, most: int, now_ns: int) -> tuple[int, ...]:
         """Return when occupied slots open, one instant a unit of weight, ascending, as far as known."""
         self.occupied(now_ns)
         openings: list[int] = []
-        for free_at_ns, ended in zip(self._free_at_ns, self._weights, strict=True):
+        for free_at_ns, ended in self.ends():
             openings += [free_at_ns] * min(ended, most - len(openings))
             if len(openings) == most:
                 break

@@ -1,0 +1,132 @@
+"""What of a message may go now, and what it waits for otherwise.  Pure.
+
+All limits are asked before any is touched: a message gets a slot in each of them, or in
+none.  One that names more recipients than there is room for goes to those there is room
+for, by all limits together; since every N is at least 1, no message is too large to ever
+go.  It waits only where not even one recipient may be named.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from relay.throttle.gauge import ForEach, Gauge
+from relay.throttle.keys import Request
+from relay.throttle.record import Reserved, Share
+
+
+class Place(NamedTuple):
+    """Where a message waits that only its own key keeps back, by whichever limits of that kind."""
+
+    for_each: ForEach
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """No room.  Ask again at `until_ns`, which is never later than when room opens."""
+
+    until_ns: int
+    """Boottime; always in the future."""
+    limit_label: str
+    """The limit that opens last."""
+    place: Place | None = None
+    """None where nobody has room, else what has none: others may go meanwhile."""
+
+
+class Grant(NamedTuple):
+    """What a message got."""
+
+    reserved: Reserved
+    chosen: Sequence[int]
+    """Which of the recipients that were asked for."""
+
+
+def for_all(gauges: Sequence[Gauge]) -> list[Gauge]:
+    """Return the limits of messages that ask nothing about whose they are."""
+    return [gauge for gauge in gauges if gauge.unit != "connections" and gauge.for_each is None]
+
+
+def choose(gauges: Sequence[Gauge], request: Request, now_ns: int) -> Sequence[int]:
+    """Return which recipients there is room for; none where the message has to wait."""
+    most, by_domain = request.largest, []
+    for gauge in gauges:
+        if gauge.unit == "connections":
+            continue
+        if gauge.for_each == "recipient_domain":
+            by_domain.append(gauge)
+            continue
+        room = gauge.room(_key(request, gauge.for_each) if gauge.for_each else None, now_ns)
+        most = min(most, room if gauge.unit == "recipients" or room < 1 else most)
+    return _choose_by_domain(by_domain, request, most, now_ns) if by_domain and most > 0 else range(most)
+
+
+def _choose_by_domain(by_domain: Sequence[Gauge], request: Request, most: int, now_ns: int) -> Sequence[int]:
+    chosen: list[int] = []
+    free: list[dict[str, int]] = [{} for _ in by_domain]
+    for position, domain in enumerate(_domains(request)):
+        if len(chosen) == most:
+            break
+        for gauge, left in zip(by_domain, free, strict=True):
+            if domain not in left:
+                left[domain] = gauge.room(domain, now_ns)
+        if all(left[domain] > 0 for left in free):
+            chosen.append(position)
+            for gauge, left in zip(by_domain, free, strict=True):
+                # However many it names of a domain, it is one message there.
+                left[domain] -= gauge.unit == "recipients"
+    return chosen
+
+
+def wait(gauges: Sequence[Gauge], request: Request, now_ns: int) -> Wait:
+    """Return what a message that has no room waits for."""
+    opens = [(gauge.opens_at(None, now_ns), gauge.label) for gauge in for_all(gauges)]
+    until_ns, label = max(opens, default=(now_ns, ""))
+    if until_ns > now_ns:
+        return Wait(until_ns, label)
+    # When each of its places opens, and by which limit.
+    opens_of: dict[Place, tuple[int, str]] = {}
+    for gauge in gauges:
+        if gauge.for_each is not None:
+            key = _key(request, gauge.for_each)
+            for each in dict.fromkeys(_domains(request)) if key is None else [key]:
+                place = Place(gauge.for_each, each)
+                opened = gauge.opens_at(each, now_ns), gauge.label
+                opens_of[place] = max(opened, opens_of.get(place, opened))
+    of_domains = [place for place in opens_of if place.for_each == "recipient_domain"]
+    # The first of its recipients that may go takes it along; all else has to be open.
+    needed = [place for place in opens_of if place.for_each != "recipient_domain"]
+    needed += [min(of_domains, key=lambda place: opens_of[place])] if of_domains else []
+    last = max(needed, key=lambda place: opens_of[place])
+    return Wait(*opens_of[last], last)
+
+
+def shares_of(gauges: Sequence[Gauge], request: Request, chosen: Sequence[int]) -> tuple[Share, ...]:
+    """Return whose a transaction is, of those kinds of key that some limit asks for."""
+    shares: list[Share] = []
+    for for_each in dict.fromkeys(gauge.for_each for gauge in gauges if gauge.for_each is not None):
+        if for_each == "recipient_domain":
+            domains = _domains(request)
+            counts: dict[str, int] = {}
+            for position in chosen:
+                counts[domains[position]] = counts.get(domains[position], 0) + 1
+            shares += [Share(for_each, domain, 1, count) for domain, count in counts.items()]
+        else:
+            shares.append(Share(for_each, _key(request, for_each) or "", 1, len(chosen)))
+    return tuple(shares)
+
+
+def _key(request: Request, for_each: ForEach | None) -> str | None:
+    match for_each:
+        case "sender":
+            return request.sender
+        case "sender_domain":
+            return request.sender_domain
+        case "client":
+            return request.client
+        case _:
+            return None
+
+
+def _domains(request: Request) -> Sequence[str]:
+    return request.recipient_domains or ("",) * request.recipients

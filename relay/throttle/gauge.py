@@ -1,0 +1,170 @@
+"""One limit with what it knows: a window, or one for each key.  Pure.
+
+A limit that says `for_each` has a window for each sender, domain or client.  What cannot
+be told apart is counted in one more window that every key shares: what was recorded
+without this kind of key, and the keys beyond MOST_KEYS.  A key's room is N less its own
+window less the shared one.  All of a key's past is in those two, so no key ever exceeds
+N; a shared slot counts against more keys than it has to, which wastes and never exceeds.
+
+Memory is bounded by MOST_KEYS windows, each as `window` says.  A key leaves once its
+window is empty: each new key looks at two others, so the cost of none depends on how
+many there are.
+
+Instants are boottime of the current boot in nanoseconds.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+from typing import Literal, Protocol
+
+from relay.throttle.record import Charged, Reserved
+from relay.throttle.window import Window
+
+MOST_KEYS = 10_000
+"""Keys of one limit that have a window of their own."""
+LOOKED_AT = 2
+"""Other keys that each new one looks at, to let go of the empty ones."""
+UNKNOWN = "%"
+"""Stands in a share for keys that are no longer told apart; `record.key_of` makes no such key."""
+LONGEST_DEFAULT_GUARD_NS = 1_000_000_000
+
+Unit = Literal["messages", "recipients", "connections"]
+ForEach = Literal["sender", "sender_domain", "recipient_domain", "client"]
+
+
+class Limit(Protocol):
+    """What the throttle needs of a limit in a policy."""
+
+    @property
+    def unit(self) -> Unit:
+        """Return what is counted."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """Return N, the most that any window may hold; at least 1."""
+        ...
+
+    @property
+    def per_ns(self) -> int:
+        """Return T, the length of the window."""
+        ...
+
+    @property
+    def for_each(self) -> ForEach | None:
+        """Return what has a window each; None for one window over all."""
+        ...
+
+    @property
+    def label(self) -> str:
+        """Return how a status line names it."""
+        ...
+
+
+class Gauge:
+    """A limit and how full it is."""
+
+    def __init__(self, limit: Limit, guard_ns: int | None) -> None:
+        self.label = limit.label
+        self.unit = limit.unit
+        self.for_each = limit.for_each
+        self.count = limit.count
+        self._weight: Callable[[Reserved | Charged], int] = attrgetter(limit.unit)
+        self._period_ns = limit.per_ns
+        self._guard_ns = min(limit.per_ns // 100, LONGEST_DEFAULT_GUARD_NS) if guard_ns is None else guard_ns
+        self._shared = self._window()
+        self._of_key: OrderedDict[str, Window] = OrderedDict()
+        self._places: dict[int, list[tuple[Window, int]]] = {}
+        """Where each reservation in flight is counted, since a key may get a window of its own later."""
+
+    @property
+    def span_ns(self) -> int:
+        """Return T and its guard."""
+        return self._shared.span_ns
+
+    def start(self, reserved: Reserved, now_ns: int) -> None:
+        """Occupy what a reservation weighs until further notice."""
+        if self.for_each is None:
+            self._shared.start(self._weight(reserved))
+            return
+        places = self._places[reserved.id] = []
+        for key, weight in self._weights(reserved):
+            window = self._home(key, now_ns)
+            # At once: an empty window would be let go of by the next key.
+            window.start(weight)
+            places.append((window, weight))
+
+    def end(self, reserved: Reserved, ended_at_ns: int) -> None:
+        """Count a reservation that was in flight as ended."""
+        if self.for_each is None:
+            self._shared.end(self._weight(reserved), ended_at_ns)
+            return
+        for window, weight in self._places.pop(reserved.id):
+            window.end(weight, ended_at_ns)
+
+    def charge(self, charged: Charged, now_ns: int) -> None:
+        """Occupy what ended at an instant, unless it is free again by now."""
+        if charged.ended_at_ns + self.span_ns > now_ns:
+            for key, weight in self._weights(charged):
+                self._home(key, now_ns).charge(weight, charged.ended_at_ns)
+
+    def used(self, key: str | None, now_ns: int) -> int:
+        """Return what counts against N for a key now; for None, and without keys, what counts for all."""
+        occupied = self._shared.occupied(now_ns)
+        if key is not None and (own := self._of_key.get(key)) is not None:
+            occupied += own.occupied(now_ns)
+        return occupied
+
+    def room(self, key: str | None, now_ns: int) -> int:
+        """Return the most that may start now of a key."""
+        return max(0, self.count - self.used(key, now_ns))
+
+    def opens_at(self, key: str | None, now_ns: int, weight: int = 1) -> int:
+        """Return the earliest instant at which so much of a key may fit, as `Window.opens_at` does."""
+        return self._shared.opens_at(weight, now_ns, self._own(key))
+
+    def openings_ns(self, key: str | None, most: int, now_ns: int) -> tuple[int, ...]:
+        """Return when slots that count for a key open, one instant a unit, ascending, as far as known."""
+        own = self._own(key)
+        openings = self._shared.openings_ns(most, now_ns)
+        return openings if own is None else tuple(sorted(openings + own.openings_ns(most, now_ns))[:most])
+
+    def fullest(self, now_ns: int) -> str | None:
+        """Return the key with the most used; None without keys.  Looks at every key."""
+        return max(self._of_key, key=lambda key: self._of_key[key].occupied(now_ns), default=None)
+
+    def _own(self, key: str | None) -> Window | None:
+        return None if key is None else self._of_key.get(key)
+
+    def _home(self, key: str | None, now_ns: int) -> Window:
+        """Return the window in which a key is counted from now on."""
+        if key is None:
+            return self._shared
+        if (window := self._of_key.get(key)) is None:
+            self._let_go(now_ns)
+            if len(self._of_key) >= MOST_KEYS:
+                return self._shared
+            window = self._of_key[key] = self._window()
+        return window
+
+    def _let_go(self, now_ns: int) -> None:
+        """Look at the keys that were not looked at for longest, and forget the empty ones."""
+        for _ in range(min(LOOKED_AT, len(self._of_key))):
+            key, window = next(iter(self._of_key.items()))
+            if window.occupied(now_ns):
+                self._of_key.move_to_end(key)
+            else:
+                del self._of_key[key]
+
+    def _weights(self, record: Reserved | Charged) -> Iterator[tuple[str | None, int]]:
+        """Return how much of a record counts for which key, None for every one."""
+        shares = [share for share in record.shares if share.for_each == self.for_each]
+        if not shares:
+            yield None, self._weight(record)
+        for share in shares:
+            weight = share.messages if self.unit == "messages" else share.recipients
+            yield None if share.key == UNKNOWN else share.key, weight
+
+    def _window(self) -> Window:
+        return Window(self.count, self._period_ns, self._guard_ns)

@@ -1,0 +1,76 @@
+"""Looks at a history file and says what is not as it should be; takes no lock, changes nothing.
+
+What a process that uses the history would do with each is in `history`; beside one, a
+group that is just being appended looks like one that a crash tore.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from relay.clock import Clock
+from relay.finding import NOTHING_SENT, Finding
+from relay.spool.durable import Disk, opened
+from relay.throttle.history import CLOCK_SKEW_NS, LARGEST_BYTES
+from relay.throttle.record import Contents, HistoryError, read_groups, read_header
+
+_REPAIR = (
+    "stop, wait for the longest period of the account's limits, move the file away, start; "
+    "not waiting is how the upstream sees too many"
+)
+
+
+def history_findings(path: Path, disk: Disk, clock: Clock, owner: int) -> Iterator[Finding]:
+    """Yield what is to be said of one history; `owner` is the user of the relay.  Raises OSError."""
+    try:
+        found = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return  # made by the first reservation
+    if os.path.lexists(f"{path}.new"):
+        yield Finding(
+            f"{path}.new", "leftover", "a rewrite that a crash cut off", "removed by the next one", ""
+        )
+    if not stat.S_ISREG(found.st_mode):
+        yield Finding(str(path), "foreign", "not a file", NOTHING_SENT, f"see what it is; {_REPAIR}")
+        return
+    if owner not in (found.st_uid, 0):
+        what = f"belongs to user {found.st_uid}, the spool to {owner}"
+        advice = f"chown it to user {owner}, if it is not meant to be shared by a group"
+        yield Finding(str(path), "owner", what, f"{NOTHING_SENT} if it cannot be opened", advice)
+    if found.st_size > LARGEST_BYTES:
+        yield Finding(str(path), "damaged_history", f"{found.st_size} bytes", NOTHING_SENT, _REPAIR)
+        return
+    try:
+        with opened(disk, disk.open_read(str(path))) as fd:
+            content = disk.pread(fd, disk.size(fd), 0)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EIO):
+            raise
+        yield Finding(
+            str(path), "damaged_history", f"cannot be read: {error.strerror}", NOTHING_SENT, _REPAIR
+        )
+        return
+    yield from _content_findings(str(path), content, clock)
+
+
+def _content_findings(path: str, content: bytes, clock: Clock) -> Iterator[Finding]:
+    try:
+        boot_id, start = read_header(content)
+        contents = read_groups(content, start)
+        if contents.at is None:
+            raise HistoryError(f"byte {start}: its first group is damaged")
+    except HistoryError as error:
+        yield Finding(path, "damaged_history", str(error), NOTHING_SENT, _REPAIR)
+        return
+    if contents.end < len(content):
+        what = f"byte {contents.end}: its last group is not whole; nothing was sent on it"
+        yield Finding(path, "torn_group", what, "cut at the next use", "")
+    if boot_id == clock.boot_id() and _is_of_the_future(contents, clock):
+        what = "written in the future of this boot, so in another time namespace"
+        yield Finding(path, "future_history", what, NOTHING_SENT, "do not share it between containers")
+
+
+def _is_of_the_future(contents: Contents, clock: Clock) -> bool:
+    return contents.at is not None and contents.at.boottime_ns > clock.boottime_ns() + CLOCK_SKEW_NS

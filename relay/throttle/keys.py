@@ -1,0 +1,70 @@
+"""What a limit that says `for_each` tells messages apart by.  Pure.
+
+Addresses and domains are compared without regard to case, and a domain in its ASCII form:
+where the upstream tells apart what we do not, two of its keys share a window here,
+which wastes and never exceeds.
+"""
+
+import contextlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from relay.envelope import Envelope
+from relay.throttle.record import LONGEST_KEY, key_of
+
+_CLIENT_ADDRESS = re.compile(r"\[([^\[\]]*)\]\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One message that is ready to go to so many recipients."""
+
+    recipients: int
+    sender: str = ""
+    sender_domain: str = ""
+    client: str = ""
+    recipient_domains: tuple[str, ...] = ()
+    """One for each recipient; none at all stands for one and the same."""
+    most: int | None = None
+    """How many of them one transaction may name at most."""
+
+    def __post_init__(self) -> None:
+        if self.recipients < 1:
+            raise ValueError("a transaction has at least one recipient")
+        if self.recipient_domains and len(self.recipient_domains) != self.recipients:
+            raise ValueError("each recipient has a domain, or none has")
+
+    @property
+    def largest(self) -> int:
+        """Return how many recipients one transaction may name, limits apart."""
+        return self.recipients if self.most is None else min(self.most, self.recipients)
+
+
+def request_for(envelope: Envelope, indices: Iterable[int], most: int) -> Request:
+    """Return what to ask for, to send a message to some of its recipients, at most so many at once."""
+    domains = tuple(_domain(envelope.recipients[index]) for index in indices)
+    client = _CLIENT_ADDRESS.search(envelope.client)
+    return Request(
+        len(domains),
+        sender=_address(envelope.reverse_path),
+        sender_domain=_domain(envelope.reverse_path),
+        client=key_of((client[1] if client else envelope.client).lower()),
+        recipient_domains=domains,
+        most=most,
+    )
+
+
+def _address(address: str) -> str:
+    if "@" not in address:
+        return key_of(address.lower())
+    local = address.rpartition("@")[0]
+    return f"{key_of(local.lower())}@{_domain(address)}"[-LONGEST_KEY:]
+
+
+def _domain(address: str) -> str:
+    domain = address.rpartition("@")[2].lower().rstrip(".") if "@" in address else ""
+    if not domain.isascii():
+        with contextlib.suppress(UnicodeError):
+            domain = domain.encode("idna").decode("ascii")
+    return key_of(domain)
