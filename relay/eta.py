@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-Unit = Literal["messages", "recipients"]
+Unit = Literal["messages", "recipients", "connections"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,11 @@ def starts_in_ns(nth: int, room: Room) -> int:
 
 
 def drain_in_ns(messages: int, recipients: int, rooms: Iterable[Room]) -> int:
-    """Return how long until the last of so many waiting messages may start, all limits together."""
-    waiting = {"messages": messages, "recipients": recipients}
+    """Return how long until the last of so many waiting messages may start, all limits together.
+
+    One on connections has no say: how many messages go over each is not known.
+    """
+    waiting = {"messages": messages, "recipients": recipients, "connections": 0}
     return max((starts_in_ns(waiting[room.unit], room) for room in rooms), default=0)
 
 

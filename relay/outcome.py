@@ -4,10 +4,11 @@ What a remote host says is never an exception: an `Outcome` holds one `Answer` f
 recipient that was asked for, in the same order, whatever happened on the wire.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from relay.reply import Phase, Reply
-from relay.verdict import Verdict
+from relay.verdict import ABOUT_US, Ruling, Scope, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,22 +23,46 @@ class Answer:
     """What to show: the reply, or what went wrong; printable ASCII on one line."""
     own_status: str | None = None
     """The enhanced code where we refuse without asking the upstream, such as 5.3.4."""
+    ruling: Ruling | None = None
+    """How the verdict came about, and when to go on; None where no rule was asked."""
+
+    @property
+    def is_about_us(self) -> bool:
+        """Whether it is a refusal of the upstream's that says nothing of the message."""
+        return self.verdict in ABOUT_US
+
+    @property
+    def scope(self) -> Scope:
+        """Return how far the verdict reaches."""
+        if self.ruling is not None:
+            return self.ruling.scope
+        return Scope.UPSTREAM if self.is_about_us else Scope.RECIPIENT
+
+    @property
+    def _class(self) -> str:
+        match self.verdict:
+            case Verdict.RELAYED:
+                return "2"
+            case Verdict.BOUNCE:
+                return "5"
+            case _:
+                return "4"
 
     @property
     def status(self) -> str:
-        """Return the enhanced status code (RFC 3463) for the log and for a report."""
+        """Return the enhanced status code (RFC 3463) for the log and for a report.
+
+        Its class is that of the verdict: a report `delayed` with a status 5.2.1 would be
+        read as a failure, and unsubscribe whoever only receives too much just now.
+        """
         if self.own_status is not None:
             return self.own_status
         if self.reply is not None and self.reply.enhanced is not None:
-            return self.reply.enhanced
-        match self.verdict:
-            case Verdict.RELAYED:
-                return "2.0.0"
-            case Verdict.BOUNCE:
-                return "5.0.0"
-            case _:
-                # RFC 3463, 3.5: 4.4.2 is a bad connection, which is what a missing reply is.
-                return "4.4.2" if self.reply is None else "4.0.0"
+            # What is about us is told as it was said: no report is made of it.
+            return self.reply.enhanced if self.is_about_us else self._class + self.reply.enhanced[1:]
+        # RFC 3463, 3.5: 4.4.2 is a bad connection, which is what a missing reply is.
+        is_lost = self.reply is None and self._class == "4"
+        return "4.4.2" if is_lost else f"{self._class}.0.0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,4 +74,14 @@ class Outcome:
     is_ambiguous: bool = False
     """The final dot went out and no proper reply came back: it may have been relayed."""
     pause: Answer | None = None
-    """Set where the refusal was about us or the upstream, and it should rest."""
+    """Set where the refusal was about us or the upstream, and it, or the sender, should rest."""
+
+
+def gravest(answers: Iterable[Answer]) -> Answer | None:
+    """Return the answer that says most of what is about us: a stop, else a pause, else None."""
+    about_us = [answer for answer in answers if answer.is_about_us]
+    return min(about_us, key=_gravity, default=None)
+
+
+def _gravity(answer: Answer) -> tuple[bool, bool]:
+    return (answer.verdict is not Verdict.STOP, answer.scope is not Scope.UPSTREAM)

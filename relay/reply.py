@@ -96,23 +96,21 @@ class ReplyParser:
         return not self._buffer and not self._lines
 
     def feed(self, received: bytes) -> None:
-        """Add bytes as they came from the network.
-
-        Raises MalformedReply when they can no longer become a reply of bounded length.
-        """
+        """Add bytes as they came from the network; take every whole reply out before the next."""
         self._buffer += received
-        if self._taken_bytes + len(self._buffer) > MAX_REPLY_BYTES:
-            raise MalformedReply(f"a reply longer than {MAX_REPLY_BYTES} bytes")
 
     def next_reply(self) -> Reply | None:
         """Take the first whole reply out, or None while it is not all here.
 
-        Raises MalformedReply; the parser is of no use afterwards.
+        Raises MalformedReply, also when what is there can no longer become a reply of
+        bounded length; the parser is of no use afterwards.
         """
         while (end := self._buffer.find(b"\n")) >= 0:
             line = bytes(self._buffer[: end + 1])
             del self._buffer[: end + 1]
             self._taken_bytes += len(line)
+            if self._taken_bytes > MAX_REPLY_BYTES:
+                raise MalformedReply(f"a reply longer than {MAX_REPLY_BYTES} bytes")
             if self._take_line(line):
                 reply = _reply(self._code, self._lines)
                 self._lines, self._taken_bytes = [], 0

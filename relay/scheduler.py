@@ -7,15 +7,31 @@ nothing: that is *waiting*, not *deferred*.
 
 All instants are nanoseconds of one boot (`Clock.boottime_ns`), so that no step of the
 wall clock moves a message; the caller converts once, when a message comes in.
+
+A message that only something of its own keeps back (no room for its sender, say) is parked
+in a place, behind those that came there before it, and out of the way of all others.  A
+place is due when its first message may go; it is asked how many may leave then, and only
+so many do, in front of the line.
 """
 
 import enum
 import heapq
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
 
 from relay.envelope import QueueId
+
+FIRST_REST_NS = 15 * 60 * 10**9
+"""How long the mail of a sender waits that the upstream refuses."""
+LONGEST_REST_NS = 4 * 3600 * 10**9
+PROOF_NS = 60 * 10**9
+"""How long the others wait while one message proves that a sender is welcome again."""
+MOST_RESTING = 10_000
+"""Senders that are remembered as resting."""
+MOST_PLACES = 64
+"""Places that are asked about at once."""
 
 
 class State(enum.StrEnum):
@@ -45,7 +61,7 @@ class Queued:
     recipients_left: int
     state: State = State.WAITING
     due_at_ns: int = 0
-    """When a deferred one may be attempted again."""
+    """When a deferred one may be attempted again, or the first of a parked one's place may go."""
     reason: str = ""
     """Why it is still here: the last refusal, or what it waits for."""
     is_warned: bool = False
@@ -53,8 +69,26 @@ class Queued:
     """The first few, for a listing."""
     ready_at_ns: int = 0
     """Since when it could go, but for limits and connections."""
+    is_sitting_out: bool = False
+    """DEFERRED only because its sender rests: it was not attempted."""
     tried: frozenset[int] = frozenset()
     """Recipients that were deferred in this round and wait for the others to be tried."""
+    refusals: int = 0
+    """In how many of its transactions the upstream refused us."""
+    place: Hashable = None
+    """Where it is parked; None while it is not."""
+    turn: int = 0
+    """Its turn among the parked; kept while it is tried, 0 for none yet."""
+
+
+@dataclass(slots=True)
+class _Parking:
+    """One place, and who is parked there."""
+
+    due_at_ns: int = 0
+    may_leave: int = 0
+    turns: list[tuple[int, QueueId]] = field(default_factory=list)
+    """A heap; who left another way is not taken out of it."""
 
 
 def back_off_ns(age_ns: int, min_ns: int, max_ns: int) -> int:
@@ -65,6 +99,15 @@ def back_off_ns(age_ns: int, min_ns: int, max_ns: int) -> int:
     return max(min_ns, min(max_ns, age_ns))
 
 
+@dataclass(slots=True)
+class _Rest:
+    """A sender whose mail the upstream refuses for now."""
+
+    until_ns: int
+    reason: str
+    in_a_row: int = 0
+
+
 class Scheduler:
     """The queue of one relay, in memory."""
 
@@ -72,6 +115,12 @@ class Scheduler:
         self._messages: dict[QueueId, Queued] = {}
         self._ready: deque[QueueId] = deque()
         self._deferred: list[tuple[int, QueueId]] = []
+        self._resting: dict[str, _Rest] = {}
+        self._parked: dict[Hashable, _Parking] = {}
+        self._parked_until: list[tuple[int, int, Hashable]] = []
+        """A heap; what a place says itself counts."""
+        self._due: dict[Hashable, None] = {}
+        self._last_turn = self._entries = 0
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -94,40 +143,87 @@ class Scheduler:
     def next_ready(self, now_ns: int) -> Queued | None:
         """Take the next message that may be attempted; it is ACTIVE from here on."""
         self._wake(now_ns)
+        if (parking := self._leaving(now_ns)) is not None:
+            parking.may_leave -= 1
+            message = self._messages[heapq.heappop(parking.turns)[1]]
+            message.state, message.place = State.ACTIVE, None
+            self._prove(message.reverse_path, now_ns)
+            return message
         while self._ready:
-            message = self._messages.get(self._ready.popleft())
-            if message is not None and message.state is State.WAITING:
-                message.state = State.ACTIVE
-                return message
+            if (next_one := self._in_line(self._ready.popleft(), now_ns)) is not None:
+                next_one.state = State.ACTIVE
+                self._prove(next_one.reverse_path, now_ns)
+                return next_one
         return None
 
     def has_ready(self, now_ns: int) -> bool:
         """Return whether `next_ready` would give a message."""
-        self._wake(now_ns)
-        while self._ready:
-            message = self._messages.get(self._ready[0])
-            if message is not None and message.state is State.WAITING:
-                return True
-            self._ready.popleft()
-        return False
+        return self.first_ready(now_ns) is not None
 
     @property
     def most_ready(self) -> int:
         """Return how many messages `next_ready` would give, or a few more."""
-        return len(self._ready)
+        return len(self._ready) + sum(self._parked[place].may_leave for place in self._first_due())
 
     def first_ready(self, now_ns: int) -> Queued | None:
         """Return the message that `next_ready` would take, and leave it."""
-        return self._messages[self._ready[0]] if self.has_ready(now_ns) else None
+        self._wake(now_ns)
+        if (parking := self._leaving(now_ns)) is not None:
+            return self._messages[parking.turns[0][1]]
+        while self._ready:
+            if (message := self._in_line(self._ready[0], now_ns)) is not None:
+                return message
+            self._ready.popleft()
+        return None
 
     def next_due_at_ns(self) -> int | None:
-        """Return when the next back-off ends, or None if there is none."""
-        while self._deferred:
-            due_at_ns, queue_id = self._deferred[0]
-            if self._is_deferred_until(queue_id, due_at_ns):
-                return due_at_ns
+        """Return when the next back-off ends or the next place is due, or None if there is none."""
+        while self._deferred and not self._is_deferred_until(self._deferred[0][1], self._deferred[0][0]):
             heapq.heappop(self._deferred)
-        return None
+        while self._parked_until and not self._is_parked_until(self._parked_until[0]):
+            heapq.heappop(self._parked_until)
+        return min((heap[0][0] for heap in (self._deferred, self._parked_until) if heap), default=None)
+
+    def park(self, queue_id: QueueId, place: Hashable, due_at_ns: int, reason: str) -> bool:
+        """Park an active message that was not attempted until its place is due; say if it is alone there."""
+        message = self._messages.get(queue_id)
+        if message is None or message.state is not State.ACTIVE:
+            return False
+        if message.turn == 0:
+            self._last_turn += 1
+            message.turn = self._last_turn
+        message.state, message.reason = State.WAITING, reason
+        message.place, message.due_at_ns = place, due_at_ns
+        is_first = place not in self._parked
+        parking = self._parked.setdefault(place, _Parking())
+        heapq.heappush(parking.turns, (message.turn, queue_id))
+        self._set_due(place, due_at_ns)
+        return is_first
+
+    def places_due(self, now_ns: int) -> list[Hashable]:
+        """Return the next places to ask of how many may leave: `let_leave`."""
+        while self._parked_until and self._parked_until[0][0] <= now_ns:
+            entry = heapq.heappop(self._parked_until)
+            if self._is_parked_until(entry):
+                self._due[entry[2]] = None
+        for place in self._first_due():
+            if self._first_parked(place) is None:
+                del self._parked[place], self._due[place]
+        return self._first_due()
+
+    def let_leave(self, place: Hashable, room: int, due_at_ns: int) -> None:
+        """Let so many go from a place that is due; where none may, it is due again at an instant."""
+        if room:
+            self._parked[place].may_leave = room
+        else:
+            self._set_due(place, due_at_ns)
+
+    def ask_anew(self) -> None:
+        """Have every place be due: there may be other limits now."""
+        for parking in self._parked.values():
+            parking.due_at_ns = 0
+        self._parked_until.clear()
+        self._due = dict.fromkeys(self._parked)
 
     def give_back(self, queue_id: QueueId, reason: str) -> None:
         """Put an active message that was not attempted back in front."""
@@ -141,7 +237,7 @@ class Scheduler:
         message = self._messages.get(queue_id)
         if message is not None:
             message.recipients_left, message.reason = recipients_left, reason
-            message.state = State.WAITING
+            message.state, message.turn = State.WAITING, 0
             self._ready.append(queue_id)
 
     def postpone(self, queue_id: QueueId, due_at_ns: int, recipients_left: int, reason: str) -> None:
@@ -150,7 +246,34 @@ class Scheduler:
         if message is not None:
             message.recipients_left, message.reason = recipients_left, reason
             message.state, message.due_at_ns = State.DEFERRED, due_at_ns
+            message.turn = 0
             self._place(message)
+
+    def rest_sender(self, reverse_path: str, now_ns: int, reason: str) -> int:
+        """Let the mail of a sender wait, longer each time in a row; return until when.
+
+        Its messages are neither attempted nor older for it; then one of them goes first,
+        to prove that the others may follow.
+        """
+        if len(self._resting) >= MOST_RESTING:
+            # The oldest is asked about again: it costs one refusal.
+            self._resting.pop(next(iter(self._resting)))
+        rest = self._resting.pop(reverse_path, None)
+        in_a_row = 0 if rest is None else rest.in_a_row + 1
+        until_ns = now_ns + min(LONGEST_REST_NS, FIRST_REST_NS << min(in_a_row, 10))
+        self._resting[reverse_path] = _Rest(until_ns, reason, in_a_row)
+        return until_ns
+
+    def trust_sender(self, reverse_path: str) -> None:
+        """End the rest of a sender: the upstream took mail of it, or somebody acted."""
+        if self._resting and self._resting.pop(reverse_path, None) is not None:
+            for message in self._messages.values():
+                if message.reverse_path == reverse_path and message.is_sitting_out:
+                    self.release(message.queue_id)
+
+    def resting_senders(self) -> list[str]:
+        """Return the senders whose mail waits because the upstream refuses it."""
+        return list(self._resting)
 
     def hold(self, queue_id: QueueId) -> None:
         """Take a message out of the order until it is released."""
@@ -162,11 +285,29 @@ class Scheduler:
         message = self._messages.get(queue_id)
         if message is not None and message.state in (State.HELD, State.DEFERRED):
             message.state, message.reason = State.WAITING, ""
+            message.place, message.turn = None, 0
             self._place(message)
 
     def remove(self, queue_id: QueueId) -> None:
         """Forget a message that is gone from the spool."""
         self._messages.pop(queue_id, None)
+
+    def _sits_out(self, message: Queued, now_ns: int) -> bool:
+        """Set a message of a resting sender aside until the rest is over; return whether it was."""
+        message.is_sitting_out = False
+        rest = self._resting.get(message.reverse_path) if self._resting else None
+        if rest is None or rest.until_ns <= now_ns:
+            return False
+        message.state, message.due_at_ns, message.reason = State.DEFERRED, rest.until_ns, rest.reason
+        message.is_sitting_out = True
+        heapq.heappush(self._deferred, (message.due_at_ns, message.queue_id))
+        return True
+
+    def _prove(self, reverse_path: str, now_ns: int) -> None:
+        """Let one message of a sender whose rest is over go ahead of its others."""
+        rest = self._resting.get(reverse_path) if self._resting else None
+        if rest is not None:
+            rest.until_ns = now_ns + PROOF_NS
 
     def _place(self, message: Queued) -> None:
         match message.state:
@@ -185,6 +326,49 @@ class Scheduler:
                 self._messages[queue_id].state = State.WAITING
                 self._messages[queue_id].ready_at_ns = due_at_ns
                 self._ready.append(queue_id)
+
+    def _in_line(self, queue_id: QueueId, now_ns: int) -> Queued | None:
+        """Return a message of the line, if it is still there and its sender does not rest."""
+        message = self._messages.get(queue_id)
+        if message is None or message.state is not State.WAITING or message.place is not None:
+            return None
+        return None if self._sits_out(message, now_ns) else message
+
+    def _leaving(self, now_ns: int) -> _Parking | None:
+        """Return a place that somebody may leave now."""
+        for place in self._first_due():
+            parking = self._parked[place]
+            while parking.may_leave and (message := self._first_parked(place)) is not None:
+                if not self._sits_out(message, now_ns):
+                    return parking
+                message.place, message.turn = None, 0
+        return None
+
+    def _first_due(self) -> list[Hashable]:
+        return list(islice(self._due, MOST_PLACES))
+
+    def _first_parked(self, place: Hashable) -> Queued | None:
+        """Return whose turn it is at a place, and forget who left it another way."""
+        parking = self._parked[place]
+        while parking.turns:
+            message = self._messages.get(parking.turns[0][1])
+            if message is not None and message.state is State.WAITING and message.place == place:
+                return message
+            heapq.heappop(parking.turns)
+        return None
+
+    def _set_due(self, place: Hashable, due_at_ns: int) -> None:
+        parking = self._parked[place]
+        parking.due_at_ns, parking.may_leave = due_at_ns, 0
+        self._due.pop(place, None)
+        self._entries += 1
+        # The number in the middle is unique: places themselves need not have an order.
+        heapq.heappush(self._parked_until, (due_at_ns, self._entries, place))
+
+    def _is_parked_until(self, entry: tuple[int, int, Hashable]) -> bool:
+        """Return whether an entry of the heap still says the truth."""
+        parking = self._parked.get(entry[2])
+        return parking is not None and entry[2] not in self._due and parking.due_at_ns == entry[0]
 
     def _is_deferred_until(self, queue_id: QueueId, due_at_ns: int) -> bool:
         """Return whether a place in the heap still says the truth; moves leave old ones behind."""

@@ -122,7 +122,7 @@ def _fate(answer: Answer, *, is_only_later: bool, is_old: bool) -> Fate:
             return Fate.RELAYED
         case Verdict.BOUNCE:
             return Fate.BOUNCED
-        case Verdict.PAUSE:
+        case Verdict.PAUSE | Verdict.STOP:
             return Fate.WAITING
         case Verdict.LATER if not is_only_later or answer.phase is Phase.MAIL:
             # The others made progress, or it was about us; or at MAIL, where nobody was asked

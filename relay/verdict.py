@@ -1,22 +1,30 @@
-"""What a reply means for us: a table of data, read from the top.  Pure.
+"""What a reply means for us: rules of data, read in layers, the first that matches decides.  Pure.
 
-The first row whose phases, code and enhanced code match decides.  The order of the
-rows carries the design's third promise: what happens before MAIL, at AUTH, any 421,
-and anything unclear is never the message's fault.
+The layers, in order: the phase, the owner's rules, the provider's, enhanced codes, wording, defaults.
+The phase decides before any rule what the others may say: 2yz and 3yz are judged at
+once, and before MAIL no verdict may touch a message, since none was named yet; a rule
+that would is refused when it is made (`Rule`).  The rules themselves are files, each row
+with its source (`relay/policy/verdicts.yaml`, `relay/policy/providers.yaml`), and the
+owner's `upstreams.NAME.verdicts`; what an upstream means is added there, not here.
 
-Each row names its source.  A wider table (wording, providers, the owner's rules) is
-added here as rows, not as code elsewhere.
+Guarantees: every reply gets a `Ruling`; RELAYED only 250 to the final dot; BOUNCE only a
+refusal from MAIL on, and never one that a rule about us recognises before.  A ruling of
+`Layer.DEFAULT` was recognised by nothing but its first digit: whoever looks for the same
+refusal of many recipients in a row asks for that.
+Costs: nothing but a comparison where the reply is not a refusal.
 """
 
 import enum
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from relay.clock import SECOND_NS
 from relay.reply import Phase, Reply
 
 
 class Verdict(enum.StrEnum):
-    """What becomes of what the reply was about: a recipient at RCPT, else the transaction."""
+    """What becomes of what the reply was about."""
 
     RELAYED = "relayed"
     """The upstream took responsibility."""
@@ -28,123 +36,199 @@ class Verdict(enum.StrEnum):
     """A permanent failure of the message or the recipient."""
     PAUSE = "pause"
     """About us or the upstream: the message stays as it was, the upstream rests."""
+    STOP = "stop"
+    """About the account: as PAUSE, but only somebody who acts, or a slow probe, ends it."""
+
+
+class Scope(enum.StrEnum):
+    """How far a verdict reaches."""
+
+    RECIPIENT = "recipient"
+    """What was just asked: one recipient at RCPT, else all of the transaction."""
+    MESSAGE = "message"
+    """The message with all recipients that have no answer yet."""
+    SENDER = "sender"
+    """All mail from this reverse-path."""
+    UPSTREAM = "upstream"
+
+
+class Layer(enum.IntEnum):
+    """Who decided.  The order is the order of asking."""
+
+    PHASE = 0
+    OPERATOR = 1
+    PROVIDER = 2
+    CODE = 3
+    WORDING = 4
+    DEFAULT = 5
+
+
+class Span(enum.StrEnum):
+    """The window that a refusal speaks of: our own history knows when it has passed."""
+
+    SECOND = "second"
+    MINUTE = "minute"
+    HOUR = "hour"
+    DAY = "day"
+    MONTH = "month"
+
+
+WORDS: dict[str, tuple[Verdict, Scope]] = {
+    "defer recipient": (Verdict.DEFER, Scope.RECIPIENT),
+    "defer message": (Verdict.DEFER, Scope.MESSAGE),
+    "later": (Verdict.LATER, Scope.RECIPIENT),
+    "bounce recipient": (Verdict.BOUNCE, Scope.RECIPIENT),
+    "bounce message": (Verdict.BOUNCE, Scope.MESSAGE),
+    "pause sender": (Verdict.PAUSE, Scope.SENDER),
+    "pause": (Verdict.PAUSE, Scope.UPSTREAM),
+    "stop": (Verdict.STOP, Scope.UPSTREAM),
+}
+"""The verdicts that a rule may give, as they are written."""
+
+BEFORE_MAIL = frozenset({Phase.CONNECT, Phase.EHLO, Phase.STARTTLS, Phase.AUTH, Phase.RSET, Phase.QUIT})
+"""Phases in which no message is named, so that none can be at fault."""
+FROM_MAIL = frozenset(Phase) - BEFORE_MAIL
+ABOUT_US = frozenset({Verdict.PAUSE, Verdict.STOP})
+"""Verdicts that leave the message as it was: no attempt, no age."""
+
+_CODE_INSIDE = re.compile(r"#([245]\.[0-9]{1,3}\.[0-9]{1,3})\b")
+"""qmail and its kin write the enhanced code at the end: `no mailbox here by that name. (#5.1.1)`."""
+_CODE_IN_FRONT = re.compile(r"[245]\.[0-9]{1,3}\.[0-9]{1,3}\s+")
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A refusal as rules look at it."""
+
+    phase: Phase
+    code: str
+    enhanced: str
+    """Empty where there is none."""
+    text: str
+    """Lower case, one space between words, without the code that a line may repeat."""
+    sender: str = ""
+    """The reverse-path in lower case; empty where no message is under way, and for `<>`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One row: where it applies, what it matches, what follows, and who says so."""
+    """One row: where it applies, what it matches, what follows, and who says so.
 
-    phases: frozenset[Phase]
-    code: re.Pattern[str]
-    enhanced: re.Pattern[str] | None
-    verdict: Verdict
-    source: str
-    wording: re.Pattern[str] | None = None
-    """Found anywhere in the text, in any case."""
-
-    def matches(self, phase: Phase, reply: Reply) -> bool:
-        """Return whether the row speaks of this reply."""
-        if phase not in self.phases or not self.code.match(str(reply.code)):
-            return False
-        if self.enhanced is not None and not (reply.enhanced and self.enhanced.match(reply.enhanced)):
-            return False
-        return self.wording is None or self.wording.search(reply.text) is not None
-
-
-_BEFORE_MAIL = frozenset({Phase.CONNECT, Phase.EHLO, Phase.STARTTLS, Phase.AUTH, Phase.RSET, Phase.QUIT})
-_ANY = frozenset(Phase)
-
-
-_FROM_MAIL = _ANY - _BEFORE_MAIL
-
-_ABOUT_OUR_RATE = re.compile(
-    # Not a message, a mailbox or a disk that is too big or too full.
-    r"\A(?!.*\b(?:size|large|mailbox|storage|disk)\b).*?(?:"
-    r"throttl|rate limit|sending limit|too many (?:messages|e?mails)|too fast|per (?:minute|hour|day)\b"
-    r"|this hour|hourly|daily (?:user|relay|sending|message|smtp)|exceeded .{0,60}\b(?:max|limit|quota)"
-    r"|(?:send|sent|relay|submission|daily|message).{0,40}quota|quota.{0,40}(?:send|sent|relay|submission)"
-    r"|credits exceeded|frequency limited|concurrent connections)",
-    re.IGNORECASE,
-)
-
-
-def _rule(
-    phases: frozenset[Phase],
-    code: str,
-    enhanced: str | None,
-    verdict: Verdict,
-    source: str,
-    *,
-    wording: re.Pattern[str] | None = None,
-) -> Rule:
-    return Rule(
-        phases,
-        re.compile(code + r"\Z"),
-        re.compile(enhanced + r"\Z") if enhanced else None,
-        verdict,
-        source,
-        wording,
-    )
-
-
-RULES: tuple[Rule, ...] = (
-    _rule(
-        frozenset({Phase.EOD}), "250", None, Verdict.RELAYED, "RFC 5321, 4.3.2: DATA, intermediate, S: 250"
-    ),
-    _rule(_ANY, "421", None, Verdict.PAUSE, "RFC 5321, 3.8: the service is closing the channel"),
-    _rule(_BEFORE_MAIL, "[45]..", None, Verdict.PAUSE, "no message was named yet, so none can be at fault"),
-    _rule(_ANY, "530|534|535|538", None, Verdict.PAUSE, "RFC 4954, 6: authentication, whatever the phase"),
-    _rule(_ANY, "[45]..", r"[45]\.4\.5", Verdict.PAUSE, "RFC 3463, 3.5: X.4.5 is mail system congestion"),
-    _rule(
-        frozenset({Phase.MAIL}),
-        "550",
-        r"5\.7\..*",
-        Verdict.PAUSE,
-        "RFC 3463, 3.8: X.7.X is security or policy; before any recipient it is about the account",
-    ),
-    _rule(
-        frozenset({Phase.RCPT}),
-        "5..",
-        r"5\.2\..*",
-        Verdict.BOUNCE,
-        "RFC 3463, 3.3: X.2.X is the recipient's mailbox",
-    ),
-    _rule(
-        _FROM_MAIL,
-        "[45]..",
-        None,
-        Verdict.PAUSE,
-        "refusals of SES, Gmail, Exchange Online, DreamHost, cPanel, GoDaddy, Zoho, RCN and others: "
-        "4yz and 5yz, told apart by wording alone",
-        wording=_ABOUT_OUR_RATE,
-    ),
-    _rule(
-        frozenset({Phase.RCPT}),
-        "452",
-        r"4\.(?!5\.3\Z).*",
-        Verdict.DEFER,
-        "RFC 3463: 452 4.2.2 and the like are this recipient's mailbox, not the number of recipients",
-    ),
-    _rule(frozenset({Phase.RCPT}), "452", None, Verdict.LATER, "RFC 5321, 4.5.3.1.10: too many recipients"),
-    _rule(frozenset({Phase.RCPT}), "552", r"5\.5\.3", Verdict.LATER, "RFC 5321, 4.5.3.1.10: 552 read as 452"),
-    _rule(_ANY, "4..", None, Verdict.DEFER, "RFC 5321, 4.2.1: transient negative completion"),
-    _rule(
-        frozenset({Phase.MAIL, Phase.RCPT, Phase.DATA, Phase.EOD}),
-        "5..",
-        None,
-        Verdict.BOUNCE,
-        "RFC 5321, 4.2.1: permanent negative completion",
-    ),
-)
-
-
-def verdict_of(phase: Phase, reply: Reply) -> Verdict:
-    """Return what a refusal, or the reply to the final dot, means.
-
-    A reply that no row knows (a 2yz where 3yz was due, 354 to the dot) is DEFER: it
-    proves neither that the upstream took the message nor that it never will.
+    Raises ValueError for a verdict that its phases do not allow.
     """
-    return next((rule.verdict for rule in RULES if rule.matches(phase, reply)), Verdict.DEFER)
+
+    layer: Layer
+    verdict: Verdict
+    scope: Scope
+    place: str
+    """Where it is written: FILE:LINE, or the key of a policy."""
+    source: str
+    phases: frozenset[Phase] = FROM_MAIL
+    code: re.Pattern[str] | None = None
+    enhanced: re.Pattern[str] | None = None
+    text: re.Pattern[str] | None = None
+    but_not: re.Pattern[str] | None = None
+    names_sender: bool = False
+    wait_ns: int | None = None
+    """How long to rest at least, where the reply itself does not say."""
+    may_probe: bool = True
+    """False where every further attempt makes it worse: nothing is tried until it is surely over."""
+
+    def __post_init__(self) -> None:
+        if self.phases & BEFORE_MAIL and (self.verdict not in ABOUT_US or self.scope is not Scope.UPSTREAM):
+            raise ValueError("before MAIL no message is at fault: only pause or stop")
+        if self.verdict is Verdict.LATER and self.phases != {Phase.RCPT}:
+            raise ValueError("later is about one recipient: only in phase rcpt")
+
+    def matches(self, said: Said) -> bool:
+        """Return whether the row speaks of this refusal."""
+        return (
+            said.phase in self.phases
+            and (self.code is None or self.code.match(said.code) is not None)
+            and (self.enhanced is None or self.enhanced.match(said.enhanced) is not None)
+            and (self.text is None or self.text.search(said.text) is not None)
+            and (self.but_not is None or self.but_not.search(said.text) is None)
+            and (not self.names_sender or (said.sender != "" and said.sender in said.text))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """A verdict, how far it reaches, and all that the reply says of when to go on."""
+
+    verdict: Verdict
+    scope: Scope
+    rule: Rule | None = None
+    """What decided; None where the phase alone did."""
+    retry_after_ns: int | None = None
+    """Said by the reply: `try again in 92 seconds`."""
+    span: Span | None = None
+    """The longest window that the reply speaks of: `per hour`, `daily`."""
+
+    @property
+    def layer(self) -> Layer:
+        """Return who decided."""
+        return Layer.PHASE if self.rule is None else self.rule.layer
+
+    @property
+    def wait_ns(self) -> int | None:
+        """Return how long to rest at least: what the reply says, else what the rule says."""
+        if self.retry_after_ns is not None:
+            return self.retry_after_ns
+        return None if self.rule is None else self.rule.wait_ns
+
+    @property
+    def may_probe(self) -> bool:
+        """Whether trying early does no harm."""
+        return self.rule is None or self.rule.may_probe
+
+    @property
+    def words(self) -> str:
+        """Return the verdict as it is written in a rule."""
+        pair = (self.verdict, self.scope)
+        return next((words for words, known in WORDS.items() if known == pair), str(self.verdict))
+
+
+_RELAYED = Ruling(Verdict.RELAYED, Scope.MESSAGE)
+_UNCLEAR = Ruling(Verdict.DEFER, Scope.MESSAGE)
+_REST = Ruling(Verdict.PAUSE, Scope.UPSTREAM)
+
+
+class Judge:
+    """The rules of one upstream.  They may be replaced while it is used: the next reply is judged by them."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        """`rules` are asked by layer, and inside a layer in the order given."""
+        self._rules: tuple[Rule, ...] = ()
+        self.use(rules)
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """Return the rules in the order of asking."""
+        return self._rules
+
+    def use(self, rules: Iterable[Rule]) -> None:
+        """Judge by these rules from now on."""
+        self._rules = tuple(sorted(rules, key=lambda rule: rule.layer))
+
+    def ruling(self, phase: Phase, reply: Reply, sender: str = "") -> Ruling:
+        """Return what a reply means; `sender` is the reverse-path of the message under way.
+
+        A reply that is no refusal and yet not what was due (a 2yz where 3yz was, 354 to
+        the dot) is DEFER: it proves neither that the upstream took the message nor that
+        it never will.
+        """
+        if reply.code < 400:
+            if phase is Phase.EOD and reply.code == 250:
+                return _RELAYED
+            return _REST if phase in BEFORE_MAIL else _UNCLEAR
+        said = _said(phase, reply, sender)
+        for rule in self._rules:
+            if rule.matches(said):
+                if rule.verdict not in ABOUT_US:
+                    return Ruling(rule.verdict, rule.scope, rule)
+                return Ruling(rule.verdict, rule.scope, rule, retry_after_ns(said.text), span_of(said.text))
+        return _REST if phase in BEFORE_MAIL else _UNCLEAR
 
 
 def verdict_of_silence(phase: Phase) -> Verdict:
@@ -153,4 +237,55 @@ def verdict_of_silence(phase: Phase) -> Verdict:
     Never BOUNCE.  From MAIL on it is DEFER, not PAUSE: a message whose content makes
     the upstream hang up each time must step aside, not stop all others for ever.
     """
-    return Verdict.PAUSE if phase in _BEFORE_MAIL else Verdict.DEFER
+    return Verdict.PAUSE if phase in BEFORE_MAIL else Verdict.DEFER
+
+
+def _said(phase: Phase, reply: Reply, sender: str) -> Said:
+    lines = [_CODE_IN_FRONT.sub("", line, count=1) for line in reply.lines or (reply.text,)]
+    text = " ".join(" ".join(lines).lower().split())
+    enhanced = reply.enhanced or ""
+    if not enhanced and (found := _CODE_INSIDE.search(reply.text)) and found[1][0] == str(reply.code)[0]:
+        enhanced = found[1]
+    return Said(phase, str(reply.code), enhanced, text, sender.lower())
+
+
+_UNIT_NS = {
+    "s": SECOND_NS,
+    "m": 60 * SECOND_NS,
+    "h": 3600 * SECOND_NS,
+    "d": 86400 * SECOND_NS,
+}
+LONGEST_RETRY_NS = 2 * 86400 * SECOND_NS
+"""What an upstream asks for beyond this is not believed: a number that is no wait."""
+_RETRY = re.compile(
+    r"\b(?:again|retry|retrying|retried|wait|back|later|resume|resumes|blocked|deferred|suspended|limited"
+    r"|greylisted|after)\b[^.;!?]{0,50}?(?<![\d/.])(\d{1,6}) ?"
+    r"(s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?)\b"
+)
+_SPANS: tuple[tuple[Span, re.Pattern[str]], ...] = (
+    (Span.MONTH, re.compile(r"\bmonthly\b|\b(?:per|a|this|each|every|/) ?month\b")),
+    (
+        Span.DAY,
+        re.compile(r"\bdaily\b|\btoday\b|\b(?:per|a|this|the|each|every|in one) day\b|/ ?day\b|\b24[ -]?h"),
+    ),
+    (Span.HOUR, re.compile(r"\bhourly\b|\b(?:per|an|this|the|each|every|last|one) hour\b|/ ?h(?:ou)?r?\b")),
+    (Span.MINUTE, re.compile(r"\b(?:per|a|this|each|every|last|one) min(?:ute)?\b|/ ?min(?:ute)?\b")),
+    (Span.SECOND, re.compile(r"\b(?:per|a|each|every) sec(?:ond)?\b|/ ?s(?:ec(?:ond)?)?\b")),
+)
+
+
+def retry_after_ns(text: str) -> int | None:
+    """Return the wait that a refusal asks for, in nanoseconds: `try again in 92 seconds`.
+
+    `text` in lower case.  None where it asks for none, or for more than two days.
+    """
+    found = _RETRY.search(text)
+    if found is None:
+        return None
+    span_ns = int(found[1]) * _UNIT_NS[found[2][0]]
+    return span_ns if 0 < span_ns <= LONGEST_RETRY_NS else None
+
+
+def span_of(text: str) -> Span | None:
+    """Return the longest window that a refusal speaks of.  `text` in lower case."""
+    return next((span for span, pattern in _SPANS if pattern.search(text)), None)

@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from relay.policy.document import START, WHOLE, Document, Step, key_path
-from relay.policy.model import Policy, Section
+from relay.policy.model import Policy
+from relay.policy.section import Section
 from relay.policy.surroundings import RULE
 from relay.policy.units import kind
 
@@ -64,10 +65,15 @@ def faults_of_document(path: Path, document: Document) -> list[PolicyFault]:
     return [PolicyFault(path, *flaw.mark, flaw.key, flaw.message) for flaw in document.flaws]
 
 
-def faults_of_validation(path: Path, document: Document, error: ValidationError) -> list[PolicyFault]:
-    """Return what is wrong with the keys and values, each at its place in the document."""
+def faults_of_validation(
+    path: Path, document: Document, error: ValidationError, root: type[Section] = Policy
+) -> list[PolicyFault]:
+    """Return what is wrong with the keys and values, each at its place in the document.
+
+    `root` is what the whole file is, for guesses at misspelt keys.
+    """
     details = error.errors(include_url=False)
-    faults = [fault for detail in details[:MOST_FAULTS] for fault in _faults_of(path, document, detail)]
+    faults = [fault for detail in details[:MOST_FAULTS] for fault in _faults_of(path, document, detail, root)]
     if len(details) > MOST_FAULTS:
         last = max(faults, key=lambda fault: (fault.line, fault.column))
         rest = len(details) - MOST_FAULTS
@@ -75,7 +81,9 @@ def faults_of_validation(path: Path, document: Document, error: ValidationError)
     return faults
 
 
-def _faults_of(path: Path, document: Document, detail: ErrorDetails) -> Iterator[PolicyFault]:
+def _faults_of(
+    path: Path, document: Document, detail: ErrorDetails, root: type[Section]
+) -> Iterator[PolicyFault]:
     is_about_key = detail["loc"][-1:] == ("[key]",)
     steps: list[Step] = list(detail["loc"][:-1] if is_about_key else detail["loc"])
     if detail["type"] == RULE:
@@ -85,7 +93,7 @@ def _faults_of(path: Path, document: Document, detail: ErrorDetails) -> Iterator
         return
     is_about_key = is_about_key or detail["type"] == "extra_forbidden"
     mark = document.mark_of(steps, of_key=is_about_key)
-    yield PolicyFault(path, *mark, key_path(steps), _words(detail, steps))
+    yield PolicyFault(path, *mark, key_path(steps), _words(detail, steps, root))
 
 
 def _follow(steps: Sequence[Step], at: Sequence[Step]) -> list[Step]:
@@ -99,14 +107,14 @@ def _follow(steps: Sequence[Step], at: Sequence[Step]) -> list[Step]:
     return found
 
 
-def _words(detail: ErrorDetails, steps: Sequence[Step]) -> str:
+def _words(detail: ErrorDetails, steps: Sequence[Step], root: type[Section]) -> str:
     match detail["type"]:
         case "value_error":
             return str(detail["ctx"]["error"])
         case "missing":
             return "this key is required"
         case "extra_forbidden":
-            return f"unknown key{_suggestion(steps)}"
+            return f"unknown key{_suggestion(steps, root)}"
         case "model_type" | "dict_type":
             return f"expected a mapping of keys, got {kind(detail['input'])}"
         case "tuple_type":
@@ -115,12 +123,12 @@ def _words(detail: ErrorDetails, steps: Sequence[Step]) -> str:
             return f"{kind(detail['input'])} does not fit here"
 
 
-def _suggestion(steps: Sequence[Step]) -> str:
+def _suggestion(steps: Sequence[Step], root: type[Section]) -> str:
     """Return a guess at what an unknown key was meant to be, or nothing."""
     unknown = str(steps[-1])
     if len(unknown) > _LONGEST_GUESSED:
         return ""
-    known = _keys(_section_at(steps[:-1]))
+    known = _keys(_section_at(steps[:-1], root))
     if near := difflib.get_close_matches(unknown.lower().replace("-", "_"), known, n=1):
         return f"; did you mean {near[0]}?"
     return f"; known here: {', '.join(sorted(known))}"
@@ -130,9 +138,9 @@ def _keys(section: type[Section]) -> list[str]:
     return [field.alias or name for name, field in section.model_fields.items()]
 
 
-def _section_at(steps: Sequence[Step]) -> type[Section]:
-    """Return the part of a policy that the steps lead to."""
-    section: type[Section] = Policy
+def _section_at(steps: Sequence[Step], root: type[Section]) -> type[Section]:
+    """Return the part of a file that the steps lead to."""
+    section = root
     remaining = iter(steps)
     for step in remaining:
         annotation = next(

@@ -15,8 +15,11 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from relay.policy.limit import Limit
+from relay.policy.rules import PROVIDERS, Rules
+from relay.policy.section import AnyOrder, Section
 from relay.policy.surroundings import (
     Broken,
     CertificateFile,
@@ -50,17 +53,7 @@ MINUTE_NS = 60 * 1_000_000_000
 HOUR_NS = 60 * MINUTE_NS
 DAY_NS = 24 * HOUR_NS
 
-AnyOrder = Field(strict=False)
-"""Lets a list stand for a tuple; what is in it is as strict as ever."""
-
-
 _NOT_IN_A_FILE_NAME = re.compile(r"[^a-z0-9@._+-]|^\.")
-
-
-class Section(BaseModel):
-    """What every part of a policy is: frozen, strict, and closed to unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
 
 
 class Tls(enum.StrEnum):
@@ -196,42 +189,20 @@ class Auth(Section):
         return credential
 
 
-class Limit(Section):
-    """At most so many of a unit in any window of a length.  Exactly one unit."""
+class Shield(Section):
+    """When permanent refusals are taken for one refusal of us, said many times (`relay.shield`)."""
 
-    messages: PositiveInt | None = None
-    recipients: Annotated[PositiveInt | None, Field(validate_default=True)] = None
-    per_ns: Duration = Field(alias="per")
-
-    @field_validator("recipients")
-    @classmethod
-    def _exactly_one_unit(cls, recipients: int | None, info: ValidationInfo) -> int | None:
-        if "messages" in info.data and (info.data["messages"] is None) == (recipients is None):
-            if recipients is None:
-                raise broken("expected a number of messages or of recipients", "..")
-            raise ValueError("a limit counts messages or recipients, not both; write two limits")
-        return recipients
-
-    @property
-    def unit(self) -> Literal["messages", "recipients"]:
-        """Return what is counted."""
-        return "messages" if self.messages is not None else "recipients"
-
-    @property
-    def count(self) -> int:
-        """Return N, the most that any window may hold."""
-        return self.messages or self.recipients or 0
-
-    @property
-    def label(self) -> str:
-        """Return the limit as a metric's label and a status line show it, e.g. `8 messages per 60s`."""
-        seconds = self.per_ns / 1_000_000_000
-        return f"{self.count} {self.unit} per {seconds:g}s"
+    in_a_row: PositiveInt = 10
+    """So many recipients refused alike with nothing relayed in between."""
+    refused_percent: Annotated[int, whole_number(1, 100)] = 50
+    """More than this share of the last 100 recipients refused; 100: never."""
 
 
 class Upstream(Section):
     """One account at one smarthost, and what may be asked of it."""
 
+    provider: Annotated[str | None, choice(PROVIDERS)] = None
+    """Fills in what its owner does not write, and knows its refusals (`providers.yaml`)."""
     host: UpstreamHost
     port: Annotated[int, whole_number(1, 65535)] = 587
     tls: Annotated[Tls, choice(Tls)] = Tls.STARTTLS
@@ -251,8 +222,12 @@ class Upstream(Section):
     limits: Annotated[tuple[Limit, ...], AnyOrder] = ()
     guard_ns: Duration | None = Field(default=None, alias="guard")
     """Widens every window; default: 1 % of it, at most one second."""
+    shield: Shield | None = Shield()
+    """Stops the upstream instead of bouncing a list; null: every permanent refusal is believed at once."""
     history: PolicyPath | None = None
     """Default: `history/USER@HOST` beside the spool."""
+    verdicts: Rules = ()
+    """What this upstream's refusals mean; asked before all others."""
 
     @field_validator("auth")
     @classmethod
@@ -303,6 +278,14 @@ class Practice(Section):
     """How long it refuses everything once the limit was exceeded."""
     keep: PolicyPath | None = None
     """A folder to write what arrived to; default: only counted."""
+
+    @field_validator("limit")
+    @classmethod
+    def _it_counts_what_it_can(cls, limit: Limit) -> Limit:
+        if limit.connections is not None or limit.for_each is not None:
+            key = "connections" if limit.connections is not None else "for_each"
+            raise broken("it counts messages or recipients, whoever they are from", key)
+        return limit
 
     @field_validator("address")
     @classmethod

@@ -6,11 +6,12 @@ file and looks at every file and secret that it names, so that a policy which it
 returns can be put to work.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from relay.policy.document import MAX_BYTES, read_document
+from relay.policy.document import MAX_BYTES, Mark, Step, read_document
 from relay.policy.faults import (
     PolicyError,
     PolicyFault,
@@ -20,23 +21,37 @@ from relay.policy.faults import (
 )
 from relay.policy.model import Policy
 from relay.policy.secrets import FileInspector
+from relay.policy.shipped import with_presets
 from relay.policy.surroundings import Inspector, Surroundings
 
-__all__ = ["PolicyError", "PolicyFault", "parse_policy", "read_policy"]
+__all__ = ["PolicyError", "PolicyFault", "parse_policy", "place_of", "read_policy", "value_in"]
 
 
-def read_policy(path: Path) -> Policy:
-    """Return the policy in a file, having looked at the files that it names.
+def read_policy(path: Path, *, looks_at_files: bool = True) -> Policy:
+    """Return the policy in a file, having looked at the files that it names, unless told not to.
 
     Raises PolicyError with all faults, also where the file itself cannot be read.
     """
+    return _policy_of(_content(path), path, FileInspector() if looks_at_files else None)
+
+
+def value_in(path: Path) -> object:
+    """Return what the file of a policy holds, unchecked.  Raises PolicyError where it cannot be read."""
+    return read_document(_content(path)).value()
+
+
+def place_of(path: Path, steps: Sequence[Step]) -> Mark:
+    """Return where a value of a policy stands in its file.  Raises PolicyError where it cannot be read."""
+    return read_document(_content(path)).mark_of(steps)
+
+
+def _content(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             # One byte more than allowed is enough to tell that it is too large.
-            content = file.read(MAX_BYTES + 1)
+            return file.read(MAX_BYTES + 1)
     except OSError as error:
         raise PolicyError([fault_of_file(path, f"cannot read it: {error.strerror}")]) from None
-    return _policy_of(content, path, FileInspector())
 
 
 def parse_policy(text: bytes, path: Path) -> Policy:
@@ -54,7 +69,7 @@ def _policy_of(content: bytes, path: Path, inspector: Inspector | None) -> Polic
         raise PolicyError(faults)
     try:
         policy = Policy.model_validate(
-            document.value(),
+            with_presets(document.value()),
             # Not resolved: a policy behind a symbolic link stands where the link is.
             context=Surroundings(path.absolute().parent, inspector),
             by_alias=True,

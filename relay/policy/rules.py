@@ -1,0 +1,177 @@
+"""Rules about replies as they are written in YAML: by us, with a source each, and by the owner.  Pure.
+
+One type for the shipped rules and for `upstreams.NAME.verdicts`, so that what we write
+the owner can write too.  Text is phrases, not regular expressions: any case, any run of
+spaces, and `*` for at most 80 characters; so no rule can hang on a long reply.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+
+from relay.policy.section import AnyOrder, Section
+from relay.policy.units import Duration, Text, choice, shown
+from relay.reply import Phase
+from relay.verdict import FROM_MAIL, WORDS, Layer, Rule
+
+_CODE = re.compile(r"[45](?:[0-9x][0-9]|[0-9]x|xx)\Z")
+_ENHANCED = re.compile(r"[45x]\.(?:[0-9]{1,3}|x)\.(?:[0-9]{1,3}|x)\Z")
+_GAP = r".{0,80}?"
+LONGEST_PHRASE = 200
+PROVIDERS = (
+    "gmail",
+    "workspace",
+    "workspace-relay",
+    "microsoft365",
+    "ses",
+    "icloud",
+    "yahoo",
+    "dreamhost",
+    "zoho",
+    "gmx",
+    "godaddy",
+    "mailchannels",
+    "sendgrid",
+    "mailtrap",
+    "emailit",
+    "spectrum",
+)
+"""The names of `providers.yaml`."""
+
+
+def _each(check: Callable[[object], object]) -> BeforeValidator:
+    """Return the validator of one value or a list of them; always a tuple."""
+
+    def checked(value: object) -> tuple[object, ...]:
+        values = value if isinstance(value, tuple | list) else (value,)
+        if not values:
+            raise ValueError("expected at least one")
+        return tuple(check(each) for each in values)
+
+    return BeforeValidator(checked)
+
+
+def _phase(value: object) -> Phase:
+    by_word = {str(phase): phase for phase in Phase}
+    if isinstance(value, str) and value in by_word:
+        return by_word[value]
+    raise ValueError(f"expected a phase, one of {', '.join(by_word)}, got {shown(value)}")
+
+
+def _code(value: object) -> str:
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if isinstance(text, str) and _CODE.match(text):
+        return text
+    raise ValueError(f"expected a reply code that refuses, such as 550 or 5xx, got {shown(value)}")
+
+
+def _enhanced(value: object) -> str:
+    if isinstance(value, str) and _ENHANCED.match(value):
+        return value
+    raise ValueError(f"expected an enhanced code such as 5.7.1, 5.7.x or x.4.5, got {shown(value)}")
+
+
+def _phrase(value: object) -> str:
+    if isinstance(value, str) and value.strip(" *") and len(value) <= LONGEST_PHRASE:
+        return value
+    raise ValueError(
+        f"expected a phrase of at most {LONGEST_PHRASE} characters, "
+        f"got {shown(value) if value != '' else 'none'}"
+    )
+
+
+Phrases = Annotated[tuple[str, ...], _each(_phrase)]
+
+
+class VerdictRule(Section):
+    """One rule.  What it does not name matches anything; it must name something."""
+
+    phase: Annotated[tuple[Phase, ...], _each(_phase)] = tuple(sorted(FROM_MAIL))
+    """connect, ehlo, starttls, auth, mail, rcpt, data, eod; default: from mail on."""
+    code: Annotated[tuple[str, ...], _each(_code)] | None = None
+    """Such as 550 or 5xx."""
+    enhanced: Annotated[tuple[str, ...], _each(_enhanced)] | None = None
+    """Such as 5.7.1, 5.7.x or x.4.5 (RFC 3463)."""
+    text: Phrases | None = None
+    """Any of these is in the text, in any case; `*` is at most 80 characters."""
+    but_not: Phrases | None = None
+    """None of these is."""
+    names_sender: bool = False
+    """The text quotes the message's reverse-path."""
+    wait_ns: Duration | None = Field(default=None, alias="wait")
+    """For pause and stop: at least so long, where the reply does not say."""
+    probe: bool = True
+    """false: nothing may be tried before it is over, since each attempt makes it worse."""
+    source: Text | None = None
+    """Who says so; ours all have one."""
+    verdict: Annotated[str, choice(WORDS)]
+
+    @field_validator("verdict")
+    @classmethod
+    def _is_allowed(cls, verdict: str, info: ValidationInfo) -> str:
+        if "phase" in info.data:
+            # Rule itself knows what its phases allow.
+            Rule(Layer.OPERATOR, *WORDS[verdict], "", "", phases=frozenset(info.data["phase"]))
+        keys = ("code", "enhanced", "text", "names_sender")
+        if all(key in info.data for key in keys) and not any(info.data[key] for key in keys):
+            raise ValueError("this would match every refusal: name a code, an enhanced code or a text")
+        return verdict
+
+    def rule(self, layer: Layer, place: str) -> Rule:
+        """Return it ready to be asked."""
+        verdict, scope = WORDS[self.verdict]
+        return Rule(
+            layer,
+            verdict,
+            scope,
+            place,
+            self.source or "the owner of this relay",
+            phases=frozenset(self.phase),
+            code=_any_code(self.code),
+            enhanced=_any_code(self.enhanced),
+            text=_any_phrase(self.text),
+            but_not=_any_phrase(self.but_not),
+            names_sender=self.names_sender,
+            wait_ns=self.wait_ns,
+            may_probe=self.probe,
+        )
+
+
+class DefaultRule(VerdictRule):
+    """A rule of the last layer, which may match every refusal of its phases."""
+
+    source: Text
+
+    @field_validator("verdict")
+    @classmethod
+    def _is_allowed(cls, verdict: str, info: ValidationInfo) -> str:
+        if "phase" in info.data:
+            Rule(Layer.DEFAULT, *WORDS[verdict], "", "", phases=frozenset(info.data["phase"]))
+        return verdict
+
+
+class SourcedRule(VerdictRule):
+    """A rule of ours."""
+
+    source: Text
+
+
+Rules = Annotated[tuple[VerdictRule, ...], AnyOrder]
+SourcedRules = Annotated[tuple[SourcedRule, ...], AnyOrder]
+DefaultRules = Annotated[tuple[DefaultRule, ...], AnyOrder]
+
+
+def _any_code(codes: tuple[str, ...] | None) -> re.Pattern[str] | None:
+    if codes is None:
+        return None
+    each = (r"\.".join(part.replace("x", "[0-9]+") for part in code.split(".")) for code in codes)
+    return re.compile(f"(?:{'|'.join(each)})\\Z")
+
+
+def _any_phrase(phrases: tuple[str, ...] | None) -> re.Pattern[str] | None:
+    if phrases is None:
+        return None
+    folded = (" ".join(phrase.lower().split()) for phrase in phrases)
+    return re.compile("|".join(_GAP.join(re.escape(part) for part in phrase.split("*")) for phrase in folded))

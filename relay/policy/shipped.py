@@ -1,0 +1,181 @@
+"""The rules about replies and the providers that are shipped with the relay.
+
+Guarantees: what is read is valid as a whole, or PolicyError with file, line and column
+of each fault, in the words of a policy's errors; read once.  The only I/O is reading
+two files beside this one.
+"""
+
+import functools
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from pydantic import ValidationError
+
+from relay.policy.document import Document, read_document
+from relay.policy.faults import PolicyError, faults_of_document, faults_of_validation
+from relay.policy.model import Upstream
+from relay.policy.rules import DefaultRules, SourcedRules, VerdictRule
+from relay.policy.section import AnyOrder, Section
+from relay.policy.units import Text
+from relay.verdict import Judge, Layer, Rule
+
+FOLDER = Path(__file__).parent
+RULES_FILE = FOLDER / "verdicts.yaml"
+PROVIDERS_FILE = FOLDER / "providers.yaml"
+
+
+class RulesFile(Section):
+    """`verdicts.yaml`."""
+
+    codes: SourcedRules
+    wording: SourcedRules
+    default: DefaultRules
+
+
+class Provider(Section):
+    """An entry of `providers.yaml`."""
+
+    hosts: Annotated[tuple[Text, ...], AnyOrder]
+    """Hosts that are the provider's whatever the policy calls them; `*` is any part of a name."""
+    note: Text
+    source: Text
+    checked: Text
+    """The day on which the source said so."""
+    preset: dict[str, object]
+    """Keys of an upstream, as they would be written."""
+    verdicts: SourcedRules = ()
+
+
+class ProvidersFile(Section):
+    """`providers.yaml`."""
+
+    providers: dict[str, Provider]
+
+
+_File = TypeVar("_File", bound=Section)
+
+
+def parse_shipped(text: bytes, path: Path, kind: type[_File]) -> tuple[_File, Document]:
+    """Return a file of ours as what it should be, and where everything in it stands.
+
+    Raises PolicyError with all faults.
+    """
+    document = read_document(text)
+    faults = faults_of_document(path, document)
+    if faults:
+        raise PolicyError(faults)
+    try:
+        return kind.model_validate(document.value(), by_alias=True, by_name=False), document
+    except ValidationError as error:
+        raise PolicyError(faults_of_validation(path, document, error, kind)) from None
+
+
+@functools.cache
+def _rules() -> tuple[RulesFile, Document]:
+    return parse_shipped(RULES_FILE.read_bytes(), RULES_FILE, RulesFile)
+
+
+def rules_file() -> RulesFile:
+    """Return the rules for any upstream as they are written."""
+    return _rules()[0]
+
+
+@functools.cache
+def standard_rules() -> tuple[Rule, ...]:
+    """Return the rules for any upstream."""
+    file, document = _rules()
+    layers = (
+        ("codes", Layer.CODE, file.codes),
+        ("wording", Layer.WORDING, file.wording),
+        ("default", Layer.DEFAULT, file.default),
+    )
+    return tuple(
+        rule.rule(layer, f"{RULES_FILE.name}:{document.mark_of((key, index)).line}")
+        for key, layer, rules in layers
+        for index, rule in enumerate(rules)
+    )
+
+
+@functools.cache
+def _providers() -> tuple[ProvidersFile, Document]:
+    return parse_shipped(PROVIDERS_FILE.read_bytes(), PROVIDERS_FILE, ProvidersFile)
+
+
+def providers() -> Mapping[str, Provider]:
+    """Return the providers by name, in the order of the file."""
+    return _providers()[0].providers
+
+
+def provider_of(name: str | None, host: str) -> str | None:
+    """Return which provider an upstream is: by its key, else by its host, else None."""
+    if name is not None:
+        return name
+    wanted = host.lower().removesuffix(".")
+    return next(
+        (
+            known
+            for known, provider in providers().items()
+            if any(_is_host(pattern, wanted) for pattern in provider.hosts)
+        ),
+        None,
+    )
+
+
+def provider_rules(name: str | None) -> tuple[Rule, ...]:
+    """Return the rules of a provider; none where it is not known."""
+    if name is None or name not in providers():
+        return ()
+    document = _providers()[1]
+    return tuple(
+        rule.rule(
+            Layer.PROVIDER,
+            f"{PROVIDERS_FILE.name}:{document.mark_of(('providers', name, 'verdicts', index)).line}",
+        )
+        for index, rule in enumerate(providers()[name].verdicts)
+    )
+
+
+def rules_of(name: str, upstream: Upstream) -> tuple[Rule, ...]:
+    """Return the rules of an upstream of the policy: the owner's, its provider's, everybody's."""
+    provider = provider_of(upstream.provider, upstream.host)
+    return (*_owners(name, upstream.verdicts), *provider_rules(provider), *standard_rules())
+
+
+@functools.cache
+def standard_judge() -> Judge:
+    """Return the judge of an upstream of which nothing is known."""
+    return Judge(standard_rules())
+
+
+def with_presets(policy: object) -> object:
+    """Return the value of a policy with what the providers of its upstreams preset.
+
+    What the owner wrote stays; whatever is not as it should be is left to the model.
+    """
+    match policy:
+        case {"upstreams": dict() as upstreams, **others}:
+            filled = {name: _filled(upstream) for name, upstream in upstreams.items()}
+            return {**others, "upstreams": filled}
+        case _:
+            return policy
+
+
+def _filled(upstream: object) -> object:
+    if isinstance(upstream, dict):
+        name = upstream.get("provider")
+        if isinstance(name, str) and name in providers():
+            return {**providers()[name].preset, **upstream}
+    return upstream
+
+
+def _owners(name: str, rules: Iterable[VerdictRule]) -> list[Rule]:
+    return [
+        rule.rule(Layer.OPERATOR, f"upstreams.{name}.verdicts[{index}]") for index, rule in enumerate(rules)
+    ]
+
+
+def _is_host(pattern: str, host: str) -> bool:
+    parts = (re.escape(part) for part in pattern.split("*"))
+    return re.fullmatch("[a-z0-9.-]*".join(parts), host) is not None
