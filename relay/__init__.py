@@ -9,10 +9,12 @@ envelope    who sends to whom
 reply       what an SMTP server says, exactly
 verdict     what that means for us: a table
 outcome     what one attempt came to
+shield      which refusals are doubted, because they look like one of us
 settlement  what becomes of a message after it
 scheduler   which message next
 report      what a sender is told when mail failed or is late
 eta         when what waits will have gone, by estimate
+pauses      when an upstream was paused, which is no message's age
 clock       what the time is
 policy/     policy.yaml, checked
 spool/      on disk: every accepted message

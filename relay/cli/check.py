@@ -6,9 +6,11 @@ from pathlib import Path
 import click
 
 from relay.cli.options import DEFAULT_POLICY, POLICY_VARIABLE, printable
+from relay.cli.policy_text import policy_text
 from relay.policy.changes import RESTART_KEYS
 from relay.policy.model import Listen, Policy, Tls, Upstream
-from relay.policy.source import read_policy
+from relay.policy.shipped import providers
+from relay.policy.source import read_policy, value_in
 
 
 @click.command()
@@ -19,7 +21,8 @@ from relay.policy.source import read_policy
     envvar=POLICY_VARIABLE,
     default=DEFAULT_POLICY,
 )
-def check(path: Path) -> None:
+@click.option("--show", "is_shown", is_flag=True, help="Print the policy with all presets and defaults.")
+def check(path: Path, *, is_shown: bool) -> None:
     """Tell all that is wrong with a policy, or sum it up.
 
     FILE is by default $RELAY_POLICY, then ./policy.yaml.  Every fault is a line
@@ -27,6 +30,9 @@ def check(path: Path) -> None:
     policy names are looked at too, so run this as the user that the relay runs as.
     """
     policy = read_policy(path)
+    if is_shown:
+        click.echo(policy_text(policy, value_in(path)), nl=False)
+        return
     click.echo(f"{printable(path)} is good")
     for line in summary(policy):
         click.echo(printable(line))
@@ -43,6 +49,8 @@ def summary(policy: Policy) -> Iterator[str]:
         yield f"http      {policy.http}"
     for name, upstream in policy.upstreams.items():
         yield f"upstream  {name}: {_way(upstream)}"
+        if upstream.provider is not None:
+            yield f"          provider {upstream.provider}: {providers()[upstream.provider].note}"
         for limit in upstream.limits:
             yield f"          at most {limit.label}"
         yield f"          history {policy.history_path(name)}"

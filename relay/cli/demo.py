@@ -25,7 +25,7 @@ from relay.cli.demo_relay import USER, DemoRelay, RelayEnded, reserved_port
 from relay.cli.options import printable
 from relay.cli.render import console
 from relay.clock import SECOND_NS, SystemClock
-from relay.policy.model import Limit
+from relay.policy.limit import Limit
 from relay.policy.units import HostPort, duration_ns
 from relay.practice.smarthost import PracticeSmarthost
 from relay.service.control import ControlClient

@@ -7,7 +7,7 @@ shown while it runs, and counts for nothing.
 from dataclasses import dataclass
 
 from relay.clock import SECOND_NS
-from relay.policy.model import Limit
+from relay.policy.limit import Limit
 from relay.practice.ledger import Fate, Ledger
 
 PATIENCE_NS = 30 * SECOND_NS

@@ -86,7 +86,7 @@ def queue_lines(messages: Sequence[QueuedMessage], at_ns: int) -> Iterator[str]:
     if not messages:
         yield "Mail queue is empty"
         return
-    senders = [printable(message.reverse_path) or "MAILER-DAEMON" for message in messages]
+    senders = [_sender(message) for message in messages]
     width = max(len("--Sender--"), *(min(WIDEST_SENDER, len(sender)) for sender in senders))
     sender_head = "--Sender".ljust(width, "-")
     yield f"----Queue ID------ --Size-- ---Arrival Time---- {sender_head} --State-- -Left- --Why, ETA--"
@@ -128,6 +128,12 @@ def detail_lines(detail: MessageDetail) -> Iterator[str]:
         yield "  header"
         for line in detail.header.splitlines():
             yield f"    {printable(line)}".rstrip()
+
+
+def _sender(message: QueuedMessage) -> str:
+    if message.state is QueueState.CORRUPT and not message.recipients_left:
+        return printable(message.reverse_path) or "unknown"
+    return printable(message.reverse_path) or "MAILER-DAEMON"
 
 
 def _why(message: QueuedMessage, at_ns: int) -> str:
@@ -194,10 +200,15 @@ def _limits(snapshot: Snapshot) -> Table:
             table.add_row(
                 _plain(upstream.name),
                 _plain(limit.label),
-                _plain(f"{limit.used}/{limit.count}", style),
+                _plain(_used(limit), style),
                 _plain(_next_slot(limit, snapshot.at_ns)),
             )
     return table
+
+
+def _used(limit: LimitStatus) -> str:
+    by = f" by {limit.key or '<>'}" if limit.key is not None else ""
+    return f"{limit.used}/{limit.count}{by}"
 
 
 def _next_slot(limit: LimitStatus, at_ns: int) -> str:

@@ -278,7 +278,7 @@ class Connection(SMTP):
         checked = partial[:-1] if partial.endswith(b"\r") else partial
         if self._is_skipping:
             self._received, self._position = partial[len(checked) :], 0
-        elif len(checked) > MAX_LINE_BYTES or has_control(checked):
+        elif len(checked) > MAX_LINE_BYTES or has_control(checked[:MAX_LINE_BYTES]):
             self._is_skipping = True
             self._received, self._position = partial[len(checked) :], 0
             _check_line(checked)
@@ -323,7 +323,8 @@ class Connection(SMTP):
 
 
 def _check_line(line: bytes) -> None:
+    """Refuse a line for what is wrong first in it, so that the network's cuts make no difference."""
+    if has_control(line[:MAX_LINE_BYTES]):
+        raise BadLine(replies.BAD_LINE_END)
     if len(line) > MAX_LINE_BYTES:
         raise BadLine(replies.LINE_TOO_LONG)
-    if has_control(line):
-        raise BadLine(replies.BAD_LINE_END)

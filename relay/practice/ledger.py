@@ -17,7 +17,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from relay.envelope import Envelope
-from relay.policy.model import Limit
+from relay.policy.limit import Limit
 
 
 class Fate(enum.StrEnum):

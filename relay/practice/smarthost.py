@@ -11,7 +11,7 @@ import ssl
 from pathlib import Path
 
 from relay.clock import Clock, SystemClock
-from relay.policy.model import Limit
+from relay.policy.limit import Limit
 from relay.policy.units import HostPort
 from relay.practice.account import Account, Counting
 from relay.practice.ledger import Ledger

@@ -4,10 +4,12 @@ The flow:
 daemon            puts everything together, runs until told to stop; loops, notify
 listening         taking mail, here or in listener processes (listener_process)
 intake            from a listener to the spool, many at a time (batch)
-sender            the queue in memory, and a heart for each upstream
+sender            the queue in memory
+upstreams         a heart for each upstream of the policy; accounts, opener: its connections
 heart             take the next message, reserve, send, settle
 relaying          one message on one connection, its slot reserved, to its settlement
 ready, pause      connections to send on; whether the upstream is used at all
+pause_file        what of that a restart has to know
 gate              the throttle of one upstream, off the event loop
 desk              the spool, off the event loop
 settling          what an attempt came to, written down; reports: what senders are told

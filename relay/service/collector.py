@@ -159,6 +159,8 @@ def _fill_upstream(families: _Families, upstream: UpstreamStatus, at_ns: int) ->
     for limit in upstream.limits:
         families.set("relay_limit_slots", limit.count, name, limit.label)
         families.set("relay_limit_used_slots", limit.used, name, limit.label)
+        most = max(limit.used, limit.most or 0)
+        families.set("relay_limit_most_used_slots", most, name, limit.label)
         families.set("relay_limit_window_seconds", limit.period_ns / SECOND_NS, name, limit.label)
         opens_ns = at_ns if limit.opens_at_ns is None else limit.opens_at_ns
         families.set("relay_limit_next_slot_timestamp_seconds", opens_ns / SECOND_NS, name, limit.label)

@@ -1,8 +1,9 @@
 """The socket in the spool folder over which a running relay is asked: `control.sock`, mode 0600.
 
 HTTP over a unix socket, one method per question: `GET /snapshot`, `GET /queue` (a line
-of JSON per message), `GET /queue/ID`, `POST /queue/VERB` with ids.  Both ends are in
-this file; values go over the wire as they are in `snapshot`, in nanoseconds.
+of JSON per message), `GET /queue/ID`, `POST /queue/VERB` with ids, and
+`POST /upstreams/NAME/resume` and `…/believe`.  Both ends are in this file; values go over the wire as
+they are in `snapshot`, in nanoseconds.
 
 A path to a unix socket has at most 107 bytes (unix(7)), a spool's may be longer: both
 ends go through `/proc/self/fd/N/`, where N is the opened folder.
@@ -15,6 +16,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import quote
 
 import aiohttp
 from aiohttp import web
@@ -24,6 +26,9 @@ from relay.envelope import QUEUE_ID_PATTERN, QueueId
 from relay.service.events import Events
 from relay.service.operations import ABSENT, VERBS, Operations, Results, Unreachable, Verb, act
 from relay.service.snapshot import MessageDetail, QueuedMessage, Snapshot
+from relay.spool.durable import RealDisk
+from relay.spool.files import set_aside
+from relay.spool.layout import Layout
 
 SOCKET_NAME = "control.sock"
 IDS_AT_ONCE = 1000
@@ -72,8 +77,12 @@ def _bind(spool: Path) -> socket.socket:
 
 
 def _remove(spool: Path) -> None:
-    with _short_path(spool) as path:
-        Path(path).unlink(missing_ok=True)
+    """Remove the socket; what stands there and is none goes to corrupt/.  Raises OSError."""
+    with _short_path(spool) as path, contextlib.suppress(FileNotFoundError):
+        if Path(path).is_socket() and not Path(path).is_symlink():
+            Path(path).unlink()
+        else:
+            set_aside(RealDisk(), Layout(str(spool)), str(spool / SOCKET_NAME))
 
 
 class ControlServer:
@@ -94,6 +103,7 @@ class ControlServer:
                 web.get("/queue", self._queue),
                 web.get("/queue/{id}", self._show),
                 web.post("/queue/{verb}", self._act),
+                web.post("/upstreams/{name}/{verb:resume|believe}", self._resume),
             ]
         )
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=STOP_SECONDS)
@@ -155,6 +165,10 @@ class ControlServer:
             raise web.HTTPBadRequest(text="expected a list of queue ids") from None
         return _json(_RESULTS.dump_json(dict(await act(self._operations, verb)(queue_ids))))
 
+    async def _resume(self, request: web.Request) -> web.Response:
+        name, believes = request.match_info["name"], request.match_info["verb"] == "believe"
+        return web.Response(text=await self._operations.resume(name, believes=believes))
+
 
 class ControlClient:
     """The command line's end: `Operations` of a relay that runs.  All methods raise Unreachable."""
@@ -211,6 +225,11 @@ class ControlClient:
     async def delete(self, queue_ids: Sequence[QueueId]) -> Results:
         """End messages and tell nobody."""
         return await self._act("delete", queue_ids)
+
+    async def resume(self, upstream: str, *, believes: bool = False) -> str:
+        """Use an upstream that rests again."""
+        verb = "believe" if believes else "resume"
+        return await self._ask(bytes.decode, "POST", f"/upstreams/{quote(upstream, safe='')}/{verb}")
 
     async def _act(self, verb: Verb, queue_ids: Sequence[QueueId]) -> Results:
         results: dict[QueueId, str] = {}

@@ -130,7 +130,7 @@ class Daemon:
             style=self._style,
         )
         try:
-            listening.bind()
+            await listening.bind()
             await self._serve(Rooms(policy, text, sender, watch, listening, metrics))
         finally:
             self._events.flush()
@@ -156,7 +156,7 @@ class Daemon:
                 self._fail(metrics, fault)
             else:
                 await self._run(rooms)
-        self._events.stopped(queued=len(sender.scheduler))
+        self._events.stopped(queued=sender.queued)
 
     async def _run(self, rooms: Rooms) -> None:
         """Take mail, relay and answer until told to stop; on return nothing is in flight."""
@@ -168,6 +168,8 @@ class Daemon:
             self._events,
             watch=watch,
             wake=sender.wake,
+            resume=sender.upstreams.resume,
+            shield=sender.upstreams.shield,
             on_fault=sender.fail,
         )
         control = ControlServer(policy.spool, operator, self._events)
@@ -196,6 +198,9 @@ class Daemon:
                 chore.cancel()
             await asyncio.gather(*chores, return_exceptions=True)
             await asyncio.gather(rooms.listening.close(), sender.finish())
+            with contextlib.suppress(SpoolFault, OSError):
+                # What was accepted since the last one was taken is ours too.
+                await sender.look()
             await control.stop()
 
     def _tell_ready(self, rooms: Rooms) -> None:

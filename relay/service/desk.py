@@ -10,16 +10,16 @@ Does not: decide anything; `relay.settlement` does.
 
 import asyncio
 import contextlib
-import errno
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
 from relay.clock import SECOND_NS
-from relay.envelope import Envelope, QueueId
+from relay.envelope import QueueId
 from relay.service.batch import Batch
 from relay.service.reports import Reporter
+from relay.spool.files import Unreadable
 from relay.spool.identity import report_id, warning_id
 from relay.spool.interface import (
     Absent,
@@ -72,6 +72,8 @@ class Desk:
         self._reporter = reporter
         self._on_full = on_full
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
+        self._tells_full_again_at = 0.0
+        """By the clock of the event loop."""
         self._noted: set[QueueId] = set()
         """Messages whose reasons are written down while the rest has to wait for room: not once more."""
         self._endings: Batch[Ending, Written] = Batch(self._write, self._thread)
@@ -112,10 +114,14 @@ class Desk:
                 try:
                     return await self._endings.submit(ending)
                 except SpoolFull as full:
-                    self._on_full(str(full))
+                    self._tell_full(str(full))
                     await asyncio.sleep(RETRY_FULL_SECONDS)
         finally:
             self._noted.discard(ending.message.queue_id)
+
+    async def make_room(self) -> bool:
+        """Give up the room that is kept for a full disk; return whether there was any."""
+        return await self.call(self.spool.make_room)
 
     async def totals(self) -> Totals:
         """Return the account of all recipients."""
@@ -125,6 +131,13 @@ class Desk:
         """Finish what is under way and let go of the spool."""
         self._thread.shutdown()
         self.spool.close()
+
+    def _tell_full(self, text: str) -> None:
+        """Tell once for all that wait at the same time."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._tells_full_again_at:
+            self._tells_full_again_at = now + RETRY_FULL_SECONDS
+            self._on_full(text)
 
     def _load(self, queue_id: QueueId) -> Message | Exception:
         try:
@@ -142,9 +155,22 @@ class Desk:
             return self._write_together(endings)
         except (SpoolFull, Absent, Corrupt) as error:
             if len(endings) == 1:
-                return [error]
+                return [self._in_part(endings[0], error) if isinstance(error, SpoolFull) else error]
             # Without room for one's reason, another may end that needs none, and so give room.
             return [written for ending in endings for written in self._write([ending])]
+
+    def _in_part(self, ending: Ending, full: SpoolFull) -> BaseException:
+        """Mark what was relayed though the rest has to wait; return why it has to.
+
+        A mark takes no room, and a crash before there is some must not send it again.
+        """
+        relayed = {index: status for index, status in ending.marks.items() if not status.is_failure}
+        try:
+            if relayed:
+                self.spool.mark({ending.message.queue_id: relayed})
+        except (SpoolFull, Absent, Corrupt) as error:
+            return error
+        return full
 
     def _write_together(self, endings: Sequence[Ending]) -> list[Written | BaseException]:
         noted = {e.message.queue_id: e.notes for e in endings if e.notes}
@@ -179,30 +205,26 @@ class Desk:
             if failed and not message.envelope.is_null:
                 known = {note.index: note for note in self.spool.notes(message.queue_id)}
                 envelope, content = self._reporter.failures(message, self._header(message), failed, known)
-                if self._queue(report_id(message.queue_id), envelope, content):
+                if self.spool.publish_report(report_id(message.queue_id), envelope, content):
                     report = report_id(message.queue_id)
         elif ending.warning is not None and not message.envelope.is_null:
             delays, until_at_ns = ending.warning
             envelope, content = self._reporter.delays(message, self._header(message), delays, until_at_ns)
-            if self._queue(warning_id(message.queue_id), envelope, content):
+            if self.spool.publish_report(warning_id(message.queue_id), envelope, content):
                 warning = warning_id(message.queue_id)
             # Crash here: the warning is there and not remembered; it is published only once all the same.
             self.spool.mark_warned(message.queue_id)
         return Written(report, warning)
 
-    def _queue(self, queue_id: QueueId, envelope: Envelope, content: bytes) -> bool:
-        try:
-            return self.spool.publish_report(queue_id, envelope, content)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise SpoolFull(f"report: {error.strerror}") from error
-            raise SpoolFault(f"report: {error.strerror}") from error
-
     def _header(self, message: Message) -> bytes:
         if message.content is not None:
             return message.content
-        with contextlib.closing(self.spool.content(message.queue_id)) as chunks:
-            return next(chunks, b"")
+        try:
+            with contextlib.closing(self.spool.content(message.queue_id)) as chunks:
+                return next(chunks, b"")
+        except Unreadable:
+            # A report that quotes nothing is better than none.
+            return b""
 
 
 def seconds(span_ns: int) -> float:

@@ -199,9 +199,23 @@ class Events:
         """Tell that an upstream is not used until somebody acts."""
         self._tell("upstream_stopped", {"upstream": upstream, "reason": reason})
 
+    def sender_paused(self, *, upstream: str, reverse_path: str, reason: str, until_at_ns: int) -> None:
+        """Tell that the upstream refuses a sender, whose messages wait until then (wall clock)."""
+        fields: dict[str, Value] = {
+            "upstream": upstream,
+            "reverse_path": reverse_path,
+            "until_at": rfc3339(until_at_ns),
+            "reason": reason,
+        }
+        self._tell("sender_paused", fields)
+
     def upstream_resumed(self, *, upstream: str) -> None:
         """Tell that an upstream is used again."""
         self._tell("upstream_resumed", {"upstream": upstream})
+
+    def pause_unrecorded(self, *, upstream: str, error: str) -> None:
+        """Tell that a pause is not kept over a restart."""
+        self._tell("pause_unrecorded", {"upstream": upstream, "error": error})
 
     def history_failed(self, *, upstream: str, error: str) -> None:
         """Tell that a history could not be read or written."""

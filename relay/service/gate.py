@@ -7,15 +7,18 @@ with the next decision, or soon after: losing one wastes a slot and nothing else
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from relay.clock import Clock
-from relay.policy.model import Limit
+from relay.policy.limit import Limit
+from relay.throttle.decision import Place, Wait
+from relay.throttle.keys import Request
 from relay.throttle.record import HistoryError
-from relay.throttle.slots import Usage, Wait
-from relay.throttle.throttle import Request, Reservation, Settlement, Throttle
+from relay.throttle.slots import Usage
+from relay.throttle.throttle import Reservation, Settlement, Throttle
 
 Returned = TypeVar("Returned")
 
@@ -32,6 +35,8 @@ class Gate:
         self._clock = clock
         self._on_error = on_error
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="history")
+        self.most: dict[str, int] = {}
+        """By the label of each limit, the most slots that were occupied at one instant."""
         self._flush: asyncio.TimerHandle | None = None
         self._flushing: asyncio.Future[None] | None = None
 
@@ -39,32 +44,62 @@ class Gate:
         """Read the history, for `usage` and `opens_at_ns` to know the past.  Raises HistoryError."""
         await self._call(self._throttle.flush)
 
-    async def reserve(self, recipients: Sequence[int]) -> list[Reservation | Wait]:
-        """Decide for messages in their order, given how many recipients each wants.
+    async def reserve(self, requests: Sequence[Request]) -> list[Reservation | Wait]:
+        """Decide for messages in their order.
 
-        A reservation may be for fewer.  Raises HistoryError; then nothing may be sent.
+        A reservation may be for fewer recipients.  Raises HistoryError; then nothing may be sent.
         """
-        requests = [Request(count) for count in recipients]
         return await self._call(lambda: self._throttle.reserve(requests))
+
+    async def reserve_connection(self, opening_ns: int) -> Reservation | Wait:
+        """Decide about opening a connection.  Raises HistoryError; then none may be opened."""
+        return await self._call(lambda: self._throttle.reserve_connection(opening_ns))
 
     def opens_at_ns(self) -> int:
         """Return when a message may find room (boottime), as far as is known; cheap."""
         return self._throttle.opens_at(1)
 
     def room(self) -> int | None:
-        """Return how many messages may find room now, as far as is known; None: as many as there are."""
-        free = [max(0, usage.count - usage.used) for usage in self._throttle.usage()]
-        return min(free) if free else None
+        """Return how many messages may find room now, as far as is known; None: as many as there are.
+
+        Their own keys may still keep some of them back.
+        """
+        return self._throttle.room()[0]
+
+    def full(self) -> list[str]:
+        """Return which limits leave no room for any message now."""
+        return self._throttle.room()[1]
+
+    def room_for_connections(self) -> tuple[int | None, int, str]:
+        """Return how many may be opened now (None: any number), when the next may, and by which limit."""
+        return self._throttle.room_for_connections()
+
+    def room_at(self, place: Place) -> tuple[int, int]:
+        """Return how many messages may leave a place now, and when (boottime) the next one may."""
+        return self._throttle.room_at(place)
 
     def usage(self) -> list[Usage]:
         """Return each limit and how much of it is occupied."""
         return self._throttle.usage()
+
+    def leaves_in_ns(self, span_ns: int) -> int | None:
+        """Return in how long the oldest of what the history has within a span leaves it."""
+        return self._throttle.leaves_in_ns(span_ns)
 
     def ended(self, reservation: Reservation) -> None:
         """Tell that a transaction ended just now, however it ended."""
         self._throttle.settle([Settlement(reservation, self._clock.boottime_ns())])
         if self._flush is None:
             self._flush = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._start_flush)
+
+    async def audit(self) -> None:
+        """Count anew, from the history's file, what each limit held at most: `most`.
+
+        A history that cannot be read shows as such elsewhere; then the last count stays.
+        """
+        with contextlib.suppress(HistoryError, OSError):
+            findings = (await asyncio.to_thread(self._throttle.audit)).findings
+            self.most = {finding.label: finding.most for finding in findings}
 
     async def replan(self, limits: Sequence[Limit], guard_ns: int | None) -> None:
         """Judge the same history by other limits from now on."""

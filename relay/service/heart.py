@@ -13,7 +13,7 @@ comes back with a single transaction, and fully when that one went well.
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from relay.clock import SECOND_NS, Clock
 from relay.outcome import Answer
@@ -23,15 +23,20 @@ from relay.service.events import Events
 from relay.service.gate import Gate
 from relay.service.metrics import Metrics
 from relay.service.pause import Pausing
+from relay.service.pause_file import PauseFile
 from relay.service.ready import ReadyConnections
 from relay.service.relaying import Portion, Relaying
 from relay.service.settling import Settling
+from relay.shield import Shield
+from relay.spool.files import is_lack_of_room
 from relay.spool.interface import Absent, Corrupt, Message, SpoolFault
+from relay.throttle.decision import Place, Wait
+from relay.throttle.keys import Request, request_for
 from relay.throttle.record import HistoryError
-from relay.throttle.slots import Wait
 from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection
 from relay.upstream.pool import Pool
+from relay.verdict import Judge
 
 MOST_AT_ONCE = 64
 """Messages decided on in one beat."""
@@ -52,21 +57,27 @@ class Heart:
         gate: Gate,
         pool: Pool[Connection],
         settling: Settling,
+        pausing: Pausing,
+        pause_file: PauseFile,
         events: Events,
         metrics: Metrics,
         clock: Clock,
         on_fault: Callable[[BaseException], None],
         wake_others: Callable[[], None],
+        judge: Judge,
     ) -> None:
         """`on_fault` is told of what must end the sender; `wake_others` when a message may go elsewhere."""
         self.name = name
         self.gate = gate
         self.pool = pool
+        self.judge = judge
         self.is_used = False
         """Whether the queue goes through this upstream: only the policy's first one gets mail."""
         self.connections = 1
         self.max_recipients = 1
-        self.pausing = Pausing(name, events, metrics, clock, settling.redaction)
+        self.shield = Shield()
+        self._pause_file = pause_file
+        self.pausing = pausing
         self._scheduler = scheduler
         self._desk = desk
         self._events = events
@@ -87,19 +98,14 @@ class Heart:
             gate=gate,
             pool=pool,
             settling=settling,
-            pausing=self.pausing,
+            pausing=pausing,
+            shield=self.shield,
             metrics=metrics,
             clock=clock,
             on_free=self._wake.set,
         )
         self._ready = ReadyConnections(
-            name,
-            pool,
-            events,
-            metrics,
-            clock,
-            on_change=self._wake.set,
-            on_unavailable=self._do_without,
+            name, pool, events, metrics, clock, on_change=self._wake.set, on_unavailable=self._do_without
         )
 
     @property
@@ -114,12 +120,14 @@ class Heart:
     async def run(self) -> None:
         """Beat until `stop`."""
         try:
+            if (kept := await self._pause_file.read()) is not None:
+                self.pausing.recall(kept)
             while not self._is_stopping:
                 self._wake.clear()
                 try:
                     looks_again_at_ns = await self._beat()
                 except HistoryError as error:
-                    looks_again_at_ns = self._fail_history(error)
+                    looks_again_at_ns = await self._fail_history(error)
                 await self._sleep_until(looks_again_at_ns)
         except SpoolFault as fault:
             self._fail(fault)
@@ -144,6 +152,7 @@ class Heart:
             await asyncio.gather(*unfinished, return_exceptions=True)
         await self.pool.close()
         await self.gate.close()
+        await self._pause_file.close()
 
     def renew(self) -> None:
         """Begin no transaction on a connection that was made ready for another account."""
@@ -159,6 +168,8 @@ class Heart:
             await self.gate.open()
             self._has_history = True
             self.pausing.trust_history()
+        if self.is_used:
+            self._ask_places(now_ns)
         first = self._scheduler.first_ready(now_ns) if self.is_used else None
         if first is None:
             self._ready.let_go()
@@ -172,14 +183,23 @@ class Heart:
             # Not kept out of the pool meanwhile: it ends what is idle for too long.
             self._ready.let_go()
             opens_at_ns = self.gate.opens_at_ns()
-            full = [usage.label for usage in self.gate.usage() if usage.used >= usage.count]
-            self._tell_wait(first, f"no room in {' and '.join(full)}", opens_at_ns)
+            self._tell_wait(first, f"no room in {' and '.join(self.gate.full())}", opens_at_ns)
             return opens_at_ns
         most = min(most, self._scheduler.most_ready)
-        connections = self._ready.take(most, has_others=bool(self._sending))
-        if not connections:
-            return None  # one is being opened, and wakes us
-        return await self._start(connections, now_ns)
+        openings, opens_at_ns, label = self.gate.room_for_connections()
+        connections = self._ready.take(most, has_others=bool(self._sending), openings=openings)
+        if connections:
+            return await self._start(connections, now_ns)
+        if openings == 0 and not self._ready.is_opening:
+            self._tell_wait(first, f"no room in {label}", opens_at_ns)
+            return opens_at_ns
+        return None  # one is being opened, and wakes us
+
+    def _ask_places(self, now_ns: int) -> None:
+        """Let those go on for whom there is room by now, and no others."""
+        for place in self._scheduler.places_due(now_ns):
+            room, opens_at_ns = self.gate.room_at(cast(Place, place))
+            self._scheduler.let_leave(place, room, opens_at_ns)
 
     def _most_now(self, room: int | None) -> int:
         """Return how many transactions may be started, by room, connections and caution."""
@@ -210,9 +230,7 @@ class Heart:
                 self._begin(self._relaying.refuse(left, unfit))
             else:
                 connection = connections.pop()
-                portions.append(
-                    Portion(queued, message, connection, self._indices(queued, message, connection))
-                )
+                portions.append(Portion(queued, message, connection, self._indices(queued, message)))
         for connection in connections:
             self.pool.release(connection)
         self._tell_others()
@@ -228,12 +246,15 @@ class Heart:
         """Send what there is room for, give back the rest; return when that may go."""
         began_ns = self._clock.boottime_ns()
         try:
-            grants = await self.gate.reserve([len(portion.indices) for portion in portions])
+            grants = await self.gate.reserve([self._request(portion) for portion in portions])
         except HistoryError:
             for portion in reversed(portions):
                 self._give_back(portion, "the history of the limits failed")
             raise
         self._metrics.decided(self.name, self._clock.boottime_ns() - began_ns)
+        for portion, grant in zip(portions, grants, strict=True):
+            if isinstance(grant, Wait) and grant.place is not None:
+                self._park(portion, grant, grant.place)
         until_ns: int | None = None
         for portion, grant in reversed(list(zip(portions, grants, strict=True))):
             match grant:
@@ -242,9 +263,9 @@ class Heart:
                     self.gate.ended(grant)
                     self._give_back(portion, "")
                 case Reservation():
-                    granted = replace(portion, indices=portion.indices[: grant.recipients])
-                    self._send(granted, grant)
-                case Wait(until_ns=until_ns, limit_label=label):
+                    chosen = [portion.indices[position] for position in grant.chosen]
+                    self._send(replace(portion, indices=chosen), grant)
+                case Wait(until_ns=until_ns, limit_label=label, place=None):
                     self._give_back(portion, f"no room in {label}")
                     self._tell_wait(portion.queued, f"no room in {label}", until_ns)
         return until_ns
@@ -280,6 +301,14 @@ class Heart:
         self.pool.release(portion.connection)
         self._tell_others()
 
+    def _park(self, portion: Portion, wait: Wait, place: Place) -> None:
+        """Put aside what only its own key keeps back, so that others may go."""
+        reason = f"no room in {wait.limit_label}"
+        if self._scheduler.park(portion.queued.queue_id, place, wait.until_ns, reason):
+            self._tell_wait(portion.queued, reason, wait.until_ns)
+        self.pool.release(portion.connection)
+        self._tell_others()
+
     def _tell_others(self) -> None:
         """Where the queue goes another way by now, what came back may be the next there."""
         if not self.is_used or self._is_stopping:
@@ -301,11 +330,16 @@ class Heart:
                     self._relaying.postpone_unread(queued, message)
         return loaded
 
-    def _indices(self, queued: Queued, message: Message, connection: Connection) -> list[int]:
-        """Return which recipients to ask for: as many as a transaction may have, none twice in a round."""
-        most = min(self.max_recipients, connection.max_recipients or self.max_recipients)
+    @staticmethod
+    def _indices(queued: Queued, message: Message) -> list[int]:
+        """Return which recipients to ask for: none twice in a round."""
         untried = [index for index in message.left if index not in queued.tried]
-        return (untried or list(message.left))[:most]
+        return untried or list(message.left)
+
+    def _request(self, portion: Portion) -> Request:
+        """Return what to ask for: as many recipients as a transaction may have, of those that have room."""
+        most = min(self.max_recipients, portion.connection.max_recipients or self.max_recipients)
+        return request_for(portion.message.envelope, portion.indices, most)
 
     def _tell_wait(self, queued: Queued, reason: str, until_ns: int) -> None:
         """Say once of a message that it has to wait for room."""
@@ -320,9 +354,12 @@ class Heart:
             queue_id=queued.queue_id, upstream=self.name, reason=reason, until_at_ns=until_at_ns
         )
 
-    def _fail_history(self, error: HistoryError) -> int:
+    async def _fail_history(self, error: HistoryError) -> int:
         """Send nothing until the history can be trusted again; return when to look."""
         self._has_history = False
+        if is_lack_of_room(error.__cause__) and await self._desk.make_room():
+            # On a full disk the queue gives room only by going on.
+            return self._clock.boottime_ns()
         self._metrics.history_failed(self.name)
         self._events.history_failed(upstream=self.name, error=str(error))
         return self.pausing.stop(str(error), HISTORY_RETRY_NS)

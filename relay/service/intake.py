@@ -14,15 +14,13 @@ from relay.envelope import Envelope, QueueId
 from relay.listener.ports import Draft, NotAccepted
 from relay.service.batch import Batch
 from relay.spool.intake import MaildirDraft, MaildirIntake
+from relay.spool.room import HEADROOM_BYTES, NoHeadroom, why_no_room
 from relay.spool.trigger import Trigger
 
 NO_ROOM = "452 4.3.1 Insufficient system storage, try again later"
 NO_LUCK = "451 4.3.0 Local error, try again later"
 _ROOM_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
-HEADROOM_BYTES = 16 * 1024 * 1024
-"""Kept free beyond a declared size, for reports, notes and the history."""
-HEADROOM_INODES = 64
 _SPILLS_AT_ONCE = 4
 
 
@@ -45,6 +43,7 @@ class SpoolIntake:
         self._under_way: dict[QueueId, asyncio.Future[None]] = {}
         """What threads do with drafts just now."""
         self._free: tuple[int, int | None] = (HEADROOM_BYTES * 4, None)
+        """As of the last look; before the first one it is taken for enough."""
 
     def draft(self) -> MaildirDraft:
         """Begin a message.  No I/O."""
@@ -52,10 +51,13 @@ class SpoolIntake:
 
     def refusal(self, size_bytes: int) -> str | None:
         """Return the 452 reply if a message of this declared size cannot be stored now.  Cheap; no I/O."""
-        free_bytes, free_inodes = self._free
-        is_full = free_bytes < size_bytes + HEADROOM_BYTES
-        has_few_inodes = free_inodes is not None and free_inodes < HEADROOM_INODES
-        return NO_ROOM if is_full or has_few_inodes else None
+        # What arrives meanwhile, or without a declared size, is refused when it is written.
+        return None if why_no_room(self._free, size_bytes) is None else NO_ROOM
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no message at all can be stored, as far as is known."""
+        return self.refusal(0) is not None
 
     async def look_for_room(self) -> None:
         """Ask the file system how much is free.  Called every few seconds."""
@@ -119,7 +121,9 @@ class SpoolIntake:
         return results
 
     def _refused(self, error: OSError) -> NotAccepted:
-        self._on_error(error)
+        if not isinstance(error, NoHeadroom):
+            # A full disk is told of by each refusal, and by what cannot be written about mail that is ours.
+            self._on_error(error)
         return NotAccepted(NO_ROOM if error.errno in _ROOM_ERRORS else NO_LUCK)
 
 

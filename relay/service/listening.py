@@ -9,6 +9,7 @@ refused meanwhile.
 
 import asyncio
 import contextlib
+import errno
 import json
 import socket
 import sys
@@ -30,10 +31,13 @@ Pipe = TypeVar("Pipe", asyncio.StreamReader, asyncio.StreamWriter)
 
 CLOSE_SECONDS = 10.0
 """How long content in flight may take at a stop."""
+BIND_AGAIN_SECONDS = 0.1
 RESTART_FIRST_SECONDS = 0.5
 RESTART_LONGEST_SECONDS = 30.0
 LOOK_SECONDS = 2.0
 """How old the free space may be by which a declared size is judged."""
+LOOK_WHEN_FULL_SECONDS = 0.2
+"""How long clients are still refused when there is room again."""
 
 
 def spool_intake(root: str, disk: Disk, clock: Clock, events: Events) -> SpoolIntake:
@@ -49,7 +53,7 @@ async def look_for_room(intake: SpoolIntake) -> None:
     """Have `intake` know how much room there is, until cancelled."""
     while True:
         await intake.look_for_room()
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(LOOK_WHEN_FULL_SECONDS if intake.is_full else LOOK_SECONDS)
 
 
 class Listening:
@@ -83,11 +87,11 @@ class Listening:
         self._keepers: list[asyncio.Task[None]] = []
         self._is_closing = False
 
-    def bind(self) -> None:
+    async def bind(self) -> None:
         """Bind every address.  Raises OSError, naming the address in `filename`."""
         for listen in self._policy.listen:
             try:
-                self._sockets.append(bind(listen))
+                self._sockets.append(await self._bind(listen))
             except OSError as error:
                 raise OSError(error.errno, error.strerror, str(listen.address)) from error
 
@@ -114,6 +118,18 @@ class Listening:
         for bound in self._sockets:
             bound.close()
         self._intake.close()
+
+    async def _bind(self, listen: Listen) -> socket.socket:
+        """Bind an address; where listener processes of a killed sender hold it, wait for their end."""
+        until = asyncio.get_running_loop().time() + CLOSE_SECONDS
+        while True:
+            try:
+                return bind(listen)
+            except OSError as error:
+                may_be_ours = error.errno == errno.EADDRINUSE and listen.processes > 0
+                if not may_be_ours or asyncio.get_running_loop().time() > until:
+                    raise
+            await asyncio.sleep(BIND_AGAIN_SECONDS)
 
     async def _keep(self, index: int, listen: Listen, bound: socket.socket) -> None:
         """Keep one listener process running until we are cancelled."""

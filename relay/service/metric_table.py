@@ -37,7 +37,14 @@ DELAY_PARTS = ("before_queue", "throttle", "connect", "transmit")
 
 LABEL_VALUES: dict[tuple[str, str], tuple[str, ...]] = {
     ("relay_queue_removed_total", "reason"): ("relayed", "bounced", "expired", "deleted"),
-    ("relay_attempt_recipients_total", "result"): ("relayed", "deferred", "later", "bounced", "paused"),
+    ("relay_attempt_recipients_total", "result"): (
+        "relayed",
+        "deferred",
+        "later",
+        "bounced",
+        "paused",
+        "stopped",
+    ),
     ("relay_delay_seconds", "part"): DELAY_PARTS,
     ("relay_reports_total", "kind"): ("report", "warning"),
     ("relay_upstream_connects_total", "result"): ("ready", "failed"),
@@ -85,6 +92,8 @@ _ROWS: tuple[tuple[str, Type, Source, str, str], ...] = (
     ("relay_spool_errors_total", "counter", "live", "", "Failures of the disk under the spool."),
     ("relay_limit_slots", "gauge", "snapshot", "upstream limit", "N: the most that any window may hold."),
     ("relay_limit_used_slots", "gauge", "snapshot", "upstream limit", "Slots that are occupied."),
+    ("relay_limit_most_used_slots", "gauge", "snapshot", "upstream limit",
+     "The most that were ever occupied at once, counted anew from the history every five minutes."),
     ("relay_limit_window_seconds", "gauge", "snapshot", "upstream limit", "T, with its guard."),
     ("relay_limit_next_slot_timestamp_seconds", "gauge", "snapshot", "upstream limit",
      "When the next slot opens; the time of the scrape while there is room."),
@@ -110,6 +119,8 @@ _ROWS: tuple[tuple[str, Type, Source, str, str], ...] = (
     ("relay_reports_total", "counter", "live", "kind", "Reports and warnings queued for senders."),
     ("relay_upstream_state", "gauge", "snapshot", "upstream state", "1 for the state that holds, else 0."),
     ("relay_upstream_pauses_total", "counter", "live", "upstream", "Times that it was paused or stopped."),
+    ("relay_sender_pauses_total", "counter", "live", "upstream",
+     "Times that it refused a sender, whose mail waits since."),
     ("relay_upstream_resumes_total", "counter", "live", "upstream", "Times that it was used again."),
     ("relay_upstream_paused_until_timestamp_seconds", "gauge", "snapshot", "upstream",
      "When a pause ends; 0 without one, +Inf where nobody can tell."),

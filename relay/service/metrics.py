@@ -28,6 +28,7 @@ _RESULT = {
     Verdict.LATER: "later",
     Verdict.BOUNCE: "bounced",
     Verdict.PAUSE: "paused",
+    Verdict.STOP: "stopped",
 }
 
 
@@ -114,6 +115,10 @@ class Metrics:
     def upstream_paused(self, upstream: str) -> None:
         """Count a pause or a stop."""
         self._counters["relay_upstream_pauses_total"].labels(upstream).inc()
+
+    def sender_paused(self, upstream: str) -> None:
+        """Count a sender whose mail the upstream refuses."""
+        self._counters["relay_sender_pauses_total"].labels(upstream).inc()
 
     def upstream_resumed(self, upstream: str) -> None:
         """Count its end."""

@@ -5,6 +5,7 @@ reads it as a start would, and answers as a running relay would, but sends nothi
 Reports that a verb causes are queued, and leave when the relay runs again.
 """
 
+import asyncio
 import errno
 import os
 import socket
@@ -19,8 +20,9 @@ from relay.service.event_table import Level
 from relay.service.events import Events
 from relay.service.listener_counts import ListenerCounts
 from relay.service.metrics import Metrics
-from relay.service.operations import Results
+from relay.service.operations import ABSENT, OK, Results
 from relay.service.operator import Operator
+from relay.service.pause_file import pause_path
 from relay.service.redaction import Redaction
 from relay.service.sender import Sender
 from relay.service.snapshot import Condition, MessageDetail, PolicyStatus, QueuedMessage, Snapshot
@@ -42,6 +44,7 @@ class OfflineOperations:
         _refuse_strangers(policy.spool)
         self._policy = policy
         clock, disk = SystemClock(), RealDisk()
+        self._disk = disk
         events = Events(sys.stderr, "text", clock, level=Level.WARNING)
         hostname = policy.hostname or socket.getfqdn()
         metrics = Metrics(self._snapshot, ListenerCounts([]), events, clock)
@@ -69,6 +72,8 @@ class OfflineOperations:
             events,
             watch=self._watch,
             wake=lambda: None,
+            resume=lambda _: False,
+            shield=lambda _: None,
             on_fault=self._fail,
         )
         self._is_read = False
@@ -108,6 +113,19 @@ class OfflineOperations:
     async def delete(self, queue_ids: Sequence[QueueId]) -> Results:
         """End messages and tell nobody."""
         return await (await self._read()).delete(queue_ids)
+
+    async def resume(self, upstream: str, *, believes: bool = False) -> str:
+        """Forget a pause that the next start would go on with."""
+        if upstream not in self._policy.upstreams:
+            return ABSENT
+        if believes:
+            return "the relay is down; which refusals it doubts is known while it runs"
+        await asyncio.to_thread(self._forget_pause, pause_path(self._policy, upstream))
+        return OK
+
+    def _forget_pause(self, path: Path) -> None:
+        if self._disk.inode(str(path)) is not None:
+            self._disk.unlink(str(path))
 
     async def _read(self) -> Operator:
         """Read the spool once, as a start does, and take what was accepted."""

@@ -78,6 +78,13 @@ class Operations(Protocol):
         """End messages and tell nobody."""
         ...
 
+    async def resume(self, upstream: str, *, believes: bool = False) -> str:
+        """Use an upstream that rests again, with one transaction first; OK, ABSENT, or what is in the way.
+
+        `believes` bounces what it refused and the shield doubts; else all of that is tried again.
+        """
+        ...
+
 
 class Session(Operations, Protocol):
     """Operations that somebody opened, and has to close."""

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
 
 from relay.envelope import QueueId
+from relay.outcome import Answer
 from relay.reply import clean
 from relay.scheduler import Queued, Scheduler, State
 from relay.service.desk import Desk
@@ -16,8 +17,10 @@ from relay.service.operations import ABSENT, BUSY, OK, Results
 from relay.service.settling import Settling
 from relay.service.snapshot import MessageDetail, QueuedMessage, RecipientStatus, Snapshot
 from relay.service.watch import Watch
+from relay.shield import Shield
 from relay.spool.interface import Absent, Corrupt, Message, SpoolFault, SpoolFull, Status
 
+MOST_SET_ASIDE_LISTED = 1000
 HELD_REASON = "held by the operator"
 
 _STATUS_WORDS: dict[Status, Literal["to do", "relayed", "bounced", "expired", "deleted"]] = {
@@ -45,6 +48,8 @@ class Operator:
         *,
         watch: Watch,
         wake: Callable[[], None],
+        resume: Callable[[str], bool],
+        shield: Callable[[str], Shield | None],
         on_fault: Callable[[BaseException], None],
     ) -> None:
         """`on_fault` is told when the disk failed, of which the operator learns too."""
@@ -54,6 +59,8 @@ class Operator:
         self._events = events
         self._watch = watch
         self._wake = wake
+        self._resume = resume
+        self._shield = shield
         self._on_fault = on_fault
 
     async def snapshot(self) -> Snapshot:
@@ -62,8 +69,10 @@ class Operator:
         return self._watch.snapshot()
 
     async def queue(self) -> Sequence[QueuedMessage]:
-        """Return the queue, oldest first; of each message's recipients only the first ones."""
-        return self._watch.listing()
+        """Return the queue, oldest first, and what is set aside; of recipients only the first ones."""
+        spool = self._desk.spool
+        aside = await self._desk.call(lambda: spool.set_aside_files(MOST_SET_ASIDE_LISTED))
+        return [*self._watch.listing(), *map(self._watch.set_aside, aside)]
 
     async def show(self, queue_id: QueueId) -> MessageDetail | str:
         """Return one message with all its recipients, or ABSENT, or what went wrong."""
@@ -116,6 +125,25 @@ class Operator:
     async def delete(self, queue_ids: Sequence[QueueId]) -> Results:
         """End messages and tell nobody."""
         return await self._each(queue_ids, self._delete)
+
+    async def resume(self, upstream: str, *, believes: bool = False) -> str:
+        """Use an upstream that rests again, with one transaction first."""
+        if (shield := self._shield(upstream)) is None:
+            return ABSENT
+        suspects = shield.suspects
+        by_message: dict[QueueId, dict[int, Answer]] = {}
+        for suspect in suspects:
+            by_message.setdefault(suspect.queue_id, {})[suspect.index] = suspect.answer
+
+        async def bounce(queued: Queued, before: State) -> str:
+            return await self._believe(queued, before, by_message[queued.queue_id])
+
+        results = await self._each(list(by_message), bounce if believes else self._again)
+        failed = {result for result in results.values() if result not in (OK, ABSENT)}
+        if failed:
+            return f"not all refused recipients could be settled: {', '.join(sorted(failed))}"
+        shield.clear()
+        return OK if self._resume(upstream) else ABSENT
 
     async def _each(self, queue_ids: Sequence[QueueId], act: Action) -> dict[QueueId, str]:
         results: dict[QueueId, str] = {}
@@ -198,6 +226,24 @@ class Operator:
             return message
         await self._settling.delete(message)
         return OK
+
+    async def _believe(self, queued: Queued, before: State, refusals: dict[int, Answer]) -> str:
+        """Bounce some recipients of a message after all, and let the others go on."""
+        message = await self._load(queued.queue_id)
+        if isinstance(message, str):
+            return message
+        left = await self._settling.believe(message, {i: refusals[i] for i in message.left if i in refusals})
+        if left:
+            queued.recipients_left, queued.state = left, before
+            self._scheduler.add(queued)
+        return OK
+
+    async def _again(self, queued: Queued, before: State) -> str:
+        """Try a message at once whose refusal is not believed, unless it is held."""
+        if before is State.HELD:
+            queued.state = before
+            return OK
+        return await self._retry(queued, before)
 
     async def _load(self, queue_id: QueueId) -> Message | str:
         (message,) = await self._desk.load([queue_id])

@@ -3,32 +3,57 @@
 A refusal that is about us stops the upstream, not the message: it rests, longer each
 time in a row, and comes back with one transaction to prove that it is well before the
 others follow.  Releasing the whole backlog at the end of a pause is how accounts get
-blocked for good.
+blocked for good.  A refusal of the account itself (STOP) is not ended by time: somebody
+acts, or a probe each hour finds it well, where the rule allows probes at all.
+
+How long: as the upstream asks for; where it speaks of a window ("per hour"), until the
+oldest of what our own history has in that window leaves it; else our own back-off, which
+is also the least once a pause did not help.
+
+A restart goes on with a pause (`recall`): else each one would knock at once at an
+upstream that extends its block for it.  The time of a pause is no message's age
+(`paused_ns`).
 """
 
-from relay.clock import SECOND_NS, Clock
+from collections.abc import Callable
+
+from relay.clock import Clock
 from relay.outcome import Answer, Outcome
+from relay.pauses import PROBE_NS, PauseRecord, Pauses, rest_ns
 from relay.service.events import Events
 from relay.service.metrics import Metrics
 from relay.service.redaction import Redaction
-from relay.verdict import Verdict
+from relay.verdict import Scope, Verdict
 
-FIRST_NS = 15 * SECOND_NS
-LONGEST_NS = 15 * 60 * SECOND_NS
+NEVER_NS = 366 * 24 * PROBE_NS
+"""Where no look is allowed: until somebody acts."""
 
 
 class Pausing:
     """The state of one upstream."""
 
     def __init__(
-        self, upstream: str, events: Events, metrics: Metrics, clock: Clock, redaction: Redaction
+        self,
+        upstream: str,
+        events: Events,
+        metrics: Metrics,
+        clock: Clock,
+        redaction: Redaction,
+        *,
+        keep: Callable[[PauseRecord], None],
+        leaves_in_ns: Callable[[int], int | None],
     ) -> None:
+        """`keep` is given what a restart has to know, each time that it changes.
+
+        `leaves_in_ns` tells in how many nanoseconds the oldest of what the history has
+        within the last so many leaves that window, or None if it has nothing there.
+        """
         self.because = ""
         """Why it rests; empty while it is used."""
         self.paused_until_ns = 0
         """Boottime; of no meaning while it is used."""
         self.is_stopped = False
-        """It rests because of our own history, not because of what it said."""
+        """It rests until somebody acts: our own history is at fault, or it refused the account."""
         self.is_proving = False
         """One transaction must go well before the others follow."""
         self._upstream = upstream
@@ -36,7 +61,40 @@ class Pausing:
         self._metrics = metrics
         self._clock = clock
         self._redaction = redaction
+        self._keep = keep
+        self._leaves_in_ns = leaves_in_ns
+        self._is_history = False  # why it is stopped: our own history
+        self._may_probe = True
         self._in_a_row = 0
+        self._pauses = Pauses()
+
+    def recall(self, record: PauseRecord) -> None:
+        """Go on from what was kept before a restart."""
+        now_ns = self._clock.boottime_ns()
+        record = record.moved(self._clock.boot_id(), now_ns, self._clock.wall_ns())
+        self._in_a_row = record.in_a_row
+        self._pauses = Pauses(record.spans)
+        left_ns = record.until_ns - now_ns
+        if record.because and left_ns > 0:
+            self.is_stopped, self._may_probe = record.is_stopped, not record.is_stopped
+            self._begin(record.because, left_ns, goes_on=True)
+            if self.is_stopped:
+                self._events.upstream_stopped(upstream=self._upstream, reason=self.because)
+            else:
+                self._tell_paused(left_ns)
+        else:
+            self._pauses.end(min(now_ns, record.until_ns))
+            # An upstream that refused us when we last asked has to prove itself first.
+            self.is_proving = record.in_a_row > 0
+
+    def paused_ns(self, since_ns: int, until_ns: int) -> int:
+        """Return for how long it was paused between two instants of this boot."""
+        return self._pauses.within_ns(since_ns, until_ns)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether it is stopped because the upstream refused the account."""
+        return self.is_stopped and not self._is_history
 
     def until_ns(self, now_ns: int) -> int | None:
         """Return until when it rests (boottime), or None if it is used; ends a pause that is over.
@@ -47,53 +105,106 @@ class Pausing:
             return None
         if now_ns < self.paused_until_ns:
             return self.paused_until_ns
-        if not self.is_stopped:
+        if not self._is_history:
             self.end()
         return None
 
     def rest(self, answer: Answer) -> None:
         """Begin a pause because of a refusal that is about us; longer if the last one did not help."""
+        if answer.verdict is Verdict.STOP:
+            self._stop_by(answer)
+            return
         if self.because:
             return
-        length_ns = min(LONGEST_NS, FIRST_NS << min(self._in_a_row, 10))
+        self._may_probe = True
+        length_ns = rest_ns(answer.ruling, self._in_a_row, self._leaves_in_ns)
         self._in_a_row += 1
-        self._begin(answer.text, length_ns)
-        self._events.upstream_paused(
-            upstream=self._upstream, reason=self.because, until_at_ns=self._clock.wall_ns() + length_ns
+        # Refused again before anything went well: it is one pause, the proving included.
+        self._begin(answer.text, length_ns, goes_on=self._in_a_row > 1)
+        self._tell_paused(length_ns)
+
+    def tell_sender(self, reverse_path: str, answer: Answer, length_ns: int) -> None:
+        """Tell that the mail of one sender waits, and that of all others goes on."""
+        self._metrics.sender_paused(self._upstream)
+        self._events.sender_paused(
+            upstream=self._upstream,
+            reverse_path=reverse_path,
+            reason=self._redaction.hide(answer.text),
+            until_at_ns=self._clock.wall_ns() + length_ns,
         )
 
     def stop(self, because: str, length_ns: int) -> int:
         """Send nothing for a while because of a fault of ours; return until when to look again."""
-        if self.is_stopped:
+        if self._is_history:
             self.paused_until_ns = self._clock.boottime_ns() + length_ns
-        else:
-            self.is_stopped = True
-            self._begin(because, length_ns)
+        elif not self.is_stopped:
+            self.is_stopped = self._is_history = True
+            self._begin(because, length_ns, goes_on=bool(self.because))
             self._events.upstream_stopped(upstream=self._upstream, reason=self.because)
         return self.paused_until_ns
 
     def trust_history(self) -> None:
         """End a stop: the history was read and is sound."""
-        if self.is_stopped:
+        if self._is_history:
             self.end()
 
     def end(self) -> None:
         """Use the upstream again, carefully."""
         if self.because:
             self.because, self.is_stopped, self.is_proving = "", False, True
+            self._is_history = False
+            self._pauses.end(self._clock.boottime_ns())
+            self._record()
             self._events.upstream_resumed(upstream=self._upstream)
             self._metrics.upstream_resumed(self._upstream)
 
     def feel(self, outcome: Outcome) -> None:
         """Learn from a transaction: pause, or trust again."""
-        if outcome.pause is not None:
+        if outcome.pause is not None and outcome.pause.scope is Scope.UPSTREAM:
             self.rest(outcome.pause)
         elif any(answer.verdict in (Verdict.RELAYED, Verdict.BOUNCE) for answer in outcome.answers):
-            self.is_proving, self._in_a_row = False, 0
+            was_in_doubt, self.is_proving, self._in_a_row = self._in_a_row > 0, False, 0
+            if was_in_doubt:
+                self._record()
 
-    def _begin(self, because: str, length_ns: int) -> None:
+    def _stop_by(self, answer: Answer) -> None:
+        """Send nothing until somebody acts: it refused the account."""
+        if self.is_stopped:
+            return
+        self._may_probe = answer.ruling is None or answer.ruling.may_probe
+        self._in_a_row += 1
+        self.is_stopped = True
+        self._begin(answer.text, PROBE_NS if self._may_probe else NEVER_NS, goes_on=bool(self.because))
+        self._events.upstream_stopped(upstream=self._upstream, reason=self.because)
+
+    def _begin(self, because: str, length_ns: int, *, goes_on: bool) -> None:
         if not self.because:
             self._metrics.upstream_paused(self._upstream)
         # An upstream may echo what it was told, and this is shown.
         self.because = self._redaction.hide(because) or "no reason given"
-        self.paused_until_ns = self._clock.boottime_ns() + length_ns
+        now_ns = self._clock.boottime_ns()
+        self.paused_until_ns = now_ns + length_ns
+        self._pauses.begin(now_ns, goes_on=goes_on)
+        self._record()
+
+    def _tell_paused(self, length_ns: int) -> None:
+        self._events.upstream_paused(
+            upstream=self._upstream, reason=self.because, until_at_ns=self._clock.wall_ns() + length_ns
+        )
+
+    def _record(self) -> None:
+        # A start looks at the history anew, and whoever starts us may have mended the password:
+        # but where each attempt makes it worse, only `relay resume` or an edit ends a stop.
+        is_kept = bool(self.because) and (not self.is_stopped or not self._may_probe)
+        self._keep(
+            PauseRecord(
+                self._clock.boot_id(),
+                self._clock.boottime_ns(),
+                self._clock.wall_ns(),
+                self.because if is_kept else "",
+                self.paused_until_ns if self.because else 0,
+                self._in_a_row,
+                self._pauses.spans,
+                is_stopped=is_kept and self.is_stopped,
+            )
+        )

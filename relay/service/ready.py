@@ -14,6 +14,8 @@ from relay.outcome import Answer
 from relay.reply import Phase, clean
 from relay.service.events import Events
 from relay.service.metrics import Metrics
+from relay.service.opener import NoRoomToConnect
+from relay.throttle.record import HistoryError
 from relay.upstream.connection import Connection, UpstreamUnavailable
 from relay.upstream.pool import Pool
 from relay.verdict import Verdict
@@ -48,12 +50,23 @@ class ReadyConnections:
         self._is_stopped = False
         self._ready: deque[Connection] = deque()
         self._enough_until_ns = 0
+        self._failure: HistoryError | None = None
 
-    def take(self, most: int, *, has_others: bool) -> list[Connection]:
+    @property
+    def is_opening(self) -> bool:
+        """Whether a connection is on its way, which will be told of."""
+        return bool(self._opening)
+
+    def take(self, most: int, *, has_others: bool, openings: int | None) -> list[Connection]:
         """Return up to `most` ready connections, and have more opened if there are fewer.
 
-        `has_others` says that transactions are under way, so that one more is not urgent.
+        `has_others` says that transactions are under way, so that one more is not urgent;
+        `openings` how many may be opened, None for any number.  Raises HistoryError where
+        that could not be decided for one.
         """
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
         connections: list[Connection] = []
         while self._ready and len(connections) < most:
             if (connection := self._ready.popleft()).is_usable:
@@ -63,7 +76,8 @@ class ReadyConnections:
         while len(connections) < most and (idle := self._pool.try_acquire()) is not None:
             connections.append(idle)
         is_enough = self._is_stopped or (has_others and self._clock.boottime_ns() < self._enough_until_ns)
-        for _ in range(0 if is_enough else most - len(connections) - len(self._opening)):
+        wanted = 0 if is_enough else most - len(connections) - len(self._opening)
+        for _ in range(wanted if openings is None else min(wanted, openings)):
             opening = asyncio.create_task(self._open())
             self._opening.add(opening)
         return connections
@@ -91,6 +105,10 @@ class ReadyConnections:
             if self._is_stopped:
                 return
             self._tell_unavailable(unavailable.answer)
+        except NoRoomToConnect:
+            pass  # who looks again finds out until when
+        except HistoryError as failure:
+            self._failure = failure
         except Exception as error:  # noqa: BLE001 - whatever it is, mail must not silently stop
             self._events.fault(where=f"upstream {self._upstream}", error=error)
             self._metrics.fault()

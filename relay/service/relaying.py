@@ -19,16 +19,20 @@ from relay.service.gate import Gate
 from relay.service.metrics import Metrics
 from relay.service.pause import Pausing
 from relay.service.settling import Attempt, Settling
+from relay.shield import Shield
+from relay.spool.files import Unreadable
 from relay.spool.interface import Absent, Corrupt, Message
 from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection
 from relay.upstream.pool import Pool
 from relay.upstream.stuffing import UnsendableContent
 from relay.upstream.transaction import Transaction
-from relay.verdict import Verdict
+from relay.verdict import Scope, Verdict
 
 READ_RETRY_NS = SECOND_NS
 """How long a message waits that we could not read for lack of our own."""
+UNREADABLE_RETRY_NS = 60 * SECOND_NS
+"""How long one waits that the disk does not give us."""
 
 
 class _Overslept(Exception):  # noqa: N818 - what this host did
@@ -59,6 +63,7 @@ class Relaying:
         pool: Pool[Connection],
         settling: Settling,
         pausing: Pausing,
+        shield: Shield,
         metrics: Metrics,
         clock: Clock,
         on_free: Callable[[], None],
@@ -71,6 +76,7 @@ class Relaying:
         self._pool = pool
         self._settling = settling
         self._pausing = pausing
+        self._shield = shield
         self._metrics = metrics
         self._clock = clock
         self._on_free = on_free
@@ -96,8 +102,11 @@ class Relaying:
                 self._pool.discard(connection)
             self._on_free()
         ended_ns = self._clock.boottime_ns()
+        named = [(index, portion.message.envelope.recipients[index]) for index in portion.indices]
+        outcome = self._shield.judge(outcome, queued.queue_id, named)
         self._metrics.attempted(self._upstream, outcome, ended_ns - reservation.reserved_at_ns)
         self._pausing.feel(outcome)
+        self._feel_sender(portion.message.envelope.reverse_path, outcome, ended_ns)
         waited_ns = reservation.reserved_at_ns - queued.arrived_at_ns
         await self._settling.settle(
             Attempt(
@@ -110,8 +119,17 @@ class Relaying:
                 connection.tls,
                 connection.transactions,
                 (0, waited_ns, 0, ended_ns - reservation.reserved_at_ns),
+                self._pausing.paused_ns(queued.arrived_at_ns, ended_ns),
             )
         )
+
+    def _feel_sender(self, reverse_path: str, outcome: Outcome, now_ns: int) -> None:
+        """Let the mail of a sender wait that the upstream refuses, and go on once it takes some."""
+        if outcome.pause is not None and outcome.pause.scope is Scope.SENDER:
+            until_ns = self._scheduler.rest_sender(reverse_path, now_ns, outcome.pause.text)
+            self._pausing.tell_sender(reverse_path, outcome.pause, until_ns - now_ns)
+        elif any(answer.verdict is Verdict.RELAYED for answer in outcome.answers):
+            self._scheduler.trust_sender(reverse_path)
 
     async def refuse(self, portion: Portion, unfit: Answer) -> None:
         """Settle a message that the upstream cannot carry, without asking it or using a slot."""
@@ -128,14 +146,16 @@ class Relaying:
                 connection.tls,
                 0,
                 (0, 0, 0, 0),
+                self._pausing.paused_ns(portion.queued.arrived_at_ns, self._clock.boottime_ns()),
             )
         )
 
     def postpone_unread(self, queued: Queued, error: Exception) -> None:
-        """Try again soon what could not be read for lack of our own: it is as good as before."""
+        """Try again soon what could not be read: it is as good as before, as far as anybody knows."""
+        retry_ns = UNREADABLE_RETRY_NS if isinstance(error, Unreadable) else READ_RETRY_NS
         self._scheduler.postpone(
             queued.queue_id,
-            self._clock.boottime_ns() + READ_RETRY_NS,
+            self._clock.boottime_ns() + retry_ns,
             queued.recipients_left,
             f"cannot be read now: {clean(str(error))}",
         )

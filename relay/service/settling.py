@@ -23,6 +23,9 @@ from relay.verdict import Verdict
 Delays = tuple[int, int, int, int]
 """Nanoseconds before the queue, in the queue and the throttle, connecting, transmitting."""
 
+REFUSALS_IN_PLACE = 3
+"""A message that met so many refusals about us in its transactions lets the others go first."""
+
 _MARKS = {Fate.RELAYED: Status.RELAYED, Fate.BOUNCED: Status.BOUNCED, Fate.EXPIRED: Status.EXPIRED}
 
 
@@ -41,6 +44,8 @@ class Attempt:
     tls: str
     conn_use: int
     delays_ns: Delays
+    paused_ns: int
+    """How much of the message's time in the queue its upstream was paused: no part of its age."""
 
     @property
     def host(self) -> str:
@@ -76,7 +81,7 @@ class Settling:
     async def settle(self, attempt: Attempt) -> None:
         """Settle an attempt durably.  Raises SpoolFault."""
         queued, message = attempt.queued, attempt.message
-        age_ns = self._clock.boottime_ns() - queued.arrived_at_ns
+        age_ns = self._clock.boottime_ns() - queued.arrived_at_ns - attempt.paused_ns
         settlement = settle(
             left=message.left,
             asked=attempt.asked,
@@ -125,6 +130,30 @@ class Settling:
                 answer=Answer(Verdict.BOUNCE, Phase.EOD, None, text, own_status=note.status),
                 delays_ns=(0, max(0, at_ns - message.envelope.arrival_at_ns), 0, 0),
             )
+
+    async def believe(self, message: Message, refusals: dict[int, Answer]) -> int:
+        """Bounce some recipients by refusals that were doubted so far; return how many are left."""
+        at_ns = self._clock.wall_ns()
+        marks = dict.fromkeys(refusals, Status.BOUNCED)
+        notes = tuple(
+            Note(index, answer.status, "bounced", self.redaction.hide(answer.text), None, at_ns)
+            for index, answer in refusals.items()
+        )
+        left = len(message.left) - len(refusals)
+        if left:
+            await self._desk.settle(Ending(message, marks, notes, is_finished=False))
+        else:
+            await self._end(message, marks, notes)
+        for index, answer in refusals.items():
+            self._events.delivery(
+                queue_id=message.queue_id,
+                upstream="",
+                recipient=message.envelope.recipients[index],
+                fate=Fate.BOUNCED,
+                answer=answer,
+                delays_ns=(0, max(0, at_ns - message.envelope.arrival_at_ns), 0, 0),
+            )
+        return left
 
     async def delete(self, message: Message) -> None:
         """Drop all recipients that are left, by an operator's word; nobody is told."""
@@ -224,9 +253,13 @@ class Settling:
             case Next.FINISH:
                 self._scheduler.remove(queued.queue_id)
             case Next.GIVE_BACK if attempt.outcome.pause is not None:
-                # Another one proves the upstream after the pause: else a single message that it takes
-                # for an offence of ours each time would keep all others for ever.
-                self._scheduler.again(queued.queue_id, settlement.recipients_left, reason)
+                queued.refusals += 1
+                if queued.refusals < REFUSALS_IN_PLACE:
+                    self._scheduler.give_back(queued.queue_id, reason)
+                else:
+                    # Another one proves the upstream from now on: else a single message that it takes for
+                    # an offence of ours each time would keep all others for ever.
+                    self._scheduler.again(queued.queue_id, settlement.recipients_left, reason)
             case Next.GIVE_BACK:
                 self._scheduler.give_back(queued.queue_id, reason)
             case Next.AGAIN:

@@ -38,7 +38,7 @@ class UpstreamState(enum.StrEnum):
     PAUSED = "paused"
     """A refusal that was about us; it is tried again at `paused_until_ns`."""
     STOPPED = "stopped"
-    """Until somebody acts: its history cannot be trusted, or its credential is missing."""
+    """Until somebody acts: its history cannot be trusted, or it refused the account."""
 
 
 class QueueState(enum.StrEnum):
@@ -65,9 +65,9 @@ class LimitStatus:
     upstream: str
     label: str
     """As the policy's limit shows itself, e.g. `8 messages per 60s`."""
-    unit: Literal["messages", "recipients"]
+    unit: Literal["messages", "recipients", "connections"]
     used: int
-    """Slots that are occupied; above `count` after an edit that lowered it."""
+    """Slots that are occupied, by the fullest key where it has keys; above `count` after N was lowered."""
     count: int
     """N."""
     period_ns: int
@@ -76,6 +76,12 @@ class LimitStatus:
     """Wall clock: when the next slot opens; None while there is room."""
     openings_at_ns: tuple[int, ...] = ()
     """Wall clock, ascending: when occupied slots open, as many as are at hand; for the estimate."""
+    for_each: str | None = None
+    """What has a window each."""
+    key: str | None = None
+    """The one that is fullest, of which all of this tells."""
+    most: int | None = None
+    """The most slots that were occupied at one instant, counted anew from the history; None before that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +241,7 @@ def drained_at_ns(upstream: UpstreamStatus, at_ns: int) -> int | None:
     rooms = [
         Room(limit.unit, limit.count, limit.used, limit.period_ns, tuple(o - at_ns for o in _openings(limit)))
         for limit in upstream.limits
+        if limit.for_each is None
     ]
     pause_ns = max(0, (upstream.paused_until_ns or 0) - at_ns)
     needed_ns = drain_in_ns(upstream.waiting_messages, upstream.waiting_recipients, rooms)
@@ -253,9 +260,13 @@ _ADDRESS = re.compile(r'<?(?:"(?:[^"\\]|\\.)*"|[^\s<>",;]+)@(?:\[[^\]\s]*\]|[^\s
 
 
 def public(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot without any mail address: replies that name one lose it."""
+    """Return the snapshot without any mail address: replies that name one lose it, and limits their key."""
     upstreams = tuple(
-        replace(upstream, paused_because=_ADDRESS.sub("<address>", upstream.paused_because))
+        replace(
+            upstream,
+            paused_because=_ADDRESS.sub("<address>", upstream.paused_because),
+            limits=tuple(replace(limit, key=None) for limit in upstream.limits),
+        )
         for upstream in snapshot.upstreams
     )
     return replace(
@@ -326,8 +337,11 @@ def _limit_json(limit: LimitStatus, at_ns: int) -> dict[str, Any]:
     return {
         "limit": limit.label,
         "unit": limit.unit,
+        "for_each": limit.for_each,
+        "key": limit.key,
         "used": limit.used,
         "count": limit.count,
+        "most": limit.most,
         "period_seconds": _seconds(limit.period_ns),
         "opens_at": rfc3339_or_none(opens_ns),
         "opens_in_seconds": 0.0 if opens_ns is None else _seconds(max(0, opens_ns - at_ns)),

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from relay import __version__
 from relay.clock import Clock
+from relay.envelope import QueueId
 from relay.eta import Room, drain_in_ns
 from relay.policy.model import Policy
 from relay.scheduler import Queued, State
@@ -26,6 +27,8 @@ from relay.service.snapshot import (
     UpstreamState,
     UpstreamStatus,
 )
+from relay.spool.interface import SetAside
+from relay.spool.room import why_no_room
 
 _STATES = {
     State.WAITING: QueueState.WAITING,
@@ -61,19 +64,22 @@ class Watch:
             totals.accepted, totals.relayed, totals.bounced, totals.expired, totals.deleted, totals.queued
         )
         counts = self._counts(self._sender.scheduler)
+        counts[QueueState.INCOMING] = QueueCounts(messages=self._sender.seen.accepted)
         counts[QueueState.CORRUPT] = QueueCounts(messages=self._sender.seen.corrupt)
+        disk = DiskStatus(self._sender.seen.free_bytes, self._sender.seen.free_inodes)
+        full = why_no_room((disk.free_bytes, disk.free_inodes)) or ""
         return Snapshot(
             self._clock.wall_ns(),
             __version__,
             self._hostname,
             self.condition,
             self.started_at_ns,
-            self.refusing_because,
+            self.refusing_because or full,
             tuple(self._upstream(name, counts) for name in self.policy.upstreams),
             counts,
             ledger,
             self.policy_status,
-            DiskStatus(self._sender.seen.free_bytes, self._sender.seen.free_inodes),
+            disk,
         )
 
     def listing(self) -> list[QueuedMessage]:
@@ -86,6 +92,8 @@ class Watch:
             if queued.state in (State.WAITING, State.ACTIVE) and pause_ns is not None:
                 messages, recipients = messages + 1, recipients + queued.recipients_left
                 eta_at_ns = self._clock.wall_ns() + pause_ns + drain_in_ns(messages, recipients, rooms)
+                if queued.place is not None:
+                    eta_at_ns = max(eta_at_ns, self._wall(queued.due_at_ns))
             listed.append(self.listed(queued, queued.recipients_shown, eta_at_ns))
         return listed
 
@@ -106,6 +114,20 @@ class Watch:
             due_at_ns,
             eta_at_ns,
             self.policy.default_upstream,
+        )
+
+    @staticmethod
+    def set_aside(file: SetAside) -> QueuedMessage:
+        """Return a file in corrupt/ as a listing shows it: by its name, which in general is no id."""
+        return QueuedMessage(
+            QueueId(file.name),
+            QueueState.CORRUPT,
+            file.size_bytes,
+            file.arrival_at_ns,
+            file.reverse_path,
+            file.recipients_left,
+            (),
+            file.reason,
         )
 
     def _reason(self, queued: Queued) -> str:
@@ -169,6 +191,9 @@ class Watch:
                 usage.span_ns,
                 self._wall(usage.opens_at_ns) if usage.used >= usage.count else None,
                 tuple(self._wall(opening) for opening in usage.openings_ns),
+                usage.for_each,
+                usage.key,
+                heart.gate.most.get(usage.label),
             )
             for usage in heart.gate.usage()
         )
@@ -181,6 +206,7 @@ class Watch:
         return [
             Room(u.unit, u.count, u.used, u.span_ns, tuple(opening - now_ns for opening in u.openings_ns))
             for u in heart.gate.usage()
+            if u.for_each is None
         ]
 
     def _pause_left_ns(self) -> int | None:

@@ -20,13 +20,14 @@ from relay.clock import Clock
 from relay.envelope import Shape
 from relay.outcome import Answer, Outcome
 from relay.policy.model import Mechanism, Tls
+from relay.policy.shipped import standard_judge
 from relay.reply import Phase, Reply, clean
 from relay.upstream import sasl
 from relay.upstream.extensions import Extensions, extensions_of
 from relay.upstream.protocol import Broken, StrictProtocol
 from relay.upstream.timeouts import Timeouts
 from relay.upstream.transaction import Transaction, carry_out, unfit
-from relay.verdict import Verdict
+from relay.verdict import Judge, Verdict
 
 EHLO_NOT_KNOWN = frozenset({500, 501, 502, 504, 550})
 """After these HELO may do (RFC 5321, 3.2 and 4.1.4)."""
@@ -46,10 +47,12 @@ class Account:
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     mechanism: Mechanism = Mechanism.AUTO
+    judge: Judge = field(default_factory=standard_judge, repr=False, compare=False)
+    """What its refusals mean; its rules may be replaced meanwhile."""
 
 
 class UpstreamUnavailable(Exception):  # noqa: N818 - it is what the upstream is, and reads as such
-    """No connection could be opened; `answer` says at which step and why, and is a PAUSE."""
+    """No connection could be opened; `answer` says at which step and why, and is about us."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer.text)
@@ -67,6 +70,7 @@ class Connection:
         *,
         name: str,
         opened_at_ns: int,
+        judge: Judge,
     ) -> None:
         self.name = name
         """`host[address]:port`, for the log."""
@@ -77,6 +81,7 @@ class Connection:
         self._protocol = protocol
         self._extensions = extensions
         self._timeouts = timeouts
+        self._judge = judge
         self._tls = _tls_version(protocol)
 
     def __repr__(self) -> str:
@@ -114,7 +119,12 @@ class Connection:
         self.transactions += 1
         try:
             return await carry_out(
-                self._protocol, self._extensions, self._timeouts, transaction, is_reused=is_reused
+                self._protocol,
+                self._extensions,
+                self._timeouts,
+                transaction,
+                judge=self._judge,
+                is_reused=is_reused,
             )
         except BaseException:
             # Crash here: the final dot was not sent, or its reply was not read.
@@ -157,6 +167,7 @@ class _Opening:
             self._timeouts,
             name=self._name,
             opened_at_ns=clock.boottime_ns(),
+            judge=self._account.judge,
         )
 
     async def _open(self) -> Extensions:
@@ -168,6 +179,8 @@ class _Opening:
             extensions = await self._introduce(context)
             await self._log_in(extensions)
         except Broken as broken:
+            if broken.reply is not None:
+                raise self._refused(broken.reply) from broken
             raise UpstreamUnavailable(broken.answer(self._protocol.phase, Verdict.PAUSE)) from broken
         except OSError as error:
             raise self._unavailable(_why(error)) from error
@@ -264,7 +277,9 @@ class _Opening:
             raise self._refused(reply)
 
     def _refused(self, reply: Reply) -> UpstreamUnavailable:
-        return UpstreamUnavailable(Answer(Verdict.PAUSE, self._protocol.phase, reply, str(reply)))
+        phase = self._protocol.phase
+        ruling = self._account.judge.ruling(phase, reply)
+        return UpstreamUnavailable(Answer(ruling.verdict, phase, reply, str(reply), ruling=ruling))
 
     def _unavailable(self, text: str) -> UpstreamUnavailable:
         return UpstreamUnavailable(

@@ -2,7 +2,7 @@
 
 Guarantees: one `Outcome` for whatever the upstream does, with one `Answer` for each
 recipient; a recipient is RELAYED only by 250 to the final dot, BOUNCE only by a
-well-formed 5yz that the table of `relay.verdict` calls so, or by our own refusal of what
+well-formed refusal that the rules of the `Judge` call so, or by our own refusal of what
 cannot be sent; whatever is unclear ends the connection.
 Each command waits for its reply, so that every reply is known with its phase.
 Crash anywhere before the final dot: nothing was relayed.  From the dot to the end of
@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from relay.address import is_valid_address
 from relay.clock import SECOND_NS
 from relay.envelope import Shape
-from relay.outcome import Answer, Outcome
+from relay.outcome import Answer, Outcome, gravest
 from relay.reply import Phase, Reply
 from relay.upstream.extensions import Extensions
 from relay.upstream.protocol import Broken, Desynchronised, Late, StrictProtocol, Unexpected
 from relay.upstream.timeouts import Timeouts
-from relay.verdict import Verdict, verdict_of, verdict_of_silence
+from relay.verdict import Judge, Scope, Verdict, verdict_of_silence
 
 RCPT_ACCEPTED = frozenset({250, 251, 252})
 """RFC 5321, 4.3.2, and 252: it will try.  Harmless, since only the final dot relays."""
@@ -65,6 +65,7 @@ async def carry_out(
     timeouts: Timeouts,
     transaction: Transaction,
     *,
+    judge: Judge,
     is_reused: bool,
 ) -> Outcome:
     """Do one transaction; `is_reused` is whether the connection has done one before.
@@ -72,7 +73,7 @@ async def carry_out(
     The connection is usable afterwards if `protocol.is_quiet`.  Raises only what the
     content raises (nothing was relayed then), and CancelledError; the caller aborts.
     """
-    exchange = _Exchange(protocol, extensions, timeouts, transaction, is_reused=is_reused)
+    exchange = _Exchange(protocol, extensions, timeouts, transaction, judge=judge, is_reused=is_reused)
     return await exchange.run()
 
 
@@ -86,12 +87,14 @@ class _Exchange:
         timeouts: Timeouts,
         transaction: Transaction,
         *,
+        judge: Judge,
         is_reused: bool,
     ) -> None:
         self._protocol = protocol
         self._extensions = extensions
         self._timeouts = timeouts
         self._transaction = transaction
+        self._judge = judge
         self._is_reused = is_reused
         self._loop = asyncio.get_running_loop()
         self._end = self._loop.time() + transaction.longest_ns / SECOND_NS
@@ -115,8 +118,7 @@ class _Exchange:
                     self._take_back_refusals()
                 self._settle_rest(self._answer_to_break(broken))
         answers = tuple(answer for answer in self._answers if answer is not None)
-        pause = next((answer for answer in answers if answer.verdict is Verdict.PAUSE), None)
-        return Outcome(answers, is_ambiguous, pause)
+        return Outcome(answers, is_ambiguous, gravest(answers))
 
     def _refusal_of_ours(self) -> Answer | None:
         """Refuse what must not go onto the wire; a bad recipient alone is refused alone."""
@@ -161,7 +163,7 @@ class _Exchange:
     async def _name_recipients(self) -> list[int]:
         """Do the RCPTs; settle the refused, return the places of the accepted.
 
-        What says that there are too many, or that it is about us, holds for those not
+        What says that there are too many, or is about the message or us, holds for those not
         yet named as well.  The accepted go on to DATA all the same: else a message with
         more recipients than the upstream's quota would never get any of them relayed.
         """
@@ -178,9 +180,9 @@ class _Exchange:
             if answer.verdict is Verdict.LATER and not accepted:
                 # Too many, yet none was taken: it is no limit of this transaction, and
                 # to try again at once would never end.
-                answer = replace(answer, verdict=Verdict.DEFER)
+                answer = replace(answer, verdict=Verdict.DEFER, ruling=None)
             self._answers[index] = answer
-            if answer.verdict in (Verdict.LATER, Verdict.PAUSE):
+            if answer.verdict is Verdict.LATER or answer.scope is not Scope.RECIPIENT:
                 self._settle_rest(answer, but=accepted)
                 break
         return accepted
@@ -229,7 +231,8 @@ class _Exchange:
 
     def _answer(self, reply: Reply) -> Answer:
         phase = self._protocol.phase
-        return Answer(verdict_of(phase, reply), phase, reply, str(reply))
+        ruling = self._judge.ruling(phase, reply, self._transaction.reverse_path)
+        return Answer(ruling.verdict, phase, reply, str(reply), ruling=ruling)
 
     def _answer_to_break(self, broken: Broken) -> Answer:
         """Return what it means that the connection broke, for those not settled yet."""
@@ -239,14 +242,14 @@ class _Exchange:
             # message: at once on another one, and a fresh one ends this.
             return broken.answer(phase, Verdict.LATER if self._is_reused else Verdict.PAUSE)
         if broken.reply is not None:
-            return broken.answer(phase, verdict_of(phase, broken.reply))
+            return self._answer(broken.reply)
         return broken.answer(phase, verdict_of_silence(phase))
 
     def _take_back_refusals(self) -> None:
         """Doubt every refusal by RCPT or DATA: a leftover reply may have moved it to its neighbour."""
         for index, answer in enumerate(self._answers):
             if answer is not None and answer.reply is not None and answer.verdict is Verdict.BOUNCE:
-                self._answers[index] = replace(answer, verdict=Verdict.DEFER)
+                self._answers[index] = replace(answer, verdict=Verdict.DEFER, ruling=None)
 
     def _settle_rest(self, answer: Answer, *, but: list[int] | None = None) -> None:
         """Give the answer to everybody who has none yet, but for these places."""

@@ -1,0 +1,109 @@
+"""`relay audit`: the most that any window of any limit can have held, counted anew from the history."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from relay.cli.options import policy_option, printable
+from relay.cli.session import NotPermitted
+from relay.policy.faults import PolicyError, fault_of_file
+from relay.policy.source import parse_policy
+from relay.service.instants import rfc3339_or_none, span
+from relay.spool.durable import RealDisk
+from relay.throttle.audit import Audit, Finding, audit_file
+from relay.throttle.record import HistoryError
+
+EXCEEDED = 1
+"""The exit code where a window held more than its limit, as the policy states it today."""
+
+
+@click.command()
+@policy_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, one for each limit.")
+def audit(policy_path: Path, *, as_json: bool) -> int:
+    """Prove from the history that no limit was exceeded.
+
+    For each limit, the most that any window of its length can have held, wherever in its
+    transactions the upstream counts; with the relay up or down.  Changes nothing.  The
+    exit code is 1 where that is more than the limit: by an edit that lowered it, or because
+    something else went through the account's history.
+    """
+    try:
+        policy = parse_policy(policy_path.read_bytes(), policy_path)
+    except OSError as error:
+        raise PolicyError([fault_of_file(policy_path, f"cannot read it: {error.strerror}")]) from None
+    is_exceeded = is_unreadable = False
+    for name, upstream in policy.upstreams.items():
+        path = policy.history_path(name)
+        try:
+            found = audit_file(path, upstream.limits, RealDisk())
+        except FileNotFoundError:
+            if not as_json:
+                click.echo(printable(f"{name}: {path} is not there: nothing was sent under a limit"))
+            continue
+        except PermissionError as error:
+            raise NotPermitted(f"{error}; run this as the user that the relay runs as") from error
+        except HistoryError as error:
+            click.echo(printable(f"{name}: {error}"), err=True)
+            is_unreadable = True
+            continue
+        is_exceeded = is_exceeded or any(finding.is_exceeded for finding in found.findings)
+        for line in _json_lines(name, path, found) if as_json else _lines(name, path, found):
+            click.echo(line)
+    return os.EX_DATAERR if is_unreadable else EXCEEDED if is_exceeded else os.EX_OK
+
+
+def _lines(name: str, path: Path, found: Audit) -> Iterator[str]:
+    known = f"{found.transactions} transactions"
+    if found.in_flight:
+        known += f", {found.in_flight} of them without an end so far"
+    if found.since_ns is not None and found.until_ns is not None:
+        known += f", since {rfc3339_or_none(found.since_ns)} ({span(found.until_ns - found.since_ns)})"
+    yield printable(f"{name}: {path}: {known}")
+    if found.merged:
+        yield f"  {found.merged} older ones were merged by compaction, and are known only roughly"
+    if found.without_start:
+        yield f"  {found.without_start} have no start that was kept, and count from their end"
+    for finding in found.findings:
+        key = f" (by {finding.key or '<>'})" if finding.key is not None else ""
+        at = f" at {rfc3339_or_none(finding.most_at_ns)}" if finding.most_at_ns is not None else ""
+        yield printable(f"  {finding.label}: at most {finding.most} at once{key}{at}: {_verdict(finding)}")
+
+
+def _verdict(finding: Finding) -> str:
+    if finding.is_exceeded:
+        return f"EXCEEDED, {finding.most - finding.count} more than it allows today"
+    if finding.is_proven:
+        return "never exceeded"
+    return (
+        f"not exceeded by what is known exactly; with what is known roughly, not more than {finding.at_most}"
+    )
+
+
+def _json_lines(name: str, path: Path, found: Audit) -> Iterator[str]:
+    for finding in found.findings:
+        line: dict[str, Any] = {
+            "upstream": name,
+            "history": str(path),
+            "limit": finding.label,
+            "unit": finding.unit,
+            "count": finding.count,
+            "period_seconds": finding.period_ns / 1_000_000_000,
+            "most": finding.most,
+            "most_at": rfc3339_or_none(finding.most_at_ns),
+            "key": finding.key,
+            "at_most": finding.at_most,
+            "exceeded": finding.is_exceeded,
+            "proven": finding.is_proven,
+            "since": rfc3339_or_none(found.since_ns),
+            "until": rfc3339_or_none(found.until_ns),
+            "transactions": found.transactions,
+            "in_flight": found.in_flight,
+            "merged": found.merged,
+            "without_start": found.without_start,
+        }
+        yield json.dumps(line)

@@ -1,0 +1,138 @@
+"""`relay fsck`: what is not as it should be in a spool and its histories, a line a finding.
+
+Reads only, and takes no lock, so that it may be run beside a relay.  Exit codes: 0 clean,
+1 findings that need nobody (the next start, or the next use, puts them right), 65
+(EX_DATAERR) damage: somebody has to look; 66 there is no spool, 74 it cannot be read, 77
+it belongs to somebody else.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from relay.cli.options import policy_option, printable
+from relay.clock import SystemClock
+from relay.finding import Finding
+from relay.policy.faults import PolicyError, fault_of_file
+from relay.policy.model import Policy
+from relay.policy.source import parse_policy
+from relay.service.control import ControlClient
+from relay.spool.durable import RealDisk
+from relay.spool.inspection import Inspection, Inspector
+from relay.throttle.inspection import history_findings
+
+FINDINGS_THAT_NEED_NOBODY = 1
+
+
+class NotReadable(click.ClickException):
+    """The spool cannot be read as a whole, so nothing can be said of it."""
+
+    exit_code = os.EX_IOERR
+
+
+class NoSpool(NotReadable):
+    """There is none where the policy says."""
+
+    exit_code = os.EX_NOINPUT
+
+
+class NotPermitted(NotReadable):
+    """It belongs to somebody else."""
+
+    exit_code = os.EX_NOPERM
+
+
+@click.command()
+@policy_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
+def fsck(policy_path: Path, *, as_json: bool) -> int:
+    """Verify the spool and the histories; read only.
+
+    Every finding is a line: its path, what it is, what the relay does with it, and behind
+    an arrow what you can do, if anything.  Works with the relay up or down; while it is
+    up, a finding may have passed when you read it.  Exit code 0 for nothing, 1 for what
+    the relay puts right by itself, 65 for damage.
+    """
+    policy = _policy(policy_path)
+    try:
+        seen = Inspector(str(policy.spool), RealDisk()).inspect()
+        findings = [*seen.findings, *_of_histories(policy)]
+        holder = seen.holder or ("unknown" if ControlClient(policy.spool).is_up() else None)
+    except OSError as error:
+        kinds: dict[type[OSError], type[NotReadable]]
+        kinds = {FileNotFoundError: NoSpool, PermissionError: NotPermitted}
+        kind = kinds.get(type(error), NotReadable)
+        raise kind(f"{error.filename or policy.spool}: {error.strerror or error}") from error
+    damage = sum(finding.is_damage for finding in findings)
+    if as_json:
+        for finding in findings:
+            click.echo(json.dumps({"finding": finding.kind, **_json(finding), "damage": finding.is_damage}))
+        click.echo(json.dumps(_summary_json(seen, holder, findings, damage)))
+    else:
+        for finding in findings:
+            click.echo(_line(finding))
+        for line in _summary(seen, holder, findings, damage):
+            click.echo(line)
+    if damage:
+        return os.EX_DATAERR
+    return FINDINGS_THAT_NEED_NOBODY if findings else os.EX_OK
+
+
+def _policy(path: Path) -> Policy:
+    """Return the policy without a look at its secrets, which nobody here needs.  Raises PolicyError."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise PolicyError([fault_of_file(path, f"cannot read it: {error.strerror}")]) from None
+    return parse_policy(content, path)
+
+
+def _of_histories(policy: Policy) -> Iterator[Finding]:
+    clock, disk, owner = SystemClock(), RealDisk(), policy.spool.stat().st_uid
+    paths = {policy.history_path(name): None for name in policy.upstreams}
+    for path in paths:
+        yield from history_findings(path, disk, clock, owner)
+
+
+def _line(finding: Finding) -> str:
+    advice = f" -> {finding.advice}" if finding.advice else ""
+    return printable(f"{finding.path}: {finding.what}: {finding.becomes}{advice}")
+
+
+def _json(finding: Finding) -> dict[str, str | None]:
+    values = asdict(finding)
+    return {
+        "path": printable(values["path"]),
+        "what": printable(values["what"]),
+        "relay": values["becomes"],
+        "operator": values["advice"] or None,
+    }
+
+
+def _summary(seen: Inspection, holder: str | None, findings: list[Finding], damage: int) -> Iterator[str]:
+    found = f"{len(findings)} findings, {damage} of them damage" if findings else "clean"
+    yield printable(f"{seen.root}: {seen.messages} messages, {found}")
+    if holder is not None:
+        yield (
+            f"a sender holds the spool (process {holder}), and {seen.arriving} messages were arriving: "
+            "what was found may have passed; look again before you act"
+        )
+
+
+def _summary_json(
+    seen: Inspection, holder: str | None, findings: list[Finding], damage: int
+) -> dict[str, str | int | bool | None]:
+    return {
+        "finding": "summary",
+        "path": printable(seen.root),
+        "messages": seen.messages,
+        "arriving": seen.arriving,
+        "findings": len(findings),
+        "damages": damage,
+        "is_held": holder is not None,
+        "holder": holder,
+    }

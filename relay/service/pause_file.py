@@ -1,0 +1,78 @@
+"""The file that carries an upstream's pause over a restart, beside the account's history.
+
+Guarantees: `keep` never raises and never blocks the loop; the last record given is the
+one that is written; a file is there whole or not at all.  What is not ours, or cannot be
+read, is told of and taken as no pause: the next record replaces it.
+Does not: take part in any promise.  Nothing waits for it, and losing it loses no mail.
+"""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from relay.pauses import PauseRecord, parse, render
+from relay.policy.model import Policy
+from relay.reply import clean
+from relay.spool.durable import Disk, opened, replace_file
+
+
+def pause_path(policy: Policy, upstream: str) -> Path:
+    """Return where the pause of an upstream is kept: beside the history of its account."""
+    history = policy.history_path(upstream)
+    return history.with_name(f"{history.name}.pause")
+
+
+LARGEST_BYTES = 64 * 1024
+"""Twice as much as the most that is remembered takes."""
+
+
+class PauseFile:
+    """One upstream's record on disk.  All of it belongs to one event loop."""
+
+    def __init__(self, path: Path, disk: Disk, on_error: Callable[[str], None]) -> None:
+        """`on_error` is told, with the file's name, what could not be read or written."""
+        self._path = str(path)
+        self._disk = disk
+        self._on_error = on_error
+        self._next: PauseRecord | None = None
+        self._writing: asyncio.Task[None] | None = None
+
+    async def read(self) -> PauseRecord | None:
+        """Return what was kept, or None."""
+        try:
+            return await asyncio.to_thread(self._read)
+        except (OSError, ValueError) as error:
+            self._tell(error)
+            return None
+
+    def keep(self, record: PauseRecord) -> None:
+        """Have it written soon; of several, the last."""
+        self._next = record
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write_all())
+
+    async def close(self) -> None:
+        """Wait until the last record is written."""
+        if self._writing is not None:
+            await self._writing
+
+    async def _write_all(self) -> None:
+        try:
+            while self._next is not None:
+                record, self._next = self._next, None
+                await asyncio.to_thread(replace_file, self._disk, self._path, render(record))
+        except OSError as error:
+            self._tell(error)
+        finally:
+            self._writing = None
+
+    def _read(self) -> PauseRecord | None:
+        if self._disk.inode(self._path) is None:
+            return None
+        with opened(self._disk, self._disk.open_read(self._path)) as fd:
+            if self._disk.size(fd) > LARGEST_BYTES:
+                raise ValueError("too large for a record of pauses")
+            return parse(self._disk.pread(fd, LARGEST_BYTES, 0))
+
+    def _tell(self, error: Exception) -> None:
+        self._on_error(clean(f"{self._path}: {error}"))

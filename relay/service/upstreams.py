@@ -1,0 +1,256 @@
+"""The upstreams of the policy, a heart for each: made, changed by edits, retired, used again.
+
+Guarantees: an edit drops no transaction and forgets no history; an upstream that leaves
+the policy, or gets another account, finishes what it has begun.  The queue goes through
+the policy's first one.
+Does not: decide about messages, or read the spool.
+"""
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable
+
+from relay.clock import Clock
+from relay.policy.model import Policy, Upstream
+from relay.policy.shipped import rules_of
+from relay.scheduler import Scheduler
+from relay.service.accounts import Accounts
+from relay.service.desk import Desk
+from relay.service.events import Events
+from relay.service.gate import Gate
+from relay.service.heart import Heart
+from relay.service.metrics import Metrics
+from relay.service.opener import Opener, account_of
+from relay.service.pause import Pausing
+from relay.service.pause_file import PauseFile, pause_path
+from relay.service.settling import Settling
+from relay.shield import Shield
+from relay.spool.durable import Disk
+from relay.throttle.throttle import Throttle
+from relay.upstream.connection import Connection
+from relay.upstream.pool import Pool
+from relay.verdict import Judge
+
+GRACE_SECONDS = 60.0
+"""How long transactions in flight may take at a stop; most of them then end within a second."""
+
+
+class Upstreams:
+    """All upstreams of one sender."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        accounts: Accounts,
+        *,
+        scheduler: Scheduler,
+        desk: Desk,
+        settling: Settling,
+        disk: Disk,
+        events: Events,
+        metrics: Metrics,
+        clock: Clock,
+        on_fault: Callable[[BaseException], None],
+    ) -> None:
+        """`on_fault` is told of what must end the sender."""
+        self.hearts: dict[str, Heart] = {}
+        self._policy = policy
+        self._accounts = accounts
+        self._scheduler = scheduler
+        self._desk = desk
+        self._settling = settling
+        self._disk = disk
+        self._events = events
+        self._metrics = metrics
+        self._clock = clock
+        self._on_fault = on_fault
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._retiring: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Begin to relay."""
+        for name, upstream in self._policy.upstreams.items():
+            self._add(name, upstream)
+
+    async def finish(self) -> None:
+        """Finish the transactions in flight, and begin no other."""
+        await asyncio.gather(*(heart.stop(GRACE_SECONDS) for heart in self.hearts.values()))
+        await asyncio.gather(*self._running.values(), *self._retiring, return_exceptions=True)
+
+    def halt(self) -> None:
+        """Begin nothing more; what is in flight goes on."""
+        for heart in self.hearts.values():
+            heart.halt()
+
+    async def apply(self, policy: Policy) -> None:
+        """Go on by another policy.  Connections finish their transactions under the old one."""
+        before, self._policy = self._policy, policy
+        self._metrics.know_upstreams(policy.upstreams)
+        for name in list(self.hearts):
+            # Another account has another history, and what goes through it must be counted there.
+            if name not in policy.upstreams or policy.history_path(name) != before.history_path(name):
+                self._retire(self.hearts.pop(name), self._running.pop(name))
+        for name, upstream in policy.upstreams.items():
+            if name in self.hearts:
+                is_other = account_of(before.upstreams[name]) != account_of(upstream)
+                await self._change(self.hearts[name], upstream, upstream_changed=is_other)
+            else:
+                self._add(name, upstream)
+        self._scheduler.ask_anew()
+        self.wake()
+
+    def wake(self) -> None:
+        """Look again whether something can be sent."""
+        if (heart := self.hearts.get(self._policy.default_upstream)) is not None:
+            heart.wake()
+
+    def wake_all(self) -> None:
+        """Have every upstream look at the time again."""
+        for heart in self.hearts.values():
+            heart.wake()
+
+    async def audit(self) -> None:
+        """Count anew what each limit held at most."""
+        for heart in list(self.hearts.values()):
+            await heart.gate.audit()
+
+    @property
+    def in_flight(self) -> int:
+        """Return how many transactions are not at their end."""
+        return sum(heart.in_flight for heart in self.hearts.values())
+
+    def _add(self, name: str, upstream: Upstream) -> None:
+        throttle = Throttle(
+            self._policy.history_path(name), upstream.limits, upstream.guard_ns, self._disk, self._clock
+        )
+        judge = Judge(rules_of(name, upstream))
+        gate = Gate(throttle, self._clock, lambda error: self._fail_history(name, str(error)))
+        pool = Pool(
+            self._opener(name, upstream, judge, gate),
+            connections=upstream.connections,
+            max_messages=upstream.max_messages,
+            max_age_ns=upstream.max_age_ns,
+            idle_ns=upstream.idle_ns,
+            clock=self._clock,
+        )
+        pause_file = PauseFile(
+            pause_path(self._policy, name),
+            self._disk,
+            lambda error: self._events.pause_unrecorded(upstream=name, error=error),
+        )
+        pausing = Pausing(
+            name,
+            self._events,
+            self._metrics,
+            self._clock,
+            self._settling.redaction,
+            keep=pause_file.keep,
+            leaves_in_ns=gate.leaves_in_ns,
+        )
+        heart = Heart(
+            name,
+            scheduler=self._scheduler,
+            desk=self._desk,
+            gate=gate,
+            pool=pool,
+            settling=self._settling,
+            pausing=pausing,
+            pause_file=pause_file,
+            events=self._events,
+            metrics=self._metrics,
+            clock=self._clock,
+            on_fault=self._on_fault,
+            wake_others=self.wake,
+            judge=judge,
+        )
+        self._set(heart, upstream)
+        self.hearts[name] = heart
+        self._running[name] = asyncio.create_task(self.guard(heart.run))
+
+    async def _change(self, heart: Heart, upstream: Upstream, *, upstream_changed: bool) -> None:
+        self._set(heart, upstream)
+        # What is said from now on is judged by the new rules, on the connections that there are.
+        rules = rules_of(heart.name, upstream)
+        is_judged_anew = Judge(rules).rules != heart.judge.rules
+        heart.judge.use(rules)
+        heart.pool.reconfigure(
+            opener=self._opener(heart.name, upstream, heart.judge, heart.gate) if upstream_changed else None,
+            connections=upstream.connections,
+            max_messages=upstream.max_messages,
+            max_age_ns=upstream.max_age_ns,
+            idle_ns=upstream.idle_ns,
+        )
+        if upstream_changed:
+            heart.renew()
+        await heart.gate.replan(upstream.limits, upstream.guard_ns)
+        if upstream_changed or is_judged_anew:
+            # What made it rest may be what was edited.
+            self._resume(heart)
+        heart.wake()
+
+    def shield(self, name: str) -> Shield | None:
+        """Return what doubts the refusals of an upstream, or None where there is no such upstream."""
+        return None if (heart := self.hearts.get(name)) is None else heart.shield
+
+    def resume(self, name: str) -> bool:
+        """Use an upstream that rests, and senders that it refused, by an operator's word.
+
+        Returns False where there is no such upstream.  It begins with one transaction.
+        """
+        if (heart := self.hearts.get(name)) is None:
+            return False
+        self._resume(heart)
+        heart.wake()
+        return True
+
+    def _resume(self, heart: Heart) -> None:
+        heart.pausing.end()
+        if heart.is_used:
+            for reverse_path in self._scheduler.resting_senders():
+                self._scheduler.trust_sender(reverse_path)
+
+    async def try_new_passwords(self) -> None:
+        """Use a refused account again once it has another password."""
+        for name, upstream in self._policy.upstreams.items():
+            heart = self.hearts.get(name)
+            if heart is None or upstream.auth is None or not heart.pausing.is_refused:
+                continue
+            if await self._accounts.has_new_password(name, upstream.auth) and heart.pausing.is_refused:
+                self.resume(name)
+
+    def _retire(self, heart: Heart, running: asyncio.Task[None]) -> None:
+        """Let an upstream that is no longer in the policy finish what it has begun."""
+
+        async def retire() -> None:
+            await heart.stop(GRACE_SECONDS)
+            await running
+
+        retiring = asyncio.create_task(self.guard(retire))
+        self._retiring.add(retiring)
+        retiring.add_done_callback(self._retiring.discard)
+
+    def _set(self, heart: Heart, upstream: Upstream) -> None:
+        heart.connections, heart.max_recipients = upstream.connections, upstream.max_recipients
+        heart.is_used = heart.name == self._policy.default_upstream
+        heart.shield.is_off = upstream.shield is None
+        if upstream.shield is not None:
+            heart.shield.in_a_row = upstream.shield.in_a_row
+            heart.shield.refused_percent = upstream.shield.refused_percent
+
+    def _opener(
+        self, name: str, upstream: Upstream, judge: Judge, gate: Gate
+    ) -> Callable[[], Awaitable[Connection]]:
+        return Opener(
+            gate, functools.partial(self._accounts.account, name, upstream, judge), self._clock
+        ).open
+
+    async def guard(self, chore: Callable[[], Awaitable[None]]) -> None:
+        """Run one of our loops; its end by an error ends the sender."""
+        try:
+            await chore()
+        except Exception as error:  # noqa: BLE001 - whatever it is, mail must not silently stop
+            self._on_fault(error)
+
+    def _fail_history(self, name: str, text: str) -> None:
+        self._metrics.history_failed(name)
+        self._events.history_failed(upstream=name, error=text)
