@@ -5,9 +5,13 @@ changed.  `make crash` draws from its seed, which it prints.
 """
 
 import os
+import sys
+from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.figures import FIGURES
 
 # No deadline and no health check of time: a slow machine is no fault of the code.
 settings.register_profile(
@@ -15,6 +19,12 @@ settings.register_profile(
 )
 settings.register_profile("crash", settings.get_profile("test"), derandomize=False, print_blob=True)
 settings.load_profile("crash" if "RELAY_CRASH_SEED" in os.environ else "test")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what was counted."""
+    for figure, count in sorted(FIGURES.items()):
+        terminalreporter.write_line(f"{count:,} {figure}")
 
 
 @pytest.fixture
@@ -27,3 +37,14 @@ def crash_seed() -> int:
 def crash_budget_s() -> float:
     """Return about how many seconds one `make crash` may take: `make crash BUDGET=`; a second without."""
     return float(os.environ.get("RELAY_CRASH_BUDGET", "1"))
+
+
+@pytest.fixture
+def tell(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
+    """Return what shows figures to whoever runs the tests, also when all went well."""
+
+    def show(figures: str) -> None:
+        with capsys.disabled():
+            sys.stdout.write(f"\n{figures}\n")
+
+    return show

@@ -2,40 +2,26 @@
 
 What is held apart is what processes see and what is on the platter.  `sync` moves a
 file's content, `sync_directory` the names of a folder, from the first to the second; all
-else is pending, and a power cut keeps of it
+else is pending, and what a power cut keeps of it is a `Model` (tests.fakes.power).
 
-- `prefixes`: the oldest so many changes, as a file system with one ordered log does;
-- `subsets`: any of them, each link as one, each rename as `Platter.renames` says; a write
-  may keep any of its sectors of 512 bytes, and a file its new size without the content.
+After a failed `sync` the content that was to be synced never reaches the platter, and the
+next one says that all is well.  Until then everybody goes on reading it; or, where the
+pages are dropped (`Fault.drops_pages`), reads what the disk has, from at once.
 
-A name that was changed later is not set back by an older change that arrives after it.
-After a failed `sync` the content that was to be synced never reaches the platter though
-everybody goes on reading it.  Modification times do not survive.
-
-Any state-changing call can be made to fail, once or from then on, or to write only half.
+Any state-changing call can be made to fail, once or from then on, or to write only half,
+or to lie: the write says that all is well, and its file's next sync fails.  Opening and
+reading fail where a fault names them.
 """
 
 import errno
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
-from tests.fakes.platter import ContentChange, Platter, disk_error, prefixes_of, subsets_of
+from tests.fakes import power
+from tests.fakes.fault import READS, Fault
+from tests.fakes.platter import ContentChange, Platter, disk_error
 
-
-@dataclass(slots=True)
-class Fault:
-    """A call that is to fail: the `nth` state-changing one from when it was ordered, from 1."""
-
-    nth: int
-    error: int
-    forever: bool = False
-    is_short: bool = False
-    """Half of a write is written before it fails."""
-    kinds: frozenset[str] | None = None
-    """Only calls of these kinds count."""
-    path: str = ""
-    """Only calls about a path that contains this count."""
+__all__ = ["Fault", "ModelDisk"]
 
 
 class ModelDisk:
@@ -56,6 +42,7 @@ class ModelDisk:
         self.has_failed = False
         self.free_inodes: int | None = 1_000_000
         self._counted = 0
+        self._lied_to: set[str] = set()
         self._next_fd = 3
         self._fds: dict[int, tuple[int, str, bool]] = {}
         self._positions: dict[int, int] = {}
@@ -76,23 +63,23 @@ class ModelDisk:
         return ModelDisk(self.platter.copy())
 
     def prefixes(self) -> "Iterator[ModelDisk]":
-        """Yield what a power cut now may leave behind with an ordered log."""
-        for survivors in prefixes_of(self.platter.pending):
-            yield ModelDisk(self.platter.after_cut(survivors))
+        """Yield what a power cut now may leave behind if all that was not synced has one order."""
+        for kept in power.prefixes(self.platter.pending):
+            yield ModelDisk(self.platter.after_cut(kept))
 
     def subsets(self, rng: random.Random, most: int) -> "Iterator[ModelDisk]":
         """Yield what a power cut now may leave behind in any order: all of it, or `most` drawn by `rng`."""
-        for survivors in subsets_of(self.platter.pending, rng, most):
-            yield ModelDisk(self.platter.after_cut(survivors))
+        for kept in power.subsets(self.platter.pending, rng, most):
+            yield ModelDisk(self.platter.after_cut(kept))
 
-    def fingerprint(self) -> frozenset[tuple[int, str, int, bytes]]:
-        """Return a value that is equal for disks of equal content."""
-        contents = self.platter.contents
-        return frozenset(
-            (folder, name, inode, contents.get(inode, b""))
-            for folder, names in self.platter.names.items()
-            for name, inode in names.items()
-        )
+    def cuts(self, rng: random.Random, most: int) -> "Iterator[ModelDisk]":
+        """Yield what a power cut now may leave behind by this disk's model."""
+        for kept in power.survivors(self.platter.model, self.platter.pending, rng, most):
+            yield ModelDisk(self.platter.after_cut(kept))
+
+    def fingerprint(self) -> frozenset[tuple[object, int | bytes]]:
+        """Return a value that is equal for disks of equal content, whatever the numbers of the files."""
+        return self.platter.fingerprint()
 
     def fail(self, fault: Fault) -> None:
         """Let a call from now on fail."""
@@ -126,6 +113,7 @@ class ModelDisk:
         """Replace what a file holds, durably."""
         inode = self._inode(path)
         self.platter.contents[inode] = self.platter.durable_contents[inode] = content
+        self.platter.forget_what_is_dark()
 
     def open_new(self, path: str) -> int:
         self._begin("open_new", path)
@@ -176,6 +164,7 @@ class ModelDisk:
             raise disk_error(errno.EISDIR, path)
         if inode in self.platter.fifos:
             raise disk_error(errno.ESPIPE, path)
+        self._begin("read", path)
         return self.platter.contents[inode][offset : offset + size]
 
     def size(self, fd: int) -> int:
@@ -205,7 +194,7 @@ class ModelDisk:
 
     def sync_directory(self, path: str) -> None:
         self._begin("sync_directory", path)
-        inode = self._inode(path.rsplit("/", 2)[0] or "/" if path.endswith("/..") else path)
+        inode = self._inode(path)
         if inode not in self.platter.names:
             raise disk_error(errno.ENOTDIR, path)
         self.platter.sync_names(inode)
@@ -239,6 +228,7 @@ class ModelDisk:
         self._end()
 
     def names(self, path: str) -> list[str]:
+        self._begin("names", path)
         inode = self._inode(path)
         if inode not in self.platter.names:
             raise disk_error(errno.ENOTDIR, path)
@@ -305,17 +295,19 @@ class ModelDisk:
         return 1 << 40, self.free_inodes
 
     def _begin(self, kind: str, *paths: str) -> None:
+        if self.platter.is_safe and self.fault is None and self.before is None:
+            return  # nobody asks for the steps
         fault = self._next_fault(kind, *paths)
         if fault is not None:
             raise self._failed(fault)
 
     def _next_fault(self, kind: str, *paths: str) -> Fault | None:
-        if kind != "open":
+        if kind not in READS:
             self.steps.append(" ".join((kind, *paths)))
             if self.before is not None:
                 self.before(self.steps[-1])
         fault = self.fault
-        if fault is None or (kind == "open" if fault.kinds is None else kind not in fault.kinds):
+        if fault is None or (kind in READS if fault.kinds is None else kind not in fault.kinds):
             return None
         if not any(fault.path in path for path in paths):
             return None
@@ -337,6 +329,9 @@ class ModelDisk:
 
     def _begin_write(self, path: str, content: bytes) -> tuple[bytes, Fault | None]:
         fault = self._next_fault("write", path, str(len(content)))
+        if fault is not None and fault.is_lying:
+            self._lied_to.add(path)
+            return content, None
         if fault is not None and not (fault.is_short and len(content) > 1):
             raise self._failed(fault)
         return content if fault is None else content[: len(content) // 2], fault
@@ -349,9 +344,13 @@ class ModelDisk:
     def _sync(self, kind: str, fd: int) -> None:
         inode, path, _ = self._entry(fd)
         fault = self._next_fault(kind, path)
-        self.platter.sync_content(inode, is_lost=fault is not None)
+        if path in self._lied_to:
+            self._lied_to.discard(path)
+            fault = fault or Fault(0, errno.EIO)
         if fault is not None:
+            self.platter.lose_content(inode, drops_pages=fault.drops_pages)
             raise self._failed(fault)
+        self.platter.sync_file(inode, content_only=kind == "sync_content")
         self._end()
 
     def _open(self, inode: int, path: str, *, appends: bool = False) -> int:

@@ -15,6 +15,7 @@ class FakeOperations:
     def __init__(self, messages: Iterable[QueuedMessage] = ()) -> None:
         self.messages = {message.queue_id: message for message in messages}
         self.asked: list[tuple[str, tuple[QueueId, ...]]] = []
+        self.resumed: list[str] = []
         self.shown: Snapshot = a_snapshot()
         self.is_closed = False
         self.raises: Exception | None = None
@@ -49,6 +50,10 @@ class FakeOperations:
 
     async def delete(self, queue_ids: Sequence[QueueId]) -> dict[QueueId, str]:
         return self._act("delete", queue_ids, None)
+
+    async def resume(self, upstream: str, *, believes: bool = False) -> str:
+        self.resumed.append(f"{upstream}, believed" if believes else upstream)
+        return OK if upstream in {status.name for status in self.shown.upstreams} else ABSENT
 
     async def close(self) -> None:
         self.is_closed = True

@@ -1,5 +1,10 @@
 """What a disk holds, and what of it outlives power: the lower half of tests.fakes.disk.
 
+A change of a name or of content is pending until a sync makes it durable; which changes
+a sync takes along, and which of the rest a power cut may keep, is a `Model`
+(tests.fakes.power).  A name that was changed later is not set back by an older change
+that arrives after it.
+
 Values are never changed in place, so that a copy of a platter is cheap and every instant
 of a run can be kept.
 """
@@ -8,19 +13,20 @@ import enum
 import errno
 import itertools
 import os
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 SECTOR_BYTES = 512
 ROOT = 1
 
 
-class Renames(enum.Enum):
-    """How a rename meets a power cut."""
+class Model(enum.Enum):
+    """What is promised of what was not synced, from the mildest disk to the worst; sources in `power`."""
 
-    WHOLE = "both names change or neither"
-    HALVES = "the new name may be there while the old one still is; never neither"
+    ORDERED = "one log holds all names in their order: ext4, xfs"
+    FOLDER_LOGS = "each folder and each file has a log of its own: btrfs"
+    ANY_SUBSET = "no order at all, but a rename is one change"
+    TORN_RENAMES = "no order at all, and the new name of a rename may come without the old one going"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,9 @@ class NameChange:
 
     def touches(self, folder: int) -> bool:
         return any(changed == folder for changed, _, _ in self.changes)
+
+    def gives_to(self, inode: int) -> bool:
+        return any(given == inode for _, _, given in self.changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +97,7 @@ DurableNames = dict[str, tuple[int | None, int]]
 class Platter:
     """Everything that outlives a process, and what of it outlives power."""
 
-    renames: Renames = Renames.WHOLE
+    model: Model = Model.ANY_SUBSET
     names: dict[int, Names] = field(default_factory=lambda: {ROOT: {}})
     contents: dict[int, bytes] = field(default_factory=dict)
     fifos: set[int] = field(default_factory=set)
@@ -102,6 +111,10 @@ class Platter:
     last_number: int = ROOT
     folders: dict[str, int] = field(default_factory=lambda: {"": ROOT})
     """Inodes of folders by path, as far as they were looked up."""
+    is_safe: bool = False
+    """The power will not be cut any more: what is durable is not kept apart."""
+    _dark: "Platter | None" = None
+    """What a cut leaves that keeps nothing that is pending; until the next change."""
 
     def number(self) -> int:
         """Return a number that was never returned before: of an inode or of a change."""
@@ -111,7 +124,7 @@ class Platter:
     def copy(self) -> "Platter":
         """Return a platter of the same state, without the processes."""
         return Platter(
-            self.renames,
+            self.model,
             dict(self.names),
             dict(self.contents),
             set(self.fifos),
@@ -122,6 +135,7 @@ class Platter:
             list(self.pending),
             {},
             self.last_number,
+            dict(self.folders),
         )
 
     def folder(self, path: str) -> int:
@@ -146,6 +160,7 @@ class Platter:
 
     def change_names(self, *changes: tuple[int, str, int | None]) -> None:
         """Change names for processes, all at once; the platter follows when it likes."""
+        self._dark = None
         for folder, name, inode in changes:
             names = dict(self.names[folder])
             before = names.get(name)
@@ -156,7 +171,9 @@ class Platter:
             self.names[folder] = names
             if before in self.names or inode in self.names:
                 self.folders = {"": ROOT}
-        if self.renames is Renames.HALVES and len(changes) == 2:
+        if self.is_safe:
+            return
+        if self.model is Model.TORN_RENAMES and len(changes) == 2:
             added = NameChange(self.number(), changes[:1])
             self.pending += [added, NameChange(self.number(), changes[1:], added)]
         else:
@@ -164,59 +181,127 @@ class Platter:
 
     def change_content(self, change: ContentChange, now_ns: int) -> None:
         """Change a file's content or length for processes."""
+        self._dark = None
         before = self.contents[change.inode]
         self.contents[change.inode] = after = change.applied_to(before)
         self.modified_at_ns[change.inode] = now_ns
+        if self.is_safe:
+            return
         if len(after) > len(before) and change.content is not None:
             self.pending.append(Growth(change.inode, len(after)))
         self.pending.append(change)
 
-    def sync_content(self, inode: int, *, is_lost: bool) -> None:
-        """Let a file's content reach the platter; or never, where the disk failed."""
-        of_file: list[Change] = []
-        rest: list[Change] = []
-        for change in self.pending:
-            is_of_file = not isinstance(change, NameChange) and change.inode == inode
-            (of_file if is_of_file else rest).append(change)
-        if not is_lost:
-            self._settle(of_file)
-        self.pending = rest
+    def sync_file(self, inode: int, *, content_only: bool) -> None:
+        """Let a file's content, and the names that the model says, reach the platter."""
+        if not self.pending:
+            return
+        due = {change.number for change in self._names_due_with_file(inode, content_only=content_only)}
+        self._settle_some(
+            lambda change: change.number in due if isinstance(change, NameChange) else change.inode == inode
+        )
+
+    def lose_content(self, inode: int, *, drops_pages: bool) -> None:
+        """Let a file's pending content never reach the platter, though its new size still may."""
+        self._dark = None
+        self.pending = [change for change in self.pending if not _is_lost_with(change, inode)]
+        if drops_pages:
+            durable = self.durable_contents.get(inode, b"")
+            size = len(self.contents[inode])
+            self.contents[inode] = durable[:size].ljust(size, b"\0")
 
     def sync_names(self, folder: int) -> None:
-        """Let the names in a folder reach the platter."""
-        numbers: set[int] = set()
-        for change in self.pending:
-            if isinstance(change, NameChange) and change.touches(folder):
-                numbers |= {change.number, change.needs.number if change.needs else change.number}
-        of_folder: list[Change] = []
-        rest: list[Change] = []
-        for change in self.pending:
-            is_due = isinstance(change, NameChange) and change.number in numbers
-            (of_folder if is_due else rest).append(change)
-        self._settle(of_folder)
-        self.pending = rest
+        """Let the names in a folder, and those that the model says, reach the platter."""
+        if not self.pending:
+            return
+        touched = [change for change in self._name_changes() if change.touches(folder)]
+        if self.model is Model.ORDERED:
+            touched = self._up_to(touched)
+        due = {change.number for change in touched}
+        due |= {change.needs.number for change in touched if change.needs}
+        self._settle_some(lambda change: isinstance(change, NameChange) and change.number in due)
+
+    def forget_what_is_dark(self) -> None:
+        """To be called where a test has changed what is durable behind our back."""
+        self._dark = None
 
     def after_cut(self, survivors: Sequence[Change]) -> "Platter":
         """Return what the next boot finds if these of the pending changes had reached the platter."""
-        image = self.copy()
-        lost = {c.number for c in self.pending if isinstance(c, NameChange)}
-        lost -= {c.number for c in survivors if isinstance(c, NameChange)}
-        image._settle(
-            [
-                change
-                for change in survivors
-                if not (isinstance(change, NameChange) and change.needs and change.needs.number in lost)
-            ]
-        )
-        image.pending = []
-        image.modified_at_ns = {}
-        image.names = {
-            folder: {name: inode for name, (inode, _) in names.items() if inode is not None}
-            for folder, names in image.durable_names.items()
-        }
-        image.contents = {inode: image.durable_contents.get(inode, b"") for inode in image.contents}
-        image.durable_contents = dict(image.contents)
+        if self._dark is None:
+            self._dark = self._without_what_is_pending()
+        image = self._dark.copy()
+        kept = {change.number for change in survivors if isinstance(change, NameChange)}
+        changed = [
+            change
+            for change in survivors
+            # What it needs may have been durable before; if it was not, it must be among the survivors.
+            if not (isinstance(change, NameChange) and change.needs and self._lacks(change.needs, kept))
+        ]
+        image._settle(changed)
+        for change in changed:
+            if isinstance(change, NameChange):
+                for folder, _, _ in change.changes:
+                    image.names[folder] = _shown(image.durable_names[folder])
+            else:
+                image.contents[change.inode] = image.durable_contents[change.inode]
         return image
+
+    def fingerprint(self) -> frozenset[tuple[object, int | bytes]]:
+        """Return a value that is equal for platters that look the same to every process."""
+        contents = self.contents
+        files: dict[int, tuple[object, ...]] = {}
+        linked: dict[int, list[tuple[object, ...]]] = {}
+        for folder, names in self.names.items():
+            for name, inode in names.items():
+                if inode in files:
+                    linked.setdefault(inode, [files[inode]]).append((folder, name))
+                files[inode] = (folder, name)
+        for inode, places in linked.items():
+            files[inode] = (frozenset(places),)
+        return frozenset([(place, contents.get(inode, inode)) for inode, place in files.items()])
+
+    def _lacks(self, needed: NameChange, kept: set[int]) -> bool:
+        return needed.number not in kept and needed in self.pending
+
+    def _without_what_is_pending(self) -> "Platter":
+        image = self.copy()
+        image.pending, image.modified_at_ns = [], {}
+        image.names = {folder: _shown(names) for folder, names in self.durable_names.items()}
+        named = {inode for names in image.names.values() for inode in names.values()}
+        named |= {inode for change in self._name_changes() for _, _, inode in change.changes if inode}
+        image.durable_contents = {
+            inode: content for inode, content in self.durable_contents.items() if inode in named
+        }
+        image.contents = {
+            inode: image.durable_contents.get(inode, b"") for inode in self.contents if inode in named
+        }
+        if any(inode in self.names for change in self._name_changes() for _, _, inode in change.changes):
+            # A folder's own name is pending, and may be missing.
+            image.folders = {"": ROOT}
+        return image
+
+    def _name_changes(self) -> list[NameChange]:
+        return [change for change in self.pending if isinstance(change, NameChange)]
+
+    def _names_due_with_file(self, inode: int, *, content_only: bool) -> Sequence[NameChange]:
+        if self.model is Model.FOLDER_LOGS:
+            return [change for change in self._name_changes() if change.gives_to(inode)]
+        if self.model is Model.ORDERED and not content_only:
+            return self._up_to([change for change in self._name_changes() if change.gives_to(inode)])
+        return ()
+
+    def _up_to(self, touched: Sequence[NameChange]) -> list[NameChange]:
+        """Return all changes of names up to the last of these."""
+        last = touched[-1].number if touched else 0
+        return [change for change in self._name_changes() if change.number <= last]
+
+    def _settle_some(self, is_due: Callable[[Change], bool]) -> None:
+        self._dark = None
+        due: list[Change] = []
+        rest: list[Change] = []
+        for change in self.pending:
+            (due if is_due(change) else rest).append(change)
+        self._settle(due)
+        self.pending = rest
 
     def _settle(self, changes: Sequence[Change]) -> None:
         for change in changes:
@@ -239,33 +324,9 @@ def disk_error(number: int, path: str) -> OSError:
     return OSError(number, os.strerror(number), path)
 
 
-def prefixes_of(pending: Sequence[Change]) -> Iterator[Sequence[Change]]:
-    """Yield what an ordered log may keep: the oldest so many, the last of them torn or not."""
-    for count, following in enumerate(pending):
-        yield pending[:count]
-        if len(pieces := following.pieces()) > 1:
-            yield [*pending[:count], *pieces[: len(pieces) // 2]]
-    yield pending
+def _shown(names: DurableNames) -> Names:
+    return {name: inode for name, (inode, _) in names.items() if inode is not None}
 
 
-def subsets_of(pending: Sequence[Change], rng: random.Random, most: int) -> Iterator[Sequence[Change]]:
-    """Yield every subset if they are at most `most`, else that many drawn by `rng`."""
-    pieces = [piece for change in pending for piece in change.pieces()]
-    if len(pieces) < 30 and 1 << len(pieces) <= most:
-        for bits in itertools.product((False, True), repeat=len(pieces)):
-            yield list(itertools.compress(pieces, bits))
-    else:
-        yield from itertools.islice(_drawn(pieces, rng), most)
-
-
-def _drawn(pieces: Sequence[Change], rng: random.Random) -> Iterator[Sequence[Change]]:
-    """Yield none, all, then all but one and one alone in turn with what chance says."""
-    yield []
-    yield pieces
-    telling = [[*pieces[:i], *pieces[i + 1 :]] for i in range(len(pieces))] + [[piece] for piece in pieces]
-    rng.shuffle(telling)
-    while True:
-        if telling:
-            yield telling.pop()
-        share = rng.random()
-        yield [piece for piece in pieces if rng.random() < share]
+def _is_lost_with(change: Change, inode: int) -> bool:
+    return isinstance(change, ContentChange) and change.inode == inode and change.content is not None

@@ -5,9 +5,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 from relay.spool.interface import Status
 from tests.fakes.disk import ModelDisk
-from tests.fakes.platter import Renames
-from tests.spool.oracle import live_on
-from tests.spool.world import Letter, Sender, Snapshot, Violation, World, play, prepared
+from tests.fakes.platter import Model
+from tests.fakes.tally import Tally
+from tests.spool.engine import OnModel
+from tests.spool.maildir_engine import MAILDIR
+from tests.spool.oracle import Known, live_on
+from tests.spool.plays import play, prepared
+from tests.spool.world import Letter, Sender, Snapshot, Violation, World
 
 RELAYED, BOUNCED, EXPIRED, DELETED = Status.RELAYED, Status.BOUNCED, Status.EXPIRED, Status.DELETED
 LONG = b"Subject: long\r\n\r\n" + b"0123456789\r\n" * 110
@@ -47,25 +51,25 @@ SCENARIOS: dict[str, tuple[tuple[Letter, ...], Callable[[Sender], None] | None]]
 }
 
 
-def run_of(name: str, renames: Renames, *, from_nothing: bool = False) -> list[Snapshot]:
+def run_of(name: str, model: Model = Model.ANY_SUBSET, *, from_nothing: bool = False) -> list[Snapshot]:
     """Play a scenario and return every instant of it."""
     letters, meanwhile = SCENARIOS[name]
-    world = World(prepared(renames, is_started=not from_nothing))
+    world = World(prepared(model, is_started=not from_nothing))
     world.record()
     play(world, *letters, meanwhile=meanwhile)
     return world.snapshots
 
 
 def prefixes(snapshot: Snapshot) -> Images:
-    """Yield what an ordered log may leave of an instant."""
+    """Yield what one order of all that is not synced may leave of an instant."""
     for number, image in enumerate(ModelDisk(snapshot.platter).prefixes()):
         yield f"cut after {snapshot.step!r} keeping the first {number}", image
 
 
-def subsets(snapshot: Snapshot, rng: random.Random, most: int) -> Images:
-    """Yield what a disk without any order may leave of an instant."""
-    for number, image in enumerate(ModelDisk(snapshot.platter).subsets(rng, most)):
-        yield f"cut after {snapshot.step!r} keeping subset {number}", image
+def cuts(snapshot: Snapshot, rng: random.Random, most: int) -> Images:
+    """Yield what the model of the disk may leave of an instant: all of it, or `most` drawn by `rng`."""
+    for number, image in enumerate(ModelDisk(snapshot.platter).cuts(rng, most)):
+        yield f"cut after {snapshot.step!r} keeping choice {number}", image
 
 
 def killed(snapshot: Snapshot) -> Images:
@@ -74,33 +78,68 @@ def killed(snapshot: Snapshot) -> Images:
 
 
 class Judge:
-    """Judges images, each different one once."""
+    """Judges crash states: what is on the disk together with what was promised; each different one once.
 
-    def __init__(self, *, counts: bool = True) -> None:
+    Two images are the same state if no process can tell them apart and the trace is the
+    same.  In the tally are all of them, and apart those that only a second crash left, while
+    the first was recovered from or after.
+    """
+
+    def __init__(self, *, counts: bool = True, engine: OnModel = MAILDIR) -> None:
         """Begin; `counts` is whether the account has to be right."""
-        self.judged = 0
+        self.tally = Tally()
         self._counts = counts
-        self._seen: set[tuple[object, str]] = set()
+        self._engine = engine
+        self._known = Known()
+
+    @property
+    def judged(self) -> int:
+        """Return how many different states were judged."""
+        return len(self.tally.states)
 
     def judge(
-        self, snapshots: Sequence[Snapshot], images: Callable[[Snapshot], Images], *, story: str
+        self,
+        snapshots: Sequence[Snapshot],
+        images: Callable[[Snapshot], Images],
+        *,
+        story: str,
+        is_second: bool = False,
     ) -> None:
         """Judge the images of these instants; Violation says how to get there."""
         for snapshot in snapshots:
             for label, image in images(snapshot):
-                # A killed run leaves what is pending, which no fingerprint shows.
-                key = image.fingerprint(), str(snapshot.trace)
-                if image.platter.pending or key not in self._seen:
-                    self._seen.add(key)
-                    self.go_on(image, snapshot, f"{story}, {label}")
+                self.tally.offered += 1
+                number = hash(image.fingerprint())
+                state = hash((number, snapshot.told))
+                if state not in self.tally.states:
+                    if not self._known.has(number, snapshot.told):
+                        self.go_on(image, snapshot, f"{story}, {label}", number=number)
+                    self.tally.states.add(state)
+                    if is_second:
+                        self.tally.second.add(state)
 
     def go_on(
-        self, image: ModelDisk, snapshot: Snapshot, story: str, *, record: bool = False
+        self,
+        image: ModelDisk,
+        snapshot: Snapshot,
+        story: str,
+        *,
+        record: bool = False,
+        number: int | None = None,
     ) -> list[Snapshot]:
-        """Judge one image and return the instants of recovering from it and ending its messages."""
-        self.judged += 1
+        """Judge one image, uncounted; return the instants of recovering from it and ending its messages."""
+        if number is None:
+            number = hash(image.fingerprint())
         try:
-            return live_on(image, snapshot.trace.copy(), record=record, counts=self._counts)
+            return live_on(
+                image,
+                snapshot.trace.copy(),
+                record=record,
+                counts=self._counts,
+                known=self._known,
+                keys=(number, snapshot.told),
+                engine=self._engine,
+            )
         except Violation as violation:
             raise Violation(f"{story}: {violation}") from violation
         except Exception as error:

@@ -15,6 +15,7 @@ from relay.spool.interface import (
     Totals,
 )
 from tests.fakes.clock import START_WALL_NS, FakeClock
+from tests.fakes.disk import ModelDisk
 
 ENVELOPE = Envelope(
     "list-owner@example.org",
@@ -46,6 +47,28 @@ class Engine(Protocol):
 
     def damage(self, queue_id: QueueId) -> None:
         """Change one octet in the middle of a queued message's content."""
+        ...
+
+
+class OnModel(Protocol):
+    """An engine on the model of a disk: all that the crash suite knows of it."""
+
+    root: str
+
+    def sender(self, disk: ModelDisk, clock: FakeClock, on_corrupt: Callable[[str, str], None]) -> Spool:
+        """Start a sender on a view of the disk; it has not recovered yet."""
+        ...
+
+    def listener(self, disk: ModelDisk, clock: FakeClock, chance: Callable[[int], bytes]) -> Intake:
+        """Start a listener on a view of the disk, in a spool that is there."""
+        ...
+
+    def drafts(self, disk: ModelDisk) -> list[str]:
+        """Return the names of what was never accepted and is still there."""
+        ...
+
+    def remains(self, disk: ModelDisk) -> list[str]:
+        """Return the names of what is there of any message, other than the account."""
         ...
 
 

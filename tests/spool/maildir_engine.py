@@ -2,6 +2,7 @@
 
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -69,6 +70,32 @@ class MaildirEngine:
 
     def _view(self) -> Disk:
         return self.disk.another() if isinstance(self.disk, ModelDisk) else self.disk
+
+
+class MaildirOnModel:
+    """See tests.spool.engine.OnModel."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+    def sender(
+        self, disk: ModelDisk, clock: FakeClock, on_corrupt: Callable[[str, str], None]
+    ) -> MaildirSpool:
+        return MaildirSpool(self.root, disk, clock, on_corrupt)
+
+    def listener(self, disk: ModelDisk, clock: FakeClock, chance: Callable[[int], bytes]) -> Intake:
+        return cast("Intake", MaildirIntake(self.root, disk, clock, chance))
+
+    def drafts(self, disk: ModelDisk) -> list[str]:
+        return disk.names(f"{self.root}/tmp")
+
+    def remains(self, disk: ModelDisk) -> list[str]:
+        folders = [f"{self.root}/{name}" for name in ("tmp", "new", "hold", "corrupt", "bounce")]
+        folders += [f"{self.root}/cur/{name}" for name in disk.names(f"{self.root}/cur")]
+        return [f"{folder}/{name}" for folder in folders for name in disk.names(folder)]
+
+
+MAILDIR = MaildirOnModel("/var/spool")
 
 
 def on_the_model() -> MaildirEngine:

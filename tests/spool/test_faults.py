@@ -1,33 +1,30 @@
-"""Every call to the disk fails once, or from then on: nothing accepted is lost, nothing refused is queued."""
+"""Every call to the disk fails once, or from then on: nothing accepted is lost, nothing refused is queued.
+
+The n-th call of a run fails, for n = 1, 2, … until a run is untouched, in each way that
+`tests.spool.faulting.FAULTS` lists; then a restart is judged, with the power kept and cut.
+The long run draws scenarios, kinds and instants from a seed, and lets recovery fail too.
+"""
 
 import contextlib
 import errno
 import itertools
-from collections.abc import Callable
+import random
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
 
 from relay.spool.identity import report_id
+from relay.spool.intake import MaildirDraft
 from relay.spool.interface import SpoolFault, SpoolFull
 from tests.fakes.disk import Fault, ModelDisk
-from tests.spool.cuts import BOUNCED, LONG, RELAYED, SCENARIOS
-from tests.spool.oracle import live_on
-from tests.spool.world import ROOT, Letter, Violation, World, play, prepared
+from tests.fakes.platter import Model
+from tests.spool.cuts import BOUNCED, LONG, RELAYED, SCENARIOS, cuts, killed, prefixes, run_of
+from tests.spool.faulting import FAULTS, FULL, Judging, last_steps
+from tests.spool.plays import play, prepared
+from tests.spool.world import ROOT, Letter, Snapshot, World
 
-OPENS = frozenset({"open", "open_new", "sync_directory"})
-FAULTS: dict[str, Callable[[int], Fault]] = {
-    "EIO": lambda nth: Fault(nth, errno.EIO),
-    "EIO from then on": lambda nth: Fault(nth, errno.EIO, forever=True),
-    "ENOSPC": lambda nth: Fault(nth, errno.ENOSPC),
-    "ENOSPC from then on": lambda nth: Fault(nth, errno.ENOSPC, forever=True),
-    "half a write, then ENOSPC": lambda nth: Fault(nth, errno.ENOSPC, is_short=True),
-    "half a write, then ENOSPC from then on": lambda nth: Fault(
-        nth, errno.ENOSPC, is_short=True, forever=True
-    ),
-    "EMFILE": lambda nth: Fault(nth, errno.EMFILE, kinds=OPENS),
-    "EMFILE from then on": lambda nth: Fault(nth, errno.EMFILE, kinds=OPENS, forever=True),
-}
 LETTERS = (Letter(({0: RELAYED},), content=LONG, spills=1), Letter(({0: RELAYED},)))
 
 
@@ -37,63 +34,98 @@ def few(*names: str) -> list[object]:
     return [*names, *(pytest.param(name, marks=pytest.mark.crash) for name in others)]
 
 
-def check_after(world: World, story: str) -> None:
-    """Judge what a restart finds, and what one after a power cut would."""
-    platter = world.sender_disk.platter
-    images = [ModelDisk(platter).after_kill()]
-    images += [ModelDisk(platter.after_cut(())), ModelDisk(platter.after_cut(platter.pending))]
-    for image in images:
-        try:
-            live_on(image, world.trace.copy())
-        except Exception as error:
-            raise Violation(f"{story}: {error}") from error
+def every_call(kinds: Iterable[str], fails: Callable[[str, int], bool]) -> None:
+    """Let the first call fail, then the second, until a run is untouched, in each of these ways.
+
+    `fails` plays a run, judges what it left, and returns whether a call did fail.
+    """
+    for kind in kinds:
+        for nth in itertools.count(1):
+            if not fails(kind, nth):
+                break
 
 
-@pytest.mark.parametrize("kind", FAULTS)
-def test_what_a_listener_was_refused_is_not_queued_and_what_it_was_told_is_ours_stays(kind: str) -> None:
-    base = prepared()
-    for nth in itertools.count(1):
-        world = World(base.after_kill())
+def test_what_a_listener_was_refused_is_not_queued_and_what_it_was_told_is_ours_stays() -> None:
+    base, judging = prepared(), Judging("simulated faults under a listener")
+
+    def fails(kind: str, nth: int) -> bool:
+        world, fault = World(base.after_kill()), FAULTS[kind](nth)
         sender = world.sender()
         sender.recover()
-        fault = FAULTS[kind](nth)
         world.listener_disk.fail(fault)
         world.listener().offer(*LETTERS)
         if not world.listener_disk.has_failed:
-            break
+            return False
         world.listener_disk.die()
         sender.take()
         queued = sender.queue & world.trace.refused
         # A dead disk cannot take back what was already published; the client will send it again.
         assert not queued or fault.forever
         assert world.trace.accepted <= sender.queue
-        check_after(world, f"{kind} at {nth}: {world.listener_disk.steps[-3:]}")
-    assert nth > 10 or "EMFILE" in kind
+        judging.check(world.sender_disk, world.trace, f"{kind} at {nth}: {last_steps(world.listener_disk)}")
+        return True
+
+    every_call(FAULTS, fails)
+    assert judging.faults > 150
 
 
-@pytest.mark.parametrize("kind", FAULTS)
-@pytest.mark.parametrize("name", few("a batch of two", "held and released"))
-def test_a_sender_whose_disk_fails_says_so_and_a_restart_finds_everything(name: str, kind: str) -> None:
+@pytest.mark.parametrize(
+    "name", few("a batch of two", "held and released", "warned, then bounced", "deleted")
+)
+def test_a_sender_whose_disk_fails_says_so_and_a_restart_finds_everything(name: str) -> None:
     base, (letters, meanwhile) = prepared(), SCENARIOS[name]
-    for nth in itertools.count(1):
+    judging = Judging("simulated faults under a sender")
+
+    def fails(kind: str, nth: int) -> bool:
         world = World(base.after_kill())
         world.sender_disk.fail(FAULTS[kind](nth))
         world.sender_disk.steps.clear()
         with contextlib.suppress(SpoolFault, SpoolFull, OSError):
             play(world, *letters, meanwhile=meanwhile)
         if not world.sender_disk.has_failed:
-            break
-        check_after(world, f"{name}, {kind} at {nth}: {world.sender_disk.steps[-3:]}")
-    assert nth > 10
+            return False
+        judging.check(
+            world.sender_disk, world.trace, f"{name}, {kind} at {nth}: {last_steps(world.sender_disk)}"
+        )
+        return True
+
+    every_call(FAULTS, fails)
+    assert judging.faults > 500
 
 
-@pytest.mark.parametrize("kind", ["ENOSPC", "half a write, then ENOSPC from then on"])
+@pytest.mark.parametrize("name", few("bounced", "bounced while held"))
+def test_a_restart_whose_disk_fails_changes_nothing_of_what_the_next_one_finds(name: str) -> None:
+    judging = Judging("simulated faults under a recovery")
+    for snapshot in run_of(name, Model.ANY_SUBSET)[5::12]:
+
+        def fails(kind: str, nth: int, snapshot: Snapshot = snapshot) -> bool:
+            world = World(ModelDisk(snapshot.platter).after_kill(), snapshot.trace.copy())
+            story = f"{name}, killed after {snapshot.step!r}, {kind} at {nth} of the restart"
+            return _fails_to_recover(world, FAULTS[kind](nth), judging, story)
+
+        every_call(FAULTS, fails)
+    assert judging.faults > 500
+
+
+def _fails_to_recover(world: World, fault: Fault, judging: Judging, story: str) -> bool:
+    world.sender_disk.fail(fault)
+    with contextlib.suppress(SpoolFault, SpoolFull, OSError):
+        sender = world.sender()
+        sender.recover()
+        sender.take()
+        sender.end_what_is_done()
+    if not world.sender_disk.has_failed:
+        return False
+    judging.check(world.sender_disk, world.trace, f"{story}: {last_steps(world.sender_disk)}")
+    return True
+
+
 @pytest.mark.parametrize("name", few("a batch of two", "bounced while held"))
-def test_a_full_disk_holds_the_sender_up_and_the_same_calls_go_on_when_there_is_room(
-    name: str, kind: str
-) -> None:
+def test_a_lack_of_ours_holds_the_sender_up_and_the_same_calls_go_on_when_it_is_over(name: str) -> None:
     base, (letters, meanwhile) = prepared(), SCENARIOS[name]
-    for nth in itertools.count(1):
+    judging = Judging("simulated faults under a sender that goes on")
+
+    def fails(kind: str, nth: int) -> bool:
         world = World(base.after_kill())
         sender = world.sender()
         sender.recover()
@@ -110,15 +142,58 @@ def test_a_full_disk_holds_the_sender_up_and_the_same_calls_go_on_when_there_is_
             sender.settle({queue_id: fates for queue_id, fates in due.items() if queue_id in sender.queue})
         has_failed = world.sender_disk.has_failed
         world.sender_disk.heal()
-        check_after(world, f"{name}, {kind} at {nth}: {world.sender_disk.steps}")
+        judging.check(
+            world.sender_disk, world.trace, f"{name}, {kind} at {nth}: {last_steps(world.sender_disk)}"
+        )
         sender.take()
         sender.drain()
         totals = sender.spool.totals()
         assert totals.queued == 0
         assert totals.accepted == totals.relayed + totals.bounced + totals.expired + totals.deleted
-        if not has_failed:
+        return has_failed
+
+    every_call(FULL, fails)
+    assert judging.faults > 50
+
+
+@pytest.mark.crash
+def test_faults_drawn_from_a_seed_lose_nothing(crash_seed: int, crash_budget_s: float) -> None:
+    """A run that is killed, cut or failed somewhere, and then every call of the restart fails in one way."""
+    until = time.monotonic() + crash_budget_s / 4
+    judging = Judging("simulated faults, drawn")
+    runs: dict[tuple[str, Model], list[Snapshot]] = {}
+    for number in itertools.count():
+        rng = random.Random(f"{crash_seed}/{number}")
+        name, renames, kind = rng.choice(list(SCENARIOS)), rng.choice(list(Model)), rng.choice(list(FAULTS))
+        if (name, renames) not in runs:
+            runs[name, renames] = run_of(name, renames)
+        snapshot = rng.choice(runs[name, renames])
+        if rng.random() < 0.2:
+            snapshot = _failed(name, renames, FAULTS[rng.choice(list(FAULTS))](rng.randint(1, 90)))
+        kept = rng.choice((killed, prefixes, lambda snapshot, rng=rng: cuts(snapshot, rng, 12)))
+        label, image = rng.choice(list(kept(snapshot)))
+        story = f"RELAY_CRASH_SEED={crash_seed}, story {number}: {name} ({renames.name}), {label}"
+
+        def fails(
+            kind: str, nth: int, start: tuple[ModelDisk, Snapshot, str] = (image, snapshot, story)
+        ) -> bool:
+            image, snapshot, story = start
+            world = World(image.after_kill(), snapshot.trace.copy())
+            return _fails_to_recover(world, FAULTS[kind](nth), judging, f"{story}, then {kind} at {nth}")
+
+        every_call([kind], fails)
+        if time.monotonic() > until:
             break
-    assert nth > 2
+
+
+def _failed(name: str, renames: Model, fault: Fault) -> Snapshot:
+    """Return what a run leaves in which a call fails."""
+    letters, meanwhile = SCENARIOS[name]
+    world = World(prepared(renames))
+    world.sender_disk.fail(fault)
+    with contextlib.suppress(SpoolFault, SpoolFull, OSError):
+        play(world, *letters, meanwhile=meanwhile)
+    return Snapshot(world.sender_disk.platter, world.trace, f"{fault} of the run")
 
 
 def test_a_report_is_queued_once_though_its_message_cannot_be_ended_for_lack_of_room() -> None:
@@ -135,7 +210,7 @@ def test_a_report_is_queued_once_though_its_message_cannot_be_ended_for_lack_of_
         sender.settle({report_id(bounced): {0: RELAYED}})
 
     sender.on_full = relay_the_report
-    world.sender_disk.fail(Fault(1, errno.ENOSPC, path="/ledger"))
+    world.sender_disk.fail(Fault(1, errno.ENOSPC, path="/ledger", forever=True))
     # The world sees to it that no report is queued after it was relayed.
     sender.settle({bounced: {0: BOUNCED}})
 
@@ -155,6 +230,7 @@ def test_a_draft_is_given_up_by_who_wrote_it_or_by_who_finds_it_dead() -> None:
     listener.intake.discard(given_up)
     assert sorted(world.sender_disk.names(f"{ROOT}/tmp")) == sorted([dead.queue_id, alive.queue_id])
 
+    assert isinstance(dead, MaildirDraft)
     assert dead.fd is not None
     world.listener_disk.close(dead.fd)
     world.clock.step_wall(10 * 365 * 86400 * 10**9)

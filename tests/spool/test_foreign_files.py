@@ -110,15 +110,19 @@ def test_nothing_that_is_set_aside_replaces_what_was_set_aside_before(engine: Ma
     assert [engine.content_of(f"{engine.root}/corrupt/{name}") for name in names] == [b"0", b"1", b"2"]
 
 
-def test_what_is_no_draft_stays_where_it_is(engine: MaildirEngine) -> None:
+def test_what_is_no_draft_and_no_note_is_set_aside(engine: MaildirEngine) -> None:
     recovered(engine).close()
-    for name, kind in (("notes.txt", "file"), (FOREIGN_ID, "folder"), ("foreign000000001", "symlink")):
+    planted = [("notes.txt", "file"), ("foreign000000000", "folder"), ("foreign000000001", "symlink")]
+    planted += [("foreign000000002", "fifo"), ("foreign000000003", "file")]
+    for name, kind in planted:
         engine.plant(f"{engine.root}/tmp/{name}", b"mine", kind=kind)
-        engine.plant(f"{engine.root}/bounce/{name}", b"mine", kind="folder")
-    before = engine.names("tmp"), engine.names("bounce")
+        engine.plant(f"{engine.root}/bounce/{name}", b"mine", kind=kind)
 
     recovered(engine).close()
-    assert (engine.names("tmp"), engine.names("bounce")) == before
+    assert (engine.names("tmp"), engine.names("bounce")) == ([], [])
+    assert engine.names("corrupt") == sorted(
+        f"{folder}-{name}" for folder in ("tmp", "bounce") for name, _ in planted
+    )
 
 
 @pytest.mark.parametrize("where", ["new", "cur", "hold"])
@@ -260,7 +264,11 @@ def test_no_queue_content_stops_a_start(engine: MaildirEngine) -> None:
     spool = engine.start()
     recovery = spool.recover()
     assert [entry.queue_id for entry in recovery.entries] == [queue_id]
-    assert recovery.corrupt == len(FOREIGN) * 5
+    # What is empty or zero in tmp/ and bounce/ is what a crash leaves there of ours, and goes.
+    of_ours = ["an empty file", "zeros"] * 2 + ["a truncated file", "a header without the rest"]
+    of_ours += ["a file with something behind it", "the file of another message"]
+    of_ours += ["a name that is no id", "an id in capitals"]
+    assert recovery.corrupt == len(FOREIGN) * len(folders) - len(of_ours)
     assert spool.corrupt_count() == len(engine.names("corrupt"))
 
 

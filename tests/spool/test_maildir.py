@@ -208,3 +208,24 @@ def test_listeners_in_two_processes_fill_one_spool(tmp_path: Path) -> None:
     assert len(said) == 80
     assert sorted(found) == sorted(line.strip() for line in said)
     assert spool.corrupt_count() == 0
+
+
+def test_nobody_finds_the_spool_taken_before_he_can_read_by_whom() -> None:
+    """Who starts at the same instant has to wait; on the model, which cannot wait, that is an error."""
+    engine = on_the_model()
+    assert isinstance(engine.disk, ModelDisk)
+    recovered(engine).close()
+    view, other = engine.disk.another(), engine.disk.another()
+    met = []
+
+    def meanwhile(step: str) -> None:
+        if step.endswith("/lock"):
+            view.before = None
+            with pytest.raises(OSError, match="deadlock") as error:
+                MaildirEngine(engine.root, other).start()
+            met.append(error.value.errno)
+
+    view.before = meanwhile
+    engine.disk.another = lambda: view  # type: ignore[method-assign]  # the one that is watched
+    engine.start()
+    assert met == [errno.EDEADLK]

@@ -100,6 +100,18 @@ def test_clearing_without_listening_is_nothing(root: str) -> None:
 
 
 def test_something_else_of_that_name_is_not_written_to(root: str) -> None:
-    (Path(root) / "trigger").write_bytes(b"mine")
-    with pytest.raises(FileExistsError):
-        Trigger(root, RealDisk())
+    path = Path(root) / "trigger"
+    path.write_bytes(b"mine")
+    trigger = Trigger(root, RealDisk())
+    trigger.pull()
+    with pytest.raises(OSError, match="not a FIFO"):
+        trigger.listen()
+
+    assert path.read_bytes() == b"mine"
+
+
+def test_a_link_of_that_name_is_not_followed_though_it_leads_to_a_fifo(root: str) -> None:
+    os.mkfifo(Path(root) / "elsewhere")
+    (Path(root) / "trigger").symlink_to("elsewhere")
+    with pytest.raises(OSError, match="symbolic links"):
+        Trigger(root, RealDisk()).listen()

@@ -5,7 +5,6 @@ this order for each batch of settled messages.  The trace is the only thing that
 judge (tests.spool.oracle) knows besides the disk.
 """
 
-import errno
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,14 +12,14 @@ from dataclasses import dataclass, field
 from relay.clock import SECOND_NS
 from relay.envelope import Envelope, QueueId
 from relay.spool.identity import report_id, warning_id
-from relay.spool.intake import MaildirIntake
-from relay.spool.interface import Note, Recovery, SpoolFault, SpoolFull, Status
-from relay.spool.maildir import MaildirSpool
+from relay.spool.interface import Draft, Message, Note, Recovery, SpoolFull, Status
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
-from tests.fakes.platter import Platter, Renames
+from tests.fakes.platter import Platter
+from tests.spool.engine import OnModel
+from tests.spool.maildir_engine import MAILDIR
 
-ROOT = "/var/spool"
+ROOT = MAILDIR.root
 MOST = 100
 
 
@@ -47,6 +46,24 @@ class Trace:
     warned: set[QueueId] = field(default_factory=set)
     held: dict[QueueId, bool | None] = field(default_factory=dict)
     """None: between the two."""
+    excused: dict[tuple[QueueId, int], int] = field(default_factory=dict)
+    """How many attempts a crash cut between the upstream's reply and the durable mark of it."""
+
+    def crash(self) -> None:
+        """Note which recipients may be tried again: those in the one window for a duplicate."""
+        for key, fates in self.fates.items():
+            if key not in self.marked:
+                self.excused[key] = len(fates)
+
+    def key(self) -> int:
+        """Return a number that is equal for equal traces, and by all odds for no others."""
+        offered = [(q, e.reverse_path, e.recipients, c) for q, (e, c) in self.offered.items()]
+        fates = [(key, *(status.name for status in fates)) for key, fates in self.fates.items()]
+        marked = [(key, status.name) for key, status in self.marked.items()]
+        sets = (self.accepted, self.refused, self.finishing, self.warned, offered, fates, marked)
+        held = [(queue_id, str(is_held)) for queue_id, is_held in self.held.items()]
+        rest = (self.noted.items(), held, self.excused.items())
+        return hash(tuple(map(frozenset, (*sets, *rest))))
 
     def copy(self) -> "Trace":
         return Trace(
@@ -59,6 +76,7 @@ class Trace:
             set(self.finishing),
             set(self.warned),
             dict(self.held),
+            dict(self.excused),
         )
 
 
@@ -81,28 +99,35 @@ class Letter:
 class Listener:
     """Hands messages over and remembers what was answered."""
 
-    def __init__(self, disk: ModelDisk, clock: FakeClock, trace: Trace, seed: int = 0) -> None:
+    def __init__(
+        self, disk: ModelDisk, clock: FakeClock, trace: Trace, seed: int = 0, engine: OnModel = MAILDIR
+    ) -> None:
         self.disk = disk
         self.clock = clock
         self.trace = trace
-        self.intake = MaildirIntake(ROOT, disk, clock, random.Random(seed).randbytes)
+        self.intake = engine.listener(disk, clock, random.Random(seed).randbytes)
 
     def offer(self, *letters: Letter) -> list[QueueId | None]:
         """Hand messages over as one batch; return the id of each that was accepted."""
-        drafts = []
-        for letter in letters:
-            draft, envelope = self.intake.draft(), letter.envelope(self.clock.wall_ns())
-            self.trace.offered[draft.queue_id] = (envelope, letter.content)
-            step = len(letter.content) // (letter.spills + 1)
-            try:
-                for spill in range(letter.spills):
-                    draft.append(letter.content[spill * step : (spill + 1) * step])
-                    self.intake.spill(draft)
-            except OSError:
-                self.trace.refused.add(draft.queue_id)
-                continue
-            draft.append(letter.content[letter.spills * step :])
-            drafts.append((draft, envelope))
+        return self.accept([drafted for letter in letters if (drafted := self.begin(letter)) is not None])
+
+    def begin(self, letter: Letter) -> tuple[Draft, Envelope] | None:
+        """Take the content of a message in; None if the disk failed."""
+        draft, envelope = self.intake.draft(), letter.envelope(self.clock.wall_ns())
+        self.trace.offered[draft.queue_id] = (envelope, letter.content)
+        step = len(letter.content) // (letter.spills + 1)
+        try:
+            for spill in range(letter.spills):
+                draft.append(letter.content[spill * step : (spill + 1) * step])
+                self.intake.spill(draft)
+        except OSError:
+            self.trace.refused.add(draft.queue_id)
+            return None
+        draft.append(letter.content[letter.spills * step :])
+        return draft, envelope
+
+    def accept(self, drafts: Sequence[tuple[Draft, Envelope]]) -> list[QueueId | None]:
+        """End messages as one batch, and remember what was answered."""
         answers: list[QueueId | None] = []
         for (draft, _), error in zip(drafts, self.intake.accept(drafts), strict=True):
             if error is None:
@@ -117,14 +142,14 @@ class Listener:
 class Sender:
     """Settles messages as it is told."""
 
-    def __init__(self, disk: ModelDisk, clock: FakeClock, trace: Trace) -> None:
+    def __init__(self, disk: ModelDisk, clock: FakeClock, trace: Trace, engine: OnModel = MAILDIR) -> None:
         self.disk = disk
         self.clock = clock
         self.trace = trace
         self.queue: set[QueueId] = set()
         self.on_full: Callable[[], None] | None = None
         """Called before what did not fit is written again; without it, SpoolFull goes up."""
-        self.spool = MaildirSpool(ROOT, disk, clock, _corrupt)
+        self.spool = engine.sender(disk, clock, no_corruption)
 
     def recover(self) -> Recovery:
         recovery = self.spool.recover()
@@ -133,7 +158,13 @@ class Sender:
 
     def end_what_is_done(self) -> None:
         """End messages whose recipients are all done: before anything is sent after a start."""
-        self._end([queue_id for queue_id in sorted(self.queue) if not self.spool.load(queue_id).left])
+        messages = [self.spool.load(queue_id) for queue_id in sorted(self.queue)]
+        done = [message for message in messages if not message.left]
+        for message in done:
+            for index, status in enumerate(message.statuses):
+                # What recovery returns is durable, whoever wrote it.
+                self.trace.marked.setdefault((message.queue_id, index), status)
+        self._end([message.queue_id for message in done])
 
     def take(self) -> list[QueueId]:
         taken = [entry.queue_id for entry in self.spool.take(MOST)]
@@ -144,7 +175,7 @@ class Sender:
         """Write down what became of recipients; end the messages that have none left."""
         marks: dict[QueueId, dict[int, Status]] = {}
         for queue_id, of_message in fates.items():
-            left = self.spool.load(queue_id).left
+            left = self._load(queue_id).left
             marks[queue_id] = {index: status for index, status in of_message.items() if index in left}
             for index, status in marks[queue_id].items():
                 self._upstream_says(queue_id, index, status)
@@ -174,6 +205,16 @@ class Sender:
                 self.spool.postpone(queue_id, self.clock.wall_ns() + 300 * SECOND_NS)
         self._end([queue_id for queue_id in marks if queue_id in self.queue and not self._left(queue_id)])
 
+    def _load(self, queue_id: QueueId) -> Message:
+        try:
+            return self.spool.load(queue_id)
+        except OSError:
+            # A lack of ours: the service tries again later.
+            if self.on_full is None:
+                raise
+            self.on_full()
+            return self.spool.load(queue_id)
+
     def hold(self, queue_id: QueueId, *, release: bool = False) -> None:
         self.trace.held[queue_id] = None
         (self.spool.release if release else self.spool.hold)(queue_id)
@@ -190,14 +231,15 @@ class Sender:
         self.spool.mark_warned(queue_id)
         self.trace.warned.add(queue_id)
 
-    def drain(self) -> None:
-        """Relay everything that is left, reports too, until nothing is queued."""
+    def drain(self, reports: Status = Status.RELAYED) -> None:
+        """Relay everything that is left until nothing is queued; say what becomes of reports."""
         while self.queue or self.take():
             for queue_id in sorted(self.queue):
                 if self.spool.load(queue_id).is_held:
                     self.hold(queue_id, release=True)
                 left = self.spool.load(queue_id).left
-                self.settle({queue_id: dict.fromkeys(left, Status.RELAYED)})
+                fate = reports if self.trace.offered[queue_id][0].is_null else Status.RELAYED
+                self.settle({queue_id: dict.fromkeys(left, fate)})
 
     def _left(self, queue_id: QueueId) -> tuple[int, ...]:
         """Return what is left to do, as the service knows it from its own memory."""
@@ -207,7 +249,12 @@ class Sender:
     def _upstream_says(self, queue_id: QueueId, index: int, status: Status) -> None:
         if (queue_id, index) in self.trace.marked:
             raise Violation(f"{queue_id}/{index} is tried again though it was marked durably")
-        self.trace.fates.setdefault((queue_id, index), []).append(status)
+        fates = self.trace.fates.setdefault((queue_id, index), [])
+        if len(fates) > self.trace.excused.get((queue_id, index), 0):
+            raise Violation(
+                f"{queue_id}/{index} is tried again though no crash came before its mark: {fates}"
+            )
+        fates.append(status)
 
     def _note(self, index: int, status: Status) -> Note:
         text = f"550 5.1.1 no {index}"
@@ -232,15 +279,11 @@ class Sender:
         own, address = report_id(queue_id), envelope.reverse_path
         report = Envelope("", (address,), self.clock.wall_ns(), "local", "", "LOCAL")
         self.trace.offered.setdefault(own, (report, content))
-        try:
-            is_new = self.spool.publish_report(own, *self.trace.offered[own])
-        except OSError as error:
-            if error.errno == errno.ENOSPC:
-                raise SpoolFull("report") from error
-            raise SpoolFault("report") from error
-        if is_new and missing:
+        is_new = self.spool.publish_report(own, *self.trace.offered[own])
+        cannot_read = self.disk.fault is not None and self.disk.fault.forever
+        if is_new and missing and not cannot_read:
             raise Violation(f"{queue_id}: the reasons for {missing} are lost")
-        if is_new and self.trace.offered[own][1] != content:
+        if is_new and self.trace.offered[own][1] != content and not cannot_read:
             raise Violation(f"{queue_id}: another report than before")
         if is_new and own in self.trace.finishing:
             raise Violation(f"{queue_id} is reported a second time")
@@ -254,66 +297,64 @@ class Snapshot:
     platter: Platter
     trace: Trace
     step: str
+    told: int = 0
+    """`key` of the trace."""
 
 
 class World:
     """A disk with a listener's and a sender's view of it."""
 
-    def __init__(self, disk: ModelDisk, trace: Trace | None = None) -> None:
+    def __init__(self, disk: ModelDisk, trace: Trace | None = None, engine: OnModel = MAILDIR) -> None:
         self.trace = trace or Trace()
+        self.engine = engine
         self.clock = FakeClock()
         self.sender_disk, self.listener_disk = disk, disk.another()
         self.snapshots: list[Snapshot] = []
+        self.failed_at = 0
+        """Which snapshot came right behind the first call that failed."""
+        self._is_recording = False
 
     def record(self) -> None:
         """Keep every instant from now on: behind each call, and ahead of it if more was told."""
+        self._is_recording = True
         for disk in (self.sender_disk, self.listener_disk):
-            disk.after = lambda disk=disk: self.keep(disk)
-            disk.before = lambda _step, disk=disk: self.keep(disk, if_told=True)
+            self._watch(disk)
         self.keep(self.sender_disk)
 
     def keep(self, disk: ModelDisk, *, if_told: bool = False) -> None:
         """Keep a snapshot of this instant; or only if something was told since the last one."""
-        if not if_told or self.trace != self.snapshots[-1].trace:
+        last = self.snapshots[-1] if self.snapshots else None
+        is_told = last is None or self.trace != last.trace
+        if is_told or not if_told:
             step = disk.steps[-1] if disk.steps else "start"
-            self.snapshots.append(Snapshot(disk.platter.copy(), self.trace.copy(), step))
+            if not self.failed_at and self.sender_disk.has_failed:
+                self.failed_at = len(self.snapshots)
+            if last is None or is_told:
+                trace = self.trace.copy()
+                self.snapshots.append(Snapshot(disk.platter.copy(), trace, step, trace.key()))
+            else:
+                self.snapshots.append(Snapshot(disk.platter.copy(), last.trace, step, last.told))
 
     def listener(self, seed: int = 0) -> Listener:
-        return Listener(self.listener_disk, self.clock, self.trace, seed)
+        return Listener(self.listener_disk, self.clock, self.trace, seed, self.engine)
+
+    def another_listener(self, seed: int) -> Listener:
+        """Return one that can die by itself."""
+        disk = self.listener_disk.another()
+        if self._is_recording:
+            self._watch(disk)
+        return Listener(disk, self.clock, self.trace, seed, self.engine)
 
     def sender(self) -> Sender:
-        return Sender(self.sender_disk, self.clock, self.trace)
+        return Sender(self.sender_disk, self.clock, self.trace, self.engine)
+
+    def _watch(self, disk: ModelDisk) -> None:
+        disk.after = lambda: self.keep(disk)
+        disk.before = lambda _step: self.keep(disk, if_told=True)
 
 
-def prepared(renames: Renames = Renames.WHOLE, *, is_started: bool = True) -> ModelDisk:
-    """Return a disk with an empty spool that was started once and is durable, or without one."""
-    disk = ModelDisk(Platter(renames))
-    if not is_started:
-        disk.make_directory(ROOT.rpartition("/")[0])
-        return disk
-    spool = MaildirSpool(ROOT, disk, FakeClock(), _corrupt)
-    spool.recover()
-    spool.close()
-    return ModelDisk(disk.platter.after_cut(disk.platter.pending))
-
-
-def play(world: World, *letters: Letter, meanwhile: Callable[[Sender], None] | None = None) -> None:
-    """Take messages in as one batch and make of them what they say, then relay the reports."""
-    sender = world.sender()
-    sender.recover()
-    world.listener().offer(*letters)
-    sender.take()
-    if meanwhile is not None:
-        meanwhile(sender)
-    queue_ids = sorted(sender.queue)
-    for attempt in range(max(len(letter.fates) for letter in letters)):
-        pairs = zip(queue_ids, letters, strict=False)
-        due = {q: letter.fates[attempt] for q, letter in pairs if attempt < len(letter.fates)}
-        sender.settle({queue_id: fates for queue_id, fates in due.items() if queue_id in sender.queue})
-    sender.take()
-    sender.drain()
-    sender.spool.close()
-
-
-def _corrupt(name: str, fault: str) -> None:
+def no_corruption(name: str, fault: str) -> None:
+    """Raise Violation: nothing that a crash leaves is corrupt."""
+    if fault.startswith(("cannot be taken", "cannot be read, and is left")):
+        return
     raise Violation(f"{name} is taken for corrupt: {fault}")

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from relay.clock import SECOND_NS
 from relay.spool.durable import Disk
-from relay.throttle.slots import Limit, Unit, Wait
+from relay.throttle.decision import Wait
+from relay.throttle.gauge import ForEach, Limit, Unit
 from relay.throttle.throttle import Request, Reservation, Settlement, Throttle
 from tests.fakes.clock import FakeClock
 
@@ -20,18 +21,24 @@ class PerPeriod:
     count: int
     per_ns: int
     unit: Unit = "messages"
+    for_each: ForEach | None = None
 
     @property
     def label(self) -> str:
-        return f"{self.count} {self.unit} per {self.per_ns / SECOND_NS:g}s"
+        each = f" for each {self.for_each}" if self.for_each else ""
+        return f"{self.count} {self.unit} per {self.per_ns / SECOND_NS:g}s{each}"
 
 
-def messages(count: int, seconds: float) -> PerPeriod:
-    return PerPeriod(count, int(seconds * SECOND_NS))
+def messages(count: int, seconds: float, for_each: ForEach | None = None) -> PerPeriod:
+    return PerPeriod(count, int(seconds * SECOND_NS), for_each=for_each)
 
 
-def recipients(count: int, seconds: float) -> PerPeriod:
-    return PerPeriod(count, int(seconds * SECOND_NS), "recipients")
+def recipients(count: int, seconds: float, for_each: ForEach | None = None) -> PerPeriod:
+    return PerPeriod(count, int(seconds * SECOND_NS), "recipients", for_each)
+
+
+def connections(count: int, seconds: float) -> PerPeriod:
+    return PerPeriod(count, int(seconds * SECOND_NS), "connections")
 
 
 def throttle(

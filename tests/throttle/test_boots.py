@@ -7,6 +7,7 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.spool.durable import Disk
+from relay.throttle.history import LONGEST_BELIEVED_NS
 from relay.throttle.record import HistoryError
 from relay.throttle.throttle import Throttle
 from tests.fakes.clock import FakeClock
@@ -135,3 +136,28 @@ def test_a_reboot_that_cannot_be_written_down_sends_nothing_and_changes_nothing(
 
     assert len(granted(account, 1, 1, 1)) == 2
     waiting(account)
+
+
+@pytest.mark.parametrize("year", [1970, 2038, 2106])
+def test_a_clock_without_a_battery_frees_no_slot_over_a_reboot(
+    year: int, path: Path, disk: Disk, clock: FakeClock
+) -> None:
+    account = _sent_three(path, disk, clock)
+    clock.reboot(down_ns=SECOND_NS, boottime_ns=SECOND_NS)
+    clock.step_wall((year - 1970) * 365 * 86_400 * SECOND_NS - clock.wall_ns())
+
+    assert _openings_s(account, clock) == [40, 50]
+    # It is put right, and the host starts again: what is known stays known.
+    clock.step_wall(1_760_000_100 * SECOND_NS - clock.wall_ns())
+    granted(throttle(path, disk, clock, LIMITS), 1)
+    clock.reboot(down_ns=SECOND_NS, boottime_ns=0)
+    assert all(opens_s >= 40 - 4 for opens_s in _openings_s(throttle(path, disk, clock, LIMITS), clock))
+
+
+def test_what_is_off_for_longer_than_is_believed_waits_as_if_it_had_not_been(
+    path: Path, disk: Disk, clock: FakeClock
+) -> None:
+    account = _sent_three(path, disk, clock)
+    clock.reboot(down_ns=LONGEST_BELIEVED_NS + 60 * SECOND_NS)
+
+    assert _openings_s(account, clock) == [40, 50]

@@ -2,8 +2,11 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 from random import Random
+
+import pytest
 
 from tests.throttle.oracle import Seen, worst_window
 
@@ -39,25 +42,39 @@ def _told(lines: list[str]) -> list[Seen]:
     return list(flights.values())
 
 
-def test_senders_that_are_killed_at_random_never_exceed_and_never_block_the_others(tmp_path: Path) -> None:
-    history, random = tmp_path / "isp", Random(20)
+def _live_and_die(history: Path, *, senders: int, killed: int, random: Random) -> list[Seen]:
+    """Have so many senders at work, kill so many one by one, and have a last one prove that none is stuck."""
     seen: list[Seen] = []
-    senders = [_start(history, 10**9, seed) for seed in range(SENDERS)]
-
-    for number in range(KILLED):
-        victim = senders.pop(0)
+    alive = [_start(history, 10**9, seed) for seed in range(senders)]
+    for number in range(killed):
+        victim = alive.pop(0)
         assert victim.stdout is not None
         lines = [victim.stdout.readline() for _ in range(random.randint(1, 12))]
         victim.kill()
         lines += victim.communicate()[0].splitlines(keepends=True)
         seen += _told(lines)
-        if number < KILLED - SENDERS:
-            senders.append(_start(history, 10**9, SENDERS + number))
+        if number < killed - senders:
+            alive.append(_start(history, 10**9, senders + number))
 
     survivor = _start(history, 3 * COUNT, seed=1000)
     told, _ = survivor.communicate(timeout=60)
-    seen += _told(told.splitlines(keepends=True))
-
     assert survivor.returncode == 0
+    return seen + _told(told.splitlines(keepends=True))
+
+
+def test_senders_that_are_killed_at_random_never_exceed_and_never_block_the_others(tmp_path: Path) -> None:
+    seen = _live_and_die(tmp_path / "isp", senders=SENDERS, killed=KILLED, random=Random(20))
+
     assert len(seen) > COUNT
     assert worst_window(seen, "messages", PERIOD_NS) <= COUNT
+
+
+@pytest.mark.crash
+def test_eight_senders_that_are_killed_for_as_long_as_the_budget_allows_never_exceed(
+    tmp_path: Path, crash_seed: int, crash_budget_s: float
+) -> None:
+    until, random, rounds = time.monotonic() + crash_budget_s / 8, Random(crash_seed), 0
+    while time.monotonic() < until or not rounds:
+        seen = _live_and_die(tmp_path / f"isp{rounds}", senders=8, killed=24, random=random)
+        assert worst_window(seen, "messages", PERIOD_NS) <= COUNT
+        rounds += 1

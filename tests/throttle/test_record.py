@@ -1,18 +1,25 @@
 """The bytes of a history: what was written is read, and nothing else is."""
 
+import zlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relay.throttle.gauge import UNKNOWN
 from relay.throttle.record import (
+    LONGEST_KEY,
     At,
     Charged,
     Ended,
     HistoryError,
     Record,
     Reserved,
+    Share,
     group,
     header,
+    is_current,
+    key_of,
     read_groups,
     read_header,
     shifted,
@@ -21,10 +28,15 @@ from relay.throttle.record import (
 BOOT = "6e2fd1a4-0000-4000-8000-000000000001"
 INSTANTS = st.integers(-(10**17), 10**17)
 COUNTS = st.integers(1, 10**6)
+SHARES = st.lists(
+    st.builds(Share, st.sampled_from(["sender", "client"]), st.text().map(key_of), COUNTS, COUNTS), max_size=3
+).map(tuple)
 RECORDS: st.SearchStrategy[Record] = st.one_of(
-    st.builds(Reserved, INSTANTS, INSTANTS, COUNTS, COUNTS),
+    st.builds(Reserved, INSTANTS, INSTANTS, COUNTS, COUNTS, COUNTS, SHARES),
     st.builds(Ended, INSTANTS, INSTANTS),
-    st.builds(Charged, INSTANTS, COUNTS, COUNTS),
+    st.builds(
+        Charged, INSTANTS, COUNTS, COUNTS, COUNTS, st.none() | INSTANTS, SHARES, is_merged=st.booleans()
+    ),
 )
 ATS = st.builds(At, INSTANTS, INSTANTS, INSTANTS)
 GROUPS = st.lists(st.tuples(ATS, st.lists(RECORDS, max_size=4)), min_size=1, max_size=4)
@@ -81,7 +93,7 @@ def test_a_first_line_with_any_bit_wrong_is_refused(index: int, flip: int) -> No
     ("content", "message"),
     [
         (b"", "not a history"),
-        (b"relay-history 2 x 00000000\n", "another version"),
+        (b"relay-history 3 x 00000000\n", "another version"),
         (b"-----BEGIN PRIVATE KEY-----\n", "not a history"),
     ],
 )
@@ -99,11 +111,16 @@ def test_another_file_is_refused(content: bytes, message: str) -> None:
         b"at 1 2 3\nended 4\n",
         b"at 1 2 3\nended 4 x\n",
         b"ended 1 2\n",
+        b"as 1 2 3\n",
+        b"at 1 2 3\ncharged 4 -1 1\n",
+        b"at 1 2 3\nreserved 4 5 0 0\n",
+        b"at 1 2 3\nreserved 1 2 3\n",
+        b"at 1 2 3\nreserved 1 2 3 4 5 sender=a:1\n",
+        b"at 1 2 3\nmerged 1 2 3\n",
+        b"at 1 2 3\ncharged 1 2 3 4 x\n",
     ],
 )
 def test_a_whole_group_of_unknown_meaning_is_refused(lines: bytes) -> None:
-    import zlib
-
     content = f"group {len(lines)} {zlib.crc32(lines):08x}\n".encode() + lines
 
     with pytest.raises(HistoryError, match="cannot read"):
@@ -113,6 +130,44 @@ def test_a_whole_group_of_unknown_meaning_is_refused(lines: bytes) -> None:
 @given(RECORDS, INSTANTS)
 def test_a_shift_moves_every_instant_and_nothing_else(record: Record, by_ns: int) -> None:
     assert shifted(shifted(record, by_ns), -by_ns) == record
-    if isinstance(record, Reserved):
-        moved = shifted(record, by_ns)
-        assert moved == (record.id + by_ns, record.deadline_ns + by_ns, record.messages, record.recipients)
+    moved = shifted(record, by_ns)
+    match record:
+        case Reserved():
+            assert moved == (record.id + by_ns, record.deadline_ns + by_ns, *record[2:])
+        case Ended():
+            assert moved == (record.id + by_ns, record.ended_at_ns + by_ns)
+        case Charged():
+            started_at_ns = None if record.started_at_ns is None else record.started_at_ns + by_ns
+            assert moved == (record.ended_at_ns + by_ns, *record[1:4], started_at_ns, *record[5:])
+
+
+def _framed(*lines: str) -> bytes:
+    content = "".join(f"{line}\n" for line in lines).encode()
+    return f"group {len(content)} {zlib.crc32(content):08x}\n".encode() + content
+
+
+def test_version_1_is_read_as_it_was_meant() -> None:
+    line = f"relay-history 1 {BOOT}".encode()
+    content = line + f" {zlib.crc32(line):08x}\n".encode()
+    content += _framed("at 1 2 3", "reserved 10 20 1 3", "ended 9 12", "charged 5 7 8")
+
+    boot_id, start = read_header(content)
+
+    assert (boot_id, is_current(content), is_current(header(BOOT))) == (BOOT, False, True)
+    assert read_groups(content, start).records == [Reserved(10, 20, 1, 3), Ended(9, 12), Charged(5, 7, 8)]
+
+
+@given(st.text(max_size=300))
+def test_a_key_is_one_short_word_whatever_it_is_made_of(text: str) -> None:
+    key = key_of(text)
+
+    assert len(key) <= LONGEST_KEY
+    assert key.isascii()
+    assert not set(key) & set(" \n\r\0")
+    assert key != UNKNOWN
+
+
+@given(st.text(max_size=30), st.text(max_size=30))
+def test_short_texts_that_differ_have_keys_that_differ(one: str, other: str) -> None:
+    # Each character is at most twelve as written, and what is cut makes keys fewer, never more.
+    assert (key_of(one[:8]) == key_of(other[:8])) == (one[:8] == other[:8])

@@ -6,11 +6,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
-from relay.throttle.record import Charged, Ended, Record, Reserved
-from relay.throttle.slots import EXACT_ENDS, KEEP_NS, Slots, Wait
+from relay.throttle.decision import Wait
+from relay.throttle.gauge import UNKNOWN
+from relay.throttle.keys import Request
+from relay.throttle.record import Charged, Ended, Record, Reserved, Share
+from relay.throttle.slots import EXACT_ENDS, KEEP_NS, MOST_SHARES, Slots
 from tests.throttle.limits import TRANSACTION_NS, messages, recipients
 
 DAY_NS = 86_400 * SECOND_NS
+
+
+def _reserve(slots: Slots, recipients: int, transaction_ns: int, now_ns: int) -> Reserved | Wait:
+    answer = slots.reserve(Request(recipients), transaction_ns, now_ns)
+    return answer if isinstance(answer, Wait) else answer.reserved
 
 
 def _charged(slots: Slots, now_ns: int) -> list[Charged]:
@@ -20,17 +28,17 @@ def _charged(slots: Slots, now_ns: int) -> list[Charged]:
 def test_a_reservation_counts_as_ended_at_its_deadline() -> None:
     slots = Slots()
     slots.judge_by([messages(1, seconds=10)], 0)
-    slots.reserve(1, 5 * SECOND_NS, now_ns=0)
+    _reserve(slots, 1, 5 * SECOND_NS, now_ns=0)
 
-    before = slots.reserve(1, 5 * SECOND_NS, now_ns=15 * SECOND_NS - 1)
-    after = slots.reserve(1, 5 * SECOND_NS, now_ns=15 * SECOND_NS)
+    before = _reserve(slots, 1, 5 * SECOND_NS, now_ns=15 * SECOND_NS - 1)
+    after = _reserve(slots, 1, 5 * SECOND_NS, now_ns=15 * SECOND_NS)
     assert (isinstance(before, Wait), isinstance(after, Reserved)) == (True, True)
 
 
 def test_an_end_is_counted_once_whoever_tells_of_it_and_however_often() -> None:
     slots = Slots()
     slots.judge_by([messages(3, seconds=10)], 0)
-    reserved = slots.reserve(1, TRANSACTION_NS, now_ns=0)
+    reserved = _reserve(slots, 1, TRANSACTION_NS, now_ns=0)
     assert isinstance(reserved, Reserved)
 
     slots.settle(Ended(reserved.id, 5))
@@ -44,7 +52,7 @@ def test_ids_are_unique_though_the_clock_stands_still() -> None:
     slots = Slots()
     slots.judge_by([messages(50, seconds=1)], 0)
 
-    answers = [slots.reserve(1, TRANSACTION_NS, now_ns=77) for _ in range(50)]
+    answers = [_reserve(slots, 1, TRANSACTION_NS, now_ns=77) for _ in range(50)]
 
     assert len({answer.id for answer in answers if isinstance(answer, Reserved)}) == 50
 
@@ -52,7 +60,7 @@ def test_ids_are_unique_though_the_clock_stands_still() -> None:
 def test_what_is_not_written_yet_outlives_a_reset() -> None:
     slots = Slots()
     slots.judge_by([messages(1, seconds=10)], 0)
-    reserved = slots.reserve(1, TRANSACTION_NS, now_ns=0)
+    reserved = _reserve(slots, 1, TRANSACTION_NS, now_ns=0)
     assert isinstance(reserved, Reserved)
     slots.settle(Ended(reserved.id, 5))
 
@@ -82,7 +90,9 @@ def test_merging_never_moves_an_end_to_before_it_nor_past_now_nor_far(
         kept = [each for each in ends if now_ns - each[0] <= KEEP_NS]
         for units in (1, 2):
             exact = sorted(each[0] for each in kept for _ in range(each[units]))
-            rounded = sorted(each[0] for each in told for _ in range(each[units]))
+            rounded = sorted(
+                each[0] for each in told for _ in range((each.messages, each.recipients)[units - 1])
+            )
             assert len(rounded) == len(exact)
             assert all(
                 at_ns <= told_ns <= min(now_ns, at_ns + (now_ns - at_ns) // 1024)
@@ -106,7 +116,7 @@ def test_new_limits_judge_the_same_past() -> None:
     slots = Slots()
     slots.judge_by([messages(5, seconds=10)], 0)
     for number in range(5):
-        reserved = slots.reserve(2, TRANSACTION_NS, now_ns=number)
+        reserved = _reserve(slots, 2, TRANSACTION_NS, now_ns=number)
         assert isinstance(reserved, Reserved)
         slots.settle(Ended(reserved.id, number + 1))
     assert slots.usage(20 * SECOND_NS)[0].used == 0
@@ -126,7 +136,7 @@ def test_memory_stays_bounded_at_millions_per_day() -> None:
 
     for number in range(40_000):
         now_ns = number * gap_ns * 150
-        reserved = slots.reserve(1, TRANSACTION_NS, now_ns)
+        reserved = _reserve(slots, 1, TRANSACTION_NS, now_ns)
         assert isinstance(reserved, Reserved)
         slots.settle(Ended(reserved.id, now_ns + 1))
         slots.written(1)
@@ -142,3 +152,97 @@ def test_what_no_policy_can_ask_for_any_more_is_forgotten() -> None:
 
     assert len(_charged(slots, KEEP_NS)) == EXACT_ENDS + 1
     assert len(_charged(slots, KEEP_NS + 1)) == EXACT_ENDS
+
+
+def _of(sender: str, ended_at_ns: int) -> Charged:
+    return Charged(ended_at_ns, 1, 2, 0, ended_at_ns - 1, (Share("sender", sender, 1, 2),))
+
+
+def test_merging_keeps_whose_it_was_and_that_some_of_it_may_be_anybodys() -> None:
+    slots = Slots()
+    slots.reset(
+        [_of("a", 10), _of("b", 11), Charged(12, 1, 5), _of("a", 13), *[Charged(DAY_NS, 0, 0)] * EXACT_ENDS]
+    )
+
+    merged = _charged(slots, DAY_NS)[0]
+
+    assert (merged.messages, merged.recipients, merged.is_merged, merged.started_at_ns) == (4, 11, True, None)
+    assert set(merged.shares) == {
+        Share("sender", "a", 2, 4),
+        Share("sender", "b", 1, 2),
+        Share("sender", UNKNOWN, 1, 5),
+    }
+    slots.judge_by([messages(9, 2 * 86_400, "sender"), recipients(99, 2 * 86_400, "sender")], 0)
+    for sender, by_messages, by_recipients in (("a", 3, 9), ("b", 2, 7), ("c", 1, 5)):
+        gauges = slots._gauges
+        assert [gauge.used(sender, DAY_NS) for gauge in gauges] == [by_messages, by_recipients]
+
+
+def test_beyond_the_shares_that_are_kept_the_oldest_count_for_everybody() -> None:
+    slots = Slots()
+    ends: list[Record] = [_of(f"s{number}", number * SECOND_NS) for number in range(MOST_SHARES + 10)]
+    now_ns = (MOST_SHARES + 10) * SECOND_NS
+    slots.reset(ends)
+
+    told = _charged(slots, now_ns)
+    slots.reset(told)
+    slots.judge_by([messages(10**9, 86_400 * 9, "sender")], 0)
+
+    assert MOST_SHARES - 100 < sum(len(charged.shares) for charged in told) <= MOST_SHARES
+    (gauge,) = slots._gauges
+    assert gauge.used("nobody", now_ns) >= 10
+    assert sum(charged.messages for charged in told) == len(ends)
+
+
+def test_a_limit_for_each_key_that_is_new_starts_with_what_nobody_knows_of() -> None:
+    slots = Slots()
+    slots.judge_by([messages(9, seconds=60)], 0)
+    _reserve(slots, 1, TRANSACTION_NS, now_ns=0)
+
+    slots.judge_by([messages(2, seconds=60, for_each="sender")], 0)
+    answers = [slots.reserve(Request(1, sender=sender), TRANSACTION_NS, 1) for sender in "aab"]
+
+    # The one of before may have been of either.
+    assert [isinstance(answer, Wait) for answer in answers] == [False, True, False]
+
+
+def test_the_oldest_end_within_a_span_is_told_until_it_leaves() -> None:
+    slots = Slots()
+    slots.judge_by([messages(5, seconds=10)], 0)
+    assert slots.leaves_in_ns(60 * SECOND_NS, 0) is None
+    for at_ns in (10 * SECOND_NS, 30 * SECOND_NS):
+        reserved = _reserve(slots, 1, SECOND_NS, at_ns)
+        assert isinstance(reserved, Reserved)
+        slots.settle(Ended(reserved.id, at_ns))
+
+    assert slots.leaves_in_ns(60 * SECOND_NS, 40 * SECOND_NS) == 30 * SECOND_NS
+    assert slots.leaves_in_ns(60 * SECOND_NS, 70 * SECOND_NS) == 20 * SECOND_NS
+    assert slots.leaves_in_ns(60 * SECOND_NS, 90 * SECOND_NS) is None
+
+
+def test_a_limit_for_each_sender_domain_or_client_looks_at_that_and_at_nothing_else() -> None:
+    slots = Slots()
+    slots.judge_by(
+        [messages(1, seconds=10, for_each="sender_domain"), messages(2, seconds=10, for_each="client")], 0
+    )
+
+    def goes(domain: str, client: str) -> bool:
+        request = Request(1, sender=f"a@{domain}", sender_domain=domain, client=client)
+        return not isinstance(slots.reserve(request, SECOND_NS, 0), Wait)
+
+    assert [goes("x", "1"), goes("x", "2"), goes("y", "1"), goes("z", "1"), goes("z", "2")] == [
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]
+
+
+def test_a_transaction_names_as_many_as_it_may_though_each_domain_has_room() -> None:
+    slots = Slots()
+    slots.judge_by([recipients(5, seconds=10, for_each="recipient_domain")], 0)
+    request = Request(4, recipient_domains=("x", "y", "x", "y"), most=2)
+    grant = slots.reserve(request, SECOND_NS, 0)
+    assert not isinstance(grant, Wait)
+    assert list(grant.chosen) == [0, 1]

@@ -333,3 +333,11 @@ def test_one_sender_never_exceeds_and_is_never_told_to_come_too_late(
             in_flight.remove((reservation, each))
 
     assert worst_window(seen, limit.unit, limit.per_ns) <= limit.count
+
+
+def test_what_an_upstream_may_be_counting_is_told_from_memory(memory: MemoryDisk, clock: FakeClock) -> None:
+    account = throttle(Path("/history/isp"), memory, clock, [messages(5, seconds=10)])
+    assert account.leaves_in_ns(60 * SECOND_NS) is None
+    settle(account, clock, *granted(account, 1))
+    clock.advance(20 * SECOND_NS)
+    assert account.leaves_in_ns(60 * SECOND_NS) == 40 * SECOND_NS

@@ -1,0 +1,70 @@
+"""What an inspection says of what it may not look at, of folders that are not ours, and of what has gone."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from relay.spool.inspection import Inspector
+from tests.fakes.denying import DENIED, GONE, Denying
+from tests.spool.engine import accept, recovered, taken
+from tests.spool.maildir_engine import MaildirEngine, on_the_kernel
+
+SOMEBODY_ELSE = 12345
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> MaildirEngine:
+    engine = on_the_kernel(tmp_path)
+    spool = recovered(engine)
+    accept(engine.intake())
+    taken(spool)
+    spool.close()
+    return engine
+
+
+def _said(engine: MaildirEngine, disk: Denying | None = None) -> list[tuple[str, str]]:
+    findings = Inspector(engine.root, disk or engine.disk).inspect().findings
+    return sorted((os.path.relpath(finding.path, engine.root), finding.kind) for finding in findings)
+
+
+def test_a_folder_that_is_a_link_is_told_of(engine: MaildirEngine, tmp_path: Path) -> None:
+    hold = Path(engine.root) / "hold"
+    hold.rename(tmp_path / "elsewhere")
+    hold.symlink_to(tmp_path / "elsewhere")
+    assert _said(engine) == [("hold", "link")]
+
+
+def test_a_folder_that_its_owner_may_not_use_is_told_of(engine: MaildirEngine) -> None:
+    (Path(engine.root) / "bounce").chmod(0o500)
+    try:
+        assert _said(engine) == [("bounce", "mode")]
+    finally:
+        (Path(engine.root) / "bounce").chmod(0o700)
+
+
+@as_root
+def test_what_belongs_to_somebody_else_is_told_of(engine: MaildirEngine) -> None:
+    os.chown(Path(engine.root) / "hold", SOMEBODY_ELSE, -1)
+    os.chown(Path(engine.root) / "format", SOMEBODY_ELSE, -1)
+    assert _said(engine) == [("format", "owner"), ("hold", "owner")]
+
+
+def test_a_draft_that_may_not_be_read_is_told_of_and_one_that_is_gone_is_not(engine: MaildirEngine) -> None:
+    draft = Path(engine.root) / "tmp" / "0123456789abcdef"
+    draft.write_bytes(b"relay-message")
+    assert _said(engine, Denying("/tmp/0123", DENIED)) == [("tmp/0123456789abcdef", "foreign")]
+    assert _said(engine, Denying("/tmp/0123", GONE)) == []
+
+
+def test_a_message_that_moves_on_while_it_is_looked_at_is_no_finding(engine: MaildirEngine) -> None:
+    assert ("cur", "foreign") not in _said(engine, Denying("/cur/", GONE))
+
+
+def test_a_ledger_that_is_no_file_is_told_of_once(engine: MaildirEngine) -> None:
+    ledger = Path(engine.root) / "ledger"
+    ledger.unlink()
+    ledger.mkdir()
+    assert _said(engine) == [("ledger", "foreign")]

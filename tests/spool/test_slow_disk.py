@@ -1,0 +1,30 @@
+"""A disk whose syncs take long: the rest of a batch waits together, and each file has its own result."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from relay.spool import durable
+from relay.spool.durable import RealDisk
+
+
+@pytest.mark.parametrize("slow_ns", [-1, 10**18])
+@pytest.mark.parametrize("content_only", [False, True])
+def test_a_batch_has_one_result_for_each_file_however_slow_the_disk_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, slow_ns: int, content_only: bool
+) -> None:
+    monkeypatch.setattr(durable, "SLOW_SYNC_NS", slow_ns)
+    disk = RealDisk()
+    fds = [disk.open_new(str(tmp_path / str(number))) for number in range(20)]
+    for fd in fds:
+        disk.write_all(fd, b"x")
+    gone = fds[13]
+    disk.close(gone)
+
+    results = disk.sync_each(fds, content_only=content_only)
+
+    assert [result and result.errno for result in results] == [None] * 13 + [errno.EBADF] + [None] * 6
+    for fd in fds:
+        if fd != gone:
+            disk.close(fd)

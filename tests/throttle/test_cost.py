@@ -1,0 +1,126 @@
+"""What a decision costs, in lines of Python that are run: the same for every N and any number of keys."""
+
+import functools
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from relay.clock import SECOND_NS
+from relay.throttle.decision import Wait
+from relay.throttle.gauge import MOST_KEYS
+from relay.throttle.keys import Request
+from relay.throttle.record import Ended
+from relay.throttle.slots import Slots
+from tests.throttle.limits import TRANSACTION_NS, messages, recipients
+
+DAY_NS = 86_400 * SECOND_NS
+
+
+def _lines_run(function: Callable[[], object]) -> int:
+    """Count the lines that are run in the room of the throttle."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal lines
+        if "relay/throttle" not in frame.f_code.co_filename:
+            return None
+        lines += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+def _decide(slots: Slots, now_ns: int, request: Request) -> bool:
+    """Decide about one message, and end it at once if it may go."""
+    answer = slots.reserve(request, TRANSACTION_NS, now_ns)
+    if isinstance(answer, Wait):
+        return False
+    slots.settle(Ended(answer.reserved.id, now_ns + 1))
+    slots.written(1)
+    return True
+
+
+def _filled(count: int, most: int) -> tuple[Slots, int]:
+    """Return slots that have had so much of a day's limit, evenly, and the instant."""
+    slots = Slots()
+    slots.judge_by([messages(count, seconds=86_400), recipients(10 * count, seconds=86_400)], 0)
+    gap_ns, now_ns = DAY_NS // count, 0
+    for _ in range(min(count, most)):
+        assert _decide(slots, now_ns, Request(1))
+        now_ns += gap_ns
+    return slots, now_ns
+
+
+def _cost(count: int) -> float:
+    """Return what a decision costs on the average, once every slot was used and one opens for each."""
+    slots, now_ns = _filled(count, most=20_000)
+    gap_ns = DAY_NS // count
+    decisions = 400
+
+    def decide() -> None:
+        for number in range(decisions):
+            _decide(slots, max(DAY_NS, now_ns) + number * gap_ns, Request(1))
+
+    return _lines_run(decide) / decisions
+
+
+def test_a_decision_costs_the_same_at_8_and_at_a_million() -> None:
+    small = _cost(8)
+
+    for count in (1_000, 1_000_000):
+        assert _cost(count) < 1.5 * small
+
+
+def test_a_refusal_costs_the_same_at_8_and_at_a_million() -> None:
+    costs = []
+    for count in (8, 1_000_000):
+        slots = Slots()
+        slots.judge_by([messages(count, seconds=86_400)], 0)
+        for number in range(count if count == 8 else 20_000):
+            _decide(slots, number, Request(1))
+        slots.judge_by([messages(min(count, 20_000), seconds=86_400)], 0)
+        refuse = functools.partial(_decide, slots, 30_000, Request(1))
+        assert not refuse()
+        costs.append(_lines_run(refuse))
+
+    assert costs[1] < 1.5 * costs[0]
+
+
+def test_a_new_key_costs_the_same_however_many_there_are_and_the_empty_ones_leave() -> None:
+    costs = []
+    for keys in (10, 2_000):
+        slots = Slots()
+        slots.judge_by([messages(5, seconds=60, for_each="sender")], 0)
+        for number in range(keys):
+            assert _decide(slots, number, Request(1, sender=f"{number}@x.example"))
+        costs.append(_lines_run(functools.partial(_decide, slots, keys, Request(1, sender="more@x.example"))))
+
+        (gauge,) = slots._gauges
+        for number in range(keys):
+            assert _decide(slots, 61 * SECOND_NS + number, Request(1, sender=f"new{number}@x.example"))
+        # Each new one looked at two others: by now all of the old are gone.
+        assert len(gauge._of_key) == keys
+    assert costs[1] < 1.2 * costs[0]
+
+
+def test_more_keys_than_there_are_windows_for_share_one_and_are_never_over() -> None:
+    slots = Slots()
+    slots.judge_by([messages(3, seconds=60, for_each="sender")], 0)
+    for number in range(MOST_KEYS):
+        assert _decide(slots, number, Request(1, sender=f"{number}"))
+
+    went = [_decide(slots, MOST_KEYS + number, Request(1, sender=f"late{number}")) for number in range(5)]
+
+    (gauge,) = slots._gauges
+    assert went == [True, True, True, False, False]
+    assert len(gauge._of_key) == MOST_KEYS
+    # What is shared counts for those with a window too, for as long as it is there.
+    assert not _decide(slots, MOST_KEYS + 9, Request(1, sender="7"))
+    assert _decide(slots, 61 * SECOND_NS, Request(1, sender="late4"))
