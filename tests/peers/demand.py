@@ -6,16 +6,23 @@ import shutil
 import pytest
 
 DEBIAN_PACKAGES = {
+    "btrfs": "btrfs-progs",
+    "e2fsck": "e2fsprogs",
+    "mkfs.btrfs": "btrfs-progs",
+    "mkfs.ext4": "e2fsprogs",
+    "mkfs.xfs": "xfsprogs",
     "openssl": "openssl",
     "postfix": "postfix",
     "prometheus": "prometheus",
     "promtool": "prometheus",
     "saslpasswd2": "sasl2-bin",
+    "setpriv": "util-linux",
     "smtp-sink": "postfix",
     "smtp-source": "postfix",
     "strace": "strace",
     "swaks": "swaks",
     "systemd-analyze": "systemd",
+    "xfs_repair": "xfsprogs",
 }
 
 

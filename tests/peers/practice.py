@@ -16,11 +16,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from relay.clock import SECOND_NS
-from relay.policy.model import Limit
+from relay.policy.limit import Limit
 from relay.policy.units import HostPort
 from relay.practice.ledger import Entry, Ledger
 from relay.practice.smarthost import PracticeSmarthost
-from tests.peers.waiting import HANG_S, wait_until
+from tests.peers.waiting import HANG_S, free_port, wait_until
 
 USER, PASSWORD = "mjd", "correct horse"
 PULSE_NS = 20_000_000
@@ -77,8 +77,11 @@ class Practice:
         self._password.write_text(PASSWORD + "\n")
         self._password.chmod(0o600)
         self._instants = Instants(seed)
+        self._keep = keep
+        self._undecided = 0
         self._host = PracticeSmarthost(
-            HostPort("127.0.0.1", 0),
+            # Not 0: it comes back to the same port after a crash.
+            HostPort("127.0.0.1", free_port()),
             USER,
             PASSWORD,
             Limit.model_validate(limit),
@@ -100,7 +103,7 @@ class Practice:
     @property
     def unanswered(self) -> int:
         """How many transactions came to their final dot and wait for its reply."""
-        return self._instants.dots - self.ledger.relayed - self.ledger.refused
+        return self._instants.dots - self.ledger.relayed - self.ledger.refused - self._undecided
 
     def upstream(self, **more: Any) -> dict[str, Any]:
         """Return it as a section `upstreams.NAME` of a policy, with `more` keys."""
@@ -111,6 +114,20 @@ class Practice:
         """Return every transaction, in the order in which they ended."""
         entries = list(self.ledger.entries)
         return [Seen(*span, entry) for span, entry in zip(self._instants.spans_ns, entries, strict=True)]
+
+    def content_of(self, seen: Seen) -> bytes:
+        """Return what it took in a transaction; needs `keep`."""
+        assert self._keep is not None, "nothing was kept"
+        number = int(seen.entry.reply.split()[-1])
+        return (self._keep / f"{number:06}.eml").read_bytes()
+
+    def cut_off(self) -> None:
+        """Lose every connection at once; what came to its dot is taken, and nobody hears of it."""
+        self._run(self._lose_connections())
+
+    def crash(self) -> None:
+        """Die in the middle of everything and come back: what it did not reply to, it never took."""
+        self._run(self._crash())
 
     def wait_until(self, condition: Callable[[Ledger], object], *, within_s: float = HANG_S) -> None:
         """Return once something is true of its ledger.  Raises TimeoutError."""
@@ -134,6 +151,16 @@ class Practice:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    async def _lose_connections(self) -> None:
+        for session in list(self._host._terms.open):
+            session._transport.abort()
+
+    async def _crash(self) -> None:
+        await self._host.close()
+        await self._host.start()
+        self._host._terms.open.clear()
+        self._undecided += self.unanswered
 
     def _run(self, doing: Any) -> None:
         asyncio.run_coroutine_threadsafe(doing, self._loop).result()

@@ -17,7 +17,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -25,6 +25,24 @@ from relay.service.control import ControlClient
 from tests.peers.waiting import HANG_S, free_port, wait_for_change, wait_until
 
 PROJECT = Path(__file__).parents[2]
+
+
+class Started(Protocol):
+    """A program that was started, in the words of subprocess.Popen."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Return its exit status, or None while it runs."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return its exit status once it ended; raises subprocess.TimeoutExpired."""
+        ...
+
+    def send_signal(self, sig: int, /) -> None:
+        """Send it a signal."""
+        ...
 
 
 class RelayProcess:
@@ -45,7 +63,7 @@ class RelayProcess:
         } | policy
         self.policy_path = folder / "policy.yaml"
         self.write_policy()
-        self._relay: subprocess.Popen[bytes] | None = None
+        self._relay: Started | None = None
         self._log_path = folder / "log" / "relay.log"
         self._log_path.parent.mkdir(exist_ok=True)
         self._log_path.touch()
@@ -115,7 +133,7 @@ class RelayProcess:
 
     def wait_until_empty(self, *, within_s: float = HANG_S) -> None:
         """Return once it has no message, accepted or queued.  Raises TimeoutError."""
-        wait_until(self._is_empty, within_s=within_s)
+        wait_until(self.is_empty, within_s=within_s)
 
     def get(self, path: str) -> str:
         """Return what its HTTP server answers; raises urllib.error.HTTPError for 4xx and 5xx."""
@@ -159,12 +177,13 @@ class RelayProcess:
             self.kill()
             raise
 
-    def _is_empty(self) -> bool:
+    def is_empty(self) -> bool:
+        """Return whether it has no message; raises OSError and more while nobody answers."""
         spool = self.folder / self.policy["spool"]
         # In this order: what was taken out of new/ is in the account before anybody is answered.
         return not any((spool / "new").iterdir()) and asyncio.run(_queued(spool)) == 0
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _started(self) -> Started:
         assert self._relay is not None, "no relay was started here"
         return self._relay
 

@@ -21,8 +21,15 @@ def why_missing() -> str | None:
 
 
 def why_swaks_missing() -> str | None:
-    """Return why swaks cannot be used, or None."""
-    return missing_program("swaks")
+    """Return why swaks cannot be used, or None.  Debian only recommends the library of its TLS."""
+    if reason := missing_program("swaks"):
+        return reason
+    supported = subprocess.run(
+        ["swaks", "--support"], capture_output=True, text=True, timeout=30, check=False
+    )
+    if "TLS supported" in supported.stdout:
+        return None
+    return "swaks has no TLS here: apt install libnet-ssleay-perl"
 
 
 class SmtpSink:
@@ -33,6 +40,11 @@ class SmtpSink:
         self._sink = sink
         self._count = 0
         self._unread = b""
+
+    @property
+    def pid(self) -> int:
+        """Return its process id."""
+        return self._sink.pid
 
     @property
     def count(self) -> int:

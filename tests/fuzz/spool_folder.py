@@ -1,0 +1,119 @@
+"""Any files under any names in any folder of a spool: it starts, sends no foreign octet and deletes none."""
+
+from relay.clock import Clock
+from relay.envelope import QueueId
+from relay.spool import record
+from relay.spool.interface import Corrupt, Recovery
+from relay.spool.layout import Layout, is_queue_id
+from relay.spool.maildir import MaildirSpool
+from tests.fakes.clock import FakeClock
+from tests.fakes.disk import ModelDisk
+from tests.fuzz import spool_record
+from tests.fuzz.choices import Choices
+from tests.fuzz.work import bounded
+
+ROOT = "/var/spool"
+LAYOUT = Layout(ROOT)
+QUEUE_ID = spool_record.QUEUE_ID
+HOME = LAYOUT.queued(QUEUE_ID).rpartition("/")[0].removeprefix(f"{ROOT}/")
+FOLDERS = ["new", "hold", HOME, "cur/00", "cur/63", "corrupt", "tmp", "bounce"]
+NAMES = [
+    QUEUE_ID,
+    f"{QUEUE_ID}r",
+    "fedcba9876543210",
+    "README",
+    ".nfs01",
+    "\udcff\n",
+    "x" * 250,
+    f"{QUEUE_ID}.1",
+]
+KINDS = ["file"] * 13 + ["folder", "fifo", "symlink"]
+TOKENS = spool_record.TOKENS
+
+
+def _prepared() -> ModelDisk:
+    disk = ModelDisk()
+    spool = _started(disk)
+    spool.recover()
+    spool.close()
+    return disk
+
+
+def _started(disk: ModelDisk) -> MaildirSpool:
+    clock: Clock = FakeClock()
+    return MaildirSpool(ROOT, disk, clock)
+
+
+EMPTY = _prepared()
+CALLS = 40_000
+"""What a start of an empty spool costs, more than twice over."""
+
+
+def target(raw: bytes) -> None:
+    choices = Choices(raw)
+    disk = EMPTY.after_kill()
+    planted: dict[str, bytes] = {}
+    for _ in range(1 + choices.number(4)):
+        folder, name, kind = choices.pick(FOLDERS), choices.pick(NAMES), choices.pick(KINDS)
+        content = _content(choices, name)
+        path = f"{ROOT}/{folder}/{name}"
+        if disk.inode(path) is None:
+            disk.plant(path, content, kind=kind)
+            if kind == "file" and not _may_go(folder, name):
+                planted[path] = content
+
+    with bounded(CALLS):
+        spool = _started(disk)
+        first = spool.recover()
+    for entry in first.entries:
+        assert entry.recipients_left >= 0
+        _load(spool, entry.queue_id)
+    for content in planted.values():
+        assert content in _contents(disk), "what was there is gone"
+    corrupt = spool.corrupt_count()
+    spool.close()
+    again = _again(disk)
+    # What was set aside while it was loaded is no entry any more; nothing else has changed.
+    assert {entry.queue_id for entry in again.entries} <= {entry.queue_id for entry in first.entries}
+    assert len(first.entries) - len(again.entries) == corrupt - first.corrupt
+    assert again.corrupt == corrupt
+    assert again.abandoned == 0
+
+
+def _content(choices: Choices, name: str) -> bytes:
+    """Return a file, every other time one that is whole and has its right name."""
+    if choices.yes():
+        return spool_record.nearly_valid(choices) if choices.yes() else choices.octets(255)
+    envelope = record.encode_envelope(QueueId(name), spool_record.ENVELOPE)
+    marked = envelope.replace(b"\nTa", b"\n%ca" % choices.pick(b"TDFEX"))
+    content = choices.octets()
+    header = spool_record.sealed(content, envelope, 2)[: record.HEADER_BYTES]
+    return choices.spoiled(header + content + marked, TOKENS)
+
+
+def _may_go(folder: str, name: str) -> bool:
+    """Return whether it is a draft that nobody writes, or notes about no message."""
+    return folder in {"tmp", "bounce"} and is_queue_id(name)
+
+
+def _load(spool: MaildirSpool, queue_id: QueueId) -> None:
+    try:
+        message = spool.load(queue_id)
+        if message.content is not None:
+            assert b"".join(spool.content(queue_id)) == message.content
+    except Corrupt:
+        return
+
+
+def _again(disk: ModelDisk) -> Recovery:
+    spool = _started(disk.after_kill())
+    recovery = spool.recover()
+    spool.close()
+    return recovery
+
+
+def _contents(disk: ModelDisk) -> list[bytes]:
+    return list(disk.platter.contents.values())
+
+
+SEEDS = [b"\0\0\0\0\0\x05hello", b"\3\0\0\0\1\0\0" + bytes(range(100)), b"\2\2\0\0\1" + b"\1\0\2\5" * 30]

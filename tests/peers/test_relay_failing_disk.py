@@ -1,0 +1,76 @@
+"""A whole relay whose disk fails a sync: it stops, says why, ends with 74; the next one reads the disk."""
+
+import os
+import smtplib
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.peers import smtp_tools
+from tests.peers.demand import demand, find, missing_program
+from tests.peers.relay import RelayProcess
+from tests.peers.smtp_tools import smtp_sink
+from tests.peers.waiting import HANG_S
+
+pytestmark = pytest.mark.slow
+
+
+@contextmanager
+def _failing(pid: int, syscall: str) -> Iterator[None]:
+    """Let the next such call of a process, in whichever thread, fail with EIO (strace(1))."""
+    command = [str(find("strace")), "-f", "-p", str(pid), "-o", "/dev/null"]
+    command += ["-e", f"trace={syscall}", "-e", f"inject={syscall}:error=EIO:when=1"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as strace:
+        try:
+            assert strace.stderr is not None
+            assert b"attached" in strace.stderr.readline()
+            yield
+        finally:
+            strace.terminate()
+
+
+def _hand_over(port: int) -> bytes:
+    with smtplib.SMTP("127.0.0.1", port, timeout=HANG_S) as session:
+        session.ehlo()
+        session.mail("mjd@front.test")
+        session.rcpt("r@list.test")
+        code, text = session.data(b"Subject: one\r\n\r\none\r\n")
+    return b"%d %s" % (code, text)
+
+
+def test_a_relay_whose_marks_cannot_be_synced_ends_with_74_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    demand(smtp_tools.why_missing(), missing_program("strace"))
+    with smtp_sink() as sink:
+        # Without limits there is no history: the first fdatasync is that of a status byte.
+        relay = RelayProcess(tmp_path, {"isp": {"host": "127.0.0.1", "port": sink.port, "tls": "none"}})
+        relay.start()
+        with _failing(relay.pid, "fdatasync"):
+            assert _hand_over(relay.port).startswith(b"250")
+            assert relay.wait() == os.EX_IOERR
+        assert sink.count == 1
+        assert [line for line in relay.log() if "spool failed: status bytes: Input/output error" in line]
+        with relay:
+            relay.wait_until_empty()
+        # The mark was in memory, and memory outlived the process: read, and written again durably.
+        assert sink.count == 1
+
+
+def test_mail_that_cannot_be_synced_is_answered_451_and_given_up_and_the_relay_goes_on(
+    tmp_path: Path,
+) -> None:
+    demand(smtp_tools.why_missing(), missing_program("strace"))
+    with smtp_sink() as sink:
+        relay = RelayProcess(tmp_path, {"isp": {"host": "127.0.0.1", "port": sink.port, "tls": "none"}})
+        with relay:
+            with _failing(relay.pid, "fsync"):
+                assert _hand_over(relay.port).startswith(b"451 4.3.0")
+            spool = tmp_path / "spool"
+            assert [path for name in ("tmp", "new") for path in (spool / name).iterdir()] == []
+            relay.wait_for_log(lambda line: "spool failed: accept: Input/output error" in line)
+            assert _hand_over(relay.port).startswith(b"250")
+            sink.wait_for(1)
+            relay.wait_until_empty()
+        assert sink.count == 1

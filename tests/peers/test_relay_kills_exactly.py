@@ -1,0 +1,206 @@
+"""A SIGKILL ahead of each system call that changes something, from the first start to the last stop.
+
+The relay is held ahead of its n-th such call and killed there, for n = 1, 2, … until a run
+is through untouched.  The start after it is killed too, ahead of a call of chance: in its
+recovery, or when it relays what it found.  The third start has to bring all mail home.
+"""
+
+import contextlib
+import itertools
+import os
+import random
+import shutil
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from relay.service.operations import Unreachable
+from tests.peers import syscalls
+from tests.peers.demand import demand
+from tests.peers.feeder import Feeder
+from tests.peers.kills import Kills, judge, told_relayed_twice
+from tests.peers.practice import Practice
+from tests.peers.processes import leader_of
+from tests.peers.syscalls import Call
+from tests.peers.waiting import wait_until
+from tests.peers.warm import Warm, WarmRelay
+
+CONNECTIONS = 2
+LETTERS = 2
+NUMBERS = 100
+"""How far the numbers of two runs are apart; the second letter of each run is a long one."""
+MOST = 10_000
+LIMIT = {"messages": MOST, "per": "1s"}
+SECOND_KILL_WITHIN = 60
+"""Calls of the second start ahead of which it is killed; a whole run has about a hundred."""
+
+
+class Hangman:
+    """Kills a relay, or one listener of it, ahead of the n-th call that counts."""
+
+    def __init__(self, relay: WarmRelay, kills: Kills, nth: int, *, only_listeners: bool = False) -> None:
+        self.calls: list[Call] = []
+        self.has_killed = False
+        self._relay = relay
+        self._kills = kills
+        self._nth = nth
+        self._only_listeners = only_listeners
+
+    def before(self, call: Call) -> bool:
+        """Count a call, and kill ahead of the n-th."""
+        if self.has_killed:
+            return True
+        victim = leader_of(call.pid)
+        if self._only_listeners and (victim is None or victim == self._relay.pid):
+            return True
+        self.calls.append(call)
+        if len(self.calls) < self._nth:
+            return True
+        self.has_killed = True
+        if self._only_listeners:
+            os.kill(victim or 0, signal.SIGKILL)
+        else:
+            with self._kills.one():
+                os.killpg(self._relay.pid, signal.SIGKILL)
+        return False
+
+
+def _run_watched(relay: WarmRelay, feeder: Feeder, hangman: Hangman) -> None:
+    """Run the relay until it is killed, or has nothing left to do and is stopped."""
+
+    def is_over() -> bool:
+        with contextlib.suppress(Unreachable, OSError):
+            return hangman.has_killed or (len(feeder.acknowledged) >= LETTERS and relay.is_empty())
+        return False
+
+    with relay.begin_watched(hangman.before):
+        wait_until(is_over)
+        relay.stop()
+
+
+class Gallows:
+    """One upstream and one spool for many runs, and the account of them all."""
+
+    def __init__(self, folder: Path, host: Practice, warm: Warm, seed: int) -> None:
+        # So a letter with three recipients takes two transactions.
+        isp = host.upstream(connections=CONNECTIONS, max_recipients=2, limits=[LIMIT])
+        self.relay = WarmRelay(warm, folder, {"isp": isp})
+        self.runs = 0
+        self._host = host
+        self._dice = random.Random(seed)
+        self._kills = Kills()
+        self._ahead_of: Counter[str] = Counter()
+        self._acknowledged: set[int] = set()
+        self._attempted: set[int] = set()
+        self._began_s = time.monotonic()
+
+    def hang(self, nth: int) -> bool:
+        """Kill a relay ahead of its n-th call, and the next ahead of a later one; bring the mail home.
+
+        Return whether the first was killed at all.
+        """
+        self.runs += 1
+        with Feeder(self.relay.port, clients=2, ahead=LETTERS, first=self.runs * NUMBERS + 6) as feeder:
+            is_killed = self._run(feeder, nth)
+            if is_killed:
+                self._run(feeder, self._dice.randint(1, SECOND_KILL_WITHIN))
+            self.relay.start()
+            wait_until(lambda: len(feeder.acknowledged) >= LETTERS)
+        self.relay.wait_until_empty()
+        self.relay.kill_all()
+        self._acknowledged |= feeder.acknowledged
+        self._attempted |= feeder.attempted
+        return is_killed
+
+    def hang_listener(self, nth: int) -> bool:
+        """Kill a listener process ahead of its n-th call; return whether it was."""
+        self.runs += 1
+        with Feeder(self.relay.port, clients=1, ahead=LETTERS, first=self.runs * NUMBERS + 6) as feeder:
+            is_killed = self._run(feeder, nth, only_listeners=True)
+        self._acknowledged |= feeder.acknowledged
+        self._attempted |= feeder.attempted
+        return is_killed
+
+    def judged(self) -> str:
+        """Judge all runs; return the figures."""
+        wait_until(lambda: self._host.unanswered == 0)
+        verdict = judge(self._host, self._kills, self._acknowledged, self._attempted)
+        verdict.assert_good(connections=CONNECTIONS)
+        assert told_relayed_twice(self.relay.log()) == []
+        assert self._host.ledger.most_in_any_window() <= MOST
+        ahead_of = ", ".join(f"{count} {name}" for name, count in self._ahead_of.most_common())
+        return (
+            f"{self._ahead_of.total()} SIGKILLs ahead of {ahead_of}; "
+            f"{len(self._acknowledged)} messages acknowledged: 0 lost, 0 corrupt, "
+            f"{verdict.duplicates} recipients twice, at most {verdict.most_repeated} transactions a kill; "
+            f"{time.monotonic() - self._began_s:.0f} s"
+        )
+
+    def _run(self, feeder: Feeder, nth: int, *, only_listeners: bool = False) -> bool:
+        hangman = Hangman(self.relay, self._kills, nth, only_listeners=only_listeners)
+        _run_watched(self.relay, feeder, hangman)
+        if hangman.has_killed:
+            self._ahead_of[hangman.calls[-1].name] += 1
+        return hangman.has_killed
+
+
+@pytest.fixture
+def gallows(tmp_path: Path, crash_seed: int) -> Iterator[Gallows]:
+    demand(syscalls.why_missing())
+    with Practice(tmp_path, LIMIT, seed=1, keep=tmp_path / "kept") as host, Warm() as warm:
+        yield Gallows(tmp_path, host, warm, seed=crash_seed)
+
+
+@pytest.mark.slow
+def test_kills_ahead_of_changes_lose_nothing(gallows: Gallows, tell: Callable[[str], None]) -> None:
+    """Ahead of every 23rd change of a life that begins without a spool and ends with a stop."""
+    for nth in (3, 40, 147):  # the folders of the spool are made
+        shutil.rmtree(gallows.relay.folder / "spool", ignore_errors=True)
+        assert gallows.hang(nth)
+    for nth in itertools.count(1, 23):
+        if not gallows.hang(nth):
+            break
+    tell(f"{gallows.judged()}")
+    assert nth > 150, "so many changes there are at least"
+
+
+@pytest.mark.crash
+def test_a_kill_ahead_of_any_change_loses_nothing(
+    gallows: Gallows, tell: Callable[[str], None], crash_seed: int, crash_budget_s: float
+) -> None:
+    """Ahead of all of them, in an order of chance, and so again and again until the budget is used up."""
+    dice = random.Random(crash_seed)
+    until_s = time.monotonic() + crash_budget_s / 8
+    gallows.hang(1)
+    ahead: list[int] = []
+    rounds = -1
+    last = 400
+    while True:
+        if not ahead:
+            rounds += 1
+            ahead = dice.sample(range(1, last), last - 1)
+        nth = ahead.pop()
+        if not gallows.hang(nth):
+            # Runs differ a little in how many changes they make.
+            last = min(last, nth + 20)
+            ahead = [each for each in ahead if each < last]
+        if time.monotonic() > until_s:
+            break
+    tell(f"seed {crash_seed}: {gallows.judged()}; {rounds} times ahead of each of {last}")
+
+
+@pytest.mark.crash
+def test_a_kill_of_a_listener_ahead_of_any_change_loses_nothing(
+    gallows: Gallows, tell: Callable[[str], None], crash_seed: int, crash_budget_s: float
+) -> None:
+    gallows.relay.policy["listen"][0]["processes"] = 1
+    gallows.relay.write_policy()
+    until_s = time.monotonic() + crash_budget_s / 8
+    for nth in itertools.count(1):
+        if not gallows.hang_listener(nth) or time.monotonic() > until_s:
+            break
+    tell(f"seed {crash_seed}: {gallows.judged()}")
