@@ -225,6 +225,22 @@ def test_what_the_rfc_allows_is_let_in_undecoded(inside: bytes) -> None:
     assert parse_reverse_path(b"<" + inside + b">").address.encode() == inside
 
 
+@pytest.mark.parametrize(
+    ("argument", "why"),
+    [
+        (b"a@b", "must stand in angle brackets"),
+        (b"<a\t@b>", "control characters"),
+        (b"<@r:a@b>", "source routes"),
+        (b"<postmaster>", "no domain"),
+        (b"<a@b", "does not end in an angle bracket"),
+        (b"<a b@c>", "not an address"),
+    ],
+)
+def test_a_refusal_says_what_is_wrong(argument: bytes, why: str) -> None:
+    with pytest.raises(MalformedAddress, match=why):
+        parse_reverse_path(argument)
+
+
 def test_spaces_before_the_path_are_skipped_and_only_there() -> None:
     assert parse_reverse_path(b"  <a@b>").address == "a@b"
     assert parse_reverse_path(b" <>").address == ""

@@ -48,6 +48,7 @@ NEVER_ON_DISK = _words("aiohttp aiosmtpd aiosmtplib asyncio http select selector
 READS_FILES = {
     "clock.py": "the boot id, and time itself",
     "policy/source.py": "the policy",
+    "policy/shipped.py": "the rules about replies and the providers, beside it",
     "policy/secrets.py": "the passwords and certificates that a policy names",
 }
 FILE_METHODS = _words(
@@ -361,7 +362,7 @@ def test_no_line_carries_a_mark_of_unfinished_work(mark: str, why: str) -> None:
 
 
 def test_every_folder_of_tests_belongs_to_a_room_or_is_named_here() -> None:
-    others = {"bench", "crash", "fakes", "peers", "scenarios"}
+    others = {"bench", "crash", "fakes", "fuzz", "lab", "mutants", "peers", "scenarios"}
     folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("*.py")} - {Path()}
 
     _none([f"tests/{folder}" for folder in folders if folder.parts[0] not in set(MAY_IMPORT) | others])

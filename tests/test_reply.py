@@ -131,8 +131,19 @@ def test_a_reply_without_end_is_refused_before_it_fills_memory() -> None:
         parser.feed(line)
         assert parser.next_reply() is None
 
+    parser.feed(line)
     with pytest.raises(MalformedReply):
-        parser.feed(line)
+        parser.next_reply()
+
+
+def test_what_bounds_a_reply_is_not_how_many_come_at_once() -> None:
+    """The answers to a thousand pipelined commands may be one segment."""
+    parser = ReplyParser()
+    parser.feed(b"250 2.1.5 ok, and a little more to say\r\n" * 2000)
+    replies = [parser.next_reply() for _ in range(2000)]
+
+    assert all(reply is not None and reply.code == 250 for reply in replies)
+    assert parser.is_empty
 
 
 def test_any_number_of_replies_may_follow_each_other() -> None:

@@ -5,7 +5,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from relay.envelope import QueueId
-from relay.scheduler import Queued, Scheduler, State, back_off_ns
+from relay.scheduler import (
+    FIRST_REST_NS,
+    LONGEST_REST_NS,
+    MOST_RESTING,
+    Queued,
+    Scheduler,
+    State,
+    back_off_ns,
+)
 
 MINUTE_NS = 60 * 10**9
 
@@ -13,6 +21,47 @@ MINUTE_NS = 60 * 10**9
 def a_message(number: int, state: State = State.WAITING, due_at_ns: int = 0) -> Queued:
     name = QueueId(f"{number:016d}")
     return Queued(name, "a@b.example", 100, 0, 0, 1, state=state, due_at_ns=due_at_ns)
+
+
+def from_sender(number: int, reverse_path: str) -> Queued:
+    return Queued(QueueId(f"{number:016d}"), reverse_path, 100, 0, 0, 1)
+
+
+def test_mail_of_a_resting_sender_is_passed_over_and_comes_back_one_first() -> None:
+    scheduler = Scheduler()
+    for number, sender in enumerate(["bad", "good", "bad", "bad"]):
+        scheduler.add(from_sender(number, sender))
+
+    until_ns = scheduler.rest_sender("bad", 0, "553 not yours")
+
+    good = scheduler.next_ready(0)
+    assert good is not None
+    assert good.reverse_path == "good"
+    assert scheduler.next_ready(until_ns - 1) is None
+    assert {queued.reason for queued in scheduler if queued.reverse_path == "bad"} == {"553 not yours"}
+    assert scheduler.next_due_at_ns() == until_ns
+    first = scheduler.next_ready(until_ns)
+    assert first is not None
+    assert scheduler.next_ready(until_ns) is None
+    scheduler.trust_sender("bad")
+    assert scheduler.next_ready(until_ns) is not None
+    assert scheduler.next_ready(until_ns) is not None
+
+
+def test_a_sender_that_is_refused_again_rests_longer_up_to_a_bound() -> None:
+    scheduler = Scheduler()
+    lengths_ns = [scheduler.rest_sender("bad", 0, "no") for _ in range(10)]
+
+    assert lengths_ns[:3] == [FIRST_REST_NS, 2 * FIRST_REST_NS, 4 * FIRST_REST_NS]
+    assert lengths_ns[-1] == LONGEST_REST_NS
+
+
+def test_senders_that_are_remembered_as_resting_are_bounded() -> None:
+    scheduler = Scheduler()
+    for number in range(MOST_RESTING + 100):
+        scheduler.rest_sender(f"s{number}", 0, "no")
+
+    assert len(scheduler.resting_senders()) == MOST_RESTING
 
 
 def test_first_come_is_first_served() -> None:

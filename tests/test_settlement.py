@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.outcome import Answer, Outcome
+from relay.outcome import Answer, Outcome, gravest
 from relay.reply import Phase, Reply
 from relay.settlement import Fate, Next, Settlement, Terms, settle
-from relay.verdict import Verdict
+from relay.verdict import ABOUT_US, Verdict
 
 HOUR_NS = 3600 * 10**9
 TERMS = Terms(HOUR_NS // 12, 4 * HOUR_NS, 120 * HOUR_NS, 4 * HOUR_NS)
@@ -22,14 +22,14 @@ def an_answer(verdict: Verdict) -> Answer:
         Verdict.LATER: 452,
         Verdict.BOUNCE: 550,
         Verdict.PAUSE: 421,
+        Verdict.STOP: 535,
     }[verdict]
     return Answer(verdict, Phase.EOD, Reply(code, None, "said"), f"{code} said")
 
 
 def an_outcome(*given_verdicts: Verdict) -> Outcome:
     answers = tuple(an_answer(verdict) for verdict in given_verdicts)
-    pause = next((answer for answer in answers if answer.verdict is Verdict.PAUSE), None)
-    return Outcome(answers, pause=pause)
+    return Outcome(answers, pause=gravest(answers))
 
 
 def settled(
@@ -58,7 +58,7 @@ def test_only_a_refusal_of_the_recipient_itself_can_fail_it(
         if fate is Fate.EXPIRED:
             assert answer.verdict in (Verdict.DEFER, Verdict.LATER)
             assert age_ns >= TERMS.lifetime_ns
-        if given_verdicts[index] is Verdict.PAUSE:
+        if given_verdicts[index] in ABOUT_US:
             assert fate is Fate.WAITING
 
 
@@ -73,11 +73,11 @@ def test_every_recipient_is_through_or_still_left(
     assert (settlement.next is Next.FINISH) == (settlement.recipients_left == 0)
 
 
-@given(ages_ns, st.integers(1, 4), st.integers(0, 3))
+@given(st.sampled_from(sorted(ABOUT_US)), ages_ns, st.integers(1, 4), st.integers(0, 3))
 def test_a_refusal_that_is_about_us_changes_nothing_of_the_message(
-    age_ns: int, count: int, more: int
+    verdict: Verdict, age_ns: int, count: int, more: int
 ) -> None:
-    settlement = settled(*[Verdict.PAUSE] * count, age_ns=age_ns, more=more)
+    settlement = settled(*[verdict] * count, age_ns=age_ns, more=more)
 
     assert settlement.next is Next.GIVE_BACK
     assert not settlement.warns

@@ -1,17 +1,45 @@
-"""Verdicts: what a reply means, row by row, and the laws that no row may break."""
+"""Verdicts: what a reply means, and the laws that no rule may break."""
+
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relay.clock import SECOND_NS
+from relay.policy.shipped import provider_rules, providers, standard_judge, standard_rules
 from relay.reply import Phase, Reply
-from relay.verdict import RULES, Verdict, verdict_of, verdict_of_silence
+from relay.verdict import (
+    ABOUT_US,
+    BEFORE_MAIL,
+    WORDS,
+    Judge,
+    Layer,
+    Rule,
+    Scope,
+    Span,
+    Verdict,
+    retry_after_ns,
+    span_of,
+    verdict_of_silence,
+)
 
-BEFORE_MAIL = (Phase.CONNECT, Phase.EHLO, Phase.STARTTLS, Phase.AUTH)
 TRANSACTION = (Phase.MAIL, Phase.RCPT, Phase.DATA, Phase.EOD)
 ENHANCED = st.none() | st.builds(
     "{}.{}.{}".format, st.sampled_from("245"), st.integers(0, 9), st.integers(0, 99)
 )
+
+
+TEXTS = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=40) | st.sampled_from(
+    [phrase for provider in providers().values() for rule in provider.verdicts for phrase in rule.text or ()]
+)
+ANY_JUDGE = st.sampled_from([None, *providers()]).map(
+    lambda name: Judge((*provider_rules(name), *standard_rules()))
+)
+
+
+def verdict_of(phase: Phase, reply: Reply) -> Verdict:
+    return standard_judge().ruling(phase, reply).verdict
 
 
 def reply_of(text: str) -> Reply:
@@ -29,22 +57,22 @@ def reply_of(text: str) -> Reply:
         # Nothing before MAIL is a message's fault.
         (Phase.CONNECT, "554 5.7.1 you are listed", Verdict.PAUSE),
         (Phase.CONNECT, "554 DED : You've reached your daily relay quota", Verdict.PAUSE),
-        (Phase.CONNECT, "550 5.7.1 Mail relay denied", Verdict.PAUSE),
+        (Phase.CONNECT, "550 5.7.1 Mail relay denied", Verdict.STOP),
         (Phase.CONNECT, "421 4.7.0 Try again later, closing connection", Verdict.PAUSE),
         (Phase.EHLO, "550 5.7.1 no", Verdict.PAUSE),
         (Phase.STARTTLS, "454 4.7.0 TLS not available", Verdict.PAUSE),
         # A password and a quota share codes at AUTH: both mean stop.
-        (Phase.AUTH, "535 5.7.8 Authentication Credentials Invalid", Verdict.PAUSE),
-        (Phase.AUTH, "534 5.7.14 log in by your browser", Verdict.PAUSE),
-        (Phase.AUTH, "550 5.7.30 Basic authentication is not supported", Verdict.PAUSE),
+        (Phase.AUTH, "535 5.7.8 Authentication Credentials Invalid", Verdict.STOP),
+        (Phase.AUTH, "534 5.7.14 log in by your browser", Verdict.STOP),
+        (Phase.AUTH, "550 5.7.30 Basic authentication is not supported", Verdict.STOP),
         (Phase.AUTH, "550 Too many messages. Try again in 92 seconds.", Verdict.PAUSE),
         (Phase.AUTH, "451 Authentication failed: Maximum credits exceeded", Verdict.PAUSE),
         (Phase.AUTH, "454 4.7.0 Too many login attempts, please try again later", Verdict.PAUSE),
         (Phase.AUTH, "432 4.3.2 Concurrent connections limit exceeded", Verdict.PAUSE),
         # Nor is authentication, whenever it is asked for.
-        (Phase.MAIL, "530 5.7.0 Authentication required", Verdict.PAUSE),
-        (Phase.RCPT, "530 5.7.0 Must issue a STARTTLS command first", Verdict.PAUSE),
-        (Phase.EOD, "535 5.7.8 token expired", Verdict.PAUSE),
+        (Phase.MAIL, "530 5.7.0 Authentication required", Verdict.STOP),
+        (Phase.RCPT, "530 5.7.0 Must issue a STARTTLS command first", Verdict.STOP),
+        (Phase.EOD, "535 5.7.8 token expired", Verdict.STOP),
         (Phase.MAIL, "550 5.7.1 Outbound Mail Refused", Verdict.PAUSE),
         # 421 at any time.
         (Phase.MAIL, "421 4.7.28 unusual rate of unsolicited mail", Verdict.PAUSE),
@@ -94,34 +122,40 @@ def test_verdict(phase: Phase, text: str, expected: Verdict) -> None:
     assert verdict_of(phase, reply_of(text)) is expected
 
 
-@given(st.sampled_from(BEFORE_MAIL), st.integers(400, 599), ENHANCED)
-def test_no_refusal_before_mail_touches_a_message(phase: Phase, code: int, enhanced: str | None) -> None:
-    assert verdict_of(phase, Reply(code, enhanced, "")) is Verdict.PAUSE
-
-
-@given(st.sampled_from(Phase), st.integers(200, 599), ENHANCED)
-def test_only_a_permanent_refusal_of_a_transaction_bounces(
-    phase: Phase, code: int, enhanced: str | None
+@given(ANY_JUDGE, st.sampled_from(sorted(BEFORE_MAIL)), st.integers(200, 599), ENHANCED, TEXTS)
+def test_nothing_before_mail_touches_a_message(
+    judge: Judge, phase: Phase, code: int, enhanced: str | None, text: str
 ) -> None:
-    if verdict_of(phase, Reply(code, enhanced, "")) is Verdict.BOUNCE:
+    ruling = judge.ruling(phase, Reply(code, enhanced, text))
+
+    assert ruling.verdict in ABOUT_US
+    assert ruling.scope is Scope.UPSTREAM
+
+
+@given(ANY_JUDGE, st.sampled_from(Phase), st.integers(200, 599), ENHANCED, TEXTS)
+def test_every_reply_has_a_verdict_and_only_a_permanent_refusal_bounces(
+    judge: Judge, phase: Phase, code: int, enhanced: str | None, text: str
+) -> None:
+    ruling = judge.ruling(phase, Reply(code, enhanced, text))
+
+    if ruling.verdict is Verdict.BOUNCE:
         assert 500 <= code <= 599
         assert phase in TRANSACTION
-
-
-@given(st.sampled_from(Phase), st.integers(200, 599), ENHANCED)
-def test_only_250_to_the_final_dot_relays(phase: Phase, code: int, enhanced: str | None) -> None:
-    is_relayed = verdict_of(phase, Reply(code, enhanced, "")) is Verdict.RELAYED
-
-    assert is_relayed == (phase is Phase.EOD and code == 250)
-
-
-@given(st.sampled_from(Phase), st.integers(200, 599), ENHANCED)
-def test_only_too_many_recipients_puts_one_off_without_an_attempt(
-    phase: Phase, code: int, enhanced: str | None
-) -> None:
-    if verdict_of(phase, Reply(code, enhanced, "")) is Verdict.LATER:
+    if ruling.verdict is Verdict.LATER:
         assert phase is Phase.RCPT
-        assert code in {452, 552}
+    assert (ruling.verdict is Verdict.RELAYED) == (phase is Phase.EOD and code == 250)
+    assert ruling.words in {*WORDS, "relayed"}
+
+
+@given(st.sampled_from(Phase), st.integers(400, 599), ENHANCED, TEXTS)
+def test_a_refusal_is_never_judged_by_the_phase_alone(
+    phase: Phase, code: int, enhanced: str | None, text: str
+) -> None:
+    """The last layer knows every refusal, so that each verdict has a rule and a source."""
+    ruling = standard_judge().ruling(phase, Reply(code, enhanced, text))
+
+    assert ruling.rule is not None
+    assert ruling.rule.source
 
 
 def test_silence_pauses_before_mail_and_defers_from_then_on() -> None:
@@ -130,8 +164,108 @@ def test_silence_pauses_before_mail_and_defers_from_then_on() -> None:
     ) | dict.fromkeys(TRANSACTION, Verdict.DEFER)
 
 
-def test_every_row_names_its_source() -> None:
-    assert all(rule.source for rule in RULES)
+def a_rule(layer: Layer, words: str, text: str = "no", **more: object) -> Rule:
+    return Rule(layer, *WORDS[words], "here", "us", text=re.compile(text), **more)  # type: ignore[arg-type]  # fields by name
+
+
+def test_layers_are_asked_in_their_order_whatever_the_order_of_the_rules() -> None:
+    layers = [Layer.DEFAULT, Layer.WORDING, Layer.CODE, Layer.PROVIDER, Layer.OPERATOR]
+    rules = [a_rule(layer, "pause") for layer in layers]
+
+    for layer in reversed(layers):
+        assert Judge(rules).ruling(Phase.MAIL, reply_of("550 no")).layer is layer
+        rules = [rule for rule in rules if rule.layer is not layer]
+
+
+def test_other_rules_judge_the_next_reply() -> None:
+    judge = Judge([a_rule(Layer.OPERATOR, "pause")])
+    judge.use([a_rule(Layer.OPERATOR, "bounce message")])
+
+    assert judge.ruling(Phase.MAIL, reply_of("550 no")).words == "bounce message"
+
+
+@pytest.mark.parametrize("words", [words for words in WORDS if words not in {"pause", "stop"}])
+@pytest.mark.parametrize("phase", sorted(BEFORE_MAIL))
+def test_a_rule_that_would_touch_a_message_before_mail_cannot_be_made(phase: Phase, words: str) -> None:
+    with pytest.raises(ValueError, match=r"before MAIL|only in phase rcpt"):
+        a_rule(Layer.OPERATOR, words, phases=frozenset({phase}))
+
+
+def test_a_reply_that_is_no_refusal_asks_no_rule() -> None:
+    class Unasked(Judge):
+        @property
+        def rules(self) -> tuple[Rule, ...]:
+            raise AssertionError("asked")
+
+    greedy = Unasked([a_rule(Layer.OPERATOR, "stop", "")])
+
+    assert greedy.ruling(Phase.EOD, reply_of("250 2.0.0 over quota, too many messages")).rule is None
+
+
+def test_a_phrase_is_found_across_the_lines_of_a_reply() -> None:
+    """Each line repeats the enhanced code, in the middle of the sentence."""
+    lines = (
+        "4.2.1 The user you are trying to contact is receiving mail at",
+        "4.2.1  a rate that prevents more",
+    )
+    reply = Reply(450, "4.2.1", " ".join(lines), lines)
+
+    assert standard_judge().ruling(Phase.RCPT, reply).words == "defer recipient"
+
+
+def test_an_enhanced_code_at_the_end_of_the_text_counts_where_there_is_none_in_front() -> None:
+    assert standard_judge().ruling(Phase.RCPT, reply_of("550 bad address (#5.1.1)")).layer is Layer.CODE
+    assert standard_judge().ruling(Phase.RCPT, reply_of("550 bad address (#4.1.1)")).layer is Layer.DEFAULT
+
+
+def test_a_policy_refusal_at_mail_that_quotes_the_sender_pauses_only_the_sender() -> None:
+    judge, reply = standard_judge(), reply_of("550 5.7.1 <Bob@here.example>: no")
+
+    assert judge.ruling(Phase.MAIL, reply, "bob@here.example").words == "pause sender"
+    assert judge.ruling(Phase.MAIL, reply, "alice@here.example").words == "pause"
+    assert judge.ruling(Phase.MAIL, reply, "").words == "pause"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("550 Too many messages. Try again in 92 seconds.", 92),
+        ("450 please retry after 5 minutes", 300),
+        ("451 greylisted for 60 seconds", 60),
+        ("421 rate limited, wait 2 hours", 7200),
+        ("550 blocked for 1 hour", 3600),
+        ("452 try again in 10 min.", 600),
+        ("450 wait 30s", 30),
+        ("550 try again in 99999 hours", None),
+        ("550 try again in 0 seconds", None),
+        ("550 sending limit of 10 messages in 5 s", None),
+        ("550 exceeded the max emails per hour (125/100 (125%)) allowed. Try again later", None),
+        ("550 try again later. Error 12 h", None),
+    ],
+)
+def test_the_wait_that_a_refusal_asks_for_is_taken_from_it(text: str, seconds: int | None) -> None:
+    expected = None if seconds is None else seconds * SECOND_NS
+
+    assert retry_after_ns(text[4:].lower()) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "span"),
+    [
+        ("max emails per hour", Span.HOUR),
+        ("this hour, only relaying 400 msg/hour", Span.HOUR),
+        ("daily user sending limit", Span.DAY),
+        ("exceeded its 24-hour sending limit", Span.DAY),
+        ("blocked for the day", Span.DAY),
+        ("30 messages per minute and 10000 per day", Span.DAY),
+        ("too many emails per second", Span.SECOND),
+        ("30 messages per minute", Span.MINUTE),
+        ("monthly limit", Span.MONTH),
+        ("sending limit exceeded", None),
+    ],
+)
+def test_the_window_that_a_refusal_speaks_of_is_the_longest_named(text: str, span: Span | None) -> None:
+    assert span_of(text) is span
 
 
 @pytest.mark.parametrize(

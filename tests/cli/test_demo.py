@@ -25,7 +25,7 @@ from relay.cli.demo_plan import Judgement, Plan, judge, verdict_lines
 from relay.cli.demo_relay import reserved_port
 from relay.clock import SECOND_NS
 from relay.envelope import Envelope
-from relay.policy.model import Limit
+from relay.policy.limit import Limit
 from relay.practice.ledger import Entry, Fate, Ledger
 from relay.service.snapshot import QueueCounts, QueueState
 from tests.cli.control import code_of

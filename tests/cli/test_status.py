@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -183,3 +184,20 @@ def test_a_spool_of_somebody_else_is_77(
 
     assert code_of("status", "--policy", str(policy_path)) == os.EX_NOPERM
     assert "run this as the user that the relay runs as" in capsys.readouterr().err
+
+
+def test_the_fullest_key_of_a_limit_is_named(policy_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    operations = FakeOperations()
+    limits = tuple(
+        replace(a_limit(used=5), for_each="sender", key=key) for key in ("list@here.example", "", None)
+    )
+    operations.shown = a_snapshot(upstream=an_upstream(limits=limits))
+    with relay_up(policy_path.parent / "spool", operations):
+        assert code_of("status", "--policy", str(policy_path)) == 0
+
+    lines = [line for line in said(capsys) if "per 60s" in line]
+    assert [line.partition("60s ")[2] for line in lines] == [
+        "5/8 by list@here.example in 20s",
+        "5/8 by <> in 20s",
+        "5/8 in 20s",
+    ]

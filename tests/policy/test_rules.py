@@ -93,10 +93,39 @@ def test_auth_has_exactly_one_password(auth: str, place: str) -> None:
         ("{recipients: 1, messages: 1, per: 1m}", "9:22 upstreams.isp.limits[0].recipients"),
         ("{messages: 0, per: 1m}", "9:20 upstreams.isp.limits[0].messages"),
         ("{recipients: -1, per: 1m}", "9:22 upstreams.isp.limits[0].recipients"),
+        ("{connections: 3, messages: 1, per: 1m}", "9:23 upstreams.isp.limits[0].connections"),
+        ("{recipients: 3, messages: 1, connections: 2, per: 1m}", "9:51 upstreams.isp.limits[0].connections"),
+        ("{connections: 0, per: 1m}", "9:23 upstreams.isp.limits[0].connections"),
+        ("{messages: 1, per: 1m, for_each: subject}", "9:42 upstreams.isp.limits[0].for_each"),
+        ("{connections: 1, per: 1m, for_each: sender}", "9:45 upstreams.isp.limits[0].for_each"),
     ],
 )
 def test_a_limit_has_exactly_one_unit(limit: str, place: str) -> None:
     assert places(SMALL.replace("{messages: 8, per: 1m}", limit)) == [place]
+
+
+@pytest.mark.parametrize(
+    ("limit", "label"),
+    [
+        ("{messages: 8, per: 1m}", "8 messages per 60s"),
+        ("{connections: 30, per: 5m}", "30 connections per 300s"),
+        (
+            "{recipients: 100, per: 1h, for_each: recipient_domain}",
+            "100 recipients per 3600s for each recipient domain",
+        ),
+    ],
+)
+def test_a_limit_shows_itself_in_words(limit: str, label: str) -> None:
+    text = SMALL.replace("{messages: 8, per: 1m}", limit)
+    (stated,) = parse(text).upstreams["isp"].limits
+    assert (stated.label, label.startswith(f"{stated.count} {stated.unit}")) == (label, True)
+
+
+@pytest.mark.parametrize("limit", ["{connections: 1, per: 1s}", "{messages: 1, per: 1s, for_each: sender}"])
+def test_the_practice_smarthost_counts_what_it_can(limit: str) -> None:
+    practice = f"practice: {{address: '127.0.0.1:2526', password_file: p, limit: {limit}}}\n"
+    (place,) = places(SMALL + practice)
+    assert place.rpartition(".")[0].endswith("practice.limit")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from relay.clock import SECOND_NS
-from relay.policy.model import Limit
+from relay.policy.limit import Limit
 from relay.policy.units import HostPort
 
 LOOPBACK = HostPort("127.0.0.1", 0)

@@ -82,6 +82,8 @@ class House:
             self.events,
             watch=self.watch,
             wake=self.sender.wake,
+            resume=self.sender.upstreams.resume,
+            shield=self.sender.upstreams.shield,
             on_fault=self.sender.fail,
         )
 

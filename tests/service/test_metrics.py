@@ -4,6 +4,7 @@ import io
 import json
 import math
 import subprocess
+from dataclasses import replace
 
 import pytest
 from prometheus_client import generate_latest
@@ -20,7 +21,7 @@ from relay.service.metrics import Metrics
 from relay.service.snapshot import Ledger, Snapshot, UpstreamState
 from relay.verdict import Verdict
 from tests.fakes.clock import START_WALL_NS, FakeClock
-from tests.fakes.snapshots import AT_NS, a_snapshot, an_upstream
+from tests.fakes.snapshots import AT_NS, a_limit, a_snapshot, an_upstream
 from tests.peers.demand import demand, missing_program
 
 LISTENER = "127.0.0.1:2525"
@@ -246,3 +247,12 @@ def test_a_listener_process_counts_as_if_it_were_here(world: World) -> None:
     assert world.value(f"{name}_bucket", listener=LISTENER, le="0.005") == 2
     assert world.value(f"{name}_bucket", listener=LISTENER, le="+Inf") == 2
     assert world.value(f"{name}_sum", listener=LISTENER) == pytest.approx(0.006)
+
+
+def test_the_most_that_a_limit_held_is_never_less_than_what_it_holds(world: World) -> None:
+    counted = replace(a_limit(used=3), most=8)
+    since = replace(a_limit(used=9, count=10), most=8)
+    world.shown = a_snapshot(upstream=an_upstream(limits=(counted, since)))
+
+    assert world.value("relay_limit_most_used_slots", upstream="isp", limit="8 messages per 60s") == 8
+    assert world.value("relay_limit_most_used_slots", upstream="isp", limit="10 messages per 60s") == 9

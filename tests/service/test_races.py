@@ -247,7 +247,7 @@ async def test_one_message_that_the_upstream_always_takes_for_an_offence_does_no
     tmp_path: Path,
 ) -> None:
     def mail(argument: str) -> Turn:
-        return "550 5.7.60 not allowed to send as this" if "bad@" in argument else "250 ok"
+        return "550 5.7.1 refused by policy" if "bad@" in argument else "250 ok"
 
     async with Smarthost(Script(mail=mail)) as host, House(policy_of(tmp_path, host.port)) as house:
         bad = house.accept(sender="bad@here.example")

@@ -107,3 +107,19 @@ def test_the_public_snapshot_names_no_address(address: str) -> None:
     assert "@" not in shown
     assert "bob" not in shown
     assert "450 4.4.5 <address>: over quota" in shown
+
+
+def test_the_public_snapshot_does_not_say_whose_a_slot_is() -> None:
+    limit = replace(a_limit(), for_each="sender", key="list@here.example")
+    snapshot = a_snapshot(upstream=an_upstream(limits=(limit,)))
+
+    assert to_json(snapshot)["upstreams"][0]["limits"][0]["key"] == "list@here.example"
+    assert "list@here.example" not in json.dumps(to_json(public(snapshot)))
+
+
+def test_a_limit_for_each_key_does_not_hold_up_the_estimate_for_all() -> None:
+    for_each = replace(a_limit(opens_in_s=3000), for_each="sender", key="a@b.example")
+    with_it = an_upstream(limits=(a_limit(), for_each))
+    without = an_upstream(limits=(a_limit(),))
+
+    assert drained_at_ns(with_it, AT_NS) == drained_at_ns(without, AT_NS)

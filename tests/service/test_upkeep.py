@@ -120,7 +120,7 @@ async def test_a_listener_process_that_cannot_be_started_is_tried_again(
         counts=ListenerCounts([]),
         style="text",
     )
-    listening.bind()
+    await listening.bind()
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python-here"))
     await listening.start()
 

@@ -5,7 +5,7 @@ import pytest
 from relay.verdict import Verdict
 from tests.fakes.smarthost import CLOSE, DEFAULT, HALF_CLOSE, RESET, Drip, Turn
 
-DEFER, BOUNCE, PAUSE = Verdict.DEFER, Verdict.BOUNCE, Verdict.PAUSE
+DEFER, BOUNCE, PAUSE, STOP = Verdict.DEFER, Verdict.BOUNCE, Verdict.PAUSE, Verdict.STOP
 REFUSALS: dict[str, tuple[Turn, Verdict]] = {
     "4yz": ("451 4.3.0 later", DEFER),
     "4yz bare": ("451", DEFER),
@@ -13,7 +13,7 @@ REFUSALS: dict[str, tuple[Turn, Verdict]] = {
     "5yz in many lines": (b"554-5.6.0 no\r\n554-5.6.0 no\r\n554 5.6.0 never\r\n", BOUNCE),
     "5yz octet by octet": (Drip(b"554 5.6.0 no\r\n"), BOUNCE),
     "5yz with a code that contradicts": ("550 4.2.1 no", BOUNCE),
-    "530": ("530 5.7.0 log in first", PAUSE),
+    "530": ("530 5.7.0 log in first", STOP),
     "X.4.5": ("550 5.4.5 daily limit", PAUSE),
     "421": ("421 4.3.2 closing", PAUSE),
     "421, then gone": (["421 4.3.2 closing", CLOSE], PAUSE),

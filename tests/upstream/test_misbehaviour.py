@@ -50,7 +50,7 @@ async def attempt(connection: Connection, host: Smarthost) -> Outcome:
         if answer.verdict is BOUNCE:
             assert answer.reply is not None
             assert answer.reply.is_permanent
-    pauses = [answer for answer in outcome.answers if answer.verdict is PAUSE]
+    pauses = [answer for answer in outcome.answers if answer.is_about_us]
     assert outcome.pause == (pauses[0] if pauses else None)
     if outcome.is_ambiguous:
         assert host.transactions

@@ -62,7 +62,7 @@ async def test_a_refused_login_is_the_only_one(mechanism: Mechanism) -> None:
                 pass
 
         answer = caught.value.answer
-        assert (answer.verdict, answer.phase, answer.status) == (Verdict.PAUSE, Phase.AUTH, "5.7.8")
+        assert (answer.verdict, answer.phase, answer.status) == (Verdict.STOP, Phase.AUTH, "5.7.8")
         assert sum(command.startswith("AUTH ") for command in host.commands) == 1
         assert len(host.sessions) == 1
 

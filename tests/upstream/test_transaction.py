@@ -204,7 +204,7 @@ async def test_a_quota_that_is_met_between_recipients_keeps_those_accepted_befor
     [
         (Script(mail="451 4.3.0 later"), DEFER, Phase.MAIL),
         (Script(mail="552 5.3.4 too big"), BOUNCE, Phase.MAIL),
-        (Script(mail="530 5.7.0 log in first"), PAUSE, Phase.MAIL),
+        (Script(mail="530 5.7.0 log in first"), Verdict.STOP, Phase.MAIL),
         (Script(data="451 4.3.0 later"), DEFER, Phase.DATA),
         (Script(data="554 5.5.1 no valid recipients"), BOUNCE, Phase.DATA),
         (Script(eod="451 4.3.0 later"), DEFER, Phase.EOD),
@@ -221,7 +221,7 @@ async def test_a_refused_transaction_leaves_a_usable_connection(
         assert verdicts(outcome) == [expected] * 3
         assert {answer.phase for answer in outcome.answers} == {phase}
         assert not outcome.is_ambiguous
-        assert (outcome.pause is not None) == (expected is PAUSE)
+        assert (outcome.pause is not None) == (expected in (PAUSE, Verdict.STOP))
         assert not host.relayed
 
         host.script = Script()

@@ -1,0 +1,141 @@
+"""Limits of every kind, from the policy to the smarthost: what goes, what waits, and when it goes."""
+
+from pathlib import Path
+
+from relay.clock import SystemClock
+from relay.spool.durable import RealDisk
+from relay.throttle.audit import audit_file
+from tests.fakes.smarthost import Script, Smarthost
+from tests.service.house import House, policy_of
+
+
+async def test_what_every_limit_held_at_most_is_counted_anew_from_the_file(tmp_path: Path) -> None:
+    upstream = ", limits: [{messages: 5, per: 1h}, {recipients: 50, per: 1h}]"
+    async with Smarthost() as host:
+        policy = policy_of(tmp_path, host.port, upstream)
+        async with House(policy) as house:
+            for number in range(3):
+                house.accept(f"a{number}@x.example", f"b{number}@x.example")
+            await house.until_empty()
+        async with House(policy) as house:
+            await house.until(lambda: house.heart.gate.most)
+
+            limits = house.watch.snapshot().upstreams[0].limits
+            assert [limit.most for limit in limits] == [3, 6]
+
+
+async def test_a_key_without_room_keeps_back_nobody_else_and_its_own_keep_their_order(tmp_path: Path) -> None:
+    upstream = ", limits: [{messages: 2, per: 1s, for_each: sender}], guard: 1ms"
+    async with Smarthost() as host, House(policy_of(tmp_path, host.port, upstream)) as house:
+        for number in range(5):
+            house.accept(f"list{number}@x.example", sender="list@here.example")
+        house.accept("reset@x.example", sender="owner@here.example")
+        await house.until(lambda: len(host.relayed) >= 3)
+
+        # Two of the list, and what stood behind all five of it.
+        first = [recipient for message in host.relayed[:3] for recipient in message.recipients]
+        assert sorted(first) == ["list0@x.example", "list1@x.example", "reset@x.example"]
+        await house.until_empty()
+        later = [message.recipients[0] for message in host.relayed[3:]]
+        assert sorted(later[:2]) == ["list2@x.example", "list3@x.example"]
+        assert later[2:] == ["list4@x.example"]
+
+
+async def test_each_recipient_domain_has_a_window_and_a_message_is_split_to_fit_them(tmp_path: Path) -> None:
+    upstream = ", limits: [{recipients: 1, per: 1s, for_each: recipient_domain}], guard: 1ms"
+    async with Smarthost() as host, House(policy_of(tmp_path, host.port, upstream)) as house:
+        house.accept("a@x.example", "b@x.example", "c@y.example", "d@Y.example", "e@z.example")
+        await house.until_empty()
+
+        assert [sorted(message.recipients) for message in host.relayed] == [
+            ["a@x.example", "c@y.example", "e@z.example"],
+            ["b@x.example", "d@Y.example"],
+        ]
+
+
+async def test_no_window_sees_more_connections_than_its_limit_nor_one_more_message_waits_for_it(
+    tmp_path: Path,
+) -> None:
+    upstream = ", limits: [{connections: 2, per: 500ms}], guard: 1ms, max_messages: 1"
+    clock, seen_at_ns = SystemClock(), []
+
+    def greeting(_: str) -> str:
+        seen_at_ns.append(clock.boottime_ns())
+        return "220 host.example ESMTP"
+
+    async with Smarthost(Script(connect=greeting)) as host:
+        async with House(policy_of(tmp_path, host.port, upstream)) as house:
+            for number in range(5):
+                house.accept(f"r{number}@x.example")
+            await house.until_empty()
+            assert house.watch.snapshot().upstreams[0].limits[0].unit == "connections"
+
+        assert len(host.relayed) == len(seen_at_ns) == 5
+        assert all(
+            later - earlier >= 500_000_000 for earlier, later in zip(seen_at_ns, seen_at_ns[2:], strict=False)
+        )
+        found = audit_file(house.policy.history_path("isp"), house.policy.upstreams["isp"].limits, RealDisk())
+        assert (found.findings[0].most, found.findings[0].is_proven) == (2, True)
+
+
+async def test_a_connection_that_could_not_be_had_is_counted_too(tmp_path: Path) -> None:
+    upstream = ", limits: [{connections: 3, per: 1h}]"
+    host = Smarthost(Script(connect="554 5.3.2 go away"))
+    async with host, House(policy_of(tmp_path, host.port, upstream)) as house:
+        house.accept()
+        await house.until(lambda: house.heart.pausing.because)
+
+        assert house.heart.gate.usage()[0].used == 1
+
+
+async def test_a_history_that_fails_opens_no_connection(tmp_path: Path) -> None:
+    upstream = ", limits: [{connections: 3, per: 1h}]"
+    async with Smarthost() as host:
+        policy = policy_of(tmp_path, host.port, upstream)
+        async with House(policy) as house:
+            history = policy.history_path("isp")
+            await house.until(lambda: house.heart.gate.room_for_connections()[0] == 3)
+            history.parent.mkdir(exist_ok=True)
+            history.write_bytes(b"user: password\n")
+            house.accept()
+            await house.until(lambda: "not a history" in house.heart.pausing.because)
+
+        assert host.sessions == []
+
+
+async def test_a_transaction_names_no_more_than_it_may_whatever_room_there_is(tmp_path: Path) -> None:
+    upstream = ", max_recipients: 2, limits: [{recipients: 5, per: 1s}], guard: 1ms"
+    async with Smarthost() as host, House(policy_of(tmp_path, host.port, upstream)) as house:
+        house.accept(*[f"r{number}@x.example" for number in range(9)])
+        await house.until_empty()
+
+        sizes = [len(message.recipients) for message in host.relayed]
+        # Two, two and what was left of the window; then the same of the rest.
+        assert sizes == [2, 2, 1, 2, 2]
+        assert {recipient for message in host.relayed for recipient in message.recipients} == {
+            f"r{number}@x.example" for number in range(9)
+        }
+
+
+async def test_an_edit_lets_the_parked_go_at_once_where_the_new_limit_has_room(tmp_path: Path) -> None:
+    upstream = ", limits: [{messages: 1, per: 1h, for_each: sender}]"
+    async with Smarthost() as host, House(policy_of(tmp_path, host.port, upstream)) as house:
+        for number in range(4):
+            house.accept(f"r{number}@x.example")
+        await house.until(lambda: len(host.relayed) == 1 and _reasons(house) == {NO_ROOM})
+
+        await house.sender.apply(
+            policy_of(tmp_path, host.port, ", limits: [{messages: 3, per: 1h, for_each: sender}]")
+        )
+        await house.until(lambda: len(host.relayed) == 3)
+        await house.sender.apply(policy_of(tmp_path, host.port, ", limits: [{messages: 9, per: 1h}]"))
+        await house.until_empty()
+
+        assert len(host.relayed) == 4
+
+
+NO_ROOM = "no room in 1 messages per 3600s for each sender"
+
+
+def _reasons(house: House) -> set[str]:
+    return {message.reason for message in house.watch.listing()}

@@ -1,0 +1,161 @@
+"""A pause: what it does to the message that met it, to the order, to ages, and over a restart."""
+
+from pathlib import Path
+
+import pytest
+
+from relay.clock import SECOND_NS, SystemClock
+from relay.scheduler import State
+from relay.service.settling import REFUSALS_IN_PLACE
+from tests.fakes.smarthost import Script, Smarthost, turns
+from tests.service.house import House, policy_of
+
+REFUSED = "421 4.7.0 too much from you, come back later"
+DAY_NS = 86400 * SECOND_NS
+
+
+class LeapingClock(SystemClock):
+    """The kernel's clocks, which a test moves on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ahead_ns = 0
+
+    def boottime_ns(self) -> int:
+        return super().boottime_ns() + self.ahead_ns
+
+    def wall_ns(self) -> int:
+        return super().wall_ns() + self.ahead_ns
+
+
+async def _paused(house: House) -> None:
+    """Wait until the upstream rests and everything that was in flight is back in the queue."""
+    await house.until(lambda: house.heart.pausing.because and house.heart.in_flight == 0)
+
+
+def _over(house: House) -> None:
+    house.heart.pausing.end()
+    house.heart.wake()
+
+
+async def test_a_message_that_met_a_refusal_about_us_keeps_its_place(tmp_path: Path) -> None:
+    script = Script(connect=turns("421 busy"), mail=turns(REFUSED))
+    async with Smarthost(script) as host, House(policy_of(tmp_path, host.port)) as house:
+        first = house.accept("first@there.example")
+        await _paused(house)
+        house.accept("second@there.example")
+        house.accept("third@there.example")
+        await house.until(lambda: len(house.sender.scheduler) == 3)
+        _over(house)
+        await house.until(lambda: (queued := house.queued(first)) and queued.refusals)
+        await _paused(house)
+        _over(house)
+        await house.until_empty()
+
+        assert host.relayed[0].recipients == ["first@there.example"]
+        assert len(host.relayed) == 3
+
+
+async def test_a_message_that_is_always_refused_as_an_offence_of_ours_stops_nobody_for_ever(
+    tmp_path: Path,
+) -> None:
+    def mail(argument: str) -> str:
+        return REFUSED if "poison@" in argument else "250 ok"
+
+    async with Smarthost(Script(mail=mail)) as host, House(policy_of(tmp_path, host.port)) as house:
+        poison = house.accept(sender="poison@here.example")
+        await _paused(house)
+        house.accept("other@there.example")
+        await house.until(lambda: len(house.sender.scheduler) == 2)
+        for _ in range(REFUSALS_IN_PLACE - 1):
+            assert not host.relayed
+            _over(house)
+            await _paused(house)
+        _over(house)
+        await house.until(lambda: host.relayed)
+
+        assert host.relayed[0].recipients == ["other@there.example"]
+        assert house.queued(poison) is not None
+
+
+async def test_time_that_the_upstream_was_paused_is_no_age_of_any_message(tmp_path: Path) -> None:
+    clock = LeapingClock()
+    retry = "retry: {min: 1h, max: 2h, lifetime: 1d, warn_after: 2h}"
+    async with (
+        Smarthost(Script(rcpt=turns(REFUSED, "451 4.2.1 later"))) as host,
+        House(policy_of(tmp_path, host.port, rest=retry), clock=clock) as house,
+    ):
+        queue_id = house.accept()
+        await _paused(house)
+        clock.ahead_ns += 2 * DAY_NS
+        house.heart.wake()
+        await house.until(lambda: (queued := house.queued(queue_id)) and queued.state is State.DEFERRED)
+
+        # Neither expired nor warned of, and its back-off is that of a young message.
+        queued = house.queued(queue_id)
+        assert queued is not None
+        assert not queued.is_warned
+        assert queued.due_at_ns - clock.boottime_ns() <= 3600 * SECOND_NS
+        assert host.relayed == []
+
+
+@pytest.mark.parametrize("after", ["the process", "the host"])
+async def test_a_restart_goes_on_with_the_pause_and_does_not_knock(tmp_path: Path, after: str) -> None:
+    class Clock(LeapingClock):
+        def boot_id(self) -> str:
+            return "another" if self.ahead_ns else super().boot_id()
+
+    clock = Clock()
+    async with Smarthost(Script(mail=turns(REFUSED))) as host:
+        policy = policy_of(tmp_path, host.port)
+        async with House(policy, clock=clock) as house:
+            queue_id = house.accept()
+            await _paused(house)
+            left_ns = house.heart.pausing.paused_until_ns - clock.boottime_ns()
+        asked = len(host.commands)
+        if after == "the host":
+            clock.ahead_ns = 1
+        async with House(policy, clock=clock) as house:
+            await house.until(lambda: house.heart.pausing.because)
+            queued = house.queued(queue_id)
+            assert queued is not None
+            assert queued.state is State.WAITING
+            assert "too much from you" in house.heart.pausing.because
+            assert 0 < house.heart.pausing.paused_until_ns - clock.boottime_ns() <= left_ns
+            assert len(host.commands) == asked
+
+            _over(house)
+            await house.until_empty()
+        assert len(host.relayed) == 1
+
+
+async def test_a_pause_that_ended_while_nobody_ran_is_over_and_its_time_is_still_no_age(
+    tmp_path: Path,
+) -> None:
+    clock = LeapingClock()
+    retry = "retry: {min: 1h, max: 2h, lifetime: 10s, warn_after: null}"
+    async with Smarthost(Script(rcpt=turns(REFUSED, "451 4.2.1 later"))) as host:
+        policy = policy_of(tmp_path, host.port, rest=retry)
+        async with House(policy, clock=clock) as house:
+            queue_id = house.accept()
+            await _paused(house)
+            left_ns = house.heart.pausing.paused_until_ns - clock.boottime_ns()
+        clock.ahead_ns += left_ns
+        async with House(policy, clock=clock) as house:
+            await house.until(lambda: (queued := house.queued(queue_id)) and queued.state is State.DEFERRED)
+        assert host.relayed == []
+
+
+async def test_a_record_of_pauses_that_is_none_is_told_of_and_replaced(tmp_path: Path) -> None:
+    async with Smarthost(Script(mail=turns(REFUSED))) as host:
+        policy = policy_of(tmp_path, host.port)
+        path = policy.history_path("isp")
+        path = path.with_name(f"{path.name}.pause")
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"\0" * 100)
+        async with House(policy) as house:
+            house.accept()
+            await _paused(house)
+        house.events.flush()
+        assert "is not kept on disk" in house.log.getvalue()
+        assert b"too much from you" in path.read_bytes()

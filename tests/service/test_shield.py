@@ -1,0 +1,96 @@
+"""A list whose upstream cuts us off in words that nobody knows: nobody bounces until the operator says so."""
+
+from pathlib import Path
+
+from relay.service.operations import ABSENT, OK
+from tests.fakes.smarthost import Script, Smarthost, turns
+from tests.service.house import House, policy_of
+
+CUT_OFF = "550 Administrative prohibition"
+SUBSCRIBERS = [f"s{number}@there.example" for number in range(30)]
+
+
+async def _stopped(house: House) -> None:
+    await house.until(lambda: house.heart.pausing.is_refused and house.heart.in_flight == 0)
+
+
+async def test_a_list_that_is_cut_off_in_unknown_words_waits_and_goes_on_when_resumed(tmp_path: Path) -> None:
+    script = Script(rcpt=turns(*[CUT_OFF] * 30))
+    async with Smarthost(script) as host, House(policy_of(tmp_path, host.port)) as house:
+        house.accept(*SUBSCRIBERS)
+        await _stopped(house)
+        assert "30 recipients in a row were refused alike: 550 Administrative" in house.heart.pausing.because
+        assert host.relayed == []
+        totals = await house.sender.desk.totals()
+        assert (totals.bounced, totals.queued) == (0, 30)
+
+        assert await house.operator.resume("isp") == OK
+        await house.until_empty()
+        assert sorted(host.relayed[0].recipients) == sorted(SUBSCRIBERS)
+        assert len(host.relayed) == 1
+
+
+async def test_single_messages_that_are_cut_off_one_by_one_are_not_bounced_either(tmp_path: Path) -> None:
+    async with (
+        Smarthost(Script(rcpt=turns(*[CUT_OFF] * 10))) as host,
+        House(policy_of(tmp_path, host.port, ", shield: {in_a_row: 10}")) as house,
+    ):
+        for subscriber in SUBSCRIBERS:
+            house.accept(subscriber)
+        await _stopped(house)
+        assert host.relayed == []
+        await house.operator.resume("isp")
+        await house.until_empty()
+        assert sorted(relayed.recipients[0] for relayed in host.relayed) == sorted(SUBSCRIBERS)
+
+
+async def test_what_the_operator_believes_is_reported_and_the_rest_goes_on(tmp_path: Path) -> None:
+    def rcpt(argument: str) -> str:
+        return CUT_OFF if "s" in argument.partition("@")[0].rpartition("<")[2] else "250 ok"
+
+    async with Smarthost(Script(rcpt=rcpt)) as host, House(policy_of(tmp_path, host.port)) as house:
+        house.accept(*SUBSCRIBERS)
+        await _stopped(house)
+        assert await house.operator.resume("isp", believes=True) == OK
+        await house.until_empty()
+
+        (report,) = host.relayed
+        assert report.reverse_path == ""
+        assert report.content.count(b"Final-Recipient:") == 30
+        assert b"Administrative prohibition" in report.content
+        totals = await house.sender.desk.totals()
+        assert (totals.bounced, totals.relayed) == (30, 1)
+
+
+async def test_an_unknown_refusal_of_one_recipient_bounces_once_others_went_through(tmp_path: Path) -> None:
+    def rcpt(argument: str) -> str:
+        return CUT_OFF if "gone@" in argument else "250 ok"
+
+    async with Smarthost(Script(rcpt=rcpt)) as host, House(policy_of(tmp_path, host.port)) as house:
+        house.accept("gone@there.example")
+        house.accept("here@there.example")
+        await house.until_empty()
+
+        reports = [relayed for relayed in host.relayed if relayed.reverse_path == ""]
+        assert len(reports) == 1
+        assert b"gone@there.example" in reports[0].content
+        asked = [command for command in host.commands if "gone@" in command]
+        assert len(asked) >= 2
+
+
+async def test_a_shield_that_is_off_believes_at_once(tmp_path: Path) -> None:
+    def rcpt(argument: str) -> str:
+        return CUT_OFF if "s1" in argument else "250 ok"
+
+    async with (
+        Smarthost(Script(rcpt=rcpt)) as host,
+        House(policy_of(tmp_path, host.port, ", shield: null")) as house,
+    ):
+        house.accept(*(subscriber for subscriber in SUBSCRIBERS if subscriber.startswith("s1")))
+        await house.until_empty()
+        assert len([command for command in host.commands if command.startswith("RCPT TO:<s1")]) == 11
+
+
+async def test_there_is_nothing_to_resume_where_there_is_no_such_upstream(tmp_path: Path) -> None:
+    async with Smarthost() as host, House(policy_of(tmp_path, host.port)) as house:
+        assert await house.operator.resume("nobody", believes=True) == ABSENT

@@ -1,0 +1,238 @@
+"""What the relay does by a verdict: pause a sender, stop at a refused account, go on when somebody acted."""
+
+import io
+from pathlib import Path
+
+import pytest
+
+from relay.clock import SECOND_NS
+from relay.outcome import Answer
+from relay.pauses import PROBE_NS, PauseRecord
+from relay.policy.shipped import provider_rules, standard_judge, standard_rules
+from relay.reply import Phase
+from relay.scheduler import State
+from relay.service.events import Events
+from relay.service.listener_counts import ListenerCounts
+from relay.service.metrics import Metrics
+from relay.service.operations import ABSENT, OK
+from relay.service.pause import Pausing
+from relay.service.redaction import Redaction
+from relay.service.snapshot import UpstreamState
+from relay.spool.interface import Totals
+from relay.verdict import Judge
+from tests.fakes.clock import FakeClock
+from tests.fakes.smarthost import Script, Smarthost, Turn, turns
+from tests.fakes.snapshots import a_snapshot
+from tests.policy.corpus import parsed
+from tests.service.house import House, policy_of
+
+HOUR_NS = 3600 * SECOND_NS
+MICROSOFT = Judge((*provider_rules("microsoft365"), *standard_rules()))
+
+
+def not_his(argument: str) -> Turn:
+    return "553 5.7.1 Sender address rejected: not owned by user mjd" if "bad@" in argument else "250 ok"
+
+
+def with_password(folder: Path, password: str) -> str:
+    secret = folder / "password"
+    secret.write_text(password)
+    secret.chmod(0o600)
+    return f", auth: {{user: mjd, password_file: {secret}}}"
+
+
+async def test_a_refused_sender_waits_untouched_and_all_other_mail_goes_on(tmp_path: Path) -> None:
+    async with Smarthost(Script(mail=not_his)) as host, House(policy_of(tmp_path, host.port)) as house:
+        bad = [house.accept(sender="bad@here.example") for _ in range(20)]
+        await house.until(lambda: all((q := house.queued(i)) and q.state is State.DEFERRED for i in bad))
+        for _ in range(5):
+            house.accept(sender="good@here.example")
+        await house.until(lambda: len(host.relayed) == 5 and len(house.sender.scheduler) == 20)
+
+        assert house.heart.pausing.because == ""
+        assert {r.reverse_path for r in host.relayed} == {"good@here.example"}
+        # Asked about once for each connection at the most, not for each message.
+        assert (
+            sum("bad@" in command for command in host.commands) <= house.policy.upstreams["isp"].connections
+        )
+        assert all("not owned by user" in queued.reason for queued in house.sender.scheduler)
+        assert await house.sender.desk.totals() == Totals(accepted=25, relayed=5, queued=20)
+
+        host.script = Script()
+        assert await house.operator.resume("isp") == OK
+        await house.until_empty()
+        assert len(host.relayed) == 25
+    assert "mail from <bad@here.example> paused until" in house.log.getvalue()
+
+
+async def test_a_sender_that_is_welcome_again_after_its_rest_sends_the_rest_of_its_mail(
+    tmp_path: Path,
+) -> None:
+    refusal = "553 5.7.1 Sender address rejected: not owned by user mjd"
+    async with (
+        Smarthost(Script(mail=turns(refusal, refusal))) as host,
+        House(policy_of(tmp_path, host.port)) as house,
+    ):
+        for _ in range(5):
+            house.accept(sender="bad@here.example")
+        await house.until(house.sender.scheduler.resting_senders)
+        scheduler = house.sender.scheduler
+        await house.until(lambda: all(queued.state is State.DEFERRED for queued in scheduler))
+        first = next(iter(scheduler))
+        scheduler.release(first.queue_id)
+        scheduler.trust_sender("bad@here.example")
+        house.sender.wake()
+        await house.until_empty()
+
+        assert len(host.relayed) == 5
+
+
+async def test_refused_credentials_stop_the_upstream_until_the_password_is_another(tmp_path: Path) -> None:
+    async with (
+        Smarthost(accounts={"mjd": "right"}) as host,
+        House(policy_of(tmp_path, host.port, with_password(tmp_path, "wrong"))) as house,
+    ):
+        queue_id = house.accept()
+        await house.until(lambda: house.heart.pausing.because)
+
+        assert house.watch.snapshot().upstreams[0].state is UpstreamState.STOPPED
+        queued = house.queued(queue_id)
+        assert queued is not None
+        assert queued.state is State.WAITING
+
+        with_password(tmp_path, "right")
+        await house.until_empty()
+        assert len([command for command in host.commands if command.startswith("AUTH")]) == 2
+    log = house.log.getvalue()
+    assert "error: upstream isp stopped: 535" in log
+    assert "upstream isp resumed" in log
+
+
+async def test_an_operator_uses_a_stopped_upstream_again(tmp_path: Path) -> None:
+    script = Script(mail=turns("552 Your account has been suspended. Please contact us to reactivate"))
+    async with Smarthost(script) as host, House(policy_of(tmp_path, host.port)) as house:
+        house.accept()
+        await house.until(lambda: house.heart.pausing.is_refused)
+
+        assert await house.operator.resume("nobody") == ABSENT
+        assert await house.operator.resume("isp") == OK
+        await house.until_empty()
+
+        assert len(host.relayed) == 1
+
+
+async def test_an_edit_of_the_verdicts_judges_the_next_reply_and_ends_a_stop(tmp_path: Path) -> None:
+    async with (
+        Smarthost(Script(rcpt="554 5.7.1 Relay access denied")) as host,
+        House(policy_of(tmp_path, host.port)) as house,
+    ):
+        house.accept()
+        await house.until(lambda: house.heart.pausing.is_refused)
+
+        rule = '{phase: rcpt, text: "relay access denied", verdict: bounce recipient}'
+        await house.sender.apply(policy_of(tmp_path, host.port, f", verdicts: [{rule}]"))
+        await house.until_empty()
+
+        assert (await house.sender.desk.totals()).bounced == 2  # the message, and the report of it
+
+
+async def test_a_verdict_about_the_message_asks_no_further_recipient(tmp_path: Path) -> None:
+    rule = '{phase: rcpt, text: "no lists here", verdict: bounce message}'
+    script = Script(rcpt=turns("550 no lists here"))
+    async with (
+        Smarthost(script) as host,
+        House(policy_of(tmp_path, host.port, f", verdicts: [{rule}]")) as house,
+    ):
+        house.accept("a@x.example", "b@x.example", "c@x.example")
+        await house.until(lambda: len(host.relayed) == 1)  # the report
+
+        assert (
+            sum(command.startswith("RCPT TO:<") and "x.example" in command for command in host.commands) == 1
+        )
+        assert all(b"no lists here" in r.content for r in host.relayed)
+
+
+class World:
+    """A `Pausing` with a clock that stands still."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.log = io.StringIO()
+        events = Events(self.log, "text", self.clock)
+        metrics = Metrics(a_snapshot, ListenerCounts([]), events, self.clock)
+        metrics.know_upstreams(["isp"])
+        self.kept: list[PauseRecord] = []
+        self.pausing = Pausing(
+            "isp",
+            events,
+            metrics,
+            self.clock,
+            Redaction(),
+            keep=self.kept.append,
+            leaves_in_ns=lambda _: None,
+        )
+
+    def refused(self, phase: Phase, line: str) -> None:
+        reply = parsed(line)
+        ruling = standard_judge().ruling(phase, reply)
+        self.pausing.rest(Answer(ruling.verdict, phase, reply, str(reply), ruling=ruling))
+
+    def rests_ns(self) -> int | None:
+        now_ns = self.clock.boottime_ns()
+        until_ns = self.pausing.until_ns(now_ns)
+        return None if until_ns is None else until_ns - now_ns
+
+
+def test_a_stopped_upstream_is_looked_at_once_an_hour_with_one_transaction() -> None:
+    world = World()
+    for _ in range(5):
+        world.refused(Phase.AUTH, "535 5.7.8 wrong")
+        assert world.rests_ns() == PROBE_NS
+        world.clock.advance(PROBE_NS)
+        assert world.rests_ns() is None
+        assert world.pausing.is_proving
+
+
+def test_a_stop_during_a_pause_is_a_stop() -> None:
+    world = World()
+    world.refused(Phase.MAIL, "421 too busy")
+    world.refused(Phase.AUTH, "535 5.7.8 wrong")
+
+    assert world.pausing.is_refused
+    assert world.rests_ns() == PROBE_NS
+    world.refused(Phase.MAIL, "421 too busy")
+    assert world.rests_ns() == PROBE_NS
+
+
+@pytest.mark.parametrize("days", [1, 30, 300])
+def test_a_stop_that_allows_no_probe_is_ended_by_somebody_only(days: int) -> None:
+    world = World()
+    reply = parsed("535 5.7.139 Authentication unsuccessful, SmtpClientAuthentication is disabled")
+    ruling = MICROSOFT.ruling(Phase.AUTH, reply)
+    world.pausing.rest(Answer(ruling.verdict, Phase.AUTH, reply, str(reply), ruling=ruling))
+    world.clock.advance(days * 24 * HOUR_NS)
+
+    assert world.rests_ns() is not None
+    world.pausing.end()
+    assert world.rests_ns() is None
+
+
+def test_a_fault_of_our_own_history_is_not_ended_by_what_the_upstream_says() -> None:
+    world = World()
+    world.pausing.stop("the history is torn", HOUR_NS)
+    world.refused(Phase.AUTH, "535 5.7.8 wrong")
+
+    assert not world.pausing.is_refused
+    world.clock.advance(HOUR_NS)
+    assert world.rests_ns() is None
+    assert world.pausing.is_stopped  # until the history was read
+    world.pausing.trust_history()
+    assert not world.pausing.is_stopped
+
+
+def test_a_sound_history_does_not_end_a_stop_by_the_upstream() -> None:
+    world = World()
+    world.refused(Phase.AUTH, "535 5.7.8 wrong")
+    world.pausing.trust_history()
+
+    assert world.pausing.is_refused
