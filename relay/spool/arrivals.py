@@ -46,7 +46,8 @@ class Arrivals:
             name = self._pending.popleft()
             path = f"{self._layout.folder('new')}/{name}"
             try:
-                taken.append(self._take(path, name, with_content=has_room()))
+                if (message := self._take(path, name, with_content=has_room())) is not None:
+                    taken.append(message)
             except (FileNotFoundError, files.StillArriving):
                 continue  # its listener met an error and took it back, or is about to pull the trigger
             except Corrupt as fault:
@@ -59,14 +60,18 @@ class Arrivals:
                 self._aside.leave(name, f"cannot be taken: {error.strerror}")
         return taken
 
-    def _take(self, path: str, name: str, *, with_content: bool) -> files.Opened:
+    def _take(self, path: str, name: str, *, with_content: bool) -> files.Opened | None:
+        """Return None for a message that is in the queue already, under another name too."""
         if not is_queue_id(name):
             raise Corrupt("not a name that we give")
         queue_id = QueueId(name)
         message = files.read(self._disk, path, queue_id, with_content=with_content, is_new=True)
         home = self._layout.queued(queue_id)
-        if any(self._disk.inode(place) is not None for place in (home, self._layout.held(queue_id))):
-            raise Corrupt("a message of this id is queued already")
+        for place in (home, self._layout.held(queue_id)):
+            if self._disk.inode(place) is not None:
+                # The start could not remove it, or it came back with a folder of a backup.
+                files.drop_second_name(self._disk, path, place)
+                return None
         if self._disk.inode(self._layout.draft(queue_id)) is not None:
             # Its listener died between publishing it and making that durable.
             self._disk.sync_directory(self._layout.folder("new"))

@@ -179,6 +179,16 @@ def set_aside(disk: Disk, layout: Layout, path: str, prefix: str = "") -> None:
     disk.rename(path, target)
 
 
+def drop_second_name(disk: Disk, path: str, home: str) -> None:
+    """Remove a name that a crash kept beside the one that a rename gave.
+
+    Raises Corrupt where it is another file, so a copy, and OSError.
+    """
+    if disk.inode(path) != disk.inode(home):
+        raise Corrupt("a message of this id is queued already")
+    disk.unlink(path)
+
+
 def describe(name: str) -> str:
     """Return a foreign file's name as a log may show it."""
     return clean(name)[:80]

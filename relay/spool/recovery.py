@@ -189,8 +189,9 @@ class _Walk:
             raise Corrupt("not a name that we give")
         queue_id = QueueId(name)
         home = self._layout.held(queue_id) if is_held else self._layout.queued(queue_id)
-        if queue_id in self.fates:
-            self._drop_second_name(path, self._homes[queue_id])
+        if (known := self._homes.get(queue_id) or self._unread(queue_id, path)) is not None:
+            if path != known:  # else it was brought here from another folder just now
+                files.drop_second_name(self._disk, path, known)
             return
         message = files.read(self._disk, path, queue_id, with_content=False, is_new=is_new)
         if Status.TODO not in message.statuses and queue_id in self._ledger.closed:
@@ -200,7 +201,8 @@ class _Walk:
             return
         if path != home:
             if self._disk.inode(home) is not None:
-                raise Corrupt("a message of this id is queued already")
+                files.drop_second_name(self._disk, path, home)
+                return
             self._disk.rename(path, home)
         self.taken += is_new
         entry = message.entry(is_held=is_held)
@@ -213,13 +215,12 @@ class _Walk:
             if len(self._marked) == _MARKED_AT_ONCE:
                 self.write_marks_again()
 
-    def _drop_second_name(self, path: str, home: str) -> None:
-        """Remove a name that a crash kept beside the one that a rename gave; else it is a copy."""
-        if path == home:
-            return  # it was brought here from another folder just now
-        if self._disk.inode(path) != self._disk.inode(home):
-            raise Corrupt("a message of this id is queued already")
-        self._disk.unlink(path)
+    def _unread(self, queue_id: QueueId, path: str) -> str | None:
+        """Return where else a message is that could not be read there just now."""
+        if queue_id not in self._aside.stuck:
+            return None
+        others = (self._layout.held(queue_id), self._layout.queued(queue_id))
+        return next((p for p in others if p != path and self._disk.inode(p) is not None), None)
 
 
 def _sync_all(disk: Disk, layout: Layout, queued_folders: set[str]) -> None:

@@ -157,3 +157,20 @@ def test_a_damaged_message_that_somebody_else_moved_meanwhile_is_only_told_of() 
     aside = Aside(disk, LAYOUT, lambda name, why: told.append((name, why)))
     aside.move(LAYOUT.queued(QueueId("0" * 16)), "damaged")
     assert (aside.moved, aside.stuck, len(told)) == (0, set(), 1)
+
+
+@pytest.mark.parametrize("folder", ["queued", "held"])
+def test_a_second_name_that_comes_back_after_the_start_is_no_second_message(folder: str) -> None:
+    """A rename that a crash cut in half leaves both names; a start that may not remove one leaves it."""
+    spool = Spool()
+    queue_id = spool.accept()
+    taken(spool.sender)
+    if folder == "held":
+        spool.sender.hold(queue_id)
+    second = f"{LAYOUT.folder('new')}/{queue_id}"
+    spool.disk.link(getattr(LAYOUT, folder)(queue_id), second)
+
+    assert taken(spool.sender) == []
+    assert spool.told == []
+    assert spool.disk.inode(second) is None
+    assert spool.sender.load(queue_id).content == CONTENT
