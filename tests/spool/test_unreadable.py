@@ -174,3 +174,36 @@ def test_a_second_name_that_comes_back_after_the_start_is_no_second_message(fold
     assert spool.told == []
     assert spool.disk.inode(second) is None
     assert spool.sender.load(queue_id).content == CONTENT
+
+
+@pytest.mark.parametrize("folder", ["queued", "held"])
+def test_a_second_name_of_what_a_start_cannot_read_is_no_second_message(folder: str) -> None:
+    spool = Spool()
+    queue_id = spool.accept()
+    taken(spool.sender)
+    if folder == "held":
+        spool.sender.hold(queue_id)
+    first, second = getattr(LAYOUT, folder)(queue_id), f"{LAYOUT.folder('new')}/{queue_id}"
+    spool.disk.link(first, second)
+    spool.disk.fail(Fault(1, errno.EIO, kinds=frozenset({"read"}), path=first, forever=True))
+
+    assert spool.sender.recover().entries == ()
+    assert [name for name, _ in spool.told] == [queue_id]
+    assert spool.disk.inode(second) is None
+
+    spool.disk.heal()
+    assert [entry.queue_id for entry in spool.sender.recover().entries] == [queue_id]
+
+
+def test_a_second_name_in_a_folder_of_other_messages_is_no_second_message() -> None:
+    spool = Spool()
+    queue_id = spool.accept()
+    taken(spool.sender)
+    home = LAYOUT.queued(queue_id)
+    second = f"{next(folder for folder in LAYOUT.queued_folders() if not home.startswith(folder))}/{queue_id}"
+    spool.disk.link(home, second)
+
+    assert [entry.queue_id for entry in spool.sender.recover().entries] == [queue_id]
+    assert spool.told == []
+    assert spool.disk.inode(second) is None
+    assert spool.sender.load(queue_id).content == CONTENT
