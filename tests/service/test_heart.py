@@ -46,6 +46,8 @@ async def test_a_message_that_cannot_be_read_for_lack_of_our_own_is_tried_again_
         host.script = Script()
         # Opened by recovery, then to be sent, then to be sent again.
         async with House(policy, disk) as house:
+            await house.until(lambda: house.heart.pausing.because)
+            assert house.sender.upstreams.resume("isp")
             await house.until_empty()
 
             assert len(host.relayed) == 1

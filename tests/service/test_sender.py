@@ -182,6 +182,8 @@ async def test_a_queue_survives_a_restart_and_goes_on(tmp_path: Path) -> None:
             await house.until(lambda: house.heart.pausing.because)
         host.script = Script()
         async with House(policy) as house:
+            await house.until(lambda: house.heart.pausing.because)
+            assert house.sender.upstreams.resume("isp")
             await house.until_empty()
 
             assert len(host.relayed) == len(sent)
