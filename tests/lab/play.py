@@ -155,6 +155,8 @@ def play(
             "tls": "none",
             "connections": 3,
             "limits": LIMITS,
+            # A third of its recipients are refused, on purpose.
+            "shield": None,
             "history": str(disk / "history"),
         }
         relay = RelayAtWork(
