@@ -32,8 +32,8 @@ from relay.service.snapshot import (
 from relay.spool.interface import SetAside
 from relay.spool.room import why_no_room
 
-FEW = 500
-"""So few messages are looked through at each snapshot: some milliseconds."""
+FEW = 200
+"""So few messages are looked through at each snapshot: ten milliseconds or so."""
 FRESH_NS = 5 * SECOND_NS
 OFTEN = 20
 """The estimate of a long queue takes at most one twentieth of the time."""
@@ -105,7 +105,13 @@ class Watch:
         as long as nothing surprising happens.
         """
         began_ns = self._clock.boottime_ns()
-        if len(self._sender.scheduler) <= FEW or began_ns < self._drain_is_fresh_until_ns:
+        heart = self._sender.hearts.get(self.policy.default_upstream)
+        if heart is None or heart.pausing.is_stopped:
+            # Nobody can tell, and what was foretold is not true when it goes on.
+            self._drained_ns = None
+            return
+        is_fresh = self._drained_ns is not None and began_ns < self._drain_is_fresh_until_ns
+        if len(self._sender.scheduler) <= FEW or is_fresh:
             return
         self._drain_is_fresh_until_ns = began_ns + FRESH_NS
         look = self._look_at_queue()

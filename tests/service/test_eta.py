@@ -17,12 +17,14 @@ from relay.clock import SECOND_NS
 from relay.envelope import QueueId
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
+from relay.scheduler import Queued
 from relay.service.snapshot import QueuedMessage, QueueState, UpstreamStatus
+from relay.service.watch import FEW
 from relay.spool.durable import RealDisk
 from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import Script, Smarthost, Turn, Until
 from tests.fakes.virtual_time import VirtualTimeLoop, pass_time
-from tests.service.house import House
+from tests.service.house import House, policy_of
 
 TOLERANCE_NS = 1_000
 """Timers count in floating point, and may be a nanosecond late: once for each slot in a row."""
@@ -229,3 +231,26 @@ def test_with_several_kinds_of_key_the_last_goes_when_it_was_foretold_or_a_few_w
     relayed = [play.relayed_at_ns[queue_id] for queue_id, m in play.foretold.items() if m.eta_at_ns]
     if etas:
         assert abs(max(relayed) - max(etas)) <= 2 * LONGEST_WINDOW_NS
+
+
+async def test_a_long_queue_is_foreseen_when_asked_and_its_drain_kept(tmp_path: Path) -> None:
+    policy = policy_of(tmp_path, 9, ", limits: [{messages: 100, per: 1h}]")
+    clock = FakeClock()
+    async with House(policy, clock=clock) as house:
+        now_ns = clock.boottime_ns()
+        for number in range(2 * FEW):
+            queued = Queued(QueueId(f"{number:016d}"), "a@x.example", 1, now_ns, clock.wall_ns(), 1)
+            house.sender.scheduler.add(queued)
+        assert house.watch.snapshot().upstreams[0].drained_at_ns is None
+
+        await house.watch.foresee()
+
+        # By a hundred: the last ones go that many windows later.
+        drained_at_ns = house.watch.snapshot().upstreams[0].drained_at_ns
+        assert drained_at_ns is not None
+        windows = policy.upstreams["isp"].limits[0].per_ns + SECOND_NS
+        assert drained_at_ns - clock.wall_ns() == (2 * FEW // 100 - 1) * windows
+        etas = [message.eta_at_ns for message in house.watch.listing().messages()]
+        assert max(eta for eta in etas if eta is not None) == drained_at_ns
+        for number in range(2 * FEW):
+            house.sender.scheduler.remove(QueueId(f"{number:016d}"))
