@@ -13,7 +13,9 @@ shield      which refusals are doubted, because they look like one of us
 settlement  what becomes of a message after it
 scheduler   which message next
 report      what a sender is told when mail failed or is late
-eta         when what waits will have gone, by estimate
+eta         when each message that waits will have gone, and what holds it
+eta_gauge   a limit in that estimate
+outlook     what the estimate is made from
 pauses      when an upstream was paused, which is no message's age
 clock       what the time is
 policy/     policy.yaml, checked

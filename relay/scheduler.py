@@ -79,6 +79,10 @@ class Queued:
     """Where it is parked; None while it is not."""
     turn: int = 0
     """Its turn among the parked; kept while it is tried, 0 for none yet."""
+    client: str = ""
+    """Who handed it over, as the envelope has it."""
+    domains: tuple[tuple[str, int], ...] = ()
+    """Of its recipients, in their order: how many of one domain there are in a row; for the estimate."""
 
 
 @dataclass(slots=True)
@@ -271,9 +275,26 @@ class Scheduler:
                 if message.reverse_path == reverse_path and message.is_sitting_out:
                     self.release(message.queue_id)
 
-    def resting_senders(self) -> list[str]:
-        """Return the senders whose mail waits because the upstream refuses it."""
-        return list(self._resting)
+    def resting_senders(self) -> dict[str, int]:
+        """Return the senders whose mail waits because the upstream refuses it, and until when."""
+        return {reverse_path: rest.until_ns for reverse_path, rest in self._resting.items()}
+
+    def in_leaving_order(self) -> Iterator[Queued]:
+        """Return what waits as it would leave now: the parked by their turns, the line, what is deferred.
+
+        Not to be used across a change.  One that was held and let go may come twice: the first time counts.
+        """
+        waiting = [m for m in self._messages.values() if m.state is State.WAITING and m.place is not None]
+        yield from sorted(waiting, key=lambda message: message.turn)
+        line = (self._messages.get(queue_id) for queue_id in self._ready)
+        yield from (m for m in line if m is not None and m.state is State.WAITING and m.place is None)
+        deferred = (entry for entry in sorted(self._deferred) if self._is_deferred_until(entry[1], entry[0]))
+        yield from (self._messages[queue_id] for _, queue_id in deferred)
+
+    def places_in_order(self) -> list[tuple[Hashable, int]]:
+        """Return the places, in the order in which they will be asked, and when; 0 for those that are due."""
+        entries = sorted(entry for entry in self._parked_until if self._is_parked_until(entry))
+        return [(place, 0) for place in self._due] + [(place, due_at_ns) for due_at_ns, _, place in entries]
 
     def hold(self, queue_id: QueueId) -> None:
         """Take a message out of the order until it is released."""

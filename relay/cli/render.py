@@ -24,7 +24,6 @@ from relay.service.snapshot import (
     Snapshot,
     UpstreamState,
     UpstreamStatus,
-    drained_at_ns,
 )
 
 PIPE_COLUMNS = 100_000
@@ -118,6 +117,8 @@ def detail_lines(detail: MessageDetail) -> Iterator[str]:
         yield f"  why         {printable(message.reason)}"
     if message.next_attempt_at_ns is not None:
         yield f"  next try    {_local(message.next_attempt_at_ns)}"
+    if message.held_by:
+        yield f"  held by     {printable(message.held_by)}"
     if message.eta_at_ns is not None:
         yield f"  ETA         {_local(message.eta_at_ns)}, by estimate"
     yield f"  recipients  {message.recipients_left} left of {len(detail.recipients)}"
@@ -138,9 +139,17 @@ def _sender(message: QueuedMessage) -> str:
 
 def _why(message: QueuedMessage, at_ns: int) -> str:
     parts = [printable(message.reason)] if message.reason else []
+    if message.held_by and not _is_said(message):
+        parts.append(f"held by {printable(message.held_by)}")
     if message.eta_at_ns is not None:
         parts.append(f"ETA {_local(message.eta_at_ns)}, in {span(message.eta_at_ns - at_ns)}")
     return f"({'; '.join(parts)})" if parts else ""
+
+
+def _is_said(message: QueuedMessage) -> bool:
+    """Return whether the reason says already what holds a message."""
+    kind, _, what = message.held_by.partition(" ")
+    return kind == "hold" or (bool(what) and message.reason.endswith(what))
 
 
 def _local(at_ns: int) -> str:
@@ -186,7 +195,7 @@ def _state(upstream: UpstreamStatus, at_ns: int) -> str:
 
 
 def _drain(upstream: UpstreamStatus, at_ns: int) -> str:
-    drained_ns = drained_at_ns(upstream, at_ns)
+    drained_ns = upstream.drained_at_ns
     if drained_ns is None:
         return "unknown"
     return f"in {span(drained_ns - at_ns)}" if upstream.waiting_messages else "-"

@@ -14,7 +14,7 @@ from relay.clock import SECOND_NS, Clock
 from relay.service.events import Events
 from relay.service.listener_counts import ListenerCounts
 from relay.service.metric_table import DISK_SECONDS, METRICS, Source
-from relay.service.snapshot import QueueState, Snapshot, UpstreamState, UpstreamStatus, drained_at_ns
+from relay.service.snapshot import QueueState, Snapshot, UpstreamState, UpstreamStatus
 
 
 class _Families:
@@ -153,7 +153,7 @@ def _fill_upstream(families: _Families, upstream: UpstreamStatus, at_ns: int) ->
     families.set("relay_upstream_waiting_messages", upstream.waiting_messages, name)
     families.set("relay_upstream_waiting_recipients", upstream.waiting_recipients, name)
     families.set("relay_upstream_in_flight_transactions", upstream.in_flight, name)
-    drained_ns = drained_at_ns(upstream, at_ns)
+    drained_ns = upstream.drained_at_ns
     eta = math.inf if drained_ns is None else (drained_ns - at_ns) / SECOND_NS
     families.set("relay_queue_drain_eta_seconds", eta, name)
     for limit in upstream.limits:

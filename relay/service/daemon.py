@@ -36,7 +36,7 @@ from relay.service.notify import notify, reloading, watchdog_seconds
 from relay.service.operator import Operator
 from relay.service.redaction import Redaction
 from relay.service.sender import Sender
-from relay.service.snapshot import Condition, PolicyStatus, Snapshot
+from relay.service.snapshot import Condition, PolicyStatus
 from relay.service.watch import Watch
 from relay.spool.durable import RealDisk, doubt_about
 from relay.spool.interface import SpoolFault
@@ -143,7 +143,7 @@ class Daemon:
             if practice is not None:
                 ends.push_async_callback(practice.close)
             # Before anything is sent: what cannot start must not cut off a transaction each time.
-            http = await self._open_http(policy, watch.snapshot, metrics)
+            http = await self._open_http(policy, watch, metrics)
             if http is not None:
                 ends.push_async_callback(http.stop)
             self._listen_for_stop()
@@ -210,13 +210,13 @@ class Daemon:
         notify("READY=1", "STATUS=relaying")
         self._on_ready(rooms.policy)
 
-    async def _open_http(
-        self, policy: Policy, snapshot: Callable[[], Snapshot], metrics: Metrics
-    ) -> StatusServer | None:
+    async def _open_http(self, policy: Policy, watch: Watch, metrics: Metrics) -> StatusServer | None:
         if policy.http is None:
             return None
         names = [policy.hostname] if policy.hostname else []
-        server = StatusServer(policy.http, snapshot, metrics.registry, self._events, names=names)
+        server = StatusServer(
+            policy.http, watch.snapshot, watch.foresee, metrics.registry, self._events, names=names
+        )
         await server.start()
         return server
 

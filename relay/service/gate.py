@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from relay.clock import Clock
+from relay.outlook import Limited
 from relay.policy.limit import Limit
 from relay.throttle.decision import Place, Wait
 from relay.throttle.keys import Request
@@ -81,6 +82,10 @@ class Gate:
     def usage(self) -> list[Usage]:
         """Return each limit and how much of it is occupied."""
         return self._throttle.usage()
+
+    def limited(self, transaction_ns: int) -> tuple[Limited, ...]:
+        """Return each limit with all that occupies it; what we have in flight lasts so long."""
+        return self._throttle.limited(transaction_ns)
 
     def leaves_in_ns(self, span_ns: int) -> int | None:
         """Return in how long the oldest of what the history has within a span leaves it."""

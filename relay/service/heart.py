@@ -91,7 +91,7 @@ class Heart:
         self._has_history = False
         self._sending: set[asyncio.Task[None]] = set()
         self._told_wait: str | None = None
-        self._relaying = Relaying(
+        self.relaying = Relaying(
             name,
             scheduler=scheduler,
             desk=desk,
@@ -227,7 +227,7 @@ class Heart:
             unfit = connections[-1].unfit(message.shape)
             if unfit is not None:
                 left = Portion(queued, message, connections[-1], list(message.left))
-                self._begin(self._relaying.refuse(left, unfit))
+                self._begin(self.relaying.refuse(left, unfit))
             else:
                 connection = connections.pop()
                 portions.append(Portion(queued, message, connection, self._indices(queued, message)))
@@ -275,7 +275,8 @@ class Heart:
         self._metrics.reserved_after(
             self.name, reservation.reserved_at_ns - max(queued.ready_at_ns, queued.arrived_at_ns)
         )
-        self._begin(self._relaying.relay(portion, reservation))
+        self.relaying.under_way[queued.queue_id] = reservation.reserved_at_ns, portion
+        self._begin(self.relaying.relay(portion, reservation))
 
     def _begin(self, relaying: Coroutine[Any, Any, None]) -> None:
         """Do something about one message beside all else."""
@@ -327,7 +328,7 @@ class Heart:
                 case SpoolFault():
                     raise message
                 case _:
-                    self._relaying.postpone_unread(queued, message)
+                    self.relaying.postpone_unread(queued, message)
         return loaded
 
     @staticmethod

@@ -42,14 +42,19 @@ class StatusServer:
         self,
         address: HostPort,
         snapshot: Callable[[], Snapshot],
+        foresee: Callable[[], Awaitable[None]],
         registry: CollectorRegistry,
         events: Events,
         *,
         names: Collection[str] = (),
     ) -> None:
-        """`names` are host names by which it may be called, beside `localhost` and IP addresses."""
+        """`foresee` is awaited before a snapshot that is to tell when the queue will have drained.
+
+        `names` are host names by which it may be called, beside `localhost` and IP addresses.
+        """
         self._address = address
         self._snapshot = snapshot
+        self._foresee = foresee
         self._registry = registry
         self._events = events
         self._names = {"localhost", *(name.lower().rstrip(".") for name in names)}
@@ -121,9 +126,11 @@ class StatusServer:
         return True
 
     async def _page(self, _request: web.Request) -> web.Response:
+        await self._foresee()
         return web.Response(text=page.render(public(self._snapshot())), content_type="text/html")
 
     async def _metrics(self, request: web.Request) -> web.Response:
+        await self._foresee()
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
 
@@ -139,4 +146,5 @@ class StatusServer:
         return web.Response(text="ready\n")
 
     async def _status(self, _request: web.Request) -> web.Response:
+        await self._foresee()
         return web.json_response(to_json(public(self._snapshot())))

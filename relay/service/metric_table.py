@@ -133,7 +133,7 @@ _ROWS: tuple[tuple[str, Type, Source, str, str], ...] = (
     ("relay_upstream_waiting_recipients", "gauge", "snapshot", "upstream", "Recipients that wait for it."),
     ("relay_upstream_in_flight_transactions", "gauge", "snapshot", "upstream", "Transactions going on."),
     ("relay_queue_drain_eta_seconds", "gauge", "snapshot", "upstream",
-     "How long until what waits for it will have gone, by estimate; +Inf while it is stopped."),
+     "How long until what waits for it (not what is deferred) will have gone; +Inf while it is stopped."),
     ("relay_policy_last_reload_successful", "gauge", "snapshot", "", "1 while the last edit was valid."),
     ("relay_policy_last_reload_success_timestamp_seconds", "gauge", "snapshot", "",
      "When the policy in force was loaded."),

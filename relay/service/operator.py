@@ -4,6 +4,7 @@ The same class answers for a running relay (over the control socket) and for one
 down (the command line holds the spool itself): `Operations` in both cases.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
 
@@ -72,7 +73,8 @@ class Operator:
         """Return the queue, oldest first, and what is set aside; of recipients only the first ones."""
         spool = self._desk.spool
         aside = await self._desk.call(lambda: spool.set_aside_files(MOST_SET_ASIDE_LISTED))
-        return [*self._watch.listing(), *map(self._watch.set_aside, aside)]
+        messages = await asyncio.to_thread(self._watch.listing().messages)
+        return [*messages, *map(self._watch.set_aside, aside)]
 
     async def show(self, queue_id: QueueId) -> MessageDetail | str:
         """Return one message with all its recipients, or ABSENT, or what went wrong."""
@@ -96,8 +98,12 @@ class Operator:
         left = tuple(message.envelope.recipients[index] for index in message.left)
         envelope = message.envelope
         header = (message.content or b"").partition(b"\r\n\r\n")[0].decode("utf-8", "replace")
+        listing = self._watch.listing()
+        shown = await asyncio.to_thread(listing.message, queue_id, left)
+        if shown is None:
+            return ABSENT
         return MessageDetail(
-            self._watch.listed(queued, left),
+            shown,
             envelope.client,
             envelope.helo,
             envelope.protocol,

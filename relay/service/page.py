@@ -15,7 +15,6 @@ from relay.service.snapshot import (
     Snapshot,
     UpstreamState,
     UpstreamStatus,
-    drained_at_ns,
 )
 
 RELOAD_SECONDS = 5
@@ -78,7 +77,7 @@ def _upstream(upstream: UpstreamStatus, at_ns: int) -> str:
     mark = "good" if upstream.state is UpstreamState.OPEN else "bad"
     because = f": {upstream.paused_because}" if upstream.paused_because else ""
     until = f" until {rfc3339(upstream.paused_until_ns)}" if upstream.paused_until_ns is not None else ""
-    drained_ns = drained_at_ns(upstream, at_ns)
+    drained_ns = upstream.drained_at_ns
     if drained_ns is None:
         drain = "unknown while stopped"
     elif upstream.waiting_messages:

@@ -7,10 +7,11 @@ final dot is sent once the reservation's deadline is past, by a clock that count
 """
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 
 from relay.clock import SECOND_NS, Clock
+from relay.envelope import QueueId
 from relay.outcome import Answer, Outcome
 from relay.reply import Phase, clean
 from relay.scheduler import Queued, Scheduler
@@ -21,7 +22,8 @@ from relay.service.pause import Pausing
 from relay.service.settling import Attempt, Settling
 from relay.shield import Shield
 from relay.spool.files import Unreadable
-from relay.spool.interface import Absent, Corrupt, Message
+from relay.spool.interface import Absent, Corrupt, Message, runs
+from relay.throttle.keys import run_of
 from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection
 from relay.upstream.pool import Pool
@@ -80,9 +82,19 @@ class Relaying:
         self._metrics = metrics
         self._clock = clock
         self._on_free = on_free
+        self.transaction_ns = 0
+        """How long one takes: an average in which the last ones count most."""
+        self.under_way: dict[QueueId, tuple[int, Portion]] = {}
+        """When each transaction was reserved, and what it is about."""
 
     async def relay(self, portion: Portion, reservation: Reservation) -> None:
         """Send to some recipients of one message, and settle what came of it.  Raises SpoolFault."""
+        try:
+            await self._relay(portion, reservation)
+        finally:
+            self.under_way.pop(portion.queued.queue_id, None)
+
+    async def _relay(self, portion: Portion, reservation: Reservation) -> None:
         queued, connection = portion.queued, portion.connection
         # The reservation is on disk: a crash from here on wastes a slot, and can exceed no limit.
         try:
@@ -102,6 +114,8 @@ class Relaying:
                 self._pool.discard(connection)
             self._on_free()
         ended_ns = self._clock.boottime_ns()
+        if any(answer.verdict is Verdict.RELAYED for answer in outcome.answers):
+            self._learn_duration(ended_ns - reservation.reserved_at_ns)
         named = [(index, portion.message.envelope.recipients[index]) for index in portion.indices]
         outcome = self._shield.judge(outcome, queued.queue_id, named)
         self._metrics.attempted(self._upstream, outcome, ended_ns - reservation.reserved_at_ns)
@@ -122,6 +136,12 @@ class Relaying:
                 self._pausing.paused_ns(queued.arrived_at_ns, ended_ns),
             )
         )
+
+        _know_left(queued, portion, outcome)
+
+    def _learn_duration(self, took_ns: int) -> None:
+        known_ns = self.transaction_ns
+        self.transaction_ns = known_ns + (took_ns - known_ns) // 8 if known_ns else took_ns
 
     def _feel_sender(self, reverse_path: str, outcome: Outcome, now_ns: int) -> None:
         """Let the mail of a sender wait that the upstream refuses, and go on once it takes some."""
@@ -198,3 +218,20 @@ class Relaying:
         # The timers of the loop stand still while the host is suspended; this clock does not.
         if self._clock.boottime_ns() >= reservation.deadline_ns:
             raise _Overslept("this host was suspended in a transaction")
+
+
+def _know_left(queued: Queued, portion: Portion, outcome: Outcome) -> None:
+    """Note the domains of the recipients that are left, in the order in which they will be asked for."""
+    ends = (Verdict.RELAYED, Verdict.BOUNCE)
+    gone = {i for i, answer in zip(portion.indices, outcome.answers, strict=True) if answer.verdict in ends}
+    if gone or queued.tried:
+        queued.domains = domains_without(portion, gone)
+
+
+def domains_without(portion: Portion, gone: Collection[int]) -> tuple[tuple[str, int], ...]:
+    """Return the domains of a message's recipients but for some: first those that were not tried yet."""
+    message, tried = portion.message, portion.queued.tried
+    left = [index for index in message.left if index not in gone]
+    in_order = [i for i in left if i not in tried] + [i for i in left if i in tried]
+    addresses = (message.envelope.recipients[index] for index in in_order)
+    return tuple(run_of(domain, count) for domain, count in runs(addresses))

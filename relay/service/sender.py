@@ -27,6 +27,7 @@ from relay.spool.durable import Disk
 from relay.spool.files import Unreadable
 from relay.spool.interface import Absent, Corrupt, Entry, Spool, SpoolFull, Totals
 from relay.spool.trigger import Trigger
+from relay.throttle.keys import run_of
 
 SWEEP_SECONDS = 3.0
 """How long a lost trigger can cost."""
@@ -218,6 +219,8 @@ class Sender:
             entry.recipients_left,
             is_warned=entry.is_warned,
             recipients_shown=entry.recipients_shown,
+            client=entry.client,
+            domains=tuple(run_of(domain, count) for domain, count in entry.domains),
         )
         wait_ns = (entry.next_attempt_at_ns or 0) - wall_ns
         if entry.is_held:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from relay.envelope import QueueId
-from relay.eta import Room, drain_in_ns
 from relay.service.instants import SECOND_NS, rfc3339, rfc3339_or_none
 
 
@@ -74,8 +73,6 @@ class LimitStatus:
     """T, with its guard."""
     opens_at_ns: int | None = None
     """Wall clock: when the next slot opens; None while there is room."""
-    openings_at_ns: tuple[int, ...] = ()
-    """Wall clock, ascending: when occupied slots open, as many as are at hand; for the estimate."""
     for_each: str | None = None
     """What has a window each."""
     key: str | None = None
@@ -103,6 +100,11 @@ class UpstreamStatus:
     waiting_recipients: int = 0
     in_flight: int = 0
     """Transactions."""
+    drained_at_ns: int | None = None
+    """Wall clock: when the last message that waits will have been relayed, by estimate; now, where none
+    does, and None where nobody can tell."""
+    held_by: str = ""
+    """What holds the next message that waits, as `relay.service.forecast` names it; empty for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +203,8 @@ class QueuedMessage:
     eta_at_ns: int | None = None
     """Wall clock: when it will go, by estimate; None where nobody can tell."""
     upstream: str = ""
+    held_by: str = ""
+    """What its wait is for, as `relay.service.forecast` names it; empty where it goes now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,31 +235,6 @@ class MessageDetail:
 _NOTHING = QueueCounts()
 
 
-def drained_at_ns(upstream: UpstreamStatus, at_ns: int) -> int | None:
-    """Return when the last message that waits for this upstream will start; None while it is stopped.
-
-    A pause is added in front, as if no slot opened meanwhile: late by a window at most.
-    """
-    if upstream.state is UpstreamState.STOPPED:
-        return None
-    rooms = [
-        Room(limit.unit, limit.count, limit.used, limit.period_ns, tuple(o - at_ns for o in _openings(limit)))
-        for limit in upstream.limits
-        if limit.for_each is None
-    ]
-    pause_ns = max(0, (upstream.paused_until_ns or 0) - at_ns)
-    needed_ns = drain_in_ns(upstream.waiting_messages, upstream.waiting_recipients, rooms)
-    return at_ns + needed_ns + (pause_ns if upstream.waiting_messages else 0)
-
-
-def _openings(limit: LimitStatus) -> tuple[int, ...]:
-    if limit.openings_at_ns:
-        return limit.openings_at_ns
-    # The next slot that lets somebody start is the first to open, unless N was lowered.
-    is_first = limit.opens_at_ns is not None and limit.used <= limit.count
-    return (limit.opens_at_ns,) if is_first and limit.opens_at_ns is not None else ()
-
-
 _ADDRESS = re.compile(r'<?(?:"(?:[^"\\]|\\.)*"|[^\s<>",;]+)@(?:\[[^\]\s]*\]|[^\s<>",;:()]+)>?')
 
 
@@ -265,6 +244,7 @@ def public(snapshot: Snapshot) -> Snapshot:
         replace(
             upstream,
             paused_because=_ADDRESS.sub("<address>", upstream.paused_because),
+            held_by=_ADDRESS.sub("<address>", upstream.held_by),
             limits=tuple(replace(limit, key=None) for limit in upstream.limits),
         )
         for upstream in snapshot.upstreams
@@ -313,7 +293,7 @@ def to_json(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _upstream_json(upstream: UpstreamStatus, at_ns: int) -> dict[str, Any]:
-    drained_ns = drained_at_ns(upstream, at_ns)
+    drained_ns = upstream.drained_at_ns
     return {
         "name": upstream.name,
         "host": upstream.host,
@@ -328,6 +308,7 @@ def _upstream_json(upstream: UpstreamStatus, at_ns: int) -> dict[str, Any]:
         "in_flight": upstream.in_flight,
         "drained_at": rfc3339_or_none(drained_ns),
         "drain_seconds": None if drained_ns is None else _seconds(drained_ns - at_ns),
+        "held_by": upstream.held_by or None,
         "limits": [_limit_json(limit, at_ns) for limit in upstream.limits],
     }
 
@@ -371,6 +352,7 @@ def message_to_json(message: QueuedMessage) -> dict[str, Any]:
         "next_attempt_at": rfc3339_or_none(message.next_attempt_at_ns),
         "eta_at": rfc3339_or_none(message.eta_at_ns),
         "upstream": message.upstream or None,
+        "held_by": message.held_by or None,
     }
 
 

@@ -4,14 +4,16 @@ Reads memory only: the account and the free space are as old as the sender's las
 at most a second or so.
 """
 
+import asyncio
 from collections.abc import Iterable
 
 from relay import __version__
-from relay.clock import Clock
+from relay.clock import SECOND_NS, Clock
 from relay.envelope import QueueId
-from relay.eta import Room, drain_in_ns
+from relay.outlook import limit_words
 from relay.policy.model import Policy
 from relay.scheduler import Queued, State
+from relay.service.forecast import Expected, Look, Seen, pause_words, stop_words
 from relay.service.heart import Heart
 from relay.service.sender import Sender
 from relay.service.snapshot import (
@@ -29,6 +31,12 @@ from relay.service.snapshot import (
 )
 from relay.spool.interface import SetAside
 from relay.spool.room import why_no_room
+
+FEW = 200
+"""So few messages are looked through at each snapshot: ten milliseconds or so."""
+FRESH_NS = 5 * SECOND_NS
+OFTEN = 20
+"""The estimate of a long queue takes at most one twentieth of the time."""
 
 _STATES = {
     State.WAITING: QueueState.WAITING,
@@ -52,10 +60,13 @@ class Watch:
         self._sender = sender
         self._hostname = hostname
         self._clock = clock
+        self._drained_ns: int | None = None
+        self._drain_is_fresh_until_ns = 0
 
     async def look(self) -> None:
         """Have the next snapshot be of now."""
         await self._sender.look()
+        await self.foresee()
 
     def snapshot(self) -> Snapshot:
         """Return what can be seen now."""
@@ -82,39 +93,31 @@ class Watch:
             disk,
         )
 
-    def listing(self) -> list[QueuedMessage]:
-        """Return the queue, oldest first, each waiting message with the instant at which it may go."""
-        rooms, pause_ns = self._rooms(), self._pause_left_ns()
-        messages = recipients = 0
-        listed = []
-        for queued in sorted(self._sender.scheduler, key=lambda queued: queued.queue_id):
-            eta_at_ns = None
-            if queued.state in (State.WAITING, State.ACTIVE) and pause_ns is not None:
-                messages, recipients = messages + 1, recipients + queued.recipients_left
-                eta_at_ns = self._clock.wall_ns() + pause_ns + drain_in_ns(messages, recipients, rooms)
-                if queued.place is not None:
-                    eta_at_ns = max(eta_at_ns, self._wall(queued.due_at_ns))
-            listed.append(self.listed(queued, queued.recipients_shown, eta_at_ns))
-        return listed
+    def listing(self) -> "Listing":
+        """Look at the queue, to list it: quick, where the listing itself takes time with a long queue."""
+        return Listing(self, self._look_at_queue(), self._clock)
 
-    def listed(
-        self, queued: Queued, recipients: tuple[str, ...], eta_at_ns: int | None = None
-    ) -> QueuedMessage:
-        """Return a message as a listing shows it."""
-        due_at_ns = self._wall(queued.due_at_ns) if queued.state is State.DEFERRED else None
-        return QueuedMessage(
-            queued.queue_id,
-            _STATES[queued.state],
-            queued.size_bytes,
-            queued.arrival_at_ns,
-            queued.reverse_path,
-            queued.recipients_left,
-            recipients,
-            self._reason(queued),
-            due_at_ns,
-            eta_at_ns,
-            self.policy.default_upstream,
-        )
+    async def foresee(self) -> None:
+        """Have the next snapshots know when the queue will have drained.
+
+        A long queue's estimate is made in another thread, and is not made anew as long as it
+        is younger than FRESH_NS or than OFTEN times what it cost: its instant stays right for
+        as long as nothing surprising happens.
+        """
+        began_ns = self._clock.boottime_ns()
+        heart = self._sender.hearts.get(self.policy.default_upstream)
+        if heart is None or heart.pausing.is_stopped:
+            # Nobody can tell, and what was foretold is not true when it goes on.
+            self._drained_ns = None
+            return
+        is_fresh = self._drained_ns is not None and began_ns < self._drain_is_fresh_until_ns
+        if len(self._sender.scheduler) <= FEW or is_fresh:
+            return
+        self._drain_is_fresh_until_ns = began_ns + FRESH_NS
+        look = self._look_at_queue()
+        self._drained_ns = await asyncio.to_thread(lambda: look.forecast().drained_ns())
+        cost_ns = self._clock.boottime_ns() - began_ns
+        self._drain_is_fresh_until_ns = began_ns + max(FRESH_NS, OFTEN * cost_ns)
 
     @staticmethod
     def set_aside(file: SetAside) -> QueuedMessage:
@@ -130,11 +133,38 @@ class Watch:
             file.reason,
         )
 
-    def _reason(self, queued: Queued) -> str:
-        heart = self._sender.hearts.get(self.policy.default_upstream)
-        if queued.state is State.WAITING and heart is not None and heart.pausing.because:
-            return f"{heart.name} is {self._state(heart).value}: {heart.pausing.because}"
-        return queued.reason
+    def why(self) -> tuple[str, str]:
+        """Return why nothing that waits is sent, in words, and the upstream that the queue goes through."""
+        name = self.policy.default_upstream
+        heart = self._sender.hearts.get(name)
+        if heart is None or not heart.pausing.because:
+            return "", name
+        return f"{heart.name} is {self._state(heart).value}: {heart.pausing.because}", name
+
+    def _look_at_queue(self) -> Look:
+        name = self.policy.default_upstream
+        heart, upstream = self._sender.hearts.get(name), self.policy.upstreams[name]
+        back_off_ns = self.policy.retry.min_ns, self.policy.retry.max_ns
+        return Look(self._sender.scheduler, heart, upstream, back_off_ns, self._clock.boottime_ns())
+
+    def _drained_at_ns(self, heart: Heart, waiting: int) -> int | None:
+        """Return when all that waits will have gone (wall clock); None where nobody can tell."""
+        if heart.pausing.is_stopped:
+            return None
+        now_ns = self._clock.boottime_ns()
+        if not waiting and not heart.in_flight:
+            return self._wall(now_ns)
+        is_short = len(self._sender.scheduler) <= FEW
+        drained_ns = self._look_at_queue().forecast().drained_ns() if is_short else self._drained_ns
+        return None if drained_ns is None else self._wall(max(now_ns, drained_ns))
+
+    @staticmethod
+    def _held_by(heart: Heart, waiting: int) -> str:
+        """Return what holds the next message that waits."""
+        if heart.pausing.because:
+            words = stop_words if heart.pausing.is_stopped else pause_words
+            return words(heart.pausing.because)
+        return " and ".join(limit_words(label) for label in heart.gate.full()) if waiting else ""
 
     def _counts(self, messages: Iterable[Queued]) -> dict[QueueState, QueueCounts]:
         now_ns = self._clock.boottime_ns()
@@ -166,6 +196,8 @@ class Watch:
             waiting.messages,
             waiting.recipients,
             heart.in_flight,
+            self._drained_at_ns(heart, waiting.messages) if heart.is_used else self._clock.wall_ns(),
+            self._held_by(heart, waiting.messages),
         )
 
     @staticmethod
@@ -190,7 +222,6 @@ class Watch:
                 usage.count,
                 usage.span_ns,
                 self._wall(usage.opens_at_ns) if usage.used >= usage.count else None,
-                tuple(self._wall(opening) for opening in usage.openings_ns),
                 usage.for_each,
                 usage.key,
                 heart.gate.most.get(usage.label),
@@ -198,25 +229,51 @@ class Watch:
             for usage in heart.gate.usage()
         )
 
-    def _rooms(self) -> list[Room]:
-        heart = self._sender.hearts.get(self.policy.default_upstream)
-        if heart is None:
-            return []
-        now_ns = self._clock.boottime_ns()
-        return [
-            Room(u.unit, u.count, u.used, u.span_ns, tuple(opening - now_ns for opening in u.openings_ns))
-            for u in heart.gate.usage()
-            if u.for_each is None
-        ]
-
-    def _pause_left_ns(self) -> int | None:
-        """Return how long the pause still takes; None where nobody can tell."""
-        heart = self._sender.hearts.get(self.policy.default_upstream)
-        if heart is None or heart.pausing.is_stopped:
-            return None
-        if not heart.pausing.because:
-            return 0
-        return max(0, heart.pausing.paused_until_ns - self._clock.boottime_ns())
-
     def _wall(self, boottime_ns: int) -> int:
         return self._clock.wall_ns() + boottime_ns - self._clock.boottime_ns()
+
+
+class Listing:
+    """The queue at one instant."""
+
+    def __init__(self, watch: Watch, look: Look, clock: Clock) -> None:
+        self._look = look
+        self._paused, self._upstream = watch.why()
+        self._to_wall_ns = clock.wall_ns() - clock.boottime_ns()
+
+    def messages(self) -> list[QueuedMessage]:
+        """Return the messages, oldest first, each with when it will go; touches nothing of the relay."""
+        forecast = self._look.forecast()
+        pairs = zip(forecast.seen, forecast.expected(), strict=True)
+        listed = [self._listed(seen, expected, seen.queued.recipients_shown) for seen, expected in pairs]
+        listed.sort(key=_by_queue_id)
+        return listed
+
+    def message(self, queue_id: QueueId, recipients: tuple[str, ...]) -> QueuedMessage | None:
+        """Return one message, with all its recipients that are left; None if it is not there any more."""
+        forecast = self._look.forecast()
+        for seen, expected in zip(forecast.seen, forecast.expected(), strict=True):
+            if seen.queued.queue_id == queue_id:
+                return self._listed(seen, expected, recipients)
+        return None
+
+    def _listed(self, seen: Seen, expected: Expected, recipients: tuple[str, ...]) -> QueuedMessage:
+        queued = seen.queued
+        return QueuedMessage(
+            queued.queue_id,
+            _STATES[seen.state],
+            queued.size_bytes,
+            queued.arrival_at_ns,
+            queued.reverse_path,
+            seen.recipients_left,
+            recipients,
+            self._paused if self._paused and seen.state is State.WAITING else seen.reason,
+            seen.due_at_ns + self._to_wall_ns if seen.state is State.DEFERRED else None,
+            None if expected.eta_ns is None else expected.eta_ns + self._to_wall_ns,
+            self._upstream,
+            expected.held_by,
+        )
+
+
+def _by_queue_id(message: QueuedMessage) -> QueueId:
+    return message.queue_id

@@ -10,7 +10,7 @@ the same suite.
 """
 
 import enum
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,6 +53,7 @@ class Status(enum.Enum):
 
 
 RECIPIENTS_SHOWN = 3
+MOST_RUNS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,25 @@ class Entry:
     """The sender was told that it is late."""
     recipients_shown: tuple[str, ...] = ()
     """The first few that are left, for a listing."""
+    client: str = ""
+    """Who handed it over, as the envelope has it."""
+    domains: tuple[tuple[str, int], ...] = ()
+    """Of the recipients left, in their order: how many of one domain there are in a row; see `runs`."""
+
+
+def runs(addresses: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    """Return the domains of addresses as `@` and the domain, and how many of each there are in a row.
+
+    At most MOST_RUNS: what follows counts to the last, since this is for an estimate.
+    """
+    counted: list[tuple[str, int]] = []
+    for address in addresses:
+        domain = "@" + address.rpartition("@")[2].lower()
+        if counted and (counted[-1][0] == domain or len(counted) == MOST_RUNS):
+            counted[-1] = (counted[-1][0], counted[-1][1] + 1)
+        else:
+            counted.append((domain, 1))
+    return tuple(counted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +128,8 @@ class Message:
             self.is_held,
             self.is_warned,
             tuple(self.envelope.recipients[index] for index in left[:RECIPIENTS_SHOWN]),
+            self.envelope.client,
+            runs(self.envelope.recipients[index] for index in left),
         )
 
 

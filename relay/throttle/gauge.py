@@ -14,10 +14,11 @@ Instants are boottime of the current boot in nanoseconds.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import Literal, Protocol
 
+from relay.outlook import Limited, Openings
 from relay.throttle.record import Charged, Reserved
 from relay.throttle.window import Window
 
@@ -133,6 +134,29 @@ class Gauge:
     def fullest(self, now_ns: int) -> str | None:
         """Return the key with the most used; None without keys.  Looks at every key."""
         return max(self._of_key, key=lambda key: self._of_key[key].occupied(now_ns), default=None)
+
+    def limited(self, in_flight: Sequence[tuple[Reserved, int]], now_ns: int) -> Limited:
+        """Return all that occupies it, those in flight as if they ended at the instants given with them."""
+        ends_of: dict[int, list[tuple[int, int]]] = {}
+        for reserved, ends_ns in in_flight:
+            places = self._places.get(reserved.id) or [(self._shared, self._weight(reserved))]
+            for window, weight in places if self.for_each is not None else places[:1]:
+                if weight:
+                    ends_of.setdefault(id(window), []).append((ends_ns + self.span_ns, weight))
+
+        def openings(window: Window) -> Openings:
+            window.occupied(now_ns)
+            return (*window.ends(), *ends_of.get(id(window), ()))
+
+        return Limited(
+            self.label,
+            self.unit,
+            self.count,
+            self.span_ns,
+            openings(self._shared),
+            self.for_each,
+            {key: openings(window) for key, window in self._of_key.items()},
+        )
 
     def _own(self, key: str | None) -> Window | None:
         return None if key is None else self._of_key.get(key)

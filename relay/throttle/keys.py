@@ -6,6 +6,7 @@ which wastes and never exceeds.
 """
 
 import contextlib
+import functools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -41,15 +42,29 @@ class Request:
         return self.recipients if self.most is None else min(self.most, self.recipients)
 
 
+@functools.lru_cache(maxsize=4096)
+def keys_of(reverse_path: str, client: str) -> tuple[str, str, str]:
+    """Return a message's keys: its sender, the sender's domain, and who handed it over."""
+    found = _CLIENT_ADDRESS.search(client)
+    address = key_of((found[1] if found else client).lower())
+    return _address(reverse_path), _domain(reverse_path), address
+
+
+@functools.lru_cache(maxsize=65_536)
+def run_of(address: str, count: int) -> tuple[str, int]:
+    """Return so many recipients of the domain of an address: the same object each time, for many messages."""
+    return _domain(address), count
+
+
 def request_for(envelope: Envelope, indices: Iterable[int], most: int) -> Request:
     """Return what to ask for, to send a message to some of its recipients, at most so many at once."""
     domains = tuple(_domain(envelope.recipients[index]) for index in indices)
-    client = _CLIENT_ADDRESS.search(envelope.client)
+    sender, sender_domain, client = keys_of(envelope.reverse_path, envelope.client)
     return Request(
         len(domains),
-        sender=_address(envelope.reverse_path),
-        sender_domain=_domain(envelope.reverse_path),
-        client=key_of((client[1] if client else envelope.client).lower()),
+        sender=sender,
+        sender_domain=sender_domain,
+        client=client,
         recipient_domains=domains,
         most=most,
     )

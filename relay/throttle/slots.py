@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
+from relay.outlook import Limited
 from relay.policy.units import LONGEST_DURATION_NS
 from relay.throttle.decision import Grant, Place, Wait, choose, for_all, shares_of, wait
 from relay.throttle.gauge import UNKNOWN, ForEach, Gauge, Limit, Unit
@@ -69,6 +70,8 @@ class Slots:
         self._now_ns = 0
         """The latest instant that is known to have come."""
         self._in_flight: dict[int, Reserved] = {}
+        self._own: set[int] = set()
+        """Reservations of this process; one of another may have nobody left to settle it."""
         self._deadlines: list[tuple[int, int]] = []
         """A heap of (deadline, id); what was settled meanwhile is not taken out of it."""
         self._ended: list[Charged] = []
@@ -201,6 +204,13 @@ class Slots:
             self._advance(now_ns)
             return [_usage(gauge, now_ns) for gauge in self._gauges]
 
+    def limited(self, transaction_ns: int, now_ns: int) -> tuple[Limited, ...]:
+        """Return each limit with all that occupies it; ours in flight last `transaction_ns`."""
+        with self._mutex:
+            self._advance(now_ns)
+            ends = [(r, self._likely_end(r, transaction_ns, now_ns)) for r in self._in_flight.values()]
+            return tuple(gauge.limited(ends, now_ns) for gauge in self._gauges)
+
     def records(self, now_ns: int) -> list[Record]:
         """Return what a new file has to say: everything known, merged where it is old."""
         with self._mutex:
@@ -223,8 +233,14 @@ class Slots:
     ) -> Reserved:
         reservation_id = max(now_ns, self._last_id + 1)
         reserved = Reserved(reservation_id, now_ns + transaction_ns, *weights, shares)
+        self._own.add(reservation_id)
         self._apply([reserved])
         return reserved
+
+    def _likely_end(self, reserved: Reserved, transaction_ns: int, now_ns: int) -> int:
+        # Its id is the instant of the reservation.
+        likely_ns = max(now_ns, reserved.id + (0 if reserved.connections else transaction_ns))
+        return likely_ns if reserved.id in self._own else reserved.deadline_ns
 
     def _fill_new_windows(self) -> None:
         self._gauges = [Gauge(limit, self._guard_ns) for limit in self._limits]
@@ -256,6 +272,7 @@ class Slots:
             gauge.start(reserved, self._now_ns)
 
     def _end(self, reserved: Reserved, ended_at_ns: int) -> None:
+        self._own.discard(reserved.id)
         self._keep(
             Charged(
                 ended_at_ns,

@@ -30,6 +30,7 @@ from pathlib import Path
 from threading import Lock
 
 from relay.clock import Clock
+from relay.outlook import Limited
 from relay.spool.durable import Disk
 from relay.throttle.audit import Audit, audit_file
 from relay.throttle.decision import Grant, Place, Wait
@@ -203,6 +204,13 @@ class Throttle:
     def usage(self) -> list[Usage]:
         """Return how full each limit is, in their order, as far as memory knows.  Looks at every key."""
         return self._slots.usage(self._clock.boottime_ns())
+
+    def limited(self, transaction_ns: int) -> tuple[Limited, ...]:
+        """Return each limit with all that occupies it, for an estimate; ours in flight last so long.
+
+        From memory; looks at every slot.
+        """
+        return self._slots.limited(transaction_ns, self._clock.boottime_ns())
 
     def replan(self, limits: Sequence[Limit], guard_ns: int | None) -> None:
         """Judge the same history by new numbers, from the next `reserve` on."""

@@ -41,7 +41,10 @@ def operations() -> FakeOperations:
         [
             a_message(FIRST),
             a_message(SECOND, state=QueueState.ACTIVE, reason="", size_bytes=600),
-            a_message(REPORT, state=QueueState.HELD, reverse_path="", reason="held by the operator"),
+            replace(
+                a_message(REPORT, state=QueueState.HELD, reverse_path="", reason="held by the operator"),
+                held_by="hold",
+            ),
         ]
     )
 
@@ -69,7 +72,7 @@ def test_the_listing_is_a_line_a_message_as_mailq_has_it(
         ),
         (
             "0000000000000002*       600 Thu Oct 09 08:51:50 list@example.org active         2 "
-            "(ETA Thu Oct 09 08:53:40, in 20s)"
+            "(held by limit 8 messages per 60s; ETA Thu Oct 09 08:53:40, in 20s)"
         ),
         (
             "0000000000000002r!     1500 Thu Oct 09 08:51:50 MAILER-DAEMON    held           2 "

@@ -53,6 +53,7 @@ def an_upstream(
         waiting_messages=waiting,
         waiting_recipients=2 * waiting,
         in_flight=2,
+        drained_at_ns=None if state is UpstreamState.STOPPED else AT_NS + 50 * 60 * SECOND_NS,
     )
 
 
@@ -103,6 +104,7 @@ def a_message(
         next_attempt_at_ns=None,
         eta_at_ns=AT_NS + 20 * SECOND_NS,
         upstream="isp",
+        held_by="limit 8 messages per 60s",
     )
 
 

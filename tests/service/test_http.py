@@ -29,12 +29,16 @@ class World:
         self.shown: Snapshot | Exception = a_snapshot()
         self.log = io.StringIO()
         self.base = ""
+        self.foreseen = 0
         self.session: aiohttp.ClientSession
 
     def snapshot(self) -> Snapshot:
         if isinstance(self.shown, Exception):
             raise self.shown
         return self.shown
+
+    async def foresee(self) -> None:
+        self.foreseen += 1
 
     async def get(
         self, path: str, *, method: str = "GET", headers: dict[str, str] | None = None
@@ -49,7 +53,12 @@ async def running() -> AsyncIterator[World]:
     events = Events(world.log, "text", clock)
     metrics = Metrics(world.snapshot, ListenerCounts([]), events, clock)
     server = StatusServer(
-        HostPort("127.0.0.1", 0), world.snapshot, metrics.registry, events, names=["Relay.Example.Org"]
+        HostPort("127.0.0.1", 0),
+        world.snapshot,
+        world.foresee,
+        metrics.registry,
+        events,
+        names=["Relay.Example.Org"],
     )
     world.base = f"http://{await server.start()}"
     try:
@@ -247,3 +256,10 @@ def test_the_style_is_the_one_that_the_policy_allows() -> None:
 
     assert style == page._STYLE
     assert f"'sha256-{page._STYLE_HASH}'" in page.POLICY
+
+
+async def test_what_tells_of_the_drain_has_it_foreseen_first(world: World) -> None:
+    for number, path in enumerate(("/", "/metrics", "/status.json"), start=1):
+        await world.get(path)
+
+        assert world.foreseen == number

@@ -138,4 +138,4 @@ NO_ROOM = "no room in 1 messages per 3600s for each sender"
 
 
 def _reasons(house: House) -> set[str]:
-    return {message.reason for message in house.watch.listing()}
+    return {message.reason for message in house.watch.listing().messages()}
