@@ -172,7 +172,9 @@ def _table(*columns: str, numbers: Sequence[str] = ()) -> Table:
 
 
 def _upstreams(snapshot: Snapshot) -> Table:
-    table = _table("upstream", "host", "state", "connections", "in flight", "waiting", "will have gone")
+    table = _table(
+        "upstream", "host", "state", "connections", "in flight", "waiting", "held by", "will have gone"
+    )
     for upstream in snapshot.upstreams:
         style = "green" if upstream.state is UpstreamState.OPEN else "bold red"
         table.add_row(
@@ -182,6 +184,7 @@ def _upstreams(snapshot: Snapshot) -> Table:
             _plain(f"{upstream.connections_open} open, {upstream.connections_idle} idle"),
             _plain(str(upstream.in_flight)),
             _plain(f"{upstream.waiting_messages} messages, {upstream.waiting_recipients} recipients"),
+            _plain(upstream.held_by or "-"),
             _plain(_drain(upstream, snapshot.at_ns)),
         )
     return table

@@ -54,6 +54,7 @@ def an_upstream(
         waiting_recipients=2 * waiting,
         in_flight=2,
         drained_at_ns=None if state is UpstreamState.STOPPED else AT_NS + 50 * 60 * SECOND_NS,
+        held_by="limit 8 messages per 60s",
     )
 
 
