@@ -252,7 +252,7 @@ class MaildirSpool:
         if self._ledger.is_long:
             # Where there is no room for a short ledger, the long one goes on.
             with contextlib.suppress(SpoolFull), faults("ledger"):
-                forget_removals(self._disk, self._layout, self._ledger)
+                forget_removals(self._disk, self._layout, self._ledger, self._aside)
 
     @gives_way
     def hold(self, queue_id: QueueId) -> None:

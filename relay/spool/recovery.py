@@ -14,6 +14,7 @@ import contextlib
 from relay.envelope import QueueId
 from relay.spool import files, foreign
 from relay.spool.durable import Disk, opened
+from relay.spool.identity import subject_of
 from relay.spool.interface import Corrupt, Entry, Recovery, Status
 from relay.spool.layout import Layout, is_queue_id
 from relay.spool.ledger import Ledger, fates_of
@@ -82,8 +83,8 @@ def _begin_ledger(ledger: Ledger, walk: "_Walk", aside: foreign.Aside) -> None:
     """Write a short ledger and count in what is queued; on a full disk go on with the long one."""
     try:
         # Rewriting brings the file into being; entering then needs it.
-        # Also one that cannot be read now may be there: it must not be counted out twice.
-        ledger.rewrite(still_there=walk.ended | {q for q in ledger.closed if q in aside.stuck})
+        reported = {q for q in ledger.closed if subject_of(q) in walk.fates}
+        ledger.rewrite(still_there=walk.ended | reported | _unread(ledger, aside))
     except OSError as error:
         if not files.is_our_own_lack(error):
             raise
@@ -96,10 +97,15 @@ def _begin_ledger(ledger: Ledger, walk: "_Walk", aside: foreign.Aside) -> None:
             raise
 
 
-def forget_removals(disk: Disk, layout: Layout, ledger: Ledger) -> None:
+def forget_removals(disk: Disk, layout: Layout, ledger: Ledger, aside: foreign.Aside) -> None:
     """Rewrite the ledger while the queue is in use.  Raises OSError."""
     _sync_all(disk, layout, set(layout.queued_folders()))
-    ledger.rewrite()
+    ledger.rewrite(still_there=_unread(ledger, aside))
+
+
+def _unread(ledger: Ledger, aside: foreign.Aside) -> set[QueueId]:
+    """Return who was counted out and cannot be read now: it may be there, and must not be counted twice."""
+    return ledger.closed & aside.stuck
 
 
 def remove_abandoned_drafts(disk: Disk, layout: Layout, aside: foreign.Aside) -> int:
