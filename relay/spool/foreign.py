@@ -88,7 +88,7 @@ class Aside:
         try:
             with opened(self._disk, self._disk.open_read(path)) as fd:
                 size_bytes, modified_at_ns = self._disk.size(fd), self._disk.modified_at_ns(fd)
-            message = files.read(self._disk, path, subject_name(name), with_content=False)
+            message = files.read(self._disk, path, subject_name(name), with_content=False, is_shown_only=True)
             for _ in files.stream(self._disk, path, message.queue_id) if size_bytes <= LISTED_BYTES else ():
                 pass
         except (Corrupt, OSError) as fault:

@@ -185,7 +185,7 @@ class Inspector:
         if found.st_uid != owner or found.st_mode & 0o600 != 0o600:
             return f"user {found.st_uid}, {_mode(found)}: not to be opened by user {owner}"
         try:
-            message = files.read(self._disk, path, QueueId(name), with_content=False)
+            message = files.read(self._disk, path, QueueId(name), with_content=False, is_shown_only=True)
             for _ in files.stream(self._disk, path, message.queue_id):
                 pass
         except Corrupt as fault:
