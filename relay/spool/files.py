@@ -94,6 +94,11 @@ def is_about_the_file(error: OSError) -> bool:
     return error.errno in _ABOUT_THE_FILE or isinstance(error, Unreadable)
 
 
+def is_not_now(error: OSError) -> bool:
+    """Return whether the disk does not give us a file's bytes now, which says nothing about what they are."""
+    return error.errno in _NOT_NOW
+
+
 def read(
     disk: Disk,
     path: str,
@@ -214,7 +219,7 @@ def _faults_of_the_file() -> Iterator[None]:
     except OSError as error:
         if is_our_own_lack(error) or error.errno == errno.EROFS:
             raise
-        if error.errno in _NOT_NOW:
+        if is_not_now(error):
             raise Unreadable(error.errno, error.strerror) from error
         raise Corrupt(f"cannot be read and marked: {error.strerror}") from error
 

@@ -128,25 +128,23 @@ def remove_abandoned_drafts(disk: Disk, layout: Layout, aside: foreign.Aside) ->
         except FileNotFoundError:
             continue  # its writer was quicker
         except OSError as error:
-            aside.move(path, foreign.why_unusable(error), "tmp-")
+            aside.move_unusable(path, error, "tmp-")
             continue
         with opened(disk, fd):
             if not disk.lock_open(fd):
                 continue
-            if (why := _why_no_draft(disk, fd)) is None:
-                with contextlib.suppress(FileNotFoundError):
-                    disk.unlink(path)
-                    removed += 1
-            else:
-                aside.move(path, why, "tmp-")
+            try:
+                is_ours = foreign.is_draft(disk, fd)
+            except OSError as error:
+                aside.move_unusable(path, error, "tmp-")
+                continue
+            if not is_ours:
+                aside.move(path, "not written by us", "tmp-")
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                disk.unlink(path)
+                removed += 1
     return removed
-
-
-def _why_no_draft(disk: Disk, fd: int) -> str | None:
-    try:
-        return None if foreign.is_draft(disk, fd) else "not written by us"
-    except OSError as error:
-        return foreign.why_unusable(error)
 
 
 class _Walk:
