@@ -19,7 +19,7 @@ DRAFT = QueueId("0123456789abcdef")
 
 def with_a_message(view: ModelDisk, engine: MaildirEngine) -> tuple[Spool, QueueId]:
     """Return a spool with a message of which one recipient failed, and a dead listener's draft."""
-    engine.disk.another = lambda: view  # type: ignore[union-attr, method-assign]  # the one whose calls fail
+    engine.disk.another = lambda: view  # type: ignore[attr-defined]  # the one whose calls fail
     spool = recovered(engine)
     queue_id = accept(engine.intake())
     assert taken(spool) == [queue_id]
