@@ -1,0 +1,41 @@
+"""A verb on a message that waits for room of its own key, while the queue is looked through."""
+
+import asyncio
+import errno
+from pathlib import Path
+
+from relay.scheduler import State
+from relay.spool.durable import RealDisk
+from tests.service.house import House, policy_of
+
+
+class NoRoomToHold(RealDisk):
+    """A disk on which no name can be added to hold/."""
+
+    def rename(self, source: str, target: str) -> None:
+        if "/hold/" in target:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().rename(source, target)
+
+
+async def test_a_parked_message_that_could_not_be_held_goes_when_there_is_room(tmp_path: Path) -> None:
+    house = House(policy_of(tmp_path, 9), NoRoomToHold())
+    queue_id = house.accept()
+    await house.sender.read()
+    scheduler, now_ns = house.sender.scheduler, house.clock.boottime_ns()
+    assert scheduler.next_ready(now_ns) is house.queued(queue_id)
+    scheduler.park(queue_id, "its sender", now_ns, "no room")
+
+    async def look() -> None:
+        """Do what a heart does at each beat."""
+        assert [queued.state for queued in scheduler] == [State.ACTIVE]
+        scheduler.places_due(now_ns)
+
+    results, _ = await asyncio.gather(house.operator.hold([queue_id]), look())
+
+    assert "No space left" in results[queue_id]
+    for place in scheduler.places_due(now_ns):
+        scheduler.let_leave(place, 1, now_ns)
+    assert scheduler.next_ready(now_ns) is house.queued(queue_id)
+    house.sender.close()
+    house.trigger.close()
