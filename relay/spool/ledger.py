@@ -135,6 +135,10 @@ class Ledger:
         self._is_torn, self._is_doubtful = not raw.endswith(b"\n"), False
         self._disk.sync_directory(self._root)
 
+    def reopen(self, queue_ids: Collection[QueueId]) -> None:
+        """Forget that messages were counted out: they are here again with recipients to do, from a backup."""
+        self.closed.difference_update(queue_ids)
+
     def enter(self, messages: Sequence[tuple[QueueId, int]]) -> None:
         """Count messages in, with their recipients; not durable before the next `leave`."""
         fresh = [

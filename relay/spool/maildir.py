@@ -105,6 +105,7 @@ class MaildirSpool:
         self._reserve.keep()
         with faults("new"):
             taken = self._arrivals.take(most, lambda: self._fresh.has_room)
+        self._ledger.reopen([message.queue_id for message in taken if Status.TODO in message.statuses])
         # What is taken is in the queue, whether or not there is room to count it: `finish` counts again.
         with contextlib.suppress(SpoolFull), faults("ledger"):
             self._ledger.enter([(message.queue_id, len(message.statuses)) for message in taken])

@@ -55,6 +55,7 @@ def recover(
         {queue_id for queue_id in ledger.open if queue_id in set_aside} - set(walk.fates) - accepted
     )
     in_corrupt = sum(ledger.open[queue_id] for queue_id in ledger.aside)
+    ledger.reopen(walk.fates)
     if ledger.closed:
         # A message that was counted out must not come back when the new ledger has forgotten it.
         _sync_all(disk, layout, {layout.queued_folder(queue_id) for queue_id in ledger.closed})
