@@ -136,8 +136,13 @@ class Ledger:
         self._disk.sync_directory(self._root)
 
     def reopen(self, queue_ids: Collection[QueueId]) -> None:
-        """Forget that messages were counted out: they are here again with recipients to do, from a backup."""
-        self.closed.difference_update(queue_ids)
+        """Forget of messages, and of reports about them, that they were counted out.
+
+        They are here again with recipients to do: somebody brought them back from a backup.
+        """
+        back = self.closed.intersection(queue_ids)
+        if back:
+            self.closed = {q for q in self.closed if q not in back and subject_of(q) not in back}
 
     def enter(self, messages: Sequence[tuple[QueueId, int]]) -> None:
         """Count messages in, with their recipients; not durable before the next `leave`."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from relay.envelope import QueueId
-from relay.spool.identity import warning_id
+from relay.spool.identity import report_id, warning_id
 from relay.spool.interface import Spool
 from tests.fakes.disk import Fault, ModelDisk
 from tests.spool.engine import (
@@ -104,3 +104,19 @@ def test_a_warning_that_is_brought_back_while_its_message_is_queued_is_marked_as
     spool.mark({queue_id: dict.fromkeys(spool.load(queue_id).left, RELAYED)})
     spool.finish([queue_id])
     relays_it_once(engine, spool, warning_id(queue_id))
+
+
+@pytest.mark.parametrize("when", [while_it_runs, before_a_start, before_a_start_on_a_full_disk])
+def test_a_message_that_is_brought_back_after_its_report_is_reported_again_if_it_fails_again(
+    when: Callable[[MaildirEngine, Spool, Callable[[], None]], Spool],
+) -> None:
+    engine = on_the_model()
+    spool = recovered(engine)
+    queue_id = accept(engine.intake())
+    backup = ended(engine, spool, queue_id)
+    assert spool.publish_report(report_id(queue_id), ENVELOPE, b"Subject: not relayed\r\n\r\n")
+    ended(engine, spool, report_id(queue_id))
+
+    spool = when(engine, spool, lambda: engine.plant(engine.layout.accepted(queue_id), backup))
+
+    assert spool.publish_report(report_id(queue_id), ENVELOPE, b"Subject: not relayed\r\n\r\n")
