@@ -43,18 +43,14 @@ def recover(
     walk.look_into(layout.folder("new"), is_new=True)
     walk.write_marks_again()
     accepted = {QueueId(name) for name in disk.names(layout.folder("new"))} - walk.ended - aside.stuck
-    set_aside = {foreign.subject_name(name) for name in aside.recount()} | aside.stuck
+    in_corrupt = {foreign.subject_name(name) for name in aside.recount()}
+    set_aside = in_corrupt | aside.stuck
     # Seen in corrupt/ by the last start and gone since: somebody decided about it, by hand.
     removed = ledger.forget(ledger.aside - set(walk.fates) - accepted - set_aside)
-    missing = sum(
-        count
-        for queue_id, count in ledger.open.items()
-        if not (queue_id in walk.fates or queue_id in accepted or queue_id in set_aside)
-    )
-    ledger.aside = (
-        {queue_id for queue_id in ledger.open if queue_id in set_aside} - set(walk.fates) - accepted
-    )
-    in_corrupt = sum(ledger.open[queue_id] for queue_id in ledger.aside)
+    elsewhere = {queue_id for queue_id in ledger.open if queue_id not in walk.fates} - accepted
+    missing = sum(ledger.open[queue_id] for queue_id in elsewhere - set_aside)
+    # Not what is stuck: nobody decides about it, and if it is gone the next time it is missed.
+    ledger.aside = elsewhere & in_corrupt
     ledger.reopen(walk.fates)
     if ledger.closed:
         # A message that was counted out must not come back when the new ledger has forgotten it.
@@ -70,7 +66,7 @@ def recover(
         aside.count,
         abandoned,
         missing,
-        in_corrupt,
+        sum(ledger.open[queue_id] for queue_id in elsewhere & set_aside),
         accepted=walk.taken + len(accepted - set(walk.fates)),
         resumed=sum(0 < entry.recipients_left < walk.counts[entry.queue_id] for entry in entries),
         set_aside=aside.moved,
