@@ -194,6 +194,8 @@ class Sender:
 
     async def _admit(self, entry: Entry) -> None:
         """Put a message into the queue, or end one that only lacks its end."""
+        if entry.queue_id in self.scheduler:
+            return  # somebody moved its file to new/; it may be under way, and would go twice
         if entry.recipients_left > 0:
             self.scheduler.add(self._queued(entry))
             return

@@ -1,4 +1,4 @@
-"""A verb on a message that waits for room of its own key, while the queue is looked through."""
+"""What a heart or a hand does to a message of the queue while somebody else has it."""
 
 import asyncio
 import errno
@@ -37,5 +37,22 @@ async def test_a_parked_message_that_could_not_be_held_goes_when_there_is_room(t
     for place in scheduler.places_due(now_ns):
         scheduler.let_leave(place, 1, now_ns)
     assert scheduler.next_ready(now_ns) is house.queued(queue_id)
+    house.sender.close()
+    house.trigger.close()
+
+
+async def test_a_queued_message_that_somebody_moves_to_new_is_not_queued_twice(tmp_path: Path) -> None:
+    house = House(policy_of(tmp_path, 9))
+    queue_id = house.accept()
+    await house.sender.read()
+    under_way = house.sender.scheduler.next_ready(house.clock.boottime_ns())
+    (path,) = (policy_of(tmp_path, 9).spool / "cur").glob(f"*/{queue_id}")
+    path.rename(policy_of(tmp_path, 9).spool / "new" / queue_id)
+
+    await house.sender.take_now()
+
+    assert house.queued(queue_id) is under_way
+    assert not house.sender.scheduler.has_ready(house.clock.boottime_ns())
+    assert path.exists()
     house.sender.close()
     house.trigger.close()
