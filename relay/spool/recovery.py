@@ -6,7 +6,7 @@ the middle of it, changes nothing of this.  What it returns is durable: a sender
 killed, and not cut from power, leaves names and status bytes behind that everybody sees
 and the disk does not have.  No queue content stops it.  Raises OSError when the disk
 cannot be read: an unreadable folder is never taken for an empty one.
-Assumes: who calls it ends the messages with nothing left to do before anything is sent.
+Assumes: who calls it ends the messages with nothing left to do, as soon as there is room for that.
 """
 
 import contextlib

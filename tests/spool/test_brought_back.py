@@ -66,11 +66,11 @@ def before_a_start_on_a_full_disk(engine: MaildirEngine, spool: Spool, bring: Ca
     spool.close()
     bring()
     view = engine.disk.another()
-    another, engine.disk.another = engine.disk.another, lambda: view  # type: ignore[method-assign]
+    another, engine.disk.another = engine.disk.another, lambda: view  # type: ignore[method-assign]  # the one that is full
     view.fail(Fault(1, errno.ENOSPC, path="/ledger.new", forever=True))
     spool = recovered(engine)
     view.heal()
-    engine.disk.another = another  # type: ignore[method-assign]
+    engine.disk.another = another  # type: ignore[method-assign]  # the one that is full
     return spool
 
 
