@@ -9,7 +9,7 @@ from relay.envelope import QueueId
 from relay.spool.durable import RealDisk
 from relay.spool.inspection import Inspector
 from relay.spool.interface import Spool
-from tests.fakes.denying import BROKEN, Denying
+from tests.fakes.denying import BROKEN, TOO_MANY, Denying
 from tests.fakes.disk import Fault, ModelDisk
 from tests.spool.engine import BOUNCED, CONTENT, accept, note, recovered, taken
 from tests.spool.maildir_engine import MaildirEngine, on_the_kernel, on_the_model
@@ -83,3 +83,16 @@ def test_fsck_tells_of_a_file_that_cannot_be_read_now_and_of_all_the_others(
     assert (finding.becomes, finding.is_damage) == (becomes, True)
     others = {(found.path, found.kind) for found in seen.findings} - {(finding.path, "unreadable")}
     assert others == {(path, kind) for path, kind in sound if path != finding.path}
+
+
+@pytest.mark.parametrize("place", ["spool/bounce/", "spool/ledger"])
+def test_fsck_that_lacks_descriptors_blames_no_file(tmp_path: Path, place: str) -> None:
+    engine = on_the_kernel(tmp_path)
+    spool = recovered(engine)
+    queue_id = accept(engine.intake())
+    assert taken(spool) == [queue_id]
+    spool.note({queue_id: [note(0)]})
+    spool.close()
+
+    with pytest.raises(OSError, match="Too many open files"):
+        Inspector(engine.root, Denying(place, TOO_MANY)).inspect()
