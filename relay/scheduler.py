@@ -142,6 +142,8 @@ class Scheduler:
     def add(self, message: Queued) -> None:
         """Put a message into the queue, in the state that it says."""
         self._messages[message.queue_id] = message
+        # Its place may have let it go while somebody had it; who still has no room is parked again, in turn.
+        message.place = None
         self._place(message)
 
     def next_ready(self, now_ns: int) -> Queued | None:

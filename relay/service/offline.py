@@ -147,9 +147,7 @@ def _refuse_strangers(spool: Path) -> None:
 
     Root may open everything, and files that root makes would keep that relay from starting.
     """
-    try:
-        owner = (spool / "ledger").stat().st_uid
-    except FileNotFoundError:
-        return
-    if owner != os.geteuid():
+    # Before its first start a relay has no more than a folder that somebody made for it.
+    path = next((path for path in (spool / "ledger", spool) if path.exists()), None)
+    if path is not None and (owner := path.stat().st_uid) != os.geteuid():
         raise PermissionError(errno.EPERM, f"it belongs to user {owner}", str(spool))

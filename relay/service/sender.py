@@ -25,12 +25,14 @@ from relay.service.upstreams import Upstreams
 from relay.settlement import Terms
 from relay.spool.durable import Disk
 from relay.spool.files import Unreadable
-from relay.spool.interface import Absent, Corrupt, Entry, Spool, SpoolFull, Totals
+from relay.spool.interface import Absent, Corrupt, Entry, Message, Spool, SpoolFull, Totals
 from relay.spool.trigger import Trigger
 from relay.throttle.keys import run_of
 
 SWEEP_SECONDS = 3.0
 """How long a lost trigger can cost."""
+END_SECONDS = 1.0
+"""How long a start waits for the end of a message that only lacks that; then others go meanwhile."""
 SUSPEND_NS = SECOND_NS
 """How much more the time of this boot may have passed than the loop's before we call it a suspend."""
 AUDIT_SECONDS = 300.0
@@ -82,6 +84,8 @@ class Sender:
         self._chores: list[asyncio.Task[None]] = []
         self._finishing = asyncio.Lock()
         self._is_finished = False
+        self._is_ending = False
+        """Messages that only lack their end wait for room."""
         self.settling = Settling(
             self.scheduler,
             self.desk,
@@ -195,10 +199,22 @@ class Sender:
 
     async def _admit(self, entry: Entry) -> None:
         """Put a message into the queue, or end one that only lacks its end."""
+        if entry.queue_id in self.scheduler:
+            return  # somebody moved its file to new/; it may be under way, and would go twice
         if entry.recipients_left > 0:
             self.scheduler.add(self._queued(entry))
             return
         (message,) = await self.desk.load([entry.queue_id])
+        ending = asyncio.create_task(self._end(message))
+        await asyncio.wait([ending], timeout=0 if self._is_ending else END_SECONDS)
+        if ending.done():
+            await ending
+        else:
+            # It has to wait for room, which perhaps only the others give.
+            self._is_ending = True
+            self._chores.append(asyncio.create_task(self.upstreams.guard(lambda: ending)))
+
+    async def _end(self, message: Message | Exception) -> None:
         # One that is corrupt was set aside just now, and one that cannot be read now stays for the next
         # start; both have been told of.
         with contextlib.suppress(Absent, Corrupt, Unreadable):

@@ -7,8 +7,8 @@ import zlib
 from collections.abc import Collection, Iterator, Mapping
 
 from relay.envelope import QueueId
-from relay.finding import Finding
-from relay.spool import foreign
+from relay.finding import STOPS_THE_START, Finding, unreadable
+from relay.spool import files, foreign
 from relay.spool.durable import Disk, opened
 from relay.spool.layout import Layout, is_queue_id
 from relay.spool.ledger import Ledger
@@ -30,7 +30,15 @@ def notes_findings(
         if not is_queue_id(name):
             yield Finding(path, "foreign", "not a name that we give", aside, "see what it is")
             continue
-        why = foreign.why_not_ours(disk, path, foreign.is_notes, disk.open_read)
+        try:
+            why = foreign.why_not_ours(disk, path, foreign.is_notes, disk.open_read)
+            content = _content_of(disk, path) if why is None else b""
+        except OSError as error:
+            if not files.is_not_now(error):
+                raise
+            yield unreadable(path, error.strerror, "the report may give no reasons")
+            noted.add(name)
+            continue
         if why is not None:
             yield Finding(path, "foreign", why, aside, "see what it is")
             continue
@@ -38,7 +46,7 @@ def notes_findings(
         if name not in here and not _is_there(disk, layout, QueueId(name)):
             yield Finding(path, "leftover", "notes about a message that is gone", "removed at the next start")
             continue
-        lines = _content_of(disk, path).split(b"\n")
+        lines = content.split(b"\n")
         bad = [number for number, line in enumerate(lines, start=1) if line and parse(line) is None]
         if bad and bad[-1] < len(lines):
             what = f"line {bad[0]} is no note, or one that a crash tore"
@@ -53,11 +61,17 @@ def ledger_findings(
 ) -> Iterator[Finding]:
     """Yield what is to be said of the account, given what is in the spool."""
     path = layout.file("ledger")
-    if disk.length(path) is None or (
-        foreign.why_not_ours(disk, path, foreign.is_anything, disk.open_read) is not None
-    ):
-        return  # made at the next start; or told of already
-    content = _content_of(disk, path)
+    try:
+        if disk.length(path) is None or (
+            foreign.why_not_ours(disk, path, foreign.is_anything, disk.open_read) is not None
+        ):
+            return  # made at the next start; or told of already
+        content = _content_of(disk, path)
+    except OSError as error:
+        if not files.is_not_now(error):
+            raise
+        yield unreadable(path, error.strerror, STOPS_THE_START)
+        return
     ledger, lines = _ledger(disk, layout, content), content.split(b"\n")
     bad = [number for number, line in enumerate(lines, start=1) if line and not _is_whole(line)]
     if bad and bad[0] >= len(lines):

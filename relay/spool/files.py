@@ -94,13 +94,29 @@ def is_about_the_file(error: OSError) -> bool:
     return error.errno in _ABOUT_THE_FILE or isinstance(error, Unreadable)
 
 
-def read(disk: Disk, path: str, queue_id: QueueId, *, with_content: bool, is_new: bool = False) -> Opened:
-    """Read and check a message file.
+def is_not_now(error: OSError) -> bool:
+    """Return whether the disk does not give us a file's bytes now, which says nothing about what they are."""
+    return error.errno in _NOT_NOW
+
+
+def read(
+    disk: Disk,
+    path: str,
+    queue_id: QueueId,
+    *,
+    with_content: bool,
+    is_new: bool = False,
+    is_shown_only: bool = False,
+) -> Opened:
+    """Read and check a message file, as one that can also be marked unless it `is_shown_only`.
 
     Raises Corrupt, FileNotFoundError, Unreadable, any other OSError only for a lack of our
-    own, and StillArriving for a new one whose listener is not done with it.
+    own or a disk that may only be read, and StillArriving for a new one whose listener is
+    not done with it.
     """
-    with _faults_of_the_file(), opened(disk, disk.open_read(path)) as fd:
+    # What can be read and not marked would be relayed at each start, over and over.
+    open_file = disk.open_read if is_shown_only else disk.open_update
+    with _faults_of_the_file(), opened(disk, open_file(path)) as fd:
         # The listener holds this lock from its first byte until its names are durable.
         if is_new and not disk.lock_open(fd):
             raise StillArriving
@@ -113,7 +129,7 @@ def read_again(disk: Disk, path: str, known: Opened) -> None:
     So that the transactions of one message with 10,000 recipients cost the same each.
     Raises as `read` does; Corrupt also for the file of another message.
     """
-    with _faults_of_the_file(), opened(disk, disk.open_read(path)) as fd:
+    with _faults_of_the_file(), opened(disk, disk.open_update(path)) as fd:
         # Not a byte of the envelope: its length is what must not count.
         first = disk.pread(fd, min(_FIRST_READ_BYTES, known.header.envelope_offset), 0)
         header = _header(disk, fd, first)
@@ -201,11 +217,11 @@ def _faults_of_the_file() -> Iterator[None]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        if is_our_own_lack(error):
+        if is_our_own_lack(error) or error.errno == errno.EROFS:
             raise
-        if error.errno in _NOT_NOW:
+        if is_not_now(error):
             raise Unreadable(error.errno, error.strerror) from error
-        raise Corrupt(f"cannot be read: {error.strerror}") from error
+        raise Corrupt(f"cannot be read and marked: {error.strerror}") from error
 
 
 def _read(disk: Disk, fd: int, queue_id: QueueId, *, with_content: bool) -> Opened:

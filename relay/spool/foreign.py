@@ -60,6 +60,16 @@ class Aside:
         self.moved += 1
         self.count += 1
 
+    def move_unusable(self, path: str, error: OSError, prefix: str) -> None:
+        """Move a file that cannot be opened or read; tell of one that the disk only does not give us now.
+
+        Raises the error where it is about us or the disk.
+        """
+        if files.is_not_now(error):
+            self.tell_once(prefix + path.rpartition("/")[2], f"cannot be read, and is left: {error.strerror}")
+        else:
+            self.move(path, why_unusable(error), prefix)
+
     def leave(self, name: str, fault: str) -> None:
         """Tell of a file that stays where it is."""
         self.tell_once(name, fault)
@@ -88,7 +98,7 @@ class Aside:
         try:
             with opened(self._disk, self._disk.open_read(path)) as fd:
                 size_bytes, modified_at_ns = self._disk.size(fd), self._disk.modified_at_ns(fd)
-            message = files.read(self._disk, path, subject_name(name), with_content=False)
+            message = files.read(self._disk, path, subject_name(name), with_content=False, is_shown_only=True)
             for _ in files.stream(self._disk, path, message.queue_id) if size_bytes <= LISTED_BYTES else ():
                 pass
         except (Corrupt, OSError) as fault:
@@ -161,7 +171,11 @@ def clear_the_way(disk: Disk, layout: Layout, aside: Aside) -> None:
         path = f"{layout.folder('bounce')}/{name}"
         why: str | None = "not a name that we give"
         if is_queue_id(name):
-            why = why_not_ours(disk, path, is_notes, disk.open_update)
+            try:
+                why = why_not_ours(disk, path, is_notes, disk.open_update)
+            except OSError as error:
+                aside.move_unusable(path, error, "bounce-")
+                continue
         if why is not None:
             # Its name must not be taken for that of a message that is set aside.
             aside.move(path, why, "bounce-")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from relay.envelope import QueueId
-from relay.finding import STOPS_THE_START, Finding
+from relay.finding import STOPS_THE_START, Finding, unreadable
 from relay.spool import files, foreign
 from relay.spool.accounts import ledger_findings, notes_findings
 from relay.spool.durable import Disk, opened
@@ -166,6 +166,9 @@ class Inspector:
                 fault = self._fault_of(path, foreign.subject_name(name) if is_corner else name)
             except FileNotFoundError:
                 continue  # it moved on
+            except files.Unreadable as error:
+                self._seen.findings.append(unreadable(path, error.strerror))
+                continue
             if is_corner:
                 self._tell_set_aside(path, fault)
             elif fault is not None:
@@ -185,7 +188,7 @@ class Inspector:
         if found.st_uid != owner or found.st_mode & 0o600 != 0o600:
             return f"user {found.st_uid}, {_mode(found)}: not to be opened by user {owner}"
         try:
-            message = files.read(self._disk, path, QueueId(name), with_content=False)
+            message = files.read(self._disk, path, QueueId(name), with_content=False, is_shown_only=True)
             for _ in files.stream(self._disk, path, message.queue_id):
                 pass
         except Corrupt as fault:
@@ -241,7 +244,10 @@ class Inspector:
             except FileNotFoundError:
                 continue  # published, or given up
             except OSError as error:
-                self._find(path, "foreign", f"cannot be read: {error.strerror}", _ASIDE, _LOOK)
+                if files.is_not_now(error):
+                    self._seen.findings.append(unreadable(path, error.strerror))
+                else:
+                    self._find(path, "foreign", f"cannot be read: {error.strerror}", _ASIDE, _LOOK)
                 continue
             if found.st_ino in self._locked:
                 self._seen.arriving += 1

@@ -13,7 +13,9 @@ between a message's `out` and its removal is seen at the next start, which remov
 file and does not count it again.
 
 It is an account, not a state: no message that has a recipient left is sent, kept or
-removed because of it, and a damaged line costs only its figures.  An `out` whose `in` a
+removed because of it, and a damaged line costs only its figures.  Only of a report or a
+warning that went before its message could end, or could be marked, does it alone tell
+that it was there; so its `out` stays for as long as its message.  An `out` whose `in` a
 crash tore counts for both.  The file is rewritten when it has grown long; before, the
 removals that it tells of must be durable, because the new file forgets them.
 """
@@ -26,6 +28,7 @@ from dataclasses import astuple, replace
 
 from relay.envelope import QueueId
 from relay.spool.durable import Disk, opened
+from relay.spool.identity import subject_of
 from relay.spool.interface import Status, Totals
 from relay.spool.layout import Layout, is_queue_id
 
@@ -81,14 +84,15 @@ class Ledger:
     def rewrite(self, still_there: Collection[QueueId] = ()) -> int:
         """Write a short file of the same meaning, also the first one of all; return its descriptor.
 
-        It forgets which messages were counted out, but for some: the removal of the others must
-        be durable.
+        It forgets which messages were counted out, but for some, and for reports about messages
+        that are open, which must not be published again: the removal of the others must be durable.
         """
+        kept = sorted({*still_there, *(q for q in self.closed if subject_of(q) in self.open)})
         # The open ones count as accepted by their own lines.
         ended = replace(self.totals, accepted=self.totals.accepted - sum(self.open.values()))
         lines = [_line("total", *astuple(ended)[:5])]
         lines += [_line("in", queue_id, count) for queue_id, count in self.open.items()]
-        lines += [_line("out", queue_id, 0, 0, 0, 0) for queue_id in still_there]
+        lines += [_line("out", queue_id, 0, 0, 0, 0) for queue_id in kept]
         lines += [_line("aside", queue_id) for queue_id in sorted(self.aside & set(self.open))]
         draft = self._path + ".new"
         if self._disk.length(draft) is not None:
@@ -109,7 +113,7 @@ class Ledger:
         self._fd, self._lines = fd, len(lines)
         self._is_torn = self._is_doubtful = False
         self._disk.sync_directory(self._root)
-        self.closed = set(still_there)
+        self.closed = set(kept)
         return fd
 
     def go_on(self) -> None:
@@ -130,6 +134,15 @@ class Ledger:
         self._fd = self._disk.open_append(self._path)
         self._is_torn, self._is_doubtful = not raw.endswith(b"\n"), False
         self._disk.sync_directory(self._root)
+
+    def reopen(self, queue_ids: Collection[QueueId]) -> None:
+        """Forget of messages, and of reports about them, that they were counted out.
+
+        They are here again with recipients to do: somebody brought them back from a backup.
+        """
+        back = self.closed.intersection(queue_ids)
+        if back:
+            self.closed = {q for q in self.closed if q not in back and subject_of(q) not in back}
 
     def enter(self, messages: Sequence[tuple[QueueId, int]]) -> None:
         """Count messages in, with their recipients; not durable before the next `leave`."""

@@ -105,6 +105,7 @@ class MaildirSpool:
         self._reserve.keep()
         with faults("new"):
             taken = self._arrivals.take(most, lambda: self._fresh.has_room)
+        self._ledger.reopen([message.queue_id for message in taken if Status.TODO in message.statuses])
         # What is taken is in the queue, whether or not there is room to count it: `finish` counts again.
         with contextlib.suppress(SpoolFull), faults("ledger"):
             self._ledger.enter([(message.queue_id, len(message.statuses)) for message in taken])
@@ -252,7 +253,7 @@ class MaildirSpool:
         if self._ledger.is_long:
             # Where there is no room for a short ledger, the long one goes on.
             with contextlib.suppress(SpoolFull), faults("ledger"):
-                forget_removals(self._disk, self._layout, self._ledger)
+                forget_removals(self._disk, self._layout, self._ledger, self._aside)
 
     @gives_way
     def hold(self, queue_id: QueueId) -> None:

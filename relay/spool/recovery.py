@@ -6,7 +6,7 @@ the middle of it, changes nothing of this.  What it returns is durable: a sender
 killed, and not cut from power, leaves names and status bytes behind that everybody sees
 and the disk does not have.  No queue content stops it.  Raises OSError when the disk
 cannot be read: an unreadable folder is never taken for an empty one.
-Assumes: who calls it ends the messages with nothing left to do before anything is sent.
+Assumes: who calls it ends the messages with nothing left to do, as soon as there is room for that.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import contextlib
 from relay.envelope import QueueId
 from relay.spool import files, foreign
 from relay.spool.durable import Disk, opened
+from relay.spool.identity import subject_of
 from relay.spool.interface import Corrupt, Entry, Recovery, Status
 from relay.spool.layout import Layout, is_queue_id
 from relay.spool.ledger import Ledger, fates_of
@@ -42,18 +43,15 @@ def recover(
     walk.look_into(layout.folder("new"), is_new=True)
     walk.write_marks_again()
     accepted = {QueueId(name) for name in disk.names(layout.folder("new"))} - walk.ended - aside.stuck
-    set_aside = {foreign.subject_name(name) for name in aside.recount()} | aside.stuck
+    in_corrupt = {foreign.subject_name(name) for name in aside.recount()}
+    set_aside = in_corrupt | aside.stuck
     # Seen in corrupt/ by the last start and gone since: somebody decided about it, by hand.
     removed = ledger.forget(ledger.aside - set(walk.fates) - accepted - set_aside)
-    missing = sum(
-        count
-        for queue_id, count in ledger.open.items()
-        if not (queue_id in walk.fates or queue_id in accepted or queue_id in set_aside)
-    )
-    ledger.aside = (
-        {queue_id for queue_id in ledger.open if queue_id in set_aside} - set(walk.fates) - accepted
-    )
-    in_corrupt = sum(ledger.open[queue_id] for queue_id in ledger.aside)
+    elsewhere = {queue_id for queue_id in ledger.open if queue_id not in walk.fates} - accepted
+    missing = sum(ledger.open[queue_id] for queue_id in elsewhere - set_aside)
+    # Not what is stuck: nobody decides about it, and if it is gone the next time it is missed.
+    ledger.aside = elsewhere & in_corrupt
+    ledger.reopen(walk.fates)
     if ledger.closed:
         # A message that was counted out must not come back when the new ledger has forgotten it.
         _sync_all(disk, layout, {layout.queued_folder(queue_id) for queue_id in ledger.closed})
@@ -68,7 +66,7 @@ def recover(
         aside.count,
         abandoned,
         missing,
-        in_corrupt,
+        sum(ledger.open[queue_id] for queue_id in elsewhere & set_aside),
         accepted=walk.taken + len(accepted - set(walk.fates)),
         resumed=sum(0 < entry.recipients_left < walk.counts[entry.queue_id] for entry in entries),
         set_aside=aside.moved,
@@ -82,8 +80,8 @@ def _begin_ledger(ledger: Ledger, walk: "_Walk", aside: foreign.Aside) -> None:
     """Write a short ledger and count in what is queued; on a full disk go on with the long one."""
     try:
         # Rewriting brings the file into being; entering then needs it.
-        # Also one that cannot be read now may be there: it must not be counted out twice.
-        ledger.rewrite(still_there=walk.ended | {q for q in ledger.closed if q in aside.stuck})
+        reported = {q for q in ledger.closed if subject_of(q) in walk.fates}
+        ledger.rewrite(still_there=walk.ended | reported | _unread(ledger, aside))
     except OSError as error:
         if not files.is_our_own_lack(error):
             raise
@@ -96,10 +94,15 @@ def _begin_ledger(ledger: Ledger, walk: "_Walk", aside: foreign.Aside) -> None:
             raise
 
 
-def forget_removals(disk: Disk, layout: Layout, ledger: Ledger) -> None:
+def forget_removals(disk: Disk, layout: Layout, ledger: Ledger, aside: foreign.Aside) -> None:
     """Rewrite the ledger while the queue is in use.  Raises OSError."""
     _sync_all(disk, layout, set(layout.queued_folders()))
-    ledger.rewrite()
+    ledger.rewrite(still_there=_unread(ledger, aside))
+
+
+def _unread(ledger: Ledger, aside: foreign.Aside) -> set[QueueId]:
+    """Return who was counted out and cannot be read now: it may be there, and must not be counted twice."""
+    return ledger.closed & aside.stuck
 
 
 def remove_abandoned_drafts(disk: Disk, layout: Layout, aside: foreign.Aside) -> int:
@@ -122,25 +125,23 @@ def remove_abandoned_drafts(disk: Disk, layout: Layout, aside: foreign.Aside) ->
         except FileNotFoundError:
             continue  # its writer was quicker
         except OSError as error:
-            aside.move(path, foreign.why_unusable(error), "tmp-")
+            aside.move_unusable(path, error, "tmp-")
             continue
         with opened(disk, fd):
             if not disk.lock_open(fd):
                 continue
-            if (why := _why_no_draft(disk, fd)) is None:
-                with contextlib.suppress(FileNotFoundError):
-                    disk.unlink(path)
-                    removed += 1
-            else:
-                aside.move(path, why, "tmp-")
+            try:
+                is_ours = foreign.is_draft(disk, fd)
+            except OSError as error:
+                aside.move_unusable(path, error, "tmp-")
+                continue
+            if not is_ours:
+                aside.move(path, "not written by us", "tmp-")
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                disk.unlink(path)
+                removed += 1
     return removed
-
-
-def _why_no_draft(disk: Disk, fd: int) -> str | None:
-    try:
-        return None if foreign.is_draft(disk, fd) else "not written by us"
-    except OSError as error:
-        return foreign.why_unusable(error)
 
 
 class _Walk:

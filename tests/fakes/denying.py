@@ -27,6 +27,10 @@ class Denying(RealDisk):
         self._refused.add(fd)
         return fd
 
+    def close(self, fd: int) -> None:
+        super().close(fd)
+        self._refused.discard(fd)
+
     def pread(self, fd: int, size: int, offset: int) -> bytes:
         if fd in self._refused:
             raise self._error

@@ -207,3 +207,18 @@ def test_an_operator_who_is_not_the_relays_user_changes_nothing(tmp_path: Path) 
         OfflineOperations(policy)
 
     assert refused.value.errno == errno.EPERM
+
+
+def test_an_operator_makes_no_spool_of_their_own_in_the_empty_folder_of_the_relays_user(
+    tmp_path: Path,
+) -> None:
+    policy = policy_of(tmp_path, 25)
+    policy.spool.mkdir()
+    try:
+        os.chown(policy.spool, os.geteuid() + 1, -1)
+    except PermissionError:
+        pytest.skip("only root can make this")
+    with pytest.raises(PermissionError):
+        OfflineOperations(policy)
+
+    assert list(policy.spool.iterdir()) == []

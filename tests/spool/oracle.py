@@ -8,6 +8,7 @@ interface (tests.spool.engine.OnModel).  What it holds it to:
   durable fate, and its sender a report if one of them failed; nothing else is there but
   what was handed over, whole;
 - a durable fate stays, and no other ever shows up; a reason is there as long as its mark;
+- nobody is told twice, also of a delay;
 - nobody is tried again but whom a crash caught between the upstream's reply and the mark;
 - recovering twice, killed in between, is recovering once: the same messages, the same account;
 - nothing is left when all is done, and every recipient was counted once.
@@ -83,6 +84,7 @@ def live_on(
     if record:
         # What comes in after a crash is as safe as what came before it.
         world.listener(seed=len(trace.offered)).offer(ONE_MORE)
+    sender.warn_after_a_start()
     sender.drain()
     _check_end(image, sender, engine)
     sender.spool.close()

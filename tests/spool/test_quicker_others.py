@@ -78,7 +78,8 @@ def test_a_draft_whose_writer_was_quicker_is_none_to_clean_up() -> None:
     assert taken(spool) == [draft.queue_id]
 
 
-def test_clean_up_stops_at_a_disk_that_fails_and_removes_no_live_draft() -> None:
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO])
+def test_clean_up_removes_no_live_draft_that_it_cannot_open(number: int) -> None:
     engine = on_the_model()
     recovered(engine).close()
     intake = listener_of(engine, model_of(engine).another())
@@ -88,10 +89,15 @@ def test_clean_up_stops_at_a_disk_that_fails_and_removes_no_live_draft() -> None
     view = model_of(engine).another()
     engine.disk.another = lambda: view  # type: ignore[attr-defined]  # the one whose calls fail
     spool = engine.start()
-    view.fail(Fault(1, errno.EIO, kinds=frozenset({"open"}), path="/tmp/"))
+    view.fail(Fault(1, number, kinds=frozenset({"open"}), path="/tmp/"))
 
-    with pytest.raises(OSError, match="Input/output"):
+    if number == errno.EMFILE:
+        with pytest.raises(OSError, match="Too many open files"):
+            spool.recover()
+    else:
+        # A bad sector: told of, and no reason to keep all mail.
         spool.recover()
+        assert engine.told == [(f"tmp-{draft.queue_id}", "cannot be read, and is left: Input/output error")]
     assert engine.names("tmp") == [draft.queue_id]
 
 

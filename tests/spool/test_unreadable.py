@@ -207,3 +207,26 @@ def test_a_second_name_in_a_folder_of_other_messages_is_no_second_message() -> N
     assert spool.told == []
     assert spool.disk.inode(second) is None
     assert spool.sender.load(queue_id).content == CONTENT
+
+
+@pytest.mark.parametrize("folder", ["new", "cur"])
+def test_what_a_start_could_not_read_and_a_repair_of_the_file_system_took_away_is_missed(folder: str) -> None:
+    """Nobody decided about it: it was never in corrupt/."""
+    spool = Spool()
+    queue_id = spool.accept()
+    taken(spool.sender)
+    spool.sender.close()
+    path = LAYOUT.queued(queue_id)
+    if folder == "new":
+        path = LAYOUT.accepted(queue_id)
+        spool.disk.rename(LAYOUT.queued(queue_id), path)
+    spool.fail(path)
+    sender = spool.start()
+    assert sender.recover().missing_recipients == 0
+    sender.close()
+    spool.disk.heal()
+    spool.disk.unlink(path)
+
+    recovery = spool.start().recover()
+
+    assert (recovery.missing_recipients, recovery.removed_recipients) == (3, 0)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from relay.clock import SECOND_NS
 from relay.envelope import Envelope, QueueId
-from relay.spool.identity import report_id, warning_id
+from relay.spool.identity import report_id, subject_of, warning_id
 from relay.spool.interface import Draft, Message, Note, Recovery, SpoolFull, Status
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
@@ -226,10 +226,23 @@ class Sender:
         own = warning_id(queue_id)
         warning = Envelope("", (message.envelope.reverse_path,), self.clock.wall_ns(), "local", "", "LOCAL")
         self.trace.offered.setdefault(own, (warning, b"Subject: late\r\n\r\n"))
-        self.spool.publish_report(own, *self.trace.offered[own])
+        if self.spool.publish_report(own, *self.trace.offered[own]) and own in self.trace.finishing:
+            raise Violation(f"{queue_id}: its sender is warned a second time")
         self.trace.accepted.add(own)
         self.spool.mark_warned(queue_id)
         self.trace.warned.add(queue_id)
+
+    def warn_after_a_start(self) -> None:
+        """Relay the warnings that are queued, start anew, and warn of what is not marked as warned of."""
+        asked = sorted(q for q in self.queue if subject_of(q) is None and warning_id(q) in self.trace.offered)
+        for own in sorted({warning_id(queue_id) for queue_id in asked} & self.queue):
+            self.settle({own: dict.fromkeys(self.spool.load(own).left, Status.RELAYED)})
+        if asked:
+            # What only memory knew of these warnings is gone when the next attempt is due, hours later.
+            self.recover()
+        for queue_id in asked:
+            if not self.spool.load(queue_id).is_warned:
+                self.warn(queue_id)
 
     def drain(self, reports: Status = Status.RELAYED) -> None:
         """Relay everything that is left until nothing is queued; say what becomes of reports."""

@@ -1,0 +1,58 @@
+"""What a heart or a hand does to a message of the queue while somebody else has it."""
+
+import asyncio
+import errno
+from pathlib import Path
+
+from relay.scheduler import State
+from relay.spool.durable import RealDisk
+from tests.service.house import House, policy_of
+
+
+class NoRoomToHold(RealDisk):
+    """A disk on which no name can be added to hold/."""
+
+    def rename(self, source: str, target: str) -> None:
+        if "/hold/" in target:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().rename(source, target)
+
+
+async def test_a_parked_message_that_could_not_be_held_goes_when_there_is_room(tmp_path: Path) -> None:
+    house = House(policy_of(tmp_path, 9), NoRoomToHold())
+    queue_id = house.accept()
+    await house.sender.read()
+    scheduler, now_ns = house.sender.scheduler, house.clock.boottime_ns()
+    assert scheduler.next_ready(now_ns) is house.queued(queue_id)
+    scheduler.park(queue_id, "its sender", now_ns, "no room")
+
+    async def look() -> None:
+        """Do what a heart does at each beat."""
+        assert [queued.state for queued in scheduler] == [State.ACTIVE]
+        scheduler.places_due(now_ns)
+
+    results, _ = await asyncio.gather(house.operator.hold([queue_id]), look())
+
+    assert "No space left" in results[queue_id]
+    for place in scheduler.places_due(now_ns):
+        scheduler.let_leave(place, 1, now_ns)
+    assert scheduler.next_ready(now_ns) is house.queued(queue_id)
+    house.sender.close()
+    house.trigger.close()
+
+
+async def test_a_queued_message_that_somebody_moves_to_new_is_not_queued_twice(tmp_path: Path) -> None:
+    house = House(policy_of(tmp_path, 9))
+    queue_id = house.accept()
+    await house.sender.read()
+    under_way = house.sender.scheduler.next_ready(house.clock.boottime_ns())
+    (path,) = (policy_of(tmp_path, 9).spool / "cur").glob(f"*/{queue_id}")
+    path.rename(policy_of(tmp_path, 9).spool / "new" / queue_id)
+
+    await house.sender.take_now()
+
+    assert house.queued(queue_id) is under_way
+    assert not house.sender.scheduler.has_ready(house.clock.boottime_ns())
+    assert path.exists()
+    house.sender.close()
+    house.trigger.close()
