@@ -6,6 +6,7 @@ from pathlib import Path
 from relay.clock import SECOND_NS
 from relay.outcome import Answer, Outcome
 from relay.reply import Phase
+from relay.scheduler import FIRST_REST_NS, Scheduler
 from relay.verdict import Verdict
 from tests.fakes.smarthost import DEFAULT, Script, Smarthost, Until, turns
 from tests.service.house import House, policy_of
@@ -114,3 +115,11 @@ async def test_one_connection_too_many_does_not_stop_the_one_that_works(tmp_path
         assert "paused" not in house.log.getvalue()
         # At the start, for all that were wanted then; not again with each message.
         assert len(host.sessions) <= 6
+
+
+def test_refusals_of_one_sender_that_were_in_flight_together_are_one_rest_in_a_row() -> None:
+    scheduler = Scheduler()
+    for at_ns in (0, SECOND_NS, 5 * SECOND_NS):
+        assert scheduler.rest_sender("bad@here.example", at_ns, "not yours") == FIRST_REST_NS
+
+    assert scheduler.rest_sender("bad@here.example", FIRST_REST_NS, "not yours") == 3 * FIRST_REST_NS
