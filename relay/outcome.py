@@ -25,6 +25,8 @@ class Answer:
     """The enhanced code where we refuse without asking the upstream, such as 5.3.4."""
     ruling: Ruling | None = None
     """How the verdict came about, and when to go on; None where no rule was asked."""
+    is_doubted: bool = False
+    """A refusal for good that is not believed at its first time: it cannot be a message's last either."""
 
     @property
     def is_about_us(self) -> bool:

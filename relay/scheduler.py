@@ -265,6 +265,10 @@ class Scheduler:
             # The oldest is asked about again: it costs one refusal.
             self._resting.pop(next(iter(self._resting)))
         rest = self._resting.pop(reverse_path, None)
+        if rest is not None and rest.until_ns > now_ns + PROOF_NS:
+            # Nobody was proving: it was in flight together with the one that began this rest.
+            self._resting[reverse_path] = rest
+            return rest.until_ns
         in_a_row = 0 if rest is None else rest.in_a_row + 1
         until_ns = now_ns + min(LONGEST_REST_NS, FIRST_REST_NS << min(in_a_row, 10))
         self._resting[reverse_path] = _Rest(until_ns, reason, in_a_row)

@@ -7,7 +7,8 @@ The rules, in one place:
 - a refusal that is about us is no attempt: the message waits, and nothing of it changes;
 - recipients that were not asked about (split by a limit or by the upstream's maximum)
   go in the next transaction, at once, while deferred ones wait until all were tried.
-Only a refusal can expire a message: neither waiting for room in a window nor a lost reply does.
+Only a refusal can expire a message: neither waiting for room in a window nor a lost reply does,
+nor the first refusal of a recipient that is doubted.
 """
 
 import enum
@@ -131,4 +132,5 @@ def _fate(answer: Answer, *, is_only_later: bool, is_old: bool) -> Fate:
         case _:
             # LATER for every recipient is no progress: it would be asked again without end.
             # Silence refuses nobody: after the final dot the message may even have been taken.
-            return Fate.EXPIRED if is_old and answer.reply is not None else Fate.DEFERRED
+            is_last = is_old and answer.reply is not None and not answer.is_doubted
+            return Fate.EXPIRED if is_last else Fate.DEFERRED

@@ -4,8 +4,9 @@ An upstream that cuts an account off may say so in words that no rule knows, to 
 recipient, with a permanent code.  Believing it bounces a whole list.  So:
 
 - a permanent refusal that nothing but its first digit recognises (`Layer.DEFAULT`) is
-  *doubted*: the recipient is deferred, and bounces only if it is refused again after the
-  upstream relayed something else meanwhile, which shows that it has nothing against us;
+  *doubted*: the recipient is deferred, however old its message is, and bounces only if it
+  is refused again after the upstream relayed something else meanwhile, which shows that it
+  has nothing against us; or expires by its age when it is refused again;
 - the same refusal, but for addresses and numbers, of `in_a_row` different recipients
   with nothing relayed in between *trips* the shield, also where its code is known;
 - so does a share of more than `refused_percent` of the last `WINDOW` recipients, once
@@ -146,7 +147,7 @@ class Shield:
             del self._suspects[next(iter(self._suspects))]
         if trip is not None:
             return replace(answer, verdict=Verdict.STOP, ruling=Ruling(Verdict.STOP, Scope.UPSTREAM))
-        return replace(answer, verdict=Verdict.DEFER, ruling=None)
+        return replace(answer, verdict=Verdict.DEFER, ruling=None, is_doubted=known is None)
 
 
 def same_words(answer: Answer) -> str:

@@ -16,6 +16,7 @@ Costs: nothing but a comparison where the reply is not a refusal.
 
 import enum
 import re
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -94,6 +95,13 @@ ABOUT_US = frozenset({Verdict.PAUSE, Verdict.STOP})
 _CODE_INSIDE = re.compile(r"#([245]\.[0-9]{1,3}\.[0-9]{1,3})\b")
 """qmail and its kin write the enhanced code at the end: `no mailbox here by that name. (#5.1.1)`."""
 _CODE_IN_FRONT = re.compile(r"[245]\.[0-9]{1,3}\.[0-9]{1,3}\s+")
+_ATEXT = r"[a-z0-9.!#$%&'*+/=?^_`{|}~-]"
+_NAME = re.compile(rf"(?<!{_ATEXT}){_ATEXT}+@[a-z0-9.?\[\]:_-]+|(?<=\bdomain )[a-z0-9-]+(?:\.[a-z0-9-]+)+")
+"""Who somebody is says nothing: hourly@example.org is no rate, and mailbox.org no mailbox."""
+
+
+GAP = 80
+"""How many characters a `*` stands for at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +113,37 @@ class Said:
     enhanced: str
     """Empty where there is none."""
     text: str
-    """Lower case, one space between words, without the code that a line may repeat."""
-    sender: str = ""
-    """The reverse-path in lower case; empty where no message is under way, and for `<>`."""
+    """Lower case, one space between words, without the code that a line may repeat, and without names."""
+    names_sender: bool = False
+    """It quotes the reverse-path of the message under way."""
+
+
+class Phrases:
+    """Any of some phrases; `*` in one is at most GAP characters.  Time: parts times text."""
+
+    def __init__(self, phrases: Iterable[str]) -> None:
+        """Take them in lower case, with one space between words."""
+        self._phrases = tuple(phrase.split("*") for phrase in phrases)
+
+    def are_in(self, text: str) -> bool:
+        """Return whether one of them is in the text."""
+        return any(all(part in text for part in parts) and _is_in(text, parts) for parts in self._phrases)
+
+
+def _is_in(text: str, parts: list[str]) -> bool:
+    """Return whether the parts stand in the text in their order, each in reach of the one before."""
+    ends = _ends(text, parts[0])
+    for part in parts[1:]:
+        # Of the ends that are not behind its start the last is the nearest: no other need be looked at.
+        starts = ((end - len(part), end) for end in _ends(text, part))
+        ends = [
+            end for start, end in starts if (i := bisect_right(ends, start)) and start - ends[i - 1] <= GAP
+        ]
+    return len(ends) > 0
+
+
+def _ends(text: str, part: str) -> list[int]:
+    return [found.start() + len(part) for found in re.finditer(f"(?={re.escape(part)})", text)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +162,8 @@ class Rule:
     phases: frozenset[Phase] = FROM_MAIL
     code: re.Pattern[str] | None = None
     enhanced: re.Pattern[str] | None = None
-    text: re.Pattern[str] | None = None
-    but_not: re.Pattern[str] | None = None
+    text: Phrases | None = None
+    but_not: Phrases | None = None
     names_sender: bool = False
     wait_ns: int | None = None
     """How long to rest at least, where the reply itself does not say."""
@@ -146,9 +182,9 @@ class Rule:
             said.phase in self.phases
             and (self.code is None or self.code.match(said.code) is not None)
             and (self.enhanced is None or self.enhanced.match(said.enhanced) is not None)
-            and (self.text is None or self.text.search(said.text) is not None)
-            and (self.but_not is None or self.but_not.search(said.text) is None)
-            and (not self.names_sender or (said.sender != "" and said.sender in said.text))
+            and (self.text is None or self.text.are_in(said.text))
+            and (self.but_not is None or not self.but_not.are_in(said.text))
+            and (not self.names_sender or said.names_sender)
         )
 
 
@@ -246,7 +282,8 @@ def _said(phase: Phase, reply: Reply, sender: str) -> Said:
     enhanced = reply.enhanced or ""
     if not enhanced and (found := _CODE_INSIDE.search(reply.text)) and found[1][0] == str(reply.code)[0]:
         enhanced = found[1]
-    return Said(phase, str(reply.code), enhanced, text, sender.lower())
+    names_sender = sender != "" and sender.lower() in text
+    return Said(phase, str(reply.code), enhanced, _NAME.sub("@", text), names_sender)
 
 
 _UNIT_NS = {

@@ -50,7 +50,10 @@ def test_mail_of_a_resting_sender_is_passed_over_and_comes_back_one_first() -> N
 
 def test_a_sender_that_is_refused_again_rests_longer_up_to_a_bound() -> None:
     scheduler = Scheduler()
-    lengths_ns = [scheduler.rest_sender("bad", 0, "no") for _ in range(10)]
+    lengths_ns, now_ns = [], 0
+    for _ in range(10):
+        lengths_ns.append(scheduler.rest_sender("bad", now_ns, "no") - now_ns)
+        now_ns += lengths_ns[-1]
 
     assert lengths_ns[:3] == [FIRST_REST_NS, 2 * FIRST_REST_NS, 4 * FIRST_REST_NS]
     assert lengths_ns[-1] == LONGEST_REST_NS

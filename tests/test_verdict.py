@@ -1,7 +1,5 @@
 """Verdicts: what a reply means, and the laws that no rule may break."""
 
-import re
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +13,7 @@ from relay.verdict import (
     WORDS,
     Judge,
     Layer,
+    Phrases,
     Rule,
     Scope,
     Span,
@@ -165,7 +164,7 @@ def test_silence_pauses_before_mail_and_defers_from_then_on() -> None:
 
 
 def a_rule(layer: Layer, words: str, text: str = "no", **more: object) -> Rule:
-    return Rule(layer, *WORDS[words], "here", "us", text=re.compile(text), **more)  # type: ignore[arg-type]  # fields by name
+    return Rule(layer, *WORDS[words], "here", "us", text=Phrases([text]), **more)  # type: ignore[arg-type]  # fields by name
 
 
 def test_layers_are_asked_in_their_order_whatever_the_order_of_the_rules() -> None:

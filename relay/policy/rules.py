@@ -2,7 +2,7 @@
 
 One type for the shipped rules and for `upstreams.NAME.verdicts`, so that what we write
 the owner can write too.  Text is phrases, not regular expressions: any case, any run of
-spaces, and `*` for at most 80 characters; so no rule can hang on a long reply.
+spaces, and `*` for at most 80 characters; so no rule can hang on a long reply, however many it has.
 """
 
 import re
@@ -14,11 +14,10 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from relay.policy.section import AnyOrder, Section
 from relay.policy.units import Duration, Text, choice, shown
 from relay.reply import Phase
-from relay.verdict import FROM_MAIL, WORDS, Layer, Rule
+from relay.verdict import FROM_MAIL, WORDS, Layer, Phrases, Rule
 
 _CODE = re.compile(r"[45](?:[0-9x][0-9]|[0-9]x|xx)\Z")
 _ENHANCED = re.compile(r"[45x]\.(?:[0-9]{1,3}|x)\.(?:[0-9]{1,3}|x)\Z")
-_GAP = r".{0,80}?"
 LONGEST_PHRASE = 200
 PROVIDERS = (
     "gmail",
@@ -82,7 +81,7 @@ def _phrase(value: object) -> str:
     )
 
 
-Phrases = Annotated[tuple[str, ...], _each(_phrase)]
+Texts = Annotated[tuple[str, ...], _each(_phrase)]
 
 
 class VerdictRule(Section):
@@ -94,9 +93,9 @@ class VerdictRule(Section):
     """Such as 550 or 5xx."""
     enhanced: Annotated[tuple[str, ...], _each(_enhanced)] | None = None
     """Such as 5.7.1, 5.7.x or x.4.5 (RFC 3463)."""
-    text: Phrases | None = None
+    text: Texts | None = None
     """Any of these is in the text, in any case; `*` is at most 80 characters."""
-    but_not: Phrases | None = None
+    but_not: Texts | None = None
     """None of these is."""
     names_sender: bool = False
     """The text quotes the message's reverse-path."""
@@ -170,8 +169,5 @@ def _any_code(codes: tuple[str, ...] | None) -> re.Pattern[str] | None:
     return re.compile(f"(?:{'|'.join(each)})\\Z")
 
 
-def _any_phrase(phrases: tuple[str, ...] | None) -> re.Pattern[str] | None:
-    if phrases is None:
-        return None
-    folded = (" ".join(phrase.lower().split()) for phrase in phrases)
-    return re.compile("|".join(_GAP.join(re.escape(part) for part in phrase.split("*")) for phrase in folded))
+def _any_phrase(phrases: tuple[str, ...] | None) -> Phrases | None:
+    return None if phrases is None else Phrases(" ".join(phrase.lower().split()) for phrase in phrases)

@@ -36,7 +36,7 @@ from relay.throttle.record import HistoryError
 from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection
 from relay.upstream.pool import Pool
-from relay.verdict import Judge
+from relay.verdict import Judge, Verdict
 
 MOST_AT_ONCE = 64
 """Messages decided on in one beat."""
@@ -211,9 +211,12 @@ class Heart:
         return max(0, most)
 
     def _do_without(self, answer: Answer) -> None:
-        """Rest because no connection can be had; with transactions under way it is only one more."""
-        if self._sending:
-            self._ready.spare()
+        """Rest because no connection can be had; where there are others it is only one more.
+
+        Unless it refused the account: each further try with that password may lock it.
+        """
+        if self.pool.open and answer.verdict is not Verdict.STOP:
+            self._ready.spare(0 if answer.ruling is None else answer.ruling.wait_ns or 0)
         else:
             self.pausing.rest(answer)
 

@@ -17,7 +17,7 @@ upstream that extends its block for it.  The time of a pause is no message's age
 
 from collections.abc import Callable
 
-from relay.clock import Clock
+from relay.clock import SECOND_NS, Clock
 from relay.outcome import Answer, Outcome
 from relay.pauses import PROBE_NS, PauseRecord, Pauses, rest_ns
 from relay.service.events import Events
@@ -115,6 +115,7 @@ class Pausing:
             self._stop_by(answer)
             return
         if self.because:
+            self._lengthen(answer)
             return
         self._may_probe = True
         length_ns = rest_ns(answer.ruling, self._in_a_row, self._leaves_in_ns)
@@ -122,6 +123,17 @@ class Pausing:
         # Refused again before anything went well: it is one pause, the proving included.
         self._begin(answer.text, length_ns, goes_on=self._in_a_row > 1)
         self._tell_paused(length_ns)
+
+    def _lengthen(self, answer: Answer) -> None:
+        """Rest for longer if another transaction in flight was told to; what asks for no time adds none."""
+        ruling = answer.ruling
+        if self.is_stopped or ruling is None:
+            return
+        is_asked = ruling.wait_ns is not None or ruling.span is not None or not ruling.may_probe
+        length_ns = rest_ns(ruling, 0, self._leaves_in_ns)
+        if is_asked and self._clock.boottime_ns() + length_ns > self.paused_until_ns + SECOND_NS:
+            self._begin(answer.text, length_ns, goes_on=True)
+            self._tell_paused(length_ns)
 
     def tell_sender(self, reverse_path: str, answer: Answer, length_ns: int) -> None:
         """Tell that the mail of one sender waits, and that of all others goes on."""
@@ -162,7 +174,7 @@ class Pausing:
         """Learn from a transaction: pause, or trust again."""
         if outcome.pause is not None and outcome.pause.scope is Scope.UPSTREAM:
             self.rest(outcome.pause)
-        elif any(answer.verdict in (Verdict.RELAYED, Verdict.BOUNCE) for answer in outcome.answers):
+        elif any(_is_proof(answer) for answer in outcome.answers):
             was_in_doubt, self.is_proving, self._in_a_row = self._in_a_row > 0, False, 0
             if was_in_doubt:
                 self._record()
@@ -208,3 +220,10 @@ class Pausing:
                 is_stopped=is_kept and self.is_stopped,
             )
         )
+
+
+def _is_proof(answer: Answer) -> bool:
+    """Whether the upstream does its work; what we refuse ourselves it never saw."""
+    return answer.verdict is Verdict.RELAYED or (
+        answer.verdict is Verdict.BOUNCE and answer.reply is not None
+    )

@@ -21,7 +21,7 @@ from relay.upstream.pool import Pool
 from relay.verdict import Verdict
 
 ENOUGH_NS = 30 * SECOND_NS
-"""How long no more connections are tried after the upstream refused one while others work."""
+"""How long at least no more connections are tried after the upstream refused one while others work."""
 
 
 class ReadyConnections:
@@ -75,7 +75,8 @@ class ReadyConnections:
                 self._pool.discard(connection)
         while len(connections) < most and (idle := self._pool.try_acquire()) is not None:
             connections.append(idle)
-        is_enough = self._is_stopped or (has_others and self._clock.boottime_ns() < self._enough_until_ns)
+        can_spare = (has_others or connections) and self._clock.boottime_ns() < self._enough_until_ns
+        is_enough = self._is_stopped or can_spare
         wanted = 0 if is_enough else most - len(connections) - len(self._opening)
         for _ in range(wanted if openings is None else min(wanted, openings)):
             opening = asyncio.create_task(self._open())
@@ -94,9 +95,9 @@ class ReadyConnections:
             opening.cancel()
         self.let_go()
 
-    def spare(self) -> None:
-        """Do with the connections that there are, for a while."""
-        self._enough_until_ns = self._clock.boottime_ns() + ENOUGH_NS
+    def spare(self, asked_ns: int) -> None:
+        """Do with the connections that there are, for a while, or for as long as the upstream asks."""
+        self._enough_until_ns = self._clock.boottime_ns() + max(ENOUGH_NS, asked_ns)
 
     async def _open(self) -> None:
         try:

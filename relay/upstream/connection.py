@@ -3,15 +3,18 @@
 Guarantees: TLS is never opportunistic; it is 1.2 or newer, the certificate is verified
 against the owner's file or the system's authorities and the host's name against it.  No
 password goes over an unencrypted connection but to this host itself.  Every failure to
-open is an `UpstreamUnavailable` that blames no message.
+open is an `UpstreamUnavailable` that blames no message.  One opening is at most one connection
+by the upstream's count: another address is tried only where none came about.
 Does not: keep connections (`pool`), or decide when to send (the service, the throttle).
 """
 
 import asyncio
+import contextlib
 import functools
 import os
 import socket
 import ssl
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
@@ -204,28 +207,47 @@ class _Opening:
 
     async def _connect(self, context: ssl.SSLContext | None) -> None:
         """Connect to the first address that answers."""
-        account, last = self._account, OSError("the name has no address")
+        last = OSError("the name has no address")
         for address in await self._addresses():
-            self._name = f"{account.host}[{address}]:{account.port}"
+            self._name = f"{self._account.host}[{address}]:{self._account.port}"
             self._protocol = StrictProtocol(self._loop)
+            connected = socket.socket(
+                socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM
+            )
             try:
-                async with asyncio.timeout(self._timeouts.connect_s):
-                    await self._loop.create_connection(
-                        functools.partial(_same, self._protocol),
-                        address,
-                        account.port,
-                        ssl=context,
-                        server_hostname=account.host if context else None,
-                    )
-            except ssl.SSLError:
-                raise  # somebody is there, and is not to be trusted
-            except TimeoutError:
-                last = TimeoutError(f"no answer within {self._timeouts.connect_s:g} s")
+                connected.settimeout(0)  # the loop waits, not the call
+                async with self._in_time():
+                    await self._loop.sock_connect(connected, (address, self._account.port))
             except OSError as error:
+                connected.close()
                 last = error
+            except BaseException:
+                connected.close()
+                raise
             else:
+                # The upstream has seen this one: whatever becomes of it, another address would be another.
+                await self._begin(connected, context)
                 return
         raise last
+
+    async def _begin(self, connected: socket.socket, context: ssl.SSLContext | None) -> None:
+        """Speak over a socket, in TLS where there is a context."""
+        async with self._in_time():
+            await self._loop.create_connection(
+                functools.partial(_same, self._protocol),
+                sock=connected,
+                ssl=context,
+                server_hostname=self._account.host if context else None,
+            )
+
+    @contextlib.asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        """Raise TimeoutError, in words, where nobody answers."""
+        try:
+            async with asyncio.timeout(self._timeouts.connect_s):
+                yield
+        except TimeoutError:
+            raise TimeoutError(f"no answer within {self._timeouts.connect_s:g} s") from None
 
     async def _addresses(self) -> list[str]:
         """Look up the host's addresses, in the order of preference of this host (RFC 6724)."""

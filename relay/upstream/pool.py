@@ -95,7 +95,7 @@ class Pool(Generic[C]):
     async def acquire(self) -> C:
         """Return a connection: an idle one at once, else the first that becomes free or is opened.
 
-        Raises UpstreamUnavailable when opening failed and no other is coming.
+        Raises UpstreamUnavailable when opening failed and no other is being opened.
         """
         connection = self.try_acquire()
         if connection is not None:
@@ -208,7 +208,9 @@ class Pool(Generic[C]):
                 self._keep(connection, self._clock.boottime_ns())
             else:
                 self._retire(connection)
-        elif is_current and not (self._opening or self._busy):
+        elif is_current and not self._opening:
+            # Also where others are in use: whoever asked must learn of it, or would open again, and
+            # be refused again, each time that one of those is free.
             while self._waiters:
                 waiter = self._waiters.popleft()
                 if not waiter.done():

@@ -103,6 +103,31 @@ async def test_a_second_address_is_tried_when_the_first_refuses(monkeypatch: pyt
             assert connection.name == f"two.example[127.0.0.1]:{host.port}"
 
 
+@pytest.mark.asyncio(loop_factories=["asyncio"])  # uvloop's cannot be told what a name means
+@pytest.mark.parametrize("tls", [Tls.IMPLICIT, Tls.STARTTLS])
+async def test_one_opening_is_one_connection_by_the_upstreams_count(
+    monkeypatch: pytest.MonkeyPatch, tls: Tls
+) -> None:
+    seen = []
+
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(writer.get_extra_info("sockname")[0])
+        writer.close()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as one:
+        port = one.sockets[0].getsockname()[1]
+        async with await asyncio.start_server(hang_up, "127.0.0.9", port):
+
+            async def two_addresses(*_: object, **__: object) -> list[tuple[object, ...]]:
+                return [(socket.AF_INET, 1, 6, "", (address, port)) for address in ("127.0.0.9", "127.0.0.1")]
+
+            monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", two_addresses)
+            verdict, _, _ = await failure(Account("two.example", port, tls, "me.example"))
+
+    assert verdict is Verdict.PAUSE
+    assert seen == ["127.0.0.9"]
+
+
 @pytest.mark.parametrize(
     ("script", "phase"),
     [

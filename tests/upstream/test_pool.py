@@ -75,18 +75,19 @@ async def test_who_waits_is_told_when_opening_fails_and_nothing_else_is_coming()
     await pool.close()
 
 
-async def test_a_failure_to_open_waits_for_a_connection_in_use() -> None:
+async def test_who_asked_learns_of_a_failure_to_open_while_another_connection_is_in_use() -> None:
     pool, exchange, _ = make(caps())
     first = await opened(pool, exchange)
     waiting = asyncio.create_task(pool.acquire())
     await settle()
     exchange.refuse()
     await settle()
-    assert not waiting.done()
+    with pytest.raises(UpstreamUnavailable):
+        await waiting
     assert exchange.pending == 0  # it is not asked again at once
     pool.release(first)
 
-    assert await waiting is first
+    assert pool.try_acquire() is first
     await pool.close()
 
 
