@@ -128,8 +128,12 @@ def test_recovery_writes_no_mark_into_a_file_that_it_did_not_read(engine: Maildi
     path, view = engine.layout.queued(queue_id), engine.disk.another()
     open_update = view.open_update
 
+    opened: list[str] = []
+
     def replaced_just_before(path: str) -> int:
-        if path == engine.layout.queued(queue_id) and _whole(engine, queue_id) != untouched:
+        opened.append(path)
+        # The first time is when it is read.
+        if path == engine.layout.queued(queue_id) and opened.count(path) == 2:
             _replace(engine, queue_id, untouched)
         return open_update(path)
 
@@ -137,6 +141,7 @@ def test_recovery_writes_no_mark_into_a_file_that_it_did_not_read(engine: Maildi
     engine.disk.another = lambda: view  # type: ignore[method-assign]  # the one that he watches
     engine.start().recover()
 
+    assert opened.count(path) == 2
     assert engine.content_of(path) == untouched
 
 
