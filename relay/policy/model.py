@@ -222,6 +222,8 @@ class Upstream(Section):
     limits: Annotated[tuple[Limit, ...], AnyOrder] = ()
     guard_ns: Duration | None = Field(default=None, alias="guard")
     """Widens every window; default: 1 % of it, at most one second."""
+    adapt: Annotated[Literal["tighten"] | None, choice(["tighten"])] = None
+    """tighten: a refusal for having sent too much lowers the limit in force; nothing ever raises it."""
     shield: Shield | None = Shield()
     """Stops the upstream instead of bouncing a list; null: every permanent refusal is believed at once."""
     history: PolicyPath | None = None

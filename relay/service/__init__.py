@@ -9,7 +9,8 @@ upstreams         a heart for each upstream of the policy; accounts, opener: its
 heart             take the next message, reserve, send, settle
 relaying          one message on one connection, its slot reserved, to its settlement
 ready, pause      connections to send on; whether the upstream is used at all
-pause_file        what of that a restart has to know
+learning          what refusals taught of our limits, and what was lowered because of it
+kept_file         what of both a restart has to know
 gate              the throttle of one upstream, off the event loop
 desk              the spool, off the event loop
 settling          what an attempt came to, written down; reports: what senders are told

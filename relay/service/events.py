@@ -18,6 +18,7 @@ from typing import Literal, TextIO
 
 from relay.clock import SECOND_NS, Clock
 from relay.envelope import Envelope, QueueId
+from relay.learning import Finding, Lowered
 from relay.outcome import Answer
 from relay.reply import Phase
 from relay.service.event_table import KINDS, Kind, Level
@@ -216,6 +217,34 @@ class Events:
     def pause_unrecorded(self, *, upstream: str, error: str) -> None:
         """Tell that a pause is not kept over a restart."""
         self._tell("pause_unrecorded", {"upstream": upstream, "error": error})
+
+    def cut_off(self, *, upstream: str, finding: Finding) -> None:
+        """Tell what our history says of a refusal for having sent too much."""
+        fields: dict[str, Value] = {
+            "upstream": upstream,
+            "unit": finding.unit,
+            "sent": finding.sent,
+            "over_seconds": _seconds(finding.over_ns),
+            "per_seconds": _seconds(finding.per_ns),
+            "slots": finding.limit,
+            "suggested_slots": finding.suggested,
+        }
+        self._tell("cut_off", fields, {"_finding": str(finding)})
+
+    def limit_lowered(self, *, upstream: str, lowered: Lowered) -> None:
+        """Tell that a limit is in force with a lower N than the policy's."""
+        fields: dict[str, Value] = {
+            "upstream": upstream,
+            "unit": lowered.unit,
+            "per_seconds": _seconds(lowered.per_ns),
+            "slots": lowered.limit,
+            "effective_slots": lowered.count,
+        }
+        self._tell("limit_lowered", fields)
+
+    def lessons_unrecorded(self, *, upstream: str, error: str) -> None:
+        """Tell that what refusals taught is not kept over a restart."""
+        self._tell("lessons_unrecorded", {"upstream": upstream, "error": error})
 
     def history_failed(self, *, upstream: str, error: str) -> None:
         """Tell that a history could not be read or written."""

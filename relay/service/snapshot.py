@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from relay.envelope import QueueId
 from relay.eta import Room, drain_in_ns
+from relay.learning import Finding, finding_to_json
 from relay.service.instants import SECOND_NS, rfc3339, rfc3339_or_none
 
 
@@ -82,6 +83,8 @@ class LimitStatus:
     """The one that is fullest, of which all of this tells."""
     most: int | None = None
     """The most slots that were occupied at one instant, counted anew from the history; None before that."""
+    policy_count: int | None = None
+    """The policy's N, where `adapt` lowered it to `count`; None where it is in force."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,8 @@ class UpstreamStatus:
     waiting_recipients: int = 0
     in_flight: int = 0
     """Transactions."""
+    findings: tuple[Finding, ...] = ()
+    """What the last refusal for having sent too much says, until the policy's limits are as strict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +334,7 @@ def _upstream_json(upstream: UpstreamStatus, at_ns: int) -> dict[str, Any]:
         "drained_at": rfc3339_or_none(drained_ns),
         "drain_seconds": None if drained_ns is None else _seconds(drained_ns - at_ns),
         "limits": [_limit_json(limit, at_ns) for limit in upstream.limits],
+        "findings": [{"at": rfc3339(each.at_ns), **finding_to_json(each)} for each in upstream.findings],
     }
 
 
@@ -341,6 +347,7 @@ def _limit_json(limit: LimitStatus, at_ns: int) -> dict[str, Any]:
         "key": limit.key,
         "used": limit.used,
         "count": limit.count,
+        "policy_count": limit.policy_count or limit.count,
         "most": limit.most,
         "period_seconds": _seconds(limit.period_ns),
         "opens_at": rfc3339_or_none(opens_ns),

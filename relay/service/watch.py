@@ -166,6 +166,7 @@ class Watch:
             waiting.messages,
             waiting.recipients,
             heart.in_flight,
+            heart.learning.findings,
         )
 
     @staticmethod
@@ -181,6 +182,7 @@ class Watch:
         return self._wall(heart.pausing.paused_until_ns)
 
     def _limits(self, heart: Heart) -> tuple[LimitStatus, ...]:
+        policy = {limit.label: limit.count for limit in self.policy.upstreams[heart.name].limits}
         return tuple(
             LimitStatus(
                 heart.name,
@@ -194,6 +196,7 @@ class Watch:
                 usage.for_each,
                 usage.key,
                 heart.gate.most.get(usage.label),
+                count if (count := policy.get(usage.label)) != usage.count else None,
             )
             for usage in heart.gate.usage()
         )
