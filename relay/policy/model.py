@@ -269,6 +269,13 @@ class Retry(Section):
         return self
 
 
+class Reports(Section):
+    """What the senders of failed and late mail are told by."""
+
+    per_hour: PositiveInt | None = 60
+    """The most reports and warnings in any hour; what is beyond waits.  null: any number."""
+
+
 class Practice(Section):
     """(restart) A smarthost to practise on: it counts, refuses and cuts off, and sends nothing on."""
 
@@ -310,6 +317,7 @@ class Policy(Section):
     upstreams: Annotated[dict[UpstreamName, Upstream], NotEmpty]
     """The first is the default."""
     retry: Retry = Retry()
+    reports: Reports = Reports()
     practice: Practice | None = None
 
     @field_validator("listen")

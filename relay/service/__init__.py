@@ -14,6 +14,7 @@ kept_file         what of both a restart has to know
 gate              the throttle of one upstream, off the event loop
 desk              the spool, off the event loop
 settling          what an attempt came to, written down; reports: what senders are told
+owed              how many reports may go in an hour, and who waits for it
 live, edits       the policy file, watched, and what an edit does
 
 Seen from outside:

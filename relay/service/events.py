@@ -191,6 +191,18 @@ class Events:
         """Tell of failed recipients of a message from `<>`, which no report may answer."""
         self._tell("report_omitted", {"queue_id": queue_id, "nrcpt": nrcpt})
 
+    def report_waiting(self, *, queue_id: QueueId) -> None:
+        """Tell that a report may not go yet."""
+        self._tell("report_waiting", {"queue_id": queue_id})
+
+    def reports_capped(self, *, until_at_ns: int) -> None:
+        """Tell that from now on reports wait; the next one goes then (wall clock)."""
+        self._tell("reports_capped", {"until_at": rfc3339(until_at_ns)})
+
+    def reports_uncounted(self, *, error: str) -> None:
+        """Tell that reports go uncounted."""
+        self._tell("reports_uncounted", {"error": error})
+
     def upstream_paused(self, *, upstream: str, reason: str, until_at_ns: int | None) -> None:
         """Tell that an upstream rests."""
         until_at = rfc3339_or_none(until_at_ns)

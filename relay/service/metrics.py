@@ -136,6 +136,10 @@ class Metrics:
         """Count a report or a warning."""
         self._counters["relay_reports_total"].labels(kind).inc()
 
+    def report_capped(self) -> None:
+        """Count a report that has to wait."""
+        self._counters["relay_reports_capped_total"].inc()
+
     def corrupt_found(self) -> None:
         """Count a file that was set aside."""
         self._counters["relay_spool_corrupt_total"].inc()

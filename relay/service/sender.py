@@ -18,6 +18,7 @@ from relay.service.desk import Desk
 from relay.service.events import Events
 from relay.service.heart import Heart
 from relay.service.metrics import Metrics
+from relay.service.owed import OwedReports
 from relay.service.redaction import Redaction
 from relay.service.reports import Reporter
 from relay.service.settling import Settling
@@ -81,6 +82,9 @@ class Sender:
         self._chores: list[asyncio.Task[None]] = []
         self._finishing = asyncio.Lock()
         self._is_finished = False
+        self.owed = OwedReports(
+            policy, self.scheduler, disk=disk, events=events, metrics=metrics, clock=clock
+        )
         self.settling = Settling(
             self.scheduler,
             self.desk,
@@ -89,6 +93,7 @@ class Sender:
             clock,
             terms=_terms(policy),
             redaction=redaction,
+            owed=self.owed,
             on_report=self._new_mail.set,
         )
         self.upstreams = Upstreams(
@@ -125,7 +130,7 @@ class Sender:
         await self.read()
         self.upstreams.start()
         asyncio.get_running_loop().add_reader(self._trigger.listen(), self._pulled)
-        for chore in (self._take_forever, self._look_forever, self._audit_forever):
+        for chore in (self._take_forever, self._look_forever, self._audit_forever, self._report_forever):
             self._chores.append(asyncio.create_task(self.upstreams.guard(chore)))
         self._new_mail.set()
 
@@ -145,6 +150,7 @@ class Sender:
                 chore.cancel()
             await asyncio.gather(*self._chores, return_exceptions=True)
             await self.upstreams.finish()
+            await self.owed.close()
 
     def close(self) -> None:
         """Let go of the spool; another sender may have it from here on."""
@@ -160,6 +166,7 @@ class Sender:
         """Go on by another policy.  Connections finish their transactions under the old one."""
         self._policy = policy
         self.settling.terms = _terms(policy)
+        await self.owed.use(policy)
         await self.upstreams.apply(policy)
 
     def wake(self) -> None:
@@ -203,7 +210,7 @@ class Sender:
         with contextlib.suppress(Absent, Corrupt, Unreadable):
             if isinstance(message, Exception):
                 raise message
-            await self.settling.finish(message)
+            await self.settling.finish(message, self._queued(entry))
 
     def _queued(self, entry: Entry) -> Queued:
         """Convert an entry of the spool to the queue's own time."""
@@ -250,6 +257,7 @@ class Sender:
             if now_ns - before_ns > (LOOK_SECONDS + lag_seconds) * SECOND_NS + SUSPEND_NS:
                 # The timers of the loop stood still while this host was suspended.
                 self.upstreams.wake_all()
+                self.owed.wake()
             await self.look()
             await self.upstreams.try_new_passwords()
             if now_ns - drafts_at_ns > 3600 * SECOND_NS:
@@ -261,6 +269,9 @@ class Sender:
         while True:
             await self.upstreams.audit()
             await asyncio.sleep(AUDIT_SECONDS)
+
+    async def _report_forever(self) -> None:
+        await self.owed.run(self.settling.report)
 
     async def look(self) -> None:
         """Read the account and the free space off the spool, for showing."""

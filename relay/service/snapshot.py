@@ -55,6 +55,8 @@ class QueueState(enum.StrEnum):
     """Attempted, refused for now."""
     HELD = "held"
     """By an operator."""
+    REPORTING = "reporting"
+    """No recipient is left; only the report is owed, which waits for `reports.per_hour`."""
     CORRUPT = "corrupt"
     """Set aside: damaged, never sent."""
 

@@ -35,6 +35,7 @@ _STATES = {
     State.ACTIVE: QueueState.ACTIVE,
     State.DEFERRED: QueueState.DEFERRED,
     State.HELD: QueueState.HELD,
+    State.REPORTING: QueueState.REPORTING,
 }
 
 
