@@ -14,6 +14,8 @@ settlement  what becomes of a message after it
 scheduler   which message next
 report      what a sender is told when mail failed or is late
 eta         when what waits will have gone, by estimate
+lateness    whether a sender is told that mail is late
+learning    what a refusal for having sent too much says of our limits
 pauses      when an upstream was paused, which is no message's age
 clock       what the time is
 policy/     policy.yaml, checked

@@ -15,6 +15,7 @@ gate              the throttle of one upstream, off the event loop
 desk              the spool, off the event loop
 settling          what an attempt came to, written down; reports: what senders are told
 owed              how many reports may go in an hour, and who waits for it
+late              what is late is told of to its sender
 live, edits       the policy file, watched, and what an edit does
 
 Seen from outside:

@@ -122,7 +122,7 @@ _ROWS: tuple[tuple[str, Type, Source, str, str], ...] = (
      "The delay of each transaction that was relayed, by part."),
     ("relay_reports_total", "counter", "live", "kind", "Reports and warnings queued for senders."),
     ("relay_reports_capped_total", "counter", "live", "",
-     "Reports that had to wait, and warnings that were put off, for `reports.per_hour`."),
+     "Reports that had to wait for `reports.per_hour`."),
     ("relay_upstream_state", "gauge", "snapshot", "upstream state", "1 for the state that holds, else 0."),
     ("relay_upstream_pauses_total", "counter", "live", "upstream", "Times that it was paused or stopped."),
     ("relay_upstream_cut_offs_total", "counter", "live", "upstream",

@@ -70,10 +70,19 @@ class OwedReports:
         self._waiting: deque[QueueId] = deque()
         self._wake = asyncio.Event()
         self._is_asked = False
+        self._most = policy.reports.per_hour
 
-    async def may_go(self) -> bool:
-        """Take a slot for a report, unless there is none, or others wait for one."""
-        return not self._has_waiting() and await self._take_slot()
+    async def may_go(self, *, is_warning: bool = False) -> bool:
+        """Take a slot for a report, unless there is none, or others wait for one.
+
+        Warnings leave half of the hour's slots to reports.
+        """
+        if self._has_waiting():
+            return False
+        room, most = self._gate.room(), self._most
+        if is_warning and room is not None and most is not None and 2 * room <= most:
+            return False
+        return await self._take_slot()
 
     def wait(self, queued: Queued) -> None:
         """Let a message whose recipients are all done wait for its report's turn."""
@@ -105,6 +114,7 @@ class OwedReports:
 
     async def use(self, policy: Policy) -> None:
         """Judge the same reports by another number from now on."""
+        self._most = policy.reports.per_hour
         await self._gate.replan(_limits(policy), 0)
         self._wake.set()
 

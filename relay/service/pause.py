@@ -96,6 +96,11 @@ class Pausing:
         """Return for how long it was paused between two instants of this boot."""
         return self._pauses.within_ns(since_ns, until_ns)
 
+    def rested_ns(self, now_ns: int) -> int:
+        """Return for how long it has rested by now, pause after pause; 0 while it is used."""
+        spans = self._pauses.spans
+        return max(0, now_ns - spans[-1][0]) if self.because and spans else 0
+
     @property
     def is_refused(self) -> bool:
         """Whether it is stopped because the upstream refused the account."""

@@ -92,6 +92,7 @@ class Settling:
             outcome=attempt.outcome,
             age_ns=age_ns,
             terms=self.terms,
+            paused_ns=attempt.paused_ns,
         )
         try:
             written = await self._write(attempt, settlement, age_ns)
@@ -225,9 +226,8 @@ class Settling:
         is_postponed = settlement.next is Next.POSTPONE
         if not marks and not is_finished and not is_postponed:
             return Written()
-        warns = settlement.warns and not attempt.queued.is_warned and not message.envelope.is_null
         delayed = self._notes(attempt, settlement, (Fate.DEFERRED,), now_ns)
-        until_at_ns = now_ns + self.terms.lifetime_ns - age_ns
+        is_due = settlement.warns and not attempt.queued.is_warned and not message.envelope.is_null
         written = await self._desk.settle(
             Ending(
                 message,
@@ -235,17 +235,41 @@ class Settling:
                 self._notes(attempt, settlement, (Fate.BOUNCED, Fate.EXPIRED), now_ns),
                 is_finished=is_finished,
                 next_attempt_at_ns=now_ns + settlement.back_off_ns if is_postponed else None,
-                warning=(delayed, until_at_ns) if warns and delayed else None,
             )
         )
-        if warns and delayed:
-            # Also where the warning was queued before a crash: the file says so by now.
-            attempt.queued.is_warned = True
+        # Behind the marks: what was relayed must not wait for a warning about the rest.
+        if is_due and delayed and await self.may_warn():
+            await self.warn(message, attempt.queued, delayed, now_ns + self.terms.lifetime_ns - age_ns)
+        return written
+
+    async def may_warn(self) -> bool:
+        """Take a slot for a warning, unless there is too little room."""
+        return await self._owed.may_go(is_warning=True)
+
+    async def warn(
+        self, message: Message, queued: Queued, delays: tuple[Note, ...], until_at_ns: int
+    ) -> bool:
+        """Tell the sender, durably and once, that recipients wait; return whether it was not told before.
+
+        `may_warn` was asked.  Raises SpoolFault.
+        """
+        try:
+            written = await self._desk.settle(
+                Ending(message, {}, (), is_finished=False, warning=(delays, until_at_ns))
+            )
+        except (Absent, Corrupt):
+            # It went, or was set aside, just now: whoever did that has told of it.
+            return False
+        self._warned(queued, written)
+        return written.warning is not None
+
+    def _warned(self, queued: Queued, written: Written) -> None:
+        # Also where the warning was queued before a crash: the file says so by now.
+        queued.is_warned = True
         if written.warning is not None:
             self._metrics.report_published("warning")
-            self._events.warning_published(queue_id=message.queue_id, report_id=written.warning)
+            self._events.warning_published(queue_id=queued.queue_id, report_id=written.warning)
             self._on_report()
-        return written
 
     def _notes(
         self, attempt: Attempt, settlement: Settlement, fates: tuple[Fate, ...], at_ns: int

@@ -106,6 +106,11 @@ class Upstreams:
         if (heart := self.hearts.get(self._policy.default_upstream)) is not None:
             heart.wake()
 
+    def default_pausing(self) -> Pausing | None:
+        """Return the pauses of the upstream that the queue goes through."""
+        heart = self.hearts.get(self._policy.default_upstream)
+        return None if heart is None else heart.pausing
+
     def wake_all(self) -> None:
         """Have every upstream look at the time again."""
         for heart in self.hearts.values():
