@@ -11,8 +11,8 @@ The estimate, for a message that
 - sits out a back-off: its next attempt, which will tell more;
 - was refused just now: as long again as it is old, the rule that back-offs follow (before
   `retry.max` cuts them), so that one that is late is told of in any case.
-Where nobody can tell (its upstream is stopped) it may take any time.  A held message is
-its operator's matter.
+Where nobody can tell (its upstream is stopped, or refuses its sender) it may take any time.
+A held message is its operator's matter.
 
 Late is counted from acceptance, pauses included: who waits does not care whose fault it is.
 """

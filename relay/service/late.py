@@ -99,6 +99,8 @@ class LateMail:
 
     def _left_ns(self, queued: Queued, listed: QueuedMessage) -> int | None:
         """Return for how long it will still be here, by estimate; None where nobody can tell."""
+        if queued.is_sitting_out:
+            return None
         goes_at_ns = listed.next_attempt_at_ns if queued.state is State.DEFERRED else listed.eta_at_ns
         if goes_at_ns is None:
             return None

@@ -37,6 +37,7 @@ from relay.throttle.throttle import Reservation, Throttle
 HOUR_NS = 3600 * SECOND_NS
 PUBLISHING_NS = 60 * SECOND_NS
 """How long a slot counts as in use whose process died; then it leaves an hour later."""
+UNREADABLE_RETRY_NS = 60 * SECOND_NS
 REASON = "only its report is left, which waits for reports.per_hour"
 
 
@@ -99,8 +100,8 @@ class OwedReports:
         """Look at the time again."""
         self._wake.set()
 
-    async def run(self, report: Callable[[QueueId], Awaitable[None]]) -> None:
-        """Have each report made when its turn comes, until cancelled."""
+    async def run(self, report: Callable[[QueueId], Awaitable[bool]]) -> None:
+        """Have each report made when its turn comes, until cancelled; `report` says whether it could be."""
         while True:
             self._wake.clear()
             if not self._has_waiting():
@@ -122,6 +123,12 @@ class OwedReports:
         """Let go of the history."""
         if self._is_asked:
             await self._gate.close()
+
+    async def _sleep(self, span_ns: int) -> None:
+        """Sleep for a while, or until woken."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds(span_ns)):
+                await self._wake.wait()
 
     def _has_waiting(self) -> bool:
         """Return whether a message waits, and forget those that an operator has ended."""

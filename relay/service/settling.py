@@ -128,8 +128,11 @@ class Settling:
         else:
             await self._end_now(message)
 
-    async def report(self, queue_id: QueueId) -> None:
-        """End a message that waited for its report's turn, if it is still there.  Raises SpoolFault."""
+    async def report(self, queue_id: QueueId) -> bool:
+        """End a message that waited for its report's turn; False if it cannot be read now.
+
+        Raises SpoolFault.
+        """
         (message,) = await self._desk.load([queue_id])
         match message:
             case Message():
@@ -137,10 +140,11 @@ class Settling:
             case SpoolFault():
                 raise message
             case Absent() | Corrupt():
+                # It was set aside, or somebody removed it by hand: the spool has said so.
                 self._scheduler.remove(queue_id)
             case _:
-                # It cannot be read now, and stays as it is for the next start.
-                pass
+                return False
+        return True
 
     async def end_silently(self, message: Message) -> None:
         """End a message of which only the report is left, without it, by an operator's word."""
@@ -327,7 +331,7 @@ class Settling:
         reason = self.redaction.hide(settlement.reason)
         match settlement.next:
             case Next.FINISH:
-                pass  # it does not go on
+                pass
             case Next.GIVE_BACK if attempt.outcome.pause is not None:
                 queued.refusals += 1
                 if queued.refusals < REFUSALS_IN_PLACE:

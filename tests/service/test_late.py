@@ -148,6 +148,33 @@ async def test_mail_for_a_stopped_upstream_is_told_of_since_nobody_can_tell(tmp_
         assert await house.late.look() == 1
 
 
+async def test_mail_of_a_sender_whom_the_upstream_refuses_is_told_of(tmp_path: Path) -> None:
+    clock = LeapingClock()
+
+    def mail(argument: str) -> str:
+        return (
+            "553 5.7.1 Sender address rejected: not owned by user mjd" if "a@here" in argument else "250 ok"
+        )
+
+    async with (
+        Smarthost(Script(mail=mail)) as host,
+        House(policy_of(tmp_path, host.port, rest=RETRY), clock=clock) as house,
+    ):
+        queue_id = house.accept()
+        await house.until(lambda: (q := house.queued(queue_id)) and q.is_sitting_out)
+        assert await house.late.look() == 0
+        # It is proved now and then, and refused each time.
+        clock.ahead_ns += 4 * HOUR_NS
+        house.sender.wake()
+        await house.until(
+            lambda: (q := house.queued(queue_id)) and q.is_sitting_out and q.due_at_ns > clock.boottime_ns()
+        )
+
+        assert await house.late.look() == 1
+        await house.until(lambda: host.relayed)
+        assert "takes no mail from here at present" in fields(host.relayed[0])[1]["Diagnostic-Code"]
+
+
 async def test_a_back_off_that_ends_soon_gives_no_warning_and_a_long_one_does(tmp_path: Path) -> None:
     clock = LeapingClock()
     async with (
