@@ -4,8 +4,11 @@ At such a refusal the history tells how much was charged in a window that ended 
 much went well.  `suggest` makes a limit of it; `tighten` may lower one that is in force.
 
 Which limit: where the reply names a window ("per hour"), those of that length; else all.
-Of several the one that was nearest to its N, since one refusal tells no more.  Where the
-policy has none, the window that the reply names, else a minute, an hour and a day.
+Of several, one that held more in an earlier window is not it: a relay that paces keeps its
+short windows full for hours, and that went well.  (What was blamed before cannot be
+cleared so: then those windows went not well.)  Of what is left, the one that was nearest
+to its N, since one refusal tells no more.  Where the policy has none, the window that the
+reply names, else a minute, an hour and a day.
 Connections are compared with limits on connections, and mail with the others.  Limits
 `for_each` key are left out: the reply does not say whose window it was.
 
@@ -202,11 +205,19 @@ class Lessons:
 
 
 def compare(
-    ruling: Ruling, limits: Sequence[Limit], tally: Callable[[int], Tally], at_ns: int
+    ruling: Ruling,
+    limits: Sequence[Limit],
+    tally: Callable[[int], Tally],
+    at_ns: int,
+    *,
+    peak: Callable[[int], Tally] | None = None,
+    before: Iterable[Finding] = (),
 ) -> tuple[Finding, ...]:
     """Return what a refusal says about our limits; nothing where it is not about how much was sent.
 
-    `limits` are the policy's, `tally` tells of a window that ends now, without what was refused.
+    `limits` are the policy's, `tally` tells of a window that ends now, without what was
+    refused, `peak` of the most that windows of a length held that were over before it
+    began (None: not known), and `before` are earlier findings.
     """
     units: tuple[Unit, ...]
     found: list[tuple[Unit, int, int | None]]
@@ -224,6 +235,8 @@ def compare(
         if limit.unit in units and limit.for_each is None and _is_as_long(limit.per_ns, named_ns)
     ]
     if suspects:
+        if peak is not None:
+            suspects = _not_cleared(suspects, tally, peak, before) or suspects
         nearest = max(suspects, key=lambda limit: tally(limit.per_ns).of(limit.unit) / limit.count)
         found = [(nearest.unit, nearest.per_ns, nearest.count)]
     else:
@@ -313,6 +326,22 @@ def parse(content: bytes) -> Lessons:
     if min(counts, default=1) < 1 or is_raised or len(counts) > 3 * MOST_KEPT:
         raise ValueError("not a record of refusals: its numbers make no sense")
     return lessons
+
+
+def _not_cleared(
+    suspects: Sequence[Limit],
+    tally: Callable[[int], Tally],
+    peak: Callable[[int], Tally],
+    before: Iterable[Finding],
+) -> list[Limit]:
+    """Return those limits that held no more in any earlier window, or were blamed then."""
+    blamed = {(finding.unit, finding.per_ns) for finding in before if finding.limit is not None}
+    return [
+        limit
+        for limit in suspects
+        if (limit.unit, limit.per_ns) in blamed
+        or peak(limit.per_ns).of(limit.unit) <= tally(limit.per_ns).of(limit.unit)
+    ]
 
 
 def _is_as_long(per_ns: int, named_ns: int | None) -> bool:

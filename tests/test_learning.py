@@ -74,6 +74,38 @@ def test_of_several_limits_the_one_nearest_to_its_number_is_meant() -> None:
     assert (finding.unit, finding.per_ns, finding.sent, finding.limit) == ("recipients", DAY_NS, 290, 300)
 
 
+def test_a_window_that_held_more_before_is_not_to_blame() -> None:
+    """Paced at full speed the short window is always full; the day is what was new."""
+    limits = [a_limit(8, MINUTE_NS), a_limit(10_000, DAY_NS)]
+    tallies = {MINUTE_NS: Tally(7, 7), DAY_NS: Tally(5000, 5000)}
+    peaks = {MINUTE_NS: Tally(8, 8), DAY_NS: Tally(4000, 4000)}
+
+    (finding,) = compare(refusal(), limits, tallies.__getitem__, 0, peak=peaks.__getitem__)
+
+    assert (finding.per_ns, finding.sent) == (DAY_NS, 5000)
+
+
+def test_what_was_blamed_before_is_not_cleared_by_how_much_it_held_then() -> None:
+    limits = [a_limit(100), a_limit(10_000, DAY_NS)]
+    tallies = {HOUR_NS: Tally(97, 97), DAY_NS: Tally(500, 500)}
+    peaks = {HOUR_NS: Tally(98, 98), DAY_NS: Tally(0, 0)}
+
+    (finding,) = compare(
+        refusal(), limits, tallies.__getitem__, 0, peak=peaks.__getitem__, before=[a_finding()]
+    )
+
+    assert finding.per_ns == HOUR_NS
+
+
+def test_where_every_window_held_more_before_the_nearest_to_its_number_is_meant() -> None:
+    limits = [a_limit(100), a_limit(10_000, DAY_NS)]
+    tallies = {HOUR_NS: Tally(50, 50), DAY_NS: Tally(600, 600)}
+
+    (finding,) = compare(refusal(), limits, tallies.__getitem__, 0, peak=lambda _: Tally(9999, 9999))
+
+    assert finding.per_ns == HOUR_NS
+
+
 def test_a_window_that_the_reply_names_leaves_only_limits_of_that_length() -> None:
     tallies = {HOUR_NS: Tally(20, 30), DAY_NS: Tally(150, 299)}
 

@@ -91,6 +91,10 @@ class Gate:
         """Return how much ended within the last `span_ns`."""
         return self._throttle.tally(span_ns)
 
+    def peak(self, span_ns: int) -> Tally:
+        """Return the most that a window of a length held that was over before the present one began."""
+        return self._throttle.peak(span_ns)
+
     def ended(self, reservation: Reservation) -> None:
         """Tell that a transaction ended just now, however it ended."""
         self._throttle.settle([Settlement(reservation, self._clock.boottime_ns())])

@@ -32,11 +32,14 @@ class Learning:
         *,
         keep: Callable[[Lessons], None],
         tally: Callable[[int], Tally],
+        peak: Callable[[int], Tally],
         judge_by: Callable[[InForce, int | None], None],
     ) -> None:
-        """`keep` is given what a restart has to know; `tally` tells what the history has of a window.
+        """`keep` is given what a restart has to know.
 
-        `judge_by` puts other limits in force, with the policy's guard, before the next decision.
+        `tally` tells what the history has of a window, `peak` the most that it has of an
+        earlier one.  `judge_by` puts other limits in force, with the policy's guard, before
+        the next decision.
         """
         self._upstream = upstream
         self._events = events
@@ -44,6 +47,7 @@ class Learning:
         self._clock = clock
         self._keep = keep
         self._tally = tally
+        self._peak = peak
         self._judge_by = judge_by
         self._lessons = Lessons()
         self._limits: Sequence[Limit] = ()
@@ -77,6 +81,8 @@ class Learning:
             self._limits,
             lambda span_ns: self._tally(span_ns).less(refused),
             self._clock.wall_ns(),
+            peak=self._peak,
+            before=self.findings,
         )
         if not findings:
             return

@@ -70,7 +70,7 @@ class OwedReports:
         self._clock = clock
         self._waiting: deque[QueueId] = deque()
         self._wake = asyncio.Event()
-        self._is_asked = False
+        self._is_asked = self._is_closed = False
         self._most = policy.reports.per_hour
 
     async def may_go(self, *, is_warning: bool = False) -> bool:
@@ -107,11 +107,13 @@ class OwedReports:
             if not self._has_waiting():
                 await self._wake.wait()
             elif await self._take_slot():
-                await report(self._waiting.popleft())
+                queue_id = self._waiting.popleft()
+                if not await report(queue_id):
+                    # Others first, and not all slots of the hour for a disk that reads nothing now.
+                    self._waiting.append(queue_id)
+                    await self._sleep(UNREADABLE_RETRY_NS)
             else:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(seconds(self._gate.opens_at_ns() - self._clock.boottime_ns())):
-                        await self._wake.wait()
+                await self._sleep(self._gate.opens_at_ns() - self._clock.boottime_ns())
 
     async def use(self, policy: Policy) -> None:
         """Judge the same reports by another number from now on."""
@@ -120,7 +122,8 @@ class OwedReports:
         self._wake.set()
 
     async def close(self) -> None:
-        """Let go of the history."""
+        """Let go of the history; what is owed from now on waits for the next start."""
+        self._is_closed = True
         if self._is_asked:
             await self._gate.close()
 
@@ -140,7 +143,7 @@ class OwedReports:
         return False
 
     async def _take_slot(self) -> bool:
-        if self._gate.room() == 0:
+        if self._is_closed or self._gate.room() == 0:
             return False
         self._is_asked = True
         try:

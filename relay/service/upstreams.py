@@ -181,6 +181,7 @@ class Upstreams:
             self._clock,
             keep=kept.lessons.keep,
             tally=gate.tally,
+            peak=gate.peak,
             judge_by=gate.judge_by,
         )
         lessons.use(upstream)

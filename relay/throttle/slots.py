@@ -28,7 +28,7 @@ from relay.throttle.decision import Grant, Place, Wait, choose, for_all, shares_
 from relay.throttle.gauge import UNKNOWN, ForEach, Gauge, Limit, Unit
 from relay.throttle.keys import Request
 from relay.throttle.record import Charged, Ended, Record, Reserved, Share
-from relay.throttle.tally import tally_of
+from relay.throttle.tally import peak_of, tally_of
 from relay.throttle.window import BUCKETS, EXACT_SLOTS
 
 KEEP_NS = 2 * LONGEST_DURATION_NS
@@ -181,6 +181,12 @@ class Slots:
             self._advance(now_ns)
             index = bisect_right(self._ended, now_ns - span_ns, key=_ended_at)
             return tally_of(self._ended[index:], now_ns)
+
+    def peak(self, span_ns: int, now_ns: int) -> Tally:
+        """Return the most, of each unit, that one window held which was over `span_ns` ago."""
+        with self._mutex:
+            index = bisect_right(self._ended, now_ns - span_ns, key=_ended_at)
+            return peak_of(self._ended[:index], span_ns)
 
     def room_for_connections(self, now_ns: int) -> tuple[int | None, int, str]:
         """Return how many may be opened now (None: any number), when the next may, and by which limit."""

@@ -198,6 +198,10 @@ class Throttle:
             self._slots.tally(span_ns, now_ns) if self._limits else self._unrecorded.within(span_ns, now_ns)
         )
 
+    def peak(self, span_ns: int) -> Tally:
+        """Return the most, of each unit, that a window held which was over when the present one began."""
+        return self._slots.peak(span_ns, self._clock.boottime_ns())
+
     def room(self) -> tuple[int | None, list[str]]:
         """Return how many messages may go now, None for any number, and which limits keep back the next one.
 

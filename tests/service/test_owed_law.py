@@ -138,3 +138,33 @@ def test_no_hour_ever_holds_more_than_the_number_in_force_and_nobody_is_overtake
     for index, (at_ns, most) in enumerate(counted):
         in_the_hour = [before_ns for before_ns, _ in counted[:index] if before_ns > at_ns - HOUR_NS]
         assert len(in_the_hour) < most, cap.went
+
+
+async def test_a_report_that_cannot_be_made_now_lets_others_go_first() -> None:
+    cap = Cap(Path.cwd())
+    first, second = QueueId("0000000000000001"), QueueId("0000000000000002")
+    asked: list[QueueId] = []
+    was_asked = asyncio.Event()
+
+    async def report(queue_id: QueueId) -> bool:
+        asked.append(queue_id)
+        was_asked.set()
+        if len(asked) > 1:
+            cap.scheduler.remove(queue_id)
+        return len(asked) > 1
+
+    for queue_id in (first, second):
+        cap.owed.wait(Queued(queue_id, "a@here.example", 1, 0, 0, 0))
+    running = asyncio.create_task(cap.owed.run(report))
+    await was_asked.wait()
+    # Not at once: it would take every slot of the hour.
+    assert asked == [first]
+    while len(asked) < 3:
+        cap.owed.wake()
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await cap.owed.close()
+
+    assert asked == [first, second, first]
+    assert not await cap.owed.may_go(), "what is owed from now on waits for the next start"
