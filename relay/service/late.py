@@ -120,7 +120,7 @@ class LateMail:
             return False
         wall_ns = self._clock.wall_ns()
         status, why = self._why(queued)
-        if left_ns is not None:
+        if left_ns is not None and not self._is_paused():
             why += f"; the next attempt is expected at {rfc3339(wall_ns + left_ns)}"
         notes = tuple(Note(index, status, "expired", why, None, wall_ns) for index in message.left)
         now_ns = self._clock.boottime_ns()
@@ -136,7 +136,10 @@ class LateMail:
         if queued.state is State.DEFERRED and not queued.is_sitting_out:
             refusal = _REFUSAL.match(queued.reason)
             return (refusal[1] if refusal else "4.0.0"), queued.reason or "refused for now"
-        pausing = self._pausing()
-        if queued.is_sitting_out or (pausing is not None and pausing.because):
+        if queued.is_sitting_out or self._is_paused():
             return CONGESTED, "the next mail server takes no mail from here at present"
         return CONGESTED, "it waits for its turn: the next mail server limits how much may be sent"
+
+    def _is_paused(self) -> bool:
+        pausing = self._pausing()
+        return pausing is not None and pausing.because != ""

@@ -81,6 +81,7 @@ async def test_what_waits_for_a_window_is_told_of_once_it_is_late_and_stays_for_
         for each in of_recipients:
             assert (each["Action"], each["Status"]) == ("delayed", "4.4.5")
             assert each["Diagnostic-Code"].startswith("X-relay; it waits for its turn")
+            assert "the next attempt is expected at 20" in each["Diagnostic-Code"]
             assert "Last-Attempt-Date" not in each, "there was none"
             assert "Will-Retry-Until" in each
         # Mailman's detector must not unsubscribe anybody for it.
