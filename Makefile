@@ -55,7 +55,7 @@ coverage: $(READY)
 	@rm -rf .coverage && mkdir .coverage
 	$(RUN) $(COVER) tests/spool --deselect tests/spool/test_crash.py \
 	    --deselect tests/spool/test_small_scenarios.py & spool=$$!; \
-	  $(RUN) $(COVER) tests/throttle tests/test_address.py tests/test_reply.py tests/test_report.py \
+	  $(RUN) $(COVER) tests/throttle tests/test_address.py tests/test_reply.py tests/test_report*.py \
 	    tests/cli/test_fsck.py tests/cli/test_audit.py tests/service/test_aside.py tests/service/test_limits.py \
 	    --deselect tests/throttle/test_never_over_at_length.py --deselect tests/throttle/test_crash.py \
 	    --deselect tests/throttle/test_never_over.py --deselect tests/throttle/test_many_processes.py; \

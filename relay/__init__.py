@@ -16,6 +16,8 @@ report      what a sender is told when mail failed or is late
 eta         when each message that waits will have gone, and what holds it
 eta_gauge   a limit in that estimate
 outlook     what the estimate is made from
+lateness    whether a sender is told that mail is late
+learning    what a refusal for having sent too much says of our limits
 pauses      when an upstream was paused, which is no message's age
 clock       what the time is
 policy/     policy.yaml, checked

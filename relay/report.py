@@ -79,7 +79,7 @@ class Failure:
     diagnostic: str | None
     """The upstream's reply, or what else there is to say."""
     remote: str | None
-    """The upstream, as `host`."""
+    """The upstream, as `host`; None where nobody was asked, as for what is delayed without an attempt."""
     at_ns: int
     """Wall clock of the last attempt."""
     reason: Reason
@@ -247,7 +247,9 @@ def _recipient_fields(failure: Failure, will_retry_until_ns: int | None) -> Iter
         # RFC 3464, 2.3.6: `smtp` promises a reply as the server sent it; ours are not that.
         kind = "smtp" if _SMTP_REPLY.match(diagnostic) else "X-relay"
         yield from _folded(f"Diagnostic-Code: {kind};", diagnostic)
-    yield f"Last-Attempt-Date: {_date(failure.at_ns)}"
+    if not is_delayed or failure.remote is not None:
+        # What only waits had no attempt of late.
+        yield f"Last-Attempt-Date: {_date(failure.at_ns)}"
     if is_delayed and will_retry_until_ns is not None:
         yield f"Will-Retry-Until: {_date(will_retry_until_ns)}"
 

@@ -45,6 +45,8 @@ class State(enum.StrEnum):
     """Attempted, refused for now."""
     HELD = "held"
     """An operator said stop."""
+    REPORTING = "reporting"
+    """No recipient is left; only the report about those that failed is owed."""
 
 
 @dataclass(slots=True)
@@ -342,7 +344,7 @@ class Scheduler:
                 self._ready.append(message.queue_id)
             case State.DEFERRED:
                 heapq.heappush(self._deferred, (message.due_at_ns, message.queue_id))
-            case State.ACTIVE | State.HELD:
+            case State.ACTIVE | State.HELD | State.REPORTING:
                 pass
 
     def _wake(self, now_ns: int) -> None:

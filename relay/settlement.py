@@ -15,6 +15,7 @@ import enum
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from relay.lateness import is_to_be_told
 from relay.outcome import Answer, Outcome
 from relay.reply import Phase
 from relay.scheduler import back_off_ns
@@ -81,11 +82,13 @@ def settle(
     outcome: Outcome,
     age_ns: int,
     terms: Terms,
+    paused_ns: int = 0,
 ) -> Settlement:
     """Decide about a message after a transaction.
 
     `left` are the indices of all recipients that were to do before it, `asked` those of
-    the transaction, in the order of the outcome's answers.
+    the transaction, in the order of the outcome's answers.  `paused_ns` is for how long it
+    was in the queue beside its age.
     """
     answers = dict(zip(asked, outcome.answers, strict=True))
     is_only_later = all(answer.verdict is Verdict.LATER for answer in answers.values())
@@ -105,7 +108,8 @@ def settle(
         return Settlement(fates, Next.GIVE_BACK, tried, len(still), reason=because)
     if set(still) - tried:
         return Settlement(fates, Next.AGAIN, tried, len(still), reason=reason)
-    warns = terms.warn_after_ns is not None and age_ns >= terms.warn_after_ns
+    late_ns = age_ns + paused_ns
+    warns = is_to_be_told(late_ns=late_ns, left_ns=late_ns, warn_after_ns=terms.warn_after_ns)
     return Settlement(
         fates,
         Next.POSTPONE,

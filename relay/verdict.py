@@ -74,6 +74,13 @@ class Span(enum.StrEnum):
     MONTH = "month"
 
 
+class Excess(enum.StrEnum):
+    """What a refusal says was too much: our own history knows how much it was."""
+
+    MAIL = "mail"
+    CONNECTIONS = "connections"
+
+
 WORDS: dict[str, tuple[Verdict, Scope]] = {
     "defer recipient": (Verdict.DEFER, Scope.RECIPIENT),
     "defer message": (Verdict.DEFER, Scope.MESSAGE),
@@ -200,6 +207,8 @@ class Ruling:
     """Said by the reply: `try again in 92 seconds`."""
     span: Span | None = None
     """The longest window that the reply speaks of: `per hour`, `daily`."""
+    excess: Excess | None = None
+    """What there was too much of in a window, where the reply says that there was."""
 
     @property
     def layer(self) -> Layer:
@@ -263,7 +272,8 @@ class Judge:
             if rule.matches(said):
                 if rule.verdict not in ABOUT_US:
                     return Ruling(rule.verdict, rule.scope, rule)
-                return Ruling(rule.verdict, rule.scope, rule, retry_after_ns(said.text), span_of(said.text))
+                wait_ns, span = retry_after_ns(said.text), span_of(said.text)
+                return Ruling(rule.verdict, rule.scope, rule, wait_ns, span, excess_of(said.text))
         return _REST if phase in BEFORE_MAIL else _UNCLEAR
 
 
@@ -309,6 +319,38 @@ _SPANS: tuple[tuple[Span, re.Pattern[str]], ...] = (
     (Span.MINUTE, re.compile(r"\b(?:per|a|this|each|every|last|one) min(?:ute)?\b|/ ?min(?:ute)?\b")),
     (Span.SECOND, re.compile(r"\b(?:per|a|each|every) sec(?:ond)?\b|/ ?s(?:ec(?:ond)?)?\b")),
 )
+
+
+_AT_ONCE = re.compile(r"\bconcurren|\bsimultan|\bthreads?\b|\bper (?:session|connection)\b")
+_NOT_SENT = re.compile(
+    r"\bdefers and failures\b|\berrors\b|\bfailures\b|\blogins\b|\b(?:login )?attempts\b|\binvalid\b"
+    r"|\breputation\b|\bunsolicited\b|\bspam\b|\bcomplaints\b"
+)
+_SENT = re.compile(
+    r"\bdefers and failures\b|\berrors?\b|\bfailures?\b|\blog-?ins?\b|\bauthentications\b|\binvalid\b"
+)
+_SENT = re.compile(r"messages?\b|e?mails?\b|\brecipients?\b|\brcpts?\b")
+_CONNECTIONS = re.compile(r"\bconnections?\b|\bsessions?\b|\bconnects\b")
+_TOO_MUCH = re.compile(
+    r"\brates?\b|ratelimit|rate_limit|\blimit(?:s|ed)?\b|quota|\bcredits\b|\bvolume\b|throttl|\bfrequency\b"
+    r"|\btoo (?:many|much|fast|quickly|often)\b|\bexceed|\bsending activity\b"
+    r"|\b(?:messages|e?mails|recipients) per\b"
+)
+
+
+def excess_of(text: str) -> Excess | None:
+    """Return what a refusal says there was too much of in some window, or None for anything else.
+
+    What was too much at one instant (concurrent connections), and what was not sent
+    (errors, logins), no window of ours knows.  `text` in lower case.
+    """
+    if _AT_ONCE.search(text) or _NOT_SENT.search(text):
+        return None
+    span = span_of(text)
+    if _CONNECTIONS.search(text) and not _SENT.search(text):
+        # Without a window it is how many are open at once.
+        return None if span is None else Excess.CONNECTIONS
+    return Excess.MAIL if span is not None or _TOO_MUCH.search(text) else None
 
 
 def retry_after_ns(text: str) -> int | None:

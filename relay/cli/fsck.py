@@ -9,18 +9,19 @@ it belongs to somebody else.
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
 
 from relay.cli.options import policy_option, printable
 from relay.clock import SystemClock
-from relay.finding import Finding
+from relay.finding import NOTHING_SENT, Finding
 from relay.policy.faults import PolicyError, fault_of_file
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from relay.service.control import ControlClient
+from relay.service.owed import reports_path
 from relay.spool.durable import RealDisk
 from relay.spool.inspection import Inspection, Inspector
 from relay.throttle.inspection import history_findings
@@ -96,6 +97,12 @@ def _of_histories(policy: Policy) -> Iterator[Finding]:
     paths = {policy.history_path(name): None for name in policy.upstreams}
     for path in paths:
         yield from history_findings(path, disk, clock, owner)
+    for finding in history_findings(reports_path(policy), disk, clock, owner):
+        if finding.becomes.startswith(NOTHING_SENT):
+            becomes, advice = "reports are not counted", "remove it while no relay runs"
+            yield replace(finding, becomes=becomes, advice=advice)
+        else:
+            yield finding
 
 
 def _line(finding: Finding) -> str:

@@ -65,6 +65,11 @@ def show_status(snapshot: Snapshot, out: Console) -> None:
     if any(upstream.limits for upstream in snapshot.upstreams):
         out.print(_limits(snapshot))
         out.print()
+    for upstream in snapshot.upstreams:
+        for finding in upstream.findings:
+            out.print(_plain(f"{upstream.name}: {finding} ({_local(finding.at_ns)})", "yellow"))
+        if upstream.findings:
+            out.print()
     out.print(_queue(snapshot))
     out.print()
     ledger = snapshot.ledger
@@ -220,7 +225,8 @@ def _limits(snapshot: Snapshot) -> Table:
 
 def _used(limit: LimitStatus) -> str:
     by = f" by {limit.key or '<>'}" if limit.key is not None else ""
-    return f"{limit.used}/{limit.count}{by}"
+    lowered = "" if limit.policy_count is None else f", effective {limit.count} of {limit.policy_count}"
+    return f"{limit.used}/{limit.count}{by}{lowered}"
 
 
 def _next_slot(limit: LimitStatus, at_ns: int) -> str:

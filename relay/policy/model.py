@@ -222,6 +222,8 @@ class Upstream(Section):
     limits: Annotated[tuple[Limit, ...], AnyOrder] = ()
     guard_ns: Duration | None = Field(default=None, alias="guard")
     """Widens every window; default: 1 % of it, at most one second."""
+    adapt: Annotated[Literal["tighten"] | None, choice(["tighten"])] = None
+    """tighten: a refusal for having sent too much lowers the limit in force; nothing ever raises it."""
     shield: Shield | None = Shield()
     """Stops the upstream instead of bouncing a list; null: every permanent refusal is believed at once."""
     history: PolicyPath | None = None
@@ -267,6 +269,13 @@ class Retry(Section):
         return self
 
 
+class Reports(Section):
+    """What the senders of failed and late mail are told by."""
+
+    per_hour: PositiveInt | None = 60
+    """The most reports and warnings in any hour; what is beyond waits.  null: any number."""
+
+
 class Practice(Section):
     """(restart) A smarthost to practise on: it counts, refuses and cuts off, and sends nothing on."""
 
@@ -308,6 +317,7 @@ class Policy(Section):
     upstreams: Annotated[dict[UpstreamName, Upstream], NotEmpty]
     """The first is the default."""
     retry: Retry = Retry()
+    reports: Reports = Reports()
     practice: Practice | None = None
 
     @field_validator("listen")

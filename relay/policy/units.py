@@ -121,7 +121,7 @@ def choice(options: Iterable[str]) -> BeforeValidator:
     """Return the validator of one word out of a few; members of a StrEnum stay what they are."""
     by_word = {str(option): option for option in options}
     *first, last = by_word
-    words = f"{', '.join(first)} or {last}"
+    words = f"{', '.join(first)} or {last}" if first else last
 
     def check(value: object) -> str:
         if isinstance(value, str) and value in by_word:

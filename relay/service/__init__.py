@@ -9,10 +9,13 @@ upstreams         a heart for each upstream of the policy; accounts, opener: its
 heart             take the next message, reserve, send, settle
 relaying          one message on one connection, its slot reserved, to its settlement
 ready, pause      connections to send on; whether the upstream is used at all
-pause_file        what of that a restart has to know
+learning          what refusals taught of our limits, and what was lowered because of it
+kept_file         what of both a restart has to know
 gate              the throttle of one upstream, off the event loop
 desk              the spool, off the event loop
 settling          what an attempt came to, written down; reports: what senders are told
+owed              how many reports may go in an hour, and who waits for it
+late              what is late is told of to its sender
 live, edits       the policy file, watched, and what an edit does
 
 Seen from outside:

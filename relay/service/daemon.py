@@ -28,6 +28,7 @@ from relay.service.edits import Edits
 from relay.service.event_table import Level
 from relay.service.events import Events
 from relay.service.http import StatusServer
+from relay.service.late import LateMail
 from relay.service.listener_counts import ListenerCounts
 from relay.service.listening import Listening
 from relay.service.live import PolicyFile, digest
@@ -183,7 +184,18 @@ class Daemon:
             clock=self._clock,
         )
         file = PolicyFile(self._path, rooms.text, edits.apply, edits.refuse)
-        chores = [asyncio.create_task(file.watch()), asyncio.create_task(_keep_watchdog())]
+        late = LateMail(
+            sender.scheduler,
+            sender.desk,
+            sender.settling,
+            self._clock,
+            listing=watch.listing,
+            pausing=sender.upstreams.default_pausing,
+        )
+        chores = [
+            asyncio.create_task(chore)
+            for chore in (file.watch(), _keep_watchdog(), sender.upstreams.guard(late.run))
+        ]
         self._listen_for_edits(file)
         try:
             await control.start()

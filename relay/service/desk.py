@@ -53,6 +53,8 @@ class Ending:
     """Wall clock: kept as a hint for a deferred one."""
     warning: tuple[tuple[Note, ...], int] | None = None
     """Delays to tell the sender of, and until when it will be tried (wall clock)."""
+    is_silent: bool = False
+    """No report is made of it, though recipients failed: an operator's word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +204,7 @@ class Desk:
         if ending.is_finished:
             statuses = [ending.marks.get(i, status) for i, status in enumerate(message.statuses)]
             failed = [i for i, status in enumerate(statuses) if status.is_failure]
-            if failed and not message.envelope.is_null:
+            if failed and not message.envelope.is_null and not ending.is_silent:
                 known = {note.index: note for note in self.spool.notes(message.queue_id)}
                 envelope, content = self._reporter.failures(message, self._header(message), failed, known)
                 if self.spool.publish_report(report_id(message.queue_id), envelope, content):

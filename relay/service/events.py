@@ -18,6 +18,7 @@ from typing import Literal, TextIO
 
 from relay.clock import SECOND_NS, Clock
 from relay.envelope import Envelope, QueueId
+from relay.learning import Finding, Lowered
 from relay.outcome import Answer
 from relay.reply import Phase
 from relay.service.event_table import KINDS, Kind, Level
@@ -190,6 +191,18 @@ class Events:
         """Tell of failed recipients of a message from `<>`, which no report may answer."""
         self._tell("report_omitted", {"queue_id": queue_id, "nrcpt": nrcpt})
 
+    def report_waiting(self, *, queue_id: QueueId) -> None:
+        """Tell that a report may not go yet."""
+        self._tell("report_waiting", {"queue_id": queue_id})
+
+    def reports_capped(self, *, until_at_ns: int) -> None:
+        """Tell that from now on reports wait; the next one goes then (wall clock)."""
+        self._tell("reports_capped", {"until_at": rfc3339(until_at_ns)})
+
+    def reports_uncounted(self, *, error: str) -> None:
+        """Tell that reports go uncounted."""
+        self._tell("reports_uncounted", {"error": error})
+
     def upstream_paused(self, *, upstream: str, reason: str, until_at_ns: int | None) -> None:
         """Tell that an upstream rests."""
         until_at = rfc3339_or_none(until_at_ns)
@@ -216,6 +229,34 @@ class Events:
     def pause_unrecorded(self, *, upstream: str, error: str) -> None:
         """Tell that a pause is not kept over a restart."""
         self._tell("pause_unrecorded", {"upstream": upstream, "error": error})
+
+    def cut_off(self, *, upstream: str, finding: Finding) -> None:
+        """Tell what our history says of a refusal for having sent too much."""
+        fields: dict[str, Value] = {
+            "upstream": upstream,
+            "unit": finding.unit,
+            "sent": finding.sent,
+            "over_seconds": _seconds(finding.over_ns),
+            "per_seconds": _seconds(finding.per_ns),
+            "slots": finding.limit,
+            "suggested_slots": finding.suggested,
+        }
+        self._tell("cut_off", fields, {"_finding": str(finding)})
+
+    def limit_lowered(self, *, upstream: str, lowered: Lowered) -> None:
+        """Tell that a limit is in force with a lower N than the policy's."""
+        fields: dict[str, Value] = {
+            "upstream": upstream,
+            "unit": lowered.unit,
+            "per_seconds": _seconds(lowered.per_ns),
+            "slots": lowered.limit,
+            "effective_slots": lowered.count,
+        }
+        self._tell("limit_lowered", fields)
+
+    def lessons_unrecorded(self, *, upstream: str, error: str) -> None:
+        """Tell that what refusals taught is not kept over a restart."""
+        self._tell("lessons_unrecorded", {"upstream": upstream, "error": error})
 
     def history_failed(self, *, upstream: str, error: str) -> None:
         """Tell that a history could not be read or written."""

@@ -12,6 +12,7 @@ queue, touches nothing of the relay, and may be made in another thread.
 | `pause: WHY` | the end of the upstream's pause |
 | `stop: WHY` | somebody who acts; no instant is known |
 | `hold` | the operator; no instant is known |
+| `reports.per_hour` | room for its report, which is all that it lacks; no instant is known |
 | `back-off` | the end of its own back-off |
 | `sender rests` | the end of the time for which the upstream's refusal of its sender is heeded |
 | `shield` | its back-off, since a refusal that no rule knows is asked about again |
@@ -32,6 +33,8 @@ from relay.service.relaying import Portion, domains_without
 from relay.throttle.keys import keys_of
 
 DOWN = "stop: the relay is down"
+REPORTS = "reports.per_hour"
+_OUT_OF_LINE = {State.HELD: HOLD, State.REPORTING: REPORTS}
 
 
 class Seen(NamedTuple):
@@ -79,8 +82,8 @@ class Forecast:
     def expected(self) -> list[Expected]:
         """Return what is to be expected of each of `seen`; takes time in proportion to their number."""
         if self.stop:
-            return [Expected(None, HOLD if s.state is State.HELD else self.stop) for s in self.seen]
-        expected = [Expected(None, HOLD)] * len(self.seen)
+            return [Expected(None, _OUT_OF_LINE.get(seen.state, self.stop)) for seen in self.seen]
+        expected = [Expected(None, _OUT_OF_LINE.get(seen.state, NEXT)) for seen in self.seen]
         indices, mails = [], []
         for index, left, joins_ns in self._lined_up():
             if left:

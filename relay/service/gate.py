@@ -13,9 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from relay.clock import Clock
+from relay.learning import Tally
 from relay.outlook import Limited
-from relay.policy.limit import Limit
 from relay.throttle.decision import Place, Wait
+from relay.throttle.gauge import Limit
 from relay.throttle.keys import Request
 from relay.throttle.record import HistoryError
 from relay.throttle.slots import Usage
@@ -91,6 +92,14 @@ class Gate:
         """Return in how long the oldest of what the history has within a span leaves it."""
         return self._throttle.leaves_in_ns(span_ns)
 
+    def tally(self, span_ns: int) -> Tally:
+        """Return how much ended within the last `span_ns`."""
+        return self._throttle.tally(span_ns)
+
+    def peak(self, span_ns: int) -> Tally:
+        """Return the most that a window of a length held that was over before the present one began."""
+        return self._throttle.peak(span_ns)
+
     def ended(self, reservation: Reservation) -> None:
         """Tell that a transaction ended just now, however it ended."""
         self._throttle.settle([Settlement(reservation, self._clock.boottime_ns())])
@@ -109,6 +118,10 @@ class Gate:
     async def replan(self, limits: Sequence[Limit], guard_ns: int | None) -> None:
         """Judge the same history by other limits from now on."""
         await self._call(lambda: self._throttle.replan(limits, guard_ns))
+
+    def judge_by(self, limits: Sequence[Limit], guard_ns: int | None) -> None:
+        """Do so without waiting for it: the next decision is made by them."""
+        self._thread.submit(self._throttle.replan, limits, guard_ns)
 
     async def close(self) -> None:
         """Write what is not written yet and let go of the history."""

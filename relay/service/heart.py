@@ -16,14 +16,16 @@ from dataclasses import replace
 from typing import Any, cast
 
 from relay.clock import SECOND_NS, Clock
+from relay.learning import Tally
 from relay.outcome import Answer
 from relay.scheduler import Queued, Scheduler
 from relay.service.desk import Desk, seconds
 from relay.service.events import Events
 from relay.service.gate import Gate
+from relay.service.kept_file import Kept
+from relay.service.learning import Learning
 from relay.service.metrics import Metrics
 from relay.service.pause import Pausing
-from relay.service.pause_file import PauseFile
 from relay.service.ready import ReadyConnections
 from relay.service.relaying import Portion, Relaying
 from relay.service.settling import Settling
@@ -58,7 +60,8 @@ class Heart:
         pool: Pool[Connection],
         settling: Settling,
         pausing: Pausing,
-        pause_file: PauseFile,
+        learning: Learning,
+        kept: Kept,
         events: Events,
         metrics: Metrics,
         clock: Clock,
@@ -73,10 +76,10 @@ class Heart:
         self.judge = judge
         self.is_used = False
         """Whether the queue goes through this upstream: only the policy's first one gets mail."""
-        self.connections = 1
-        self.max_recipients = 1
+        self.connections = self.max_recipients = 1
         self.shield = Shield()
-        self._pause_file = pause_file
+        self.learning = learning
+        self._kept = kept
         self.pausing = pausing
         self._scheduler = scheduler
         self._desk = desk
@@ -120,8 +123,7 @@ class Heart:
     async def run(self) -> None:
         """Beat until `stop`."""
         try:
-            if (kept := await self._pause_file.read()) is not None:
-                self.pausing.recall(kept)
+            await self._recall()
             while not self._is_stopping:
                 self._wake.clear()
                 try:
@@ -152,11 +154,18 @@ class Heart:
             await asyncio.gather(*unfinished, return_exceptions=True)
         await self.pool.close()
         await self.gate.close()
-        await self._pause_file.close()
+        await self._kept.close()
 
     def renew(self) -> None:
         """Begin no transaction on a connection that was made ready for another account."""
         self._ready.let_go()
+
+    async def _recall(self) -> None:
+        """Go on from what was known before a restart, ahead of the first decision."""
+        if (pause := await self._kept.pause.read()) is not None:
+            self.pausing.recall(pause)
+        if (lessons := await self._kept.lessons.read()) is not None:
+            self.learning.recall(lessons)
 
     async def _beat(self) -> int | None:
         """Start what can start now; return when to look again, None for "when woken"."""
@@ -218,7 +227,8 @@ class Heart:
         if self.pool.open and answer.verdict is not Verdict.STOP:
             self._ready.spare(0 if answer.ruling is None else answer.ruling.wait_ns or 0)
         else:
-            self.pausing.rest(answer)
+            # It was charged as a connection where some limit counts them.
+            self.pausing.rest(answer, Tally(connections=1))
 
     async def _start(self, connections: list[Connection], now_ns: int) -> int:
         """Load, reserve and start a transaction for each connection; return when to look again."""

@@ -116,6 +116,10 @@ class Metrics:
         """Count a pause or a stop."""
         self._counters["relay_upstream_pauses_total"].labels(upstream).inc()
 
+    def cut_off(self, upstream: str) -> None:
+        """Count a refusal for having sent too much that was compared with the history."""
+        self._counters["relay_upstream_cut_offs_total"].labels(upstream).inc()
+
     def sender_paused(self, upstream: str) -> None:
         """Count a sender whose mail the upstream refuses."""
         self._counters["relay_sender_pauses_total"].labels(upstream).inc()
@@ -131,6 +135,10 @@ class Metrics:
     def report_published(self, kind: Literal["report", "warning"]) -> None:
         """Count a report or a warning."""
         self._counters["relay_reports_total"].labels(kind).inc()
+
+    def report_capped(self) -> None:
+        """Count a report that has to wait."""
+        self._counters["relay_reports_capped_total"].inc()
 
     def corrupt_found(self) -> None:
         """Count a file that was set aside."""

@@ -18,11 +18,11 @@ from relay.envelope import QueueId
 from relay.policy.model import Policy
 from relay.service.event_table import Level
 from relay.service.events import Events
+from relay.service.kept_file import pause_path
 from relay.service.listener_counts import ListenerCounts
 from relay.service.metrics import Metrics
 from relay.service.operations import ABSENT, OK, Results
 from relay.service.operator import Operator
-from relay.service.pause_file import pause_path
 from relay.service.redaction import Redaction
 from relay.service.sender import Sender
 from relay.service.snapshot import Condition, MessageDetail, PolicyStatus, QueuedMessage, Snapshot

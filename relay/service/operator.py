@@ -23,6 +23,7 @@ from relay.spool.interface import Absent, Corrupt, Message, SpoolFault, SpoolFul
 
 MOST_SET_ASIDE_LISTED = 1000
 HELD_REASON = "held by the operator"
+ONLY_REPORT_LEFT = "only its report is left, which waits for reports.per_hour: `delete` ends it without"
 
 _STATUS_WORDS: dict[Status, Literal["to do", "relayed", "bounced", "expired", "deleted"]] = {
     Status.TODO: "to do",
@@ -145,7 +146,7 @@ class Operator:
             return await self._believe(queued, before, by_message[queued.queue_id])
 
         results = await self._each(list(by_message), bounce if believes else self._again)
-        failed = {result for result in results.values() if result not in (OK, ABSENT)}
+        failed = {result for result in results.values() if result not in (OK, ABSENT, ONLY_REPORT_LEFT)}
         if failed:
             return f"not all refused recipients could be settled: {', '.join(sorted(failed))}"
         shield.clear()
@@ -160,6 +161,8 @@ class Operator:
                     results[queue_id] = ABSENT
                 elif queued.state is State.ACTIVE:
                     results[queue_id] = BUSY
+                elif queued.state is State.REPORTING and act != self._delete:
+                    results[queue_id] = ONLY_REPORT_LEFT
                 else:
                     results[queue_id] = await self._seized(queued, act)
         finally:
@@ -226,10 +229,13 @@ class Operator:
         await self._settling.bounce(message, "removed from the queue by the operator of this relay")
         return OK
 
-    async def _delete(self, queued: Queued, _before: State) -> str:
+    async def _delete(self, queued: Queued, before: State) -> str:
         message = await self._load(queued.queue_id)
         if isinstance(message, str):
             return message
+        if before is State.REPORTING:
+            await self._settling.end_silently(message)
+            return OK
         await self._settling.delete(message)
         return OK
 

@@ -91,6 +91,7 @@ def _upstream(upstream: UpstreamStatus, at_ns: int) -> str:
         ("waiting", f"{upstream.waiting_messages} messages, {upstream.waiting_recipients} recipients"),
         ("will have gone", escape(drain)),
         *((escape(limit.label), _limit(limit, at_ns)) for limit in upstream.limits),
+        *(("last refusal", f'<span class="bad">{escape(str(each))}</span>') for each in upstream.findings),
     ]
     table = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in rows)
     return f"<h3>{escape(upstream.name)} <small>{escape(where)}</small></h3>\n<table>{table}</table>\n"
@@ -99,7 +100,8 @@ def _upstream(upstream: UpstreamStatus, at_ns: int) -> str:
 def _limit(limit: LimitStatus, at_ns: int) -> str:
     opens = "room now" if limit.opens_at_ns is None else f"next slot in {span(limit.opens_at_ns - at_ns)}"
     bar = f'<meter min="0" max="{limit.count}" value="{min(limit.used, limit.count)}"></meter>'
-    return f"{bar} {limit.used}/{limit.count}, {escape(opens)}"
+    lowered = "" if limit.policy_count is None else f", effective {limit.count} of {limit.policy_count}"
+    return f"{bar} {limit.used}/{limit.count}{lowered}, {escape(opens)}"
 
 
 def _queue(snapshot: Snapshot) -> str:

@@ -18,6 +18,7 @@ upstream that extends its block for it.  The time of a pause is no message's age
 from collections.abc import Callable
 
 from relay.clock import SECOND_NS, Clock
+from relay.learning import Tally
 from relay.outcome import Answer, Outcome
 from relay.pauses import PROBE_NS, PauseRecord, Pauses, rest_ns
 from relay.service.events import Events
@@ -25,6 +26,7 @@ from relay.service.metrics import Metrics
 from relay.service.redaction import Redaction
 from relay.verdict import Scope, Verdict
 
+NOTHING = Tally()
 NEVER_NS = 366 * 24 * PROBE_NS
 """Where no look is allowed: until somebody acts."""
 
@@ -42,11 +44,13 @@ class Pausing:
         *,
         keep: Callable[[PauseRecord], None],
         leaves_in_ns: Callable[[int], int | None],
+        on_refusal: Callable[[Answer, Tally], None],
     ) -> None:
         """`keep` is given what a restart has to know, each time that it changes.
 
         `leaves_in_ns` tells in how many nanoseconds the oldest of what the history has
         within the last so many leaves that window, or None if it has nothing there.
+        `on_refusal` is told of a pause after something had gone well, and what was refused.
         """
         self.because = ""
         """Why it rests; empty while it is used."""
@@ -63,6 +67,7 @@ class Pausing:
         self._redaction = redaction
         self._keep = keep
         self._leaves_in_ns = leaves_in_ns
+        self._on_refusal = on_refusal
         self._is_history = False  # why it is stopped: our own history
         self._may_probe = True
         self._in_a_row = 0
@@ -91,6 +96,11 @@ class Pausing:
         """Return for how long it was paused between two instants of this boot."""
         return self._pauses.within_ns(since_ns, until_ns)
 
+    def rested_ns(self, now_ns: int) -> int:
+        """Return for how long it has rested by now, pause after pause; 0 while it is used."""
+        spans = self._pauses.spans
+        return max(0, now_ns - spans[-1][0]) if self.because and spans else 0
+
     @property
     def is_refused(self) -> bool:
         """Whether it is stopped because the upstream refused the account."""
@@ -109,8 +119,11 @@ class Pausing:
             self.end()
         return None
 
-    def rest(self, answer: Answer) -> None:
-        """Begin a pause because of a refusal that is about us; longer if the last one did not help."""
+    def rest(self, answer: Answer, refused: Tally = NOTHING) -> None:
+        """Begin a pause because of a refusal that is about us; longer if the last one did not help.
+
+        `refused` is what of our own history it was that the upstream did not take.
+        """
         if answer.verdict is Verdict.STOP:
             self._stop_by(answer)
             return
@@ -123,6 +136,9 @@ class Pausing:
         # Refused again before anything went well: it is one pause, the proving included.
         self._begin(answer.text, length_ns, goes_on=self._in_a_row > 1)
         self._tell_paused(length_ns)
+        if self._in_a_row == 1:
+            # The next ones in a row are of the same block, and tell nothing new.
+            self._on_refusal(answer, refused)
 
     def _lengthen(self, answer: Answer) -> None:
         """Rest for longer if another transaction in flight was told to; what asks for no time adds none."""
@@ -173,7 +189,8 @@ class Pausing:
     def feel(self, outcome: Outcome) -> None:
         """Learn from a transaction: pause, or trust again."""
         if outcome.pause is not None and outcome.pause.scope is Scope.UPSTREAM:
-            self.rest(outcome.pause)
+            taken = sum(answer.verdict is Verdict.RELAYED for answer in outcome.answers)
+            self.rest(outcome.pause, Tally(0 if taken else 1, len(outcome.answers) - taken))
         elif any(_is_proof(answer) for answer in outcome.answers):
             was_in_doubt, self.is_proving, self._in_a_row = self._in_a_row > 0, False, 0
             if was_in_doubt:

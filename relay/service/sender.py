@@ -18,6 +18,7 @@ from relay.service.desk import Desk
 from relay.service.events import Events
 from relay.service.heart import Heart
 from relay.service.metrics import Metrics
+from relay.service.owed import OwedReports
 from relay.service.redaction import Redaction
 from relay.service.reports import Reporter
 from relay.service.settling import Settling
@@ -86,6 +87,9 @@ class Sender:
         self._is_finished = False
         self._is_ending = False
         """Messages that only lack their end wait for room."""
+        self.owed = OwedReports(
+            policy, self.scheduler, disk=disk, events=events, metrics=metrics, clock=clock
+        )
         self.settling = Settling(
             self.scheduler,
             self.desk,
@@ -94,6 +98,7 @@ class Sender:
             clock,
             terms=_terms(policy),
             redaction=redaction,
+            owed=self.owed,
             on_report=self._new_mail.set,
         )
         self.upstreams = Upstreams(
@@ -130,7 +135,7 @@ class Sender:
         await self.read()
         self.upstreams.start()
         asyncio.get_running_loop().add_reader(self._trigger.listen(), self._pulled)
-        for chore in (self._take_forever, self._look_forever, self._audit_forever):
+        for chore in (self._take_forever, self._look_forever, self._audit_forever, self._report_forever):
             self._chores.append(asyncio.create_task(self.upstreams.guard(chore)))
         self._new_mail.set()
 
@@ -150,6 +155,7 @@ class Sender:
                 chore.cancel()
             await asyncio.gather(*self._chores, return_exceptions=True)
             await self.upstreams.finish()
+            await self.owed.close()
 
     def close(self) -> None:
         """Let go of the spool; another sender may have it from here on."""
@@ -165,6 +171,7 @@ class Sender:
         """Go on by another policy.  Connections finish their transactions under the old one."""
         self._policy = policy
         self.settling.terms = _terms(policy)
+        await self.owed.use(policy)
         await self.upstreams.apply(policy)
 
     def wake(self) -> None:
@@ -205,7 +212,7 @@ class Sender:
             self.scheduler.add(self._queued(entry))
             return
         (message,) = await self.desk.load([entry.queue_id])
-        ending = asyncio.create_task(self._end(message))
+        ending = asyncio.create_task(self._end(entry, message))
         await asyncio.wait([ending], timeout=0 if self._is_ending else END_SECONDS)
         if ending.done():
             await ending
@@ -214,13 +221,13 @@ class Sender:
             self._is_ending = True
             self._chores.append(asyncio.create_task(self.upstreams.guard(lambda: ending)))
 
-    async def _end(self, message: Message | Exception) -> None:
+    async def _end(self, entry: Entry, message: Message | Exception) -> None:
         # One that is corrupt was set aside just now, and one that cannot be read now stays for the next
         # start; both have been told of.
         with contextlib.suppress(Absent, Corrupt, Unreadable):
             if isinstance(message, Exception):
                 raise message
-            await self.settling.finish(message)
+            await self.settling.finish(message, self._queued(entry))
 
     def _queued(self, entry: Entry) -> Queued:
         """Convert an entry of the spool to the queue's own time."""
@@ -269,6 +276,7 @@ class Sender:
             if now_ns - before_ns > (LOOK_SECONDS + lag_seconds) * SECOND_NS + SUSPEND_NS:
                 # The timers of the loop stood still while this host was suspended.
                 self.upstreams.wake_all()
+                self.owed.wake()
             await self.look()
             await self.upstreams.try_new_passwords()
             if now_ns - drafts_at_ns > 3600 * SECOND_NS:
@@ -280,6 +288,9 @@ class Sender:
         while True:
             await self.upstreams.audit()
             await asyncio.sleep(AUDIT_SECONDS)
+
+    async def _report_forever(self) -> None:
+        await self.owed.run(self.settling.report)
 
     async def look(self) -> None:
         """Read the account and the free space off the spool, for showing."""

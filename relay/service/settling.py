@@ -15,9 +15,10 @@ from relay.scheduler import Queued, Scheduler
 from relay.service.desk import Desk, Ending, Written
 from relay.service.events import Events
 from relay.service.metrics import Metrics
+from relay.service.owed import OwedReports
 from relay.service.redaction import Redaction
 from relay.settlement import Fate, Next, Settlement, Terms, settle
-from relay.spool.interface import Absent, Corrupt, Message, Note, Status
+from relay.spool.interface import Absent, Corrupt, Message, Note, SpoolFault, Status
 from relay.verdict import Verdict
 
 Delays = tuple[int, int, int, int]
@@ -66,6 +67,7 @@ class Settling:
         *,
         terms: Terms,
         redaction: Redaction,
+        owed: OwedReports,
         on_report: Callable[[], None],
     ) -> None:
         """`on_report` is told when a report was queued: it waits in the spool to be taken."""
@@ -76,6 +78,7 @@ class Settling:
         self._events = events
         self._metrics = metrics
         self._clock = clock
+        self._owed = owed
         self._on_report = on_report
 
     async def settle(self, attempt: Attempt) -> None:
@@ -89,6 +92,7 @@ class Settling:
             outcome=attempt.outcome,
             age_ns=age_ns,
             terms=self.terms,
+            paused_ns=attempt.paused_ns,
         )
         try:
             written = await self._write(attempt, settlement, age_ns)
@@ -104,16 +108,51 @@ class Settling:
             self._metrics.relayed_after(attempt.delays_ns)
         if written is None:
             return
-        if settlement.next is Next.FINISH:
-            self._told_end(message, _marks(settlement), written.report)
-        self._go_on(attempt, settlement)
+        if settlement.next is not Next.FINISH:
+            self._go_on(attempt, settlement)
+            return
+        ended = _after(message, _marks(settlement))
+        if owes_report(ended):
+            await self.finish(ended, queued)
+        else:
+            self._scheduler.remove(queued.queue_id)
+            self._told_end(ended, None)
 
-    async def finish(self, message: Message) -> None:
-        """End a message whose recipients are all done, as recovery leaves it.
+    async def finish(self, message: Message, queued: Queued) -> None:
+        """End a message whose recipients are all done, as soon as the report that it owes may go.
 
-        Raises SpoolFault, and Absent or Corrupt where it is gone or was set aside just now.
+        Raises SpoolFault.
         """
-        await self._end(message, {}, ())
+        if owes_report(message) and not await self._owed.may_go():
+            self._owed.wait(queued)
+        else:
+            await self._end_now(message)
+
+    async def report(self, queue_id: QueueId) -> bool:
+        """End a message that waited for its report's turn; False if it cannot be read now.
+
+        Raises SpoolFault.
+        """
+        (message,) = await self._desk.load([queue_id])
+        match message:
+            case Message():
+                await self._end_now(message)
+            case SpoolFault():
+                raise message
+            case Absent() | Corrupt():
+                # It was set aside, or somebody removed it by hand: the spool has said so.
+                self._scheduler.remove(queue_id)
+            case _:
+                return False
+        return True
+
+    async def end_silently(self, message: Message) -> None:
+        """End a message of which only the report is left, without it, by an operator's word."""
+        await self._desk.settle(Ending(message, {}, (), is_finished=True, is_silent=True))
+        self._scheduler.remove(message.queue_id)
+        self._told_end(message, None)
+        failed = sum(status.is_failure for status in message.statuses)
+        self._events.report_omitted(queue_id=message.queue_id, nrcpt=failed)
 
     async def bounce(self, message: Message, text: str) -> None:
         """Fail all recipients that are left, by an operator's word; the sender gets a report."""
@@ -161,21 +200,38 @@ class Settling:
         self._events.deleted(queue_id=message.queue_id, nrcpt=len(message.left))
 
     async def _end(self, message: Message, marks: dict[int, Status], notes: tuple[Note, ...]) -> None:
-        written = await self._desk.settle(Ending(message, marks, notes, is_finished=True))
-        self._scheduler.remove(message.queue_id)
-        self._told_end(message, marks, written.report)
+        """Mark all recipients that are left, durably, and end the message."""
+        ended = _after(message, marks)
+        queued = self._scheduler.get(message.queue_id)
+        if owes_report(ended) and queued is not None:
+            await self._desk.settle(Ending(message, marks, notes, is_finished=False))
+            await self.finish(ended, queued)
+        else:
+            written = await self._desk.settle(Ending(message, marks, notes, is_finished=True))
+            self._scheduler.remove(message.queue_id)
+            self._told_end(ended, written.report)
+
+    async def _end_now(self, message: Message) -> None:
+        """Publish the report that is owed, if one is, and remove the message."""
+        try:
+            written = await self._desk.settle(Ending(message, {}, (), is_finished=True))
+        except (Absent, Corrupt):
+            self._scheduler.remove(message.queue_id)
+        else:
+            self._scheduler.remove(message.queue_id)
+            self._told_end(message, written.report)
 
     async def _write(self, attempt: Attempt, settlement: Settlement, age_ns: int) -> Written:
         now_ns = self._clock.wall_ns()
         message = attempt.message
         marks = _marks(settlement)
-        is_finished = settlement.next is Next.FINISH
+        # The marks first: what was relayed must not wait for a report about the rest.
+        is_finished = settlement.next is Next.FINISH and not owes_report(_after(message, marks))
         is_postponed = settlement.next is Next.POSTPONE
         if not marks and not is_finished and not is_postponed:
             return Written()
-        warns = settlement.warns and not attempt.queued.is_warned and not message.envelope.is_null
         delayed = self._notes(attempt, settlement, (Fate.DEFERRED,), now_ns)
-        until_at_ns = now_ns + self.terms.lifetime_ns - age_ns
+        is_due = settlement.warns and not attempt.queued.is_warned and not message.envelope.is_null
         written = await self._desk.settle(
             Ending(
                 message,
@@ -183,17 +239,41 @@ class Settling:
                 self._notes(attempt, settlement, (Fate.BOUNCED, Fate.EXPIRED), now_ns),
                 is_finished=is_finished,
                 next_attempt_at_ns=now_ns + settlement.back_off_ns if is_postponed else None,
-                warning=(delayed, until_at_ns) if warns and delayed else None,
             )
         )
-        if warns and delayed:
-            # Also where the warning was queued before a crash: the file says so by now.
-            attempt.queued.is_warned = True
+        # Behind the marks: what was relayed must not wait for a warning about the rest.
+        if is_due and delayed and await self.may_warn():
+            await self.warn(message, attempt.queued, delayed, now_ns + self.terms.lifetime_ns - age_ns)
+        return written
+
+    async def may_warn(self) -> bool:
+        """Take a slot for a warning, unless there is too little room."""
+        return await self._owed.may_go(is_warning=True)
+
+    async def warn(
+        self, message: Message, queued: Queued, delays: tuple[Note, ...], until_at_ns: int
+    ) -> bool:
+        """Tell the sender, durably and once, that recipients wait; return whether it was not told before.
+
+        `may_warn` was asked.  Raises SpoolFault.
+        """
+        try:
+            written = await self._desk.settle(
+                Ending(message, {}, (), is_finished=False, warning=(delays, until_at_ns))
+            )
+        except (Absent, Corrupt):
+            # It went, or was set aside, just now: whoever did that has told of it.
+            return False
+        self._warned(queued, written)
+        return written.warning is not None
+
+    def _warned(self, queued: Queued, written: Written) -> None:
+        # Also where the warning was queued before a crash: the file says so by now.
+        queued.is_warned = True
         if written.warning is not None:
             self._metrics.report_published("warning")
-            self._events.warning_published(queue_id=message.queue_id, report_id=written.warning)
+            self._events.warning_published(queue_id=queued.queue_id, report_id=written.warning)
             self._on_report()
-        return written
 
     def _notes(
         self, attempt: Attempt, settlement: Settlement, fates: tuple[Fate, ...], at_ns: int
@@ -224,9 +304,9 @@ class Settling:
             tls=None if attempt.tls == "none" else attempt.tls,
         )
 
-    def _told_end(self, message: Message, marks: dict[int, Status], report: QueueId | None) -> None:
+    def _told_end(self, message: Message, report: QueueId | None) -> None:
         """Tell that a message is gone, and of the report about it."""
-        statuses = [marks.get(i, status) for i, status in enumerate(message.statuses)]
+        statuses = message.statuses
         failed = [status for status in statuses if status.is_failure]
         if report is not None:
             self._metrics.report_published("report")
@@ -251,7 +331,7 @@ class Settling:
         reason = self.redaction.hide(settlement.reason)
         match settlement.next:
             case Next.FINISH:
-                self._scheduler.remove(queued.queue_id)
+                pass
             case Next.GIVE_BACK if attempt.outcome.pause is not None:
                 queued.refusals += 1
                 if queued.refusals < REFUSALS_IN_PLACE:
@@ -267,6 +347,17 @@ class Settling:
             case Next.POSTPONE:
                 due_at_ns = self._clock.boottime_ns() + settlement.back_off_ns
                 self._scheduler.postpone(queued.queue_id, due_at_ns, settlement.recipients_left, reason)
+
+
+def owes_report(message: Message) -> bool:
+    """Return whether the sender is to be told of recipients that failed."""
+    return not message.envelope.is_null and any(status.is_failure for status in message.statuses)
+
+
+def _after(message: Message, marks: dict[int, Status]) -> Message:
+    """Return a message as it is once these marks are on disk."""
+    statuses = tuple(marks.get(index, status) for index, status in enumerate(message.statuses))
+    return replace(message, statuses=statuses)
 
 
 def _marks(settlement: Settlement) -> dict[int, Status]:

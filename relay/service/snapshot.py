@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from relay.envelope import QueueId
+from relay.learning import Finding, finding_to_json
 from relay.service.instants import SECOND_NS, rfc3339, rfc3339_or_none
 
 
@@ -53,6 +54,8 @@ class QueueState(enum.StrEnum):
     """Attempted, refused for now."""
     HELD = "held"
     """By an operator."""
+    REPORTING = "reporting"
+    """No recipient is left; only the report is owed, which waits for `reports.per_hour`."""
     CORRUPT = "corrupt"
     """Set aside: damaged, never sent."""
 
@@ -79,6 +82,8 @@ class LimitStatus:
     """The one that is fullest, of which all of this tells."""
     most: int | None = None
     """The most slots that were occupied at one instant, counted anew from the history; None before that."""
+    policy_count: int | None = None
+    """The policy's N, where `adapt` lowered it to `count`; None where it is in force."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +110,8 @@ class UpstreamStatus:
     does, and None where nobody can tell."""
     held_by: str = ""
     """What holds the next message that waits, as `relay.service.forecast` names it; empty for nothing."""
+    findings: tuple[Finding, ...] = ()
+    """What the last refusal for having sent too much says, until the policy's limits are as strict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +317,7 @@ def _upstream_json(upstream: UpstreamStatus, at_ns: int) -> dict[str, Any]:
         "drain_seconds": None if drained_ns is None else _seconds(drained_ns - at_ns),
         "held_by": upstream.held_by or None,
         "limits": [_limit_json(limit, at_ns) for limit in upstream.limits],
+        "findings": [{"at": rfc3339(each.at_ns), **finding_to_json(each)} for each in upstream.findings],
     }
 
 
@@ -322,6 +330,7 @@ def _limit_json(limit: LimitStatus, at_ns: int) -> dict[str, Any]:
         "key": limit.key,
         "used": limit.used,
         "count": limit.count,
+        "policy_count": limit.policy_count or limit.count,
         "most": limit.most,
         "period_seconds": _seconds(limit.period_ns),
         "opens_at": rfc3339_or_none(opens_ns),

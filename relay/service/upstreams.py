@@ -10,6 +10,7 @@ import asyncio
 import functools
 from collections.abc import Awaitable, Callable
 
+from relay import learning, pauses
 from relay.clock import Clock
 from relay.policy.model import Policy, Upstream
 from relay.policy.shipped import rules_of
@@ -19,10 +20,11 @@ from relay.service.desk import Desk
 from relay.service.events import Events
 from relay.service.gate import Gate
 from relay.service.heart import Heart
+from relay.service.kept_file import Kept, KeptFile, lessons_path, pause_path
+from relay.service.learning import Learning
 from relay.service.metrics import Metrics
 from relay.service.opener import Opener, account_of
 from relay.service.pause import Pausing
-from relay.service.pause_file import PauseFile, pause_path
 from relay.service.settling import Settling
 from relay.shield import Shield
 from relay.spool.durable import Disk
@@ -104,6 +106,11 @@ class Upstreams:
         if (heart := self.hearts.get(self._policy.default_upstream)) is not None:
             heart.wake()
 
+    def default_pausing(self) -> Pausing | None:
+        """Return the pauses of the upstream that the queue goes through."""
+        heart = self.hearts.get(self._policy.default_upstream)
+        return None if heart is None else heart.pausing
+
     def wake_all(self) -> None:
         """Have every upstream look at the time again."""
         for heart in self.hearts.values():
@@ -133,19 +140,17 @@ class Upstreams:
             idle_ns=upstream.idle_ns,
             clock=self._clock,
         )
-        pause_file = PauseFile(
-            pause_path(self._policy, name),
-            self._disk,
-            lambda error: self._events.pause_unrecorded(upstream=name, error=error),
-        )
+        kept = self._kept(name)
+        lessons = self._learning(name, upstream, kept, gate)
         pausing = Pausing(
             name,
             self._events,
             self._metrics,
             self._clock,
             self._settling.redaction,
-            keep=pause_file.keep,
+            keep=kept.pause.keep,
             leaves_in_ns=gate.leaves_in_ns,
+            on_refusal=lessons.refused,
         )
         heart = Heart(
             name,
@@ -155,7 +160,8 @@ class Upstreams:
             pool=pool,
             settling=self._settling,
             pausing=pausing,
-            pause_file=pause_file,
+            learning=lessons,
+            kept=kept,
             events=self._events,
             metrics=self._metrics,
             clock=self._clock,
@@ -166,6 +172,39 @@ class Upstreams:
         self._set(heart, upstream)
         self.hearts[name] = heart
         self._running[name] = asyncio.create_task(self.guard(heart.run))
+
+    def _learning(self, name: str, upstream: Upstream, kept: Kept, gate: Gate) -> Learning:
+        lessons = Learning(
+            name,
+            self._events,
+            self._metrics,
+            self._clock,
+            keep=kept.lessons.keep,
+            tally=gate.tally,
+            peak=gate.peak,
+            judge_by=gate.judge_by,
+        )
+        lessons.use(upstream)
+        return lessons
+
+    def _kept(self, name: str) -> Kept:
+        """Return the files that carry over a restart what is known of an upstream."""
+        return Kept(
+            KeptFile(
+                pause_path(self._policy, name),
+                self._disk,
+                parse=pauses.parse,
+                render=pauses.render,
+                on_error=lambda error: self._events.pause_unrecorded(upstream=name, error=error),
+            ),
+            KeptFile(
+                lessons_path(self._policy, name),
+                self._disk,
+                parse=learning.parse,
+                render=learning.render,
+                on_error=lambda error: self._events.lessons_unrecorded(upstream=name, error=error),
+            ),
+        )
 
     async def _change(self, heart: Heart, upstream: Upstream, *, upstream_changed: bool) -> None:
         self._set(heart, upstream)
@@ -182,7 +221,7 @@ class Upstreams:
         )
         if upstream_changed:
             heart.renew()
-        await heart.gate.replan(upstream.limits, upstream.guard_ns)
+        await heart.gate.replan(heart.learning.use(upstream), upstream.guard_ns)
         if upstream_changed or is_judged_anew:
             # What made it rest may be what was edited.
             self._resume(heart)

@@ -43,6 +43,7 @@ _STATES = {
     State.ACTIVE: QueueState.ACTIVE,
     State.DEFERRED: QueueState.DEFERRED,
     State.HELD: QueueState.HELD,
+    State.REPORTING: QueueState.REPORTING,
 }
 
 
@@ -198,6 +199,7 @@ class Watch:
             heart.in_flight,
             self._drained_at_ns(heart, waiting.messages) if heart.is_used else self._clock.wall_ns(),
             self._held_by(heart, waiting.messages),
+            heart.learning.findings,
         )
 
     @staticmethod
@@ -213,6 +215,7 @@ class Watch:
         return self._wall(heart.pausing.paused_until_ns)
 
     def _limits(self, heart: Heart) -> tuple[LimitStatus, ...]:
+        policy = {limit.label: limit.count for limit in self.policy.upstreams[heart.name].limits}
         return tuple(
             LimitStatus(
                 heart.name,
@@ -225,6 +228,7 @@ class Watch:
                 usage.for_each,
                 usage.key,
                 heart.gate.most.get(usage.label),
+                count if (count := policy.get(usage.label)) != usage.count else None,
             )
             for usage in heart.gate.usage()
         )

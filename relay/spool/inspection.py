@@ -25,6 +25,8 @@ from relay.spool.layout import FORMAT, Layout, is_queue_id
 
 _FOLDERS = ("tmp", "new", "cur", "hold", "corrupt", "bounce")
 _FILES = ("lock", "ledger", "trigger", "format", "reserve", "control.sock")
+_REPORTS = ("reports", "reports.lock", "reports.new")
+"""The history of the reports, of which `relay.throttle.inspection` tells."""
 _ASIDE = "moved to corrupt/ when the relay starts, never sent, never deleted"
 _NEW_ASIDE = "moved to corrupt/ when the relay next meets it, never sent, never deleted"
 _LOOK = "look at it, and move it out of the spool if it is nobody's mail"
@@ -99,7 +101,7 @@ class Inspector:
             self._look_at_folder(folder, root)
         for name in self._names(layout.root):
             path = f"{layout.root}/{name}"
-            if name in (*_FOLDERS, *_FILES):
+            if name in (*_FOLDERS, *_FILES, *_REPORTS):
                 continue
             if name == "ledger.new" or name.startswith("format."):
                 self._find(path, "leftover", "a rewrite that a crash cut off", "replaced by the next one")

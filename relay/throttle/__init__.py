@@ -8,5 +8,6 @@ slots     all that is known of an account's past, and the limits that judge it
 record    the bytes of a history file (pure)
 history   the file: locked, shared, durable before anything is sent
 throttle  the room's door: reserve, settle, replan
+tally     how much was charged lately, for comparing with a refusal
 audit     the proof: the most that any window held, counted anew from the file
 """

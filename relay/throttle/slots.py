@@ -22,12 +22,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
+from relay.learning import Tally
 from relay.outlook import Limited
 from relay.policy.units import LONGEST_DURATION_NS
 from relay.throttle.decision import Grant, Place, Wait, choose, for_all, shares_of, wait
 from relay.throttle.gauge import UNKNOWN, ForEach, Gauge, Limit, Unit
 from relay.throttle.keys import Request
 from relay.throttle.record import Charged, Ended, Record, Reserved, Share
+from relay.throttle.tally import peak_of, tally_of
 from relay.throttle.window import BUCKETS, EXACT_SLOTS
 
 KEEP_NS = 2 * LONGEST_DURATION_NS
@@ -173,8 +175,21 @@ class Slots:
         """Return in how long the oldest end within the last `span_ns` is that old, or None without one."""
         with self._mutex:
             self._advance(now_ns)
-            index = bisect_right(self._ended, now_ns - span_ns, key=lambda charged: charged.ended_at_ns)
+            index = bisect_right(self._ended, now_ns - span_ns, key=_ended_at)
             return None if index == len(self._ended) else self._ended[index].ended_at_ns + span_ns - now_ns
+
+    def tally(self, span_ns: int, now_ns: int) -> Tally:
+        """Return what ended within the last `span_ns`."""
+        with self._mutex:
+            self._advance(now_ns)
+            index = bisect_right(self._ended, now_ns - span_ns, key=_ended_at)
+            return tally_of(self._ended[index:], now_ns)
+
+    def peak(self, span_ns: int, now_ns: int) -> Tally:
+        """Return the most, of each unit, that one window held which was over `span_ns` ago."""
+        with self._mutex:
+            index = bisect_right(self._ended, now_ns - span_ns, key=_ended_at)
+            return peak_of(self._ended[:index], span_ns)
 
     def room_for_connections(self, now_ns: int) -> tuple[int | None, int, str]:
         """Return how many may be opened now (None: any number), when the next may, and by which limit."""

@@ -20,8 +20,8 @@ An account without limits has no history and touches no disk; the first limit th
 edit gives it starts counting then.
 
 Threads: every method may be called from any.  `reserve`, `flush`, `replan` and `close` take
-turns and may wait for the disk and for other processes; `settle`, `opens_at` and `usage`
-are memory only, and do for an event loop.
+turns and may wait for the disk and for other processes; `settle`, `opens_at`, `usage` and
+`tally` are memory only, and do for an event loop.
 """
 
 from collections.abc import Sequence
@@ -30,6 +30,7 @@ from pathlib import Path
 from threading import Lock
 
 from relay.clock import Clock
+from relay.learning import Tally
 from relay.outlook import Limited
 from relay.spool.durable import Disk
 from relay.throttle.audit import Audit, audit_file
@@ -39,6 +40,7 @@ from relay.throttle.history import History
 from relay.throttle.keys import Request as Request  # noqa: PLC0414 - part of the door
 from relay.throttle.record import Charged, Ended, Record
 from relay.throttle.slots import Slots, Usage
+from relay.throttle.tally import Unrecorded
 
 TRANSACTION_NS = 30 * 60 * 1_000_000_000
 """The longest transaction: 10 minutes for the reply to the final dot (RFC 5321, 4.5.3.2.6), and the rest."""
@@ -89,6 +91,7 @@ class Throttle:
         self._clock = clock
         self._transaction_ns = transaction_ns
         self._slots = Slots()
+        self._unrecorded = Unrecorded()
         self._history = History(history_path, disk, clock, self._slots)
         self._turn = Lock()
         self._path = history_path
@@ -137,9 +140,12 @@ class Throttle:
         now_ns = self._clock.boottime_ns()
         for settlement in settlements:
             reservation = settlement.reservation
-            if reservation.id == UNRECORDED:
-                continue
             ended_at_ns = max(reservation.reserved_at_ns, min(settlement.ended_at_ns, now_ns))
+            if reservation.id == UNRECORDED:
+                self._unrecorded.add(
+                    self._late(reservation, ended_at_ns)._replace(started_at_ns=reservation.reserved_at_ns)
+                )
+                continue
             if ended_at_ns <= reservation.deadline_ns:
                 self._slots.settle(Ended(reservation.id, ended_at_ns))
             else:
@@ -182,6 +188,20 @@ class Throttle:
         From memory: what an upstream that speaks of such a window may be counting.
         """
         return self._slots.leaves_in_ns(span_ns, self._clock.boottime_ns())
+
+    def tally(self, span_ns: int) -> Tally:
+        """Return what ended within the last `span_ns`: from memory, what others recorded as of the last look.
+
+        Of an account without limits, what went through this process in the last day.
+        """
+        now_ns = self._clock.boottime_ns()
+        return (
+            self._slots.tally(span_ns, now_ns) if self._limits else self._unrecorded.within(span_ns, now_ns)
+        )
+
+    def peak(self, span_ns: int) -> Tally:
+        """Return the most, of each unit, that a window held which was over when the present one began."""
+        return self._slots.peak(span_ns, self._clock.boottime_ns())
 
     def room(self) -> tuple[int | None, list[str]]:
         """Return how many messages may go now, None for any number, and which limits keep back the next one.

@@ -32,6 +32,22 @@ def test_a_clean_spool_is_said_to_be_clean(engine: MaildirEngine, capsys: pytest
     assert said(capsys) == [f"{engine.root}: 1 messages, clean"]
 
 
+def test_a_damaged_history_of_reports_stops_nothing_and_is_told_of_as_such(
+    engine: MaildirEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recovered(engine).close()
+    reports = Path(engine.root) / "reports"
+    reports.write_text("not a history")
+    (Path(engine.root) / "reports.lock").touch()
+    (Path(engine.root) / "reports.new").touch()
+
+    assert code_of("fsck") == os.EX_DATAERR
+    leftover, damaged, _ = said(capsys)
+    assert leftover == f"{reports}.new: a rewrite that a crash cut off: removed by the next one"
+    assert damaged.startswith(f"{reports}: byte 0: not a history")
+    assert damaged.endswith(": reports are not counted -> remove it while no relay runs")
+
+
 def test_leftovers_end_with_1_and_damage_with_65(
     engine: MaildirEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from relay.policy.source import parse_policy
-from relay.service.pause_file import pause_path
+from relay.service.kept_file import pause_path
 from tests.cli.control import code_of, relay_up, write_policy
 from tests.fakes.operations import FakeOperations
 from tests.fakes.snapshots import a_snapshot

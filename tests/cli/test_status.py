@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS
+from relay.learning import Finding
 from relay.policy.model import Policy
 from relay.service import snapshot as snapshots
 from relay.service.operations import SpoolBusy
@@ -54,6 +55,23 @@ def test_people_see_upstreams_limits_queue_and_ledger(
     assert "waiting 400 800 1000000 1m 30s" in lines
     assert "held 0 0 0 -" in lines
     assert "recipients: 1000 accepted = 190 relayed + 4 bounced + 1 expired + 1 deleted + 804 queued" in lines
+
+
+def test_what_a_refusal_taught_is_said_and_which_limit_is_lower_for_it(
+    policy_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operations = FakeOperations()
+    finding = Finding(AT_NS, "recipients", 3600 * SECOND_NS, 97, 57 * 60 * SECOND_NS, 100, 90)
+    limit = replace(a_limit(used=90, count=90), policy_count=100)
+    upstream = replace(an_upstream(limits=(limit,)), findings=(finding,))
+    operations.shown = a_snapshot(upstream=upstream)
+
+    with relay_up(policy_path.parent / "spool", operations):
+        assert code_of("status", "--policy", str(policy_path)) == 0
+
+    text = "\n".join(said(capsys))
+    assert "90/90, effective 90 of 100" in text
+    assert "isp: cut off after 97 recipients in 57 min; policy says 100 per 1h; suggested 90" in text
 
 
 def test_what_is_wrong_is_said(policy_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,6 +47,23 @@ def test_null_switches_a_warning_off() -> None:
     assert parse(SMALL + "retry: {warn_after: null, lifetime: 1h, max: 10m}\n").retry.warn_after_ns is None
 
 
+def test_nothing_adapts_and_reports_are_limited_unless_the_policy_says_otherwise() -> None:
+    assert (parse(SMALL).upstreams["isp"].adapt, parse(SMALL).reports.per_hour) == (None, 60)
+
+    other = parse(with_upstream("host: smtp.example.net", "adapt: tighten") + "reports: {per_hour: null}\n")
+
+    assert (other.upstreams["isp"].adapt, other.reports.per_hour) == ("tighten", None)
+
+
+def test_a_limit_is_never_told_to_adapt_upwards_and_no_hour_is_without_reports() -> None:
+    text = with_upstream("host: smtp.example.net", "adapt: loosen") + "reports: {per_hour: 0}\n"
+
+    assert [str(fault) for fault in faults(text)] == [
+        "p.yaml:8:12: upstreams.isp.adapt: expected tighten, got 'loosen'",
+        "p.yaml:9:21: reports.per_hour: expected a whole number above zero, got 0",
+    ]
+
+
 def test_a_fault_is_file_line_column_key_message() -> None:
     fault = only_fault(SMALL.replace("messages: 8", "messages: -3"))
     assert str(fault) == (
@@ -114,7 +131,7 @@ practice: null
         ("spool_", "did you mean spool?"),
         ("upstream", "did you mean upstreams?"),
         ("Host-Name", "did you mean hostname?"),
-        ("zzz", "known here: hostname, http, listen, practice, retry, spool, upstreams"),
+        ("zzz", "known here: hostname, http, listen, practice, reports, retry, spool, upstreams"),
     ],
 )
 def test_an_unknown_key_is_an_error_with_a_suggestion(unknown: str, suggestion: str) -> None:

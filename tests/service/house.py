@@ -15,6 +15,7 @@ from relay.policy.source import parse_policy
 from relay.scheduler import Queued
 from relay.service.events import Events
 from relay.service.heart import Heart
+from relay.service.late import LateMail
 from relay.service.listener_counts import ListenerCounts
 from relay.service.metrics import Metrics
 from relay.service.operator import Operator
@@ -75,6 +76,14 @@ class House:
             on_fault=self.faults.append,
         )
         self.watch = Watch(self.sender, policy, "relay.test", self.clock, PolicyStatus("", 0))
+        self.late = LateMail(
+            self.sender.scheduler,
+            self.sender.desk,
+            self.sender.settling,
+            self.clock,
+            listing=self.watch.listing,
+            pausing=self.sender.upstreams.default_pausing,
+        )
         self.operator = Operator(
             self.sender.scheduler,
             self.sender.desk,

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
 from relay.envelope import Envelope, QueueId
+from relay.learning import Finding, Lowered
 from relay.outcome import Answer
 from relay.reply import Phase, Reply
 from relay.service.event_table import FIELDS, KINDS, Level
@@ -84,6 +85,8 @@ def tell_everything(events: Events, foreign: str) -> None:
         "faults": [foreign],
         "keys": [foreign],
         "error": foreign,
+        "finding": Finding(1, "recipients", 3600 * 10**9, 97, 57 * 60 * 10**9, 100, 90),
+        "lowered": Lowered("recipients", 3600 * 10**9, 100, 90, 1),
     }
     for name in KINDS:
         method = getattr(events, name)

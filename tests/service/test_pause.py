@@ -91,10 +91,10 @@ async def test_time_that_the_upstream_was_paused_is_no_age_of_any_message(tmp_pa
         house.heart.wake()
         await house.until(lambda: (queued := house.queued(queue_id)) and queued.state is State.DEFERRED)
 
-        # Neither expired nor warned of, and its back-off is that of a young message.
+        # It has not expired, and its back-off is that of a young message.  To its sender it is late.
         queued = house.queued(queue_id)
         assert queued is not None
-        assert not queued.is_warned
+        assert queued.is_warned
         assert queued.due_at_ns - clock.boottime_ns() <= 3600 * SECOND_NS
         assert host.relayed == []
 

@@ -162,6 +162,7 @@ class World:
         metrics = Metrics(a_snapshot, ListenerCounts([]), events, self.clock)
         metrics.know_upstreams(["isp"])
         self.kept: list[PauseRecord] = []
+        self.told: list[Answer] = []
         self.pausing = Pausing(
             "isp",
             events,
@@ -170,6 +171,7 @@ class World:
             Redaction(),
             keep=self.kept.append,
             leaves_in_ns=lambda _: None,
+            on_refusal=lambda answer, _: self.told.append(answer),
         )
 
     def refused(self, phase: Phase, line: str) -> None:

@@ -1,16 +1,19 @@
-"""The file that carries an upstream's pause over a restart, beside the account's history.
+"""A small file that carries what is known of an upstream over a restart, beside the account's history.
 
 Guarantees: `keep` never raises and never blocks the loop; the last record given is the
 one that is written; a file is there whole or not at all.  What is not ours, or cannot be
-read, is told of and taken as no pause: the next record replaces it.
+read, is told of and taken as nothing: the next record replaces it.
 Does not: take part in any promise.  Nothing waits for it, and losing it loses no mail.
 """
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
-from relay.pauses import PauseRecord, parse, render
+from relay.learning import Lessons
+from relay.pauses import PauseRecord
 from relay.policy.model import Policy
 from relay.reply import clean
 from relay.spool.durable import Disk, opened, replace_file
@@ -22,22 +25,42 @@ def pause_path(policy: Policy, upstream: str) -> Path:
     return history.with_name(f"{history.name}.pause")
 
 
+def lessons_path(policy: Policy, upstream: str) -> Path:
+    """Return where is kept what the refusals of an upstream taught."""
+    history = policy.history_path(upstream)
+    return history.with_name(f"{history.name}.lessons")
+
+
 LARGEST_BYTES = 64 * 1024
 """Twice as much as the most that is remembered takes."""
+Record = TypeVar("Record")
 
 
-class PauseFile:
+class KeptFile(Generic[Record]):
     """One upstream's record on disk.  All of it belongs to one event loop."""
 
-    def __init__(self, path: Path, disk: Disk, on_error: Callable[[str], None]) -> None:
-        """`on_error` is told, with the file's name, what could not be read or written."""
+    def __init__(
+        self,
+        path: Path,
+        disk: Disk,
+        *,
+        parse: Callable[[bytes], Record],
+        render: Callable[[Record], bytes],
+        on_error: Callable[[str], None],
+    ) -> None:
+        """`on_error` is told, with the file's name, what could not be read or written.
+
+        `parse` raises ValueError for what is none of ours.
+        """
         self._path = str(path)
         self._disk = disk
+        self._parse = parse
+        self._render = render
         self._on_error = on_error
-        self._next: PauseRecord | None = None
+        self._next: Record | None = None
         self._writing: asyncio.Task[None] | None = None
 
-    async def read(self) -> PauseRecord | None:
+    async def read(self) -> Record | None:
         """Return what was kept, or None."""
         try:
             return await asyncio.to_thread(self._read)
@@ -45,7 +68,7 @@ class PauseFile:
             self._tell(error)
             return None
 
-    def keep(self, record: PauseRecord) -> None:
+    def keep(self, record: Record) -> None:
         """Have it written soon; of several, the last."""
         self._next = record
         if self._writing is None:
@@ -60,19 +83,32 @@ class PauseFile:
         try:
             while self._next is not None:
                 record, self._next = self._next, None
-                await asyncio.to_thread(replace_file, self._disk, self._path, render(record))
+                await asyncio.to_thread(replace_file, self._disk, self._path, self._render(record))
         except OSError as error:
             self._tell(error)
         finally:
             self._writing = None
 
-    def _read(self) -> PauseRecord | None:
+    def _read(self) -> Record | None:
         if self._disk.inode(self._path) is None:
             return None
         with opened(self._disk, self._disk.open_read(self._path)) as fd:
             if self._disk.size(fd) > LARGEST_BYTES:
-                raise ValueError("too large for a record of pauses")
-            return parse(self._disk.pread(fd, LARGEST_BYTES, 0))
+                raise ValueError("too large for a record of ours")
+            return self._parse(self._disk.pread(fd, LARGEST_BYTES, 0))
 
     def _tell(self, error: Exception) -> None:
         self._on_error(clean(f"{self._path}: {error}"))
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is kept of one upstream."""
+
+    pause: KeptFile[PauseRecord]
+    lessons: KeptFile[Lessons]
+
+    async def close(self) -> None:
+        """Wait until all of it is written."""
+        await self.pause.close()
+        await self.lessons.close()

@@ -1,0 +1,376 @@
+"""What a refusal for having sent too much teaches, by our own history.  Pure.
+
+At such a refusal the history tells how much was charged in a window that ended there: so
+much went well.  `suggest` makes a limit of it; `tighten` may lower one that is in force.
+
+Which limit: where the reply names a window ("per hour"), those of that length; else all.
+Of several, one that held more in an earlier window is not it: a relay that paces keeps its
+short windows full for hours, and that went well.  (What was blamed before cannot be
+cleared so: then those windows went not well.)  Of what is left, the one that was nearest
+to its N, since one refusal tells no more.  Where the policy has none, the window that the
+reply names, else a minute, an hour and a day.
+Connections are compared with limits on connections, and mail with the others.  Limits
+`for_each` key are left out: the reply does not say whose window it was.
+
+What cannot be known, and is not claimed:
+- what else uses the account: then the upstream counted more than our history has;
+- whether its windows slide or are fixed (the clock hour): a fixed one holds at most what
+  ours does, so the suggestion may be too high, and the next refusal says so;
+- which of several limits it was, and what in flight it counted already (left out here);
+- what was sent before a restart by an account without any limit, which has no history.
+
+Instants are wall clock, spans nanoseconds.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from relay.clock import SECOND_NS
+from relay.pauses import SPAN_NS
+from relay.verdict import Excess, Ruling, Span
+
+Unit = Literal["messages", "recipients", "connections"]
+ForEach = Literal["sender", "sender_domain", "recipient_domain", "client"]
+LOOKED_AT_NS = (SPAN_NS[Span.MINUTE], SPAN_NS[Span.HOUR], SPAN_NS[Span.DAY])
+"""Windows that limits are usually stated for."""
+MARGIN = 20
+"""A suggestion is at least this part below what went well: fixed windows, and what was in flight."""
+SHORTEST_MONTH_NS = 28 * SPAN_NS[Span.DAY]
+MOST_KEPT = 64
+
+
+class Limit(Protocol):
+    """What is to be known of a limit in force."""
+
+    @property
+    def unit(self) -> Unit:
+        """Return what is counted."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """Return N."""
+        ...
+
+    @property
+    def per_ns(self) -> int:
+        """Return T."""
+        ...
+
+    @property
+    def for_each(self) -> ForEach | None:
+        """Return what has a window each."""
+        ...
+
+    @property
+    def label(self) -> str:
+        """Return how a status line names it."""
+        ...
+
+
+AnyLimit = TypeVar("AnyLimit", bound=Limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How much was charged in a window that ends now, without what is in flight."""
+
+    messages: int = 0
+    recipients: int = 0
+    connections: int = 0
+    since_ns: int = 0
+    """How long ago the first of it began."""
+
+    def less(self, refused: "Tally") -> "Tally":
+        """Return it without what was refused."""
+        return Tally(
+            max(0, self.messages - refused.messages),
+            max(0, self.recipients - refused.recipients),
+            max(0, self.connections - refused.connections),
+            self.since_ns,
+        )
+
+    def of(self, unit: Unit) -> int:
+        """Return how much of a unit it is."""
+        match unit:
+            case "messages":
+                return self.messages
+            case "recipients":
+                return self.recipients
+            case "connections":
+                return self.connections
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One refusal, beside what had gone well until then."""
+
+    at_ns: int
+    unit: Unit
+    per_ns: int
+    """The window that was looked at."""
+    sent: int
+    """How much of the unit was charged in it before the refusal."""
+    over_ns: int
+    """Since the first of that."""
+    limit: int | None
+    """The policy's N; None where it has no such limit."""
+    suggested: int
+
+    @property
+    def label(self) -> str:
+        """Return the label of the policy's limit; without N where it has none."""
+        count = "" if self.limit is None else f"{self.limit} "
+        return f"{count}{self.unit} per {self.per_ns / SECOND_NS:g}s"
+
+    def is_met_by(self, limits: Iterable[Limit]) -> bool:
+        """Return whether one of the policy's limits is as strict by now."""
+        return any(
+            limit.unit == self.unit
+            and limit.for_each is None
+            and limit.count <= self.suggested
+            and limit.per_ns >= self.per_ns
+            for limit in limits
+        )
+
+    def beside(self, limits: Iterable[Limit]) -> "Finding":
+        """Return it with the N that the policy has by now."""
+        counts = [
+            limit.count
+            for limit in limits
+            if limit.for_each is None and (limit.unit, limit.per_ns) == (self.unit, self.per_ns)
+        ]
+        return replace(self, limit=min(counts, default=None))
+
+    def __str__(self) -> str:
+        period = _period(self.per_ns)
+        says = f"says {self.limit} per {period}" if self.limit is not None else f"has no limit per {period}"
+        return (
+            f"cut off after {self.sent} {self.unit} in {_elapsed(self.over_ns)}; policy {says}; "
+            f"suggested {self.suggested}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A limit of the policy that is in force with a lower N."""
+
+    unit: Unit
+    per_ns: int
+    limit: int
+    """The policy's N: once that is another, the owner has decided anew."""
+    count: int
+    """The N in force."""
+    at_ns: int
+    """When it was last lowered."""
+
+    @property
+    def key(self) -> tuple[Unit, int, int]:
+        """Return what tells it from others."""
+        return (self.unit, self.per_ns, self.limit)
+
+    def is_of(self, limit: Limit) -> bool:
+        """Return whether it is this limit that was lowered, unedited since."""
+        return limit.for_each is None and (limit.unit, limit.per_ns, limit.count) == self.key
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """A limit as it is in force; its label stays that of the policy, so that series go on."""
+
+    unit: Unit
+    count: int
+    per_ns: int
+    for_each: ForEach | None
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lessons:
+    """What is kept of an upstream over a restart."""
+
+    findings: tuple[Finding, ...] = ()
+    """Of the last refusal that could be compared."""
+    lowered: tuple[Lowered, ...] = ()
+
+    def under(self, limits: Sequence[Limit], *, adapts: bool) -> "Lessons":
+        """Return what still holds under a policy: the owner's edit ends the rest."""
+        return Lessons(
+            tuple(finding.beside(limits) for finding in self.findings if not finding.is_met_by(limits)),
+            tuple(each for each in self.lowered if adapts and any(map(each.is_of, limits))),
+        )
+
+
+def compare(
+    ruling: Ruling,
+    limits: Sequence[Limit],
+    tally: Callable[[int], Tally],
+    at_ns: int,
+    *,
+    peak: Callable[[int], Tally] | None = None,
+    before: Iterable[Finding] = (),
+) -> tuple[Finding, ...]:
+    """Return what a refusal says about our limits; nothing where it is not about how much was sent.
+
+    `limits` are the policy's, `tally` tells of a window that ends now, without what was
+    refused, `peak` of the most that windows of a length held that were over before it
+    began (None: not known), and `before` are earlier findings.
+    """
+    units: tuple[Unit, ...]
+    found: list[tuple[Unit, int, int | None]]
+    match ruling.excess:
+        case Excess.MAIL:
+            units = ("messages", "recipients")
+        case Excess.CONNECTIONS:
+            units = ("connections",)
+        case None:
+            return ()
+    named_ns = None if ruling.span is None else SPAN_NS[ruling.span]
+    suspects = [
+        limit
+        for limit in limits
+        if limit.unit in units and limit.for_each is None and _is_as_long(limit.per_ns, named_ns)
+    ]
+    if suspects:
+        if peak is not None:
+            suspects = _not_cleared(suspects, tally, peak, before) or suspects
+        nearest = max(suspects, key=lambda limit: tally(limit.per_ns).of(limit.unit) / limit.count)
+        found = [(nearest.unit, nearest.per_ns, nearest.count)]
+    else:
+        spans_ns = LOOKED_AT_NS if named_ns is None else (named_ns,)
+        found = [(unit, span_ns, None) for span_ns in spans_ns for unit in units]
+    return tuple(
+        Finding(at_ns, unit, per_ns, sent, known.since_ns, count, suggest(sent, count))
+        for unit, per_ns, count in found
+        if (sent := (known := tally(per_ns)).of(unit)) > 0
+    )
+
+
+def suggest(sent: int, limit: int | None = None) -> int:
+    """Return the limit to try after so many went well: 90 after 97.
+
+    A twentieth less, and one at least; then down to a round number, by a tenth at most.
+    Never above the limit that there is, never below 1.
+    """
+    less = sent - max(1, -(-sent // MARGIN))
+    power = int(10 ** max(0, len(str(less)) - 2))
+    step = max(power * each for each in (1, 2, 5) if each == 1 or power * each * 10 <= less)
+    return max(1, min(less - less % step, less if limit is None else limit))
+
+
+def tighten(finding: Finding, limits: Sequence[Limit], lowered: Sequence[Lowered]) -> Lowered | None:
+    """Return the limit of a finding as it is to be lowered, or None to leave it.
+
+    To the suggestion, but to no less than half of what is in force, and once in its window:
+    a block that has another reason refuses again and again, after ever fewer.
+    """
+    limit = next((each for each in limits if _is_about(finding, each)), None)
+    if limit is None:
+        return None
+    before = next((each for each in lowered if each.is_of(limit)), None)
+    in_force = limit.count if before is None else before.count
+    count = max(finding.suggested, -(-in_force // 2))
+    is_too_soon = before is not None and abs(finding.at_ns - before.at_ns) < limit.per_ns
+    if count >= in_force or is_too_soon:
+        return None
+    return Lowered(limit.unit, limit.per_ns, limit.count, count, finding.at_ns)
+
+
+def in_force(limits: Iterable[AnyLimit], lowered: Sequence[Lowered]) -> list[AnyLimit | Effective]:
+    """Return the limits as they are in force: those of the policy, or lower."""
+    found: list[AnyLimit | Effective] = []
+    for limit in limits:
+        counts = [each.count for each in lowered if each.is_of(limit)]
+        if counts:
+            count = min(limit.count, *counts)
+            found.append(Effective(limit.unit, count, limit.per_ns, limit.for_each, limit.label))
+        else:
+            found.append(limit)
+    return found
+
+
+def finding_to_json(finding: Finding) -> dict[str, int | float | str | None]:
+    """Return a finding for scripts, without its instant."""
+    return {
+        "text": str(finding),
+        "limit": finding.label,
+        "unit": finding.unit,
+        "period_seconds": finding.per_ns / SECOND_NS,
+        "sent": finding.sent,
+        "over_seconds": finding.over_ns / SECOND_NS,
+        "count": finding.limit,
+        "suggested": finding.suggested,
+    }
+
+
+_LESSONS = TypeAdapter(Lessons)
+
+
+def render(lessons: Lessons) -> bytes:
+    """Return what is kept as the bytes of its file: JSON, for `cat`."""
+    return _LESSONS.dump_json(lessons, indent=1) + b"\n"
+
+
+def parse(content: bytes) -> Lessons:
+    """Return what a file says.  Raises ValueError for what is none of ours."""
+    try:
+        lessons = _LESSONS.validate_json(content, strict=True)
+    except ValidationError as error:
+        raise ValueError(f"not a record of refusals: {error.error_count()} errors in it") from None
+    counts = [number for each in lessons.findings for number in (each.suggested, each.sent, each.per_ns)]
+    counts += [number for each in lessons.lowered for number in (each.count, each.per_ns)]
+    is_raised = any(each.count > each.limit for each in lessons.lowered)
+    if min(counts, default=1) < 1 or is_raised or len(counts) > 3 * MOST_KEPT:
+        raise ValueError("not a record of refusals: its numbers make no sense")
+    return lessons
+
+
+def _not_cleared(
+    suspects: Sequence[Limit],
+    tally: Callable[[int], Tally],
+    peak: Callable[[int], Tally],
+    before: Iterable[Finding],
+) -> list[Limit]:
+    """Return those limits that held no more in any earlier window, or were blamed then."""
+    blamed = {(finding.unit, finding.per_ns) for finding in before if finding.limit is not None}
+    return [
+        limit
+        for limit in suspects
+        if (limit.unit, limit.per_ns) in blamed
+        or peak(limit.per_ns).of(limit.unit) <= tally(limit.per_ns).of(limit.unit)
+    ]
+
+
+def _is_as_long(per_ns: int, named_ns: int | None) -> bool:
+    if named_ns == SPAN_NS[Span.MONTH]:
+        return SHORTEST_MONTH_NS <= per_ns <= named_ns
+    return named_ns is None or per_ns == named_ns
+
+
+def _is_about(finding: Finding, limit: Limit) -> bool:
+    known = (limit.unit, limit.per_ns, limit.count, limit.for_each)
+    return known == (finding.unit, finding.per_ns, finding.limit, None)
+
+
+_LONG = (("d", 86_400), ("h", 3_600), ("m", 60))
+
+
+def _period(per_ns: int) -> str:
+    """Return a window as a policy writes it: `90s`, `1h`, `24h`, `7d`."""
+    for unit, length in _LONG:
+        count, rest_ns = divmod(per_ns, length * SECOND_NS)
+        if not rest_ns and count >= (2 if unit == "d" else 1):
+            return f"{count}{unit}"
+    return f"{per_ns / SECOND_NS:g}s"
+
+
+def _elapsed(span_ns: int) -> str:
+    """Return a span in one unit, rounded up: `42 s`, `57 min`, `23 h`, `6 d`."""
+    for unit, length, below in (("s", 1, 120), ("min", 60, 120), ("h", 3_600, 48)):
+        count = -(-span_ns // (length * SECOND_NS))
+        if count < below:
+            return f"{count} {unit}"
+    return f"{-(-span_ns // (86_400 * SECOND_NS))} d"

@@ -1,0 +1,203 @@
+"""What a refusal for having sent too much teaches a relay that runs, and what of it is in force."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from relay.clock import SECOND_NS
+from relay.service.kept_file import lessons_path
+from relay.service.page import render
+from relay.service.snapshot import public, to_json
+from tests.fakes.smarthost import Script, Smarthost
+from tests.service.house import House, policy_of
+from tests.service.test_pause import LeapingClock
+
+OVER = "450 4.7.1 you have exceeded the number of recipients per hour"
+HOUR_NS = 3600 * SECOND_NS
+FOUND = r"cut off after 19 recipients in \d+ s; policy says 20 per 1h; suggested 18"
+
+
+class Counting:
+    """An upstream that takes so many recipients and refuses from then on."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.taken = 0
+
+    def rcpt(self, _: str) -> str:
+        if self.taken >= self.most:
+            return OVER
+        self.taken += 1
+        return "250 ok"
+
+
+def limits(count: int = 20, adapt: str = "") -> str:
+    return f", limits: [{{recipients: {count}, per: 1h}}, {{messages: 1000, per: 1m}}]{adapt}"
+
+
+def names(count: int) -> list[str]:
+    return [f"r{number}@there.example" for number in range(count)]
+
+
+async def cut_off(house: House, after: int = 19) -> None:
+    """Send so much, then one more, which is refused."""
+    house.accept(*names(after))
+    await house.until_empty()
+    house.accept("one-more@there.example")
+    await house.until(lambda: house.heart.pausing.because and house.heart.in_flight == 0)
+
+
+def told(house: House) -> str:
+    house.events.flush()
+    return house.log.getvalue()
+
+
+def effective(house: House) -> int:
+    return house.heart.gate.usage()[0].count
+
+
+async def test_a_refusal_is_told_beside_what_the_history_says(tmp_path: Path) -> None:
+    async with (
+        Smarthost(Script(rcpt=Counting(19).rcpt)) as host,
+        House(policy_of(tmp_path, host.port, limits())) as house,
+    ):
+        await cut_off(house)
+
+        assert re.search(f"upstream isp: {FOUND}", told(house))
+        snapshot = house.watch.snapshot()
+        (finding,) = to_json(public(snapshot))["upstreams"][0]["findings"]
+        assert re.fullmatch(FOUND, finding["text"])
+        assert (finding["sent"], finding["suggested"]) == (19, 18)
+        assert finding["text"] in render(public(snapshot))
+        assert effective(house) == 20, "nothing is lowered unless the policy says so"
+
+
+async def test_refusals_of_the_same_block_are_compared_once(tmp_path: Path) -> None:
+    async with (
+        Smarthost(Script(rcpt=Counting(19).rcpt)) as host,
+        House(policy_of(tmp_path, host.port, limits(100))) as house,
+    ):
+        await cut_off(house)
+        for _ in range(2):
+            house.heart.pausing.end()
+            house.heart.wake()
+            await house.until(lambda: house.heart.pausing.because and house.heart.in_flight == 0)
+
+        assert told(house).count("cut off after") == 1
+
+
+async def test_adapt_lowers_the_limit_that_is_in_force_and_says_so(tmp_path: Path) -> None:
+    upstream = Counting(19)
+    async with (
+        Smarthost(Script(rcpt=upstream.rcpt)) as host,
+        House(policy_of(tmp_path, host.port, limits(adapt=", adapt: tighten"))) as house,
+    ):
+        await cut_off(house)
+        upstream.most = 1000
+
+        assert "effective 18 of 20 recipients per 3600.000s" in told(house)
+        await house.until(lambda: effective(house) == 18)
+        snapshot = house.watch.snapshot()
+        assert "effective 18 of 20" in render(snapshot)
+        assert to_json(snapshot)["upstreams"][0]["limits"][0]["policy_count"] == 20
+        assert snapshot.upstreams[0].limits[0].label == "20 recipients per 3600s"
+
+        # 19 and the refused one are in the window: nothing more goes, though the policy's N had room.
+        house.heart.pausing.end()
+        house.heart.wake()
+        await house.until(lambda: "no room in 20 recipients" in house.watch.listing().messages()[0].reason)
+        assert upstream.taken == 19
+
+
+async def test_a_lowered_limit_holds_after_a_restart_from_the_first_decision_on(tmp_path: Path) -> None:
+    clock = LeapingClock()
+    upstream = Counting(19)
+    async with Smarthost(Script(rcpt=upstream.rcpt)) as host:
+        policy = policy_of(tmp_path, host.port, limits(adapt=", adapt: tighten"))
+        async with House(policy, clock=clock) as house:
+            await cut_off(house)
+        upstream.most = 1000
+        # The window is empty by then, and the pause is over.
+        clock.ahead_ns += 2 * HOUR_NS
+        async with House(policy, clock=clock) as house:
+            house.accept(*names(30))
+            await house.until(lambda: upstream.taken >= 19 + 18 and house.heart.in_flight == 0)
+
+            assert effective(house) == 18
+            assert upstream.taken == 19 + 18
+            assert house.watch.snapshot().upstreams[0].findings
+
+
+@pytest.mark.parametrize(
+    ("edited", "in_force", "finds"),
+    [
+        (limits(30, ", adapt: tighten"), 30, True),
+        (limits(18, ", adapt: tighten"), 18, False),
+        (limits(20), 20, True),
+    ],
+    ids=["raised", "lowered", "no adapt"],
+)
+async def test_the_owners_edit_ends_what_was_lowered_at_once_and_for_good(
+    tmp_path: Path, edited: str, in_force: int, finds: bool
+) -> None:
+    async with Smarthost(Script(rcpt=Counting(19).rcpt)) as host:
+        policy = policy_of(tmp_path, host.port, limits(adapt=", adapt: tighten"))
+        after = policy_of(tmp_path, host.port, edited)
+        async with House(policy) as house:
+            await cut_off(house)
+            await house.sender.apply(after)
+            house.watch.policy = after
+
+            assert effective(house) == in_force
+            assert bool(house.watch.snapshot().upstreams[0].findings) is finds
+            assert house.watch.snapshot().upstreams[0].limits[0].policy_count is None
+            # Also if it says again what it said before.
+            await house.sender.apply(policy)
+            assert effective(house) == 20
+        async with House(policy) as house:
+            assert effective(house) == 20
+
+
+async def test_an_account_without_limits_is_compared_with_what_went_through_this_process(
+    tmp_path: Path,
+) -> None:
+    async with (
+        Smarthost(Script(rcpt=Counting(19).rcpt)) as host,
+        House(policy_of(tmp_path, host.port, ", adapt: tighten")) as house,
+    ):
+        await cut_off(house)
+
+        assert re.search(
+            r"cut off after 19 recipients in \d+ s; policy has no limit per 1h; suggested 18", told(house)
+        )
+        assert not policy_of(tmp_path, host.port).history_path("isp").exists()
+
+
+async def test_a_refusal_in_the_greeting_is_compared_too(tmp_path: Path) -> None:
+    async with (
+        Smarthost(Script()) as host,
+        House(policy_of(tmp_path, host.port, limits() + ", idle: 20ms")) as house,
+    ):
+        house.accept(*names(19))
+        await house.until_empty()
+        host.script.connect = "554 DED : You've reached your daily relay quota"
+        await house.until(lambda: house.heart.pool.open == 0)
+        house.accept("one-more@there.example")
+        await house.until(lambda: house.heart.pausing.because)
+
+        assert re.search(r"cut off after 19 recipients in \d+ s; policy has no limit per 24h", told(house))
+
+
+async def test_lessons_that_are_none_are_told_of_and_replaced(tmp_path: Path) -> None:
+    async with Smarthost(Script(rcpt=Counting(19).rcpt)) as host:
+        policy = policy_of(tmp_path, host.port, limits(adapt=", adapt: tighten"))
+        path = lessons_path(policy, "isp")
+        path.parent.mkdir(parents=True)
+        path.write_text('{"lowered": [{"count": 100000}]}')
+        async with House(policy) as house:
+            await cut_off(house)
+
+            assert "taught is not kept on disk" in told(house)
+        async with House(policy) as house:
+            await house.until(lambda: effective(house) == 18)

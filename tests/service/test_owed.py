@@ -1,0 +1,194 @@
+"""Reports beyond `reports.per_hour`: none is lost and none goes early, over restarts and edits."""
+
+from pathlib import Path
+
+import pytest
+
+from relay.clock import SECOND_NS
+from relay.policy.model import Policy
+from relay.scheduler import State
+from relay.service.operations import OK
+from relay.service.operator import ONLY_REPORT_LEFT
+from relay.service.owed import reports_path
+from relay.service.snapshot import QueueState
+from relay.spool.interface import Totals
+from tests.fakes.smarthost import Script, Smarthost
+from tests.fakes.smarthost_dialogue import Recorded
+from tests.service.house import House, policy_of
+from tests.service.test_pause import LeapingClock
+
+HOUR_NS = 3600 * SECOND_NS
+SHIELD_OFF = ", shield: null"
+
+
+def nobody(argument: str) -> str:
+    return "550 5.1.1 no such user" if "gone" in argument else "250 ok"
+
+
+def capped(folder: Path, port: int, per_hour: str = "2") -> Policy:
+    rest = f"retry: {{min: 50ms, max: 100ms, lifetime: 1d}}\nreports: {{per_hour: {per_hour}}}"
+    return policy_of(folder, port, SHIELD_OFF, rest)
+
+
+def reports(host: Smarthost) -> list[Recorded]:
+    return [relayed for relayed in host.relayed if relayed.reverse_path == ""]
+
+
+def waiting(house: House) -> list[str]:
+    return sorted(q.queue_id for q in house.sender.scheduler if q.state is State.REPORTING)
+
+
+def told(house: House) -> str:
+    house.events.flush()
+    return house.log.getvalue()
+
+
+async def test_reports_beyond_the_cap_wait_with_their_messages_and_go_when_the_hour_allows(
+    tmp_path: Path,
+) -> None:
+    clock = LeapingClock()
+    async with Smarthost(Script(rcpt=nobody)) as host:
+        async with House(capped(tmp_path, host.port), clock=clock) as house:
+            for number in range(5):
+                house.accept(f"gone{number}@there.example")
+            await house.until(lambda: len(waiting(house)) == len(house.sender.scheduler) == 3)
+
+            assert len(reports(host)) == 2
+            assert house.watch.snapshot().counts(QueueState.REPORTING).messages == 3
+            listed = house.watch.listing().messages()[0]
+            assert "only its report is left" in listed.reason
+            assert (listed.held_by, listed.eta_at_ns) == ("reports.per_hour", None)
+            assert told(house).count("reports are at reports.per_hour") == 1
+            assert told(house).count("its report waits") == 3
+            totals = await house.sender.desk.totals()
+            assert totals == Totals(accepted=7, relayed=2, bounced=5)
+            # The wall clock alone opens no window: an hour has to pass.
+            clock.ahead_ns += HOUR_NS - 60 * SECOND_NS
+            house.sender.owed.wake()
+            await house.until(lambda: house.heart.in_flight == 0)
+            assert len(reports(host)) == 2
+
+            clock.ahead_ns += 61 * SECOND_NS
+            house.sender.owed.wake()
+            await house.until(lambda: len(reports(host)) == 4)
+            assert len(waiting(house)) == 1
+            clock.ahead_ns += HOUR_NS + SECOND_NS
+            house.sender.owed.wake()
+            await house.until_empty()
+
+        told_of = b"".join(report.content for report in reports(host))
+        assert all(b"gone%d@there.example" % number in told_of for number in range(5))
+        assert told_of.count(b"550 5.1.1 no such user") >= 5, "the reasons were kept"
+
+
+async def test_a_restart_forgets_neither_the_reports_nor_how_many_went(tmp_path: Path) -> None:
+    clock = LeapingClock()
+    async with Smarthost(Script(rcpt=nobody)) as host:
+        policy = capped(tmp_path, host.port)
+        async with House(policy, clock=clock) as house:
+            for number in range(4):
+                house.accept(f"gone{number}@there.example")
+            await house.until(lambda: len(waiting(house)) == 2 and len(reports(host)) == 2)
+            before = waiting(house)
+        async with House(policy, clock=clock) as house:
+            assert waiting(house) == before
+            house.accept("gone9@there.example")
+            await house.until(lambda: len(waiting(house)) == 3)
+            assert len(reports(host)) == 2
+            clock.ahead_ns += HOUR_NS + SECOND_NS
+            house.sender.owed.wake()
+            await house.until(lambda: len(reports(host)) == 4)
+            # First come, first served.
+            assert waiting(house)[0] not in before
+        assert reports_path(policy).exists()
+
+
+async def test_what_was_relayed_is_marked_though_the_report_about_the_rest_waits(tmp_path: Path) -> None:
+    async with Smarthost(Script(rcpt=nobody)) as host:
+        policy = capped(tmp_path, host.port, "1")
+        async with House(policy) as house:
+            house.accept("gone0@there.example")
+            await house.until(lambda: reports(host))
+            house.accept("here@there.example", "gone1@there.example")
+            await house.until(lambda: waiting(house))
+        async with House(policy) as house:
+            assert len(waiting(house)) == 1
+        to = [recipient for relayed in host.relayed for recipient in relayed.recipients]
+        assert to.count("here@there.example") == 1
+
+
+async def test_an_edit_of_the_cap_counts_at_once_and_judges_the_same_hour(tmp_path: Path) -> None:
+    async with Smarthost(Script(rcpt=nobody)) as host:
+        async with House(capped(tmp_path, host.port)) as house:
+            for number in range(6):
+                house.accept(f"gone{number}@there.example")
+            await house.until(lambda: len(waiting(house)) == 4)
+            await house.sender.apply(capped(tmp_path, host.port, "3"))
+            await house.until(lambda: len(waiting(house)) == 3)
+            await house.sender.apply(capped(tmp_path, host.port, "null"))
+            await house.until_empty()
+
+        assert len(reports(host)) == 6
+
+
+async def test_an_operator_may_end_what_waits_for_its_report_without_it_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    async with Smarthost(Script(rcpt=nobody)) as host:
+        async with House(capped(tmp_path, host.port, "1")) as house:
+            for number in range(3):
+                house.accept(f"gone{number}@there.example")
+            await house.until(lambda: len(waiting(house)) == len(house.sender.scheduler) == 2)
+            first, second = [queued.queue_id for queued in house.sender.scheduler]
+            for verb in (house.operator.hold, house.operator.release, house.operator.retry):
+                assert await verb([first]) == {first: ONLY_REPORT_LEFT}
+            assert await house.operator.bounce([first]) == {first: ONLY_REPORT_LEFT}
+            assert await house.operator.delete([first]) == {first: OK}
+
+            assert waiting(house) == [second]
+            assert f"{first}: no report of 1 failed" in told(house)
+            await house.sender.apply(capped(tmp_path, host.port, "null"))
+            await house.until_empty()
+            assert (await house.sender.desk.totals()).bounced == 3
+
+        assert len(reports(host)) == 2
+
+
+async def test_a_bounce_by_hand_is_capped_too_also_while_the_relay_is_down(tmp_path: Path) -> None:
+    async with Smarthost(Script(rcpt=nobody)) as host, House(capped(tmp_path, host.port, "1")) as house:
+        house.accept("gone@there.example")
+        await house.until(lambda: reports(host))
+        await house.until_empty()
+        host.script.mail = "421 not now"
+        queue_id = house.accept("late@there.example")
+        await house.until(lambda: house.heart.pausing.because and house.heart.in_flight == 0)
+
+        assert await house.operator.bounce([queue_id]) == {queue_id: OK}
+        assert waiting(house) == [queue_id]
+
+
+@pytest.mark.parametrize("content", [b"", b"not a history at all\n"])
+async def test_a_history_of_reports_that_cannot_be_read_holds_no_report_back(
+    tmp_path: Path, content: bytes
+) -> None:
+    async with Smarthost(Script(rcpt=nobody)) as host:
+        policy = capped(tmp_path, host.port, "1")
+        policy.spool.mkdir(parents=True, mode=0o700)
+        async with House(policy) as house:
+            reports_path(policy).write_bytes(content)
+            for number in range(3):
+                house.accept(f"gone{number}@there.example")
+            await house.until_empty()
+
+            assert "reports cannot be counted" in told(house)
+        assert len(reports(host)) == 3
+
+
+async def test_mail_from_nobody_owes_no_report_and_takes_no_slot(tmp_path: Path) -> None:
+    async with Smarthost(Script(rcpt=nobody)) as host:
+        policy = capped(tmp_path, host.port, "1")
+        async with House(policy) as house:
+            house.accept("gone@there.example", sender="")
+            await house.until_empty()
+
+        assert not reports_path(policy).exists()
