@@ -12,6 +12,7 @@ Assumes: who calls it ends the messages with nothing left to do before anything 
 import contextlib
 
 from relay.envelope import QueueId
+from relay.sorting import Sorter
 from relay.spool import files, foreign
 from relay.spool.durable import Disk, opened
 from relay.spool.interface import Corrupt, Entry, Recovery, Status
@@ -25,13 +26,13 @@ _MARKED_AT_ONCE = 64
 
 
 def recover(
-    disk: Disk, layout: Layout, ledger: Ledger, aside: foreign.Aside
+    disk: Disk, layout: Layout, ledger: Ledger, aside: foreign.Aside, sorter: Sorter | None = None
 ) -> tuple[dict[QueueId, Fates], Recovery]:
     """Return how far each queued message got, and what was found."""
     aside.stuck.clear()
     abandoned = remove_abandoned_drafts(disk, layout, aside)
     foreign.clear_the_way(disk, layout, aside)
-    walk = _Walk(disk, layout, ledger, aside)
+    walk = _Walk(disk, layout, ledger, aside, sorter)
     ledger.read()
     # Who held or released a message may have been killed before that was durable, and now it is seen.
     disk.sync_directory(layout.folder("hold"))
@@ -146,7 +147,10 @@ def _why_no_draft(disk: Disk, fd: int) -> str | None:
 class _Walk:
     """A walk through the folders in which messages wait."""
 
-    def __init__(self, disk: Disk, layout: Layout, ledger: Ledger, aside: foreign.Aside) -> None:
+    def __init__(
+        self, disk: Disk, layout: Layout, ledger: Ledger, aside: foreign.Aside, sorter: Sorter | None
+    ) -> None:
+        self._sorter = sorter
         self._disk = disk
         self._layout = layout
         self._ledger = ledger
@@ -193,7 +197,9 @@ class _Walk:
             if path != known:  # else it was brought here from another folder just now
                 files.drop_second_name(self._disk, path, known)
             return
-        message = files.read(self._disk, path, queue_id, with_content=False, is_new=is_new)
+        message = files.read(
+            self._disk, path, queue_id, with_content=False, is_new=is_new, sorter=self._sorter
+        )
         if Status.TODO not in message.statuses and queue_id in self._ledger.closed:
             # A crash came between its `out` and its removal.
             self.ended.add(queue_id)

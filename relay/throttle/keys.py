@@ -24,6 +24,8 @@ class Request:
     sender: str = ""
     sender_domain: str = ""
     client: str = ""
+    lane: str = ""
+    """Empty where the policy has none."""
     recipient_domains: tuple[str, ...] = ()
     """One for each recipient; none at all stands for one and the same."""
     most: int | None = None
@@ -41,7 +43,7 @@ class Request:
         return self.recipients if self.most is None else min(self.most, self.recipients)
 
 
-def request_for(envelope: Envelope, indices: Iterable[int], most: int) -> Request:
+def request_for(envelope: Envelope, indices: Iterable[int], most: int, lane: str = "") -> Request:
     """Return what to ask for, to send a message to some of its recipients, at most so many at once."""
     domains = tuple(_domain(envelope.recipients[index]) for index in indices)
     client = _CLIENT_ADDRESS.search(envelope.client)
@@ -50,6 +52,7 @@ def request_for(envelope: Envelope, indices: Iterable[int], most: int) -> Reques
         sender=_address(envelope.reverse_path),
         sender_domain=_domain(envelope.reverse_path),
         client=key_of((client[1] if client else envelope.client).lower()),
+        lane=lane,
         recipient_domains=domains,
         most=most,
     )

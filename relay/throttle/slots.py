@@ -189,7 +189,8 @@ class Slots:
         """
         with self._mutex:
             self._advance(now_ns)
-            gauges = [gauge for gauge in self._gauges if gauge.for_each == place.for_each]
+            kind, key = place
+            gauges = [gauge for gauge in self._gauges if gauge.for_each == kind and gauge.is_about(key)]
             least = 1 if place.for_each == "recipient_domain" or not gauges else 0
             room = min((gauge.room(place.key, now_ns) for gauge in gauges), default=least)
             opens_at_ns = max((gauge.opens_at(place.key, now_ns) for gauge in gauges), default=now_ns)
