@@ -143,6 +143,12 @@ class Order:
         """Return the lanes; where none were given, the one that there is."""
         return tuple(line.lane for line in self._lines.values())
 
+    @property
+    def most(self) -> int:
+        """Return how many `take` could give, one after the other."""
+        lines = self._lines.values()
+        return sum(line.length if line.room is None else min(line.length, line.room) for line in lines)
+
     def length(self, lane: str) -> int:
         """Return how many of a lane are ready."""
         return self._lines[lane].length
@@ -217,8 +223,8 @@ class Order:
             if line.room is not None:
                 line.room += 1
 
-    def let(self, lane: str, room: int) -> None:
-        """Let a lane give so many more, until it is told another number."""
+    def let(self, lane: str, room: int | None) -> None:
+        """Let a lane give so many more (None: any number), until it is told another number."""
         if lane in self._lines:
             self._lines[lane].room = room
 

@@ -15,8 +15,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from relay.outcome import Answer, Outcome
+from relay.queued import back_off_ns
 from relay.reply import Phase
-from relay.scheduler import back_off_ns
 from relay.verdict import Verdict
 
 

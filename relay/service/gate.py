@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from relay.clock import Clock
-from relay.policy.limit import Limit
 from relay.throttle.decision import Place, Wait
+from relay.throttle.gauge import Limit
 from relay.throttle.keys import Request
 from relay.throttle.record import HistoryError
 from relay.throttle.slots import Usage
@@ -77,6 +77,10 @@ class Gate:
     def room_at(self, place: Place) -> tuple[int, int]:
         """Return how many messages may leave a place now, and when (boottime) the next one may."""
         return self._throttle.room_at(place)
+
+    def room_in(self, lane: str) -> tuple[int | None, int]:
+        """Return how many messages may go of a lane now (None: any number), and when (boottime) one may."""
+        return self._throttle.room_in(lane)
 
     def usage(self) -> list[Usage]:
         """Return each limit and how much of it is occupied."""

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from relay.envelope import QueueId
 from relay.eta import Room, drain_in_ns
 from relay.service.instants import SECOND_NS, rfc3339, rfc3339_or_none
+from relay.service.lane_status import LaneStatus, lane_json
 
 
 class Condition(enum.StrEnum):
@@ -175,6 +176,8 @@ class Snapshot:
     ledger: Ledger
     policy: PolicyStatus
     disk: DiskStatus
+    lanes: tuple[LaneStatus, ...] = ()
+    """In the order of the policy; none where it has none."""
 
     def counts(self, state: QueueState) -> QueueCounts:
         """Return what is in a state, zeros where nothing was said."""
@@ -201,6 +204,8 @@ class QueuedMessage:
     eta_at_ns: int | None = None
     """Wall clock: when it will go, by estimate; None where nobody can tell."""
     upstream: str = ""
+    lane: str = ""
+    """Empty where the policy has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +297,7 @@ def to_json(snapshot: Snapshot) -> dict[str, Any]:
         "started_at": rfc3339_or_none(snapshot.started_at_ns),
         "refusing_because": snapshot.refusing_because or None,
         "upstreams": [_upstream_json(upstream, snapshot.at_ns) for upstream in snapshot.upstreams],
+        "lanes": [lane_json(lane) for lane in snapshot.lanes],
         "queue": {state.value: _counts_json(snapshot.counts(state)) for state in QueueState},
         "ledger": {
             "accepted": ledger.accepted,
@@ -371,6 +377,7 @@ def message_to_json(message: QueuedMessage) -> dict[str, Any]:
         "next_attempt_at": rfc3339_or_none(message.next_attempt_at_ns),
         "eta_at": rfc3339_or_none(message.eta_at_ns),
         "upstream": message.upstream or None,
+        "lane": message.lane or None,
     }
 
 

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Awaitable, Callable
 
 from relay.clock import Clock
+from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy, Upstream
 from relay.policy.shipped import rules_of
 from relay.scheduler import Scheduler
@@ -121,7 +122,11 @@ class Upstreams:
 
     def _add(self, name: str, upstream: Upstream) -> None:
         throttle = Throttle(
-            self._policy.history_path(name), upstream.limits, upstream.guard_ns, self._disk, self._clock
+            self._policy.history_path(name),
+            with_ceilings(upstream.limits, self._policy.lanes),
+            upstream.guard_ns,
+            self._disk,
+            self._clock,
         )
         judge = Judge(rules_of(name, upstream))
         gate = Gate(throttle, self._clock, lambda error: self._fail_history(name, str(error)))
@@ -182,7 +187,7 @@ class Upstreams:
         )
         if upstream_changed:
             heart.renew()
-        await heart.gate.replan(upstream.limits, upstream.guard_ns)
+        await heart.gate.replan(with_ceilings(upstream.limits, self._policy.lanes), upstream.guard_ns)
         if upstream_changed or is_judged_anew:
             # What made it rest may be what was edited.
             self._resume(heart)

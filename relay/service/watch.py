@@ -10,9 +10,12 @@ from relay import __version__
 from relay.clock import Clock
 from relay.envelope import QueueId
 from relay.eta import Room, drain_in_ns
+from relay.lanes import DEFAULT_LANE
+from relay.policy.lane import lanes_of
 from relay.policy.model import Policy
 from relay.scheduler import Queued, State
 from relay.service.heart import Heart
+from relay.service.lane_status import LaneStatus
 from relay.service.sender import Sender
 from relay.service.snapshot import (
     Condition,
@@ -80,6 +83,7 @@ class Watch:
             ledger,
             self.policy_status,
             disk,
+            self._lanes(),
         )
 
     def listing(self) -> list[QueuedMessage]:
@@ -114,6 +118,7 @@ class Watch:
             due_at_ns,
             eta_at_ns,
             self.policy.default_upstream,
+            self._sender.scheduler.lane_of(queued),
         )
 
     @staticmethod
@@ -146,6 +151,26 @@ class Watch:
             of_state[2] += queued.size_bytes
             of_state[3] = max(of_state[3], now_ns - queued.arrived_at_ns)
         return {state: QueueCounts(*of_state) for state, of_state in sums.items()}
+
+    def _lanes(self) -> tuple[LaneStatus, ...]:
+        """Return the lanes of the policy, with what waits in each."""
+        lanes = lanes_of(self.policy.lanes)
+        waiting: dict[str, list[Queued]] = {lane.name: [] for lane in lanes}
+        for queued in self._sender.scheduler if lanes else ():
+            if queued.state is State.WAITING:
+                waiting.get(queued.lane, waiting[DEFAULT_LANE]).append(queued)
+        now_ns, total = self._clock.boottime_ns(), sum(lane.weight for lane in lanes)
+        return tuple(
+            LaneStatus(
+                lane.name,
+                100 * lane.weight / total,
+                self.policy.lanes[lane.name].ceiling if lane.has_ceiling else None,
+                len(its),
+                sum(queued.recipients_left for queued in its),
+                max((now_ns - queued.arrived_at_ns for queued in its), default=0),
+            )
+            for lane, its in zip(lanes, waiting.values(), strict=True)
+        )
 
     def _upstream(self, name: str, counts: dict[QueueState, QueueCounts]) -> UpstreamStatus:
         upstream = self.policy.upstreams[name]

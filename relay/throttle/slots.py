@@ -196,6 +196,14 @@ class Slots:
             opens_at_ns = max((gauge.opens_at(place.key, now_ns) for gauge in gauges), default=now_ns)
             return max(least, room), opens_at_ns
 
+    def room_in(self, lane: str, now_ns: int) -> tuple[int | None, int]:
+        """Return how many messages a lane's ceilings let go now (None: any number), and when one may."""
+        with self._mutex:
+            self._advance(now_ns)
+            gauges = [gauge for gauge in self._gauges if gauge.for_each == "lane" and gauge.is_about(lane)]
+            room = min((gauge.room(lane, now_ns) for gauge in gauges), default=None)
+            return room, max((gauge.opens_at(lane, now_ns) for gauge in gauges), default=now_ns)
+
     def usage(self, now_ns: int) -> list[Usage]:
         """Return how full each limit is, in their order.  Looks at every key."""
         with self._mutex:
