@@ -22,7 +22,7 @@ by its id, or that one is no longer ready (`remove` says so).
 
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from math import lcm
@@ -115,6 +115,16 @@ class _Line(_Flow):
     """A heap of when each has waited for too long; who left is not taken out of it."""
 
 
+class _Charge(NamedTuple):
+    """What taking a message did."""
+
+    flow: _Flow
+    line: _Line
+    cost: int
+    went: int
+    went_before: int
+
+
 class Order:
     """What is ready, and what of it goes next."""
 
@@ -126,8 +136,8 @@ class Order:
         self._lines = {lane.name: _Line(unit // lane.weight, lane=lane) for lane in lanes}
         self._overdue = _Flow(unit // sum(lane.weight for lane in lanes))
         self._spots: dict[QueueId, _Spot] = {}
-        self._charged: dict[QueueId, tuple[_Flow, _Line, int]] = {}
-        """What was taken, and is not known to have gone: by which flow, and what it cost."""
+        self._charged: dict[QueueId, _Charge] = {}
+        """Of what was taken and is not known to have gone."""
         self._tag = 0
         """Of what went last: no flow is behind it."""
         self._numbers = count()
@@ -198,28 +208,29 @@ class Order:
         flow, line, queue_id = found
         sender = self._spots[queue_id].sender
         self.remove(queue_id)
-        if sender is not None and sender in line.senders:
+        if flow is line and sender is not None and sender in line.senders:
             line.senders.move_to_end(sender)
         self._tag = max(flow.tag, self._tag)
         flow.tag = self._tag + cost * flow.step
-        flow.went = next(self._numbers)
+        before, flow.went = flow.went, next(self._numbers)
         if line.room is not None:
             line.room -= 1
-        self._charged[queue_id] = (flow, line, cost)
+        self._charged[queue_id] = _Charge(flow, line, cost, flow.went, before)
         return queue_id
 
     def charge(self, queue_id: QueueId, cost: int) -> None:
         """Know what a message that was taken cost in the end."""
         if (charged := self._charged.pop(queue_id, None)) is not None:
-            flow, _, before = charged
-            flow.tag += (cost - before) * flow.step
+            charged.flow.tag += (cost - charged.cost) * charged.flow.step
 
     def refund(self, queue_id: QueueId) -> None:
         """Undo what taking a message cost, unless it was `charge`d: it was not attempted."""
         if (charged := self._charged.pop(queue_id, None)) is not None:
-            flow, line, cost = charged
-            flow.tag -= cost * flow.step
+            flow, line = charged.flow, charged.line
+            flow.tag -= charged.cost * flow.step
             self._tag = min(self._tag, flow.tag)
+            if flow.went == charged.went:
+                flow.went = charged.went_before
             if line.room is not None:
                 line.room += 1
 
@@ -247,12 +258,15 @@ class Order:
         Takes nothing.  Knows of no ceiling, and of what is overdue by now only.  Not to be
         used across changes of the order.
         """
-        flows = [(_Flow(line.step, line.tag, line.went), _of_line(line)) for line in self._lines.values()]
+        gone = set[QueueId]()
+        flows = [
+            (_Flow(line.step, line.tag, line.went), _of_line(line, gone)) for line in self._lines.values()
+        ]
         ages = (age for line in self._lines.values() for age in line.ages)
         if late := sorted(age for age in ages if age[0] <= now_ns and self._is_true(age)):
             flow = _Flow(self._overdue.step, self._overdue.tag, self._overdue.went)
             flows.append((flow, (queue_id for _, _, queue_id in late)))
-        tag, number, gone = self._tag, next(self._numbers), set[QueueId]()
+        tag, number = self._tag, next(self._numbers)
         while flows:
             chosen = min(flows, key=lambda each: (max(each[0].tag, tag), each[0].went))
             flow, of_flow = chosen
@@ -310,12 +324,12 @@ def _first_of(line: _Line) -> QueueId:
     return next(iter(line.ahead or next(iter(line.senders.values()))))
 
 
-def _of_line(line: _Line) -> Iterator[QueueId]:
-    """Yield what is ready in a lane, in the order in which it would leave."""
+def _of_line(line: _Line, gone: Container[QueueId]) -> Iterator[QueueId]:
+    """Yield what is ready in a lane, in the order in which it would leave, but for what has gone by then."""
     yield from line.ahead
     turns = deque(iter(ids) for ids in line.senders.values())
     while turns:
         its = turns.popleft()
-        if (queue_id := next(its, None)) is not None:
+        if (queue_id := next((each for each in its if each not in gone), None)) is not None:
             yield queue_id
             turns.append(its)
