@@ -149,9 +149,9 @@ def test_what_was_not_attempted_cost_its_lane_nothing(weights: list[int], data: 
         queue_id = order.take(0, 1)
         assert queue_id is not None
         tried.append((queue_id, DEFAULT_LANE if queue_id.startswith(DEFAULT_LANE) else queue_id[0]))
-    for queue_id, lane in reversed(tried):
+    for queue_id, name in reversed(tried):
         order.refund(queue_id)
-        order.add_ahead(queue_id, lane, 0)
+        order.add_ahead(queue_id, name, 0)
 
     assert [order.take(0, 1) for _ in expected] == expected
 
