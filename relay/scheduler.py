@@ -272,8 +272,8 @@ class Scheduler:
     def hold(self, queue_id: QueueId) -> None:
         """Take a message out of the order until it is released."""
         if (message := self._messages.get(queue_id)) is not None:
-            self._order.refund(queue_id)
             message.state = State.HELD
+            self._leave_order(queue_id, message.place)
 
     def release(self, queue_id: QueueId) -> None:
         """Bring a held or deferred message to the end of the line, to be attempted at once."""
@@ -286,8 +286,13 @@ class Scheduler:
 
     def remove(self, queue_id: QueueId) -> None:
         """Forget a message that is gone from the spool."""
-        self._messages.pop(queue_id, None)
+        if (message := self._messages.pop(queue_id, None)) is not None:
+            self._leave_order(queue_id, message.place)
+
+    def _leave_order(self, queue_id: QueueId, place: Hashable) -> None:
         self._order.refund(queue_id)
+        self._order.remove(queue_id)
+        self._stand_for(place)
 
     def _may_go(self, message: Queued, now_ns: int) -> bool:
         """Return whether a message of the order may go, and set one of a resting sender aside."""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from relay.clock import SECOND_NS
 from relay.envelope import Envelope, QueueId
+from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy
 from relay.service.snapshot import message_to_json, to_json
 from relay.spool.durable import RealDisk
@@ -161,8 +162,13 @@ async def test_a_lane_never_holds_more_of_a_limit_than_its_ceiling_and_all_else_
             await _edit(house, policy_of(tmp_path, host.port, ", limits: [{messages: 9, per: 1h}]", CEILED))
             await house.until(lambda: len(host.relayed) == 7)
             assert _senders(host.relayed[6:]) == "l"
-    found = audit_file(policy.history_path("isp"), house.watch.policy.upstreams["isp"].limits, RealDisk())
-    assert found.findings[0].is_proven
+    edited = house.watch.policy
+    limits = with_ceilings(edited.upstreams["isp"].limits, edited.lanes)
+    found = audit_file(policy.history_path("isp"), limits, RealDisk())
+    assert [(finding.most, finding.count, finding.is_proven) for finding in found.findings] == [
+        (7, 9, True),
+        (4, 4, True),
+    ]
 
 
 async def test_an_edit_of_the_lanes_sorts_the_queue_anew(tmp_path: Path) -> None:
