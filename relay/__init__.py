@@ -12,6 +12,10 @@ outcome     what one attempt came to
 shield      which refusals are doubted, because they look like one of us
 settlement  what becomes of a message after it
 scheduler   which message next
+lanes       the order of those that may go: shares, turns, patience
+sorting     which lane a message is in
+resting     which senders wait because the upstream refuses them
+queued      a message as the queue in memory has it
 report      what a sender is told when mail failed or is late
 eta         when what waits will have gone, by estimate
 pauses      when an upstream was paused, which is no message's age
