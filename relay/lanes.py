@@ -159,6 +159,10 @@ class Order:
         lines = self._lines.values()
         return sum(line.length if line.room is None else min(line.length, line.room) for line in lines)
 
+    def home_of(self, lane: str) -> str:
+        """Return the lane that what says this one is in: itself, or the default where there is none such."""
+        return lane if lane in self._lines else DEFAULT_LANE
+
     def length(self, lane: str) -> int:
         """Return how many of a lane are ready."""
         return self._lines[lane].length
@@ -296,7 +300,7 @@ class Order:
         return max(flow.tag, self._tag), flow.went
 
     def _line(self, lane: str) -> _Line:
-        return self._lines.get(lane) or self._lines[DEFAULT_LANE]
+        return self._lines[self.home_of(lane)]
 
     def _enter(self, queue_id: QueueId, spot: _Spot) -> None:
         self.remove(queue_id)

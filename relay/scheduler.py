@@ -81,10 +81,12 @@ class Scheduler:
 
     def arrange(self, lanes: Sequence[Lane], price: Price, most_recipients: int) -> None:
         """Go on by other lanes; what a transaction costs one, and how many recipients it has at most."""
-        self._price, self._most_recipients = price, most_recipients
         before = self._order.lanes if self._has_lanes else ()
-        if tuple(lanes) == before:
+        is_same = (tuple(lanes), price) == (before, self._price)
+        self._price, self._most_recipients = price, most_recipients
+        if is_same:
             return
+        # Also for another price alone: what was charged so far is in another unit.
         old, self._order, self._has_lanes = self._order, Order(lanes), bool(lanes)
         self._opens_at_ns.clear()
         for queue_id, since_ns, is_ahead in old.entries():
@@ -105,8 +107,8 @@ class Scheduler:
             self._line_up(message)
 
     def lane_of(self, message: Queued) -> str:
-        """Return the lane of a message, empty where there are none."""
-        return message.lane if self._has_lanes else ""
+        """Return the lane that a message goes by, empty where there are none."""
+        return self._order.home_of(message.lane) if self._has_lanes else ""
 
     def with_ceiling(self) -> list[str]:
         """Return the lanes to be asked about: `let_lane`."""

@@ -12,13 +12,14 @@ done.  Of the header only what the caller has read is looked at.
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 
 from relay.envelope import Envelope
 from relay.lanes import DEFAULT_LANE
 
 Network = IPv4Network | IPv6Network
+Fields = tuple[tuple[str, str], ...]
 NULL_SENDER = "<>"
 
 
@@ -38,14 +39,14 @@ class Rule:
     recipients_above: int = 0
     """How many recipients it must exceed."""
 
-    def matches(self, envelope: Envelope, head: Callable[[], bytes]) -> bool:
-        """Return whether a message is one of these; `head` gives the first part of its content."""
+    def matches(self, envelope: Envelope, fields: Callable[[], Fields]) -> bool:
+        """Return whether a message is one of these; `fields` gives those of its header."""
         return (
             len(envelope.recipients) > self.recipients_above
             and (not self.senders or _is_sender(self.senders, envelope.reverse_path))
             and (not self.clients or _is_client(self.clients, envelope.client))
             and (not self.recipient_domains or _are_domains(self.recipient_domains, envelope.recipients))
-            and (not self.headers or _has_fields(self.headers, head()))
+            and (not self.headers or _has_fields(self.headers, fields()))
         )
 
 
@@ -56,8 +57,12 @@ class Sorter:
     rules: tuple[Rule, ...] = ()
 
     def lane_of(self, envelope: Envelope, head: Callable[[], bytes]) -> str:
-        """Return the lane of a message: that of the first rule that matches, or the default one."""
-        return next((rule.lane for rule in self.rules if rule.matches(envelope, head)), DEFAULT_LANE)
+        """Return the lane of a message: that of the first rule that matches, or the default one.
+
+        `head` gives the first part of its content, and is asked only if a rule wants to know.
+        """
+        fields = cache(lambda: tuple(header_fields(head())))
+        return next((rule.lane for rule in self.rules if rule.matches(envelope, fields)), DEFAULT_LANE)
 
 
 def is_like(pattern: str, text: str) -> bool:
@@ -81,7 +86,7 @@ def header_fields(head: bytes) -> Iterator[tuple[str, str]]:
     Names are in lower case; values as they are, with runs of white space as one space.
     """
     name, value = "", ""
-    for line in head.split(b"\r\n"):
+    for line in head.partition(b"\r\n\r\n")[0].split(b"\r\n"):
         text = line.decode("utf-8", "replace")
         if text[:1] in {" ", "\t"}:
             value += text
@@ -117,8 +122,7 @@ def _are_domains(patterns: tuple[str, ...], recipients: tuple[str, ...]) -> bool
     return all(any(is_like(pattern, _domain(domain)) for pattern in wanted) for domain in domains)
 
 
-def _has_fields(headers: tuple[tuple[str, tuple[str, ...]], ...], head: bytes) -> bool:
-    fields = list(header_fields(head))
+def _has_fields(headers: tuple[tuple[str, tuple[str, ...]], ...], fields: Fields) -> bool:
     return all(
         any(
             its_name == name.lower() and any(is_like(pattern.lower(), value.lower()) for pattern in patterns)

@@ -152,6 +152,31 @@ def test_what_is_not_attempted_is_not_charged_and_what_is_sent_is_for_all_its_re
     assert _take(scheduler, most=4) == ["d0", "d1", "d2", "large"]
 
 
+def test_what_lanes_were_charged_before_another_price_holds_nobody_back_after_it() -> None:
+    lanes = (Lane("a", 50), Lane(DEFAULT_LANE, 50))
+    scheduler = Scheduler()
+    scheduler.arrange(lanes, Price(36 * 10**9), 100)
+    for number in range(10):
+        scheduler.add(_message(f"a{number}", "a"))
+        scheduler.add(_message(f"d{number}"))
+    assert _take(scheduler, most=1) == ["a0"]
+
+    scheduler.arrange(lanes, Price(1), 100)
+
+    assert sorted(_take(scheduler, most=4)) == ["a1", "a2", "d0", "d1"]
+
+
+def test_a_lane_that_is_gone_is_not_what_the_history_is_told() -> None:
+    message = _message("m", "list")
+    scheduler = _scheduler(message)
+    assert scheduler.lane_of(message) == "list"
+
+    scheduler.arrange((Lane(DEFAULT_LANE), Lane("other")), Price(), 100)
+    assert scheduler.lane_of(message) == DEFAULT_LANE
+    scheduler.arrange((), Price(), 100)
+    assert scheduler.lane_of(message) == ""
+
+
 ACTS = "park back again hold release remove defer move arrange let take"
 STEPS = st.tuples(
     st.sampled_from(ACTS.split()),

@@ -361,7 +361,11 @@ class Heart:
         until_at_ns = self._clock.wall_ns() + wait_ns
         self._metrics.had_to_wait(self.name)
         self._events.waiting(
-            queue_id=queued.queue_id, upstream=self.name, reason=reason, until_at_ns=until_at_ns
+            queue_id=queued.queue_id,
+            upstream=self.name,
+            reason=reason,
+            until_at_ns=until_at_ns,
+            lane=self._scheduler.lane_of(queued) or None,
         )
 
     async def _fail_history(self, error: HistoryError) -> int:

@@ -169,11 +169,10 @@ class Sender:
         self.settling.terms = _terms(policy)
         self._arrange()
         await self.upstreams.apply(policy)
-        before, self._sorter = self._sorter, sorter_of(policy.lanes)
-        if self._sorter != before:
-            if self._sorting is not None:
-                self._sorting.cancel()
-            self._sorting = asyncio.create_task(self.upstreams.guard(self._sort_anew))
+        sorter = sorter_of(policy.lanes)
+        if sorter != self._sorter:
+            self._sorter = sorter
+            self._begin_sorting()
 
     def wake(self) -> None:
         """Look again whether something can be sent."""
@@ -187,9 +186,12 @@ class Sender:
     async def take_now(self) -> None:
         """Take what listeners accepted so far into the queue.  Raises SpoolFault."""
         try:
-            while entries := await self.desk.take(self._sorter):
+            while entries := await self.desk.take(sorter := self._sorter):
                 for entry in entries:
                     await self._admit(entry)
+                if sorter is not self._sorter:
+                    # An edit came while they were read, by the rules before it.
+                    self._begin_sorting()
                 self.wake()
         except SpoolFull as full:
             # What is queued already goes on, and gives room.
@@ -247,6 +249,11 @@ class Sender:
         self.scheduler.arrange(
             lanes_of(self._policy.lanes), price_of(upstream.limits), upstream.max_recipients
         )
+
+    def _begin_sorting(self) -> None:
+        if self._sorting is not None:
+            self._sorting.cancel()
+        self._sorting = asyncio.create_task(self.upstreams.guard(self._sort_anew))
 
     async def _sort_anew(self) -> None:
         """Find the lane of every message that came in before an edit; mail goes on meanwhile."""

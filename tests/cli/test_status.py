@@ -10,6 +10,7 @@ import pytest
 from relay.clock import SECOND_NS
 from relay.policy.model import Policy
 from relay.service import snapshot as snapshots
+from relay.service.lane_status import LaneStatus
 from relay.service.operations import SpoolBusy
 from relay.service.snapshot import Condition, Ledger, PolicyStatus, UpstreamState
 from tests.cli.control import POLICY, code_of, relay_up, write_policy
@@ -53,6 +54,25 @@ def test_people_see_upstreams_limits_queue_and_ledger(
     assert "waiting 400 800 1000000 1m 30s" in lines
     assert "held 0 0 0 -" in lines
     assert "recipients: 1000 accepted = 190 relayed + 4 bounced + 1 expired + 1 deleted + 804 queued" in lines
+
+
+def test_people_see_the_lanes_where_there_are_some(
+    policy_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operations = FakeOperations()
+    lanes = (
+        LaneStatus("resets", 50.0, None, 1, 2, 3 * SECOND_NS),
+        LaneStatus("lists", 100 / 3, 80),
+    )
+    operations.shown = replace(a_snapshot(), lanes=lanes)
+    with relay_up(policy_path.parent / "spool", operations):
+        assert code_of("status", "--policy", str(policy_path)) == 0
+
+    lines = said(capsys)
+
+    assert "lane share ceiling messages recipients oldest" in lines
+    assert "resets 50 % - 1 2 3s" in lines
+    assert "lists 33.33 % 80 % 0 0 -" in lines
 
 
 def test_what_is_wrong_is_said(policy_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

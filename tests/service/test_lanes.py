@@ -3,13 +3,16 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from relay.clock import SECOND_NS
+from relay.clock import SECOND_NS, SystemClock
 from relay.envelope import Envelope, QueueId
 from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy
+from relay.scheduler import State
 from relay.service.snapshot import message_to_json, to_json
 from relay.spool.durable import RealDisk
 from relay.throttle.audit import audit_file
+from relay.throttle.keys import Request
+from relay.throttle.throttle import Throttle
 from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import Recorded, Script, Smarthost
 from tests.service.house import CONTENT, House, policy_of
@@ -169,6 +172,29 @@ async def test_a_lane_never_holds_more_of_a_limit_than_its_ceiling_and_all_else_
         (7, 9, True),
         (4, 4, True),
     ]
+
+
+async def test_room_that_another_relay_took_for_the_lane_keeps_back_that_lane_alone(tmp_path: Path) -> None:
+    upstream = ", limits: [{messages: 6, per: 1h}]"
+    async with Smarthost() as host:
+        policy = policy_of(tmp_path, host.port, upstream, CEILED)
+        async with House(policy) as house:
+            await house.until(lambda: house.heart.gate.room() == 6)
+            limits = with_ceilings(policy.upstreams["isp"].limits, policy.lanes)
+            other = Throttle(policy.history_path("isp"), limits, None, RealDisk(), SystemClock())
+            other.reserve([Request(1, lane="list")] * 3)
+            other.close()
+            assert house.heart.gate.room_in("list")[0] == 3  # what it knows is older
+
+            for _ in range(3):
+                house.accept(sender="list@here.example")
+            house.accept(sender="else@here.example")
+            await house.until(lambda: host.relayed)
+            await house.until(lambda: len(house.sender.scheduler) == 3)
+
+            assert _senders(host.relayed) == "e"
+            assert house.heart.gate.room_in("list")[0] == 0
+            assert {queued.state for queued in house.sender.scheduler} == {State.WAITING}
 
 
 async def test_an_edit_of_the_lanes_sorts_the_queue_anew(tmp_path: Path) -> None:
