@@ -113,6 +113,19 @@ def test_what_is_overdue_gets_half_of_what_goes_oldest_first_and_a_light_lane_is
     assert order.take(1000, 1) == "reset"
 
 
+def test_who_goes_because_it_is_overdue_has_not_had_its_senders_turn() -> None:
+    order = Order([Lane(DEFAULT_LANE, 1, patience_ns=100)])
+    for name, sender, since_ns in [("x1", "x", 50), ("x2", "x", 60), ("y1", "y", 0), ("y2", "y", 70)]:
+        order.add(QueueId(name), DEFAULT_LANE, f"{sender}@here.example", since_ns)
+    assert order.take(0, 1) == "x1"
+    order.add(QueueId("z1"), DEFAULT_LANE, "z@here.example", 80)
+    order.add(QueueId("y3"), DEFAULT_LANE, "y@here.example", 81)
+
+    # y1 is overdue; y, x and z are next in turn all the same.
+    foretold = list(order.in_order(100, lambda _: 1))
+    assert foretold == [order.take(100, 1) for _ in foretold] == ["y1", "y2", "x2", "z1", "y3"]
+
+
 def test_nothing_is_overdue_before_its_patience_is_over() -> None:
     order = Order([Lane("a", 90), Lane(DEFAULT_LANE, 10, patience_ns=100)])
     _fill(order, "a", 100)
