@@ -48,6 +48,20 @@ def test_a_message_of_many_transactions_holds_up_neither_its_lane_nor_its_sender
     assert _take(scheduler) == ["large"]
 
 
+def test_a_large_message_that_was_overdue_is_not_overdue_for_all_of_its_transactions() -> None:
+    lanes = (Lane("a", 99), Lane(DEFAULT_LANE, 1, patience_ns=100))
+    scheduler = _scheduler(_message("large", recipients=1000), lanes=lanes)
+    for number in range(50):
+        scheduler.add(_message(f"a{number}", "a"))
+    assert "large" in _take(scheduler, 1000, most=3)
+    scheduler.reserved(QueueId("large"), 1)
+
+    scheduler.again(QueueId("large"), 999, "")
+
+    assert "large" not in _take(scheduler, 1099, most=40)
+    assert "large" in _take(scheduler, 1100, most=3)
+
+
 def test_a_lane_without_room_is_due_when_it_has_some_and_says_who_waits() -> None:
     scheduler = _scheduler(_message("l0", "list"), _message("l1", "list"), _message("d"))
     assert scheduler.with_ceiling() == ["list"]
