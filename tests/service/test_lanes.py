@@ -1,5 +1,6 @@
 """Lanes from the policy to the smarthost: who goes next, who gets its share, what an edit does."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from relay.throttle.keys import Request
 from relay.throttle.throttle import Throttle
 from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import Recorded, Script, Smarthost
-from tests.service.house import CONTENT, House, policy_of
+from tests.service.house import CONTENT, PATIENCE_SECONDS, House, policy_of
 
 RETRY = "retry: {min: 50ms, max: 100ms, lifetime: 30d}"
 LANES = f"""{RETRY}
@@ -233,6 +234,32 @@ async def test_an_edit_of_the_lanes_sorts_the_queue_anew(tmp_path: Path) -> None
 async def _edit(house: House, policy: Policy) -> None:
     await house.sender.apply(policy)
     house.watch.policy = policy
+
+
+class HeldUp(RealDisk):
+    """A disk on which taking a message into the queue waits until it is let go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_begun, self.goes_on = threading.Event(), threading.Event()
+
+    def rename(self, source: str, target: str) -> None:
+        if "/new/" in source:
+            self.has_begun.set()
+            assert self.goes_on.wait(PATIENCE_SECONDS)
+        super().rename(source, target)
+
+
+async def test_a_message_that_an_edit_of_the_lanes_overtook_is_sorted_by_the_new_ones(tmp_path: Path) -> None:
+    disk = HeldUp()
+    async with House(policy_of(tmp_path, 9, ", limits: [{messages: 1, per: 1h}]", RETRY), disk) as house:
+        reset = house.accept(sender="noreply@here.example")
+        await house.until(disk.has_begun.is_set)
+
+        await _edit(house, policy_of(tmp_path, 9, ", limits: [{messages: 1, per: 1h}]", LANES))
+        disk.goes_on.set()
+
+        await house.until(lambda: _lane(house, reset) == "resets")
 
 
 def _waiting(house: House) -> dict[str, int]:
