@@ -12,6 +12,10 @@ outcome     what one attempt came to
 shield      which refusals are doubted, because they look like one of us
 settlement  what becomes of a message after it
 scheduler   which message next
+lanes       the order of those that may go: shares, turns, patience
+sorting     which lane a message is in
+resting     which senders wait because the upstream refuses them
+queued      a message as the queue in memory has it
 report      what a sender is told when mail failed or is late
 eta         when each message that waits will have gone, and what holds it
 eta_gauge   a limit in that estimate

@@ -187,6 +187,11 @@ class Effective:
     for_each: ForEach | None
     label: str
 
+    @property
+    def only(self) -> None:
+        """Return None: each key of a `for_each` counts, not one alone."""
+        return
+
 
 @dataclass(frozen=True, slots=True)
 class Lessons:

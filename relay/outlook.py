@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 Unit = Literal["messages", "recipients", "connections"]
-ForEach = Literal["sender", "sender_domain", "recipient_domain", "client"]
+ForEach = Literal["sender", "sender_domain", "recipient_domain", "client", "lane"]
 Place = tuple[ForEach, str]
 Openings = tuple[tuple[int, int], ...]
 """When occupied slots open, and how many."""

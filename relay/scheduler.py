@@ -1,9 +1,9 @@
 """Which message next, and when to look again.  Pure: no clock, no disk, no waiting.
 
-The queue in memory: one `Queued` a message.  First come, first served among those that
-may go; a deferred one comes back when its back-off is over; one that was taken but could
-not be attempted (no room in a window, no connection) goes back to the front and has lost
-nothing: that is *waiting*, not *deferred*.
+The queue in memory: one `Queued` a message.  `relay.lanes` has the order of those that may
+go: without lanes, first come, first served.  A deferred one comes back when its back-off is
+over; one that was taken but could not be attempted (no room in a window, no connection)
+goes back to the front of its lane and has lost nothing: that is *waiting*, not *deferred*.
 
 All instants are nanoseconds of one boot (`Clock.boottime_ns`), so that no step of the
 wall clock moves a message; the caller converts once, when a message comes in.
@@ -11,80 +11,22 @@ wall clock moves a message; the caller converts once, when a message comes in.
 A message that only something of its own keeps back (no room for its sender, say) is parked
 in a place, behind those that came there before it, and out of the way of all others.  A
 place is due when its first message may go; it is asked how many may leave then, and only
-so many do, in front of the line.
+so many do, in front of their lanes; the first of a place stands in its lane for those behind it.
 """
 
-import enum
 import heapq
-from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
 from relay.envelope import QueueId
+from relay.lanes import Lane, Order, Price
+from relay.queued import Queued as Queued  # noqa: PLC0414 - part of the door
+from relay.queued import State as State  # noqa: PLC0414 - part of the door
+from relay.resting import Resting
 
-FIRST_REST_NS = 15 * 60 * 10**9
-"""How long the mail of a sender waits that the upstream refuses."""
-LONGEST_REST_NS = 4 * 3600 * 10**9
-PROOF_NS = 60 * 10**9
-"""How long the others wait while one message proves that a sender is welcome again."""
-MOST_RESTING = 10_000
-"""Senders that are remembered as resting."""
 MOST_PLACES = 64
 """Places that are asked about at once."""
-
-
-class State(enum.StrEnum):
-    """Where a queued message stands, in the words of the operator."""
-
-    WAITING = "waiting"
-    """Not attempted yet, or back from its back-off; it goes when there is room."""
-    ACTIVE = "active"
-    """In a transaction, or about to be."""
-    DEFERRED = "deferred"
-    """Attempted, refused for now."""
-    HELD = "held"
-    """An operator said stop."""
-    REPORTING = "reporting"
-    """No recipient is left; only the report about those that failed is owed."""
-
-
-@dataclass(slots=True)
-class Queued:
-    """A message in the queue."""
-
-    queue_id: QueueId
-    reverse_path: str
-    size_bytes: int
-    arrived_at_ns: int
-    """In this boot's time; negative for what came in before it."""
-    arrival_at_ns: int
-    """Wall clock, as the envelope has it; for showing."""
-    recipients_left: int
-    state: State = State.WAITING
-    due_at_ns: int = 0
-    """When a deferred one may be attempted again, or the first of a parked one's place may go."""
-    reason: str = ""
-    """Why it is still here: the last refusal, or what it waits for."""
-    is_warned: bool = False
-    recipients_shown: tuple[str, ...] = ()
-    """The first few, for a listing."""
-    ready_at_ns: int = 0
-    """Since when it could go, but for limits and connections."""
-    is_sitting_out: bool = False
-    """DEFERRED only because its sender rests: it was not attempted."""
-    tried: frozenset[int] = frozenset()
-    """Recipients that were deferred in this round and wait for the others to be tried."""
-    refusals: int = 0
-    """In how many of its transactions the upstream refused us."""
-    place: Hashable = None
-    """Where it is parked; None while it is not."""
-    turn: int = 0
-    """Its turn among the parked; kept while it is tried, 0 for none yet."""
-    client: str = ""
-    """Who handed it over, as the envelope has it."""
-    domains: tuple[tuple[str, int], ...] = ()
-    """Of its recipients, in their order: how many of one domain there are in a row; for the estimate."""
 
 
 @dataclass(slots=True)
@@ -95,23 +37,8 @@ class _Parking:
     may_leave: int = 0
     turns: list[tuple[int, QueueId]] = field(default_factory=list)
     """A heap; who left another way is not taken out of it."""
-
-
-def back_off_ns(age_ns: int, min_ns: int, max_ns: int) -> int:
-    """Return how long to wait after a deferral: as long as the message is old (Postfix's rule).
-
-    Never shorter than `min_ns`, never longer than `max_ns`; nothing has to be remembered.
-    """
-    return max(min_ns, min(max_ns, age_ns))
-
-
-@dataclass(slots=True)
-class _Rest:
-    """A sender whose mail the upstream refuses for now."""
-
-    until_ns: int
-    reason: str
-    in_a_row: int = 0
+    stands: QueueId | None = None
+    """Who of them is in the order for all of them, perhaps."""
 
 
 class Scheduler:
@@ -119,14 +46,18 @@ class Scheduler:
 
     def __init__(self) -> None:
         self._messages: dict[QueueId, Queued] = {}
-        self._ready: deque[QueueId] = deque()
+        self._order = Order()
         self._deferred: list[tuple[int, QueueId]] = []
-        self._resting: dict[str, _Rest] = {}
+        self._resting = Resting()
         self._parked: dict[Hashable, _Parking] = {}
         self._parked_until: list[tuple[int, int, Hashable]] = []
         """A heap; what a place says itself counts."""
         self._due: dict[Hashable, None] = {}
-        self._last_turn = self._entries = 0
+        self._last_turn = self._entries = self._now_ns = 0
+        self._has_lanes = False
+        self._price, self._most_recipients = Price(), 1
+        self._opens_at_ns: dict[str, int] = {}
+        """When a lane that may give nothing now may give something."""
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -148,21 +79,71 @@ class Scheduler:
         message.place = None
         self._place(message)
 
+    def arrange(self, lanes: Sequence[Lane], price: Price, most_recipients: int) -> None:
+        """Go on by other lanes; what a transaction costs one, and how many recipients it has at most."""
+        before = self._order.lanes if self._has_lanes else ()
+        is_same = (tuple(lanes), price) == (before, self._price)
+        self._price, self._most_recipients = price, most_recipients
+        if is_same:
+            return
+        # Also for another price alone: what was charged so far is in another unit.
+        old, self._order, self._has_lanes = self._order, Order(lanes), bool(lanes)
+        self._opens_at_ns.clear()
+        for queue_id, since_ns, is_ahead in old.entries():
+            if (message := self._messages.get(queue_id)) is None:
+                continue
+            if is_ahead:
+                self._order.add_ahead(queue_id, message.lane, since_ns, is_first=False)
+            else:
+                self._order.add(queue_id, message.lane, message.reverse_path, since_ns)
+
+    def move(self, queue_id: QueueId, lane: str) -> None:
+        """Have a message be in a lane from now on; who is ready goes behind the others there."""
+        message = self._messages.get(queue_id)
+        if message is None or message.lane == lane:
+            return
+        message.lane = lane
+        if queue_id in self._order and message.place is None:
+            self._line_up(message)
+
+    def lane_of(self, message: Queued) -> str:
+        """Return the lane that a message goes by, empty where there are none."""
+        return self._order.home_of(message.lane) if self._has_lanes else ""
+
+    def with_ceiling(self) -> list[str]:
+        """Return the lanes to be asked about: `let_lane`."""
+        return [lane.name for lane in self._order.lanes if lane.has_ceiling]
+
+    def let_lane(self, lane: str, room: int | None, opens_at_ns: int) -> Queued | None:
+        """Let a lane give so many and no more; return who has to wait because it may give none."""
+        self._order.let(lane, room)
+        self._opens_at_ns.pop(lane, None)
+        if room != 0 or (queue_id := self._order.first_of(lane)) is None:
+            return None
+        self._opens_at_ns[lane] = opens_at_ns
+        return self._messages.get(queue_id)
+
+    def in_order(self, now_ns: int) -> Iterator[Queued]:
+        """Yield who is ready in the order in which they would leave; takes nothing, see `Order.in_order`.
+
+        Who is parked is not among them, but for the first of a place that is due.
+        """
+        cost_of = self._messages.__getitem__
+        for queue_id in self._order.in_order(now_ns, lambda queue_id: self._cost(cost_of(queue_id))):
+            if self._messages[queue_id].state is State.WAITING:
+                yield self._messages[queue_id]
+
     def next_ready(self, now_ns: int) -> Queued | None:
         """Take the next message that may be attempted; it is ACTIVE from here on."""
-        self._wake(now_ns)
-        if (parking := self._leaving(now_ns)) is not None:
-            parking.may_leave -= 1
-            message = self._messages[heapq.heappop(parking.turns)[1]]
-            message.state, message.place = State.ACTIVE, None
-            self._prove(message.reverse_path, now_ns)
-            return message
-        while self._ready:
-            if (next_one := self._in_line(self._ready.popleft(), now_ns)) is not None:
-                next_one.state = State.ACTIVE
-                self._prove(next_one.reverse_path, now_ns)
-                return next_one
-        return None
+        if (message := self.first_ready(now_ns)) is None:
+            return None
+        self._order.take(now_ns, self._cost(message))
+        if message.place is not None:
+            self._parked[message.place].may_leave -= 1
+        place, message.place, message.state = message.place, None, State.ACTIVE
+        self._stand_for(place)
+        self._resting.prove(message.reverse_path, now_ns)
+        return message
 
     def has_ready(self, now_ns: int) -> bool:
         """Return whether `next_ready` would give a message."""
@@ -171,26 +152,33 @@ class Scheduler:
     @property
     def most_ready(self) -> int:
         """Return how many messages `next_ready` would give, or a few more."""
-        return len(self._ready) + sum(self._parked[place].may_leave for place in self._first_due())
+        return self._order.most + sum(self._parked[place].may_leave for place in self._first_due())
 
     def first_ready(self, now_ns: int) -> Queued | None:
         """Return the message that `next_ready` would take, and leave it."""
         self._wake(now_ns)
-        if (parking := self._leaving(now_ns)) is not None:
-            return self._messages[parking.turns[0][1]]
-        while self._ready:
-            if (message := self._in_line(self._ready[0], now_ns)) is not None:
+        while (queue_id := self._order.first(now_ns)) is not None:
+            message = self._messages.get(queue_id)
+            place = None if message is None else message.place
+            if message is not None and self._may_go(message, now_ns):
                 return message
-            self._ready.popleft()
+            self._order.remove(queue_id)
+            self._stand_for(place)
         return None
 
+    def reserved(self, queue_id: QueueId, recipients: int) -> None:
+        """Know how many recipients of an active message go: its lane is charged for them."""
+        self._order.charge(queue_id, self._price.of(recipients))
+
     def next_due_at_ns(self) -> int | None:
-        """Return when the next back-off ends or the next place is due, or None if there is none."""
+        """Return when the next back-off ends, place is due or lane may give, or None if there is none."""
         while self._deferred and not self._is_deferred_until(self._deferred[0][1], self._deferred[0][0]):
             heapq.heappop(self._deferred)
         while self._parked_until and not self._is_parked_until(self._parked_until[0]):
             heapq.heappop(self._parked_until)
-        return min((heap[0][0] for heap in (self._deferred, self._parked_until) if heap), default=None)
+        heaps = [heap[0][0] for heap in (self._deferred, self._parked_until) if heap]
+        lanes = [at_ns for lane, at_ns in self._opens_at_ns.items() if self._order.length(lane)]
+        return min(heaps + lanes, default=None)
 
     def park(self, queue_id: QueueId, place: Hashable, due_at_ns: int, reason: str) -> bool:
         """Park an active message that was not attempted until its place is due; say if it is alone there."""
@@ -200,6 +188,7 @@ class Scheduler:
         if message.turn == 0:
             self._last_turn += 1
             message.turn = self._last_turn
+        self._order.refund(queue_id)
         message.state, message.reason = State.WAITING, reason
         message.place, message.due_at_ns = place, due_at_ns
         is_first = place not in self._parked
@@ -223,6 +212,7 @@ class Scheduler:
         """Let so many go from a place that is due; where none may, it is due again at an instant."""
         if room:
             self._parked[place].may_leave = room
+            self._stand_for(place)
         else:
             self._set_due(place, due_at_ns)
 
@@ -237,21 +227,26 @@ class Scheduler:
         """Put an active message that was not attempted back in front."""
         message = self._messages.get(queue_id)
         if message is not None and message.state is State.ACTIVE:
+            self._order.refund(queue_id)
             message.state, message.reason = State.WAITING, reason
-            self._ready.appendleft(queue_id)
+            self._order.add_ahead(queue_id, message.lane, message.since_ns)
 
     def again(self, queue_id: QueueId, recipients_left: int, reason: str) -> None:
         """Put a message that made progress, or was told to come again at once, at the end of the line."""
         message = self._messages.get(queue_id)
         if message is not None:
+            self._order.refund(queue_id)
             message.recipients_left, message.reason = recipients_left, reason
             message.state, message.turn = State.WAITING, 0
-            self._ready.append(queue_id)
+            # Or a large one would be overdue for all of its transactions once it is for one.
+            message.ready_at_ns = self._now_ns
+            self._line_up(message)
 
     def postpone(self, queue_id: QueueId, due_at_ns: int, recipients_left: int, reason: str) -> None:
         """Defer a message until an instant."""
         message = self._messages.get(queue_id)
         if message is not None:
+            self._order.refund(queue_id)
             message.recipients_left, message.reason = recipients_left, reason
             message.state, message.due_at_ns = State.DEFERRED, due_at_ns
             message.turn = 0
@@ -263,39 +258,27 @@ class Scheduler:
         Its messages are neither attempted nor older for it; then one of them goes first,
         to prove that the others may follow.
         """
-        if len(self._resting) >= MOST_RESTING:
-            # The oldest is asked about again: it costs one refusal.
-            self._resting.pop(next(iter(self._resting)))
-        rest = self._resting.pop(reverse_path, None)
-        if rest is not None and rest.until_ns > now_ns + PROOF_NS:
-            # Nobody was proving: it was in flight together with the one that began this rest.
-            self._resting[reverse_path] = rest
-            return rest.until_ns
-        in_a_row = 0 if rest is None else rest.in_a_row + 1
-        until_ns = now_ns + min(LONGEST_REST_NS, FIRST_REST_NS << min(in_a_row, 10))
-        self._resting[reverse_path] = _Rest(until_ns, reason, in_a_row)
-        return until_ns
+        return self._resting.begin(reverse_path, now_ns, reason)
 
     def trust_sender(self, reverse_path: str) -> None:
         """End the rest of a sender: the upstream took mail of it, or somebody acted."""
-        if self._resting and self._resting.pop(reverse_path, None) is not None:
+        if self._resting.end(reverse_path):
             for message in self._messages.values():
                 if message.reverse_path == reverse_path and message.is_sitting_out:
                     self.release(message.queue_id)
 
     def resting_senders(self) -> dict[str, int]:
         """Return the senders whose mail waits because the upstream refuses it, and until when."""
-        return {reverse_path: rest.until_ns for reverse_path, rest in self._resting.items()}
+        return self._resting.senders()
 
-    def in_leaving_order(self) -> Iterator[Queued]:
+    def in_leaving_order(self, now_ns: int) -> Iterator[Queued]:
         """Return what waits as it would leave now: the parked by their turns, the line, what is deferred.
 
         Not to be used across a change.  One that was held and let go may come twice: the first time counts.
         """
         waiting = [m for m in self._messages.values() if m.state is State.WAITING and m.place is not None]
         yield from sorted(waiting, key=lambda message: message.turn)
-        line = (self._messages.get(queue_id) for queue_id in self._ready)
-        yield from (m for m in line if m is not None and m.state is State.WAITING and m.place is None)
+        yield from (m for m in self.in_order(now_ns) if m.place is None)
         deferred = (entry for entry in sorted(self._deferred) if self._is_deferred_until(entry[1], entry[0]))
         yield from (self._messages[queue_id] for _, queue_id in deferred)
 
@@ -308,6 +291,7 @@ class Scheduler:
         """Take a message out of the order until it is released."""
         if (message := self._messages.get(queue_id)) is not None:
             message.state = State.HELD
+            self._leave_order(queue_id, message.place)
 
     def release(self, queue_id: QueueId) -> None:
         """Bring a held or deferred message to the end of the line, to be attempted at once."""
@@ -315,33 +299,42 @@ class Scheduler:
         if message is not None and message.state in (State.HELD, State.DEFERRED):
             message.state, message.reason = State.WAITING, ""
             message.place, message.turn = None, 0
+            message.ready_at_ns = self._now_ns
             self._place(message)
 
     def remove(self, queue_id: QueueId) -> None:
         """Forget a message that is gone from the spool."""
-        self._messages.pop(queue_id, None)
+        if (message := self._messages.pop(queue_id, None)) is not None:
+            self._leave_order(queue_id, message.place)
 
-    def _sits_out(self, message: Queued, now_ns: int) -> bool:
-        """Set a message of a resting sender aside until the rest is over; return whether it was."""
-        message.is_sitting_out = False
-        rest = self._resting.get(message.reverse_path) if self._resting else None
-        if rest is None or rest.until_ns <= now_ns:
+    def _leave_order(self, queue_id: QueueId, place: Hashable) -> None:
+        self._order.refund(queue_id)
+        self._order.remove(queue_id)
+        self._stand_for(place)
+
+    def _may_go(self, message: Queued, now_ns: int) -> bool:
+        """Return whether a message of the order may go, and set one of a resting sender aside."""
+        if message.state is not State.WAITING or not (message.place is None or self._stands(message)):
             return False
+        message.is_sitting_out = False
+        if (rest := self._resting.of(message.reverse_path, now_ns)) is None:
+            return True
         message.state, message.due_at_ns, message.reason = State.DEFERRED, rest.until_ns, rest.reason
         message.is_sitting_out = True
+        message.place, message.turn = None, 0
         heapq.heappush(self._deferred, (message.due_at_ns, message.queue_id))
-        return True
+        return False
 
-    def _prove(self, reverse_path: str, now_ns: int) -> None:
-        """Let one message of a sender whose rest is over go ahead of its others."""
-        rest = self._resting.get(reverse_path) if self._resting else None
-        if rest is not None:
-            rest.until_ns = now_ns + PROOF_NS
+    def _cost(self, message: Queued) -> int:
+        return self._price.of(min(message.recipients_left, self._most_recipients))
+
+    def _line_up(self, message: Queued) -> None:
+        self._order.add(message.queue_id, message.lane, message.reverse_path, message.since_ns)
 
     def _place(self, message: Queued) -> None:
         match message.state:
             case State.WAITING:
-                self._ready.append(message.queue_id)
+                self._line_up(message)
             case State.DEFERRED:
                 heapq.heappush(self._deferred, (message.due_at_ns, message.queue_id))
             case State.ACTIVE | State.HELD | State.REPORTING:
@@ -349,29 +342,22 @@ class Scheduler:
 
     def _wake(self, now_ns: int) -> None:
         """Move what is due to the end of the line."""
+        self._now_ns = now_ns
         while self._deferred and self._deferred[0][0] <= now_ns:
             due_at_ns, queue_id = heapq.heappop(self._deferred)
             if self._is_deferred_until(queue_id, due_at_ns):
                 self._messages[queue_id].state = State.WAITING
                 self._messages[queue_id].ready_at_ns = due_at_ns
-                self._ready.append(queue_id)
+                self._line_up(self._messages[queue_id])
 
-    def _in_line(self, queue_id: QueueId, now_ns: int) -> Queued | None:
-        """Return a message of the line, if it is still there and its sender does not rest."""
-        message = self._messages.get(queue_id)
-        if message is None or message.state is not State.WAITING or message.place is not None:
-            return None
-        return None if self._sits_out(message, now_ns) else message
-
-    def _leaving(self, now_ns: int) -> _Parking | None:
-        """Return a place that somebody may leave now."""
-        for place in self._first_due():
-            parking = self._parked[place]
-            while parking.may_leave and (message := self._first_parked(place)) is not None:
-                if not self._sits_out(message, now_ns):
-                    return parking
-                message.place, message.turn = None, 0
-        return None
+    def _stand_for(self, place: Hashable) -> None:
+        """Have the first of a place that may be left stand in its lane, ahead of who was not parked."""
+        parking = self._parked.get(place)
+        if parking is None or not parking.may_leave or (message := self._first_parked(place)) is None:
+            return
+        if message.queue_id != parking.stands or message.queue_id not in self._order:
+            parking.stands = message.queue_id
+            self._order.add_ahead(message.queue_id, message.lane, message.since_ns, is_first=False)
 
     def _first_due(self) -> list[Hashable]:
         return list(islice(self._due, MOST_PLACES))
@@ -386,8 +372,17 @@ class Scheduler:
             heapq.heappop(parking.turns)
         return None
 
+    def _stands(self, message: Queued) -> bool:
+        parking = self._parked.get(message.place)
+        return parking is not None and parking.stands == message.queue_id
+
     def _set_due(self, place: Hashable, due_at_ns: int) -> None:
         parking = self._parked[place]
+        if (
+            stands := self._messages.get(parking.stands or QueueId(""))
+        ) is not None and stands.place == place:
+            self._order.remove(stands.queue_id)
+        parking.stands = None
         parking.due_at_ns, parking.may_leave = due_at_ns, 0
         self._due.pop(place, None)
         self._entries += 1

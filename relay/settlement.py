@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from relay.lateness import is_to_be_told
 from relay.outcome import Answer, Outcome
+from relay.queued import back_off_ns
 from relay.reply import Phase
-from relay.scheduler import back_off_ns
 from relay.verdict import Verdict
 
 

@@ -5,15 +5,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from relay.envelope import QueueId
-from relay.scheduler import (
-    FIRST_REST_NS,
-    LONGEST_REST_NS,
-    MOST_RESTING,
-    Queued,
-    Scheduler,
-    State,
-    back_off_ns,
-)
+from relay.queued import back_off_ns
+from relay.resting import FIRST_REST_NS, LONGEST_REST_NS, MOST_RESTING
+from relay.scheduler import Queued, Scheduler, State
 
 MINUTE_NS = 60 * 10**9
 

@@ -11,6 +11,7 @@ import click
 from relay.cli.options import policy_option, printable
 from relay.cli.session import NotPermitted
 from relay.policy.faults import PolicyError, fault_of_file
+from relay.policy.lane import with_ceilings
 from relay.policy.source import parse_policy
 from relay.service.instants import rfc3339_or_none, span
 from relay.spool.durable import RealDisk
@@ -40,7 +41,7 @@ def audit(policy_path: Path, *, as_json: bool) -> int:
     for name, upstream in policy.upstreams.items():
         path = policy.history_path(name)
         try:
-            found = audit_file(path, upstream.limits, RealDisk())
+            found = audit_file(path, with_ceilings(upstream.limits, policy.lanes), RealDisk())
         except FileNotFoundError:
             if not as_json:
                 click.echo(printable(f"{name}: {path} is not there: nothing was sent under a limit"))

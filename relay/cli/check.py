@@ -8,6 +8,7 @@ import click
 from relay.cli.options import DEFAULT_POLICY, POLICY_VARIABLE, printable
 from relay.cli.policy_text import policy_text
 from relay.policy.changes import RESTART_KEYS
+from relay.policy.lane import lanes_of
 from relay.policy.model import Listen, Policy, Tls, Upstream
 from relay.policy.shipped import providers
 from relay.policy.source import read_policy, value_in
@@ -58,10 +59,20 @@ def summary(policy: Policy) -> Iterator[str]:
             yield "          note: no limits, so mail goes as fast as it is taken"
         if name != policy.default_upstream:
             yield f"          note: gets no mail; all of it goes to the first, {policy.default_upstream}"
+    yield from _lanes(policy)
     if policy.practice is not None:
         yield f"practice  {policy.practice.address}: at most {policy.practice.limit.label}"
     given = [key for key in RESTART_KEYS if key in policy.model_fields_set]
     yield f"restart   needed after a change of {', '.join(given)}; all else is live"
+
+
+def _lanes(policy: Policy) -> Iterator[str]:
+    lanes = lanes_of(policy.lanes)
+    for lane in lanes:
+        share = 100 * lane.weight / sum(each.weight for each in lanes)
+        ceiling = policy.lanes[lane.name].ceiling if lane.has_ceiling else None
+        most = "" if ceiling is None else f", at most {ceiling} % of each limit"
+        yield f"lane      {lane.name}: {share:.4g} % of what goes{most}"
 
 
 def _door(listen: Listen) -> str:

@@ -70,6 +70,9 @@ def show_status(snapshot: Snapshot, out: Console) -> None:
             out.print(_plain(f"{upstream.name}: {finding} ({_local(finding.at_ns)})", "yellow"))
         if upstream.findings:
             out.print()
+    if snapshot.lanes:
+        out.print(_lanes(snapshot))
+        out.print()
     out.print(_queue(snapshot))
     out.print()
     ledger = snapshot.ledger
@@ -118,6 +121,8 @@ def detail_lines(detail: MessageDetail) -> Iterator[str]:
     )
     if message.upstream:
         yield f"  upstream    {printable(message.upstream)}"
+    if message.lane:
+        yield f"  lane        {printable(message.lane)}"
     if message.reason:
         yield f"  why         {printable(message.reason)}"
     if message.next_attempt_at_ns is not None:
@@ -143,7 +148,8 @@ def _sender(message: QueuedMessage) -> str:
 
 
 def _why(message: QueuedMessage, at_ns: int) -> str:
-    parts = [printable(message.reason)] if message.reason else []
+    parts = [f"lane {printable(message.lane)}"] if message.lane else []
+    parts += [printable(message.reason)] if message.reason else []
     if message.held_by and not _is_said(message):
         parts.append(f"held by {printable(message.held_by)}")
     if message.eta_at_ns is not None:
@@ -220,6 +226,21 @@ def _limits(snapshot: Snapshot) -> Table:
                 _plain(_used(limit), style),
                 _plain(_next_slot(limit, snapshot.at_ns)),
             )
+    return table
+
+
+def _lanes(snapshot: Snapshot) -> Table:
+    numbers = ("share", "ceiling", "messages", "recipients", "oldest")
+    table = _table("lane", *numbers, numbers=numbers)
+    for lane in snapshot.lanes:
+        table.add_row(
+            _plain(lane.name),
+            _plain(f"{lane.share_percent:.4g} %"),
+            _plain("-" if lane.ceiling_percent is None else f"{lane.ceiling_percent} %"),
+            _plain(str(lane.waiting_messages)),
+            _plain(str(lane.waiting_recipients)),
+            _plain(span(lane.oldest_age_ns) if lane.waiting_messages else "-"),
+        )
     return table
 
 

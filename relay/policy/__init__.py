@@ -4,7 +4,7 @@
                      ↘ faults → PolicyError
 
 `source` is the door: it turns a file into a `Policy`, or into errors that each name
-file, line, column and key.  `model` and `limit` hold the types, every default and every rule;
+file, line, column and key.  `model`, `limit` and `lane` hold the types, every default and every rule;
 `units` the scalars; `document` YAML with positions; `faults` the words of an error;
 `surroundings` the port to the files that a policy names, and `secrets` what is behind
 it; `changes` tells what an edit cannot change live.  Pure but for `source`, which reads

@@ -53,6 +53,11 @@ class Limit(Section):
         return "messages" if self.messages is not None else "recipients"
 
     @property
+    def only(self) -> None:
+        """Return None: each key of a `for_each` counts, not one alone."""
+        return
+
+    @property
     def count(self) -> int:
         """Return N, the most that any window may hold."""
         return self.messages or self.recipients or self.connections or 0

@@ -17,6 +17,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from relay.policy.lane import Lane, faults_of
 from relay.policy.limit import Limit
 from relay.policy.rules import PROVIDERS, Rules
 from relay.policy.section import AnyOrder, Section
@@ -36,6 +37,7 @@ from relay.policy.units import (
     Duration,
     Endpoint,
     HostPort,
+    LaneName,
     Network,
     NotEmpty,
     OwnName,
@@ -318,7 +320,16 @@ class Policy(Section):
     """The first is the default."""
     retry: Retry = Retry()
     reports: Reports = Reports()
+    lanes: dict[LaneName, Lane] = Field(default_factory=dict)
+    """The first that matches a message; without any, first come is first served."""
     practice: Practice | None = None
+
+    @field_validator("lanes")
+    @classmethod
+    def _lanes_fit_together(cls, lanes: dict[str, Lane]) -> dict[str, Lane]:
+        if rules := faults_of(lanes):
+            raise broken_rules(rules)
+        return lanes
 
     @field_validator("listen")
     @classmethod

@@ -6,13 +6,12 @@ spaces, and `*` for at most 80 characters; so no rule can hang on a long reply, 
 """
 
 import re
-from collections.abc import Callable
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from relay.policy.section import AnyOrder, Section
-from relay.policy.units import Duration, Text, choice, shown
+from relay.policy.units import Duration, Text, choice, each, shown
 from relay.reply import Phase
 from relay.verdict import FROM_MAIL, WORDS, Layer, Phrases, Rule
 
@@ -38,18 +37,6 @@ PROVIDERS = (
     "spectrum",
 )
 """The names of `providers.yaml`."""
-
-
-def _each(check: Callable[[object], object]) -> BeforeValidator:
-    """Return the validator of one value or a list of them; always a tuple."""
-
-    def checked(value: object) -> tuple[object, ...]:
-        values = value if isinstance(value, tuple | list) else (value,)
-        if not values:
-            raise ValueError("expected at least one")
-        return tuple(check(each) for each in values)
-
-    return BeforeValidator(checked)
 
 
 def _phase(value: object) -> Phase:
@@ -81,17 +68,17 @@ def _phrase(value: object) -> str:
     )
 
 
-Texts = Annotated[tuple[str, ...], _each(_phrase)]
+Texts = Annotated[tuple[str, ...], each(_phrase)]
 
 
 class VerdictRule(Section):
     """One rule.  What it does not name matches anything; it must name something."""
 
-    phase: Annotated[tuple[Phase, ...], _each(_phase)] = tuple(sorted(FROM_MAIL))
+    phase: Annotated[tuple[Phase, ...], each(_phase)] = tuple(sorted(FROM_MAIL))
     """connect, ehlo, starttls, auth, mail, rcpt, data, eod; default: from mail on."""
-    code: Annotated[tuple[str, ...], _each(_code)] | None = None
+    code: Annotated[tuple[str, ...], each(_code)] | None = None
     """Such as 550 or 5xx."""
-    enhanced: Annotated[tuple[str, ...], _each(_enhanced)] | None = None
+    enhanced: Annotated[tuple[str, ...], each(_enhanced)] | None = None
     """Such as 5.7.1, 5.7.x or x.4.5 (RFC 3463)."""
     text: Texts | None = None
     """Any of these is in the text, in any case; `*` is at most 80 characters."""

@@ -147,6 +147,18 @@ def at_least_one(value: object) -> object:
     return value
 
 
+def each(check: Callable[[object], object]) -> BeforeValidator:
+    """Return the validator of one value or a list of them; always a tuple."""
+
+    def checked(value: object) -> tuple[object, ...]:
+        values = value if isinstance(value, tuple | list) else (value,)
+        if not values:
+            raise ValueError("expected at least one")
+        return tuple(check(each) for each in values)
+
+    return BeforeValidator(checked)
+
+
 def _matching(pattern: re.Pattern[str], expected: str) -> Callable[[object], str]:
     def check(value: object) -> str:
         if isinstance(value, str) and pattern.match(value) and value not in (".", ".."):
@@ -199,17 +211,31 @@ def endpoint(value: object) -> HostPort:
 
 
 def network(value: object) -> IPv4Network | IPv6Network:
-    """Return a network of clients; a bare address is a network of one.
+    """Return a network of clients that may relay; a bare address is a network of one.
 
     Raises ValueError for anything else, for bits set behind the prefix, and for a network
     that would make an open relay.
+    """
+    found = any_network(value)
+    if value is not found and found.prefixlen < SHORTEST_PREFIX[found.version]:
+        raise ValueError(
+            f"{found} lets strangers in: an open relay; name your own networks, "
+            f"/{SHORTEST_PREFIX[found.version]} at the widest"
+        )
+    return found
+
+
+def any_network(value: object) -> IPv4Network | IPv6Network:
+    """Return a network; a bare address is one of one.
+
+    Raises ValueError for anything else, and for bits set behind the prefix.
     """
     if isinstance(value, IPv4Network | IPv6Network):
         return value
     if not isinstance(value, str) or "%" in value:
         raise ValueError(f"expected a network such as 192.0.2.0/24 or '2001:db8::/32', got {shown(value)}")
     try:
-        found = ip_network(value)
+        return ip_network(value)
     except ValueError:
         try:
             right = ip_interface(value).network
@@ -218,12 +244,6 @@ def network(value: object) -> IPv4Network | IPv6Network:
                 f"expected a network such as 192.0.2.0/24 or '2001:db8::/32', got {shown(value)}"
             ) from None
         raise ValueError(f"{shown(value)} has bits set behind its prefix; did you mean {right}?") from None
-    if found.prefixlen < SHORTEST_PREFIX[found.version]:
-        raise ValueError(
-            f"{found} lets strangers in: an open relay; name your own networks, "
-            f"/{SHORTEST_PREFIX[found.version]} at the widest"
-        )
-    return found
 
 
 def upstream_host(value: object) -> str:
@@ -272,6 +292,13 @@ def upstream_name(value: object) -> str:
     raise ValueError("the name of an upstream is made of a-z, 0-9, _ and -, at most 64 of them")
 
 
+def lane_name(value: object) -> str:
+    """Return the name of a lane, which is also a key in the history and a label.  Raises ValueError."""
+    if isinstance(value, str) and _UPSTREAM_NAME.match(value):
+        return value
+    raise ValueError("the name of a lane is made of a-z, 0-9, _ and -, at most 64 of them")
+
+
 Duration = Annotated[int, BeforeValidator(duration_ns)]
 Size = Annotated[int, BeforeValidator(size_bytes)]
 Endpoint = Annotated[HostPort, BeforeValidator(endpoint)]
@@ -279,8 +306,10 @@ PositiveInt = Annotated[int, whole_number(1, LARGEST_COUNT)]
 NotEmpty = BeforeValidator(at_least_one)
 Text = Annotated[str, BeforeValidator(text)]
 Network = Annotated[IPv4Network | IPv6Network, BeforeValidator(network)]
+AnyNetwork = Annotated[IPv4Network | IPv6Network, BeforeValidator(any_network)]
 UpstreamHost = Annotated[str, BeforeValidator(upstream_host)]
 UpstreamName = Annotated[str, BeforeValidator(upstream_name)]
+LaneName = Annotated[str, BeforeValidator(lane_name)]
 OwnName = Annotated[str, BeforeValidator(own_name)]
 VariableName = Annotated[
     str,

@@ -20,7 +20,7 @@ live, edits       the policy file, watched, and what an edit does
 
 Seen from outside:
 watch             looks at a sender and makes the snapshot
-snapshot          what can be seen at one instant: the one source of all that follows
+snapshot          what can be seen at one instant: the one source of all that follows; lane_status of it
 events            a line for everything that happens; event_table lists and explains them
 lines, redaction  how lines get onto stderr, and the texts that none may contain
 metrics           live numbers for Prometheus; metric_table lists and explains them

@@ -11,7 +11,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from relay.clock import SECOND_NS, Clock
+from relay.lanes import DEFAULT_LANE
 from relay.service.events import Events
+from relay.service.lane_status import LaneStatus
 from relay.service.listener_counts import ListenerCounts
 from relay.service.metric_table import DISK_SECONDS, METRICS, Source
 from relay.service.snapshot import QueueState, Snapshot, UpstreamState, UpstreamStatus
@@ -125,6 +127,11 @@ def _fill_queue(families: _Families, snapshot: Snapshot) -> None:
         families.set("relay_queue_recipients", counts.recipients, state)
         families.set("relay_queue_size_bytes", counts.size_bytes, state)
         families.set("relay_queue_oldest_age_seconds", counts.oldest_age_ns / SECOND_NS, state)
+    waiting = snapshot.counts(QueueState.WAITING)
+    only = LaneStatus(DEFAULT_LANE, 100, None, waiting.messages, waiting.recipients, waiting.oldest_age_ns)
+    for lane in snapshot.lanes or (only,):
+        families.set("relay_lane_waiting_messages", lane.waiting_messages, lane.name)
+        families.set("relay_lane_oldest_waiting_age_seconds", lane.oldest_age_ns / SECOND_NS, lane.name)
     ledger = snapshot.ledger
     for fate in ("accepted", "relayed", "bounced", "expired", "deleted"):
         families.set("relay_ledger_recipients_total", getattr(ledger, fate), fate)

@@ -19,6 +19,7 @@ from relay.clock import SECOND_NS
 from relay.envelope import QueueId
 from relay.service.batch import Batch
 from relay.service.reports import Reporter
+from relay.sorting import Sorter
 from relay.spool.files import Unreadable
 from relay.spool.identity import report_id, warning_id
 from relay.spool.interface import (
@@ -84,13 +85,17 @@ class Desk:
         """Run a call of the spool in its thread."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
-    async def recover(self) -> Recovery:
+    async def recover(self, sorter: Sorter) -> Recovery:
         """Read the whole spool."""
-        return await self.call(self.spool.recover)
+        return await self.call(lambda: self.spool.recover(sorter))
 
-    async def take(self) -> list[Entry]:
+    async def take(self, sorter: Sorter) -> list[Entry]:
         """Take newly accepted messages into the queue."""
-        return await self.call(lambda: self.spool.take(TAKE_AT_ONCE))
+        return await self.call(lambda: self.spool.take(TAKE_AT_ONCE, sorter))
+
+    async def sort(self, queue_ids: Sequence[QueueId], sorter: Sorter) -> dict[QueueId, str]:
+        """Return the lanes of messages that can be read."""
+        return await self.call(lambda: self.spool.sort(queue_ids, sorter))
 
     async def load(self, queue_ids: Sequence[QueueId]) -> list[Message | Exception]:
         """Read messages; for each itself, or Absent, Corrupt, SpoolFault or OSError."""

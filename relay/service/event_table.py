@@ -50,6 +50,7 @@ FIELDS: dict[str, str] = {
     "hostname": "our own name",
     "in_flight": "transactions that are not at their end",
     "keys": "the keys of the policy that changed",
+    "lane": "the lane of the message, by its name in the policy; null without lanes",
     "listener": "the address that mail is taken on, as the policy writes it",
     "nrcpt": "how many recipients",
     "over_seconds": "from when the first of it began until the refusal",
@@ -109,7 +110,7 @@ _ROWS: tuple[tuple[str, Level, str, str, str], ...] = (
      ("{queue_id}: client={client}, helo=<{helo}>, proto={protocol}{_user}\n"
       "{queue_id}: from=<{reverse_path}>, size={size_bytes}, nrcpt={nrcpt}"),
      "A message is durable and ours.  As text, two lines."),
-    ("waiting", _INFO, "queue_id upstream reason until_at",
+    ("waiting", _INFO, "queue_id upstream lane reason until_at",
      "{queue_id}: waiting for {upstream} until {until_at}: {reason}",
      "A message has to wait for room in a window: once, when it first has to."),
     ("upstream_connected", _DEBUG, "upstream relay tls", "connected to {relay} for {upstream}, TLS {tls}",

@@ -122,11 +122,25 @@ class Events:
         }
         self._tell("accepted", fields, {"_user": f", sasl_username={envelope.user}" if envelope.user else ""})
 
-    def waiting(self, *, queue_id: QueueId, upstream: str, reason: str, until_at_ns: int | None) -> None:
+    def waiting(
+        self,
+        *,
+        queue_id: QueueId,
+        upstream: str,
+        reason: str,
+        until_at_ns: int | None,
+        lane: str | None = None,
+    ) -> None:
         """Tell that a message has to wait for a limit; call it once for a message, not per wake-up."""
-        until_at = rfc3339_or_none(until_at_ns)
         self._tell(
-            "waiting", {"queue_id": queue_id, "upstream": upstream, "reason": reason, "until_at": until_at}
+            "waiting",
+            {
+                "queue_id": queue_id,
+                "upstream": upstream,
+                "lane": lane,
+                "reason": reason,
+                "until_at": rfc3339_or_none(until_at_ns),
+            },
         )
 
     def upstream_connected(self, *, upstream: str, relay: str, tls: str | None) -> None:

@@ -186,7 +186,7 @@ class Look:
         self._due_ns = [queued.due_at_ns for queued in self._queue]
         self._left = [queued.recipients_left for queued in self._queue]
         self._places = [queued.place for queued in self._queue]
-        self._leaving = list(scheduler.in_leaving_order())
+        self._leaving = list(scheduler.in_leaving_order(now_ns))
         self._heart = heart
         self._now_ns = now_ns
         self._stop, self._outlook = DOWN, Outlook(now_ns)

@@ -93,7 +93,8 @@ class Heart:
         self._has_ended = asyncio.Event()
         self._has_history = False
         self._sending: set[asyncio.Task[None]] = set()
-        self._told_wait: str | None = None
+        self._told_wait: dict[str, str] = {}
+        """Of which message of each lane it was said last that it waits."""
         self.relaying = Relaying(
             name,
             scheduler=scheduler,
@@ -206,6 +207,10 @@ class Heart:
 
     def _ask_places(self, now_ns: int) -> None:
         """Let those go on for whom there is room by now, and no others."""
+        for lane in self._scheduler.with_ceiling():
+            lane_room, opens_at_ns = self.gate.room_in(lane)
+            if (first := self._scheduler.let_lane(lane, lane_room, opens_at_ns)) is not None:
+                self._tell_wait(first, f"no room under the ceiling of lane {lane}", opens_at_ns)
         for place in self._scheduler.places_due(now_ns):
             room, opens_at_ns = self.gate.room_at(cast(Place, place))
             self._scheduler.let_leave(place, room, opens_at_ns)
@@ -266,7 +271,7 @@ class Heart:
             raise
         self._metrics.decided(self.name, self._clock.boottime_ns() - began_ns)
         for portion, grant in zip(portions, grants, strict=True):
-            if isinstance(grant, Wait) and grant.place is not None:
+            if isinstance(grant, Wait) and grant.place is not None and grant.place.for_each != "lane":
                 self._park(portion, grant, grant.place)
         until_ns: int | None = None
         for portion, grant in reversed(list(zip(portions, grants, strict=True))):
@@ -276,8 +281,12 @@ class Heart:
                     self.gate.ended(grant)
                     self._give_back(portion, "")
                 case Reservation():
+                    self._scheduler.reserved(portion.queued.queue_id, grant.recipients)
                     chosen = [portion.indices[position] for position in grant.chosen]
                     self._send(replace(portion, indices=chosen), grant)
+                case Wait(limit_label=label, place=Place("lane")):
+                    # Another process took it; the next beat sees that the lane has no room.
+                    self._give_back(portion, f"no room in {label}")
                 case Wait(until_ns=until_ns, limit_label=label, place=None):
                     self._give_back(portion, f"no room in {label}")
                     self._tell_wait(portion.queued, f"no room in {label}", until_ns)
@@ -353,19 +362,24 @@ class Heart:
     def _request(self, portion: Portion) -> Request:
         """Return what to ask for: as many recipients as a transaction may have, of those that have room."""
         most = min(self.max_recipients, portion.connection.max_recipients or self.max_recipients)
-        return request_for(portion.message.envelope, portion.indices, most)
+        lane = self._scheduler.lane_of(portion.queued)
+        return request_for(portion.message.envelope, portion.indices, most, lane)
 
     def _tell_wait(self, queued: Queued, reason: str, until_ns: int) -> None:
         """Say once of a message that it has to wait for room."""
         queued.reason = reason
         wait_ns = until_ns - self._clock.boottime_ns()
-        if queued.queue_id == self._told_wait or wait_ns < SHORT_WAIT_NS:
+        if queued.queue_id == self._told_wait.get(queued.lane) or wait_ns < SHORT_WAIT_NS:
             return
-        self._told_wait = queued.queue_id
+        self._told_wait[queued.lane] = queued.queue_id
         until_at_ns = self._clock.wall_ns() + wait_ns
         self._metrics.had_to_wait(self.name)
         self._events.waiting(
-            queue_id=queued.queue_id, upstream=self.name, reason=reason, until_at_ns=until_at_ns
+            queue_id=queued.queue_id,
+            upstream=self.name,
+            reason=reason,
+            until_at_ns=until_at_ns,
+            lane=self._scheduler.lane_of(queued) or None,
         )
 
     async def _fail_history(self, error: HistoryError) -> int:

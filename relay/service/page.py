@@ -51,7 +51,7 @@ def render(snapshot: Snapshot) -> str:
         f"<h1>{escape(title)}</h1>\n"
         f"{_condition(snapshot)}\n"
         f"<h2>Upstreams</h2>\n{''.join(_upstream(u, snapshot.at_ns) for u in snapshot.upstreams)}\n"
-        f"<h2>Queue</h2>\n{_queue(snapshot)}\n"
+        f"<h2>Queue</h2>\n{_queue(snapshot)}\n{_lanes(snapshot)}\n"
         f"<h2>Ledger</h2>\n{_ledger(snapshot)}\n"
         f"<h2>Policy</h2>\n{_policy(snapshot)}\n"
         f"<footer>{escape(rfc3339(snapshot.at_ns))} · relay {escape(snapshot.version)} · "
@@ -113,6 +113,17 @@ def _queue(snapshot: Snapshot) -> str:
         cells = "".join(f'<td class="n">{escape(str(value))}</td>' for value in values)
         rows.append(f"<tr><th>{escape(state.value)}</th>{cells}</tr>")
     return f"<table><tr><th></th>{head}</tr>{''.join(rows)}</table>"
+
+
+def _lanes(snapshot: Snapshot) -> str:
+    head = "".join(f'<th class="n">{name}</th>' for name in ("share", "ceiling", "messages", "oldest"))
+    rows = []
+    for lane in snapshot.lanes:
+        ceiling = "-" if lane.ceiling_percent is None else f"{lane.ceiling_percent} %"
+        values = (f"{lane.share_percent:.4g} %", ceiling, lane.waiting_messages, span(lane.oldest_age_ns))
+        cells = "".join(f'<td class="n">{escape(str(value))}</td>' for value in values)
+        rows.append(f"<tr><th>{escape(lane.name)}</th>{cells}</tr>")
+    return f"<p>Waiting, by lane.</p><table><tr><th></th>{head}</tr>{''.join(rows)}</table>" if rows else ""
 
 
 def _ledger(snapshot: Snapshot) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from relay.clock import SECOND_NS, Clock
+from relay.policy.lane import lanes_of, price_of, sorter_of
 from relay.policy.model import Policy
 from relay.scheduler import Queued, Scheduler, State
 from relay.service.accounts import Accounts
@@ -38,6 +39,8 @@ SUSPEND_NS = SECOND_NS
 """How much more the time of this boot may have passed than the loop's before we call it a suspend."""
 AUDIT_SECONDS = 300.0
 """How old the count of what each limit held at most may be."""
+SORTED_AT_ONCE = 100
+"""Messages read between two other calls of the spool, when an edit of the lanes sorts the queue anew."""
 LOOK_SECONDS = 1.0
 """How old the account and the free space in a snapshot may be."""
 
@@ -83,6 +86,8 @@ class Sender:
         self._on_fault = on_fault
         self._new_mail = asyncio.Event()
         self._chores: list[asyncio.Task[None]] = []
+        self._sorter = sorter_of(policy.lanes)
+        self._sorting: asyncio.Task[None] | None = None
         self._finishing = asyncio.Lock()
         self._is_finished = False
         self._is_ending = False
@@ -101,6 +106,7 @@ class Sender:
             owed=self.owed,
             on_report=self._new_mail.set,
         )
+        self._arrange()
         self.upstreams = Upstreams(
             policy,
             Accounts(hostname, redaction),
@@ -120,7 +126,7 @@ class Sender:
         Raises OSError and SpoolFault when the spool cannot be read.
         """
         began_ns = self._clock.boottime_ns()
-        recovery = await self.desk.recover()
+        recovery = await self.desk.recover(self._sorter)
         for entry in sorted(recovery.entries, key=lambda entry: entry.queue_id):
             await self._admit(entry)
         self._events.recovered(
@@ -151,9 +157,10 @@ class Sender:
                 return
             self._is_finished = True
             asyncio.get_running_loop().remove_reader(self._trigger.listen())
-            for chore in self._chores:
+            chores = [*self._chores, *([self._sorting] if self._sorting else [])]
+            for chore in chores:
                 chore.cancel()
-            await asyncio.gather(*self._chores, return_exceptions=True)
+            await asyncio.gather(*chores, return_exceptions=True)
             await self.upstreams.finish()
             await self.owed.close()
 
@@ -172,7 +179,12 @@ class Sender:
         self._policy = policy
         self.settling.terms = _terms(policy)
         await self.owed.use(policy)
+        self._arrange()
         await self.upstreams.apply(policy)
+        sorter = sorter_of(policy.lanes)
+        if sorter != self._sorter:
+            self._sorter = sorter
+            self._begin_sorting()
 
     def wake(self) -> None:
         """Look again whether something can be sent."""
@@ -186,9 +198,12 @@ class Sender:
     async def take_now(self) -> None:
         """Take what listeners accepted so far into the queue.  Raises SpoolFault."""
         try:
-            while entries := await self.desk.take():
+            while entries := await self.desk.take(sorter := self._sorter):
                 for entry in entries:
                     await self._admit(entry)
+                if sorter is not self._sorter:
+                    # An edit came while they were read, by the rules before it.
+                    self._begin_sorting()
                 self.wake()
         except SpoolFull as full:
             # What is queued already goes on, and gives room.
@@ -244,6 +259,7 @@ class Sender:
             recipients_shown=entry.recipients_shown,
             client=entry.client,
             domains=tuple(run_of(domain, count) for domain, count in entry.domains),
+            lane=entry.lane,
         )
         wait_ns = (entry.next_attempt_at_ns or 0) - wall_ns
         if entry.is_held:
@@ -252,6 +268,28 @@ class Sender:
             queued.state, queued.due_at_ns = State.DEFERRED, now_ns + wait_ns
             queued.reason = "deferred before the last start"
         return queued
+
+    def _arrange(self) -> None:
+        """Have the queue go by the lanes of the policy, and by what the upstream in use counts."""
+        upstream = self._policy.upstreams[self._policy.default_upstream]
+        self.scheduler.arrange(
+            lanes_of(self._policy.lanes), price_of(upstream.limits), upstream.max_recipients
+        )
+
+    def _begin_sorting(self) -> None:
+        if self._sorting is not None:
+            self._sorting.cancel()
+        self._sorting = asyncio.create_task(self.upstreams.guard(self._sort_anew))
+
+    async def _sort_anew(self) -> None:
+        """Find the lane of every message that came in before an edit; mail goes on meanwhile."""
+        sorter = self._sorter
+        queue_ids = sorted(queued.queue_id for queued in self.scheduler)
+        for start in range(0, len(queue_ids), SORTED_AT_ONCE):
+            found = await self.desk.sort(queue_ids[start : start + SORTED_AT_ONCE], sorter)
+            for queue_id, lane in found.items():
+                self.scheduler.move(queue_id, lane)
+        self.wake()
 
     def _pulled(self) -> None:
         self._trigger.clear()

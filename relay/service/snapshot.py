@@ -19,6 +19,7 @@ from typing import Any, Literal
 from relay.envelope import QueueId
 from relay.learning import Finding, finding_to_json
 from relay.service.instants import SECOND_NS, rfc3339, rfc3339_or_none
+from relay.service.lane_status import LaneStatus, lane_json
 
 
 class Condition(enum.StrEnum):
@@ -184,6 +185,8 @@ class Snapshot:
     ledger: Ledger
     policy: PolicyStatus
     disk: DiskStatus
+    lanes: tuple[LaneStatus, ...] = ()
+    """In the order of the policy; none where it has none."""
 
     def counts(self, state: QueueState) -> QueueCounts:
         """Return what is in a state, zeros where nothing was said."""
@@ -212,6 +215,8 @@ class QueuedMessage:
     upstream: str = ""
     held_by: str = ""
     """What its wait is for, as `relay.service.forecast` names it; empty where it goes now."""
+    lane: str = ""
+    """Empty where the policy has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +284,7 @@ def to_json(snapshot: Snapshot) -> dict[str, Any]:
         "started_at": rfc3339_or_none(snapshot.started_at_ns),
         "refusing_because": snapshot.refusing_because or None,
         "upstreams": [_upstream_json(upstream, snapshot.at_ns) for upstream in snapshot.upstreams],
+        "lanes": [lane_json(lane) for lane in snapshot.lanes],
         "queue": {state.value: _counts_json(snapshot.counts(state)) for state in QueueState},
         "ledger": {
             "accepted": ledger.accepted,
@@ -362,6 +368,7 @@ def message_to_json(message: QueuedMessage) -> dict[str, Any]:
         "eta_at": rfc3339_or_none(message.eta_at_ns),
         "upstream": message.upstream or None,
         "held_by": message.held_by or None,
+        "lane": message.lane or None,
     }
 
 

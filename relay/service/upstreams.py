@@ -8,10 +8,11 @@ Does not: decide about messages, or read the spool.
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from relay import learning, pauses
 from relay.clock import Clock
+from relay.policy.lane import ceilings_of, with_ceilings
 from relay.policy.model import Policy, Upstream
 from relay.policy.shipped import rules_of
 from relay.scheduler import Scheduler
@@ -21,13 +22,14 @@ from relay.service.events import Events
 from relay.service.gate import Gate
 from relay.service.heart import Heart
 from relay.service.kept_file import Kept, KeptFile, lessons_path, pause_path
-from relay.service.learning import Learning
+from relay.service.learning import InForce, Learning
 from relay.service.metrics import Metrics
 from relay.service.opener import Opener, account_of
 from relay.service.pause import Pausing
 from relay.service.settling import Settling
 from relay.shield import Shield
 from relay.spool.durable import Disk
+from relay.throttle.gauge import Limit
 from relay.throttle.throttle import Throttle
 from relay.upstream.connection import Connection
 from relay.upstream.pool import Pool
@@ -128,7 +130,11 @@ class Upstreams:
 
     def _add(self, name: str, upstream: Upstream) -> None:
         throttle = Throttle(
-            self._policy.history_path(name), upstream.limits, upstream.guard_ns, self._disk, self._clock
+            self._policy.history_path(name),
+            with_ceilings(upstream.limits, self._policy.lanes),
+            upstream.guard_ns,
+            self._disk,
+            self._clock,
         )
         judge = Judge(rules_of(name, upstream))
         gate = Gate(throttle, self._clock, lambda error: self._fail_history(name, str(error)))
@@ -182,10 +188,14 @@ class Upstreams:
             keep=kept.lessons.keep,
             tally=gate.tally,
             peak=gate.peak,
-            judge_by=gate.judge_by,
+            judge_by=lambda limits, guard_ns: gate.judge_by(self._in_force(name, limits), guard_ns),
         )
         lessons.use(upstream)
         return lessons
+
+    def _in_force(self, name: str, limits: InForce) -> Sequence[Limit]:
+        """Return limits with the ceilings of lanes, which are parts of what the owner wrote."""
+        return (*limits, *ceilings_of(self._policy.upstreams[name].limits, self._policy.lanes))
 
     def _kept(self, name: str) -> Kept:
         """Return the files that carry over a restart what is known of an upstream."""
@@ -221,7 +231,7 @@ class Upstreams:
         )
         if upstream_changed:
             heart.renew()
-        await heart.gate.replan(heart.learning.use(upstream), upstream.guard_ns)
+        await heart.gate.replan(self._in_force(heart.name, heart.learning.use(upstream)), upstream.guard_ns)
         if upstream_changed or is_judged_anew:
             # What made it rest may be what was edited.
             self._resume(heart)

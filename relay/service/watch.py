@@ -5,16 +5,19 @@ at most a second or so.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from relay import __version__
 from relay.clock import SECOND_NS, Clock
 from relay.envelope import QueueId
+from relay.lanes import DEFAULT_LANE
 from relay.outlook import limit_words
+from relay.policy.lane import lanes_of
 from relay.policy.model import Policy
 from relay.scheduler import Queued, State
 from relay.service.forecast import Expected, Look, Seen, pause_words, stop_words
 from relay.service.heart import Heart
+from relay.service.lane_status import LaneStatus
 from relay.service.sender import Sender
 from relay.service.snapshot import (
     Condition,
@@ -92,11 +95,12 @@ class Watch:
             ledger,
             self.policy_status,
             disk,
+            self._lanes(),
         )
 
     def listing(self) -> "Listing":
         """Look at the queue, to list it: quick, where the listing itself takes time with a long queue."""
-        return Listing(self, self._look_at_queue(), self._clock)
+        return Listing(self, self._look_at_queue(), self._sender.scheduler.lane_of, self._clock)
 
     async def foresee(self) -> None:
         """Have the next snapshots know when the queue will have drained.
@@ -178,6 +182,26 @@ class Watch:
             of_state[3] = max(of_state[3], now_ns - queued.arrived_at_ns)
         return {state: QueueCounts(*of_state) for state, of_state in sums.items()}
 
+    def _lanes(self) -> tuple[LaneStatus, ...]:
+        """Return the lanes of the policy, with what waits in each."""
+        lanes = lanes_of(self.policy.lanes)
+        waiting: dict[str, list[Queued]] = {lane.name: [] for lane in lanes}
+        for queued in self._sender.scheduler if lanes else ():
+            if queued.state is State.WAITING:
+                waiting.get(queued.lane, waiting[DEFAULT_LANE]).append(queued)
+        now_ns, total = self._clock.boottime_ns(), sum(lane.weight for lane in lanes)
+        return tuple(
+            LaneStatus(
+                lane.name,
+                100 * lane.weight / total,
+                self.policy.lanes[lane.name].ceiling if lane.has_ceiling else None,
+                len(its),
+                sum(queued.recipients_left for queued in its),
+                max((now_ns - queued.arrived_at_ns for queued in its), default=0),
+            )
+            for lane, its in zip(lanes, waiting.values(), strict=True)
+        )
+
     def _upstream(self, name: str, counts: dict[QueueState, QueueCounts]) -> UpstreamStatus:
         upstream = self.policy.upstreams[name]
         heart = self._sender.hearts.get(name)
@@ -240,8 +264,9 @@ class Watch:
 class Listing:
     """The queue at one instant."""
 
-    def __init__(self, watch: Watch, look: Look, clock: Clock) -> None:
+    def __init__(self, watch: Watch, look: Look, lane_of: Callable[[Queued], str], clock: Clock) -> None:
         self._look = look
+        self._lane_of = lane_of
         self._paused, self._upstream = watch.why()
         self._to_wall_ns = clock.wall_ns() - clock.boottime_ns()
 
@@ -276,6 +301,7 @@ class Listing:
             None if expected.eta_ns is None else expected.eta_ns + self._to_wall_ns,
             self._upstream,
             expected.held_by,
+            self._lane_of(queued),
         )
 
 

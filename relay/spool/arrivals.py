@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from relay.envelope import QueueId
+from relay.sorting import Sorter
 from relay.spool import files
 from relay.spool.durable import Disk
 from relay.spool.foreign import Aside
@@ -33,8 +34,10 @@ class Arrivals:
         """Look anew the next time."""
         self._pending.clear()
 
-    def take(self, most: int, has_room: Callable[[], bool]) -> list[files.Opened]:
-        """Take up to `most` messages; with their content as long as there `has_room` for it.
+    def take(
+        self, most: int, has_room: Callable[[], bool], sorter: Sorter | None = None
+    ) -> list[files.Opened]:
+        """Take up to `most` messages, sorted; with their content as long as there `has_room` for it.
 
         Fewer where we lack descriptors or memory.  Raises OSError where the disk fails.
         """
@@ -46,7 +49,7 @@ class Arrivals:
             name = self._pending.popleft()
             path = f"{self._layout.folder('new')}/{name}"
             try:
-                if (message := self._take(path, name, with_content=has_room())) is not None:
+                if (message := self._take(path, name, sorter, with_content=has_room())) is not None:
                     taken.append(message)
             except (FileNotFoundError, files.StillArriving):
                 continue  # its listener met an error and took it back, or is about to pull the trigger
@@ -60,12 +63,16 @@ class Arrivals:
                 self._aside.leave(name, f"cannot be taken: {error.strerror}")
         return taken
 
-    def _take(self, path: str, name: str, *, with_content: bool) -> files.Opened | None:
+    def _take(
+        self, path: str, name: str, sorter: Sorter | None, *, with_content: bool
+    ) -> files.Opened | None:
         """Return None for a message that is in the queue already, under another name too."""
         if not is_queue_id(name):
             raise Corrupt("not a name that we give")
         queue_id = QueueId(name)
-        message = files.read(self._disk, path, queue_id, with_content=with_content, is_new=True)
+        message = files.read(
+            self._disk, path, queue_id, with_content=with_content, is_new=True, sorter=sorter
+        )
         home = self._layout.queued(queue_id)
         for place in (home, self._layout.held(queue_id)):
             if self._disk.inode(place) is not None:

@@ -12,10 +12,12 @@ import errno
 import os
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from relay.envelope import Envelope, QueueId
+from relay.lanes import DEFAULT_LANE
 from relay.reply import clean
+from relay.sorting import Sorter
 from relay.spool import record
 from relay.spool.durable import Disk, opened
 from relay.spool.interface import INLINE_BYTES, Corrupt, Entry, Message, Status
@@ -54,6 +56,7 @@ class Opened:
     """Where each recipient's line begins in the file."""
     modified_at_ns: int
     content: bytes | None = field(repr=False)
+    lane: str = DEFAULT_LANE
 
     @property
     def next_attempt_at_ns(self) -> int | None:
@@ -76,7 +79,7 @@ class Opened:
 
     def entry(self, *, is_held: bool) -> Entry:
         """Return what the scheduler keeps of it."""
-        return self.message(is_held=is_held).entry
+        return replace(self.message(is_held=is_held).entry, lane=self.lane)
 
 
 def is_our_own_lack(error: OSError) -> bool:
@@ -107,8 +110,11 @@ def read(
     with_content: bool,
     is_new: bool = False,
     is_shown_only: bool = False,
+    sorter: Sorter | None = None,
 ) -> Opened:
     """Read and check a message file, as one that can also be marked unless it `is_shown_only`.
+
+    It is sorted by its envelope and the first 64 KiB.
 
     Raises Corrupt, FileNotFoundError, Unreadable, any other OSError only for a lack of our
     own or a disk that may only be read, and StillArriving for a new one whose listener is
@@ -120,7 +126,7 @@ def read(
         # The listener holds this lock from its first byte until its names are durable.
         if is_new and not disk.lock_open(fd):
             raise StillArriving
-        return _read(disk, fd, queue_id, with_content=with_content)
+        return _read(disk, fd, queue_id, with_content=with_content, sorter=sorter)
 
 
 def read_again(disk: Disk, path: str, known: Opened) -> None:
@@ -224,12 +230,20 @@ def _faults_of_the_file() -> Iterator[None]:
         raise Corrupt(f"cannot be read and marked: {error.strerror}") from error
 
 
-def _read(disk: Disk, fd: int, queue_id: QueueId, *, with_content: bool) -> Opened:
+def _read(
+    disk: Disk, fd: int, queue_id: QueueId, *, with_content: bool, sorter: Sorter | None = None
+) -> Opened:
     first = disk.pread(fd, _FIRST_READ_BYTES, 0)
     header = _header(disk, fd, first)
     raw = _part(disk, fd, first, header.envelope_offset, header.envelope_bytes)
     recipients = record.decode_envelope(queue_id, header, raw)
     content = _content(disk, fd, first, header) if with_content else None
+    lane = DEFAULT_LANE
+    if sorter is not None:
+        # Read already: it costs no call, and no memory longer than this.
+        lane = sorter.lane_of(
+            recipients.envelope, lambda: first[record.HEADER_BYTES : header.envelope_offset]
+        )
     offsets = array("Q", (header.envelope_offset + offset for offset in recipients.offsets))
     return Opened(
         queue_id,
@@ -239,6 +253,7 @@ def _read(disk: Disk, fd: int, queue_id: QueueId, *, with_content: bool) -> Open
         offsets,
         disk.modified_at_ns(fd),
         content,
+        lane,
     )
 
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from relay.envelope import Envelope, QueueId, Shape
+from relay.lanes import DEFAULT_LANE
+from relay.sorting import Sorter
 
 
 class SpoolFault(Exception):  # noqa: N818 - a fault of the disk, met by the spool
@@ -77,6 +79,8 @@ class Entry:
     """Who handed it over, as the envelope has it."""
     domains: tuple[tuple[str, int], ...] = ()
     """Of the recipients left, in their order: how many of one domain there are in a row; see `runs`."""
+    lane: str = DEFAULT_LANE
+    """By the sorter that was given when it was read."""
 
 
 def runs(addresses: Iterable[str]) -> tuple[tuple[str, int], ...]:
@@ -271,12 +275,16 @@ class Spool(Protocol):
     unknown ids.  What changes state may be called again with the same arguments.
     """
 
-    def recover(self) -> Recovery:
+    def recover(self, sorter: Sorter | None = None) -> Recovery:
         """Read everything there is, finish what can be finished, set aside what is damaged."""
         ...
 
-    def take(self, most: int) -> list[Entry]:
+    def take(self, most: int, sorter: Sorter | None = None) -> list[Entry]:
         """Take up to `most` newly accepted messages into the queue."""
+        ...
+
+    def sort(self, queue_ids: Sequence[QueueId], sorter: Sorter) -> dict[QueueId, str]:
+        """Return the lane of each message; of one that cannot be read, nothing."""
         ...
 
     def load(self, queue_id: QueueId) -> Message:

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from relay.clock import Clock
 from relay.envelope import Envelope, QueueId
+from relay.sorting import Sorter
 from relay.spool import files, notes, record
 from relay.spool.arrivals import Arrivals
 from relay.spool.durable import Disk, opened
@@ -80,12 +81,12 @@ class MaildirSpool:
         self._progress: dict[QueueId, tuple[int, int, int, int]] = {}
         self._queued_recipients = 0
 
-    def recover(self) -> Recovery:
+    def recover(self, sorter: Sorter | None = None) -> Recovery:
         """Read everything there is, finish what can be finished, set aside what is damaged.
 
         Raises OSError; the start must not go on then.
         """
-        found, recovery = recover(self._disk, self._layout, self._ledger, self._aside)
+        found, recovery = recover(self._disk, self._layout, self._ledger, self._aside, sorter)
         self._held = {entry.queue_id for entry in recovery.entries if entry.is_held}
         self._progress = {queue_id: fates for queue_id, fates in found.items() if any(fates)}
         self._arrivals.forget()
@@ -97,14 +98,14 @@ class MaildirSpool:
         return recovery
 
     @gives_way
-    def take(self, most: int) -> list[Entry]:
+    def take(self, most: int, sorter: Sorter | None = None) -> list[Entry]:
         """Take up to `most` newly accepted messages into the queue, oldest first.
 
         Fewer when we lack descriptors or memory: the rest is still there the next time.
         """
         self._reserve.keep()
         with faults("new"):
-            taken = self._arrivals.take(most, lambda: self._fresh.has_room)
+            taken = self._arrivals.take(most, lambda: self._fresh.has_room, sorter)
         self._ledger.reopen([message.queue_id for message in taken if Status.TODO in message.statuses])
         # What is taken is in the queue, whether or not there is room to count it: `finish` counts again.
         with contextlib.suppress(SpoolFull), faults("ledger"):
@@ -114,6 +115,16 @@ class MaildirSpool:
             self._progress[message.queue_id] = fates_of(message.statuses)
             self._queued_recipients += message.statuses.count(Status.TODO)
         return [message.entry(is_held=False) for message in taken]
+
+    def sort(self, queue_ids: Sequence[QueueId], sorter: Sorter) -> dict[QueueId, str]:
+        """Return the lane of each message; one that cannot be read is met when its turn comes."""
+        sorted_into = {}
+        for queue_id in queue_ids:
+            with contextlib.suppress(Corrupt, OSError):
+                path = self._path(queue_id)
+                opened_file = files.read(self._disk, path, queue_id, with_content=False, sorter=sorter)
+                sorted_into[queue_id] = opened_file.lane
+        return sorted_into
 
     def load(self, queue_id: QueueId) -> Message:
         """Read a message.  Raises Absent; Corrupt after setting it aside; OSError for a lack of our own."""

@@ -12,6 +12,7 @@ Assumes: who calls it ends the messages with nothing left to do, as soon as ther
 import contextlib
 
 from relay.envelope import QueueId
+from relay.sorting import Sorter
 from relay.spool import files, foreign
 from relay.spool.durable import Disk, opened
 from relay.spool.identity import subject_of
@@ -26,13 +27,13 @@ _MARKED_AT_ONCE = 64
 
 
 def recover(
-    disk: Disk, layout: Layout, ledger: Ledger, aside: foreign.Aside
+    disk: Disk, layout: Layout, ledger: Ledger, aside: foreign.Aside, sorter: Sorter | None = None
 ) -> tuple[dict[QueueId, Fates], Recovery]:
     """Return how far each queued message got, and what was found."""
     aside.stuck.clear()
     abandoned = remove_abandoned_drafts(disk, layout, aside)
     foreign.clear_the_way(disk, layout, aside)
-    walk = _Walk(disk, layout, ledger, aside)
+    walk = _Walk(disk, layout, ledger, aside, sorter)
     ledger.read()
     # Who held or released a message may have been killed before that was durable, and now it is seen.
     disk.sync_directory(layout.folder("hold"))
@@ -147,7 +148,10 @@ def remove_abandoned_drafts(disk: Disk, layout: Layout, aside: foreign.Aside) ->
 class _Walk:
     """A walk through the folders in which messages wait."""
 
-    def __init__(self, disk: Disk, layout: Layout, ledger: Ledger, aside: foreign.Aside) -> None:
+    def __init__(
+        self, disk: Disk, layout: Layout, ledger: Ledger, aside: foreign.Aside, sorter: Sorter | None
+    ) -> None:
+        self._sorter = sorter
         self._disk = disk
         self._layout = layout
         self._ledger = ledger
@@ -194,7 +198,9 @@ class _Walk:
             if path != known:  # else it was brought here from another folder just now
                 files.drop_second_name(self._disk, path, known)
             return
-        message = files.read(self._disk, path, queue_id, with_content=False, is_new=is_new)
+        message = files.read(
+            self._disk, path, queue_id, with_content=False, is_new=is_new, sorter=self._sorter
+        )
         if Status.TODO not in message.statuses and queue_id in self._ledger.closed:
             # A crash came between its `out` and its removal.
             self.ended.add(queue_id)

@@ -217,6 +217,8 @@ def _of_keys(limit: Limit, stretch: Stretch) -> Iterator[tuple[str | None, int]]
     """Return what a stretch weighs by a limit, for each of its keys; None for no or any key."""
     shares = [share for share in stretch.shares if share.for_each == limit.for_each]
     for share in shares:
+        if limit.only is not None and share.key not in (limit.only, UNKNOWN):
+            continue
         weight = share.messages if limit.unit == "messages" else share.recipients
         yield None if share.key == UNKNOWN else share.key, weight
     if not shares and stretch.weights[limit.unit]:

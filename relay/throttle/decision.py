@@ -56,7 +56,10 @@ def choose(gauges: Sequence[Gauge], request: Request, now_ns: int) -> Sequence[i
         if gauge.for_each == "recipient_domain":
             by_domain.append(gauge)
             continue
-        room = gauge.room(_key(request, gauge.for_each) if gauge.for_each else None, now_ns)
+        key = _key(request, gauge.for_each)
+        if not gauge.is_about(key):
+            continue
+        room = gauge.room(key, now_ns)
         most = min(most, room if gauge.unit == "recipients" or room < 1 else most)
     return _choose_by_domain(by_domain, request, most, now_ns) if by_domain and most > 0 else range(most)
 
@@ -89,6 +92,8 @@ def wait(gauges: Sequence[Gauge], request: Request, now_ns: int) -> Wait:
     for gauge in gauges:
         if gauge.for_each is not None:
             key = _key(request, gauge.for_each)
+            if not gauge.is_about(key):
+                continue
             for each in dict.fromkeys(_domains(request)) if key is None else [key]:
                 place = Place(gauge.for_each, each)
                 opened = gauge.opens_at(each, now_ns), gauge.label
@@ -102,9 +107,15 @@ def wait(gauges: Sequence[Gauge], request: Request, now_ns: int) -> Wait:
 
 
 def shares_of(gauges: Sequence[Gauge], request: Request, chosen: Sequence[int]) -> tuple[Share, ...]:
-    """Return whose a transaction is, of those kinds of key that some limit asks for."""
+    """Return whose a transaction is, of those kinds of key that some limit asks for.
+
+    And its lane, if it has one: a ceiling that an edit brings knows then what the lane holds.
+    """
     shares: list[Share] = []
-    for for_each in dict.fromkeys(gauge.for_each for gauge in gauges if gauge.for_each is not None):
+    asked = [gauge.for_each for gauge in gauges if gauge.for_each is not None]
+    if request.lane:
+        asked.append("lane")
+    for for_each in dict.fromkeys(asked):
         if for_each == "recipient_domain":
             domains = _domains(request)
             counts: dict[str, int] = {}
@@ -124,6 +135,8 @@ def _key(request: Request, for_each: ForEach | None) -> str | None:
             return request.sender_domain
         case "client":
             return request.client
+        case "lane":
+            return request.lane
         case _:
             return None
 

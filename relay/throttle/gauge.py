@@ -6,6 +6,8 @@ without this kind of key, and the keys beyond MOST_KEYS.  A key's room is N less
 window less the shared one.  All of a key's past is in those two, so no key ever exceeds
 N; a shared slot counts against more keys than it has to, which wastes and never exceeds.
 
+A ceiling is a limit of kind `lane` with `only` one key: it knows nothing of any other.
+
 Memory is bounded by MOST_KEYS windows, each as `window` says.  A key leaves once its
 window is empty: each new key looks at two others, so the cost of none depends on how
 many there are.
@@ -31,7 +33,7 @@ UNKNOWN = "%"
 LONGEST_DEFAULT_GUARD_NS = 1_000_000_000
 
 Unit = Literal["messages", "recipients", "connections"]
-ForEach = Literal["sender", "sender_domain", "recipient_domain", "client"]
+ForEach = Literal["sender", "sender_domain", "recipient_domain", "client", "lane"]
 
 
 class Limit(Protocol):
@@ -58,6 +60,11 @@ class Limit(Protocol):
         ...
 
     @property
+    def only(self) -> str | None:
+        """Return the one key that it is about, if it is about one alone."""
+        ...
+
+    @property
     def label(self) -> str:
         """Return how a status line names it."""
         ...
@@ -70,6 +77,7 @@ class Gauge:
         self.label = limit.label
         self.unit = limit.unit
         self.for_each = limit.for_each
+        self._only = limit.only
         self.count = limit.count
         self._weight: Callable[[Reserved | Charged], int] = attrgetter(limit.unit)
         self._period_ns = limit.per_ns
@@ -83,6 +91,10 @@ class Gauge:
     def span_ns(self) -> int:
         """Return T and its guard."""
         return self._shared.span_ns
+
+    def is_about(self, key: str | None) -> bool:
+        """Return whether it has a say about what has this key."""
+        return self._only is None or self._only == key
 
     def start(self, reserved: Reserved, now_ns: int) -> None:
         """Occupy what a reservation weighs until further notice."""
@@ -133,7 +145,9 @@ class Gauge:
 
     def fullest(self, now_ns: int) -> str | None:
         """Return the key with the most used; None without keys.  Looks at every key."""
-        return max(self._of_key, key=lambda key: self._of_key[key].occupied(now_ns), default=None)
+        return self._only or max(
+            self._of_key, key=lambda key: self._of_key[key].occupied(now_ns), default=None
+        )
 
     def limited(self, in_flight: Sequence[tuple[Reserved, int]], now_ns: int) -> Limited:
         """Return all that occupies it, those in flight as if they ended at the instants given with them."""
@@ -187,6 +201,8 @@ class Gauge:
         if not shares:
             yield None, self._weight(record)
         for share in shares:
+            if share.key != UNKNOWN and not self.is_about(share.key):
+                continue
             weight = share.messages if self.unit == "messages" else share.recipients
             yield None if share.key == UNKNOWN else share.key, weight
 

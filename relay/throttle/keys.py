@@ -25,6 +25,8 @@ class Request:
     sender: str = ""
     sender_domain: str = ""
     client: str = ""
+    lane: str = ""
+    """Empty where the policy has none."""
     recipient_domains: tuple[str, ...] = ()
     """One for each recipient; none at all stands for one and the same."""
     most: int | None = None
@@ -56,7 +58,7 @@ def run_of(address: str, count: int) -> tuple[str, int]:
     return _domain(address), count
 
 
-def request_for(envelope: Envelope, indices: Iterable[int], most: int) -> Request:
+def request_for(envelope: Envelope, indices: Iterable[int], most: int, lane: str = "") -> Request:
     """Return what to ask for, to send a message to some of its recipients, at most so many at once."""
     domains = tuple(_domain(envelope.recipients[index]) for index in indices)
     sender, sender_domain, client = keys_of(envelope.reverse_path, envelope.client)
@@ -65,6 +67,7 @@ def request_for(envelope: Envelope, indices: Iterable[int], most: int) -> Reques
         sender=sender,
         sender_domain=sender_domain,
         client=client,
+        lane=lane,
         recipient_domains=domains,
         most=most,
     )

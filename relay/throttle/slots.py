@@ -207,11 +207,20 @@ class Slots:
         """
         with self._mutex:
             self._advance(now_ns)
-            gauges = [gauge for gauge in self._gauges if gauge.for_each == place.for_each]
+            kind, key = place
+            gauges = [gauge for gauge in self._gauges if gauge.for_each == kind and gauge.is_about(key)]
             least = 1 if place.for_each == "recipient_domain" or not gauges else 0
             room = min((gauge.room(place.key, now_ns) for gauge in gauges), default=least)
             opens_at_ns = max((gauge.opens_at(place.key, now_ns) for gauge in gauges), default=now_ns)
             return max(least, room), opens_at_ns
+
+    def room_in(self, lane: str, now_ns: int) -> tuple[int | None, int]:
+        """Return how many messages a lane's ceilings let go now (None: any number), and when one may."""
+        with self._mutex:
+            self._advance(now_ns)
+            gauges = [gauge for gauge in self._gauges if gauge.for_each == "lane" and gauge.is_about(lane)]
+            room = min((gauge.room(lane, now_ns) for gauge in gauges), default=None)
+            return room, max((gauge.opens_at(lane, now_ns) for gauge in gauges), default=now_ns)
 
     def usage(self, now_ns: int) -> list[Usage]:
         """Return how full each limit is, in their order.  Looks at every key."""
@@ -224,7 +233,8 @@ class Slots:
         with self._mutex:
             self._advance(now_ns)
             ends = [(r, self._likely_end(r, transaction_ns, now_ns)) for r in self._in_flight.values()]
-            return tuple(gauge.limited(ends, now_ns) for gauge in self._gauges)
+            # A lane's ceiling is not foreseen: who would go instead is the order's matter.
+            return tuple(gauge.limited(ends, now_ns) for gauge in self._gauges if gauge.for_each != "lane")
 
     def records(self, now_ns: int) -> list[Record]:
         """Return what a new file has to say: everything known, merged where it is old."""

@@ -221,6 +221,13 @@ class Throttle:
         """Return how many messages may leave a place now, and when the next one may; from memory."""
         return self._slots.room_at(place, self._clock.boottime_ns())
 
+    def room_in(self, lane: str) -> tuple[int | None, int]:
+        """Return how many messages may go of a lane by its ceilings (None: any number), and when one may.
+
+        From memory.
+        """
+        return self._slots.room_in(lane, self._clock.boottime_ns())
+
     def usage(self) -> list[Usage]:
         """Return how full each limit is, in their order, as far as memory knows.  Looks at every key."""
         return self._slots.usage(self._clock.boottime_ns())

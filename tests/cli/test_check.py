@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from relay.cli.main import main
+from relay.policy.source import parse_policy
 from tests.policy.examples import INTERFACE, SMALL, with_listen
 
 Check = Callable[..., tuple[int, str, str]]
@@ -83,6 +84,31 @@ restart   needed after a change of spool, listen, http; all else is live
 """,
         "",
     )
+
+
+def test_lanes_are_summed_up_with_their_shares(check: Check, tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(
+        f"{SMALL}lanes: {{a: {{sender: '@x', share: 40, ceiling: 90}}, b: {{recipients_above: 5}}}}\n"
+    )
+
+    lines = check(str(path))[1].splitlines()
+
+    assert [line for line in lines if line.startswith("lane")] == [
+        "lane      a: 40 % of what goes, at most 90 % of each limit",
+        "lane      b: 30 % of what goes",
+        "lane      default: 30 % of what goes",
+    ]
+
+
+def test_lanes_written_out_with_their_defaults_mean_the_same(check: Check, tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    lane = "{sender: ['@x', '<>'], client: 10.0.0.0/7, header: {List-Id: '*'}, share: 40, patience: null}"
+    path.write_text(f"{SMALL}lanes: {{a: {lane}, default: {{ceiling: 3}}}}\n")
+
+    shown = check("--show", str(path))[1]
+
+    assert parse_policy(shown.encode(), path) == parse_policy(path.read_bytes(), path)
 
 
 def test_a_listener_that_nobody_may_use_is_noted(check: Check, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from relay.clock import SECOND_NS
 from relay.learning import Finding
 from relay.policy.model import Policy
 from relay.service import snapshot as snapshots
+from relay.service.lane_status import LaneStatus
 from relay.service.operations import SpoolBusy
 from relay.service.snapshot import Condition, Ledger, PolicyStatus, UpstreamState
 from tests.cli.control import POLICY, code_of, relay_up, write_policy
@@ -72,6 +73,25 @@ def test_what_a_refusal_taught_is_said_and_which_limit_is_lower_for_it(
     text = "\n".join(said(capsys))
     assert "90/90, effective 90 of 100" in text
     assert "isp: cut off after 97 recipients in 57 min; policy says 100 per 1h; suggested 90" in text
+
+
+def test_people_see_the_lanes_where_there_are_some(
+    policy_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operations = FakeOperations()
+    lanes = (
+        LaneStatus("resets", 50.0, None, 1, 2, 3 * SECOND_NS),
+        LaneStatus("lists", 100 / 3, 80),
+    )
+    operations.shown = replace(a_snapshot(), lanes=lanes)
+    with relay_up(policy_path.parent / "spool", operations):
+        assert code_of("status", "--policy", str(policy_path)) == 0
+
+    lines = said(capsys)
+
+    assert "lane share ceiling messages recipients oldest" in lines
+    assert "resets 50 % - 1 2 3s" in lines
+    assert "lists 33.33 % 80 % 0 0 -" in lines
 
 
 def test_what_is_wrong_is_said(policy_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

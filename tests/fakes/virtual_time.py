@@ -62,6 +62,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._clock = clock
         self._waits = _Selector(clock)
         self._servers: dict[int, Callable[[], asyncio.BaseProtocol]] = {}
+        self._ports: dict[int, int] = {}
+        """Of sockets that are said to be connected."""
         super().__init__(self._waits)
 
     def time(self) -> float:
@@ -81,8 +83,12 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._servers[server.sockets[0].getsockname()[1]] = protocol_factory
         return server
 
-    async def create_connection(self, protocol_factory: Any, *args: Any, **_: Any) -> Any:
-        port = args[1]
+    async def sock_connect(self, sock: socket.socket, address: Any) -> None:
+        self._ports[sock.fileno()] = address[1]
+
+    async def create_connection(self, protocol_factory: Any, *, sock: socket.socket, **_: Any) -> Any:  # type: ignore[override]  # less than the base class takes
+        port = self._ports.pop(sock.fileno())
+        sock.close()
         ours, theirs = socket.socketpair()
         await self.connect_accepted_socket(self._servers[port], theirs)
         return await super().create_connection(protocol_factory, sock=ours)

@@ -131,7 +131,7 @@ practice: null
         ("spool_", "did you mean spool?"),
         ("upstream", "did you mean upstreams?"),
         ("Host-Name", "did you mean hostname?"),
-        ("zzz", "known here: hostname, http, listen, practice, reports, retry, spool, upstreams"),
+        ("zzz", "known here: hostname, http, lanes, listen, practice, reports, retry, spool, upstreams"),
     ],
 )
 def test_an_unknown_key_is_an_error_with_a_suggestion(unknown: str, suggestion: str) -> None:

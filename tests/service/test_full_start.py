@@ -46,6 +46,7 @@ async def test_a_start_without_room_for_an_owed_report_relays_the_rest(
             await house.sender.start()
         await house.until(lambda: host.relayed)
         disk.is_full = False
+        await house.until(lambda: len(host.relayed) == 2)
         await house.until_empty()
         await house.__aexit__(None, None, None)
     came = Counter(address for each in host.relayed for address in each.recipients)

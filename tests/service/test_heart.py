@@ -15,12 +15,12 @@ class ShortOfDescriptors(RealDisk):
         super().__init__()
         self.opened = 0
 
-    def open_read(self, path: str) -> int:
+    def open_update(self, path: str) -> int:
         if "/cur/" in path:
             self.opened += 1
             if self.opened == 2:
                 raise OSError(errno.EMFILE, "Too many open files", path)
-        return super().open_read(path)
+        return super().open_update(path)
 
 
 async def test_a_slot_that_opens_while_the_heart_looks_is_not_missed(tmp_path: Path) -> None:
@@ -44,11 +44,11 @@ async def test_a_message_that_cannot_be_read_for_lack_of_our_own_is_tried_again_
             house.accept()
             await house.until(lambda: house.heart.pausing.because)
         host.script = Script()
-        # Opened by recovery, then to be sent, then to be sent again.
+        # Opened by recovery, to be sent, to be sent again, and to be marked.
         async with House(policy, disk) as house:
             await house.until(lambda: house.heart.pausing.because)
             assert house.sender.upstreams.resume("isp")
             await house.until_empty()
 
             assert len(host.relayed) == 1
-    assert disk.opened == 3
+    assert disk.opened == 4

@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import aiohttp
@@ -14,6 +15,7 @@ from relay.policy.units import HostPort
 from relay.service import page
 from relay.service.events import Events
 from relay.service.http import StatusServer
+from relay.service.lane_status import LaneStatus
 from relay.service.listener_counts import ListenerCounts
 from relay.service.metrics import Metrics
 from relay.service.snapshot import Condition, Ledger, PolicyStatus, Snapshot, UpstreamState, public
@@ -222,6 +224,15 @@ def test_the_page_shows_windows_queue_upstream_and_ledger() -> None:
         "imbalance",
     ):
         assert shown in tags.text
+
+
+def test_the_page_shows_the_lanes_where_there_are_some() -> None:
+    assert "by lane" not in tags_of(page.render(a_snapshot())).text
+
+    text = tags_of(page.render(replace(a_snapshot(), lanes=(LaneStatus("resets", 70.0, 50, 3),)))).text
+
+    for shown in ("by lane", "resets", "70 %", "50 %"):
+        assert shown in text
 
 
 def test_the_page_loads_nothing_runs_nothing_and_reloads_itself() -> None:

@@ -15,6 +15,7 @@ from relay.clock import SECOND_NS
 from relay.outcome import Answer, Outcome
 from relay.reply import Phase, Reply
 from relay.service.events import Events
+from relay.service.lane_status import LaneStatus
 from relay.service.listener_counts import ListenerCounts
 from relay.service.metric_table import METRICS
 from relay.service.metrics import Metrics
@@ -198,6 +199,17 @@ def test_the_snapshot_is_what_a_scrape_shows(world: World) -> None:
     eta = world.value("relay_queue_drain_eta_seconds", upstream="isp")
     assert eta is not None
     assert 49 * 60 < eta <= 50 * 60
+
+
+def test_what_waits_is_counted_by_lane_and_without_lanes_in_the_default_one(world: World) -> None:
+    assert world.value("relay_lane_waiting_messages", lane="default") == 400
+
+    lanes = (LaneStatus("resets", 70.0, 50, 3, 4, 5 * SECOND_NS), LaneStatus("default", 30.0, None))
+    world.shown = replace(a_snapshot(), lanes=lanes)
+
+    assert world.value("relay_lane_waiting_messages", lane="resets") == 3
+    assert world.value("relay_lane_oldest_waiting_age_seconds", lane="resets") == 5
+    assert world.value("relay_lane_waiting_messages", lane="default") == 0
 
 
 def test_what_nobody_can_tell_is_infinite(world: World) -> None:

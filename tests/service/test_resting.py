@@ -6,7 +6,8 @@ from pathlib import Path
 from relay.clock import SECOND_NS
 from relay.outcome import Answer, Outcome
 from relay.reply import Phase
-from relay.scheduler import FIRST_REST_NS, Scheduler
+from relay.resting import FIRST_REST_NS
+from relay.scheduler import Scheduler
 from relay.verdict import Verdict
 from tests.fakes.smarthost import DEFAULT, Script, Smarthost, Until, turns
 from tests.service.house import House, policy_of

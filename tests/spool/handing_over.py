@@ -7,6 +7,7 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.envelope import Envelope, QueueId
+from relay.sorting import Rule, Sorter
 from relay.spool.interface import (
     INLINE_BYTES,
     Absent,
@@ -64,6 +65,30 @@ class HandingOver:
         spool, queue_id = recovered(engine), accept(engine.intake(), envelope)
         assert taken(spool) == [queue_id]
         assert again(engine, spool).load(queue_id).envelope == envelope
+
+    @pytest.mark.parametrize("size", [0, 3 * INLINE_BYTES])
+    def test_a_message_is_in_the_same_lane_taken_recovered_held_and_sorted_anew(
+        self, engine: Engine, size: int
+    ) -> None:
+        sorter = Sorter(
+            (
+                Rule("list", headers=(("List-Id", ("*",)),)),
+                Rule("many", recipients_above=len(ENVELOPE.recipients) - 1),
+            )
+        )
+        spool = recovered(engine)
+        listed = accept(engine.intake(), content=b"List-Id: <l>\r\n\r\n" + b"x\r\n" * (size // 3))
+        plain = accept(engine.intake(), content=b"Subject: list-id\r\n\r\nList-Id: <l>\r\n")
+        wanted = {listed: "list", plain: "many"}
+
+        assert {entry.queue_id: entry.lane for entry in spool.take(10, sorter)} == wanted
+        spool.hold(plain)
+        # However far it got: what a lane asks of never changes.
+        spool.mark({listed: {0: Status.RELAYED}})
+        assert spool.sort([listed, plain, QueueId("0" * 16)], sorter) == wanted
+        spool.close()
+        entries = engine.start().recover(sorter).entries
+        assert {entry.queue_id: entry.lane for entry in entries} == wanted
 
     @pytest.mark.parametrize("size", [0, 1, INLINE_BYTES, INLINE_BYTES + 1, 3 * INLINE_BYTES])
     @pytest.mark.parametrize("chunk", [0, 100_000])

@@ -22,6 +22,7 @@ class PerPeriod:
     per_ns: int
     unit: Unit = "messages"
     for_each: ForEach | None = None
+    only: str | None = None
 
     @property
     def label(self) -> str:

@@ -25,7 +25,17 @@ TRANSACTION_NS = 200
 LONGEST_NS = 1000
 YEAR_NS = 365 * 86_400 * SECOND_NS
 STEPS_NS = (1, 300, SECOND_NS, 3600 * SECOND_NS, YEAR_NS, 10 * YEAR_NS)
-FOR_EACH: tuple[ForEach | None, ...] = (None, None, "sender", "sender_domain", "recipient_domain", "client")
+FOR_EACH: tuple[ForEach | None, ...] = (
+    None,
+    None,
+    "sender",
+    "sender_domain",
+    "recipient_domain",
+    "client",
+    "lane",
+)
+LANES = ("", "u", "v")
+"""A relay without lanes says nothing of them."""
 UNITS: tuple[Unit, ...] = ("messages", "recipients", "connections")
 FAILURES = ("write", "sync", "truncate", "rename", "open_new", "sync_directory", "pread")
 
@@ -100,7 +110,11 @@ class World:
         unit = self.random.choice(UNITS)
         for_each = None if unit == "connections" else self.random.choice(FOR_EACH)
         return PerPeriod(
-            self.random.randint(1, 8), self.random.choice([1, 50, 300, LONGEST_NS]), unit, for_each
+            self.random.randint(1, 8),
+            self.random.choice([1, 50, 300, LONGEST_NS]),
+            unit,
+            for_each,
+            self.random.choice(LANES[1:]) if for_each == "lane" else None,
         )
 
     def _new_throttle(self, limits: list[PerPeriod]) -> Throttle:
@@ -121,6 +135,7 @@ class World:
             sender=f"{self.random.choice('ab')}@{domain}",
             sender_domain=domain,
             client=self.random.choice("pqr"),
+            lane=self.random.choice(LANES),
             recipient_domains=tuple(self.random.choices("lmn", k=count)),
             most=self.random.choice([None, None, 2]),
         )
@@ -160,6 +175,7 @@ class World:
                 "sender_domain": {request.sender_domain: answer.recipients},
                 "client": {request.client: answer.recipients},
                 "recipient_domain": domains,
+                "lane": {request.lane: answer.recipients},
             }
         flight = Flight(self.true_ns, latest_ns, latest_ns, weights, keys, sender, answer)
         self.grants += 1
@@ -169,6 +185,8 @@ class World:
         # What weighs nothing in a limit is not asked by it, and others may have gone by other limits.
         for limit in (each for each in sender.limits if weights[each.unit]):
             for key in flight.keys.get(limit.for_each or "", {None: 0}):
+                if limit.only not in (None, key):
+                    continue
                 counted = sum(self._counted(limit, key, flight))
                 assert counted <= limit.count, f"{counted} for {limit.label}, {key}"
 

@@ -1,0 +1,339 @@
+"""The order of what is ready: lanes by their shares, senders in turn, then first come first served.  Pure.
+
+Guarantees, while nothing waits beyond its patience:
+- between two lanes that both have something ready all the time, neither is behind the other
+  by more than one message each, measured in shares; no lane is above its own by more than one;
+- a lane that had nothing ready has saved nothing, and goes next, unless it had its share just before;
+- within a lane senders take turns, a message each; each one's own leave in their order;
+- a lane that may give nothing (its ceiling) keeps back no other.
+What is ready for longer than its lane's patience goes by the oldest, as if it were one more
+lane with as much weight as all lanes together: it gets half of what goes, and a lane that uses
+less than its half of a share is as quick as ever.
+
+How: start-time fair queuing (Goyal, Vin, Cheng 1996).  Each lane has a tag that moves on by
+cost / weight with what it gives; the lowest tag goes next, and an idle lane's tag is raised to
+the last one that went.  What a message costs is the caller's, in one unit for all.
+
+Without lanes there is one, and senders do not take turns: first come, first served.
+
+Every call is O(lanes + log n); iterating is O(lanes) a message.  Does not: know a message but
+by its id, or that one is no longer ready (`remove` says so).
+"""
+
+import heapq
+from collections import OrderedDict, deque
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from math import lcm
+from typing import NamedTuple
+
+from relay.envelope import QueueId
+
+DEFAULT_LANE = "default"
+"""The lane of what matches no other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One lane, as the order needs it."""
+
+    name: str
+    weight: int = 1
+    """Its part of the sum of all weights is its share."""
+    patience_ns: int | None = None
+    """What is ready for longer goes before its turn."""
+    has_ceiling: bool = False
+    """Somebody asks how much of it may go: `Order.let`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a transaction costs its lane: how long its slots take of the limit that they take longest of."""
+
+    of_message_ns: int = 1
+    of_recipient_ns: int = 0
+
+    def of(self, recipients: int) -> int:
+        """Return what one with so many recipients costs, at least 1."""
+        return max(1, self.of_message_ns, recipients * self.of_recipient_ns)
+
+
+def turn_of(reverse_path: str) -> str:
+    """Return whose turn it is: the sender, without what bulk mail puts there for each recipient.
+
+    A list that names the recipient in its return address (VERP: `list-return-7-me=here.example@…`,
+    `list+me=here.example@…`) is one sender, or it would have a turn for each recipient.
+    """
+    local, at, domain = reverse_path.lower().rpartition("@")
+    if local.startswith("prvs="):  # BATV: tag before the address
+        local = local.rpartition("=")[2]
+    local = local.partition("+")[0] or local
+    if "=" in local:
+        kept = local.partition("=")[0]
+        local = kept.rpartition("-")[0] or kept
+    return f"{local}{at}{domain}"
+
+
+SPARE_AGES = 1024
+"""How many entries of who left a heap may hold beside as many as there are of who is there."""
+
+
+class _Spot(NamedTuple):
+    """Where a message stands."""
+
+    line: "_Line"
+    sender: str | None
+    """None: ahead of all senders of its lane."""
+    number: int
+    since_ns: int
+
+
+@dataclass(slots=True, eq=False)
+class _Flow:
+    """Something that goes by its weight."""
+
+    step: int
+    """How far its tag moves for a cost of 1."""
+    tag: int = 0
+    went: int = -1
+    """When it last gave something, counted in messages; of equals the one that waited longer goes."""
+
+
+@dataclass(slots=True, eq=False)
+class _Line(_Flow):
+    """What is ready in one lane."""
+
+    lane: Lane = field(default_factory=lambda: Lane(DEFAULT_LANE))
+    room: int | None = None
+    """How many more may go; None: any number."""
+    length: int = 0
+    ahead: OrderedDict[QueueId, None] = field(default_factory=OrderedDict)
+    senders: OrderedDict[str, OrderedDict[QueueId, None]] = field(default_factory=OrderedDict)
+    """In turn: the first is next."""
+    ages: list[tuple[int, int, QueueId]] = field(default_factory=list)
+    """A heap of when each has waited for too long; who left is not taken out of it."""
+
+
+class _Charge(NamedTuple):
+    """What taking a message did."""
+
+    flow: _Flow
+    line: _Line
+    cost: int
+    went: int
+    went_before: int
+
+
+class Order:
+    """What is ready, and what of it goes next."""
+
+    def __init__(self, lanes: Sequence[Lane] = ()) -> None:
+        """`lanes` have one of the name DEFAULT_LANE among them; none at all is one without turns."""
+        self._has_turns = bool(lanes)
+        lanes = lanes or (Lane(DEFAULT_LANE),)
+        unit = lcm(*(lane.weight for lane in lanes), sum(lane.weight for lane in lanes))
+        self._lines = {lane.name: _Line(unit // lane.weight, lane=lane) for lane in lanes}
+        self._overdue = _Flow(unit // sum(lane.weight for lane in lanes))
+        self._spots: dict[QueueId, _Spot] = {}
+        self._charged: dict[QueueId, _Charge] = {}
+        """Of what was taken and is not known to have gone."""
+        self._tag = 0
+        """Of what went last: no flow is behind it."""
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return len(self._spots)
+
+    def __contains__(self, queue_id: QueueId) -> bool:
+        return queue_id in self._spots
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """Return the lanes; where none were given, the one that there is."""
+        return tuple(line.lane for line in self._lines.values())
+
+    @property
+    def most(self) -> int:
+        """Return how many `take` could give, one after the other."""
+        lines = self._lines.values()
+        return sum(line.length if line.room is None else min(line.length, line.room) for line in lines)
+
+    def home_of(self, lane: str) -> str:
+        """Return the lane that what says this one is in: itself, or the default where there is none such."""
+        return lane if lane in self._lines else DEFAULT_LANE
+
+    def length(self, lane: str) -> int:
+        """Return how many of a lane are ready."""
+        return self._lines[lane].length
+
+    def add(self, queue_id: QueueId, lane: str, sender: str, since_ns: int) -> None:
+        """Put a message behind the others of its sender; a lane that there is not is the default one."""
+        line = self._line(lane)
+        turn = turn_of(sender) if self._has_turns else ""
+        self._enter(queue_id, _Spot(line, turn, next(self._numbers), since_ns))
+        line.senders.setdefault(turn, OrderedDict())[queue_id] = None
+
+    def add_ahead(self, queue_id: QueueId, lane: str, since_ns: int, *, is_first: bool = True) -> None:
+        """Put a message ahead of its lane; before those that are ahead already, or behind them."""
+        line = self._line(lane)
+        self._enter(queue_id, _Spot(line, None, next(self._numbers), since_ns))
+        line.ahead[queue_id] = None
+        if is_first:
+            line.ahead.move_to_end(queue_id, last=False)
+
+    def remove(self, queue_id: QueueId) -> None:
+        """Forget a message; one that is not there is none too many."""
+        if (spot := self._spots.pop(queue_id, None)) is None:
+            return
+        line = spot.line
+        line.length -= 1
+        if spot.sender is None:
+            del line.ahead[queue_id]
+            return
+        del line.senders[spot.sender][queue_id]
+        if not line.senders[spot.sender]:
+            del line.senders[spot.sender]
+
+    def first(self, now_ns: int) -> QueueId | None:
+        """Return what `take` would take."""
+        found = self._next(now_ns)
+        return None if found is None else found[2]
+
+    def first_of(self, lane: str) -> QueueId | None:
+        """Return what would go next of a lane, were it its turn; also of one that may give nothing."""
+        line = self._lines[lane]
+        return _first_of(line) if line.length else None
+
+    def take(self, now_ns: int, cost: int) -> QueueId | None:
+        """Take what goes next, and charge its lane; `charge` or `refund` says how that ended."""
+        if (found := self._next(now_ns)) is None:
+            return None
+        flow, line, queue_id = found
+        sender = self._spots[queue_id].sender
+        self.remove(queue_id)
+        if flow is line and sender is not None and sender in line.senders:
+            line.senders.move_to_end(sender)
+        self._tag = max(flow.tag, self._tag)
+        flow.tag = self._tag + cost * flow.step
+        before, flow.went = flow.went, next(self._numbers)
+        if line.room is not None:
+            line.room -= 1
+        self._charged[queue_id] = _Charge(flow, line, cost, flow.went, before)
+        return queue_id
+
+    def charge(self, queue_id: QueueId, cost: int) -> None:
+        """Know what a message that was taken cost in the end."""
+        if (charged := self._charged.pop(queue_id, None)) is not None:
+            charged.flow.tag += (cost - charged.cost) * charged.flow.step
+
+    def refund(self, queue_id: QueueId) -> None:
+        """Undo what taking a message cost, unless it was `charge`d: it was not attempted."""
+        if (charged := self._charged.pop(queue_id, None)) is not None:
+            flow, line = charged.flow, charged.line
+            flow.tag -= charged.cost * flow.step
+            self._tag = min(self._tag, flow.tag)
+            if flow.went == charged.went:
+                flow.went = charged.went_before
+            if line.room is not None:
+                line.room += 1
+
+    def let(self, lane: str, room: int | None) -> None:
+        """Let a lane give so many more (None: any number), until it is told another number."""
+        if lane in self._lines:
+            self._lines[lane].room = room
+
+    def entries(self) -> list[tuple[QueueId, int, bool]]:
+        """Return what is ready, since when, and whether ahead of its lane; those that are ahead first."""
+        ahead = [queue_id for line in self._lines.values() for queue_id in line.ahead]
+        others = [
+            (each.since_ns, each.number, name)
+            for name, each in self._spots.items()
+            if each.sender is not None
+        ]
+        return [
+            *((queue_id, self._spots[queue_id].since_ns, True) for queue_id in ahead),
+            *((queue_id, since_ns, False) for since_ns, _, queue_id in sorted(others)),
+        ]
+
+    def in_order(self, now_ns: int, cost_of: Callable[[QueueId], int]) -> Iterator[QueueId]:
+        """Yield all that is ready in the order in which it would leave, were nothing to change any more.
+
+        Takes nothing.  Knows of no ceiling, and of what is overdue by now only.  Not to be
+        used across changes of the order.
+        """
+        gone = set[QueueId]()
+        flows = [
+            (_Flow(line.step, line.tag, line.went), _of_line(line, gone)) for line in self._lines.values()
+        ]
+        ages = (age for line in self._lines.values() for age in line.ages)
+        if late := sorted(age for age in ages if age[0] <= now_ns and self._is_true(age)):
+            flow = _Flow(self._overdue.step, self._overdue.tag, self._overdue.went)
+            flows.append((flow, (queue_id for _, _, queue_id in late)))
+        tag, number = self._tag, next(self._numbers)
+        while flows:
+            chosen = min(flows, key=lambda each: (max(each[0].tag, tag), each[0].went))
+            flow, of_flow = chosen
+            queue_id = next((each for each in of_flow if each not in gone), None)
+            if queue_id is None:
+                flows.remove(chosen)
+                continue
+            yield queue_id
+            gone.add(queue_id)
+            tag, number = max(flow.tag, tag), number + 1
+            flow.tag, flow.went = tag + cost_of(queue_id) * flow.step, number
+
+    def _next(self, now_ns: int) -> tuple[_Flow, _Line, QueueId] | None:
+        """Return what goes next, of which lane, and who is charged for it."""
+        lines = [line for line in self._lines.values() if line.length and line.room != 0]
+        if not lines:
+            return None
+        line = min(lines, key=self._rank)
+        if late := [age for each in lines if (age := self._oldest(each)) is not None and age[0] <= now_ns]:
+            queue_id = min(late)[2]
+            if self._rank(self._overdue) < self._rank(line):
+                return self._overdue, self._spots[queue_id].line, queue_id
+        return line, line, _first_of(line)
+
+    def _rank(self, flow: _Flow) -> tuple[int, int]:
+        """Return by what the next one is chosen: the lowest goes."""
+        return max(flow.tag, self._tag), flow.went
+
+    def _line(self, lane: str) -> _Line:
+        return self._lines[self.home_of(lane)]
+
+    def _enter(self, queue_id: QueueId, spot: _Spot) -> None:
+        self.remove(queue_id)
+        self._spots[queue_id] = spot
+        line = spot.line
+        line.length += 1
+        if line.lane.patience_ns is not None:
+            heapq.heappush(line.ages, (spot.since_ns + line.lane.patience_ns, spot.number, queue_id))
+            if len(line.ages) > 2 * line.length + SPARE_AGES:
+                line.ages = [age for age in line.ages if self._is_true(age)]
+                heapq.heapify(line.ages)
+
+    def _oldest(self, line: _Line) -> tuple[int, int, QueueId] | None:
+        while line.ages and not self._is_true(line.ages[0]):
+            heapq.heappop(line.ages)
+        return line.ages[0] if line.ages else None
+
+    def _is_true(self, age: tuple[int, int, QueueId]) -> bool:
+        """Return whether an entry of a heap still says the truth."""
+        spot = self._spots.get(age[2])
+        return spot is not None and spot.number == age[1]
+
+
+def _first_of(line: _Line) -> QueueId:
+    return next(iter(line.ahead or next(iter(line.senders.values()))))
+
+
+def _of_line(line: _Line, gone: Container[QueueId]) -> Iterator[QueueId]:
+    """Yield what is ready in a lane, in the order in which it would leave, but for what has gone by then."""
+    yield from line.ahead
+    turns = deque(iter(ids) for ids in line.senders.values())
+    while turns:
+        its = turns.popleft()
+        if (queue_id := next((each for each in its if each not in gone), None)) is not None:
+            yield queue_id
+            turns.append(its)

@@ -1,0 +1,265 @@
+"""The queue by lanes: what is given back, parked, held, moved and edited keeps to its lane."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.envelope import QueueId
+from relay.lanes import DEFAULT_LANE, Lane, Price
+from relay.scheduler import Queued, Scheduler, State
+
+LANES = (Lane("fast", 60), Lane("list", 20, has_ceiling=True), Lane(DEFAULT_LANE, 20))
+
+
+def _message(name: str, lane: str = DEFAULT_LANE, sender: str = "a@b.example", recipients: int = 1) -> Queued:
+    return Queued(QueueId(name), sender, 100, 0, 0, recipients, lane=lane)
+
+
+def _scheduler(*messages: Queued, lanes: tuple[Lane, ...] = LANES) -> Scheduler:
+    scheduler = Scheduler()
+    scheduler.arrange(lanes, Price(), 100)
+    for message in messages:
+        scheduler.add(message)
+    return scheduler
+
+
+def _take(scheduler: Scheduler, now_ns: int = 0, most: int = 100) -> list[str]:
+    taken: list[str] = []
+    while len(taken) < most and (queued := scheduler.next_ready(now_ns)) is not None:
+        taken.append(queued.queue_id)
+    return taken
+
+
+def test_what_was_given_back_is_first_of_its_lane_and_keeps_back_no_other() -> None:
+    scheduler = _scheduler(*[_message(f"l{number}", "list") for number in range(3)])
+    assert _take(scheduler, most=1) == ["l0"]
+    scheduler.give_back(QueueId("l0"), "no room")
+
+    scheduler.add(_message("f", "fast"))
+
+    assert _take(scheduler) == ["f", "l0", "l1", "l2"]
+
+
+def test_a_message_of_many_transactions_holds_up_neither_its_lane_nor_its_sender() -> None:
+    scheduler = _scheduler(_message("large", "list", recipients=1000), _message("next", "list"))
+    for _ in range(2):
+        assert _take(scheduler, most=1) == ["large" if not _ else "next"]
+        scheduler.again(QueueId("large"), 900, "")
+
+    assert _take(scheduler) == ["large"]
+
+
+def test_a_large_message_that_was_overdue_is_not_overdue_for_all_of_its_transactions() -> None:
+    lanes = (Lane("a", 99), Lane(DEFAULT_LANE, 1, patience_ns=100))
+    scheduler = _scheduler(_message("large", recipients=1000), lanes=lanes)
+    for number in range(50):
+        scheduler.add(_message(f"a{number}", "a"))
+    assert "large" in _take(scheduler, 1000, most=3)
+    scheduler.reserved(QueueId("large"), 1)
+
+    scheduler.again(QueueId("large"), 999, "")
+
+    assert "large" not in _take(scheduler, 1099, most=40)
+    assert "large" in _take(scheduler, 1100, most=3)
+
+
+def test_a_lane_without_room_is_due_when_it_has_some_and_says_who_waits() -> None:
+    scheduler = _scheduler(_message("l0", "list"), _message("l1", "list"), _message("d"))
+    assert scheduler.with_ceiling() == ["list"]
+
+    waits = scheduler.let_lane("list", 0, 500)
+
+    assert waits is scheduler.get(QueueId("l0"))
+    assert (scheduler.most_ready, scheduler.next_due_at_ns()) == (1, 500)
+    assert _take(scheduler) == ["d"]
+    assert not scheduler.has_ready(10**18)
+    assert scheduler.let_lane("list", 1, 500) is None
+    assert scheduler.next_due_at_ns() is None
+    assert _take(scheduler) == ["l0"]
+    assert scheduler.let_lane("list", None, 0) is None
+    assert _take(scheduler) == ["l1"]
+    assert scheduler.let_lane("list", 0, 900) is None
+    assert scheduler.next_due_at_ns() is None
+
+
+def test_who_leaves_a_place_goes_ahead_of_its_lane_in_the_turn_of_its_lane() -> None:
+    scheduler = _scheduler(*[_message(f"l{number}", "list") for number in range(4)])
+    assert _take(scheduler) == ["l0", "l1", "l2", "l3"]
+    for name in ("l0", "l1"):
+        scheduler.park(QueueId(name), "sender", 100, "")
+    scheduler.give_back(QueueId("l3"), "")
+    scheduler.again(QueueId("l2"), 1, "")
+    scheduler.add(_message("f0", "fast"))
+    scheduler.add(_message("f1", "fast"))
+
+    for place in scheduler.places_due(100):
+        scheduler.let_leave(place, 2, 0)
+
+    assert scheduler.first_ready(100) is scheduler.get(QueueId("f0"))
+    taken = _take(scheduler, 100)
+    assert [name for name in taken if name[0] == "l"] == ["l3", "l0", "l1", "l2"]
+
+
+def test_a_parked_message_that_was_seized_and_put_back_is_not_forgotten() -> None:
+    scheduler = _scheduler(_message("a"), lanes=())
+    assert _take(scheduler) == ["a"]
+    scheduler.park(QueueId("a"), "place", 100, "")
+    seized = scheduler.get(QueueId("a"))
+    assert seized is not None
+    seized.state = State.ACTIVE
+    # Somebody looks at the place meanwhile and finds nobody there.
+    assert scheduler.places_due(100) == []
+
+    seized.state = State.WAITING
+    scheduler.add(seized)
+
+    assert _take(scheduler, 100) == ["a"]
+
+
+def test_an_edit_keeps_the_order_of_arrival_and_a_lane_that_is_gone_is_the_default_one() -> None:
+    scheduler = _scheduler(
+        _message("a", "list", "x@x"), _message("b", "list", "y@x"), _message("c", "fast"), lanes=()
+    )
+    scheduler.arrange(LANES, Price(), 100)
+    assert _take(scheduler, most=2) == ["c", "a"]
+    scheduler.give_back(QueueId("a"), "")
+
+    scheduler.arrange((Lane(DEFAULT_LANE),), Price(), 100)
+    scheduler.add(_message("d", "list", "y@x"))
+
+    assert _take(scheduler) == ["a", "b", "d"]
+
+
+def test_a_message_moves_to_another_lane_wherever_it_stands() -> None:
+    scheduler = _scheduler(*[_message(name) for name in ("ready", "active", "parked", "held")])
+    assert sorted(_take(scheduler)) == ["active", "held", "parked", "ready"]
+    scheduler.give_back(QueueId("ready"), "")
+    scheduler.park(QueueId("parked"), "place", 100, "")
+    scheduler.hold(QueueId("held"))
+
+    for name in ("ready", "active", "parked", "held", "nobody"):
+        scheduler.move(QueueId(name), "fast")
+
+    assert {queued.lane for queued in scheduler} == {"fast"}
+    assert _take(scheduler) == ["ready"]
+    scheduler.give_back(QueueId("active"), "")
+    scheduler.release(QueueId("held"))
+    assert scheduler.let_lane("list", 0, 0) is None
+    for place in scheduler.places_due(100):
+        scheduler.let_leave(place, 1, 0)
+    assert _take(scheduler, 100) == ["active", "parked", "held"]
+
+
+def test_what_is_not_attempted_is_not_charged_and_what_is_sent_is_for_all_its_recipients() -> None:
+    lanes = (Lane("a", 50), Lane(DEFAULT_LANE, 50))
+    scheduler = Scheduler()
+    scheduler.arrange(lanes, Price(0, 1), 5)
+    scheduler.add(_message("large", "a", recipients=1000))
+    for number in range(20):
+        scheduler.add(_message(f"d{number}"))
+
+    assert _take(scheduler, most=1) == ["large"]
+    scheduler.give_back(QueueId("large"), "")
+    assert _take(scheduler, most=1) == ["large"]
+    scheduler.reserved(QueueId("large"), 3)
+    scheduler.again(QueueId("large"), 997, "")
+
+    assert _take(scheduler, most=4) == ["d0", "d1", "d2", "large"]
+
+
+def test_what_lanes_were_charged_before_another_price_holds_nobody_back_after_it() -> None:
+    lanes = (Lane("a", 50), Lane(DEFAULT_LANE, 50))
+    scheduler = Scheduler()
+    scheduler.arrange(lanes, Price(36 * 10**9), 100)
+    for number in range(10):
+        scheduler.add(_message(f"a{number}", "a"))
+        scheduler.add(_message(f"d{number}"))
+    assert _take(scheduler, most=1) == ["a0"]
+
+    scheduler.arrange(lanes, Price(1), 100)
+
+    assert sorted(_take(scheduler, most=4)) == ["a1", "a2", "d0", "d1"]
+
+
+def test_a_lane_that_is_gone_is_not_what_the_history_is_told() -> None:
+    message = _message("m", "list")
+    scheduler = _scheduler(message)
+    assert scheduler.lane_of(message) == "list"
+
+    scheduler.arrange((Lane(DEFAULT_LANE), Lane("other")), Price(), 100)
+    assert scheduler.lane_of(message) == DEFAULT_LANE
+    scheduler.arrange((), Price(), 100)
+    assert scheduler.lane_of(message) == ""
+
+
+ACTS = "park back again hold release remove defer move arrange let take"
+STEPS = st.tuples(
+    st.sampled_from(ACTS.split()),
+    st.sampled_from("abcdef"),
+    st.sampled_from(["fast", "list", DEFAULT_LANE]),
+    st.integers(0, 30),
+)
+
+
+@given(st.lists(STEPS, max_size=60))
+def test_whatever_happens_nobody_is_forgotten_and_nobody_goes_twice(
+    steps: list[tuple[str, str, str, int]],
+) -> None:
+    scheduler = _scheduler(*[_message(name, "list") for name in "abcdef"])
+    active: list[QueueId] = []
+    now_ns = 0
+    for act, letter, lane, by_ns in steps:
+        now_ns += by_ns // 3
+        if not _acted(scheduler, act, QueueId(letter), lane, by_ns):
+            if act == "take":
+                queued = scheduler.next_ready(now_ns)
+                active += [queued.queue_id] if queued else []
+            elif active:
+                _go_on(scheduler, active.pop(), act, by_ns, now_ns)
+        active = [name for name in active if (it := scheduler.get(name)) and it.state is State.ACTIVE]
+        for place in scheduler.places_due(now_ns):
+            scheduler.let_leave(place, by_ns % 3, now_ns + 1 + by_ns)
+        foretold = [queued.queue_id for queued in scheduler.in_order(now_ns)]
+        assert len(foretold) == len(set(foretold))
+
+    for name in active:
+        scheduler.give_back(name, "")
+    expected = sorted(queued.queue_id for queued in scheduler if queued.state is not State.HELD)
+    went: list[str] = []
+    for _ in range(9):
+        scheduler.let_lane("list", None, 0)
+        now_ns = max(now_ns, scheduler.next_due_at_ns() or 0)
+        for place in scheduler.places_due(now_ns):
+            scheduler.let_leave(place, 9, 0)
+        went += _take(scheduler, now_ns)
+    assert sorted(went) == expected
+    assert scheduler.next_due_at_ns() is None
+
+
+def _acted(scheduler: Scheduler, act: str, name: QueueId, lane: str, by_ns: int) -> bool:
+    """Do something that needs nobody to be active; return whether it was that."""
+    match act:
+        case "move":
+            scheduler.move(name, lane)
+        case "arrange":
+            scheduler.arrange(LANES if by_ns % 2 else (), Price(), 100)
+        case "let":
+            scheduler.let_lane("list", by_ns % 3, by_ns)
+        case "hold" | "release" | "remove":
+            getattr(scheduler, act)(name)
+        case _:
+            return False
+    return True
+
+
+def _go_on(scheduler: Scheduler, name: QueueId, act: str, by_ns: int, now_ns: int) -> None:
+    """Have something become of a message that was taken."""
+    match act:
+        case "park":
+            scheduler.park(name, f"place {by_ns % 2}", now_ns + by_ns, "")
+        case "back":
+            scheduler.give_back(name, "")
+        case "again":
+            scheduler.reserved(name, 1)
+            scheduler.again(name, 1, "")
+        case _:
+            scheduler.postpone(name, now_ns + by_ns, 1, "")
