@@ -101,9 +101,9 @@ class Gate:
             findings = (await asyncio.to_thread(self._throttle.audit)).findings
             self.most = {finding.label: finding.most for finding in findings}
 
-    async def replan(self, limits: Sequence[Limit], guard_ns: int | None) -> None:
+    async def replan(self, limits: Sequence[Limit], guard_ns: int | None, transaction_ns: int) -> None:
         """Judge the same history by other limits from now on."""
-        await self._call(lambda: self._throttle.replan(limits, guard_ns))
+        await self._call(lambda: self._throttle.replan(limits, guard_ns, transaction_ns=transaction_ns))
 
     async def close(self) -> None:
         """Write what is not written yet and let go of the history."""

@@ -121,7 +121,12 @@ class Upstreams:
 
     def _add(self, name: str, upstream: Upstream) -> None:
         throttle = Throttle(
-            self._policy.history_path(name), upstream.limits, upstream.guard_ns, self._disk, self._clock
+            self._policy.history_path(name),
+            upstream.limits,
+            upstream.guard_ns,
+            self._disk,
+            self._clock,
+            transaction_ns=upstream.max_transaction_ns,
         )
         judge = Judge(rules_of(name, upstream))
         gate = Gate(throttle, self._clock, lambda error: self._fail_history(name, str(error)))
@@ -182,7 +187,7 @@ class Upstreams:
         )
         if upstream_changed:
             heart.renew()
-        await heart.gate.replan(upstream.limits, upstream.guard_ns)
+        await heart.gate.replan(upstream.limits, upstream.guard_ns, upstream.max_transaction_ns)
         if upstream_changed or is_judged_anew:
             # What made it rest may be what was edited.
             self._resume(heart)
