@@ -70,6 +70,7 @@ class Practice:
         *,
         seed: int,
         latest_reply_s: float = 0,
+        cut_off_s: float = 1,
         keep: Path | None = None,
     ) -> None:
         """`limit` is as in a policy; its password goes into a file of the folder."""
@@ -85,7 +86,7 @@ class Practice:
             USER,
             PASSWORD,
             Limit.model_validate(limit),
-            SECOND_NS,
+            int(cut_off_s * SECOND_NS),
             keep=keep,
             longest_delay_ns=int(latest_reply_s * SECOND_NS),
             rng=self._instants,

@@ -33,9 +33,11 @@ from tests.peers.practice import Practice, Seen
 from tests.peers.waiting import wait_until
 from tests.peers.warm import Warm, WarmRelay
 
-CONNECTIONS = 60
-BACKLOG_WINDOWS = 2
+CONNECTIONS = 40
+BACKLOG_WINDOWS = 1.5
 """How many windows' worth of mail always waits."""
+RENAMED = 0.1
+"""Of the edits, how many give the upstream another name."""
 LOOK_S = 0.25
 """How often it is seen to that mail waits."""
 NAMES = ("isp", "provider")
@@ -91,12 +93,14 @@ class Strictness:
     """While this machine did not run even the upstream."""
 
     def __str__(self) -> str:
+        terms = self.terms
         return (
-            f"seed {self.terms.seed}: {self.transactions} transactions in {self.took_s:.1f} s, {self.kills} SIGKILLs, "
-            f"{self.edits} edits, {self.cuts} replies lost by a cut line: at most {self.most_in_any_window} of "
-            f"{self.terms.count} in any {self.terms.period_s:g} s, {self.refused} refused, {self.duplicates} "
-            f"recipients twice; {self.unheard} ends unheard, {self.down_s:.1f} s without a relay, {self.stalled_s:.1f} s of stalls; "
-            f"share of N / (T + mean + guard): {self.fair_share:.3f}, raw {self.raw_share:.3f}"
+            f"seed {terms.seed}: {self.transactions} transactions in {self.took_s:.1f} s, "
+            f"{self.kills} SIGKILLs, {self.edits} edits, {self.cuts} lines cut behind a dot: "
+            f"at most {self.most_in_any_window} of {terms.count} in any {terms.period_s:g} s, "
+            f"{self.refused} refused, {self.duplicates} recipients twice; {self.unheard} ends unheard, "
+            f"{self.down_s:.1f} s without a relay, {self.stalled_s:.1f} s of stalls; "
+            f"share of N / (T + guard + mean): {self.fair_share:.3f}, raw {self.raw_share:.3f}"
         )
 
 
@@ -119,6 +123,7 @@ class Ordeal:
     """When MAIL came of each transaction whose line was cut behind its dot."""
     counts: dict[str, int] = field(default_factory=lambda: {"kill": 0, "edit": 0, "cut": 0})
     _granted: int = 0
+    _name: str = NAMES[0]
 
     def run(self) -> None:
         """Have everything happen until the upstream saw so many transactions."""
@@ -144,7 +149,7 @@ class Ordeal:
         return ledger.relayed + ledger.refused + ledger.abandoned
 
     def _feed(self) -> None:
-        wanted = self._transactions() + BACKLOG_WINDOWS * self.terms.count
+        wanted = self._transactions() + int(BACKLOG_WINDOWS * self.terms.count)
         self.feeder.allow(max(0, wanted - self._granted))
         self._granted = max(self._granted, wanted)
 
@@ -168,6 +173,8 @@ class Ordeal:
         with self.kills.one():
             self.relay.kill_all()
         self.died_ns.append(self.kills.spans_ns[-1])
+        # It may have died with half an edit on disk, by which none starts.
+        self.relay.write_policy()
         self.relay.start()
         self.down_ns.append(time.monotonic_ns() - began_ns)
 
@@ -177,7 +184,10 @@ class Ordeal:
         self.cut_at_ns |= {cut} if cut is not None else set()
 
     def _edit(self) -> None:
-        """Save another policy that means the same to the upstream, or one that is none."""
+        """Save another policy that means the same to the upstream, or one that is none.
+
+        Another name for the upstream means another pool of connections, on the same history.
+        """
         if self.dice.random() < 0.2:
             self.relay.policy_path.write_text("half an edi")
             return
@@ -185,7 +195,9 @@ class Ordeal:
         isp["connections"] = self.dice.randint(CONNECTIONS - 10, CONNECTIONS)
         isp["limits"] = [self.terms.limit, *self.dice.choice([[], [{"recipients": 1_000_000, "per": "1h"}]])]
         self.dice.shuffle(isp["limits"])
-        self.relay.policy["upstreams"] = {self.dice.choice(NAMES): isp}
+        if self.dice.random() < RENAMED:
+            self._name = next(name for name in NAMES if name != self._name)
+        self.relay.policy["upstreams"] = {self._name: isp}
         self.relay.write_policy()
 
 

@@ -1,4 +1,4 @@
-"""Several real processes on one real history, killed at random: never over, never stuck, and nothing wasted."""
+"""Several real processes on one real history, killed at random: never over, never stuck, no waste."""
 
 import subprocess
 import sys
@@ -158,7 +158,7 @@ def _compare(folder: Path, *, seconds: float, random: Random) -> str:
     alone, most_alone, _ = _rate(folder / "alone", senders=1, seconds=seconds / 3)
     rate, most, kills = _rate(folder / "eight", senders=8, seconds=seconds, random=random)
     figures = (
-        f"eight senders, {kills} SIGKILLs in {seconds:.0f} s: at most {most} of {STEADY.count} in any window, "
+        f"eight senders, {kills} SIGKILLs in {seconds:.0f} s: at most {most} of {STEADY.count} in any T, "
         f"{rate:.1f} a second; one in peace {alone:.1f}; {rate / alone:.3f} of it"
     )
     assert max(most, most_alone) <= STEADY.count, figures

@@ -1,8 +1,9 @@
 """A sender of its own: reserves, flies, settles, and says so, until it is killed or has enough.
 
-Run as `python -m tests.throttle.worker HISTORY COUNT PERIOD_NS TRANSACTION_NS FLIGHT_NS GRANTS SEED`, where
-no flight is longer than FLIGHT_NS if the machine keeps up.  Says, a line each, `granted ID START DEADLINE` before a transaction starts and `ended ID END` after it
-ended, or `late ID END` if it missed its deadline because the machine is slow: that proves nothing.
+Run as `python -m tests.throttle.worker HISTORY COUNT PERIOD_NS TRANSACTION_NS FLIGHT_NS GRANTS
+SEED`, where no flight is longer than FLIGHT_NS if the machine keeps up.  Says, a line each,
+`granted ID START DEADLINE` before a transaction starts and `ended ID END` after it ended, or
+`late ID END` if it missed its deadline because the machine is slow: that proves nothing.
 """
 
 import sys
