@@ -305,15 +305,19 @@ class Slots:
                 merged[at_ns] = charged._replace(ended_at_ns=at_ns, is_merged=True)
             else:
                 merged[at_ns] = charged
-        kept = sorted([*merged.values(), *self._ended[split:]], key=_ended_at)
-        spare = MOST_SHARES
+        self._ended = sorted([*merged.values(), *self._ended[split:]], key=_ended_at)
+        if self._shares_bytes:
+            self._forget_old_shares()
+        self._merge_above = len(self._ended) + EXACT_SLOTS
+
+    def _forget_old_shares(self) -> None:
+        """Keep whose the newest ends were; of the rest only that they were."""
+        kept, spare = self._ended, MOST_SHARES
         for index in reversed(range(len(kept))):
             spare -= len(kept[index].shares)
             if spare < 0:
                 kept[index] = kept[index]._replace(shares=())
-        self._ended = kept
         self._shares_bytes = sum(map(_length, kept)) + sum(map(_length, self._in_flight.values()))
-        self._merge_above = len(self._ended) + EXACT_SLOTS
 
 
 def _ended_at(charged: Charged) -> int:

@@ -168,12 +168,17 @@ class Practice:
             session._transport.abort()
 
     async def _lose_one(self, dice: random.Random) -> int | None:
-        held = [each for each in self._host._terms.open if each._late_reply is not None and not each._is_over]
+        held = [
+            (transaction.mail_at_ns, session)
+            for session in self._host._terms.open
+            if session._late_reply is not None and not session._is_over
+            if (transaction := session._dialogue._transaction) is not None
+        ]
         if not held:
             return None
-        session = dice.choice(sorted(held, key=lambda each: each._dialogue._transaction.mail_at_ns))
+        mail_at_ns, session = dice.choice(sorted(held, key=lambda each: each[0]))
         session._transport.abort()
-        return session._dialogue._transaction.mail_at_ns
+        return mail_at_ns
 
     async def _crash(self) -> None:
         await self._host.close()

@@ -30,7 +30,7 @@ from relay.clock import SECOND_NS
 from tests.peers.feeder import Feeder
 from tests.peers.kills import Kills, judge, told_relayed_twice
 from tests.peers.practice import Practice, Seen
-from tests.peers.waiting import wait_until
+from tests.peers.waiting import free_port, wait_until
 from tests.peers.warm import Warm, WarmRelay
 
 CONNECTIONS = 40
@@ -125,6 +125,15 @@ class Ordeal:
     _granted: int = 0
     _name: str = NAMES[0]
 
+    def prepare(self, isp: dict[str, Any]) -> None:
+        """Have as much mail wait as always will, and then tell where the upstream is."""
+        self._feed()
+        wait_until(lambda: len(self.feeder.acknowledged) >= self._granted)
+        self.relay.policy["upstreams"] = {self._name: isp}
+        assert self.relay.stop() == 0
+        self.relay.write_policy()
+        self.relay.start()
+
     def run(self) -> None:
         """Have everything happen until the upstream saw so many transactions."""
         each_s = {"edit": self.terms.happens_each_s, "cut": self.terms.cut_each_s}
@@ -213,10 +222,12 @@ def undergo(folder: Path, warm: Warm, terms: Terms) -> Strictness:
             limits=[terms.limit],
             max_transaction=f"{round(terms.max_transaction_s * 1000)}ms",
         )
-        relay = WarmRelay(warm, folder, {NAMES[0]: isp})
+        # Mail waits before the first slot is asked for: at first nobody is where the upstream should be.
+        relay = WarmRelay(warm, folder, {NAMES[0]: isp | {"port": free_port()}})
         relay.start()
         with Feeder(relay.port, ahead=0) as feeder:
             ordeal = Ordeal(terms, host, relay, feeder, dice)
+            ordeal.prepare(isp)
             ordeal.run()
         stalls_ns = list(host.stalls_ns)
         relay.write_policy()
