@@ -77,6 +77,11 @@ class Outcome:
     """The final dot went out and no proper reply came back: it may have been relayed."""
     pause: Answer | None = None
     """Set where the refusal was about us or the upstream, and it, or the sender, should rest."""
+    is_over: bool = True
+    """The upstream is done with it: it answered what it was sent, or hung up before the final dot.
+
+    False: it may still be counting, until the transaction's deadline for all that is known.
+    """
 
 
 def gravest(answers: Iterable[Answer]) -> Answer | None:

@@ -95,7 +95,7 @@ class Shield:
         pause = gravest(answers) or outcome.pause
         if trip is not None and pause is not None:
             pause = replace(pause, text=trip)
-        return Outcome(answers, outcome.is_ambiguous, pause)
+        return replace(outcome, answers=answers, pause=pause)
 
     def clear(self) -> None:
         """Begin anew: the operator does not believe it, or has settled it."""

@@ -221,6 +221,9 @@ class Upstream(Section):
     """Of a connection; it is closed after its transaction."""
     idle_ns: Duration = Field(default=10 * 1_000_000_000, alias="idle")
     """How long a connection is kept without a transaction."""
+    max_transaction_ns: Duration = Field(default=30 * MINUTE_NS, alias="max_transaction")
+    """Of a message; the last third is for the last reply, 10 minutes at most.  A slot whose end nobody saw
+    ends then: after a crash, or where a reply was lost."""
     limits: Annotated[tuple[Limit, ...], AnyOrder] = ()
     guard_ns: Duration | None = Field(default=None, alias="guard")
     """Widens every window; default: 1 % of it, at most one second."""

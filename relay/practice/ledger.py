@@ -55,6 +55,8 @@ class Ledger:
         self.relayed = 0
         self.refused = 0
         self.abandoned = 0
+        self.cut_offs = 0
+        """How often the limit was exceeded while nobody was cut off yet."""
         self._cut_off_ns = cut_off_ns
         self._cut_off_until_ns: int | None = None
         # By instant, for judging; `_running[i]` is the weight of all up to and with i.
@@ -82,6 +84,7 @@ class Ledger:
             return False
         if self._most_around(counted_at_ns) > self.limit.count:
             self._cut_off_until_ns = now_ns + self._cut_off_ns
+            self.cut_offs += 1
             return False
         return True
 

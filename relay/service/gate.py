@@ -119,9 +119,11 @@ class Gate:
             findings = (await asyncio.to_thread(self._throttle.audit)).findings
             self.most = {finding.label: finding.most for finding in findings}
 
-    async def replan(self, limits: Sequence[Limit], guard_ns: int | None) -> None:
-        """Judge the same history by other limits from now on."""
-        await self._call(lambda: self._throttle.replan(limits, guard_ns))
+    async def replan(
+        self, limits: Sequence[Limit], guard_ns: int | None, transaction_ns: int | None = None
+    ) -> None:
+        """Judge the same history by other limits from now on; `transaction_ns` None: as before."""
+        await self._call(lambda: self._throttle.replan(limits, guard_ns, transaction_ns=transaction_ns))
 
     def judge_by(self, limits: Sequence[Limit], guard_ns: int | None) -> None:
         """Do so without waiting for it: the next decision is made by them."""

@@ -1,11 +1,13 @@
 """One message on one ready connection, with its slot reserved: send, then settle durably.
 
-Guarantees: whatever happens, the slot is told to have ended, the connection goes back to
-its pool or ends, and the message leaves ACTIVE, unless its settlement could not be
-written: then the error goes to the caller, and only a restart may go on.  No MAIL and no
+Guarantees: whatever happens, the slot ends, the connection goes back to its pool or ends,
+and the message leaves ACTIVE, unless its settlement could not be written: then the
+error goes to the caller, and only a restart may go on.  The slot ends with the
+transaction; or, where the upstream may go on with it unheard, at its deadline.  No MAIL and no
 final dot is sent once the reservation's deadline is past, by a clock that counts suspend.
 """
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
@@ -97,8 +99,13 @@ class Relaying:
     async def _relay(self, portion: Portion, reservation: Reservation) -> None:
         queued, connection = portion.queued, portion.connection
         # The reservation is on disk: a crash from here on wastes a slot, and can exceed no limit.
+        is_over = True
         try:
             outcome = await self._transact(portion, reservation)
+            is_over = outcome.is_over
+        except asyncio.CancelledError:
+            is_over = False
+            raise
         except (Corrupt, Absent):
             # It was set aside, and has been told of; nothing of it was relayed.
             self._scheduler.remove(queued.queue_id)
@@ -107,7 +114,9 @@ class Relaying:
             self.postpone_unread(queued, error)
             return
         finally:
-            self._gate.ended(reservation)
+            if is_over:
+                self._gate.ended(reservation)
+            # Else the upstream may count it yet: its slot ends by itself, at the deadline.
             if connection.is_usable:
                 self._pool.release(connection)
             else:

@@ -135,6 +135,7 @@ class Upstreams:
             upstream.guard_ns,
             self._disk,
             self._clock,
+            transaction_ns=upstream.max_transaction_ns,
         )
         judge = Judge(rules_of(name, upstream))
         gate = Gate(throttle, self._clock, lambda error: self._fail_history(name, str(error)))
@@ -231,7 +232,8 @@ class Upstreams:
         )
         if upstream_changed:
             heart.renew()
-        await heart.gate.replan(self._in_force(heart.name, heart.learning.use(upstream)), upstream.guard_ns)
+        limits = self._in_force(heart.name, heart.learning.use(upstream))
+        await heart.gate.replan(limits, upstream.guard_ns, upstream.max_transaction_ns)
         if upstream_changed or is_judged_anew:
             # What made it rest may be what was edited.
             self._resume(heart)

@@ -69,6 +69,8 @@ class Slots:
         self._limits: list[Limit] = []
         self._guard_ns: int | None = None
         self._gauges: list[Gauge] = []
+        self._has_keys = False
+        """Some limit asks whose a message is."""
         self._now_ns = 0
         """The latest instant that is known to have come."""
         self._in_flight: dict[int, Reserved] = {}
@@ -131,7 +133,7 @@ class Slots:
             chosen = choose(self._gauges, request, now_ns)
             if not chosen:
                 return wait(self._gauges, request, now_ns)
-            shares = shares_of(self._gauges, request, chosen)
+            shares = shares_of(self._gauges, request, chosen) if self._has_keys or request.lane else ()
             return Grant(self._occupy(transaction_ns, now_ns, (1, len(chosen), 0), shares), chosen)
 
     def reserve_connection(self, transaction_ns: int, now_ns: int) -> Reserved | Wait:
@@ -259,7 +261,7 @@ class Slots:
         reservation_id = max(now_ns, self._last_id + 1)
         reserved = Reserved(reservation_id, now_ns + transaction_ns, *weights, shares)
         self._own.add(reservation_id)
-        self._apply([reserved])
+        self._start(reserved)
         return reserved
 
     def _likely_end(self, reserved: Reserved, transaction_ns: int, now_ns: int) -> int:
@@ -269,6 +271,7 @@ class Slots:
 
     def _fill_new_windows(self) -> None:
         self._gauges = [Gauge(limit, self._guard_ns) for limit in self._limits]
+        self._has_keys = any(limit.for_each is not None for limit in self._limits)
         for gauge in self._gauges:
             for reserved in self._in_flight.values():
                 gauge.start(reserved, self._now_ns)
@@ -347,15 +350,19 @@ class Slots:
                 merged[at_ns] = charged._replace(ended_at_ns=at_ns, is_merged=True)
             else:
                 merged[at_ns] = charged
-        kept = sorted([*merged.values(), *self._ended[split:]], key=_ended_at)
-        spare = MOST_SHARES
+        self._ended = sorted([*merged.values(), *self._ended[split:]], key=_ended_at)
+        if self._shares_bytes:
+            self._forget_old_shares()
+        self._merge_above = len(self._ended) + EXACT_SLOTS
+
+    def _forget_old_shares(self) -> None:
+        """Keep whose the newest ends were; of the rest only that they were."""
+        kept, spare = self._ended, MOST_SHARES
         for index in reversed(range(len(kept))):
             spare -= len(kept[index].shares)
             if spare < 0:
                 kept[index] = kept[index]._replace(shares=())
-        self._ended = kept
         self._shares_bytes = sum(map(_length, kept)) + sum(map(_length, self._in_flight.values()))
-        self._merge_above = len(self._ended) + EXACT_SLOTS
 
 
 def _ended_at(charged: Charged) -> int:
@@ -384,13 +391,13 @@ def _usage(gauge: Gauge, now_ns: int) -> Usage:
 
 def _together(one: Charged, other: Charged) -> Charged:
     """Return two ends as one, at the instant of the first."""
-    starts = (one.started_at_ns, other.started_at_ns)
+    one_ns, other_ns = one.started_at_ns, other.started_at_ns
     return Charged(
         one.ended_at_ns,
         one.messages + other.messages,
         one.recipients + other.recipients,
         one.connections + other.connections,
-        None if None in starts else min(start for start in starts if start is not None),
+        None if one_ns is None or other_ns is None else min(one_ns, other_ns),
         _shares_of_both(one, other) if one.shares or other.shares else (),
         is_merged=True,
     )

@@ -10,7 +10,8 @@ Asks of its caller:
 - that no transaction outlives `Reservation.deadline_ns`, by boottime: from then on it
   counts as ended.  One that did, and is settled later, is charged once more from its
   real end, which is the most that can still be done;
-- to `settle` when the reply was seen or the connection is closed.  A settlement is known
+- to `settle` when the reply was seen, or the upstream hung up before the final dot; and
+  not where it may go on unheard, so that the slot ends at its deadline.  A settlement is known
   at once and becomes durable with the next group; one that a crash takes wastes the
   slot until deadline + T, and nothing else;
 - to back off on HistoryError, and send nothing meanwhile: it is an account that cannot
@@ -67,7 +68,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """The end of a transaction: its reply was seen, or its connection is closed."""
+    """The end of a transaction: from then on the upstream counts nothing more of it."""
 
     reservation: Reservation
     ended_at_ns: int
@@ -239,10 +240,17 @@ class Throttle:
         """
         return self._slots.limited(transaction_ns, self._clock.boottime_ns())
 
-    def replan(self, limits: Sequence[Limit], guard_ns: int | None) -> None:
-        """Judge the same history by new numbers, from the next `reserve` on."""
+    def replan(
+        self, limits: Sequence[Limit], guard_ns: int | None, *, transaction_ns: int | None = None
+    ) -> None:
+        """Judge the same history by new numbers, from the next `reserve` on.
+
+        `transaction_ns` None: as before.  What was reserved keeps its deadline.
+        """
         with self._turn:
             self._limits = tuple(limits)
+            if transaction_ns is not None:
+                self._transaction_ns = transaction_ns
             self._slots.judge_by(limits, guard_ns)
 
     def audit(self) -> Audit:

@@ -20,12 +20,15 @@ from relay.envelope import Shape
 from relay.outcome import Answer, Outcome, gravest
 from relay.reply import Phase, Reply
 from relay.upstream.extensions import Extensions
-from relay.upstream.protocol import Broken, Desynchronised, Late, StrictProtocol, Unexpected
+from relay.upstream.protocol import Broken, Desynchronised, Late, Lost, StrictProtocol, Unexpected
 from relay.upstream.timeouts import Timeouts
 from relay.verdict import Judge, Scope, Verdict, verdict_of_silence
 
 RCPT_ACCEPTED = frozenset({250, 251, 252})
 """RFC 5321, 4.3.2, and 252: it will try.  Harmless, since only the final dot relays."""
+
+LAST_REPLY_SHARE = 1 / 3
+"""Of the longest a transaction may take, what is kept for the last reply: 10 minutes of 30."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +100,15 @@ class _Exchange:
         self._judge = judge
         self._is_reused = is_reused
         self._loop = asyncio.get_running_loop()
-        self._end = self._loop.time() + transaction.longest_ns / SECOND_NS
-        self._dot_until = self._end - timeouts.eod_s
+        longest_s = transaction.longest_ns / SECOND_NS
+        self._end = self._loop.time() + longest_s
+        self._dot_until = self._end - min(timeouts.eod_s, longest_s * LAST_REPLY_SHARE)
         self._answers: list[Answer | None] = [None] * len(transaction.recipients)
         self._is_in_step = False  # 354 came: it answers DATA and nothing else
         self._is_dotted = False
 
     async def run(self) -> Outcome:
-        is_ambiguous = False
+        is_ambiguous, is_over = False, True
         refusal = self._refusal_of_ours()
         if refusal is not None:
             self._settle_rest(refusal)
@@ -114,11 +118,23 @@ class _Exchange:
             except Broken as broken:
                 self._protocol.abort()
                 is_ambiguous = self._is_dotted and broken.reply is None
+                is_over = self._is_over(broken)
                 if isinstance(broken, Desynchronised | Unexpected) and not self._is_in_step:
                     self._take_back_refusals()
                 self._settle_rest(self._answer_to_break(broken))
         answers = tuple(answer for answer in self._answers if answer is not None)
-        return Outcome(answers, is_ambiguous, gravest(answers))
+        return Outcome(answers, is_ambiguous, gravest(answers), is_over)
+
+    def _is_over(self, broken: Broken) -> bool:
+        """Return whether the upstream counts nothing more of it, though the connection broke.
+
+        Whom we no longer hear may be slow, not gone: it reads our MAIL, or decides about our
+        dot, when we have long closed.  Whoever hung up before the dot has nothing left to do.
+        """
+        if broken.reply is not None or (isinstance(broken, Lost) and not self._is_dotted):
+            return True
+        phase = self._protocol.phase
+        return phase is Phase.RSET or (phase is Phase.MAIL and broken.is_unasked)
 
     def _refusal_of_ours(self) -> Answer | None:
         """Refuse what must not go onto the wire; a bad recipient alone is refused alone."""
@@ -203,7 +219,7 @@ class _Exchange:
             return
         self._is_dotted = True
         # Crash here: it may have been relayed; it stays queued and its slot stays charged.
-        reply = await self._protocol.end_of_content(self._timeouts.eod_s)
+        reply = await self._protocol.end_of_content(min(self._timeouts.eod_s, self._end - self._loop.time()))
         if reply.code == 250:
             self._settle_rest(self._answer(reply))
         else:

@@ -1,10 +1,11 @@
-"""How fast, beside Postfix on the same machine: `make bench`.
+"""How fast, beside others on the same machine: `make bench`.
 
-Both take mail from smtp-source, store it durably, and hand it to smtp-sink; the rounds
+The relay and Postfix take mail from smtp-source, store it durably, and hand it to smtp-sink; the rounds
 alternate, so that what else the machine does is shared.  Not a test: numbers, not
 judgements.
 
+decisions    the throttle beside other rate limiters: decisions a second
 contenders   Postfix and the relay, set up alike
 measure      one round, and what the rounds say together
-__main__     the command and its table
+__main__     the command and its tables
 """

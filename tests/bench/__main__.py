@@ -1,20 +1,22 @@
-"""`make bench`: runs the rounds and prints a table, then one JSON object."""
+"""`make bench`: runs the rounds and prints two tables, then one JSON object."""
 
 import argparse
 import json
 import sys
 from contextlib import ExitStack
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from tests.bench import decisions
 from tests.bench.contenders import postfix_contender, relay_contender
 from tests.bench.measure import Load, Round, as_json, run_round, summarise
 from tests.peers import postfix, smtp_tools
 
 
 def main() -> int:
-    """Run the rounds that the command line asks for.  Returns 75 where Postfix is missing."""
+    """Run the rounds that the command line asks for.  Returns 75 where Postfix is needed and missing."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--messages", type=int, default=3000, help="in each round (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="for each load (default: %(default)s)")
@@ -23,13 +25,22 @@ def main() -> int:
     parser.add_argument(
         "--processes", type=int, nargs="+", default=[0], help="listener processes of the relay (default: 0)"
     )
+    parser.add_argument("--only", choices=["mail", "decisions"], help="one of the two comparisons")
     options = parser.parse_args()
+    result: dict[str, Any] = {}
+    if options.only != "mail":
+        rows = decisions.summarise(decisions.measure(options.rounds, sys.stderr.write))
+        _print_table("decisions per second, median", rows)
+        result["decisions"] = rows
+    if options.only == "decisions":
+        sys.stdout.write(json.dumps(result) + "\n")
+        return 0
     if reason := postfix.why_missing() or smtp_tools.why_missing():
         sys.stderr.write(f"make bench: {reason}\n")
         return 75
     rounds = _run(options)
-    _print_table(rounds)
-    sys.stdout.write(json.dumps(as_json(rounds)) + "\n")
+    _print_table("messages per second, median; ratio to Postfix", summarise(rounds))
+    sys.stdout.write(json.dumps(result | as_json(rounds)) + "\n")
     return 0
 
 
@@ -50,14 +61,12 @@ def _run(options: argparse.Namespace) -> list[Round]:
     return rounds
 
 
-def _print_table(rounds: list[Round]) -> None:
-    table = Table(title="messages per second, median; ratio to Postfix")
-    for column in ("load", "contender"):
-        table.add_column(column)
-    for column in ("accepted", "ratio", "end to end", "ratio"):
-        table.add_column(column, justify="right")
-    for row in summarise(rounds):
-        table.add_row(*(str(value) for value in row.values()))
+def _print_table(title: str, rows: list[dict[str, Any]]) -> None:
+    table = Table(title=title)
+    for column, value in rows[0].items():
+        table.add_column(column.replace("_", " "), justify="left" if isinstance(value, str) else "right")
+    for row in rows:
+        table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value) for value in row.values()))
     Console().print(table)
 
 

@@ -70,6 +70,7 @@ class Practice:
         *,
         seed: int,
         latest_reply_s: float = 0,
+        cut_off_s: float = 1,
         keep: Path | None = None,
     ) -> None:
         """`limit` is as in a policy; its password goes into a file of the folder."""
@@ -85,13 +86,13 @@ class Practice:
             USER,
             PASSWORD,
             Limit.model_validate(limit),
-            SECOND_NS,
+            int(cut_off_s * SECOND_NS),
             keep=keep,
             longest_delay_ns=int(latest_reply_s * SECOND_NS),
             rng=self._instants,
         )
-        self.stalled_ns = 0
-        """For how long in all this machine did not run even us."""
+        self.stalls_ns: list[int] = []
+        """For how long, each time, this machine did not run even us."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="practice", daemon=True)
 
@@ -99,6 +100,11 @@ class Practice:
     def ledger(self) -> Ledger:
         """What it counted."""
         return self._host.ledger
+
+    @property
+    def stalled_ns(self) -> int:
+        """Return for how long in all this machine did not run even us."""
+        return sum(self.stalls_ns)
 
     @property
     def unanswered(self) -> int:
@@ -124,6 +130,11 @@ class Practice:
     def cut_off(self) -> None:
         """Lose every connection at once; what came to its dot is taken, and nobody hears of it."""
         self._run(self._lose_connections())
+
+    def cut_one(self, dice: random.Random) -> int | None:
+        """Lose one connection between the dot and its reply, if there is one; return when its MAIL came."""
+        cut: int | None = self._run(self._lose_one(dice))
+        return cut
 
     def crash(self) -> None:
         """Die in the middle of everything and come back: what it did not reply to, it never took."""
@@ -156,18 +167,32 @@ class Practice:
         for session in list(self._host._terms.open):
             session._transport.abort()
 
+    async def _lose_one(self, dice: random.Random) -> int | None:
+        held = [
+            (transaction.mail_at_ns, session)
+            for session in self._host._terms.open
+            if session._late_reply is not None and not session._is_over
+            if (transaction := session._dialogue._transaction) is not None
+        ]
+        if not held:
+            return None
+        mail_at_ns, session = dice.choice(sorted(held, key=lambda each: each[0]))
+        session._transport.abort()
+        return mail_at_ns
+
     async def _crash(self) -> None:
         await self._host.close()
         await self._host.start()
         self._host._terms.open.clear()
         self._undecided += self.unanswered
 
-    def _run(self, doing: Any) -> None:
-        asyncio.run_coroutine_threadsafe(doing, self._loop).result()
+    def _run(self, doing: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(doing, self._loop).result()
 
     async def _feel_pulse(self) -> None:
         while True:
             due_ns = time.monotonic_ns() + PULSE_NS
             await asyncio.sleep(PULSE_NS / SECOND_NS)
             late_ns = time.monotonic_ns() - due_ns
-            self.stalled_ns += late_ns if late_ns > PULSE_NS else 0
+            if late_ns > PULSE_NS:
+                self.stalls_ns.append(late_ns)

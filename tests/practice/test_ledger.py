@@ -74,6 +74,7 @@ def test_whoever_exceeds_is_cut_off_for_exactly_that_long_and_no_attempt_lengthe
     assert judged.is_cut_off(cut_off_ns)
     assert not judged.is_cut_off(cut_off_ns + 1)
     assert judged.admit(cut_off_ns + 1, 1, cut_off_ns + 1)
+    assert judged.cut_offs == 1
 
 
 def test_what_was_refused_counts_against_what_comes_after_the_cut_off() -> None:

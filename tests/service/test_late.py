@@ -12,10 +12,11 @@ from relay.clock import SECOND_NS
 from relay.policy.model import Policy
 from relay.scheduler import State
 from relay.service.operations import OK
+from tests.fakes.clock import LeapingClock
 from tests.fakes.smarthost import Script, Smarthost, turns
 from tests.fakes.smarthost_dialogue import Recorded
 from tests.service.house import House, policy_of
-from tests.service.test_pause import REFUSED, LeapingClock
+from tests.service.test_pause import REFUSED
 
 HOUR_NS = 3600 * SECOND_NS
 RETRY = "retry: {min: 3h, max: 6h, lifetime: 5d, warn_after: 4h}"

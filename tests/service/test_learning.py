@@ -9,9 +9,9 @@ from relay.clock import SECOND_NS
 from relay.service.kept_file import lessons_path
 from relay.service.page import render
 from relay.service.snapshot import public, to_json
+from tests.fakes.clock import LeapingClock
 from tests.fakes.smarthost import Script, Smarthost
 from tests.service.house import House, policy_of
-from tests.service.test_pause import LeapingClock
 
 OVER = "450 4.7.1 you have exceeded the number of recipients per hour"
 HOUR_NS = 3600 * SECOND_NS

@@ -12,10 +12,10 @@ from relay.service.operator import ONLY_REPORT_LEFT
 from relay.service.owed import reports_path
 from relay.service.snapshot import QueueState
 from relay.spool.interface import Totals
+from tests.fakes.clock import LeapingClock
 from tests.fakes.smarthost import Script, Smarthost
 from tests.fakes.smarthost_dialogue import Recorded
 from tests.service.house import House, policy_of
-from tests.service.test_pause import LeapingClock
 
 HOUR_NS = 3600 * SECOND_NS
 SHIELD_OFF = ", shield: null"

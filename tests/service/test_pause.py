@@ -4,28 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from relay.clock import SECOND_NS, SystemClock
+from relay.clock import SECOND_NS
 from relay.scheduler import State
 from relay.service.settling import REFUSALS_IN_PLACE
+from tests.fakes.clock import LeapingClock
 from tests.fakes.smarthost import Script, Smarthost, turns
 from tests.service.house import House, policy_of
 
 REFUSED = "421 4.7.0 too much from you, come back later"
 DAY_NS = 86400 * SECOND_NS
-
-
-class LeapingClock(SystemClock):
-    """The kernel's clocks, which a test moves on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ahead_ns = 0
-
-    def boottime_ns(self) -> int:
-        return super().boottime_ns() + self.ahead_ns
-
-    def wall_ns(self) -> int:
-        return super().wall_ns() + self.ahead_ns
 
 
 async def _paused(house: House) -> None:

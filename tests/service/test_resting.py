@@ -9,9 +9,9 @@ from relay.reply import Phase
 from relay.resting import FIRST_REST_NS
 from relay.scheduler import Scheduler
 from relay.verdict import Verdict
+from tests.fakes.clock import LeapingClock
 from tests.fakes.smarthost import DEFAULT, Script, Smarthost, Until, turns
 from tests.service.house import House, policy_of
-from tests.service.test_pause import LeapingClock
 from tests.service.test_verdicts import HOUR_NS, World, with_password
 
 BUSY = "421 4.3.2 busy"

@@ -83,6 +83,21 @@ def test_a_limit_that_is_removed_and_comes_back_has_missed_nothing(
     assert [reservation.recipients for reservation in granted(account, 3, 1)] == [2]
 
 
+def test_another_longest_transaction_is_of_what_is_reserved_from_then_on(
+    memory: MemoryDisk, clock: FakeClock
+) -> None:
+    account = throttle(PATH, memory, clock, [messages(2, 60)])
+    (before,) = granted(account, 1)
+    account.replan([messages(2, 60)], 0, transaction_ns=SECOND_NS)
+    (after,) = granted(account, 1)
+
+    assert after.deadline_ns == clock.boottime_ns() + SECOND_NS
+    clock.advance(61 * SECOND_NS)
+    assert len(granted(account, 1, 1)) == 1
+    clock.advance(before.deadline_ns + 60 * SECOND_NS - clock.boottime_ns())
+    assert len(granted(account, 1, 1)) == 2
+
+
 def test_an_upstream_that_is_renamed_keeps_the_history_of_its_account() -> None:
     text = """
 spool: ./spool

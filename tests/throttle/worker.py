@@ -1,8 +1,9 @@
 """A sender of its own: reserves, flies, settles, and says so, until it is killed or has enough.
 
-Run as `python -m tests.throttle.worker HISTORY COUNT PERIOD_NS TRANSACTION_NS GRANTS SEED`.  Says, a line
-each, `granted ID START DEADLINE` before a transaction starts and `ended ID END` after it
-ended, or `late ID END` if it missed its deadline because the machine is slow: that proves nothing.
+Run as `python -m tests.throttle.worker HISTORY COUNT PERIOD_NS TRANSACTION_NS FLIGHT_NS GRANTS
+SEED`, where no flight is longer than FLIGHT_NS if the machine keeps up.  Says, a line each,
+`granted ID START DEADLINE` before a transaction starts and `ended ID END` after it ended, or
+`late ID END` if it missed its deadline because the machine is slow: that proves nothing.
 """
 
 import sys
@@ -21,7 +22,7 @@ FILE_OUTGROWN_BYTES = 4096
 
 def main() -> None:
     path, *numbers = sys.argv[1:]
-    count, period_ns, transaction_ns, grants, seed = map(int, numbers)
+    count, period_ns, transaction_ns, flight_ns, grants, seed = map(int, numbers)
     # Often, so that some are killed in it.
     history.COMPACT_ABOVE_BYTES = FILE_OUTGROWN_BYTES
     clock, random = SystemClock(), Random(seed)
@@ -33,7 +34,7 @@ def main() -> None:
             if isinstance(answer, Reservation):
                 grants -= 1
                 _say("granted", answer.id, clock.boottime_ns(), answer.deadline_ns)
-                time.sleep(random.random() * transaction_ns / 4 / SECOND_NS)
+                time.sleep(random.random() * flight_ns / SECOND_NS)
                 end_ns = clock.boottime_ns()
                 account.settle([Settlement(answer, end_ns)])
                 _say("ended" if end_ns < answer.deadline_ns else "late", answer.id, end_ns)

@@ -71,7 +71,7 @@ class World:
         self.disk = MemoryDisk()
         self.clock = FakeClock()
         self.true_ns = 0
-        self.wall_error_ns = self.least_wall_error_ns = 0
+        self.wall_error_ns = self.least_wall_error_ns = self.most_wall_error_ns = 0
         self.flights: list[Flight] = []
         self.grants = 0
         shared = self._limits()
@@ -232,6 +232,7 @@ class World:
         self.clock.step_wall(error_ns - self.wall_error_ns)
         self.wall_error_ns = error_ns
         self.least_wall_error_ns = min(self.least_wall_error_ns, error_ns)
+        self.most_wall_error_ns = max(self.most_wall_error_ns, error_ns)
 
     def _kill(self) -> None:
         self._die(self.random.choice(self.senders))
@@ -268,17 +269,18 @@ class World:
         down_ns, boottime_ns = self.random.randint(0, 2 * LONGEST_NS), self.random.randint(0, 500)
         self.clock.reboot(down_ns, boottime_ns=boottime_ns)
         self.true_ns += down_ns + boottime_ns
+        # Further ahead than it ever was, by more than is believed: a little further cannot be detected.
+        beyond_ns = self.most_wall_error_ns + 23 * YEAR_NS
         error_ns = self.random.choice(
             [
                 self.least_wall_error_ns,
                 self.least_wall_error_ns - self.random.randint(0, 2 * LONGEST_NS),
                 self.least_wall_error_ns - self.random.choice(STEPS_NS),
                 -self.clock.wall_ns() + self.wall_error_ns + boottime_ns,  # 1970
-                self.wall_error_ns + 23 * YEAR_NS,  # 2038 and beyond, further ahead than any step went
+                beyond_ns,  # 2038, and further with each such boot
             ]
         )
-        # Not to be detected is only what is a little further ahead than before: none of these.
-        self._set_wall_error(min(error_ns, self.least_wall_error_ns) if error_ns < 22 * YEAR_NS else error_ns)
+        self._set_wall_error(error_ns if error_ns == beyond_ns else min(error_ns, self.least_wall_error_ns))
         self._read_once()
 
     def _read_once(self) -> None:

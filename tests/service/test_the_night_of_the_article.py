@@ -1,0 +1,172 @@
+"""The night of the article: 500 subscribers through an ISP of 100 an hour that says 550 to whoever exceeds.
+
+The real practice smarthost, a real spool and history; the hours are those of a clock that
+a test moves on, from each instant at which something may happen to the next.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from relay.clock import SECOND_NS
+from relay.envelope import Envelope
+from relay.policy.limit import Limit
+from relay.policy.model import Policy
+from relay.practice.ledger import Entry, Fate
+from relay.practice.smarthost import PracticeSmarthost
+from relay.scheduler import State
+from tests.fakes.clock import LeapingClock
+from tests.practice.tools import LOOPBACK, PASSWORD, USER
+from tests.service.house import House, policy_of
+
+HOUR_NS = 3600 * SECOND_NS
+SUBSCRIBERS = [f"r{number}@list{number % 7}.example" for number in range(500)]
+WAYS = pytest.mark.parametrize(
+    "many", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["one message", "500 messages"]
+)
+OTHERS = Envelope(USER, ("friend@else.example",), 0, "phone", "phone", "ESMTP")
+
+
+@asynccontextmanager
+async def _isp(clock: LeapingClock) -> AsyncIterator[PracticeSmarthost]:
+    """Run an ISP of 100 recipients an hour, that cuts off for an hour."""
+    allows = Limit.model_validate({"recipients": 100, "per": "1h"})
+    isp = PracticeSmarthost(LOOPBACK, USER, PASSWORD, allows, HOUR_NS, clock=clock, rng=Random(1))
+    await isp.start()
+    try:
+        yield isp
+    finally:
+        await isp.close()
+
+
+def _policy(folder: Path, isp: PracticeSmarthost, recipients_an_hour: int) -> Policy:
+    secret = folder / "password"
+    secret.write_text(PASSWORD)
+    secret.chmod(0o600)
+    auth = f", auth: {{user: {USER!r}, password_file: {secret}}}"
+    return policy_of(folder, isp.port, f"{auth}, limits: [{{recipients: {recipients_an_hour}, per: 1h}}]")
+
+
+def _is_quiet(house: House) -> bool:
+    """Return whether nothing is under way, from the choice of a message to its settlement."""
+    return not any(queued.state is State.ACTIVE for queued in house.sender.scheduler)
+
+
+async def _rest(house: House) -> None:
+    """Wait until nothing more can happen now."""
+    heart, scheduler = house.heart, house.sender.scheduler
+    await house.until(
+        lambda: _is_quiet(house) and (heart.pausing.because or heart.gate.room() == 0 or not len(scheduler))
+    )
+
+
+async def _leap(house: House, clock: LeapingClock) -> bool:
+    """Let all happen that can happen now, and move on to when more can; False: the queue is empty."""
+    heart = house.heart
+    await _rest(house)
+    if not len(house.sender.scheduler):
+        return False
+    until_ns = heart.pausing.paused_until_ns if heart.pausing.because else heart.gate.opens_at_ns()
+    clock.ahead_ns += max(0, until_ns - clock.boottime_ns()) + 1
+    heart.wake()
+    # A pause ends with the next beat, and may begin anew in it.
+    await house.until(
+        lambda: not heart.pausing.because or heart.pausing.paused_until_ns > clock.boottime_ns()
+    )
+    return True
+
+
+def _hand_over(house: House, many: bool) -> None:
+    """Hand the list's message over: as one for all, or as one for each, as with VERP."""
+    for recipients in [[each] for each in SUBSCRIBERS] if many else [SUBSCRIBERS]:
+        house.accept(*recipients, sender="list-bounces@here.example")
+
+
+def _assert_all_is_well(house: House, isp: PracticeSmarthost, cut_offs: int) -> None:
+    """Nobody is bounced, nobody is lost, nobody gets it twice, and so often the account was cut off."""
+    relayed: Sequence[Entry] = [entry for entry in isp.ledger.entries if entry.fate is Fate.RELAYED]
+    got = [recipient for entry in relayed for recipient in entry.envelope.recipients]
+    assert sorted(got) == sorted(SUBSCRIBERS)
+    totals = house.sender.seen.totals
+    assert (totals.bounced, totals.expired, totals.queued) == (0, 0, 0)
+    # A report to the list would have come through here too.
+    assert {entry.envelope.reverse_path for entry in relayed} == {"list-bounces@here.example"}
+    assert isp.ledger.cut_offs == cut_offs
+
+
+def _assert_the_log_tells(house: House) -> None:
+    """See that the log says which upstream rests, until when, and what it said.
+
+    What of the limit to change is to be told beside it, and asserted here.
+    """
+    house.events.flush()
+    told = [line for line in house.log.getvalue().splitlines() if "exceeded your sending limit" in line]
+    rests = [line for line in told if "upstream isp paused until" in line]
+    assert rests, house.log.getvalue()[-3000:]
+
+
+@WAYS
+async def test_500_subscribers_get_it_in_five_hours_and_the_isp_sees_nothing_odd(
+    tmp_path: Path, many: bool
+) -> None:
+    clock = LeapingClock()
+    async with _isp(clock) as isp, House(_policy(tmp_path, isp, 100), clock=clock) as house:
+        began_ns = clock.boottime_ns()
+        _hand_over(house, many)
+        await house.until(lambda: len(house.sender.scheduler))
+        while await _leap(house, clock):
+            pass
+        await house.until_empty()
+
+        assert isp.ledger.most_in_any_window() == 100
+        assert clock.boottime_ns() - began_ns < 4.1 * HOUR_NS
+        _assert_all_is_well(house, isp, cut_offs=0)
+
+
+@WAYS
+async def test_when_a_phone_on_the_same_account_exceeds_the_limit_the_list_waits_and_nobody_is_bounced(
+    tmp_path: Path, many: bool
+) -> None:
+    clock = LeapingClock()
+    async with _isp(clock) as isp, House(_policy(tmp_path, isp, 100), clock=clock) as house:
+        _hand_over(house, many)
+        await house.until(lambda: isp.ledger.most_in_any_window() == 100 and _is_quiet(house))
+        clock.ahead_ns += HOUR_NS // 2
+        # The relay cannot know of it: it does not go through the relay.
+        for _ in range(5):
+            now_ns = clock.boottime_ns()
+            assert not isp.ledger.admit(now_ns, 1, now_ns)
+            isp.ledger.enter(Entry(now_ns, OTHERS, 0, "", "550 you have exceeded it", Fate.REFUSED))
+        while await _leap(house, clock):
+            pass
+        await house.until_empty()
+
+        _assert_all_is_well(house, isp, cut_offs=1)
+        _assert_the_log_tells(house)
+
+
+@WAYS
+async def test_when_the_isp_halves_its_limit_it_cuts_off_once_and_the_owner_is_told_and_can_follow(
+    tmp_path: Path, many: bool
+) -> None:
+    clock = LeapingClock()
+    async with _isp(clock) as isp, House(_policy(tmp_path, isp, 100), clock=clock) as house:
+        _hand_over(house, many)
+        await house.until(lambda: len(house.sender.scheduler))
+        await _rest(house)
+        assert isp.ledger.most_in_any_window() == 100
+        isp.ledger.limit = Limit.model_validate({"recipients": 50, "per": "1h"})
+        while not house.heart.pausing.because:
+            assert await _leap(house, clock)
+            await _rest(house)
+
+        _assert_the_log_tells(house)
+        await house.sender.apply(_policy(tmp_path, isp, 50))
+        while await _leap(house, clock):
+            pass
+        await house.until_empty()
+
+        _assert_all_is_well(house, isp, cut_offs=1)
