@@ -11,6 +11,7 @@ relaying          one message on one connection, its slot reserved, to its settl
 ready, pause      connections to send on; whether the upstream is used at all
 learning          what refusals taught of our limits, and what was lowered because of it
 kept_file         what of both a restart has to know
+waits             what has to wait for room is told of once
 gate              the throttle of one upstream, off the event loop
 desk              the spool, off the event loop
 settling          what an attempt came to, written down; reports: what senders are told
@@ -22,6 +23,7 @@ Seen from outside:
 watch             looks at a sender and makes the snapshot
 snapshot          what can be seen at one instant: the one source of all that follows; lane_status of it
 events            a line for everything that happens; event_table lists and explains them
+wording           how values look in such a line
 lines, redaction  how lines get onto stderr, and the texts that none may contain
 metrics           live numbers for Prometheus; metric_table lists and explains them
 collector         the numbers that are read from a snapshot at each scrape

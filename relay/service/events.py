@@ -25,9 +25,8 @@ from relay.service.event_table import KINDS, Kind, Level
 from relay.service.instants import rfc3339, rfc3339_or_none
 from relay.service.lines import CallSoon, LineWriter, is_journal, one_line
 from relay.service.redaction import Redaction
+from relay.service.wording import Value, described, postfix_delay, shown_as_text
 from relay.settlement import Fate
-
-Value = str | int | float | None | list[str | float] | Mapping[str, int]
 
 _LEVEL_NAMES = {level: level.name.lower() for level in Level}
 _TEMPLATES = {name: kind.template.split("\n") for name, kind in KINDS.items()}
@@ -330,7 +329,7 @@ class Events:
         fields: dict[str, Value] = {
             "where": where,
             "client": client,
-            "error": _described(error),
+            "error": described(error),
             "traceback": frames,
         }
         self._tell("fault", fields, {"_client": f" (client {client})" if client else ""})
@@ -356,7 +355,9 @@ class Events:
             told = {"time": now, "event": kind.name, "level": _LEVEL_NAMES[kind.level], **hidden}
             return [priority + json.dumps(told).replace("\x7f", "\\u007f")]
         beginning = (priority or f"{now} {self._origin}") + _LEVEL_TEXT[kind.level]
-        shown = {name: value if isinstance(value, str) else _shown(value) for name, value in fields.items()}
+        shown = {
+            name: value if isinstance(value, str) else shown_as_text(value) for name, value in fields.items()
+        }
         shown.update(pieces)
         # The template is split before foreign text is in it, and each line cleaned with that text in it.
         return [
@@ -372,35 +373,5 @@ class Events:
         return value
 
 
-def postfix_delay(delay_ns: int) -> str:
-    """Return a delay as Postfix shows it: two significant digits below ten seconds, to a microsecond."""
-    if delay_ns <= 0:
-        return "0"
-    seconds = delay_ns / SECOND_NS
-    digits = 0
-    while digits < 6 and seconds * 10**digits < 10:
-        digits += 1
-    shown = f"{seconds:.{digits}f}"
-    return shown.rstrip("0").rstrip(".") if digits else shown
-
-
 def _seconds(span_ns: int) -> float:
     return span_ns / SECOND_NS
-
-
-def _described(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - an error that cannot even be shown
-        return type(error).__name__
-
-
-def _shown(value: Value) -> str:
-    """Return a value as text has it; only an instant or an option can be None."""
-    if value is None:
-        return "-"
-    if isinstance(value, Mapping):
-        return " ".join(f"{name}={count}" for name, count in value.items())
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return f"{value:.3f}" if isinstance(value, float) else str(value)

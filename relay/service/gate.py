@@ -19,8 +19,8 @@ from relay.throttle.decision import Place, Wait
 from relay.throttle.gauge import Limit
 from relay.throttle.keys import Request
 from relay.throttle.record import HistoryError
-from relay.throttle.slots import Usage
 from relay.throttle.throttle import Reservation, Settlement, Throttle
+from relay.throttle.usage import Usage
 
 Returned = TypeVar("Returned")
 

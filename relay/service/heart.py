@@ -29,6 +29,7 @@ from relay.service.pause import Pausing
 from relay.service.ready import ReadyConnections
 from relay.service.relaying import Portion, Relaying
 from relay.service.settling import Settling
+from relay.service.waits import Waits
 from relay.shield import Shield
 from relay.spool.files import is_lack_of_room
 from relay.spool.interface import Absent, Corrupt, Message, SpoolFault
@@ -43,8 +44,6 @@ from relay.verdict import Judge, Verdict
 MOST_AT_ONCE = 64
 """Messages decided on in one beat."""
 HISTORY_RETRY_NS = 60 * SECOND_NS
-SHORT_WAIT_NS = SECOND_NS
-"""A wait for room that is not worth a line in the log."""
 
 
 class Heart:
@@ -93,8 +92,7 @@ class Heart:
         self._has_ended = asyncio.Event()
         self._has_history = False
         self._sending: set[asyncio.Task[None]] = set()
-        self._told_wait: dict[str, str] = {}
-        """Of which message of each lane it was said last that it waits."""
+        self._waits = Waits(name, scheduler, events, metrics, clock)
         self.relaying = Relaying(
             name,
             scheduler=scheduler,
@@ -193,7 +191,7 @@ class Heart:
             # Not kept out of the pool meanwhile: it ends what is idle for too long.
             self._ready.let_go()
             opens_at_ns = self.gate.opens_at_ns()
-            self._tell_wait(first, f"no room in {' and '.join(self.gate.full())}", opens_at_ns)
+            self._waits.tell(first, f"no room in {' and '.join(self.gate.full())}", opens_at_ns)
             return opens_at_ns
         most = min(most, self._scheduler.most_ready)
         openings, opens_at_ns, label = self.gate.room_for_connections()
@@ -201,7 +199,7 @@ class Heart:
         if connections:
             return await self._start(connections, now_ns)
         if openings == 0 and not self._ready.is_opening:
-            self._tell_wait(first, f"no room in {label}", opens_at_ns)
+            self._waits.tell(first, f"no room in {label}", opens_at_ns)
             return opens_at_ns
         return None  # one is being opened, and wakes us
 
@@ -210,7 +208,7 @@ class Heart:
         for lane in self._scheduler.with_ceiling():
             lane_room, opens_at_ns = self.gate.room_in(lane)
             if (first := self._scheduler.let_lane(lane, lane_room, opens_at_ns)) is not None:
-                self._tell_wait(first, f"no room under the ceiling of lane {lane}", opens_at_ns)
+                self._waits.tell(first, f"no room under the ceiling of lane {lane}", opens_at_ns)
         for place in self._scheduler.places_due(now_ns):
             room, opens_at_ns = self.gate.room_at(cast(Place, place))
             self._scheduler.let_leave(place, room, opens_at_ns)
@@ -289,7 +287,7 @@ class Heart:
                     self._give_back(portion, f"no room in {label}")
                 case Wait(until_ns=until_ns, limit_label=label, place=None):
                     self._give_back(portion, f"no room in {label}")
-                    self._tell_wait(portion.queued, f"no room in {label}", until_ns)
+                    self._waits.tell(portion.queued, f"no room in {label}", until_ns)
         return until_ns
 
     def _send(self, portion: Portion, reservation: Reservation) -> None:
@@ -328,7 +326,7 @@ class Heart:
         """Put aside what only its own key keeps back, so that others may go."""
         reason = f"no room in {wait.limit_label}"
         if self._scheduler.park(portion.queued.queue_id, place, wait.until_ns, reason):
-            self._tell_wait(portion.queued, reason, wait.until_ns)
+            self._waits.tell(portion.queued, reason, wait.until_ns)
         self.pool.release(portion.connection)
         self._tell_others()
 
@@ -364,23 +362,6 @@ class Heart:
         most = min(self.max_recipients, portion.connection.max_recipients or self.max_recipients)
         lane = self._scheduler.lane_of(portion.queued)
         return request_for(portion.message.envelope, portion.indices, most, lane)
-
-    def _tell_wait(self, queued: Queued, reason: str, until_ns: int) -> None:
-        """Say once of a message that it has to wait for room."""
-        queued.reason = reason
-        wait_ns = until_ns - self._clock.boottime_ns()
-        if queued.queue_id == self._told_wait.get(queued.lane) or wait_ns < SHORT_WAIT_NS:
-            return
-        self._told_wait[queued.lane] = queued.queue_id
-        until_at_ns = self._clock.wall_ns() + wait_ns
-        self._metrics.had_to_wait(self.name)
-        self._events.waiting(
-            queue_id=queued.queue_id,
-            upstream=self.name,
-            reason=reason,
-            until_at_ns=until_at_ns,
-            lane=self._scheduler.lane_of(queued) or None,
-        )
 
     async def _fail_history(self, error: HistoryError) -> int:
         """Send nothing until the history can be trusted again; return when to look."""

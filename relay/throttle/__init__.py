@@ -4,10 +4,12 @@ window    how much of N is occupied, and when room opens (pure)
 gauge     one limit: a window, or one for each key (pure)
 keys      what a limit tells messages apart by (pure)
 decision  what of a message may go now, and what it waits for otherwise (pure)
+merging   old ends rounded up and added together (pure)
 slots     all that is known of an account's past, and the limits that judge it
 record    the bytes of a history file (pure)
 history   the file: locked, shared, durable before anything is sent
 throttle  the room's door: reserve, settle, replan
+usage     how full a limit is, for showing (pure)
 tally     how much was charged lately, for comparing with a refusal
 audit     the proof: the most that any window held, counted anew from the file
 """

@@ -19,46 +19,23 @@ Instants are boottime of the current boot in nanoseconds.
 import heapq
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from threading import Lock
 
 from relay.learning import Tally
 from relay.outlook import Limited
-from relay.policy.units import LONGEST_DURATION_NS
 from relay.throttle.decision import Grant, Place, Wait, choose, for_all, shares_of, wait
-from relay.throttle.gauge import UNKNOWN, ForEach, Gauge, Limit, Unit
+from relay.throttle.gauge import Gauge, Limit
 from relay.throttle.keys import Request
+from relay.throttle.merging import merge
 from relay.throttle.record import Charged, Ended, Record, Reserved, Share
 from relay.throttle.tally import peak_of, tally_of
-from relay.throttle.window import BUCKETS, EXACT_SLOTS
+from relay.throttle.usage import Usage, usage_of
+from relay.throttle.window import EXACT_SLOTS
 
-KEEP_NS = 2 * LONGEST_DURATION_NS
-"""The longest period and the longest guard that a policy can hold."""
 EXACT_ENDS = 2 * EXACT_SLOTS
 """What an exact window admits in two spans, so that rounding what is older cannot reach into it."""
 MOST_SHARES = 65_536
 """Shares of what has ended that are kept; of older ones it is forgotten whose they were."""
-MOST_OPENINGS = 256
-"""How many openings `usage` tells of, for an estimate of when a queue will have drained."""
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """One limit, as a status line shows it; of one with keys, the key that is fullest."""
-
-    label: str
-    unit: Unit
-    used: int
-    """May be above `count` after an edit that lowered it."""
-    count: int
-    span_ns: int
-    """The period and its guard."""
-    opens_at_ns: int
-    """Boottime at which there may be room for one more; now, if there is."""
-    openings_ns: tuple[int, ...]
-    """Boottime at which occupied slots open: the first ones, as far as known, one for each of `used`."""
-    for_each: ForEach | None = None
-    key: str | None = None
 
 
 class Slots:
@@ -228,7 +205,7 @@ class Slots:
         """Return how full each limit is, in their order.  Looks at every key."""
         with self._mutex:
             self._advance(now_ns)
-            return [_usage(gauge, now_ns) for gauge in self._gauges]
+            return [usage_of(gauge, now_ns) for gauge in self._gauges]
 
     def limited(self, transaction_ns: int, now_ns: int) -> tuple[Limited, ...]:
         """Return each limit with all that occupies it; ours in flight last `transaction_ns`."""
@@ -338,19 +315,8 @@ class Slots:
     def _merge(self, now_ns: int) -> None:
         """Round old ends up and add up those that fall together; drop what no window can ask for."""
         split = max(0, len(self._ended) - EXACT_ENDS)
-        merged: dict[int, Charged] = {}
-        for charged in self._ended[:split]:
-            age_ns = now_ns - charged.ended_at_ns
-            if age_ns > KEEP_NS:
-                continue
-            at_ns = _rounded_up(charged.ended_at_ns, age_ns)
-            if at_ns in merged:
-                merged[at_ns] = _together(merged[at_ns], charged)
-            elif at_ns != charged.ended_at_ns:
-                merged[at_ns] = charged._replace(ended_at_ns=at_ns, is_merged=True)
-            else:
-                merged[at_ns] = charged
-        self._ended = sorted([*merged.values(), *self._ended[split:]], key=_ended_at)
+        merged = merge(self._ended[:split], now_ns)
+        self._ended = sorted([*merged, *self._ended[split:]], key=_ended_at)
         if self._shares_bytes:
             self._forget_old_shares()
         self._merge_above = len(self._ended) + EXACT_SLOTS
@@ -372,59 +338,3 @@ def _ended_at(charged: Charged) -> int:
 def _length(record: Reserved | Charged) -> int:
     """Return about how long its shares are, as written."""
     return sum(len(share.for_each) + len(share.key) + 10 for share in record.shares)
-
-
-def _usage(gauge: Gauge, now_ns: int) -> Usage:
-    key = gauge.fullest(now_ns)
-    return Usage(
-        gauge.label,
-        gauge.unit,
-        gauge.used(key, now_ns),
-        gauge.count,
-        gauge.span_ns,
-        gauge.opens_at(key, now_ns),
-        gauge.openings_ns(key, MOST_OPENINGS, now_ns),
-        gauge.for_each,
-        key,
-    )
-
-
-def _together(one: Charged, other: Charged) -> Charged:
-    """Return two ends as one, at the instant of the first."""
-    one_ns, other_ns = one.started_at_ns, other.started_at_ns
-    return Charged(
-        one.ended_at_ns,
-        one.messages + other.messages,
-        one.recipients + other.recipients,
-        one.connections + other.connections,
-        None if one_ns is None or other_ns is None else min(one_ns, other_ns),
-        _shares_of_both(one, other) if one.shares or other.shares else (),
-        is_merged=True,
-    )
-
-
-def _shares_of_both(one: Charged, other: Charged) -> tuple[Share, ...]:
-    """Return whose two ends are; where one of them says nothing of a kind of key, it may be anybody's."""
-    sums: dict[tuple[str, str], list[int]] = {}
-    kinds = {share.for_each for share in one.shares + other.shares}
-    for charged in (one, other):
-        unknown = kinds - {share.for_each for share in charged.shares}
-        extra = (Share(kind, UNKNOWN, charged.messages, charged.recipients) for kind in sorted(unknown))
-        for share in (*charged.shares, *extra):
-            total = sums.setdefault((share.for_each, share.key), [0, 0])
-            total[0] += share.messages
-            total[1] += share.recipients
-    return tuple(Share(kind, key, *total) for (kind, key), total in sums.items())
-
-
-def _rounded_up(ended_at_ns: int, age_ns: int) -> int:
-    """Return an instant rounded up by less than 1/1024 of its age, and never past now.
-
-    The grain is a power of two, so that rounding again when it is older lands on the same
-    grid: errors do not add up.
-    """
-    grain_ns = age_ns // BUCKETS
-    if grain_ns < 2:
-        return ended_at_ns
-    grain_ns = 1 << (grain_ns.bit_length() - 1)
-    return -(-ended_at_ns // grain_ns) * grain_ns

@@ -40,8 +40,9 @@ from relay.throttle.gauge import Limit
 from relay.throttle.history import History
 from relay.throttle.keys import Request as Request  # noqa: PLC0414 - part of the door
 from relay.throttle.record import Charged, Ended, Record
-from relay.throttle.slots import Slots, Usage
+from relay.throttle.slots import Slots
 from relay.throttle.tally import Unrecorded
+from relay.throttle.usage import Usage
 
 TRANSACTION_NS = 30 * 60 * 1_000_000_000
 """The longest transaction: 10 minutes for the reply to the final dot (RFC 5321, 4.5.3.2.6), and the rest."""

@@ -9,8 +9,9 @@ from relay.clock import SECOND_NS
 from relay.throttle.decision import Wait
 from relay.throttle.gauge import UNKNOWN
 from relay.throttle.keys import Request
+from relay.throttle.merging import KEEP_NS
 from relay.throttle.record import Charged, Ended, Record, Reserved, Share
-from relay.throttle.slots import EXACT_ENDS, KEEP_NS, MOST_SHARES, Slots
+from relay.throttle.slots import EXACT_ENDS, MOST_SHARES, Slots
 from tests.throttle.limits import TRANSACTION_NS, messages, recipients
 
 DAY_NS = 86_400 * SECOND_NS
