@@ -17,7 +17,7 @@ COVER := -m coverage run -p -m pytest -q -m 'not slow and not crash'
 READY := $(VENV)/.ready
 PRACTICE_PASSWORD := var/practice-password
 
-.PHONY: help run demo test check lint coverage crash bench fmt docs lock clean
+.PHONY: help run demo test check lint coverage mutants crash bench fmt docs lock clean
 .DELETE_ON_ERROR:
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo 'make test    every test but the long crash runs'
 	@echo 'make check   format, lint, types and the fast tests (make lint: without the tests)'
 	@echo 'make coverage   that every branch of what must not lose mail is tested'
+	@echo 'make mutants that the tests notice whatever is left out or slips (docs/MUTANTS.md)'
 	@echo 'make crash   the long crash runs (SEED=, BUDGET= in seconds)'
 	@echo 'make bench   compare with Postfix and other rate limiters here (OPTIONS=--help)'
 	@echo 'make fmt     format the code          make clean   remove what these commands made'
@@ -62,6 +63,10 @@ coverage: $(READY)
 	  others=$$?; wait $$spool && exit $$others
 	$(RUN) -m coverage combine -q
 	$(RUN) -m coverage report
+
+# One thing at a time is left out of a copy, or slips, and the tests run until one fails.
+mutants: $(READY)
+	$(RUN) -m tests.mutants --sample 200 --seed 1 --page docs/MUTANTS.md
 
 # The seed is printed first, so that a failure can be had again: make crash SEED=…
 crash: $(READY)

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 
 MAX_LOCAL_BYTES = 64
-MAX_DOMAIN_BYTES = 255
 MAX_LABEL_BYTES = 63
 MAX_PATH_BYTES = 254
 
@@ -134,8 +133,6 @@ def _check(match: re.Match[bytes]) -> None:
     """Check the parts of a mailbox: lengths, labels, literals.  Raises MalformedAddress."""
     if len(match["local"]) > MAX_LOCAL_BYTES:
         raise MalformedAddress(f"the local part is longer than {MAX_LOCAL_BYTES} octets")
-    if len(match["domain"] or match["literal"]) > MAX_DOMAIN_BYTES:
-        raise MalformedAddress(f"the domain is longer than {MAX_DOMAIN_BYTES} octets")
     if len(match[0]) > MAX_PATH_BYTES:
         raise MalformedAddress(f"the address is longer than {MAX_PATH_BYTES} octets")
     if match["domain"] is None:

@@ -136,6 +136,28 @@ def test_a_reply_without_end_is_refused_before_it_fills_memory() -> None:
         parser.next_reply()
 
 
+def test_the_first_digit_says_what_kind_of_reply_it_is() -> None:
+    for code in range(100, 700):
+        reply = Reply(code, None, "")
+        kinds = (reply.is_positive, reply.is_transient, reply.is_permanent)
+        assert kinds == tuple(code // 100 == digit for digit in (2, 4, 5))
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_a_line_and_a_reply_may_be_just_as_long_as_their_bounds(beyond: int) -> None:
+    line = b"250 " + b"x" * (MAX_LINE_BYTES - 6 + beyond) + b"\r\n"
+    whole = b"250-" + b"x" * 1018 + b"\r\n"
+    last = b"250 " + b"x" * (1018 + beyond) + b"\r\n"
+    for octets in (line, line[:-2] + b"xx", whole * (MAX_REPLY_BYTES // 1024 - 1) + last):
+        parser = ReplyParser()
+        parser.feed(octets)
+        if beyond:
+            with pytest.raises(MalformedReply, match="longer than"):
+                parser.next_reply()
+        else:
+            assert (parser.next_reply() is None) == (not octets.endswith(b"\r\n"))
+
+
 def test_what_bounds_a_reply_is_not_how_many_come_at_once() -> None:
     """The answers to a thousand pipelined commands may be one segment."""
     parser = ReplyParser()

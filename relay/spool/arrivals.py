@@ -30,10 +30,6 @@ class Arrivals:
         self._set_aside = set_aside
         self._pending: deque[str] = deque()
 
-    def forget(self) -> None:
-        """Look anew the next time."""
-        self._pending.clear()
-
     def take(
         self, most: int, has_room: Callable[[], bool], sorter: Sorter | None = None
     ) -> list[files.Opened]:

@@ -184,17 +184,17 @@ class Recovery:
     """Drafts of dead listeners that were removed; nobody was promised anything."""
     missing_recipients: int
     """Recipients that the ledger knows as queued and the disk does not: must be 0."""
-    corrupt_recipients: int = 0
+    corrupt_recipients: int
     """Recipients of known messages that are set aside: still on disk, for a human being."""
-    accepted: int = 0
+    accepted: int
     """Messages that no sender has taken yet."""
-    resumed: int = 0
+    resumed: int
     """Queued messages of which some recipients are done and some are not."""
-    set_aside: int = 0
+    set_aside: int
     """Files that this start moved to corrupt/."""
-    removed_recipients: int = 0
+    removed_recipients: int
     """Recipients of messages that somebody removed from corrupt/: counted as deleted now."""
-    damaged_lines: int = 0
+    damaged_lines: int
     """Of the account."""
 
     @property

@@ -89,7 +89,6 @@ class MaildirSpool:
         found, recovery = recover(self._disk, self._layout, self._ledger, self._aside, sorter)
         self._held = {entry.queue_id for entry in recovery.entries if entry.is_held}
         self._progress = {queue_id: fates for queue_id, fates in found.items() if any(fates)}
-        self._arrivals.forget()
         self._remembered.clear()
         self._fresh = Fresh()
         self._noted = set(self._disk.names(self._layout.folder("bounce")))
@@ -382,6 +381,8 @@ class MaildirSpool:
             # Where the file is counts from now on, whatever becomes of the syncs.
             (self._held.add if target == self._layout.held(queue_id) else self._held.discard)(queue_id)
             # Crash here: held or not held; nobody was told yet.
+            # The new name first: where a rename is one operation, the second sync would do, see above;
+            # where some file system lets go of the old name alone, only this order loses nothing.
             self._disk.sync_directory(target.rpartition("/")[0])
             self._disk.sync_directory(source.rpartition("/")[0])
 

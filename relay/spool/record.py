@@ -155,7 +155,7 @@ def decode_envelope(queue_id: QueueId, header: Header, raw: bytes) -> Recipients
     """Return the envelope and the statuses; raises Corrupt."""
     end = raw.find(b"\n") + 1
     lines = raw[end:].split(b"\n")
-    if end == 0 or lines.pop() != b"" or len(lines) != header.recipient_count or not lines:
+    if lines.pop() != b"" or len(lines) != header.recipient_count or not lines:
         raise Corrupt("the envelope is not whole")
     as_accepted = raw[:end] + b"".join(b"T%s\n" % line[1:] for line in lines)
     if zlib.crc32(as_accepted) != header.envelope_crc:

@@ -216,9 +216,9 @@ class History:
                 raise HistoryError(f"byte {start}: its first group is damaged")
         end = origin + contents.end
         if contents.end < len(content):
-            # Crash here: the torn end is still there, and is cut again.
+            # Not yet durable: a crash leaves the torn end, and it is cut again.  The next group
+            # waits for it, as for all that others wrote.
             self._disk.truncate(fd, end)
-            self._sync_content(fd)
         self._offset = end
         self._at = at
         self._is_content_unsynced = True

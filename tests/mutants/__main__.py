@@ -1,103 +1,115 @@
 """Runs the tests against each mutant, and prints which one caught it; exits 1 if a mutant survived."""
 
 import argparse
-import os
-import subprocess
+import hashlib
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import Queue
-from shutil import copytree, ignore_patterns
 
-from tests.mutants.sites import Site, mutated, sites
+from tests.mutants import page
+from tests.mutants.earlier import Earlier
+from tests.mutants.equivalents import Equivalents
+from tests.mutants.judging import Judge
+from tests.mutants.known import ROOT
+from tests.mutants.operators import operators
+from tests.mutants.page import Verdict
+from tests.mutants.sites import Site, sites
 
-ROOT = Path(__file__).parents[2]
-MODULES = (
-    "relay/spool/intake.py",
-    "relay/spool/arrivals.py",
-    "relay/spool/maildir.py",
-    "relay/spool/files.py",
-    "relay/spool/notes.py",
-    "relay/spool/ledger.py",
-    "relay/spool/recovery.py",
-    "relay/spool/room.py",
-    "relay/spool/lock.py",
-    "relay/throttle/history.py",
-)
-TESTS = ("tests/spool", "tests/throttle")
-LONGEST_SECONDS = 600
+PROMISES = ("relay/spool/*.py", "relay/throttle/history.py")
+"""All that is left out of these, one at a time, has to be noticed."""
+JUDGED = ("relay/spool/*.py", "relay/throttle/*.py", "relay/address.py", "relay/reply.py", "relay/report.py")
+"""The general mutants are drawn from these."""
+LEAST_SCORE = 0.9
 
 
 def main() -> int:
     """Make each mutant and judge it."""
+    options = _options()
+    wanted = chosen(options)
+    equivalents = Equivalents.load()
+    if options.list:
+        for module, site in wanted:
+            why = equivalents.why(module, site)
+            sys.stdout.write(f"{page.line(module, site)}\n" + (f"    equivalent: {why}\n" if why else ""))
+        return 0
+    with tempfile.TemporaryDirectory(prefix="relay-mutants-") as folder:
+        try:
+            judge = Judge(Path(folder), options.at_once, options.known)
+        except ValueError as broken:
+            sys.stdout.write(f"{broken}\n")
+            return 2
+
+        def verdict(each: tuple[str, Site]) -> Verdict:
+            why = equivalents.why(*each)
+            hint = earlier.hint(*each)
+            caught = judge.judge(*each, hint, only_able=why is not None, most_s=options.quick)
+            earlier.keep(*each, caught)
+            found = Verdict(*each, caught, why)
+            sys.stdout.write(f"{page.line(found.module, found.site)}\n    {found.told}\n")
+            sys.stdout.flush()
+            return found
+
+        earlier = Earlier(options.earlier)
+        with ThreadPoolExecutor(options.at_once) as pool:
+            verdicts = list(pool.map(verdict, wanted))
+        judge.close()
+    sys.stdout.write("\n".join(page.summary(verdicts)) + "\n")
+    if options.page is not None:
+        options.page.write_text(page.page(verdicts, options.sample, options.seed))
+    return 1 if any(found.is_wrong for found in verdicts) else 0
+
+
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("modules", nargs="*", default=MODULES, help="default: the spool and the history")
-    parser.add_argument("--kinds", nargs="+", default=["sync", "order", "check"])
+    parser.add_argument("modules", nargs="*", help="default: the spool and the history")
+    parser.add_argument("--kinds", nargs="*", default=["sync", "order", "check"])
+    parser.add_argument("--sample", type=int, default=0, help="how many general mutants to draw as well")
+    parser.add_argument("--seed", type=int, default=1, help="what to draw them from")
+    parser.add_argument(
+        "--only", nargs="*", default=[], help="only mutants whose line has one of these texts"
+    )
+    parser.add_argument("--quick", type=float, help="only the likeliest tests of so many seconds")
+    parser.add_argument("--known", type=Path, help="keep here what the tests do without a mutant")
+    parser.add_argument("--earlier", type=Path, help="ask first what noticed in an earlier run; kept here")
     parser.add_argument("--at-once", type=int, default=2)
-    options = parser.parse_args()
+    parser.add_argument("--list", action="store_true", help="only say which mutants there are")
+    parser.add_argument("--page", type=Path, help="write the list to this file")
+    return parser.parse_args()
+
+
+def chosen(options: argparse.Namespace) -> list[tuple[str, Site]]:
+    """Return the mutants to judge: all that leave a promise out, and a sample of the general ones."""
     wanted = [
         (module, site)
-        for module in options.modules
+        for module in options.modules or modules(PROMISES)
         for site in sites((ROOT / module).read_text())
         if site.kind in options.kinds
     ]
-    survived = 0
-    with tempfile.TemporaryDirectory(prefix="relay-mutants-") as folder:
-        copies: Queue[Path] = Queue()
-        places = [Path(folder) / str(number) for number in range(options.at_once)]
-        for place in places:
-            unneeded = ignore_patterns(".git", ".venv", ".hypothesis", "var", "__pycache__")
-            copies.put(copytree(ROOT, place, ignore=unneeded))
-        if (broken := _run(places[0])) is not None:
-            sys.stdout.write(f"the tests fail without any mutant: {broken}\n")
-            return 2
-        with ThreadPoolExecutor(options.at_once) as pool:
-            for (module, site), caught in zip(
-                wanted, pool.map(lambda each: _judge(copies, *each), wanted), strict=True
-            ):
-                survived += caught is None
-                sys.stdout.write(
-                    f"{module}:{site.line} {site.kind}: {site.told}\n    {caught or 'SURVIVED'}\n"
-                )
-                sys.stdout.flush()
-    sys.stdout.write(f"{len(wanted)} mutants, {survived} survived\n")
-    return 1 if survived else 0
+    general = [
+        (module, site)
+        for module in options.modules or modules(JUDGED)
+        for site in operators((ROOT / module).read_text())
+    ]
+    wanted += sorted(_drawn(general, options), key=lambda each: (each[0], each[1].begin, each[1].instead))
+    if options.only:
+        wanted = [each for each in wanted if any(text in page.line(*each) for text in options.only)]
+    return wanted
 
 
-def _judge(copies: "Queue[Path]", module: str, site: Site) -> str | None:
-    """Return the first test that failed, or None."""
-    copy = copies.get()
-    source = (ROOT / module).read_text()
-    try:
-        (copy / module).write_text(mutated(source, site))
-        return _run(copy)
-    finally:
-        (copy / module).write_text(source)
-        copies.put(copy)
+def _drawn(sites_of: list[tuple[str, Site]], options: argparse.Namespace) -> list[tuple[str, Site]]:
+    """Draw a sample that changes little where the code changes little: each mutant has a lot of its own."""
+
+    def lot(each: tuple[str, Site]) -> bytes:
+        return hashlib.sha256(f"{options.seed} {page.line(*each)} {each[1].instead}".encode()).digest()
+
+    return sorted(sites_of, key=lot)[: options.sample]
 
 
-def _run(copy: Path) -> str | None:
-    """Run the tests of a copy; return the first that failed, or None."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m"]
-    command += ["not crash and not slow", "--no-header", f"--basetemp={copy}.tests", *TESTS]
-    environment = os.environ | {"PYTHONPATH": str(copy)}
-    try:
-        ran = subprocess.run(
-            command,
-            cwd=copy,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=LONGEST_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return "the tests did not end"
-    if ran.returncode == 0:
-        return None
-    failed = [line for line in ran.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return failed[0].partition(" - ")[0] if failed else f"exit {ran.returncode}"
+def modules(patterns: tuple[str, ...]) -> list[str]:
+    """Return the modules that some patterns name, in order."""
+    found = {path for pattern in patterns for path in ROOT.glob(pattern)}
+    return sorted(str(path.relative_to(ROOT)) for path in found)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,12 @@
 """The places in a module at which something that keeps a promise can be left out.
 
 - a *sync*: a statement whose call makes something durable, removed;
-- an *order*: two neighbouring statements that both touch the disk, exchanged;
+- an *order*: two neighbouring statements that both change the disk, exchanged;
 - a *check*: an `if` that does nothing but raise, leave, or go on with the next, removed.
+
+No order is counted where the second statement needs a name that the first one binds (that is no
+order somebody could choose otherwise), and where neither changes more than what processes see of
+an open file (closing, reading).
 """
 
 import ast
@@ -10,54 +14,125 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-SYNCS = frozenset({"sync", "sync_content", "sync_directory", "sync_each", "sync_above", "_sync_all"})
+SYNCS = frozenset(
+    {"sync", "sync_content", "_sync_content", "sync_directory", "sync_each", "sync_above", "_sync_all"}
+    | {"fsync", "fdatasync", "_sync_new", "_sync_what_others_wrote", "_make_folder", "write_marks_again"}
+)
+CHANGES = SYNCS | frozenset(
+    {"write_all", "write_at", "truncate", "link", "rename", "unlink", "make_directory", "make_fifo", "mkdir"}
+    | {"open_new", "replace_file", "drop_second_name", "set_aside", "move", "recover", "prepare", "accept"}
+    | {"append", "rewrite", "enter", "leave", "put_aside", "go_on", "_append", "_rewrite", "_add_group"}
+    | {"_publish", "discard", "_write", "_write_statuses", "_remove_orphaned_notes", "_begin_ledger"}
+    | {"remove_abandoned_drafts", "clear_the_way", "forget_removals", "keep", "spend", "_fill"}
+)
+"""Methods of the disk, and those of the spool and the history that change it, by name."""
+OF_LISTS = frozenset({"append", "move", "discard"})
+"""Names of those that also plain collections have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One mutant: lines of a file, from and until (1-based, half-open), and what takes their place."""
+    """One mutant: a span of a module's bytes, and what takes its place."""
 
     kind: str
-    line: int
-    until: int
-    instead: tuple[str, ...]
+    where: str
+    """The function or class, with dots; empty for the module itself."""
     told: str
-    """The statement, cut to one short line."""
+    """What is changed, as a person reads it; with `where` and `kind` it names the site."""
+    begin: int
+    end: int
+    instead: str
+    lines: range
+    """Only a test that executes one of these lines can notice; empty for what an import executes."""
 
 
 def sites(source: str) -> list[Site]:
-    """Return all mutants of a module, in the order of its lines."""
-    lines = source.splitlines()
-    found = [site for block in _blocks(ast.parse(source)) for site in _of_block(block, lines)]
-    return sorted(found, key=lambda site: (site.line, site.kind))
+    """Return all mutants of a module that leave something out, in the order of its lines."""
+    text = Text(source)
+    found = [
+        site for where, block in blocks(ast.parse(source)) if where for site in _of_block(text, where, block)
+    ]
+    return sorted(found, key=lambda site: (site.begin, site.kind))
 
 
 def mutated(source: str, site: Site) -> str:
-    """Return the module with one thing left out."""
-    lines = source.splitlines()
-    lines[site.line - 1 : site.until - 1] = site.instead
-    return "\n".join(lines) + "\n"
+    """Return the module with one thing changed."""
+    raw = source.encode()
+    return (raw[: site.begin] + site.instead.encode() + raw[site.end :]).decode()
 
 
-def _blocks(tree: ast.AST) -> Iterator[Sequence[ast.stmt]]:
-    for node in ast.walk(tree):
-        for name in ("body", "orelse", "finalbody"):
-            block = getattr(node, name, None)
-            if isinstance(block, list) and not isinstance(node, ast.ClassDef | ast.Module):
-                yield [statement for statement in block if isinstance(statement, ast.stmt)]
+class Text:
+    """A module's source, by the positions that its syntax tree gives."""
+
+    def __init__(self, source: str) -> None:
+        self._raw = source.encode()
+        self._starts = [0]
+        for line in self._raw.splitlines(keepends=True):
+            self._starts.append(self._starts[-1] + len(line))
+
+    def span(self, node: ast.stmt | ast.expr) -> tuple[int, int]:
+        """Return where a node begins and ends, in bytes."""
+        last, column = node.end_lineno or node.lineno, node.end_col_offset or 0
+        return self._starts[node.lineno - 1] + node.col_offset, self._starts[last - 1] + column
+
+    def between(self, begin: int, end: int) -> str:
+        """Return a part of the source."""
+        return self._raw[begin:end].decode()
+
+    def line_at(self, begin: int) -> str:
+        """Return the line that a byte stands in."""
+        start = max(start for start in self._starts if start <= begin)
+        return self._raw[start:].splitlines()[0].decode().strip()
+
+    def of(self, node: ast.stmt | ast.expr) -> str:
+        """Return the source of a node."""
+        return self.between(*self.span(node))
 
 
-def _of_block(block: Sequence[ast.stmt], lines: list[str]) -> Iterator[Site]:
+def blocks(tree: ast.AST, where: str = "") -> Iterator[tuple[str, Sequence[ast.stmt]]]:
+    """Yield each list of statements with the dotted name of what it stands in."""
+    for child in ast.iter_child_nodes(tree):
+        inside = where
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inside = f"{where}.{child.name}".lstrip(".")
+        yield from blocks(child, inside)
+    if isinstance(tree, ast.ClassDef | ast.Module):
+        return
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(tree, name, None)
+        if isinstance(block, list):
+            yield where, [statement for statement in block if isinstance(statement, ast.stmt)]
+
+
+def head_lines(statement: ast.stmt) -> range:
+    """Return the lines of a statement, without those of the statements in it."""
+    inner = [each.lineno for each in ast.iter_child_nodes(statement) if isinstance(each, ast.stmt)]
+    end = min(inner) if inner else (statement.end_lineno or statement.lineno) + 1
+    return range(statement.lineno, max(end, statement.lineno + 1))
+
+
+def _of_block(text: Text, where: str, block: Sequence[ast.stmt]) -> Iterator[Site]:
     for statement in block:
         if _is_sync(statement):
-            yield _without("sync", statement, lines)
+            yield _without(text, "sync", where, statement)
         if _is_check(statement):
-            yield _without("check", statement, lines)
+            yield _without(text, "check", where, statement)
     for one, two in pairwise(block):
-        if _touches_disk(one) and _touches_disk(two):
-            first, second = _span(one), _span(two)
-            instead = (*lines[second[0] - 1 : second[1] - 1], *lines[first[0] - 1 : first[1] - 1])
-            yield Site("order", first[0], second[1], instead, _told(two, lines))
+        if _changes_disk(one) and _changes_disk(two) and not _binds(one) & _names(two):
+            (begin, middle), (after, end) = text.span(one), text.span(two)
+            instead = text.of(two) + text.between(middle, after) + text.of(one)
+            told = f"{_told(text, two)} ← {_told(text, one)}"
+            yield Site("order", where, told, begin, end, instead, head_lines(one))
+
+
+def _without(text: Text, kind: str, where: str, statement: ast.stmt) -> Site:
+    begin, end = text.span(statement)
+    return Site(kind, where, _told(text, statement), begin, end, "pass", head_lines(statement))
+
+
+def _told(text: Text, statement: ast.stmt) -> str:
+    shown = statement.body[0] if isinstance(statement, ast.Try) else statement
+    return text.of(shown).splitlines()[0].strip()[:90]
 
 
 def _is_sync(statement: ast.stmt) -> bool:
@@ -76,33 +151,39 @@ def _is_check(statement: ast.stmt) -> bool:
     )
 
 
-def _without(kind: str, statement: ast.stmt, lines: list[str]) -> Site:
-    begin, end = _span(statement)
-    return Site(kind, begin, end, (f"{' ' * statement.col_offset}pass",), _told(statement, lines))
+def _changes_disk(statement: ast.stmt) -> bool:
+    """Return whether a statement that can be moved as it is changes what is on the disk."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Return):
+        return False
+    if any(isinstance(node, ast.Return | ast.Continue | ast.Break) for node in ast.walk(statement)):
+        return False
+    return bool(_calls(statement) & CHANGES)
 
 
-def _span(statement: ast.stmt) -> tuple[int, int]:
-    return statement.lineno, (statement.end_lineno or statement.lineno) + 1
+def _binds(statement: ast.stmt) -> set[str]:
+    return {
+        node.id
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
 
 
-def _told(statement: ast.stmt, lines: list[str]) -> str:
-    return lines[statement.lineno - 1].strip()[:70]
+def _names(statement: ast.stmt) -> set[str]:
+    return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
 
 
 def _calls(statement: ast.AST) -> set[str]:
     names = set()
     for node in ast.walk(statement):
         if isinstance(node, ast.Call):
-            names.add(node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func))
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+            if name not in OF_LISTS or _is_on_disk(node):
+                names.add(name)
     return names
 
 
-def _touches_disk(statement: ast.stmt) -> bool:
-    """Return whether a plain statement calls the disk, or something that changes it."""
-    if not isinstance(statement, ast.Expr | ast.Assign):
-        return False
-    return any(
-        (isinstance(node, ast.Attribute) and node.attr in ("_disk", "disk"))
-        or (isinstance(node, ast.Name) and node.id == "disk")
-        for node in ast.walk(statement)
-    )
+def _is_on_disk(call: ast.Call) -> bool:
+    """Return whether a call by a name that lists have too is one of ours: its arguments tell."""
+    text = ast.unparse(call)
+    ours = ("aside.", "self._aside.", "notes.", "self.append", "self.discard")
+    return "disk" in text or text.startswith(ours)

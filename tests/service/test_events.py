@@ -20,9 +20,10 @@ from relay.learning import Finding, Lowered
 from relay.outcome import Answer
 from relay.reply import Phase, Reply
 from relay.service.event_table import FIELDS, KINDS, Level
-from relay.service.events import Events, postfix_delay
+from relay.service.events import Events
 from relay.service.lines import WHOLE_WRITE_BYTES
 from relay.service.redaction import Redaction
+from relay.service.wording import postfix_delay
 from relay.settlement import Fate
 from relay.verdict import Verdict
 from tests.fakes.clock import FakeClock

@@ -23,7 +23,7 @@ from relay.envelope import QueueId
 from relay.spool import ledger
 from relay.spool.intake import prepare
 from relay.spool.interface import SpoolFault
-from relay.spool.layout import Layout
+from relay.spool.layout import FORMAT, Layout
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model
 from tests.spool.cuts import BOUNCED, RELAYED, SCENARIOS, Judge, cuts, killed, prefixes, run_of
@@ -62,12 +62,14 @@ def test_the_first_start_of_all_may_be_cut_or_killed_too(model: Model) -> None:
     judge.judge(snapshots, lambda snapshot: cuts(snapshot, rng, 2), story="from nothing")
 
 
-def test_folders_that_a_killed_start_left_behind_are_durable_before_mail_is_accepted() -> None:
+def test_what_a_killed_start_left_behind_is_durable_before_mail_is_accepted() -> None:
+    """The folders, and which format the spool is of: else another version may start in it."""
     for snapshot in run_of("relayed", from_nothing=True):
         ((_, image),) = killed(snapshot)
         prepare(ROOT, image)
         _, cut = next(prefixes(Snapshot(image.platter, snapshot.trace, snapshot.step)))
         assert not [folder for folder in ("/var", *Layout(ROOT).folders()) if not _is_there(cut, folder)]
+        assert cut.peek(Layout(ROOT).file("format")) == FORMAT
 
 
 def _is_there(disk: ModelDisk, path: str) -> bool:
@@ -99,12 +101,14 @@ def test_a_ledger_that_is_rewritten_while_messages_end_counts_each_once(
 
 
 def test_a_kill_while_a_message_ends_and_a_cut_while_that_is_recovered_keep_the_account() -> None:
-    judge = Judge()
+    judge, rng = Judge(), random.Random(5)
     for snapshot in run_of("relayed"):
         if re.match("write .*/ledger.new ", snapshot.step) and snapshot.trace.finishing:
             ((label, image),) = killed(snapshot)
             again = judge.go_on(image, snapshot, label, record=True)
             judge.judge(again[:40], prefixes, story=label)
+            # Also what a removal leaves that is on the disk before the line that tells of it.
+            judge.judge(again[:40], lambda s: cuts(s, rng, 24), story=label)
     assert judge.judged > 20
 
 

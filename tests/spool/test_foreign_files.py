@@ -10,7 +10,7 @@ import pytest
 from relay.envelope import QueueId
 from relay.spool.durable import opened
 from relay.spool.interface import Absent, Corrupt, SpoolFault, Status, Totals
-from relay.spool.record import HEADER_BYTES
+from relay.spool.record import HEADER_BYTES, encode_envelope, encode_header, shape_of
 from tests.fakes.disk import Fault, ModelDisk
 from tests.spool.engine import CONTENT, ENVELOPE, accept, again, note, recovered, taken
 from tests.spool.maildir_engine import MaildirEngine, on_the_kernel, on_the_model
@@ -31,6 +31,12 @@ def one_message() -> bytes:
     return other.content_of(other.layout.accepted(queue_id))
 
 
+def calling_itself(name: str) -> bytes:
+    """Return the bytes of a message file that is whole and right, of an id that we do not give."""
+    tail, shape = encode_envelope(QueueId(name), ENVELOPE), shape_of(ENVELOPE, 0, eight_bit=False)
+    return encode_header(0, tail, len(ENVELOPE.recipients), shape, 0) + tail
+
+
 def elsewhere(engine: MaildirEngine, queue_id: QueueId) -> str:
     """Return a part of the queue that a message does not belong to."""
     folders = engine.layout.queued_folders()
@@ -47,6 +53,7 @@ FOREIGN: dict[str, tuple[str, str, Callable[[bytes], bytes]]] = {
     "a plain message": (FOREIGN_ID, "file", lambda _whole: b"Subject: hello\r\n\r\nWorld\r\n"),
     "the file of another message": (FOREIGN_ID, "file", lambda whole: whole),
     "a name that is no id": ("README.txt", "file", lambda whole: whole),
+    "a message of a name that is no id": ("README.txt", "file", lambda _whole: calling_itself("README.txt")),
     "an id in capitals": (FOREIGN_ID.upper(), "file", lambda whole: whole),
     "a name that is too long": ("a" * 250, "file", lambda _whole: b"x"),
     "a name that is no text": ("\udcff\n\x1b[31m", "file", lambda _whole: b"x"),
@@ -267,7 +274,7 @@ def test_no_queue_content_stops_a_start(engine: MaildirEngine) -> None:
     # What is empty or zero in tmp/ and bounce/ is what a crash leaves there of ours, and goes.
     of_ours = ["an empty file", "zeros"] * 2 + ["a truncated file", "a header without the rest"]
     of_ours += ["a file with something behind it", "the file of another message"]
-    of_ours += ["a name that is no id", "an id in capitals"]
+    of_ours += ["a name that is no id", "a message of a name that is no id", "an id in capitals"]
     assert recovery.corrupt == len(FOREIGN) * len(folders) - len(of_ours)
     assert spool.corrupt_count() == len(engine.names("corrupt"))
 

@@ -65,6 +65,17 @@ def test_every_id_is_of_letters_that_are_not_mistaken_for_others(chance: bytes, 
     assert is_queue_id(queue_id)
 
 
+@given(st.binary(min_size=4, max_size=4), st.integers(0, YEARS_30_NS))
+def test_an_id_is_the_microsecond_and_thirty_bits_of_chance(chance: bytes, later_ns: int) -> None:
+    wall_ns = START_WALL_NS + later_ns
+    queue_id = Identities(FakeClock(wall_ns=wall_ns), always(chance)).next_id()
+
+    # Crockford's letters in the order of Python's own base 32.
+    number = int(queue_id.translate(str.maketrans("abcdefghjkmnpqrstvwxyz", "abcdefghijklmnopqrstuv")), 32)
+    assert number >> 30 == wall_ns // 1000 - 1_704_067_200_000_000
+    assert number % 2**30 == int.from_bytes(chance, "big") % 2**30
+
+
 def test_a_clock_before_the_epoch_still_gives_ids() -> None:
     identities = Identities(FakeClock(wall_ns=0), os.urandom)
     found = [identities.next_id() for _ in range(10)]
@@ -82,6 +93,8 @@ def test_a_report_and_a_warning_have_the_id_of_their_message_and_one_letter() ->
     assert is_queue_id(warning_id(queue_id))
     assert subject_of(report_id(queue_id)) == subject_of(warning_id(queue_id)) == queue_id
     assert subject_of(queue_id) is None
+    assert warning_id(report_id(queue_id)) == warning_id(queue_id)
+    assert report_id(warning_id(queue_id)) == report_id(queue_id)
 
 
 @given(st.text(max_size=20) | st.from_regex(r"[0-9a-z]{15,18}\n?", fullmatch=True))

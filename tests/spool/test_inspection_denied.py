@@ -7,6 +7,7 @@ import pytest
 
 from relay.spool.inspection import Inspector
 from tests.fakes.denying import DENIED, GONE, Denying
+from tests.fakes.foreign import plant
 from tests.spool.engine import accept, recovered, taken
 from tests.spool.maildir_engine import MaildirEngine, on_the_kernel
 
@@ -43,6 +44,39 @@ def test_a_folder_that_its_owner_may_not_use_is_told_of(engine: MaildirEngine) -
         assert _said(engine) == [("bounce", "mode")]
     finally:
         (Path(engine.root) / "bounce").chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    ("root", "folder", "is_told"),
+    [
+        (0o700, 0o700, False),
+        (0o700, 0o755, False),
+        (0o711, 0o700, False),
+        (0o700, 0o720, True),
+        (0o700, 0o702, True),
+        (0o710, 0o740, True),
+        (0o710, 0o710, True),
+        (0o701, 0o704, True),
+        (0o701, 0o701, True),
+    ],
+)
+def test_a_folder_that_others_may_reach_is_told_of_and_one_behind_a_closed_door_is_not(
+    engine: MaildirEngine, root: int, folder: int, *, is_told: bool
+) -> None:
+    Path(engine.root).chmod(root)
+    (Path(engine.root) / "hold").chmod(folder)
+
+    assert _said(engine) == [("hold", "mode")] * is_told
+    findings = Inspector(engine.root, engine.disk).inspect().findings
+    assert [finding.what.startswith(f"mode {folder:04o}: ") for finding in findings] == [True] * is_told
+
+
+@pytest.mark.parametrize("kind", ["a folder", "a FIFO", "a socket", "a symlink"])
+def test_what_is_no_file_is_told_of_by_what_it_is(engine: MaildirEngine, tmp_path: Path, kind: str) -> None:
+    plant(Path(engine.root) / "hold" / "0123456789abcdef", kind, tmp_path / "victim")
+
+    (finding,) = Inspector(engine.root, engine.disk).inspect().findings
+    assert finding.what == f"{kind.replace('symlink', 'symbolic link')}, no message"
 
 
 @as_root

@@ -104,6 +104,42 @@ def test_an_out_whose_in_was_torn_counts_for_both() -> None:
     assert again.damaged_lines == 1
 
 
+def test_what_changes_nothing_writes_nothing() -> None:
+    disk, ledger = started()
+    ledger.enter([(queue_id(1), 1)])
+    disk.steps.clear()
+
+    ledger.enter([])
+    ledger.enter([(queue_id(1), 1)])
+    ledger.leave({})
+    ledger.leave({queue_id(2): [RELAYED]})
+    ledger.put_aside(queue_id(2))
+    assert disk.steps == []
+
+
+def test_a_long_ledger_that_goes_on_is_durable_under_its_name_whoever_left_it() -> None:
+    """Killed between the rename and the sync of the folder; the next start has no room for a new file."""
+    disk, ledger = started()
+    ledger.enter([(queue_id(1), 2)])
+    disk.fail(Fault(1, errno.EIO, kinds=frozenset({"sync_directory"})))
+    with pytest.raises(OSError, match="Input/output"):
+        ledger.rewrite()
+    after = disk.after_kill()
+
+    opened_on(after).go_on()
+
+    for image in after.prefixes():
+        assert opened_on(image).open == {queue_id(1): 2}
+
+
+def test_who_removes_what_was_never_counted_in_counts_for_nothing() -> None:
+    _, ledger = started()
+    ledger.enter([(queue_id(1), 2)])
+
+    assert ledger.forget({queue_id(1), queue_id(2)}) == 2
+    assert ledger.totals == Totals(accepted=2, deleted=2)
+
+
 def test_a_damaged_line_costs_its_own_figures_only() -> None:
     disk, ledger = started()
     ledger.enter([(queue_id(number), 1) for number in range(4)])

@@ -24,6 +24,7 @@ from tests.spool.engine import (
     RELAYED,
     accept,
     again,
+    note,
     recovered,
     taken,
 )
@@ -229,3 +230,46 @@ def test_nobody_finds_the_spool_taken_before_he_can_read_by_whom() -> None:
     engine.disk.another = lambda: view  # type: ignore[method-assign]  # the one that is watched
     engine.start()
     assert met == [errno.EDEADLK]
+
+
+def test_no_call_leaves_a_descriptor_open() -> None:
+    """But the lock and the ledger, for as long as the spool is held."""
+    engine = on_the_model()
+    assert isinstance(engine.disk, ModelDisk)
+    view = engine.disk.another()
+    engine.disk.another = lambda: view  # type: ignore[method-assign]  # every process uses this one
+    spool, intake = recovered(engine), engine.intake()
+    held = len(view._fds)
+
+    for fate in (RELAYED, BOUNCED):
+        queue_id = accept(intake)
+        taken(spool)
+        spool.hold(queue_id)
+        spool.release(queue_id)
+        spool.mark_warned(queue_id)
+        spool.postpone(queue_id, 1)
+        spool.load(queue_id)
+        spool.note({queue_id: [note(0)]})
+        spool.mark({queue_id: dict.fromkeys(range(3), fate)})
+        spool.publish_report(report_id(queue_id), ENVELOPE, CONTENT)
+        spool.finish([queue_id])
+        spool.clean_up()
+        assert len(view._fds) == held
+    spool.close()
+    assert len(view._fds) == 0
+
+
+def test_a_report_that_is_made_anew_is_not_taken_for_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the account forgot the first one, its id may come back, with another file."""
+    monkeypatch.setattr(ledger, "LINES_BEFORE_REWRITE", 0)
+    engine = on_the_model()
+    spool = recovered(engine)
+    own = report_id(accept(engine.intake()))
+    taken(spool, 1)
+    for content in (CONTENT, CONTENT + CONTENT):
+        assert spool.publish_report(own, ENVELOPE, content)
+        assert taken(spool) == [own]
+        spool.mark({own: {0: RELAYED}})
+        assert spool.load(own).content == content
+        spool.mark({own: dict.fromkeys((1, 2), RELAYED)})
+        spool.finish([own])

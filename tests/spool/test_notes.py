@@ -95,6 +95,15 @@ def test_damage_costs_notes_and_nothing_else(junk: bytes) -> None:
     assert notes.read(disk, LAYOUT, QUEUE_ID)[-1] == note(0)
 
 
+def test_a_file_that_cannot_be_read_at_once_is_asked_again() -> None:
+    disk = bare()
+    notes.append(disk, LAYOUT, {QUEUE_ID: [note(0)]})
+    disk.fail(Fault(1, errno.EIO, kinds=frozenset({"open"})))
+
+    assert notes.read(disk, LAYOUT, QUEUE_ID) == [note(0)]
+    assert disk.has_failed
+
+
 def test_a_file_that_cannot_be_read_holds_up_no_report_but_our_own_lack_does() -> None:
     disk = bare()
     disk.plant(PATH, kind="folder")

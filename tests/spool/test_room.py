@@ -72,6 +72,21 @@ def test_a_listener_that_would_eat_the_headroom_leaves_nothing_behind_and_a_repo
     assert spool.publish_report(draft.queue_id, ENVELOPE, b"Subject: sorry\r\n\r\n")
 
 
+def test_long_mail_leaves_the_headroom_while_it_still_arrives() -> None:
+    disk = Nearly(prepared(), HEADROOM_BYTES + 999)
+    intake = MaildirIntake(ROOT, disk, FakeClock())
+    draft = intake.draft()
+    draft.append(bytes(1000))
+
+    with pytest.raises(NoHeadroom):
+        intake.spill(draft)
+    assert disk.names(f"{ROOT}/tmp") == []
+    disk.free_now = (HEADROOM_BYTES + 1000, None)
+    draft = intake.draft()
+    draft.append(bytes(1000))
+    intake.spill(draft)
+
+
 def test_the_reserve_is_there_from_the_first_start_and_comes_back_when_there_is_room() -> None:
     disk = Nearly(prepared(), 1 << 30)
     spool = _started(disk)
@@ -103,6 +118,18 @@ def test_a_reserve_that_does_not_fit_leaves_no_half_of_it() -> None:
 
     _started(disk)
 
+    assert disk.length(RESERVE) is None
+
+
+def test_a_reserve_whose_blocks_the_disk_did_not_give_is_none() -> None:
+    """Some file systems look for blocks only when they have to write them: a sync tells."""
+    disk = prepared()
+    disk.unlink(RESERVE)
+    disk.fail(Fault(1, errno.ENOSPC, kinds=frozenset({"write"}), path=RESERVE, is_lying=True))
+
+    _started(disk)
+
+    assert disk.has_failed
     assert disk.length(RESERVE) is None
 
 

@@ -4,9 +4,10 @@ import errno
 
 import pytest
 
-from relay.spool.interface import Spool, Status
+from relay.spool.identity import report_id
+from relay.spool.interface import Spool, SpoolFault, Status
 from tests.fakes.disk import Fault, ModelDisk
-from tests.spool.engine import accept, recovered, taken
+from tests.spool.engine import ENVELOPE, accept, recovered, taken
 from tests.spool.maildir_engine import MaildirEngine, on_the_model
 
 RELAYED = Status.RELAYED
@@ -65,6 +66,55 @@ def test_a_start_on_a_disk_that_fails_stops_and_the_next_one_finds_everything(wh
     assert engine.names("corrupt") == ["foreign000000000"]
 
 
+def test_taking_new_mail_on_a_disk_that_fails_says_so_and_the_next_start_finds_it() -> None:
+    """Only what is about one file lets the others go on."""
+    engine = on_the_model()
+    recovered(engine).close()
+    view = failing(engine)
+    spool = recovered(engine)
+    queue_id = accept(engine.intake())
+    view.fail(Fault(1, errno.EIO, kinds=frozenset({"rename"}), path=queue_id))
+
+    with pytest.raises(SpoolFault):
+        spool.take(1)
+    assert engine.told == []
+    view.heal()
+    spool.close()
+    assert recovered(engine).load(queue_id).left == (0, 1, 2)
+
+
+def test_a_report_that_a_failing_disk_did_not_take_is_not_said_to_be_queued() -> None:
+    engine = on_the_model()
+    recovered(engine).close()
+    view = failing(engine)
+    spool = recovered(engine)
+    own = report_id(accept(engine.intake()))
+    view.fail(Fault(1, errno.EIO, kinds=frozenset({"link"}), path=own))
+
+    with pytest.raises(SpoolFault):
+        spool.publish_report(own, ENVELOPE, b"Subject: not relayed\r\n\r\n")
+    view.heal()
+    assert spool.publish_report(own, ENVELOPE, b"Subject: not relayed\r\n\r\n")
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_start_whose_account_cannot_be_written_for_a_failing_disk_stops(nth: int) -> None:
+    """A lack of room is another matter: see test_room."""
+    engine = on_the_model()
+    recovered(engine).close()
+    queue_id = accept(engine.intake())
+    view = failing(engine)
+    spool = engine.start()
+    view.fail(Fault(nth, errno.EIO, kinds=frozenset({"write"}), path="ledger"))
+
+    with pytest.raises(OSError, match="Input/output"):
+        spool.recover()
+    assert view.has_failed
+    view.heal()
+    spool.close()
+    assert recovered(engine).load(queue_id).left == (0, 1, 2)
+
+
 def with_marks(count: int) -> tuple[MaildirEngine, Spool]:
     """Return a spool of so many messages, each relayed to its first recipient."""
     engine = on_the_model()
@@ -93,6 +143,21 @@ def test_a_start_that_cannot_make_marks_durable_stops(nth: int) -> None:
         spool = engine.start()
     entries = spool.recover().entries
     assert [entry.recipients_left for entry in entries] == [2] * 70
+
+
+def test_a_start_needs_no_more_descriptors_for_many_marked_messages_than_for_few() -> None:
+    engine, spool = with_marks(150)
+    spool.close()
+    view, most = failing(engine), 0
+    spool = engine.start()
+
+    def count() -> None:
+        nonlocal most
+        most = max(most, len(view._fds))
+
+    view.after = count
+    assert len(spool.recover().entries) == 150
+    assert most < 80
 
 
 def test_a_mark_hits_its_recipient_however_many_messages_are_under_way() -> None:

@@ -1,5 +1,6 @@
 """The trigger: wakes whoever listens, and is never in anybody's way."""
 
+import fcntl
 import os
 import select
 from pathlib import Path
@@ -66,6 +67,17 @@ def test_many_pulls_that_nobody_answers_neither_block_nor_fail(root: str) -> Non
     assert is_pulled(fd)
     sender.close()
     listener.close()
+
+
+def test_clearing_empties_a_pipe_of_any_size(root: str) -> None:
+    sender = Trigger(root, RealDisk())
+    fd = sender.listen()
+    assert fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, 4 * 65_536) == 4 * 65_536
+    assert os.write(fd, bytes(3 * 65_536 + 1)) == 3 * 65_536 + 1
+    sender.clear()
+
+    assert not is_pulled(fd)
+    sender.close()
 
 
 def test_listeners_that_come_and_go_do_not_look_like_pulls(root: str) -> None:

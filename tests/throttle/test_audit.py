@@ -9,6 +9,7 @@ from relay.clock import SECOND_NS
 from relay.spool.durable import RealDisk
 from relay.throttle import history, slots
 from relay.throttle.audit import audit, audit_file
+from relay.throttle.gauge import ForEach
 from relay.throttle.record import At, Charged, Ended, HistoryError, Record, Reserved, Share, group, header
 from relay.throttle.throttle import Request, Reservation
 from tests.fakes.clock import START_WALL_NS, FakeClock
@@ -57,6 +58,15 @@ def test_what_was_merged_counts_only_for_what_there_may_have_been_at_most() -> N
     (finding,) = found.findings
     assert (finding.most, finding.at_most) == (1, 4)
     assert (finding.is_exceeded, finding.is_proven, found.merged) == (False, False, 3)
+
+
+@pytest.mark.parametrize("for_each", [None, "sender"])
+def test_where_nothing_is_known_exactly_nothing_was_held_for_sure(for_each: ForEach | None) -> None:
+    merged = Charged(400, 3, 3, started_at_ns=100, is_merged=True)
+    for records, at_most in (((), 0), ((merged,), 3)):
+        (finding,) = audit(_content(*records), [PerPeriod(3, 1_000, for_each=for_each)]).findings
+        assert (finding.most, finding.most_at_ns, finding.key) == (0, None, None)
+        assert (finding.at_most, finding.is_exceeded, finding.is_proven) == (at_most, False, True)
 
 
 def test_a_transaction_that_outlived_its_deadline_is_one_though_it_was_charged_twice() -> None:

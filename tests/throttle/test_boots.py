@@ -100,7 +100,7 @@ def test_the_high_water_mark_survives_a_boot_with_a_wrong_clock(
 def test_a_history_of_this_boots_future_stops_sending(path: Path, disk: Disk, clock: FakeClock) -> None:
     granted(throttle(path, disk, clock, LIMITS), 1)
     behind = FakeClock(clock.boottime_ns() - 2 * SECOND_NS)
-    a_little_behind = FakeClock(clock.boottime_ns() - SECOND_NS // 2)
+    a_little_behind = FakeClock(clock.boottime_ns() - SECOND_NS)
 
     with pytest.raises(HistoryError, match="time namespaces"):
         ask(throttle(path, disk, behind, LIMITS), 1)
@@ -116,8 +116,9 @@ def test_a_history_that_another_host_took_over_stops_sending(
     other_host.reboot()
     granted(throttle(path, disk, other_host, LIMITS), 1)
 
-    with pytest.raises(HistoryError, match="another host"):
-        ask(account, 1)
+    for _ in range(2):
+        with pytest.raises(HistoryError, match="another host"):
+            ask(account, 1)
 
 
 def test_a_reboot_that_cannot_be_written_down_sends_nothing_and_changes_nothing(

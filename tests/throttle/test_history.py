@@ -85,6 +85,25 @@ def test_every_torn_end_is_cut_and_what_came_before_it_counts(
         successor.close()
 
 
+def test_a_sender_at_work_cuts_what_another_left_torn_and_not_a_byte_more(
+    path: Path, disk: Disk, clock: FakeClock
+) -> None:
+    account, other = throttle(path, disk, clock, LIMITS), throttle(path, disk, clock, LIMITS)
+    granted(account, 1)
+    whole = _read(disk, path)
+    granted(other, 1)
+    longer = _read(disk, path)
+    fd = disk.open_update(str(path))
+    for size in range(len(whole) + 1, len(longer)):
+        disk.truncate(fd, len(whole))
+        account.flush()
+        disk.write_at(fd, longer[len(whole) : size], len(whole))
+        account.flush()
+        assert _read(disk, path) == whole
+        assert account.usage()[0].used == 1
+    disk.close(fd)
+
+
 DAMAGE: list[tuple[str, Callable[[bytes], bytes]]] = [
     ("a damaged group", lambda whole: whole.replace(b"ended", b"endee", 1)),
     ("first group is damaged", lambda whole: whole[: whole.index(b"group") + 30]),
@@ -287,3 +306,54 @@ def test_a_file_that_outgrew_its_worth_is_written_anew_with_the_same_meaning(
     other.replan([messages(1000, seconds=86_400)], 0)
     other.flush()
     assert other.usage()[0].used == 480
+
+
+def test_an_append_is_one_write_and_one_sync_and_a_name_is_synced_once(
+    memory: MemoryDisk, clock: FakeClock
+) -> None:
+    granted(throttle(PATH, memory, clock, LIMITS), 1)
+    finder = throttle(PATH, memory, clock, [messages(100, seconds=60)])
+    memory.operations.clear()
+
+    for _ in range(3):
+        granted(finder, 1)
+
+    # The first one makes durable what somebody else wrote, and its name.
+    kinds = [operation.split()[0] for operation in memory.operations]
+    assert kinds == ["sync", "sync_directory", *("write", "sync") * 3]
+
+
+def test_files_that_are_replaced_and_closed_leave_no_descriptors(
+    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "COMPACT_ABOVE_BYTES", 0)
+    monkeypatch.setattr(history, "LONGEST_RECORD_BYTES", 1)
+    before = sorted(Path("/proc/self/fd").iterdir())
+    account = throttle(tmp_path / "isp", RealDisk(), clock, LIMITS)
+    inodes = set()
+    for _ in range(5):
+        reservations = granted(account, 1)
+        inodes.add((tmp_path / "isp").stat().st_ino)
+        settle(account, clock, *reservations)
+        account.flush()
+        inodes.add((tmp_path / "isp").stat().st_ino)
+        clock.advance(60 * SECOND_NS)
+    account.close()
+
+    assert len(inodes) > 1
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
+
+
+def test_a_shorter_file_whose_name_may_not_be_durable_grants_nothing(
+    memory: MemoryDisk, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "COMPACT_ABOVE_BYTES", 0)
+    monkeypatch.setattr(history, "LONGEST_RECORD_BYTES", 1)
+    account = throttle(PATH, memory, clock, LIMITS)
+    granted(account, 1)
+    memory.fail("sync_directory")
+
+    with pytest.raises(HistoryError, match="cannot write"):
+        ask(account, 1)
+    # What was not granted counts all the same: the file that holds it may be the one in force.
+    assert len(granted(account, 1, 1, 1)) == 1

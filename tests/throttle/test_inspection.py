@@ -120,3 +120,11 @@ def test_a_history_that_may_not_be_read_is_told_of_and_a_lack_of_ours_is_not(
         assert "cannot be read" in finding.what
     with pytest.raises(OSError, match="Too many open files"):
         list(history_findings(path, Denying(path.name, TOO_MANY), clock, os.geteuid()))
+
+
+def test_a_history_is_of_the_future_where_a_sender_would_say_so(path: Path, clock: FakeClock) -> None:
+    used(path, clock, 1)
+    written_ns = clock.boottime_ns() - SECOND_NS
+
+    assert findings(path, FakeClock(written_ns - SECOND_NS)) == []
+    assert findings(path, FakeClock(written_ns - SECOND_NS - 1)) != []

@@ -58,6 +58,17 @@ def test_ids_are_unique_though_the_clock_stands_still() -> None:
     assert len({answer.id for answer in answers if isinstance(answer, Reserved)}) == 50
 
 
+def test_a_message_is_no_connection_and_a_connection_is_no_message() -> None:
+    slots = Slots()
+    slots.judge_by([messages(3, seconds=10)], 0)
+    reserved, connection = _reserve(slots, 2, TRANSACTION_NS, 0), slots.reserve_connection(TRANSACTION_NS, 0)
+
+    assert isinstance(reserved, Reserved)
+    assert isinstance(connection, Reserved)
+    assert (reserved.messages, reserved.recipients, reserved.connections) == (1, 2, 0)
+    assert (connection.messages, connection.recipients, connection.connections) == (0, 0, 1)
+
+
 def test_what_is_not_written_yet_outlives_a_reset() -> None:
     slots = Slots()
     slots.judge_by([messages(1, seconds=10)], 0)
@@ -71,13 +82,14 @@ def test_what_is_not_written_yet_outlives_a_reset() -> None:
     assert slots.unwritten() == [Ended(reserved.id, 5)]
 
 
-ENDS = st.lists(st.tuples(st.integers(0, 399 * DAY_NS), st.integers(1, 3), st.integers(1, 9)), max_size=200)
+WEIGHTS = (st.integers(1, 3), st.integers(1, 9), st.integers(0, 2))
+ENDS = st.lists(st.tuples(st.integers(0, 399 * DAY_NS), *WEIGHTS), max_size=200)
 
 
 @settings(max_examples=50)
 @given(ENDS, st.lists(st.integers(0, 400 * DAY_NS), min_size=1, max_size=4))
 def test_merging_never_moves_an_end_to_before_it_nor_past_now_nor_far(
-    ends: list[tuple[int, int, int]], steps: list[int]
+    ends: list[tuple[int, int, int, int]], steps: list[int]
 ) -> None:
     slots = Slots()
     slots.judge_by([], 0)
@@ -89,10 +101,12 @@ def test_merging_never_moves_an_end_to_before_it_nor_past_now_nor_far(
         now_ns += step_ns // 2
         told = _charged(slots, now_ns)[: -len(newer)]
         kept = [each for each in ends if now_ns - each[0] <= KEEP_NS]
-        for units in (1, 2):
+        for units in (1, 2, 3):
             exact = sorted(each[0] for each in kept for _ in range(each[units]))
             rounded = sorted(
-                each[0] for each in told for _ in range((each.messages, each.recipients)[units - 1])
+                each[0]
+                for each in told
+                for _ in range((each.messages, each.recipients, each.connections)[units - 1])
             )
             assert len(rounded) == len(exact)
             assert all(

@@ -57,6 +57,8 @@ def test_openings_are_told_one_a_unit() -> None:
 
     assert window.openings_ns(4, 40) == (110, 110, 110, 130)
     assert window.openings_ns(9, 40) == (110, 110, 110, 130, 130)
+    # What has opened is not told any more.
+    assert window.openings_ns(9, 110) == (130, 130)
 
 
 @given(
