@@ -264,8 +264,12 @@ def test_a_report_that_is_made_anew_is_not_taken_for_the_one_before(monkeypatch:
     monkeypatch.setattr(ledger, "LINES_BEFORE_REWRITE", 0)
     engine = on_the_model()
     spool = recovered(engine)
-    own = report_id(accept(engine.intake()))
+    about = accept(engine.intake())
+    own = report_id(about)
     taken(spool, 1)
+    # As long as its message is here, its report is remembered.
+    spool.mark({about: dict.fromkeys(range(3), RELAYED)})
+    spool.finish([about])
     for content in (CONTENT, CONTENT + CONTENT):
         assert spool.publish_report(own, ENVELOPE, content)
         assert taken(spool) == [own]

@@ -73,11 +73,13 @@ def test_damage_at_any_byte_of_a_history_is_told_just_where_nothing_would_be_sen
             path.write_bytes(content)
             ((kind, is_damage),) = findings(path, clock) or [("clean", False)]
             before, is_sent = path.read_bytes(), True
+            account = throttle(path, RealDisk(), clock, LIMITS)
             try:
-                granted(throttle(path, RealDisk(), clock, LIMITS), 1)
+                granted(account, 1)
             except HistoryError:
                 is_sent = False
                 assert path.read_bytes() == before
+            account.close()
             assert is_sent is not is_damage, (n, kind)
             assert (kind in ("torn_group", "clean")) == is_sent
             assert n >= last or kind != "torn_group" or len(content) == n

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from relay.throttle import gauge, history, slots
+from relay.throttle import gauge, history, merging, slots
 from tests.throttle.world import World
 
 EVENTS_A_WORLD = 200
@@ -26,7 +26,7 @@ def _shrink(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
         monkeypatch.setattr(slots, "EXACT_SLOTS", 3)
         monkeypatch.setattr(slots, "MOST_SHARES", 6 if number % 8 == 7 else 1000)
         # What is merged is rounded so coarsely that it reaches into windows of today.
-        monkeypatch.setattr(slots, "BUCKETS", 4)
+        monkeypatch.setattr(merging, "BUCKETS", 4)
     if number % 3 == 2:
         monkeypatch.setattr(gauge, "MOST_KEYS", 2)
 
