@@ -10,7 +10,7 @@ from relay.throttle.keys import Request
 from relay.throttle.record import Charged, Share
 from relay.throttle.throttle import Reservation
 from tests.fakes.clock import FakeClock
-from tests.throttle.limits import PerPeriod, messages, recipients, settle, throttle
+from tests.throttle.limits import PerPeriod, connections, messages, recipients, settle, throttle
 
 MINUTE_NS = 60 * SECOND_NS
 
@@ -89,3 +89,38 @@ def test_of_what_was_merged_the_part_of_nobody_known_counts_for_every_ceiling() 
     assert gauge.used("list", 1) == 2 + 4
     assert gauge.fullest(1) == "list"
     assert gauge.used("list", MINUTE_NS) == 0
+
+
+def test_who_waits_for_a_key_does_not_wait_for_the_ceiling_of_another_lane(
+    disk: Disk, clock: FakeClock, path: Path
+) -> None:
+    limits = [messages(1, 60, "sender"), _ceiling(1, "list")]
+    account = throttle(path, disk, clock, limits)
+
+    _, wait = account.reserve([Request(1, sender="a", lane="other"), Request(1, sender="a", lane="other")])
+
+    assert isinstance(wait, Wait)
+    assert wait.place == Place("sender", "a")
+
+
+def test_the_audit_counts_for_a_ceiling_what_is_of_its_lane_alone(
+    disk: Disk, clock: FakeClock, path: Path
+) -> None:
+    account = throttle(path, disk, clock, [messages(9, 60), _ceiling(2, "list")])
+    account.reserve([Request(1, lane=lane) for lane in ("list", "other", "other")])
+
+    _, of_list = account.audit().findings
+
+    assert (of_list.most, of_list.is_exceeded) == (1, False)
+
+
+def test_a_connection_in_flight_occupies_no_limit_on_messages(
+    disk: Disk, clock: FakeClock, path: Path
+) -> None:
+    account = throttle(path, disk, clock, [messages(9, 60), connections(9, 60)])
+    account.reserve([Request(1)])
+    account.reserve_connection(MINUTE_NS)
+
+    of_messages, of_connections = account.limited(0)
+
+    assert (len(of_messages.shared), len(of_connections.shared)) == (1, 1)
