@@ -24,6 +24,7 @@ lateness    whether a sender is told that mail is late
 learning    what a refusal for having sent too much says of our limits
 pauses      when an upstream was paused, which is no message's age
 clock       what the time is
+spans       lengths of time as people write them
 policy/     policy.yaml, checked
 spool/      on disk: every accepted message
 throttle/   never more than N in any T

@@ -4,7 +4,8 @@ At such a refusal the history tells how much was charged in a window that ended 
 much went well.  `suggest` makes a limit of it; `tighten` may lower one that is in force.
 
 Which limit: where the reply names a window ("per hour"), those of that length; else all.
-Of several, one that held more in an earlier window is not it: a relay that paces keeps its
+Where it names its own N too ("50 recipients per hour"), that limit, and that N if it is
+lower.  Of several, one that held more in an earlier window is not it: a relay that paces keeps its
 short windows full for hours, and that went well.  (What was blamed before cannot be
 cleared so: then those windows went not well.)  Of what is left, the one that was nearest
 to its N, since one refusal tells no more.  Where the policy has none, the window that the
@@ -30,6 +31,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from relay.clock import SECOND_NS
 from relay.pauses import SPAN_NS
+from relay.spans import elapsed, period
 from relay.verdict import Excess, Ruling, Span
 
 Unit = Literal["messages", "recipients", "connections"]
@@ -119,6 +121,8 @@ class Finding:
     limit: int | None
     """The policy's N; None where it has no such limit."""
     suggested: int
+    named: int | None = None
+    """The N that the upstream itself named."""
 
     @property
     def label(self) -> str:
@@ -146,11 +150,11 @@ class Finding:
         return replace(self, limit=min(counts, default=None))
 
     def __str__(self) -> str:
-        period = _period(self.per_ns)
-        says = f"says {self.limit} per {period}" if self.limit is not None else f"has no limit per {period}"
+        window = period(self.per_ns)
+        says = f"says {self.limit} per {window}" if self.limit is not None else f"has no limit per {window}"
         return (
-            f"cut off after {self.sent} {self.unit} in {_elapsed(self.over_ns)}; policy {says}; "
-            f"suggested {self.suggested}"
+            f"cut off after {self.sent} {self.unit} in {elapsed(self.over_ns)}; policy {says}; "
+            f"{'' if self.named is None else f'the upstream says {self.named}; '}suggested {self.suggested}"
         )
 
 
@@ -239,6 +243,17 @@ def compare(
         for limit in limits
         if limit.unit in units and limit.for_each is None and _is_as_long(limit.per_ns, named_ns)
     ]
+    named = ruling.named
+    if named is not None:
+        # It says itself which one it is.
+        period_ns = named.per_ns or named_ns
+        its = [
+            each
+            for each in limits
+            if each.for_each is None and (each.unit, each.per_ns) == (named.unit, period_ns)
+        ]
+        if its:
+            return (_as_named(min(its, key=lambda limit: limit.count), named.slots, tally, at_ns),)
     if suspects:
         if peak is not None:
             suspects = _not_cleared(suspects, tally, peak, before) or suspects
@@ -252,6 +267,15 @@ def compare(
         for unit, per_ns, count in found
         if (sent := (known := tally(per_ns)).of(unit)) > 0
     )
+
+
+def _as_named(limit: Limit, named: int, tally: Callable[[int], Tally], at_ns: int) -> Finding:
+    """Return what a refusal says that names the upstream's own N for a limit of the policy."""
+    known = tally(limit.per_ns)
+    sent = known.of(limit.unit)
+    # Where ours is as strict, something else uses the account too, or counts in other windows: leave room.
+    suggested = named if named < limit.count else suggest(limit.count)
+    return Finding(at_ns, limit.unit, limit.per_ns, sent, known.since_ns, limit.count, suggested, named)
 
 
 def suggest(sent: int, limit: int | None = None) -> int:
@@ -307,6 +331,7 @@ def finding_to_json(finding: Finding) -> dict[str, int | float | str | None]:
         "sent": finding.sent,
         "over_seconds": finding.over_ns / SECOND_NS,
         "count": finding.limit,
+        "named": finding.named,
         "suggested": finding.suggested,
     }
 
@@ -358,24 +383,3 @@ def _is_as_long(per_ns: int, named_ns: int | None) -> bool:
 def _is_about(finding: Finding, limit: Limit) -> bool:
     known = (limit.unit, limit.per_ns, limit.count, limit.for_each)
     return known == (finding.unit, finding.per_ns, finding.limit, None)
-
-
-_LONG = (("d", 86_400), ("h", 3_600), ("m", 60))
-
-
-def _period(per_ns: int) -> str:
-    """Return a window as a policy writes it: `90s`, `1h`, `24h`, `7d`."""
-    for unit, length in _LONG:
-        count, rest_ns = divmod(per_ns, length * SECOND_NS)
-        if not rest_ns and count >= (2 if unit == "d" else 1):
-            return f"{count}{unit}"
-    return f"{per_ns / SECOND_NS:g}s"
-
-
-def _elapsed(span_ns: int) -> str:
-    """Return a span in one unit, rounded up: `42 s`, `57 min`, `23 h`, `6 d`."""
-    for unit, length, below in (("s", 1, 120), ("min", 60, 120), ("h", 3_600, 48)):
-        count = -(-span_ns // (length * SECOND_NS))
-        if count < below:
-            return f"{count} {unit}"
-    return f"{-(-span_ns // (86_400 * SECOND_NS))} d"

@@ -19,6 +19,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from relay.clock import SECOND_NS
 from relay.reply import Phase, Reply
@@ -72,6 +73,16 @@ class Span(enum.StrEnum):
     HOUR = "hour"
     DAY = "day"
     MONTH = "month"
+
+
+class Named(NamedTuple):
+    """A limit that a refusal names: `limit of 50 recipients per 3600s`."""
+
+    slots: int
+    """N."""
+    unit: Literal["messages", "recipients"]
+    per_ns: int | None
+    """Its window; None where only a word tells of it (`span_of`)."""
 
 
 class Excess(enum.StrEnum):
@@ -209,6 +220,8 @@ class Ruling:
     """The longest window that the reply speaks of: `per hour`, `daily`."""
     excess: Excess | None = None
     """What there was too much of in a window, where the reply says that there was."""
+    named: Named | None = None
+    """The limit itself, where the reply says it."""
 
     @property
     def layer(self) -> Layer:
@@ -273,7 +286,8 @@ class Judge:
                 if rule.verdict not in ABOUT_US:
                     return Ruling(rule.verdict, rule.scope, rule)
                 wait_ns, span = retry_after_ns(said.text), span_of(said.text)
-                return Ruling(rule.verdict, rule.scope, rule, wait_ns, span, excess_of(said.text))
+                excess, named = excess_of(said.text), named_of(said.text)
+                return Ruling(rule.verdict, rule.scope, rule, wait_ns, span, excess, named)
         return _REST if phase in BEFORE_MAIL else _UNCLEAR
 
 
@@ -326,10 +340,12 @@ _NOT_SENT = re.compile(
     r"\bdefers and failures\b|\berrors\b|\bfailures\b|\blogins\b|\b(?:login )?attempts\b|\binvalid\b"
     r"|\breputation\b|\bunsolicited\b|\bspam\b|\bcomplaints\b"
 )
-_SENT = re.compile(
-    r"\bdefers and failures\b|\berrors?\b|\bfailures?\b|\blog-?ins?\b|\bauthentications\b|\binvalid\b"
-)
 _SENT = re.compile(r"messages?\b|e?mails?\b|\brecipients?\b|\brcpts?\b")
+_NAMED = re.compile(
+    r"(?<![\d,./-])(\d{1,3}(?:,\d{3}){1,2}|\d{1,8}) (recipients?|rcpts?|messages?|e-?mails?|mails?)"
+    r" (?:per|in|an|a|each|every|/) ?"
+    r"(?:(\d{1,6}) ?(s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?)\b|[a-z])"
+)
 _CONNECTIONS = re.compile(r"\bconnections?\b|\bsessions?\b|\bconnects\b")
 _TOO_MUCH = re.compile(
     r"\brates?\b|ratelimit|rate_limit|\blimit(?:s|ed)?\b|quota|\bcredits\b|\bvolume\b|throttl|\bfrequency\b"
@@ -351,6 +367,18 @@ def excess_of(text: str) -> Excess | None:
         # Without a window it is how many are open at once.
         return None if span is None else Excess.CONNECTIONS
     return Excess.MAIL if span is not None or _TOO_MUCH.search(text) else None
+
+
+def named_of(text: str) -> Named | None:
+    """Return the limit that a refusal names, in lower case, or None where it names none, or no window."""
+    if (found := _NAMED.search(text)) is None:
+        return None
+    count, unit, number, period = int(found[1].replace(",", "")), found[2], found[3], found[4]
+    if count == 0:
+        return None
+    is_of_recipients = unit.startswith("r")
+    per_ns = int(number) * _UNIT_NS[period[0]] if number else None
+    return Named(count, "recipients" if is_of_recipients else "messages", per_ns)
 
 
 def retry_after_ns(text: str) -> int | None:

@@ -1,4 +1,5 @@
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -19,7 +20,7 @@ from relay.learning import (
     suggest,
     tighten,
 )
-from relay.verdict import Excess, Ruling, Scope, Span, Verdict, excess_of
+from relay.verdict import Excess, Named, Ruling, Scope, Span, Verdict, excess_of, named_of
 
 MINUTE_NS, HOUR_NS = 60 * SECOND_NS, 3600 * SECOND_NS
 DAY_NS = 24 * HOUR_NS
@@ -63,6 +64,42 @@ def test_a_suggestion_is_below_what_went_well_and_never_above_the_policy(
 @given(st.integers(1, 10**6))
 def test_more_that_went_well_never_suggests_less(sent: int) -> None:
     assert suggest(sent) <= suggest(sent + 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("you have exceeded your sending limit of 50 recipients per 3600s", Named(50, "recipients", HOUR_NS)),
+        ("limit of 1,000 messages per day reached", Named(1000, "messages", None)),
+        ("at most 30 e-mails in 10 minutes", Named(30, "messages", 10 * MINUTE_NS)),
+        ("too many recipients per hour", None),
+        ("0 messages per hour", None),
+        ("rate limited, 550-5.7.1 2 messages left", None),
+        ("ip 192.0.2.50 messages per hour exceeded", None),
+    ],
+)
+def test_a_limit_that_a_refusal_names_is_read(text: str, named: Named | None) -> None:
+    assert named_of(text) == named
+
+
+@pytest.mark.parametrize(("count", "suggested"), [(50, 50), (100, 95), (500, 95)])
+def test_what_the_upstream_says_is_its_limit_counts_more_than_what_went_well(
+    count: int, suggested: int
+) -> None:
+    ruling = replace(refusal(), named=Named(count, "recipients", HOUR_NS))
+
+    (finding,) = compare(ruling, [a_limit(300, DAY_NS), a_limit(100)], lambda _: Tally(), at_ns=0)
+
+    assert (finding.limit, finding.sent, finding.suggested) == (100, 0, suggested)
+    assert str(finding).endswith(f"the upstream says {count}; suggested {suggested}")
+
+
+def test_a_limit_that_is_named_for_a_window_that_we_have_not_is_compared_as_ever() -> None:
+    ruling = replace(refusal(), named=Named(5, "recipients", MINUTE_NS))
+
+    (finding,) = compare(ruling, [a_limit(100)], lambda _: Tally(40, 97, 3), at_ns=0)
+
+    assert (finding.sent, finding.suggested, finding.named) == (97, 90, None)
 
 
 def test_of_several_limits_the_one_nearest_to_its_number_is_meant() -> None:

@@ -160,7 +160,13 @@ def play(
             "history": str(disk / "history"),
         }
         relay = RelayAtWork(
-            folder, {"isp": section}, scribe, careless, spool=str(disk / "spool"), retry=RETRY
+            folder,
+            {"isp": section},
+            scribe,
+            careless,
+            spool=str(disk / "spool"),
+            retry=RETRY,
+            reports={"per_hour": None},
         )
         try:
             relay.start()

@@ -4,6 +4,7 @@ The real practice smarthost, a real spool and history; the hours are those of a 
 a test moves on, from each instant at which something may happen to the next.
 """
 
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -98,14 +99,16 @@ def _assert_all_is_well(house: House, isp: PracticeSmarthost, cut_offs: int) -> 
 
 
 def _assert_the_log_tells(house: House) -> None:
-    """See that the log says which upstream rests, until when, and what it said.
-
-    What of the limit to change is to be told beside it, and asserted here.
-    """
+    """See that the log says which upstream rests, until when, and what it said."""
     house.events.flush()
     told = [line for line in house.log.getvalue().splitlines() if "exceeded your sending limit" in line]
     rests = [line for line in told if "upstream isp paused until" in line]
     assert rests, house.log.getvalue()[-3000:]
+
+
+def _assert_the_log_tells_what_to_change(house: House) -> None:
+    told = r"cut off after \d+ recipients in .*; policy says 100 per 1h; the upstream says 50; suggested 50"
+    assert re.search(told, house.log.getvalue()), house.log.getvalue()[-3000:]
 
 
 @WAYS
@@ -164,6 +167,7 @@ async def test_when_the_isp_halves_its_limit_it_cuts_off_once_and_the_owner_is_t
             await _rest(house)
 
         _assert_the_log_tells(house)
+        _assert_the_log_tells_what_to_change(house)
         await house.sender.apply(_policy(tmp_path, isp, 50))
         while await _leap(house, clock):
             pass
