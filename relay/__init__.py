@@ -9,6 +9,7 @@ envelope    who sends to whom
 reply       what an SMTP server says, exactly
 verdict     what that means for us: a table
 outcome     what one attempt came to
+phrases     words that a rule looks for in a reply
 shield      which refusals are doubted, because they look like one of us
 settlement  what becomes of a message after it
 scheduler   which message next

@@ -16,12 +16,12 @@ Costs: nothing but a comparison where the reply is not a refusal.
 
 import enum
 import re
-from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from relay.clock import SECOND_NS
+from relay.phrases import Phrases
 from relay.reply import Phase, Reply
 
 
@@ -118,10 +118,6 @@ _NAME = re.compile(rf"(?<!{_ATEXT}){_ATEXT}+@[a-z0-9.?\[\]:_-]+|(?<=\bdomain )[a
 """Who somebody is says nothing: hourly@example.org is no rate, and mailbox.org no mailbox."""
 
 
-GAP = 80
-"""How many characters a `*` stands for at most."""
-
-
 @dataclass(frozen=True, slots=True)
 class Said:
     """A refusal as rules look at it."""
@@ -134,34 +130,6 @@ class Said:
     """Lower case, one space between words, without the code that a line may repeat, and without names."""
     names_sender: bool = False
     """It quotes the reverse-path of the message under way."""
-
-
-class Phrases:
-    """Any of some phrases; `*` in one is at most GAP characters.  Time: parts times text."""
-
-    def __init__(self, phrases: Iterable[str]) -> None:
-        """Take them in lower case, with one space between words."""
-        self._phrases = tuple(phrase.split("*") for phrase in phrases)
-
-    def are_in(self, text: str) -> bool:
-        """Return whether one of them is in the text."""
-        return any(all(part in text for part in parts) and _is_in(text, parts) for parts in self._phrases)
-
-
-def _is_in(text: str, parts: list[str]) -> bool:
-    """Return whether the parts stand in the text in their order, each in reach of the one before."""
-    ends = _ends(text, parts[0])
-    for part in parts[1:]:
-        # Of the ends that are not behind its start the last is the nearest: no other need be looked at.
-        starts = ((end - len(part), end) for end in _ends(text, part))
-        ends = [
-            end for start, end in starts if (i := bisect_right(ends, start)) and start - ends[i - 1] <= GAP
-        ]
-    return len(ends) > 0
-
-
-def _ends(text: str, part: str) -> list[int]:
-    return [found.start() + len(part) for found in re.finditer(f"(?={re.escape(part)})", text)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
+from relay.phrases import Phrases
 from relay.policy.shipped import provider_rules, providers, standard_judge, standard_rules
 from relay.reply import Phase, Reply
 from relay.verdict import (
@@ -13,7 +14,6 @@ from relay.verdict import (
     WORDS,
     Judge,
     Layer,
-    Phrases,
     Rule,
     Scope,
     Span,

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relay.phrases import Phrases
 from relay.policy.rules import VerdictRule
 from relay.reply import MAX_TEXT_CHARACTERS, Phase, Reply
 from relay.verdict import Judge, Layer
@@ -57,3 +58,10 @@ def test_a_phrase_matches_where_its_parts_stand_in_order(parts: list[str], text:
         is_there, at = is_there and found >= 0, found + len(part)
 
     assert matches("*".join(parts), text) is is_there
+
+
+def test_phrases_that_say_the_same_are_the_same() -> None:
+    """Else every edit of a policy would judge a pause anew, and end it."""
+    assert Phrases(["too * many"]) == Phrases(["too * many"])
+    assert Phrases(["too * many"]) != Phrases(["too many"])
+    assert len({Phrases(["a"]), Phrases(["a"])}) == 1

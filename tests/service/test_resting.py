@@ -124,3 +124,18 @@ def test_refusals_of_one_sender_that_were_in_flight_together_are_one_rest_in_a_r
         assert scheduler.rest_sender("bad@here.example", at_ns, "not yours") == FIRST_REST_NS
 
     assert scheduler.rest_sender("bad@here.example", FIRST_REST_NS, "not yours") == 3 * FIRST_REST_NS
+
+
+async def test_an_edit_of_something_else_ends_no_pause(tmp_path: Path) -> None:
+    rules = ", verdicts: [{text: 'too much * of you', verdict: pause, wait: 1h}]"
+    async with (
+        Smarthost(Script(mail="450 4.7.1 too much mail of you")) as host,
+        House(policy_of(tmp_path, host.port, rules)) as house,
+    ):
+        house.accept()
+        await house.until(lambda: house.heart.pausing.because)
+        until_ns = house.heart.pausing.paused_until_ns
+        await house.sender.apply(policy_of(tmp_path, host.port, rules + ", limits: [{messages: 9, per: 1h}]"))
+
+        assert house.heart.pausing.because
+        assert house.heart.pausing.paused_until_ns == until_ns

@@ -1,0 +1,44 @@
+"""Phrases as an operator writes them, looked for in a reply.  Pure; takes time in proportion to both."""
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+
+GAP = 80
+"""How many characters a `*` stands for at most."""
+
+
+class Phrases:
+    """Any of some phrases; `*` in one is at most GAP characters.  Time: parts times text."""
+
+    def __init__(self, phrases: Iterable[str]) -> None:
+        """Take them in lower case, with one space between words."""
+        self._phrases = tuple(tuple(phrase.split("*")) for phrase in phrases)
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether they say the same: then an edit has not changed them."""
+        return isinstance(other, Phrases) and self._phrases == other._phrases
+
+    def __hash__(self) -> int:
+        """Agree with `==`."""
+        return hash(self._phrases)
+
+    def are_in(self, text: str) -> bool:
+        """Return whether one of them is in the text."""
+        return any(all(part in text for part in parts) and _is_in(text, parts) for parts in self._phrases)
+
+
+def _is_in(text: str, parts: Sequence[str]) -> bool:
+    """Return whether the parts stand in the text in their order, each in reach of the one before."""
+    ends = _ends(text, parts[0])
+    for part in parts[1:]:
+        # Of the ends that are not behind its start the last is the nearest: no other need be looked at.
+        starts = ((end - len(part), end) for end in _ends(text, part))
+        ends = [
+            end for start, end in starts if (i := bisect_right(ends, start)) and start - ends[i - 1] <= GAP
+        ]
+    return len(ends) > 0
+
+
+def _ends(text: str, part: str) -> list[int]:
+    return [found.start() + len(part) for found in re.finditer(f"(?={re.escape(part)})", text)]
