@@ -95,9 +95,10 @@ async def test_the_daemon_warns_of_what_waits_for_a_window(tmp_path: Path) -> No
 def test_a_limit_that_was_set_too_high_is_found_and_kept_to_from_then_on(
     tmp_path: Path, tell: Callable[[str], None]
 ) -> None:
-    with Practice(tmp_path, {"messages": 20, "per": "5s"}, seed=SEED) as host:
-        limits = [{"messages": 30, "per": "5s"}]
-        upstream = host.upstream(connections=1, limits=limits, guard="1s", adapt="tighten")
+    with Practice(tmp_path, {"messages": 20, "per": "2s"}, seed=SEED) as host:
+        limits = [{"messages": 30, "per": "2s"}]
+        wait = {"phase": "eod", "text": "exceeded your sending limit", "verdict": "pause", "wait": "3s"}
+        upstream = host.upstream(connections=1, limits=limits, guard="1s", adapt="tighten", verdicts=[wait])
         relay = RelayProcess(tmp_path, {"isp": upstream})
         with relay:
             send(relay, *(f"r{number}@there.test" for number in range(60)))
