@@ -38,6 +38,8 @@ BACKLOG_WINDOWS = 1.5
 """How many windows' worth of mail always waits."""
 RENAMED = 0.1
 """Of the edits, how many give the upstream another name."""
+NEXT_TO_CUT_S = 0.003
+"""When it is looked again for a line to cut, where none was behind its dot."""
 LOOK_S = 0.25
 """How often it is seen to that mail waits."""
 NAMES = ("isp", "provider")
@@ -139,7 +141,7 @@ class Ordeal:
         each_s = {"edit": self.terms.happens_each_s, "cut": self.terms.cut_each_s}
         each_s |= {"kill": self.terms.happens_each_s} if self.terms.is_killed else {}
         acts = {"kill": self._kill, "edit": self._edit, "cut": self._cut}
-        now_s = time.monotonic()
+        now_s, cuts = time.monotonic(), 0
         due_s = {kind: now_s + self._apart(mean_s) for kind, mean_s in each_s.items()}
         while self._transactions() < self.terms.transactions:
             kind = min(due_s, key=lambda each: due_s[each])
@@ -149,6 +151,9 @@ class Ordeal:
             acts[kind]()
             self.counts[kind] += 1
             due_s[kind] = time.monotonic() + self._apart(each_s[kind])
+            if kind == "cut" and len(self.cut_at_ns) == cuts:
+                due_s[kind] = time.monotonic() + NEXT_TO_CUT_S
+            cuts = len(self.cut_at_ns)
 
     def _apart(self, mean_s: float) -> float:
         return self.dice.uniform(0, 2 * mean_s)
