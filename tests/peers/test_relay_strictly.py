@@ -16,6 +16,8 @@ SMALLEST_SHARE_WITH_KILLS = 0.7
 """The same; and each second everything starts anew, with all of its connections."""
 COUNT_WITH_KILLS = 300
 """Few enough for a relay that is gone for half of each second to be in time for all of them."""
+WHOLE_BUDGET_S = 300.0
+"""Of a crash run that has all 10,000 transactions; a shorter one has its part, four windows at least."""
 WHOLE = Terms(
     count=1000,
     period_s=10.0,
@@ -50,10 +52,10 @@ def test_late_and_lost_replies_kills_and_edits_never_make_it_exceed(
 
 @pytest.mark.crash
 def test_late_and_lost_replies_and_edits_waste_hardly_an_instant_of_any_window(
-    tmp_path: Path, tell: Callable[[str], None], crash_seed: int
+    tmp_path: Path, tell: Callable[[str], None], crash_seed: int, crash_budget_s: float
 ) -> None:
     with Warm() as warm:
-        found = undergo(tmp_path, warm, replace(WHOLE, seed=crash_seed))
+        found = undergo(tmp_path, warm, _within(crash_budget_s, replace(WHOLE, seed=crash_seed)))
     tell(str(found))
 
     assert (found.most_in_any_window, found.refused, found.kills) == (found.terms.count, 0, 0)
@@ -62,13 +64,17 @@ def test_late_and_lost_replies_and_edits_waste_hardly_an_instant_of_any_window(
 
 @pytest.mark.crash
 def test_a_kill_each_second_wastes_what_nobody_can_know_and_little_else(
-    tmp_path: Path, tell: Callable[[str], None], crash_seed: int
+    tmp_path: Path, tell: Callable[[str], None], crash_seed: int, crash_budget_s: float
 ) -> None:
+    terms = replace(WHOLE, seed=crash_seed, is_killed=True, count=COUNT_WITH_KILLS)
     with Warm() as warm:
-        found = undergo(
-            tmp_path, warm, replace(WHOLE, seed=crash_seed, is_killed=True, count=COUNT_WITH_KILLS)
-        )
+        found = undergo(tmp_path, warm, _within(crash_budget_s, terms))
     tell(str(found))
 
     assert (found.most_in_any_window <= found.terms.count, found.refused) == (True, 0)
     assert found.fair_share >= SMALLEST_SHARE_WITH_KILLS, str(found)
+
+
+def _within(budget_s: float, terms: Terms) -> Terms:
+    part = int(terms.transactions * min(1.0, budget_s / WHOLE_BUDGET_S))
+    return replace(terms, transactions=max(4 * terms.count, part))
