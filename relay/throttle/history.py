@@ -22,10 +22,11 @@ What a start, which is always a recovery, may find, and what becomes of it:
 | records from the future of this boot | HistoryError: another time namespace, or clock           |
 
 What others appended may be in the page cache only: they may have been killed before
-their sync.  So before the first append behind bytes that are not ours, those bytes, and
-the name of a file we did not make, are synced too, and at the start the names of the
-folders.  Otherwise power loss could leave our group whole behind a torn one, or take the
-name back from under it.
+their sync, or by then have died of one that failed, after which the kernel takes those
+pages for clean.  So before the first append behind bytes that are not ours, those bytes
+are written again and synced, as is the name of a file we did not make, and at the start
+the names of the folders.  Otherwise power loss could leave our group whole behind a torn
+one, or take the name back from under it.
 
 After a failed sync the disk may hold what the page cache does not show.  The group is cut
 off again, memory is dropped, and the next append writes a new file instead of this one.
@@ -98,9 +99,11 @@ class History:
         """Where there was no room for a shorter file, it is tried again only when this one is longer."""
         self._was_refused = False
         """The last append failed: that the file can be read says nothing of the next."""
+        self._others = b""
+        """What somebody else wrote of the known bytes, up to `_offset`: it need not be durable yet."""
         self._is_content_unsynced = False
         self._is_name_unsynced = False
-        """Somebody else wrote known bytes, or made the file: neither need be durable yet."""
+        """Somebody else wrote or cut something, or made the file: the same holds for that."""
         self._is_folder_unsynced = True
         """The same of the folder and those above it."""
 
@@ -221,6 +224,7 @@ class History:
             self._disk.truncate(fd, end)
         self._offset = end
         self._at = at
+        self._others = (self._others if origin else b"") + content[: contents.end]
         self._is_content_unsynced = True
         self._is_name_unsynced = self._is_name_unsynced or origin == 0
         return contents.records, at
@@ -253,8 +257,10 @@ class History:
 
     def _sync_what_others_wrote(self, fd: int) -> None:
         if self._is_content_unsynced:
+            # Over themselves, so that it does not matter where a crash tears them.
+            self._disk.write_at(fd, self._others, self._offset - len(self._others))
             self._sync_content(fd)
-            self._is_content_unsynced = False
+            self._others, self._is_content_unsynced = b"", False
         if self._is_name_unsynced:
             self._disk.sync_directory(self._folder)
             self._is_name_unsynced = False
@@ -303,6 +309,7 @@ class History:
             raise
         self.close()
         self._fd, self._inode, self._offset, self._at = fd, inode, len(content), at
+        self._others = b""
         self._is_rewrite_due = self._is_content_unsynced = self._is_name_unsynced = False
         self._is_ours = True
 

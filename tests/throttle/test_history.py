@@ -254,12 +254,13 @@ def test_a_sender_killed_before_its_sync_leaves_nothing_half_under_the_next_grou
     granted(second, 1)
 
     # Whole in the page cache, not on the disk: its sender died at the sync.
-    memory.kill_at(3, Random(seed))
+    memory.kill_at(4, Random(seed))
     with pytest.raises(Killed):
         granted(first, *[1] * 40)
     memory.bury()
     second = throttle(PATH, memory, clock, limits)
-    memory.kill_at(4, Random(seed))
+    # Those bytes again, two syncs, its own; dead at the sync of that.
+    memory.kill_at(5, Random(seed))
     with pytest.raises(Killed):
         granted(second, *[1] * 3)
     memory.cut_power(Random(seed))
@@ -267,6 +268,31 @@ def test_a_sender_killed_before_its_sync_leaves_nothing_half_under_the_next_grou
     third = throttle(PATH, memory, clock, limits)
     third.flush()
     assert third.usage()[0].used in (42, 45)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_group_whose_failed_sync_died_with_its_sender_is_written_again_before_the_next(
+    seed: int, memory: MemoryDisk, clock: FakeClock
+) -> None:
+    limits = [messages(100, seconds=60)]
+    first = throttle(PATH, memory, clock, limits)
+    granted(first, 1)
+    memory.kill_at(2, Random(seed))
+    with pytest.raises(Killed):
+        granted(first, 1)
+    memory.bury()
+    # The pages are clean now and not on the disk, and the only one who knew that dies.
+    memory.fail("sync")
+    with pytest.raises(HistoryError):
+        granted(throttle(PATH, memory, clock, limits), 1)
+    memory.bury()
+
+    granted(throttle(PATH, memory, clock, limits), 1)
+    memory.cut_power(Random(seed))
+
+    last = throttle(PATH, memory, clock, limits)
+    last.flush()
+    assert last.usage()[0].used == 3
 
 
 def test_a_new_name_is_made_durable_by_whoever_finds_it(memory: MemoryDisk, clock: FakeClock) -> None:
@@ -318,9 +344,9 @@ def test_an_append_is_one_write_and_one_sync_and_a_name_is_synced_once(
     for _ in range(3):
         granted(finder, 1)
 
-    # The first one makes durable what somebody else wrote, and its name.
+    # The first one makes durable what somebody else wrote, by writing it again, and its name.
     kinds = [operation.split()[0] for operation in memory.operations]
-    assert kinds == ["sync", "sync_directory", *("write", "sync") * 3]
+    assert kinds == ["write", "sync", "sync_directory", *("write", "sync") * 3]
 
 
 def test_files_that_are_replaced_and_closed_leave_no_descriptors(
