@@ -195,7 +195,7 @@ class Heart:
             return opens_at_ns
         most = min(most, self._scheduler.most_ready)
         openings, opens_at_ns, label = self.gate.room_for_connections()
-        connections = self._ready.take(most, has_others=bool(self._sending), openings=openings)
+        connections = self._ready.take(most, openings=openings)
         if connections:
             return await self._start(connections, now_ns)
         if openings == 0 and not self._ready.is_opening:

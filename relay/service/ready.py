@@ -57,11 +57,10 @@ class ReadyConnections:
         """Whether a connection is on its way, which will be told of."""
         return bool(self._opening)
 
-    def take(self, most: int, *, has_others: bool, openings: int | None) -> list[Connection]:
+    def take(self, most: int, *, openings: int | None) -> list[Connection]:
         """Return up to `most` ready connections, and have more opened if there are fewer.
 
-        `has_others` says that transactions are under way, so that one more is not urgent;
-        `openings` how many may be opened, None for any number.  Raises HistoryError where
+        `openings` is how many may be opened, None for any number.  Raises HistoryError where
         that could not be decided for one.
         """
         if self._failure is not None:
@@ -75,7 +74,8 @@ class ReadyConnections:
                 self._pool.discard(connection)
         while len(connections) < most and (idle := self._pool.try_acquire()) is not None:
             connections.append(idle)
-        can_spare = (has_others or connections) and self._clock.boottime_ns() < self._enough_until_ns
+        # By the pool's own count: one that is on its way from a transaction to who waits for it is open.
+        can_spare = self._pool.open > 0 and self._clock.boottime_ns() < self._enough_until_ns
         is_enough = self._is_stopped or can_spare
         wanted = 0 if is_enough else most - len(connections) - len(self._opening)
         for _ in range(wanted if openings is None else min(wanted, openings)):
