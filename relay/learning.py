@@ -350,7 +350,9 @@ def parse(content: bytes) -> Lessons:
         lessons = _LESSONS.validate_json(content, strict=True)
     except ValidationError as error:
         raise ValueError(f"not a record of refusals: {error.error_count()} errors in it") from None
-    counts = [number for each in lessons.findings for number in (each.suggested, each.sent, each.per_ns)]
+    # Nothing need have been sent where the upstream named its own N: something else used the account.
+    counts = [number for each in lessons.findings for number in (each.suggested, each.sent + 1, each.per_ns)]
+    counts += [each.named for each in lessons.findings if each.named is not None]
     counts += [number for each in lessons.lowered for number in (each.count, each.per_ns)]
     is_raised = any(each.count > each.limit for each in lessons.lowered)
     if min(counts, default=1) < 1 or is_raised or len(counts) > 3 * MOST_KEPT:

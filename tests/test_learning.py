@@ -289,10 +289,11 @@ findings = st.builds(
     at_ns=st.integers(0, 1 << 62),
     unit=st.sampled_from(UNITS),
     per_ns=st.integers(1, 1 << 60),
-    sent=st.integers(1, 10**9),
+    sent=st.integers(0, 10**9),
     over_ns=st.integers(0, 1 << 60),
     limit=st.none() | st.integers(1, 10**9),
     suggested=st.integers(1, 10**9),
+    named=st.none() | st.integers(1, 10**9),
 )
 
 
@@ -313,6 +314,8 @@ def test_what_is_kept_is_read_back(found: list[Finding], count: int, more: int) 
         render(Lessons((), (Lowered("messages", HOUR_NS, 10, 11, 0),))),
         render(Lessons((), (Lowered("messages", HOUR_NS, 10, 0, 0),))),
         render(Lessons((Finding(0, "messages", HOUR_NS, 5, 0, None, 0),))),
+        render(Lessons((Finding(0, "messages", HOUR_NS, -1, 0, None, 1),))),
+        render(Lessons((Finding(0, "messages", HOUR_NS, 5, 0, None, 1, 0),))),
         render(Lessons((), tuple(Lowered("messages", n, 2, 1, 0) for n in range(1, 500)))),
     ],
 )
