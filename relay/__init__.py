@@ -20,6 +20,7 @@ queued      a message as the queue in memory has it
 report      what a sender is told when mail failed or is late
 eta         when each message that waits will have gone, and what holds it
 eta_gauge   a limit in that estimate
+limit       N of a unit in any T, to whoever counts, compares or foresees
 outlook     what the estimate is made from
 lateness    whether a sender is told that mail is late
 learning    what a refusal for having sent too much says of our limits

@@ -25,54 +25,22 @@ Instants are wall clock, spans nanoseconds.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeVar
+from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from relay.clock import SECOND_NS
+from relay.limit import ForEach, Limit, Unit
 from relay.pauses import SPAN_NS
 from relay.spans import elapsed, period
 from relay.verdict import Excess, Ruling, Span
 
-Unit = Literal["messages", "recipients", "connections"]
-ForEach = Literal["sender", "sender_domain", "recipient_domain", "client"]
 LOOKED_AT_NS = (SPAN_NS[Span.MINUTE], SPAN_NS[Span.HOUR], SPAN_NS[Span.DAY])
 """Windows that limits are usually stated for."""
 MARGIN = 20
 """A suggestion is at least this part below what went well: fixed windows, and what was in flight."""
 SHORTEST_MONTH_NS = 28 * SPAN_NS[Span.DAY]
 MOST_KEPT = 64
-
-
-class Limit(Protocol):
-    """What is to be known of a limit in force."""
-
-    @property
-    def unit(self) -> Unit:
-        """Return what is counted."""
-        ...
-
-    @property
-    def count(self) -> int:
-        """Return N."""
-        ...
-
-    @property
-    def per_ns(self) -> int:
-        """Return T."""
-        ...
-
-    @property
-    def for_each(self) -> ForEach | None:
-        """Return what has a window each."""
-        ...
-
-    @property
-    def label(self) -> str:
-        """Return how a status line names it."""
-        ...
-
-
 AnyLimit = TypeVar("AnyLimit", bound=Limit)
 
 

@@ -6,10 +6,10 @@ estimate looks nowhere else.  Instants are boottime in nanoseconds.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-Unit = Literal["messages", "recipients", "connections"]
-ForEach = Literal["sender", "sender_domain", "recipient_domain", "client", "lane"]
+from relay.limit import ForEach, Unit
+
 Place = tuple[ForEach, str]
 Openings = tuple[tuple[int, int], ...]
 """When occupied slots open, and how many."""

@@ -12,7 +12,6 @@ from relay.learning import (
     Lessons,
     Lowered,
     Tally,
-    Unit,
     compare,
     in_force,
     parse,
@@ -20,6 +19,7 @@ from relay.learning import (
     suggest,
     tighten,
 )
+from relay.limit import Unit
 from relay.verdict import Excess, Named, Ruling, Scope, Span, Verdict, excess_of, named_of
 
 MINUTE_NS, HOUR_NS = 60 * SECOND_NS, 3600 * SECOND_NS

@@ -14,9 +14,9 @@ from typing import TypeVar
 
 from relay.clock import Clock
 from relay.learning import Tally
+from relay.limit import Limit
 from relay.outlook import Limited
 from relay.throttle.decision import Place, Wait
-from relay.throttle.gauge import Limit
 from relay.throttle.keys import Request
 from relay.throttle.record import HistoryError
 from relay.throttle.throttle import Reservation, Settlement, Throttle

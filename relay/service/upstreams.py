@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from relay import learning, pauses
 from relay.clock import Clock
+from relay.limit import Limit
 from relay.policy.lane import ceilings_of, with_ceilings
 from relay.policy.model import Policy, Upstream
 from relay.policy.shipped import rules_of
@@ -29,7 +30,6 @@ from relay.service.pause import Pausing
 from relay.service.settling import Settling
 from relay.shield import Shield
 from relay.spool.durable import Disk
-from relay.throttle.gauge import Limit
 from relay.throttle.throttle import Throttle
 from relay.upstream.connection import Connection
 from relay.upstream.pool import Pool

@@ -25,8 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from relay.limit import Limit
 from relay.spool.durable import Disk
-from relay.throttle.gauge import UNKNOWN, Limit
+from relay.throttle.gauge import UNKNOWN
 from relay.throttle.history import LARGEST_BYTES
 from relay.throttle.record import (
     Charged,

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from relay.throttle.gauge import ForEach, Gauge
+from relay.limit import ForEach
+from relay.throttle.gauge import Gauge
 from relay.throttle.keys import Request
 from relay.throttle.record import Reserved, Share
 

@@ -18,8 +18,8 @@ Instants are boottime of the current boot in nanoseconds.
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
-from typing import Literal, Protocol
 
+from relay.limit import Limit
 from relay.outlook import Limited, Openings
 from relay.throttle.record import Charged, Reserved
 from relay.throttle.window import Window
@@ -31,43 +31,6 @@ LOOKED_AT = 2
 UNKNOWN = "%"
 """Stands in a share for keys that are no longer told apart; `record.key_of` makes no such key."""
 LONGEST_DEFAULT_GUARD_NS = 1_000_000_000
-
-Unit = Literal["messages", "recipients", "connections"]
-ForEach = Literal["sender", "sender_domain", "recipient_domain", "client", "lane"]
-
-
-class Limit(Protocol):
-    """What the throttle needs of a limit in a policy."""
-
-    @property
-    def unit(self) -> Unit:
-        """Return what is counted."""
-        ...
-
-    @property
-    def count(self) -> int:
-        """Return N, the most that any window may hold; at least 1."""
-        ...
-
-    @property
-    def per_ns(self) -> int:
-        """Return T, the length of the window."""
-        ...
-
-    @property
-    def for_each(self) -> ForEach | None:
-        """Return what has a window each; None for one window over all."""
-        ...
-
-    @property
-    def only(self) -> str | None:
-        """Return the one key that it is about, if it is about one alone."""
-        ...
-
-    @property
-    def label(self) -> str:
-        """Return how a status line names it."""
-        ...
 
 
 class Gauge:
@@ -136,12 +99,6 @@ class Gauge:
     def opens_at(self, key: str | None, now_ns: int, weight: int = 1) -> int:
         """Return the earliest instant at which so much of a key may fit, as `Window.opens_at` does."""
         return self._shared.opens_at(weight, now_ns, self._own(key))
-
-    def openings_ns(self, key: str | None, most: int, now_ns: int) -> tuple[int, ...]:
-        """Return when slots that count for a key open, one instant a unit, ascending, as far as known."""
-        own = self._own(key)
-        openings = self._shared.openings_ns(most, now_ns)
-        return openings if own is None else tuple(sorted(openings + own.openings_ns(most, now_ns))[:most])
 
     def fullest(self, now_ns: int) -> str | None:
         """Return the key with the most used; None without keys.  Looks at every key."""

@@ -22,9 +22,10 @@ from collections.abc import Iterable, Sequence
 from threading import Lock
 
 from relay.learning import Tally
+from relay.limit import Limit
 from relay.outlook import Limited
 from relay.throttle.decision import Grant, Place, Wait, choose, for_all, shares_of, wait
-from relay.throttle.gauge import Gauge, Limit
+from relay.throttle.gauge import Gauge
 from relay.throttle.keys import Request
 from relay.throttle.merging import merge
 from relay.throttle.record import Charged, Ended, Record, Reserved, Share

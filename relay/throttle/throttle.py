@@ -32,11 +32,11 @@ from threading import Lock
 
 from relay.clock import Clock
 from relay.learning import Tally
+from relay.limit import Limit
 from relay.outlook import Limited
 from relay.spool.durable import Disk
 from relay.throttle.audit import Audit, audit_file
 from relay.throttle.decision import Grant, Place, Wait
-from relay.throttle.gauge import Limit
 from relay.throttle.history import History
 from relay.throttle.keys import Request as Request  # noqa: PLC0414 - part of the door
 from relay.throttle.record import Charged, Ended, Record

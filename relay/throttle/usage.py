@@ -2,10 +2,8 @@
 
 from dataclasses import dataclass
 
-from relay.throttle.gauge import ForEach, Gauge, Unit
-
-MOST_OPENINGS = 256
-"""How many openings `usage` tells of, for an estimate of when a queue will have drained."""
+from relay.limit import ForEach, Unit
+from relay.throttle.gauge import Gauge
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +19,6 @@ class Usage:
     """The period and its guard."""
     opens_at_ns: int
     """Boottime at which there may be room for one more; now, if there is."""
-    openings_ns: tuple[int, ...]
-    """Boottime at which occupied slots open: the first ones, as far as known, one for each of `used`."""
     for_each: ForEach | None = None
     key: str | None = None
 
@@ -37,7 +33,6 @@ def usage_of(gauge: Gauge, now_ns: int) -> Usage:
         gauge.count,
         gauge.span_ns,
         gauge.opens_at(key, now_ns),
-        gauge.openings_ns(key, MOST_OPENINGS, now_ns),
         gauge.for_each,
         key,
     )

@@ -100,13 +100,3 @@ class Window:
     def ends(self) -> Iterator[tuple[int, int]]:
         """Return what has ended: when each opens, ascending, and what it weighs."""
         return zip(self._free_at_ns, self._weights, strict=True)
-
-    def openings_ns(self, most: int, now_ns: int) -> tuple[int, ...]:
-        """Return when occupied slots open, one instant a unit of weight, ascending, as far as known."""
-        self.occupied(now_ns)
-        openings: list[int] = []
-        for free_at_ns, ended in self.ends():
-            openings += [free_at_ns] * min(ended, most - len(openings))
-            if len(openings) == most:
-                break
-        return tuple(openings)

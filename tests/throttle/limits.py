@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from relay.clock import SECOND_NS
+from relay.limit import ForEach, Limit, Unit
 from relay.spool.durable import Disk
 from relay.throttle.decision import Wait
-from relay.throttle.gauge import ForEach, Limit, Unit
 from relay.throttle.throttle import Request, Reservation, Settlement, Throttle
 from tests.fakes.clock import FakeClock
 
@@ -55,6 +55,14 @@ def ask(throttle: Throttle, *wanted: int) -> list[Reservation | Wait]:
 def granted(throttle: Throttle, *wanted: int) -> list[Reservation]:
     """Ask, and return only what was granted."""
     return [answer for answer in ask(throttle, *wanted) if isinstance(answer, Reservation)]
+
+
+def openings_ns(throttle: Throttle, clock: FakeClock) -> tuple[int, ...]:
+    """Return when what has ended opens in the first limit, one instant a unit, ascending."""
+    first = throttle.limited(TRANSACTION_NS)[0]
+    # What is in flight ends later than now.
+    last_ns = clock.boottime_ns() + first.span_ns
+    return tuple(at_ns for at_ns, weight in first.shared if at_ns <= last_ns for _ in range(weight))
 
 
 def waiting(throttle: Throttle, recipients: int = 1) -> Wait:

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS
+from relay.limit import ForEach
 from relay.spool.durable import RealDisk
 from relay.throttle import history, slots
 from relay.throttle.audit import audit, audit_file
-from relay.throttle.gauge import ForEach
 from relay.throttle.record import At, Charged, Ended, HistoryError, Record, Reserved, Share, group, header
 from relay.throttle.throttle import Request, Reservation
 from tests.fakes.clock import START_WALL_NS, FakeClock

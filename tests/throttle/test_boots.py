@@ -11,7 +11,16 @@ from relay.throttle.history import LONGEST_BELIEVED_NS
 from relay.throttle.record import HistoryError
 from relay.throttle.throttle import Throttle
 from tests.fakes.clock import FakeClock
-from tests.throttle.limits import TRANSACTION_NS, ask, granted, messages, settle, throttle, waiting
+from tests.throttle.limits import (
+    TRANSACTION_NS,
+    ask,
+    granted,
+    messages,
+    openings_ns,
+    settle,
+    throttle,
+    waiting,
+)
 from tests.throttle.memory_disk import MemoryDisk
 
 PATH = Path("/history/isp")
@@ -32,7 +41,7 @@ def _sent_three(path: Path, disk: Disk, clock: FakeClock) -> Throttle:
 
 def _openings_s(account: Throttle, clock: FakeClock) -> list[float]:
     account.flush()
-    return [(each - clock.boottime_ns()) / SECOND_NS for each in account.usage()[0].openings_ns]
+    return [(each - clock.boottime_ns()) / SECOND_NS for each in openings_ns(account, clock)]
 
 
 def test_a_step_of_the_wall_clock_within_a_boot_moves_nothing(

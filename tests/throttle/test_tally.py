@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
 from relay.learning import Tally
-from relay.throttle.gauge import Limit
+from relay.limit import Limit
 from relay.throttle.record import Charged, Ended, Reserved
 from relay.throttle.slots import Slots
 from relay.throttle.tally import GRAIN_NS, KEPT_NS, Unrecorded

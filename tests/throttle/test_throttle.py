@@ -18,6 +18,7 @@ from tests.throttle.limits import (
     ask,
     granted,
     messages,
+    openings_ns,
     recipients,
     settle,
     throttle,
@@ -243,7 +244,7 @@ def test_an_end_before_its_start_or_in_the_future_is_put_right(
 
     account.settle([Settlement(early, 0), Settlement(late, 10**18)])
 
-    assert account.usage()[0].openings_ns == (start_ns + 60 * SECOND_NS, start_ns + 65 * SECOND_NS)
+    assert openings_ns(account, clock) == (start_ns + 60 * SECOND_NS, start_ns + 65 * SECOND_NS)
 
 
 class _Interrupting(MemoryDisk):
@@ -275,7 +276,7 @@ def test_an_event_loop_can_settle_and_ask_while_a_thread_waits_for_the_disk(cloc
     account.flush()
     other = throttle(PATH, disk, clock, [messages(2, seconds=60)])
     other.flush()
-    assert len(other.usage()[0].openings_ns) == 1
+    assert len(openings_ns(other, clock)) == 1
 
 
 def test_threads_take_turns(path: Path, disk: Disk, clock: FakeClock) -> None:
@@ -291,7 +292,7 @@ def test_threads_take_turns(path: Path, disk: Disk, clock: FakeClock) -> None:
 
     assert len(ids) == len(set(ids)) == 100
     account.flush()
-    assert len(account.usage()[0].openings_ns) == 100
+    assert len(openings_ns(account, clock)) == 100
 
 
 def test_a_message_to_nobody_is_refused() -> None:

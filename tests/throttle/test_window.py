@@ -49,16 +49,16 @@ def test_it_may_open_a_span_from_now_where_transactions_in_flight_stand_in_the_w
     assert (window.opens_at(1, 50), window.opens_at(2, 50)) == (130, 150)
 
 
-def test_openings_are_told_one_a_unit() -> None:
+def test_what_has_ended_is_told_with_when_it_opens() -> None:
     window = Window(9, period_ns=100, guard_ns=0)
     _fill(window, 30, 2)
     _fill(window, 10, 3)
     window.start(1)
 
-    assert window.openings_ns(4, 40) == (110, 110, 110, 130)
-    assert window.openings_ns(9, 40) == (110, 110, 110, 130, 130)
+    assert list(window.ends()) == [(110, 3), (130, 2)]
     # What has opened is not told any more.
-    assert window.openings_ns(9, 110) == (130, 130)
+    window.occupied(110)
+    assert list(window.ends()) == [(130, 2)]
 
 
 @given(
@@ -104,7 +104,7 @@ def test_a_large_window_never_opens_early_and_wastes_at_most_one_bucket(
         _fill(window, -age_ns)
 
     exact = sorted(10**9 - age_ns for age_ns in ages_ns)
-    rounded = window.openings_ns(len(ages_ns), -(10**10))
+    rounded = [opens_ns for opens_ns, weight in window.ends() for _ in range(weight)]
     assert len(rounded) == len(exact)
     assert all(
         opens_ns <= told_ns <= opens_ns + 10**9 // BUCKETS

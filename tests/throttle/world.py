@@ -12,8 +12,8 @@ from pathlib import Path
 from random import Random
 
 from relay.clock import SECOND_NS
+from relay.limit import ForEach, Unit
 from relay.throttle.decision import Wait
-from relay.throttle.gauge import ForEach, Unit
 from relay.throttle.record import HistoryError
 from relay.throttle.throttle import Request, Reservation, Settlement, Throttle
 from tests.fakes.clock import FakeClock
