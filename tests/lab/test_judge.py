@@ -1,14 +1,18 @@
 """The judge sees each kind of broken promise, on a spool in a plain folder."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from relay.envelope import Envelope
+from relay.envelope import Envelope, QueueId
 from relay.listener.received import received_line
+from relay.report import Action, Failure, Reason, ReportedMessage, delay_warning, failure_report
 from relay.spool.durable import RealDisk
+from relay.spool.identity import report_id, warning_id
 from relay.spool.intake import MaildirIntake, prepare
+from relay.spool.maildir import MaildirSpool
 from tests.fakes.clock import START_WALL_NS, FakeClock
 from tests.lab.book import Book, Letter, Order
 from tests.lab.judge import judge
@@ -136,3 +140,46 @@ def test_what_was_known_at_a_cut_is_known_from_the_beginning_of_the_next_play(
     assert known.until(0) == known
     with pytest.raises(Violation, match="accepted, and lost"):
         judge(tmp_path, known, RealDisk())
+
+
+def _publish(folder: Path, queue_id: QueueId, content: bytes) -> None:
+    spool = MaildirSpool(str(folder / "spool"), RealDisk(), FakeClock())
+    envelope = Envelope("", (SENDER,), START_WALL_NS, "local", "h", "local")
+    spool.recover()
+    assert spool.publish_report(queue_id, envelope, content)
+    spool.close()
+
+
+def _warning(book: Book) -> bytes:
+    message, waits = _reported_as(book, Action.DELAYED)
+    return delay_warning(message, waits, hostname="h", at_ns=START_WALL_NS, will_retry_until_ns=START_WALL_NS)
+
+
+def _reported_as(book: Book, action: Action) -> tuple[ReportedMessage, list[Failure]]:
+    envelope = Envelope(SENDER, LETTER.recipients, START_WALL_NS, "unknown[127.0.0.1]", "c", "ESMTP")
+    message = ReportedMessage(QueueId(_id(book)), envelope, b"Subject: 0\r\n")
+    return message, [Failure(RECIPIENT, "4.4.7", action, None, None, START_WALL_NS, Reason.EXPIRED)]
+
+
+def test_who_only_waits_may_be_warned_of(tmp_path: Path, book: Book) -> None:
+    _publish(tmp_path, warning_id(QueueId(_id(book))), _warning(book))
+
+    assert judge(tmp_path, book, RealDisk()).found == 2
+
+
+def test_who_was_never_refused_may_not_be_reported(tmp_path: Path, book: Book) -> None:
+    message, fails = _reported_as(book, Action.FAILED)
+    report = failure_report(message, fails, hostname="h", at_ns=START_WALL_NS)
+    _publish(tmp_path, report_id(message.queue_id), report)
+
+    with pytest.raises(Violation, match="never failed"):
+        judge(tmp_path, book, RealDisk())
+
+
+def test_a_warning_is_no_report(tmp_path: Path, book: Book) -> None:
+    book.taken[SENDER] = [(PLACE, _warning(book))]
+    book.refused[RECIPIENT] = [(PLACE, "550 5.1.1 nobody")]
+    shutil.rmtree(tmp_path / "spool" / "new")
+
+    with pytest.raises(Violation, match="accepted, and lost"):
+        judge(tmp_path, book, RealDisk())
