@@ -11,6 +11,7 @@ record      the bytes of one message file; files reads and checks them
 intake      the listener's side: drafts, and the moment they become ours
 arrivals    the way from the listeners into the queue
 maildir     the sender's side: one file a message, its folder is its state
+marks       the status bytes of one file: verified all, then written
 foreign     what is none of ours, and the way to corrupt/
 room        the headroom that new mail leaves, and a reserve that gives way
 recovery    what a start makes of whatever a crash left

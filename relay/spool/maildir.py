@@ -32,7 +32,6 @@ from relay.spool.interface import (
     Note,
     Recovery,
     SetAside,
-    SpoolFault,
     SpoolFull,
     Status,
     Totals,
@@ -40,6 +39,7 @@ from relay.spool.interface import (
 from relay.spool.layout import Layout, is_queue_id
 from relay.spool.ledger import Ledger, fates_of
 from relay.spool.lock import take_lock
+from relay.spool.marks import verify, write
 from relay.spool.recovery import forget_removals, recover, remove_abandoned_drafts
 from relay.spool.room import Reserve, gives_way
 
@@ -169,12 +169,14 @@ class MaildirSpool:
                     self._fresh.pop(queue_id)
                     try:
                         known = self._known(queue_id)
-                        with absence(queue_id):
-                            fds.append(self._disk.open_update(self._path(queue_id)))
+                        with self._faults_of(queue_id) as path:
+                            fds.append(self._disk.open_update(path))
+                            verify(self._disk, fds[-1], known, of_message)
                     except (Absent, Corrupt) as loss:
+                        self._remembered.pop(queue_id, None)
                         lost = loss
                         continue
-                    self._write_statuses(fds[-1], known, of_message)
+                    self._count(queue_id, write(self._disk, fds[-1], known, of_message))
                 # Crash here: some marks are durable, some are not; each that is not repeats its recipient.
                 for error in self._disk.sync_each(fds, content_only=True):
                     if error is not None:
@@ -191,12 +193,12 @@ class MaildirSpool:
         self._fresh.pop(queue_id)
         with (
             faults("status bytes"),
-            absence(queue_id),
-            opened(self._disk, self._disk.open_update(self._path(queue_id))) as fd,
+            self._faults_of(queue_id) as path,
+            opened(self._disk, self._disk.open_update(path)) as fd,
         ):
             found = record.decode_header(self._disk.pread(fd, record.HEADER_BYTES, 0))
             if not found.is_of_the_same_as(self._known(queue_id).header):
-                raise SpoolFault(f"{queue_id} is the file of another message")
+                raise Corrupt("it is the file of another message")
             self._disk.write_at(fd, record.WARNED_BYTE, record.WARNED_OFFSET)
             self._disk.sync_content(fd)
 
@@ -359,18 +361,12 @@ class MaildirSpool:
             self._remembered.popitem(last=False)
         return opened_file
 
-    def _write_statuses(self, fd: int, known: files.Opened, marks: Mapping[int, Status]) -> None:
-        if self._disk.size(fd) != known.header.file_bytes:
-            raise SpoolFault(f"{known.queue_id} changed its length under us")
-        for index, status in marks.items():
-            line = known.envelope.recipients[index].encode() + b"\n"
-            found = self._disk.pread(fd, len(line) + 1, known.offsets[index])
-            if found not in (Status.TODO.value + line, status.value + line):
-                raise SpoolFault(f"{known.queue_id} has another line than recipient {index} to do")
-            self._disk.write_at(fd, status.value, known.offsets[index])
-            self._queued_recipients -= known.statuses[index] is Status.TODO
-            known.statuses[index] = status
-        self._progress[known.queue_id] = fates_of(known.statuses)
+    def _count(self, queue_id: QueueId, fates: Sequence[Status]) -> None:
+        """Add to the account what became of some recipients."""
+        before = self._progress.get(queue_id, (0, 0, 0, 0))
+        relayed, bounced, expired, deleted = map(sum, zip(before, fates_of(fates), strict=True))
+        self._progress[queue_id] = (relayed, bounced, expired, deleted)
+        self._queued_recipients -= len(fates)
 
     def _move(self, queue_id: QueueId, source: str, target: str) -> None:
         with faults("hold"):

@@ -9,7 +9,7 @@ import pytest
 
 from relay.envelope import QueueId
 from relay.spool.durable import opened
-from relay.spool.interface import Absent, Corrupt, SpoolFault, Status, Totals
+from relay.spool.interface import Absent, Corrupt, Status, Totals
 from relay.spool.record import HEADER_BYTES, encode_envelope, encode_header, shape_of
 from tests.fakes.disk import Fault, ModelDisk
 from tests.spool.engine import CONTENT, ENVELOPE, accept, again, note, recovered, taken
@@ -229,20 +229,20 @@ def test_the_notes_of_a_corrupt_message_stay_with_it(engine: MaildirEngine) -> N
 
 def test_a_mark_never_hits_a_recipient_of_another_file(engine: MaildirEngine) -> None:
     spool, intake = recovered(engine), engine.intake()
-    queue_id, other = accept(intake), accept(intake)
+    one, two, other = (accept(intake) for _ in range(3))
     longer = accept(intake, content=CONTENT + b"!")
     taken(spool)
-    spool.load(queue_id)
-    path = engine.layout.queued(queue_id)
-    for replacement, fault in ((longer, "length"), (other, "another line")):
+    for queue_id, replacement, fault in ((one, longer, "length"), (two, other, "changed")):
+        spool.load(queue_id)
+        path = engine.layout.queued(queue_id)
         whole = engine.content_of(engine.layout.queued(replacement))
         if replacement == other:
             whole = whole.replace(b"alice@example.com", b"ALICE@example.com")
         engine.disk.unlink(path)
         engine.plant(path, whole)
-        with pytest.raises(SpoolFault, match=fault):
+        with pytest.raises(Corrupt, match=fault):
             spool.mark({queue_id: {0: RELAYED}})
-        assert engine.content_of(path) == whole
+        assert engine.content_of(f"{engine.root}/corrupt/{queue_id}") == whole
 
 
 def test_a_message_that_somebody_removed_is_absent_and_missed_by_the_account(engine: MaildirEngine) -> None:

@@ -1,15 +1,16 @@
 """The status byte: what is verified before it is written, and what it costs for 10,000 recipients."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from relay.envelope import QueueId
 from relay.spool.durable import RealDisk
-from relay.spool.interface import Corrupt, SpoolFault
+from relay.spool.interface import Absent, Corrupt, SpoolFault, Totals
 from tests.fakes.disk import ModelDisk
 from tests.spool.engine import BOUNCED, CONTENT, DELETED, ENVELOPE, RELAYED, accept, again, recovered, taken
 from tests.spool.maildir_engine import MaildirEngine, on_the_model
@@ -97,9 +98,47 @@ def test_a_mark_is_written_only_over_a_recipient_who_is_to_do(engine: MaildirEng
     changed = _whole(engine, queue_id).replace(b"\nTbob@", b"\n%cbob@" % DELETED.value)
     path = _replace(engine, queue_id, changed)
 
-    with pytest.raises(SpoolFault, match="another line"):
-        spool.mark({queue_id: {1: RELAYED}})
-    assert engine.content_of(path) == changed
+    with pytest.raises(Corrupt, match="recipient 1 changed"):
+        spool.mark({queue_id: {0: RELAYED, 1: RELAYED}})
+    assert engine.content_of(f"{engine.root}/corrupt/{queue_id}") == changed
+    assert not engine.disk.inode(path)
+
+
+class Damage(NamedTuple):
+    """What happens to one message of a batch while all of it is being sent."""
+
+    of: Callable[[bytes], bytes]
+    why: str
+
+
+DAMAGES = {
+    "an octet of an address": Damage(lambda whole: whole.replace(b"bob@", b"bOb@"), "changed"),
+    "shorter": Damage(lambda whole: whole[:-1], "length"),
+    "longer": Damage(lambda whole: whole + b"!", "length"),
+    "another fate": Damage(lambda whole: whole.replace(b"\nTbob@", b"\n%cbob@" % DELETED.value), "changed"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_to_one_message_costs_no_mark_of_another(engine: MaildirEngine, damage: str) -> None:
+    spool, intake = recovered(engine), engine.intake()
+    batch = [accept(intake) for _ in range(3)]
+    taken(spool)
+    for queue_id in batch:
+        spool.load(queue_id)
+    damaged, of, why = batch[0], *DAMAGES[damage]
+    _replace(engine, damaged, of(_whole(engine, damaged)))
+
+    with pytest.raises(Corrupt, match=why):
+        spool.mark({queue_id: dict.fromkeys(range(3), RELAYED) for queue_id in batch})
+
+    with pytest.raises(Absent):
+        spool.mark({damaged: {0: RELAYED}})
+    totals = spool.totals()
+    spool = again(engine, spool)
+    assert [spool.load(queue_id).left for queue_id in batch[1:]] == [(), ()]
+    assert engine.names("corrupt") == [damaged]
+    assert spool.totals() == totals == Totals(accepted=9, relayed=6, queued=3)
 
 
 def test_a_recipient_whose_fate_is_known_keeps_it(engine: MaildirEngine) -> None:
@@ -108,8 +147,8 @@ def test_a_recipient_whose_fate_is_known_keeps_it(engine: MaildirEngine) -> None
     spool.mark({queue_id: {1: BOUNCED}})
     before = _whole(engine, queue_id)
 
-    with pytest.raises(SpoolFault, match="another line"):
-        spool.mark({queue_id: {1: RELAYED}})
+    with pytest.raises(SpoolFault, match="1 is BOUNCED already"):
+        spool.mark({queue_id: {0: RELAYED, 1: RELAYED}})
     assert _whole(engine, queue_id) == before
 
 
@@ -153,9 +192,10 @@ def test_a_warning_is_remembered_of_no_other_message(engine: MaildirEngine) -> N
     whole = _whole(engine, other)
     path = _replace(engine, queue_id, whole)
 
-    with pytest.raises(SpoolFault, match="another message"):
+    with pytest.raises(Corrupt, match="another message"):
         spool.mark_warned(queue_id)
-    assert engine.content_of(path) == whole
+    assert engine.content_of(f"{engine.root}/corrupt/{queue_id}") == whole
+    assert not engine.disk.inode(path)
 
 
 def test_what_is_loaded_again_is_checked_again(engine: MaildirEngine) -> None:

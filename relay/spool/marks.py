@@ -1,0 +1,40 @@
+"""The status bytes of one open message file: verified all, then written.
+
+Guarantees: no byte of a file is written that is not the message that was read, or whose
+recipients changed; nothing at all is written into such a file.  Does not: sync.
+"""
+
+from collections.abc import Mapping
+
+from relay.spool.durable import Disk
+from relay.spool.files import Opened
+from relay.spool.interface import Corrupt, SpoolFault, Status
+
+
+def verify(disk: Disk, fd: int, known: Opened, marks: Mapping[int, Status]) -> None:
+    """Look whether a file still has these recipients, to do or marked so already.
+
+    Raises Corrupt where it changed under us, SpoolFault for a recipient who is known to
+    have another fate: that would be a fault of ours, which no file explains.
+    """
+    if disk.size(fd) != known.header.file_bytes:
+        raise Corrupt("its length changed while it was being sent")
+    for index, status in marks.items():
+        line = known.envelope.recipients[index].encode() + b"\n"
+        found = disk.pread(fd, len(line) + 1, known.offsets[index])
+        if found in (Status.TODO.value + line, status.value + line):
+            continue
+        if found == known.statuses[index].value + line:
+            raise SpoolFault(f"{known.queue_id}: recipient {index} is {known.statuses[index].name} already")
+        raise Corrupt(f"the line of recipient {index} changed while it was being sent")
+
+
+def write(disk: Disk, fd: int, known: Opened, marks: Mapping[int, Status]) -> list[Status]:
+    """Set status bytes, in the file and in memory; return those of recipients who were to do."""
+    changed = []
+    for index, status in marks.items():
+        disk.write_at(fd, status.value, known.offsets[index])
+        if known.statuses[index] is Status.TODO:
+            changed.append(status)
+        known.statuses[index] = status
+    return changed
