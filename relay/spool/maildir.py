@@ -11,7 +11,7 @@ keep.  Does not: decide what becomes of a message, or build reports.
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from relay.clock import Clock
@@ -361,12 +361,13 @@ class MaildirSpool:
             self._remembered.popitem(last=False)
         return opened_file
 
-    def _count(self, queue_id: QueueId, fates: Sequence[Status]) -> None:
-        """Add to the account what became of some recipients."""
-        before = self._progress.get(queue_id, (0, 0, 0, 0))
-        relayed, bounced, expired, deleted = map(sum, zip(before, fates_of(fates), strict=True))
-        self._progress[queue_id] = (relayed, bounced, expired, deleted)
-        self._queued_recipients -= len(fates)
+    def _count(self, queue_id: QueueId, fates: Iterable[Status]) -> None:
+        """Add to the account what became of recipients, one by one: any write may be the last."""
+        for fate in fates:
+            before = self._progress.get(queue_id, (0, 0, 0, 0))
+            relayed, bounced, expired, deleted = map(sum, zip(before, fates_of([fate]), strict=True))
+            self._progress[queue_id] = (relayed, bounced, expired, deleted)
+            self._queued_recipients -= 1
 
     def _move(self, queue_id: QueueId, source: str, target: str) -> None:
         with faults("hold"):

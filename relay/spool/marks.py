@@ -4,7 +4,7 @@ Guarantees: no byte of a file is written that is not the message that was read, 
 recipients changed; nothing at all is written into such a file.  Does not: sync.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from relay.spool.durable import Disk
 from relay.spool.files import Opened
@@ -29,12 +29,10 @@ def verify(disk: Disk, fd: int, known: Opened, marks: Mapping[int, Status]) -> N
         raise Corrupt(f"the line of recipient {index} changed while it was being sent")
 
 
-def write(disk: Disk, fd: int, known: Opened, marks: Mapping[int, Status]) -> list[Status]:
-    """Set status bytes, in the file and in memory; return those of recipients who were to do."""
-    changed = []
+def write(disk: Disk, fd: int, known: Opened, marks: Mapping[int, Status]) -> Iterator[Status]:
+    """Set status bytes, in the file and in memory; yield each of a recipient who was to do once it is set."""
     for index, status in marks.items():
         disk.write_at(fd, status.value, known.offsets[index])
-        if known.statuses[index] is Status.TODO:
-            changed.append(status)
-        known.statuses[index] = status
-    return changed
+        before, known.statuses[index] = known.statuses[index], status
+        if before is Status.TODO:
+            yield status
