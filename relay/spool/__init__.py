@@ -13,6 +13,7 @@ arrivals    the way from the listeners into the queue
 maildir     the sender's side: one file a message, its folder is its state
 marks       the status bytes of one file: verified all, then written
 foreign     what is none of ours, and the way to corrupt/
+leftovers   what a crash left of ours, told from what others put in its place
 room        the headroom that new mail leaves, and a reserve that gives way
 recovery    what a start makes of whatever a crash left
 fresh       what was just taken, in memory until it is sent

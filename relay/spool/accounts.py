@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from relay.envelope import QueueId
 from relay.finding import STOPS_THE_START, Finding, unreadable
-from relay.spool import files, foreign
+from relay.spool import files, foreign, leftovers
 from relay.spool.durable import Disk, opened
 from relay.spool.layout import Layout, is_queue_id
 from relay.spool.ledger import Ledger
@@ -31,7 +31,7 @@ def notes_findings(
             yield Finding(path, "foreign", "not a name that we give", aside, "see what it is")
             continue
         try:
-            why = foreign.why_not_ours(disk, path, foreign.is_notes, disk.open_read)
+            why = foreign.why_not_ours(disk, path, leftovers.is_notes, disk.open_read)
             content = _content_of(disk, path) if why is None else b""
         except OSError as error:
             if not files.is_not_now(error):
@@ -44,6 +44,9 @@ def notes_findings(
             continue
         noted.add(name)
         if name not in here and not _is_there(disk, layout, QueueId(name)):
+            if foreign.why_not_ours(disk, path, leftovers.is_notes_only, disk.open_read) is not None:
+                yield Finding(path, "foreign", "not only notes", aside, "see what it is")
+                continue
             yield Finding(path, "leftover", "notes about a message that is gone", "removed at the next start")
             continue
         lines = content.split(b"\n")

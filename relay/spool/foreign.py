@@ -2,7 +2,7 @@
 
 Whatever lies in the spool and is none of ours is moved to corrupt/, which deletes
 nothing, opens nothing that could block and follows no link.  What is ours by its name is
-believed to be ours only if it begins as we begin it, so that nobody's file is ever
+believed to be ours only if we may have written it (`leftovers`), so that nobody's file is
 removed for a draft or for notes of ours.  For the holder of the spool's lock.
 
 Does not: judge message files (`files`), or touch `lock` and `format`: who finds
@@ -13,16 +13,16 @@ import errno
 from collections.abc import Callable
 
 from relay.envelope import QueueId
-from relay.spool import files, record
+from relay.spool import files, leftovers
 from relay.spool.durable import Disk, opened
 from relay.spool.interface import Corrupt, SetAside
 from relay.spool.layout import Layout, is_queue_id
+from relay.spool.room import is_reserve
 
 LISTED_BYTES = 64 * 1024
 """Content up to here is checked for a listing; `relay fsck` checks all of it."""
 LARGEST_BYTES = 256 * 1024 * 1024
 """No ledger and no notes of ours are a tenth of this; reading more would be a memory bomb."""
-_NOTES_BEGIN = b'{"index":'
 
 
 class Aside:
@@ -120,21 +120,6 @@ def subject_name(name: str) -> QueueId:
     return QueueId(name.partition(".")[0])
 
 
-def is_draft(disk: Disk, fd: int) -> bool:
-    """Return whether a listener of ours may have written an open file in tmp/, torn by any crash.
-
-    The first sector has a header of ours, or the zeros that keep its place, or was never written.
-    """
-    start = disk.pread(fd, len(record.MAGIC), 0).rstrip(b"\0")
-    return record.MAGIC.startswith(start)
-
-
-def is_notes(disk: Disk, fd: int) -> bool:
-    """Return whether an open file in bounce/ begins as notes of ours do, torn by any crash."""
-    start = disk.pread(fd, 64, 0).lstrip(b"\0\n")[: len(_NOTES_BEGIN)]
-    return _NOTES_BEGIN.startswith(start)
-
-
 def why_unusable(error: OSError) -> str:
     """Return what an error says about one file; raises it again where it is about us or the disk."""
     if error.errno == errno.ESPIPE:
@@ -163,22 +148,43 @@ def is_anything(_disk: Disk, _fd: int) -> bool:
 
 
 def clear_the_way(disk: Disk, layout: Layout, aside: Aside) -> None:
-    """Move away what keeps the ledger and the notes from being read and written.  Raises OSError."""
-    for path in (layout.file("ledger"), layout.file("ledger") + ".new"):
-        if (fault := why_not_ours(disk, path, is_anything, disk.open_update)) is not None:
+    """Move away what keeps our own files from being made, read and written.  Raises OSError."""
+    in_the_way: list[tuple[str, Callable[[Disk, int], bool]]] = [
+        (layout.file("ledger"), is_anything),
+        (layout.file("ledger") + ".new", leftovers.is_draft_of_the_ledger),
+    ]
+    for path, is_ours in in_the_way:
+        if (fault := why_not_ours(disk, path, is_ours, disk.open_update)) is not None:
             aside.move(path, fault)
+    try:
+        if (fault := why_not_ours(disk, layout.file("reserve"), is_reserve, disk.open_update)) is not None:
+            aside.move(layout.file("reserve"), fault)
+    except OSError as error:
+        # A bad sector in what holds nothing stops no start.
+        aside.move_unusable(layout.file("reserve"), error, "")
+    if not (disk.inode(layout.file("control.sock")) is None or _is_socket(disk, layout.file("control.sock"))):
+        aside.move(layout.file("control.sock"), "not a socket")
     for name in disk.names(layout.folder("bounce")):
         path = f"{layout.folder('bounce')}/{name}"
         why: str | None = "not a name that we give"
         if is_queue_id(name):
             try:
-                why = why_not_ours(disk, path, is_notes, disk.open_update)
+                why = why_not_ours(disk, path, leftovers.is_notes, disk.open_update)
             except OSError as error:
                 aside.move_unusable(path, error, "bounce-")
                 continue
         if why is not None:
             # Its name must not be taken for that of a message that is set aside.
             aside.move(path, why, "bounce-")
+
+
+def _is_socket(disk: Disk, path: str) -> bool:
+    """Return whether it cannot be opened as only a socket cannot (open(2))."""
+    try:
+        disk.close(disk.open_read(path))
+    except OSError as error:
+        return error.errno == errno.ENXIO
+    return False
 
 
 def why_not_ours(

@@ -11,17 +11,18 @@ Does not: repair.  Starting is recovering, and what that does is what each findi
 import contextlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from relay.envelope import QueueId
 from relay.finding import STOPS_THE_START, Finding, unreadable
-from relay.spool import files, foreign
+from relay.spool import files, foreign, leftovers
 from relay.spool.accounts import ledger_findings, notes_findings
 from relay.spool.durable import Disk, opened
 from relay.spool.interface import Corrupt, Status
 from relay.spool.layout import FORMAT, Layout, is_queue_id
+from relay.spool.room import is_reserve
 
 _FOLDERS = ("tmp", "new", "cur", "hold", "corrupt", "bounce")
 _FILES = ("lock", "ledger", "trigger", "format", "reserve", "control.sock")
@@ -103,7 +104,9 @@ class Inspector:
             path = f"{layout.root}/{name}"
             if name in (*_FOLDERS, *_FILES, *_REPORTS):
                 continue
-            if name == "ledger.new" or name.startswith("format."):
+            if name == "ledger.new" and not self._is_ours(path, leftovers.is_draft_of_the_ledger):
+                self._find(path, "foreign", "not written by us", _ASIDE, _LOOK)
+            elif name == "ledger.new" or name.startswith("format."):
                 self._find(path, "leftover", "a rewrite that a crash cut off", "replaced by the next one")
             else:
                 self._find(path, "stray", "no file of ours", "left where it is, never looked at", _LOOK)
@@ -152,12 +155,23 @@ class Inspector:
             elif found.st_uid != root.st_uid or not found.st_mode & stat.S_IRUSR:
                 what = f"user {found.st_uid}, {_mode(found)}: not to be opened by user {root.st_uid}"
                 self._find(path, "owner", what, becomes, f"chown it to user {root.st_uid}, chmod 600")
+            elif name == "reserve" and not self._is_ours(path, is_reserve):
+                self._find(path, "foreign", "not written by us", becomes, advice)
             elif name == "format":
                 with opened(self._disk, self._disk.open_read(path)) as fd:
                     said = self._disk.pread(fd, 256, 0)
                 if said != FORMAT:
                     what = f"says {files.describe(repr(said[:40]))}, which this version does not know"
                     self._find(path, "format", what, STOPS_THE_START, "use the version that wrote it")
+
+    def _is_ours(self, path: str, is_ours: Callable[[Disk, int], bool]) -> bool:
+        """Return whether we may have written a file, also where the disk does not let us see that now."""
+        try:
+            return foreign.why_not_ours(self._disk, path, is_ours, self._disk.open_read) is None
+        except OSError as error:
+            if not files.is_not_now(error):
+                raise
+            return True
 
     def _each(self, folder: str) -> None:
         """Look at each file in a folder of messages."""
@@ -242,7 +256,7 @@ class Inspector:
                 is_ours = is_queue_id(name) and stat.S_ISREG(found.st_mode)
                 if is_ours:
                     with opened(self._disk, self._disk.open_read(path)) as fd:
-                        is_ours = foreign.is_draft(self._disk, fd)
+                        is_ours = leftovers.is_draft(self._disk, fd, QueueId(name))
             except FileNotFoundError:
                 continue  # published, or given up
             except OSError as error:

@@ -37,7 +37,7 @@ class Layout:
         """Return one of the folders."""
         return f"{self.root}/{name}"
 
-    def file(self, name: Literal["lock", "ledger", "trigger", "format", "reserve"]) -> str:
+    def file(self, name: Literal["lock", "ledger", "trigger", "format", "reserve", "control.sock"]) -> str:
         """Return one of the files beside the folders."""
         return f"{self.root}/{name}"
 

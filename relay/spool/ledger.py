@@ -28,9 +28,12 @@ from dataclasses import astuple, replace
 
 from relay.envelope import QueueId
 from relay.spool.durable import Disk, opened
+from relay.spool.files import set_aside
+from relay.spool.foreign import why_not_ours
 from relay.spool.identity import subject_of
 from relay.spool.interface import Status, Totals
 from relay.spool.layout import Layout, is_queue_id
+from relay.spool.leftovers import is_draft_of_the_ledger
 
 LINES_BEFORE_REWRITE = 100_000
 LARGEST_BYTES = 256 * 1024 * 1024
@@ -43,6 +46,7 @@ class Ledger:
 
     def __init__(self, layout: Layout, disk: Disk) -> None:
         self._path = layout.file("ledger")
+        self._layout = layout
         self._root = layout.root
         self._disk = disk
         self._fd: int | None = None
@@ -96,7 +100,7 @@ class Ledger:
         lines += [_line("aside", queue_id) for queue_id in sorted(self.aside & set(self.open))]
         draft = self._path + ".new"
         if self._disk.length(draft) is not None:
-            self._disk.unlink(draft)
+            self._clear_the_way(draft)
         fd = self._disk.open_new(draft)
         try:
             self._disk.write_all(fd, b"".join(lines))
@@ -193,6 +197,13 @@ class Ledger:
         if self._fd is not None:
             self._disk.close(self._fd)
             self._fd = None
+
+    def _clear_the_way(self, draft: str) -> None:
+        """Remove what a rewrite that died left; what others put there goes to corrupt/."""
+        if why_not_ours(self._disk, draft, is_draft_of_the_ledger, self._disk.open_read) is None:
+            self._disk.unlink(draft)
+        else:
+            set_aside(self._disk, self._layout, draft)
 
     def _append(self, lines: list[bytes]) -> int:
         """Write lines at the end of the file; return its descriptor."""

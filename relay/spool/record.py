@@ -40,6 +40,7 @@ WARNED_OFFSET = HEADER_BYTES - 2
 WARNED_BYTE = b"W"
 _CHECKED_BYTES = HEADER_BYTES - 3 - 8
 """How much of the header its own checksum covers."""
+_ANY_HEADER = b"relay-message 1 000000000000000 0000000000 0000000 -- 00000000 00000000 00000000 -\n"
 _STATUSES = {status.value[0]: status for status in Status}
 _TYPES: dict[str, tuple[type, ...]] = {
     "reverse_path": (str,),
@@ -51,6 +52,10 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "smtputf8": (bool,),
 }
 """Of the envelope's facts: a right checksum proves only that nobody changed them."""
+
+
+class AnotherMessage(Corrupt):
+    """A whole envelope, and that of another id than its file is called by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +114,12 @@ def encode_header(content_bytes: int, envelope: bytes, recipient_count: int, sha
         zlib.crc32(envelope),
     )
     return b"%s%08x -\n" % (start, zlib.crc32(start))
+
+
+def is_begun(raw: bytes) -> bool:
+    """Return whether a header may have got no further than this: to its first octets, and zeros."""
+    front = raw.rstrip(b"\0")
+    return len(front) < HEADER_BYTES and _HEADER.match(front + _ANY_HEADER[len(front) :]) is not None
 
 
 def decode_header(raw: bytes) -> Header:
@@ -172,7 +183,7 @@ def decode_envelope(queue_id: QueueId, header: Header, raw: bytes) -> Recipients
     if not all(type(getattr(envelope, name)) in types for name, types in _TYPES.items()):
         raise Corrupt("the envelope has a fact of another type than we write")
     if recorded_id != queue_id:
-        raise Corrupt(f"the file of another message, {str(recorded_id)[:20]!r}")
+        raise AnotherMessage(f"the file of another message, {str(recorded_id)[:20]!r}")
     lengths = (len(line) + 1 for line in lines[:-1])
     return Recipients(envelope, statuses, array("Q", accumulate(lengths, initial=end)))
 

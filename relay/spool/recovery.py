@@ -13,7 +13,7 @@ import contextlib
 
 from relay.envelope import QueueId
 from relay.sorting import Sorter
-from relay.spool import files, foreign
+from relay.spool import files, foreign, leftovers
 from relay.spool.durable import Disk, opened
 from relay.spool.identity import subject_of
 from relay.spool.interface import Corrupt, Entry, Recovery, Status
@@ -60,7 +60,7 @@ def recover(
     for path in walk.remains:
         # Only now: what was read of the old ledger need not have been durable.
         disk.unlink(path)
-    _remove_orphaned_notes(disk, layout, {*walk.fates, *accepted, *set_aside})
+    _remove_orphaned_notes(disk, layout, aside, {*walk.fates, *accepted, *set_aside})
     entries = tuple(sorted(walk.entries, key=lambda entry: entry.queue_id))
     recovery = Recovery(
         entries,
@@ -132,7 +132,7 @@ def remove_abandoned_drafts(disk: Disk, layout: Layout, aside: foreign.Aside) ->
             if not disk.lock_open(fd):
                 continue
             try:
-                is_ours = foreign.is_draft(disk, fd)
+                is_ours = leftovers.is_draft(disk, fd, QueueId(name))
             except OSError as error:
                 aside.move_unusable(path, error, "tmp-")
                 continue
@@ -235,10 +235,18 @@ def _sync_all(disk: Disk, layout: Layout, queued_folders: set[str]) -> None:
         disk.sync_directory(folder)
 
 
-def _remove_orphaned_notes(disk: Disk, layout: Layout, known: set[str]) -> None:
-    """Remove notes whose message is gone; those of a corrupt message stay with it."""
+def _remove_orphaned_notes(disk: Disk, layout: Layout, aside: foreign.Aside, known: set[str]) -> None:
+    """Remove notes whose message is gone; those of a corrupt message stay with it.
+
+    Where there is anything else among them, they go to corrupt/.
+    """
     for name in disk.names(layout.folder("bounce")):
         # What is no file of ours was moved away, or could not be.
-        if is_queue_id(name) and name not in known:
-            with contextlib.suppress(OSError):
-                disk.unlink(layout.notes(QueueId(name)))
+        if not is_queue_id(name) or name in known:
+            continue
+        path = layout.notes(QueueId(name))
+        with contextlib.suppress(OSError):
+            if (why := foreign.why_not_ours(disk, path, leftovers.is_notes_only, disk.open_read)) is None:
+                disk.unlink(path)
+            else:
+                aside.move(path, f"among notes: {why}", "bounce-")

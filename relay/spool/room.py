@@ -52,6 +52,23 @@ class NoHeadroom(OSError):  # noqa: N818 - a state of the disk
         super().__init__(errno.ENOSPC, why)
 
 
+@functools.cache
+def _noise() -> bytes:
+    """Return what the reserve holds: some file systems give no blocks to zeros."""
+    return hashlib.shake_128(b"reserve").digest(RESERVE_BYTES)
+
+
+def is_reserve(disk: Disk, fd: int) -> bool:
+    """Return whether an open file is the reserve, or any of it with zeros for the rest.  Raises OSError."""
+    if disk.size(fd) > RESERVE_BYTES:
+        return False
+    content = disk.pread(fd, RESERVE_BYTES, 0)
+    # What a crash left is judged by the octet: noise and a text have few in common.
+    return _noise().startswith(content) or all(
+        there in (0, ours) for there, ours in zip(content, _noise(), strict=False)
+    )
+
+
 class Reserve:
     """The file that is given up when the disk is full.  For the holder of the spool's lock."""
 
@@ -66,7 +83,7 @@ class Reserve:
         if self._is_kept:
             return
         with contextlib.suppress(OSError):
-            if self._disk.length(self._path) != RESERVE_BYTES:
+            if not self._is_there() or self._disk.length(self._path) != RESERVE_BYTES:
                 if why_no_room(self._disk.free(self._folder), RESERVE_BYTES) is not None:
                     return
                 self._fill()
@@ -76,8 +93,23 @@ class Reserve:
         """Give it up; return whether that made room."""
         self._is_kept = False
         try:
+            if not self._is_there():
+                return False
             self._disk.unlink(self._path)
         except OSError:
+            return False
+        return True
+
+    def _is_there(self) -> bool:
+        """Return whether the reserve is there, or a part of it.  Raises OSError, also where others' file is.
+
+        A start moves that away, never this: nothing of others is removed to make room.
+        """
+        try:
+            with opened(self._disk, self._disk.open_read(self._path)) as fd:
+                if not is_reserve(self._disk, fd):
+                    raise FileExistsError(errno.EEXIST, "not written by us", self._path)
+        except FileNotFoundError:
             return False
         return True
 
@@ -86,8 +118,7 @@ class Reserve:
             self._disk.unlink(self._path)
         try:
             with opened(self._disk, self._disk.open_new(self._path)) as fd:
-                # Of noise: some file systems give no blocks to zeros.
-                self._disk.write_all(fd, hashlib.shake_128(b"reserve").digest(RESERVE_BYTES))
+                self._disk.write_all(fd, _noise())
                 # Crash here: too short or of holes; the next start takes it for whole only by its length.
                 self._disk.sync(fd)
         except OSError:

@@ -14,6 +14,7 @@ What a start, which is always a recovery, may find, and what becomes of it:
 | last group not whole                 | cut: it was never durable, so nothing was sent on it     |
 | reservations without an end          | occupied until deadline + T: their process may have died |
 | `PATH.new`                           | a rewrite that died; removed by the next                 |
+| `PATH.new` of others                 | renamed to `PATH.new.1`, or the next that is free        |
 | another boot's id                    | rewritten in this boot's time, see below                 |
 | version 1                            | read; the next append writes all of it as version 2      |
 | damage before whole groups           | HistoryError: nothing is sent                            |
@@ -50,13 +51,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from relay.clock import SECOND_NS, Clock
-from relay.spool.durable import Disk, sync_above
+from relay.spool.durable import Disk, opened, sync_above
 from relay.throttle.record import (
     At,
     HistoryError,
     Record,
     group,
     header,
+    is_begun,
     is_current,
     read_groups,
     read_header,
@@ -67,12 +69,26 @@ from relay.throttle.slots import Slots
 COMPACT_ABOVE_BYTES = 256 * 1024
 LONGEST_RECORD_BYTES = 72
 """A line with two instants of a year and six-digit weights, and some to spare; apart from its shares."""
+SECTOR_BYTES = 512
+"""What a disk writes whole or not at all."""
 LARGEST_BYTES = 256 * 1024 * 1024
 """No history of ours is a tenth of this; reading more would be a memory bomb."""
 LONGEST_BELIEVED_NS = 30 * 86_400 * SECOND_NS
 """How long a host may have been off by its wall clock; longer is rather a clock without a battery."""
 CLOCK_SKEW_NS = SECOND_NS
 """How far the clocks of two CPUs may differ; more is another time namespace."""
+
+
+def is_left_of_a_rewrite(disk: Disk, path: str) -> bool:
+    """Return whether a file may be what a rewrite that died left; never raises OSError.
+
+    What cannot be read may be anybody's.
+    """
+    try:
+        with opened(disk, disk.open_read(path)) as fd:
+            return is_begun(disk.pread(fd, SECTOR_BYTES, 0))
+    except OSError:
+        return False
 
 
 class History:
@@ -290,7 +306,7 @@ class History:
         content = header(self._clock.boot_id()) + group(at, self._slots.records(now_ns))
         new_path = f"{self._path}.new"
         if self._disk.inode(new_path) is not None:
-            self._disk.unlink(new_path)
+            self._clear_the_way(new_path)
         fd = self._disk.open_new(new_path)
         try:
             self._disk.write_all(fd, content)
@@ -312,6 +328,17 @@ class History:
         self._others = b""
         self._is_rewrite_due = self._is_content_unsynced = self._is_name_unsynced = False
         self._is_ours = True
+
+    def _clear_the_way(self, new_path: str) -> None:
+        """Remove what a rewrite that died left; what others put there is moved aside, and kept."""
+        if is_left_of_a_rewrite(self._disk, new_path):
+            self._disk.unlink(new_path)
+            return
+        number = 1
+        while self._disk.inode(f"{new_path}.{number}") is not None:
+            number += 1
+        # Crash here: it is found again by the next rewrite.
+        self._disk.rename(new_path, f"{new_path}.{number}")
 
     def _at_now(self, now_ns: int) -> At:
         wall_ns = self._clock.wall_ns()

@@ -5,6 +5,7 @@ group that is just being appended looks like one that a crash tore.
 """
 
 import errno
+import glob
 import os
 import stat
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 from relay.clock import Clock
 from relay.finding import NOTHING_SENT, Finding
 from relay.spool.durable import Disk, opened
-from relay.throttle.history import CLOCK_SKEW_NS, LARGEST_BYTES
+from relay.throttle.history import CLOCK_SKEW_NS, LARGEST_BYTES, is_left_of_a_rewrite
 from relay.throttle.record import Contents, HistoryError, read_groups, read_header
 
 _REPAIR = (
@@ -28,10 +29,7 @@ def history_findings(path: Path, disk: Disk, clock: Clock, owner: int) -> Iterat
         found = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return  # made by the first reservation
-    if os.path.lexists(f"{path}.new"):
-        yield Finding(
-            f"{path}.new", "leftover", "a rewrite that a crash cut off", "removed by the next one", ""
-        )
+    yield from _beside_findings(f"{path}.new", disk)
     if not stat.S_ISREG(found.st_mode):
         yield Finding(str(path), "foreign", "not a file", NOTHING_SENT, f"see what it is; {_REPAIR}")
         return
@@ -53,6 +51,20 @@ def history_findings(path: Path, disk: Disk, clock: Clock, owner: int) -> Iterat
         )
         return
     yield from _content_findings(str(path), content, clock)
+
+
+def _beside_findings(path: str, disk: Disk) -> Iterator[Finding]:
+    """Yield what is to be said of the place where a rewrite begins."""
+    if os.path.lexists(path):
+        if is_left_of_a_rewrite(disk, path):
+            yield Finding(path, "leftover", "a rewrite that a crash cut off", "removed by the next one")
+        else:
+            becomes = f"renamed by the next rewrite, to {path}.1 or so, never deleted"
+            yield Finding(path, "foreign", "not written by us", becomes, "see what it is")
+    for kept in sorted(Path(path).parent.glob(f"{glob.escape(Path(path).name)}.*")):
+        yield Finding(
+            str(kept), "set_aside", "was in the way of a rewrite", "left where it is", "see what it is"
+        )
 
 
 def _content_findings(path: str, content: bytes, clock: Clock) -> Iterator[Finding]:

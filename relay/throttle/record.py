@@ -122,6 +122,8 @@ SEARCHED_TIMES = 4
 """How often the octets behind a damaged group are looked at, at most: work stays linear."""
 
 _VERSION = b"relay-history 2 "
+_WORD = b"relay-history "
+_ANY_VERSION = re.compile(_WORD + rb"[0-9]")
 _HEADER = re.compile(rb"(relay-history [12] ([0-9A-Za-z-]{1,64})) ([0-9a-f]{8})\n")
 _GROUP = re.compile(rb"group ([0-9]{1,9}) ([0-9a-f]{8})\n")
 """Wherever it stands: the end of the line before it may be what is damaged."""
@@ -167,6 +169,15 @@ def group(at: At, records: Iterable[Record]) -> bytes:
 def is_current(content: bytes) -> bool:
     """Return whether a file with a good first line may be added to, or has to be written anew first."""
     return content.startswith(_VERSION)
+
+
+def is_begun(sector: bytes) -> bool:
+    """Return whether a file whose first sector holds this may be a history that a crash cut off.
+
+    That writes a sector, a part of it with zeros for the rest, or nothing of it.
+    """
+    front = sector.rstrip(b"\0")
+    return _ANY_VERSION.match(front) is not None or _WORD.startswith(front)
 
 
 def read_header(content: bytes) -> tuple[str, int]:

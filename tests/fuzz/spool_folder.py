@@ -1,5 +1,7 @@
 """Any files under any names in any folder of a spool: it starts, sends no foreign octet and deletes none."""
 
+import re
+
 from relay.clock import Clock
 from relay.envelope import QueueId
 from relay.spool import record
@@ -59,7 +61,7 @@ def target(raw: bytes) -> None:
         path = f"{ROOT}/{folder}/{name}"
         if disk.inode(path) is None:
             disk.plant(path, content, kind=kind)
-            if kind == "file" and not _may_go(folder, name):
+            if kind == "file" and not _may_go(folder, name, content):
                 planted[path] = content
 
     with bounded(CALLS):
@@ -91,9 +93,31 @@ def _content(choices: Choices, name: str) -> bytes:
     return choices.spoiled(header + content + marked, TOKENS)
 
 
-def _may_go(folder: str, name: str) -> bool:
-    """Return whether it is a draft that nobody writes, or notes about no message."""
-    return folder in {"tmp", "bounce"} and is_queue_id(name)
+def _may_go(folder: str, name: str, content: bytes) -> bool:
+    """Return whether a crash of ours may have left it: a draft that nobody writes, notes about no message."""
+    if not is_queue_id(name):
+        return False
+    if folder == "bounce":
+        lines = [line for line in re.split(rb"[\0\n]", content) if line]
+        # A line's front is lost only with a sector, and then zeros stand for all of it.
+        has_lost_sector = b"\0\0" in content[510:]
+        return has_lost_sector or all(line[:9] == b'{"index":'[: len(line)] for line in lines)
+    start = content[: record.HEADER_BYTES]
+    if folder != "tmp" or not (b"\0" in start or len(start) < record.HEADER_BYTES):
+        return folder == "tmp" and _is_message(name, content)
+    return start.rstrip(b"\0")[:16] == record.MAGIC[: len(start.rstrip(b"\0"))]
+
+
+def _is_message(name: str, content: bytes) -> bool:
+    """Return whether a file is a message of this id, or may be one that a crash cut off."""
+    try:
+        header = record.decode_header(content[: record.HEADER_BYTES])
+        if len(content) < header.file_bytes or b"\0" in content:
+            return len(content) <= header.file_bytes
+        record.decode_envelope(QueueId(name), header, content[header.envelope_offset :])
+    except Corrupt:
+        return False
+    return record.checksum(content[record.HEADER_BYTES : header.envelope_offset]) == header.content_crc
 
 
 def _load(spool: MaildirSpool, queue_id: QueueId) -> None:

@@ -54,7 +54,7 @@ def test_no_kind_of_thing_in_a_folder_keeps_mail_from_going(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["ledger", "ledger.new", "trigger"])
+@pytest.mark.parametrize("name", ["ledger", "ledger.new", "trigger", "reserve", "control.sock"])
 def test_no_kind_of_thing_in_the_place_of_a_file_that_can_be_made_anew_stops_a_start(
     engine: MaildirEngine, name: str, kind: str, victim: Path
 ) -> None:
@@ -75,6 +75,8 @@ def test_no_kind_of_thing_in_the_place_of_a_file_that_can_be_made_anew_stops_a_s
     is_ours = (kind, name) in {
         ("an empty file", "ledger"),
         ("an empty file", "ledger.new"),
+        ("an empty file", "reserve"),
+        ("a socket", "control.sock"),
         ("a FIFO", "trigger"),
     }
     assert kept == (set() if is_ours else {found})

@@ -195,6 +195,10 @@ CASES: dict[str, tuple[Break, list[tuple[str, str, bool]]]] = {
         lambda engine, _ids: _write(engine, "ledger.new", "format.1"),
         [("format.1", "leftover", False), ("ledger.new", "leftover", False)],
     ),
+    "others' files in the place of ours": (
+        lambda engine, _ids: _mine(engine, "ledger.new", "reserve"),
+        [("ledger.new", "foreign", True), ("reserve", "foreign", True)],
+    ),
     "notes of a message that is gone": (
         lambda engine, _ids: _write(engine, f"bounce/{FOREIGN_ID}"),
         [(f"bounce/{FOREIGN_ID}", "leftover", False)],
@@ -256,6 +260,11 @@ def _damage_content(path: str) -> None:
 def _copy(path: str, target: str) -> None:
     Path(target).write_bytes(Path(path).read_bytes())
     Path(target).chmod(0o600)
+
+
+def _mine(engine: MaildirEngine, *names: str) -> None:
+    for name in names:
+        _file(engine, name).write_text("mine")
 
 
 def _append(path: str, content: bytes) -> None:

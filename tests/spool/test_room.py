@@ -104,7 +104,7 @@ def test_the_reserve_is_there_from_the_first_start_and_comes_back_when_there_is_
 
 def test_a_reserve_that_a_crash_left_short_is_made_anew() -> None:
     disk = prepared()
-    disk.poke(RESERVE, b"short")
+    disk.poke(RESERVE, disk.peek(RESERVE)[:5])
 
     _started(disk)
 

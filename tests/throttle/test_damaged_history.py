@@ -1,13 +1,16 @@
 """Histories that no crash leaves: their damage is told, and looking at it costs what they are worth."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from relay.clock import SECOND_NS
+from relay.spool.durable import RealDisk
 from relay.throttle.record import At, Charged, HistoryError, group, header, read_groups
 from relay.throttle.slots import EXACT_ENDS, Slots
 from tests.fakes.clock import FakeClock
+from tests.fakes.foreign import KINDS, kind_of, plant
 from tests.fuzz.work import CountedBytes
 from tests.throttle.limits import granted, messages, settle, throttle
 from tests.throttle.memory_disk import MemoryDisk
@@ -65,14 +68,55 @@ def test_a_torn_end_that_cannot_be_cut_durably_is_written_anew_by_the_next() -> 
     assert disk.inode(str(PATH)) != inode
 
 
-def test_what_a_rewrite_that_died_left_is_removed_by_the_next() -> None:
+@pytest.mark.parametrize(
+    "left",
+    [
+        b"",
+        b"relay-hist",
+        b"relay-history 2 6e2f",
+        bytes(300),
+        bytes(512) + b"75 1 1\ncharged 3 1 1",
+        b"relay-h" + bytes(505) + b"75 1 1\n",
+    ],
+)
+def test_what_a_rewrite_that_died_left_is_removed_by_the_next(left: bytes) -> None:
     disk, clock = MemoryDisk(), FakeClock()
-    disk.put(f"{PATH}.new", b"half of a hist")
+    disk.put(f"{PATH}.new", left)
     account = throttle(PATH, disk, clock, LIMITS)
 
     assert len(granted(account, 1, 1, 1, 1)) == 3
     assert disk.inode(f"{PATH}.new") is None
     assert len(granted(throttle(PATH, disk, clock, LIMITS), 1)) == 0
+
+
+@pytest.mark.parametrize("mine", [b"my history\n", bytes(16) + b"mine", b"relay-history of mine"])
+def test_what_others_put_in_the_place_of_a_rewrite_is_moved_aside_and_never_removed(mine: bytes) -> None:
+    disk, clock = MemoryDisk(), FakeClock()
+    disk.put(f"{PATH}.new.1", b"of an earlier day")
+    disk.put(f"{PATH}.new", mine)
+    account = throttle(PATH, disk, clock, LIMITS)
+
+    assert len(granted(account, 1, 1, 1, 1)) == 3
+    assert disk.inode(f"{PATH}.new") is None
+    assert disk.read(f"{PATH}.new.1") == b"of an earlier day"
+    assert disk.read(f"{PATH}.new.2") == mine
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_kind_of_thing_in_the_place_of_a_rewrite_stops_an_account(tmp_path: Path, kind: str) -> None:
+    path, victim = tmp_path / "isp", tmp_path / "victim"
+    victim.write_text("untouched")
+    plant(tmp_path / "isp.new", kind, victim)
+    found = kind_of(tmp_path / "isp.new")
+    account = throttle(path, RealDisk(), FakeClock(), LIMITS)
+
+    assert len(granted(account, 1, 1, 1, 1)) == 3
+    account.close()
+    assert not os.path.lexists(tmp_path / "isp.new")
+    # What is empty is what a crash leaves there of ours.
+    if kind != "an empty file":
+        assert kind_of(tmp_path / "isp.new.1") == found
+    assert victim.read_text() == "untouched"
 
 
 def test_ends_of_this_very_instant_are_merged_to_the_nanosecond() -> None:

@@ -87,9 +87,13 @@ def test_damage_at_any_byte_of_a_history_is_told_just_where_nothing_would_be_sen
 
 def test_what_else_stops_a_history_is_told(path: Path, clock: FakeClock) -> None:
     whole = used(path, clock)
-    Path(f"{path}.new").write_bytes(b"half a re")
+    Path(f"{path}.new").write_bytes(b"relay-hi")
     assert findings(path, clock) == [("leftover", False)]
-    Path(f"{path}.new").unlink()
+    Path(f"{path}.new").write_bytes(b"mine")
+    assert findings(path, clock) == [("foreign", True)]
+    Path(f"{path}.new").rename(f"{path}.new.1")
+    assert findings(path, clock) == [("set_aside", True)]
+    Path(f"{path}.new.1").unlink()
     assert findings(path, FakeClock()) == [("future_history", True)]
     path.write_bytes(whole.replace(b"relay-history 2", b"relay-history 3"))
     assert findings(path, clock) == [("damaged_history", True)]
