@@ -16,7 +16,10 @@ from tests.mutants.operators import operators
 from tests.mutants.page import Verdict
 from tests.mutants.sites import Site, sites
 
-PROMISES = ("relay/spool/*.py", "relay/throttle/history.py")
+PROMISES = (
+    *("relay/spool/*.py", "relay/service/desk.py"),
+    *("relay/throttle/history.py", "relay/throttle/record.py"),
+)
 """All that is left out of these, one at a time, has to be noticed."""
 JUDGED = ("relay/spool/*.py", "relay/throttle/*.py", "relay/address.py", "relay/reply.py", "relay/report.py")
 """The general mutants are drawn from these."""
@@ -62,7 +65,7 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("modules", nargs="*", help="default: the spool and the history")
+    parser.add_argument("modules", nargs="*", help="default: the spool, the desk, the history")
     parser.add_argument("--kinds", nargs="*", default=["sync", "order", "check"])
     parser.add_argument("--sample", type=int, default=0, help="how many general mutants to draw as well")
     parser.add_argument("--seed", type=int, default=1, help="what to draw them from")

@@ -156,7 +156,7 @@ class Judge:
 
     def _first(self, copy: Copy, module: str, site: Site, tests: list[str]) -> str | None:
         """Return the first test that fails with the mutant, and by itself, and not without the mutant."""
-        while (caught := self._ask(copy, module, site, tests)) is not None:
+        while tests and (caught := self._ask(copy, module, site, tests)) is not None:
             test = caught.partition(" (")[0]
             if test not in tests:
                 return caught

@@ -25,6 +25,7 @@ TESTS = (
     "tests/cli/test_fsck.py",
     "tests/cli/test_audit.py",
     "tests/service/test_aside.py",
+    "tests/service/test_desk.py",
     "tests/service/test_limits.py",
 )
 MARKED = ("-m", "not crash and not slow")

@@ -1,8 +1,13 @@
 """The places in a module at which something that keeps a promise can be left out.
 
-- a *sync*: a statement whose call makes something durable, removed;
-- an *order*: two neighbouring statements that both change the disk, exchanged;
-- a *check*: an `if` that does nothing but raise, leave, or go on with the next, removed.
+- a *sync*: a statement whose call makes something durable, or writes in place what a sync is to
+  make durable, removed;
+- an *order*: two statements that both change the disk, with none between them that does: one of
+  them moved over the other (`←` ahead, `→` behind);
+- a *check*: an `if` whose body ends in raising, leaving, or going on with the next, removed; where
+  it has an `else`, that is what is left of it.
+
+To who calls the spool, a call that its interface says is durable is one that changes the disk.
 
 No order is counted where the second statement needs a name that the first one binds (that is no
 order somebody could choose otherwise), and where neither changes more than what processes see of
@@ -26,8 +31,12 @@ CHANGES = SYNCS | frozenset(
     | {"remove_abandoned_drafts", "clear_the_way", "forget_removals", "keep", "spend", "_fill"}
 )
 """Methods of the disk, and those of the spool and the history that change it, by name."""
+OF_THE_SPOOL = frozenset({"note", "mark", "mark_warned", "publish_report", "finish"})
+"""Methods of relay.spool.interface.Spool that are durable when they return: called on a `spool`."""
+WRITES_IN_PLACE = frozenset({"write_at"})
 OF_LISTS = frozenset({"append", "move", "discard"})
 """Names of those that also plain collections have."""
+LEAVES = ast.Raise | ast.Return | ast.Continue | ast.Break
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,19 +124,44 @@ def _of_block(text: Text, where: str, block: Sequence[ast.stmt]) -> Iterator[Sit
     for statement in block:
         if _is_sync(statement):
             yield _without(text, "sync", where, statement)
-        if _is_check(statement):
-            yield _without(text, "check", where, statement)
-    for one, two in pairwise(block):
-        if _changes_disk(one) and _changes_disk(two) and not _binds(one) & _names(two):
-            (begin, middle), (after, end) = text.span(one), text.span(two)
-            instead = text.of(two) + text.between(middle, after) + text.of(one)
-            told = f"{_told(text, two)} ← {_told(text, one)}"
-            yield Site("order", where, told, begin, end, instead, head_lines(one))
+        if isinstance(statement, ast.If) and isinstance(statement.body[-1], LEAVES):
+            yield _unchecked(text, where, statement)
+    changing = [number for number, statement in enumerate(block) if _changes_disk(statement)]
+    for one, two in pairwise(changing):
+        yield from _exchanged(text, where, block[one : two + 1])
 
 
 def _without(text: Text, kind: str, where: str, statement: ast.stmt) -> Site:
     begin, end = text.span(statement)
     return Site(kind, where, _told(text, statement), begin, end, "pass", head_lines(statement))
+
+
+def _unchecked(text: Text, where: str, statement: ast.If) -> Site:
+    if not statement.orelse:
+        return _without(text, "check", where, statement)
+    begin, end = text.span(statement.test)
+    return Site("check", where, _told(text, statement), begin, end, "False", head_lines(statement))
+
+
+def _exchanged(text: Text, where: str, some: Sequence[ast.stmt]) -> Iterator[Site]:
+    """Yield the first and the last of some statements in the other order, as far as it could be chosen.
+
+    Where others stand between them, either one may be what moves.
+    """
+    one, *between, two = some
+    if _binds(one) & _names(two):
+        return
+    (begin, middle), (after, end) = text.span(one), text.span(two)
+    first = text.span(between[0])[0] if between else after
+    ahead = text.of(two) + text.between(middle, first) + text.between(begin, text.span(some[-2])[1])
+    behind = text.between(first, end) + text.between(middle, first) + text.of(one)
+    if not any(_binds(each) & _names(two) for each in between):
+        yield Site(
+            "order", where, f"{_told(text, two)} ← {_told(text, one)}", begin, end, ahead, head_lines(one)
+        )
+    if between and not any(_binds(one) & _names(each) for each in between):
+        told = f"{_told(text, one)} → {_told(text, two)}"
+        yield Site("order", where, told, begin, end, behind, head_lines(one))
 
 
 def _told(text: Text, statement: ast.stmt) -> str:
@@ -136,28 +170,25 @@ def _told(text: Text, statement: ast.stmt) -> str:
 
 
 def _is_sync(statement: ast.stmt) -> bool:
+    durable = SYNCS | OF_THE_SPOOL
     if isinstance(statement, ast.For):
-        return bool(_calls(statement.iter) & SYNCS)
-    return isinstance(statement, ast.Expr) and bool(_calls(statement) & SYNCS)
-
-
-def _is_check(statement: ast.stmt) -> bool:
-    leaves = ast.Raise | ast.Return | ast.Continue | ast.Break
-    return (
-        isinstance(statement, ast.If)
-        and not statement.orelse
-        and len(statement.body) == 1
-        and isinstance(statement.body[0], leaves)
-    )
+        return bool(_calls(statement.iter) & durable)
+    return isinstance(statement, ast.Expr) and bool(_calls(statement) & (durable | WRITES_IN_PLACE))
 
 
 def _changes_disk(statement: ast.stmt) -> bool:
     """Return whether a statement that can be moved as it is changes what is on the disk."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Return):
         return False
-    if any(isinstance(node, ast.Return | ast.Continue | ast.Break) for node in ast.walk(statement)):
-        return False
-    return bool(_calls(statement) & CHANGES)
+    return not _leaves(statement) and bool(_calls(statement) & (CHANGES | OF_THE_SPOOL))
+
+
+def _leaves(statement: ast.AST, *, in_loop: bool = False) -> bool:
+    """Return whether a statement leaves what it stands in; what leaves a loop within it stays in it."""
+    if isinstance(statement, ast.Return) or (isinstance(statement, ast.Continue | ast.Break) and not in_loop):
+        return True
+    in_loop = in_loop or isinstance(statement, ast.For | ast.While)
+    return any(_leaves(child, in_loop=in_loop) for child in ast.iter_child_nodes(statement))
 
 
 def _binds(statement: ast.stmt) -> set[str]:
@@ -177,6 +208,8 @@ def _calls(statement: ast.AST) -> set[str]:
     for node in ast.walk(statement):
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+            if name in OF_THE_SPOOL and not ast.unparse(node.func).endswith(f"spool.{name}"):
+                continue
             if name not in OF_LISTS or _is_on_disk(node):
                 names.add(name)
     return names

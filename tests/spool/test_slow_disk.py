@@ -1,6 +1,8 @@
 """A disk whose syncs take long: the rest of a batch waits together, and each file has its own result."""
 
 import errno
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -28,3 +30,23 @@ def test_a_batch_has_one_result_for_each_file_however_slow_the_disk_is(
     for fd in fds:
         if fd != gone:
             disk.close(fd)
+
+
+@pytest.mark.parametrize(("slow_ns", "at_once"), [(-1, 2), (10**18, 1)])
+def test_on_a_slow_disk_the_rest_of_a_batch_waits_together_and_on_a_quick_one_in_turn(
+    monkeypatch: pytest.MonkeyPatch, slow_ns: int, at_once: int
+) -> None:
+    monkeypatch.setattr(durable, "SLOW_SYNC_NS", slow_ns)
+    others = threading.Barrier(at_once, timeout=10)
+    met: list[int] = []
+
+    def fdatasync(fd: int) -> None:
+        if fd > 0:
+            # Of a slow disk no sync ends before another one has begun.
+            others.wait()
+        met.append(fd)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+
+    assert RealDisk().sync_each([0, 1, 2], content_only=True) == [None] * 3
+    assert sorted(met) == [0, 1, 2]

@@ -66,6 +66,15 @@ def test_a_last_group_torn_at_any_byte_leaves_those_before_it(groups: list[tuple
             assert contents.records == [record for _, records in groups[:-1] for record in records]
 
 
+def test_a_last_group_that_claims_more_than_is_there_is_not_whole_whatever_its_checksum() -> None:
+    """One digit of its length is damaged: its end would lie behind the file's."""
+    before, last = group(At(1, 2, 2), []), group(At(3, 4, 4), [Ended(5, 6)])
+    word, length, rest = last.split(b" ", 2)
+    content = before + b" ".join([word, b"9" + length[1:], rest])
+
+    assert read_groups(content, 0) == ([], At(1, 2, 2), len(before))
+
+
 @given(GROUPS, st.data())
 def test_damage_before_a_whole_group_is_an_error_that_names_the_byte(
     groups: list[tuple[At, list[Record]]], data: st.DataObject
@@ -107,6 +116,8 @@ def test_another_file_is_refused(content: bytes, message: str) -> None:
     [
         b"",
         b"at 1 2\n",
+        b"at 1 +2 3\n",
+        b"at 1 2_0 3\n",
         b"at 1 2 3\nlent 4 5\n",
         b"at 1 2 3\nended 4\n",
         b"at 1 2 3\nended 4 x\n",
