@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from tests.peers.feeder import Feeder
+from tests.peers.feeder import Feeder, partly_refused
 from tests.peers.kills import Kills, Verdict, judge, told_relayed_twice
 from tests.peers.practice import Practice
 from tests.peers.processes import is_alive
@@ -137,6 +137,7 @@ class Figures:
     turned_away: int = 0
     duplicates: int = 0
     most_repeated: int = 0
+    reports: int = 0
     began_s: float = field(default_factory=time.monotonic)
 
     def add(self, ordeal: Ordeal, verdict: Verdict) -> None:
@@ -146,13 +147,14 @@ class Figures:
         self.acknowledged += len(ordeal.feeder.acknowledged)
         self.turned_away += ordeal.feeder.turned_away
         self.duplicates += verdict.duplicates
+        self.reports += verdict.reports
         self.most_repeated = max(self.most_repeated, verdict.most_repeated)
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.kills.items()))
         return (
             f"{self.sigkills} SIGKILLs ({kinds}), {self.acknowledged} messages acknowledged: "
-            f"0 lost, 0 corrupt, {self.duplicates} recipients twice, "
+            f"0 lost, 0 corrupt, {self.reports} reports, {self.duplicates} recipients twice, "
             f"at most {self.most_repeated} transactions a kill; "
             f"{self.turned_away} sessions cut off; {time.monotonic() - self.began_s:.0f} s"
         )
@@ -166,12 +168,13 @@ def _suffer(
     folder.mkdir()
     allows = limit or NEVER_REACHED
     with Practice(folder, allows, seed=seed, latest_reply_s=LATEST_REPLY_S, keep=folder / "kept") as host:
-        isp = host.upstream(connections=CONNECTIONS, limits=[limit] if limit else [])
-        relay = WarmRelay(warm, folder, {"isp": isp})
+        # Of every third message a recipient is refused, on purpose.
+        isp = host.upstream(connections=CONNECTIONS, limits=[limit] if limit else [], shield=None)
+        relay = WarmRelay(warm, folder, {"isp": isp}, reports={"per_hour": None})
         relay.policy["listen"][0]["processes"] = listeners
         relay.write_policy()
         relay.start()
-        with Feeder(relay.port, ahead=0) as feeder:
+        with Feeder(relay.port, ahead=0, letter=partly_refused) as feeder:
             ordeal = Ordeal(host, relay, feeder, dice)
             deck = list(itertools.islice(itertools.cycle(WITH_LISTENERS if listeners else ALONE), times))
             dice.shuffle(deck)
@@ -183,7 +186,7 @@ def _suffer(
         # What was cut off may still be decided.
         wait_until(lambda: host.unanswered == 0)
         assert relay.stop() == 0
-        verdict = judge(host, ordeal.kills, feeder.acknowledged, feeder.attempted)
+        verdict = judge(host, ordeal.kills, feeder.acknowledged, feeder.attempted, letter=partly_refused)
     verdict.assert_good(connections=CONNECTIONS)
     assert told_relayed_twice(relay.log()) == []
     assert host.ledger.most_in_any_window() <= allows[next(iter(allows))]
@@ -228,6 +231,7 @@ def test_kills_in_the_middle_of_everything_lose_nothing_and_repeat_only_what_was
     assert figures.sigkills >= 20
     assert figures.acknowledged >= 1000
     assert figures.turned_away > 0
+    assert figures.reports > 300
     assert figures.duplicates > 0, "no kill hit a transaction behind its dot"
 
 
