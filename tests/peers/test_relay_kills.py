@@ -33,6 +33,10 @@ CONNECTIONS = 4
 LATEST_REPLY_S = 0.02
 """The upstream replies as late as this: a message is in flight most of the time."""
 LONGEST_START_S = 0.08
+LONGEST_TAKE_OVER_S = 0.25
+"""How long after SIGHUP at most; an edit has to stay as it is for 0.1 s."""
+LOWERED = (1.0, 0.9, 0.8)
+"""What an edit makes of a limit, as a share of what the upstream allows."""
 Limit = dict[str, Any]
 LIMITS: tuple[Limit | None, ...] = ({"messages": 250, "per": "2s"}, None, {"recipients": 350, "per": "2s"})
 TIGHT: Limit = {"messages": 60, "per": "2s"}
@@ -48,9 +52,13 @@ class Ordeal:
     relay: WarmRelay
     feeder: Feeder
     dice: random.Random
+    allows: Limit
+    """What the upstream does."""
     kills: Kills = field(default_factory=Kills)
     counts: Counter[str] = field(default_factory=Counter)
     """How often each thing happened."""
+    taken_over: int = 0
+    """Edits that were in force, and told of, before the kill."""
 
     def everything(self) -> None:
         """Kill the sender and its listeners at one instant."""
@@ -77,18 +85,36 @@ class Ordeal:
         self.relay.start()
 
     def edit(self) -> None:
-        """Kill everything while it takes an edited policy over."""
+        """Kill everything while it takes an edited policy over, or just after; start on the edited one."""
         isp = self.relay.policy["upstreams"]["isp"]
         isp["connections"] = self.dice.randint(2, CONNECTIONS)
         isp["guard"] = self.dice.choice(["10ms", "20ms"])
+        isp["limits"] = [self._edited_limit()]
+        before = self._taken_over()
         self.relay.write_policy()
         self.relay.reload()
-        if self.dice.random() < 0.5:
+        is_half = self.dice.random() < 0.25
+        if is_half:
             self.relay.policy_path.write_text("half an edi")
+        with contextlib.suppress(TimeoutError):
+            wait_until(
+                lambda: self._taken_over() > before, within_s=self.dice.uniform(0, LONGEST_TAKE_OVER_S)
+            )
         with self.kills.one():
             self.relay.kill_all()
-        self.relay.write_policy()
+        self.taken_over += self._taken_over() > before
+        if is_half:
+            # By half an edit none starts.
+            self.relay.write_policy()
         self.relay.start()
+
+    def _edited_limit(self) -> Limit:
+        """Return another limit, never above what the upstream allows."""
+        (unit, count), *others = self.allows.items()
+        return {unit: int(count * self.dice.choice(LOWERED)), **dict(others)}
+
+    def _taken_over(self) -> int:
+        return sum(" loaded, sha256 " in line for line in self.relay.log())
 
     def listener(self) -> None:
         """Kill a listener process; no message that the sender has is in danger."""
@@ -138,6 +164,7 @@ class Figures:
     duplicates: int = 0
     most_repeated: int = 0
     reports: int = 0
+    taken_over: int = 0
     began_s: float = field(default_factory=time.monotonic)
 
     def add(self, ordeal: Ordeal, verdict: Verdict) -> None:
@@ -148,6 +175,7 @@ class Figures:
         self.turned_away += ordeal.feeder.turned_away
         self.duplicates += verdict.duplicates
         self.reports += verdict.reports
+        self.taken_over += ordeal.taken_over
         self.most_repeated = max(self.most_repeated, verdict.most_repeated)
 
     def __str__(self) -> str:
@@ -156,6 +184,7 @@ class Figures:
             f"{self.sigkills} SIGKILLs ({kinds}), {self.acknowledged} messages acknowledged: "
             f"0 lost, 0 corrupt, {self.reports} reports, {self.duplicates} recipients twice, "
             f"at most {self.most_repeated} transactions a kill; "
+            f"{self.taken_over} edits in force before their kill; "
             f"{self.turned_away} sessions cut off; {time.monotonic() - self.began_s:.0f} s"
         )
 
@@ -175,7 +204,7 @@ def _suffer(
         relay.write_policy()
         relay.start()
         with Feeder(relay.port, ahead=0, letter=partly_refused) as feeder:
-            ordeal = Ordeal(host, relay, feeder, dice)
+            ordeal = Ordeal(host, relay, feeder, dice, allows)
             deck = list(itertools.islice(itertools.cycle(WITH_LISTENERS if listeners else ALONE), times))
             dice.shuffle(deck)
             for kind in _instants(ordeal, deck, messages):

@@ -37,7 +37,7 @@ from tests.peers.warm import Warm, WarmRelay
 CONNECTIONS = 2
 LETTERS = 3
 NUMBERS = 100
-"""How far the numbers of two runs are apart; the second letter of each run is a long one; see also `of_every_end`."""
+"""How far the numbers of two runs are apart; the second letter of each is a long one (see `of_every_end`)."""
 MOST = 10_000
 LIMIT = {"messages": MOST, "per": "1s"}
 PLACES = {"notes": r"/bounce/", "hold": r"/hold\b", "reports": r"/[0-9a-z]{16}r\b"}
@@ -120,9 +120,9 @@ class Gallows:
         self._began_s = time.monotonic()
 
     def hang(self, nth: int, about: str = "") -> bool:
-        """Kill a relay ahead of its n-th call (about something), and the next ahead of a later one; bring the mail home.
+        """Kill a relay ahead of its n-th call (about something), and the next ahead of a later one.
 
-        Return whether the first was killed at all.
+        Then bring the mail home.  Return whether the first was killed at all.
         """
         self.runs += 1
         with self._feeder(clients=2) as feeder:
@@ -163,7 +163,8 @@ class Gallows:
         return (
             f"{self._ahead_of.total()} SIGKILLs ahead of {ahead_of}, {places}; "
             f"{len(self._acknowledged)} messages acknowledged: 0 lost, 0 corrupt, "
-            f"{verdict.reports} reports, {len(staying)} deleted, {verdict.duplicates} recipients twice, at most {verdict.most_repeated} transactions a kill; "
+            f"{verdict.reports} reports, {len(staying)} deleted, {verdict.duplicates} recipients twice, "
+            f"at most {verdict.most_repeated} transactions a kill; "
             f"{time.monotonic() - self._began_s:.0f} s"
         )
 
