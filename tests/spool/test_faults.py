@@ -22,7 +22,7 @@ from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model
 from tests.spool.cuts import BOUNCED, LONG, RELAYED, SCENARIOS, cuts, killed, prefixes, run_of
 from tests.spool.engine import OnModel
-from tests.spool.faulting import FAULTS, FULL, Judging, last_steps
+from tests.spool.faulting import FAULTS, FULL, LISTENED, Judging, last_steps
 from tests.spool.plays import play, prepared
 from tests.spool.world import ROOT, Letter, Snapshot, World
 
@@ -55,7 +55,7 @@ def test_what_a_listener_was_refused_is_not_queued_and_what_it_was_told_is_ours_
     judging = Judging("simulated faults under a listener", engine)
 
     def fails(kind: str, nth: int) -> bool:
-        world, fault = World(base.after_kill(), engine=engine), FAULTS[kind](nth)
+        world, fault = World(base.after_kill(), engine=engine), LISTENED[kind](nth)
         sender = world.sender()
         sender.recover()
         world.listener_disk.fail(fault)
@@ -71,7 +71,7 @@ def test_what_a_listener_was_refused_is_not_queued_and_what_it_was_told_is_ours_
         judging.check(world.sender_disk, world.trace, f"{kind} at {nth}: {last_steps(world.listener_disk)}")
         return True
 
-    every_call(FAULTS, fails)
+    every_call(LISTENED, fails)
     assert judging.faults > 150
 
 

@@ -53,13 +53,15 @@ def test_one_recipient_with_any_fate_survives_any_crash_and_the_next_one(
 
 @pytest.mark.crash
 def test_up_to_three_messages_of_up_to_four_recipients_survive_any_crash_and_the_next_one(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], engine: OnModel
 ) -> None:
     seed = int(os.environ.get("RELAY_CRASH_SEED", "0"))
     budget_s = float(os.environ.get("RELAY_CRASH_BUDGET", "60")) * SHARE
 
     most = CUTS_AT_ONCE_IN_THE_LONG_RUN
-    tally = on_all_cores(functools.partial(walk, seed=seed, budget_s=budget_s, smallest=2, most=most))
+    tally = on_all_cores(
+        functools.partial(walk, seed=seed, budget_s=budget_s, smallest=2, most=most, engine=engine)
+    )
 
     tell(capsys, f"spool: {tally}, seed {seed}: nothing lost")
     assert len(tally.states) >= LEAST_STATES
