@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.lab import kernel
-from tests.lab.experiment import Laboratory
+from tests.lab.experiment import LEAST_IMAGES, Laboratory
 from tests.lab.filesystems import FILE_SYSTEMS
 
 SHOWN = 5
-LEAST_IMAGES = 20
 IMAGES_PER_SECOND = 4
 """At least; what does not fit in the time is left out."""
 

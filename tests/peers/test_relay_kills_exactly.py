@@ -159,9 +159,9 @@ class Gallows:
         assert told_relayed_twice(self.relay.log()) == []
         assert self._host.ledger.most_in_any_window() <= MOST
         ahead_of = ", ".join(f"{count} {name}" for name, count in self._ahead_of.most_common())
-        places = ", ".join(f"{count} about {place}" for place, count in self.places.most_common())
+        places = "".join(f", {count} about {place}" for place, count in self.places.most_common())
         return (
-            f"{self._ahead_of.total()} SIGKILLs ahead of {ahead_of}, {places}; "
+            f"{self._ahead_of.total()} SIGKILLs ahead of {ahead_of}{places}; "
             f"{len(self._acknowledged)} messages acknowledged: 0 lost, 0 corrupt, "
             f"{verdict.reports} reports, {len(staying)} deleted, {verdict.duplicates} recipients twice, "
             f"at most {verdict.most_repeated} transactions a kill; "
