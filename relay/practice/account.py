@@ -9,6 +9,7 @@ Assumes: one thread.
 import enum
 import hashlib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -57,8 +58,13 @@ class Account:
         keep: Path | None,
         rng: Random,
         clock: Clock,
+        why_refused: Callable[[str], str | None] = lambda _: None,
     ) -> None:
-        """Open the account; makes the folder `keep`.  Raises OSError."""
+        """Open the account; makes the folder `keep`.  Raises OSError.
+
+        `why_refused` returns the reply to a recipient that is not taken, or None.
+        """
+        self.why_refused = why_refused
         self._ledger = ledger
         self._counting = counting
         self._longest_delay_ns = longest_delay_ns

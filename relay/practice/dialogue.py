@@ -229,6 +229,8 @@ class Dialogue:
             return _NEEDS_SMTPUTF8
         if len(self._transaction.recipients) >= MAX_RECIPIENTS:
             return Answer("452 4.5.3 Too many recipients")
+        if (refusal := self._account.why_refused(address)) is not None:
+            return Answer(refusal)
         self._transaction.recipients.append(address)
         return Answer("250 2.1.5 Ok")
 

@@ -8,6 +8,7 @@ Assumes: one event loop, the standard library's or uvloop.
 import asyncio
 import random
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 
 from relay.clock import Clock, SystemClock
@@ -39,11 +40,13 @@ class PracticeSmarthost:
         tls: ssl.SSLContext | None = None,
         rng: random.Random | None = None,
         clock: Clock | None = None,
+        why_refused: Callable[[str], str | None] = lambda _: None,
     ) -> None:
         """Set up, but do not listen yet.
 
         `longest_delay_ns` is how late a reply to a final dot may be, at random; `remember`
-        is how many entries the ledger keeps.  Raises OSError if `keep` cannot be made, and
+        is how many entries the ledger keeps; `why_refused` returns the reply to a recipient
+        that it does not take, or None.  Raises OSError if `keep` cannot be made, and
         ValueError for an address that others reach without TLS.
         """
         if tls is None and not address.is_loopback:
@@ -56,6 +59,7 @@ class PracticeSmarthost:
             keep=keep,
             rng=rng or random.Random(),  # noqa: S311 - lateness and counting, not secrets
             clock=clock or SystemClock(),
+            why_refused=why_refused,
         )
         self._terms = Terms(account, Credentials(user.encode(), password.encode()), tls)
         self._address = address

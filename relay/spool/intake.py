@@ -158,6 +158,9 @@ class MaildirIntake:
             else:
                 self._disk.write_all(draft.fd, rest + tail)
                 self._disk.write_at(draft.fd, header, 0)
+                # The length tells of every other write that said nothing was wrong and did nothing.
+                if self._disk.pread(draft.fd, len(header), 0) != header:
+                    raise OSError(errno.EIO, "the header is not what was written")
             if self._disk.size(draft.fd) != len(header) + draft.content_bytes + len(tail):
                 raise OSError(errno.EINVAL, "a draft that was given up")
         except OSError as error:

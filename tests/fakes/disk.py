@@ -9,8 +9,9 @@ next one says that all is well.  Until then everybody goes on reading it; or, wh
 pages are dropped (`Fault.drops_pages`), reads what the disk has, from at once.
 
 Any state-changing call can be made to fail, once or from then on, or to write only half,
-or to lie: the write says that all is well, and its file's next sync fails.  Opening and
-reading fail where a fault names them.
+or to lie: the write says that all is well, and its file's next sync fails; or to be silent:
+it says that all is well, did nothing, and no sync ever says so.  Opening and reading fail
+where a fault names them.
 """
 
 import errno
@@ -332,6 +333,8 @@ class ModelDisk:
         if fault is not None and fault.is_lying:
             self._lied_to.add(path)
             return content, None
+        if fault is not None and fault.is_silent:
+            return b"", None
         if fault is not None and not (fault.is_short and len(content) > 1):
             raise self._failed(fault)
         return content if fault is None else content[: len(content) // 2], fault

@@ -1,18 +1,21 @@
-"""One experiment: `python -m tests.lab FILE-SYSTEM`; prints figures as JSON, exits 1 for a violation."""
+"""One experiment: `python -m tests.lab FILE-SYSTEM`; prints figures as JSON, exits 1 for a violation.
+
+Shown are the first violations; all of them are in the file that the figures name, in `TMPDIR`.
+"""
 
 import argparse
 import json
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.lab import kernel
-from tests.lab.experiment import Laboratory
+from tests.lab.experiment import LEAST_IMAGES, Laboratory
 from tests.lab.filesystems import FILE_SYSTEMS
 
 SHOWN = 5
-LEAST_IMAGES = 20
 IMAGES_PER_SECOND = 4
 """At least; what does not fit in the time is left out."""
 
@@ -50,11 +53,22 @@ def main() -> int:
         "images_per_second": round(figures.images / judging_s, 1),
         "seen": vars(figures.seen),
         "unmountable": len(figures.unmountable),
+        "judged": figures.images - len(figures.unmountable),
         "violations": len(figures.violations),
         "first_violations": figures.violations[:SHOWN],
+        "all_violations": _keep(figures.violations, f"{options.file_system}-{options.seed}"),
     }
     sys.stdout.write(json.dumps(told) + "\n")
     return 1 if figures.violations else 0
+
+
+def _keep(violations: Sequence[str], name: str) -> str | None:
+    """Write all violations to a file, a line of JSON each, and return its path; None without any."""
+    if not violations:
+        return None
+    path = Path(tempfile.gettempdir()) / f"violations-{name}-{time.time_ns()}"
+    path.write_text("".join(json.dumps(violation) + "\n" for violation in violations))
+    return str(path)
 
 
 def _experiment(laboratory: Laboratory, options: argparse.Namespace, until_s: float | None) -> float:

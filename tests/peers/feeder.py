@@ -4,7 +4,8 @@ import itertools
 import random
 import smtplib
 import threading
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
@@ -25,6 +26,16 @@ class Letter:
     recipients: tuple[str, ...]
     content: bytes
 
+    @property
+    def refused(self) -> tuple[str, ...]:
+        """Return the recipients whom the practice upstream refuses for good: they get a report instead."""
+        return tuple(each for each in self.recipients if each.startswith("bad"))
+
+    @property
+    def staying(self) -> tuple[str, ...]:
+        """Return the recipients whom it defers each time: they stay until an operator deletes them."""
+        return tuple(each for each in self.recipients if each.startswith("stay"))
+
 
 def letter(number: int) -> Letter:
     """Return the letter of this number, always the same."""
@@ -38,6 +49,21 @@ def letter(number: int) -> Letter:
     return Letter(number, recipients, b"\r\n".join(lines) + b"\r\n")
 
 
+def partly_refused(number: int) -> Letter:
+    """Return the letter of this number; of every third one recipient is refused for good."""
+    plain = letter(number)
+    if number % 3:
+        return plain
+    return replace(plain, recipients=(*plain.recipients, f"bad{number}@list.test"))
+
+
+def of_every_end(number: int) -> Letter:
+    """Return one of which a recipient is refused, a plain one, and one that stays, in turns."""
+    if number % 3 == 2:
+        return replace(letter(number), recipients=(f"stay{number}@list.test",))
+    return partly_refused(number)
+
+
 class Feeder:
     """A few clients, each with one message after the other.  A context manager: at its end they stop.
 
@@ -45,13 +71,22 @@ class Feeder:
     handed over again: it may arrive all the same (RFC 1047).
     """
 
-    def __init__(self, port: int, *, clients: int = 4, ahead: int = 100, first: int = 0) -> None:
+    def __init__(
+        self,
+        port: int,
+        *,
+        clients: int = 4,
+        ahead: int = 100,
+        first: int = 0,
+        letter: Callable[[int], Letter] = letter,
+    ) -> None:
         """`ahead` is how many messages may be acknowledged before `allow`; `first` numbers them."""
         self.attempted: set[int] = set()
         self.acknowledged: set[int] = set()
         self.turned_away = 0
         """How often a client found nobody, or was cut off."""
         self._port = port
+        self._letter = letter
         self._numbers = itertools.count(first)
         self._allowed = ahead
         self._more = threading.Condition()
@@ -101,7 +136,7 @@ class Feeder:
 
     def _hand_over(self, session: smtplib.SMTP) -> None:
         with self._more:
-            each = letter(next(self._numbers))
+            each = self._letter(next(self._numbers))
             self.attempted.add(each.number)
         session.sendmail(SENDER, each.recipients, each.content, ["BODY=8BITMIME"])
         self.acknowledged.add(each.number)

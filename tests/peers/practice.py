@@ -23,6 +23,7 @@ from relay.practice.smarthost import PracticeSmarthost
 from tests.peers.waiting import HANG_S, free_port, wait_until
 
 USER, PASSWORD = "mjd", "correct horse"
+REFUSALS = {"bad": "550 5.1.1 nobody of that name", "stay": "450 4.2.0 come again"}
 PULSE_NS = 20_000_000
 """How late this thread may be woken before it counts as stalled."""
 
@@ -73,7 +74,10 @@ class Practice:
         cut_off_s: float = 1,
         keep: Path | None = None,
     ) -> None:
-        """`limit` is as in a policy; its password goes into a file of the folder."""
+        """`limit` is as in a policy; its password goes into a file of the folder.
+
+        Whoever is called `bad…` it refuses for good, and `stay…` each time for now.
+        """
         self._password = folder / "practice-password"
         self._password.write_text(PASSWORD + "\n")
         self._password.chmod(0o600)
@@ -90,7 +94,10 @@ class Practice:
             keep=keep,
             longest_delay_ns=int(latest_reply_s * SECOND_NS),
             rng=self._instants,
+            why_refused=self._why_refused,
         )
+        self.tried: list[tuple[str, int]] = []
+        """Each recipient that it did not take, and when RCPT came, by its clock."""
         self.stalls_ns: list[int] = []
         """For how long, each time, this machine did not run even us."""
         self._loop = asyncio.new_event_loop()
@@ -162,6 +169,13 @@ class Practice:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    def _why_refused(self, recipient: str) -> str | None:
+        for name, reply in REFUSALS.items():
+            if recipient.startswith(name):
+                self.tried.append((recipient, time.clock_gettime_ns(time.CLOCK_BOOTTIME)))
+                return reply
+        return None
 
     async def _lose_connections(self) -> None:
         for session in list(self._host._terms.open):

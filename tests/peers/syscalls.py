@@ -75,6 +75,18 @@ _LOAD, _IF_EQUAL, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
 _OFFSET_NUMBER, _OFFSET_ARCHITECTURE, _OFFSET_THIRD_ARGUMENT = 0, 4, 32
 _NOTIFICATION = struct.Struct("=QIIiIQ6Q")
 _RESPONSE = struct.Struct("=QqiI")
+_PATHS = {
+    "rename": (0, 1),
+    "link": (0, 1),
+    "unlink": (0,),
+    "mkdir": (0,),
+    "mknod": (0,),
+    "renameat": (1, 3),
+    "renameat2": (1, 3),
+    "linkat": (1, 3),
+}
+"""Which arguments are paths; of all others, the second."""
+_PATH_MAX = 4096
 _ON_DESCRIPTORS = frozenset({"write", "pwrite64", "writev", "sendto", "fsync", "fdatasync", "ftruncate"})
 
 
@@ -144,7 +156,7 @@ class Call:
     """Of the thread."""
     name: str
     about: str
-    """What it changes: a path, or `socket`; empty where its arguments are paths themselves."""
+    """What it changes: a path, or two, or `socket`."""
 
     def __str__(self) -> str:
         return f"{self.name} {self.about}".strip()
@@ -198,7 +210,8 @@ class Watcher:
 def _call(pid: int, name: str, arguments: Sequence[int]) -> Call | None:
     """Return what a call is about; None where it changes nothing that lasts."""
     if name not in _ON_DESCRIPTORS:
-        return Call(pid, name, "")
+        paths = (_path(pid, arguments[index]) for index in _PATHS.get(name, (1,)))
+        return Call(pid, name, " ".join(paths))
     fd = arguments[0]
     try:
         about = str(Path(f"/proc/{pid}/fd/{fd}").readlink())
@@ -212,3 +225,13 @@ def _call(pid: int, name: str, arguments: Sequence[int]) -> Call | None:
         if about.startswith("/") and fd != 2 and not about.startswith("/dev/")
         else None
     )
+
+
+def _path(pid: int, address: int) -> str:
+    """Return the path at an address of another process; empty where it is none."""
+    if not address:
+        return ""
+    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+        memory.seek(address)
+        # It may stand at the end of what is mapped: no more is read than is there.
+        return os.fsdecode(memory.read(_PATH_MAX).partition(b"\0")[0])

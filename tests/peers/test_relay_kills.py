@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from tests.peers.feeder import Feeder
+from tests.peers.feeder import Feeder, partly_refused
 from tests.peers.kills import Kills, Verdict, judge, told_relayed_twice
 from tests.peers.practice import Practice
 from tests.peers.processes import is_alive
@@ -33,6 +33,10 @@ CONNECTIONS = 4
 LATEST_REPLY_S = 0.02
 """The upstream replies as late as this: a message is in flight most of the time."""
 LONGEST_START_S = 0.08
+LONGEST_TAKE_OVER_S = 0.25
+"""How long after SIGHUP at most; an edit has to stay as it is for 0.1 s."""
+LOWERED = (1.0, 0.9, 0.8)
+"""What an edit makes of a limit, as a share of what the upstream allows."""
 Limit = dict[str, Any]
 LIMITS: tuple[Limit | None, ...] = ({"messages": 250, "per": "2s"}, None, {"recipients": 350, "per": "2s"})
 TIGHT: Limit = {"messages": 60, "per": "2s"}
@@ -48,9 +52,13 @@ class Ordeal:
     relay: WarmRelay
     feeder: Feeder
     dice: random.Random
+    allows: Limit
+    """What the upstream does."""
     kills: Kills = field(default_factory=Kills)
     counts: Counter[str] = field(default_factory=Counter)
     """How often each thing happened."""
+    taken_over: int = 0
+    """Edits that were in force, and told of, before the kill."""
 
     def everything(self) -> None:
         """Kill the sender and its listeners at one instant."""
@@ -77,18 +85,36 @@ class Ordeal:
         self.relay.start()
 
     def edit(self) -> None:
-        """Kill everything while it takes an edited policy over."""
+        """Kill everything while it takes an edited policy over, or just after; start on the edited one."""
         isp = self.relay.policy["upstreams"]["isp"]
         isp["connections"] = self.dice.randint(2, CONNECTIONS)
         isp["guard"] = self.dice.choice(["10ms", "20ms"])
+        isp["limits"] = [self._edited_limit()]
+        before = self._taken_over()
         self.relay.write_policy()
         self.relay.reload()
-        if self.dice.random() < 0.5:
+        is_half = self.dice.random() < 0.25
+        if is_half:
             self.relay.policy_path.write_text("half an edi")
+        with contextlib.suppress(TimeoutError):
+            wait_until(
+                lambda: self._taken_over() > before, within_s=self.dice.uniform(0, LONGEST_TAKE_OVER_S)
+            )
         with self.kills.one():
             self.relay.kill_all()
-        self.relay.write_policy()
+        self.taken_over += self._taken_over() > before
+        if is_half:
+            # By half an edit none starts.
+            self.relay.write_policy()
         self.relay.start()
+
+    def _edited_limit(self) -> Limit:
+        """Return another limit, never above what the upstream allows."""
+        (unit, count), *others = self.allows.items()
+        return {unit: int(count * self.dice.choice(LOWERED)), **dict(others)}
+
+    def _taken_over(self) -> int:
+        return sum(" loaded, sha256 " in line for line in self.relay.log())
 
     def listener(self) -> None:
         """Kill a listener process; no message that the sender has is in danger."""
@@ -137,6 +163,8 @@ class Figures:
     turned_away: int = 0
     duplicates: int = 0
     most_repeated: int = 0
+    reports: int = 0
+    taken_over: int = 0
     began_s: float = field(default_factory=time.monotonic)
 
     def add(self, ordeal: Ordeal, verdict: Verdict) -> None:
@@ -146,14 +174,17 @@ class Figures:
         self.acknowledged += len(ordeal.feeder.acknowledged)
         self.turned_away += ordeal.feeder.turned_away
         self.duplicates += verdict.duplicates
+        self.reports += verdict.reports
+        self.taken_over += ordeal.taken_over
         self.most_repeated = max(self.most_repeated, verdict.most_repeated)
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.kills.items()))
         return (
             f"{self.sigkills} SIGKILLs ({kinds}), {self.acknowledged} messages acknowledged: "
-            f"0 lost, 0 corrupt, {self.duplicates} recipients twice, "
+            f"0 lost, 0 corrupt, {self.reports} reports, {self.duplicates} recipients twice, "
             f"at most {self.most_repeated} transactions a kill; "
+            f"{self.taken_over} edits in force before their kill; "
             f"{self.turned_away} sessions cut off; {time.monotonic() - self.began_s:.0f} s"
         )
 
@@ -166,13 +197,14 @@ def _suffer(
     folder.mkdir()
     allows = limit or NEVER_REACHED
     with Practice(folder, allows, seed=seed, latest_reply_s=LATEST_REPLY_S, keep=folder / "kept") as host:
-        isp = host.upstream(connections=CONNECTIONS, limits=[limit] if limit else [])
-        relay = WarmRelay(warm, folder, {"isp": isp})
+        # Of every third message a recipient is refused, on purpose.
+        isp = host.upstream(connections=CONNECTIONS, limits=[limit] if limit else [], shield=None)
+        relay = WarmRelay(warm, folder, {"isp": isp}, reports={"per_hour": None})
         relay.policy["listen"][0]["processes"] = listeners
         relay.write_policy()
         relay.start()
-        with Feeder(relay.port, ahead=0) as feeder:
-            ordeal = Ordeal(host, relay, feeder, dice)
+        with Feeder(relay.port, ahead=0, letter=partly_refused) as feeder:
+            ordeal = Ordeal(host, relay, feeder, dice, allows)
             deck = list(itertools.islice(itertools.cycle(WITH_LISTENERS if listeners else ALONE), times))
             dice.shuffle(deck)
             for kind in _instants(ordeal, deck, messages):
@@ -183,7 +215,7 @@ def _suffer(
         # What was cut off may still be decided.
         wait_until(lambda: host.unanswered == 0)
         assert relay.stop() == 0
-        verdict = judge(host, ordeal.kills, feeder.acknowledged, feeder.attempted)
+        verdict = judge(host, ordeal.kills, feeder.acknowledged, feeder.attempted, letter=partly_refused)
     verdict.assert_good(connections=CONNECTIONS)
     assert told_relayed_twice(relay.log()) == []
     assert host.ledger.most_in_any_window() <= allows[next(iter(allows))]
@@ -228,6 +260,7 @@ def test_kills_in_the_middle_of_everything_lose_nothing_and_repeat_only_what_was
     assert figures.sigkills >= 20
     assert figures.acknowledged >= 1000
     assert figures.turned_away > 0
+    assert figures.reports > 300
     assert figures.duplicates > 0, "no kill hit a transaction behind its dot"
 
 

@@ -7,7 +7,6 @@ are in tests/peers/test_relay_full_disk.py.
 import asyncio
 import contextlib
 import random
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -123,16 +122,14 @@ async def test_a_start_on_a_full_disk_relays_reports_and_drains(small: SmallDisk
 
 @pytest.mark.crash
 async def test_a_start_at_any_of_1024_levels_of_a_full_disk_drains(
-    small: SmallDisk, host: Smarthost, crash_seed: int, crash_budget_s: float
+    small: SmallDisk, host: Smarthost, crash_seed: int
 ) -> None:
-    assert len(LEVELS) == 1024
-    until = time.monotonic() + crash_budget_s / 4
+    # All of them, however short the run: what is left out would be claimed all the same.
+    assert len(set(LEVELS)) == 1024
     # The levels are of one hour, and one report is owed at each.
     policy = policy_of(small.path, host.port, LIMITS, "reports: {per_hour: null}")
     for level in random.Random(crash_seed).sample(LEVELS, len(LEVELS)):
         await _drains_at(level, small, host, policy)
-        if time.monotonic() > until:
-            break
 
 
 async def test_a_neighbour_who_takes_all_room_as_it_comes_costs_time_and_nothing_else(

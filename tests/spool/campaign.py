@@ -3,7 +3,8 @@
 A slice is one scenario on one model of a disk: every instant of it is killed and cut, so
 is a run of it in which one sync failed, and of some images, one of that run among them, so
 is the recovery, the rest of the run and one message more: the second crash.  What slice
-number n is depends on the seed and n alone; how many there are depends on the time.
+number n is depends on the seed and n alone; how many there are depends on the time, and on how many
+states there have to be at least.
 
 Scenarios come smallest first, each size whole before the next, in an order drawn from
 the seed; behind the last whole size they are drawn at random from the whole space.
@@ -22,6 +23,8 @@ from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model
 from tests.fakes.tally import Packed, Part
 from tests.spool.cuts import Images, Judge, cuts, killed
+from tests.spool.engine import OnModel
+from tests.spool.maildir_engine import MAILDIR
 from tests.spool.scenarios import Scenario, drawn, of_size
 from tests.spool.world import Snapshot, Violation
 
@@ -31,6 +34,10 @@ LARGEST_WHOLE_SIZE = 4
 SYNCS = frozenset({"sync", "sync_content", "sync_directory"})
 FIRST_CRASHES = 6
 SECOND_STATES = 24
+LEAST_STATES, LEAST_SECOND = 100_000, 10_000
+"""What a walk over all parts judges at least, however slow the machine; of them double crashes."""
+SHARED = 1.25
+"""So much more each part judges, for states that another judges too."""
 
 
 def few_folders(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +58,7 @@ def scenarios(seed: int, smallest: int, largest: int = LARGEST_WHOLE_SIZE) -> It
 def judge_slice(judge: Judge, scenario: Scenario, model: Model, rng: random.Random, most: int) -> None:
     """Judge one scenario on one model, `most` images of an instant where not all."""
     story = f"{scenario} ({model.name})"
-    snapshots = scenario.run(model)
+    snapshots = scenario.run(model, judge.engine)
     judge.judge(snapshots, killed, story=story)
     judge.judge(snapshots, lambda snapshot: cuts(snapshot, rng, most), story=story)
     first_crashes = [_first_crash(snapshots, rng) for _ in range(FIRST_CRASHES)]
@@ -83,7 +90,7 @@ def _failed_sync(
     """
     nth, drops_pages = rng.randint(1, 12), rng.random() < 0.5
     fault = Fault(nth, errno.EIO, kinds=SYNCS, drops_pages=drops_pages)
-    snapshots = scenario.run(model, fault=fault)
+    snapshots = scenario.run(model, judge.engine, fault)
     label = f"sync {nth} failed{' and dropped its pages' * drops_pages}"
     story = f"{scenario} ({model.name}), {label}"
     judge.judge(snapshots, killed, story=story)
@@ -91,10 +98,15 @@ def _failed_sync(
     return [(f"{label}, {how}", image, last) for last in snapshots[-1:] for how, image in killed(last)]
 
 
-def walk(part: Part, *, seed: int, budget_s: float, smallest: int, most: int) -> Packed:
-    """Judge the slices of one part until the time is up.  Raises Violation, which names its slice."""
+def walk(
+    part: Part, *, seed: int, budget_s: float, smallest: int, most: int, engine: OnModel = MAILDIR
+) -> Packed:
+    """Judge the slices of one part until the time is up, and its part of what is the least is done.
+
+    Raises Violation, which names its slice.
+    """
     layout.SPLITS = SPLITS
-    (first, many), until, judge = part, time.monotonic() + budget_s, Judge()
+    (first, many), until, judge = part, time.monotonic() + budget_s, Judge(engine=engine)
     slices = ((scenario, model) for scenario in scenarios(seed, smallest) for model in Model)
     for number, (scenario, model) in enumerate(slices):
         if number % many != first:
@@ -104,6 +116,10 @@ def walk(part: Part, *, seed: int, budget_s: float, smallest: int, most: int) ->
         except Violation as violation:
             raise Violation(f"RELAY_CRASH_SEED={seed}, slice {number}: {violation}") from violation
         judge.tally.runs += 1
-        if time.monotonic() > until:
+        has_enough = (
+            len(judge.tally.states) * many >= LEAST_STATES * SHARED
+            and len(judge.tally.second) * many >= LEAST_SECOND * SHARED
+        )
+        if has_enough and time.monotonic() > until:
             break
     return judge.tally.packed()

@@ -51,10 +51,12 @@ SCENARIOS: dict[str, tuple[tuple[Letter, ...], Callable[[Sender], None] | None]]
 }
 
 
-def run_of(name: str, model: Model = Model.ANY_SUBSET, *, from_nothing: bool = False) -> list[Snapshot]:
+def run_of(
+    name: str, model: Model = Model.ANY_SUBSET, *, from_nothing: bool = False, engine: OnModel = MAILDIR
+) -> list[Snapshot]:
     """Play a scenario and return every instant of it."""
     letters, meanwhile = SCENARIOS[name]
-    world = World(prepared(model, is_started=not from_nothing))
+    world = World(prepared(model, is_started=not from_nothing, engine=engine), engine=engine)
     world.record()
     play(world, *letters, meanwhile=meanwhile)
     return world.snapshots
@@ -88,8 +90,8 @@ class Judge:
     def __init__(self, *, counts: bool = True, engine: OnModel = MAILDIR) -> None:
         """Begin; `counts` is whether the account has to be right."""
         self.tally = Tally()
+        self.engine = engine
         self._counts = counts
-        self._engine = engine
         self._known = Known()
 
     @property
@@ -138,7 +140,7 @@ class Judge:
                 counts=self._counts,
                 known=self._known,
                 keys=(number, snapshot.told),
-                engine=self._engine,
+                engine=self.engine,
             )
         except Violation as violation:
             raise Violation(f"{story}: {violation}") from violation

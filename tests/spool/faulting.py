@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.fault import READS
 from tests.figures import FIGURES
+from tests.spool.engine import OnModel
 from tests.spool.oracle import live_on
 from tests.spool.world import Trace, Violation
 
@@ -41,6 +42,11 @@ def _forever(kind: Kind) -> Kind:
 
 ONCE: dict[str, Kind] = dict(_kinds())
 FAULTS: dict[str, Kind] = ONCE | {f"{name} from then on": _forever(kind) for name, kind in ONCE.items()}
+SILENT = {"a write that says nothing": lambda nth: Fault(nth, 0, is_silent=True, kinds=frozenset({"write"}))}
+"""What only a listener has to notice: see README.md, what is not guaranteed."""
+LISTENED: dict[str, Kind] = (
+    FAULTS | SILENT | {f"{name} from then on": _forever(kind) for name, kind in SILENT.items()}
+)
 FULL = [name for name in FAULTS if any(word in name for word in ("ENOSPC", "EDQUOT", "EFBIG", "EMFILE"))]
 """What only holds the sender up."""
 
@@ -48,10 +54,11 @@ FULL = [name for name in FAULTS if any(word in name for word in ("ENOSPC", "EDQU
 class Judging:
     """Judges what faults leave, each different image once."""
 
-    def __init__(self, figure: str) -> None:
+    def __init__(self, figure: str, engine: OnModel) -> None:
         """Begin; `figure` is what these faults are counted as."""
         self.faults = 0
         self._figure = figure
+        self._engine = engine
         self._seen: set[tuple[object, ...]] = set()
 
     def check(self, disk: ModelDisk, trace: Trace, story: str) -> None:
@@ -68,7 +75,7 @@ class Judging:
                 continue
             self._seen.add(key)
             try:
-                live_on(image, trace.copy())
+                live_on(image, trace.copy(), engine=self._engine)
             except Exception as error:
                 raise Violation(f"{story}: {error!r}") from error
 

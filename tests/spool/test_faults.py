@@ -21,10 +21,13 @@ from relay.spool.interface import SpoolFault, SpoolFull
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model
 from tests.spool.cuts import BOUNCED, LONG, RELAYED, SCENARIOS, cuts, killed, prefixes, run_of
-from tests.spool.faulting import FAULTS, FULL, Judging, last_steps
+from tests.spool.engine import OnModel
+from tests.spool.faulting import FAULTS, FULL, LISTENED, Judging, last_steps
 from tests.spool.plays import play, prepared
 from tests.spool.world import ROOT, Letter, Snapshot, World
 
+LEAST_DRAWN = 10_000
+"""Faults that the long run judges at least, however slow the machine."""
 LETTERS = (Letter(({0: RELAYED},), content=LONG, spills=1), Letter(({0: RELAYED},)))
 
 
@@ -45,11 +48,14 @@ def every_call(kinds: Iterable[str], fails: Callable[[str, int], bool]) -> None:
                 break
 
 
-def test_what_a_listener_was_refused_is_not_queued_and_what_it_was_told_is_ours_stays() -> None:
-    base, judging = prepared(), Judging("simulated faults under a listener")
+def test_what_a_listener_was_refused_is_not_queued_and_what_it_was_told_is_ours_stays(
+    engine: OnModel,
+) -> None:
+    base = prepared(engine=engine)
+    judging = Judging("simulated faults under a listener", engine)
 
     def fails(kind: str, nth: int) -> bool:
-        world, fault = World(base.after_kill()), FAULTS[kind](nth)
+        world, fault = World(base.after_kill(), engine=engine), LISTENED[kind](nth)
         sender = world.sender()
         sender.recover()
         world.listener_disk.fail(fault)
@@ -65,19 +71,19 @@ def test_what_a_listener_was_refused_is_not_queued_and_what_it_was_told_is_ours_
         judging.check(world.sender_disk, world.trace, f"{kind} at {nth}: {last_steps(world.listener_disk)}")
         return True
 
-    every_call(FAULTS, fails)
+    every_call(LISTENED, fails)
     assert judging.faults > 150
 
 
 @pytest.mark.parametrize(
     "name", few("a batch of two", "held and released", "warned, then bounced", "deleted")
 )
-def test_a_sender_whose_disk_fails_says_so_and_a_restart_finds_everything(name: str) -> None:
-    base, (letters, meanwhile) = prepared(), SCENARIOS[name]
-    judging = Judging("simulated faults under a sender")
+def test_a_sender_whose_disk_fails_says_so_and_a_restart_finds_everything(name: str, engine: OnModel) -> None:
+    base, (letters, meanwhile) = prepared(engine=engine), SCENARIOS[name]
+    judging = Judging("simulated faults under a sender", engine)
 
     def fails(kind: str, nth: int) -> bool:
-        world = World(base.after_kill())
+        world = World(base.after_kill(), engine=engine)
         world.sender_disk.fail(FAULTS[kind](nth))
         world.sender_disk.steps.clear()
         with contextlib.suppress(SpoolFault, SpoolFull, OSError):
@@ -94,12 +100,14 @@ def test_a_sender_whose_disk_fails_says_so_and_a_restart_finds_everything(name: 
 
 
 @pytest.mark.parametrize("name", few("bounced", "bounced while held"))
-def test_a_restart_whose_disk_fails_changes_nothing_of_what_the_next_one_finds(name: str) -> None:
-    judging = Judging("simulated faults under a recovery")
-    for snapshot in run_of(name, Model.ANY_SUBSET)[5::12]:
+def test_a_restart_whose_disk_fails_changes_nothing_of_what_the_next_one_finds(
+    name: str, engine: OnModel
+) -> None:
+    judging = Judging("simulated faults under a recovery", engine)
+    for snapshot in run_of(name, Model.ANY_SUBSET, engine=engine)[5::12]:
 
         def fails(kind: str, nth: int, snapshot: Snapshot = snapshot) -> bool:
-            world = World(ModelDisk(snapshot.platter).after_kill(), snapshot.trace.copy())
+            world = World(ModelDisk(snapshot.platter).after_kill(), snapshot.trace.copy(), engine)
             story = f"{name}, killed after {snapshot.step!r}, {kind} at {nth} of the restart"
             return _fails_to_recover(world, FAULTS[kind](nth), judging, story)
 
@@ -121,12 +129,14 @@ def _fails_to_recover(world: World, fault: Fault, judging: Judging, story: str) 
 
 
 @pytest.mark.parametrize("name", few("a batch of two", "bounced while held"))
-def test_a_lack_of_ours_holds_the_sender_up_and_the_same_calls_go_on_when_it_is_over(name: str) -> None:
-    base, (letters, meanwhile) = prepared(), SCENARIOS[name]
-    judging = Judging("simulated faults under a sender that goes on")
+def test_a_lack_of_ours_holds_the_sender_up_and_the_same_calls_go_on_when_it_is_over(
+    name: str, engine: OnModel
+) -> None:
+    base, (letters, meanwhile) = prepared(engine=engine), SCENARIOS[name]
+    judging = Judging("simulated faults under a sender that goes on", engine)
 
     def fails(kind: str, nth: int) -> bool:
-        world = World(base.after_kill())
+        world = World(base.after_kill(), engine=engine)
         sender = world.sender()
         sender.recover()
         world.listener().offer(*letters)
@@ -157,19 +167,21 @@ def test_a_lack_of_ours_holds_the_sender_up_and_the_same_calls_go_on_when_it_is_
 
 
 @pytest.mark.crash
-def test_faults_drawn_from_a_seed_lose_nothing(crash_seed: int, crash_budget_s: float) -> None:
+def test_faults_drawn_from_a_seed_lose_nothing(
+    crash_seed: int, crash_budget_s: float, engine: OnModel
+) -> None:
     """A run that is killed, cut or failed somewhere, and then every call of the restart fails in one way."""
     until = time.monotonic() + crash_budget_s / 4
-    judging = Judging("simulated faults, drawn")
+    judging = Judging("simulated faults, drawn", engine)
     runs: dict[tuple[str, Model], list[Snapshot]] = {}
     for number in itertools.count():
         rng = random.Random(f"{crash_seed}/{number}")
         name, renames, kind = rng.choice(list(SCENARIOS)), rng.choice(list(Model)), rng.choice(list(FAULTS))
         if (name, renames) not in runs:
-            runs[name, renames] = run_of(name, renames)
+            runs[name, renames] = run_of(name, renames, engine=engine)
         snapshot = rng.choice(runs[name, renames])
         if rng.random() < 0.2:
-            snapshot = _failed(name, renames, FAULTS[rng.choice(list(FAULTS))](rng.randint(1, 90)))
+            snapshot = _failed(name, renames, FAULTS[rng.choice(list(FAULTS))](rng.randint(1, 90)), engine)
         kept = rng.choice((killed, prefixes, lambda snapshot, rng=rng: cuts(snapshot, rng, 12)))
         label, image = rng.choice(list(kept(snapshot)))
         story = f"RELAY_CRASH_SEED={crash_seed}, story {number}: {name} ({renames.name}), {label}"
@@ -178,18 +190,18 @@ def test_faults_drawn_from_a_seed_lose_nothing(crash_seed: int, crash_budget_s: 
             kind: str, nth: int, start: tuple[ModelDisk, Snapshot, str] = (image, snapshot, story)
         ) -> bool:
             image, snapshot, story = start
-            world = World(image.after_kill(), snapshot.trace.copy())
+            world = World(image.after_kill(), snapshot.trace.copy(), engine)
             return _fails_to_recover(world, FAULTS[kind](nth), judging, f"{story}, then {kind} at {nth}")
 
         every_call([kind], fails)
-        if time.monotonic() > until:
+        if judging.faults >= LEAST_DRAWN and time.monotonic() > until:
             break
 
 
-def _failed(name: str, renames: Model, fault: Fault) -> Snapshot:
+def _failed(name: str, renames: Model, fault: Fault, engine: OnModel) -> Snapshot:
     """Return what a run leaves in which a call fails."""
     letters, meanwhile = SCENARIOS[name]
-    world = World(prepared(renames))
+    world = World(prepared(renames, engine=engine), engine=engine)
     world.sender_disk.fail(fault)
     with contextlib.suppress(SpoolFault, SpoolFull, OSError):
         play(world, *letters, meanwhile=meanwhile)

@@ -15,8 +15,10 @@ import pytest
 
 from tests.fakes.platter import Model
 from tests.fakes.tally import on_all_cores
-from tests.spool.campaign import few_folders, judge_slice, walk
+from tests.spool.campaign import LEAST_SECOND, LEAST_STATES, few_folders, judge_slice, walk
 from tests.spool.cuts import Judge
+from tests.spool.engine import OnModel
+from tests.spool.maildir_engine import MaildirOnModel
 from tests.spool.scenarios import of_size
 
 CUTS_AT_ONCE = 64
@@ -33,11 +35,11 @@ def tell(capsys: pytest.CaptureFixture[str], text: str) -> None:
 
 @pytest.mark.slow
 def test_one_recipient_with_any_fate_survives_any_crash_and_the_next_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], engine: OnModel
 ) -> None:
     few_folders(monkeypatch)
     # One judge for all models: what two of them allow is one state.
-    judge, runs = Judge(), list(of_size(1))
+    judge, runs = Judge(engine=engine), list(of_size(1))
 
     for model in Model:
         for number, scenario in enumerate(runs):
@@ -51,13 +53,26 @@ def test_one_recipient_with_any_fate_survives_any_crash_and_the_next_one(
 
 @pytest.mark.crash
 def test_up_to_three_messages_of_up_to_four_recipients_survive_any_crash_and_the_next_one(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], engine: OnModel
 ) -> None:
     seed = int(os.environ.get("RELAY_CRASH_SEED", "0"))
     budget_s = float(os.environ.get("RELAY_CRASH_BUDGET", "60")) * SHARE
 
     most = CUTS_AT_ONCE_IN_THE_LONG_RUN
-    tally = on_all_cores(functools.partial(walk, seed=seed, budget_s=budget_s, smallest=2, most=most))
+    tally = on_all_cores(
+        functools.partial(walk, seed=seed, budget_s=budget_s, smallest=2, most=most, engine=engine)
+    )
 
     tell(capsys, f"spool: {tally}, seed {seed}: nothing lost")
-    assert tally.second
+    assert len(tally.states) >= LEAST_STATES
+    assert len(tally.second) >= LEAST_SECOND
+
+
+def test_an_engine_is_judged_on_plays_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_folders(monkeypatch)
+    judge = Judge(engine=MaildirOnModel("/srv/another"))
+
+    # On plays of another one's it would have lost all mail.
+    judge_slice(judge, next(of_size(1)), Model.ANY_SUBSET, random.Random(0), 4)
+
+    assert judge.judged > 100
