@@ -2,6 +2,7 @@
 
 interface   what any engine promises, and the values it speaks in
 durable     the only place that syncs, links, renames and locks: the port of the disk
+replacing   small files that are replaced whole; mounts names file systems that keep nothing
 faults      what an error of the disk means for the sender
 identity    queue ids
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from relay.envelope import QueueId
 from relay.spool import files, record
-from relay.spool.durable import Disk, opened
+from relay.spool.durable import Disk, opened, why_a_strangers
 from relay.spool.interface import Corrupt, SetAside
 from relay.spool.layout import Layout, is_queue_id
 
@@ -149,11 +149,14 @@ def make_trigger(disk: Disk, layout: Layout, aside: Aside) -> None:
     path = layout.file("trigger")
     try:
         disk.make_fifo(path)
-        disk.close(disk.open_update(path))
+        with opened(disk, disk.open_update(path)) as fd:
+            fault = why_a_strangers(disk, fd, path)
     except OSError as error:
         if not (isinstance(error, FileExistsError) or files.is_about_the_file(error)):
             raise
-        aside.move(path, "not a FIFO that we can open")
+        fault = "not a FIFO that we can open"
+    if fault is not None:
+        aside.move(path, fault)
         disk.make_fifo(path)
 
 
@@ -190,6 +193,8 @@ def why_not_ours(
             if (size := disk.size(fd)) > LARGEST_BYTES:
                 return f"{size} bytes are more than we write"
             disk.pread(fd, 1, 0)
+            if (why := why_a_strangers(disk, fd, path)) is not None:
+                return why
             return None if is_ours(disk, fd) else "not written by us"
     except FileNotFoundError:
         return None

@@ -14,7 +14,7 @@ import contextlib
 from relay.envelope import QueueId
 from relay.sorting import Sorter
 from relay.spool import files, foreign
-from relay.spool.durable import Disk, opened
+from relay.spool.durable import Disk, opened, why_a_strangers
 from relay.spool.identity import subject_of
 from relay.spool.interface import Corrupt, Entry, Recovery, Status
 from relay.spool.layout import Layout, is_queue_id
@@ -132,12 +132,14 @@ def remove_abandoned_drafts(disk: Disk, layout: Layout, aside: foreign.Aside) ->
             if not disk.lock_open(fd):
                 continue
             try:
-                is_ours = foreign.is_draft(disk, fd)
+                why = why_a_strangers(disk, fd, path)
+                if why is None and not foreign.is_draft(disk, fd):
+                    why = "not written by us"
             except OSError as error:
                 aside.move_unusable(path, error, "tmp-")
                 continue
-            if not is_ours:
-                aside.move(path, "not written by us", "tmp-")
+            if why is not None:
+                aside.move(path, why, "tmp-")
                 continue
             with contextlib.suppress(FileNotFoundError):
                 disk.unlink(path)
