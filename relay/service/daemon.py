@@ -39,9 +39,10 @@ from relay.service.redaction import Redaction
 from relay.service.sender import Sender
 from relay.service.snapshot import Condition, PolicyStatus
 from relay.service.watch import Watch
-from relay.spool.durable import RealDisk, doubt_about
+from relay.spool.durable import RealDisk
 from relay.spool.interface import SpoolFault
 from relay.spool.maildir import MaildirSpool
+from relay.spool.mounts import doubt_about
 from relay.spool.trigger import Trigger
 
 

@@ -16,7 +16,8 @@ from relay.learning import Lessons
 from relay.pauses import PauseRecord
 from relay.policy.model import Policy
 from relay.reply import clean
-from relay.spool.durable import Disk, opened, replace_file
+from relay.spool.durable import Disk, opened
+from relay.spool.replacing import replace_file
 
 
 def pause_path(policy: Policy, upstream: str) -> Path:

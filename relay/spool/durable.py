@@ -2,7 +2,7 @@
 
 Guarantees, once a method returned: `write_all` and `write_at` wrote every byte asked for;
 after `sync` the file's content and size, after `sync_directory` its names, survive loss
-of power.  Assumes one local file system that honours fsync (`doubt_about` knows
+of power.  Assumes one local file system that honours fsync (`mounts` knows
 some that do not).
 
 Rules, measured on ext4, xfs and btrfs with real crash images:
@@ -23,7 +23,7 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -126,6 +126,14 @@ class Disk(Protocol):
 
     def set_modified_at_ns(self, fd: int, at_ns: int) -> None:
         """Set the modification time of an open file, as a hint."""
+        ...
+
+    def owner_and_mode(self, fd: int) -> tuple[int, int]:
+        """Return to which user an open file belongs, and its permission bits."""
+        ...
+
+    def users(self, folder: str) -> frozenset[int]:
+        """Return whose files are ours in a folder: our own, and those of whom it belongs to."""
         ...
 
     def make_directory(self, path: str) -> None:
@@ -279,6 +287,16 @@ class RealDisk:
         """Set the modification time of an open file, as a hint."""
         os.utime(fd, ns=(at_ns, at_ns))
 
+    def owner_and_mode(self, fd: int) -> tuple[int, int]:
+        """Return to which user an open file belongs, and its permission bits."""
+        found = os.fstat(fd)
+        return found.st_uid, stat.S_IMODE(found.st_mode)
+
+    def users(self, folder: str) -> frozenset[int]:
+        """Return whose files are ours in a folder: our own, and those of whom it belongs to."""
+        # Root may run the relay of another user, and some file systems show all files as one user's.
+        return frozenset({os.geteuid(), os.stat(folder).st_uid})
+
     def make_directory(self, path: str) -> None:
         """Create a folder and its parents, for us alone, durably; fine if it is there."""
         if os.path.isdir(path):
@@ -335,22 +353,21 @@ def opened(disk: Disk, fd: int) -> Iterator[int]:
         disk.close(fd)
 
 
-def replace_file(disk: Disk, path: str, content: bytes) -> None:
-    """Put a small file in the place of another, durably: after a crash it is the old one or the new.
+def why_of_others(owner: int, mode: int, users: Collection[int]) -> str | None:
+    """Return why a file of these users' relay cannot have such an owner or mode; None if it can.
 
-    Raises OSError; then either may be there.  One writer at a time.
+    Whoever else may write it may have written it.
     """
-    new_path = f"{path}.new"
-    disk.make_directory(os.path.dirname(path) or ".")
-    if disk.inode(new_path) is not None:
-        # One that died before its rename left it.
-        disk.unlink(new_path)
-    with opened(disk, disk.open_new(new_path)) as fd:
-        disk.write_all(fd, content)
-        disk.sync(fd)
-    # Crash here: the old file is in force.
-    disk.rename(new_path, path)
-    disk.sync_directory(os.path.dirname(path) or ".")
+    if owner not in users:
+        return f"belongs to user {owner}, and is not ours"
+    if mode & 0o022:
+        return f"mode {mode:04o}: others may write it"
+    return None if mode & FILE_MODE == FILE_MODE else f"mode {mode:04o}: its owner may not read and write it"
+
+
+def why_a_strangers(disk: Disk, fd: int, path: str) -> str | None:
+    """Return why an open file is not ours by its owner and mode; None if it is.  Raises OSError."""
+    return why_of_others(*disk.owner_and_mode(fd), disk.users(os.path.dirname(path) or "."))
 
 
 _NEVER_OURS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL})
@@ -378,23 +395,3 @@ def _error_of(sync: Callable[[int], None], fd: int) -> OSError | None:
     except OSError as error:
         return error
     return None
-
-
-_UNFIT_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "tmpfs", "ramfs", "fuse.sshfs"})
-
-
-def doubt_about(path: str) -> str | None:
-    """Return why a folder may not keep what is stored in it, or None.
-
-    Memory is not durable, and file systems of other hosts promise neither locks nor names.
-    """
-    best, kind = "", ""
-    real = os.path.realpath(path)
-    with open("/proc/self/mounts", encoding="utf-8", errors="replace") as mounts:
-        for line in mounts:
-            _, mount_point, file_system, *_ = line.split(" ")
-            point = mount_point.replace("\\040", " ")
-            is_above = point in ("/", real) or real.startswith(point + "/")
-            if is_above and len(point) >= len(best):
-                best, kind = point, file_system
-    return f"{best} is {kind}, which does not keep what it is told" if kind in _UNFIT_FILE_SYSTEMS else None

@@ -19,7 +19,7 @@ from relay.lanes import DEFAULT_LANE
 from relay.reply import clean
 from relay.sorting import Sorter
 from relay.spool import record
-from relay.spool.durable import Disk, opened
+from relay.spool.durable import Disk, opened, why_a_strangers
 from relay.spool.interface import INLINE_BYTES, Corrupt, Entry, Message, Status
 from relay.spool.layout import Layout
 
@@ -126,6 +126,7 @@ def read(
         # The listener holds this lock from its first byte until its names are durable.
         if is_new and not disk.lock_open(fd):
             raise StillArriving
+        _refuse_strangers(disk, fd, path)
         return _read(disk, fd, queue_id, with_content=with_content, sorter=sorter)
 
 
@@ -136,6 +137,7 @@ def read_again(disk: Disk, path: str, known: Opened) -> None:
     Raises as `read` does; Corrupt also for the file of another message.
     """
     with _faults_of_the_file(), opened(disk, disk.open_update(path)) as fd:
+        _refuse_strangers(disk, fd, path)
         # Not a byte of the envelope: its length is what must not count.
         first = disk.pread(fd, min(_FIRST_READ_BYTES, known.header.envelope_offset), 0)
         header = _header(disk, fd, first)
@@ -228,6 +230,12 @@ def _faults_of_the_file() -> Iterator[None]:
         if is_not_now(error):
             raise Unreadable(error.errno, error.strerror) from error
         raise Corrupt(f"cannot be read and marked: {error.strerror}") from error
+
+
+def _refuse_strangers(disk: Disk, fd: int, path: str) -> None:
+    """Raise Corrupt for an open file that somebody else wrote, or may have, whatever it says."""
+    if (why := why_a_strangers(disk, fd, path)) is not None:
+        raise Corrupt(why)
 
 
 def _read(

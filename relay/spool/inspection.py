@@ -19,7 +19,7 @@ from relay.envelope import QueueId
 from relay.finding import STOPS_THE_START, Finding, unreadable
 from relay.spool import files, foreign, leftovers
 from relay.spool.accounts import ledger_findings, notes_findings
-from relay.spool.durable import Disk, opened
+from relay.spool.durable import Disk, opened, why_of_others
 from relay.spool.interface import Corrupt, Status
 from relay.spool.layout import FORMAT, Layout, is_queue_id
 from relay.spool.room import is_reserve
@@ -58,6 +58,8 @@ class Inspector:
         self._places: dict[QueueId, str] = {}
         """Where each message that was read is."""
         self._recipients: dict[QueueId, int] = {}
+        # Root looks for the relay, which it seldom runs; anybody else can only be its user.
+        self._user = os.geteuid() or Path(root).stat().st_uid
         self._failed: set[QueueId] = set()
         """Messages with recipients of which a note should tell."""
 
@@ -114,7 +116,7 @@ class Inspector:
             path = f"{layout.folder('cur')}/{name}"
             advice = "if it is a message, move it to new/, with a relay running or not"
             self._find(path, "stray", "not in one of the numbered folders", "left, never sent", advice)
-        self._look_at_files(root)
+        self._look_at_files()
 
     def _look_at_folder(self, folder: str, root: os.stat_result) -> None:
         try:
@@ -139,7 +141,7 @@ class Inspector:
             what = f"{_mode(found)}: others may read mail here, or put files there"
             self._find(folder, "mode", what, "does not look at it", "chmod 700")
 
-    def _look_at_files(self, root: os.stat_result) -> None:
+    def _look_at_files(self) -> None:
         kinds = {"trigger": stat.S_ISFIFO, "control.sock": stat.S_ISSOCK}
         for name in _FILES:
             path = f"{self._layout.root}/{name}"
@@ -152,9 +154,12 @@ class Inspector:
             advice = "move it away while no relay runs, and start" if is_needed else _LOOK
             if not kinds.get(name, stat.S_ISREG)(found.st_mode):
                 self._find(path, "foreign", f"{_kind(found)} in the place of `{name}`", becomes, advice)
-            elif found.st_uid != root.st_uid or not found.st_mode & stat.S_IRUSR:
-                what = f"user {found.st_uid}, {_mode(found)}: not to be opened by user {root.st_uid}"
-                self._find(path, "owner", what, becomes, f"chown it to user {root.st_uid}, chmod 600")
+            elif (what := self._why_a_strangers(path, found)) is not None:
+                if name == "control.sock":
+                    becomes = "removed when the relay starts, and made anew"
+                elif is_needed and self._user in (0, found.st_uid) and found.st_mode & stat.S_IRUSR:
+                    becomes = "used all the same"
+                self._find(path, "owner", what, becomes, f"chown it to user {self._user}, chmod 600")
             elif name == "reserve" and not self._is_ours(path, is_reserve):
                 self._find(path, "foreign", "not written by us", becomes, advice)
             elif name == "format":
@@ -200,9 +205,8 @@ class Inspector:
             return f"{_kind(found)}, no message"
         if not is_queue_id(name):
             return "not a name that we give"
-        owner = Path(self._layout.root).stat().st_uid
-        if found.st_uid != owner or found.st_mode & 0o600 != 0o600:
-            return f"user {found.st_uid}, {_mode(found)}: not to be opened by user {owner}"
+        if (why := self._why_a_strangers(path, found)) is not None:
+            return why
         try:
             message = files.read(self._disk, path, QueueId(name), with_content=False, is_shown_only=True)
             for _ in files.stream(self._disk, path, message.queue_id):
@@ -212,6 +216,11 @@ class Inspector:
         if not path.startswith(self._layout.folder("corrupt")):
             self._look_into(path, message)
         return None
+
+    def _why_a_strangers(self, path: str, found: os.stat_result) -> str | None:
+        """Return what keeps the relay's user from taking a file for its own."""
+        users = {self._user, Path(path).parent.stat().st_uid}
+        return why_of_others(found.st_uid, stat.S_IMODE(found.st_mode), users)
 
     def _look_into(self, path: str, message: files.Opened) -> None:
         if any(status.is_failure for status in message.statuses) and message.envelope.reverse_path:
@@ -254,9 +263,10 @@ class Inspector:
             try:
                 found = os.lstat(path)
                 is_ours = is_queue_id(name) and stat.S_ISREG(found.st_mode)
+                why = self._why_a_strangers(path, found) if is_ours else None
                 if is_ours:
                     with opened(self._disk, self._disk.open_read(path)) as fd:
-                        is_ours = leftovers.is_draft(self._disk, fd, QueueId(name))
+                        is_ours = why is None and leftovers.is_draft(self._disk, fd, QueueId(name))
             except FileNotFoundError:
                 continue  # published, or given up
             except OSError as error:
@@ -271,7 +281,7 @@ class Inspector:
                 what = "a draft whose listener is gone; its client was told nothing"
                 self._find(path, "draft", what, "removed at the next start, or within the hour")
             else:
-                self._find(path, "foreign", f"{_kind(found)}, not written by us", _ASIDE, _LOOK)
+                self._find(path, "foreign", why or f"{_kind(found)}, not written by us", _ASIDE, _LOOK)
 
 
 def locked_inodes() -> frozenset[int]:

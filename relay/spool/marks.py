@@ -1,4 +1,4 @@
-"""The status bytes of one open message file: verified all, then written.
+"""The status bytes of one open message file, and that its sender was warned: verified, then written.
 
 Guarantees: no byte of a file is written that is not the message that was read, or whose
 recipients changed; nothing at all is written into such a file.  Does not: sync.
@@ -6,6 +6,7 @@ recipients changed; nothing at all is written into such a file.  Does not: sync.
 
 from collections.abc import Iterator, Mapping
 
+from relay.spool import record
 from relay.spool.durable import Disk
 from relay.spool.files import Opened
 from relay.spool.interface import Corrupt, SpoolFault, Status
@@ -36,3 +37,11 @@ def write(disk: Disk, fd: int, known: Opened, marks: Mapping[int, Status]) -> It
         before, known.statuses[index] = known.statuses[index], status
         if before is Status.TODO:
             yield status
+
+
+def warn(disk: Disk, fd: int, known: Opened) -> None:
+    """Write down that the sender was told of the delay.  Raises Corrupt for the file of another message."""
+    found = record.decode_header(disk.pread(fd, record.HEADER_BYTES, 0))
+    if not found.is_of_the_same_as(known.header):
+        raise Corrupt("it is the file of another message")
+    disk.write_at(fd, record.WARNED_BYTE, record.WARNED_OFFSET)

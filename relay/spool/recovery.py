@@ -14,7 +14,7 @@ import contextlib
 from relay.envelope import QueueId
 from relay.sorting import Sorter
 from relay.spool import files, foreign, leftovers
-from relay.spool.durable import Disk, opened
+from relay.spool.durable import Disk, opened, why_a_strangers
 from relay.spool.identity import subject_of
 from relay.spool.interface import Corrupt, Entry, Recovery, Status
 from relay.spool.layout import Layout, is_queue_id
@@ -43,9 +43,9 @@ def recover(
         walk.look_into(folder)
     walk.look_into(layout.folder("new"), is_new=True)
     walk.write_marks_again()
-    accepted = {QueueId(name) for name in disk.names(layout.folder("new"))} - walk.ended - aside.stuck
+    accepted = {QueueId(name) for name in disk.names(layout.folder("new"))} - walk.ended - aside.stuck.keys()
     in_corrupt = {foreign.subject_name(name) for name in aside.recount()}
-    set_aside = in_corrupt | aside.stuck
+    set_aside = in_corrupt | aside.stuck.keys()
     # Seen in corrupt/ by the last start and gone since: somebody decided about it, by hand.
     removed = ledger.forget(ledger.aside - set(walk.fates) - accepted - set_aside)
     elsewhere = {queue_id for queue_id in ledger.open if queue_id not in walk.fates} - accepted
@@ -103,7 +103,7 @@ def forget_removals(disk: Disk, layout: Layout, ledger: Ledger, aside: foreign.A
 
 def _unread(ledger: Ledger, aside: foreign.Aside) -> set[QueueId]:
     """Return who was counted out and cannot be read now: it may be there, and must not be counted twice."""
-    return ledger.closed & aside.stuck
+    return ledger.closed & aside.stuck.keys()
 
 
 def remove_abandoned_drafts(disk: Disk, layout: Layout, aside: foreign.Aside) -> int:
@@ -132,12 +132,14 @@ def remove_abandoned_drafts(disk: Disk, layout: Layout, aside: foreign.Aside) ->
             if not disk.lock_open(fd):
                 continue
             try:
-                is_ours = leftovers.is_draft(disk, fd, QueueId(name))
+                why = why_a_strangers(disk, fd, path)
+                if why is None and not leftovers.is_draft(disk, fd, QueueId(name)):
+                    why = "not written by us"
             except OSError as error:
                 aside.move_unusable(path, error, "tmp-")
                 continue
-            if not is_ours:
-                aside.move(path, "not written by us", "tmp-")
+            if why is not None:
+                aside.move(path, why, "tmp-")
                 continue
             with contextlib.suppress(FileNotFoundError):
                 disk.unlink(path)
@@ -182,7 +184,7 @@ class _Walk:
             except OSError as error:
                 if not files.is_about_the_file(error):
                     raise
-                self._aside.leave(name, f"cannot be taken: {error.strerror}")
+                self._aside.leave(path, f"cannot be taken: {error.strerror}")
 
     def write_marks_again(self) -> None:
         """Make the marks durable that were read but may be in memory only."""

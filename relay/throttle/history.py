@@ -20,6 +20,7 @@ What a start, which is always a recovery, may find, and what becomes of it:
 | damage before whole groups           | HistoryError: nothing is sent                            |
 | another file, another version, empty | HistoryError: a history gets its name with its content   |
 | read-only, full, unreadable, EIO     | HistoryError; memory is not trusted, next use re-reads   |
+| wrong owner, others may write it     | HistoryError: somebody else may have emptied it          |
 | records from the future of this boot | HistoryError: another time namespace, or clock           |
 
 What others appended may be in the page cache only: they may have been killed before
@@ -51,7 +52,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from relay.clock import SECOND_NS, Clock
-from relay.spool.durable import Disk, opened, sync_above
+from relay.spool.durable import Disk, opened, sync_above, why_a_strangers
 from relay.throttle.record import (
     At,
     HistoryError,
@@ -203,6 +204,8 @@ class History:
         self.close()
         self._inode, self._offset = inode, 0
         self._fd = fd = self._disk.open_update(self._path)
+        if (why := why_a_strangers(self._disk, fd, self._path)) is not None:
+            raise HistoryError(f"{self._path}: {why}; nothing is sent. If it is right: chown, chmod 600")
         length = self._disk.size(fd)
         self._refuse_giant(length)
         content = self._disk.pread(fd, length, 0)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from relay.clock import Clock
 from relay.finding import NOTHING_SENT, Finding
-from relay.spool.durable import Disk, opened
+from relay.spool.durable import Disk, opened, why_of_others
 from relay.throttle.history import CLOCK_SKEW_NS, LARGEST_BYTES, is_left_of_a_rewrite
 from relay.throttle.record import Contents, HistoryError, read_groups, read_header
 
@@ -33,10 +33,10 @@ def history_findings(path: Path, disk: Disk, clock: Clock, owner: int) -> Iterat
     if not stat.S_ISREG(found.st_mode):
         yield Finding(str(path), "foreign", "not a file", NOTHING_SENT, f"see what it is; {_REPAIR}")
         return
-    if owner not in (found.st_uid, 0):
-        what = f"belongs to user {found.st_uid}, the spool to {owner}"
-        advice = f"chown it to user {owner}, if it is not meant to be shared by a group"
-        yield Finding(str(path), "owner", what, f"{NOTHING_SENT} if it cannot be opened", advice)
+    # Only root can open what is safe from others and belongs to somebody else.
+    users = {owner, path.parent.stat().st_uid} if owner == 0 else {owner}
+    if (why := why_of_others(found.st_uid, stat.S_IMODE(found.st_mode), users)) is not None:
+        yield Finding(str(path), "owner", why, NOTHING_SENT, f"chown it to user {owner}, chmod 600")
     if found.st_size > LARGEST_BYTES:
         yield Finding(str(path), "damaged_history", f"{found.st_size} bytes", NOTHING_SENT, _REPAIR)
         return

@@ -20,12 +20,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tests.fakes import power
 from tests.fakes.fault import READS, Fault
+from tests.fakes.ours import AllOurs
 from tests.fakes.platter import ContentChange, Platter, disk_error
 
 __all__ = ["Fault", "ModelDisk"]
 
 
-class ModelDisk:
+class ModelDisk(AllOurs):
     """One process's view of a platter.  Paths are absolute."""
 
     def __init__(self, platter: Platter | None = None) -> None:

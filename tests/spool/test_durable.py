@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from relay.spool import durable
-from relay.spool.durable import Disk, RealDisk, doubt_about, opened
+from relay.spool.durable import Disk, RealDisk, opened
+from relay.spool.mounts import doubt_about
 from tests.fakes.disk import ModelDisk
 
 Written = Callable[[str, bytes], None]

@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from relay.spool.durable import opened, replace_file
+from relay.spool.durable import opened
+from relay.spool.replacing import replace_file
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model, Platter
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from relay.spool.durable import RealDisk
+from tests.fakes.ours import AllOurs
 
 SECTOR_BYTES = 512
 
@@ -56,7 +57,7 @@ class _File:
         self.content, self.dirty = bytearray(self.durable), []
 
 
-class MemoryDisk(RealDisk):
+class MemoryDisk(AllOurs, RealDisk):
     """One folder, many users.  No lock ever blocks, since tests take turns."""
 
     def __init__(self) -> None:
