@@ -14,6 +14,7 @@ arrivals    the way from the listeners into the queue
 maildir     the sender's side: one file a message, its folder is its state
 foreign     what is none of ours, and the way to corrupt/
 room        the headroom that new mail leaves, and a reserve that gives way
+left        what a start had to leave, read again until the disk gives it; removal takes away what has ended
 recovery    what a start makes of whatever a crash left
 fresh       what was just taken, in memory until it is sent
 notes       why recipients failed, until the report about them is queued

@@ -47,6 +47,7 @@ class Arrivals:
             try:
                 if (message := self._take(path, name, sorter, with_content=has_room())) is not None:
                     taken.append(message)
+                self._aside.forget(path)
             except (FileNotFoundError, files.StillArriving):
                 continue  # its listener met an error and took it back, or is about to pull the trigger
             except Corrupt as fault:
@@ -56,7 +57,7 @@ class Arrivals:
                     break
                 if not files.is_about_the_file(error):
                     raise
-                self._aside.leave(name, f"cannot be taken: {error.strerror}")
+                self._aside.leave(path, f"cannot be taken: {error.strerror}")
         return taken
 
     def _take(

@@ -9,8 +9,10 @@ Does not: judge message files (`files`), or touch `lock` and `format`: who finds
 those unusable must not start at all.
 """
 
+import contextlib
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from itertools import chain
 
 from relay.envelope import QueueId
 from relay.spool import files, record
@@ -22,6 +24,8 @@ LISTED_BYTES = 64 * 1024
 """Content up to here is checked for a listing; `relay fsck` checks all of it."""
 LARGEST_BYTES = 256 * 1024 * 1024
 """No ledger and no notes of ours are a tenth of this; reading more would be a memory bomb."""
+_LEFT = "left where it is, and tried again within the hour"
+_LEFT_FOR_LONG = "left where it is, and tried again by the next start"
 _NOTES_BEGIN = b'{"index":'
 
 
@@ -38,27 +42,31 @@ class Aside:
         """How many files were moved."""
         self.count = 0
         """How many are there, those included that cannot be moved."""
-        self.stuck: set[QueueId] = set()
-        """Names of those that cannot be moved, as far as the last start knows."""
+        self.stuck: dict[QueueId, dict[str, str]] = {}
+        """Names of those that cannot be read now, or not be moved, and of each path why."""
 
-    def move(self, path: str, fault: str, prefix: str = "") -> None:
-        """Move a file that is none of ours; where that cannot be, tell so and leave it.
+    def move(self, path: str, fault: str, prefix: str = "") -> bool:
+        """Move a file that is none of ours; where that cannot be, tell so, leave it, and return False.
 
         `prefix` goes before its name in corrupt/.  Raises OSError where the disk fails.
         """
         name = path.rpartition("/")[2]
-        self._on_corrupt(files.describe(name), fault)
+        if not self.stuck.get(QueueId(name), {}).get(path, "").startswith(fault):
+            self._on_corrupt(files.describe(name), fault)
         try:
             files.set_aside(self._disk, self._layout, path, prefix)
         except FileNotFoundError:
-            return  # somebody was quicker
+            self.forget(path)
+            return True  # somebody was quicker
         except OSError as error:
             if not files.is_about_the_file(error):
                 raise
-            self.leave(name, f"cannot be set aside: {error.strerror}")
-            return
+            self.leave(path, f"cannot be set aside: {error.strerror}", fault)
+            return False
+        self.forget(path)
         self.moved += 1
         self.count += 1
+        return True
 
     def move_unusable(self, path: str, error: OSError, prefix: str) -> None:
         """Move a file that cannot be opened or read; tell of one that the disk only does not give us now.
@@ -70,10 +78,31 @@ class Aside:
         else:
             self.move(path, why_unusable(error), prefix)
 
-    def leave(self, name: str, fault: str) -> None:
-        """Tell of a file that stays where it is."""
-        self.tell_once(name, fault)
-        self.stuck.add(QueueId(name))
+    def leave(self, path: str, why: str, fault: str = "") -> None:
+        """Tell of a file that stays where it is, and list it; `fault` is what is known to be wrong with it.
+
+        Whoever is left again goes behind the others.
+        """
+        name = QueueId(path.rpartition("/")[2])
+        self.tell_once(name, why)
+        places = self.stuck.pop(name, {})
+        self.count += path not in places
+        self.stuck[name] = {**places, path: f"{fault}; {why}" if fault else why}
+
+    def forget(self, path: str) -> None:
+        """Take a file off the list that is no longer where it was left."""
+        name = QueueId(path.rpartition("/")[2])
+        places = self.stuck.get(name, {})
+        if places.pop(path, None) is not None:
+            self.count -= 1
+            if not places:
+                del self.stuck[name]
+                self._told.discard(name)
+
+    def left_in(self, folders: Collection[str]) -> list[str]:
+        """Return the paths of what was left in some folders, least recently met first."""
+        among = set(folders)
+        return [path for path in chain(*self.stuck.values()) if path.rpartition("/")[0] in among]
 
     def tell_once(self, name: str, fault: str) -> None:
         """Tell what is wrong with a file; once, however often it is met."""
@@ -82,15 +111,31 @@ class Aside:
             self._on_corrupt(files.describe(name), fault)
 
     def recount(self) -> list[str]:
-        """Return what is in corrupt/, where only human beings remove anything."""
+        """Count anew what is in corrupt/ or was left elsewhere; return the first."""
+        for path in list(chain(*self.stuck.values())):
+            with contextlib.suppress(OSError):
+                if self._disk.inode(path) is None:
+                    self.forget(path)
         names = self._disk.names(self._layout.folder("corrupt"))
-        self.count = len(names) + len(self.stuck)
+        self.count = len(names) + sum(map(len, self.stuck.values()))
         return names
 
     def listed(self, most: int) -> list[SetAside]:
-        """Return the first files of corrupt/ by name, with what is wrong with each."""
-        names = sorted(self._disk.names(self._layout.folder("corrupt")))[:most]
-        return [self._listed(name) for name in names]
+        """Return what was left where it is, then the first files of corrupt/ by name, with why."""
+        left = [self._left(path, why) for places in self.stuck.values() for path, why in places.items()][
+            :most
+        ]
+        names = sorted(self._disk.names(self._layout.folder("corrupt")))[: most - len(left)]
+        return [*left, *map(self._listed, names)]
+
+    def _left(self, path: str, why: str) -> SetAside:
+        try:
+            size_bytes = self._disk.length(path) or 0
+        except OSError:
+            size_bytes = 0
+        shown, root = files.describe(path.rpartition("/")[2]), self._layout.root
+        is_tried = path.removeprefix(f"{root}/").startswith(("tmp/", "new/", "cur/", "hold/"))
+        return SetAside(shown, size_bytes, 0, "", 0, f"{why}; {_LEFT if is_tried else _LEFT_FOR_LONG}")
 
     def _listed(self, name: str) -> SetAside:
         path = f"{self._layout.folder('corrupt')}/{name}"

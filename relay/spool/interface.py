@@ -179,7 +179,7 @@ class Recovery:
     entries: tuple[Entry, ...]
     """Everything queued, also held; with `recipients_left == 0` where only the end is missing."""
     corrupt: int
-    """Files in corrupt/, old and new."""
+    """Files in corrupt/, old and new, and those that had to be left where they are."""
     abandoned: int
     """Drafts of dead listeners that were removed; nobody was promised anything."""
     missing_recipients: int
@@ -216,7 +216,7 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """A file in corrupt/, as a listing shows it."""
+    """A file in corrupt/, or one that had to be left where it is, as a listing shows it."""
 
     name: str
     """Printable ASCII; in general no queue id."""
@@ -280,7 +280,7 @@ class Spool(Protocol):
         ...
 
     def take(self, most: int, sorter: Sorter | None = None) -> list[Entry]:
-        """Take up to `most` newly accepted messages into the queue."""
+        """Take up to `most` messages into the queue: newly accepted, or left by the start."""
         ...
 
     def sort(self, queue_ids: Sequence[QueueId], sorter: Sorter) -> dict[QueueId, str]:
@@ -336,7 +336,10 @@ class Spool(Protocol):
         ...
 
     def clean_up(self) -> int:
-        """Remove what dead listeners left; return how much.  Run now and then."""
+        """Remove what dead listeners left; return how much.  Run hourly.
+
+        The next calls of `take` read again what a start had to leave.
+        """
         ...
 
     def totals(self) -> Totals:
@@ -348,7 +351,7 @@ class Spool(Protocol):
         ...
 
     def set_aside_files(self, most: int) -> list[SetAside]:
-        """Return what is set aside, the first `most` by name, with why; damage never raises."""
+        """Return what is left or set aside, the first `most`, with why; damage never raises."""
         ...
 
     def accepted_count(self) -> int:

@@ -17,7 +17,7 @@ from typing import TypeVar
 from relay.clock import Clock
 from relay.envelope import Envelope, QueueId
 from relay.sorting import Sorter
-from relay.spool import files, notes, record
+from relay.spool import files, notes
 from relay.spool.arrivals import Arrivals
 from relay.spool.durable import Disk, opened
 from relay.spool.faults import absence, faults
@@ -39,8 +39,10 @@ from relay.spool.interface import (
 )
 from relay.spool.layout import Layout, is_queue_id
 from relay.spool.ledger import Ledger, fates_of
+from relay.spool.left import Left
 from relay.spool.lock import take_lock
 from relay.spool.recovery import forget_removals, recover, remove_abandoned_drafts
+from relay.spool.removal import remove_ended
 from relay.spool.room import Reserve, gives_way
 
 _Called = TypeVar("_Called")
@@ -75,6 +77,9 @@ class MaildirSpool:
         self._reserve.keep()
         self._held: set[QueueId] = set()
         self._arrivals = Arrivals(disk, self._layout, self._aside, self._try_to_set_aside)
+        self._left = Left(disk, self._layout, self._ledger, self._aside, self._try_to_set_aside)
+        self._out_of_sight: set[QueueId] = set()
+        """Messages that cannot be read, or are in corrupt/, and count as queued in the account."""
         self._fresh = Fresh()
         self._noted: set[str] = set()
         self._remembered: OrderedDict[QueueId, files.Opened] = OrderedDict()
@@ -94,17 +99,23 @@ class MaildirSpool:
         self._noted = set(self._disk.names(self._layout.folder("bounce")))
         left = sum(entry.recipients_left for entry in recovery.entries)
         self._queued_recipients = left + recovery.corrupt_recipients
+        out_of_sight = self._ledger.aside.union(self._aside.stuck) & self._ledger.open.keys()
+        self._out_of_sight = out_of_sight - found.keys()
         return recovery
 
     @gives_way
     def take(self, most: int, sorter: Sorter | None = None) -> list[Entry]:
-        """Take up to `most` newly accepted messages into the queue, oldest first.
+        """Take up to `most` newly accepted messages into the queue, oldest first, then what was left.
 
         Fewer when we lack descriptors or memory: the rest is still there the next time.
         """
         self._reserve.keep()
         with faults("new"):
             taken = self._arrivals.take(most, lambda: self._fresh.has_room, sorter)
+            left = self._left.take(most - len(taken), sorter)
+        self._held.update(message.queue_id for message, is_held in left if is_held)
+        taken += [message for message, _ in left]
+        self._come_into_sight(taken)
         self._ledger.reopen([message.queue_id for message in taken if Status.TODO in message.statuses])
         # What is taken is in the queue, whether or not there is room to count it: `finish` counts again.
         with contextlib.suppress(SpoolFull), faults("ledger"):
@@ -113,7 +124,7 @@ class MaildirSpool:
             self._fresh.keep(message)
             self._progress[message.queue_id] = fates_of(message.statuses)
             self._queued_recipients += message.statuses.count(Status.TODO)
-        return [message.entry(is_held=False) for message in taken]
+        return [message.entry(is_held=message.queue_id in self._held) for message in taken]
 
     def sort(self, queue_ids: Sequence[QueueId], sorter: Sorter) -> dict[QueueId, str]:
         """Return the lane of each message; one that cannot be read is met when its turn comes."""
@@ -189,16 +200,8 @@ class MaildirSpool:
     def mark_warned(self, queue_id: QueueId) -> None:
         """Remember durably that the sender was told of the delay."""
         self._fresh.pop(queue_id)
-        with (
-            faults("status bytes"),
-            absence(queue_id),
-            opened(self._disk, self._disk.open_update(self._path(queue_id))) as fd,
-        ):
-            found = record.decode_header(self._disk.pread(fd, record.HEADER_BYTES, 0))
-            if not found.is_of_the_same_as(self._known(queue_id).header):
-                raise SpoolFault(f"{queue_id} is the file of another message")
-            self._disk.write_at(fd, record.WARNED_BYTE, record.WARNED_OFFSET)
-            self._disk.sync_content(fd)
+        with faults("status bytes"), absence(queue_id):
+            files.mark_warned(self._disk, self._path(queue_id), lambda: self._known(queue_id))
 
     def postpone(self, queue_id: QueueId, next_attempt_at_ns: int) -> None:
         """Keep the next attempt as a hint; not durable, never raises SpoolFault."""
@@ -242,18 +245,9 @@ class MaildirSpool:
             self._ledger.enter([(queue_id, len(message.statuses)) for queue_id, message in known.items()])
             self._ledger.leave({queue_id: message.statuses for queue_id, message in known.items()})
         with faults("removal"):
-            for queue_id in known:
-                # Crash here: counted and all done; the next start removes it, and counts it no more.
-                with contextlib.suppress(FileNotFoundError):
-                    self._disk.unlink(self._path(queue_id))
+            paths = {queue_id: self._path(queue_id) for queue_id in known}
             reported = [q for q, message in known.items() if any(s.is_failure for s in message.statuses)]
-            for folder in {self._path(queue_id).rpartition("/")[0] for queue_id in reported}:
-                # Its report may be relayed from now on: the message must not come back and report again.
-                self._disk.sync_directory(folder)
-            for queue_id in [queue_id for queue_id in known if queue_id in self._noted]:
-                # Also of one that was relayed in the end: its note may be of an attempt before a crash.
-                with contextlib.suppress(FileNotFoundError):
-                    self._disk.unlink(self._layout.notes(queue_id))
+            remove_ended(self._disk, self._layout, paths, reported, self._noted)
         for queue_id in queue_ids:
             self._held.discard(queue_id)
             self._remembered.pop(queue_id, None)
@@ -276,31 +270,26 @@ class MaildirSpool:
         self._move(queue_id, self._layout.held(queue_id), self._layout.queued(queue_id))
 
     def clean_up(self) -> int:
-        """Remove drafts of dead listeners; return how many."""
+        """Remove drafts of dead listeners; return how many.  The next `take` reads again what was left."""
         with faults("clean-up"):
             removed = remove_abandoned_drafts(self._disk, self._layout, self._aside)
             self._aside.recount()
+            self._left.look_again()
             return removed
 
     def totals(self) -> Totals:
         """Return what ever came in and went, messages still queued included as far as they got."""
         ended = self._ledger.totals
-        under_way = [sum(fates) for fates in zip(*self._progress.values(), strict=True)] or [0, 0, 0, 0]
-        return Totals(
-            ended.accepted,
-            ended.relayed + under_way[0],
-            ended.bounced + under_way[1],
-            ended.expired + under_way[2],
-            ended.deleted + under_way[3],
-            self._queued_recipients,
-        )
+        before = (ended.relayed, ended.bounced, ended.expired, ended.deleted)
+        relayed, bounced, expired, deleted = map(sum, zip(before, *self._progress.values(), strict=True))
+        return Totals(ended.accepted, relayed, bounced, expired, deleted, self._queued_recipients)
 
     def corrupt_count(self) -> int:
         """Return how many files are set aside as corrupt."""
         return self._aside.count
 
     def set_aside_files(self, most: int) -> list[SetAside]:
-        """Return what is set aside, the first `most` by name, with why; damage never raises."""
+        """Return what is set aside, the first `most`, with why; damage never raises."""
         with faults("corrupt"):
             return self._aside.listed(most)
 
@@ -321,6 +310,13 @@ class MaildirSpool:
     def _not_ended(self, called_for: Mapping[QueueId, _Called]) -> dict[QueueId, _Called]:
         """Leave out what was counted out: it is the second call, after `finish` met a full disk."""
         return {q: called for q, called in called_for.items() if q not in self._ledger.closed}
+
+    def _come_into_sight(self, taken: Sequence[files.Opened]) -> None:
+        """Count no longer as out of sight, in full or as far as they got, what was taken and counts anew."""
+        for queue_id in self._out_of_sight.intersection(message.queue_id for message in taken):
+            self._out_of_sight.remove(queue_id)
+            got = sum(self._progress.pop(queue_id, ()))
+            self._queued_recipients -= self._ledger.open.get(queue_id, got) - got
 
     def _path(self, queue_id: QueueId) -> str:
         return self._layout.held(queue_id) if queue_id in self._held else self._layout.queued(queue_id)
@@ -387,11 +383,15 @@ class MaildirSpool:
             self._disk.sync_directory(source.rpartition("/")[0])
 
     def _try_to_set_aside(self, path: str, fault: str) -> None:
+        queue_id = QueueId(path.rpartition("/")[2])
+        if queue_id in self._ledger.open:
+            self._out_of_sight.add(queue_id)
         try:
-            self._aside.move(path, fault)
+            if not self._aside.move(path, fault):
+                return
         except OSError as error:
-            self._aside.leave(path.rpartition("/")[2], f"cannot be set aside: {error.strerror}")
+            self._aside.leave(path, f"cannot be set aside: {error.strerror}", fault)
             return
         with contextlib.suppress(OSError):
             # For the account only; the next start sees it there, if nobody removed it meanwhile.
-            self._ledger.put_aside(QueueId(path.rpartition("/")[2]))
+            self._ledger.put_aside(queue_id)

@@ -43,9 +43,9 @@ def recover(
         walk.look_into(folder)
     walk.look_into(layout.folder("new"), is_new=True)
     walk.write_marks_again()
-    accepted = {QueueId(name) for name in disk.names(layout.folder("new"))} - walk.ended - aside.stuck
+    accepted = {QueueId(name) for name in disk.names(layout.folder("new"))} - walk.ended - aside.stuck.keys()
     in_corrupt = {foreign.subject_name(name) for name in aside.recount()}
-    set_aside = in_corrupt | aside.stuck
+    set_aside = in_corrupt | aside.stuck.keys()
     # Seen in corrupt/ by the last start and gone since: somebody decided about it, by hand.
     removed = ledger.forget(ledger.aside - set(walk.fates) - accepted - set_aside)
     elsewhere = {queue_id for queue_id in ledger.open if queue_id not in walk.fates} - accepted
@@ -103,7 +103,7 @@ def forget_removals(disk: Disk, layout: Layout, ledger: Ledger, aside: foreign.A
 
 def _unread(ledger: Ledger, aside: foreign.Aside) -> set[QueueId]:
     """Return who was counted out and cannot be read now: it may be there, and must not be counted twice."""
-    return ledger.closed & aside.stuck
+    return ledger.closed & aside.stuck.keys()
 
 
 def remove_abandoned_drafts(disk: Disk, layout: Layout, aside: foreign.Aside) -> int:
@@ -184,7 +184,7 @@ class _Walk:
             except OSError as error:
                 if not files.is_about_the_file(error):
                     raise
-                self._aside.leave(name, f"cannot be taken: {error.strerror}")
+                self._aside.leave(path, f"cannot be taken: {error.strerror}")
 
     def write_marks_again(self) -> None:
         """Make the marks durable that were read but may be in memory only."""

@@ -156,7 +156,7 @@ def test_a_damaged_message_that_somebody_else_moved_meanwhile_is_only_told_of() 
     disk, told = prepared(), list[tuple[str, str]]()
     aside = Aside(disk, LAYOUT, lambda name, why: told.append((name, why)))
     aside.move(LAYOUT.queued(QueueId("0" * 16)), "damaged")
-    assert (aside.moved, aside.stuck, len(told)) == (0, set(), 1)
+    assert (aside.moved, aside.stuck, len(told)) == (0, {}, 1)
 
 
 @pytest.mark.parametrize("folder", ["queued", "held"])
