@@ -11,7 +11,7 @@ import contextlib
 import errno
 import os
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from relay.envelope import Envelope, QueueId
@@ -20,7 +20,7 @@ from relay.reply import clean
 from relay.sorting import Sorter
 from relay.spool import record
 from relay.spool.durable import Disk, opened, why_a_strangers
-from relay.spool.interface import INLINE_BYTES, Corrupt, Entry, Message, SpoolFault, Status
+from relay.spool.interface import INLINE_BYTES, Corrupt, Entry, Message, Status
 from relay.spool.layout import Layout
 
 LONGEST_NAME_BYTES = 250
@@ -162,19 +162,6 @@ def stream(disk: Disk, path: str, queue_id: QueueId) -> Iterator[bytes]:
         if crc != header.content_crc:
             raise Corrupt("the content does not match its checksum")
         yield held_back
-
-
-def mark_warned(disk: Disk, path: str, known: Callable[[], Opened]) -> None:
-    """Write down durably that the sender of a message was told of the delay.
-
-    Raises OSError, and SpoolFault for the file of another message than the one that is `known`.
-    """
-    with opened(disk, disk.open_update(path)) as fd:
-        found = record.decode_header(disk.pread(fd, record.HEADER_BYTES, 0))
-        if not found.is_of_the_same_as(known().header):
-            raise SpoolFault(f"{path.rpartition('/')[2]} is the file of another message")
-        disk.write_at(fd, record.WARNED_BYTE, record.WARNED_OFFSET)
-        disk.sync_content(fd)
 
 
 def write_marks_again(disk: Disk, found: Sequence[tuple[str, Opened]]) -> None:
