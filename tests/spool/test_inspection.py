@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -203,6 +204,14 @@ CASES: dict[str, tuple[Break, list[tuple[str, str, bool]]]] = {
         lambda engine, _ids: _write(engine, f"bounce/{FOREIGN_ID}"),
         [(f"bounce/{FOREIGN_ID}", "leftover", False)],
     ),
+    "notes of a message that is gone, with others' lines": (
+        lambda engine, ids: _notes_with(engine, ids[1], b"and mine\n"),
+        [(f"bounce/{FOREIGN_ID}", "foreign", True)],
+    ),
+    "a control socket for everybody": (
+        lambda engine, _ids: _socket(engine).chmod(0o666),
+        [("control.sock", "owner", True)],
+    ),
     "foreign notes": (
         lambda engine, _ids: _write(engine, "bounce/README"),
         [("bounce/README", "foreign", True)],
@@ -265,6 +274,20 @@ def _copy(path: str, target: str) -> None:
 def _mine(engine: MaildirEngine, *names: str) -> None:
     for name in names:
         _file(engine, name).write_text("mine")
+
+
+def _notes_with(engine: MaildirEngine, queue_id: QueueId, line: bytes) -> None:
+    _file(engine, f"bounce/{FOREIGN_ID}").write_bytes(Path(engine.layout.notes(queue_id)).read_bytes() + line)
+    _file(engine, f"bounce/{FOREIGN_ID}").chmod(0o600)
+
+
+def _socket(engine: MaildirEngine) -> Path:
+    with socket.socket(socket.AF_UNIX) as listening:
+        # By a short path: its length is limited.
+        folder = os.open(engine.root, os.O_PATH)
+        listening.bind(f"/proc/self/fd/{folder}/control.sock")
+        os.close(folder)
+    return _file(engine, "control.sock")
 
 
 def _append(path: str, content: bytes) -> None:

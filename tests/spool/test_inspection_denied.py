@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from relay.spool.inspection import Inspector
-from tests.fakes.denying import DENIED, GONE, Denying
+from tests.fakes.denying import BROKEN, DENIED, GONE, TOO_MANY, Denying
 from tests.fakes.foreign import plant
 from tests.spool.engine import accept, recovered, taken
 from tests.spool.maildir_engine import MaildirEngine, on_the_kernel
@@ -102,3 +102,12 @@ def test_a_ledger_that_is_no_file_is_told_of_once(engine: MaildirEngine) -> None
     ledger.unlink()
     ledger.mkdir()
     assert _said(engine) == [("ledger", "foreign")]
+
+
+def test_a_reserve_in_a_bad_sector_is_taken_for_ours(engine: MaildirEngine) -> None:
+    assert _said(engine, Denying("/reserve", BROKEN, when_read=True)) == []
+
+
+def test_a_lack_of_our_own_blames_no_reserve(engine: MaildirEngine) -> None:
+    with pytest.raises(OSError, match="Too many open files"):
+        Inspector(engine.root, Denying("/reserve", TOO_MANY)).inspect()

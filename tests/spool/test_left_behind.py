@@ -2,17 +2,24 @@
 
 import errno
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
 from relay.envelope import QueueId
+from relay.spool.durable import RealDisk
+from relay.spool.foreign import Aside
 from relay.spool.interface import Corrupt, Entry, Recovery, Spool
+from relay.spool.layout import Layout
 from relay.spool.left import FAILURES_AN_HOUR
 from relay.spool.record import HEADER_BYTES
 from tests.fakes.disk import Fault, ModelDisk
 from tests.spool.engine import BOUNCED, CONTENT, RELAYED, accept, again, is_balanced, note, recovered, taken
-from tests.spool.maildir_engine import MaildirEngine, on_the_model
+from tests.spool.maildir_engine import MaildirEngine, on_the_kernel, on_the_model
+from tests.spool.plays import prepared as ready_disk
+from tests.spool.world import ROOT
 
+LAYOUT = Layout(ROOT)
 WHY = "cannot be taken: Input/output error"
 
 
@@ -193,6 +200,56 @@ def test_what_somebody_removed_meanwhile_is_no_longer_listed_and_missed_by_the_n
     found.view.heal()
     found.spool.close()
     assert found.engine.start().recover().missing_recipients == 3
+
+
+def test_what_somebody_removed_just_before_it_was_read_again_is_no_longer_listed() -> None:
+    found = prepared()
+    path = found.engine.layout.queued(found.left)
+    found.start("read", errno.EIO, path)
+    found.view.heal()
+    found.spool.clean_up()
+    found.engine.disk.unlink(path)
+
+    assert found.spool.take(100) == []
+    assert (found.spool.corrupt_count(), listed(found.spool)) == (0, [])
+
+
+def test_a_strangers_file_that_could_not_be_moved_is_moved_later() -> None:
+    found = prepared()
+    path = f"{found.engine.layout.queued_folder(found.left)}/mine"
+    found.engine.plant(path, b"somebody's")
+    found.start("rename", errno.EPERM, path)
+    assert [name for name, _ in listed(found.spool)] == ["mine"]
+
+    found.view.heal()
+    assert found.an_hour_later() == []
+    assert found.engine.names("corrupt") == ["mine"]
+    assert found.engine.content_of(f"{found.engine.root}/corrupt/mine") == b"somebody's"
+
+
+def test_what_was_left_in_two_places_is_listed_until_both_are_gone() -> None:
+    disk, told = ready_disk(), list[str]()
+    aside = Aside(disk, LAYOUT, lambda name, _: told.append(name))
+    queue_id = QueueId("0" * 16)
+    places = [LAYOUT.queued(queue_id), LAYOUT.held(queue_id)]
+    for path in places:
+        aside.leave(path, "why")
+
+    aside.forget(places[0])
+    assert (aside.count, len(aside.listed(9)), aside.left_in([LAYOUT.folder("hold")])) == (1, 1, places[1:])
+    aside.forget(places[1])
+    assert (aside.count, aside.listed(9), told) == (0, [], [queue_id])
+
+
+def test_what_cannot_be_looked_at_any_more_is_listed_all_the_same(tmp_path: Path) -> None:
+    engine = on_the_kernel(tmp_path)
+    recovered(engine).close()
+    aside = Aside(RealDisk(), Layout(engine.root), lambda _name, _why: None)
+    in_the_way = Path(engine.root) / "cur" / "a file"
+    in_the_way.write_text("no folder")
+    aside.leave(f"{in_the_way}/{'0' * 16}", "why")
+
+    assert [(each.name, each.size_bytes) for each in aside.listed(9)] == [("0" * 16, 0)]
 
 
 def test_what_was_counted_out_and_could_not_be_read_is_removed_and_not_sent_again() -> None:
