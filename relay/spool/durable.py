@@ -30,6 +30,8 @@ from typing import Protocol
 from relay.clock import SystemClock
 
 DIRECTORY_MODE = 0o700
+SECTOR_BYTES = 512
+"""What a disk writes whole or not at all."""
 FILE_MODE = 0o600
 SYNCS_AT_ONCE = 8
 """Threads that sync in parallel: the kernel then merges the flushes of one batch."""

@@ -12,11 +12,9 @@ import re
 
 from relay.envelope import QueueId
 from relay.spool import record
-from relay.spool.durable import Disk
+from relay.spool.durable import SECTOR_BYTES, Disk
 from relay.spool.interface import Corrupt
 
-SECTOR_BYTES = 512
-"""What a disk writes whole or not at all."""
 _NOTES_BEGIN = b'{"index":'
 _LINE = re.compile(rb"[^\0\n]+")
 _LEDGER_BEGINS = b"total "

@@ -202,13 +202,11 @@ class MaildirSpool:
     def mark_warned(self, queue_id: QueueId) -> None:
         """Remember durably that the sender was told of the delay."""
         self._fresh.pop(queue_id)
-        with (
-            faults("status bytes"),
-            self._faults_of(queue_id) as path,
-            opened(self._disk, self._disk.open_update(path)) as fd,
-        ):
-            warn(self._disk, fd, self._known(queue_id))
-            self._disk.sync_content(fd)
+        with faults("status bytes"):
+            known = self._known(queue_id)
+            with self._faults_of(queue_id) as path, opened(self._disk, self._disk.open_update(path)) as fd:
+                warn(self._disk, fd, known)
+                self._disk.sync_content(fd)
 
     def postpone(self, queue_id: QueueId, next_attempt_at_ns: int) -> None:
         """Keep the next attempt as a hint; not durable, never raises SpoolFault."""

@@ -63,7 +63,7 @@ def is_reserve(disk: Disk, fd: int) -> bool:
     if disk.size(fd) > RESERVE_BYTES:
         return False
     content = disk.pread(fd, RESERVE_BYTES, 0)
-    # What a crash left is judged by the octet: noise and a text have few in common.
+    # A whole one is known at once; what a crash left, by the octet: noise and a text have few in common.
     return _noise().startswith(content) or all(
         there in (0, ours) for there, ours in zip(content, _noise(), strict=False)
     )

@@ -52,7 +52,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from relay.clock import SECOND_NS, Clock
-from relay.spool.durable import Disk, opened, sync_above, why_a_strangers
+from relay.spool.durable import SECTOR_BYTES, Disk, opened, sync_above, why_a_strangers
 from relay.throttle.record import (
     At,
     HistoryError,
@@ -70,8 +70,6 @@ from relay.throttle.slots import Slots
 COMPACT_ABOVE_BYTES = 256 * 1024
 LONGEST_RECORD_BYTES = 72
 """A line with two instants of a year and six-digit weights, and some to spare; apart from its shares."""
-SECTOR_BYTES = 512
-"""What a disk writes whole or not at all."""
 LARGEST_BYTES = 256 * 1024 * 1024
 """No history of ours is a tenth of this; reading more would be a memory bomb."""
 LONGEST_BELIEVED_NS = 30 * 86_400 * SECOND_NS

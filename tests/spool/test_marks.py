@@ -238,3 +238,16 @@ def test_marks_survive_between_two_loads(engine: MaildirEngine) -> None:
         spool.mark_warned(queue_id)
         assert spool.load(queue_id).is_warned
     assert again(engine, spool).load(queue_id).left == ()
+
+
+def test_damage_that_a_warning_meets_is_told_of_once(engine: MaildirEngine) -> None:
+    spool, queue_id = recovered(engine), accept(engine.intake())
+    taken(spool)
+    spool = again(engine, spool)
+    _replace(engine, queue_id, _whole(engine, queue_id).replace(b"bob@", b"BOB@"))
+
+    with pytest.raises(Corrupt):
+        spool.mark_warned(queue_id)
+
+    assert [name for name, _ in engine.told] == [queue_id]
+    assert engine.names("corrupt") == [queue_id]
