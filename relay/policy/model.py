@@ -221,6 +221,8 @@ class Upstream(Section):
     """Of a connection; it is closed after its transaction."""
     idle_ns: Duration = Field(default=10 * 1_000_000_000, alias="idle")
     """How long a connection is kept without a transaction."""
+    pipelining: bool = True
+    """Send MAIL, RCPT and DATA at once where that is offered (RFC 2920)."""
     max_transaction_ns: Duration = Field(default=30 * MINUTE_NS, alias="max_transaction")
     """Of a message; the last third is for the last reply, 10 minutes at most.  A slot whose end nobody saw
     ends then: after a crash, or where a reply was lost."""

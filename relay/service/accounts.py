@@ -45,6 +45,7 @@ class Accounts:
             user=upstream.auth.user if upstream.auth else None,
             password=password,
             mechanism=upstream.auth.mechanism if upstream.auth else Mechanism.AUTO,
+            pipelining=upstream.pipelining,
             judge=judge,
         )
 

@@ -55,4 +55,4 @@ class Opener:
 
 def account_of(upstream: Upstream) -> tuple[object, ...]:
     """Return what a connection depends on: another one means other connections."""
-    return (upstream.host, upstream.port, upstream.tls, upstream.ca_file, upstream.auth)
+    return (upstream.host, upstream.port, upstream.tls, upstream.ca_file, upstream.auth, upstream.pipelining)

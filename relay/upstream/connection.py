@@ -15,7 +15,7 @@ import os
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -50,6 +50,8 @@ class Account:
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     mechanism: Mechanism = Mechanism.AUTO
+    pipelining: bool = True
+    """Send commands at once where that is offered."""
     judge: Judge = field(default_factory=standard_judge, repr=False, compare=False)
     """What its refusals mean; its rules may be replaced meanwhile."""
 
@@ -271,7 +273,8 @@ class _Opening:
         name = self._account.helo_name.encode("ascii", "replace")
         reply = await self._protocol.command(b"EHLO " + name, Phase.EHLO, self._timeouts.hello_s)
         if reply.code == 250:
-            return extensions_of(reply)
+            offered = extensions_of(reply)
+            return offered if self._account.pipelining else replace(offered, pipelining=False)
         needs_ehlo = self._account.tls is Tls.STARTTLS or self._account.user is not None
         if reply.code not in EHLO_NOT_KNOWN or needs_ehlo:
             raise self._refused(reply)

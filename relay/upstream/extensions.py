@@ -31,6 +31,8 @@ class Extensions:
     """8BITMIME (RFC 6152)."""
     smtputf8: bool = False
     """SMTPUTF8 (RFC 6531)."""
+    pipelining: bool = False
+    """PIPELINING (RFC 2920): MAIL, RCPT and DATA may be sent at once."""
     max_recipients: int | None = None
     """LIMITS RCPTMAX (RFC 9422): recipients in a transaction."""
     max_transactions: int | None = None
@@ -51,6 +53,7 @@ def extensions_of(reply: Reply) -> Extensions:
         max_size_bytes=max_size_bytes or None,
         eight_bit="8bitmime" in offered,
         smtputf8="smtputf8" in offered,
+        pipelining="pipelining" in offered,
         max_recipients=limits.get("RCPTMAX"),
         max_transactions=limits.get("MAILMAX"),
     )

@@ -1,9 +1,9 @@
-"""The wire: a command out, exactly one strict reply in, over aiosmtplib's protocol.
+"""The wire: commands out, exactly one strict reply to each in, over aiosmtplib's protocol.
 
 Guarantees
 - a reply is believed only if it is well-formed (`relay.reply`) and was due: octets that
-  wait before a command, or follow a reply unasked, end the connection.  The one thing
-  that a server may say unasked is 421 (RFC 5321, 3.8); a reply in front of it stands;
+  wait before a command, or follow the last reply unasked, end the connection.  The one thing
+  that a server may say unasked is 421 (RFC 5321, 3.8); replies in front of it stand;
 - after any `Broken` the connection is of no more use, and says so;
 - no command line contains CR, LF or NUL, and no exception contains a command line;
 - the final dot is written only behind content that arrived whole and ended in CRLF.
@@ -17,7 +17,8 @@ Assumes: one user at a time.  Works on asyncio's loop and on uvloop's.
 import asyncio
 import re
 import ssl
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
 from typing import cast
 
 from aiosmtplib.errors import SMTPException, SMTPResponseException
@@ -86,9 +87,10 @@ class StrictProtocol(SMTPProtocol):
         self.phase = Phase.CONNECT
         """What the last reply was, or the next one will be, due to."""
         self._parser = ReplyParser()
-        self._is_due = True  # the greeting comes unasked
-        self._reply: Reply | None = None  # came, and nobody took it yet
+        self._due = 1  # replies to come; the greeting comes unasked
+        self._replies: deque[Reply] = deque()  # came, and nobody took them yet
         self._latest = Reply(0, None, "")  # the one taken last
+        self._is_closing = False  # 421 came: what follows it is nothing
         self._fault: Broken | None = None
         self._waiter: asyncio.Future[bool] | None = None
         self._deadline = 0.0
@@ -98,7 +100,7 @@ class StrictProtocol(SMTPProtocol):
     @property
     def is_quiet(self) -> bool:
         """Whether the next command may be sent: connected, and nothing came unasked."""
-        return self._fault is None and not self._is_due and self._reply is None and self.is_connected
+        return self._fault is None and not self._due and not self._replies and self.is_connected
 
     async def greeting(self, timeout_s: float) -> Reply:
         """Wait for the greeting."""
@@ -110,10 +112,23 @@ class StrictProtocol(SMTPProtocol):
         Raises Farewell for 421 in any phase, and ValueError for a line that would be two.
         """
         self.phase = phase
-        if _FORBIDDEN.search(line):
-            raise ValueError(f"CR, LF or NUL in a command line ({phase})")
-        self._begin()
-        self._write(line + b"\r\n")
+        self.send([line])
+        return await self._next_reply(timeout_s)
+
+    def send(self, lines: Sequence[bytes]) -> None:
+        """Send commands at once, to a server that offers it (RFC 2920); `reply` then returns each reply.
+
+        Raises ValueError, and sends nothing, for a line that would be two.
+        """
+        for line in lines:
+            if _FORBIDDEN.search(line):
+                raise ValueError(f"CR, LF or NUL in a command line ({self.phase})")
+        self._begin(len(lines))
+        self._write(b"\r\n".join([*lines, b""]))
+
+    async def reply(self, phase: Phase, timeout_s: float) -> Reply:
+        """Return the next reply to what was sent; raises Farewell for 421."""
+        self.phase = phase
         return await self._next_reply(timeout_s)
 
     async def secure(self, context: ssl.SSLContext, host: str, timeout_s: float) -> Reply:
@@ -123,7 +138,7 @@ class StrictProtocol(SMTPProtocol):
         connection instead.  Raises ssl.SSLError and OSError too, from the handshake.
         """
         self.phase = Phase.STARTTLS
-        self._begin()
+        self._begin(1)
         try:
             await super().start_tls(context, server_hostname=host, timeout=timeout_s)
         except SMTPResponseException:
@@ -142,19 +157,19 @@ class StrictProtocol(SMTPProtocol):
         must be out.  What the chunks raise, and UnsendableContent, is passed on; the
         caller aborts, and the upstream has seen no end of this content.
         """
-        self._begin()
+        self._begin(1)
         stuffing = DotStuffing()
         block = bytearray()
         async for chunk in chunks:
             block += stuffing.add(chunk)
             if len(block) >= BLOCK_BYTES:
                 await self._send_block(block, block_s, until)
-                if self._reply is not None:
+                if self._replies:
                     break
                 block = bytearray()  # a new one: the transport may still hold the old
         else:
             block += stuffing.finish()
-        if self._reply is not None:
+        if self._replies:
             return self._take_reply()
         self._raise_fault()
         # Crash here: without its dot, the upstream discards what it has (RFC 5321, 4.1.1.4).
@@ -195,19 +210,17 @@ class StrictProtocol(SMTPProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what arrived; called by the event loop."""
-        if self._fault is not None:
+        if self._fault is not None or self._is_closing:
             return
         try:
             self._parser.feed(data)
-            if self._is_due:
-                self._reply = self._parser.next_reply()
-                if self._reply is None:
-                    return
-                self._is_due = False
-            if not self._parser.is_empty:
+            self._take_due()
+            if not self._due and not self._parser.is_empty:
                 self._take_unasked()
         except MalformedReply as error:
-            self._reply, self._fault = None, Garbled(str(error))
+            if not self._due:
+                self._replies.clear()
+            self._fault = Garbled(str(error))
         self._wake()
 
     def eof_received(self) -> bool:
@@ -235,12 +248,12 @@ class StrictProtocol(SMTPProtocol):
         reply = await self._next_reply(timeout or 0.0)
         return SMTPResponse(reply.code, reply.text)
 
-    def _begin(self) -> None:
-        """Check that nothing waits, and expect one reply."""
+    def _begin(self, commands: int) -> None:
+        """Check that nothing waits, and expect a reply to each command."""
         self._raise_fault()
         if not self.is_quiet:
             raise Desynchronised("a command was begun while another was under way")
-        self._is_due = True
+        self._due = commands
 
     def _bound_buffer(self) -> None:
         # Under TLS the default is 512 KiB: at 1 kB/s no progress would be seen for minutes.
@@ -256,10 +269,8 @@ class StrictProtocol(SMTPProtocol):
             raise self._fault
 
     def _take_reply(self) -> Reply:
-        """Return the reply that came; raises Farewell if it is 421."""
-        if self._reply is None:
-            raise Desynchronised("there is no reply to take")
-        self._latest, self._reply = self._reply, None
+        """Return the first reply that came; raises Farewell if it is 421."""
+        self._latest = self._replies.popleft()
         if self._latest.code == 421:
             self._fault = Farewell(self._latest, is_unasked=False)
             raise self._fault
@@ -267,7 +278,7 @@ class StrictProtocol(SMTPProtocol):
 
     async def _next_reply(self, timeout_s: float) -> Reply:
         self._arm(timeout_s)
-        while self._reply is None:
+        while not self._replies:
             if self._fault is not None:
                 raise self._fault
             if not await self._wait():
@@ -282,7 +293,7 @@ class StrictProtocol(SMTPProtocol):
         # Lets an early reply in, and the other connections have their turn.
         await asyncio.sleep(0)
         unsent_bytes = transport.get_write_buffer_size()
-        while self._reply is None:
+        while not self._replies:
             self._raise_fault()
             left_s = until - self._loop.time()
             if left_s <= 0:
@@ -298,12 +309,20 @@ class StrictProtocol(SMTPProtocol):
 
     def _give_up(self, text: str) -> None:
         """Make it Late, unless something came in the very moment."""
-        if self._reply is None and self._fault is None:
+        if not self._replies and self._fault is None:
             self._fault = Late(text)
 
     def _close_politely(self) -> None:
         if self.transport is not None:
             self.transport.close()
+
+    def _take_due(self) -> None:
+        """Take the replies that commands wait for; behind 421 none of them is obeyed any more."""
+        while self._due and (reply := self._parser.next_reply()) is not None:
+            self._replies.append(reply)
+            self._due -= 1
+            if reply.code == 421:
+                self._due, self._is_closing, self._parser = 0, True, ReplyParser()
 
     def _take_unasked(self) -> None:
         """Judge what follows a reply, or came between two commands."""
@@ -311,8 +330,8 @@ class StrictProtocol(SMTPProtocol):
         if unasked is not None and unasked.code == 421 and self._parser.is_empty:
             self._fault = Farewell(unasked, is_unasked=True)
         else:
-            self._reply = None
-            self._fault = Desynchronised("the upstream sent more than the reply that was due")
+            self._replies.clear()
+            self._fault = Desynchronised("the upstream sent more than the replies that were due")
 
     def _lose(self, text: str) -> None:
         if self._fault is None:

@@ -4,14 +4,17 @@ Guarantees: one `Outcome` for whatever the upstream does, with one `Answer` for 
 recipient; a recipient is RELAYED only by 250 to the final dot, BOUNCE only by a
 well-formed refusal that the rules of the `Judge` call so, or by our own refusal of what
 cannot be sent; whatever is unclear ends the connection.
-Each command waits for its reply, so that every reply is known with its phase.
+Where PIPELINING is offered (RFC 2920), MAIL, every RCPT and DATA go out at once: one round trip
+instead of one for each.  Every reply is still known with its phase, by its place.  A refused MAIL
+or RCPT is what it says, whatever the commands behind it are answered; but no content is sent,
+and no dot, where nobody was accepted.
 Crash anywhere before the final dot: nothing was relayed.  From the dot to the end of
 `carry_out`: nobody knows, which is what `Outcome.is_ambiguous` says while we live.
 Does not: choose the recipients, count, or settle anything durably.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from relay.address import is_valid_address
@@ -104,6 +107,7 @@ class _Exchange:
         self._end = self._loop.time() + longest_s
         self._dot_until = self._end - min(timeouts.eod_s, longest_s * LAST_REPLY_SHARE)
         self._answers: list[Answer | None] = [None] * len(transaction.recipients)
+        self._is_pipelined = extensions.pipelining
         self._is_in_step = False  # 354 came: it answers DATA and nothing else
         self._is_dotted = False
 
@@ -148,21 +152,48 @@ class _Exchange:
 
     async def _speak(self) -> None:
         """Do MAIL, RCPT, DATA and the content, as far as the upstream goes along."""
+        named = [index for index, answer in enumerate(self._answers) if answer is None]
+        if self._is_pipelined:
+            self._send_at_once(named)
         reply = await self._command(self._mail_line(), Phase.MAIL, self._timeouts.mail_s)
         if reply.code != 250:
             self._settle_rest(self._refusal(reply))
+            if self._is_pipelined:
+                await self._hear_out(len(named))
             return
-        accepted = await self._name_recipients()
-        if not accepted:
-            await self._reset()
-            return
-        reply = await self._command(b"DATA", Phase.DATA, self._timeouts.data_s)
-        if reply.code != 354:
+        accepted = await self._name_recipients(named)
+        if not accepted and self._is_pipelined:
+            await self._hear_out(0)
+        elif accepted:
+            reply = await self._command(b"DATA", Phase.DATA, self._timeouts.data_s)
+            if reply.code == 354:
+                self._is_in_step = True
+                await self._send_content()
+                return
             self._settle_rest(self._refusal(reply))
+        if not self._is_in_step:
             await self._reset()
+
+    def _send_at_once(self, named: Sequence[int]) -> None:
+        """Send every command; `_command` then only waits for the reply of each."""
+        self._protocol.phase = Phase.MAIL
+        self._check_time()
+        self._protocol.send([self._mail_line(), *map(self._rcpt_line, named), b"DATA"])
+
+    async def _hear_out(self, rcpts: int) -> None:
+        """Take the replies that a pipelined transaction still has, though nobody is accepted in it.
+
+        Behind a refused MAIL everything must be refused: else that refusal was of something else.
+        """
+        for _ in range(rcpts):
+            self._check_refused(await self._command(b"", Phase.RCPT, self._timeouts.rcpt_s))
+        reply = await self._command(b"", Phase.DATA, self._timeouts.data_s)
+        if reply.code == 354 and not rcpts:
+            # It would take content for nobody (RFC 2920, 3.1).  It gets none, and no dot.
+            self._is_in_step = True
+            self._protocol.abort()
             return
-        self._is_in_step = True
-        await self._send_content()
+        self._check_refused(reply)
 
     def _mail_line(self) -> bytes:
         """Return MAIL with the parameters that the upstream offers and the message needs."""
@@ -176,31 +207,37 @@ class _Exchange:
             line += " SMTPUTF8"
         return line.encode("utf-8")
 
-    async def _name_recipients(self) -> list[int]:
+    def _rcpt_line(self, index: int) -> bytes:
+        return f"RCPT TO:<{self._transaction.recipients[index]}>".encode()
+
+    async def _name_recipients(self, named: Sequence[int]) -> list[int]:
         """Do the RCPTs; settle the refused, return the places of the accepted.
 
-        What says that there are too many, or is about the message or us, holds for those not
-        yet named as well.  The accepted go on to DATA all the same: else a message with
-        more recipients than the upstream's quota would never get any of them relayed.
+        What says that there are too many, or is about the message or us, holds for those behind
+        it as well, named or not, but for whom the upstream accepts all the same.  The accepted
+        go on to DATA: else a message with more recipients than the upstream's quota would
+        never get any of them relayed.
         """
         accepted: list[int] = []
-        for index, recipient in enumerate(self._transaction.recipients):
-            if self._answers[index] is not None:
-                continue
-            line = f"RCPT TO:<{recipient}>".encode()
-            reply = await self._command(line, Phase.RCPT, self._timeouts.rcpt_s)
+        refusal_of_all: Answer | None = None
+        for index in named:
+            reply = await self._command(self._rcpt_line(index), Phase.RCPT, self._timeouts.rcpt_s)
             if reply.code in RCPT_ACCEPTED:
                 accepted.append(index)
                 continue
             answer = self._refusal(reply)
-            if answer.verdict is Verdict.LATER and not accepted:
+            if refusal_of_all is not None:
+                answer = refusal_of_all
+            elif answer.verdict is Verdict.LATER and not accepted:
                 # Too many, yet none was taken: it is no limit of this transaction, and
                 # to try again at once would never end.
                 answer = replace(answer, verdict=Verdict.DEFER, ruling=None)
             self._answers[index] = answer
             if answer.verdict is Verdict.LATER or answer.scope is not Scope.RECIPIENT:
-                self._settle_rest(answer, but=accepted)
-                break
+                refusal_of_all = answer
+                if not self._is_pipelined:
+                    self._settle_rest(answer, but=accepted)
+                    break
         return accepted
 
     async def _send_content(self) -> None:
@@ -233,17 +270,29 @@ class _Exchange:
             raise Unexpected(f"RSET was not answered by 250 but by {reply}")
 
     async def _command(self, line: bytes, phase: Phase, timeout_s: float) -> Reply:
+        """Send a command and return its reply; one that was sent with all others has it coming."""
+        self._protocol.phase = phase
+        timeout_s = min(timeout_s, self._check_time())
+        if self._is_pipelined:
+            return await self._protocol.reply(phase, timeout_s)
+        return await self._protocol.command(line, phase, timeout_s)
+
+    def _check_time(self) -> float:
+        """Return how many seconds are left until the final dot.  Raises Late."""
         left_s = self._dot_until - self._loop.time()
         if left_s <= 0:
-            self._protocol.phase = phase
             raise Late("the transaction took too long")
-        return await self._protocol.command(line, phase, min(timeout_s, left_s))
+        return left_s
 
     def _refusal(self, reply: Reply) -> Answer:
         """Return what a refusal means; raises Unexpected where the reply is none."""
+        self._check_refused(reply)
+        return self._answer(reply)
+
+    @staticmethod
+    def _check_refused(reply: Reply) -> None:
         if not reply.is_transient and not reply.is_permanent:
             raise Unexpected(f"a reply that has no meaning there: {reply}")
-        return self._answer(reply)
 
     def _answer(self, reply: Reply) -> Answer:
         phase = self._protocol.phase

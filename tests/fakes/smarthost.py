@@ -10,15 +10,16 @@ other leave in one segment.  `turns(...)` gives one turn after the other and the
 default; a function is given the argument of the command.  A phase that the script does
 not name is done properly.
 
-It is strict about its client: a command that does not end in CRLF, a command sent before
-the reply to the last one, or octets behind the final dot raise AssertionError on exit.
+It is strict about its client: a command that does not end in CRLF, content before 354, a dot for
+nobody, octets behind the final dot, and, where it does not offer PIPELINING, a command sent before
+the reply to the last one raise AssertionError on exit.
 """
 
 import asyncio
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 from tests.fakes.smarthost_dialogue import Dialogue, Ended, Recorded, Session
 from tests.fakes.smarthost_script import (
@@ -68,18 +69,20 @@ PATIENCE_S = 20.0
 class Smarthost:
     """A server on 127.0.0.1; `async with` starts and stops it."""
 
+    EXTENSIONS: ClassVar = ("8BITMIME", "SMTPUTF8", "SIZE 100000000", "ENHANCEDSTATUSCODES", "PIPELINING")
+
     def __init__(
         self,
         script: Script | None = None,
         *,
-        extensions: Sequence[str] = ("8BITMIME", "SMTPUTF8", "SIZE 100000000", "ENHANCEDSTATUSCODES"),
+        extensions: Sequence[str] | None = None,
         tls: ssl.SSLContext | None = None,
         is_implicit: bool = False,
         accounts: Mapping[str, str] | None = None,
         mechanisms: Sequence[str] = ("PLAIN", "LOGIN", "CRAM-MD5"),
     ) -> None:
         self.script = script or Script()
-        self.extensions = tuple(extensions)
+        self.extensions = self.EXTENSIONS if extensions is None else tuple(extensions)
         self.transactions: list[Recorded] = []
         self.sessions: list[Session] = []
         self.faults: list[str] = []

@@ -44,6 +44,8 @@ class Session:
     user: str | None = None
     is_open: bool = True
     writer: asyncio.StreamWriter | None = None
+    received: bytearray = field(default_factory=bytearray)
+    """Every octet that was read."""
 
 
 @dataclass
@@ -181,16 +183,21 @@ class Dialogue:
             self._envelope = _Envelope(path.strip("<>"), parameters.split())
 
     async def _rcpt(self, argument: str) -> None:
-        said = await self._say(self._host.script.rcpt, argument, "250 2.1.5 ok")
+        default = "503 5.5.1 MAIL first" if self._envelope is None else "250 2.1.5 ok"
+        said = await self._say(self._host.script.rcpt, argument, default)
         if said.startswith(b"2") and self._envelope is not None:
             self._envelope.recipients.append(argument.removeprefix("TO:").strip("<>"))
 
     async def _data(self) -> None:
-        if self._envelope is None or not self._envelope.recipients:
+        is_for_nobody = self._envelope is None or not self._envelope.recipients
+        if is_for_nobody and not self._is_pipelining:
             self._host.faults.append("DATA without MAIL and an accepted RCPT")
-        said = await self._say(self._host.script.data, "", "354 go ahead")
+        default = "554 5.5.1 no valid recipients" if is_for_nobody else "354 go ahead"
+        said = await self._say(self._host.script.data, "", default)
         if not said.startswith(b"354"):
             return
+        if self._buffer:
+            self._host.faults.append(f"content before 354: {bytes(self._buffer)!r}")
         envelope, self._envelope = self._envelope or _Envelope(), None
         raw = await self._read_content()
         recorded = Recorded(
@@ -203,6 +210,8 @@ class Dialogue:
         )
         self._host.transactions.append(recorded)
         self._host.changed()
+        if is_for_nobody:
+            self._host.faults.append("a final dot for nobody")
         await self._say(self._host.script.eod, "", "250 2.0.0 taken", recorded)
 
     async def _read_content(self) -> bytes:
@@ -224,16 +233,22 @@ class Dialogue:
         chunk = await self._reader.read(1 << 16)
         if not chunk:
             raise Ended
+        self._session.received += chunk
+        self._host.changed()
         return chunk
 
     async def _read_line(self) -> str:
         while b"\n" not in self._buffer:
             self._buffer += await self._read()
         line, _, rest = bytes(self._buffer).partition(b"\n")
-        self._buffer.clear()
-        if not line.endswith(b"\r") or b"\r" in line[:-1] or b"\0" in line or rest:
+        self._buffer[:] = rest if self._is_pipelining else b""
+        if not line.endswith(b"\r") or b"\r" in line[:-1] or b"\0" in line or (rest and not self._buffer):
             self._host.faults.append(f"not one command: {line + rest!r}")
         return line.rstrip(b"\r").decode(errors="replace")
+
+    @property
+    def _is_pipelining(self) -> bool:
+        return "PIPELINING" in self._host.extensions
 
     async def _say(
         self, scripted: Scripted | None, argument: str, default: str | bytes, recorded: Recorded | None = None

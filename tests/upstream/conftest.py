@@ -1,4 +1,4 @@
-"""Tests of SMTP out run on both event loops where the loop makes a difference."""
+"""Tests of SMTP out run on both event loops where the loop makes a difference, and without PIPELINING."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from tests.fakes.smarthost import Smarthost
 from tests.upstream.certificates import Certificates, make_certificates
 
 ON_BOTH_LOOPS = {
@@ -17,15 +18,28 @@ ON_BOTH_LOOPS = {
     "test_security",
     "test_transaction",
 }
+IN_TURN_TOO = {"test_content", "test_misbehaviour", "test_transaction"}
+IN_TURN = "asyncio, in turn"
 
 
 def pytest_asyncio_loop_factories(
     item: pytest.Item,
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Return the loops that a test runs on."""
+    loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
     if item.path.stem in ON_BOTH_LOOPS:
-        return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
-    return {"asyncio": asyncio.new_event_loop}
+        loops["uvloop"] = uvloop.new_event_loop
+    if item.path.stem in IN_TURN_TOO:
+        loops[IN_TURN] = asyncio.new_event_loop
+    return loops
+
+
+@pytest.fixture(autouse=True)
+def _offers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the smarthost not offer PIPELINING where commands are to be sent in turn."""
+    if IN_TURN in request.node.name:
+        offers = tuple(each for each in Smarthost.EXTENSIONS if each != "PIPELINING")
+        monkeypatch.setattr(Smarthost, "EXTENSIONS", offers)
 
 
 @pytest.fixture(scope="session")

@@ -100,7 +100,7 @@ async def test_an_end_without_a_whole_reply_decides_nothing(phase: str, turn: Tu
     await assert_nothing_is_decided(phase, turn)
 
 
-@pytest.mark.asyncio(loop_factories=["asyncio"])
+@pytest.mark.asyncio(loop_factories=["asyncio", "asyncio, in turn"])
 @pytest.mark.parametrize("phase", IN_TRANSACTION)
 @table(GARBAGE | MEANINGLESS)
 async def test_what_is_no_proper_reply_decides_nothing(phase: str, turn: Turn) -> None:
