@@ -21,7 +21,7 @@ from tests.spool.engine import OnModel
 from tests.spool.maildir_engine import MaildirOnModel
 from tests.spool.scenarios import of_size
 
-CUTS_AT_ONCE = 24
+CUTS_AT_ONCE = 10
 CUTS_AT_ONCE_IN_THE_LONG_RUN = 256
 SHARE = 0.75
 """Of the budget of all crash runs."""
