@@ -116,7 +116,7 @@ class StrictProtocol(SMTPProtocol):
         return await self._next_reply(timeout_s)
 
     def send(self, lines: Sequence[bytes]) -> None:
-        """Send commands at once, to a server that offers it (RFC 2920); `reply` then returns each reply.
+        """Send commands, several only to a server that offers it (RFC 2920); `reply` then returns each reply.
 
         Raises ValueError, and sends nothing, for a line that would be two.
         """
@@ -221,7 +221,8 @@ class StrictProtocol(SMTPProtocol):
             if not self._due:
                 self._replies.clear()
             self._fault = Garbled(str(error))
-        self._wake()
+        if self._replies or self._fault is not None:
+            self._wake()
 
     def eof_received(self) -> bool:
         """Take the end of what the upstream says; called by the event loop."""
@@ -321,7 +322,7 @@ class StrictProtocol(SMTPProtocol):
         while self._due and (reply := self._parser.next_reply()) is not None:
             self._replies.append(reply)
             self._due -= 1
-            if reply.code == 421:
+            if reply.code == 421 and self._due:
                 self._due, self._is_closing, self._parser = 0, True, ReplyParser()
 
     def _take_unasked(self) -> None:
@@ -342,6 +343,9 @@ class StrictProtocol(SMTPProtocol):
 
     async def _wait(self) -> bool:
         """Wait until something happened, or return False once the deadline passed."""
+        if self._timer is None:
+            # It rang while nobody waited: what woke the one who did was not what it waits for.
+            self._set_timer()
         self._waiter = self._loop.create_future()
         try:
             return await self._waiter

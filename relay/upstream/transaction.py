@@ -4,10 +4,10 @@ Guarantees: one `Outcome` for whatever the upstream does, with one `Answer` for 
 recipient; a recipient is RELAYED only by 250 to the final dot, BOUNCE only by a
 well-formed refusal that the rules of the `Judge` call so, or by our own refusal of what
 cannot be sent; whatever is unclear ends the connection.
-Where PIPELINING is offered (RFC 2920), MAIL, every RCPT and DATA go out at once: one round trip
-instead of one for each.  Every reply is still known with its phase, by its place.  A refused MAIL
-or RCPT is what it says, whatever the commands behind it are answered; but no content is sent,
-and no dot, where nobody was accepted.
+Where PIPELINING is offered (RFC 2920), MAIL, RCPTs and DATA go out at once: a round trip for ten
+recipients, not for each.  A reply is then known with its phase by its place.  So one too many or
+too few, and replies that contradict each other, make every refusal before them doubtful, and
+nobody bounces.  No content is sent, and no dot, where nobody was accepted.
 Crash anywhere before the final dot: nothing was relayed.  From the dot to the end of
 `carry_out`: nobody knows, which is what `Outcome.is_ambiguous` says while we live.
 Does not: choose the recipients, count, or settle anything durably.
@@ -29,6 +29,10 @@ from relay.verdict import Judge, Scope, Verdict, verdict_of_silence
 
 RCPT_ACCEPTED = frozenset({250, 251, 252})
 """RFC 5321, 4.3.2, and 252: it will try.  Harmless, since only the final dot relays."""
+
+AHEAD = 10
+"""How many RCPTs go out at once.  Behind a refusal of all the upstream refuses the rest of these only:
+Postfix hangs up after 20 errors (`smtpd_hard_error_limit`), and nobody it accepted would be relayed."""
 
 LAST_REPLY_SHARE = 1 / 3
 """Of the longest a transaction may take, what is kept for the last reply: 10 minutes of 30."""
@@ -108,6 +112,7 @@ class _Exchange:
         self._dot_until = self._end - min(timeouts.eod_s, longest_s * LAST_REPLY_SHARE)
         self._answers: list[Answer | None] = [None] * len(transaction.recipients)
         self._is_pipelined = extensions.pipelining
+        self._ahead = 0  # commands that were sent, whose replies nobody took yet
         self._is_in_step = False  # 354 came: it answers DATA and nothing else
         self._is_dotted = False
 
@@ -123,11 +128,22 @@ class _Exchange:
                 self._protocol.abort()
                 is_ambiguous = self._is_dotted and broken.reply is None
                 is_over = self._is_over(broken)
-                if isinstance(broken, Desynchronised | Unexpected) and not self._is_in_step:
+                if self._may_be_out_of_step(broken):
                     self._take_back_refusals()
                 self._settle_rest(self._answer_to_break(broken))
         answers = tuple(answer for answer in self._answers if answer is not None)
         return Outcome(answers, is_ambiguous, gravest(answers), is_over)
+
+    def _may_be_out_of_step(self, broken: Broken) -> bool:
+        """Return whether a reply may have answered the neighbour of the command it was taken for.
+
+        One too many shows in the end, and so does one too few where commands go out at once:
+        the reply to the last of them never comes.
+        """
+        if self._is_in_step:
+            return False
+        is_one_missing = isinstance(broken, Late) and self._protocol.phase is not Phase.RSET
+        return isinstance(broken, Desynchronised | Unexpected) or (self._is_pipelined and is_one_missing)
 
     def _is_over(self, broken: Broken) -> bool:
         """Return whether the upstream counts nothing more of it, though the connection broke.
@@ -154,46 +170,52 @@ class _Exchange:
         """Do MAIL, RCPT, DATA and the content, as far as the upstream goes along."""
         named = [index for index, answer in enumerate(self._answers) if answer is None]
         if self._is_pipelined:
-            self._send_at_once(named)
+            self._protocol.phase = Phase.MAIL
+            self._send_ahead([self._mail_line()], named)
         reply = await self._command(self._mail_line(), Phase.MAIL, self._timeouts.mail_s)
         if reply.code != 250:
             self._settle_rest(self._refusal(reply))
-            if self._is_pipelined:
-                await self._hear_out(len(named))
+            await self._hear_out(min(len(named), AHEAD) if self._ahead else 0)
             return
         accepted = await self._name_recipients(named)
-        if not accepted and self._is_pipelined:
-            await self._hear_out(0)
-        elif accepted:
+        if not accepted:
+            if not await self._hear_out(0):
+                return
+        else:
             reply = await self._command(b"DATA", Phase.DATA, self._timeouts.data_s)
             if reply.code == 354:
                 self._is_in_step = True
                 await self._send_content()
                 return
             self._settle_rest(self._refusal(reply))
-        if not self._is_in_step:
-            await self._reset()
+        await self._reset()
 
-    def _send_at_once(self, named: Sequence[int]) -> None:
-        """Send every command; `_command` then only waits for the reply of each."""
-        self._protocol.phase = Phase.MAIL
+    def _send_ahead(self, lines: list[bytes], left: Sequence[int]) -> None:
+        """Send commands and the next RCPTs, and DATA behind the last; `_command` then only waits for each."""
         self._check_time()
-        self._protocol.send([self._mail_line(), *map(self._rcpt_line, named), b"DATA"])
+        lines += map(self._rcpt_line, left[:AHEAD])
+        if len(left) <= AHEAD:
+            lines.append(b"DATA")
+        self._protocol.send(lines)
+        self._ahead = len(lines)
 
-    async def _hear_out(self, rcpts: int) -> None:
-        """Take the replies that a pipelined transaction still has, though nobody is accepted in it.
+    async def _hear_out(self, rcpts: int) -> bool:
+        """Take the replies to what was sent ahead, though nobody is accepted: `rcpts` to RCPT, then DATA.
 
         Behind a refused MAIL everything must be refused: else that refusal was of something else.
+        Returns whether the connection is still of use.
         """
         for _ in range(rcpts):
-            self._check_refused(await self._command(b"", Phase.RCPT, self._timeouts.rcpt_s))
-        reply = await self._command(b"", Phase.DATA, self._timeouts.data_s)
+            self._check_refused(await self._reply_ahead(Phase.RCPT, self._timeouts.rcpt_s))
+        if not self._ahead:
+            return True
+        reply = await self._reply_ahead(Phase.DATA, self._timeouts.data_s)
         if reply.code == 354 and not rcpts:
             # It would take content for nobody (RFC 2920, 3.1).  It gets none, and no dot.
-            self._is_in_step = True
             self._protocol.abort()
-            return
+            return False
         self._check_refused(reply)
+        return True
 
     def _mail_line(self) -> bytes:
         """Return MAIL with the parameters that the upstream offers and the message needs."""
@@ -219,26 +241,37 @@ class _Exchange:
         never get any of them relayed.
         """
         accepted: list[int] = []
-        refusal_of_all: Answer | None = None
-        for index in named:
+        of_all: Answer | None = None
+        for place, index in enumerate(named):
+            if not self._ahead:
+                if of_all is not None:
+                    self._settle_rest(of_all, but=accepted)
+                    break
+                if self._is_pipelined:
+                    self._send_ahead([], named[place:])
             reply = await self._command(self._rcpt_line(index), Phase.RCPT, self._timeouts.rcpt_s)
             if reply.code in RCPT_ACCEPTED:
                 accepted.append(index)
                 continue
-            answer = self._refusal(reply)
-            if refusal_of_all is not None:
-                answer = refusal_of_all
-            elif answer.verdict is Verdict.LATER and not accepted:
-                # Too many, yet none was taken: it is no limit of this transaction, and
-                # to try again at once would never end.
-                answer = replace(answer, verdict=Verdict.DEFER, ruling=None)
+            answer = self._refusal_of_one(reply, of_all, is_first=not accepted)
             self._answers[index] = answer
             if answer.verdict is Verdict.LATER or answer.scope is not Scope.RECIPIENT:
-                refusal_of_all = answer
-                if not self._is_pipelined:
-                    self._settle_rest(answer, but=accepted)
-                    break
+                of_all = answer
         return accepted
+
+    def _refusal_of_one(self, reply: Reply, of_all: Answer | None, *, is_first: bool) -> Answer:
+        """Return what a refused RCPT means behind a refusal of all, or behind none."""
+        if of_all is not None and of_all.verdict is not Verdict.BOUNCE:
+            self._check_refused(reply)
+            return of_all
+        answer = self._refusal(reply)
+        if of_all is not None and answer.verdict is Verdict.BOUNCE:
+            return of_all
+        if answer.verdict is Verdict.LATER and is_first:
+            # Too many, yet none was taken: it is no limit of this transaction, and
+            # to try again at once would never end.
+            return replace(answer, verdict=Verdict.DEFER, ruling=None)
+        return answer
 
     async def _send_content(self) -> None:
         content = self._transaction.content()
@@ -270,12 +303,17 @@ class _Exchange:
             raise Unexpected(f"RSET was not answered by 250 but by {reply}")
 
     async def _command(self, line: bytes, phase: Phase, timeout_s: float) -> Reply:
-        """Send a command and return its reply; one that was sent with all others has it coming."""
+        """Return the reply to a command, which is sent now if it was not sent ahead."""
+        if self._ahead:
+            return await self._reply_ahead(phase, timeout_s)
         self._protocol.phase = phase
-        timeout_s = min(timeout_s, self._check_time())
-        if self._is_pipelined:
-            return await self._protocol.reply(phase, timeout_s)
-        return await self._protocol.command(line, phase, timeout_s)
+        return await self._protocol.command(line, phase, min(timeout_s, self._check_time()))
+
+    async def _reply_ahead(self, phase: Phase, timeout_s: float) -> Reply:
+        """Return the next reply to what was sent ahead."""
+        self._protocol.phase = phase
+        self._ahead -= 1
+        return await self._protocol.reply(phase, min(timeout_s, self._check_time()))
 
     def _check_time(self) -> float:
         """Return how many seconds are left until the final dot.  Raises Late."""
@@ -287,7 +325,11 @@ class _Exchange:
     def _refusal(self, reply: Reply) -> Answer:
         """Return what a refusal means; raises Unexpected where the reply is none."""
         self._check_refused(reply)
-        return self._answer(reply)
+        answer = self._answer(reply)
+        if reply.code == 503 and answer.verdict is Verdict.BOUNCE and self._is_pipelined:
+            # What it takes to be out of order has lost its place, or the replies have.
+            raise Unexpected(f"a command was in its order, but: {reply}")
+        return answer
 
     @staticmethod
     def _check_refused(reply: Reply) -> None:
@@ -311,7 +353,7 @@ class _Exchange:
         return broken.answer(phase, verdict_of_silence(phase))
 
     def _take_back_refusals(self) -> None:
-        """Doubt every refusal by RCPT or DATA: a leftover reply may have moved it to its neighbour."""
+        """Doubt every refusal: a leftover reply may have moved it to its neighbour."""
         for index, answer in enumerate(self._answers):
             if answer is not None and answer.reply is not None and answer.verdict is Verdict.BOUNCE:
                 self._answers[index] = replace(answer, verdict=Verdict.DEFER, ruling=None)

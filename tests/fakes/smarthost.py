@@ -10,9 +10,9 @@ other leave in one segment.  `turns(...)` gives one turn after the other and the
 default; a function is given the argument of the command.  A phase that the script does
 not name is done properly.
 
-It is strict about its client: a command that does not end in CRLF, content before 354, a dot for
-nobody, octets behind the final dot, and, where it does not offer PIPELINING, a command sent before
-the reply to the last one raise AssertionError on exit.
+It is strict about its client: a command that does not end in CRLF, a command sent before the reply
+to the last one (but behind MAIL and RCPT where it offers PIPELINING), a dot for nobody, or octets
+behind the final dot raise AssertionError on exit.
 """
 
 import asyncio

@@ -196,8 +196,6 @@ class Dialogue:
         said = await self._say(self._host.script.data, "", default)
         if not said.startswith(b"354"):
             return
-        if self._buffer:
-            self._host.faults.append(f"content before 354: {bytes(self._buffer)!r}")
         envelope, self._envelope = self._envelope or _Envelope(), None
         raw = await self._read_content()
         recorded = Recorded(
@@ -241,7 +239,8 @@ class Dialogue:
         while b"\n" not in self._buffer:
             self._buffer += await self._read()
         line, _, rest = bytes(self._buffer).partition(b"\n")
-        self._buffer[:] = rest if self._is_pipelining else b""
+        may_go_on = self._is_pipelining and line[:4].upper() in (b"MAIL", b"RCPT")
+        self._buffer[:] = rest if may_go_on else b""
         if not line.endswith(b"\r") or b"\r" in line[:-1] or b"\0" in line or (rest and not self._buffer):
             self._host.faults.append(f"not one command: {line + rest!r}")
         return line.rstrip(b"\r").decode(errors="replace")

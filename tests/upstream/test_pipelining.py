@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relay.outcome import Outcome
+from relay.upstream.timeouts import Timeouts
+from relay.upstream.transaction import AHEAD
 from relay.verdict import Verdict
 from tests.fakes.smarthost import CLOSE, DEFAULT, Script, Smarthost, Turn, Until, turns
-from tests.upstream.sessions import RECIPIENTS, account, connected, transaction, verdicts
+from tests.upstream.sessions import RECIPIENTS, SOON_S, account, connected, transaction, verdicts
 
 RELAYED, DEFER, BOUNCE, PAUSE = Verdict.RELAYED, Verdict.DEFER, Verdict.BOUNCE, Verdict.PAUSE
 REFUSALS = ("450 4.2.1 busy", "550 5.1.1 who?", "421 4.3.2 closing")
@@ -98,6 +100,77 @@ async def test_a_refusal_of_all_holds_for_those_refused_in_other_words_behind_it
 
         assert verdicts(outcome) == [PAUSE] * 3
         assert {answer.text for answer in outcome.answers} == {refusals[0]}
+
+
+async def test_who_was_told_450_is_not_bounced_by_what_another_was_told() -> None:
+    script = Script(rcpt=turns("550 5.1.8 sender domain does not exist", "450 4.2.1 busy", "250 ok"))
+    async with Smarthost(script) as host, connected(account(host)) as connection:
+        assert verdicts(await connection.transact(transaction())) == [BOUNCE, DEFER, RELAYED]
+
+
+@pytest.mark.parametrize("extensions", [["PIPELINING"], []], ids=["at once", "in turn"])
+async def test_a_quota_met_in_the_middle_lets_through_whom_it_took_where_errors_are_limited(
+    extensions: list[str],
+) -> None:
+    # As Postfix: smtpd_hard_error_limit = 20.
+    said = iter(["250 ok"] * 10 + ["450 4.7.1 policy: rate limit exceeded"] * 19)
+
+    def rcpt(_: str) -> Turn:
+        last: Turn = ["421 4.7.0 Error: too many errors", CLOSE]
+        return next(said, last)
+
+    async with (
+        Smarthost(Script(rcpt=rcpt), extensions=extensions) as host,
+        connected(account(host)) as connection,
+    ):
+        outcome = await connection.transact(transaction(*(f"r{number}@x.example" for number in range(100))))
+
+        assert verdicts(outcome)[:10] == [RELAYED] * 10
+        assert RELAYED not in verdicts(outcome)[10:]
+        assert connection.is_usable
+
+
+@pytest.mark.parametrize("count", [1, AHEAD - 1, AHEAD, AHEAD + 1, 2 * AHEAD, 2 * AHEAD + 1])
+async def test_any_number_of_recipients_is_named_in_order_and_once(count: int) -> None:
+    recipients = [f"r{number}@x.example" for number in range(count)]
+    async with Smarthost() as host, connected(account(host)) as connection:
+        for _ in range(2):
+            assert verdicts(await connection.transact(transaction(*recipients))) == [RELAYED] * count
+
+        assert [relayed.recipients for relayed in host.relayed] == [recipients] * 2
+
+
+@pytest.mark.parametrize(
+    ("mail", "rcpt"),
+    [
+        (DEFAULT, [b"", "550 5.1.1 b?", "450 4.2.1 c is busy"]),
+        (DEFAULT, ["450 4.2.1 a is busy", "450 4.2.1 b is busy", b""]),
+        (DEFAULT, ["450 4.2.1 a is busy", b"550-5.1.1 b?\r\n", "550 5.1.1 c?"]),
+        (b"", ["550 5.1.1 a?", "450 4.2.1 b is busy", "450 4.2.1 c is busy"]),
+    ],
+    ids=["first", "last", "two as one", "mail"],
+)
+async def test_a_reply_that_never_comes_bounces_nobody_in_the_place_of_another(
+    mail: Turn, rcpt: list[Turn]
+) -> None:
+    timeouts = Timeouts(mail_s=SOON_S, rcpt_s=SOON_S, data_s=SOON_S)
+    script = Script(mail=mail, rcpt=turns(*rcpt), data="554 5.5.1 no valid recipients")
+    async with Smarthost(script) as host, connected(account(host), timeouts) as connection:
+        assert BOUNCE not in verdicts(await connection.transact(transaction()))
+
+        assert not connection.is_usable
+
+
+@pytest.mark.parametrize(
+    "script",
+    [Script(rcpt="503 5.5.1 MAIL first"), Script(data="503 5.5.1 RCPT first")],
+    ids=["rcpt", "data"],
+)
+async def test_what_is_called_out_of_order_though_it_was_not_bounces_nobody(script: Script) -> None:
+    async with Smarthost(script) as host, connected(account(host)) as connection:
+        assert verdicts(await connection.transact(transaction())) == [DEFER] * 3
+
+        assert not connection.is_usable
 
 
 @settings(max_examples=60, deadline=None)

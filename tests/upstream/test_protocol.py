@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import time
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,7 +18,7 @@ from relay.upstream.protocol import (
     Lost,
     StrictProtocol,
 )
-from tests.fakes.smarthost import DEFAULT, GAP, RESET, SILENCE, Script, Smarthost, Until, at
+from tests.fakes.smarthost import DEAF, DEFAULT, GAP, RESET, SILENCE, During, Script, Smarthost, Until, at
 from tests.upstream.sessions import SOON_S
 
 LONG_S = 60.0
@@ -172,3 +173,42 @@ async def test_an_ended_connection_is_not_kept_alive_by_its_timer() -> None:
         gc.collect()
 
         assert gone() is None
+
+
+async def test_a_deadline_is_kept_though_part_of_a_reply_comes_in_that_moment() -> None:
+    async with Smarthost(at("rset", SILENCE)) as host, speaking(host) as protocol:
+        await protocol.greeting(LONG_S)
+        loop = asyncio.get_running_loop()
+
+        def stall() -> None:
+            # The octets and the end of the wait are then both found in one turn of the loop.
+            host.say(b"25")
+            until = loop.time() + 2 * SOON_S
+            while time.monotonic() < until:
+                pass
+
+        loop.call_later(SOON_S / 2, stall)
+        with pytest.raises(Late):
+            async with asyncio.timeout(20):
+                await protocol.command(b"RSET", Phase.RSET, SOON_S)
+
+
+async def test_content_that_does_not_move_is_given_up_in_time_whatever_trickles_in() -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x" * 70 + b"\r\n"
+
+    async with Smarthost(Script(content=During(1, [DEAF]))) as host, speaking(host) as protocol:
+        await protocol.greeting(LONG_S)
+        for line in (b"MAIL FROM:<a@b.example>", b"RCPT TO:<c@d.example>", b"DATA"):
+            await protocol.command(line, Phase.DATA, LONG_S)
+        loop = asyncio.get_running_loop()
+
+        def drip(octets: bytes) -> None:
+            host.say(octets)
+            if protocol.is_connected:
+                loop.call_later(SOON_S / 2, drip, b"x")
+
+        drip(b"250-")
+        with pytest.raises(Late, match="nothing could be sent for"):
+            await protocol.send_content(endless(), SOON_S, loop.time() + 40 * SOON_S)
