@@ -113,8 +113,9 @@ def test_marks_of_what_is_taken_again_are_durable_before_it_is_sent() -> None:
     assert [entry.queue_id for entry in found.an_hour_later()] == [found.left]
 
 
-def test_what_could_not_be_moved_out_of_a_wrong_folder_is_taken_from_there_later() -> None:
-    found = prepared()
+@pytest.mark.parametrize("marks", [False, True])
+def test_what_could_not_be_moved_out_of_a_wrong_folder_is_taken_from_there_later(*, marks: bool) -> None:
+    found = prepared(marks=marks)
     home = found.engine.layout.queued(found.left)
     wrong = next(folder for folder in found.engine.layout.queued_folders() if not home.startswith(folder))
     found.view.rename(home, f"{wrong}/{found.left}")
@@ -224,6 +225,11 @@ def test_a_strangers_file_that_could_not_be_moved_is_moved_later() -> None:
     found.view.heal()
     assert found.an_hour_later() == []
     assert found.engine.names("corrupt") == ["mine"]
+    # Told of once, as what it is; and once that it could not be moved.
+    assert found.engine.told == [
+        ("mine", "not a name that we give"),
+        ("mine", "cannot be set aside: Operation not permitted"),
+    ]
     assert found.engine.content_of(f"{found.engine.root}/corrupt/mine") == b"somebody's"
 
 
