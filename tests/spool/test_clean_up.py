@@ -11,6 +11,7 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.envelope import QueueId
+from relay.spool import record
 from relay.spool.intake import MaildirDraft, MaildirIntake
 from tests.fakes.disk import ModelDisk
 from tests.spool.engine import CONTENT, ENVELOPE, accept, again, note, recovered, taken
@@ -135,6 +136,20 @@ def test_what_no_listener_of_ours_wrote_is_kept_though_nobody_holds_it(foreign: 
     assert spool.clean_up() == 0
     assert engine.content_of(f"{engine.root}/corrupt/tmp-0000000000000000") == foreign
     assert spool.corrupt_count() == 1
+
+
+@pytest.mark.parametrize("name", ["mine", ".0000000000000000", "0000000000000000.tmp"])
+def test_what_begins_as_a_draft_of_ours_by_a_name_that_we_do_not_give_is_set_aside(name: str) -> None:
+    engine = on_the_model()
+    spool = recovered(engine)
+    # As a listener leaves a long message that it could not finish.
+    begun = bytes(record.HEADER_BYTES) + b"somebody's"
+    engine.plant(f"{engine.root}/tmp/{name}", begun)
+
+    assert spool.clean_up() == 0
+    assert engine.names("tmp") == []
+    assert engine.names("corrupt") == [f"tmp-{name}"]
+    assert engine.content_of(f"{engine.root}/corrupt/tmp-{name}") == begun
 
 
 def test_a_message_is_due_within_bounds_whatever_time_its_file_bears(tmp_path: Path) -> None:
