@@ -86,6 +86,7 @@ def test_what_a_rewrite_that_died_left_is_removed_by_the_next(left: bytes) -> No
 
     assert len(granted(account, 1, 1, 1, 1)) == 3
     assert disk.inode(f"{PATH}.new") is None
+    assert disk.inode(f"{PATH}.new.1") is None
     assert len(granted(throttle(PATH, disk, clock, LIMITS), 1)) == 0
 
 
