@@ -78,7 +78,10 @@ def test_what_a_start_cannot_read_is_listed_and_queued_when_the_disk_is_well(
 
     assert [entry.queue_id for entry in found.recovery.entries] == [found.other]
     assert listed(found.spool) == [(found.left, f"{WHY}; left where it is, and tried again within the hour")]
-    assert found.spool.set_aside_files(9)[0].size_bytes > len(CONTENT)
+    (shown,) = found.spool.set_aside_files(9)
+    assert shown.size_bytes > len(CONTENT)
+    # Nothing of it could be read.
+    assert (shown.arrival_at_ns, shown.reverse_path, shown.recipients_left) == (0, "", 0)
     assert found.spool.corrupt_count() == 1
     assert is_balanced(found.spool.totals())
     assert found.an_hour_later() == []
