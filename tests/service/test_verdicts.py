@@ -141,8 +141,8 @@ async def test_a_verdict_about_the_message_asks_no_further_recipient(tmp_path: P
     script = Script(rcpt=turns("550 no lists here"))
     async with (
         # Where commands go out at once, all have been asked before the first refusal.
-        Smarthost(script, extensions=["8BITMIME"]) as host,
-        House(policy_of(tmp_path, host.port, f", verdicts: [{rule}]")) as house,
+        Smarthost(script) as host,
+        House(policy_of(tmp_path, host.port, f", pipelining: false, verdicts: [{rule}]")) as house,
     ):
         house.accept("a@x.example", "b@x.example", "c@x.example")
         await house.until(lambda: len(host.relayed) == 1)  # the report
