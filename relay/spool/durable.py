@@ -23,20 +23,15 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
-from relay.clock import SystemClock
+from relay.spool.together import Together
 
 DIRECTORY_MODE = 0o700
 SECTOR_BYTES = 512
 """What a disk writes whole or not at all."""
 FILE_MODE = 0o600
-SYNCS_AT_ONCE = 8
-"""Threads that sync in parallel: the kernel then merges the flushes of one batch."""
-SLOW_SYNC_NS = 2_000_000
-"""A sync that takes less costs less than handing the next one to another thread."""
 
 
 class Disk(Protocol):
@@ -163,8 +158,7 @@ class RealDisk:
     """The kernel's file systems."""
 
     def __init__(self) -> None:
-        self._clock = SystemClock()
-        self._pool = ThreadPoolExecutor(SYNCS_AT_ONCE, thread_name_prefix="sync")
+        self._together = Together()
 
     def open_new(self, path: str) -> int:
         """Create a file for reading and writing; FileExistsError if the name is taken."""
@@ -231,17 +225,7 @@ class RealDisk:
 
     def sync_each(self, fds: Sequence[int], *, content_only: bool) -> list[OSError | None]:
         """Sync several files as one batch, fsync or fdatasync; one result each, never retried."""
-        sync = os.fdatasync if content_only else os.fsync
-        results: list[OSError | None] = []
-        for fd in fds:
-            began_ns = self._clock.boottime_ns()
-            results.append(_error_of(sync, fd))
-            if self._clock.boottime_ns() - began_ns > SLOW_SYNC_NS:
-                # This disk makes us wait: let the rest wait together.
-                rest = fds[len(results) :]
-                results.extend(self._pool.map(lambda fd: _error_of(sync, fd), rest))
-                break
-        return results
+        return self._together.sync(os.fdatasync if content_only else os.fsync, fds)
 
     def sync_directory(self, path: str) -> None:
         """Make the names in a folder durable."""
@@ -389,11 +373,3 @@ def sync_above(disk: Disk, path: str) -> None:
             if error.errno not in _NEVER_OURS:
                 raise
         path = above
-
-
-def _error_of(sync: Callable[[int], None], fd: int) -> OSError | None:
-    try:
-        sync(fd)
-    except OSError as error:
-        return error
-    return None

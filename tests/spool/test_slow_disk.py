@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.spool import durable
+from relay.spool import together
 from relay.spool.durable import RealDisk
 
 
@@ -16,7 +16,7 @@ from relay.spool.durable import RealDisk
 def test_a_batch_has_one_result_for_each_file_however_slow_the_disk_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, slow_ns: int, content_only: bool
 ) -> None:
-    monkeypatch.setattr(durable, "SLOW_SYNC_NS", slow_ns)
+    monkeypatch.setattr(together, "SLOW_SYNC_NS", slow_ns)
     disk = RealDisk()
     fds = [disk.open_new(str(tmp_path / str(number))) for number in range(20)]
     for fd in fds:
@@ -36,7 +36,7 @@ def test_a_batch_has_one_result_for_each_file_however_slow_the_disk_is(
 def test_on_a_slow_disk_the_rest_of_a_batch_waits_together_and_on_a_quick_one_in_turn(
     monkeypatch: pytest.MonkeyPatch, slow_ns: int, at_once: int
 ) -> None:
-    monkeypatch.setattr(durable, "SLOW_SYNC_NS", slow_ns)
+    monkeypatch.setattr(together, "SLOW_SYNC_NS", slow_ns)
     others = threading.Barrier(at_once, timeout=10)
     met: list[int] = []
 
@@ -50,3 +50,46 @@ def test_on_a_slow_disk_the_rest_of_a_batch_waits_together_and_on_a_quick_one_in
 
     assert RealDisk().sync_each([0, 1, 2], content_only=True) == [None] * 3
     assert sorted(met) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("content_only", [False, True])
+def test_the_writing_of_a_whole_batch_has_begun_before_the_first_sync_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, content_only: bool
+) -> None:
+    disk = RealDisk()
+    fds = [disk.open_new(str(tmp_path / str(number))) for number in range(3)]
+    seen: list[tuple[str, int]] = []
+    name = "fdatasync" if content_only else "fsync"
+    fadvise, sync = os.posix_fadvise, getattr(os, name)
+
+    def begins(fd: int, offset: int, size: int, advice: int) -> None:
+        seen.append(("begin", fd))
+        fadvise(fd, offset, size, advice)
+
+    def syncs(fd: int) -> None:
+        seen.append(("sync", fd))
+        sync(fd)
+
+    monkeypatch.setattr(os, "posix_fadvise", begins)
+    monkeypatch.setattr(os, name, syncs)
+    monkeypatch.setattr(together, "SLOW_SYNC_NS", 10**18)
+
+    assert disk.sync_each(fds, content_only=content_only) == [None] * 3
+    assert seen == [*(("begin", fd) for fd in fds), *(("sync", fd) for fd in fds)]
+    for fd in fds:
+        disk.close(fd)
+
+
+def test_where_the_writing_of_a_file_cannot_begin_early_it_is_synced_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    synced: list[int] = []
+
+    def begins(fd: int, _offset: int, _size: int, _advice: int) -> None:
+        raise OSError(errno.EINVAL, f"no advice about {fd}")
+
+    monkeypatch.setattr(os, "posix_fadvise", begins)
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+
+    assert RealDisk().sync_each([7, 8], content_only=True) == [None, None]
+    assert synced == [7, 8]
