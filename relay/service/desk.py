@@ -99,7 +99,12 @@ class Desk:
 
     async def load(self, queue_ids: Sequence[QueueId]) -> list[Message | Exception]:
         """Read messages; for each itself, or Absent, Corrupt, SpoolFault or OSError."""
-        return await self.call(lambda: [self._load(queue_id) for queue_id in queue_ids])
+        at_hand = {queue_id: self.spool.at_hand(queue_id) for queue_id in queue_ids}
+        others = [queue_id for queue_id, message in at_hand.items() if message is None]
+        # What is in memory does not wait for the thread, which mostly waits for the disk.
+        read = await self.call(lambda: [self._load(queue_id) for queue_id in others]) if others else []
+        loaded = dict(zip(others, read, strict=True))
+        return [at_hand[queue_id] or loaded[queue_id] for queue_id in queue_ids]
 
     async def content(self, message: Message) -> AsyncGenerator[bytes, None]:
         """Yield the content in chunks; raises Corrupt before the last if it is damaged."""

@@ -287,6 +287,13 @@ class Spool(Protocol):
         """Return the lane of each message; of one that cannot be read, nothing."""
         ...
 
+    def at_hand(self, queue_id: QueueId) -> Message | None:
+        """Return a message that `take` left in memory and that has not changed since, or None.
+
+        No I/O; the one method that may be called from any thread.
+        """
+        ...
+
     def load(self, queue_id: QueueId) -> Message:
         """Read a message.  Raises Corrupt after setting it aside."""
         ...

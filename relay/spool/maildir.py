@@ -10,7 +10,6 @@ keep.  Does not: decide what becomes of a message, or build reports.
 """
 
 import contextlib
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -22,7 +21,6 @@ from relay.spool.arrivals import Arrivals
 from relay.spool.durable import Disk, opened
 from relay.spool.faults import absence, faults
 from relay.spool.foreign import Aside, make_trigger
-from relay.spool.fresh import Fresh
 from relay.spool.intake import MaildirIntake, prepare
 from relay.spool.interface import (
     Absent,
@@ -41,14 +39,12 @@ from relay.spool.ledger import Ledger, fates_of
 from relay.spool.left import Left
 from relay.spool.lock import take_lock
 from relay.spool.marks import verify, warn, write
+from relay.spool.memory import Memory
 from relay.spool.recovery import forget_removals, recover, remove_abandoned_drafts
 from relay.spool.removal import remove_ended
 from relay.spool.room import Reserve, gives_way
 
 _Called = TypeVar("_Called")
-
-_REMEMBERED = 256
-"""Messages whose offsets are kept in memory, so that a mark costs the same for 10,000 recipients."""
 
 
 class MaildirSpool:
@@ -80,9 +76,8 @@ class MaildirSpool:
         self._left = Left(disk, self._layout, self._ledger, self._aside, self._try_to_set_aside)
         self._out_of_sight: set[QueueId] = set()
         """Messages that cannot be read, or are in corrupt/, and count as queued in the account."""
-        self._fresh = Fresh()
+        self._memory = Memory()
         self._noted: set[str] = set()
-        self._remembered: OrderedDict[QueueId, files.Opened] = OrderedDict()
         self._progress: dict[QueueId, tuple[int, int, int, int]] = {}
         self._queued_recipients = 0
 
@@ -94,8 +89,7 @@ class MaildirSpool:
         found, recovery = recover(self._disk, self._layout, self._ledger, self._aside, sorter)
         self._held = {entry.queue_id for entry in recovery.entries if entry.is_held}
         self._progress = {queue_id: fates for queue_id, fates in found.items() if any(fates)}
-        self._remembered.clear()
-        self._fresh = Fresh()
+        self._memory = Memory()
         self._noted = set(self._disk.names(self._layout.folder("bounce")))
         left = sum(entry.recipients_left for entry in recovery.entries)
         self._queued_recipients = left + recovery.corrupt_recipients
@@ -111,7 +105,7 @@ class MaildirSpool:
         """
         self._reserve.keep()
         with faults("new"):
-            taken = self._arrivals.take(most, lambda: self._fresh.has_room, sorter)
+            taken = self._arrivals.take(most, lambda: self._memory.has_room, sorter)
             left = self._left.take(most - len(taken), sorter)
         self._held.update(message.queue_id for message, is_held in left if is_held)
         taken += [message for message, _ in left]
@@ -121,7 +115,7 @@ class MaildirSpool:
         with contextlib.suppress(SpoolFull), faults("ledger"):
             self._ledger.enter([(message.queue_id, len(message.statuses)) for message in taken])
         for message in taken:
-            self._fresh.keep(message)
+            self._memory.keep(message)
             self._progress[message.queue_id] = fates_of(message.statuses)
             self._queued_recipients += message.statuses.count(Status.TODO)
         return [message.entry(is_held=message.queue_id in self._held) for message in taken]
@@ -138,11 +132,18 @@ class MaildirSpool:
 
     def load(self, queue_id: QueueId) -> Message:
         """Read a message.  Raises Absent; Corrupt after setting it aside; OSError for a lack of our own."""
-        known = self._fresh.pop(queue_id) or self._read_again(queue_id)
+        if self._memory.whole(queue_id) is not None:
+            # Who does not take what is at hand wants what is on the disk.
+            self._memory.forget(queue_id)
+        known = self._read_again(queue_id)
         message = known.message(is_held=queue_id in self._held)
-        known.content = None
-        self._remember(known)
+        self._memory.remember(known)
         return message
+
+    def at_hand(self, queue_id: QueueId) -> Message | None:
+        """Return a message as it was taken, if it is in memory yet; no I/O, and from any thread."""
+        known = self._memory.whole(queue_id)
+        return None if known is None else known.message(is_held=queue_id in self._held)
 
     def content(self, queue_id: QueueId) -> Generator[bytes, None, None]:
         """Stream the content; raises Corrupt *before* the last chunk if the checksum is wrong."""
@@ -177,14 +178,13 @@ class MaildirSpool:
         try:
             with faults("status bytes"):
                 for queue_id, of_message in self._not_ended(marks).items():
-                    self._fresh.pop(queue_id)
                     try:
                         known = self._known(queue_id)
                         with self._faults_of(queue_id) as path:
                             fds.append(self._disk.open_update(path))
                             verify(self._disk, fds[-1], known, of_message)
                     except (Absent, Corrupt) as loss:
-                        self._remembered.pop(queue_id, None)
+                        self._memory.forget(queue_id)
                         lost = loss
                         continue
                     self._count(queue_id, write(self._disk, fds[-1], known, of_message))
@@ -201,7 +201,6 @@ class MaildirSpool:
     @gives_way
     def mark_warned(self, queue_id: QueueId) -> None:
         """Remember durably that the sender was told of the delay."""
-        self._fresh.pop(queue_id)
         with faults("status bytes"):
             known = self._known(queue_id)
             with self._faults_of(queue_id) as path, opened(self._disk, self._disk.open_update(path)) as fd:
@@ -210,9 +209,8 @@ class MaildirSpool:
 
     def postpone(self, queue_id: QueueId, next_attempt_at_ns: int) -> None:
         """Keep the next attempt as a hint; not durable, never raises SpoolFault."""
-        self._fresh.pop(queue_id)
         # A file may change while it waits for hours: it is read whole again then.
-        self._remembered.pop(queue_id, None)
+        self._memory.forget(queue_id)
         with (
             contextlib.suppress(OSError),
             opened(self._disk, self._disk.open_update(self._path(queue_id))) as fd,
@@ -255,8 +253,7 @@ class MaildirSpool:
             remove_ended(self._disk, self._layout, paths, reported, self._noted)
         for queue_id in queue_ids:
             self._held.discard(queue_id)
-            self._remembered.pop(queue_id, None)
-            self._fresh.pop(queue_id)
+            self._memory.forget(queue_id)
             self._progress.pop(queue_id, None)
             self._noted.discard(queue_id)
         if self._ledger.is_long:
@@ -332,7 +329,7 @@ class MaildirSpool:
 
     def _read_again(self, queue_id: QueueId) -> files.Opened:
         """Read a message, but its recipients only if they are not known."""
-        if (known := self._remembered.get(queue_id)) is None:
+        if (known := self._memory.known(queue_id)) is None:
             return self._read(queue_id, with_content=True)
         with self._faults_of(queue_id) as path:
             files.read_again(self._disk, path, known)
@@ -352,13 +349,8 @@ class MaildirSpool:
             raise
 
     def _known(self, queue_id: QueueId) -> files.Opened:
-        return self._remembered.get(queue_id) or self._remember(self._read(queue_id, with_content=False))
-
-    def _remember(self, opened_file: files.Opened) -> files.Opened:
-        self._remembered[opened_file.queue_id] = opened_file
-        if len(self._remembered) > _REMEMBERED:
-            self._remembered.popitem(last=False)
-        return opened_file
+        known = self._memory.known(queue_id)
+        return known or self._memory.remember(self._read(queue_id, with_content=False))
 
     def _count(self, queue_id: QueueId, fates: Iterable[Status]) -> None:
         """Add to the account what became of recipients, one by one: any write may be the last."""

@@ -45,7 +45,6 @@ def test_a_message_that_cannot_be_read_now_is_left_and_told_of_once(number: int)
     spool = Spool()
     queue_id = spool.accept()
     taken(spool.sender)
-    spool.sender._fresh.pop(queue_id)
     spool.fail("/cur/", number)
 
     for _ in range(3):
@@ -135,7 +134,6 @@ def test_a_damaged_message_that_cannot_be_moved_stays_and_is_told_of() -> None:
     spool = Spool()
     queue_id = spool.accept()
     taken(spool.sender)
-    spool.sender._fresh.pop(queue_id)
     fd = spool.disk.open_update(LAYOUT.queued(queue_id))
     spool.disk.write_at(fd, b"!", 300)
     spool.disk.close(fd)

@@ -3,9 +3,9 @@
 import pytest
 
 from relay.envelope import QueueId
-from relay.spool import fresh
+from relay.spool import memory
 from relay.spool.files import Opened, describe, read
-from relay.spool.fresh import Fresh
+from relay.spool.memory import Memory
 from tests.spool.engine import ENVELOPE, accept, recovered, taken
 from tests.spool.maildir_engine import on_the_model
 
@@ -28,31 +28,54 @@ def opened(count: int) -> list[Opened]:
 def test_as_much_is_kept_as_there_is_room_for_and_what_is_taken_makes_room(
     bound: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fresh, bound, most)
-    messages, kept = opened(5), Fresh()
+    monkeypatch.setattr(memory, bound, most)
+    messages, kept = opened(5), Memory()
     room = [kept.has_room]
     for message in messages:
         kept.keep(message)
         room.append(kept.has_room)
     assert room == [True, True, True, False, False, False]
-    assert [kept.pop(each.queue_id) for each in messages] == [*messages[:3], None, None]
+    assert [kept.whole(each.queue_id) for each in messages] == [*messages[:3], None, None]
+    assert [kept.known(each.queue_id) for each in messages] == [*messages[:3], None, None]
+    assert [kept.whole(each.queue_id) for each in messages] == [None] * 5
 
-    room = []
+    messages, room = opened(5), []
     for message in messages[:4]:
         kept.keep(messages[4])
-        kept.pop(messages[4].queue_id)
+        kept.forget(messages[4].queue_id)
         room.append(kept.has_room)
         kept.keep(message)
     assert room == [True, True, True, False]
 
 
 def test_a_message_without_content_is_not_kept() -> None:
-    (message,), kept = opened(1), Fresh()
+    (message,), kept = opened(1), Memory()
     message.content = None
     kept.keep(message)
 
-    assert kept.pop(message.queue_id) is None
-    assert kept.pop(QueueId("0" * 16)) is None
+    assert kept.whole(message.queue_id) is None
+    assert kept.whole(QueueId("0" * 16)) is None
+
+
+def test_what_changes_is_known_without_content_and_what_is_forgotten_is_not_known() -> None:
+    (message,), kept = opened(1), Memory()
+    kept.keep(message)
+
+    assert kept.known(message.queue_id) is message
+    assert (message.content, kept.whole(message.queue_id)) == (None, None)
+    assert kept.known(message.queue_id) is message
+    kept.forget(message.queue_id)
+    assert kept.known(message.queue_id) is None
+
+
+def test_those_that_were_known_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_REMEMBERED", 2)
+    messages, kept = opened(3), Memory()
+    for message in messages:
+        assert kept.remember(message) is message
+        assert message.content is None
+
+    assert [kept.known(each.queue_id) for each in messages] == [None, *messages[1:]]
 
 
 def test_a_foreign_name_is_shown_as_far_as_a_line_has_room() -> None:
