@@ -38,7 +38,8 @@ MOST_KEPT = 10_000
 """How many doubted or stopped recipients are remembered for `believe`; then the oldest are forgotten."""
 
 _ADDRESS = re.compile(r"<[^>]*>|[^\s<>@]+@[^\s<>@]+")
-_NUMBER = re.compile(r"[0-9a-f]*[0-9][0-9a-f]*(?:[-.:/][0-9a-f]+)*", re.IGNORECASE)
+_ID = re.compile(r"\S*[0-9]\S*")
+"""A word with a digit in it: a number, or an id in whatever alphabet (Gmail, Postfix, Exim)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,4 +154,4 @@ class Shield:
 def same_words(answer: Answer) -> str:
     """Return a refusal without what differs from recipient to recipient: addresses, numbers, ids."""
     code = answer.reply.code if answer.reply is not None else 0
-    return f"{code} {_NUMBER.sub('#', _ADDRESS.sub('<>', answer.text.lower()))}"
+    return f"{code} {_ID.sub('#', _ADDRESS.sub('<>', answer.text.lower()))}"

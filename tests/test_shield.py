@@ -1,5 +1,6 @@
 """The shield: a list is not bounced by one refusal said many times, and a dead address still is."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -163,3 +164,16 @@ def test_addresses_numbers_and_ids_make_no_difference() -> None:
     one = _answer("<a@x.example>: 5.7.1 refused, see 4f2a-99, 192.0.2.7")
     two = _answer("<b.c@y.example>: 5.7.1 refused, see 77ab-01, 192.0.2.99")
     assert same_words(one) == same_words(two) != same_words(_answer("refused"))
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        ("k14-20020a05600c1c8e00b003c6e1b1d0bdsi12345wms.73 - gsmtp", "q7-2002a1b2c3si998edb.221 - gsmtp"),
+        ("(in reply) id=4Zk3Yb2QXwz9vT", "(in reply) id=4Zk3Yc5RMnzHqP"),
+        ("cmsmtp xJ7yZkRqT0aKd", "cmsmtp o9BvQ3LwMnPeR"),
+    ],
+    ids=["gmail", "postfix", "cloudmark"],
+)
+def test_an_id_that_is_no_number_makes_no_difference_either(one: str, two: str) -> None:
+    assert same_words(_answer(f"5.7.1 prohibited {one}")) == same_words(_answer(f"5.7.1 prohibited {two}"))
