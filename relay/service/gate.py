@@ -57,6 +57,14 @@ class Gate:
         """Decide about opening a connection.  Raises HistoryError; then none may be opened."""
         return await self._call(lambda: self._throttle.reserve_connection(opening_ns))
 
+    async def hear_of_others(self) -> None:
+        """Learn what others recorded, where something of theirs is in flight as far as memory knows.
+
+        Without it a slot of theirs would seem taken until its deadline.  Raises HistoryError.
+        """
+        if self._throttle.has_others():
+            await self._call(self._throttle.flush)
+
     def opens_at_ns(self) -> int:
         """Return when a message may find room (boottime), as far as is known; cheap."""
         return self._throttle.opens_at(1)

@@ -176,6 +176,8 @@ class Heart:
             await self.gate.open()
             self._has_history = True
             self.pausing.trust_history()
+        await self.gate.hear_of_others()
+        now_ns = self._clock.boottime_ns()
         if self.is_used:
             self._ask_places(now_ns)
         first = self._scheduler.first_ready(now_ns) if self.is_used else None

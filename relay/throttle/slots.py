@@ -108,6 +108,8 @@ class Slots:
         """Occupy one message, and as many of its recipients as there is room for, in all windows or none."""
         with self._mutex:
             self._advance(now_ns)
+            # What opened since, by a later look at the clock, must not be given away as of before.
+            now_ns = self._now_ns
             chosen = choose(self._gauges, request, now_ns)
             if not chosen:
                 return wait(self._gauges, request, now_ns)
@@ -118,6 +120,7 @@ class Slots:
         """Occupy one connection, in all windows or none."""
         with self._mutex:
             self._advance(now_ns)
+            now_ns = self._now_ns
             opens = [(g.opens_at(None, now_ns), g.label) for g in self._gauges if g.unit == "connections"]
             until_ns, label = max(opens, default=(now_ns, ""))
             if until_ns > now_ns:
@@ -222,6 +225,11 @@ class Slots:
             self._advance(now_ns)
             self._merge(now_ns)
             return [*self._ended, *self._in_flight.values()]
+
+    def has_others(self) -> bool:
+        """Return whether another process has something in flight, whose end only the file will tell."""
+        with self._mutex:
+            return any(each not in self._own for each in self._in_flight)
 
     @property
     def kept(self) -> int:

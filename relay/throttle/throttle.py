@@ -205,6 +205,10 @@ class Throttle:
         """Return the most, of each unit, that a window held which was over when the present one began."""
         return self._slots.peak(span_ns, self._clock.boottime_ns())
 
+    def has_others(self) -> bool:
+        """Return whether memory has something in flight of another process, which may have ended since."""
+        return self._slots.has_others()
+
     def room(self) -> tuple[int | None, list[str]]:
         """Return how many messages may go now, None for any number, and which limits keep back the next one.
 

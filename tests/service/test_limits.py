@@ -5,6 +5,7 @@ from pathlib import Path
 from relay.clock import SystemClock
 from relay.spool.durable import RealDisk
 from relay.throttle.audit import audit_file
+from relay.throttle.throttle import Request, Reservation, Settlement, Throttle
 from tests.fakes.smarthost import Script, Smarthost
 from tests.service.house import House, policy_of
 
@@ -132,6 +133,30 @@ async def test_an_edit_lets_the_parked_go_at_once_where_the_new_limit_has_room(t
         await house.until_empty()
 
         assert len(host.relayed) == 4
+
+
+async def test_a_slot_that_another_relay_had_in_flight_is_used_when_it_opens_not_at_its_deadline(
+    tmp_path: Path,
+) -> None:
+    limits = "limits: [{messages: 1, per: 300ms}], guard: 1ms"
+    clock = SystemClock()
+    async with Smarthost() as host:
+        policy = policy_of(tmp_path, host.port, f", {limits}")
+        path, ours = policy.history_path("isp"), policy.upstreams["isp"].limits
+        other = Throttle(path, ours, 1_000_000, RealDisk(), clock)
+        async with House(policy) as house:
+            (theirs,) = other.reserve([Request(1)])
+            assert isinstance(theirs, Reservation)
+            house.accept("r@x.example")
+            await house.until(lambda: _reasons(house) == {"no room in 1 messages per 0.3s"})
+            other.settle([Settlement(theirs, clock.boottime_ns())])
+            other.flush()
+            other.close()
+
+            await house.until_empty()
+
+        assert len(host.relayed) == 1
+        assert audit_file(path, ours, RealDisk()).findings[0].is_proven
 
 
 NO_ROOM = "no room in 1 messages per 3600s for each sender"

@@ -196,3 +196,28 @@ def test_an_end_without_a_beginning_and_a_charge_of_what_ended_later_change_noth
     content = _content(Ended(7, 500), Charged(300, 1, 1, 0, 100), Charged(250, 1, 1, 0, 100))
     proof = audit(content, [PerPeriod(1, 100)])
     assert proof.transactions == 1
+
+
+def test_what_opens_while_the_disk_is_slow_is_not_given_away_as_of_before(tmp_path: Path) -> None:
+    """The event loop asks meanwhile, by a later clock than the decision's."""
+    clock = FakeClock()
+
+    class Slow(RealDisk):
+        stall_ns = 0
+
+        def inode(self, path: str) -> int | None:
+            if self.stall_ns:
+                clock.advance(self.stall_ns)
+                self.stall_ns = 0
+                account.opens_at(1)
+            return super().inode(path)
+
+    disk, limits = Slow(), [messages(1, seconds=60)]
+    account = throttle(tmp_path / "isp", disk, clock, limits)
+    settle(account, clock, *granted(account, 1))
+    clock.advance(56 * SECOND_NS)
+    disk.stall_ns = 5 * SECOND_NS
+
+    assert len(granted(account, 1)) == 1
+    account.close()
+    assert audit_file(tmp_path / "isp", limits, RealDisk()).findings[0].is_proven
