@@ -1,0 +1,52 @@
+"""What both contenders store on: an ext4 of their own, with its log, as a mail server has it.
+
+The folder for temporary files may be on anything.  On an ext4 without a log, which some
+virtual machines have, a new file costs a search through all that were removed in the
+last minute (`recently_deleted` in the kernel's fs/ext4/ialloc.c): there each contender
+pays for those before it.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from tests.lab import kernel
+from tests.lab.filesystems import FILE_SYSTEMS
+
+SIZE_BYTES = 4 << 30
+"""Of a sparse file: it takes what is written."""
+
+
+def why_missing() -> str | None:
+    """Return why no file system can be made for the contenders, or None."""
+    return FILE_SYSTEMS["ext4"].why_missing() or kernel.why_missing()
+
+
+@contextmanager
+def stored_on_ext4() -> Iterator[None]:
+    """Have temporary folders on a fresh ext4, with its log.
+
+    For a process that has no threads yet: the mount is in a namespace of its own, so that
+    nothing stays of it however the process ends.  Raises OSError, CalledProcessError.
+    """
+    kernel.enter_private_namespace()
+    ext4 = replace(FILE_SYSTEMS["ext4"], size_bytes=SIZE_BYTES)
+    with tempfile.TemporaryDirectory(prefix="relay-bench-disk-") as name:
+        image, mount = Path(name) / "image", Path(name) / "mount"
+        mount.mkdir()
+        # Postfix gives its rights away, and has to get here all the same.
+        Path(name).chmod(0o755)
+        ext4.make_on(image)
+        loop = kernel.Loop(image)
+        try:
+            with kernel.mounted(loop.device, mount, ext4.name, ext4.options):
+                mount.chmod(0o1777)
+                before, tempfile.tempdir = tempfile.tempdir, str(mount)
+                try:
+                    yield
+                finally:
+                    tempfile.tempdir = before
+        finally:
+            loop.close()
