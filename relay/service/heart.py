@@ -43,6 +43,8 @@ from relay.verdict import Judge, Verdict
 
 MOST_AT_ONCE = 64
 """Messages decided on in one beat."""
+UNSETTLED = 2
+"""Messages begun and not settled, for each connection: it need not wait for what is written down."""
 HISTORY_RETRY_NS = 60 * SECOND_NS
 
 
@@ -92,6 +94,7 @@ class Heart:
         self._has_ended = asyncio.Event()
         self._has_history = False
         self._sending: set[asyncio.Task[None]] = set()
+        self._transacting = 0  # of them, those that need their connections yet
         self._waits = Waits(name, scheduler, events, metrics, clock)
         self.relaying = Relaying(
             name,
@@ -104,7 +107,7 @@ class Heart:
             shield=self.shield,
             metrics=metrics,
             clock=clock,
-            on_free=self._wake.set,
+            on_free=self._freed,
         )
         self._ready = ReadyConnections(
             name, pool, events, metrics, clock, on_change=self._wake.set, on_unavailable=self._do_without
@@ -217,7 +220,8 @@ class Heart:
 
     def _most_now(self, room: int | None) -> int:
         """Return how many transactions may be started, by room, connections and caution."""
-        most = min(MOST_AT_ONCE, self.connections - len(self._sending))
+        unsettled = UNSETTLED * self.connections - len(self._sending)
+        most = min(MOST_AT_ONCE, self.connections - self._transacting, unsettled)
         if room is not None:
             most = min(most, room)
         if self.pausing.is_proving:
@@ -297,6 +301,7 @@ class Heart:
         self._metrics.reserved_after(
             self.name, reservation.reserved_at_ns - max(queued.ready_at_ns, queued.arrived_at_ns)
         )
+        self._transacting += 1
         self.relaying.under_way[queued.queue_id] = reservation.reserved_at_ns, portion
         self._begin(self.relaying.relay(portion, reservation))
 
@@ -305,6 +310,10 @@ class Heart:
         sending = asyncio.create_task(relaying)
         self._sending.add(sending)
         sending.add_done_callback(self._sent)
+
+    def _freed(self) -> None:
+        self._transacting -= 1
+        self._wake.set()
 
     def _sent(self, sending: "asyncio.Task[None]") -> None:
         self._sending.discard(sending)
