@@ -26,7 +26,8 @@ class Answer:
     ruling: Ruling | None = None
     """How the verdict came about, and when to go on; None where no rule was asked."""
     is_doubted: bool = False
-    """A refusal for good that is not believed at its first time: it cannot be a message's last either."""
+    """A refusal for good that the shield does not believe: at its first time, when it cannot be a message's
+    last either; or, of a pause, because it tripped."""
 
     @property
     def is_about_us(self) -> bool:

@@ -9,7 +9,7 @@ from relay.outcome import Answer, Outcome
 from relay.policy.shipped import standard_judge
 from relay.reply import Phase, Reply
 from relay.settlement import Fate, Terms, settle
-from relay.shield import WINDOW, Shield, same_words
+from relay.shield import SEVERAL, WINDOW, Shield, same_words
 from relay.verdict import Scope, Verdict
 
 JUDGE = standard_judge()
@@ -124,6 +124,127 @@ def test_once_cleared_the_count_begins_anew() -> None:
         _judge(shield, _answer(UNKNOWN), first=number)
     shield.clear()
     assert _verdicts(_judge(shield, _answer(UNKNOWN), first=9)) == [Verdict.DEFER]
+
+
+def _one(shield: Shield, answer: Answer, number: int) -> Verdict:
+    """Have one recipient answered, in a message of its own."""
+    return _verdicts(_judge(shield, answer, first=number))[0]
+
+
+@pytest.mark.parametrize("every", [2, 3, 5, 9])
+def test_an_upstream_that_lets_some_through_and_refuses_the_rest_in_unknown_words_bounces_nobody(
+    every: int,
+) -> None:
+    shield, waiting, asked = Shield(in_a_row=1000, refused_percent=100), list(range(60)), 0
+    while waiting:
+        for number in list(waiting):
+            asked += 1
+            verdict = _one(shield, RELAYED if asked % every == 0 else _answer(UNKNOWN), number)
+            assert verdict in (Verdict.RELAYED, Verdict.DEFER)
+            if verdict is Verdict.RELAYED:
+                waiting.remove(number)
+
+
+def test_unknown_words_are_believed_of_a_few_recipients_and_not_of_several() -> None:
+    refused = _answer(UNKNOWN)
+    for others, verdict in ((0, Verdict.BOUNCE), (SEVERAL - 1, Verdict.BOUNCE), (SEVERAL, Verdict.DEFER)):
+        shield = Shield()
+        for number in range(others + 1):
+            assert _one(shield, refused, number) is Verdict.DEFER
+        assert _one(shield, RELAYED, 99) is Verdict.RELAYED
+        assert _one(shield, refused, 0) is verdict
+
+
+def test_what_several_were_told_long_ago_is_no_reason_to_doubt() -> None:
+    shield, refused = Shield(), _answer(UNKNOWN)
+    for number in range(SEVERAL + 1):
+        _one(shield, refused, number)
+    for number in range(WINDOW):
+        _one(shield, RELAYED, 100 + number)
+    assert _one(shield, refused, 0) is Verdict.BOUNCE
+
+
+def test_unknown_words_after_which_a_recipient_was_relayed_are_not_believed_of_another() -> None:
+    shield, refused = Shield(), _answer(UNKNOWN)
+    assert _one(shield, refused, 0) is Verdict.DEFER
+    assert _one(shield, RELAYED, 0) is Verdict.RELAYED
+    for _ in range(5):
+        assert _one(shield, refused, 1) is Verdict.DEFER
+        assert _one(shield, RELAYED, 99) is Verdict.RELAYED
+
+
+def test_unknown_words_said_to_many_stop_though_others_go_through_in_between() -> None:
+    shield, refused = Shield(in_a_row=10), _answer(UNKNOWN)
+    for number in range(9):
+        assert _one(shield, refused, number) is Verdict.DEFER
+        assert _one(shield, RELAYED, 100 + number) is Verdict.RELAYED
+    for _ in range(3):
+        assert _one(shield, refused, 8) is Verdict.DEFER  # who was told it already is no further one
+    outcome = _judge(shield, refused, first=9)
+    assert _verdicts(outcome) == [Verdict.STOP]
+    assert outcome.pause is not None
+    assert outcome.pause.text.startswith(f"10 of the last {WINDOW} recipients were refused alike: 550 Admin")
+
+
+@given(st.lists(st.booleans(), max_size=200))
+def test_dead_addresses_that_a_rule_recognises_bounce_at_once_while_no_row_and_no_share_is_too_large(
+    are_dead: list[bool],
+) -> None:
+    shield, nobody = Shield(in_a_row=201, refused_percent=100), _answer(NOBODY, enhanced="5.1.1")
+    for number, is_dead in enumerate(are_dead):
+        verdict = _one(shield, nobody if is_dead else RELAYED, number)
+        assert verdict is (Verdict.BOUNCE if is_dead else Verdict.RELAYED)
+
+
+def test_words_that_the_operator_believed_are_believed_of_others_too_but_not_of_a_row() -> None:
+    shield, refused = Shield(in_a_row=3), _answer(UNKNOWN)
+    for number in range(3):
+        _one(shield, refused, number)
+    shield.believe(shield.suspects)
+    shield.clear()
+    assert [_one(shield, refused, number) for number in range(3, 6)] == [Verdict.BOUNCE] * 2 + [Verdict.STOP]
+
+
+def test_words_that_the_operator_believed_are_doubted_again_once_one_of_those_is_relayed_after_all() -> None:
+    shield, refused = Shield(in_a_row=3), _answer(UNKNOWN)
+    _one(shield, refused, 0)
+    shield.believe(shield.suspects)
+    shield.clear()
+    for number in range(3):
+        _one(shield, refused, number)
+    assert _one(shield, RELAYED, 2) is Verdict.RELAYED
+    assert _one(shield, _answer(UNKNOWN), 7) is not Verdict.BOUNCE
+
+
+def test_once_it_stopped_every_refusal_for_good_does_until_something_is_relayed() -> None:
+    shield, nobody = Shield(in_a_row=3), _answer(NOBODY, enhanced="5.1.1")
+    assert [_one(shield, nobody, number) for number in range(3)][-1] is Verdict.STOP
+    outcome = _judge(shield, _answer("over quota", enhanced="5.2.2"), first=4)
+    assert _verdicts(outcome) == [Verdict.STOP]
+    assert outcome.pause is not None
+    assert outcome.pause.text.startswith("3 recipients in a row")
+    assert outcome.pause.is_doubted
+    _one(shield, RELAYED, 5)
+    assert _one(shield, nobody, 6) is Verdict.BOUNCE
+
+
+def test_a_shield_that_had_stopped_before_a_restart_believes_nothing_until_something_is_relayed() -> None:
+    nobody = _answer(NOBODY, enhanced="5.1.1")
+    for ends in (lambda shield: _one(shield, RELAYED, 9), Shield.clear):
+        shield = Shield()
+        shield.recall("10 recipients in a row were refused alike")
+        for number in range(3):
+            assert _one(shield, nobody, number) is Verdict.STOP
+        ends(shield)
+        assert _one(shield, nobody, 3) is Verdict.BOUNCE
+
+
+def test_after_an_operator_did_not_believe_it_a_second_refusal_is_the_first_again() -> None:
+    shield, refused = Shield(), _answer(UNKNOWN)
+    _one(shield, refused, 0)
+    shield.clear()
+    _one(shield, RELAYED, 1)
+    assert _one(shield, refused, 0) is Verdict.DEFER
 
 
 def test_a_shield_that_is_off_changes_nothing() -> None:

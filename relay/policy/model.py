@@ -195,7 +195,7 @@ class Shield(Section):
     """When permanent refusals are taken for one refusal of us, said many times (`relay.shield`)."""
 
     in_a_row: PositiveInt = 10
-    """So many recipients refused alike with nothing relayed in between."""
+    """So many recipients refused alike with nothing relayed in between; in unknown words, of the last 100."""
     refused_percent: Annotated[int, whole_number(1, 100)] = 50
     """More than this share of the last 100 recipients refused; 100: never."""
 

@@ -149,7 +149,8 @@ class Operator:
         failed = {result for result in results.values() if result not in (OK, ABSENT, ONLY_REPORT_LEFT)}
         if failed:
             return f"not all refused recipients could be settled: {', '.join(sorted(failed))}"
-        shield.clear()
+        if believes:
+            shield.believe(suspects)
         return OK if self._resume(upstream) else ABSENT
 
     async def _each(self, queue_ids: Sequence[QueueId], act: Action) -> dict[QueueId, str]:

@@ -256,6 +256,7 @@ class Upstreams:
 
     def _resume(self, heart: Heart) -> None:
         heart.pausing.end()
+        heart.shield.clear()
         if heart.is_used:
             for reverse_path in self._scheduler.resting_senders():
                 self._scheduler.trust_sender(reverse_path)

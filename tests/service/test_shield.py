@@ -3,10 +3,12 @@
 from pathlib import Path
 
 from relay.service.operations import ABSENT, OK
+from relay.shield import WINDOW
 from tests.fakes.smarthost import Script, Smarthost, turns
 from tests.service.house import House, policy_of
 
 CUT_OFF = "550 Administrative prohibition"
+PATIENT = "retry: {min: 1h, max: 4h, lifetime: 5d, warn_after: null}"
 SUBSCRIBERS = [f"s{number}@there.example" for number in range(30)]
 
 
@@ -101,3 +103,55 @@ async def test_a_shield_that_is_off_believes_at_once(tmp_path: Path) -> None:
 async def test_there_is_nothing_to_resume_where_there_is_no_such_upstream(tmp_path: Path) -> None:
     async with Smarthost() as host, House(policy_of(tmp_path, host.port)) as house:
         assert await house.operator.resume("nobody", believes=True) == ABSENT
+
+
+async def test_a_trickle_that_goes_through_does_not_make_the_refusals_of_the_others_believed(
+    tmp_path: Path,
+) -> None:
+    asked: list[str] = []
+    lets = [3]
+
+    def rcpt(argument: str) -> str:
+        asked.append(argument)
+        return CUT_OFF if len(asked) % lets[0] else "250 ok"
+
+    async with Smarthost(Script(rcpt=rcpt)) as host, House(policy_of(tmp_path, host.port)) as house:
+        for subscriber in SUBSCRIBERS:
+            house.accept(subscriber)
+        await _stopped(house)
+        assert f"of the last {WINDOW} recipients were refused alike: 550 Adm" in house.heart.pausing.because
+        totals = await house.sender.desk.totals()
+        assert (totals.bounced, totals.relayed) == (0, len(host.relayed))
+
+        lets[0] = 1
+        assert await house.operator.resume("isp") == OK
+        await house.until_empty()
+        assert sorted(relayed.recipients[0] for relayed in host.relayed) == sorted(SUBSCRIBERS)
+
+
+async def test_an_edit_of_the_verdicts_answers_the_shield_as_well(tmp_path: Path) -> None:
+    async with Smarthost(Script(rcpt=CUT_OFF)) as host, House(policy_of(tmp_path, host.port)) as house:
+        for subscriber in SUBSCRIBERS:
+            house.accept(subscriber, sender="")
+        await _stopped(house)
+        assert (await house.sender.desk.totals()).bounced == 0
+        rule = '{phase: rcpt, text: "administrative prohibition", verdict: bounce recipient}'
+        await house.sender.apply(policy_of(tmp_path, host.port, f", verdicts: [{rule}]"))
+        # They are counted anew: nine are believed before it asks again.
+        await house.until(lambda: len(house.sender.scheduler) < len(SUBSCRIBERS))
+        await _stopped(house)
+        assert (await house.sender.desk.totals()).bounced == 9
+
+
+async def test_what_was_believed_once_is_believed_of_others(tmp_path: Path) -> None:
+    async with (
+        Smarthost(Script(rcpt=lambda argument: "250 ok" if "a@here" in argument else CUT_OFF)) as host,
+        House(policy_of(tmp_path, host.port, rest=PATIENT)) as house,
+    ):
+        house.accept(*SUBSCRIBERS)
+        await _stopped(house)
+        assert await house.operator.resume("isp", believes=True) == OK
+        await house.until_empty()
+        house.accept("another@there.example")
+        await house.until_empty()
+        assert (await house.sender.desk.totals()).bounced == 31
