@@ -111,6 +111,8 @@ class PauseRecord:
     spans: tuple[Paused, ...]
     is_stopped: bool = False
     """No time ends it: somebody has to act."""
+    doubts: str = ""
+    """Why the shield stopped it, until it has proved itself or somebody acts; empty where it did not."""
 
     def moved(self, boot_id: str, now_ns: int, wall_ns: int) -> Self:
         """Return it as it is to be read now."""

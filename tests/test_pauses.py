@@ -165,3 +165,10 @@ def test_where_a_look_makes_it_worse_the_whole_window_is_waited_for() -> None:
     assert rest_ns(_ruling("daily limit", may_probe=False), 0, lambda _: 1) == 86400 * SECOND_NS
     assert rest_ns(_ruling("no", may_probe=False), 0, _nothing) == PROBE_NS
     assert rest_ns(_ruling("no", may_probe=False, wait_ns=7 * PROBE_NS), 0, _nothing) == 7 * PROBE_NS
+
+
+def test_what_the_shield_asked_is_kept_and_a_record_that_knows_of_no_shield_is_read_as_before() -> None:
+    asked = replace(RECORD, doubts="10 recipients in a row were refused alike")
+    assert parse(render(asked)) == asked
+    assert parse(render(RECORD).replace(b',\n "doubts": ""', b"")) == RECORD
+    assert b"doubts" not in render(RECORD).replace(b',\n "doubts": ""', b"")

@@ -166,6 +166,7 @@ class Heart:
         """Go on from what was known before a restart, ahead of the first decision."""
         if (pause := await self._kept.pause.read()) is not None:
             self.pausing.recall(pause)
+            self.shield.recall(pause.doubts)
         if (lessons := await self._kept.lessons.read()) is not None:
             self.learning.recall(lessons)
 
@@ -246,8 +247,7 @@ class Heart:
             taken.append(queued)
         portions: list[Portion] = []
         for queued, message in await self._load(taken):
-            unfit = connections[-1].unfit(message.shape)
-            if unfit is not None:
+            if (unfit := connections[-1].unfit(message.shape)) is not None:
                 left = Portion(queued, message, connections[-1], list(message.left))
                 self._begin(self.relaying.refuse(left, unfit))
             else:

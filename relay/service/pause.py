@@ -11,7 +11,9 @@ oldest of what our own history has in that window leaves it; else our own back-o
 is also the least once a pause did not help.
 
 A restart goes on with a pause (`recall`): else each one would knock at once at an
-upstream that extends its block for it.  The time of a pause is no message's age
+upstream that extends its block for it.  It goes on with a stop where no probe is allowed,
+and with the shield's, which is a question to the operator: else each restart would bounce
+as many more as the shield allows in a row.  The time of a pause is no message's age
 (`paused_ns`).
 """
 
@@ -70,6 +72,7 @@ class Pausing:
         self._on_refusal = on_refusal
         self._is_history = False  # why it is stopped: our own history
         self._may_probe = True
+        self._doubts = ""  # why the shield stopped it, until something proves it well or somebody acts
         self._in_a_row = 0
         self._pauses = Pauses()
 
@@ -77,11 +80,12 @@ class Pausing:
         """Go on from what was kept before a restart."""
         now_ns = self._clock.boottime_ns()
         record = record.moved(self._clock.boot_id(), now_ns, self._clock.wall_ns())
-        self._in_a_row = record.in_a_row
+        self._in_a_row, self._doubts = record.in_a_row, self._redaction.hide(record.doubts)
         self._pauses = Pauses(record.spans)
         left_ns = record.until_ns - now_ns
         if record.because and left_ns > 0:
-            self.is_stopped, self._may_probe = record.is_stopped, not record.is_stopped
+            self.is_stopped = record.is_stopped
+            self._may_probe = not record.is_stopped or bool(record.doubts)
             self._begin(record.because, left_ns, goes_on=True)
             if self.is_stopped:
                 self._events.upstream_stopped(upstream=self._upstream, reason=self.because)
@@ -116,7 +120,7 @@ class Pausing:
         if now_ns < self.paused_until_ns:
             return self.paused_until_ns
         if not self._is_history:
-            self.end()
+            self._go_on()
         return None
 
     def rest(self, answer: Answer, refused: Tally = NOTHING) -> None:
@@ -174,10 +178,17 @@ class Pausing:
     def trust_history(self) -> None:
         """End a stop: the history was read and is sound."""
         if self._is_history:
-            self.end()
+            self._go_on()
 
     def end(self) -> None:
-        """Use the upstream again, carefully."""
+        """Use the upstream again, carefully, by somebody's word: what the shield asked is answered."""
+        was_doubted, self._doubts = bool(self._doubts), ""
+        if self.because:
+            self._go_on()
+        elif was_doubted:
+            self._record()
+
+    def _go_on(self) -> None:
         if self.because:
             self.because, self.is_stopped, self.is_proving = "", False, True
             self._is_history = False
@@ -193,6 +204,8 @@ class Pausing:
             self.rest(outcome.pause, Tally(0 if taken else 1, len(outcome.answers) - taken))
         elif any(_is_proof(answer) for answer in outcome.answers):
             was_in_doubt, self.is_proving, self._in_a_row = self._in_a_row > 0, False, 0
+            if not self.is_stopped:
+                self._doubts = ""
             if was_in_doubt:
                 self._record()
 
@@ -203,6 +216,8 @@ class Pausing:
         self._may_probe = answer.ruling is None or answer.ruling.may_probe
         self._in_a_row += 1
         self.is_stopped = True
+        if answer.is_doubted:
+            self._doubts = self._redaction.hide(answer.text)
         self._begin(answer.text, PROBE_NS if self._may_probe else NEVER_NS, goes_on=bool(self.because))
         self._events.upstream_stopped(upstream=self._upstream, reason=self.because)
 
@@ -223,8 +238,9 @@ class Pausing:
 
     def _record(self) -> None:
         # A start looks at the history anew, and whoever starts us may have mended the password:
-        # but where each attempt makes it worse, only `relay resume` or an edit ends a stop.
-        is_kept = bool(self.because) and (not self.is_stopped or not self._may_probe)
+        # but where each attempt makes it worse, or the shield asks, only `relay resume` or an edit ends it.
+        is_lasting = not self._may_probe or self.because == self._doubts
+        is_kept = bool(self.because) and (not self.is_stopped or is_lasting)
         self._keep(
             PauseRecord(
                 self._clock.boot_id(),
@@ -235,6 +251,7 @@ class Pausing:
                 self._in_a_row,
                 self._pauses.spans,
                 is_stopped=is_kept and self.is_stopped,
+                doubts=self._doubts,
             )
         )
 

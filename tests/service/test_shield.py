@@ -2,18 +2,26 @@
 
 from pathlib import Path
 
+from relay.clock import SECOND_NS
 from relay.service.operations import ABSENT, OK
 from relay.shield import WINDOW
+from tests.fakes.clock import LeapingClock
 from tests.fakes.smarthost import Script, Smarthost, turns
 from tests.service.house import House, policy_of
 
 CUT_OFF = "550 Administrative prohibition"
+NOBODY = "550 5.1.1 no such user here"
 PATIENT = "retry: {min: 1h, max: 4h, lifetime: 5d, warn_after: null}"
+HOUR_NS = 3600 * SECOND_NS
 SUBSCRIBERS = [f"s{number}@there.example" for number in range(30)]
 
 
 async def _stopped(house: House) -> None:
     await house.until(lambda: house.heart.pausing.is_refused and house.heart.in_flight == 0)
+
+
+def _asked(host: Smarthost) -> int:
+    return sum(command.startswith("RCPT") for command in host.commands)
 
 
 async def test_a_list_that_is_cut_off_in_unknown_words_waits_and_goes_on_when_resumed(tmp_path: Path) -> None:
@@ -127,6 +135,70 @@ async def test_a_trickle_that_goes_through_does_not_make_the_refusals_of_the_oth
         assert await house.operator.resume("isp") == OK
         await house.until_empty()
         assert sorted(relayed.recipients[0] for relayed in host.relayed) == sorted(SUBSCRIBERS)
+
+
+async def test_restarts_do_not_end_a_stop_and_bounce_nobody(tmp_path: Path) -> None:
+    clock, says = LeapingClock(), [NOBODY]
+    async with Smarthost(Script(rcpt=lambda _: says[0])) as host:
+        policy = policy_of(tmp_path, host.port, rest=PATIENT)
+        async with House(policy, clock=clock) as house:
+            for subscriber in SUBSCRIBERS:
+                house.accept(subscriber, sender="")
+            await _stopped(house)
+            bounced = (await house.sender.desk.totals()).bounced
+        assert bounced == 9
+        for hours_later, asks in ((0, 0), (0, 0), (2, 1), (2, 1), (0, 0)):
+            clock.ahead_ns += hours_later * HOUR_NS
+            asked = _asked(host)
+            async with House(policy, clock=clock) as house:
+                await _stopped(house)
+                assert "10 recipients in a row were refused alike" in house.heart.pausing.because
+                assert (await house.sender.desk.totals()).bounced == bounced
+            # Once its hour is over, one message asks whether all is well.
+            assert _asked(host) - asked == asks
+
+        says[0] = "250 ok"
+        async with House(policy, clock=clock) as house:
+            await _stopped(house)
+            assert await house.operator.resume("isp") == OK
+            await house.until_empty()
+            assert len(host.relayed) == len(SUBSCRIBERS) - bounced
+
+
+async def test_an_end_in_the_middle_of_the_look_that_comes_each_hour_does_not_end_a_stop(
+    tmp_path: Path,
+) -> None:
+    clock = LeapingClock()
+    async with Smarthost(Script(rcpt=NOBODY)) as host:
+        policy = policy_of(tmp_path, host.port, rest=PATIENT, connections=1)
+        async with House(policy, clock=clock) as house:
+            for subscriber in SUBSCRIBERS:
+                house.accept(subscriber, sender="")
+            await _stopped(house)
+            house.heart.pausing.until_ns(clock.boottime_ns() + HOUR_NS)
+            assert house.heart.pausing.is_proving
+        async with House(policy, clock=clock) as house:
+            await _stopped(house)
+            assert (await house.sender.desk.totals()).bounced == 9
+
+
+async def test_an_operators_word_holds_over_a_restart(tmp_path: Path) -> None:
+    says = [CUT_OFF]
+    async with Smarthost(Script(rcpt=lambda _: says[0])) as host:
+        policy = policy_of(tmp_path, host.port, rest=PATIENT)
+        async with House(policy) as house:
+            house.accept(*SUBSCRIBERS)
+            await _stopped(house)
+            says[0] = "451 4.3.0 not now"
+            assert await house.operator.resume("isp") == OK
+            await house.until(lambda: _asked(host) == 2 * len(SUBSCRIBERS) and house.heart.in_flight == 0)
+        says[0] = NOBODY
+        async with House(policy) as house:
+            house.accept("gone@there.example", sender="")
+            await house.until(lambda: any("gone@" in command for command in host.commands))
+            await house.until(lambda: house.heart.in_flight == 0)
+            assert not house.heart.pausing.because
+            assert (await house.sender.desk.totals()).bounced == 1
 
 
 async def test_an_edit_of_the_verdicts_answers_the_shield_as_well(tmp_path: Path) -> None:

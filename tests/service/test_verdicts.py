@@ -19,7 +19,7 @@ from relay.service.pause import Pausing
 from relay.service.redaction import Redaction
 from relay.service.snapshot import UpstreamState
 from relay.spool.interface import Totals
-from relay.verdict import Judge
+from relay.verdict import Judge, Ruling, Scope, Verdict
 from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import Script, Smarthost, Turn, turns
 from tests.fakes.snapshots import a_snapshot
@@ -239,3 +239,29 @@ def test_a_sound_history_does_not_end_a_stop_by_the_upstream() -> None:
     world.pausing.trust_history()
 
     assert world.pausing.is_refused
+
+
+def test_a_refused_login_while_the_shield_asks_does_not_answer_it() -> None:
+    world = World()
+    ruling = Ruling(Verdict.STOP, Scope.UPSTREAM)
+    asks = "10 recipients in a row were refused alike"
+    world.pausing.rest(Answer(Verdict.STOP, Phase.RCPT, None, asks, ruling=ruling, is_doubted=True))
+    assert (world.kept[-1].is_stopped, world.kept[-1].because, world.kept[-1].doubts) == (True, asks, asks)
+    world.clock.advance(PROBE_NS)
+    assert world.rests_ns() is None
+    world.refused(Phase.AUTH, "535 5.7.8 wrong")
+
+    # A restart tries the login again, and the shield goes on to doubt what is refused behind it.
+    assert (world.kept[-1].is_stopped, world.kept[-1].because, world.kept[-1].doubts) == (False, "", asks)
+    world.pausing.end()
+    assert world.kept[-1].doubts == ""
+
+
+def test_a_word_of_the_operator_during_the_look_of_each_hour_is_kept() -> None:
+    world = World()
+    world.pausing.rest(Answer(Verdict.STOP, Phase.RCPT, None, "10 alike", is_doubted=True))
+    world.clock.advance(PROBE_NS)
+    assert world.rests_ns() is None
+    assert world.kept[-1].doubts == "10 alike"
+    world.pausing.end()
+    assert world.kept[-1].doubts == ""
