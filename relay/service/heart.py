@@ -78,8 +78,7 @@ class Heart:
         self.is_used = False
         """Whether the queue goes through this upstream: only the policy's first one gets mail."""
         self.connections = self.max_recipients = 1
-        self.shield = Shield()
-        self.learning = learning
+        self.shield, self.learning = Shield(), learning
         self._kept = kept
         self.pausing = pausing
         self._scheduler = scheduler

@@ -71,19 +71,6 @@ class FailsOnce(RealDisk):
         return super().sync_each(fds, content_only=content_only)
 
 
-class Stalls(RealDisk):
-    """A disk that keeps whoever marks waiting, until it is let go."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.goes_on = threading.Event()
-
-    def sync_each(self, fds: Sequence[int], *, content_only: bool) -> list[OSError | None]:
-        if fds and content_only:
-            self.goes_on.wait()
-        return super().sync_each(fds, content_only=content_only)
-
-
 class NoRoomForNotes(RealDisk):
     """A disk that is so full that no file of notes can be made."""
 
@@ -386,26 +373,3 @@ async def test_the_spool_stays_ours_until_all_is_finished(tmp_path: Path) -> Non
             MaildirSpool(str(policy.spool), RealDisk(), SystemClock())
         await house.__aexit__(None, None, None)
         MaildirSpool(str(policy.spool), RealDisk(), SystemClock()).close()
-
-
-async def test_a_connection_takes_the_next_while_one_is_written_down_and_no_more_than_two_wait_for_that(
-    tmp_path: Path,
-) -> None:
-    disk, held = Stalls(), asyncio.Event()
-    async with (
-        Smarthost(Script(mail=turns([Until(held), "250 ok"]))) as host,
-        House(policy_of(tmp_path, host.port, connections=1), disk) as house,
-    ):
-        try:
-            for _ in range(4):
-                house.accept()
-            # All are in memory before the first goes.
-            await house.until(lambda: len(house.sender.scheduler) == 4)
-            held.set()
-            await house.until(lambda: len(host.relayed) == 2)
-            await turns_of_the_loop()
-            assert len(host.relayed) == 2
-        finally:
-            disk.goes_on.set()
-        await house.until_empty()
-        assert len(host.relayed) == 4
