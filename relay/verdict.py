@@ -20,9 +20,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from relay.clock import SECOND_NS
 from relay.phrases import Phrases
 from relay.reply import Phase, Reply
+from relay.waits import UNIT_NS, retry_after_ns
 
 
 class Verdict(enum.StrEnum):
@@ -278,19 +278,6 @@ def _said(phase: Phase, reply: Reply, sender: str) -> Said:
     return Said(phase, str(reply.code), enhanced, _NAME.sub("@", text), names_sender)
 
 
-_UNIT_NS = {
-    "s": SECOND_NS,
-    "m": 60 * SECOND_NS,
-    "h": 3600 * SECOND_NS,
-    "d": 86400 * SECOND_NS,
-}
-LONGEST_RETRY_NS = 2 * 86400 * SECOND_NS
-"""What an upstream asks for beyond this is not believed: a number that is no wait."""
-_RETRY = re.compile(
-    r"\b(?:again|retry|retrying|retried|wait|back|later|resume|resumes|blocked|deferred|suspended|limited"
-    r"|greylisted|after)\b[^.;!?]{0,50}?(?<![\d/.])(\d{1,6}) ?"
-    r"(s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?)\b"
-)
 _SPANS: tuple[tuple[Span, re.Pattern[str]], ...] = (
     (Span.MONTH, re.compile(r"\bmonthly\b|\b(?:per|a|this|each|every|/) ?month\b")),
     (
@@ -345,20 +332,8 @@ def named_of(text: str) -> Named | None:
     if count == 0:
         return None
     is_of_recipients = unit.startswith("r")
-    per_ns = int(number) * _UNIT_NS[period[0]] if number else None
+    per_ns = int(number) * UNIT_NS[period[0]] if number else None
     return Named(count, "recipients" if is_of_recipients else "messages", per_ns)
-
-
-def retry_after_ns(text: str) -> int | None:
-    """Return the wait that a refusal asks for, in nanoseconds: `try again in 92 seconds`.
-
-    `text` in lower case.  None where it asks for none, or for more than two days.
-    """
-    found = _RETRY.search(text)
-    if found is None:
-        return None
-    span_ns = int(found[1]) * _UNIT_NS[found[2][0]]
-    return span_ns if 0 < span_ns <= LONGEST_RETRY_NS else None
 
 
 def span_of(text: str) -> Span | None:

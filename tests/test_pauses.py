@@ -20,7 +20,8 @@ from relay.pauses import (
     render,
     rest_ns,
 )
-from relay.verdict import Layer, Rule, Ruling, Scope, Verdict, retry_after_ns, span_of
+from relay.verdict import Layer, Rule, Ruling, Scope, Verdict, span_of
+from relay.waits import retry_after_ns
 
 RECORD = PauseRecord("here", 500, 9_000, "421 4.7.0 no", 800, 2, ((100, 200), (400, FOREVER_NS)))
 

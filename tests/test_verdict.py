@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.clock import SECOND_NS
 from relay.phrases import Phrases
 from relay.policy.shipped import provider_rules, providers, standard_judge, standard_rules
 from relay.reply import Phase, Reply
@@ -18,7 +17,6 @@ from relay.verdict import (
     Scope,
     Span,
     Verdict,
-    retry_after_ns,
     span_of,
     verdict_of_silence,
 )
@@ -223,29 +221,6 @@ def test_a_policy_refusal_at_mail_that_quotes_the_sender_pauses_only_the_sender(
     assert judge.ruling(Phase.MAIL, reply, "bob@here.example").words == "pause sender"
     assert judge.ruling(Phase.MAIL, reply, "alice@here.example").words == "pause"
     assert judge.ruling(Phase.MAIL, reply, "").words == "pause"
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("550 Too many messages. Try again in 92 seconds.", 92),
-        ("450 please retry after 5 minutes", 300),
-        ("451 greylisted for 60 seconds", 60),
-        ("421 rate limited, wait 2 hours", 7200),
-        ("550 blocked for 1 hour", 3600),
-        ("452 try again in 10 min.", 600),
-        ("450 wait 30s", 30),
-        ("550 try again in 99999 hours", None),
-        ("550 try again in 0 seconds", None),
-        ("550 sending limit of 10 messages in 5 s", None),
-        ("550 exceeded the max emails per hour (125/100 (125%)) allowed. Try again later", None),
-        ("550 try again later. Error 12 h", None),
-    ],
-)
-def test_the_wait_that_a_refusal_asks_for_is_taken_from_it(text: str, seconds: int | None) -> None:
-    expected = None if seconds is None else seconds * SECOND_NS
-
-    assert retry_after_ns(text[4:].lower()) == expected
 
 
 @pytest.mark.parametrize(
