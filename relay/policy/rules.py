@@ -14,7 +14,7 @@ from relay.phrases import Phrases
 from relay.policy.section import AnyOrder, Section
 from relay.policy.units import Duration, Text, choice, each, shown
 from relay.reply import Phase
-from relay.verdict import FROM_MAIL, WORDS, Layer, Rule
+from relay.verdict import ABOUT_US, FROM_MAIL, WORDS, Layer, Rule
 
 _CODE = re.compile(r"[45](?:[0-9x][0-9]|[0-9]x|xx)\Z")
 _ENHANCED = re.compile(r"[45x]\.(?:[0-9]{1,3}|x)\.(?:[0-9]{1,3}|x)\Z")
@@ -87,13 +87,13 @@ class VerdictRule(Section):
     """None of these is."""
     names_sender: bool = False
     """The text quotes the message's reverse-path."""
+    verdict: Annotated[str, choice(WORDS)]
     wait_ns: Duration | None = Field(default=None, alias="wait")
     """For pause and stop: at least so long, where the reply does not say."""
     probe: bool = True
     """false: nothing may be tried before it is over, since each attempt makes it worse."""
     source: Text | None = None
     """Who says so; ours all have one."""
-    verdict: Annotated[str, choice(WORDS)]
 
     @field_validator("verdict")
     @classmethod
@@ -105,6 +105,14 @@ class VerdictRule(Section):
         if all(key in info.data for key in keys) and not any(info.data[key] for key in keys):
             raise ValueError("this would match every refusal: name a code, an enhanced code or a text")
         return verdict
+
+    @field_validator("wait_ns", "probe")
+    @classmethod
+    def _is_of_a_rest(cls, value: object, info: ValidationInfo) -> object:
+        words = info.data.get("verdict")
+        if value is None or value is True or words is None or WORDS[words][0] in ABOUT_US:
+            return value
+        raise ValueError(f"{words} rests nothing: only pause, pause sender and stop do")
 
     def rule(self, layer: Layer, place: str) -> Rule:
         """Return it ready to be asked."""

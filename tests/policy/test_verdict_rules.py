@@ -17,10 +17,10 @@ from relay.policy.shipped import (
     standard_rules,
 )
 from relay.reply import Phase
-from relay.verdict import Judge, Layer
+from relay.verdict import WORDS, Judge, Layer
 from tests.policy.corpus import parsed
 from tests.policy.examples import SMALL
-from tests.policy.reading import only_fault, parse
+from tests.policy.reading import only_fault, parse, places
 
 
 def with_verdict(rule: str) -> str:
@@ -52,6 +52,10 @@ def with_verdict(rule: str) -> str:
         ("{code: 550, verdict: pause, wait: 5}", 43, "wait", "a duration with a unit"),
         ("{code: 550, verdict: pause, texts: x}", 37, "texts", "unknown key; did you mean text?"),
         ("{code: 550, verdict: pause, probe: often}", 44, "probe", "does not fit here"),
+        ("{code: 550, verdict: bounce message, wait: 5m}", 52, "wait", "bounce message rests nothing: only"),
+        ("{wait: 5m, code: 450, verdict: defer recipient}", 16, "wait", "only pause, pause sender and stop"),
+        ("{code: 450, phase: rcpt, verdict: later, wait: 5m}", 56, "wait", "later rests nothing"),
+        ("{code: 450, verdict: defer message, probe: false}", 52, "probe", "defer message rests nothing"),
     ],
 )
 def test_a_wrong_rule_is_told_at_its_place(rule: str, column: int, key: str, words: str) -> None:
@@ -60,6 +64,20 @@ def test_a_wrong_rule_is_told_at_its_place(rule: str, column: int, key: str, wor
     assert (fault.line, fault.column) == (11, column)
     assert fault.key == f"upstreams.isp.verdicts[0].{key}"
     assert words in fault.message
+
+
+def test_a_wait_and_no_probes_on_a_rule_that_rests_nothing_are_two_faults() -> None:
+    rule = "{code: 550, verdict: bounce message, wait: 5m, probe: false}"
+
+    assert places(with_verdict(rule)) == [
+        "11:52 upstreams.isp.verdicts[0].wait",
+        "11:63 upstreams.isp.verdicts[0].probe",
+    ]
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_to_say_that_probes_do_no_harm_is_allowed_of_any_verdict(words: str) -> None:
+    assert len(judge(f"{{phase: rcpt, code: 550, probe: true, verdict: {words}}}").rules) > 1
 
 
 def judge(rule: str) -> Judge:
