@@ -150,6 +150,7 @@ class Rule:
     enhanced: re.Pattern[str] | None = None
     text: Phrases | None = None
     but_not: Phrases | None = None
+    but_not_enhanced: re.Pattern[str] | None = None
     names_sender: bool = False
     wait_ns: int | None = None
     """How long to rest at least, where the reply itself does not say."""
@@ -168,6 +169,7 @@ class Rule:
             said.phase in self.phases
             and (self.code is None or self.code.match(said.code) is not None)
             and (self.enhanced is None or self.enhanced.match(said.enhanced) is not None)
+            and (self.but_not_enhanced is None or self.but_not_enhanced.match(said.enhanced) is None)
             and (self.text is None or self.text.are_in(said.text))
             and (self.but_not is None or not self.but_not.are_in(said.text))
             and (not self.names_sender or said.names_sender)

@@ -215,6 +215,18 @@ def test_an_enhanced_code_at_the_end_of_the_text_counts_where_there_is_none_in_f
     assert standard_judge().ruling(Phase.RCPT, reply_of("550 bad address (#4.1.1)")).layer is Layer.DEFAULT
 
 
+@pytest.mark.parametrize("phase", [Phase.DATA, Phase.EOD])
+def test_a_disabled_account_with_the_code_of_a_recipients_mailbox_is_doubted_and_does_not_stop(
+    phase: Phase,
+) -> None:
+    """If it is our account after all, nothing goes through meanwhile, and the refusal is not believed."""
+    ruling = standard_judge().ruling(phase, reply_of("550 5.2.1 The user account is disabled"))
+
+    assert (ruling.words, ruling.layer) == ("bounce message", Layer.DEFAULT)
+    assert verdict_of(phase, reply_of("550 5.7.1 The user account is disabled")) is Verdict.STOP
+    assert verdict_of(phase, reply_of("550 5.2.1 Your account is disabled")) is Verdict.STOP
+
+
 def test_a_policy_refusal_at_mail_that_quotes_the_sender_pauses_only_the_sender() -> None:
     judge, reply = standard_judge(), reply_of("550 5.7.1 <Bob@here.example>: no")
 

@@ -87,8 +87,9 @@ def _table(rules: Iterable[VerdictRule]) -> Iterator[str]:
         text = _phrases(rule.text) + (" and the sender" if rule.names_sender else "")
         wait = "" if rule.wait_ns is None else f", at least {rule.wait_ns // 1_000_000_000} s"
         probe = "" if rule.probe else ", no probes"
+        but_not = " · ".join(filter(None, (" ".join(rule.but_not_enhanced or ()), _phrases(rule.but_not))))
         yield (
-            f"| {' '.join(rule.phase)} | {codes} | {text} | {_phrases(rule.but_not)} "
+            f"| {' '.join(rule.phase)} | {codes} | {text} | {but_not} "
             f"| {rule.verdict}{wait}{probe} | {_cell(rule.source or '')} |"
         )
     yield ""

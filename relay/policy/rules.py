@@ -85,6 +85,8 @@ class VerdictRule(Section):
     """Any of these is in the text, in any case; `*` is at most 80 characters."""
     but_not: Texts | None = None
     """None of these is."""
+    but_not_enhanced: Annotated[tuple[str, ...], each(_enhanced)] | None = None
+    """And its enhanced code is none of these."""
     names_sender: bool = False
     """The text quotes the message's reverse-path."""
     verdict: Annotated[str, choice(WORDS)]
@@ -128,6 +130,7 @@ class VerdictRule(Section):
             enhanced=_any_code(self.enhanced),
             text=_any_phrase(self.text),
             but_not=_any_phrase(self.but_not),
+            but_not_enhanced=_any_code(self.but_not_enhanced),
             names_sender=self.names_sender,
             wait_ns=self.wait_ns,
             may_probe=self.probe,

@@ -36,6 +36,12 @@ def with_verdict(rule: str) -> str:
         ("{code: 55, verdict: pause}", 16, "code", "a reply code that refuses"),
         ("{code: [550, 6xx], verdict: pause}", 16, "code", "a reply code that refuses"),
         ("{enhanced: '5.7', verdict: pause}", 20, "enhanced", "an enhanced code such as"),
+        (
+            "{code: 550, but_not_enhanced: 5.7, verdict: pause}",
+            39,
+            "but_not_enhanced",
+            "an enhanced code such as",
+        ),
         ("{text: '', verdict: pause}", 16, "text", "a phrase of at most 200"),
         ("{text: ' * ', verdict: pause}", 16, "text", "a phrase of at most 200"),
         ("{text: [], verdict: pause}", 16, "text", "at least one"),
@@ -101,6 +107,9 @@ def judge(rule: str) -> Judge:
         ('{text: "1.5 (a+)", verdict: pause}', Phase.EOD, "550 1x5 aaa", False),
         ("{text: [one, two], but_not: [three], verdict: pause}", Phase.EOD, "550 two", True),
         ("{text: [one, two], but_not: [three], verdict: pause}", Phase.EOD, "550 two three", False),
+        ("{code: 5xx, but_not_enhanced: [x.2.1], verdict: stop}", Phase.EOD, "550 5.2.1 no", False),
+        ("{code: 5xx, but_not_enhanced: [x.2.1], verdict: stop}", Phase.EOD, "550 5.2.11 no", True),
+        ("{code: 5xx, but_not_enhanced: [x.2.1], verdict: stop}", Phase.EOD, "550 no", True),
     ],
 )
 def test_an_owners_rule_is_asked_first(rule: str, phase: Phase, reply: str, matches: bool) -> None:
