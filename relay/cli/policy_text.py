@@ -1,15 +1,17 @@
 """A policy as YAML with every key that is in force, and where each came from.  Pure.
 
 What it returns is itself a policy and means the same: presets and defaults written out.
+The rules of the provider are comments in it, since they hold without being written: each
+as it would stand under `verdicts`.
 """
 
 import enum
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 
-from relay.policy.model import Policy
+from relay.policy.model import Policy, Upstream
 from relay.policy.section import Section
-from relay.policy.shipped import providers
+from relay.policy.shipped import provider_of, provider_rules, providers
 
 _UNITS_NS = (
     ("d", 86_400 * 1_000_000_000),
@@ -41,6 +43,20 @@ def _lines(policy: Policy, written: object) -> Iterator[str]:
             for its_key, its_value in _fields(upstream):
                 origin = _origin(its_key, theirs.get(name, {}), preset, said)
                 yield f"    {its_key}: {_flow(its_value)}{origin}"
+                if its_key == "verdicts":
+                    yield from _rules_asked_after(upstream)
+
+
+def _rules_asked_after(upstream: Upstream) -> Iterator[str]:
+    """Return the rules that the owner did not write, as comments, each with its source and place."""
+    name = provider_of(upstream.provider, upstream.host)
+    if name is not None:
+        by_host = "" if upstream.provider is not None else ", known by its host"
+        yield f"    # asked next, those of {name}{by_host}, {providers()[name].checked}:"
+        for written, rule in zip(providers()[name].verdicts, provider_rules(name), strict=True):
+            keys = (f"{key}: {_flow(value)}" for key, value in _fields(written, written.model_fields_set))
+            yield f"    # - {{{', '.join(keys)}}}  # {rule.place}"
+    yield "    # asked last, those for any upstream: relay explain-reply --table"
 
 
 def _origin(key: str, written: Mapping[str, object], preset: Mapping[str, object], said: str | None) -> str:
@@ -49,9 +65,11 @@ def _origin(key: str, written: Mapping[str, object], preset: Mapping[str, object
     return f"  # {said}" if key in preset else "  # default"
 
 
-def _fields(section: Section) -> Iterator[tuple[str, object]]:
+def _fields(section: Section, only: Container[str] | None = None) -> Iterator[tuple[str, object]]:
     """Return the keys of a section and their values; durations as text, what is not set left out."""
     for name, field in type(section).model_fields.items():
+        if only is not None and name not in only:
+            continue
         value = getattr(section, name)
         if value is None and field.default is None:
             continue

@@ -9,7 +9,7 @@ import pytest
 
 from relay.cli.main import main
 from relay.policy.source import parse_policy
-from tests.policy.examples import INTERFACE, SMALL, with_listen
+from tests.policy.examples import INTERFACE, SMALL, with_listen, with_upstream
 
 Check = Callable[..., tuple[int, str, str]]
 
@@ -109,6 +109,18 @@ def test_lanes_written_out_with_their_defaults_mean_the_same(check: Check, tmp_p
     shown = check("--show", str(path))[1]
 
     assert parse_policy(shown.encode(), path) == parse_policy(path.read_bytes(), path)
+
+
+def test_show_prints_the_rules_of_the_provider_with_their_sources(check: Check, tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(with_upstream("provider: dreamhost"))
+
+    code, out, _ = check("--show", str(path))
+
+    assert code == 0
+    rules = [line for line in out.splitlines() if line.startswith("    # - {") and "quota exceeded" in line]
+    assert rules
+    assert all("probe: false" in rule and 'source: "help.dreamhost.com' in rule for rule in rules)
 
 
 def test_a_listener_that_nobody_may_use_is_noted(check: Check, tmp_path: Path) -> None:

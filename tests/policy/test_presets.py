@@ -1,6 +1,7 @@
 """Presets: each is a good upstream by itself, and what the owner writes wins."""
 
 import re
+from dataclasses import replace
 from datetime import date
 
 import pytest
@@ -10,6 +11,7 @@ from relay.policy.document import read_document
 from relay.policy.model import Policy, Tls, Upstream
 from relay.policy.rules import PROVIDERS
 from relay.policy.shipped import provider_of, provider_rules, providers
+from relay.verdict import Layer
 from tests.policy.examples import INTERFACE, SMALL, with_upstream
 from tests.policy.reading import only_fault, parse
 
@@ -123,3 +125,47 @@ def test_a_policy_written_out_tells_where_a_value_is_from() -> None:
     assert re.search(r"(?m)^    host: \"smtp.gmail.com\"  # gmail, 2026-11-21: support.google.com", shown)
     assert re.search(r"(?m)^    connections: 1$", shown)
     assert re.search(r"(?m)^    idle: \"10s\"  # default$", shown)
+
+
+def shown_rules(shown: str) -> list[str]:
+    """Return the rules that stand as comments under `verdicts`, as they would be written there."""
+    return [
+        line.replace("    # - ", "      - ") for line in shown.splitlines() if line.startswith("    # - ")
+    ]
+
+
+@pytest.mark.parametrize("name", PROVIDERS)
+def test_a_policy_written_out_tells_the_rules_of_its_provider_and_where_each_is_from(name: str) -> None:
+    text = with_upstream(f"provider: {name}")
+    shown = policy_text(parse(text), read_document(text.encode()).value())
+    rules = shown_rules(shown)
+
+    written = parse(with_upstream(f"provider: {name}", "verdicts:") + "\n".join(rules) + "\n").upstreams[
+        "isp"
+    ]
+    assert [rule.rule(Layer.PROVIDER, "") for rule in written.verdicts] == [
+        replace(rule, place="") for rule in provider_rules(name)
+    ]
+    assert [line.rpartition("  # ")[2] for line in rules] == [rule.place for rule in provider_rules(name)]
+    lines = shown.splitlines()
+    begin = lines.index("    verdicts: []  # default")
+    assert lines[begin + 1] == f"    # asked next, those of {name}, {providers()[name].checked}:"
+    assert lines[begin + 2 + len(rules)].startswith("    # asked last, those for any upstream: ")
+
+
+def test_the_rules_that_count_by_the_host_alone_are_told_too_and_come_after_the_owners() -> None:
+    text = with_upstream("host: smtp.gmail.com") + VERDICTS
+
+    lines = policy_text(parse(text), read_document(text.encode()).value()).splitlines()
+
+    begin = next(at for at, line in enumerate(lines) if line.startswith("    verdicts: [{"))
+    assert lines[begin + 1].startswith("    # asked next, those of gmail, known by its host, 2026-")
+    assert len(shown_rules("\n".join(lines))) == len(provider_rules("gmail"))
+
+
+def test_an_upstream_that_nobody_knows_has_no_rules_of_a_provider() -> None:
+    shown = policy_text(parse(SMALL), read_document(SMALL.encode()).value())
+
+    assert shown_rules(shown) == []
+    assert "asked next" not in shown
+    assert "    # asked last, those for any upstream: " in shown
