@@ -6,7 +6,9 @@ a crash is one report; every line ends in CRLF and is at most 998 octets; everyt
 reached by SMTPUTF8 anyway; nothing that came from outside can begin a header field, end
 a part or reach a terminal as a control character; the cost is linear in the recipients.
 Non-ASCII recipients stand as `utf-8; …\x{HEX}…` (utf-8-addr-xtext, RFC 6533, 3), the
-form that is right inside a 7-bit `message/delivery-status`.
+form that is right inside a 7-bit `message/delivery-status`.  Where all are such, the other
+parts are base64: Mailman's parser takes no such address, and guesses then at whatever
+text it finds, an upstream's reply or the original Subject, who else has failed.
 Does not: decide who failed, whether a report is owed, or who is told (the spool's notes
 and the service do).
 """
@@ -161,10 +163,11 @@ def _report(message: ReportedMessage, failures: Sequence[Failure], kind: _Kind) 
     if not failures:
         raise ValueError("a report needs at least one recipient")
     queue_id = _word(message.queue_id)
+    is_guessed_at = not any(failure.recipient.isascii() for failure in failures)
     parts = [
-        _explanation(failures, kind),
+        _explanation(failures, kind, is_guessed_at=is_guessed_at),
         _delivery_status(message, failures, kind, queue_id),
-        _returned_header(message.header),
+        _returned_header(message.header, is_guessed_at=is_guessed_at),
     ]
     # No content can hold its own SHA-256, so no part can hold its own boundary.
     digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
@@ -188,7 +191,7 @@ def _report(message: ReportedMessage, failures: Sequence[Failure], kind: _Kind) 
     return _crlf(fields) + b"".join(delimiter + part + b"\r\n" for part in parts) + end
 
 
-def _explanation(failures: Sequence[Failure], kind: _Kind) -> bytes:
+def _explanation(failures: Sequence[Failure], kind: _Kind, *, is_guessed_at: bool) -> bytes:
     """Return the part for people: who, why, and what happens now."""
     lines = kind.opening.split("\n")
     shown = failures[:SPELLED_OUT]
@@ -205,10 +208,9 @@ def _explanation(failures: Sequence[Failure], kind: _Kind) -> bytes:
         lines += ["", f"And {len(failures) - len(shown)} more, all named in the next part."]
     text = _crlf(lines)
     fields = ["Content-Description: Notification"]
-    if text.isascii():
+    if text.isascii() and not is_guessed_at:
         return _crlf([*fields, "Content-Type: text/plain; charset=us-ascii", ""]) + text
-    fields += ["Content-Type: text/plain; charset=utf-8", "Content-Transfer-Encoding: quoted-printable", ""]
-    return _crlf(fields) + _quoted_printable(text)
+    return _encoded([*fields, "Content-Type: text/plain; charset=utf-8"], text, is_guessed_at=is_guessed_at)
 
 
 def _reason(failure: Failure) -> Reason | None:
@@ -254,8 +256,8 @@ def _recipient_fields(failure: Failure, will_retry_until_ns: int | None) -> Iter
         yield f"Will-Retry-Until: {_date(will_retry_until_ns)}"
 
 
-def _returned_header(header: bytes) -> bytes:
-    """Return the part with the original header (RFC 6522, 4), quoted where it is not plain text."""
+def _returned_header(header: bytes, *, is_guessed_at: bool) -> bytes:
+    """Return the part with the original header (RFC 6522, 4), encoded where it is not plain text."""
     kept = b"" if header.startswith(b"\r\n") else header.partition(b"\r\n\r\n")[0]
     if len(kept) > MAX_HEADER_BYTES:
         end = kept.rfind(b"\r\n", 0, MAX_HEADER_BYTES)
@@ -263,15 +265,23 @@ def _returned_header(header: bytes) -> bytes:
     if kept and not kept.endswith(b"\r\n"):
         kept += b"\r\n"
     fields = ["Content-Description: Undelivered Message Headers"]
-    if _PLAIN_HEADER.match(kept):
+    if _PLAIN_HEADER.match(kept) and not is_guessed_at:
         return _crlf([*fields, "Content-Type: text/rfc822-headers", ""]) + kept
     charset = "; charset=utf-8" if _is_utf8(kept) else ""
-    fields += [
-        f"Content-Type: text/rfc822-headers{charset}",
-        "Content-Transfer-Encoding: quoted-printable",
-        "",
-    ]
-    return _crlf(fields) + _quoted_printable(kept)
+    fields += [f"Content-Type: text/rfc822-headers{charset}"]
+    return _encoded(fields, kept, is_guessed_at=is_guessed_at)
+
+
+def _encoded(fields: Sequence[str], octets: bytes, *, is_guessed_at: bool) -> bytes:
+    """Return a part of 7 bits: in words that can be read as they are, or in none."""
+    encoding, encode = ("base64", _base64) if is_guessed_at else ("quoted-printable", _quoted_printable)
+    return _crlf([*fields, f"Content-Transfer-Encoding: {encoding}", ""]) + encode(octets)
+
+
+def _base64(octets: bytes) -> bytes:
+    """Encode any octets; 57 make a line of 76 characters."""
+    starts = range(0, len(octets), 57)
+    return b"".join(binascii.b2a_base64(octets[at : at + 57], newline=False) + b"\r\n" for at in starts)
 
 
 def _is_utf8(octets: bytes) -> bool:

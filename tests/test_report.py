@@ -1,4 +1,4 @@
-"""Reports are read back with the standard library's parser and with Mailman's bounce detector."""
+"""Reports are read back with the standard library's parser."""
 
 import email
 import email.policy
@@ -9,7 +9,6 @@ from email.message import EmailMessage, Message
 from email.utils import parsedate_to_datetime
 
 import pytest
-from flufl.bounce import all_failures, scan_message
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -372,27 +371,3 @@ def test_nothing_from_outside_breaks_a_report(
     assert [block["Action"] for block in of_recipients] == [f.action.value for f in failures]
     assert all(block.get_all("Final-Recipient", []) for block in of_recipients)
     assert not any(block.defects for block in [of_message, *of_recipients])
-
-
-ADDRESS = st.from_regex(r"[a-z]{1,8}(\.[a-z]{1,8})?@[a-z]{1,8}\.example", fullmatch=True)
-
-
-@settings(max_examples=50, deadline=None)
-@given(failed=st.lists(ADDRESS, unique=True, max_size=5), late=st.lists(ADDRESS, unique=True, max_size=5))
-def test_a_list_manager_scores_exactly_the_failed_recipients(failed: list[str], late: list[str]) -> None:
-    late = [address for address in late if address not in failed]
-    if not failed and not late:
-        return
-    content = bounce(*map(failure, failed), *map(delay, late))
-
-    temporary, permanent = all_failures(email.message_from_bytes(content))
-
-    assert permanent == {address.encode() for address in failed}
-    assert temporary == {address.encode() for address in late}
-
-
-@pytest.mark.parametrize("recipient", ["alice@example.com", "jürgen@bücher.example"])
-def test_a_list_manager_never_scores_a_delay_warning_as_a_failure(recipient: str) -> None:
-    found = email.message_from_bytes(warning(delay(recipient)))
-
-    assert scan_message(found) == frozenset()
