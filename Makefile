@@ -30,7 +30,7 @@ help:
 	@echo 'make crash   the long crash runs (SEED=, BUDGET= in seconds)'
 	@echo 'make bench   compare with Postfix and other rate limiters here (OPTIONS=--help)'
 	@echo 'make fmt     format the code          make clean   remove what these commands made'
-	@echo 'make docs    make docs/VERDICTS.md of the rules about replies'
+	@echo 'make docs    make docs/VERDICTS.md and docs/REPLIES.md of the rules and the known replies'
 	@echo 'make lock    pin new versions (needs uv)'
 
 # exec: the relay takes the place of the shell, so signals and its exit status reach make unchanged.
@@ -83,9 +83,10 @@ fmt: $(READY)
 	$(RUN) -m ruff format relay tests
 	$(RUN) -m ruff check --fix relay tests
 
-# The page of all verdicts is made of the rules; a test holds it to them.
+# The pages of all verdicts are made of the rules and the corpus; tests hold them to it.
 docs: $(READY)
 	$(RUN) -m relay explain-reply --table > docs/VERDICTS.md
+	$(RUN) -m tests.policy.corpus > docs/REPLIES.md
 
 # Not var/: there is the spool, and with it other people's mail.
 clean:

@@ -4,13 +4,17 @@ What is measured: no refusal of ours (quota, rate, account) is ever a bounce, or
 attempt; real failures of a recipient or a message still are.
 """
 
+from pathlib import Path
+
 import pytest
 
 from relay.policy.shipped import provider_of, provider_rules, standard_rules
 from relay.reply import Phase, Reply
 from relay.verdict import ABOUT_US, Judge, Layer, Ruling, Verdict
 from tests.policy.corpus import Case, cases
+from tests.policy.corpus.__main__ import page
 
+ROOT = Path(__file__).parents[2]
 OWN, THEIRS = cases("own"), cases("theirs")
 GENERAL = Judge(standard_rules())
 
@@ -105,3 +109,9 @@ def test_the_corpus_is_large_and_has_every_phase_and_verdict() -> None:
         "stop",
     }
     assert len({str(case.reply) + case.phase for case in every}) == len(every), "one of them twice"
+
+
+def test_the_page_of_replies_is_made_of_the_corpus_and_the_rules_as_they_are() -> None:
+    """If not: make docs."""
+    assert (ROOT / "docs" / "REPLIES.md").read_text("utf-8") == page()
+    assert len([line for line in page().splitlines() if line.startswith("| `` ")]) == len(OWN) + len(THEIRS)
