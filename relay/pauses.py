@@ -23,7 +23,7 @@ from relay.clock import SECOND_NS
 from relay.verdict import Ruling, Span
 
 MOST_SPANS = 256
-"""How many are remembered; of older ones it is forgotten that they were paused."""
+"""How many are remembered; the shortest are forgotten first, so that ages err by as little as can be."""
 FOREVER_NS = 1 << 62
 """The end of a pause that has not ended."""
 
@@ -77,7 +77,9 @@ class Pauses:
             self._spans[-1] = (self._spans[-1][0], FOREVER_NS)
         else:
             self._spans.append((at_ns, FOREVER_NS))
-            del self._spans[:-MOST_SPANS]
+            if len(self._spans) > MOST_SPANS:
+                # So what is remembered errs to the small side, and by the least that it can.
+                self._spans.remove(min(self._spans[:-1], key=lambda span: span[1] - span[0]))
 
     def end(self, at_ns: int) -> None:
         """End the one under way, if there is one."""

@@ -53,7 +53,7 @@ def test_the_time_paused_is_that_of_the_instants_that_were_paused(
     assert pauses.within_ns(since, until) == sum(paused[since:until])
 
 
-def test_memory_is_bounded_and_the_oldest_is_forgotten_first() -> None:
+def test_memory_is_bounded_and_of_equals_the_oldest_is_forgotten_first() -> None:
     pauses = Pauses()
     for number in range(MOST_SPANS + 10):
         pauses.begin(number * 10, goes_on=False)
@@ -61,6 +61,28 @@ def test_memory_is_bounded_and_the_oldest_is_forgotten_first() -> None:
     assert len(pauses.spans) == MOST_SPANS
     assert pauses.within_ns(0, 100) == 0
     assert pauses.within_ns(100, 100_000) == MOST_SPANS
+
+
+@given(st.lists(st.integers(1, 1000), min_size=MOST_SPANS, max_size=MOST_SPANS + 40))
+def test_no_pause_is_forgotten_that_is_longer_than_a_remembered_one(lengths: list[int]) -> None:
+    pauses, now = Pauses(), 0
+    for length in lengths:
+        pauses.begin(now, goes_on=False)
+        pauses.end(now + length)
+        now += length + 1
+    # The last is remembered whatever its length: the next one may go on with it.
+    longest = sum(sorted(lengths[:-1], reverse=True)[: MOST_SPANS - 1]) + lengths[-1]
+    assert pauses.within_ns(0, now) == longest
+
+
+def test_a_stop_of_days_is_no_age_however_many_short_pauses_follow() -> None:
+    pauses, day_ns = Pauses(), 86400 * SECOND_NS
+    pauses.begin(0, goes_on=False)
+    pauses.end(4 * day_ns)
+    for number in range(2 * MOST_SPANS):
+        pauses.begin(4 * day_ns + 10 * number + 5, goes_on=False)
+        pauses.end(4 * day_ns + 10 * number + 6)
+    assert pauses.within_ns(0, 5 * day_ns) >= 4 * day_ns
 
 
 spans = st.lists(st.integers(-(10**18), 10**18), max_size=20).map(
