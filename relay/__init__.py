@@ -16,6 +16,7 @@ scheduler   which message next
 lanes       the order of those that may go: shares, turns, patience
 sorting     which lane a message is in
 resting     which senders wait because the upstream refuses them
+parking     where those wait that only something of their own keeps back
 queued      a message as the queue in memory has it
 report      what a sender is told when mail failed or is late
 eta         when each message that waits will have gone, and what holds it

@@ -13,7 +13,7 @@ of another boot here, by the wall clock.  If that was set back meanwhile, a paus
 long again as it was when it was written; it is never longer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -87,9 +87,13 @@ class Pauses:
             begun_ns = self._spans[-1][0]
             self._spans[-1] = (begun_ns, max(begun_ns, at_ns))
 
-    def within_ns(self, since_ns: int, until_ns: int) -> int:
-        """Return for how long it was paused between two instants."""
-        return sum(max(0, min(end, until_ns) - max(begin, since_ns)) for begin, end in self._spans)
+    def within_ns(self, since_ns: int, until_ns: int, beside: Sequence[Paused] = ()) -> int:
+        """Return for how long it was paused between two instants, or one of `beside` was under way."""
+        paused_ns, from_ns = 0, since_ns
+        for begin, end in sorted((*self._spans, *beside)) if beside else self._spans:
+            paused_ns += max(0, min(end, until_ns) - max(begin, from_ns))
+            from_ns = max(from_ns, end)
+        return paused_ns
 
     @property
     def spans(self) -> tuple[Paused, ...]:

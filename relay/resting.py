@@ -1,9 +1,14 @@
 """Senders whose mail waits because the upstream refuses them: how long, and who proves it is over.  Pure.
 
-All instants are nanoseconds of one boot.
+The time of a rest is no age of the sender's mail, as that of a pause is no age of anybody's
+(`relay.pauses`): `rests_of` tells of it, also once it is over.
+
+All instants are nanoseconds of one boot.  Memory is bounded, and lost at a restart.
 """
 
 from dataclasses import dataclass
+
+from relay.pauses import FOREVER_NS, Paused, Pauses
 
 FIRST_REST_NS = 15 * 60 * 10**9
 """How long the mail of a sender waits that the upstream refuses."""
@@ -20,7 +25,15 @@ class Rest:
 
     until_ns: int
     reason: str
+    since_ns: int
+    """When it began."""
     in_a_row: int = 0
+    over_ns: int | None = None
+    """When the first message went to see whether it is over; until then it goes on, also past `until_ns`."""
+
+    def span(self, now_ns: int) -> Paused:
+        """Return from when and until when it was, or is."""
+        return self.since_ns, now_ns if self.over_ns is None else self.over_ns
 
 
 class Resting:
@@ -28,25 +41,38 @@ class Resting:
 
     def __init__(self) -> None:
         self._rests: dict[str, Rest] = {}
+        self._over: dict[str, Pauses] = {}
+        """The rests that each sender has had."""
 
     def begin(self, reverse_path: str, now_ns: int, reason: str) -> int:
         """Let a sender rest, longer each time in a row; return until when."""
         if len(self._rests) >= MOST_RESTING:
             # The oldest is asked about again: it costs one refusal.
-            self._rests.pop(next(iter(self._rests)))
+            self.end(next(iter(self._rests)), now_ns)
         rest = self._rests.pop(reverse_path, None)
         if rest is not None and rest.until_ns > now_ns + PROOF_NS:
             # Nobody was proving: it was in flight together with the one that began this rest.
             self._rests[reverse_path] = rest
             return rest.until_ns
         in_a_row = 0 if rest is None else rest.in_a_row + 1
+        if rest is not None:
+            self._remember(reverse_path, rest, now_ns)
         until_ns = now_ns + min(LONGEST_REST_NS, FIRST_REST_NS << min(in_a_row, 10))
-        self._rests[reverse_path] = Rest(until_ns, reason, in_a_row)
+        self._rests[reverse_path] = Rest(until_ns, reason, now_ns, in_a_row)
         return until_ns
 
-    def end(self, reverse_path: str) -> bool:
-        """Forget that a sender rests; return whether it did."""
-        return self._rests.pop(reverse_path, None) is not None
+    def end(self, reverse_path: str, now_ns: int) -> bool:
+        """Let a sender rest no longer; return whether it did."""
+        if (rest := self._rests.pop(reverse_path, None)) is None:
+            return False
+        self._remember(reverse_path, rest, now_ns)
+        return True
+
+    def rests_of(self, reverse_path: str) -> tuple[Paused, ...]:
+        """Return when a sender rested, and rests; ascending."""
+        over, rest = self._over.get(reverse_path), self._rests.get(reverse_path)
+        spans = () if over is None else over.spans
+        return spans if rest is None else (*spans, rest.span(FOREVER_NS))
 
     def of(self, reverse_path: str, now_ns: int) -> Rest | None:
         """Return the rest of a sender, if it is not over."""
@@ -57,7 +83,17 @@ class Resting:
         """Let one message of a sender whose rest is over go ahead of its others."""
         if self._rests and (rest := self._rests.get(reverse_path)) is not None:
             rest.until_ns = now_ns + PROOF_NS
+            rest.over_ns = now_ns if rest.over_ns is None else rest.over_ns
 
     def senders(self) -> dict[str, int]:
         """Return who rests, or has not proven itself since, and until when."""
         return {reverse_path: rest.until_ns for reverse_path, rest in self._rests.items()}
+
+    def _remember(self, reverse_path: str, rest: Rest, now_ns: int) -> None:
+        over = self._over.pop(reverse_path, None) or Pauses()
+        begin_ns, end_ns = rest.span(now_ns)
+        over.begin(begin_ns, goes_on=False)
+        over.end(end_ns)
+        self._over[reverse_path] = over
+        if len(self._over) > MOST_RESTING:
+            del self._over[next(iter(self._over))]

@@ -16,29 +16,18 @@ so many do, in front of their lanes; the first of a place stands in its lane for
 
 import heapq
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 
 from relay.envelope import QueueId
 from relay.lanes import Lane, Order, Price
+from relay.parking import Parking
+from relay.pauses import Paused
 from relay.queued import Queued as Queued  # noqa: PLC0414 - part of the door
 from relay.queued import State as State  # noqa: PLC0414 - part of the door
 from relay.resting import Resting
 
 MOST_PLACES = 64
 """Places that are asked about at once."""
-
-
-@dataclass(slots=True)
-class _Parking:
-    """One place, and who is parked there."""
-
-    due_at_ns: int = 0
-    may_leave: int = 0
-    turns: list[tuple[int, QueueId]] = field(default_factory=list)
-    """A heap; who left another way is not taken out of it."""
-    stands: QueueId | None = None
-    """Who of them is in the order for all of them, perhaps."""
 
 
 class Scheduler:
@@ -49,7 +38,7 @@ class Scheduler:
         self._order = Order()
         self._deferred: list[tuple[int, QueueId]] = []
         self._resting = Resting()
-        self._parked: dict[Hashable, _Parking] = {}
+        self._parked: dict[Hashable, Parking] = {}
         self._parked_until: list[tuple[int, int, Hashable]] = []
         """A heap; what a place says itself counts."""
         self._due: dict[Hashable, None] = {}
@@ -192,7 +181,7 @@ class Scheduler:
         message.state, message.reason = State.WAITING, reason
         message.place, message.due_at_ns = place, due_at_ns
         is_first = place not in self._parked
-        parking = self._parked.setdefault(place, _Parking())
+        parking = self._parked.setdefault(place, Parking())
         heapq.heappush(parking.turns, (message.turn, queue_id))
         self._set_due(place, due_at_ns)
         return is_first
@@ -260,9 +249,9 @@ class Scheduler:
         """
         return self._resting.begin(reverse_path, now_ns, reason)
 
-    def trust_sender(self, reverse_path: str) -> None:
+    def trust_sender(self, reverse_path: str, now_ns: int) -> None:
         """End the rest of a sender: the upstream took mail of it, or somebody acted."""
-        if self._resting.end(reverse_path):
+        if self._resting.end(reverse_path, now_ns):
             for message in self._messages.values():
                 if message.reverse_path == reverse_path and message.is_sitting_out:
                     self.release(message.queue_id)
@@ -270,6 +259,10 @@ class Scheduler:
     def resting_senders(self) -> dict[str, int]:
         """Return the senders whose mail waits because the upstream refuses it, and until when."""
         return self._resting.senders()
+
+    def rests_of(self, reverse_path: str) -> tuple[Paused, ...]:
+        """Return when a sender rested, and rests: no age of its messages."""
+        return self._resting.rests_of(reverse_path)
 
     def in_leaving_order(self, now_ns: int) -> Iterator[Queued]:
         """Return what waits as it would leave now: the parked by their turns, the line, what is deferred.

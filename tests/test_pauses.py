@@ -85,6 +85,19 @@ def test_a_stop_of_days_is_no_age_however_many_short_pauses_follow() -> None:
     assert pauses.within_ns(0, 5 * day_ns) >= 4 * day_ns
 
 
+apart = st.lists(st.integers(0, 300), max_size=12).map(
+    lambda edges: tuple(zip(*[iter(sorted(edges))] * 2, strict=False))
+)
+
+
+@given(apart, apart, st.integers(0, 300), st.integers(0, 300))
+def test_an_instant_that_is_paused_twice_counts_once(
+    paused: tuple[tuple[int, int], ...], beside: tuple[tuple[int, int], ...], since: int, until: int
+) -> None:
+    instants = [any(begin <= at < end for begin, end in (*paused, *beside)) for at in range(300)]
+    assert Pauses(paused).within_ns(since, until, beside) == sum(instants[since:until])
+
+
 spans = st.lists(st.integers(-(10**18), 10**18), max_size=20).map(
     lambda edges: tuple(zip(*[iter(sorted(edges))] * 2, strict=False))
 )

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from relay.envelope import QueueId
+from relay.pauses import FOREVER_NS
 from relay.queued import back_off_ns
 from relay.resting import FIRST_REST_NS, LONGEST_REST_NS, MOST_RESTING
 from relay.scheduler import Queued, Scheduler, State
@@ -37,7 +38,7 @@ def test_mail_of_a_resting_sender_is_passed_over_and_comes_back_one_first() -> N
     first = scheduler.next_ready(until_ns)
     assert first is not None
     assert scheduler.next_ready(until_ns) is None
-    scheduler.trust_sender("bad")
+    scheduler.trust_sender("bad", until_ns)
     assert scheduler.next_ready(until_ns) is not None
     assert scheduler.next_ready(until_ns) is not None
 
@@ -51,6 +52,39 @@ def test_a_sender_that_is_refused_again_rests_longer_up_to_a_bound() -> None:
 
     assert lengths_ns[:3] == [FIRST_REST_NS, 2 * FIRST_REST_NS, 4 * FIRST_REST_NS]
     assert lengths_ns[-1] == LONGEST_REST_NS
+
+
+def test_a_rest_lasts_until_somebody_went_to_see_whether_it_is_over() -> None:
+    scheduler = Scheduler()
+    scheduler.rest_sender("bad", 5, "no")
+    assert scheduler.rests_of("bad") == ((5, FOREVER_NS),)
+    proves_at_ns = 5 + 2 * FIRST_REST_NS
+    for number in range(3):
+        scheduler.add(from_sender(number, "bad"))
+        # None of them is refused as the sender's, and none is taken: what follows the first is age.
+        assert scheduler.next_ready(proves_at_ns + 60 * number * MINUTE_NS) is not None
+    assert scheduler.rests_of("bad") == ((5, proves_at_ns),)
+    scheduler.trust_sender("bad", proves_at_ns + 600 * MINUTE_NS)
+    assert scheduler.rests_of("bad") == ((5, proves_at_ns),)
+    assert scheduler.rests_of("good") == ()
+
+
+def test_a_rest_that_its_sender_is_refused_again_at_the_end_of_goes_on() -> None:
+    scheduler = Scheduler()
+    now_ns = 5
+    for _ in range(10):
+        now_ns = scheduler.rest_sender("bad", now_ns, "no")
+    scheduler.trust_sender("bad", now_ns)
+    assert scheduler.rests_of("bad") == ((5, now_ns),)
+
+
+def test_senders_whose_rests_are_known_are_bounded() -> None:
+    scheduler = Scheduler()
+    for number in range(MOST_RESTING + 100):
+        scheduler.rest_sender(f"s{number}", 0, "no")
+        scheduler.trust_sender(f"s{number}", 1)
+
+    assert sum(bool(scheduler.rests_of(f"s{number}")) for number in range(MOST_RESTING + 100)) == MOST_RESTING
 
 
 def test_senders_that_are_remembered_as_resting_are_bounded() -> None:

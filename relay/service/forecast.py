@@ -187,6 +187,7 @@ class Look:
         self._left = [queued.recipients_left for queued in self._queue]
         self._places = [queued.place for queued in self._queue]
         self._leaving = list(scheduler.in_leaving_order(now_ns))
+        self._rests_of = scheduler.rests_of
         self._heart = heart
         self._now_ns = now_ns
         self._stop, self._outlook = DOWN, Outlook(now_ns)
@@ -216,7 +217,8 @@ class Look:
     def _seen(self, queued: Queued, state: State, due_ns: int, left: int, place: object) -> Seen:
         age_ns = 0
         if queued.tried and self._heart is not None:
-            paused_ns = self._heart.pausing.paused_ns(queued.arrived_at_ns, self._now_ns)
+            rests = self._rests_of(queued.reverse_path)
+            paused_ns = self._heart.pausing.paused_ns(queued.arrived_at_ns, self._now_ns, rests)
             age_ns = self._now_ns - queued.arrived_at_ns - paused_ns
         return Seen(
             queued,

@@ -17,12 +17,12 @@ as many more as the shield allows in a row.  The time of a pause is no message's
 (`paused_ns`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from relay.clock import SECOND_NS, Clock
 from relay.learning import Tally
 from relay.outcome import Answer, Outcome
-from relay.pauses import PROBE_NS, PauseRecord, Pauses, rest_ns
+from relay.pauses import PROBE_NS, Paused, PauseRecord, Pauses, rest_ns
 from relay.service.events import Events
 from relay.service.metrics import Metrics
 from relay.service.redaction import Redaction
@@ -96,9 +96,9 @@ class Pausing:
             # An upstream that refused us when we last asked has to prove itself first.
             self.is_proving = record.in_a_row > 0
 
-    def paused_ns(self, since_ns: int, until_ns: int) -> int:
-        """Return for how long it was paused between two instants of this boot."""
-        return self._pauses.within_ns(since_ns, until_ns)
+    def paused_ns(self, since_ns: int, until_ns: int, rests: Sequence[Paused] = ()) -> int:
+        """Return for how long, between two instants of this boot, it was paused or a sender rested."""
+        return self._pauses.within_ns(since_ns, until_ns, rests)
 
     def rested_ns(self, now_ns: int) -> int:
         """Return for how long it has rested by now, pause after pause; 0 while it is used."""

@@ -142,11 +142,15 @@ class Relaying:
                 connection.tls,
                 connection.transactions,
                 (0, waited_ns, 0, ended_ns - reservation.reserved_at_ns),
-                self._pausing.paused_ns(queued.arrived_at_ns, ended_ns),
+                self._paused_ns(queued, ended_ns),
             )
         )
 
         _know_left(queued, portion, outcome)
+
+    def _paused_ns(self, queued: Queued, now_ns: int) -> int:
+        rests = self._scheduler.rests_of(queued.reverse_path)
+        return self._pausing.paused_ns(queued.arrived_at_ns, now_ns, rests)
 
     def _learn_duration(self, took_ns: int) -> None:
         known_ns = self.transaction_ns
@@ -158,7 +162,7 @@ class Relaying:
             until_ns = self._scheduler.rest_sender(reverse_path, now_ns, outcome.pause.text)
             self._pausing.tell_sender(reverse_path, outcome.pause, until_ns - now_ns)
         elif any(answer.verdict is Verdict.RELAYED for answer in outcome.answers):
-            self._scheduler.trust_sender(reverse_path)
+            self._scheduler.trust_sender(reverse_path, now_ns)
 
     async def refuse(self, portion: Portion, unfit: Answer) -> None:
         """Settle a message that the upstream cannot carry, without asking it or using a slot."""
@@ -175,7 +179,7 @@ class Relaying:
                 connection.tls,
                 0,
                 (0, 0, 0, 0),
-                self._pausing.paused_ns(portion.queued.arrived_at_ns, self._clock.boottime_ns()),
+                self._paused_ns(portion.queued, self._clock.boottime_ns()),
             )
         )
 

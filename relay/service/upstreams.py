@@ -259,7 +259,7 @@ class Upstreams:
         heart.shield.clear()
         if heart.is_used:
             for reverse_path in self._scheduler.resting_senders():
-                self._scheduler.trust_sender(reverse_path)
+                self._scheduler.trust_sender(reverse_path, self._clock.boottime_ns())
 
     async def try_new_passwords(self) -> None:
         """Use a refused account again once it has another password."""

@@ -80,7 +80,7 @@ async def test_a_sender_that_is_welcome_again_after_its_rest_sends_the_rest_of_i
         await house.until(lambda: all(queued.state is State.DEFERRED for queued in scheduler))
         first = next(iter(scheduler))
         scheduler.release(first.queue_id)
-        scheduler.trust_sender("bad@here.example")
+        scheduler.trust_sender("bad@here.example", house.clock.boottime_ns())
         house.sender.wake()
         await house.until_empty()
 
