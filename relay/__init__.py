@@ -11,12 +11,14 @@ verdict     what that means for us: a table
 outcome     what one attempt came to
 phrases     words that a rule looks for in a reply
 shield      which refusals are doubted, because they look like one of us
+blame       which refusals about us are evidently about one message, or one sender
 settlement  what becomes of a message after it
 scheduler   which message next
 lanes       the order of those that may go: shares, turns, patience
 sorting     which lane a message is in
 resting     which senders wait because the upstream refuses them
 parking     where those wait that only something of their own keeps back
+doubts      who goes last while the upstream is in doubt
 queued      a message as the queue in memory has it
 report      what a sender is told when mail failed or is late
 eta         when each message that waits will have gone, and what holds it

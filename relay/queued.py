@@ -54,6 +54,8 @@ class Queued:
     """Recipients that were deferred in this round and wait for the others to be tried."""
     refusals: int = 0
     """In how many of its transactions the upstream refused us."""
+    singled_out: int = 0
+    """How often it did so where it had just relayed others."""
     place: Hashable = None
     """Where it is parked; None while it is not."""
     turn: int = 0

@@ -8,6 +8,7 @@ All instants are nanoseconds of one boot.  Memory is bounded, and lost at a rest
 
 from dataclasses import dataclass
 
+from relay.blame import EVIDENT
 from relay.pauses import FOREVER_NS, Paused, Pauses
 
 FIRST_REST_NS = 15 * 60 * 10**9
@@ -28,6 +29,8 @@ class Rest:
     since_ns: int
     """When it began."""
     in_a_row: int = 0
+    alone: int = 0
+    """At how many refusals in a row others had been relayed since the one before."""
     over_ns: int | None = None
     """When the first message went to see whether it is over; until then it goes on, also past `until_ns`."""
 
@@ -44,8 +47,13 @@ class Resting:
         self._over: dict[str, Pauses] = {}
         """The rests that each sender has had."""
 
-    def begin(self, reverse_path: str, now_ns: int, reason: str) -> int:
-        """Let a sender rest, longer each time in a row; return until when."""
+    def begin(self, reverse_path: str, now_ns: int, reason: str, relayed_from_ns: int = 0) -> int:
+        """Let the mail of a sender wait, longer each time in a row; return until when.
+
+        It is neither attempted nor older for it; then one of it goes first, to prove that the
+        others may follow.  `relayed_from_ns` is when the latest transaction began that
+        something was relayed in.
+        """
         if len(self._rests) >= MOST_RESTING:
             # The oldest is asked about again: it costs one refusal.
             self.end(next(iter(self._rests)), now_ns)
@@ -55,10 +63,12 @@ class Resting:
             self._rests[reverse_path] = rest
             return rest.until_ns
         in_a_row = 0 if rest is None else rest.in_a_row + 1
+        alone = 0
         if rest is not None:
             self._remember(reverse_path, rest, now_ns)
+            alone = rest.alone + 1 if relayed_from_ns > rest.since_ns else 0
         until_ns = now_ns + min(LONGEST_REST_NS, FIRST_REST_NS << min(in_a_row, 10))
-        self._rests[reverse_path] = Rest(until_ns, reason, now_ns, in_a_row)
+        self._rests[reverse_path] = Rest(until_ns, reason, now_ns, in_a_row, alone)
         return until_ns
 
     def end(self, reverse_path: str, now_ns: int) -> bool:
@@ -67,6 +77,14 @@ class Resting:
             return False
         self._remember(reverse_path, rest, now_ns)
         return True
+
+    def is_alone(self, reverse_path: str, relayed_from_ns: int) -> bool:
+        """Return whether a refusal of a sender now is one more, of enough, that is evidently about it alone.
+
+        `relayed_from_ns` is when the latest transaction began that others had relayed.
+        """
+        rest = self._rests.get(reverse_path)
+        return rest is not None and rest.alone + 1 >= EVIDENT and relayed_from_ns > rest.since_ns
 
     def rests_of(self, reverse_path: str) -> tuple[Paused, ...]:
         """Return when a sender rested, and rests; ascending."""

@@ -18,10 +18,11 @@ import heapq
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import islice
 
+from relay.blame import REFUSALS_IN_PLACE
+from relay.doubts import Doubts
 from relay.envelope import QueueId
 from relay.lanes import Lane, Order, Price
 from relay.parking import Parking
-from relay.pauses import Paused
 from relay.queued import Queued as Queued  # noqa: PLC0414 - part of the door
 from relay.queued import State as State  # noqa: PLC0414 - part of the door
 from relay.resting import Resting
@@ -37,7 +38,9 @@ class Scheduler:
         self._messages: dict[QueueId, Queued] = {}
         self._order = Order()
         self._deferred: list[tuple[int, QueueId]] = []
-        self._resting = Resting()
+        self.resting = Resting()
+        """Senders whose mail waits; `trust_sender` ends it."""
+        self._doubts = Doubts()
         self._parked: dict[Hashable, Parking] = {}
         self._parked_until: list[tuple[int, int, Hashable]] = []
         """A heap; what a place says itself counts."""
@@ -131,7 +134,7 @@ class Scheduler:
             self._parked[message.place].may_leave -= 1
         place, message.place, message.state = message.place, None, State.ACTIVE
         self._stand_for(place)
-        self._resting.prove(message.reverse_path, now_ns)
+        self.resting.prove(message.reverse_path, now_ns)
         return message
 
     def has_ready(self, now_ns: int) -> bool:
@@ -146,7 +149,7 @@ class Scheduler:
     def first_ready(self, now_ns: int) -> Queued | None:
         """Return the message that `next_ready` would take, and leave it."""
         self._wake(now_ns)
-        while (queue_id := self._order.first(now_ns)) is not None:
+        while (queue_id := self._order.first(now_ns) or self._from_aside(now_ns)) is not None:
             message = self._messages.get(queue_id)
             place = None if message is None else message.place
             if message is not None and self._may_go(message, now_ns):
@@ -193,7 +196,7 @@ class Scheduler:
             if self._is_parked_until(entry):
                 self._due[entry[2]] = None
         for place in self._first_due():
-            if self._first_parked(place) is None:
+            if self._parked[place].first(place, self._messages) is None:
                 del self._parked[place], self._due[place]
         return self._first_due()
 
@@ -241,28 +244,27 @@ class Scheduler:
             message.turn = 0
             self._place(message)
 
-    def rest_sender(self, reverse_path: str, now_ns: int, reason: str) -> int:
-        """Let the mail of a sender wait, longer each time in a row; return until when.
-
-        Its messages are neither attempted nor older for it; then one of them goes first,
-        to prove that the others may follow.
-        """
-        return self._resting.begin(reverse_path, now_ns, reason)
-
     def trust_sender(self, reverse_path: str, now_ns: int) -> None:
         """End the rest of a sender: the upstream took mail of it, or somebody acted."""
-        if self._resting.end(reverse_path, now_ns):
+        if self.resting.end(reverse_path, now_ns):
             for message in self._messages.values():
                 if message.reverse_path == reverse_path and message.is_sitting_out:
                     self.release(message.queue_id)
 
-    def resting_senders(self) -> dict[str, int]:
-        """Return the senders whose mail waits because the upstream refuses it, and until when."""
-        return self._resting.senders()
+    def doubt(self, reverse_path: str) -> None:
+        """Let others go before the mail of a sender: the upstream took some of it for an offence of ours."""
+        self._doubts.add(reverse_path)
 
-    def rests_of(self, reverse_path: str) -> tuple[Paused, ...]:
-        """Return when a sender rested, and rests: no age of its messages."""
-        return self._resting.rests_of(reverse_path)
+    def trust(self) -> None:
+        """Give all that let others go first their places again: the upstream is well."""
+        for queue_id in reversed(self._doubts.clear()):
+            message = self._messages[queue_id]
+            if queue_id in self._order or message.state is not State.WAITING:
+                continue
+            if message.refusals < REFUSALS_IN_PLACE:
+                self._order.add_ahead(queue_id, message.lane, message.since_ns)
+            else:
+                self._line_up(message)
 
     def in_leaving_order(self, now_ns: int) -> Iterator[Queued]:
         """Return what waits as it would leave now: the parked by their turns, the line, what is deferred.
@@ -272,6 +274,7 @@ class Scheduler:
         waiting = [m for m in self._messages.values() if m.state is State.WAITING and m.place is not None]
         yield from sorted(waiting, key=lambda message: message.turn)
         yield from (m for m in self.in_order(now_ns) if m.place is None)
+        yield from (self._messages[queue_id] for queue_id in self._doubts)
         deferred = (entry for entry in sorted(self._deferred) if self._is_deferred_until(entry[1], entry[0]))
         yield from (self._messages[queue_id] for _, queue_id in deferred)
 
@@ -303,19 +306,30 @@ class Scheduler:
     def _leave_order(self, queue_id: QueueId, place: Hashable) -> None:
         self._order.refund(queue_id)
         self._order.remove(queue_id)
+        self._doubts.forget(queue_id)
         self._stand_for(place)
 
+    def _from_aside(self, now_ns: int) -> QueueId | None:
+        """Have one go that let others go first, since there is none; return who goes next by now."""
+        if (queue_id := self._doubts.take()) is None:
+            return None
+        message = self._messages[queue_id]
+        self._order.add_ahead(queue_id, message.lane, message.since_ns)
+        return self._order.first(now_ns)
+
     def _may_go(self, message: Queued, now_ns: int) -> bool:
-        """Return whether a message of the order may go, and set one of a resting sender aside."""
+        """Return whether a message of the order may go; one that others go before leaves it."""
         if message.state is not State.WAITING or not (message.place is None or self._stands(message)):
             return False
         message.is_sitting_out = False
-        if (rest := self._resting.of(message.reverse_path, now_ns)) is None:
+        rest = self.resting.of(message.reverse_path, now_ns)
+        if rest is None and not self._doubts.keep(message):
             return True
-        message.state, message.due_at_ns, message.reason = State.DEFERRED, rest.until_ns, rest.reason
-        message.is_sitting_out = True
         message.place, message.turn = None, 0
-        heapq.heappush(self._deferred, (message.due_at_ns, message.queue_id))
+        if rest is not None:
+            message.state, message.due_at_ns, message.reason = State.DEFERRED, rest.until_ns, rest.reason
+            message.is_sitting_out = True
+            heapq.heappush(self._deferred, (message.due_at_ns, message.queue_id))
         return False
 
     def _cost(self, message: Queued) -> int:
@@ -346,7 +360,7 @@ class Scheduler:
     def _stand_for(self, place: Hashable) -> None:
         """Have the first of a place that may be left stand in its lane, ahead of who was not parked."""
         parking = self._parked.get(place)
-        if parking is None or not parking.may_leave or (message := self._first_parked(place)) is None:
+        if parking is None or not parking.may_leave or not (message := parking.first(place, self._messages)):
             return
         if message.queue_id != parking.stands or message.queue_id not in self._order:
             parking.stands = message.queue_id
@@ -354,16 +368,6 @@ class Scheduler:
 
     def _first_due(self) -> list[Hashable]:
         return list(islice(self._due, MOST_PLACES))
-
-    def _first_parked(self, place: Hashable) -> Queued | None:
-        """Return whose turn it is at a place, and forget who left it another way."""
-        parking = self._parked[place]
-        while parking.turns:
-            message = self._messages.get(parking.turns[0][1])
-            if message is not None and message.state is State.WAITING and message.place == place:
-                return message
-            heapq.heappop(parking.turns)
-        return None
 
     def _stands(self, message: Queued) -> bool:
         parking = self._parked.get(message.place)

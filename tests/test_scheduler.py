@@ -27,7 +27,7 @@ def test_mail_of_a_resting_sender_is_passed_over_and_comes_back_one_first() -> N
     for number, sender in enumerate(["bad", "good", "bad", "bad"]):
         scheduler.add(from_sender(number, sender))
 
-    until_ns = scheduler.rest_sender("bad", 0, "553 not yours")
+    until_ns = scheduler.resting.begin("bad", 0, "553 not yours")
 
     good = scheduler.next_ready(0)
     assert good is not None
@@ -47,7 +47,7 @@ def test_a_sender_that_is_refused_again_rests_longer_up_to_a_bound() -> None:
     scheduler = Scheduler()
     lengths_ns, now_ns = [], 0
     for _ in range(10):
-        lengths_ns.append(scheduler.rest_sender("bad", now_ns, "no") - now_ns)
+        lengths_ns.append(scheduler.resting.begin("bad", now_ns, "no") - now_ns)
         now_ns += lengths_ns[-1]
 
     assert lengths_ns[:3] == [FIRST_REST_NS, 2 * FIRST_REST_NS, 4 * FIRST_REST_NS]
@@ -56,43 +56,46 @@ def test_a_sender_that_is_refused_again_rests_longer_up_to_a_bound() -> None:
 
 def test_a_rest_lasts_until_somebody_went_to_see_whether_it_is_over() -> None:
     scheduler = Scheduler()
-    scheduler.rest_sender("bad", 5, "no")
-    assert scheduler.rests_of("bad") == ((5, FOREVER_NS),)
+    scheduler.resting.begin("bad", 5, "no")
+    assert scheduler.resting.rests_of("bad") == ((5, FOREVER_NS),)
     proves_at_ns = 5 + 2 * FIRST_REST_NS
     for number in range(3):
         scheduler.add(from_sender(number, "bad"))
         # None of them is refused as the sender's, and none is taken: what follows the first is age.
         assert scheduler.next_ready(proves_at_ns + 60 * number * MINUTE_NS) is not None
-    assert scheduler.rests_of("bad") == ((5, proves_at_ns),)
+    assert scheduler.resting.rests_of("bad") == ((5, proves_at_ns),)
     scheduler.trust_sender("bad", proves_at_ns + 600 * MINUTE_NS)
-    assert scheduler.rests_of("bad") == ((5, proves_at_ns),)
-    assert scheduler.rests_of("good") == ()
+    assert scheduler.resting.rests_of("bad") == ((5, proves_at_ns),)
+    assert scheduler.resting.rests_of("good") == ()
 
 
 def test_a_rest_that_its_sender_is_refused_again_at_the_end_of_goes_on() -> None:
     scheduler = Scheduler()
     now_ns = 5
     for _ in range(10):
-        now_ns = scheduler.rest_sender("bad", now_ns, "no")
+        now_ns = scheduler.resting.begin("bad", now_ns, "no")
     scheduler.trust_sender("bad", now_ns)
-    assert scheduler.rests_of("bad") == ((5, now_ns),)
+    assert scheduler.resting.rests_of("bad") == ((5, now_ns),)
 
 
 def test_senders_whose_rests_are_known_are_bounded() -> None:
     scheduler = Scheduler()
     for number in range(MOST_RESTING + 100):
-        scheduler.rest_sender(f"s{number}", 0, "no")
+        scheduler.resting.begin(f"s{number}", 0, "no")
         scheduler.trust_sender(f"s{number}", 1)
 
-    assert sum(bool(scheduler.rests_of(f"s{number}")) for number in range(MOST_RESTING + 100)) == MOST_RESTING
+    assert (
+        sum(bool(scheduler.resting.rests_of(f"s{number}")) for number in range(MOST_RESTING + 100))
+        == MOST_RESTING
+    )
 
 
 def test_senders_that_are_remembered_as_resting_are_bounded() -> None:
     scheduler = Scheduler()
     for number in range(MOST_RESTING + 100):
-        scheduler.rest_sender(f"s{number}", 0, "no")
+        scheduler.resting.begin(f"s{number}", 0, "no")
 
-    assert len(scheduler.resting_senders()) == MOST_RESTING
+    assert len(scheduler.resting.senders()) == MOST_RESTING
 
 
 def test_first_come_is_first_served() -> None:

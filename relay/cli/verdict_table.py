@@ -21,9 +21,13 @@ the final dot relays.
 | defer recipient, defer message | an attempt: tried again after its back-off, until `lifetime` |
 | later | the recipient goes in the next transaction, at once; no attempt |
 | bounce recipient, bounce message | failed for good, its sender gets a report |
-| pause | the upstream rests; messages stay as they are: no attempt, no age |
+| pause | the upstream rests; messages stay as they are: no attempt, no age. But see below |
 | pause sender | the same for one sender; all others go on |
 | stop | the upstream rests until somebody acts, or an hourly probe finds it well |
+
+A pause of a message that was refused so six times, the last three of them right after others had been
+relayed, is its own: an attempt. Of a sender that is refused four times in a row, others having been relayed
+each time between, a message that is older than `lifetime` is returned.
 """
 
 

@@ -187,7 +187,7 @@ class Look:
         self._left = [queued.recipients_left for queued in self._queue]
         self._places = [queued.place for queued in self._queue]
         self._leaving = list(scheduler.in_leaving_order(now_ns))
-        self._rests_of = scheduler.rests_of
+        self._rests_of = scheduler.resting.rests_of
         self._heart = heart
         self._now_ns = now_ns
         self._stop, self._outlook = DOWN, Outlook(now_ns)
@@ -260,7 +260,7 @@ def _outlook(
         heart.pausing.paused_until_ns if because else 0,
         pause_words(because) if because else "",
         heart.pausing.is_proving,
-        scheduler.resting_senders(),
+        scheduler.resting.senders(),
         upstream.max_messages,
         upstream.idle_ns,
         heart.pool.idle,

@@ -19,6 +19,7 @@ as many more as the shield allows in a row.  The time of a pause is no message's
 
 from collections.abc import Callable, Sequence
 
+from relay.blame import is_any_relayed
 from relay.clock import SECOND_NS, Clock
 from relay.learning import Tally
 from relay.outcome import Answer, Outcome
@@ -75,6 +76,9 @@ class Pausing:
         self._doubts = ""  # why the shield stopped it, until something proves it well or somebody acts
         self._in_a_row = 0
         self._pauses = Pauses()
+        self._refused_at_ns = 0
+        self.relayed_from_ns = 0
+        """When the latest transaction began of those that relayed something."""
 
     def recall(self, record: PauseRecord) -> None:
         """Go on from what was kept before a restart."""
@@ -106,6 +110,16 @@ class Pausing:
         return max(0, now_ns - spans[-1][0]) if self.because and spans else 0
 
     @property
+    def in_a_row(self) -> int:
+        """Return how many pauses there were since something went well."""
+        return self._in_a_row
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it relayed something that it was asked after its last refusal about us."""
+        return self.relayed_from_ns > self._refused_at_ns
+
+    @property
     def is_refused(self) -> bool:
         """Whether it is stopped because the upstream refused the account."""
         return self.is_stopped and not self._is_history
@@ -128,6 +142,7 @@ class Pausing:
 
         `refused` is what of our own history it was that the upstream did not take.
         """
+        self._refused_at_ns = self._clock.boottime_ns()
         if answer.verdict is Verdict.STOP:
             self._stop_by(answer)
             return
@@ -197,8 +212,10 @@ class Pausing:
             self._events.upstream_resumed(upstream=self._upstream)
             self._metrics.upstream_resumed(self._upstream)
 
-    def feel(self, outcome: Outcome) -> None:
+    def feel(self, outcome: Outcome, began_ns: int = 0) -> None:
         """Learn from a transaction: pause, or trust again."""
+        if is_any_relayed(outcome):
+            self.relayed_from_ns = max(self.relayed_from_ns, began_ns)
         if outcome.pause is not None and outcome.pause.scope is Scope.UPSTREAM:
             taken = sum(answer.verdict is Verdict.RELAYED for answer in outcome.answers)
             self.rest(outcome.pause, Tally(0 if taken else 1, len(outcome.answers) - taken))

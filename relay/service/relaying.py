@@ -12,6 +12,14 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 
+from relay.blame import (
+    EVIDENT,
+    REFUSALS_IN_PLACE,
+    as_its_own,
+    is_any_relayed,
+    is_singled_out,
+    pauses_sender,
+)
 from relay.clock import SECOND_NS, Clock
 from relay.envelope import QueueId
 from relay.outcome import Answer, Outcome
@@ -123,13 +131,15 @@ class Relaying:
                 self._pool.discard(connection)
             self._on_free()
         ended_ns = self._clock.boottime_ns()
-        if any(answer.verdict is Verdict.RELAYED for answer in outcome.answers):
+        if is_any_relayed(outcome):
             self._learn_duration(ended_ns - reservation.reserved_at_ns)
         named = [(index, portion.message.envelope.recipients[index]) for index in portion.indices]
         outcome = self._shield.judge(outcome, queued.queue_id, named)
+        outcome, paused_ns = self._blame(queued, outcome, ended_ns)
         self._metrics.attempted(self._upstream, outcome, ended_ns - reservation.reserved_at_ns)
-        self._pausing.feel(outcome)
-        self._feel_sender(portion.message.envelope.reverse_path, outcome, ended_ns)
+        self._pausing.feel(outcome, reservation.reserved_at_ns)
+        self._feel_doubt(queued, outcome)
+        self._feel_sender(queued.reverse_path, outcome, ended_ns)
         waited_ns = reservation.reserved_at_ns - queued.arrived_at_ns
         await self._settling.settle(
             Attempt(
@@ -142,26 +152,57 @@ class Relaying:
                 connection.tls,
                 connection.transactions,
                 (0, waited_ns, 0, ended_ns - reservation.reserved_at_ns),
-                self._paused_ns(queued, ended_ns),
+                paused_ns,
             )
         )
 
         _know_left(queued, portion, outcome)
 
     def _paused_ns(self, queued: Queued, now_ns: int) -> int:
-        rests = self._scheduler.rests_of(queued.reverse_path)
+        rests = self._scheduler.resting.rests_of(queued.reverse_path)
         return self._pausing.paused_ns(queued.arrived_at_ns, now_ns, rests)
 
     def _learn_duration(self, took_ns: int) -> None:
         known_ns = self.transaction_ns
         self.transaction_ns = known_ns + (took_ns - known_ns) // 8 if known_ns else took_ns
 
+    def _blame(self, queued: Queued, outcome: Outcome, now_ns: int) -> tuple[Outcome, int]:
+        """Return an outcome with what is evidently the message's own, and how much of its time was no age."""
+        pausing, paused_ns = self._pausing, self._paused_ns(queued, now_ns)
+        if is_any_relayed(outcome):
+            queued.refusals = queued.singled_out = 0
+        elif is_singled_out(outcome, queued.refusals, is_well=pausing.is_well):
+            queued.singled_out += 1
+            if queued.singled_out >= EVIDENT:
+                outcome = as_its_own(outcome)
+        elif pauses_sender(outcome) and self._scheduler.resting.is_alone(
+            queued.reverse_path, pausing.relayed_from_ns
+        ):
+            # Its rests were no age for any other refusal, but to this one they are.
+            upstream_ns = pausing.paused_ns(queued.arrived_at_ns, now_ns)
+            if now_ns - queued.arrived_at_ns - upstream_ns >= self._settling.terms.lifetime_ns:
+                return as_its_own(outcome), upstream_ns
+        return outcome, paused_ns
+
+    def _feel_doubt(self, queued: Queued, outcome: Outcome) -> None:
+        """Let others prove the upstream where it goes on refusing, and nobody any more once it is well."""
+        if self._pausing.in_a_row == 0:
+            self._scheduler.trust()
+        elif (
+            outcome.pause is not None
+            and outcome.pause.scope is Scope.UPSTREAM
+            and max(queued.refusals + 1, self._pausing.in_a_row) >= REFUSALS_IN_PLACE
+        ):
+            self._scheduler.doubt(queued.reverse_path)
+
     def _feel_sender(self, reverse_path: str, outcome: Outcome, now_ns: int) -> None:
         """Let the mail of a sender wait that the upstream refuses, and go on once it takes some."""
         if outcome.pause is not None and outcome.pause.scope is Scope.SENDER:
-            until_ns = self._scheduler.rest_sender(reverse_path, now_ns, outcome.pause.text)
+            until_ns = self._scheduler.resting.begin(
+                reverse_path, now_ns, outcome.pause.text, self._pausing.relayed_from_ns
+            )
             self._pausing.tell_sender(reverse_path, outcome.pause, until_ns - now_ns)
-        elif any(answer.verdict is Verdict.RELAYED for answer in outcome.answers):
+        elif is_any_relayed(outcome):
             self._scheduler.trust_sender(reverse_path, now_ns)
 
     async def refuse(self, portion: Portion, unfit: Answer) -> None:

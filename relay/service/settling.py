@@ -7,6 +7,7 @@ only then does the log say so, the queue in memory change, and the operator see 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from relay.blame import REFUSALS_IN_PLACE
 from relay.clock import Clock
 from relay.envelope import QueueId
 from relay.outcome import Answer, Outcome
@@ -19,13 +20,10 @@ from relay.service.owed import OwedReports
 from relay.service.redaction import Redaction
 from relay.settlement import Fate, Next, Settlement, Terms, settle
 from relay.spool.interface import Absent, Corrupt, Message, Note, SpoolFault, Status
-from relay.verdict import Verdict
+from relay.verdict import Scope, Verdict
 
 Delays = tuple[int, int, int, int]
 """Nanoseconds before the queue, in the queue and the throttle, connecting, transmitting."""
-
-REFUSALS_IN_PLACE = 3
-"""A message that met so many refusals about us in its transactions lets the others go first."""
 
 _MARKS = {Fate.RELAYED: Status.RELAYED, Fate.BOUNCED: Status.BOUNCED, Fate.EXPIRED: Status.EXPIRED}
 
@@ -333,7 +331,7 @@ class Settling:
             case Next.FINISH:
                 pass
             case Next.GIVE_BACK if attempt.outcome.pause is not None:
-                queued.refusals += 1
+                queued.refusals += attempt.outcome.pause.scope is Scope.UPSTREAM
                 if queued.refusals < REFUSALS_IN_PLACE:
                     self._scheduler.give_back(queued.queue_id, reason)
                 else:

@@ -258,7 +258,7 @@ class Upstreams:
         heart.pausing.end()
         heart.shield.clear()
         if heart.is_used:
-            for reverse_path in self._scheduler.resting_senders():
+            for reverse_path in self._scheduler.resting.senders():
                 self._scheduler.trust_sender(reverse_path, self._clock.boottime_ns())
 
     async def try_new_passwords(self) -> None:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from relay.blame import REFUSALS_IN_PLACE
 from relay.clock import SECOND_NS
 from relay.scheduler import State
-from relay.service.settling import REFUSALS_IN_PLACE
 from tests.fakes.clock import LeapingClock
 from tests.fakes.smarthost import Script, Smarthost, turns
 from tests.service.house import House, policy_of

@@ -130,9 +130,9 @@ async def test_one_connection_too_many_does_not_stop_the_one_that_works(tmp_path
 def test_refusals_of_one_sender_that_were_in_flight_together_are_one_rest_in_a_row() -> None:
     scheduler = Scheduler()
     for at_ns in (0, SECOND_NS, 5 * SECOND_NS):
-        assert scheduler.rest_sender("bad@here.example", at_ns, "not yours") == FIRST_REST_NS
+        assert scheduler.resting.begin("bad@here.example", at_ns, "not yours") == FIRST_REST_NS
 
-    assert scheduler.rest_sender("bad@here.example", FIRST_REST_NS, "not yours") == 3 * FIRST_REST_NS
+    assert scheduler.resting.begin("bad@here.example", FIRST_REST_NS, "not yours") == 3 * FIRST_REST_NS
 
 
 async def test_an_edit_of_something_else_ends_no_pause(tmp_path: Path) -> None:

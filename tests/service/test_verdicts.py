@@ -75,7 +75,7 @@ async def test_a_sender_that_is_welcome_again_after_its_rest_sends_the_rest_of_i
     ):
         for _ in range(5):
             house.accept(sender="bad@here.example")
-        await house.until(house.sender.scheduler.resting_senders)
+        await house.until(house.sender.scheduler.resting.senders)
         scheduler = house.sender.scheduler
         await house.until(lambda: all(queued.state is State.DEFERRED for queued in scheduler))
         first = next(iter(scheduler))
