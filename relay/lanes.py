@@ -4,7 +4,8 @@ Guarantees, while nothing waits beyond its patience:
 - between two lanes that both have something ready all the time, neither is behind the other
   by more than one message each, measured in shares; no lane is above its own by more than one;
 - a lane that had nothing ready has saved nothing, and goes next, unless it had its share just before;
-- within a lane senders take turns, a message each; each one's own leave in their order;
+- within a lane senders take turns, a message each; each one's own leave in their order, behind
+  what stands in front of them (`add_in_front`); only what was taken and given back goes ahead of all;
 - a lane that may give nothing (its ceiling) keeps back no other.
 What is ready for longer than its lane's patience goes by the oldest, as if it were one more
 lane with as much weight as all lanes together: it gets half of what goes, and a lane that uses
@@ -20,11 +21,12 @@ Every call is O(lanes + log n); iterating is O(lanes) a message.  Does not: know
 by its id, or that one is no longer ready (`remove` says so).
 """
 
+import enum
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import chain, count
 from math import lcm
 from typing import NamedTuple
 
@@ -87,6 +89,15 @@ class _Spot(NamedTuple):
     """None: ahead of all senders of its lane."""
     number: int
     since_ns: int
+    is_in_front: bool = False
+
+
+class Standing(enum.Enum):
+    """Where in its lane a message stands."""
+
+    AHEAD = "ahead of all"
+    IN_FRONT = "in front of its sender's others"
+    BEHIND = "behind its sender's others"
 
 
 @dataclass(slots=True, eq=False)
@@ -111,6 +122,8 @@ class _Line(_Flow):
     ahead: OrderedDict[QueueId, None] = field(default_factory=OrderedDict)
     senders: OrderedDict[str, OrderedDict[QueueId, None]] = field(default_factory=OrderedDict)
     """In turn: the first is next."""
+    fronts: dict[str, OrderedDict[QueueId, None]] = field(default_factory=dict)
+    """Of those senders that have any: what goes in their turn ahead of the others of theirs."""
     ages: list[tuple[int, int, QueueId]] = field(default_factory=list)
     """A heap of when each has waited for too long; who left is not taken out of it."""
 
@@ -169,10 +182,16 @@ class Order:
 
     def add(self, queue_id: QueueId, lane: str, sender: str, since_ns: int) -> None:
         """Put a message behind the others of its sender; a lane that there is not is the default one."""
-        line = self._line(lane)
-        turn = turn_of(sender) if self._has_turns else ""
+        line, turn = self._line(lane), self._turn(sender)
         self._enter(queue_id, _Spot(line, turn, next(self._numbers), since_ns))
         line.senders.setdefault(turn, OrderedDict())[queue_id] = None
+
+    def add_in_front(self, queue_id: QueueId, lane: str, sender: str, since_ns: int) -> None:
+        """Put a message before the others of its sender, but behind those that are in front already."""
+        line, turn = self._line(lane), self._turn(sender)
+        self._enter(queue_id, _Spot(line, turn, next(self._numbers), since_ns, is_in_front=True))
+        line.senders.setdefault(turn, OrderedDict())
+        line.fronts.setdefault(turn, OrderedDict())[queue_id] = None
 
     def add_ahead(self, queue_id: QueueId, lane: str, since_ns: int, *, is_first: bool = True) -> None:
         """Put a message ahead of its lane; before those that are ahead already, or behind them."""
@@ -181,6 +200,16 @@ class Order:
         line.ahead[queue_id] = None
         if is_first:
             line.ahead.move_to_end(queue_id, last=False)
+
+    def enter(self, queue_id: QueueId, lane: str, sender: str, since_ns: int, standing: Standing) -> None:
+        """Put a message where it stood in another order: `entries`."""
+        match standing:
+            case Standing.AHEAD:
+                self.add_ahead(queue_id, lane, since_ns, is_first=False)
+            case Standing.IN_FRONT:
+                self.add_in_front(queue_id, lane, sender, since_ns)
+            case Standing.BEHIND:
+                self.add(queue_id, lane, sender, since_ns)
 
     def remove(self, queue_id: QueueId) -> None:
         """Forget a message; one that is not there is none too many."""
@@ -191,8 +220,11 @@ class Order:
         if spot.sender is None:
             del line.ahead[queue_id]
             return
-        del line.senders[spot.sender][queue_id]
-        if not line.senders[spot.sender]:
+        its = line.fronts if spot.is_in_front else line.senders
+        del its[spot.sender][queue_id]
+        if spot.is_in_front and not its[spot.sender]:
+            del its[spot.sender]
+        if not line.senders[spot.sender] and spot.sender not in line.fronts:
             del line.senders[spot.sender]
 
     def first(self, now_ns: int) -> QueueId | None:
@@ -243,17 +275,22 @@ class Order:
         if lane in self._lines:
             self._lines[lane].room = room
 
-    def entries(self) -> list[tuple[QueueId, int, bool]]:
-        """Return what is ready, since when, and whether ahead of its lane; those that are ahead first."""
-        ahead = [queue_id for line in self._lines.values() for queue_id in line.ahead]
+    def entries(self) -> list[tuple[QueueId, int, Standing]]:
+        """Return what is ready, since when, and where it stands: entered so, each keeps that anywhere."""
+        lines = self._lines.values()
+        ahead = [queue_id for line in lines for queue_id in line.ahead]
+        fronts = [
+            queue_id for line in lines for sender in line.senders for queue_id in line.fronts.get(sender, ())
+        ]
         others = [
             (each.since_ns, each.number, name)
             for name, each in self._spots.items()
-            if each.sender is not None
+            if each.sender is not None and not each.is_in_front
         ]
         return [
-            *((queue_id, self._spots[queue_id].since_ns, True) for queue_id in ahead),
-            *((queue_id, since_ns, False) for since_ns, _, queue_id in sorted(others)),
+            *((queue_id, self._spots[queue_id].since_ns, Standing.AHEAD) for queue_id in ahead),
+            *((queue_id, self._spots[queue_id].since_ns, Standing.IN_FRONT) for queue_id in fronts),
+            *((queue_id, since_ns, Standing.BEHIND) for since_ns, _, queue_id in sorted(others)),
         ]
 
     def in_order(self, now_ns: int, cost_of: Callable[[QueueId], int]) -> Iterator[QueueId]:
@@ -302,6 +339,9 @@ class Order:
     def _line(self, lane: str) -> _Line:
         return self._lines[self.home_of(lane)]
 
+    def _turn(self, sender: str) -> str:
+        return turn_of(sender) if self._has_turns else ""
+
     def _enter(self, queue_id: QueueId, spot: _Spot) -> None:
         self.remove(queue_id)
         self._spots[queue_id] = spot
@@ -325,13 +365,16 @@ class Order:
 
 
 def _first_of(line: _Line) -> QueueId:
-    return next(iter(line.ahead or next(iter(line.senders.values()))))
+    if line.ahead:
+        return next(iter(line.ahead))
+    sender, its = next(iter(line.senders.items()))
+    return next(iter(line.fronts.get(sender, its)))
 
 
 def _of_line(line: _Line, gone: Container[QueueId]) -> Iterator[QueueId]:
     """Yield what is ready in a lane, in the order in which it would leave, but for what has gone by then."""
     yield from line.ahead
-    turns = deque(iter(ids) for ids in line.senders.values())
+    turns = deque(chain(line.fronts.get(sender, ()), ids) for sender, ids in line.senders.items())
     while turns:
         its = turns.popleft()
         if (queue_id := next((each for each in its if each not in gone), None)) is not None:

@@ -11,7 +11,8 @@ wall clock moves a message; the caller converts once, when a message comes in.
 A message that only something of its own keeps back (no room for its sender, say) is parked
 in a place, behind those that came there before it, and out of the way of all others.  A
 place is due when its first message may go; it is asked how many may leave then, and only
-so many do, in front of their lanes; the first of a place stands in its lane for those behind it.
+so many do: the first of a place stands for those behind it, in front of its sender's line, and
+leaves in that sender's turn (without lanes: before all that was not parked).
 """
 
 import heapq
@@ -81,13 +82,10 @@ class Scheduler:
         # Also for another price alone: what was charged so far is in another unit.
         old, self._order, self._has_lanes = self._order, Order(lanes), bool(lanes)
         self._opens_at_ns.clear()
-        for queue_id, since_ns, is_ahead in old.entries():
+        for queue_id, since_ns, standing in old.entries():
             if (message := self._messages.get(queue_id)) is None:
                 continue
-            if is_ahead:
-                self._order.add_ahead(queue_id, message.lane, since_ns, is_first=False)
-            else:
-                self._order.add(queue_id, message.lane, message.reverse_path, since_ns)
+            self._order.enter(queue_id, message.lane, message.reverse_path, since_ns, standing)
 
     def move(self, queue_id: QueueId, lane: str) -> None:
         """Have a message be in a lane from now on; who is ready goes behind the others there."""
@@ -358,13 +356,13 @@ class Scheduler:
                 self._line_up(self._messages[queue_id])
 
     def _stand_for(self, place: Hashable) -> None:
-        """Have the first of a place that may be left stand in its lane, ahead of who was not parked."""
+        """Have the first of a place that may be left stand in its lane, ahead of its sender's others."""
         parking = self._parked.get(place)
         if parking is None or not parking.may_leave or not (message := parking.first(place, self._messages)):
             return
         if message.queue_id != parking.stands or message.queue_id not in self._order:
             parking.stands = message.queue_id
-            self._order.add_ahead(message.queue_id, message.lane, message.since_ns, is_first=False)
+            self._order.add_in_front(message.queue_id, message.lane, message.reverse_path, message.since_ns)
 
     def _first_due(self) -> list[Hashable]:
         return list(islice(self._due, MOST_PLACES))

@@ -228,10 +228,16 @@ class Model:
         self.went = -1
         self.ahead: list[str] = []
         self.ring: list[tuple[str, list[str]]] = []
+        self.fronts: set[str] = set()
         self.room: int | None = None
 
     def all(self) -> list[str]:
         return [*self.ahead, *(name for _, its in self.ring for name in its)]
+
+    def line_of(self, sender: str) -> list[str]:
+        if sender not in [each for each, _ in self.ring]:
+            self.ring.append((sender, []))
+        return next(its for each, its in self.ring if each == sender)
 
     def next(self) -> str:
         return self.ahead[0] if self.ahead else self.ring[0][1][0]
@@ -272,11 +278,18 @@ class AnyOrder(RuleBasedStateMachine):
         self.order.add(name, lane, sender, self.now_ns)
         model = self.lanes.get(lane, self.lanes[DEFAULT_LANE])
         self.since[name] = (self.now_ns, self.count)
-        its = next((its for each, its in model.ring if each == sender), None)
-        if its is None:
-            model.ring.append((sender, [name]))
-        else:
-            its.append(name)
+        model.line_of(sender).append(name)
+
+    @rule(lane=st.sampled_from(["a", "b", DEFAULT_LANE]), sender=st.sampled_from("xyz"))
+    def stands_in_front(self, lane: str, sender: str) -> None:
+        self.count += 1
+        name = QueueId(f"{self.count:03d}")
+        self.order.add_in_front(name, lane, sender, self.now_ns)
+        self.since[name] = (self.now_ns, self.count)
+        model = self.lanes[lane]
+        its = model.line_of(sender)
+        its.insert(sum(each in model.fronts for each in its), name)
+        model.fronts.add(name)
 
     @rule(span_ns=st.integers(1, 30))
     def passes(self, span_ns: int) -> None:
@@ -361,6 +374,15 @@ class AnyOrder(RuleBasedStateMachine):
         assert sorted(name for name, _, _ in self.order.entries()) == ready
         for lane, model in self.lanes.items():
             assert self.order.length(lane) == len(model.all())
+
+    @invariant()
+    def entered_in_another_order_each_stands_where_it_stood(self) -> None:
+        twin = Order(self.order.lanes)
+        lanes = {name: lane for lane, model in self.lanes.items() for name in model.all()}
+        senders = {name: each for model in self.lanes.values() for each, its in model.ring for name in its}
+        for name, since_ns, standing in self.order.entries():
+            twin.enter(name, lanes[name], senders.get(name, ""), since_ns, standing)
+        assert twin.entries() == self.order.entries()
 
     @invariant()
     def what_is_foretold_is_what_happens_if_nothing_changes(self) -> None:

@@ -81,7 +81,32 @@ def test_a_lane_without_room_is_due_when_it_has_some_and_says_who_waits() -> Non
     assert scheduler.next_due_at_ns() is None
 
 
-def test_who_leaves_a_place_goes_ahead_of_its_lane_in_the_turn_of_its_lane() -> None:
+def test_senders_take_turns_also_with_one_that_was_parked() -> None:
+    scheduler = _scheduler(*[_message(f"a{number}", sender="a@x.example") for number in range(9)])
+    for name in _take(scheduler):
+        scheduler.park(QueueId(name), "a", 100, "")
+    for number in range(9):
+        scheduler.add(_message(f"b{number}", sender="b@x.example"))
+    # One that comes while others of its sender are parked goes behind them.
+    scheduler.add(_message("late", sender="a@x.example"))
+
+    for place in scheduler.places_due(100):
+        scheduler.let_leave(place, 3, 0)
+
+    assert _take(scheduler, 100) == [
+        "b0",
+        "a0",
+        "b1",
+        "a1",
+        "b2",
+        "a2",
+        "b3",
+        "late",
+        *(f"b{n}" for n in range(4, 9)),
+    ]
+
+
+def test_who_leaves_a_place_goes_ahead_of_its_senders_line_in_the_turn_of_its_lane() -> None:
     scheduler = _scheduler(*[_message(f"l{number}", "list") for number in range(4)])
     assert _take(scheduler) == ["l0", "l1", "l2", "l3"]
     for name in ("l0", "l1"):
