@@ -21,10 +21,9 @@ Every call is O(lanes + log n); iterating is O(lanes) a message.  Does not: know
 by its id, or that one is no longer ready (`remove` says so).
 """
 
-import enum
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count
 from math import lcm
@@ -90,14 +89,6 @@ class _Spot(NamedTuple):
     number: int
     since_ns: int
     is_in_front: bool = False
-
-
-class Standing(enum.Enum):
-    """Where in its lane a message stands."""
-
-    AHEAD = "ahead of all"
-    IN_FRONT = "in front of its sender's others"
-    BEHIND = "behind its sender's others"
 
 
 @dataclass(slots=True, eq=False)
@@ -166,11 +157,10 @@ class Order:
         """Return the lanes; where none were given, the one that there is."""
         return tuple(line.lane for line in self._lines.values())
 
-    @property
-    def most(self) -> int:
-        """Return how many `take` could give, one after the other."""
-        lines = self._lines.values()
-        return sum(line.length if line.room is None else min(line.length, line.room) for line in lines)
+    def most(self, following: Mapping[str, int]) -> int:
+        """Return how many `take` could give; `following` is how many more would come of each lane."""
+        lengths = [(line, line.length + following.get(name, 0)) for name, line in self._lines.items()]
+        return sum(length if line.room is None else min(length, line.room) for line, length in lengths)
 
     def home_of(self, lane: str) -> str:
         """Return the lane that what says this one is in: itself, or the default where there is none such."""
@@ -200,16 +190,6 @@ class Order:
         line.ahead[queue_id] = None
         if is_first:
             line.ahead.move_to_end(queue_id, last=False)
-
-    def enter(self, queue_id: QueueId, lane: str, sender: str, since_ns: int, standing: Standing) -> None:
-        """Put a message where it stood in another order: `entries`."""
-        match standing:
-            case Standing.AHEAD:
-                self.add_ahead(queue_id, lane, since_ns, is_first=False)
-            case Standing.IN_FRONT:
-                self.add_in_front(queue_id, lane, sender, since_ns)
-            case Standing.BEHIND:
-                self.add(queue_id, lane, sender, since_ns)
 
     def remove(self, queue_id: QueueId) -> None:
         """Forget a message; one that is not there is none too many."""
@@ -275,22 +255,20 @@ class Order:
         if lane in self._lines:
             self._lines[lane].room = room
 
-    def entries(self) -> list[tuple[QueueId, int, Standing]]:
-        """Return what is ready, since when, and where it stands: entered so, each keeps that anywhere."""
-        lines = self._lines.values()
-        ahead = [queue_id for line in lines for queue_id in line.ahead]
-        fronts = [
-            queue_id for line in lines for sender in line.senders for queue_id in line.fronts.get(sender, ())
-        ]
+    def entries(self) -> list[tuple[QueueId, int, bool]]:
+        """Return what is ready, since when, and whether ahead of its lane; those that are ahead first.
+
+        What is in front of its sender's others is not among them: who put it there does so anew.
+        """
+        ahead = [queue_id for line in self._lines.values() for queue_id in line.ahead]
         others = [
             (each.since_ns, each.number, name)
             for name, each in self._spots.items()
             if each.sender is not None and not each.is_in_front
         ]
         return [
-            *((queue_id, self._spots[queue_id].since_ns, Standing.AHEAD) for queue_id in ahead),
-            *((queue_id, self._spots[queue_id].since_ns, Standing.IN_FRONT) for queue_id in fronts),
-            *((queue_id, since_ns, Standing.BEHIND) for since_ns, _, queue_id in sorted(others)),
+            *((queue_id, self._spots[queue_id].since_ns, True) for queue_id in ahead),
+            *((queue_id, since_ns, False) for since_ns, _, queue_id in sorted(others)),
         ]
 
     def in_order(self, now_ns: int, cost_of: Callable[[QueueId], int]) -> Iterator[QueueId]:

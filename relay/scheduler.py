@@ -9,27 +9,22 @@ All instants are nanoseconds of one boot (`Clock.boottime_ns`), so that no step 
 wall clock moves a message; the caller converts once, when a message comes in.
 
 A message that only something of its own keeps back (no room for its sender, say) is parked
-in a place, behind those that came there before it, and out of the way of all others.  A
-place is due when its first message may go; it is asked how many may leave then, and only
-so many do: the first of a place stands for those behind it, in front of its sender's line, and
-leaves in that sender's turn (without lanes: before all that was not parked).
+in a place (`relay.places`), behind those that came there before it, and out of the way of all
+others.  When the place may be left, its first message is next in its sender's turn; without
+lanes, where nobody takes turns, it leaves before all that was not parked.
 """
 
 import heapq
 from collections.abc import Hashable, Iterator, Sequence
-from itertools import islice
 
 from relay.blame import REFUSALS_IN_PLACE
 from relay.doubts import Doubts
 from relay.envelope import QueueId
 from relay.lanes import Lane, Order, Price
-from relay.parking import Parking
+from relay.places import Places
 from relay.queued import Queued as Queued  # noqa: PLC0414 - part of the door
 from relay.queued import State as State  # noqa: PLC0414 - part of the door
 from relay.resting import Resting
-
-MOST_PLACES = 64
-"""Places that are asked about at once."""
 
 
 class Scheduler:
@@ -42,11 +37,8 @@ class Scheduler:
         self.resting = Resting()
         """Senders whose mail waits; `trust_sender` ends it."""
         self._doubts = Doubts()
-        self._parked: dict[Hashable, Parking] = {}
-        self._parked_until: list[tuple[int, int, Hashable]] = []
-        """A heap; what a place says itself counts."""
-        self._due: dict[Hashable, None] = {}
-        self._last_turn = self._entries = self._now_ns = 0
+        self._places = Places(self._messages, self._order)
+        self._last_turn = self._now_ns = 0
         self._has_lanes = False
         self._price, self._most_recipients = Price(), 1
         self._opens_at_ns: dict[str, int] = {}
@@ -69,7 +61,7 @@ class Scheduler:
         """Put a message into the queue, in the state that it says."""
         self._messages[message.queue_id] = message
         # Its place may have let it go while somebody had it; who still has no room is parked again, in turn.
-        message.place = None
+        self._leave_place(message)
         self._place(message)
 
     def arrange(self, lanes: Sequence[Lane], price: Price, most_recipients: int) -> None:
@@ -82,18 +74,25 @@ class Scheduler:
         # Also for another price alone: what was charged so far is in another unit.
         old, self._order, self._has_lanes = self._order, Order(lanes), bool(lanes)
         self._opens_at_ns.clear()
-        for queue_id, since_ns, standing in old.entries():
+        for queue_id, since_ns, is_ahead in old.entries():
             if (message := self._messages.get(queue_id)) is None:
                 continue
-            self._order.enter(queue_id, message.lane, message.reverse_path, since_ns, standing)
+            if is_ahead:
+                self._order.add_ahead(queue_id, message.lane, since_ns, is_first=False)
+            else:
+                self._order.add(queue_id, message.lane, message.reverse_path, since_ns)
+        self._places.go_by(self._order)
 
     def move(self, queue_id: QueueId, lane: str) -> None:
         """Have a message be in a lane from now on; who is ready goes behind the others there."""
         message = self._messages.get(queue_id)
         if message is None or message.lane == lane:
             return
+        if message.place is not None:
+            self._places.move(message, lane)
+            return
         message.lane = lane
-        if queue_id in self._order and message.place is None:
+        if queue_id in self._order:
             self._line_up(message)
 
     def lane_of(self, message: Queued) -> str:
@@ -128,10 +127,8 @@ class Scheduler:
         if (message := self.first_ready(now_ns)) is None:
             return None
         self._order.take(now_ns, self._cost(message))
-        if message.place is not None:
-            self._parked[message.place].may_leave -= 1
         place, message.place, message.state = message.place, None, State.ACTIVE
-        self._stand_for(place)
+        self._places.left(place, message.lane, was_let=True)
         self.resting.prove(message.reverse_path, now_ns)
         return message
 
@@ -142,7 +139,7 @@ class Scheduler:
     @property
     def most_ready(self) -> int:
         """Return how many messages `next_ready` would give, or a few more."""
-        return self._order.most + sum(self._parked[place].may_leave for place in self._first_due())
+        return self._order.most(self._places.following)
 
     def first_ready(self, now_ns: int) -> Queued | None:
         """Return the message that `next_ready` would take, and leave it."""
@@ -153,7 +150,8 @@ class Scheduler:
             if message is not None and self._may_go(message, now_ns):
                 return message
             self._order.remove(queue_id)
-            self._stand_for(place)
+            if message is not None:
+                self._places.left(place, message.lane)
         return None
 
     def reserved(self, queue_id: QueueId, recipients: int) -> None:
@@ -164,11 +162,12 @@ class Scheduler:
         """Return when the next back-off ends, place is due or lane may give, or None if there is none."""
         while self._deferred and not self._is_deferred_until(self._deferred[0][1], self._deferred[0][0]):
             heapq.heappop(self._deferred)
-        while self._parked_until and not self._is_parked_until(self._parked_until[0]):
-            heapq.heappop(self._parked_until)
-        heaps = [heap[0][0] for heap in (self._deferred, self._parked_until) if heap]
-        lanes = [at_ns for lane, at_ns in self._opens_at_ns.items() if self._order.length(lane)]
-        return min(heaps + lanes, default=None)
+        dues = [at_ns for lane, at_ns in self._opens_at_ns.items() if self._order.length(lane)]
+        if self._deferred:
+            dues.append(self._deferred[0][0])
+        if (place_due_ns := self._places.next_due_ns()) is not None:
+            dues.append(place_due_ns)
+        return min(dues, default=None)
 
     def park(self, queue_id: QueueId, place: Hashable, due_at_ns: int, reason: str) -> bool:
         """Park an active message that was not attempted until its place is due; say if it is alone there."""
@@ -181,37 +180,23 @@ class Scheduler:
         self._order.refund(queue_id)
         message.state, message.reason = State.WAITING, reason
         message.place, message.due_at_ns = place, due_at_ns
-        is_first = place not in self._parked
-        parking = self._parked.setdefault(place, Parking())
-        heapq.heappush(parking.turns, (message.turn, queue_id))
-        self._set_due(place, due_at_ns)
-        return is_first
+        return self._places.park(message, place, due_at_ns)
 
     def places_due(self, now_ns: int) -> list[Hashable]:
         """Return the next places to ask of how many may leave: `let_leave`."""
-        while self._parked_until and self._parked_until[0][0] <= now_ns:
-            entry = heapq.heappop(self._parked_until)
-            if self._is_parked_until(entry):
-                self._due[entry[2]] = None
-        for place in self._first_due():
-            if self._parked[place].first(place, self._messages) is None:
-                del self._parked[place], self._due[place]
-        return self._first_due()
+        return self._places.due(now_ns)
+
+    def has_places_due(self, now_ns: int) -> bool:
+        """Return whether some may still have to be asked before it is known who is next."""
+        return self._places.has_due(now_ns)
 
     def let_leave(self, place: Hashable, room: int, due_at_ns: int) -> None:
         """Let so many go from a place that is due; where none may, it is due again at an instant."""
-        if room:
-            self._parked[place].may_leave = room
-            self._stand_for(place)
-        else:
-            self._set_due(place, due_at_ns)
+        self._places.let(place, room, due_at_ns)
 
     def ask_anew(self) -> None:
         """Have every place be due: there may be other limits now."""
-        for parking in self._parked.values():
-            parking.due_at_ns = 0
-        self._parked_until.clear()
-        self._due = dict.fromkeys(self._parked)
+        self._places.ask_anew()
 
     def give_back(self, queue_id: QueueId, reason: str) -> None:
         """Put an active message that was not attempted back in front."""
@@ -278,34 +263,38 @@ class Scheduler:
 
     def places_in_order(self) -> list[tuple[Hashable, int]]:
         """Return the places, in the order in which they will be asked, and when; 0 for those that are due."""
-        entries = sorted(entry for entry in self._parked_until if self._is_parked_until(entry))
-        return [(place, 0) for place in self._due] + [(place, due_at_ns) for due_at_ns, _, place in entries]
+        return self._places.in_order()
 
     def hold(self, queue_id: QueueId) -> None:
         """Take a message out of the order until it is released."""
         if (message := self._messages.get(queue_id)) is not None:
             message.state = State.HELD
-            self._leave_order(queue_id, message.place)
+            self._leave_order(message)
 
     def release(self, queue_id: QueueId) -> None:
         """Bring a held or deferred message to the end of the line, to be attempted at once."""
         message = self._messages.get(queue_id)
         if message is not None and message.state in (State.HELD, State.DEFERRED):
             message.state, message.reason = State.WAITING, ""
-            message.place, message.turn = None, 0
+            message.turn = 0
             message.ready_at_ns = self._now_ns
+            self._leave_place(message)
             self._place(message)
 
     def remove(self, queue_id: QueueId) -> None:
         """Forget a message that is gone from the spool."""
         if (message := self._messages.pop(queue_id, None)) is not None:
-            self._leave_order(queue_id, message.place)
+            self._leave_order(message)
 
-    def _leave_order(self, queue_id: QueueId, place: Hashable) -> None:
-        self._order.refund(queue_id)
-        self._order.remove(queue_id)
-        self._doubts.forget(queue_id)
-        self._stand_for(place)
+    def _leave_place(self, message: Queued) -> None:
+        place, message.place = message.place, None
+        self._places.left(place, message.lane)
+
+    def _leave_order(self, message: Queued) -> None:
+        self._order.refund(message.queue_id)
+        self._order.remove(message.queue_id)
+        self._doubts.forget(message.queue_id)
+        self._places.left(message.place, message.lane)
 
     def _from_aside(self, now_ns: int) -> QueueId | None:
         """Have one go that let others go first, since there is none; return who goes next by now."""
@@ -317,7 +306,7 @@ class Scheduler:
 
     def _may_go(self, message: Queued, now_ns: int) -> bool:
         """Return whether a message of the order may go; one that others go before leaves it."""
-        if message.state is not State.WAITING or not (message.place is None or self._stands(message)):
+        if message.state is not State.WAITING or not (message.place is None or self._places.is_let(message)):
             return False
         message.is_sitting_out = False
         rest = self.resting.of(message.reverse_path, now_ns)
@@ -354,40 +343,6 @@ class Scheduler:
                 self._messages[queue_id].state = State.WAITING
                 self._messages[queue_id].ready_at_ns = due_at_ns
                 self._line_up(self._messages[queue_id])
-
-    def _stand_for(self, place: Hashable) -> None:
-        """Have the first of a place that may be left stand in its lane, ahead of its sender's others."""
-        parking = self._parked.get(place)
-        if parking is None or not parking.may_leave or not (message := parking.first(place, self._messages)):
-            return
-        if message.queue_id != parking.stands or message.queue_id not in self._order:
-            parking.stands = message.queue_id
-            self._order.add_in_front(message.queue_id, message.lane, message.reverse_path, message.since_ns)
-
-    def _first_due(self) -> list[Hashable]:
-        return list(islice(self._due, MOST_PLACES))
-
-    def _stands(self, message: Queued) -> bool:
-        parking = self._parked.get(message.place)
-        return parking is not None and parking.stands == message.queue_id
-
-    def _set_due(self, place: Hashable, due_at_ns: int) -> None:
-        parking = self._parked[place]
-        if (
-            stands := self._messages.get(parking.stands or QueueId(""))
-        ) is not None and stands.place == place:
-            self._order.remove(stands.queue_id)
-        parking.stands = None
-        parking.due_at_ns, parking.may_leave = due_at_ns, 0
-        self._due.pop(place, None)
-        self._entries += 1
-        # The number in the middle is unique: places themselves need not have an order.
-        heapq.heappush(self._parked_until, (due_at_ns, self._entries, place))
-
-    def _is_parked_until(self, entry: tuple[int, int, Hashable]) -> bool:
-        """Return whether an entry of the heap still says the truth."""
-        parking = self._parked.get(entry[2])
-        return parking is not None and entry[2] not in self._due and parking.due_at_ns == entry[0]
 
     def _is_deferred_until(self, queue_id: QueueId, due_at_ns: int) -> bool:
         """Return whether a place in the heap still says the truth; moves leave old ones behind."""

@@ -1,10 +1,14 @@
 """The queue by lanes: what is given back, parked, held, moved and edited keeps to its lane."""
 
+import copy
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.envelope import QueueId
 from relay.lanes import DEFAULT_LANE, Lane, Price
+from relay.places import MOST_PLACES
 from relay.scheduler import Queued, Scheduler, State
 
 LANES = (Lane("fast", 60), Lane("list", 20, has_ceiling=True), Lane(DEFAULT_LANE, 20))
@@ -104,6 +108,72 @@ def test_senders_take_turns_also_with_one_that_was_parked() -> None:
         "late",
         *(f"b{n}" for n in range(4, 9)),
     ]
+
+
+def _ask(scheduler: Scheduler, now_ns: int, room: int = 1) -> int:
+    """Let so many leave each place that is due, as a heart does; return how many were asked."""
+    asked = 0
+    while scheduler.has_places_due(now_ns):
+        places = scheduler.places_due(now_ns)
+        assert len(places) <= MOST_PLACES
+        for place in places:
+            scheduler.let_leave(place, room, 0)
+        asked += len(places)
+    return asked
+
+
+def test_places_of_a_closed_lane_do_not_hide_those_of_another_and_are_asked_once() -> None:
+    count = 5 * MOST_PLACES
+    scheduler = _scheduler(*[_message(f"l{n}", "list", f"l{n}@x.example") for n in range(count)])
+    scheduler.add(_message("reset", "fast", "noreply@x.example"))
+    for name in _take(scheduler, most=count + 1):
+        due_at_ns = 200 if name == "reset" else 100
+        scheduler.park(QueueId(name), f"sender of {name}", due_at_ns, "")
+
+    assert scheduler.let_lane("list", 0, 10**9) is None
+    assert _ask(scheduler, 100) == count
+    assert scheduler.let_lane("list", 0, 10**9) is not None
+    assert (scheduler.most_ready, scheduler.next_due_at_ns()) == (0, 200)
+    assert _ask(scheduler, 200) == 1
+    assert (scheduler.most_ready, _take(scheduler, 200)) == (1, ["reset"])
+
+    # Nothing is asked, and nothing wakes, until the lane may give something again.
+    assert _ask(scheduler, 10**9 - 1) == 0
+    assert scheduler.next_due_at_ns() == 10**9
+    assert scheduler.let_lane("list", 3, 0) is None
+    assert (scheduler.most_ready, len(_take(scheduler, 10**9))) == (3, 3)
+
+
+def test_in_one_place_too_a_closed_lane_keeps_back_no_other() -> None:
+    scheduler = _scheduler(
+        *[_message(f"l{n}", "list") for n in range(3)], *[_message(f"d{n}") for n in range(3)]
+    )
+    for name in sorted(_take(scheduler), reverse=True):
+        scheduler.park(QueueId(name), "their client", 100, "")
+    scheduler.let_lane("list", 0, 10**9)
+
+    assert _ask(scheduler, 100, room=2) == 1
+
+    assert _take(scheduler, 100) == ["d2", "d1"]
+    assert scheduler.next_due_at_ns() == 0
+    scheduler.let_lane("list", None, 0)
+    # Not more than may leave, whichever lane they are of.
+    assert _ask(scheduler, 100, room=2) == 1
+    assert _take(scheduler, 100) == ["l2", "d0"]
+
+
+@pytest.mark.parametrize("room", [1, 5, 100])
+def test_as_many_seem_ready_as_would_go_where_each_place_is_of_one_lane(room: int) -> None:
+    scheduler = _scheduler(
+        *[_message(f"a{n}") for n in range(4)], *[_message(f"f{n}", "fast") for n in range(9)]
+    )
+    for name in _take(scheduler):
+        scheduler.park(QueueId(name), name[0], 100, "")
+
+    _ask(scheduler, 100, room)
+
+    assert scheduler.most_ready == min(4, room) + min(9, room) == len(_take(scheduler, 100))
+    assert scheduler.most_ready == 0
 
 
 def test_who_leaves_a_place_goes_ahead_of_its_senders_line_in_the_turn_of_its_lane() -> None:
@@ -216,7 +286,7 @@ def test_a_lane_that_is_gone_is_not_what_the_history_is_told() -> None:
     assert scheduler.lane_of(message) == ""
 
 
-ACTS = "park back again hold release remove defer move arrange let take"
+ACTS = "park back again hold release remove defer move arrange let take seize halt"
 STEPS = st.tuples(
     st.sampled_from(ACTS.split()),
     st.sampled_from("abcdef"),
@@ -245,6 +315,8 @@ def test_whatever_happens_nobody_is_forgotten_and_nobody_goes_twice(
             scheduler.let_leave(place, by_ns % 3, now_ns + 1 + by_ns)
         foretold = [queued.queue_id for queued in scheduler.in_order(now_ns)]
         assert len(foretold) == len(set(foretold))
+        has_ready = scheduler.has_ready(now_ns)
+        assert scheduler.most_ready >= len(_take(copy.deepcopy(scheduler), now_ns)) >= has_ready
 
     for name in active:
         scheduler.give_back(name, "")
@@ -268,12 +340,28 @@ def _acted(scheduler: Scheduler, act: str, name: QueueId, lane: str, by_ns: int)
         case "arrange":
             scheduler.arrange(LANES if by_ns % 2 else (), Price(), 100)
         case "let":
-            scheduler.let_lane("list", by_ns % 3, by_ns)
+            for each in scheduler.with_ceiling():
+                scheduler.let_lane(each, by_ns % 3, by_ns)
+        case "seize" | "halt":
+            _seize(scheduler, name, State.HELD if act == "halt" else State.WAITING, by_ns)
         case "hold" | "release" | "remove":
             getattr(scheduler, act)(name)
         case _:
             return False
     return True
+
+
+def _seize(scheduler: Scheduler, name: QueueId, becomes: State, by_ns: int) -> None:
+    """Do as the operator does: nobody sends a message meanwhile, then it is put back or held."""
+    message = scheduler.get(name)
+    if message is None or message.state is not State.WAITING:
+        return
+    message.state = State.ACTIVE
+    if by_ns % 2:
+        scheduler.has_ready(0)
+    message.state = becomes
+    if becomes is State.WAITING:
+        scheduler.add(message)
 
 
 def _go_on(scheduler: Scheduler, name: QueueId, act: str, by_ns: int, now_ns: int) -> None:

@@ -181,8 +181,8 @@ class Heart:
             self.pausing.trust_history()
         await self.gate.hear_of_others()
         now_ns = self._clock.boottime_ns()
-        if self.is_used:
-            self._ask_places(now_ns)
+        if self.is_used and not self._ask_places(now_ns):
+            return now_ns
         first = self._scheduler.first_ready(now_ns) if self.is_used else None
         if first is None:
             self._ready.let_go()
@@ -208,8 +208,8 @@ class Heart:
             return opens_at_ns
         return None  # one is being opened, and wakes us
 
-    def _ask_places(self, now_ns: int) -> None:
-        """Let those go on for whom there is room by now, and no others."""
+    def _ask_places(self, now_ns: int) -> bool:
+        """Let those go on for whom there is room by now, and no others; False where more are to be asked."""
         for lane in self._scheduler.with_ceiling():
             lane_room, opens_at_ns = self.gate.room_in(lane)
             if (first := self._scheduler.let_lane(lane, lane_room, opens_at_ns)) is not None:
@@ -217,6 +217,7 @@ class Heart:
         for place in self._scheduler.places_due(now_ns):
             room, opens_at_ns = self.gate.room_at(cast(Place, place))
             self._scheduler.let_leave(place, room, opens_at_ns)
+        return not self._scheduler.has_places_due(now_ns)
 
     def _most_now(self, room: int | None) -> int:
         """Return how many transactions may be started, by room, connections and caution."""

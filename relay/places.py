@@ -1,0 +1,226 @@
+"""Where messages are parked that only something of their own keeps back.  Pure: no clock.
+
+A place is due at an instant, and is asked then, once, how many may leave it (`let`).  While any
+may, the first of each lane stands in the order for those behind it, in front of its sender's
+others; so a lane that may give nothing keeps back no other, neither elsewhere nor in the same
+place.  When so many left, it is asked again; where none may, it is due at another instant.
+
+Guarantees: who is parked in one lane leaves a place in turn; no more leave than were let; a
+place that nobody may leave has nobody in the order.
+
+Cost: O(log n) a call, times the lanes that one place has somebody of.  Does not: know a limit,
+or what a message costs.
+"""
+
+import heapq
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+
+from relay.envelope import QueueId
+from relay.lanes import Order
+from relay.queued import Queued, State
+
+MOST_PLACES = 64
+"""Places that are asked about at once."""
+AT_ONCE_NS = 0
+
+
+@dataclass(slots=True)
+class _Parking:
+    """One place, and who is parked there."""
+
+    due_at_ns: int | None = None
+    """None: it is to be asked now, or was and may be left."""
+    may_leave: int = 0
+    turns: dict[str, list[tuple[int, QueueId]]] = field(default_factory=dict)
+    """By lane, a heap; who left another way is not taken out of it."""
+    stands: dict[str, QueueId] = field(default_factory=dict)
+    """By lane, who of them is in the order, perhaps."""
+    following: dict[str, int] = field(default_factory=dict)
+    """By lane, how many may leave behind who stands."""
+
+
+class Places:
+    """Who is parked where, and who of them may go."""
+
+    def __init__(self, messages: Mapping[QueueId, Queued], order: Order) -> None:
+        """`messages` are all of the queue, and `order` those that are ready; both change."""
+        self._messages, self._order = messages, order
+        self._parked: dict[Hashable, _Parking] = {}
+        self._until: list[tuple[int, int, Hashable]] = []
+        """A heap; what a place says itself counts."""
+        self._due: dict[Hashable, None] = {}
+        """To be asked, in that order."""
+        self._entries = 0
+        self.following = Counter[str]()
+        """By lane, how many may leave behind those who stand; never too few."""
+
+    def park(self, message: Queued, place: Hashable, due_at_ns: int) -> bool:
+        """Park a message until its place is due; say if nobody was there."""
+        is_first = place not in self._parked
+        parking = self._parked.setdefault(place, _Parking())
+        self._enter(parking, message)
+        self._put_off(place, parking, due_at_ns)
+        return is_first
+
+    def due(self, now_ns: int) -> list[Hashable]:
+        """Return the next places to ask of how many may leave: `let`."""
+        while self._until and self._until[0][0] <= now_ns and len(self._due) < MOST_PLACES:
+            entry = heapq.heappop(self._until)
+            if self._is_true(entry):
+                self._parked[entry[2]].due_at_ns = None
+                self._due[entry[2]] = None
+        for place in self._first_due():
+            if self._is_empty(place, self._parked[place]):
+                self._forget(place)
+        return self._first_due()
+
+    def has_due(self, now_ns: int) -> bool:
+        """Return whether some may still have to be asked."""
+        return bool(self._due) or bool(self._until and self._until[0][0] <= now_ns)
+
+    def let(self, place: Hashable, room: int, due_at_ns: int) -> None:
+        """Let so many go from a place that is due; where none may, it is due again at an instant."""
+        parking = self._parked[place]
+        if room < 1:
+            self._put_off(place, parking, due_at_ns)
+            return
+        self._due.pop(place, None)
+        parking.may_leave = room
+        for lane in list(parking.turns):
+            self._stand(place, parking, lane)
+
+    def ask_anew(self) -> None:
+        """Have every place be due: there may be other limits now."""
+        for parking in self._parked.values():
+            parking.due_at_ns = None
+        self._until.clear()
+        self._due = dict.fromkeys(self._parked)
+
+    def is_let(self, message: Queued) -> bool:
+        """Return whether a parked message stands for its place."""
+        parking = self._parked.get(message.place)
+        return parking is not None and message.queue_id in parking.stands.values()
+
+    def left(self, place: Hashable, lane: str, *, was_let: bool = False) -> None:
+        """Have the next one stand for who left a place: as it was let, or another way."""
+        if (parking := self._parked.get(place)) is None or not parking.may_leave:
+            return
+        parking.may_leave -= was_let
+        if parking.may_leave:
+            self._stand(place, parking, self._order.home_of(lane))
+        else:
+            self._close(place, parking)
+            self._due[place] = None
+            if self._is_empty(place, parking):
+                self._forget(place)
+
+    def move(self, message: Queued, lane: str) -> None:
+        """Have a parked message be in a lane from now on, in its turn there."""
+        before, message.lane = message.lane, lane
+        if (parking := self._parked.get(message.place)) is None:
+            return
+        self._order.remove(message.queue_id)
+        self._enter(parking, message)
+        for each in (before, lane):
+            self.left(message.place, each)
+
+    def go_by(self, order: Order) -> None:
+        """Have those that stand do so in another order, of other lanes perhaps."""
+        self._order = order
+        self.following.clear()
+        for place, parking in list(self._parked.items()):
+            everybody = {queue_id for turns in parking.turns.values() for _, queue_id in turns}
+            parking.turns, parking.stands, parking.following = {}, {}, {}
+            for queue_id in everybody:
+                if (message := self._messages.get(queue_id)) is not None and message.place == place:
+                    self._enter(parking, message)
+            if not parking.turns:
+                self._forget(place)
+            for lane in list(parking.turns) if parking.may_leave else ():
+                self._stand(place, parking, lane)
+
+    def next_due_ns(self) -> int | None:
+        """Return when the next place is to be asked, or None if none is."""
+        if self._due:
+            return AT_ONCE_NS
+        while self._until and not self._is_true(self._until[0]):
+            heapq.heappop(self._until)
+        return self._until[0][0] if self._until else None
+
+    def in_order(self) -> list[tuple[Hashable, int]]:
+        """Return the places in the order in which they will be asked, and when; 0 for who may be left."""
+        entries = sorted(entry for entry in self._until if self._is_true(entry))
+        may_be_left = [place for place, parking in self._parked.items() if parking.may_leave]
+        return [(place, 0) for place in dict.fromkeys((*may_be_left, *self._due))] + [
+            (place, due_at_ns) for due_at_ns, _, place in entries
+        ]
+
+    def _enter(self, parking: _Parking, message: Queued) -> None:
+        turns = parking.turns.setdefault(self._order.home_of(message.lane), [])
+        heapq.heappush(turns, (message.turn, message.queue_id))
+
+    def _first(self, place: Hashable, parking: _Parking, lane: str) -> Queued | None:
+        """Return whose turn it is at a place in a lane, and forget who left it another way."""
+        turns = parking.turns[lane]
+        while turns:
+            message = self._messages.get(turns[0][1])
+            is_there = message is not None and message.state is State.WAITING and message.place == place
+            if message is not None and is_there and self._order.home_of(message.lane) == lane:
+                return message
+            heapq.heappop(turns)
+        del parking.turns[lane]
+        return None
+
+    def _is_empty(self, place: Hashable, parking: _Parking) -> bool:
+        return all(self._first(place, parking, lane) is None for lane in list(parking.turns))
+
+    def _stand(self, place: Hashable, parking: _Parking, lane: str) -> None:
+        """Have the first of a lane stand in the order for a place that may be left."""
+        message = self._first(place, parking, lane) if lane in parking.turns else None
+        if message is None:
+            parking.stands.pop(lane, None)
+            if not parking.turns:
+                self._forget(place)
+                return
+        elif message.queue_id != parking.stands.get(lane) or message.queue_id not in self._order:
+            parking.stands[lane] = message.queue_id
+            self._order.add_in_front(message.queue_id, message.lane, message.reverse_path, message.since_ns)
+        self._count(parking, parking.turns)
+
+    def _close(self, place: Hashable, parking: _Parking) -> None:
+        """Have nobody leave a place."""
+        for queue_id in parking.stands.values():
+            if (message := self._messages.get(queue_id)) is not None and message.place == place:
+                self._order.remove(queue_id)
+        parking.stands.clear()
+        parking.may_leave = 0
+        self._count(parking, ())
+
+    def _count(self, parking: _Parking, lanes: Iterable[str]) -> None:
+        """Know how many may leave a place behind who stands."""
+        self.following.subtract(parking.following)
+        parking.following = {lane: min(parking.may_leave, len(parking.turns[lane])) - 1 for lane in lanes}
+        self.following.update(parking.following)
+
+    def _put_off(self, place: Hashable, parking: _Parking, due_at_ns: int) -> None:
+        self._close(place, parking)
+        parking.due_at_ns = due_at_ns
+        self._due.pop(place, None)
+        self._entries += 1
+        # The number in the middle is unique: places themselves need not have an order.
+        heapq.heappush(self._until, (due_at_ns, self._entries, place))
+
+    def _forget(self, place: Hashable) -> None:
+        self._count(self._parked.pop(place), ())
+        self._due.pop(place, None)
+
+    def _first_due(self) -> list[Hashable]:
+        return list(islice(self._due, MOST_PLACES))
+
+    def _is_true(self, entry: tuple[int, int, Hashable]) -> bool:
+        """Return whether an entry of the heap still says the truth."""
+        parking = self._parked.get(entry[2])
+        return parking is not None and parking.due_at_ns == entry[0]
