@@ -109,6 +109,11 @@ class Foretold(NamedTuple):
     """What its wait is for, or most of it; empty if it goes now."""
 
 
+def ceiling_words(lane: str) -> str:
+    """Return how `held_by` names what a lane may hold at most of some limit."""
+    return f"ceiling of lane {lane}"
+
+
 def limit_words(label: str, key: str | None = None) -> str:
     """Return how `held_by` names a limit, and the key whose window is full."""
     return f"limit {label}" if key is None else f"limit {label} ({key or '<>'})"

@@ -150,6 +150,10 @@ class Places:
             heapq.heappop(self._until)
         return self._until[0][0] if self._until else None
 
+    def next_due(self) -> Hashable:
+        """Return the place that is to be asked next, but for those that may be by now; None if none is."""
+        return None if self._due or self.next_due_ns() is None else self._until[0][2]
+
     def in_order(self) -> list[tuple[Hashable, int]]:
         """Return the places in the order in which they will be asked, and when; 0 for who may be left."""
         entries = sorted(entry for entry in self._until if self._is_true(entry))

@@ -112,6 +112,16 @@ class Scheduler:
         self._opens_at_ns[lane] = opens_at_ns
         return self._messages.get(queue_id)
 
+    def closed_lanes(self) -> list[str]:
+        """Return the lanes that have mail and may give nothing; none where some other mail may go now."""
+        if self._order.most({}):
+            return []
+        return [lane for lane in self._opens_at_ns if self._order.length(lane)]
+
+    def next_place(self) -> Hashable:
+        """Return the place that is due next; None if none is, or some mail may go now."""
+        return None if self._order.most({}) else self._places.next_due()
+
     def in_order(self, now_ns: int) -> Iterator[Queued]:
         """Yield who is ready in the order in which they would leave; takes nothing, see `Order.in_order`.
 

@@ -74,7 +74,10 @@ def test_a_lane_without_room_is_due_when_it_has_some_and_says_who_waits() -> Non
 
     assert waits is scheduler.get(QueueId("l0"))
     assert (scheduler.most_ready, scheduler.next_due_at_ns()) == (1, 500)
+    # Something else may go.
+    assert scheduler.closed_lanes() == []
     assert _take(scheduler) == ["d"]
+    assert scheduler.closed_lanes() == ["list"]
     assert not scheduler.has_ready(10**18)
     assert scheduler.let_lane("list", 1, 500) is None
     assert scheduler.next_due_at_ns() is None
@@ -134,8 +137,10 @@ def test_places_of_a_closed_lane_do_not_hide_those_of_another_and_are_asked_once
     assert _ask(scheduler, 100) == count
     assert scheduler.let_lane("list", 0, 10**9) is not None
     assert (scheduler.most_ready, scheduler.next_due_at_ns()) == (0, 200)
+    assert (scheduler.closed_lanes(), scheduler.next_place()) == (["list"], "sender of reset")
     assert _ask(scheduler, 200) == 1
-    assert (scheduler.most_ready, _take(scheduler, 200)) == (1, ["reset"])
+    assert (scheduler.most_ready, scheduler.next_place()) == (1, None)
+    assert _take(scheduler, 200) == ["reset"]
 
     # Nothing is asked, and nothing wakes, until the lane may give something again.
     assert _ask(scheduler, 10**9 - 1) == 0

@@ -9,6 +9,7 @@ queue, touches nothing of the relay, and may be made in another thread.
 | --- | --- |
 | nothing | it goes now |
 | `limit LABEL`, `limit LABEL (KEY)` | room in that window, or in that key's |
+| `ceiling of lane NAME` | room for its lane under the ceiling |
 | `pause: WHY` | the end of the upstream's pause |
 | `stop: WHY` | somebody who acts; no instant is known |
 | `hold` | the operator; no instant is known |

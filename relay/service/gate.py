@@ -88,6 +88,10 @@ class Gate:
         """Return how many messages may leave a place now, and when (boottime) the next one may."""
         return self._throttle.room_at(place)
 
+    def full_at(self, place: Place) -> list[str]:
+        """Return which limits let nobody leave a place now."""
+        return self._throttle.full_at(place)
+
     def room_in(self, lane: str) -> tuple[int | None, int]:
         """Return how many messages may go of a lane now (None: any number), and when (boottime) one may."""
         return self._throttle.room_in(lane)

@@ -6,12 +6,13 @@ at most a second or so.
 
 import asyncio
 from collections.abc import Callable, Iterable
+from typing import cast
 
 from relay import __version__
 from relay.clock import SECOND_NS, Clock
 from relay.envelope import QueueId
 from relay.lanes import DEFAULT_LANE
-from relay.outlook import limit_words
+from relay.outlook import ceiling_words, limit_words
 from relay.policy.lane import lanes_of
 from relay.policy.model import Policy
 from relay.scheduler import Queued, State
@@ -34,6 +35,7 @@ from relay.service.snapshot import (
 )
 from relay.spool.interface import SetAside
 from relay.spool.room import why_no_room
+from relay.throttle.decision import Place
 
 FEW = 200
 """So few messages are looked through at each snapshot: ten milliseconds or so."""
@@ -163,13 +165,19 @@ class Watch:
         drained_ns = self._look_at_queue().forecast().drained_ns() if is_short else self._drained_ns
         return None if drained_ns is None else self._wall(max(now_ns, drained_ns))
 
-    @staticmethod
-    def _held_by(heart: Heart, waiting: int) -> str:
-        """Return what holds the next message that waits."""
+    def _held_by(self, heart: Heart, waiting: int) -> str:
+        """Return what holds the next message that waits: for all, or else whatever may go next."""
         if heart.pausing.because:
             words = stop_words if heart.pausing.is_stopped else pause_words
             return words(heart.pausing.because)
-        return " and ".join(limit_words(label) for label in heart.gate.full()) if waiting else ""
+        if not waiting:
+            return ""
+        full = heart.gate.full()
+        lanes, place = self._sender.scheduler.closed_lanes(), self._sender.scheduler.next_place()
+        held = [] if full else [ceiling_words(lane) for lane in lanes]
+        if not full and place is not None:
+            full = heart.gate.full_at(cast(Place, place))
+        return " and ".join(held + [limit_words(label) for label in full])
 
     def _counts(self, messages: Iterable[Queued]) -> dict[QueueState, QueueCounts]:
         now_ns = self._clock.boottime_ns()

@@ -197,6 +197,13 @@ class Slots:
             opens_at_ns = max((gauge.opens_at(place.key, now_ns) for gauge in gauges), default=now_ns)
             return max(least, room), opens_at_ns
 
+    def full_at(self, place: Place, now_ns: int) -> list[str]:
+        """Return which limits let nobody leave a place now."""
+        with self._mutex:
+            self._advance(now_ns)
+            gauges = [gauge for gauge in self._gauges if gauge.for_each == place.for_each]
+            return [gauge.label for gauge in gauges if gauge.room(place.key, now_ns) < 1]
+
     def room_in(self, lane: str, now_ns: int) -> tuple[int | None, int]:
         """Return how many messages a lane's ceilings let go now (None: any number), and when one may."""
         with self._mutex:

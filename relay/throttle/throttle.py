@@ -227,6 +227,10 @@ class Throttle:
         """Return how many messages may leave a place now, and when the next one may; from memory."""
         return self._slots.room_at(place, self._clock.boottime_ns())
 
+    def full_at(self, place: Place) -> list[str]:
+        """Return which limits let nobody leave a place now; from memory."""
+        return self._slots.full_at(place, self._clock.boottime_ns())
+
     def room_in(self, lane: str) -> tuple[int | None, int]:
         """Return how many messages may go of a lane by its ceilings (None: any number), and when one may.
 

@@ -144,6 +144,7 @@ async def test_a_lane_never_holds_more_of_a_limit_than_its_ceiling_and_all_else_
             for number in range(5):
                 house.accept(f"r{number}@x.example", sender="list@here.example")
             await house.until(lambda: len(host.relayed) == 3 and house.heart.in_flight == 0)
+            await house.until(lambda: house.watch.snapshot().upstreams[0].held_by == "ceiling of lane list")
             for number in range(2):
                 house.accept(f"r{number}@x.example", sender="else@here.example")
             await house.until(lambda: len(host.relayed) == 5)

@@ -164,3 +164,24 @@ NO_ROOM = "no room in 1 messages per 3600s for each sender"
 
 def _reasons(house: House) -> set[str]:
     return {message.reason for message in house.watch.listing().messages()}
+
+
+async def test_what_holds_the_next_message_is_told_also_where_it_is_a_limit_for_each_key(
+    tmp_path: Path,
+) -> None:
+    upstream = ", limits: [{messages: 1, per: 1h, for_each: sender}, {messages: 3, per: 2h}]"
+    async with Smarthost() as host, House(policy_of(tmp_path, host.port, upstream)) as house:
+        for number in range(3):
+            house.accept(f"list{number}@x.example", sender="list@here.example")
+        await house.until(lambda: len(host.relayed) == 1 and house.heart.in_flight == 0)
+        await house.until(lambda: house.sender.scheduler.next_place() is not None)
+
+        (isp,) = house.watch.snapshot().upstreams
+        assert isp.held_by == "limit 1 messages per 3600s for each sender"
+
+        # Where nobody at all may go, that is what holds the next.
+        house.accept("a@x.example", sender="a@here.example")
+        house.accept("b@x.example", sender="b@here.example")
+        await house.until(lambda: len(host.relayed) == 3 and house.heart.in_flight == 0)
+        (isp,) = house.watch.snapshot().upstreams
+        assert isp.held_by == "limit 3 messages per 7200s"
