@@ -17,8 +17,7 @@ What cannot be known, and is not claimed:
 - what else uses the account: then the upstream counted more than our history has;
 - whether its windows slide or are fixed (the clock hour): a fixed one holds at most what
   ours does, so the suggestion may be too high, and the next refusal says so;
-- which of several limits it was, and what in flight it counted already (left out here);
-- what was sent before a restart by an account without any limit, which has no history.
+- which of several limits it was, and what in flight it counted already (left out here).
 
 Instants are wall clock, spans nanoseconds.
 """

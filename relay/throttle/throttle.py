@@ -17,8 +17,8 @@ Asks of its caller:
 - to back off on HistoryError, and send nothing meanwhile: it is an account that cannot
   be judged, not a message that failed.
 
-An account without limits has no history and touches no disk; the first limit that an
-edit gives it starts counting then.
+An account without limits is recorded all the same, as durably: the first limit that an
+edit gives it judges all that went before, in flight or ended.
 
 Threads: every method may be called from any.  `reserve`, `flush`, `replan` and `close` take
 turns and may wait for the disk and for other processes; `settle`, `opens_at`, `usage` and
@@ -41,13 +41,10 @@ from relay.throttle.history import History
 from relay.throttle.keys import Request as Request  # noqa: PLC0414 - part of the door
 from relay.throttle.record import Charged, Ended, Record
 from relay.throttle.slots import Slots
-from relay.throttle.tally import Unrecorded
 from relay.throttle.usage import Usage
 
 TRANSACTION_NS = 30 * 60 * 1_000_000_000
 """The longest transaction: 10 minutes for the reply to the final dot (RFC 5321, 4.5.3.2.6), and the rest."""
-UNRECORDED = 0
-"""The id of a reservation that no limit asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +90,6 @@ class Throttle:
         self._clock = clock
         self._transaction_ns = transaction_ns
         self._slots = Slots()
-        self._unrecorded = Unrecorded()
         self._history = History(history_path, disk, clock, self._slots)
         self._turn = Lock()
         self._path = history_path
@@ -109,13 +105,6 @@ class Throttle:
         Raises HistoryError, and then nothing is granted.
         """
         with self._turn:
-            if not self._limits:
-                now_ns = self._clock.boottime_ns()
-                deadline_ns = now_ns + self._transaction_ns
-                return [
-                    Reservation(UNRECORDED, each.largest, now_ns, deadline_ns, range(each.largest))
-                    for each in requests
-                ]
             with self._history.locked() as now_ns:
                 answers, granted = self._decide(requests, now_ns)
                 self._write(granted, now_ns)
@@ -127,9 +116,6 @@ class Throttle:
         To be settled when it is ready for mail, or will not be.  Raises HistoryError.
         """
         with self._turn:
-            if not self._limits:
-                now_ns = self._clock.boottime_ns()
-                return Reservation(UNRECORDED, 0, now_ns, now_ns + opening_ns, (), 0, 1)
             with self._history.locked() as now_ns:
                 answer = self._slots.reserve_connection(opening_ns, now_ns)
                 self._write([] if isinstance(answer, Wait) else [answer], now_ns)
@@ -143,11 +129,6 @@ class Throttle:
         for settlement in settlements:
             reservation = settlement.reservation
             ended_at_ns = max(reservation.reserved_at_ns, min(settlement.ended_at_ns, now_ns))
-            if reservation.id == UNRECORDED:
-                self._unrecorded.add(
-                    self._late(reservation, ended_at_ns)._replace(started_at_ns=reservation.reserved_at_ns)
-                )
-                continue
             if ended_at_ns <= reservation.deadline_ns:
                 self._slots.settle(Ended(reservation.id, ended_at_ns))
             else:
@@ -171,10 +152,8 @@ class Throttle:
         After an append that failed this appends in any case: a history that can be read and
         not written must not be taken for sound.
         """
-        with self._turn:
-            if self._limits or self._slots.unwritten():
-                with self._history.locked() as now_ns:
-                    self._write([], now_ns)
+        with self._turn, self._history.locked() as now_ns:
+            self._write([], now_ns)
 
     def opens_at(self, recipients: int) -> int:
         """Return the boottime at which a message to so many may go unsplit; now, if it may already.
@@ -192,14 +171,8 @@ class Throttle:
         return self._slots.leaves_in_ns(span_ns, self._clock.boottime_ns())
 
     def tally(self, span_ns: int) -> Tally:
-        """Return what ended within the last `span_ns`: from memory, what others recorded as of the last look.
-
-        Of an account without limits, what went through this process in the last day.
-        """
-        now_ns = self._clock.boottime_ns()
-        return (
-            self._slots.tally(span_ns, now_ns) if self._limits else self._unrecorded.within(span_ns, now_ns)
-        )
+        """Return what ended within the last `span_ns`: by memory, so of others as of the last look."""
+        return self._slots.tally(span_ns, self._clock.boottime_ns())
 
     def peak(self, span_ns: int) -> Tally:
         """Return the most, of each unit, that a window held which was over when the present one began."""

@@ -13,9 +13,12 @@ from tests.peers import smtp_tools
 from tests.peers.demand import demand, find, missing_program
 from tests.peers.relay import RelayProcess
 from tests.peers.smtp_tools import smtp_sink
-from tests.peers.waiting import HANG_S
+from tests.peers.waiting import HANG_S, wait_until
 
 pytestmark = pytest.mark.slow
+
+ONE_MESSAGE = b" 1 1 0\n"
+"""The end of the line of a reservation of one message to one recipient, without shares."""
 
 
 @contextmanager
@@ -43,12 +46,15 @@ def _hand_over(port: int) -> bytes:
 
 def test_a_relay_whose_marks_cannot_be_synced_ends_with_74_and_the_next_one_goes_on(tmp_path: Path) -> None:
     demand(smtp_tools.why_missing(), missing_program("strace"))
-    with smtp_sink() as sink:
-        # Without limits there is no history: the first fdatasync is that of a status byte.
-        relay = RelayProcess(tmp_path, {"isp": {"host": "127.0.0.1", "port": sink.port, "tls": "none"}})
+    # It answers DATA late: by then the slot is durable, and what follows is the status byte.
+    with smtp_sink("-w", "3") as sink:
+        history = tmp_path / "history"
+        isp = {"host": "127.0.0.1", "port": sink.port, "tls": "none", "history": str(history)}
+        relay = RelayProcess(tmp_path, {"isp": isp})
         relay.start()
+        assert _hand_over(relay.port).startswith(b"250")
+        wait_until(lambda: history.exists() and ONE_MESSAGE in history.read_bytes())
         with _failing(relay.pid, "fdatasync"):
-            assert _hand_over(relay.port).startswith(b"250")
             assert relay.wait() == os.EX_IOERR
         assert sink.count == 1
         assert [line for line in relay.log() if "spool failed: status bytes: Input/output error" in line]
@@ -63,8 +69,12 @@ def test_mail_that_cannot_be_synced_is_answered_451_and_given_up_and_the_relay_g
 ) -> None:
     demand(smtp_tools.why_missing(), missing_program("strace"))
     with smtp_sink() as sink:
-        relay = RelayProcess(tmp_path, {"isp": {"host": "127.0.0.1", "port": sink.port, "tls": "none"}})
+        history = tmp_path / "history"
+        isp = {"host": "127.0.0.1", "port": sink.port, "tls": "none", "history": str(history)}
+        relay = RelayProcess(tmp_path, {"isp": isp})
         with relay:
+            # Its start has looked for the history by then, and has nothing more to sync.
+            wait_until(history.with_suffix(".lock").exists)
             with _failing(relay.pid, "fsync"):
                 assert _hand_over(relay.port).startswith(b"451 4.3.0")
             spool = tmp_path / "spool"

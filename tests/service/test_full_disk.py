@@ -157,7 +157,8 @@ async def test_a_neighbour_who_takes_all_room_as_it_comes_costs_time_and_nothing
 async def test_what_was_relayed_is_marked_though_there_is_no_room_for_the_reasons_of_the_rest(
     small: SmallDisk, host: Smarthost
 ) -> None:
-    policy = policy_of(small.path, host.port)
+    # The history has room, on another disk.
+    policy = policy_of(small.path, host.port, ", history: ../history")
     first = House(policy)
     first.accept("r1@x.example", "bad@x.example")
     # Neither notes nor a reserve: whoever looks next finds one mark and one recipient to do.

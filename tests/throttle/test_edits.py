@@ -1,6 +1,7 @@
 """Edits of the limits while it runs: the history is never reset, and the new rule holds at once."""
 
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -12,10 +13,12 @@ from tests.throttle.limits import PerPeriod, connections, granted, messages, rec
 from tests.throttle.memory_disk import MemoryDisk
 
 PATH = Path("/history/isp")
-BEFORE = [messages(4, seconds=60)]
+BEFORES = [[messages(4, seconds=60)], []]
+"""A limit, or none: what went before an edit counts either way."""
 # Four messages to three recipients each went 10 s ago, and two connections were opened before them.
 
 
+@pytest.mark.parametrize("before", BEFORES, ids=["a limit", "no limit"])
 @pytest.mark.parametrize(
     ("after", "expected"),
     [
@@ -38,9 +41,9 @@ BEFORE = [messages(4, seconds=60)]
     ],
 )
 def test_the_same_past_is_judged_by_the_new_numbers_at_once(
-    after: list[PerPeriod], expected: int, memory: MemoryDisk, clock: FakeClock
+    after: list[PerPeriod], expected: int, before: list[PerPeriod], memory: MemoryDisk, clock: FakeClock
 ) -> None:
-    account = throttle(PATH, memory, clock, BEFORE)
+    account = throttle(PATH, memory, clock, before)
     for _ in range(2):
         opened = account.reserve_connection(SECOND_NS)
         assert isinstance(opened, Reservation)
@@ -55,10 +58,11 @@ def test_the_same_past_is_judged_by_the_new_numbers_at_once(
     assert len(went) == expected
 
 
+@pytest.mark.parametrize("before", BEFORES, ids=["a limit", "no limit"])
 def test_connections_opened_before_there_was_a_limit_on_them_count(
-    memory: MemoryDisk, clock: FakeClock
+    before: list[PerPeriod], memory: MemoryDisk, clock: FakeClock
 ) -> None:
-    account = throttle(PATH, memory, clock, BEFORE)
+    account = throttle(PATH, memory, clock, before)
     for _ in range(2):
         opened = account.reserve_connection(SECOND_NS)
         assert isinstance(opened, Reservation)
@@ -81,6 +85,62 @@ def test_a_limit_that_is_removed_and_comes_back_has_missed_nothing(
     account.replan([messages(9, 60), recipients(8, 60)], 0)
 
     assert [reservation.recipients for reservation in granted(account, 3, 1)] == [2]
+
+
+def test_what_is_in_flight_when_the_first_limit_comes_counts_until_it_ends(
+    memory: MemoryDisk, clock: FakeClock
+) -> None:
+    account = throttle(PATH, memory, clock, [])
+    flying = granted(account, 1, 1, 1)
+    clock.advance(50 * SECOND_NS)
+
+    account.replan([messages(4, 60)], 0)
+    assert len(granted(account, 1, 1)) == 1
+
+    settle(account, clock, *flying)
+    clock.advance(59 * SECOND_NS)
+    assert not granted(account, 1)
+    clock.advance(SECOND_NS)
+    assert len(granted(account, 1, 1, 1, 1)) == 3
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_went_without_limits_counts_for_the_first_one_after_any_crash(
+    seed: int, memory: MemoryDisk, clock: FakeClock
+) -> None:
+    account = throttle(PATH, memory, clock, [])
+    settle(account, clock, *granted(account, 1, 1))
+    granted(account, 1)
+    memory.cut_power(Random(seed))
+
+    assert len(granted(throttle(PATH, memory, clock, [messages(4, 60)]), 1, 1, 1)) == 1
+
+
+def test_what_one_process_sends_without_limits_counts_for_another_that_has_some(
+    memory: MemoryDisk, clock: FakeClock
+) -> None:
+    limited, free = throttle(PATH, memory, clock, [messages(4, 60)]), throttle(PATH, memory, clock, [])
+    assert len(granted(limited, 1)) == 1
+    assert len(granted(free, *[1] * 9)) == 9
+    assert not granted(limited, 1)
+
+
+def test_whose_mail_it_was_is_known_from_the_first_limit_on_that_asks_and_before_it_it_was_of_anyone(
+    memory: MemoryDisk, clock: FakeClock
+) -> None:
+    def send(sender: str, domain: str) -> bool:
+        request = Request(2, sender=sender, recipient_domains=(domain, domain))
+        (answer,) = account.reserve([request])
+        return isinstance(answer, Reservation)
+
+    account = throttle(PATH, memory, clock, [messages(9, 60)])
+    assert send("a", "x")
+    account.replan([messages(9, 60), messages(2, 60, "sender")], 0)
+    assert [send("a", "x"), send("a", "x"), send("b", "x")] == [True, False, True]
+
+    # Of another kind of key, asked for later, all of that may have been of any domain.
+    account.replan([recipients(8, 60, "recipient_domain")], 0)
+    assert [send("c", "x"), send("c", "x"), send("c", "y"), send("c", "y")] == [True, False, True, False]
 
 
 def test_another_longest_transaction_is_of_what_is_reserved_from_then_on(

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
 from relay.spool.durable import Disk
-from relay.throttle.throttle import UNRECORDED, Request, Reservation, Settlement
+from relay.throttle.record import HistoryError
+from relay.throttle.throttle import Request, Reservation, Settlement
 from tests.fakes.clock import FakeClock
 from tests.throttle.limits import (
     TRANSACTION_NS,
@@ -165,19 +166,33 @@ def test_what_has_to_wait_costs_no_write(memory: MemoryDisk, clock: FakeClock) -
     assert memory.operations == []
 
 
-def test_without_limits_everything_is_granted_and_no_disk_is_touched(
+def test_without_limits_everything_is_granted_at_once_and_recorded_as_durably_as_with_some(
     memory: MemoryDisk, clock: FakeClock
 ) -> None:
     account = throttle(PATH, memory, clock, [])
+    first = granted(account, 7, 1)
+    memory.operations.clear()
 
+    settle(account, clock, *first)
     reservations = granted(account, 7, 1)
-    settle(account, clock, *reservations)
-    account.flush()
 
-    assert [(each.id, each.recipients) for each in reservations] == [(UNRECORDED, 7), (UNRECORDED, 1)]
+    assert memory.operations == ["write", "sync"]
+    assert [(each.recipients, list(each.chosen)) for each in reservations] == [(7, [*range(7)]), (1, [0])]
     assert reservations[0].deadline_ns == clock.boottime_ns() + TRANSACTION_NS
-    assert (memory.operations, memory.names_now, account.usage()) == ([], {}, [])
+    assert account.usage() == []
     assert account.opens_at(5) == clock.boottime_ns()
+
+
+def test_without_limits_a_history_that_fails_lets_nothing_through_either(
+    memory: MemoryDisk, clock: FakeClock
+) -> None:
+    account = throttle(PATH, memory, clock, [])
+    granted(account, 1)
+    memory.fail("sync")
+
+    with pytest.raises(HistoryError, match="cannot write"):
+        granted(account, 1)
+    assert len(granted(account, 1)) == 1
 
 
 def test_several_throttles_of_one_history_see_each_other(path: Path, disk: Disk, clock: FakeClock) -> None:
