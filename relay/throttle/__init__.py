@@ -7,6 +7,8 @@ decision  what of a message may go now, and what it waits for otherwise (pure)
 merging   old ends rounded up and added together (pure)
 slots     all that is known of an account's past, and the limits that judge it
 record    the bytes of a history file (pure)
+reached   how far a history was durable, in its lock: what is missing is noticed (pure)
+repair    what an operator can do about one that cannot be used (pure)
 history   the file: locked, shared, durable before anything is sent
 throttle  the room's door: reserve, settle, replan
 usage     how full a limit is, for showing (pure)

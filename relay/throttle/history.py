@@ -9,9 +9,10 @@ What a start, which is always a recovery, may find, and what becomes of it:
 
 | found                                | done                                                     |
 | ------------------------------------ | -------------------------------------------------------- |
-| no file                              | created whole (fsync, rename, fsync of the folder)       |
-| gone or cut while we run             | written again from memory: deleting it frees nothing     |
+| no file, nor a lock that knows it    | created whole (fsync, rename, fsync of the folder)       |
+| gone or cut, and we know all of it   | written again from memory: deleting it frees nothing     |
 | last group not whole                 | cut: it was never durable, so nothing was sent on it     |
+| less than its lock says (`reached`)  | HistoryError: groups are lost that were durable          |
 | reservations without an end          | occupied until deadline + T: their process may have died |
 | `PATH.new`                           | a rewrite that died; removed by the next                 |
 | `PATH.new` of others                 | renamed to `PATH.new.1`, or the next that is free        |
@@ -53,6 +54,7 @@ from pathlib import Path
 
 from relay.clock import SECOND_NS, Clock
 from relay.spool.durable import SECTOR_BYTES, Disk, opened, sync_above, why_a_strangers
+from relay.throttle import reached, repair
 from relay.throttle.record import (
     At,
     HistoryError,
@@ -105,6 +107,9 @@ class History:
         """How much of the file is known; always the end of a group."""
         self._at: At | None = None
         """When the last known group was written."""
+        self._lock_fd = -1
+        self._reached_ns: int | None = None
+        """The mark of a group that was durable, by the lock."""
         self._is_ours = False
         """The file has been in this boot's time before."""
         self._is_trusted = False
@@ -138,6 +143,7 @@ class History:
             now_ns = self._clock.boottime_ns()
             self._slots.time_is(now_ns)
             with self._failing_closed("read or recover"):
+                self._read_lock(lock_fd)
                 self._catch_up(now_ns)
             if self._at is not None and self._at.boottime_ns > now_ns + CLOCK_SKEW_NS:
                 raise HistoryError(
@@ -147,6 +153,15 @@ class History:
             yield now_ns
         finally:
             self._disk.close(lock_fd)
+
+    def _read_lock(self, lock_fd: int) -> None:
+        self._lock_fd = lock_fd
+        try:
+            self._reached_ns = reached.read(self._disk.pread(lock_fd, reached.LENGTH, 0))
+        except HistoryError as error:
+            raise HistoryError(
+                f"{self._path}.lock: {error}; nothing is sent. To repair: stop, move it away, start"
+            ) from error
 
     def _make_folder(self) -> None:
         self._disk.make_directory(self._folder)
@@ -188,6 +203,7 @@ class History:
         if inode is None or length is None or (inode == self._inode and length < self._offset):
             # The next append creates it, or writes it again from memory.
             self._is_rewrite_due = True
+            self._refuse_lost_groups(self._at)
             return
         if not self._is_trusted or inode != self._inode or self._fd is None:
             self._load(inode, now_ns)
@@ -196,6 +212,13 @@ class History:
             content = self._disk.pread(self._fd, length - self._offset, self._offset)
             records, _ = self._whole_groups(self._fd, content, 0, self._offset)
             self._slots.learn(records)
+        else:
+            self._refuse_lost_groups(self._at)
+
+    def _refuse_lost_groups(self, last: At | None) -> None:
+        """Raise HistoryError if there were groups behind the last one that is known."""
+        with self._naming_the_file():
+            reached.compare(last and last.mark_ns, self._reached_ns)
 
     def _load(self, inode: int, now_ns: int) -> None:
         """Forget memory and read the whole file."""
@@ -224,7 +247,7 @@ class History:
         """Raise HistoryError before a file is read that no relay wrote."""
         if length > LARGEST_BYTES:
             self._is_trusted = False
-            raise HistoryError(f"{self._path}: {length} bytes are no history")
+            raise HistoryError(f"{self._path}: {length} bytes are no history. To repair: {repair.ANEW}")
 
     def _whole_groups(self, fd: int, content: bytes, start: int, origin: int) -> tuple[list[Record], At]:
         """Read groups and cut what was torn behind them; move `_offset` and `_at` along."""
@@ -234,6 +257,7 @@ class History:
             if at is None:
                 # A file gets its name when its first group is durable: that one cannot be torn.
                 raise HistoryError(f"byte {start}: its first group is damaged")
+        self._refuse_lost_groups(at)
         end = origin + contents.end
         if contents.end < len(content):
             # Not yet durable: a crash leaves the torn end, and it is cut again.  The next group
@@ -271,6 +295,7 @@ class History:
             raise
         self._offset += len(content)
         self._at = at
+        self._note_end(at)
 
     def _sync_what_others_wrote(self, fd: int) -> None:
         if self._is_content_unsynced:
@@ -329,6 +354,12 @@ class History:
         self._others = b""
         self._is_rewrite_due = self._is_content_unsynced = self._is_name_unsynced = False
         self._is_ours = True
+        self._note_end(at)
+
+    def _note_end(self, last: At) -> None:
+        """Say in the lock how far the file is durable by now."""
+        # Crash here: the lock says less than the file has, which is no harm.
+        self._disk.write_at(self._lock_fd, reached.line(last.mark_ns), 0)
 
     def _clear_the_way(self, new_path: str) -> None:
         """Remove what a rewrite that died left; what others put there is moved aside, and kept."""
@@ -345,7 +376,9 @@ class History:
         wall_ns = self._clock.wall_ns()
         if self._at is None:
             return At(now_ns, wall_ns, wall_ns)
-        return At(now_ns, wall_ns, max(wall_ns, self._at.mark_ns + now_ns - self._at.boottime_ns))
+        # Marks ascend, also where the clocks of two CPUs differ: by them `reached` tells groups apart.
+        passed_ns = max(0, now_ns - self._at.boottime_ns)
+        return At(now_ns, wall_ns, max(wall_ns, self._at.mark_ns + passed_ns))
 
     @contextlib.contextmanager
     def _naming_the_file(self) -> Iterator[None]:
@@ -354,10 +387,7 @@ class History:
             yield
         except HistoryError as error:
             self._is_trusted = False
-            raise HistoryError(
-                f"{self._path}: {error}; nothing is sent. To repair: stop, wait for the longest period of "
-                "the account's limits, move the file away, start"
-            ) from error
+            raise HistoryError(f"{self._path}: {error}; nothing is sent. To repair: {repair.ANEW}") from error
 
     @contextlib.contextmanager
     def _failing_closed(self, doing: str) -> Iterator[None]:
@@ -365,4 +395,5 @@ class History:
             yield
         except OSError as error:
             self._is_trusted = False
-            raise HistoryError(f"{self._path}: cannot {doing}: {error.strerror or error}") from error
+            what = f"cannot {doing}: {error.strerror or error}"
+            raise HistoryError(f"{self._path}: {what}. To repair: {repair.of(error)}") from error

@@ -14,31 +14,31 @@ from pathlib import Path
 from relay.clock import Clock
 from relay.finding import NOTHING_SENT, Finding
 from relay.spool.durable import Disk, opened, why_of_others
+from relay.throttle import reached, repair
 from relay.throttle.history import CLOCK_SKEW_NS, LARGEST_BYTES, is_left_of_a_rewrite
 from relay.throttle.record import Contents, HistoryError, read_groups, read_header
-
-_REPAIR = (
-    "stop, wait for the longest period of the account's limits, move the file away, start; "
-    "not waiting is how the upstream sees too many"
-)
 
 
 def history_findings(path: Path, disk: Disk, clock: Clock, owner: int) -> Iterator[Finding]:
     """Yield what is to be said of one history; `owner` is the user of the relay.  Raises OSError."""
+    # Ahead of the history, which can only have more by then.
+    reached_ns = _reached(f"{path}.lock", disk)
     try:
         found = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
-        return  # made by the first reservation
+        # Made by the first reservation, if there never was one.
+        yield from _lost_findings(str(path), None, reached_ns)
+        return
     yield from _beside_findings(f"{path}.new", disk)
     if not stat.S_ISREG(found.st_mode):
-        yield Finding(str(path), "foreign", "not a file", NOTHING_SENT, f"see what it is; {_REPAIR}")
+        yield Finding(str(path), "foreign", "not a file", NOTHING_SENT, f"see what it is; {repair.ANEW}")
         return
     # Only root can open what is safe from others and belongs to somebody else.
     users = {owner, path.parent.stat().st_uid} if owner == 0 else {owner}
     if (why := why_of_others(found.st_uid, stat.S_IMODE(found.st_mode), users)) is not None:
         yield Finding(str(path), "owner", why, NOTHING_SENT, f"chown it to user {owner}, chmod 600")
     if found.st_size > LARGEST_BYTES:
-        yield Finding(str(path), "damaged_history", f"{found.st_size} bytes", NOTHING_SENT, _REPAIR)
+        yield Finding(str(path), "damaged_history", f"{found.st_size} bytes", NOTHING_SENT, repair.ANEW)
         return
     try:
         with opened(disk, disk.open_read(str(path))) as fd:
@@ -47,10 +47,27 @@ def history_findings(path: Path, disk: Disk, clock: Clock, owner: int) -> Iterat
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EIO):
             raise
         yield Finding(
-            str(path), "damaged_history", f"cannot be read: {error.strerror}", NOTHING_SENT, _REPAIR
+            str(path), "damaged_history", f"cannot be read: {error.strerror}", NOTHING_SENT, repair.ANEW
         )
         return
-    yield from _content_findings(str(path), content, clock)
+    yield from _content_findings(str(path), content, clock, reached_ns)
+
+
+def _reached(path: str, disk: Disk) -> int | None:
+    """Return what the lock says; None also where it is no lock of ours, which its use will tell."""
+    try:
+        with opened(disk, disk.open_read(path)) as fd:
+            return reached.read(disk.pread(fd, reached.LENGTH, 0))
+    except (OSError, HistoryError):
+        return None
+
+
+def _lost_findings(path: str, mark_ns: int | None, reached_ns: int | None) -> Iterator[Finding]:
+    """Yield what is to be said of a history that has less than its lock says."""
+    try:
+        reached.compare(mark_ns, reached_ns)
+    except HistoryError as error:
+        yield Finding(path, "damaged_history", str(error), NOTHING_SENT, repair.ANEW)
 
 
 def _beside_findings(path: str, disk: Disk) -> Iterator[Finding]:
@@ -67,14 +84,17 @@ def _beside_findings(path: str, disk: Disk) -> Iterator[Finding]:
         )
 
 
-def _content_findings(path: str, content: bytes, clock: Clock) -> Iterator[Finding]:
+def _content_findings(path: str, content: bytes, clock: Clock, reached_ns: int | None) -> Iterator[Finding]:
     try:
         boot_id, start = read_header(content)
         contents = read_groups(content, start)
         if contents.at is None:
             raise HistoryError(f"byte {start}: its first group is damaged")
     except HistoryError as error:
-        yield Finding(path, "damaged_history", str(error), NOTHING_SENT, _REPAIR)
+        yield Finding(path, "damaged_history", str(error), NOTHING_SENT, repair.ANEW)
+        return
+    if lost := list(_lost_findings(path, contents.at.mark_ns, reached_ns)):
+        yield from lost
         return
     if contents.end < len(content):
         what = f"byte {contents.end}: its last group is not whole; nothing was sent on it"

@@ -72,7 +72,7 @@ class MemoryDisk(AllOurs, RealDisk):
         self._dies_in: int | None = None
         self._dying_random = Random(0)
         self.operations: list[str] = []
-        """Every operation that changed something or made it durable."""
+        """Every operation that changed something or made it durable; `note` is a write into a lock."""
 
     # What a test does to it.
 
@@ -123,9 +123,13 @@ class MemoryDisk(AllOurs, RealDisk):
     def lock(self, path: str, *, wait: bool) -> int | None:
         assert wait
         assert path not in self._locks.values(), "a lock that was not released"
-        self._next += 1
-        self._locks[self._next] = path
-        return self._next
+        if path not in self.names_now:
+            self._next += 1
+            self._files[self._next] = _File()
+            self._rename({**self.names_now, path: self._next})
+        fd = self._descriptor(self.names_now[path])
+        self._locks[fd] = path
+        return fd
 
     def close(self, fd: int) -> None:
         if self._dies_in is None or self._dies_in > 0:
@@ -171,7 +175,7 @@ class MemoryDisk(AllOurs, RealDisk):
     def write_at(self, fd: int, content: bytes, offset: int) -> None:
         file = self._file(fd)
         try:
-            self._act("write")
+            self._act("note" if fd in self._locks else "write")
         except (Killed, OSError):
             file.write(content[: self._dying_random.randint(0, len(content))], offset)
             raise

@@ -156,23 +156,24 @@ def test_deleting_or_emptying_the_file_frees_nothing_while_a_sender_runs(
 
 
 READ_ONLY_OR_FULL = [
-    ("open_new", errno.EROFS),
-    ("open_new", errno.EACCES),
-    ("write", errno.ENOSPC),
-    ("sync", errno.EIO),
-    ("rename", errno.EIO),
-    ("sync_directory", errno.EIO),
+    ("open_new", errno.EROFS, "mount its file system for writing"),
+    ("open_new", errno.EACCES, "give it, its .lock and its folder to the relay's user"),
+    ("open_new", errno.EMFILE, "let the relay open more files"),
+    ("write", errno.ENOSPC, "make room on its disk"),
+    ("sync", errno.EIO, "see to its disk"),
+    ("rename", errno.EISDIR, "see what is in its place"),
+    ("sync_directory", errno.EIO, "see to its disk"),
 ]
 
 
-@pytest.mark.parametrize(("operation", "error"), READ_ONLY_OR_FULL)
-def test_a_file_that_cannot_be_created_grants_nothing(
-    operation: str, error: int, memory: MemoryDisk, clock: FakeClock
+@pytest.mark.parametrize(("operation", "error", "repair"), READ_ONLY_OR_FULL)
+def test_a_file_that_cannot_be_created_grants_nothing_and_the_error_says_what_to_do(
+    operation: str, error: int, repair: str, memory: MemoryDisk, clock: FakeClock
 ) -> None:
     account = throttle(PATH, memory, clock, LIMITS)
     memory.fail(operation, error)
 
-    with pytest.raises(HistoryError, match=r"cannot (write|lock)"):
+    with pytest.raises(HistoryError, match=rf"{PATH}: cannot (write|lock): .*\. To repair: {repair}"):
         ask(account, 1)
 
     assert f"{PATH}.new" not in memory.names_now
@@ -346,7 +347,7 @@ def test_an_append_is_one_write_and_one_sync_and_a_name_is_synced_once(
 
     # The first one makes durable what somebody else wrote, by writing it again, and its name.
     kinds = [operation.split()[0] for operation in memory.operations]
-    assert kinds == ["write", "sync", "sync_directory", *("write", "sync") * 3]
+    assert kinds == ["write", "sync", "sync_directory", *("write", "sync", "note") * 3]
 
 
 def test_files_that_are_replaced_and_closed_leave_no_descriptors(

@@ -152,7 +152,7 @@ def test_a_batch_is_one_group_and_one_sync(memory: MemoryDisk, clock: FakeClock)
     settle(account, clock, *reserved)
     assert memory.operations == []
     granted(account, *[1] * 20)
-    assert memory.operations == ["write", "sync"]
+    assert memory.operations == ["write", "sync", "note"]
 
 
 def test_what_has_to_wait_costs_no_write(memory: MemoryDisk, clock: FakeClock) -> None:
@@ -176,7 +176,7 @@ def test_without_limits_everything_is_granted_at_once_and_recorded_as_durably_as
     settle(account, clock, *first)
     reservations = granted(account, 7, 1)
 
-    assert memory.operations == ["write", "sync"]
+    assert memory.operations == ["write", "sync", "note"]
     assert [(each.recipients, list(each.chosen)) for each in reservations] == [(7, [*range(7)]), (1, [0])]
     assert reservations[0].deadline_ns == clock.boottime_ns() + TRANSACTION_NS
     assert account.usage() == []
