@@ -31,7 +31,7 @@ from pydantic import TypeAdapter, ValidationError
 from relay.clock import SECOND_NS
 from relay.limit import ForEach, Limit, Unit
 from relay.pauses import SPAN_NS
-from relay.spans import elapsed, period
+from relay.spans import elapsed, in_seconds, period
 from relay.verdict import Excess, Ruling, Span
 
 LOOKED_AT_NS = (SPAN_NS[Span.MINUTE], SPAN_NS[Span.HOUR], SPAN_NS[Span.DAY])
@@ -95,7 +95,7 @@ class Finding:
     def label(self) -> str:
         """Return the label of the policy's limit; without N where it has none."""
         count = "" if self.limit is None else f"{self.limit} "
-        return f"{count}{self.unit} per {self.per_ns / SECOND_NS:g}s"
+        return f"{count}{self.unit} per {in_seconds(self.per_ns)}"
 
     def is_met_by(self, limits: Iterable[Limit]) -> bool:
         """Return whether one of the policy's limits is as strict by now."""

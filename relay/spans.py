@@ -11,7 +11,13 @@ def period(per_ns: int) -> str:
         count, rest_ns = divmod(per_ns, length * SECOND_NS)
         if not rest_ns and count >= (2 if unit == "d" else 1):
             return f"{count}{unit}"
-    return f"{per_ns / SECOND_NS:g}s"
+    return in_seconds(per_ns)
+
+
+def in_seconds(span_ns: int) -> str:
+    """Return a span in seconds to the nanosecond, as labels have it: `60s`, `2592000s`, `0.3s`."""
+    whole, rest_ns = divmod(span_ns, SECOND_NS)
+    return f"{whole}.{rest_ns:09}".rstrip("0").rstrip(".") + "s"
 
 
 def elapsed(span_ns: int) -> str:

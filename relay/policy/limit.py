@@ -5,11 +5,12 @@ Guarantees: a `Limit` has exactly one unit, a number of at least 1 and a length.
 
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
-from relay.policy.section import Section
+from relay.policy.section import AnyOrder, Section
 from relay.policy.surroundings import broken
 from relay.policy.units import Duration, PositiveInt, choice
+from relay.spans import in_seconds
 
 
 class Limit(Section):
@@ -65,6 +66,18 @@ class Limit(Section):
     @property
     def label(self) -> str:
         """Return the limit as a metric's label and a status line show it, e.g. `8 messages per 60s`."""
-        seconds = self.per_ns / 1_000_000_000
         each = f" for each {self.for_each.replace('_', ' ')}" if self.for_each else ""
-        return f"{self.count} {self.unit} per {seconds:g}s{each}"
+        return f"{self.count} {self.unit} per {in_seconds(self.per_ns)}{each}"
+
+
+def _no_two_alike(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
+    first: dict[tuple[object, ...], int] = {}
+    for index, limit in enumerate(limits):
+        other = first.setdefault((limit.unit, limit.count, limit.per_ns, limit.for_each), index)
+        if other != index:
+            raise broken(f"the same limit as limits[{other}], {limit.label}: one of them says it all", index)
+    return limits
+
+
+Limits = Annotated[tuple[Limit, ...], AnyOrder, AfterValidator(_no_two_alike)]
+"""Those of an upstream.  No two are the same: metrics tell them apart by their labels."""

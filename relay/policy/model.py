@@ -18,7 +18,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from relay.policy.lane import Lane, faults_of
-from relay.policy.limit import Limit
+from relay.policy.limit import Limit, Limits
 from relay.policy.rules import PROVIDERS, Rules
 from relay.policy.section import AnyOrder, Section
 from relay.policy.surroundings import (
@@ -226,7 +226,7 @@ class Upstream(Section):
     max_transaction_ns: Duration = Field(default=30 * MINUTE_NS, alias="max_transaction")
     """Of a message; the last third is for the last reply, 10 minutes at most.  A slot whose end nobody saw
     ends then: after a crash, or where a reply was lost."""
-    limits: Annotated[tuple[Limit, ...], AnyOrder] = ()
+    limits: Limits = ()
     guard_ns: Duration | None = Field(default=None, alias="guard")
     """Widens every window; default: 1 % of it, at most one second."""
     adapt: Annotated[Literal["tighten"] | None, choice(["tighten"])] = None

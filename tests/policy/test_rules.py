@@ -1,7 +1,11 @@
 """The rules between the keys of a policy, each at its place."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from relay.policy.limit import Limit
+from relay.policy.units import LONGEST_DURATION_NS
 from tests.policy.examples import SMALL, with_listen, with_upstream
 from tests.policy.reading import only_fault, parse, places
 
@@ -109,6 +113,10 @@ def test_a_limit_has_exactly_one_unit(limit: str, place: str) -> None:
     [
         ("{messages: 8, per: 1m}", "8 messages per 60s"),
         ("{connections: 30, per: 5m}", "30 connections per 300s"),
+        ("{messages: 8, per: 30d}", "8 messages per 2592000s"),
+        ("{messages: 8, per: 1000001s}", "8 messages per 1000001s"),
+        ("{messages: 8, per: 300.25ms}", "8 messages per 0.30025s"),
+        ("{messages: 8, per: 2.000000001s}", "8 messages per 2.000000001s"),
         (
             "{recipients: 100, per: 1h, for_each: recipient_domain}",
             "100 recipients per 3600s for each recipient domain",
@@ -119,6 +127,35 @@ def test_a_limit_shows_itself_in_words(limit: str, label: str) -> None:
     text = SMALL.replace("{messages: 8, per: 1m}", limit)
     (stated,) = parse(text).upstreams["isp"].limits
     assert (stated.label, label.startswith(f"{stated.count} {stated.unit}")) == (label, True)
+
+
+@given(st.integers(1, LONGEST_DURATION_NS), st.integers(1, LONGEST_DURATION_NS))
+def test_two_periods_have_one_label_only_where_they_are_one(one_ns: int, other_ns: int) -> None:
+    labels = {
+        Limit.model_construct(messages=8, per_ns=per_ns).label for per_ns in (one_ns, one_ns + 1, other_ns)
+    }
+    assert len(labels) == len({one_ns, one_ns + 1, other_ns})
+
+
+@pytest.mark.parametrize(
+    "again",
+    ["{messages: 8, per: 60s}", "{messages: 8, per: 1m}", "{per: 60000ms, messages: 8}"],
+)
+def test_a_limit_is_not_stated_twice(again: str) -> None:
+    text = SMALL.replace("{messages: 8, per: 1m}", "{messages: 8, per: 1m}\n      - {recipients: 8, per: 1m}")
+    text = text.replace("{recipients: 8, per: 1m}", f"{{recipients: 8, per: 1m}}\n      - {again}")
+    fault = only_fault(text)
+    assert places(text) == ["11:9 upstreams.isp.limits[2]"]
+    assert "the same limit as limits[0], 8 messages per 60s" in fault.message
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["{messages: 9, per: 1m}", "{messages: 8, per: 61s}", "{messages: 8, per: 1m, for_each: sender}"],
+)
+def test_limits_that_differ_in_anything_stand_beside_each_other(other: str) -> None:
+    text = SMALL.replace("{messages: 8, per: 1m}", f"{{messages: 8, per: 1m}}\n      - {other}")
+    assert len({limit.label for limit in parse(text).upstreams["isp"].limits}) == 2
 
 
 @pytest.mark.parametrize("limit", ["{connections: 1, per: 1s}", "{messages: 1, per: 1s, for_each: sender}"])
