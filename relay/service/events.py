@@ -271,6 +271,10 @@ class Events:
         """Tell that what refusals taught is not kept over a restart."""
         self._tell("lessons_unrecorded", {"upstream": upstream, "error": error})
 
+    def history_begun(self, *, upstream: str, path: str) -> None:
+        """Tell that an account has no past that is known."""
+        self._tell("history_begun", {"upstream": upstream, "path": path})
+
     def history_failed(self, *, upstream: str, error: str) -> None:
         """Tell that a history could not be read or written."""
         self._tell("history_failed", {"upstream": upstream, "error": error})

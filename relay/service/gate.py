@@ -31,11 +31,18 @@ FLUSH_SECONDS = 0.2
 class Gate:
     """Lets transactions through, no more than the limits allow."""
 
-    def __init__(self, throttle: Throttle, clock: Clock, on_error: Callable[[HistoryError], None]) -> None:
-        """`on_error` is told when an end could not be written."""
+    def __init__(
+        self,
+        throttle: Throttle,
+        clock: Clock,
+        on_error: Callable[[HistoryError], None],
+        on_begun: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_error` is told when an end could not be written, `on_begun` when an empty history was begun."""
         self._throttle = throttle
         self._clock = clock
         self._on_error = on_error
+        self._on_begun = on_begun
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="history")
         self.most: dict[str, int] = {}
         """By the label of each limit, the most slots that were occupied at one instant."""
@@ -153,7 +160,10 @@ class Gate:
         self._thread.shutdown()
 
     async def _call(self, function: Callable[[], Returned]) -> Returned:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+        returned = await asyncio.get_running_loop().run_in_executor(self._thread, function)
+        if self._throttle.has_begun():
+            self._on_begun()
+        return returned
 
     def _start_flush(self) -> None:
         self._flush = None

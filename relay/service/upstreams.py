@@ -129,8 +129,9 @@ class Upstreams:
         return sum(heart.in_flight for heart in self.hearts.values())
 
     def _add(self, name: str, upstream: Upstream) -> None:
+        history = self._policy.history_path(name)
         throttle = Throttle(
-            self._policy.history_path(name),
+            history,
             with_ceilings(upstream.limits, self._policy.lanes),
             upstream.guard_ns,
             self._disk,
@@ -138,7 +139,12 @@ class Upstreams:
             transaction_ns=upstream.max_transaction_ns,
         )
         judge = Judge(rules_of(name, upstream))
-        gate = Gate(throttle, self._clock, lambda error: self._fail_history(name, str(error)))
+        gate = Gate(
+            throttle,
+            self._clock,
+            lambda error: self._fail_history(name, str(error)),
+            lambda: self._events.history_begun(upstream=name, path=str(history)),
+        )
         pool = Pool(
             self._opener(name, upstream, judge, gate),
             connections=upstream.connections,

@@ -174,20 +174,21 @@ class History:
         """Whether nothing may be sent before an append was seen to succeed."""
         return self._was_refused
 
-    def append(self, now_ns: int, records: list[Record]) -> None:
-        """Make records durable that the slots know already; within `locked`.
+    def append(self, now_ns: int, records: list[Record]) -> bool:
+        """Make records durable that the slots know already; within `locked`.  Return whether there were none.
 
         Raises HistoryError, and then they may be on the disk or not: nothing may be sent on them.
         """
         worth_bytes = LONGEST_RECORD_BYTES * (self._slots.kept + len(records)) + self._slots.shares_bytes
         is_long = self._offset > max(COMPACT_ABOVE_BYTES, 2 * worth_bytes, self._compacts_above_bytes)
-        self._is_trusted, self._was_refused = False, True
+        self._is_trusted, self._was_refused, is_first = False, True, self._at is None
         with self._failing_closed("write"):
             if self._fd is None or self._is_rewrite_due:
                 self._rewrite(now_ns)
             elif not (is_long and self._has_compacted(now_ns)):
                 self._add_group(self._fd, now_ns, records)
         self._is_trusted, self._was_refused = True, False
+        return is_first
 
     def close(self) -> None:
         """Let go of the file."""
@@ -395,5 +396,4 @@ class History:
             yield
         except OSError as error:
             self._is_trusted = False
-            what = f"cannot {doing}: {error.strerror or error}"
-            raise HistoryError(f"{self._path}: {what}. To repair: {repair.of(error)}") from error
+            raise HistoryError(f"{self._path}: cannot {doing}: {repair.told(error)}") from error

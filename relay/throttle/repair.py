@@ -30,7 +30,7 @@ _REMEDIES = {
 }
 
 
-def of(error: OSError) -> str:
-    """Return what to do about an error of the disk."""
+def told(error: OSError) -> str:
+    """Return what an error of the disk says, and what to do about it."""
     remedy = _REMEDIES.get(error.errno or 0, "see to its disk (the kernel's log says more)")
-    return f"{remedy}; then it goes on by itself"
+    return f"{error.strerror or error}. To repair: {remedy}; then it goes on by itself"

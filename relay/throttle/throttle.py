@@ -94,6 +94,7 @@ class Throttle:
         self._turn = Lock()
         self._path = history_path
         self._disk = disk
+        self._has_begun = False
         self._limits = tuple(limits)
         self._slots.judge_by(limits, guard_ns)
 
@@ -235,6 +236,11 @@ class Throttle:
                 self._transaction_ns = transaction_ns
             self._slots.judge_by(limits, guard_ns)
 
+    def has_begun(self) -> bool:
+        """Return, once, that there was no history and one was begun: nothing before it is known."""
+        has_begun, self._has_begun = self._has_begun, False
+        return has_begun
+
     def audit(self) -> Audit:
         """Count anew, from the file alone, what every limit held at most.
 
@@ -269,7 +275,7 @@ class Throttle:
     def _write(self, granted: list[Record], now_ns: int) -> None:
         ended = self._slots.unwritten()
         if ended or granted or self._history.is_doubtful:
-            self._history.append(now_ns, [*ended, *granted])
+            self._has_begun |= self._history.append(now_ns, [*ended, *granted])
             self._slots.written(len(ended))
 
 
