@@ -59,6 +59,13 @@ class Doubts:
         self._fresh.pop(queue_id, None)
         self._refused.pop(queue_id, None)
 
+    def copy(self) -> "Doubts":
+        """Return the same, to go its own way."""
+        twin = Doubts()
+        twin._senders, twin._goes = self._senders.copy(), self._goes
+        twin._fresh, twin._refused = self._fresh.copy(), self._refused.copy()
+        return twin
+
     def clear(self) -> list[QueueId]:
         """Pass over nobody; return who was aside, in the order of their places."""
         aside = list(self)

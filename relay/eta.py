@@ -1,25 +1,27 @@
 """When each message that waits will have gone, and what keeps it until then.  Pure.
 
-The throttle decides exactly, message by message, on its own history; this foretells it, by
-going through the order in which messages will leave, with a clock of its own and the rules
-of the throttle and the queue: all limits together, recipients as weights, a window for each
-key, pauses and the one message that proves an upstream well, back-offs, senders that rest,
-messages that go in parts, so many transactions at once.
+The throttle decides exactly, message by message, on its own history; this foretells it, with a
+clock of its own.  Who is next is for a copy of the queue to say: lanes with their shares and
+patience, senders in turn, places, back-offs, senders that rest.  Whether it may go is told by
+the rules of the throttle and the heart, gone through once more here: all limits together,
+recipients as weights, a window for each key, ceilings of lanes, pauses and the one message that
+proves an upstream well, messages that go in parts, so many transactions at once.
 
 Exact as long as nothing surprising happens: no refusal, no new mail, no edit, every
 transaction as long as the last ones on average.  A connection counts from when it is needed,
 where in truth some are opened early, so limits on connections are estimated only.
 
-Cost: linear in the messages, times the logarithm of a window; no time at all where nothing
-waits.  Instants are boottime in nanoseconds.
+Cost: linear in the messages, times the lanes, times the logarithm of a window; no time at all
+where nothing waits.  Instants are boottime in nanoseconds.
 
 Does not: read a clock, or change what it is given.
 """
 
 import heapq
-from collections import deque
 from collections.abc import Sequence
+from typing import cast
 
+from relay.envelope import QueueId
 from relay.eta_gauge import FutureGauge
 from relay.outlook import (
     BACK_OFF,
@@ -30,70 +32,88 @@ from relay.outlook import (
     Mail,
     Outlook,
     Place,
+    ceiling_words,
     limit_words,
 )
+from relay.queued import Queued, State
+from relay.scheduler import Scheduler
 
 MOST_AT_ONCE = 64
 """Messages decided on at once."""
 
 
-def foretell(mails: Sequence[Mail], outlook: Outlook) -> list[Foretold]:
-    """Return what to expect of each of these, which are in the order in which they will leave.
+def foretell(mails: Sequence[Mail], outlook: Outlook, line: Scheduler | None = None) -> list[Foretold]:
+    """Return what to expect of each of these.
 
-    One that is not in the line yet joins its end when its time comes.
+    `line` is a copy of the queue that has copies of them all, and is used up; without one they are
+    in the order in which they came.  One that is not in the line yet joins its end when its time comes.
     """
-    return _Future(mails, outlook).run()
+    if line is None:
+        mails = [mail._replace(queue_id=QueueId(str(index))) for index, mail in enumerate(mails)]
+        line = _line_of(mails, outlook.now_ns)
+    return _Future(mails, outlook, line).run()
+
+
+def _line_of(mails: Sequence[Mail], now_ns: int) -> Scheduler:
+    line = Scheduler()
+    for mail in mails:
+        joins_ns = mail.joins_at_ns
+        state = State.DEFERRED if joins_ns > now_ns else State.WAITING
+        line.add(Queued(mail.queue_id, mail.reverse_path, 0, 0, 0, mail.recipients, state, joins_ns))
+    return line
 
 
 class _Future:
     """The course of things from now on."""
 
-    def __init__(self, mails: Sequence[Mail], outlook: Outlook) -> None:
-        self._mails, self._outlook = mails, outlook
+    def __init__(self, mails: Sequence[Mail], outlook: Outlook, line: Scheduler) -> None:
+        self._mails, self._outlook, self._line = mails, outlook, line
+        self._indices = {mail.queue_id: index for index, mail in enumerate(mails)}
         self._at_ns = outlook.now_ns
-        gauges = [(limit, FutureGauge(limit)) for limit in outlook.limits]
-        self._for_all = [g for limit, g in gauges if limit.unit != "connections" and limit.for_each is None]
-        self._for_each = [g for limit, g in gauges if limit.for_each is not None]
-        self._of_connections = [g for limit, g in gauges if limit.unit == "connections"]
+        gauges = [FutureGauge(limit) for limit in outlook.limits]
+        self._of_connections = [g for g in gauges if g.unit == "connections"]
+        self._for_all = [g for g in gauges if g.unit != "connections" and g.for_each is None]
+        self._for_each = [g for g in gauges if g.for_each not in (None, "lane")]
+        self._of_lane: dict[str, list[FutureGauge]] = {}
+        for gauge in gauges:
+            if gauge.for_each == "lane" and gauge.only is not None:
+                self._of_lane.setdefault(gauge.only, []).append(gauge)
         self._left = [mail.recipients for mail in mails]
         self._joined_ns = [max(mail.joins_at_ns, outlook.now_ns) for mail in mails]
         self._until_then = [mail.until_then for mail in mails]
         self._domains = [mail.domains or (("", mail.recipients),) for mail in mails] if self._for_each else []
-        self._parked_for: dict[int, str] = {}
-        self._line: deque[int] = deque()
-        self._joining: list[tuple[int, int, int]] = []
+        self._ends: list[tuple[int, int, int]] = []
+        """A heap of when parts of a message will have gone, of which others are left."""
+        self._proofs: list[tuple[int, str]] = []
+        """A heap of when a sender that rested, or the upstream, will have proven well."""
         self._entries = 0
-        self._places: dict[Place, list[tuple[int, int]]] = {}
-        self._turns = {index: mail.turn for index, mail in enumerate(mails) if mail.turn}
-        self._last_turn = max(self._turns.values(), default=0)
-        self._due_ns: dict[Place, int] = {}
-        self._places_due: list[tuple[int, int, Place]] = []
-        self._may_leave: dict[Place, int] = {}
-        """Places that are due, and how many may leave of each."""
         # With how many transactions each connection has carried.
         self._busy = [(end_ns, 1) for end_ns in sorted(outlook.ends_ns)]
         self._idle: list[tuple[int, int]] = [(outlook.now_ns, 1)] * outlook.idle
         self._is_proving = outlook.is_proving or bool(outlook.pause)
         self._proven_at_ns = outlook.now_ns
         self._in_second_round: set[int] = set()
-        self._rests = dict(outlook.rests_until_ns)
+        self._rests = set(outlook.rests_until_ns)
         self._waited_ns: dict[str, int] = {}
+        self._closed: list[str] = []
+        self._closed_ns: dict[str, int] = {}
+        """For how long each lane has been at its ceiling."""
         self._longest = NEXT
         self._foretold = [Foretold(outlook.now_ns, NEXT)] * len(mails)
 
     def run(self) -> list[Foretold]:
         """Let it happen."""
-        for place, due_ns in self._outlook.places:
-            if place not in self._due_ns:
-                self._set_due(place, due_ns)
+        for reverse_path, until_ns in self._outlook.rests_until_ns.items():
+            self._line.resting.foresee(reverse_path, until_ns, RESTS)
+        taken = []
         for index, mail in enumerate(self._mails):
-            if mail.place is not None:
-                label = next((g.label for g in self._for_each if g.for_each == mail.place[0]), mail.place[0])
-                self._park(index, mail.place, limit_words(label, mail.place[1]))
-            elif mail.joins_at_ns > self._at_ns:
-                self._join_at(mail.joins_at_ns, index)
-            else:
-                self._line.append(index)
+            if mail.is_under_way:
+                self._ends_at(max(mail.joins_at_ns, self._at_ns), index)
+            elif (queued := self._line.get(mail.queue_id)) is not None and queued.state is State.ACTIVE:
+                taken.append(mail.queue_id)
+        # Whoever was taken and is not on its way yet is next.
+        for queue_id in reversed(taken):
+            self._line.give_back(queue_id, NEXT)
         if self._outlook.pause:
             self._wait_until(self._outlook.paused_until_ns, self._outlook.pause)
         while self._beats():
@@ -106,33 +126,75 @@ class _Future:
         As the heart does it: what is taken at once is decided in that order.
         """
         at_ns = self._at_ns
-        while self._joining and self._joining[0][0] <= at_ns:
-            self._line.append(heapq.heappop(self._joining)[2])
-        if self._due_ns:
-            self._ask_places(at_ns)
-        if not self._line and not self._may_leave:
+        self._end(at_ns)
+        self._ask(at_ns)
+        if not self._line.has_ready(at_ns):
             return self._idles()
-        most = min(self._free_connections(at_ns), self._room(at_ns))
-        taken: list[int] = []
-        while len(taken) < most and (index := self._first()) is not None:
-            if not self._sits_out(index, at_ns):
-                taken.append(index)
-        for position, index in enumerate(taken):
+        most = min(self._free_connections(at_ns), self._room(at_ns), self._line.most_ready)
+        taken: list[Queued] = []
+        while len(taken) < most and (queued := self._line.next_ready(at_ns)) is not None:
+            taken.append(queued)
+            if queued.reverse_path in self._rests:
+                # Its others wait until this one has proven it well.
+                self._line.resting.foresee(queued.reverse_path, at_ns + self._outlook.transaction_ns, RESTS)
+        given: list[tuple[Queued, int]] = []
+        for queued in taken:
             if any(gauge.shared.occupied >= gauge.count for gauge in self._for_all):
                 # Once one has to wait for what all need, so do all behind it.
-                self._line.extendleft(reversed(taken[position:]))
-                break
-            self._attempt(index, at_ns)
+                given.append((queued, 0))
+            else:
+                given.append((queued, self._attempt(queued, self._indices[queued.queue_id], at_ns)))
+        for queued, recipients in reversed(given):
+            if recipients:
+                self._goes(queued, self._indices[queued.queue_id], recipients, at_ns)
+            else:  # unless it was parked
+                self._line.give_back(queued.queue_id, queued.reason)
         return True
+
+    def _end(self, at_ns: int) -> None:
+        """Let those go on of which a part went."""
+        while self._proofs and self._proofs[0][0] <= at_ns:
+            self._line.resting.end(heapq.heappop(self._proofs)[1], at_ns)
+            self._line.trust()
+        while self._ends and self._ends[0][0] <= at_ns:
+            index = heapq.heappop(self._ends)[2]
+            tried = 0 if index in self._in_second_round else self._mails[index].tried
+            self._line.again(self._mails[index].queue_id, self._left[index] + tried, NEXT)
+
+    def _ask(self, at_ns: int) -> None:
+        """Find out how many may go of each lane with a ceiling, and leave each place that is due."""
+        self._closed = []
+        for lane in self._line.with_ceiling():
+            gauges = self._of_lane.get(lane, [])
+            room = min((max(0, gauge.room(lane, at_ns)) for gauge in gauges), default=None)
+            opens_ns = max((gauge.key_opens_at(lane, at_ns) for gauge in gauges), default=at_ns)
+            if self._line.let_lane(lane, room, opens_ns) is not None:
+                self._closed.append(lane)
+        while self._line.has_places_due(at_ns):
+            for place in self._line.places_due(at_ns):
+                kind, key = cast(Place, place)
+                gauges = [gauge for gauge in self._for_each if gauge.for_each == kind]
+                # One that names other domains too may be tried: only asking tells.
+                least = 1 if kind == "recipient_domain" or not gauges else 0
+                room = max(least, min((gauge.room(key, at_ns) for gauge in gauges), default=least))
+                opens_ns = max((gauge.key_opens_at(key, at_ns) for gauge in gauges), default=at_ns)
+                self._line.let_leave(place, room, max(opens_ns, at_ns + 1))
 
     def _idles(self) -> bool:
         """Go to when the next message comes."""
-        heaps = (self._joining, self._places_due)
-        next_ns = min((heap[0][0] for heap in heaps if heap), default=None)
-        if next_ns is None:
+        due_ns = self._line.next_due_at_ns()
+        dues = [] if due_ns is None else [due_ns]
+        if self._ends:
+            dues.append(self._ends[0][0])
+        if not dues:
             return False
-        self._at_ns = next_ns
+        self._pass_until(max(min(dues), self._at_ns + 1))
         return True
+
+    def _pass_until(self, until_ns: int) -> None:
+        for lane in self._closed:
+            self._closed_ns[lane] = self._closed_ns.get(lane, 0) + until_ns - self._at_ns
+        self._at_ns = until_ns
 
     def _wait_until(self, until_ns: int, for_what: str) -> None:
         if until_ns <= self._at_ns:
@@ -140,7 +202,7 @@ class _Future:
         waited_ns = self._waited_ns[for_what] = self._waited_ns.get(for_what, 0) + until_ns - self._at_ns
         if waited_ns >= self._waited_ns.get(self._longest, 0):
             self._longest = for_what
-        self._at_ns = until_ns
+        self._pass_until(until_ns)
 
     def _free_connections(self, at_ns: int) -> int:
         """Return how many transactions may start, as far as connections go; wait where none may."""
@@ -171,78 +233,51 @@ class _Future:
         most = MOST_AT_ONCE
         for gauge in self._for_all:
             if (opens_ns := gauge.opens_at(at_ns)) > at_ns:
-                self._wait_until(opens_ns, limit_words(gauge.label))
+                # As far as the next end, at which the heart too looks who is next.
+                ends_ns = self._busy[0][0] if self._busy else opens_ns
+                self._wait_until(min(opens_ns, ends_ns), limit_words(gauge.label))
                 return 0
             most = min(most, gauge.count - gauge.shared.occupied)
         return most
 
-    def _ask_places(self, at_ns: int) -> None:
-        """Find out how many may leave of each place that is due."""
-        while self._places_due and self._places_due[0][0] <= at_ns:
-            due_ns, _, place = heapq.heappop(self._places_due)
-            if self._due_ns.get(place) == due_ns:
-                self._may_leave[place] = 0
-        for place in list(self._may_leave):
-            if not self._places.get(place):
-                self._may_leave.pop(place)
-                self._due_ns.pop(place)
-                self._places.pop(place, None)
-                continue
-            gauges = [gauge for gauge in self._for_each if gauge.for_each == place[0]]
-            # One that names other domains too may be tried: only asking tells.
-            least = 1 if place[0] == "recipient_domain" or not gauges else 0
-            room = max(least, min((gauge.room(place[1], at_ns) for gauge in gauges), default=least))
-            if room:
-                self._may_leave[place] = room
-            else:
-                self._set_due(place, max(gauge.key_opens_at(place[1], at_ns) for gauge in gauges))
-
-    def _first(self) -> int | None:
-        """Take who is the next: of a place where there is room, else of the line."""
-        for place, room in self._may_leave.items():
-            if room and (parked := self._places[place]):
-                self._may_leave[place] = room - 1
-                return heapq.heappop(parked)[1]
-        return self._line.popleft() if self._line else None
-
-    def _sits_out(self, index: int, at_ns: int) -> bool:
-        """Let a message wait whose sender rests, or has one under way that proves it welcome."""
-        reverse_path = self._mails[index].reverse_path
-        until_ns = self._rests.get(reverse_path) if self._rests else None
-        if until_ns is None:
-            return False
-        if until_ns <= at_ns:
-            self._rests[reverse_path] = at_ns + self._outlook.transaction_ns
-            return False
-        self._leave(index)
-        self._set_aside(index, until_ns, RESTS)
-        return True
-
-    def _attempt(self, index: int, at_ns: int) -> None:
-        """Start a transaction for what there is room for, or park the message."""
+    def _attempt(self, queued: Queued, index: int, at_ns: int) -> int:
+        """Decide for how many recipients there is room; park a message whose own key has none."""
         most = min(self._left[index], self._outlook.max_recipients)
         for gauge in self._for_all:
             if gauge.is_recipients:
                 most = min(most, gauge.count - gauge.shared.occupied)
+        lane = self._line.lane_of(queued)
+        for gauge in self._of_lane.get(lane, ()):
+            room = gauge.room(lane, at_ns)
+            most = min(most, room if gauge.is_recipients or room < 1 else most)
         shares: dict[str, int] = {}
         if self._for_each:
             most, shares = self._choose(index, most, at_ns)
-            if most < 1:
-                self._wait_in_place(index, at_ns)
-                return
+        if most < 1:
+            self._wait_in_place(queued, index, lane, at_ns)
+            return 0
         end_ns = at_ns + self._outlook.transaction_ns
-        self._occupy(index, most, shares, end_ns)
+        self._occupy(index, lane, most, shares, end_ns)
         self._connect(at_ns, end_ns)
+        return most
+
+    def _goes(self, queued: Queued, index: int, recipients: int, at_ns: int) -> None:
+        """Have a transaction begin for so many recipients, and know what becomes of the message."""
+        end_ns = at_ns + self._outlook.transaction_ns
+        self._line.reserved(queued.queue_id, recipients)
+        if self._is_proving or queued.reverse_path in self._rests:
+            self._rests.discard(queued.reverse_path)
+            heapq.heappush(self._proofs, (end_ns, queued.reverse_path))
         if self._is_proving:
             self._is_proving, self._proven_at_ns = False, end_ns
-        self._left[index] -= most
+        self._left[index] -= recipients
         if self._left[index]:
-            self._leave(index)
-            self._join_at(end_ns, index)
+            self._ends_at(end_ns, index)
         elif self._mails[index].tried and index not in self._in_second_round:
             self._begin_second_round(index, end_ns)
         else:
-            self._foretold[index] = Foretold(end_ns, self._held_by(index, at_ns))
+            self._foretold[index] = Foretold(end_ns, self._held_by(queued, index, at_ns))
+            self._line.remove(queued.queue_id)
 
     def _begin_second_round(self, index: int, end_ns: int) -> None:
         """Let those that were deferred in this round go after a back-off, as long as the message is old."""
@@ -252,14 +287,11 @@ class _Future:
         self._left[index] = mail.tried
         if self._for_each:
             self._domains[index] = mail.tried_domains
-        self._leave(index)
-        self._set_aside(index, end_ns + max(shortest_ns, min(longest_ns, age_ns)), BACK_OFF)
+        until_ns = end_ns + max(shortest_ns, min(longest_ns, age_ns))
+        self._joined_ns[index], self._until_then[index] = until_ns, BACK_OFF
+        self._line.postpone(mail.queue_id, until_ns, mail.tried, NEXT)
 
-    def _set_aside(self, index: int, until_ns: int, for_what: str) -> None:
-        self._joined_ns[index], self._until_then[index] = until_ns, for_what
-        self._join_at(until_ns, index)
-
-    def _occupy(self, index: int, recipients: int, shares: dict[str, int], end_ns: int) -> None:
+    def _occupy(self, index: int, lane: str, recipients: int, shares: dict[str, int], end_ns: int) -> None:
         for gauge in self._for_all:
             gauge.shared.occupy(end_ns + gauge.span_ns, recipients if gauge.is_recipients else 1)
         for gauge in self._for_each:
@@ -269,6 +301,8 @@ class _Future:
             else:
                 weight = recipients if gauge.is_recipients else 1
                 gauge.occupy(self._key(index, gauge), end_ns + gauge.span_ns, weight)
+        for gauge in self._of_lane.get(lane, ()):
+            gauge.occupy(lane, end_ns + gauge.span_ns, recipients if gauge.is_recipients else 1)
 
     def _connect(self, at_ns: int, end_ns: int) -> None:
         carried = 0
@@ -312,8 +346,8 @@ class _Future:
         self._domains[index] = tuple(left)
         return total, shares
 
-    def _wait_in_place(self, index: int, at_ns: int) -> None:
-        """Park a message at the place that opens last of those that it needs."""
+    def _wait_in_place(self, queued: Queued, index: int, lane: str, at_ns: int) -> None:
+        """Park a message at the place that opens last of those that it needs, unless that is its lane."""
         opens: dict[Place, tuple[int, str]] = {}
         for gauge in self._for_each:
             is_domain = gauge.for_each == "recipient_domain"
@@ -322,44 +356,35 @@ class _Future:
                 place = (gauge.for_each or "sender", key)
                 opened = gauge.key_opens_at(key, at_ns), gauge.label
                 opens[place] = max(opened, opens.get(place, opened))
+        for gauge in self._of_lane.get(lane, ()):
+            opened = gauge.key_opens_at(lane, at_ns), gauge.label
+            opens["lane", lane] = max(opened, opens.get(("lane", lane), opened))
         of_domains = [place for place in opens if place[0] == "recipient_domain"]
         # The first of its recipients that may go takes it along; all else has to be open.
         needed = [place for place in opens if place[0] != "recipient_domain"]
         needed += [min(of_domains, key=lambda place: opens[place])] if of_domains else []
         place = max(needed, key=lambda place: opens[place])
         due_ns, label = opens[place]
-        self._park(index, place, limit_words(label, place[1]))
-        self._set_due(place, max(due_ns, at_ns + 1))
+        if place[0] == "lane":
+            return
+        self._line.park(queued.queue_id, place, max(due_ns, at_ns + 1), limit_words(label, place[1]))
 
-    def _park(self, index: int, place: Place, for_what: str) -> None:
-        self._parked_for[index] = for_what
-        # Whoever was tried and has to wait again keeps its turn.
-        if index not in self._turns:
-            self._last_turn += 1
-            self._turns[index] = self._last_turn
-        heapq.heappush(self._places.setdefault(place, []), (self._turns[index], index))
-
-    def _leave(self, index: int) -> None:
-        """Forget that a message was parked: it comes to the end of the line next time."""
-        self._parked_for.pop(index, None)
-        self._turns.pop(index, None)
-
-    def _set_due(self, place: Place, due_ns: int) -> None:
-        self._may_leave.pop(place, None)
-        self._due_ns[place] = due_ns
+    def _ends_at(self, at_ns: int, index: int) -> None:
         self._entries += 1
-        heapq.heappush(self._places_due, (due_ns, self._entries, place))
+        heapq.heappush(self._ends, (at_ns, self._entries, index))
 
-    def _join_at(self, at_ns: int, index: int) -> None:
-        self._entries += 1
-        heapq.heappush(self._joining, (at_ns, self._entries, index))
-
-    def _held_by(self, index: int, started_ns: int) -> str:
+    def _held_by(self, queued: Queued, index: int, started_ns: int) -> str:
         if started_ns <= self._outlook.now_ns:
             return NEXT
-        if (for_what := self._parked_for.get(index)) is not None:
-            return for_what
         joined_ns = self._joined_ns[index]
+        if queued.reason == RESTS:
+            joined_ns, self._until_then[index] = queued.due_at_ns, RESTS
+        lane = self._line.lane_of(queued)
+        closed_ns = self._closed_ns.get(lane, 0)
+        if closed_ns and 2 * closed_ns >= started_ns - self._outlook.now_ns:
+            return ceiling_words(lane)
+        if queued.reason not in (NEXT, RESTS):
+            return queued.reason
         if joined_ns - self._outlook.now_ns >= started_ns - joined_ns:
             return self._until_then[index]
         return self._longest

@@ -38,15 +38,18 @@ class FutureGauge:
 
     def __init__(self, limit: Limited) -> None:
         self.label, self.count, self.span_ns = limit.label, limit.count, limit.span_ns
+        self.unit = limit.unit
         self.is_recipients = limit.unit == "recipients"
-        self.for_each = limit.for_each
+        self.for_each, self.only = limit.for_each, limit.only
         self.shared = FutureWindow(limit.shared)
+        self._opens_ns = 0
         self.of_key = {key: FutureWindow(openings) for key, openings in limit.of_key.items()}
 
     def opens_at(self, at_ns: int) -> int:
-        """Return when anything may start, without keys; whoever asks waits until then."""
+        """Return when anything may start, without keys; nothing starts before that."""
+        at_ns = max(at_ns, self._opens_ns)
         while self.shared.used(at_ns) >= self.count:
-            at_ns = self.shared.frees[0][0]
+            at_ns = self._opens_ns = self.shared.frees[0][0]
         return at_ns
 
     def room(self, key: str, at_ns: int) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from relay.envelope import QueueId
 from relay.limit import ForEach, Unit
 
 Place = tuple[ForEach, str]
@@ -39,6 +40,8 @@ class Limited:
     for_each: ForEach | None = None
     of_key: Mapping[str, Openings] = field(default_factory=dict)
     """Of what counts for one key."""
+    only: str | None = None
+    """The one key that it is about, if it is about one alone: the lane of a ceiling."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +73,6 @@ class Outlook:
     """Connections that are open and free."""
     back_off_ns: tuple[int, int] = (0, 0)
     """The shortest and the longest."""
-    places: tuple[tuple[Place, int], ...] = ()
-    """Where messages are parked, and when those may go, in the order in which they will be asked."""
 
 
 class Mail(NamedTuple):
@@ -79,7 +80,7 @@ class Mail(NamedTuple):
 
     recipients: int
     joins_at_ns: int = 0
-    """When it comes to the end of the line; in the past where it stands there."""
+    """When it comes to the end of the line; in the past where it stands there, or was just taken."""
     until_then: str = BACK_OFF
     """What keeps it until then."""
     reverse_path: str = ""
@@ -89,15 +90,15 @@ class Mail(NamedTuple):
     """Keys, of which only those matter that a limit asks for."""
     domains: tuple[tuple[str, int], ...] = ()
     """Of its recipients in their order: how many there are of one domain in a row."""
-    place: Place | None = None
-    """Where it is parked."""
-    turn: int = 0
-    """Its turn among the parked, where it has one."""
     tried: int = 0
     """More recipients, which were deferred in this round: they go after a back-off."""
     tried_domains: tuple[tuple[str, int], ...] = ()
     age_ns: int = 0
     """How old it is now, as back-offs count."""
+    queue_id: QueueId = QueueId("")
+    """By which the queue knows it; none where no queue is given."""
+    is_under_way: bool = False
+    """In a transaction for others of its recipients, which ends when it joins."""
 
 
 class Foretold(NamedTuple):

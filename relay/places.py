@@ -41,6 +41,10 @@ class _Parking:
     following: dict[str, int] = field(default_factory=dict)
     """By lane, how many may leave behind who stands."""
 
+    def copy(self) -> "_Parking":
+        turns = {lane: its.copy() for lane, its in self.turns.items()}
+        return _Parking(self.due_at_ns, self.may_leave, turns, self.stands.copy(), self.following.copy())
+
 
 class Places:
     """Who is parked where, and who of them may go."""
@@ -154,13 +158,13 @@ class Places:
         """Return the place that is to be asked next, but for those that may be by now; None if none is."""
         return None if self._due or self.next_due_ns() is None else self._until[0][2]
 
-    def in_order(self) -> list[tuple[Hashable, int]]:
-        """Return the places in the order in which they will be asked, and when; 0 for who may be left."""
-        entries = sorted(entry for entry in self._until if self._is_true(entry))
-        may_be_left = [place for place, parking in self._parked.items() if parking.may_leave]
-        return [(place, 0) for place in dict.fromkeys((*may_be_left, *self._due))] + [
-            (place, due_at_ns) for due_at_ns, _, place in entries
-        ]
+    def copy(self, messages: Mapping[QueueId, Queued], order: Order) -> "Places":
+        """Return the same places, for copies of the messages and the order."""
+        twin = Places(messages, order)
+        twin._parked = {place: parking.copy() for place, parking in self._parked.items()}
+        twin._until, twin._due, twin._entries = self._until.copy(), self._due.copy(), self._entries
+        twin.following = self.following.copy()
+        return twin
 
     def _enter(self, parking: _Parking, message: Queued) -> None:
         turns = parking.turns.setdefault(self._order.home_of(message.lane), [])

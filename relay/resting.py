@@ -78,6 +78,10 @@ class Resting:
         self._remember(reverse_path, rest, now_ns)
         return True
 
+    def foresee(self, reverse_path: str, until_ns: int, reason: str) -> None:
+        """Let a sender rest, or the others of one that is being proven, until an instant; for an estimate."""
+        self._rests[reverse_path] = Rest(until_ns, reason, until_ns)
+
     def is_alone(self, reverse_path: str, relayed_from_ns: int) -> bool:
         """Return whether a refusal of a sender now is one more, of enough, that is evidently about it alone.
 

@@ -15,7 +15,7 @@ lanes, where nobody takes turns, it leaves before all that was not parked.
 """
 
 import heapq
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 from relay.blame import REFUSALS_IN_PLACE
 from relay.doubts import Doubts
@@ -43,6 +43,22 @@ class Scheduler:
         self._price, self._most_recipients = Price(), 1
         self._opens_at_ns: dict[str, int] = {}
         """When a lane that may give nothing now may give something."""
+
+    def twin(self, messages: Iterable[Queued] = ()) -> "Scheduler":
+        """Return a queue in the same order that goes its own way, of copies of its messages.
+
+        O(n), and quick.  Of a message that is not among the copies nothing is known there.  No sender
+        rests there: `Resting.foresee`.
+        """
+        twin = Scheduler()
+        twin._messages.update((message.queue_id, message) for message in messages)
+        twin._order, twin._has_lanes = self._order.copy(), self._has_lanes
+        twin._places = self._places.copy(twin._messages, twin._order)
+        twin._doubts = self._doubts.copy()
+        twin._deferred, twin._opens_at_ns = self._deferred.copy(), self._opens_at_ns.copy()
+        twin._last_turn, twin._now_ns = self._last_turn, self._now_ns
+        twin._price, twin._most_recipients = self._price, self._most_recipients
+        return twin
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -121,16 +137,6 @@ class Scheduler:
     def next_place(self) -> Hashable:
         """Return the place that is due next; None if none is, or some mail may go now."""
         return None if self._order.most({}) else self._places.next_due()
-
-    def in_order(self, now_ns: int) -> Iterator[Queued]:
-        """Yield who is ready in the order in which they would leave; takes nothing, see `Order.in_order`.
-
-        Who is parked is not among them, but for the first of a place that is due.
-        """
-        cost_of = self._messages.__getitem__
-        for queue_id in self._order.in_order(now_ns, lambda queue_id: self._cost(cost_of(queue_id))):
-            if self._messages[queue_id].state is State.WAITING:
-                yield self._messages[queue_id]
 
     def next_ready(self, now_ns: int) -> Queued | None:
         """Take the next message that may be attempted; it is ACTIVE from here on."""
@@ -251,29 +257,13 @@ class Scheduler:
     def trust(self) -> None:
         """Give all that let others go first their places again: the upstream is well."""
         for queue_id in reversed(self._doubts.clear()):
-            message = self._messages[queue_id]
-            if queue_id in self._order or message.state is not State.WAITING:
+            message = self._messages.get(queue_id)
+            if message is None or queue_id in self._order or message.state is not State.WAITING:
                 continue
             if message.refusals < REFUSALS_IN_PLACE:
                 self._order.add_ahead(queue_id, message.lane, message.since_ns)
             else:
                 self._line_up(message)
-
-    def in_leaving_order(self, now_ns: int) -> Iterator[Queued]:
-        """Return what waits as it would leave now: the parked by their turns, the line, what is deferred.
-
-        Not to be used across a change.  One that was held and let go may come twice: the first time counts.
-        """
-        waiting = [m for m in self._messages.values() if m.state is State.WAITING and m.place is not None]
-        yield from sorted(waiting, key=lambda message: message.turn)
-        yield from (m for m in self.in_order(now_ns) if m.place is None)
-        yield from (self._messages[queue_id] for queue_id in self._doubts)
-        deferred = (entry for entry in sorted(self._deferred) if self._is_deferred_until(entry[1], entry[0]))
-        yield from (self._messages[queue_id] for _, queue_id in deferred)
-
-    def places_in_order(self) -> list[tuple[Hashable, int]]:
-        """Return the places, in the order in which they will be asked, and when; 0 for those that are due."""
-        return self._places.in_order()
 
     def hold(self, queue_id: QueueId) -> None:
         """Take a message out of the order until it is released."""
@@ -308,11 +298,11 @@ class Scheduler:
 
     def _from_aside(self, now_ns: int) -> QueueId | None:
         """Have one go that let others go first, since there is none; return who goes next by now."""
-        if (queue_id := self._doubts.take()) is None:
-            return None
-        message = self._messages[queue_id]
-        self._order.add_ahead(queue_id, message.lane, message.since_ns)
-        return self._order.first(now_ns)
+        while (queue_id := self._doubts.take()) is not None:
+            if (message := self._messages.get(queue_id)) is not None:
+                self._order.add_ahead(queue_id, message.lane, message.since_ns)
+                return self._order.first(now_ns)
+        return None
 
     def _may_go(self, message: Queued, now_ns: int) -> bool:
         """Return whether a message of the order may go; one that others go before leaves it."""

@@ -26,7 +26,7 @@ from typing import NamedTuple, cast
 
 from relay.envelope import QueueId
 from relay.eta import foretell
-from relay.outlook import BACK_OFF, HOLD, NEXT, RESTS, SHIELD, Mail, Outlook, Place
+from relay.outlook import BACK_OFF, HOLD, NEXT, RESTS, SHIELD, Mail, Outlook, Place, limit_words
 from relay.policy.model import Upstream
 from relay.scheduler import Queued, Scheduler, State
 from relay.service.heart import Heart
@@ -54,6 +54,7 @@ class Seen(NamedTuple):
     """How many of its recipients were deferred in this round."""
     age_ns: int
     """As back-offs count it; of those with such recipients only."""
+    lane: str
 
 
 class Expected(NamedTuple):
@@ -73,7 +74,9 @@ class Forecast:
     active: tuple[int, ...]
     """Which of them are in a transaction, or about to be."""
     leaving: tuple[int, ...]
-    """Which of them wait or are deferred, in the order of leaving."""
+    """Which of them wait or are deferred."""
+    line: Scheduler
+    """The order of the queue, without its messages."""
     outlook: Outlook
     under_way: Mapping[QueueId, tuple[int, Portion]]
     doubted: frozenset[QueueId]
@@ -92,9 +95,36 @@ class Forecast:
                 mails.append(self._mail(self.seen[index], left, joins_ns))
             else:
                 expected[index] = Expected(joins_ns, NEXT)
-        for index, foretold in zip(indices, foretell(mails, self.outlook), strict=True):
+        line = self.line.twin(self._copy(self.seen[index]) for index in indices)
+        for index, foretold in zip(indices, foretell(mails, self.outlook, line), strict=True):
             expected[index] = Expected(*foretold)
         return expected
+
+    def _copy(self, seen: Seen) -> Queued:
+        """Return a message for the estimate to move; what it waits for is in its reason."""
+        queued, reason = seen.queued, NEXT
+        if seen.place is not None:
+            kind, key = seen.place
+            labels = (limit.label for limit in self.outlook.limits if limit.for_each == kind)
+            reason = limit_words(next(labels, kind), key)
+        elif seen.is_sitting_out:
+            reason = RESTS
+        return Queued(
+            queued.queue_id,
+            queued.reverse_path,
+            queued.size_bytes,
+            queued.arrived_at_ns,
+            queued.arrival_at_ns,
+            seen.recipients_left,
+            seen.state,
+            seen.due_at_ns,
+            reason,
+            ready_at_ns=queued.ready_at_ns,
+            refusals=queued.refusals,
+            place=seen.place,
+            turn=seen.turn,
+            lane=seen.lane,
+        )
 
     def drained_ns(self) -> int | None:
         """Return when the last of what waits will have been relayed, what is deferred apart.
@@ -137,7 +167,9 @@ class Forecast:
         domains = seen.domains
         if seen.state is State.ACTIVE and (begun := self.under_way.get(queued.queue_id)) is not None:
             domains = domains_without(begun[1], begun[1].indices)
-        mail = Mail(left, joins_ns, until_then, queued.reverse_path, *keys, domains, seen.place, seen.turn)
+        mail = Mail(left, joins_ns, until_then, queued.reverse_path, *keys, domains)
+        is_under_way = seen.state is State.ACTIVE and queued.queue_id in self.under_way
+        mail = mail._replace(queue_id=queued.queue_id, is_under_way=is_under_way)
         # Where it has only those left that were tried, they are simply next.
         if not 0 < seen.tried < left:
             return mail
@@ -187,7 +219,7 @@ class Look:
         self._due_ns = [queued.due_at_ns for queued in self._queue]
         self._left = [queued.recipients_left for queued in self._queue]
         self._places = [queued.place for queued in self._queue]
-        self._leaving = list(scheduler.in_leaving_order(now_ns))
+        self._line = scheduler.twin()
         self._rests_of = scheduler.resting.rests_of
         self._heart = heart
         self._now_ns = now_ns
@@ -204,15 +236,20 @@ class Look:
         """Return what there is to go by; takes time in proportion to the queue."""
         columns = zip(self._queue, self._states, self._due_ns, self._left, self._places, strict=True)
         seen = tuple(self._seen(*column) for column in columns)
-        index_of = {each.queued.queue_id: index for index, each in enumerate(seen)}
-        # One that was held and let go may stand in the line twice; where it stands first counts.
-        leaving = dict.fromkeys(index_of[queued.queue_id] for queued in self._leaving)
+        leaving = [i for i, each in enumerate(seen) if each.state in (State.WAITING, State.DEFERRED)]
         actives = [index for index, each in enumerate(seen) if each.state is State.ACTIVE]
         # Those that are not on their way yet come first; of the others the one that was begun first.
         begun = {queue_id: number for number, queue_id in enumerate(self._under_way)}
         actives.sort(key=lambda index: begun.get(seen[index].queued.queue_id, -1))
         return Forecast(
-            seen, tuple(actives), tuple(leaving), self._outlook, self._under_way, self._doubted, self._stop
+            seen,
+            tuple(actives),
+            tuple(leaving),
+            self._line,
+            self._outlook,
+            self._under_way,
+            self._doubted,
+            self._stop,
         )
 
     def _seen(self, queued: Queued, state: State, due_ns: int, left: int, place: object) -> Seen:
@@ -233,6 +270,7 @@ class Look:
             queued.reason,
             len(queued.tried),
             age_ns,
+            queued.lane,
         )
 
 
@@ -266,5 +304,4 @@ def _outlook(
         upstream.idle_ns,
         heart.pool.idle,
         back_off_ns,
-        tuple((cast(Place, place), due_ns) for place, due_ns in scheduler.places_in_order()),
     )

@@ -127,6 +127,7 @@ class Gauge:
             openings(self._shared),
             self.for_each,
             {key: openings(window) for key, window in self._of_key.items()},
+            self._only,
         )
 
     def _own(self, key: str | None) -> Window | None:

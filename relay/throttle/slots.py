@@ -223,8 +223,7 @@ class Slots:
         with self._mutex:
             self._advance(now_ns)
             ends = [(r, self._likely_end(r, transaction_ns, now_ns)) for r in self._in_flight.values()]
-            # A lane's ceiling is not foreseen: who would go instead is the order's matter.
-            return tuple(gauge.limited(ends, now_ns) for gauge in self._gauges if gauge.for_each != "lane")
+            return tuple(gauge.limited(ends, now_ns) for gauge in self._gauges)
 
     def records(self, now_ns: int) -> list[Record]:
         """Return what a new file has to say: everything known, merged where it is old."""

@@ -30,7 +30,7 @@ TOLERANCE_NS = 1_000
 """Timers count in floating point, and may be a nanosecond late: once for each slot in a row."""
 LONGEST_SECONDS = 3000
 LONGEST_WINDOW_NS = 21 * SECOND_NS
-HELD_BY = re.compile(r"|limit .+|pause: .+|back-off|connections")
+HELD_BY = re.compile(r"|limit .+|pause: .+|back-off|connections|ceiling of lane [abc]")
 
 WARM = QueueId("warm")
 SENDERS = ("a@here.example", "b@here.example", "c@there.example")
@@ -71,6 +71,8 @@ class Scene:
     is_pausing: bool = False
     """The upstream refuses us from half that time on, until the look."""
     held: frozenset[int] = frozenset()
+    lanes: str = ""
+    """As the policy has them."""
 
 
 @st.composite
@@ -88,6 +90,19 @@ def mails(draw: st.DrawFn, most: int) -> Mail:
 
 
 @st.composite
+def lanes(draw: st.DrawFn) -> str:
+    found = []
+    for name in draw(st.lists(st.sampled_from(["a@here", "b@here", "c@there"]), max_size=2, unique=True)):
+        keys = [f"sender: {name}.example", f"share: {draw(st.integers(1, 45))}"]
+        if draw(st.booleans()):
+            keys.append(f"ceiling: {draw(st.sampled_from([10, 50, 80]))}")
+        if draw(st.booleans()):
+            keys.append(f"patience: {draw(st.sampled_from([3, 30]))}s")
+        found.append(f"{name[0]}: {{{', '.join(keys)}}}")
+    return f"lanes: {{{', '.join([*found, 'default: {}'])}}}"
+
+
+@st.composite
 def scenes(draw: st.DrawFn) -> Scene:
     number = draw(st.integers(1, 14))
     connections = draw(st.integers(1, 3))
@@ -102,6 +117,7 @@ def scenes(draw: st.DrawFn) -> Scene:
         draw(st.sampled_from([0.137, 1.037, 5.337, 12.737])),
         draw(st.integers(0, 3)) == 0,
         frozenset(draw(st.sets(st.integers(0, number - 1), max_size=2))),
+        draw(st.just("") | lanes()),
     )
 
 
@@ -160,6 +176,7 @@ upstreams:
   isp: {{host: 127.0.0.1, port: {port}, tls: none, connections: {scene.connections},
     max_recipients: {scene.max_recipients}, limits: [{", ".join(scene.limits)}]}}
 retry: {{min: 7s, max: 9s, lifetime: 1d}}
+{scene.lanes}
 """
         return parse_policy(text.encode(), self.folder / "policy.yaml")
 
