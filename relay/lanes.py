@@ -153,6 +153,8 @@ class Order:
         self._tag = 0
         """Of what went last: no flow is behind it."""
         self._numbers = count()
+        self._found: tuple[int, tuple[_Flow, _Line, QueueId] | None] | None = None
+        """What goes next, and as of when; None where that changed since."""
 
     def __len__(self) -> int:
         return len(self._spots)
@@ -203,6 +205,7 @@ class Order:
         """Forget a message; one that is not there is none too many."""
         if (spot := self._spots.pop(queue_id, None)) is None:
             return
+        self._found = None
         line = self._lines[spot.lane]
         line.length -= 1
         if spot.sender is None:
@@ -239,17 +242,20 @@ class Order:
         before, flow.went = flow.went, next(self._numbers)
         if line.room is not None:
             line.room -= 1
+        self._found = None
         self._charged[queue_id] = _Charge(flow, line, cost, flow.went, before)
         return queue_id
 
     def charge(self, queue_id: QueueId, cost: int) -> None:
         """Know what a message that was taken cost in the end."""
         if (charged := self._charged.pop(queue_id, None)) is not None:
+            self._found = None
             charged.flow.tag += (cost - charged.cost) * charged.flow.step
 
     def refund(self, queue_id: QueueId) -> None:
         """Undo what taking a message cost, unless it was `charge`d: it was not attempted."""
         if (charged := self._charged.pop(queue_id, None)) is not None:
+            self._found = None
             flow, line = charged.flow, charged.line
             flow.tag -= charged.cost * flow.step
             self._tag = min(self._tag, flow.tag)
@@ -260,7 +266,8 @@ class Order:
 
     def let(self, lane: str, room: int | None) -> None:
         """Let a lane give so many more (None: any number), until it is told another number."""
-        if lane in self._lines:
+        if lane in self._lines and self._lines[lane].room != room:
+            self._found = None
             self._lines[lane].room = room
 
     def entries(self) -> list[tuple[QueueId, int, bool]]:
@@ -295,6 +302,11 @@ class Order:
 
     def _next(self, now_ns: int) -> tuple[_Flow, _Line, QueueId] | None:
         """Return what goes next, of which lane, and who is charged for it."""
+        if self._found is None or self._found[0] != now_ns:
+            self._found = now_ns, self._find(now_ns)
+        return self._found[1]
+
+    def _find(self, now_ns: int) -> tuple[_Flow, _Line, QueueId] | None:
         lines = [line for line in self._lines.values() if line.length and line.room != 0]
         if not lines:
             return None
@@ -317,6 +329,7 @@ class Order:
 
     def _enter(self, queue_id: QueueId, spot: _Spot) -> None:
         self.remove(queue_id)
+        self._found = None
         self._spots[queue_id] = spot
         line = self._lines[spot.lane]
         line.length += 1
