@@ -95,7 +95,7 @@ class _Future:
         self._in_second_round: set[int] = set()
         self._rests = set(outlook.rests_until_ns)
         self._waited_ns: dict[str, int] = {}
-        self._closed: list[str] = []
+        self._asked_ns, self._closed = -1, list[str]()
         self._closed_ns: dict[str, int] = {}
         """For how long each lane has been at its ceiling."""
         self._longest = NEXT
@@ -126,6 +126,9 @@ class _Future:
         As the heart does it: what is taken at once is decided in that order.
         """
         at_ns = self._at_ns
+        if self._asked_ns == at_ns and self._ends and self._ends[0][0] <= at_ns:
+            # Also what takes no time ends after the look that follows its start.
+            self._ask(at_ns)
         self._end(at_ns)
         self._ask(at_ns)
         if not self._line.has_ready(at_ns):
@@ -163,7 +166,7 @@ class _Future:
 
     def _ask(self, at_ns: int) -> None:
         """Find out how many may go of each lane with a ceiling, and leave each place that is due."""
-        self._closed = []
+        self._asked_ns, self._closed = at_ns, []
         for lane in self._line.with_ceiling():
             gauges = self._of_lane.get(lane, [])
             room = min((max(0, gauge.room(lane, at_ns)) for gauge in gauges), default=None)
@@ -294,15 +297,13 @@ class _Future:
     def _occupy(self, index: int, lane: str, recipients: int, shares: dict[str, int], end_ns: int) -> None:
         for gauge in self._for_all:
             gauge.shared.occupy(end_ns + gauge.span_ns, recipients if gauge.is_recipients else 1)
-        for gauge in self._for_each:
+        for gauge in (*self._for_each, *self._of_lane.get(lane, ())):
             if gauge.for_each == "recipient_domain":
                 for domain, count in shares.items():
                     gauge.occupy(domain, end_ns + gauge.span_ns, count if gauge.is_recipients else 1)
             else:
                 weight = recipients if gauge.is_recipients else 1
                 gauge.occupy(self._key(index, gauge), end_ns + gauge.span_ns, weight)
-        for gauge in self._of_lane.get(lane, ()):
-            gauge.occupy(lane, end_ns + gauge.span_ns, recipients if gauge.is_recipients else 1)
 
     def _connect(self, at_ns: int, end_ns: int) -> None:
         carried = 0
@@ -349,16 +350,13 @@ class _Future:
     def _wait_in_place(self, queued: Queued, index: int, lane: str, at_ns: int) -> None:
         """Park a message at the place that opens last of those that it needs, unless that is its lane."""
         opens: dict[Place, tuple[int, str]] = {}
-        for gauge in self._for_each:
+        for gauge in (*self._for_each, *self._of_lane.get(lane, ())):
             is_domain = gauge.for_each == "recipient_domain"
             keys = [d for d, _ in self._domains[index]] if is_domain else [self._key(index, gauge)]
             for key in dict.fromkeys(keys):
-                place = (gauge.for_each or "sender", key)
+                place: Place = (gauge.for_each or "sender", key)
                 opened = gauge.key_opens_at(key, at_ns), gauge.label
                 opens[place] = max(opened, opens.get(place, opened))
-        for gauge in self._of_lane.get(lane, ()):
-            opened = gauge.key_opens_at(lane, at_ns), gauge.label
-            opens["lane", lane] = max(opened, opens.get(("lane", lane), opened))
         of_domains = [place for place in opens if place[0] == "recipient_domain"]
         # The first of its recipients that may go takes it along; all else has to be open.
         needed = [place for place in opens if place[0] != "recipient_domain"]
@@ -392,6 +390,8 @@ class _Future:
     def _key(self, index: int, gauge: FutureGauge) -> str:
         mail = self._mails[index]
         match gauge.for_each:
+            case "lane":
+                return gauge.only or ""
             case "sender":
                 return mail.sender
             case "sender_domain":

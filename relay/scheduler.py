@@ -123,10 +123,12 @@ class Scheduler:
         """Let a lane give so many and no more; return who has to wait because it may give none."""
         self._order.let(lane, room)
         self._opens_at_ns.pop(lane, None)
-        if room != 0 or (queue_id := self._order.first_of(lane)) is None:
+        if room != 0:
             return None
+        # Also while it has nobody: who leaves a place may stand there from now on.
         self._opens_at_ns[lane] = opens_at_ns
-        return self._messages.get(queue_id)
+        queue_id = self._order.first_of(lane)
+        return None if queue_id is None else self._messages.get(queue_id)
 
     def closed_lanes(self) -> list[str]:
         """Return the lanes that have mail and may give nothing; none where some other mail may go now."""

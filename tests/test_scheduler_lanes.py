@@ -149,6 +149,20 @@ def test_places_of_a_closed_lane_do_not_hide_those_of_another_and_are_asked_once
     assert (scheduler.most_ready, len(_take(scheduler, 10**9))) == (3, 3)
 
 
+def test_who_leaves_a_place_into_a_lane_without_room_goes_when_that_has_some() -> None:
+    scheduler = _scheduler(_message("l0", "list"))
+    assert _take(scheduler) == ["l0"]
+    scheduler.park(QueueId("l0"), "its sender", 100, "")
+
+    # As a heart asks: the lanes, and then the places.
+    assert scheduler.let_lane("list", 0, 500) is None
+    assert scheduler.next_due_at_ns() == 100
+    assert _ask(scheduler, 100) == 1
+
+    assert not scheduler.has_ready(100)
+    assert scheduler.next_due_at_ns() == 500
+
+
 def test_in_one_place_too_a_closed_lane_keeps_back_no_other() -> None:
     scheduler = _scheduler(
         *[_message(f"l{n}", "list") for n in range(3)], *[_message(f"d{n}") for n in range(3)]
