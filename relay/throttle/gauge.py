@@ -110,8 +110,9 @@ class Gauge:
         """Return all that occupies it, those in flight as if they ended at the instants given with them."""
         ends_of: dict[int, list[tuple[int, int]]] = {}
         for reserved, ends_ns in in_flight:
-            places = self._places.get(reserved.id) or [(self._shared, self._weight(reserved))]
-            for window, weight in places if self.for_each is not None else places[:1]:
+            for_all = [(self._shared, self._weight(reserved))] if self.for_each is None else []
+            # A ceiling knows nothing of what is in another lane.
+            for window, weight in self._places.get(reserved.id, for_all):
                 if weight:
                     ends_of.setdefault(id(window), []).append((ends_ns + self.span_ns, weight))
 

@@ -124,3 +124,15 @@ def test_a_connection_in_flight_occupies_no_limit_on_messages(
     of_messages, of_connections = account.limited(0)
 
     assert (len(of_messages.shared), len(of_connections.shared)) == (1, 1)
+
+
+def test_what_other_lanes_have_in_flight_is_not_foretold_to_occupy_a_ceiling(
+    disk: Disk, clock: FakeClock, path: Path
+) -> None:
+    account = throttle(path, disk, clock, [messages(9, 60), _ceiling(2, "list")])
+    account.reserve([Request(1, lane=lane) for lane in ("list", "other", "other")])
+
+    of_all, of_list = account.limited(0)
+
+    assert (len(of_all.shared), of_list.only, of_list.shared) == (3, "list", ())
+    assert [weight for _, weight in of_list.of_key["list"]] == [1]
