@@ -17,7 +17,7 @@ scheduler   which message next
 lanes       the order of those that may go: shares, turns, patience
 sorting     which lane a message is in
 resting     which senders wait because the upstream refuses them
-parking     where those wait that only something of their own keeps back
+places      where those wait that only something of their own keeps back
 doubts      who goes last while the upstream is in doubt
 queued      a message as the queue in memory has it
 report      what a sender is told when mail failed or is late
