@@ -14,7 +14,8 @@ Connections are compared with limits on connections, and mail with the others.  
 `for_each` key are left out: the reply does not say whose window it was.
 
 What cannot be known, and is not claimed:
-- what else uses the account: then the upstream counted more than our history has;
+- what else uses the account.  But where the upstream names its N, and all of ours that it
+  may have counted is no more, then it counted something else too, or otherwise: that is said;
 - whether its windows slide or are fixed (the clock hour): a fixed one holds at most what
   ours does, so the suggestion may be too high, and the next refusal says so;
 - which of several limits it was, and what in flight it counted already (left out here).
@@ -22,7 +23,7 @@ What cannot be known, and is not claimed:
 Instants are wall clock, spans nanoseconds.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -90,6 +91,13 @@ class Finding:
     suggested: int
     named: int | None = None
     """The N that the upstream itself named."""
+    charged: int | None = None
+    """All of ours that it may have counted, what was refused and what is in flight too; None: not known."""
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether our own history may be what was too much; False only where it cannot."""
+        return self.named is None or self.charged is None or self.charged > self.named
 
     @property
     def label(self) -> str:
@@ -119,10 +127,19 @@ class Finding:
     def __str__(self) -> str:
         window = period(self.per_ns)
         says = f"says {self.limit} per {window}" if self.limit is not None else f"has no limit per {window}"
-        return (
-            f"cut off after {self.sent} {self.unit} in {elapsed(self.over_ns)}; policy {says}; "
-            f"{'' if self.named is None else f'the upstream says {self.named}; '}suggested {self.suggested}"
-        )
+        named = "" if self.named is None else f"the upstream says {self.named}; "
+        return f"cut off {self._after(window)}; policy {says}; {named}suggested {self.suggested}"
+
+    def _after(self, window: str) -> str:
+        if not self.is_explained:
+            return (
+                f"at {self.charged} {self.unit} of ours in {window}, the refused ones included: our own "
+                "history does not explain it; something else uses the account, or the upstream counts "
+                "otherwise"
+            )
+        if self.sent == 0 and self.charged is not None:
+            return f"at {self.charged} {self.unit} at once"
+        return f"after {self.sent} {self.unit} in {elapsed(self.over_ns)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,12 +205,14 @@ def compare(
     *,
     peak: Callable[[int], Tally] | None = None,
     before: Iterable[Finding] = (),
+    charged: Mapping[str, int] | None = None,
 ) -> tuple[Finding, ...]:
     """Return what a refusal says about our limits; nothing where it is not about how much was sent.
 
     `limits` are the policy's, `tally` tells of a window that ends now, without what was
     refused, `peak` of the most that windows of a length held that were over before it
-    began (None: not known), and `before` are earlier findings.
+    began (None: not known), `before` are earlier findings, and `charged` says by the label
+    of a limit all that occupies it now.
     """
     units: tuple[Unit, ...]
     found: list[tuple[Unit, int, int | None]]
@@ -220,7 +239,9 @@ def compare(
             if each.for_each is None and (each.unit, each.per_ns) == (named.unit, period_ns)
         ]
         if its:
-            return (_as_named(min(its, key=lambda limit: limit.count), named.slots, tally, at_ns),)
+            its_own = min(its, key=lambda limit: limit.count)
+            found_named = _as_named(its_own, named.slots, tally, at_ns)
+            return (replace(found_named, charged=(charged or {}).get(found_named.label)),)
     if suspects:
         if peak is not None:
             suspects = _not_cleared(suspects, tally, peak, before) or suspects
@@ -299,6 +320,7 @@ def finding_to_json(finding: Finding) -> dict[str, int | float | str | None]:
         "over_seconds": finding.over_ns / SECOND_NS,
         "count": finding.limit,
         "named": finding.named,
+        "charged": finding.charged,
         "suggested": finding.suggested,
     }
 
@@ -319,6 +341,7 @@ def parse(content: bytes) -> Lessons:
         raise ValueError(f"not a record of refusals: {error.error_count()} errors in it") from None
     # Nothing need have been sent where the upstream named its own N: something else used the account.
     counts = [number for each in lessons.findings for number in (each.suggested, each.sent + 1, each.per_ns)]
+    counts += [each.charged + 1 for each in lessons.findings if each.charged is not None]
     counts += [each.named for each in lessons.findings if each.named is not None]
     counts += [number for each in lessons.lowered for number in (each.count, each.per_ns)]
     is_raised = any(each.count > each.limit for each in lessons.lowered)

@@ -24,6 +24,9 @@ from relay.verdict import Excess, Named, Ruling, Scope, Span, Verdict, excess_of
 
 MINUTE_NS, HOUR_NS = 60 * SECOND_NS, 3600 * SECOND_NS
 DAY_NS = 24 * HOUR_NS
+NOT_US = (
+    "our own history does not explain it; something else uses the account, or the upstream counts otherwise"
+)
 UNITS: tuple[Unit, ...] = ("messages", "recipients", "connections")
 
 
@@ -92,6 +95,33 @@ def test_what_the_upstream_says_is_its_limit_counts_more_than_what_went_well(
 
     assert (finding.limit, finding.sent, finding.suggested) == (100, 0, suggested)
     assert str(finding).endswith(f"the upstream says {count}; suggested {suggested}")
+
+
+@pytest.mark.parametrize(
+    ("went", "charged", "says"),
+    [
+        (0, 100, "cut off at 100 recipients at once; policy"),
+        (50, 51, "cut off after 50 recipients in 57 min; policy"),
+        (40, None, "cut off after 40 recipients in 57 min; policy"),
+        (
+            0,
+            50,
+            f"cut off at 50 recipients of ours in 1h, the refused ones included: {NOT_US}; policy",
+        ),
+    ],
+)
+def test_where_all_of_ours_is_no_more_than_the_upstream_names_it_is_said_that_it_was_not_us(
+    went: int, charged: int | None, says: str
+) -> None:
+    ruling = replace(refusal(), named=Named(50, "recipients", HOUR_NS))
+    by_label = {} if charged is None else {"100 recipients per 3600s": charged}
+
+    (finding,) = compare(
+        ruling, [a_limit(100)], lambda _: Tally(went, went, 0, 57 * MINUTE_NS), 0, charged=by_label
+    )
+
+    assert str(finding) == f"{says} says 100 per 1h; the upstream says 50; suggested 50"
+    assert parse(render(Lessons((finding,)))) == Lessons((finding,))
 
 
 def test_a_limit_that_is_named_for_a_window_that_we_have_not_is_compared_as_ever() -> None:

@@ -33,6 +33,8 @@ class Kind:
 
 FIELDS: dict[str, str] = {
     "code": "the reply code of the upstream; null where no proper reply came",
+    "charged_slots": "all of ours that the upstream may have counted, refused and in flight too; null if not "
+    "known",
     "client": "who handed mail over: name[address]",
     "command": "what the reply answered: connect, ehlo, starttls, auth, mail, rcpt, data, or `.` for the "
     "final dot",
@@ -52,6 +54,7 @@ FIELDS: dict[str, str] = {
     "keys": "the keys of the policy that changed",
     "lane": "the lane of the message, by its name in the policy; null without lanes",
     "listener": "the address that mail is taken on, as the policy writes it",
+    "named_slots": "the N that the upstream says itself; null where it says none",
     "nrcpt": "how many recipients",
     "over_seconds": "from when the first of it began until the refusal",
     "path": "a file",
@@ -157,7 +160,8 @@ _ROWS: tuple[tuple[str, Level, str, str, str], ...] = (
      "The history could not be read or written, so nothing may be sent."),
     ("pause_unrecorded", _WARNING, "upstream error", "pause of {upstream} is not kept on disk: {error}",
      "A restart would not know of the pause, and try the upstream at once."),
-    ("cut_off", _WARNING, "upstream unit sent over_seconds per_seconds slots suggested_slots",
+    ("cut_off", _WARNING,
+     "upstream unit sent over_seconds per_seconds slots named_slots charged_slots suggested_slots",
      "upstream {upstream}: {_finding}",
      "What the history says of a refusal for having sent too much; once for each limit in question."),
     ("limit_lowered", _WARNING, "upstream unit per_seconds slots effective_slots",

@@ -252,6 +252,8 @@ class Events:
             "over_seconds": _seconds(finding.over_ns),
             "per_seconds": _seconds(finding.per_ns),
             "slots": finding.limit,
+            "named_slots": finding.named,
+            "charged_slots": finding.charged,
             "suggested_slots": finding.suggested,
         }
         self._tell("cut_off", fields, {"_finding": str(finding)})

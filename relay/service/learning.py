@@ -7,7 +7,7 @@ restart before the first.
 Does not: judge replies (`relay.verdict`), or decide what a refusal teaches (`relay.learning`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from relay.clock import Clock
 from relay.learning import Effective, Finding, Lessons, Tally, compare, in_force, tighten
@@ -16,6 +16,7 @@ from relay.policy.limit import Limit
 from relay.policy.model import Upstream
 from relay.service.events import Events
 from relay.service.metrics import Metrics
+from relay.throttle.usage import Usage
 
 InForce = Sequence[Limit | Effective]
 
@@ -33,13 +34,14 @@ class Learning:
         keep: Callable[[Lessons], None],
         tally: Callable[[int], Tally],
         peak: Callable[[int], Tally],
+        usage: Callable[[], Iterable[Usage]],
         judge_by: Callable[[InForce, int | None], None],
     ) -> None:
         """`keep` is given what a restart has to know.
 
         `tally` tells what the history has of a window, `peak` the most that it has of an
-        earlier one.  `judge_by` puts other limits in force, with the policy's guard, before
-        the next decision.
+        earlier one, `usage` what occupies each limit.  `judge_by` puts other limits in force,
+        with the policy's guard, before the next decision.
         """
         self._upstream = upstream
         self._events = events
@@ -48,6 +50,7 @@ class Learning:
         self._keep = keep
         self._tally = tally
         self._peak = peak
+        self._usage = usage
         self._judge_by = judge_by
         self._lessons = Lessons()
         self._limits: Sequence[Limit] = ()
@@ -83,6 +86,7 @@ class Learning:
             self._clock.wall_ns(),
             peak=self._peak,
             before=self.findings,
+            charged={usage.label: usage.used for usage in self._usage() if usage.for_each is None},
         )
         if not findings:
             return

@@ -195,6 +195,7 @@ class Upstreams:
             keep=kept.lessons.keep,
             tally=gate.tally,
             peak=gate.peak,
+            usage=gate.usage,
             judge_by=lambda limits, guard_ns: gate.judge_by(self._in_force(name, limits), guard_ns),
         )
         lessons.use(upstream)
