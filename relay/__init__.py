@@ -27,6 +27,7 @@ limit       N of a unit in any T, to whoever counts, compares or foresees
 outlook     what the estimate is made from
 lateness    whether a sender is told that mail is late
 learning    what a refusal for having sent too much says of our limits
+caution     how little goes first after a refusal for too much
 pauses      when an upstream was paused, which is no message's age
 clock       what the time is
 spans       lengths of time as people write them

@@ -63,6 +63,10 @@ class Outlook:
     """Why, as `held_by` says it; empty where there is no pause."""
     is_proving: bool = False
     """The next one goes alone, and the others when it went well."""
+    taken: int | None = None
+    """How many recipients it took since it refused: one more may go at once.  None: as many as usual."""
+    carried: tuple[int, ...] = ()
+    """How many are in each of those under way; of interest with `taken`."""
     rests_until_ns: Mapping[str, int] = field(default_factory=dict)
     """By reverse path: senders whose mail waits."""
     max_messages: int = 1 << 30

@@ -42,27 +42,40 @@ SPAN_NS = {
 }
 
 
-def rest_ns(ruling: Ruling | None, in_a_row: int, leaves_in_ns: Callable[[int], int | None]) -> int:
+def rest_ns(
+    ruling: Ruling | None,
+    in_a_row: int,
+    leaves_in_ns: Callable[[int], int | None],
+    step: int | None = None,
+) -> int:
     """Return how long to rest after a refusal that is about us.
 
     As long as the upstream, or its rule, asks for.  Where it speaks of a window ("per
-    hour"), until the oldest of what our own history has in that window leaves it, as
-    `leaves_in_ns` tells; or for the whole window where looking earlier makes it worse.
+    hour", "in 3600s"), until the oldest of what our own history has in that window leaves it,
+    as `leaves_in_ns` tells; or for the whole window where looking earlier makes it worse.
     Else, and at least this once a pause did not help, our own back-off: 15 s, doubled
-    with each of `in_a_row` pauses without a success, up to 15 minutes.
+    with each of `in_a_row` pauses without a success, or `step` times, up to 15 minutes.
     """
-    back_off_ns = min(LONGEST_NS, FIRST_NS << min(in_a_row, 10))
+    back_off_ns = min(LONGEST_NS, FIRST_NS << min(in_a_row if step is None else step, 10))
     if ruling is None:
         return back_off_ns
+    span_ns = window_ns(ruling)
     if ruling.wait_ns is not None:
         asked_ns = ruling.wait_ns
-    elif ruling.span is None:
+    elif span_ns is None:
         asked_ns = 0 if ruling.may_probe else PROBE_NS
     elif ruling.may_probe:
-        asked_ns = leaves_in_ns(SPAN_NS[ruling.span]) or 0
+        asked_ns = leaves_in_ns(span_ns) or 0
     else:
-        asked_ns = SPAN_NS[ruling.span]
+        asked_ns = span_ns
     return asked_ns if asked_ns and not in_a_row else max(asked_ns, back_off_ns)
+
+
+def window_ns(ruling: Ruling) -> int | None:
+    """Return the window that a refusal speaks of."""
+    if ruling.span is not None:
+        return SPAN_NS[ruling.span]
+    return None if ruling.named is None else ruling.named.per_ns
 
 
 class Pauses:

@@ -91,6 +91,16 @@ def test_after_a_pause_one_goes_first_and_the_others_when_it_went_well() -> None
     ]
 
 
+def test_after_a_refusal_for_too_much_as_many_go_at_once_as_were_taken_and_one() -> None:
+    mails = [Mail(20), Mail(2)]
+    # 1 beside the one that is under way; 3, and the other message; 8, and the other 8.
+    outlook = Outlook(
+        now_ns=0, transaction_ns=10, max_recipients=100, connections=2, taken=0, ends_ns=(10,), carried=(1,)
+    )
+
+    assert [each.eta_ns for each in foretell(mails, outlook)] == [40, 20]
+
+
 def test_a_full_key_keeps_back_nobody_else_and_says_whose_it_is() -> None:
     limit = Limited("1 a minute", "messages", 1, T, (), "sender", {"a@x": ((NOW + 300, 1),)})
     mails = [Mail(1, sender="a@x"), Mail(1, sender="a@x"), Mail(1, sender="b@x")]

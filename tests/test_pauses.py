@@ -20,7 +20,7 @@ from relay.pauses import (
     render,
     rest_ns,
 )
-from relay.verdict import Layer, Rule, Ruling, Scope, Verdict, span_of
+from relay.verdict import Layer, Rule, Ruling, Scope, Verdict, named_of, span_of
 from relay.waits import retry_after_ns
 
 RECORD = PauseRecord("here", 500, 9_000, "421 4.7.0 no", 800, 2, ((100, 200), (400, FOREVER_NS)))
@@ -195,6 +195,21 @@ def test_where_a_window_is_named_our_own_history_says_when_it_has_room_again() -
     assert rest_ns(_ruling("100 messages per hour exceeded"), 0, leaves_in_ns) == 1234 * SECOND_NS
     assert asked == [3600 * SECOND_NS]
     assert rest_ns(_ruling("100 messages per hour exceeded"), 0, _nothing) == FIRST_NS
+
+
+def test_a_window_that_is_named_in_seconds_is_one_too() -> None:
+    text = "you have exceeded your sending limit of 50 recipients per 900s"
+    ruling = replace(_ruling(text), named=named_of(text))
+
+    assert ruling.span is None
+    assert rest_ns(ruling, 0, lambda span_ns: span_ns - 1) == 900 * SECOND_NS - 1
+    assert rest_ns(ruling, 0, _nothing) == FIRST_NS
+
+
+def test_a_back_off_that_began_further_on_is_longer_but_not_than_what_was_asked_for_at_first() -> None:
+    assert rest_ns(_ruling("no"), 0, _nothing, step=5) == FIRST_NS * 32
+    assert rest_ns(_ruling("try again in 5 seconds"), 0, _nothing, step=5) == 5 * SECOND_NS
+    assert rest_ns(_ruling("try again in 5 seconds"), 1, _nothing, step=5) == FIRST_NS * 32
 
 
 def test_where_a_look_makes_it_worse_the_whole_window_is_waited_for() -> None:

@@ -299,6 +299,8 @@ def _outlook(
         heart.pausing.paused_until_ns if because else 0,
         pause_words(because) if because else "",
         heart.pausing.is_proving,
+        heart.pausing.caution.taken,
+        tuple(len(portion.indices) for _, portion in heart.relaying.under_way.values()),
         scheduler.resting.senders(),
         upstream.max_messages,
         upstream.idle_ns,

@@ -7,7 +7,7 @@ is over, mail comes in.  No polling.
 Guarantees: no byte of MAIL before its slot is on disk; nothing about a message is
 forgotten once the upstream replied; a message that was not attempted has lost nothing.
 When the history fails, nothing is sent.  A refusal about us pauses the upstream; it
-comes back with a single transaction, and fully when that one went well.
+comes back with a single transaction, a small one, and fully when that one went well.
 """
 
 import asyncio
@@ -370,7 +370,7 @@ class Heart:
 
     def _request(self, portion: Portion) -> Request:
         """Return what to ask for: as many recipients as a transaction may have, of those that have room."""
-        most = min(self.max_recipients, portion.connection.max_recipients or self.max_recipients)
+        most = self.pausing.caution.largest(self.max_recipients, portion.connection.max_recipients)
         lane = self._scheduler.lane_of(portion.queued)
         return request_for(portion.message.envelope, portion.indices, most, lane)
 

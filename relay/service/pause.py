@@ -20,10 +20,11 @@ as many more as the shield allows in a row.  The time of a pause is no message's
 from collections.abc import Callable, Sequence
 
 from relay.blame import is_any_relayed
+from relay.caution import Caution
 from relay.clock import SECOND_NS, Clock
 from relay.learning import Tally
 from relay.outcome import Answer, Outcome
-from relay.pauses import PROBE_NS, Paused, PauseRecord, Pauses, rest_ns
+from relay.pauses import PROBE_NS, Paused, PauseRecord, Pauses, rest_ns, window_ns
 from relay.service.events import Events
 from relay.service.metrics import Metrics
 from relay.service.redaction import Redaction
@@ -63,6 +64,8 @@ class Pausing:
         """It rests until somebody acts: our own history is at fault, or it refused the account."""
         self.is_proving = False
         """One transaction must go well before the others follow."""
+        self.caution = Caution()
+        """How many recipients a transaction may have meanwhile, and for a while after."""
         self._upstream = upstream
         self._events = events
         self._metrics = metrics
@@ -99,6 +102,7 @@ class Pausing:
             self._pauses.end(min(now_ns, record.until_ns))
             # An upstream that refused us when we last asked has to prove itself first.
             self.is_proving = record.in_a_row > 0
+        self.caution.refused(None, is_again=record.in_a_row > 0)
 
     def paused_ns(self, since_ns: int, until_ns: int, rests: Sequence[Paused] = ()) -> int:
         """Return for how long, between two instants of this boot, it was paused or a sender rested."""
@@ -143,6 +147,8 @@ class Pausing:
         `refused` is what of our own history it was that the upstream did not take.
         """
         self._refused_at_ns = self._clock.boottime_ns()
+        is_again = refused.recipients > 0 and self._in_a_row > 0 and not self.because
+        self.caution.refused(answer.ruling, is_again=is_again)
         if answer.verdict is Verdict.STOP:
             self._stop_by(answer)
             return
@@ -150,7 +156,8 @@ class Pausing:
             self._lengthen(answer)
             return
         self._may_probe = True
-        length_ns = rest_ns(answer.ruling, self._in_a_row, self._leaves_in_ns)
+        step = self.caution.step(answer.ruling, self._in_a_row, self._clock.boottime_ns())
+        length_ns = rest_ns(answer.ruling, self._in_a_row, self._leaves_in_ns, step)
         self._in_a_row += 1
         # Refused again before anything went well: it is one pause, the proving included.
         self._begin(answer.text, length_ns, goes_on=self._in_a_row > 1)
@@ -164,7 +171,7 @@ class Pausing:
         ruling = answer.ruling
         if self.is_stopped or ruling is None:
             return
-        is_asked = ruling.wait_ns is not None or ruling.span is not None or not ruling.may_probe
+        is_asked = ruling.wait_ns is not None or window_ns(ruling) is not None or not ruling.may_probe
         length_ns = rest_ns(ruling, 0, self._leaves_in_ns)
         if is_asked and self._clock.boottime_ns() + length_ns > self.paused_until_ns + SECOND_NS:
             self._begin(answer.text, length_ns, goes_on=True)
@@ -219,7 +226,8 @@ class Pausing:
         if outcome.pause is not None and outcome.pause.scope is Scope.UPSTREAM:
             taken = sum(answer.verdict is Verdict.RELAYED for answer in outcome.answers)
             self.rest(outcome.pause, Tally(0 if taken else 1, len(outcome.answers) - taken))
-        elif any(_is_proof(answer) for answer in outcome.answers):
+        elif proofs := sum(map(_is_proof, outcome.answers)):
+            self.caution.took(proofs)
             was_in_doubt, self.is_proving, self._in_a_row = self._in_a_row > 0, False, 0
             if not self.is_stopped:
                 self._doubts = ""
