@@ -5,6 +5,12 @@ reply, replies late, and sometimes not at all: a line is cut between the dot and
 the message is taken, and counted, all the same.  Meanwhile the policy is edited, and the
 relay gets SIGKILL about once a second.
 
+Where edits tighten, the relay is told a lower N, a longer T or both, and then what the upstream
+allows again.  The upstream goes on to refuse by what it allows.  That the rule of the moment held is
+judged afterwards: whatever began while one was in force for certain (from when the relay said that it
+had taken the edit over, and a longest transaction more, until the next edit was written) may not be the
+last that began of too many in any window of that rule.  What share was used is then not told.
+
 What share of the limit was used.  The yardstick is N / (T + guard + mean transaction): each slot is
 used once in a round of a period, its guard and a transaction.  The rounds are timed slot by slot, the
 mean of the last N starts less that of the first N: that the first N cannot start at one
@@ -18,6 +24,7 @@ instant, over so many connections only, is no waste.  There are two shares.
 """
 
 import contextlib
+import hashlib
 import random
 import subprocess
 import time
@@ -26,7 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from relay.clock import SECOND_NS
+from relay.clock import SECOND_NS, SystemClock
 from tests.peers.feeder import Feeder
 from tests.peers.kills import Kills, judge, told_relayed_twice
 from tests.peers.practice import Practice, Seen
@@ -43,6 +50,8 @@ NEXT_TO_CUT_S = 0.003
 LOOK_S = 0.25
 """How often it is seen to that mail waits."""
 NAMES = ("isp", "provider")
+CLOCK = SystemClock()
+"""The upstream's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +69,28 @@ class Terms:
     """On the average, between two kills, or two edits."""
     cut_each_s: float = 0.5
     """On the average, between two lost replies."""
+    tightens: bool = False
+    """Whether edits change N and T, to what is stricter and back."""
 
     @property
     def limit(self) -> dict[str, Any]:
         """Return the limit, as a policy writes it."""
-        return {"messages": self.count, "per": f"{round(self.period_s * 1000)}ms"}
+        return as_limit(self.count, self.period_s)
 
     @property
     def guard_ns(self) -> int:
         """Return what a policy adds without a `guard` key."""
         return round(self.period_s * SECOND_NS) // 100
+
+
+@dataclass(slots=True)
+class Rule:
+    """What the relay was told, and while what was begun it was in force for certain.  Boottime."""
+
+    count: int
+    period_s: float
+    from_ns: int
+    until_ns: int = 1 << 62
 
 
 @dataclass(slots=True)
@@ -93,16 +114,22 @@ class Strictness:
     """While no relay ran."""
     stalled_s: float
     """While this machine did not run even the upstream."""
+    judged_by_stricter: int
+    """Transactions that were begun under a rule that is stricter than what the upstream allows."""
+    over_the_rule: list[str]
+    """Those that were too many by the rule of the moment."""
 
     def __str__(self) -> str:
         terms = self.terms
+        share = f"share of N / (T + guard + mean): {self.fair_share:.3f} (fair), raw {self.raw_share:.3f}"
+        if terms.tightens:
+            share = f"{self.judged_by_stricter} under a stricter rule, {len(self.over_the_rule)} over it"
         return (
             f"seed {terms.seed}: {self.transactions} transactions in {self.took_s:.1f} s, "
             f"{self.kills} SIGKILLs, {self.edits} edits, {self.cuts} lines cut behind a dot: "
             f"at most {self.most_in_any_window} of {terms.count} in any {terms.period_s:g} s, "
             f"{self.refused} refused, {self.duplicates} recipients twice; {self.unheard} ends unheard, "
-            f"{self.down_s:.1f} s without a relay, {self.stalled_s:.1f} s of stalls; "
-            f"share of N / (T + guard + mean): {self.fair_share:.3f}, raw {self.raw_share:.3f}"
+            f"{self.down_s:.1f} s without a relay, {self.stalled_s:.1f} s of stalls; {share}"
         )
 
 
@@ -124,6 +151,8 @@ class Ordeal:
     cut_at_ns: set[int] = field(default_factory=set)
     """When MAIL came of each transaction whose line was cut behind its dot."""
     counts: dict[str, int] = field(default_factory=lambda: {"kill": 0, "edit": 0, "cut": 0})
+    rules: list[Rule] = field(default_factory=list)
+    """What the relay was told, one after the other."""
     _granted: int = 0
     _name: str = NAMES[0]
 
@@ -198,7 +227,7 @@ class Ordeal:
         self.cut_at_ns |= {cut} if cut is not None else set()
 
     def _edit(self) -> None:
-        """Save another policy that means the same to the upstream, or one that is none.
+        """Save another policy that exceeds nothing at the upstream, or one that is none.
 
         Another name for the upstream means another pool of connections, on the same history.
         """
@@ -207,12 +236,69 @@ class Ordeal:
             return
         (isp,) = self.relay.policy["upstreams"].values()
         isp["connections"] = self.dice.randint(CONNECTIONS - 10, CONNECTIONS)
-        isp["limits"] = [self.terms.limit, *self.dice.choice([[], [{"recipients": 1_000_000, "per": "1h"}]])]
+        count, period_s = self._rule()
+        isp["limits"] = [
+            as_limit(count, period_s),
+            *self.dice.choice([[], [{"recipients": 1_000_000, "per": "1h"}]]),
+        ]
         self.dice.shuffle(isp["limits"])
         if self.dice.random() < RENAMED:
             self._name = next(name for name in NAMES if name != self._name)
         self.relay.policy["upstreams"] = {self._name: isp}
+        if not self.terms.tightens:
+            self.relay.write_policy()
+            return
+        if self.rules:
+            self.rules[-1].until_ns = CLOCK.boottime_ns()
+        self._write_and_wait()
+        longest_ns = int(self.terms.max_transaction_s * SECOND_NS)
+        self.rules.append(Rule(count, period_s, CLOCK.boottime_ns() + longest_ns))
+
+    def _rule(self) -> tuple[int, float]:
+        """Return another N and T: what the upstream allows, or stricter."""
+        if not self.terms.tightens:
+            return self.terms.count, self.terms.period_s
+        # By turns, or a short run might see only one of them.
+        tighter = len(self.rules) % 4
+        count = self.terms.count * 3 // 5 if tighter in (0, 1) else self.terms.count
+        return count, self.terms.period_s * (1.5 if tighter in (1, 2) else 1.0)
+
+    def _write_and_wait(self) -> None:
+        """Have the relay take over a policy that differs from the one before."""
+        # How long a connection may be kept matters to nobody here, and makes each one different.
+        self.relay.policy["upstreams"][self._name]["max_age"] = f"{3600 + len(self.rules)}s"
         self.relay.write_policy()
+        digest = hashlib.sha256(self.relay.policy_path.read_bytes()).hexdigest()
+        self.relay.wait_for_log(lambda line: line.endswith(f"loaded, sha256 {digest}"))
+
+
+def as_limit(count: int, period_s: float) -> dict[str, Any]:
+    """Return a limit, as a policy writes it."""
+    return {"messages": count, "per": f"{round(period_s * 1000)}ms"}
+
+
+def over_the_rules(rules: Sequence[Rule], seen: Sequence[Seen]) -> list[str]:
+    """Return what was begun though the rule of that moment left no room for it.
+
+    Of all that began no later, some window of T that it was counted in holds more than N.
+    """
+    found: list[str] = []
+    in_order = sorted(seen, key=lambda each: each.mail_at_ns)
+    for rule in rules:
+        period_ns = round(rule.period_s * SECOND_NS)
+        for index, last in enumerate(in_order):
+            if rule.from_ns <= last.mail_at_ns < rule.until_ns:
+                counted_ns = [each.entry.counted_at_ns for each in in_order[: index + 1]]
+                most = most_around(counted_ns, last.entry.counted_at_ns, period_ns)
+                if most > rule.count:
+                    found.append(f"{most} of {rule.count} in {rule.period_s:g} s")
+    return found
+
+
+def most_around(instants_ns: Sequence[int], at_ns: int, period_ns: int) -> int:
+    """Return the most instants that a half-open window with one of them in it holds."""
+    ends_ns = [end_ns for end_ns in instants_ns if at_ns <= end_ns < at_ns + period_ns]
+    return max(sum(end_ns - period_ns < each <= end_ns for each in instants_ns) for end_ns in ends_ns)
 
 
 def undergo(folder: Path, warm: Warm, terms: Terms) -> Strictness:
@@ -266,6 +352,13 @@ def undergo(folder: Path, warm: Warm, terms: Terms) -> Strictness:
         fair_share=_share(terms, seen, known_ns + late_ns),
         down_s=sum(ordeal.down_ns) / SECOND_NS,
         stalled_s=sum(stalls_ns) / SECOND_NS,
+        judged_by_stricter=sum(
+            rule.from_ns <= each.mail_at_ns < rule.until_ns
+            for rule in ordeal.rules
+            if (rule.count, rule.period_s) != (terms.count, terms.period_s)
+            for each in host.seen()
+        ),
+        over_the_rule=over_the_rules(ordeal.rules, host.seen()),
     )
 
 

@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.peers.strict import Terms, undergo
+from relay.clock import SECOND_NS
+from relay.envelope import Envelope
+from relay.practice.ledger import Entry, Fate
+from tests.peers.practice import Seen
+from tests.peers.strict import Rule, Terms, over_the_rules, undergo
 from tests.peers.warm import Warm
 
 SMALLEST_SHARE = 0.9
@@ -30,12 +34,42 @@ WHOLE = Terms(
 SMALL = Terms(
     count=50,
     period_s=1.0,
-    transactions=200,
+    transactions=300,
     latest_reply_s=0.05,
     max_transaction_s=0.3,
     seed=9,
     is_killed=True,
+    tightens=True,
 )
+
+
+def _seen(*spans_s: tuple[float, float]) -> list[Seen]:
+    """Return transactions that began, and were counted, at these instants."""
+    envelope = Envelope("a@here.example", ("b@there.example",), 0, "", "", "ESMTP")
+    return [
+        Seen(began_ns, counted_ns, Entry(counted_ns, envelope, 0, "", "", Fate.RELAYED))
+        for began_ns, counted_ns in ((round(s * SECOND_NS), round(e * SECOND_NS)) for s, e in spans_s)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seen", "over"),
+    [
+        # Under 3 in 1 s until 10 s, under 2 in 2 s from then on.
+        (_seen((8.0, 8.0), (8.1, 8.1), (8.2, 8.2), (9.0, 9.0)), []),
+        (_seen((8.0, 8.1), (8.1, 8.1), (8.2, 8.2), (8.9, 9.0)), ["4 of 3 in 1 s"]),
+        # All too many by the new rule, and begun before it.
+        (_seen((9.7, 9.7), (9.8, 9.8), (9.9, 9.9)), []),
+        (_seen((9.7, 9.7), (9.9, 10.5), (11.7, 11.7), (12.5, 12.5)), []),
+        (_seen((9.7, 9.7), (9.9, 10.5), (11.6, 11.6), (12.4, 12.4)), ["3 of 2 in 2 s", "3 of 2 in 2 s"]),
+        # Counted later than one that began later.
+        (_seen((10.0, 12.9), (11.0, 11.0), (12.0, 12.0)), ["3 of 2 in 2 s"]),
+    ],
+)
+def test_what_was_begun_is_judged_by_the_rule_of_that_moment(seen: list[Seen], over: list[str]) -> None:
+    rules = [Rule(3, 1.0, 0, 10 * SECOND_NS), Rule(2, 2.0, 10 * SECOND_NS)]
+
+    assert over_the_rules(rules, seen) == over
 
 
 @pytest.mark.slow
@@ -47,7 +81,8 @@ def test_late_and_lost_replies_kills_and_edits_never_make_it_exceed(
     tell(str(found))
 
     assert (found.most_in_any_window <= found.terms.count, found.refused) == (True, 0)
-    assert min(found.kills, found.edits, found.cuts, found.unheard) > 0
+    assert found.over_the_rule == []
+    assert min(found.kills, found.edits, found.cuts, found.unheard, found.judged_by_stricter) > 0
 
 
 @pytest.mark.crash
