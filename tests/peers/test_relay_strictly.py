@@ -13,11 +13,15 @@ from tests.peers.practice import Seen
 from tests.peers.strict import Rule, Terms, over_the_rules, undergo
 from tests.peers.warm import Warm
 
-SMALLEST_SHARE = 0.9
-"""Of N / (T + guard + mean transaction).  0.98 is wanted, and told; a machine that is busy with something
-else starts each transaction late, which in windows of seconds counts for some hundredths."""
-SMALLEST_SHARE_WITH_KILLS = 0.7
-"""The same; and each second everything starts anew, with all of its connections."""
+SMALLEST_SHARE = 0.95
+"""Of N / (T + guard + mean transaction), fair.  0.98 is wanted, and told; a machine that is busy with
+something else starts each transaction late, which in windows of seconds counts for some hundredths: at a
+load of two for each core the least was 0.986."""
+SMALLEST_SHARE_WITH_KILLS = 0.97
+"""The same, where a start takes no time; and each second everything starts anew."""
+LESS_FOR_EACH_SECOND_OF_A_START = 0.25
+"""READY=1 is not the end of a start: 40 connections are opened then, on a slow machine as slowly as all
+before.  Seen at 0.16 s a start: 0.989 and 0.993; at 0.25 s 0.962, at 0.35 s 0.946, at 0.42 s 0.903."""
 COUNT_WITH_KILLS = 300
 """Few enough for a relay that is gone for half of each second to be in time for all of them."""
 WHOLE_BUDGET_S = 300.0
@@ -107,7 +111,8 @@ def test_a_kill_each_second_wastes_what_nobody_can_know_and_little_else(
     tell(str(found))
 
     assert (found.most_in_any_window <= found.terms.count, found.refused) == (True, 0)
-    assert found.fair_share >= SMALLEST_SHARE_WITH_KILLS, str(found)
+    smallest = SMALLEST_SHARE_WITH_KILLS - LESS_FOR_EACH_SECOND_OF_A_START * found.down_s / found.kills
+    assert found.fair_share >= smallest, f"less than {smallest:.3f}: {found}"
 
 
 def _within(budget_s: float, terms: Terms) -> Terms:
