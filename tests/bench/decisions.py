@@ -1,10 +1,18 @@
 """Decisions a second: the throttle beside two rate limiters, in memory and durable, at several N.
 
-Every contender has a limit of N a day, in which so much is used already as `PREFILLED` allows, and is
-asked by a clock that moves on by a day / N with each decision: as one slot opens, one message asks
-and is let through.  That is the steady state of a queue that waits.  A decision of ours is all that
-one transaction costs: the reservation and its end.  The others know no end: their slot starts to
-age when it is granted.
+Every contender has a limit of N a day and a window that is full: N slots that were used evenly over the
+last day.  That it is full is seen each time: just before the first slot opens, one more is asked for,
+and refused.  Then it is asked by a clock that moves on by a day / N with each decision: as one slot
+opens, one message asks and is let through.  That is the steady state of a queue that waits.  Of an N above
+`EXACT_SLOTS` ours opens slots some at a time, a 1024th of the day late at most: so all are asked a
+thousandth of the day after theirs opened, and 99.9 % of the window is full.
+
+How it is filled: ours by N decisions, durable in batches that share a sync; pyrate-limiter by N puts, its
+SQLite by one INSERT of N rows; `limits` by putting N entries into its storage's list, since its own way
+moves that whole list for each.
+
+A decision of ours is all that one transaction costs: the reservation and its end.  The others know
+no end: their slot starts to age when it is granted.
 
 What is compared is not the same promise.  `pyrate-limiter` (asked at its bucket, without the cost of
 its Limiter) and `limits` (moving window) stamp the start, so a slow upstream can see more than
@@ -14,16 +22,17 @@ SQLite's default of synchronous=FULL; `limits` has no durable storage that needs
 Both are optional (`make bench` fetches them); what is missing is left out, and said.
 """
 
+import functools
 import importlib
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from relay.clock import SECOND_NS
 from relay.spool.durable import RealDisk
@@ -32,14 +41,16 @@ from relay.throttle.keys import Request
 from relay.throttle.record import Ended
 from relay.throttle.slots import Slots
 from relay.throttle.throttle import Reservation, Settlement, Throttle
+from relay.throttle.window import EXACT_SLOTS
 from tests.fakes.clock import FakeClock
 from tests.throttle.limits import messages
 
 COUNTS = (8, 1_000, 1_000_000)
-PREFILLED = 50_000
 DAY_S = 86_400
 DAY_NS = DAY_S * SECOND_NS
+MILLISECOND_NS = 1_000_000
 TRANSACTION_NS = 60 * SECOND_NS
+MOST_IN_A_BATCH = 1_000
 START_NS = 1_000_000 * SECOND_NS
 MEMORY_DECISIONS = 10_000
 DURABLE_DECISIONS = 500
@@ -47,6 +58,14 @@ LEAK_EACH = 1_000
 
 Decide = Callable[[int], bool]
 """Decides about one message at an instant (ns, ascending); says whether it may go."""
+
+
+class Contender(NamedTuple):
+    """One that decides, and how its slots come to be used."""
+
+    decide: Decide
+    fill: Callable[[Sequence[int]], None]
+    """Use a slot at each of these instants, which ascend."""
 
 
 class Missing(Exception):  # noqa: N818 - a contender that is not there
@@ -64,8 +83,16 @@ class Rate:
     """The median of the rounds."""
 
 
+def _one_by_one(decide: Decide) -> Contender:
+    def fill(instants_ns: Sequence[int]) -> None:
+        for now_ns in instants_ns:
+            assert decide(now_ns), "there was room"
+
+    return Contender(decide, fill)
+
+
 @contextmanager
-def _relay(count: int) -> Iterator[Decide]:
+def _relay(count: int) -> Iterator[Contender]:
     slots = Slots()
     slots.judge_by([messages(count, DAY_S)], 0)
 
@@ -77,11 +104,11 @@ def _relay(count: int) -> Iterator[Decide]:
         slots.written(1)
         return True
 
-    yield decide
+    yield _one_by_one(decide)
 
 
 @contextmanager
-def _relay_durable(count: int) -> Iterator[Decide]:
+def _relay_durable(count: int) -> Iterator[Contender]:
     with tempfile.TemporaryDirectory(prefix="relay-bench-") as folder:
         clock = FakeClock(START_NS - 1)
         account = Throttle(Path(folder) / "history", [messages(count, DAY_S)], 0, RealDisk(), clock)
@@ -94,7 +121,18 @@ def _relay_durable(count: int) -> Iterator[Decide]:
             account.settle([Settlement(answer, now_ns)])
             return True
 
-        yield decide
+        def fill(instants_ns: Sequence[int]) -> None:
+            at_once = max(1, min(MOST_IN_A_BATCH, TRANSACTION_NS * count // DAY_NS))
+            for first in range(0, len(instants_ns), at_once):
+                batch = instants_ns[first : first + at_once]
+                clock.advance(batch[0] - clock.boottime_ns())
+                answers = account.reserve([Request(1)] * len(batch))
+                clock.advance(batch[-1] - clock.boottime_ns())
+                granted = [answer for answer in answers if isinstance(answer, Reservation)]
+                assert len(granted) == len(batch), "there was room"
+                account.settle([Settlement(*pair) for pair in zip(granted, batch, strict=True)])
+
+        yield Contender(decide, fill)
         account.close()
 
 
@@ -110,7 +148,7 @@ def _asking(bucket: Any, pyrate: Any) -> Decide:
 
     def decide(now_ns: int) -> bool:
         nonlocal asked
-        now_ms = now_ns // 1_000_000
+        now_ms = now_ns // MILLISECOND_NS
         asked += 1
         if asked % LEAK_EACH == 0:
             bucket.leak(now_ms)
@@ -120,36 +158,50 @@ def _asking(bucket: Any, pyrate: Any) -> Decide:
 
 
 @contextmanager
-def _pyrate(count: int) -> Iterator[Decide]:
+def _pyrate(count: int) -> Iterator[Contender]:
     pyrate = _library("pyrate_limiter", "pyrate-limiter")
-    yield _asking(pyrate.InMemoryBucket([pyrate.Rate(count, DAY_S * 1000)]), pyrate)
+    yield _one_by_one(_asking(pyrate.InMemoryBucket([pyrate.Rate(count, DAY_S * 1000)]), pyrate))
 
 
 @contextmanager
-def _pyrate_durable(count: int) -> Iterator[Decide]:
+def _pyrate_durable(count: int) -> Iterator[Contender]:
     pyrate = _library("pyrate_limiter", "pyrate-limiter")
     with tempfile.TemporaryDirectory(prefix="relay-bench-") as folder:
         rates = [pyrate.Rate(count, DAY_S * 1000)]
         bucket = pyrate.SQLiteBucket.init_from_file(rates, db_path=str(Path(folder) / "bucket"))
-        yield _asking(bucket, pyrate)
+
+        def fill(instants_ns: Sequence[int]) -> None:
+            rows = [("isp", now_ns // MILLISECOND_NS) for now_ns in instants_ns]
+            bucket.conn.executemany(f"INSERT INTO '{bucket.table}' VALUES (?, ?)", rows)
+            bucket.conn.commit()
+
+        yield Contender(_asking(bucket, pyrate), fill)
         bucket.close()
 
 
 @contextmanager
-def _limits(count: int) -> Iterator[Decide]:
+def _limits(count: int) -> Iterator[Contender]:
     limits = _library("limits", "limits")
     memory = _library("limits.storage.memory", "limits")
     clock = SimpleNamespace(time=lambda: START_NS / SECOND_NS)
     theirs, memory.time = memory.time, clock
     try:
-        limiter = limits.strategies.MovingWindowRateLimiter(limits.storage.MemoryStorage())
+        storage = limits.storage.MemoryStorage()
+        limiter = limits.strategies.MovingWindowRateLimiter(storage)
         item = limits.RateLimitItemPerDay(count)
 
         def decide(now_ns: int) -> bool:
             clock.time = lambda: now_ns / SECOND_NS
             return bool(limiter.hit(item, "isp"))
 
-        yield decide
+        def fill(instants_ns: Sequence[int]) -> None:
+            entries = []
+            for now_ns in instants_ns:
+                clock.time = functools.partial(float, now_ns / SECOND_NS)
+                entries.append(memory.Entry(DAY_S))
+            storage.events[item.key_for("isp")] = entries[::-1]
+
+        yield Contender(decide, fill)
     finally:
         memory.time = theirs
 
@@ -204,18 +256,16 @@ def summarise(rates: list[Rate]) -> list[dict[str, Any]]:
 def _round(contender: Any, count: int, is_durable: bool) -> float:
     """Return the decisions a second of a fresh contender in its steady state."""
     decisions = DURABLE_DECISIONS if is_durable else MEMORY_DECISIONS
-    prefilled = min(count, decisions if is_durable else PREFILLED)
-    # Rounded up, and by a little more: each asks when its slot has opened by any of their clocks.
-    gap_ns = DAY_NS // count + 2_000_000
-    with contender(count) as decide:
-        now_ns = START_NS
-        for _ in range(prefilled):
-            assert decide(now_ns)
-            now_ns += gap_ns
+    gap_ns = DAY_NS // count
+    # Each round of all slots begins later by so much: then a slot has opened by any of their clocks.
+    late_ns = DAY_NS // 1000 if count > EXACT_SLOTS else 2 * MILLISECOND_NS
+    instants_ns = [START_NS + k * gap_ns + k // count * late_ns for k in range(count + decisions)]
+    with contender(count) as (decide, fill):
+        fill(instants_ns[:count])
+        assert not decide(START_NS + DAY_NS - MILLISECOND_NS), "the window is full"
         # In memory: the time of this process, so that what else runs does not count.  A disk is waited for.
         timer = time.perf_counter if is_durable else time.process_time
         began_s = timer()
-        for _ in range(decisions):
+        for now_ns in instants_ns[count:]:
             assert decide(now_ns), "a slot had opened"
-            now_ns += gap_ns
         return decisions / (timer() - began_s)
