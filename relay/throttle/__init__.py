@@ -5,6 +5,7 @@ gauge     one limit: a window, or one for each key (pure)
 keys      what a limit tells messages apart by (pure)
 decision  what of a message may go now, and what it waits for otherwise (pure)
 merging   old ends rounded up and added together (pure)
+sharing   whose old ends were, by the slice (pure)
 slots     all that is known of an account's past, and the limits that judge it
 record    the bytes of a history file (pure)
 reached   how far a history was durable, in its lock: what is missing is noticed (pure)

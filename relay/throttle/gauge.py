@@ -44,7 +44,7 @@ class Gauge:
         self.count = limit.count
         self._weight: Callable[[Reserved | Charged], int] = attrgetter(limit.unit)
         self._period_ns = limit.per_ns
-        self._guard_ns = min(limit.per_ns // 100, LONGEST_DEFAULT_GUARD_NS) if guard_ns is None else guard_ns
+        self._guard_ns = _guard_of(limit, guard_ns)
         self._shared = self._window()
         self._of_key: OrderedDict[str, Window] = OrderedDict()
         self._places: dict[int, list[tuple[Window, int]]] = {}
@@ -58,6 +58,18 @@ class Gauge:
     def is_about(self, key: str | None) -> bool:
         """Return whether it has a say about what has this key."""
         return self._only is None or self._only == key
+
+    def goes_on_as(self, limit: Limit, guard_ns: int | None) -> bool:
+        """Judge by a limit from now on if only its N is another, and return whether it is so."""
+        mine = self.unit, self.for_each, self._only, self._period_ns, self._guard_ns
+        if mine != (limit.unit, limit.for_each, limit.only, limit.per_ns, _guard_of(limit, guard_ns)):
+            return False
+        if not self._shared.is_as_fine_for(limit.count):
+            return False
+        self.label, self.count = limit.label, limit.count
+        for window in (self._shared, *self._of_key.values()):
+            window.count = limit.count
+        return True
 
     def start(self, reserved: Reserved, now_ns: int) -> None:
         """Occupy what a reservation weighs until further notice."""
@@ -167,3 +179,7 @@ class Gauge:
 
     def _window(self) -> Window:
         return Window(self.count, self._period_ns, self._guard_ns)
+
+
+def _guard_of(limit: Limit, guard_ns: int | None) -> int:
+    return min(limit.per_ns // 100, LONGEST_DEFAULT_GUARD_NS) if guard_ns is None else guard_ns

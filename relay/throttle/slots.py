@@ -4,8 +4,8 @@ Guarantees: a reservation occupies every window until it is settled, or until it
 deadline, at which it counts as ended.  What ended is kept for as long as any policy
 could ask for it, in bounded memory: the newest EXACT_ENDS to the nanosecond, older
 ones merged with their instants rounded *up* by less than 1/1024 of their age (once for
-each reboot that they live through, which moves the grid).  So new limits judge the same
-past (`judge_by`), and a sum never falls too early.
+each reboot that they live through, which moves the grid); and whose they were as `sharing`
+says.  So new limits judge the same past (`judge_by`), and a sum never falls too early.
 
 KEEP_NS is no policy's longest period but the longest that can be written: processes
 with different policies share one history, and none may drop what another needs.
@@ -29,14 +29,15 @@ from relay.throttle.gauge import Gauge
 from relay.throttle.keys import Request
 from relay.throttle.merging import merge
 from relay.throttle.record import Charged, Ended, Record, Reserved, Share
+from relay.throttle.sharing import thinned
 from relay.throttle.tally import peak_of, tally_of
 from relay.throttle.usage import Usage, usage_of
 from relay.throttle.window import EXACT_SLOTS
 
 EXACT_ENDS = 2 * EXACT_SLOTS
 """What an exact window admits in two spans, so that rounding what is older cannot reach into it."""
-MOST_SHARES = 65_536
-"""Shares of what has ended that are kept; of older ones it is forgotten whose they were."""
+MOST_SHARES = 262_144
+"""Shares of what has ended that are kept as they are, some 40 MB at most; of older ones see `sharing`."""
 
 
 class Slots:
@@ -63,10 +64,19 @@ class Slots:
         self._unwritten: list[Record] = []
 
     def judge_by(self, limits: Sequence[Limit], guard_ns: int | None) -> None:
-        """Replace the limits; what is known stays and fills the new windows."""
+        """Replace the limits; those that are as before go on, and what is known fills new ones."""
         with self._mutex:
+            before, self._gauges = self._gauges, []
             self._limits, self._guard_ns = list(limits), guard_ns
-            self._fill_new_windows()
+            self._has_keys = any(limit.for_each is not None for limit in limits)
+            for limit in limits:
+                # What it knows is exact; of older ends memory has no more than whereabouts they were.
+                same = next((gauge for gauge in before if gauge.goes_on_as(limit, guard_ns)), None)
+                if same is None:
+                    self._gauges.append(self._filled(limit))
+                else:
+                    before.remove(same)
+                    self._gauges.append(same)
 
     def time_is(self, now_ns: int) -> None:
         """Know that an instant has come."""
@@ -81,7 +91,7 @@ class Slots:
             self._gauges = []
             self._apply(records)
             self._apply(self._unwritten)
-            self._fill_new_windows()
+            self._gauges = [self._filled(limit) for limit in self._limits]
 
     def learn(self, records: Iterable[Record]) -> None:
         """Add what others recorded."""
@@ -261,14 +271,14 @@ class Slots:
         likely_ns = max(now_ns, reserved.id + (0 if reserved.connections else transaction_ns))
         return likely_ns if reserved.id in self._own else reserved.deadline_ns
 
-    def _fill_new_windows(self) -> None:
-        self._gauges = [Gauge(limit, self._guard_ns) for limit in self._limits]
-        self._has_keys = any(limit.for_each is not None for limit in self._limits)
-        for gauge in self._gauges:
-            for reserved in self._in_flight.values():
-                gauge.start(reserved, self._now_ns)
-            for charged in self._ended:
-                gauge.charge(charged, self._now_ns)
+    def _filled(self, limit: Limit) -> Gauge:
+        """Return a new limit with all that is known of the past."""
+        gauge = Gauge(limit, self._guard_ns)
+        for reserved in self._in_flight.values():
+            gauge.start(reserved, self._now_ns)
+        for charged in self._ended:
+            gauge.charge(charged, self._now_ns)
+        return gauge
 
     def _apply(self, records: Iterable[Record]) -> None:
         for record in records:
@@ -333,17 +343,9 @@ class Slots:
         merged = merge(self._ended[:split], now_ns)
         self._ended = sorted([*merged, *self._ended[split:]], key=_ended_at)
         if self._shares_bytes:
-            self._forget_old_shares()
+            self._ended = thinned(self._ended, MOST_SHARES, now_ns)
+            self._shares_bytes = sum(map(_length, self._ended)) + sum(map(_length, self._in_flight.values()))
         self._merge_above = len(self._ended) + EXACT_SLOTS
-
-    def _forget_old_shares(self) -> None:
-        """Keep whose the newest ends were; of the rest only that they were."""
-        kept, spare = self._ended, MOST_SHARES
-        for index in reversed(range(len(kept))):
-            spare -= len(kept[index].shares)
-            if spare < 0:
-                kept[index] = kept[index]._replace(shares=())
-        self._shares_bytes = sum(map(_length, kept)) + sum(map(_length, self._in_flight.values()))
 
 
 def _ended_at(charged: Charged) -> int:

@@ -44,6 +44,10 @@ class Window:
         self._weights: list[int] = []
         self._ended = 0
 
+    def is_as_fine_for(self, count: int) -> bool:
+        """Return whether another N would be counted on the same grid."""
+        return (self.count <= EXACT_SLOTS) == (count <= EXACT_SLOTS)
+
     def start(self, weight: int) -> None:
         """Occupy `weight` until further notice.  The caller has asked `room` first."""
         self._in_flight += weight

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,7 +12,7 @@ from relay.throttle.gauge import UNKNOWN
 from relay.throttle.keys import Request
 from relay.throttle.merging import KEEP_NS
 from relay.throttle.record import Charged, Ended, Record, Reserved, Share
-from relay.throttle.slots import EXACT_ENDS, MOST_SHARES, Slots
+from relay.throttle.slots import EXACT_ENDS, Slots
 from tests.throttle.limits import TRANSACTION_NS, messages, recipients
 
 DAY_NS = 86_400 * SECOND_NS
@@ -193,19 +194,18 @@ def test_merging_keeps_whose_it_was_and_that_some_of_it_may_be_anybodys() -> Non
         assert [gauge.used(sender, DAY_NS) for gauge in gauges] == [by_messages, by_recipients]
 
 
-def test_beyond_the_shares_that_are_kept_the_oldest_count_for_everybody() -> None:
+def test_the_shares_that_are_kept_are_bounded_and_so_is_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relay.throttle.slots.MOST_SHARES", 5_000)
     slots = Slots()
-    ends: list[Record] = [_of(f"s{number}", number * SECOND_NS) for number in range(MOST_SHARES + 10)]
-    now_ns = (MOST_SHARES + 10) * SECOND_NS
+    ends: list[Record] = [_of(f"s{number}", number * SECOND_NS) for number in range(20_000)]
     slots.reset(ends)
 
-    told = _charged(slots, now_ns)
-    slots.reset(told)
-    slots.judge_by([messages(10**9, 86_400 * 9, "sender")], 0)
+    told = _charged(slots, 20_000 * SECOND_NS)
 
-    assert MOST_SHARES - 100 < sum(len(charged.shares) for charged in told) <= MOST_SHARES
-    (gauge,) = slots._gauges
-    assert gauge.used("nobody", now_ns) >= 10
+    shares = [share for charged in told for share in charged.shares]
+    assert 5_000 // 2 <= sum(share.key != UNKNOWN for share in shares) <= 6_000
+    assert len(shares) < 6_000 + EXACT_ENDS
+    assert slots.shares_bytes < 6_000 * 20 + EXACT_ENDS * 20
     assert sum(charged.messages for charged in told) == len(ends)
 
 

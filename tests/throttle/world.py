@@ -7,7 +7,7 @@ deadline.  It knows nothing of windows, shares or files.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
@@ -221,6 +221,10 @@ class World:
 
     def _edit(self) -> None:
         sender, limits = self.random.choice(self.senders), self._limits()
+        if self.random.random() < 0.5:
+            # Some stay as they are, or with another N.
+            kept = self.random.sample(sender.limits, self.random.randint(1, len(sender.limits)))
+            limits += [replace(each, count=self.random.choice([each.count, 3])) for each in kept]
         self._throttle(sender).replan(limits, 0)
         sender.limits = limits
 
