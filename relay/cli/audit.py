@@ -66,7 +66,13 @@ def _lines(name: str, path: Path, found: Audit) -> Iterator[str]:
         known += f", since {rfc3339_or_none(found.since_ns)} ({span(found.until_ns - found.since_ns)})"
     yield printable(f"{name}: {path}: {known}")
     if found.merged:
-        yield f"  {found.merged} older ones were merged by compaction, and are known only roughly"
+        counted_ns = [each.counted_until_ns for each in found.findings if each.counted_until_ns is not None]
+        until = (
+            f"; what limits held until {rfc3339_or_none(max(counted_ns))} was counted before"
+            if counted_ns
+            else ""
+        )
+        yield f"  {found.merged} older ones were merged by compaction, and are known only roughly{until}"
     if found.without_start:
         yield f"  {found.without_start} have no start that was kept, and count from their end"
     for finding in found.findings:
@@ -80,6 +86,11 @@ def _verdict(finding: Finding) -> str:
         return f"EXCEEDED, {finding.most - finding.count} more than it allows today"
     if finding.is_proven:
         return "never exceeded"
+    if finding.proven_since_ns is not None:
+        return (
+            f"not exceeded since {rfc3339_or_none(finding.proven_since_ns)}; before that, by what is known "
+            f"roughly, not more than {finding.at_most}"
+        )
     return (
         f"not exceeded by what is known exactly; with what is known roughly, not more than {finding.at_most}"
     )
@@ -100,6 +111,8 @@ def _json_lines(name: str, path: Path, found: Audit) -> Iterator[str]:
             "at_most": finding.at_most,
             "exceeded": finding.is_exceeded,
             "proven": finding.is_proven,
+            "proven_since": rfc3339_or_none(finding.proven_since_ns),
+            "counted_until": rfc3339_or_none(finding.counted_until_ns),
             "since": rfc3339_or_none(found.since_ns),
             "until": rfc3339_or_none(found.until_ns),
             "transactions": found.transactions,

@@ -18,6 +18,8 @@ A group is what was appended at once; it is there whole or not at all.  Its line
                                                so much ended then; what is left of older lines
     merged INSTANT MESSAGES RECIPIENTS CONNECTIONS START SHARE…
                                                the same of several ends, rounded up to one instant
+    highest SINCE UNTIL AT_MOST EARLIER MOST INSTANT KEY UNIT PERIOD FOR_EACH
+                                               what a limit held before ends were merged: `Highest`
 
 A share is `FOR_EACH=KEY:MESSAGES:RECIPIENTS`: so much of it was of this sender, domain or
 client.  A line has shares of those kinds of key that some limit of its writer had; what
@@ -37,8 +39,9 @@ Does not: touch a disk, or know what time it is.
 import re
 import zlib
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
+from relay.limit import ForEach, Unit
 from relay.reply import clean
 
 LONGEST_KEY = 96
@@ -96,7 +99,28 @@ class Charged(NamedTuple):
     """They ended at that instant or somewhat before it, some perhaps earlier than others."""
 
 
-Record = Reserved | Ended | Charged
+class Highest(NamedTuple):
+    """What a limit of one unit, T and kind of key held at one instant, counted before ends were merged."""
+
+    since_ns: int
+    until_ns: int
+    """From the first on, and before the second, it held no more than `at_most`."""
+    at_most: int
+    earlier: int
+    """No more than this before; that is known only roughly.  0 where all of the past is in `at_most`."""
+    most: int
+    """At one instant before `until_ns` it held this, for sure."""
+    most_at_ns: int | None
+    """The first such instant; None where it never held anything that is known exactly."""
+    key: str | None
+    """The key that `most` is of."""
+    unit: Unit
+    per_ns: int
+    for_each: ForEach | None
+    only: str | None
+
+
+Record = Reserved | Ended | Highest | Charged
 
 
 class At(NamedTuple):
@@ -129,6 +153,7 @@ _GROUP = re.compile(rb"group ([0-9]{1,9}) ([0-9a-f]{8})\n")
 """Wherever it stands: the end of the line before it may be what is damaged."""
 _NUMBER = re.compile(r"-?[0-9]{1,24}")
 _SHARE = re.compile(r"([a-z_]{1,32})=([!-~]{0,96}):([0-9]{1,18}):([0-9]{1,18})")
+_KEY = re.compile(r"=([!-~]{0,96})")
 _UNFIT_FOR_A_KEY = re.compile(rb"[^!-$&-~]")
 
 
@@ -147,6 +172,11 @@ def shifted(record: Record, by_ns: int) -> Record:
             return record._replace(id=record.id + by_ns, deadline_ns=record.deadline_ns + by_ns)
         case Ended():
             return Ended(record.id + by_ns, record.ended_at_ns + by_ns)
+        case Highest():
+            most_at_ns = None if record.most_at_ns is None else record.most_at_ns + by_ns
+            return record._replace(
+                since_ns=record.since_ns + by_ns, until_ns=record.until_ns + by_ns, most_at_ns=most_at_ns
+            )
         case Charged():
             started_at_ns = None if record.started_at_ns is None else record.started_at_ns + by_ns
             return record._replace(ended_at_ns=record.ended_at_ns + by_ns, started_at_ns=started_at_ns)
@@ -258,6 +288,11 @@ def _read_lines(lines: bytes, records: list[Record], start: int) -> At:
 def _line(record: Record) -> str:
     if isinstance(record, Ended):
         return f"ended {record.id} {record.ended_at_ns}\n"
+    if isinstance(record, Highest):
+        most_at = "-" if record.most_at_ns is None else record.most_at_ns
+        front = f"highest {record.since_ns} {record.until_ns} {record.at_most} {record.earlier} {record.most}"
+        kind = f"{record.for_each or '-'}{_word_of(record.only)}"
+        return f"{front} {most_at} {_word_of(record.key) or '-'} {record.unit} {record.per_ns} {kind}\n"
     weights = f"{record.messages} {record.recipients} {record.connections}"
     if isinstance(record, Reserved):
         front = f"reserved {record.id} {record.deadline_ns} {weights}"
@@ -267,6 +302,10 @@ def _line(record: Record) -> str:
         front = f"{word} {record.ended_at_ns} {weights} {start}"
     shares = [f" {share.for_each}={share.key}:{share.messages}:{share.recipients}" for share in record.shares]
     return f"{front}{''.join(shares)}\n"
+
+
+def _word_of(key: str | None) -> str:
+    return "" if key is None else f"={key}"
 
 
 def _record(words: list[str]) -> Record:
@@ -285,13 +324,49 @@ def _record(words: list[str]) -> Record:
             weights = _weights(messages, recipients, connections)
             started_at_ns = None if start == "-" else _number(start)
             return Charged(_number(ended_at_ns), *weights, started_at_ns, _shares(shares), word == "merged")
+        case ["highest", *others]:
+            return _highest(others)
     raise ValueError(words)
+
+
+def _highest(words: list[str]) -> Highest:
+    since, until, at_most, earlier, most, most_at, key, unit_word, period, kind = words
+    for_each_word, is_one, only = kind.partition("=")
+    unit = next((each for each in get_args(Unit) if each == unit_word), None)
+    for_each = next((each for each in get_args(ForEach) if each == for_each_word), None)
+    if unit is None or (for_each is None and kind != "-"):
+        raise ValueError(words)
+    return Highest(
+        _number(since),
+        _number(until),
+        _count(at_most),
+        _count(earlier),
+        _count(most),
+        None if most_at == "-" else _number(most_at),
+        None if key == "-" else _key(key),
+        unit,
+        _count(period),
+        for_each,
+        _key(f"={only}") if is_one else None,
+    )
+
+
+def _key(word: str) -> str:
+    if (match := _KEY.fullmatch(word)) is None:
+        raise ValueError(word)
+    return match[1]
 
 
 def _number(word: str) -> int:
     if not _NUMBER.fullmatch(word):
         raise ValueError(word)
     return int(word)
+
+
+def _count(word: str) -> int:
+    if (count := _number(word)) < 0:
+        raise ValueError(word)
+    return count
 
 
 def _weights(messages: str, recipients: str, connections: str = "0") -> tuple[int, int, int]:

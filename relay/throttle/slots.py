@@ -28,7 +28,8 @@ from relay.throttle.decision import Grant, Place, Wait, choose, for_all, shares_
 from relay.throttle.gauge import Gauge
 from relay.throttle.keys import Request
 from relay.throttle.merging import merge
-from relay.throttle.record import Charged, Ended, Record, Reserved, Share
+from relay.throttle.proof import raised
+from relay.throttle.record import Charged, Ended, Highest, Record, Reserved, Share
 from relay.throttle.sharing import thinned
 from relay.throttle.tally import peak_of, tally_of
 from relay.throttle.usage import Usage, usage_of
@@ -59,6 +60,8 @@ class Slots:
         """A heap of (deadline, id); what was settled meanwhile is not taken out of it."""
         self._ended: list[Charged] = []
         self._shares_bytes = 0
+        self._highest: list[Highest] = []
+        """What limits held before ends were merged."""
         self._merge_above = EXACT_ENDS + EXACT_SLOTS
         self._last_id = 0
         self._unwritten: list[Record] = []
@@ -87,6 +90,7 @@ class Slots:
         """Know only what these records say, in order, and what is not written yet."""
         with self._mutex:
             self._in_flight, self._deadlines, self._ended, self._shares_bytes = {}, [], [], 0
+            self._highest = []
             # The windows are filled at the end, once: most reservations have ended by then.
             self._gauges = []
             self._apply(records)
@@ -97,6 +101,7 @@ class Slots:
         """Add what others recorded."""
         with self._mutex:
             self._apply(records)
+        self._stay_bounded(self._now_ns)
 
     def settle(self, record: Ended | Charged) -> None:
         """Know an end at once, and keep it for the next group that is written."""
@@ -116,6 +121,7 @@ class Slots:
 
     def reserve(self, request: Request, transaction_ns: int, now_ns: int) -> Grant | Wait:
         """Occupy one message, and as many of its recipients as there is room for, in all windows or none."""
+        self._stay_bounded(now_ns)
         with self._mutex:
             self._advance(now_ns)
             # What opened since, by a later look at the clock, must not be given away as of before.
@@ -237,10 +243,10 @@ class Slots:
 
     def records(self, now_ns: int) -> list[Record]:
         """Return what a new file has to say: everything known, merged where it is old."""
+        self._stay_bounded(now_ns, at_once=True)
         with self._mutex:
             self._advance(now_ns)
-            self._merge(now_ns)
-            return [*self._ended, *self._in_flight.values()]
+            return [*self._highest, *self._ended, *self._in_flight.values()]
 
     def has_others(self) -> bool:
         """Return whether another process has something in flight, whose end only the file will tell."""
@@ -250,7 +256,7 @@ class Slots:
     @property
     def kept(self) -> int:
         """Return how many records `records` would give, or a few more."""
-        return len(self._ended) + len(self._in_flight)
+        return len(self._highest) + len(self._ended) + len(self._in_flight)
 
     @property
     def shares_bytes(self) -> int:
@@ -289,6 +295,8 @@ class Slots:
                     # An unknown id is one that ended before: by its deadline, or in an older group.
                     if (reserved := self._in_flight.pop(record.id, None)) is not None:
                         self._end(reserved, record.ended_at_ns)
+                case Highest():
+                    self._highest.append(record)
                 case Charged():
                     self._keep(record)
                     for gauge in self._gauges:
@@ -325,17 +333,37 @@ class Slots:
             self._shares_bytes += _length(charged)
 
     def _advance(self, now_ns: int) -> None:
-        """Count what passed its deadline as ended then, and keep memory bounded."""
+        """Count what passed its deadline as ended then."""
         self._now_ns = max(self._now_ns, now_ns)
         while self._deadlines and self._deadlines[0][0] <= now_ns:
             deadline_ns, reservation_id = heapq.heappop(self._deadlines)
             if (reserved := self._in_flight.pop(reservation_id, None)) is not None:
                 self._end(reserved, deadline_ns)
-        if len(self._ended) > self._merge_above:
-            self._merge(now_ns)
         if len(self._deadlines) > 2 * (len(self._in_flight) + EXACT_SLOTS):
             self._deadlines = [(each.deadline_ns, each.id) for each in self._in_flight.values()]
             heapq.heapify(self._deadlines)
+
+    def _stay_bounded(self, now_ns: int, *, at_once: bool = False) -> None:
+        """Merge old ends once there are many, or at once, and before that count what limits held.
+
+        To be called with all known that any process reserved before `now_ns`.
+        """
+        if not at_once and len(self._ended) <= self._merge_above:
+            return
+        with self._mutex:
+            self._advance(now_ns)
+            if (
+                len(self._ended) <= EXACT_ENDS
+                and sum(len(each.shares) for each in self._ended) <= MOST_SHARES
+            ):
+                return
+            known: list[Record] = [*self._ended, *self._in_flight.values()]
+            before, limits = self._highest, self._limits
+        # Takes a while, in which others may look, and settle: what ends only now counts as in flight.
+        counted = raised(before, limits, known, now_ns)
+        with self._mutex:
+            self._highest = counted
+            self._merge(now_ns)
 
     def _merge(self, now_ns: int) -> None:
         """Round old ends up and add up those that fall together; drop what no window can ask for."""

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from relay.clock import SystemClock
+from relay.clock import SECOND_NS, SystemClock
 from relay.policy.source import parse_policy
 from relay.spool.durable import RealDisk
+from relay.throttle import slots
 from relay.throttle.throttle import Request, Settlement, Throttle
 from tests.cli.control import POLICY, code_of, write_policy
+from tests.fakes.clock import FakeClock
 
 LIMITED = POLICY.replace(
     "host: smtp", "limits: [{messages: 3, per: 1h}, {recipients: 50, per: 1d}]\n    host: smtp"
@@ -65,6 +67,34 @@ def test_more_than_the_policy_allows_today_is_said_and_exits_1(
 
     assert code_of("audit", "--policy", str(policy_path)) == 1
     assert "EXCEEDED, 1 more than it allows today" in capsys.readouterr().out
+
+
+def test_what_was_merged_is_proven_by_what_was_counted_before(
+    policy_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots, "EXACT_ENDS", 1)
+    (path,) = (policy_path.parent / "history").glob("*[!k]")
+    later = FakeClock(SystemClock().boottime_ns(), SystemClock().wall_ns() + 2 * 3600 * SECOND_NS)
+    limits = parse_policy(LIMITED.encode(), policy_path).upstreams["isp"].limits
+    # Of another boot: all of it is written anew.
+    Throttle(path, limits, None, RealDisk(), later).flush()
+    assert b"\nhighest " in path.read_bytes()
+
+    assert code_of("audit", "--policy", str(policy_path)) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert "2 older ones were merged by compaction" in said[1]
+    assert "; what limits held until 20" in said[1]
+    assert (said[2].endswith(": never exceeded"), "at most 3 at once at 20" in said[2]) == (True, True)
+
+    policy_path.write_text(LIMITED.replace("per: 1h", "per: 61m").replace("messages: 3", "messages: 2"))
+    assert code_of("audit", "--policy", str(policy_path)) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert ": not exceeded since 20" in said[2]
+    assert "; before that, by what is known roughly, not more than 3" in said[2]
+    assert code_of("audit", "--json", "--policy", str(policy_path)) == 0
+    new, old = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (new["proven"], new["proven_since"][:2], new["counted_until"]) == (False, "20", None)
+    assert (old["proven"], old["proven_since"], old["counted_until"][:2]) == (True, None, "20")
 
 
 def test_it_changes_nothing_and_needs_no_leave_to_write(policy_path: Path) -> None:

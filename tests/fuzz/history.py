@@ -7,6 +7,7 @@ from relay.throttle.record import (
     At,
     Charged,
     Ended,
+    Highest,
     HistoryError,
     Record,
     Reserved,
@@ -96,7 +97,9 @@ def _read(content: bytes) -> None:
         again = read_groups(group(found.at, found.records), 0)
         assert (again.records, again.at) == (found.records, found.at)
     for record in found.records:
-        if not isinstance(record, Ended):
+        if isinstance(record, Highest):
+            assert min(record.most, record.at_most, record.earlier, record.per_ns) >= 0
+        elif not isinstance(record, Ended):
             weights = record.messages, record.recipients, record.connections
             assert min(weights) >= 0 < max(weights), "a negative weight makes room for others"
 
@@ -106,5 +109,8 @@ SEEDS = [
     b"\0" + header(BOOTS[0]) + group(At(NOW_NS, 7, 7), [Charged(NOW_NS - 1, -5, -5)]),
     b"\0" + header(BOOTS[1]) + group(At(NOW_NS, 7, 7), [Ended(1, 2), Charged(NOW_NS, 1, 1)]),
     b"\0" + header(BOOTS[0]) + b"".join(b"group %d 00000000\n" % (18 * left) for left in range(400, 0, -1)),
+    b"\0"
+    + header(BOOTS[0])
+    + group(At(NOW_NS, 7, 7), [Highest(1, 2, 3, 4, 5, 6, "a@b", "messages", 9, "sender", None)]),
     b"\1" + bytes(range(80)),
 ]

@@ -12,6 +12,7 @@ from relay.throttle.record import (
     At,
     Charged,
     Ended,
+    Highest,
     HistoryError,
     Record,
     Reserved,
@@ -38,6 +39,28 @@ RECORDS: st.SearchStrategy[Record] = st.one_of(
         Charged, INSTANTS, COUNTS, COUNTS, COUNTS, st.none() | INSTANTS, SHARES, is_merged=st.booleans()
     ),
 )
+HIGHEST = st.builds(
+    Highest,
+    INSTANTS,
+    INSTANTS,
+    COUNTS,
+    COUNTS,
+    COUNTS,
+    st.none() | INSTANTS,
+    st.none() | st.text().map(key_of),
+    st.sampled_from(["messages", "recipients", "connections"]),
+    COUNTS,
+    st.just("lane"),
+    st.none() | st.text().map(key_of),
+) | st.builds(
+    Highest,
+    *[INSTANTS, INSTANTS, COUNTS, COUNTS, COUNTS, st.none(), st.none()],
+    st.just("messages"),
+    COUNTS,
+    st.none(),
+    st.none(),
+)
+RECORDS = RECORDS | HIGHEST
 ATS = st.builds(At, INSTANTS, INSTANTS, INSTANTS)
 GROUPS = st.lists(st.tuples(ATS, st.lists(RECORDS, max_size=4)), min_size=1, max_size=4)
 
@@ -129,6 +152,12 @@ def test_another_file_is_refused(content: bytes, message: str) -> None:
         b"at 1 2 3\nreserved 1 2 3 4 5 sender=a:1\n",
         b"at 1 2 3\nmerged 1 2 3\n",
         b"at 1 2 3\ncharged 1 2 3 4 x\n",
+        b"at 1 2 3\nhighest 1 2 3 0 3 1 - messages 60\n",
+        b"at 1 2 3\nhighest 1 2 -3 0 3 1 - messages 60 -\n",
+        b"at 1 2 3\nhighest 1 2 3 0 3 1 a messages 60 sender\n",
+        b"at 1 2 3\nhighest 1 2 3 0 3 1 - octets 60 -\n",
+        b"at 1 2 3\nhighest 1 2 3 0 3 1 - messages 60 subject\n",
+        b"at 1 2 3\nhighest 1 2 3 0 3 x - messages 60 -\n",
     ],
 )
 def test_a_whole_group_of_unknown_meaning_is_refused(lines: bytes) -> None:
@@ -147,6 +176,15 @@ def test_a_shift_moves_every_instant_and_nothing_else(record: Record, by_ns: int
             assert moved == (record.id + by_ns, record.deadline_ns + by_ns, *record[2:])
         case Ended():
             assert moved == (record.id + by_ns, record.ended_at_ns + by_ns)
+        case Highest():
+            at_ns = None if record.most_at_ns is None else record.most_at_ns + by_ns
+            assert moved == (
+                record.since_ns + by_ns,
+                record.until_ns + by_ns,
+                *record[2:5],
+                at_ns,
+                *record[6:],
+            )
         case Charged():
             started_at_ns = None if record.started_at_ns is None else record.started_at_ns + by_ns
             assert moved == (record.ended_at_ns + by_ns, *record[1:4], started_at_ns, *record[5:])
