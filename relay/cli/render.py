@@ -247,7 +247,8 @@ def _lanes(snapshot: Snapshot) -> Table:
 def _used(limit: LimitStatus) -> str:
     by = f" by {limit.key or '<>'}" if limit.key is not None else ""
     lowered = "" if limit.policy_count is None else f", effective {limit.count} of {limit.policy_count}"
-    return f"{limit.used}/{limit.count}{by}{lowered}"
+    crowded = ", more keys than are kept apart" if limit.is_crowded else ""
+    return f"{limit.used}/{limit.count}{by}{lowered}{crowded}"
 
 
 def _next_slot(limit: LimitStatus, at_ns: int) -> str:

@@ -269,6 +269,10 @@ class Events:
         }
         self._tell("limit_lowered", fields)
 
+    def keys_crowded(self, *, upstream: str, limit: str) -> None:
+        """Tell that a limit has more keys than it can keep apart."""
+        self._tell("keys_crowded", {"upstream": upstream, "limit": limit})
+
     def lessons_unrecorded(self, *, upstream: str, error: str) -> None:
         """Tell that what refusals taught is not kept over a restart."""
         self._tell("lessons_unrecorded", {"upstream": upstream, "error": error})

@@ -46,6 +46,7 @@ class Gate:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="history")
         self.most: dict[str, int] = {}
         """By the label of each limit, the most slots that were occupied at one instant."""
+        self._crowded: set[str] = set()
         self._flush: asyncio.TimerHandle | None = None
         self._flushing: asyncio.Future[None] | None = None
 
@@ -137,6 +138,12 @@ class Gate:
         with contextlib.suppress(HistoryError, OSError):
             findings = (await asyncio.to_thread(self._throttle.audit)).findings
             self.most = {finding.label: finding.most for finding in findings}
+
+    def newly_crowded(self) -> list[str]:
+        """Return the labels of limits that have too many keys to keep apart, and had not when last asked."""
+        before = self._crowded
+        self._crowded = {usage.label for usage in self.usage() if usage.is_crowded}
+        return sorted(self._crowded - before)
 
     async def replan(
         self, limits: Sequence[Limit], guard_ns: int | None, transaction_ns: int | None = None

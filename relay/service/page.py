@@ -101,7 +101,8 @@ def _limit(limit: LimitStatus, at_ns: int) -> str:
     opens = "room now" if limit.opens_at_ns is None else f"next slot in {span(limit.opens_at_ns - at_ns)}"
     bar = f'<meter min="0" max="{limit.count}" value="{min(limit.used, limit.count)}"></meter>'
     lowered = "" if limit.policy_count is None else f", effective {limit.count} of {limit.policy_count}"
-    return f"{bar} {limit.used}/{limit.count}{lowered}, {escape(opens)}"
+    crowded = ", more keys than are kept apart" if limit.is_crowded else ""
+    return f"{bar} {limit.used}/{limit.count}{lowered}{crowded}, {escape(opens)}"
 
 
 def _queue(snapshot: Snapshot) -> str:

@@ -85,6 +85,8 @@ class LimitStatus:
     """The most slots that were occupied at one instant, counted anew from the history; None before that."""
     policy_count: int | None = None
     """The policy's N, where `adapt` lowered it to `count`; None where it is in force."""
+    is_crowded: bool = False
+    """There were more keys than are kept apart, and some of them count for every key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +340,7 @@ def _limit_json(limit: LimitStatus, at_ns: int) -> dict[str, Any]:
         "count": limit.count,
         "policy_count": limit.policy_count or limit.count,
         "most": limit.most,
+        "crowded": limit.is_crowded,
         "period_seconds": _seconds(limit.period_ns),
         "opens_at": rfc3339_or_none(opens_ns),
         "opens_in_seconds": 0.0 if opens_ns is None else _seconds(max(0, opens_ns - at_ns)),

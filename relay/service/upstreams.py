@@ -119,9 +119,11 @@ class Upstreams:
             heart.wake()
 
     async def audit(self) -> None:
-        """Count anew what each limit held at most."""
+        """Count anew what each limit held at most, and tell of those that have too many keys."""
         for heart in list(self.hearts.values()):
             await heart.gate.audit()
+            for label in heart.gate.newly_crowded():
+                self._events.keys_crowded(upstream=heart.name, limit=label)
 
     @property
     def in_flight(self) -> int:

@@ -261,6 +261,7 @@ class Watch:
                 usage.key,
                 heart.gate.most.get(usage.label),
                 count if (count := policy.get(usage.label)) != usage.count else None,
+                usage.is_crowded,
             )
             for usage in heart.gate.usage()
         )

@@ -115,7 +115,7 @@ def audit(content: bytes, limits: Sequence[Limit]) -> Audit:
     return Audit(
         len(known),
         in_flight,
-        sum(each.weights["messages"] + each.weights["connections"] for each in stretches if each.is_merged),
+        sum(each.record.messages + each.record.connections for each in stretches if each.is_merged),
         sum(not each.has_start for each in stretches),
         min((wall_ns + stretch.started_at_ns for stretch in stretches), default=None),
         contents.at.wall_ns,

@@ -2,15 +2,17 @@
 
 A limit that says `for_each` has a window for each sender, domain or client.  What cannot
 be told apart is counted in one more window that every key shares: what was recorded
-without this kind of key, and the keys beyond MOST_KEYS.  A key's room is N less its own
-window less the shared one.  All of a key's past is in those two, so no key ever exceeds
-N; a shared slot counts against more keys than it has to, which wastes and never exceeds.
+without this kind of key, and the keys that memory has no room for.  A key's room is N less
+its own window less the shared one.  All of a key's past is in those two, so no key ever
+exceeds N; a shared slot counts against more keys than it has to, which wastes and never
+exceeds.  `is_crowded` tells of it.
 
 A ceiling is a limit of kind `lane` with `only` one key: it knows nothing of any other.
 
-Memory is bounded by MOST_KEYS windows, each as `window` says.  A key leaves once its
-window is empty: each new key looks at two others, so the cost of none depends on how
-many there are.
+Memory is bounded by MOST_ENTRIES instants, with a key for as many as it weighs.  Beyond
+that no key gets a window, and those that have one keep further ends more coarsely.  A key
+leaves once its window is empty: each new key looks at two others, so the cost of none
+depends on how many there are.
 
 Instants are boottime of the current boot in nanoseconds.
 """
@@ -22,10 +24,12 @@ from operator import attrgetter
 from relay.limit import Limit
 from relay.outlook import Limited, Openings
 from relay.throttle.record import Charged, Reserved
-from relay.throttle.window import Window
+from relay.throttle.window import Kept, Window
 
-MOST_KEYS = 10_000
-"""Keys of one limit that have a window of their own."""
+MOST_ENTRIES = 1_000_000
+"""Instants that the windows of one limit keep, some 55 MB; with the coarse ones 150 MB at the very worst."""
+KEY_ENTRIES = 8
+"""What a key and its window weigh: at most 111,111 keys, of one instant each, have a window of their own."""
 LOOKED_AT = 2
 """Other keys that each new one looks at, to let go of the empty ones."""
 UNKNOWN = "%"
@@ -45,6 +49,8 @@ class Gauge:
         self._weight: Callable[[Reserved | Charged], int] = attrgetter(limit.unit)
         self._period_ns = limit.per_ns
         self._guard_ns = _guard_of(limit, guard_ns)
+        self._kept = Kept()
+        self._crowded_until_ns = -1
         self._shared = self._window()
         self._of_key: OrderedDict[str, Window] = OrderedDict()
         self._places: dict[int, list[tuple[Window, int]]] = {}
@@ -89,13 +95,14 @@ class Gauge:
             self._shared.end(self._weight(reserved), ended_at_ns)
             return
         for window, weight in self._places.pop(reserved.id):
-            window.end(weight, ended_at_ns)
+            window.end(weight, ended_at_ns, is_short=self._is_coarse(window))
 
     def charge(self, charged: Charged, now_ns: int) -> None:
         """Occupy what ended at an instant, unless it is free again by now."""
         if charged.ended_at_ns + self.span_ns > now_ns:
             for key, weight in self._weights(charged):
-                self._home(key, now_ns).charge(weight, charged.ended_at_ns)
+                window = self._home(key, now_ns)
+                window.charge(weight, charged.ended_at_ns, is_short=self._is_coarse(window))
 
     def used(self, key: str | None, now_ns: int) -> int:
         """Return what counts against N for a key now; for None, and without keys, what counts for all."""
@@ -129,8 +136,8 @@ class Gauge:
                     ends_of.setdefault(id(window), []).append((ends_ns + self.span_ns, weight))
 
         def openings(window: Window) -> Openings:
-            window.occupied(now_ns)
-            return (*window.ends(), *ends_of.get(id(window), ()))
+            ended = window.openings(now_ns)
+            return (*ended, *more) if (more := ends_of.get(id(window))) else ended
 
         return Limited(
             self.label,
@@ -152,10 +159,23 @@ class Gauge:
             return self._shared
         if (window := self._of_key.get(key)) is None:
             self._let_go(now_ns)
-            if len(self._of_key) >= MOST_KEYS:
+            if self._is_short():
+                self._crowded_until_ns = now_ns + self.span_ns
                 return self._shared
             window = self._of_key[key] = self._window()
         return window
+
+    def is_crowded(self, now_ns: int) -> bool:
+        """Return whether there were, within a span, more keys than can be kept apart: some count for all."""
+        return now_ns < self._crowded_until_ns
+
+    def _is_coarse(self, window: Window) -> bool:
+        # What all share holds no more than N of the keys that have no window.
+        return window is not self._shared and self._is_short()
+
+    def _is_short(self) -> bool:
+        weight = self._kept.entries + KEY_ENTRIES * len(self._of_key)
+        return weight >= MOST_ENTRIES
 
     def _let_go(self, now_ns: int) -> None:
         """Look at the keys that were not looked at for longest, and forget the empty ones."""
@@ -174,11 +194,11 @@ class Gauge:
         for share in shares:
             if share.key != UNKNOWN and not self.is_about(share.key):
                 continue
-            weight = share.messages if self.unit == "messages" else share.recipients
-            yield None if share.key == UNKNOWN else share.key, weight
+            if weight := share.messages if self.unit == "messages" else share.recipients:
+                yield None if share.key == UNKNOWN else share.key, weight
 
     def _window(self) -> Window:
-        return Window(self.count, self._period_ns, self._guard_ns)
+        return Window(self.count, self._period_ns, self._guard_ns, self._kept)
 
 
 def _guard_of(limit: Limit, guard_ns: int | None) -> int:

@@ -18,12 +18,13 @@ from what it said.  Where what is known roughly cannot prove a limit, as of one 
 the proof begins where no more of that counts, and says so (`since_ns`).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from relay.limit import ForEach, Limit, Unit
 from relay.throttle.gauge import UNKNOWN
-from relay.throttle.record import Charged, Ended, Highest, Record, Reserved, Share
+from relay.throttle.record import Charged, Ended, Highest, Record, Reserved
 
 MOST_KEPT = 64
 """What is kept of limits, those of today and, as far as there is room, those of other policies."""
@@ -39,10 +40,10 @@ class Stretch(NamedTuple):
 
     started_at_ns: int
     ended_at_ns: int
-    weights: dict[str, int]
-    shares: tuple[Share, ...]
-    is_merged: bool
-    has_start: bool
+    record: Reserved | Charged
+    """With its weights, and whose it was."""
+    is_merged: bool = False
+    has_start: bool = True
 
 
 class _Held(NamedTuple):
@@ -66,22 +67,18 @@ def stretches_of(records: Iterable[Record]) -> tuple[list[Stretch], int]:
     open_ids: set[int] = set()
     for record in records:
         match record:
-            case Reserved(reservation_id, deadline_ns, _, _, _, shares):
+            case Reserved(reservation_id, deadline_ns):
                 open_ids.add(reservation_id)
-                known[reservation_id] = Stretch(
-                    reservation_id, deadline_ns, _weights(record), shares, is_merged=False, has_start=True
-                )
+                known[reservation_id] = Stretch(reservation_id, deadline_ns, record)
             case Ended(reservation_id, ended_at_ns):
                 if reservation_id in open_ids:
                     open_ids.remove(reservation_id)
                     known[reservation_id] = known[reservation_id]._replace(ended_at_ns=ended_at_ns)
             case Highest():
                 continue
-            case Charged(ended_at_ns, _, _, _, started_at_ns, shares, is_merged):
+            case Charged(ended_at_ns=ended_at_ns, started_at_ns=started_at_ns, is_merged=is_merged):
                 start_ns = ended_at_ns if started_at_ns is None else started_at_ns
-                stretch = Stretch(
-                    start_ns, ended_at_ns, _weights(record), shares, is_merged, started_at_ns is not None
-                )
+                stretch = Stretch(start_ns, ended_at_ns, record, is_merged, started_at_ns is not None)
                 if is_merged or started_at_ns is None:
                     others.append(stretch)
                 elif (before := known.get(started_at_ns)) is None or before.ended_at_ns < ended_at_ns:
@@ -94,16 +91,24 @@ def stretches_of(records: Iterable[Record]) -> tuple[list[Stretch], int]:
 
 
 def raised(
-    before: Iterable[Highest], limits: Iterable[Limit], records: Iterable[Record], until_ns: int
+    before: Iterable[Highest], limits: Sequence[Limit], records: Iterable[Record], until_ns: int
 ) -> list[Highest]:
     """Return what limits held at any instant before `until_ns`, going on from what is known already.
 
     Nothing that is not in `records` may begin before `until_ns`.
     """
     kept = {subject_of(each): each for each in before}
+    subjects = [subject_of(limit) for limit in limits]
+    if all(subject in kept for subject in subjects):
+        # What was free again by then is in what was counted.
+        from_ns = min((kept[each].until_ns - kept[each].per_ns for each in subjects), default=until_ns)
+        records = (
+            record
+            for record in records
+            if not (isinstance(record, Charged) and record.ended_at_ns <= from_ns)
+        )
     stretches, _ = stretches_of(records)
-    for limit in limits:
-        subject = subject_of(limit)
+    for limit, subject in zip(limits, subjects, strict=True):
         # Behind those that nobody goes on with.
         kept[subject] = highest(limit, kept.pop(subject, None), stretches, until_ns)
     return list(kept.values())[-MOST_KEPT:]
@@ -131,19 +136,24 @@ def _held(
     exact: dict[str | None, list[Slot]], rough: dict[str | None, list[Slot]], from_ns: int, until_ns: int
 ) -> _Held:
     """Return the most at one instant from one on until before another."""
-    most, most_at_ns, most_key, own = 0, None, None, 0
+    most, most_at_ns, most_key = 0, None, None
     for key, slots in exact.items():
         if sum(weight for _, _, weight in slots) > most:
             found, at_ns = _most(slots, from_ns, until_ns)
             if found > most:
                 most, most_at_ns, most_key = found, at_ns, key
-    # What may be of any key counts for each; without keys it is all there is.
-    anybodys = [*exact.get(None, ()), *rough.get(None, ())]
-    if None not in exact:
-        own = most
+    at_most = most
     for key in rough.keys() - {None}:
-        own = max(own, _most([*exact.get(key, ()), *rough[key]], from_ns, until_ns)[0])
-    return _Held(most, most_at_ns, most_key, own + _most(anybodys, from_ns, until_ns)[0])
+        slots = [*exact.get(key, ()), *rough[key]]
+        if sum(weight for _, _, weight in slots) > at_most:
+            at_most = max(at_most, _most(slots, from_ns, until_ns)[0])
+    if None in exact and None in rough:
+        # Without keys all of it is one.
+        at_most = _most([*exact[None], *rough[None]], from_ns, until_ns)[0]
+    elif None in rough:
+        # What may be of any key counts for each.
+        at_most += _most(rough[None], from_ns, until_ns)[0]
+    return _Held(most, most_at_ns, most_key, at_most)
 
 
 def _slots_by_key(
@@ -152,47 +162,39 @@ def _slots_by_key(
     """Return what is known exactly and what is known roughly, by key."""
     exact: dict[str | None, list[Slot]] = {}
     rough: dict[str | None, list[Slot]] = {}
-    for stretch in stretches:
-        for key, weight in _of_keys(limit, stretch):
-            slot = (stretch.started_at_ns, stretch.ended_at_ns + limit.per_ns, weight)
+    for started_at_ns, ended_at_ns, record, is_merged, _ in stretches:
+        for key, weight in _of_keys(limit, record):
+            slot = (started_at_ns, ended_at_ns + limit.per_ns, weight)
             # Without a key, where keys are asked for, it may be of any of them.
-            is_rough = stretch.is_merged or (limit.for_each is not None and key is None)
+            is_rough = is_merged or (limit.for_each is not None and key is None)
             (rough if is_rough else exact).setdefault(key, []).append(slot)
     return exact, rough
 
 
-def _of_keys(limit: Limit, stretch: Stretch) -> Iterator[tuple[str | None, int]]:
-    """Return what a stretch weighs by a limit, for each of its keys; None for no or any key."""
-    shares = [share for share in stretch.shares if share.for_each == limit.for_each]
+def _of_keys(limit: Limit, record: Reserved | Charged) -> list[tuple[str | None, int]]:
+    """Return what a record weighs by a limit, for each of its keys; None for no or any key."""
+    weight = getattr(record, limit.unit)
+    shares = [share for share in record.shares if share.for_each == limit.for_each]
+    if not shares:
+        return [(None, weight)] if weight else []
+    found: list[tuple[str | None, int]] = []
     for share in shares:
         if limit.only is not None and share.key not in (limit.only, UNKNOWN):
             continue
-        if weight := share.messages if limit.unit == "messages" else share.recipients:
-            yield None if share.key == UNKNOWN else share.key, weight
-    if not shares and stretch.weights[limit.unit]:
-        yield None, stretch.weights[limit.unit]
+        if of_key := share.messages if limit.unit == "messages" else share.recipients:
+            found.append((None if share.key == UNKNOWN else share.key, of_key))
+    return found
 
 
 def _most(slots: Iterable[Slot], from_ns: int, until_ns: int) -> tuple[int, int | None]:
     """Return the most weight at one instant, and the first such instant; each slot is [from, to)."""
-    inside = [
-        (max(start_ns, from_ns), min(end_ns, until_ns), weight)
-        for start_ns, end_ns, weight in slots
-        if start_ns < until_ns and end_ns > from_ns
-    ]
-    steps = sorted(step for start, end, weight in inside for step in ((start, weight), (end, -weight)))
-    most, most_at_ns, occupied = 0, None, 0
-    for index, (at_ns, weight) in enumerate(steps):
-        occupied += weight
-        is_last_of_instant = index + 1 == len(steps) or steps[index + 1][0] != at_ns
-        if is_last_of_instant and occupied > most:
-            most, most_at_ns = occupied, at_ns
-    return most, most_at_ns
-
-
-def _weights(record: Reserved | Charged) -> dict[str, int]:
-    return {
-        "messages": record.messages,
-        "recipients": record.recipients,
-        "connections": record.connections,
-    }
+    steps: list[tuple[int, int]] = []
+    for start_ns, end_ns, weight in slots:
+        if start_ns < until_ns and end_ns > from_ns:
+            steps.append((max(start_ns, from_ns), weight))
+            steps.append((end_ns, -weight))
+    # Of one instant, what goes comes first: no sum in between is more than those beside it.
+    steps.sort()
+    occupied = list(itertools.accumulate(weight for _, weight in steps))
+    most = max(occupied, default=0)
+    return most, steps[occupied.index(most)][0] if most else None

@@ -21,6 +21,8 @@ class Usage:
     """Boottime at which there may be room for one more; now, if there is."""
     for_each: ForEach | None = None
     key: str | None = None
+    is_crowded: bool = False
+    """There were more keys than are kept apart, and some of them count for every key."""
 
 
 def usage_of(gauge: Gauge, now_ns: int) -> Usage:
@@ -35,4 +37,5 @@ def usage_of(gauge: Gauge, now_ns: int) -> Usage:
         gauge.opens_at(key, now_ns),
         gauge.for_each,
         key,
+        gauge.is_crowded(now_ns),
     )

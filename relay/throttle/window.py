@@ -15,7 +15,8 @@ slot at its start instead lets an upstream with slow replies see 17 of 10.
 
 Cost.  A decision looks at sums, never at all N slots.  Up to EXACT_SLOTS every end is kept
 to the nanosecond; for a larger N the instants at which slots open are rounded *up* into
-buckets of 1/1024 of the span, which bounds memory and wastes at most that much time.
+buckets of 1/1024 of the span, which bounds memory and wastes at most that much time; and
+into 1/16 of it where there are so many windows that memory is short.
 
 Instants are boottime of the current boot in nanoseconds.  Does not: know what is counted,
 or which reservation is whose (see `slots`).
@@ -29,14 +30,29 @@ EXACT_SLOTS = 4096
 """The largest N that is kept exactly; 8 bytes an instant, moved at most once a decision."""
 BUCKETS = 1024
 """Into how many a span is divided when N is larger."""
+COARSE_BUCKETS = 16
+"""And where memory is short."""
+
+
+class Kept:
+    """How many instants some windows keep together; 52 bytes each."""
+
+    __slots__ = ("entries",)
+
+    def __init__(self) -> None:
+        self.entries = 0
 
 
 class Window:
     """At most `count` occupied at any time; each weight leaves one span after its end."""
 
-    def __init__(self, count: int, period_ns: int, guard_ns: int) -> None:
+    __slots__ = ("_bucket_ns", "_ended", "_free_at_ns", "_in_flight", "_kept", "_weights", "count", "span_ns")
+
+    def __init__(self, count: int, period_ns: int, guard_ns: int, kept: Kept | None = None) -> None:
+        """`kept`: who wants to know how much memory this and other windows take."""
         self.count = count
         self.span_ns = period_ns + guard_ns
+        self._kept = kept or Kept()
         self._bucket_ns = 1 if count <= EXACT_SLOTS else max(1, self.span_ns // BUCKETS)
         self._in_flight = 0
         # Ended and still occupied: when each opens, ascending, and what it weighs.
@@ -52,20 +68,24 @@ class Window:
         """Occupy `weight` until further notice.  The caller has asked `room` first."""
         self._in_flight += weight
 
-    def end(self, weight: int, ended_at_ns: int) -> None:
+    def end(self, weight: int, ended_at_ns: int, *, is_short: bool = False) -> None:
         """Count a weight that was in flight as ended."""
         self._in_flight -= weight
-        self.charge(weight, ended_at_ns)
+        self.charge(weight, ended_at_ns, is_short=is_short)
 
-    def charge(self, weight: int, ended_at_ns: int) -> None:
-        """Occupy `weight` until one span after an end, in any order of ends."""
-        buckets = -(-(ended_at_ns + self.span_ns) // self._bucket_ns)
-        free_at_ns = buckets * self._bucket_ns
+    def charge(self, weight: int, ended_at_ns: int, *, is_short: bool = False) -> None:
+        """Occupy `weight` until one span after an end, in any order of ends.
+
+        `is_short`: memory is; up to 1/16 of a span longer.
+        """
+        bucket_ns = max(self._bucket_ns, self.span_ns // COARSE_BUCKETS) if is_short else self._bucket_ns
+        free_at_ns = -(-(ended_at_ns + self.span_ns) // bucket_ns) * bucket_ns
         self._ended += weight
         index = bisect_left(self._free_at_ns, free_at_ns)
         if index < len(self._free_at_ns) and self._free_at_ns[index] == free_at_ns:
             self._weights[index] += weight
         else:
+            self._kept.entries += 1
             self._free_at_ns.insert(index, free_at_ns)
             self._weights.insert(index, weight)
 
@@ -73,6 +93,7 @@ class Window:
         """Return the weight that counts against N now; above N only after an edit that lowered N."""
         index = bisect_right(self._free_at_ns, now_ns)
         if index:
+            self._kept.entries -= index
             self._ended -= sum(self._weights[:index])
             del self._free_at_ns[:index], self._weights[:index]
         return self._in_flight + self._ended
@@ -104,3 +125,9 @@ class Window:
     def ends(self) -> Iterator[tuple[int, int]]:
         """Return what has ended: when each opens, ascending, and what it weighs."""
         return zip(self._free_at_ns, self._weights, strict=True)
+
+    def openings(self, now_ns: int) -> tuple[tuple[int, int], ...]:
+        """Return the same of what is not free by now."""
+        if self._free_at_ns and self._free_at_ns[0] <= now_ns:
+            self.occupied(now_ns)
+        return tuple(zip(self._free_at_ns, self._weights, strict=True))

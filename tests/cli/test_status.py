@@ -63,7 +63,7 @@ def test_what_a_refusal_taught_is_said_and_which_limit_is_lower_for_it(
 ) -> None:
     operations = FakeOperations()
     finding = Finding(AT_NS, "recipients", 3600 * SECOND_NS, 97, 57 * 60 * SECOND_NS, 100, 90)
-    limit = replace(a_limit(used=90, count=90), policy_count=100)
+    limit = replace(a_limit(used=90, count=90), policy_count=100, is_crowded=True)
     upstream = replace(an_upstream(limits=(limit,)), findings=(finding,))
     operations.shown = a_snapshot(upstream=upstream)
 
@@ -71,7 +71,7 @@ def test_what_a_refusal_taught_is_said_and_which_limit_is_lower_for_it(
         assert code_of("status", "--policy", str(policy_path)) == 0
 
     text = "\n".join(said(capsys))
-    assert "90/90, effective 90 of 100" in text
+    assert "90/90, effective 90 of 100, more keys" in text
     assert "isp: cut off after 97 recipients in 57 min; policy says 100 per 1h; suggested 90" in text
 
 

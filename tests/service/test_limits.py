@@ -2,8 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 from relay.clock import SystemClock
+from relay.service.page import render
+from relay.service.snapshot import to_json
 from relay.spool.durable import RealDisk
+from relay.throttle import gauge
 from relay.throttle.audit import audit_file
 from relay.throttle.throttle import Request, Reservation, Settlement, Throttle
 from tests.fakes.smarthost import Script, Smarthost
@@ -40,6 +45,26 @@ async def test_a_key_without_room_keeps_back_nobody_else_and_its_own_keep_their_
         later = [message.recipients[0] for message in host.relayed[3:]]
         assert sorted(later[:2]) == ["list2@x.example", "list3@x.example"]
         assert later[2:] == ["list4@x.example"]
+
+
+async def test_more_senders_than_are_kept_apart_are_told_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gauge, "MOST_ENTRIES", 1)
+    upstream = ", limits: [{messages: 9, per: 1h, for_each: sender}]"
+    async with Smarthost() as host, House(policy_of(tmp_path, host.port, upstream)) as house:
+        for number in range(3):
+            house.accept("a@x.example", sender=f"s{number}@here.example")
+        await house.until_empty()
+        for _ in range(2):
+            await house.sender.upstreams.audit()
+
+        label = "9 messages per 3600s for each sender"
+        told = f"upstream isp: limit {label}: more keys than are kept apart, some count for all"
+        assert house.log.getvalue().count(told) == 1
+        snapshot = house.watch.snapshot()
+        assert to_json(snapshot)["upstreams"][0]["limits"][0]["crowded"] is True
+        assert "more keys than are kept apart" in render(snapshot)
 
 
 async def test_each_recipient_domain_has_a_window_and_a_message_is_split_to_fit_them(tmp_path: Path) -> None:

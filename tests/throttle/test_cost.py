@@ -6,12 +6,15 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import pytest
+
 from relay.clock import SECOND_NS
 from relay.throttle.decision import Wait
-from relay.throttle.gauge import MOST_KEYS
+from relay.throttle.gauge import KEY_ENTRIES
 from relay.throttle.keys import Request
 from relay.throttle.record import Ended
 from relay.throttle.slots import Slots
+from relay.throttle.window import COARSE_BUCKETS
 from tests.throttle.limits import TRANSACTION_NS, messages, recipients
 
 DAY_NS = 86_400 * SECOND_NS
@@ -110,17 +113,58 @@ def test_a_new_key_costs_the_same_however_many_there_are_and_the_empty_ones_leav
     assert costs[1] < 1.2 * costs[0]
 
 
-def test_more_keys_than_there_are_windows_for_share_one_and_are_never_over() -> None:
+def test_more_keys_than_there_are_windows_for_share_one_and_are_never_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys = 50
+    monkeypatch.setattr("relay.throttle.gauge.MOST_ENTRIES", keys * (KEY_ENTRIES + 1))
     slots = Slots()
     slots.judge_by([messages(3, seconds=60, for_each="sender")], 0)
-    for number in range(MOST_KEYS):
+    for number in range(keys):
         assert _decide(slots, number, Request(1, sender=f"{number}"))
 
-    went = [_decide(slots, MOST_KEYS + number, Request(1, sender=f"late{number}")) for number in range(5)]
+    assert not slots.usage(keys)[0].is_crowded
+    went = [_decide(slots, keys + number, Request(1, sender=f"late{number}")) for number in range(5)]
 
     (gauge,) = slots._gauges
     assert went == [True, True, True, False, False]
-    assert len(gauge._of_key) == MOST_KEYS
+    assert len(gauge._of_key) == keys
+    assert slots.usage(keys + 5)[0].is_crowded
     # What is shared counts for those with a window too, for as long as it is there.
-    assert not _decide(slots, MOST_KEYS + 9, Request(1, sender="7"))
+    assert not _decide(slots, keys + 9, Request(1, sender="7"))
     assert _decide(slots, 61 * SECOND_NS, Request(1, sender="late4"))
+    assert not slots.usage(61 * SECOND_NS)[0].is_crowded
+
+
+def test_ten_thousand_domains_in_a_day_are_kept_apart_and_weigh_what_is_known() -> None:
+    slots = Slots()
+    slots.judge_by([messages(2, seconds=86_400, for_each="recipient_domain")], 0)
+    for number in range(10_100):
+        assert _decide(slots, number, Request(1, recipient_domains=(f"d{number}.example",)))
+    assert _decide(slots, 20_000, Request(1, recipient_domains=("d0.example",)))
+
+    (gauge,) = slots._gauges
+    assert (gauge._kept.entries, len(gauge._of_key)) == (10_101, 10_100)
+    assert slots.room(20_001) == (None, [])
+    # Whoever looks at a window whose slots are free lets go of them.
+    assert slots.usage(2 * DAY_NS)[0].used == 0
+    assert gauge._kept.entries == 0
+
+
+def test_where_memory_is_short_each_key_keeps_a_few_instants_more_and_none_is_free_early(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("relay.throttle.gauge.MOST_ENTRIES", 2 * KEY_ENTRIES + 10)
+    slots = Slots()
+    slots.judge_by([messages(500, seconds=1600, for_each="sender")], 0)
+    for number in range(400):
+        assert _decide(slots, number * SECOND_NS, Request(1, sender="ab"[number % 2]))
+
+    (gauge,) = slots._gauges
+    assert gauge._kept.entries <= 10 + 2 * (COARSE_BUCKETS + 1)
+    for now_s in range(1500, 2200):
+        # Of "a" ended something every other second; a part of the span is 100 s.
+        exact, late = (
+            sum(at_s + 1600 >= each_s for at_s in range(0, 400, 2)) for each_s in (now_s, now_s - 100)
+        )
+        assert exact <= gauge.used("a", now_s * SECOND_NS) <= late
