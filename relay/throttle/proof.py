@@ -188,13 +188,17 @@ def _of_keys(limit: Limit, record: Reserved | Charged) -> list[tuple[str | None,
 
 def _most(slots: Iterable[Slot], from_ns: int, until_ns: int) -> tuple[int, int | None]:
     """Return the most weight at one instant, and the first such instant; each slot is [from, to)."""
-    steps: list[tuple[int, int]] = []
+    steps: list[tuple[int, int]] = [(from_ns, 0)]
+    all_along = 0
     for start_ns, end_ns, weight in slots:
-        if start_ns < until_ns and end_ns > from_ns:
+        if start_ns <= from_ns and end_ns >= until_ns:
+            all_along += weight
+        elif start_ns < until_ns and end_ns > from_ns:
             steps.append((max(start_ns, from_ns), weight))
             steps.append((end_ns, -weight))
     # Of one instant, what goes comes first: no sum in between is more than those beside it.
     steps.sort()
     occupied = list(itertools.accumulate(weight for _, weight in steps))
-    most = max(occupied, default=0)
-    return most, steps[occupied.index(most)][0] if most else None
+    most = max(occupied)
+    is_any = all_along + most > 0 and from_ns < until_ns
+    return (all_along + most, steps[occupied.index(most)][0]) if is_any else (0, None)
