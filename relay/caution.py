@@ -12,6 +12,8 @@ much longer than it lasts.  Without a window the refusal may be one message's fa
 (`relay.blame`), and then everybody would wait longer for it.
 """
 
+import heapq
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from relay.pauses import PROBE_NS, window_ns
@@ -36,7 +38,8 @@ class Caution:
     """How many recipients it took since it refused; None where it did not."""
     _at_ns: int | None = None
     """When it last refused for too much in a window."""
-    _first_step: int = 0
+    first_step: int = 0
+    """Of the back-off of this row of refusals; more than 0 where it goes on from the last one."""
     _step: int = 0
 
     def refused(self, ruling: Ruling | None, *, is_again: bool) -> None:
@@ -58,11 +61,31 @@ class Caution:
         is_windowed = ruling is not None and _is_too_much(ruling) and window_ns(ruling) is not None
         if in_a_row == 0:
             is_soon = self._at_ns is not None and now_ns - self._at_ns < CALM_NS
-            self._first_step = max(0, self._step - 1) if is_windowed and is_soon else 0
-        step = min(LAST_STEP, self._first_step + in_a_row)
+            self.first_step = max(0, self._step - 1) if is_windowed and is_soon else 0
+        step = min(LAST_STEP, self.first_step + in_a_row)
         if is_windowed:
             self._at_ns, self._step = now_ns, step
         return step
+
+
+class Foreseen:
+    """How an upstream will be trusted with more, where all that is sent to it is taken."""
+
+    def __init__(self, taken: int | None, under_way: Iterable[tuple[int, int]]) -> None:
+        """`taken` is as of `Caution`; `under_way` is when each transaction ends, and to how many."""
+        self._taken = taken
+        self._under_way = sorted(under_way)
+
+    def goes(self, recipients: int, end_ns: int) -> None:
+        """Have a transaction begin, to so many recipients."""
+        if self._taken is not None:
+            heapq.heappush(self._under_way, (end_ns, recipients))
+
+    def largest(self, usual: int, at_ns: int) -> int:
+        """Return how many recipients a transaction may have at an instant; instants ascend."""
+        while self._taken is not None and self._under_way and self._under_way[0][0] <= at_ns:
+            self._taken += heapq.heappop(self._under_way)[1]
+        return largest(usual, self._taken)
 
 
 def _is_too_much(ruling: Ruling | None) -> bool:

@@ -21,7 +21,7 @@ import heapq
 from collections.abc import Sequence
 from typing import cast
 
-from relay.caution import largest
+from relay.caution import Foreseen
 from relay.envelope import QueueId
 from relay.eta_gauge import FutureGauge
 from relay.outlook import (
@@ -93,14 +93,12 @@ class _Future:
         self._idle: list[tuple[int, int]] = [(outlook.now_ns, 1)] * outlook.idle
         self._is_proving = outlook.is_proving or bool(outlook.pause)
         self._proven_at_ns = outlook.now_ns
-        self._taken = outlook.taken
-        self._to_take = sorted(zip(outlook.ends_ns, outlook.carried, strict=False))
+        self._caution = Foreseen(outlook.taken, zip(outlook.ends_ns, outlook.carried, strict=False))
         self._in_second_round: set[int] = set()
         self._rests = set(outlook.rests_until_ns)
         self._waited_ns: dict[str, int] = {}
         self._asked_ns, self._closed = -1, list[str]()
-        self._closed_ns: dict[str, int] = {}
-        """For how long each lane has been at its ceiling."""
+        self._closed_ns: dict[str, int] = {}  # for how long each lane has been at its ceiling
         self._longest = NEXT
         self._foretold = [Foretold(outlook.now_ns, NEXT)] * len(mails)
 
@@ -189,9 +187,7 @@ class _Future:
     def _idles(self) -> bool:
         """Go to when the next message comes."""
         due_ns = self._line.next_due_at_ns()
-        dues = [] if due_ns is None else [due_ns]
-        if self._ends:
-            dues.append(self._ends[0][0])
+        dues = [at for at in (due_ns, self._ends[0][0] if self._ends else None) if at is not None]
         if not dues:
             return False
         self._pass_until(max(min(dues), self._at_ns + 1))
@@ -248,7 +244,7 @@ class _Future:
 
     def _attempt(self, queued: Queued, index: int, at_ns: int) -> int:
         """Decide for how many recipients there is room; park a message whose own key has none."""
-        most = min(self._left[index], self._most_recipients(at_ns))
+        most = min(self._left[index], self._caution.largest(self._outlook.max_recipients, at_ns))
         for gauge in self._for_all:
             if gauge.is_recipients:
                 most = min(most, gauge.count - gauge.shared.occupied)
@@ -265,8 +261,7 @@ class _Future:
         end_ns = at_ns + self._outlook.transaction_ns
         self._occupy(index, lane, most, shares, end_ns)
         self._connect(at_ns, end_ns)
-        if self._taken is not None:
-            heapq.heappush(self._to_take, (end_ns, most))
+        self._caution.goes(most, end_ns)
         return most
 
     def _goes(self, queued: Queued, index: int, recipients: int, at_ns: int) -> None:
@@ -286,12 +281,6 @@ class _Future:
         else:
             self._foretold[index] = Foretold(end_ns, self._held_by(queued, index, at_ns))
             self._line.remove(queued.queue_id)
-
-    def _most_recipients(self, at_ns: int) -> int:
-        """Return how many a transaction may have: few at first where too much was refused."""
-        while self._taken is not None and self._to_take and self._to_take[0][0] <= at_ns:
-            self._taken += heapq.heappop(self._to_take)[1]
-        return largest(self._outlook.max_recipients, self._taken)
 
     def _begin_second_round(self, index: int, end_ns: int) -> None:
         """Let those that were deferred in this round go after a back-off, as long as the message is old."""

@@ -186,12 +186,14 @@ class Relaying:
 
     def _feel_doubt(self, queued: Queued, outcome: Outcome) -> None:
         """Let others prove the upstream where it goes on refusing, and nobody any more once it is well."""
+        # What goes on from an earlier row counts: its pauses are as long as if it were the same.
+        in_a_row = self._pausing.in_a_row + self._pausing.caution.first_step
         if self._pausing.in_a_row == 0:
             self._scheduler.trust()
         elif (
             outcome.pause is not None
             and outcome.pause.scope is Scope.UPSTREAM
-            and max(queued.refusals + 1, self._pausing.in_a_row) >= REFUSALS_IN_PLACE
+            and max(queued.refusals + 1, in_a_row) >= REFUSALS_IN_PLACE
         ):
             self._scheduler.doubt(queued.reverse_path)
 
