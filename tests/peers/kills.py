@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from relay.practice.ledger import Fate
+from relay.service.heart import UNSETTLED
 from tests.peers.feeder import SENDER, Letter, letter
 from tests.peers.practice import Practice, Seen
 
@@ -80,7 +81,7 @@ class Verdict:
         """Fail with everything that is wrong."""
         faults = (self.lost, self.foreign, self.corrupt, self.unexplained)
         assert faults == (set(), set(), [], []), "lost, foreign, corrupt, unexplained"
-        assert self.most_repeated <= connections, self.repeated
+        assert self.most_repeated <= UNSETTLED * connections, self.repeated
 
 
 def judge(
