@@ -223,7 +223,7 @@ class World:
         sender, limits = self.random.choice(self.senders), self._limits()
         if self.random.random() < 0.5:
             # Some stay as they are, or with another N.
-            kept = self.random.sample(sender.limits, self.random.randint(1, len(sender.limits)))
+            kept = self.random.sample(sender.limits, self.random.randint(0, len(sender.limits)))
             limits += [replace(each, count=self.random.choice([each.count, 3])) for each in kept]
         self._throttle(sender).replan(limits, 0)
         sender.limits = limits
