@@ -51,6 +51,8 @@ async def test_reports_beyond_the_cap_wait_with_their_messages_and_go_when_the_h
         async with House(capped(tmp_path, host.port), clock=clock) as house:
             for number in range(5):
                 house.accept(f"gone{number}@there.example")
+            # A report that is queued is nowhere in memory until the sender finds it.
+            await house.until(lambda: len(reports(host)) == 2)
             await house.until(lambda: len(waiting(house)) == len(house.sender.scheduler) == 3)
 
             assert len(reports(host)) == 2
