@@ -246,9 +246,9 @@ class History:
 
     def _refuse_giant(self, length: int) -> None:
         """Raise HistoryError before a file is read that no relay wrote."""
-        if length > LARGEST_BYTES:
-            self._is_trusted = False
-            raise HistoryError(f"{self._path}: {length} bytes are no history. To repair: {repair.ANEW}")
+        with self._naming_the_file():
+            if length > LARGEST_BYTES:
+                raise HistoryError(f"{length} bytes are no history")
 
     def _whole_groups(self, fd: int, content: bytes, start: int, origin: int) -> tuple[list[Record], At]:
         """Read groups and cut what was torn behind them; move `_offset` and `_at` along."""

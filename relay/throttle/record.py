@@ -36,6 +36,7 @@ connections, starts and shares, so `reserved` and `charged` end after RECIPIENTS
 Does not: touch a disk, or know what time it is.
 """
 
+import functools
 import re
 import zlib
 from collections.abc import Iterable
@@ -46,6 +47,8 @@ from relay.reply import clean
 
 LONGEST_KEY = 96
 """Characters of a key as written.  Longer ones are cut in front, and may then be one."""
+KEPT_SHARES = 4096
+"""Shares of a line that are not read anew: each sender of a history writes the same ones many times."""
 
 
 class HistoryError(Exception):
@@ -152,7 +155,18 @@ _HEADER = re.compile(rb"(relay-history [12] ([0-9A-Za-z-]{1,64})) ([0-9a-f]{8})\
 _GROUP = re.compile(rb"group ([0-9]{1,9}) ([0-9a-f]{8})\n")
 """Wherever it stands: the end of the line before it may be what is damaged."""
 _NUMBER = re.compile(r"-?[0-9]{1,24}")
-_SHARE = re.compile(r"([a-z_]{1,32})=([!-~]{0,96}):([0-9]{1,18}):([0-9]{1,18})")
+_SHARE = re.compile(r" ([a-z_]{1,32})=([!-~]{0,96}):([0-9]{1,18}):([0-9]{1,18})")
+_SHARES = "((?: [a-z_]{1,32}=[!-~]{0,96}:[0-9]{1,18}:[0-9]{1,18})*)"
+# A negative weight would make room for others.
+_WEIGHT = "([0-9]{1,24})"
+_ENDED = re.compile(rf"ended ({_NUMBER.pattern}) ({_NUMBER.pattern})")
+# Version 1 ends each line behind RECIPIENTS.
+_RESERVED = re.compile(
+    rf"reserved ({_NUMBER.pattern}) ({_NUMBER.pattern}) {_WEIGHT} {_WEIGHT}(?: {_WEIGHT}{_SHARES})?"
+)
+_CHARGED = re.compile(
+    rf"(charged|merged) ({_NUMBER.pattern}) {_WEIGHT} {_WEIGHT}(?: {_WEIGHT} ({_NUMBER.pattern}|-){_SHARES})?"
+)
 _KEY = re.compile(r"=([!-~]{0,96})")
 _UNFIT_FOR_A_KEY = re.compile(rb"[^!-$&-~]")
 
@@ -279,7 +293,7 @@ def _read_lines(lines: bytes, records: list[Record], start: int) -> At:
         if word != "at":
             raise ValueError(first)
         at = At(_number(boottime_ns), _number(wall_ns), _number(mark_ns))
-        records += [_record(line.split(" ")) for line in others]
+        records += [_record(line) for line in others]
     except ValueError as error:
         raise HistoryError(f"byte {start}: a group that this version cannot read") from error
     return at
@@ -308,25 +322,25 @@ def _word_of(key: str | None) -> str:
     return "" if key is None else f"={key}"
 
 
-def _record(words: list[str]) -> Record:
+def _record(line: str) -> Record:
     """Return what a line says.  Raises ValueError."""
-    match words:
-        case ["reserved", reservation_id, deadline_ns, messages, recipients]:
-            return Reserved(_number(reservation_id), _number(deadline_ns), *_weights(messages, recipients))
-        case ["reserved", reservation_id, deadline_ns, messages, recipients, connections, *shares]:
-            weights = _weights(messages, recipients, connections)
-            return Reserved(_number(reservation_id), _number(deadline_ns), *weights, _shares(shares))
-        case ["ended", reservation_id, ended_at_ns]:
-            return Ended(_number(reservation_id), _number(ended_at_ns))
-        case ["charged", ended_at_ns, messages, recipients]:
-            return Charged(_number(ended_at_ns), *_weights(messages, recipients))
-        case ["charged" | "merged" as word, ended_at_ns, messages, recipients, connections, start, *shares]:
-            weights = _weights(messages, recipients, connections)
-            started_at_ns = None if start == "-" else _number(start)
-            return Charged(_number(ended_at_ns), *weights, started_at_ns, _shares(shares), word == "merged")
-        case ["highest", *others]:
-            return _highest(others)
-    raise ValueError(words)
+    if (match := _ENDED.fullmatch(line)) is not None:
+        return Ended(int(match[1]), int(match[2]))
+    if (match := _RESERVED.fullmatch(line)) is not None:
+        reservation_id, deadline_ns, messages, recipients, connections, shares = match.groups()
+        weights = _weights(messages, recipients, connections or "0")
+        return Reserved(int(reservation_id), int(deadline_ns), *weights, _shares(shares or ""))
+    if (match := _CHARGED.fullmatch(line)) is not None:
+        word, ended_at_ns, messages, recipients, connections, start, shares = match.groups()
+        if connections is None and word == "merged":
+            raise ValueError(line)
+        weights = _weights(messages, recipients, connections or "0")
+        started_at_ns = None if start in (None, "-") else int(start)
+        return Charged(int(ended_at_ns), *weights, started_at_ns, _shares(shares or ""), word == "merged")
+    word, *others = line.split(" ")
+    if word != "highest":
+        raise ValueError(line)
+    return _highest(others)
 
 
 def _highest(words: list[str]) -> Highest:
@@ -369,18 +383,14 @@ def _count(word: str) -> int:
     return count
 
 
-def _weights(messages: str, recipients: str, connections: str = "0") -> tuple[int, int, int]:
-    weights = _number(messages), _number(recipients), _number(connections)
-    # A negative weight would make room for others.
-    if min(weights) < 0 or not any(weights):
+def _weights(messages: str, recipients: str, connections: str) -> tuple[int, int, int]:
+    weights = int(messages), int(recipients), int(connections)
+    if not any(weights):
         raise ValueError(weights)
     return weights
 
 
-def _shares(words: list[str]) -> tuple[Share, ...]:
-    shares = []
-    for word in words:
-        if (match := _SHARE.fullmatch(word)) is None:
-            raise ValueError(word)
-        shares.append(Share(match[1], match[2], int(match[3]), int(match[4])))
-    return tuple(shares)
+@functools.lru_cache(maxsize=KEPT_SHARES)
+def _shares(words: str) -> tuple[Share, ...]:
+    """Return what the words at the end of a line say; equal ones are one in memory."""
+    return tuple(Share(match[1], match[2], int(match[3]), int(match[4])) for match in _SHARE.finditer(words))

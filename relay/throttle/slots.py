@@ -10,7 +10,7 @@ says.  So new limits judge the same past (`judge_by`), and a sum never falls too
 KEEP_NS is no policy's longest period but the longest that can be written: processes
 with different policies share one history, and none may drop what another needs.
 It costs little, since memory grows with the logarithm of the age: about a
-thousand entries each time the age doubles.
+thousand entries each time the age doubles, and as many again before they are merged.
 
 Every method may be called from any thread; none touches the disk or blocks for long.
 Instants are boottime of the current boot in nanoseconds.
@@ -373,7 +373,8 @@ class Slots:
         if self._shares_bytes:
             self._ended = thinned(self._ended, MOST_SHARES, now_ns)
             self._shares_bytes = sum(map(_length, self._ended)) + sum(map(_length, self._in_flight.values()))
-        self._merge_above = len(self._ended) + EXACT_SLOTS
+        # The more is kept, the longer a merge takes, and the more decisions share its cost.
+        self._merge_above = len(self._ended) + max(EXACT_SLOTS, len(self._ended))
 
 
 def _ended_at(charged: Charged) -> int:

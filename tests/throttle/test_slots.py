@@ -158,8 +158,8 @@ def test_memory_stays_bounded_at_millions_per_day() -> None:
         slots.written(1)
         most = max(most, slots.kept, len(slots._deadlines))
 
-    # The exact ones, half as many again before they are merged, and a thousand a doubling of the age.
-    assert most < 3 * EXACT_ENDS // 2 + 1024 * 4
+    # The exact ones and a thousand a doubling of the age; as many again before they are merged.
+    assert most < 2 * (EXACT_ENDS + 1024 * 4)
 
 
 def test_what_no_policy_can_ask_for_any_more_is_forgotten() -> None:
