@@ -39,6 +39,8 @@ EXACT_ENDS = 2 * EXACT_SLOTS
 """What an exact window admits in two spans, so that rounding what is older cannot reach into it."""
 MOST_SHARES = 262_144
 """Shares of what has ended that are kept as they are, some 40 MB at most; of older ones see `sharing`."""
+SHARE_BYTES = 40
+"""How long a share is as written, about; after so many as MOST_SHARES it is seen to that they are no more."""
 
 
 class Slots:
@@ -63,6 +65,7 @@ class Slots:
         self._highest: list[Highest] = []
         """What limits held before ends were merged."""
         self._merge_above = EXACT_ENDS + EXACT_SLOTS
+        self._thin_above_bytes = MOST_SHARES * SHARE_BYTES
         self._last_id = 0
         self._unwritten: list[Record] = []
 
@@ -348,7 +351,8 @@ class Slots:
 
         To be called with all known that any process reserved before `now_ns`.
         """
-        if not at_once and len(self._ended) <= self._merge_above:
+        has_room = len(self._ended) <= self._merge_above and self._shares_bytes <= self._thin_above_bytes
+        if has_room and not at_once:
             return
         with self._mutex:
             self._advance(now_ns)
@@ -375,6 +379,7 @@ class Slots:
             self._shares_bytes = sum(map(_length, self._ended)) + sum(map(_length, self._in_flight.values()))
         # The more is kept, the longer a merge takes, and the more decisions share its cost.
         self._merge_above = len(self._ended) + max(EXACT_SLOTS, len(self._ended))
+        self._thin_above_bytes = self._shares_bytes + MOST_SHARES * SHARE_BYTES
 
 
 def _ended_at(charged: Charged) -> int:

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
 from relay.throttle import history, slots
+from relay.throttle.decision import Grant
 from relay.throttle.gauge import UNKNOWN, Gauge
 from relay.throttle.merging import merge
-from relay.throttle.record import Charged, Share
+from relay.throttle.record import Charged, Ended, Share
 from relay.throttle.sharing import LEAST_OF_A_SLICE, PARTS, thinned
 from relay.throttle.slots import Slots
 from relay.throttle.throttle import Request, Reservation
@@ -188,3 +189,22 @@ def test_after_an_edit_or_a_restart_a_key_that_is_free_waits_for_none_of_the_oth
         account = throttle(PATH, disk, clock, limits)
         account.flush()
     assert max(usage.used for usage in account.usage()) < 60
+
+
+def test_a_few_transactions_to_very_many_are_bounded_as_many_to_a_few_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slots, "MOST_SHARES", 4000)
+    known = Slots()
+    known.judge_by([messages(9, 60, "recipient_domain")], 0)
+    most = 0
+    for number in range(120):
+        domains = tuple(f"d{number}-{each}.of-a-list.example" for each in range(400))
+        answer = known.reserve(Request(400, recipient_domains=domains), 1, number * SECOND_NS)
+        assert isinstance(answer, Grant)
+        known.settle(Ended(answer.reserved.id, number * SECOND_NS + 1))
+        known.written(1)
+        most = max(most, known.shares_bytes)
+
+    # What is kept, and as much again before it is looked at.
+    assert most < 3 * 4000 * slots.SHARE_BYTES
