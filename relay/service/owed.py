@@ -106,14 +106,14 @@ class OwedReports:
             self._wake.clear()
             if not self._has_waiting():
                 await self._wake.wait()
-            elif await self._take_slot():
+            elif not await self._take_slot():
+                await self._sleep(self._gate.opens_at_ns() - self._clock.boottime_ns())
+            elif self._has_waiting():  # still: an operator may have ended the last one meanwhile
                 queue_id = self._waiting.popleft()
                 if not await report(queue_id):
                     # Others first, and not all slots of the hour for a disk that reads nothing now.
                     self._waiting.append(queue_id)
                     await self._sleep(UNREADABLE_RETRY_NS)
-            else:
-                await self._sleep(self._gate.opens_at_ns() - self._clock.boottime_ns())
 
     async def use(self, policy: Policy) -> None:
         """Judge the same reports by another number from now on."""

@@ -1,10 +1,12 @@
 """Reports beyond `reports.per_hour`: none is lost and none goes early, over restarts and edits."""
 
+import threading
 from pathlib import Path
 
 import pytest
 
 from relay.clock import SECOND_NS
+from relay.envelope import QueueId
 from relay.policy.model import Policy
 from relay.scheduler import State
 from relay.service.operations import OK
@@ -16,6 +18,7 @@ from tests.fakes.clock import LeapingClock
 from tests.fakes.smarthost import Script, Smarthost
 from tests.fakes.smarthost_dialogue import Recorded
 from tests.service.house import House, policy_of
+from tests.service.test_races import Disk, turns_of_the_loop
 
 HOUR_NS = 3600 * SECOND_NS
 SHIELD_OFF = ", shield: null"
@@ -194,3 +197,37 @@ async def test_mail_from_nobody_owes_no_report_and_takes_no_slot(tmp_path: Path)
             await house.until_empty()
 
         assert not reports_path(policy).exists()
+
+
+async def test_what_waited_alone_for_its_report_may_end_while_its_slot_is_taken(tmp_path: Path) -> None:
+    clock, is_held, goes_on = LeapingClock(), threading.Event(), threading.Event()
+    goes_on.set()
+
+    def before_sync(path: str) -> None:
+        if path.endswith("/reports") and not goes_on.is_set():
+            is_held.set()
+            goes_on.wait()
+
+    async with (
+        Smarthost(Script(rcpt=nobody)) as host,
+        House(capped(tmp_path, host.port, "2"), Disk(before_sync), clock) as house,
+    ):
+        try:
+            for number in range(3):
+                house.accept(f"gone{number}@there.example")
+            await house.until(lambda: len(reports(host)) == 2)
+            await house.until(lambda: len(waiting(house)) == len(house.sender.scheduler) == 1)
+            (alone,) = waiting(house)
+            goes_on.clear()
+            clock.ahead_ns += HOUR_NS + SECOND_NS
+            house.sender.owed.wake()
+            await house.until(is_held.is_set)
+            assert await house.operator.delete([QueueId(alone)]) == {alone: OK}
+            house.accept("gone@there.example")
+            await house.until(lambda: any("gone@" in command for command in host.commands))
+            await turns_of_the_loop()
+        finally:
+            goes_on.set()
+        await house.until(lambda: len(reports(host)) == 3)
+        await house.until_empty()
+        assert not house.faults
