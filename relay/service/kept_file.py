@@ -84,9 +84,10 @@ class KeptFile(Generic[Record]):
         try:
             while self._next is not None:
                 record, self._next = self._next, None
-                await asyncio.to_thread(replace_file, self._disk, self._path, self._render(record))
-        except OSError as error:
-            self._tell(error)
+                try:
+                    await asyncio.to_thread(replace_file, self._disk, self._path, self._render(record))
+                except OSError as error:
+                    self._tell(error)
         finally:
             self._writing = None
 
