@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from relay.clock import SECOND_NS
 from relay.verdict import Ruling, Span
+from relay.waits import LONGEST_RETRY_NS
 
 MOST_SPANS = 256
 """How many are remembered; the shortest are forgotten first, so that ages err by as little as can be."""
@@ -52,7 +53,8 @@ def rest_ns(
 
     As long as the upstream, or its rule, asks for.  Where it speaks of a window ("per
     hour", "in 3600s"), until the oldest of what our own history has in that window leaves it,
-    as `leaves_in_ns` tells; or for the whole window where looking earlier makes it worse.
+    as `leaves_in_ns` tells, but for no more than two days: then it is time to look; or for the
+    whole window where looking earlier makes it worse.
     Else, and at least this once a pause did not help, our own back-off: 15 s, doubled
     with each of `in_a_row` pauses without a success, or `step` times, up to 15 minutes.
     """
@@ -65,7 +67,7 @@ def rest_ns(
     elif span_ns is None:
         asked_ns = 0 if ruling.may_probe else PROBE_NS
     elif ruling.may_probe:
-        asked_ns = leaves_in_ns(span_ns) or 0
+        asked_ns = min(LONGEST_RETRY_NS, leaves_in_ns(span_ns) or 0)
     else:
         asked_ns = span_ns
     return asked_ns if asked_ns and not in_a_row else max(asked_ns, back_off_ns)

@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 
 from relay.phrases import Phrases
 from relay.reply import Phase, Reply
-from relay.waits import UNIT_NS, retry_after_ns
+from relay.waits import LONGEST_BELIEVED_NS, UNIT_NS, retry_after_ns
 
 
 class Verdict(enum.StrEnum):
@@ -327,7 +327,10 @@ def excess_of(text: str) -> Excess | None:
 
 
 def named_of(text: str) -> Named | None:
-    """Return the limit that a refusal names, in lower case, or None where it names none, or no window."""
+    """Return the limit that a refusal names, in lower case.
+
+    None where it names none, or no window, or one that is longer than anybody would believe.
+    """
     if (found := _NAMED.search(text)) is None:
         return None
     count, unit, number, period = int(found[1].replace(",", "")), found[2], found[3], found[4]
@@ -335,6 +338,8 @@ def named_of(text: str) -> Named | None:
         return None
     is_of_recipients = unit.startswith("r")
     per_ns = int(number) * UNIT_NS[period[0]] if number else None
+    if per_ns is not None and per_ns > LONGEST_BELIEVED_NS:
+        return None
     return Named(count, "recipients" if is_of_recipients else "messages", per_ns)
 
 

@@ -21,7 +21,7 @@ from relay.pauses import (
     rest_ns,
 )
 from relay.verdict import Layer, Rule, Ruling, Scope, Verdict, named_of, span_of
-from relay.waits import retry_after_ns
+from relay.waits import LONGEST_BELIEVED_NS, LONGEST_RETRY_NS, retry_after_ns
 
 RECORD = PauseRecord("here", 500, 9_000, "421 4.7.0 no", 800, 2, ((100, 200), (400, FOREVER_NS)))
 
@@ -223,3 +223,19 @@ def test_what_the_shield_asked_is_kept_and_a_record_that_knows_of_no_shield_is_r
     assert parse(render(asked)) == asked
     assert parse(render(RECORD).replace(b',\n "doubts": ""', b"")) == RECORD
     assert b"doubts" not in render(RECORD).replace(b',\n "doubts": ""', b"")
+
+
+@given(st.integers(1, 10**8 - 1), st.integers(0, 999_999), st.sampled_from(["s", "min", "hours", "days"]))
+def test_whatever_window_a_refusal_names_there_is_a_day_when_the_upstream_is_looked_at_again(
+    count: int, number: int, unit: str
+) -> None:
+    text = f"limit of {count} messages per {number} {unit} exceeded"
+    for may_probe, longest_ns in ((True, LONGEST_RETRY_NS), (False, LONGEST_BELIEVED_NS)):
+        ruling = replace(_ruling(text, may_probe=may_probe), named=named_of(text))
+        assert rest_ns(ruling, 0, lambda span_ns: span_ns) <= longest_ns
+
+
+def test_no_look_that_does_no_harm_is_put_off_for_a_month() -> None:
+    assert rest_ns(_ruling("monthly limit"), 0, lambda span_ns: span_ns) == LONGEST_RETRY_NS
+    month_ns = 31 * 86400 * SECOND_NS
+    assert rest_ns(_ruling("monthly limit", may_probe=False), 0, _nothing) == month_ns
