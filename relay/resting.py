@@ -12,8 +12,9 @@ from relay.blame import EVIDENT
 from relay.pauses import FOREVER_NS, Paused, Pauses
 
 FIRST_REST_NS = 15 * 60 * 10**9
-"""How long the mail of a sender waits that the upstream refuses."""
+"""How long the mail of a sender waits that the upstream refuses, if no more is asked for."""
 LONGEST_REST_NS = 4 * 3600 * 10**9
+"""How long at most, if no more is asked for."""
 PROOF_NS = 60 * 10**9
 """How long the others wait while one message proves that a sender is welcome again."""
 MOST_RESTING = 10_000
@@ -47,12 +48,14 @@ class Resting:
         self._over: dict[str, Pauses] = {}
         """The rests that each sender has had."""
 
-    def begin(self, reverse_path: str, now_ns: int, reason: str, relayed_from_ns: int = 0) -> int:
+    def begin(
+        self, reverse_path: str, now_ns: int, reason: str, relayed_from_ns: int = 0, asked_ns: int = 0
+    ) -> int:
         """Let the mail of a sender wait, longer each time in a row; return until when.
 
         It is neither attempted nor older for it; then one of it goes first, to prove that the
         others may follow.  `relayed_from_ns` is when the latest transaction began that
-        something was relayed in.
+        something was relayed in; `asked_ns` is how long to wait at least, by the refusal.
         """
         if len(self._rests) >= MOST_RESTING:
             # The oldest is asked about again: it costs one refusal.
@@ -60,6 +63,7 @@ class Resting:
         rest = self._rests.pop(reverse_path, None)
         if rest is not None and rest.until_ns > now_ns + PROOF_NS:
             # Nobody was proving: it was in flight together with the one that began this rest.
+            rest.until_ns = max(rest.until_ns, now_ns + asked_ns)
             self._rests[reverse_path] = rest
             return rest.until_ns
         in_a_row = 0 if rest is None else rest.in_a_row + 1
@@ -67,7 +71,7 @@ class Resting:
         if rest is not None:
             self._remember(reverse_path, rest, now_ns)
             alone = rest.alone + 1 if relayed_from_ns > rest.since_ns else 0
-        until_ns = now_ns + min(LONGEST_REST_NS, FIRST_REST_NS << min(in_a_row, 10))
+        until_ns = now_ns + max(asked_ns, min(LONGEST_REST_NS, FIRST_REST_NS << min(in_a_row, 10)))
         self._rests[reverse_path] = Rest(until_ns, reason, now_ns, in_a_row, alone)
         return until_ns
 

@@ -54,6 +54,14 @@ def test_a_sender_that_is_refused_again_rests_longer_up_to_a_bound() -> None:
     assert lengths_ns[-1] == LONGEST_REST_NS
 
 
+def test_a_rest_is_never_shorter_than_what_was_asked_for() -> None:
+    scheduler = Scheduler()
+    asked_ns = 3 * LONGEST_REST_NS
+    assert scheduler.resting.begin("bad", 5, "no", asked_ns=asked_ns) == 5 + asked_ns
+    again_ns = 5 + asked_ns
+    assert scheduler.resting.begin("bad", again_ns, "no", asked_ns=1) == again_ns + 2 * FIRST_REST_NS
+
+
 def test_a_rest_lasts_until_somebody_went_to_see_whether_it_is_over() -> None:
     scheduler = Scheduler()
     scheduler.resting.begin("bad", 5, "no")

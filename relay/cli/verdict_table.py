@@ -23,7 +23,7 @@ the final dot relays.
 | bounce recipient, bounce message | failed for good, its sender gets a report |
 | pause | the upstream rests; messages stay as they are: no attempt, no age. But see below |
 | pause sender | the same for one sender; all others go on |
-| stop | the upstream rests until somebody acts, or an hourly probe finds it well |
+| stop | the upstream rests until somebody acts, or a probe finds it well: hourly, or as seldom as asked for |
 
 A pause of a message that was refused so six times, the last three of them right after others had been
 relayed, is its own: an attempt. Of a sender that is refused four times in a row, others having been relayed

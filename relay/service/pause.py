@@ -4,7 +4,8 @@ A refusal that is about us stops the upstream, not the message: it rests, longer
 time in a row, and comes back with one transaction to prove that it is well before the
 others follow.  Releasing the whole backlog at the end of a pause is how accounts get
 blocked for good.  A refusal of the account itself (STOP) is not ended by time: somebody
-acts, or a probe each hour finds it well, where the rule allows probes at all.
+acts, or a probe finds it well, where the rule allows probes at all: each hour, or as seldom
+as the refusal or its rule asks for.
 
 How long: as the upstream asks for; where it speaks of a window ("per hour"), until the
 oldest of what our own history has in that window leaves it; else our own back-off, which
@@ -238,12 +239,17 @@ class Pausing:
         """Send nothing until somebody acts: it refused the account."""
         if self.is_stopped:
             return
-        self._may_probe = answer.ruling is None or answer.ruling.may_probe
+        ruling = answer.ruling
+        self._may_probe = ruling is None or ruling.may_probe
+        asked_ns = 0 if ruling is None else ruling.wait_ns or 0
+        left_ns = self.paused_until_ns - self._clock.boottime_ns() if self.because else 0
+        length_ns = max(PROBE_NS, asked_ns, left_ns) if self._may_probe else NEVER_NS
         self._in_a_row += 1
         self.is_stopped = True
         if answer.is_doubted:
             self._doubts = self._redaction.hide(answer.text)
-        self._begin(answer.text, PROBE_NS if self._may_probe else NEVER_NS, goes_on=bool(self.because))
+        # As in `rest`: refused again before anything went well is one with the last, the probe included.
+        self._begin(answer.text, length_ns, goes_on=bool(self.because) or self._in_a_row > 1)
         self._events.upstream_stopped(upstream=self._upstream, reason=self.because)
 
     def _begin(self, because: str, length_ns: int, *, goes_on: bool) -> None:

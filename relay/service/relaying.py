@@ -23,6 +23,7 @@ from relay.blame import (
 from relay.clock import SECOND_NS, Clock
 from relay.envelope import QueueId
 from relay.outcome import Answer, Outcome
+from relay.pauses import rest_ns
 from relay.reply import Phase, clean
 from relay.scheduler import Queued, Scheduler
 from relay.service.desk import Desk
@@ -199,11 +200,17 @@ class Relaying:
 
     def _feel_sender(self, reverse_path: str, outcome: Outcome, now_ns: int) -> None:
         """Let the mail of a sender wait that the upstream refuses, and go on once it takes some."""
-        if outcome.pause is not None and outcome.pause.scope is Scope.SENDER:
+        pause = outcome.pause
+        if pause is not None and pause.scope is Scope.SENDER:
             until_ns = self._scheduler.resting.begin(
-                reverse_path, now_ns, outcome.pause.text, self._pausing.relayed_from_ns
+                reverse_path,
+                now_ns,
+                pause.text,
+                self._pausing.relayed_from_ns,
+                # Of a sender's own window our history knows nothing.
+                asked_ns=rest_ns(pause.ruling, 0, lambda _span_ns: None),
             )
-            self._pausing.tell_sender(reverse_path, outcome.pause, until_ns - now_ns)
+            self._pausing.tell_sender(reverse_path, pause, until_ns - now_ns)
         elif is_any_relayed(outcome):
             self._scheduler.trust_sender(reverse_path, now_ns)
 

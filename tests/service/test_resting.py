@@ -3,14 +3,17 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from relay.clock import SECOND_NS
 from relay.outcome import Answer, Outcome
-from relay.reply import Phase
+from relay.pauses import MOST_SPANS
+from relay.reply import Phase, Reply
 from relay.resting import FIRST_REST_NS
 from relay.scheduler import Scheduler
-from relay.verdict import Verdict
+from relay.verdict import Layer, Rule, Ruling, Scope, Verdict
 from tests.fakes.clock import LeapingClock
-from tests.fakes.smarthost import DEFAULT, Script, Smarthost, Until, turns
+from tests.fakes.smarthost import DEFAULT, Script, Smarthost, Turn, Until, turns
 from tests.service.house import House, policy_of
 from tests.service.test_verdicts import HOUR_NS, World, with_password
 
@@ -148,3 +151,77 @@ async def test_an_edit_of_something_else_ends_no_pause(tmp_path: Path) -> None:
 
         assert house.heart.pausing.because
         assert house.heart.pausing.paused_until_ns == until_ns
+
+
+def test_no_time_of_a_stop_is_an_age_however_often_it_was_looked_at() -> None:
+    world = World()
+    began_ns = world.clock.boottime_ns()
+    for _ in range(2 * MOST_SPANS):
+        world.refused(Phase.AUTH, "535 5.7.8 wrong")
+        world.clock.advance(HOUR_NS)
+        assert world.rests_ns() is None
+        world.clock.advance(SECOND_NS)  # the probe is on its way
+    world.refused(Phase.AUTH, "535 5.7.8 wrong")
+
+    now_ns = world.clock.boottime_ns()
+    assert world.pausing.paused_ns(began_ns, now_ns) == now_ns - began_ns
+
+
+def _stop(asked_ns: int | None = None, rule_ns: int | None = None, *, may_probe: bool = True) -> Answer:
+    rule = Rule(
+        Layer.OPERATOR, Verdict.STOP, Scope.UPSTREAM, "here", "test", wait_ns=rule_ns, may_probe=may_probe
+    )
+    reply = Reply(550, None, "suspended")
+    ruling = Ruling(Verdict.STOP, Scope.UPSTREAM, rule, asked_ns)
+    return Answer(Verdict.STOP, Phase.MAIL, reply, str(reply), ruling=ruling)
+
+
+@pytest.mark.parametrize(
+    ("asked_hours", "rule_hours", "rests_hours"),
+    [(None, None, 1), (24, None, 24), (None, 6, 6), (24, 6, 24), (0.1, None, 1), (None, 0.1, 1)],
+)
+def test_a_stop_is_not_looked_at_before_the_time_that_its_refusal_or_its_rule_asks_for(
+    asked_hours: float | None, rule_hours: float | None, rests_hours: int
+) -> None:
+    world = World()
+    asked_ns, rule_ns = (None if each is None else int(each * HOUR_NS) for each in (asked_hours, rule_hours))
+    world.pausing.rest(_stop(asked_ns, rule_ns))
+
+    assert world.rests_ns() == rests_hours * HOUR_NS
+
+
+def test_a_stop_does_not_shorten_the_pause_that_it_comes_in() -> None:
+    world = World()
+    world.refused(Phase.MAIL, "450 4.7.1 rate limit exceeded, try again in 12 hours")
+    world.clock.advance(HOUR_NS)
+    world.pausing.rest(_stop())
+
+    assert world.pausing.is_refused
+    assert world.rests_ns() == 11 * HOUR_NS
+
+
+async def test_a_sender_is_not_asked_for_again_before_the_time_that_the_upstream_or_the_rule_says(
+    tmp_path: Path,
+) -> None:
+    def mail(argument: str) -> Turn:
+        if "told@" in argument:
+            return "450 4.7.1 not from told@here.example, try again in 6 hours"
+        return "450 4.7.1 not from ruled@here.example" if "ruled@" in argument else "250 ok"
+
+    clock = LeapingClock()
+    rules = ", verdicts: [{text: 'not from', verdict: pause sender, wait: 2h}]"
+    async with (
+        Smarthost(Script(mail=mail)) as host,
+        House(policy_of(tmp_path, host.port, rules), clock=clock) as house,
+    ):
+        told, ruled = (house.accept(sender=f"{name}@here.example") for name in ("told", "ruled"))
+        resting = house.sender.scheduler.resting
+        await house.until(lambda: len(resting.senders()) == 2)
+        await house.until(lambda: house.heart.in_flight == 0)
+        now_ns = clock.boottime_ns()
+        until_ns = resting.senders()
+
+        assert 5 * HOUR_NS < until_ns["told@here.example"] - now_ns <= 6 * HOUR_NS
+        assert HOUR_NS < until_ns["ruled@here.example"] - now_ns <= 2 * HOUR_NS
+        assert house.queued(told) is not None
+        assert house.queued(ruled) is not None
