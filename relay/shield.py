@@ -53,8 +53,9 @@ MOST_WORDS = 100
 MOST_KEPT = 10_000
 """How many doubted or stopped recipients are remembered for the operator; then the oldest are forgotten."""
 
-_ADDRESS = re.compile(r"<[^>]*>|[^\s<>@]+@[^\s<>@]+")
-_ID = re.compile(r"\S*[0-9]\S*")
+# Both begin where a word does, or a long one would be read again from each of its characters.
+_ADDRESS = re.compile(r"<[^<>]*>|(?<![^\s<>@])[^\s<>@]+@[^\s<>@]+")
+_ID = re.compile(r"(?<!\S)[^\s0-9]*[0-9]\S*")
 """A word with a digit in it: a number, or an id in whatever alphabet (Gmail, Postfix, Exim)."""
 
 
