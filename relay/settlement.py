@@ -21,6 +21,9 @@ from relay.queued import back_off_ns
 from relay.reply import Phase
 from relay.verdict import Verdict
 
+EARLIER = "deferred by an earlier transaction"
+"""Why a message waits of which nobody was deferred by the last one."""
+
 
 class Fate(enum.StrEnum):
     """What an attempt came to for one recipient."""
@@ -116,7 +119,7 @@ def settle(
         frozenset(),
         len(still),
         back_off_ns(age_ns, terms.min_ns, terms.max_ns),
-        reason,
+        reason or EARLIER,
         warns,
     )
 

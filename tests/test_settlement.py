@@ -171,3 +171,10 @@ def test_a_kept_connection_that_died_before_mail_is_no_attempt() -> None:
 def test_a_late_message_warns_once_it_is_deferred() -> None:
     assert settled(Verdict.DEFER, age_ns=TERMS.warn_after_ns or 0).warns
     assert not settled(Verdict.DEFER, age_ns=(TERMS.warn_after_ns or 0) - 1).warns
+
+
+def test_a_message_that_is_deferred_for_who_was_refused_before_is_not_deferred_for_nothing() -> None:
+    settlement = settled(Verdict.RELAYED, more=1, tried=frozenset({1}))
+
+    assert settlement.next is Next.POSTPONE
+    assert settlement.reason
