@@ -145,6 +145,14 @@ def test_a_failure_report_states_every_field_of_the_message_and_of_each_recipien
     assert fields(of_bob) == of_both | {"Final-Recipient": "rfc822; bob@example.com"}
 
 
+@pytest.mark.parametrize(
+    ("remote", "literal"),
+    [("192.0.2.7", "dns; [192.0.2.7]"), ("2001:db8::7", "dns; [IPv6:2001:db8::7]")],
+)
+def test_an_upstream_that_has_no_name_is_told_as_an_address_literal(remote: str, literal: str) -> None:
+    assert fields(blocks(bounce(replace(failure(), remote=remote)))[1])["Remote-MTA"] == literal
+
+
 def test_a_delay_warning_says_until_when_it_is_tried() -> None:
     content = warning(delay())
 
