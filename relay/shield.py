@@ -83,7 +83,10 @@ class Shield:
         self._who: set[str] = set()
         """To whom."""
         self._last: deque[tuple[str, str]] = deque(maxlen=WINDOW)
-        """What each of the last recipients was told, and who it is; nothing where it was relayed."""
+        """What each of the last recipients was told, and who it is; nothing where it was relayed.
+
+        Of a message that was refused as a whole all recipients are one.
+        """
         self._tripped = ""
         """Why it tripped, while nothing was relayed since."""
         self._is_true: dict[str, bool] = {}
@@ -158,7 +161,8 @@ class Shield:
         if said != self._said:
             self._said, self._who = said, set()
         self._who.add(who)
-        self._last.append((said, who))
+        if not self._last or self._last[-1] != (said, who):
+            self._last.append((said, who))
         self._tripped = self._why(answer, said) or self._tripped
         return self._tripped or None
 

@@ -113,6 +113,16 @@ def test_too_large_a_share_of_refusals_stops_whatever_they_say() -> None:
     assert tripped >= WINDOW - 1
 
 
+@pytest.mark.parametrize("before", [0, WINDOW])
+def test_one_message_that_is_too_large_is_no_share_however_many_recipients_it_has(before: int) -> None:
+    shield, too_large = Shield(), _answer("message too large", 552, "5.3.4", Phase.EOD)
+    for number in range(before):
+        _judge(shield, RELAYED, first=number)
+    for transaction in range(3):
+        outcome = _judge(shield, *[too_large] * WINDOW, first=WINDOW * (transaction + 1))
+        assert set(_verdicts(outcome)) == {Verdict.BOUNCE}
+
+
 def test_half_refused_is_not_too_large_a_share() -> None:
     shield = Shield(in_a_row=1000, refused_percent=50)
     for number in range(3 * WINDOW):

@@ -76,7 +76,7 @@ class OwedReports:
     async def may_go(self, *, is_warning: bool = False) -> bool:
         """Take a slot for a report, unless there is none, or others wait for one.
 
-        Warnings leave half of the hour's slots to reports.
+        Warnings leave half of the hour's slots, rounded down, to reports.
         """
         if self._has_waiting():
             return False
