@@ -11,6 +11,7 @@ comes back with a single transaction, a small one, and fully when that one went 
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, cast
@@ -208,6 +209,11 @@ class Heart:
             return opens_at_ns
         return None  # one is being opened, and wakes us
 
+    @property
+    def _must_not_begin(self) -> bool:
+        """Whether what this beat decided on is overtaken: by a stop, or by a refusal to another one."""
+        return self._is_stopping or bool(self.pausing.because)
+
     def _ask_places(self, now_ns: int) -> bool:
         """Let those go on for whom there is room by now, and no others; False where more are to be asked."""
         for lane in self._scheduler.with_ceiling():
@@ -256,7 +262,7 @@ class Heart:
         for connection in connections:
             self.pool.release(connection)
         self._tell_others()
-        if self._is_stopping:
+        if self._must_not_begin:
             for portion in reversed(portions):
                 self._give_back(portion, "")
             return now_ns
@@ -280,7 +286,7 @@ class Heart:
         until_ns: int | None = None
         for portion, grant in reversed(list(zip(portions, grants, strict=True))):
             match grant:
-                case Reservation() if self._is_stopping:
+                case Reservation() if self._must_not_begin:
                     # The slot is wasted, and nothing was sent.
                     self.gate.ended(grant)
                     self._give_back(portion, "")
@@ -386,15 +392,7 @@ class Heart:
 
     async def _sleep_until(self, at_ns: int | None) -> None:
         """Sleep until an instant of this boot, or until woken."""
-        if at_ns is None:
-            await self._wake.wait()
-            return
-        delay_seconds = seconds(at_ns - self._clock.boottime_ns())
-        if delay_seconds <= 0:
-            await asyncio.sleep(0)
-            return
-        timer = asyncio.get_running_loop().call_later(delay_seconds, self._wake.set)
-        try:
-            await self._wake.wait()
-        finally:
-            timer.cancel()
+        delay_seconds = None if at_ns is None else seconds(at_ns - self._clock.boottime_ns())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay_seconds):
+                await self._wake.wait()

@@ -14,11 +14,12 @@ from relay.service.operator import ONLY_REPORT_LEFT
 from relay.service.owed import reports_path
 from relay.service.snapshot import QueueState
 from relay.spool.interface import Totals
+from tests.fakes.before_sync import BeforeSync
 from tests.fakes.clock import LeapingClock
 from tests.fakes.smarthost import Script, Smarthost
 from tests.fakes.smarthost_dialogue import Recorded
 from tests.service.house import House, policy_of
-from tests.service.test_races import Disk, turns_of_the_loop
+from tests.service.test_races import turns_of_the_loop
 
 HOUR_NS = 3600 * SECOND_NS
 SHIELD_OFF = ", shield: null"
@@ -210,7 +211,7 @@ async def test_what_waited_alone_for_its_report_may_end_while_its_slot_is_taken(
 
     async with (
         Smarthost(Script(rcpt=nobody)) as host,
-        House(capped(tmp_path, host.port, "2"), Disk(before_sync), clock) as house,
+        House(capped(tmp_path, host.port, "2"), BeforeSync(before_sync), clock) as house,
     ):
         try:
             for number in range(3):

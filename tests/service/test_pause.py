@@ -1,5 +1,7 @@
 """A pause: what it does to the message that met it, to the order, to ages, and over a restart."""
 
+import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -7,11 +9,13 @@ import pytest
 from relay.blame import REFUSALS_IN_PLACE
 from relay.clock import SECOND_NS
 from relay.scheduler import State
+from tests.fakes.before_sync import BeforeSync
 from tests.fakes.clock import LeapingClock
-from tests.fakes.smarthost import Script, Smarthost, turns
+from tests.fakes.smarthost import Script, Smarthost, Until, turns
 from tests.service.house import House, policy_of
 
 REFUSED = "421 4.7.0 too much from you, come back later"
+LIMIT = ", limits: [{messages: 100, per: 1h}]"
 DAY_NS = 86400 * SECOND_NS
 
 
@@ -23,6 +27,11 @@ async def _paused(house: House) -> None:
 def _over(house: House) -> None:
     house.heart.pausing.end()
     house.heart.wake()
+
+
+def mails(host: Smarthost) -> int:
+    """Return how many transactions were begun."""
+    return sum(command.startswith("MAIL") for command in host.commands)
 
 
 async def test_a_message_that_met_a_refusal_about_us_keeps_its_place(tmp_path: Path) -> None:
@@ -41,6 +50,37 @@ async def test_a_message_that_met_a_refusal_about_us_keeps_its_place(tmp_path: P
 
         assert host.relayed[0].recipients == ["first@there.example"]
         assert len(host.relayed) == 3
+
+
+async def test_nothing_is_begun_behind_a_refusal_though_it_was_about_to_be(tmp_path: Path) -> None:
+    is_armed, is_deciding, may_go_on = threading.Event(), threading.Event(), threading.Event()
+    refuse = asyncio.Event()
+
+    def wait(path: str) -> None:
+        if "/history/" in path and is_armed.is_set():
+            is_deciding.set()
+            assert may_go_on.wait(20)
+
+    script = Script(mail=turns("250 ok", "250 ok", [Until(refuse), "451 4.7.0 too many messages, slow down"]))
+    async with Smarthost(script) as host:
+        house = House(policy_of(tmp_path, host.port, LIMIT), BeforeSync(wait))
+        for number in range(2):
+            house.accept(f"{number}@x.example")
+        async with house:
+            await house.until_empty()
+            assert house.heart.pool.open == 2
+            house.accept("first@x.example")
+            await house.until(lambda: mails(host) == 3)
+            is_armed.set()
+            second = house.accept("second@x.example")
+            await house.until(is_deciding.is_set)
+            refuse.set()
+            await house.until(lambda: house.heart.pausing.because)
+            may_go_on.set()
+            await house.until(lambda: house.heart.in_flight == 0)
+            await house.until(lambda: not (q := house.queued(second)) or q.state is not State.ACTIVE)
+
+            assert mails(host) == 3
 
 
 async def test_a_message_that_is_always_refused_as_an_offence_of_ours_stops_nobody_for_ever(

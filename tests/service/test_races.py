@@ -4,7 +4,7 @@ import asyncio
 import errno
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from relay.spool.durable import RealDisk
 from relay.spool.interface import Message, Note, SpoolBusy, SpoolFault, Status, Totals
 from relay.spool.maildir import MaildirSpool
 from relay.upstream.connection import Connection
+from tests.fakes.before_sync import BeforeSync
 from tests.fakes.smarthost import Script, Smarthost, Turn, Until, turns
 from tests.service.house import CONTENT, House, policy_of
 
@@ -45,18 +46,6 @@ class LeapingClock(SystemClock):
 
     def boottime_ns(self) -> int:
         return super().boottime_ns() + self.slept_ns
-
-
-class Disk(RealDisk):
-    """A disk with a hook before each sync of content, which gets the paths of the open files."""
-
-    def __init__(self, before_sync: Callable[[str], None]) -> None:
-        super().__init__()
-        self._before_sync = before_sync
-
-    def sync_content(self, fd: int) -> None:
-        self._before_sync(str(Path(f"/proc/self/fd/{fd}").readlink()))
-        super().sync_content(fd)
 
 
 class FailsOnce(RealDisk):
@@ -150,7 +139,7 @@ async def test_a_stop_waits_for_what_is_being_decided(tmp_path: Path) -> None:
         async with House(policy) as house:  # creates the history
             house.accept("first@x.example")
             await house.until_empty()
-        house = House(policy, Disk(wait))
+        house = House(policy, BeforeSync(wait))
         await house.sender.start()
         house.accept("second@x.example")
         await house.until(is_deciding.is_set)
@@ -296,7 +285,7 @@ async def test_no_mail_is_sent_after_a_suspend_that_outlasted_the_reservation(tm
         async with House(policy) as house:  # creates the history
             house.accept()
             await house.until_empty()
-        async with House(policy, Disk(sleep), clock) as house:
+        async with House(policy, BeforeSync(sleep), clock) as house:
             house.accept()
             await house.until(lambda: len(host.relayed) == 2)
 
