@@ -78,6 +78,9 @@ class ReadyConnections:
         can_spare = self._pool.open > 0 and self._clock.boottime_ns() < self._enough_until_ns
         is_enough = self._is_stopped or can_spare
         wanted = 0 if is_enough else most - len(connections) - len(self._opening)
+        if self._pool.open == 0:
+            # The first has to log in before others try: some lock an account after a few wrong passwords.
+            wanted = min(wanted, 1 - len(self._opening))
         for _ in range(wanted if openings is None else min(wanted, openings)):
             opening = asyncio.create_task(self._open())
             self._opening.add(opening)

@@ -109,6 +109,18 @@ async def test_refused_credentials_stop_the_upstream_until_the_password_is_anoth
     assert "upstream isp resumed" in log
 
 
+async def test_a_wrong_password_is_tried_once_however_much_mail_waits_and_may_connect(tmp_path: Path) -> None:
+    async with Smarthost(accounts={"mjd": "right"}) as host:
+        wrong = with_password(tmp_path, "wrong")
+        house = House(policy_of(tmp_path, host.port, wrong, connections=5))
+        for number in range(10):
+            house.accept(f"r{number}@x.example")
+        async with house:
+            await house.until(lambda: house.heart.pausing.because)
+
+        assert sum(command.startswith("AUTH") for command in host.commands) == 1
+
+
 async def test_an_operator_uses_a_stopped_upstream_again(tmp_path: Path) -> None:
     script = Script(mail=turns("552 Your account has been suspended. Please contact us to reactivate"))
     async with Smarthost(script) as host, House(policy_of(tmp_path, host.port)) as house:
