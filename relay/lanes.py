@@ -135,6 +135,9 @@ class _Charge(NamedTuple):
     cost: int
     went: int
     went_before: int
+    tag: int
+    """Of the order, by this."""
+    tag_before: int
 
 
 class Order:
@@ -237,13 +240,13 @@ class Order:
         self.remove(queue_id)
         if flow is line and sender is not None and sender in line.senders:
             line.senders.move_to_end(sender)
-        self._tag = max(flow.tag, self._tag)
+        tag_before, self._tag = self._tag, max(flow.tag, self._tag)
         flow.tag = self._tag + cost * flow.step
         before, flow.went = flow.went, next(self._numbers)
         if line.room is not None:
             line.room -= 1
         self._found = None
-        self._charged[queue_id] = _Charge(flow, line, cost, flow.went, before)
+        self._charged[queue_id] = _Charge(flow, line, cost, flow.went, before, self._tag, tag_before)
         return queue_id
 
     def charge(self, queue_id: QueueId, cost: int) -> None:
@@ -252,17 +255,21 @@ class Order:
             self._found = None
             charged.flow.tag += (cost - charged.cost) * charged.flow.step
 
-    def refund(self, queue_id: QueueId) -> None:
-        """Undo what taking a message cost, unless it was `charge`d: it was not attempted."""
-        if (charged := self._charged.pop(queue_id, None)) is not None:
-            self._found = None
-            flow, line = charged.flow, charged.line
-            flow.tag -= charged.cost * flow.step
-            self._tag = min(self._tag, flow.tag)
-            if flow.went == charged.went:
-                flow.went = charged.went_before
-            if line.room is not None:
-                line.room += 1
+    def refund(self, queue_id: QueueId) -> bool:
+        """Undo what taking a message cost, unless it was `charge`d: it was not attempted; say if so."""
+        if (charged := self._charged.pop(queue_id, None)) is None:
+            return False
+        self._found = None
+        flow, line = charged.flow, charged.line
+        flow.tag -= charged.cost * flow.step
+        if self._tag == charged.tag:
+            # Else others went since, and who was idle meanwhile would have saved something.
+            self._tag = charged.tag_before
+        if flow.went == charged.went:
+            flow.went = charged.went_before
+        if line.room is not None:
+            line.room += 1
+        return True
 
     def let(self, lane: str, room: int | None) -> None:
         """Let a lane give so many more (None: any number), until it is told another number."""

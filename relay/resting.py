@@ -75,12 +75,10 @@ class Resting:
         self._rests[reverse_path] = Rest(until_ns, reason, now_ns, in_a_row, alone)
         return until_ns
 
-    def end(self, reverse_path: str, now_ns: int) -> bool:
-        """Let a sender rest no longer; return whether it did."""
-        if (rest := self._rests.pop(reverse_path, None)) is None:
-            return False
-        self._remember(reverse_path, rest, now_ns)
-        return True
+    def end(self, reverse_path: str, now_ns: int) -> None:
+        """Let a sender rest no longer, if it did."""
+        if (rest := self._rests.pop(reverse_path, None)) is not None:
+            self._remember(reverse_path, rest, now_ns)
 
     def foresee(self, reverse_path: str, until_ns: int, reason: str) -> None:
         """Let a sender rest, or the others of one that is being proven, until an instant; for an estimate."""
@@ -110,6 +108,13 @@ class Resting:
         if self._rests and (rest := self._rests.get(reverse_path)) is not None:
             rest.until_ns = now_ns + PROOF_NS
             rest.over_ns = now_ns if rest.over_ns is None else rest.over_ns
+
+    def withdraw(self, reverse_path: str, now_ns: int) -> None:
+        """Undo what `prove` did: the message did not go after all."""
+        rest = self._rests.get(reverse_path) if self._rests else None
+        if rest is not None and rest.over_ns is not None:
+            rest.until_ns = min(rest.until_ns, now_ns)
+            rest.over_ns = None if rest.over_ns == now_ns else rest.over_ns
 
     def senders(self) -> dict[str, int]:
         """Return who rests, or has not proven itself since, and until when."""

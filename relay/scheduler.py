@@ -36,6 +36,8 @@ class Scheduler:
         self._deferred: list[tuple[int, QueueId]] = []
         self.resting = Resting()
         """Senders whose mail waits; `trust_sender` ends it."""
+        self._sitting_out: dict[str, dict[QueueId, None]] = {}
+        """Of each sender, who was passed over because it rests."""
         self._doubts = Doubts()
         self._places = Places(self._messages, self._order)
         self._last_turn = self._now_ns = 0
@@ -195,7 +197,7 @@ class Scheduler:
         if message.turn == 0:
             self._last_turn += 1
             message.turn = self._last_turn
-        self._order.refund(queue_id)
+        self._not_attempted(message)
         message.state, message.reason = State.WAITING, reason
         message.place, message.due_at_ns = place, due_at_ns
         return self._places.park(message, place, due_at_ns)
@@ -220,7 +222,7 @@ class Scheduler:
         """Put an active message that was not attempted back in front."""
         message = self._messages.get(queue_id)
         if message is not None and message.state is State.ACTIVE:
-            self._order.refund(queue_id)
+            self._not_attempted(message)
             message.state, message.reason = State.WAITING, reason
             self._order.add_ahead(queue_id, message.lane, message.since_ns)
 
@@ -247,10 +249,11 @@ class Scheduler:
 
     def trust_sender(self, reverse_path: str, now_ns: int) -> None:
         """End the rest of a sender: the upstream took mail of it, or somebody acted."""
-        if self.resting.end(reverse_path, now_ns):
-            for message in self._messages.values():
-                if message.reverse_path == reverse_path and message.is_sitting_out:
-                    self.release(message.queue_id)
+        self.resting.end(reverse_path, now_ns)
+        for queue_id in list(self._sitting_out.get(reverse_path, ())):
+            # What an operator holds by now stays so.
+            if self._messages[queue_id].state is State.DEFERRED:
+                self.release(queue_id)
 
     def doubt(self, reverse_path: str) -> None:
         """Let others go before the mail of a sender: the upstream took some of it for an offence of ours."""
@@ -258,13 +261,14 @@ class Scheduler:
 
     def trust(self) -> None:
         """Give all that let others go first their places again: the upstream is well."""
-        for queue_id in reversed(self._doubts.clear()):
-            message = self._messages.get(queue_id)
-            if message is None or queue_id in self._order or message.state is not State.WAITING:
-                continue
+        known = [self._messages.get(queue_id) for queue_id in self._doubts.clear()]
+        waiting = [it for it in known if it is not None and it.state is State.WAITING]
+        aside = [message for message in waiting if message.queue_id not in self._order]
+        for message in reversed(aside):
             if message.refusals < REFUSALS_IN_PLACE:
-                self._order.add_ahead(queue_id, message.lane, message.since_ns)
-            else:
+                self._order.add_ahead(message.queue_id, message.lane, message.since_ns)
+        for message in aside:
+            if message.refusals >= REFUSALS_IN_PLACE:
                 self._line_up(message)
 
     def hold(self, queue_id: QueueId) -> None:
@@ -296,21 +300,36 @@ class Scheduler:
         self._order.refund(message.queue_id)
         self._order.remove(message.queue_id)
         self._doubts.forget(message.queue_id)
+        self._sit_out_no_more(message)
         self._places.left(message.place, message.lane)
+
+    def _not_attempted(self, message: Queued) -> None:
+        """Undo what taking a message did, unless it was attempted."""
+        if self._order.refund(message.queue_id):
+            self.resting.withdraw(message.reverse_path, self._now_ns)
+
+    def _sit_out_no_more(self, message: Queued) -> None:
+        if message.is_sitting_out:
+            message.is_sitting_out = False
+            its = self._sitting_out.get(message.reverse_path, {})
+            its.pop(message.queue_id, None)
+            if not its:
+                self._sitting_out.pop(message.reverse_path, None)
 
     def _from_aside(self, now_ns: int) -> QueueId | None:
         """Have one go that let others go first, since there is none; return who goes next by now."""
         while (queue_id := self._doubts.take()) is not None:
             if (message := self._messages.get(queue_id)) is not None:
-                self._order.add_ahead(queue_id, message.lane, message.since_ns)
-                return self._order.first(now_ns)
+                self._order.add_ahead(queue_id, message.lane, message.since_ns, is_first=False)
+                if (first := self._order.first(now_ns)) is not None:
+                    return first
         return None
 
     def _may_go(self, message: Queued, now_ns: int) -> bool:
         """Return whether a message of the order may go; one that others go before leaves it."""
         if message.state is not State.WAITING or not (message.place is None or self._places.is_let(message)):
             return False
-        message.is_sitting_out = False
+        self._sit_out_no_more(message)
         rest = self.resting.of(message.reverse_path, now_ns)
         if rest is None and not self._doubts.keep(message):
             return True
@@ -318,6 +337,7 @@ class Scheduler:
         if rest is not None:
             message.state, message.due_at_ns, message.reason = State.DEFERRED, rest.until_ns, rest.reason
             message.is_sitting_out = True
+            self._sitting_out.setdefault(message.reverse_path, {})[message.queue_id] = None
             heapq.heappush(self._deferred, (message.due_at_ns, message.queue_id))
         return False
 

@@ -277,7 +277,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.lanes = {name: Model(weight) for name, weight in self.WEIGHTS}
         self.late = Model(100)
         self.since: dict[str, tuple[int, int]] = {}
-        self.taken: list[tuple[str, Model, Model, int, int, int]] = []
+        self.taken: list[tuple[str, Model, Model, int, int, int, tuple[Fraction, Fraction]]] = []
         self.tag = Fraction(0)
         self.now_ns = self.count = 0
 
@@ -314,18 +314,18 @@ class AnyOrder(RuleBasedStateMachine):
             return
         name, model, flow = expected
         model.drop(name, turns=flow is model)
-        self.tag = max(flow.tag, self.tag)
+        tag_before, self.tag = self.tag, max(flow.tag, self.tag)
         flow.tag = self.tag + Fraction(cost, flow.weight)
         self.count += 1
         before, flow.went = flow.went, self.count
         if model.room is not None:
             model.room -= 1
-        self.taken.append((name, model, flow, cost, before, flow.went))
+        self.taken.append((name, model, flow, cost, before, flow.went, (tag_before, self.tag)))
 
     @precondition(lambda self: self.taken)
     @rule(cost=st.integers(1, 5))
     def has_gone(self, cost: int) -> None:
-        name, _, flow, before, _, _ = self.taken.pop()
+        name, _, flow, before, _, _, _ = self.taken.pop()
         self.order.charge(QueueId(name), cost)
         self.order.refund(QueueId(name))
         flow.tag += Fraction(cost - before, flow.weight)
@@ -333,12 +333,12 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.taken)
     @rule(is_first=st.booleans())
     def is_given_back(self, is_first: bool) -> None:
-        name, model, flow, cost, before, went = self.taken.pop()
+        name, model, flow, cost, before, went, (tag_before, tag) = self.taken.pop()
         self.order.refund(QueueId(name))
         lane = next(each for each, its in self.lanes.items() if its is model)
         self.order.add_ahead(QueueId(name), lane, self.since[name][0], is_first=is_first)
         flow.tag -= Fraction(cost, flow.weight)
-        self.tag = min(self.tag, flow.tag)
+        self.tag = tag_before if self.tag == tag else self.tag
         flow.went = before if flow.went == went else flow.went
         model.room = None if model.room is None else model.room + 1
         model.ahead.insert(0 if is_first else len(model.ahead), name)
@@ -389,7 +389,7 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def a_copy_goes_its_own_way_and_the_same_way(self) -> None:
         twin, same = copy.deepcopy(self.order), self.order.copy()
-        for name, _, _, cost, _, _ in self.taken:
+        for name, _, _, cost, _, _, _ in self.taken:
             for order in (twin, same):
                 order.charge(QueueId(name), cost + 1) if int(name) % 2 else order.refund(QueueId(name))
         assert _rest_of(same, self.now_ns) == _rest_of(twin, self.now_ns)
