@@ -36,7 +36,7 @@ from relay.outlook import (
     ceiling_words,
     limit_words,
 )
-from relay.queued import Queued, State
+from relay.queued import Queued, State, back_off_ns
 from relay.scheduler import Scheduler
 
 MOST_AT_ONCE = 64
@@ -58,9 +58,8 @@ def foretell(mails: Sequence[Mail], outlook: Outlook, line: Scheduler | None = N
 def _line_of(mails: Sequence[Mail], now_ns: int) -> Scheduler:
     line = Scheduler()
     for mail in mails:
-        joins_ns = mail.joins_at_ns
-        state = State.DEFERRED if joins_ns > now_ns else State.WAITING
-        line.add(Queued(mail.queue_id, mail.reverse_path, 0, 0, 0, mail.recipients, state, joins_ns))
+        state = State.DEFERRED if mail.joins_at_ns > now_ns else State.WAITING
+        line.add(Queued(mail.queue_id, mail.reverse_path, 0, 0, 0, mail.recipients, state, mail.joins_at_ns))
     return line
 
 
@@ -86,13 +85,14 @@ class _Future:
         self._ends: list[tuple[int, int, int]] = []
         """A heap of when parts of a message will have gone, of which others are left."""
         self._proofs: list[tuple[int, str]] = []
-        """A heap of when a sender that rested, or the upstream, will have proven well."""
+        """A heap of when a sender that rested will have proven well."""
         self._entries = 0
         # With how many transactions each connection has carried.
         self._busy = [(end_ns, 1) for end_ns in sorted(outlook.ends_ns)]
         self._idle: list[tuple[int, int]] = [(outlook.now_ns, 1)] * outlook.idle
-        self._is_proving = outlook.is_proving or bool(outlook.pause)
-        self._proven_at_ns = outlook.now_ns
+        # Whichever is under way proves it, but for a pause that it does not end.
+        self._is_proving = bool(outlook.pause) or (outlook.is_proving and not outlook.ends_ns)
+        self._proven_at_ns = min(outlook.ends_ns, default=0) if outlook.is_proving else outlook.now_ns
         self._caution = Foreseen(outlook.taken, zip(outlook.ends_ns, outlook.carried, strict=False))
         self._in_second_round: set[int] = set()
         self._rests = set(outlook.rests_until_ns)
@@ -143,11 +143,10 @@ class _Future:
                 self._line.resting.foresee(queued.reverse_path, at_ns + self._outlook.transaction_ns, RESTS)
         given: list[tuple[Queued, int]] = []
         for queued in taken:
-            if any(gauge.shared.occupied >= gauge.count for gauge in self._for_all):
-                # Once one has to wait for what all need, so do all behind it.
-                given.append((queued, 0))
-            else:
-                given.append((queued, self._attempt(queued, self._indices[queued.queue_id], at_ns)))
+            # Once one has to wait for what all need, so do all behind it.
+            is_full = any(gauge.shared.occupied >= gauge.count for gauge in self._for_all)
+            index = self._indices[queued.queue_id]
+            given.append((queued, 0 if is_full else self._attempt(queued, index, at_ns)))
         for queued, recipients in reversed(given):
             if recipients:
                 self._goes(queued, self._indices[queued.queue_id], recipients, at_ns)
@@ -159,6 +158,7 @@ class _Future:
         """Let those go on of which a part went."""
         while self._proofs and self._proofs[0][0] <= at_ns:
             self._line.resting.end(heapq.heappop(self._proofs)[1], at_ns)
+        if not self._is_proving and at_ns >= self._proven_at_ns:
             self._line.trust()
         while self._ends and self._ends[0][0] <= at_ns:
             index = heapq.heappop(self._ends)[2]
@@ -268,8 +268,8 @@ class _Future:
         """Have a transaction begin for so many recipients, and know what becomes of the message."""
         end_ns = at_ns + self._outlook.transaction_ns
         self._line.reserved(queued.queue_id, recipients)
-        if self._is_proving or queued.reverse_path in self._rests:
-            self._rests.discard(queued.reverse_path)
+        if queued.reverse_path in self._rests:
+            self._rests.remove(queued.reverse_path)
             heapq.heappush(self._proofs, (end_ns, queued.reverse_path))
         if self._is_proving:
             self._is_proving, self._proven_at_ns = False, end_ns
@@ -290,7 +290,7 @@ class _Future:
         self._left[index] = mail.tried
         if self._for_each:
             self._domains[index] = mail.tried_domains
-        until_ns = end_ns + max(shortest_ns, min(longest_ns, age_ns))
+        until_ns = end_ns + back_off_ns(age_ns, shortest_ns, longest_ns)
         self._joined_ns[index], self._until_then[index] = until_ns, BACK_OFF
         self._line.postpone(mail.queue_id, until_ns, mail.tried, NEXT)
 

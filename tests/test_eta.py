@@ -5,8 +5,10 @@ import heapq
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relay.envelope import QueueId
 from relay.eta import foretell
 from relay.outlook import BACK_OFF, Foretold, Limited, Mail, Outlook
+from relay.scheduler import Queued, Scheduler
 
 T = 1_000
 NOW = 10_000
@@ -89,6 +91,23 @@ def test_after_a_pause_one_goes_first_and_the_others_when_it_went_well() -> None
         Foretold(NOW + 720, "pause: 421 busy"),
         Foretold(NOW + 720, "pause: 421 busy"),
     ]
+
+
+def test_where_one_is_under_way_to_prove_the_upstream_all_others_go_when_it_went_well() -> None:
+    outlook = Outlook(NOW, connections=5, transaction_ns=10, is_proving=True, ends_ns=(NOW + 7,))
+
+    assert [each.eta_ns - NOW for each in foretell([Mail(1)] * 3, outlook)] == [17, 17, 17]
+
+
+def test_where_one_is_under_way_to_prove_the_upstream_the_doubted_go_in_their_places_behind_it() -> None:
+    line, mails = Scheduler(), []
+    for name, sender in ("a", "bad"), ("b", "bad"), ("c", "good"):
+        line.add(Queued(QueueId(name), sender, 1, 0, 0, 1))
+        mails.append(Mail(1, reverse_path=sender, queue_id=QueueId(name)))
+    line.doubt("bad")
+    outlook = Outlook(NOW, transaction_ns=10, is_proving=True, ends_ns=(NOW + 7,))
+
+    assert [each.eta_ns - NOW for each in foretell(mails, outlook, line)] == [17, 27, 37]
 
 
 def test_after_a_refusal_for_too_much_as_many_go_at_once_as_were_taken_and_one() -> None:

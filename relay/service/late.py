@@ -4,8 +4,8 @@ A refusal warns by itself (`settling`); this looks now and then at what was not 
 since: no room in a window, a pause, a back-off.  `relay.lateness` says who is told.
 
 Guarantees: a message is warned of at most once, over restarts too, and none from `<>`; a
-look costs nothing where no message is late, and at most a hundredth of the time where
-many are, in another thread.  A message that is in a transaction is left alone.
+look is one pass over the queue in memory where no message is late, and costs at most a
+hundredth of the time where many are, in another thread.  A message that is in a transaction is left alone.
 Does not: promise that nobody is told of a message that goes a moment later.
 """
 
