@@ -215,8 +215,10 @@ class Places:
 
     def _put_off(self, place: Hashable, parking: _Parking, due_at_ns: int) -> None:
         self._close(place, parking)
-        parking.due_at_ns = due_at_ns
         self._due.pop(place, None)
+        if parking.due_at_ns == due_at_ns:
+            return  # as it was: the heap says so already
+        parking.due_at_ns = due_at_ns
         self._entries += 1
         # The number in the middle is unique: places themselves need not have an order.
         heapq.heappush(self._until, (due_at_ns, self._entries, place))

@@ -78,6 +78,17 @@ def test_a_place_without_room_is_due_again_when_it_says() -> None:
     assert _leave(scheduler, now_ns=150, room=5) == "a"
 
 
+def test_a_place_is_due_once_however_many_are_parked_there() -> None:
+    scheduler = Scheduler()
+    for number in range(1000):
+        scheduler.add(Queued(QueueId(f"{number}"), "", 1, 0, 0, 1))
+    while (queued := scheduler.next_ready(0)) is not None:
+        scheduler.park(queued.queue_id, "list", 100, "no room for its sender")
+
+    assert len(scheduler._places._until) == 1
+    assert scheduler.places_due(100) == ["list"]
+
+
 def test_after_an_edit_every_place_is_asked_anew() -> None:
     scheduler = _scheduler("ab")
     _take(scheduler)

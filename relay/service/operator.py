@@ -194,7 +194,8 @@ class Operator:
         if before is not State.HELD:
             await self._desk.call(lambda: self._desk.spool.hold(queued.queue_id))
             self._events.held(queue_id=queued.queue_id)
-        queued.state, queued.reason = State.HELD, HELD_REASON
+        self._scheduler.hold(queued.queue_id)
+        queued.reason = HELD_REASON
         return OK
 
     async def _release(self, queued: Queued, before: State) -> str:

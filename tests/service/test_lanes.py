@@ -134,6 +134,25 @@ lanes:
 """
 
 
+async def test_nobody_wakes_for_a_message_of_a_full_lane_that_is_held(tmp_path: Path) -> None:
+    async with Smarthost() as host:
+        policy = policy_of(tmp_path, host.port, ", limits: [{messages: 2, per: 1h}]", CEILED)
+        async with House(policy) as house:
+            for number in range(2):
+                house.accept(f"r{number}@x.example", sender="list@here.example")
+            await house.until(lambda: len(host.relayed) == 1 and house.heart.in_flight == 0)
+            scheduler = house.sender.scheduler
+            await house.until(lambda: scheduler.closed_lanes() == ["list"])
+            (waits,) = scheduler
+
+            await house.operator.hold([waits.queue_id])
+
+            assert scheduler.next_due_at_ns() is None
+            assert house.watch.snapshot().upstreams[0].held_by == ""
+            await house.operator.release([waits.queue_id])
+            await house.until(lambda: scheduler.closed_lanes() == ["list"])
+
+
 async def test_a_lane_never_holds_more_of_a_limit_than_its_ceiling_and_all_else_goes_on(
     tmp_path: Path,
 ) -> None:
