@@ -57,9 +57,6 @@ class Resting:
         others may follow.  `relayed_from_ns` is when the latest transaction began that
         something was relayed in; `asked_ns` is how long to wait at least, by the refusal.
         """
-        if len(self._rests) >= MOST_RESTING:
-            # The oldest is asked about again: it costs one refusal.
-            self.end(next(iter(self._rests)), now_ns)
         rest = self._rests.pop(reverse_path, None)
         if rest is not None and rest.until_ns > now_ns + PROOF_NS:
             # Nobody was proving: it was in flight together with the one that began this rest.
@@ -71,6 +68,9 @@ class Resting:
         if rest is not None:
             self._remember(reverse_path, rest, now_ns)
             alone = rest.alone + 1 if relayed_from_ns > rest.since_ns else 0
+        if len(self._rests) >= MOST_RESTING:
+            # The oldest is asked about again: it costs one refusal.
+            self.end(next(iter(self._rests)), now_ns)
         until_ns = now_ns + max(asked_ns, min(LONGEST_REST_NS, FIRST_REST_NS << min(in_a_row, 10)))
         self._rests[reverse_path] = Rest(until_ns, reason, now_ns, in_a_row, alone)
         return until_ns

@@ -104,6 +104,10 @@ def test_senders_that_are_remembered_as_resting_are_bounded() -> None:
         scheduler.resting.begin(f"s{number}", 0, "no")
 
     assert len(scheduler.resting.senders()) == MOST_RESTING
+    # One that rests already needs nobody else's place.
+    resting = scheduler.resting.senders()
+    scheduler.resting.begin("s200", resting["s200"], "no")
+    assert scheduler.resting.senders().keys() == resting.keys()
 
 
 def test_first_come_is_first_served() -> None:
