@@ -63,7 +63,8 @@ __all__ = [
     "turns",
 ]
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
+"""How long something may take before it counts as hung."""
 
 
 class Smarthost:

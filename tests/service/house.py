@@ -28,7 +28,8 @@ from relay.spool.intake import MaildirIntake
 from relay.spool.maildir import MaildirSpool
 from relay.spool.trigger import Trigger
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 120.0
+"""How long something may take before it counts as hung; nothing is decided by how long it took."""
 
 CONTENT = b"From: a@here.example\r\nSubject: hello\r\n\r\nhello\r\n.dotted\r\n"
 

@@ -48,12 +48,15 @@ class Play(House):
             is_idle = self.heart.in_flight == 0 and not any(q.state is State.ACTIVE for q in scheduler)
             return is_idle and (self.heart.pausing.because != "" or not scheduler.has_ready(self.now_ns))
 
-        await self.until(is_quiet)
-        # What ended a moment ago may have more to do in this turn of the loop, and in the spool's thread.
-        for _ in range(3):
-            await asyncio.sleep(0)
-        await self.sender.look()
-        await self.until(is_quiet)
+        while True:
+            await self.until(is_quiet)
+            # What ended a moment ago may have more to do in this turn of the loop, and in the spool's thread.
+            for _ in range(3):
+                await asyncio.sleep(0)
+            # What waits to be taken is in no memory, and what is taken after this look is seen as queued.
+            await self.sender.look()
+            if is_quiet() and not self.sender.seen.accepted:
+                return
 
     async def leap(self, most_ns: int = DAY_NS) -> None:
         """Let time pass until something can happen, and let it happen."""

@@ -139,7 +139,7 @@ async def test_a_restart_goes_on_with_the_pause_and_does_not_knock(tmp_path: Pat
             queue_id = house.accept()
             await _paused(house)
             left_ns = house.heart.pausing.paused_until_ns - clock.boottime_ns()
-        asked = len(host.commands)
+        before = len(host.sessions)
         if after == "the host":
             clock.ahead_ns = 1
         async with House(policy, clock=clock) as house:
@@ -149,7 +149,7 @@ async def test_a_restart_goes_on_with_the_pause_and_does_not_knock(tmp_path: Pat
             assert queued.state is State.WAITING
             assert "too much from you" in house.heart.pausing.because
             assert 0 < house.heart.pausing.paused_until_ns - clock.boottime_ns() <= left_ns
-            assert len(host.commands) == asked
+            assert len(host.sessions) == before
 
             _over(house)
             await house.until_empty()

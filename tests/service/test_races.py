@@ -300,6 +300,7 @@ async def test_a_failed_history_is_told_of_once_and_looked_into_in_its_time(tmp_
         for number in range(10):
             queue_id = house.accept(f"r{number}@x.example")
             await house.until(functools.partial(house.queued, queue_id))
+        await house.until(lambda: house.heart.pausing.is_stopped)
         await turns_of_the_loop()
         house.events.flush()
         log = house.log.getvalue()
