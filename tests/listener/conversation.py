@@ -13,7 +13,7 @@ from relay.policy.model import Listen
 from tests.fakes.intake import MemoryIntake, MemoryObserver
 
 _LAST_LINE = re.compile(rb"[2-5][0-9][0-9](?: [^\r\n]*)?\r\n\Z")
-_GIVE_UP_S = 30
+_GIVE_UP_S = 120
 """Only so that a broken test ends; nothing waits for it."""
 
 TRANSACTION = b"MAIL FROM:<a@example.org>\r\nRCPT TO:<b@example.net>\r\nDATA\r\n"

@@ -1,5 +1,6 @@
 """Other people's processes, as /proc shows them (proc(5))."""
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -8,23 +9,32 @@ from pathlib import Path
 
 from tests.peers.waiting import wait_until
 
+GONE = (FileNotFoundError, ProcessLookupError)
+"""What reading of a process says that ended before its file was opened, or after."""
+
 
 def children_of(pid: int) -> list[int]:
-    """Return the pids of a process's children, oldest first."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sorted(int(child) for task in tasks for child in (task / "children").read_text().split())
+    """Return the pids of a process's children, oldest first; none where it is gone."""
+    found: list[int] = []
+    with contextlib.suppress(*GONE):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(*GONE):  # a thread may end at any time
+                found += map(int, (task / "children").read_text().split())
+    return sorted(found)
 
 
 def command_of(pid: int) -> list[str]:
-    """Return the command line of a process."""
-    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
+    """Return the command line of a process; empty where it is gone."""
+    with contextlib.suppress(*GONE):
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
+    return []
 
 
 def is_alive(pid: int) -> bool:
     """Return whether there is a process of that pid that did not end."""
     try:
         return _state(pid) not in ("Z", "X")
-    except FileNotFoundError:
+    except GONE:
         return False
 
 
@@ -43,7 +53,7 @@ def leader_of(thread: int) -> int | None:
     """Return the pid of the process that a thread belongs to, or None if it is gone."""
     try:
         status = Path(f"/proc/{thread}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
+    except GONE:
         return None
     (pid,) = [line.split()[1] for line in status.splitlines() if line.startswith("Tgid:")]
     return int(pid)

@@ -19,7 +19,7 @@ from watchfiles import watch
 
 T = TypeVar("T")
 
-HANG_S = 60.0
+HANG_S = 180.0
 """How long a peer may take before it counts as hung."""
 
 

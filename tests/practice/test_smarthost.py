@@ -20,6 +20,7 @@ from relay.practice.ledger import Fate
 from relay.practice.session import MAX_COMMAND_BYTES
 from relay.practice.smarthost import PracticeSmarthost
 from tests.fakes.certificates import Certificates, make_certificates
+from tests.fakes.smarthost import PATIENCE_S
 from tests.peers.demand import demand, missing_program
 from tests.practice.tools import LOOPBACK, MINUTE_NS, PASSWORD, PLAIN, USER, HandClock, bare_client, limit
 
@@ -63,7 +64,7 @@ def server_context(certificates: Certificates) -> ssl.SSLContext:
 
 async def until(condition: Any) -> None:
     """Let the event loop turn until something holds; a hang is a failure, not a wait."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110 - a ledger has no event to wait for
             await asyncio.sleep(0)
 

@@ -22,7 +22,7 @@ from relay.service.offline import OfflineOperations
 from relay.spool.durable import RealDisk
 from relay.spool.intake import MaildirIntake, prepare
 from relay.spool.trigger import Trigger
-from tests.service.house import CONTENT, House, policy_of
+from tests.service.house import CONTENT, PATIENCE_SECONDS, House, policy_of
 
 
 class SlowDisk(RealDisk):
@@ -166,7 +166,7 @@ async def test_an_edit_is_seen_though_the_system_cannot_watch_files(
     path.write_text(policy_text(""))
     file = PolicyFile(path, b"another", edited.apply, edited.refusals.append)
     watching = asyncio.create_task(file.watch())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await edited.has_told.wait()
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)

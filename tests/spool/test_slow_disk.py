@@ -37,7 +37,7 @@ def test_on_a_slow_disk_the_rest_of_a_batch_waits_together_and_on_a_quick_one_in
     monkeypatch: pytest.MonkeyPatch, slow_ns: int, at_once: int
 ) -> None:
     monkeypatch.setattr(together, "SLOW_SYNC_NS", slow_ns)
-    others = threading.Barrier(at_once, timeout=10)
+    others = threading.Barrier(at_once, timeout=120)
     met: list[int] = []
 
     def fdatasync(fd: int) -> None:

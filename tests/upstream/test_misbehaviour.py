@@ -20,6 +20,7 @@ from tests.fakes.smarthost import (
     DEFAULT,
     GAP,
     HALF_CLOSE,
+    PATIENCE_S,
     RESET,
     SILENCE,
     Drip,
@@ -251,7 +252,7 @@ async def test_trouble_with_rset_ends_the_connection_only(turn: Turn) -> None:
 
 
 async def gone_or_spoken(connection: Connection) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while connection.is_usable:  # noqa: ASYNC110 - what is waited for is what the loop reads
             await asyncio.sleep(0)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from relay.upstream.connection import UpstreamUnavailable
+from tests.fakes.smarthost import PATIENCE_S
 from tests.upstream.lines import HOUR_NS, Exchange, HandClock, Line, caps, make, opened, settle
 
 
@@ -164,7 +165,7 @@ async def test_an_idle_connection_is_let_go_after_its_time() -> None:
     line = await opened(pool, exchange)
     pool.release(line)
     clock.now_ns += 1_000_000
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await line.closed.wait()
 
     assert pool.open == 0

@@ -12,7 +12,7 @@ from relay.clock import SystemClock
 from relay.upstream.connection import Connection, UpstreamUnavailable, open_connection
 from relay.upstream.pool import Pool
 from relay.verdict import Verdict
-from tests.fakes.smarthost import Smarthost
+from tests.fakes.smarthost import PATIENCE_S, Smarthost
 from tests.upstream.lines import Caps, Exchange, Line, caps, make, settle
 from tests.upstream.sessions import account, transaction
 
@@ -155,7 +155,7 @@ async def test_an_idle_connection_that_speaks_or_goes_costs_nobody_anything(octe
             host.hang_up()
         else:
             host.say(octets)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while pool.idle:  # noqa: ASYNC110 - what is waited for is what the loop reads
                 await asyncio.sleep(0)
         second = await pool.acquire()
