@@ -1,9 +1,10 @@
 """Whether a refusal about us is evidently about one message, or one sender.  Pure.
 
-An upstream may say `421`, or speak of a limit, because of something in one message.  Taken
-at its word each time, that message keeps everybody waiting and never grows old.  So:
+An upstream may say `421`, speak of a limit, or deny relaying, because of something in one
+message.  Taken at its word each time, that message keeps everybody waiting and never grows
+old.  So:
 
-- the first refusals of a message always pause the upstream, and so does each that comes
+- the first refusals of a message always pause or stop the upstream, and so does each that comes
   while the upstream is in doubt: it has relayed nothing since it last refused us;
 - a message that was refused `REFUSALS_IN_PLACE` times lets the others prove the upstream
   (`relay.doubts`);
@@ -32,7 +33,10 @@ EVIDENT = 3
 def pauses_upstream(outcome: Outcome) -> bool:
     """Return whether an outcome may be one message's own fault, told as if it were everybody's."""
     pause = outcome.pause
-    return pause is not None and pause.verdict is Verdict.PAUSE and pause.scope is Scope.UPSTREAM
+    if pause is None or pause.scope is not Scope.UPSTREAM:
+        return False
+    # What the shield doubts is the operator's to judge, however often.
+    return pause.verdict is Verdict.PAUSE or (pause.verdict is Verdict.STOP and not pause.is_doubted)
 
 
 def pauses_sender(outcome: Outcome) -> bool:
