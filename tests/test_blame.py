@@ -1,6 +1,7 @@
 """What is evidence against one message, and what is not; who goes last while an upstream is in doubt."""
 
 import copy
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,13 +36,19 @@ def goes(scheduler: Scheduler) -> str:
     return taken.queue_id.lstrip("0")
 
 
-@given(verdicts, st.integers(0, 9), st.booleans())
-def test_only_a_pause_is_held_against_a_message_that_was_refused_often_while_the_upstream_is_well(
-    given_verdicts: list[Verdict], refusals: int, is_well: bool
+@given(verdicts, st.integers(0, 9), st.booleans(), st.booleans())
+def test_a_refusal_about_us_is_held_against_a_message_that_was_refused_often_while_the_upstream_is_well(
+    given_verdicts: list[Verdict], refusals: int, is_well: bool, is_doubted: bool
 ) -> None:
-    is_pause = Verdict.PAUSE in given_verdicts and not {Verdict.STOP, Verdict.RELAYED} & set(given_verdicts)
-    expected = is_pause and is_well and refusals >= REFUSALS_IN_PLACE
-    assert is_singled_out(an_outcome(given_verdicts), refusals, is_well=is_well) == expected
+    outcome = an_outcome(given_verdicts)
+    if outcome.pause is not None:
+        outcome = replace(outcome, pause=replace(outcome.pause, is_doubted=is_doubted))
+    given = set(given_verdicts)
+    is_about_us = bool(given & {Verdict.PAUSE, Verdict.STOP}) and Verdict.RELAYED not in given
+    # Where the shield stopped it, the operator was asked.
+    is_asked = is_doubted and Verdict.STOP in given
+    expected = is_about_us and not is_asked and is_well and refusals >= REFUSALS_IN_PLACE
+    assert is_singled_out(outcome, refusals, is_well=is_well) == expected
 
 
 @given(verdicts)
