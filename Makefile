@@ -17,7 +17,10 @@ COVER := -m coverage run -p -m pytest -q -m 'not slow and not crash'
 READY := $(VENV)/.ready
 TESTS := -m pytest -q -m 'not crash'
 TESTED := $(sort $(dir $(wildcard tests/*/test_*.py)))
-BESIDE := tests/fuzz/ tests/listener/ tests/policy/ tests/practice/ tests/upstream/
+# Of the throttle's tests one measures what killed senders still send.
+ALONE := tests/throttle/test_many_processes.py
+BESIDE := tests/fuzz/ tests/listener/ tests/policy/ tests/practice/ tests/upstream/ \
+    $(filter-out $(ALONE),$(wildcard tests/throttle/test_*.py tests/test_*.py))
 PRACTICE_PASSWORD := var/practice-password
 
 .PHONY: help run demo test check lint coverage mutants crash bench fmt docs lock clean
@@ -46,9 +49,9 @@ demo: $(READY)
 # Two at a time as long as neither measures time; what does, alone.
 test: $(READY)
 	@mkdir -p var
-	@$(RUN) $(TESTS) $(BESIDE) $(wildcard tests/test_*.py) >var/test-beside.log 2>&1 & beside=$$!; \
+	@$(RUN) $(TESTS) $(BESIDE) >var/test-beside.log 2>&1 & beside=$$!; \
 	  trap 'kill $$beside' INT TERM; \
-	  $(RUN) $(TESTS) tests/spool/ $(filter-out tests/spool/ $(BESIDE),$(TESTED)); first=$$?; \
+	  $(RUN) $(TESTS) tests/spool/ $(filter-out tests/spool/ tests/throttle/ $(BESIDE),$(TESTED)) $(ALONE); first=$$?; \
 	  wait $$beside; second=$$?; cat var/test-beside.log; exit $$((first || second))
 
 check: lint
