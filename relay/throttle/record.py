@@ -36,7 +36,6 @@ connections, starts and shares, so `reserved` and `charged` end after RECIPIENTS
 Does not: touch a disk, or know what time it is.
 """
 
-import functools
 import re
 import zlib
 from collections.abc import Iterable
@@ -47,8 +46,6 @@ from relay.reply import clean
 
 LONGEST_KEY = 96
 """Characters of a key as written.  Longer ones are cut in front, and may then be one."""
-KEPT_SHARES = 4096
-"""Shares of a line that are not read anew: each sender of a history writes the same ones many times."""
 
 
 class HistoryError(Exception):
@@ -390,7 +387,6 @@ def _weights(messages: str, recipients: str, connections: str) -> tuple[int, int
     return weights
 
 
-@functools.lru_cache(maxsize=KEPT_SHARES)
 def _shares(words: str) -> tuple[Share, ...]:
-    """Return what the words at the end of a line say; equal ones are one in memory."""
+    """Return what the words at the end of a line say."""
     return tuple(Share(match[1], match[2], int(match[3]), int(match[4])) for match in _SHARE.finditer(words))

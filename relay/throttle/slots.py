@@ -360,6 +360,9 @@ class Slots:
                 len(self._ended) <= EXACT_ENDS
                 and sum(len(each.shares) for each in self._ended) <= MOST_SHARES
             ):
+                # Few shares, but long ones: they are not to be counted again at each decision.
+                few_more_bytes = MOST_SHARES * SHARE_BYTES // 4
+                self._thin_above_bytes = max(self._thin_above_bytes, self._shares_bytes + few_more_bytes)
                 return
             known: list[Record] = [*self._ended, *self._in_flight.values()]
             before, limits = self._highest, self._limits

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from relay.clock import SECOND_NS
+from relay.throttle import slots as slots_room
 from relay.throttle.decision import Wait
 from relay.throttle.gauge import KEY_ENTRIES
 from relay.throttle.keys import Request
-from relay.throttle.record import Ended
+from relay.throttle.record import LONGEST_KEY, Ended
 from relay.throttle.slots import Slots
 from relay.throttle.window import COARSE_BUCKETS
 from tests.throttle.limits import TRANSACTION_NS, messages, recipients
@@ -168,3 +169,20 @@ def test_where_memory_is_short_each_key_keeps_a_few_instants_more_and_none_is_fr
             sum(at_s + 1600 >= each_s for at_s in range(0, 400, 2)) for each_s in (now_s, now_s - 100)
         )
         assert exact <= gauge.used("a", now_s * SECOND_NS) <= late
+
+
+def test_long_keys_make_no_decision_look_at_all_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots_room, "MOST_SHARES", 2000)
+    slots = Slots()
+    slots.judge_by([messages(9, 60, "recipient_domain")], 0)
+
+    def decide(numbers: range) -> None:
+        for number in numbers:
+            domain = f"{number}.{'x' * LONGEST_KEY}"
+            assert _decide(slots, number * SECOND_NS, Request(1, recipient_domains=(domain,)))
+
+    few = _lines_run(lambda: decide(range(200)))
+    decide(range(200, 1200))
+    many = _lines_run(lambda: decide(range(1200, 1400)))
+
+    assert many < 2 * few

@@ -1,5 +1,6 @@
 """The bytes of a history: what was written is read, and nothing else is."""
 
+import tracemalloc
 import zlib
 
 import pytest
@@ -220,3 +221,20 @@ def test_a_key_is_one_short_word_whatever_it_is_made_of(text: str) -> None:
 def test_short_texts_that_differ_have_keys_that_differ(one: str, other: str) -> None:
     # Each character is at most twelve as written, and what is cut makes keys fewer, never more.
     assert (key_of(one[:8]) == key_of(other[:8])) == (one[:8] == other[:8])
+
+
+def test_of_what_was_read_nothing_stays_in_memory() -> None:
+    def shares(number: int) -> tuple[Share, ...]:
+        return tuple(Share("recipient_domain", f"{number}.{each}.example", 1, 1) for each in range(500))
+
+    content = group(
+        At(1, 2, 3), [Reserved(number, number + 9, 1, 500, 0, shares(number)) for number in range(100)]
+    )
+    tracemalloc.start()
+    try:
+        read_groups(content, 0)
+        left_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert left_bytes < 100_000
