@@ -2,6 +2,7 @@
 
 interface   what any engine promises, and the values it speaks in
 durable     the only place that syncs, links, renames and locks: the port of the disk
+together    one batch of files waits for the disk together; submission has the kernel sync them at once
 replacing   small files that are replaced whole; mounts names file systems that keep nothing
 faults      what an error of the disk means for the sender
 identity    queue ids
@@ -18,7 +19,7 @@ leftovers   what a crash left of ours, told from what others put in its place
 room        the headroom that new mail leaves, and a reserve that gives way
 left        what a start had to leave, read again until the disk gives it; removal takes away what has ended
 recovery    what a start makes of whatever a crash left
-fresh       what was just taken, in memory until it is sent
+memory      what was just taken, in memory until it is sent
 notes       why recipients failed, until the report about them is queued
 ledger      what ever came in and what became of it
 lock        one sender a spool

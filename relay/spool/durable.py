@@ -225,7 +225,7 @@ class RealDisk:
 
     def sync_each(self, fds: Sequence[int], *, content_only: bool) -> list[OSError | None]:
         """Sync several files as one batch, fsync or fdatasync; one result each, never retried."""
-        return self._together.sync(os.fdatasync if content_only else os.fsync, fds)
+        return self._together.sync(fds, content_only=content_only)
 
     def sync_directory(self, path: str) -> None:
         """Make the names in a folder durable."""

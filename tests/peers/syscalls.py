@@ -40,6 +40,7 @@ _NUMBERS: dict[str, dict[int, str]] = {
         86: "link",
         87: "unlink",
         133: "mknod",
+        209: "io_submit",
         257: "openat",
         258: "mkdirat",
         259: "mknodat",
@@ -50,6 +51,7 @@ _NUMBERS: dict[str, dict[int, str]] = {
         316: "renameat2",
     },
     "aarch64": {
+        2: "io_submit",
         33: "mknodat",
         34: "mkdirat",
         35: "unlinkat",
@@ -209,6 +211,8 @@ class Watcher:
 
 def _call(pid: int, name: str, arguments: Sequence[int]) -> Call | None:
     """Return what a call is about; None where it changes nothing that lasts."""
+    if name == "io_submit":
+        return Call(pid, name, f"{arguments[1]} files")
     if name not in _ON_DESCRIPTORS:
         paths = (_path(pid, arguments[index]) for index in _PATHS.get(name, (1,)))
         return Call(pid, name, " ".join(paths))

@@ -2,11 +2,13 @@
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from relay.spool import submission
 from relay.spool.durable import RealDisk, sync_above
 from tests.fakes.disk import Fault, ModelDisk
 
@@ -17,19 +19,31 @@ Call = tuple[str, str]
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     """Return what is asked of the kernel from now on, by name and path, in its order; it does it, too."""
     seen: list[Call] = []
-    sync, sync_content, mkdir = os.fsync, os.fdatasync, os.mkdir
+    sync, sync_content, mkdir, opened = os.fsync, os.fdatasync, os.mkdir, submission._open
 
-    def syncs(name: str, fd: int) -> None:
+    def syncs(name: str, fd: int, sync: Callable[[int], Any]) -> Any:
         seen.append((name, str(Path(f"/proc/self/fd/{fd}").readlink())))
-        (sync if name == "fsync" else sync_content)(fd)
+        return sync(fd)
+
+    def opens() -> Any:
+        if (queue := opened()) is None:
+            return None
+        context, operation = queue
+
+        class Operation:
+            fsync = staticmethod(lambda fd: syncs("fsync", fd, operation.fsync))
+            fdsync = staticmethod(lambda fd: syncs("fdatasync", fd, operation.fdsync))
+
+        return context, Operation
 
     def makes(path: str, mode: int) -> None:
         seen.append(("mkdir", path))
         mkdir(path, mode)
 
-    monkeypatch.setattr(os, "fsync", lambda fd: syncs("fsync", fd))
-    monkeypatch.setattr(os, "fdatasync", lambda fd: syncs("fdatasync", fd))
+    monkeypatch.setattr(os, "fsync", lambda fd: syncs("fsync", fd, sync))
+    monkeypatch.setattr(os, "fdatasync", lambda fd: syncs("fdatasync", fd, sync_content))
     monkeypatch.setattr(os, "mkdir", makes)
+    monkeypatch.setattr(submission, "_open", opens)
     return seen
 
 

@@ -1,4 +1,4 @@
-"""A disk whose syncs take long: the rest of a batch waits together, and each file has its own result."""
+"""Where the kernel takes no batch: on a slow disk the syncs wait together; each file has its own result."""
 
 import errno
 import os
@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from relay.spool import together
+from relay.spool import submission, together
 from relay.spool.durable import RealDisk
+
+
+@pytest.fixture(autouse=True)
+def without_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no kernel that does syncs for us."""
+    monkeypatch.setattr(submission, "_open", lambda: None)
 
 
 @pytest.mark.parametrize("slow_ns", [-1, 10**18])
