@@ -7,6 +7,7 @@ all calls come from the loop's thread, and so do scrapes.
 """
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from itertools import product
 from typing import Literal
 
@@ -52,9 +53,11 @@ class Metrics:
         for row in METRICS.values():
             if row.source == "live":
                 self._build(row)
+        # Each series is looked up once: some dozen are counted up for each message.
+        self._counter = cache(lambda name, *labels: self._counters[name].labels(*labels))
+        self._gauge = cache(lambda name, *labels: self._gauges[name].labels(*labels))
+        self._histogram = cache(lambda name, *labels: self._histograms[name].labels(*labels))
         self._touch([])
-        # Looked up once: this is called for each message.
-        self._delays = [self._histograms["relay_delay_seconds"].labels(part) for part in DELAY_PARTS]
         ProcessCollector(registry=self.registry)
         errors = self._counters["relay_collector_errors_total"]
         self.registry.register(SnapshotCollector(snapshot, events, clock, errors.inc))
@@ -66,75 +69,75 @@ class Metrics:
 
     def attempted(self, upstream: str, outcome: Outcome, duration_ns: int) -> None:
         """Count a transaction that reached an end."""
-        self._counters["relay_attempts_total"].labels(upstream).inc()
-        self._histograms["relay_attempt_duration_seconds"].labels(upstream).observe(duration_ns / SECOND_NS)
+        self._counter("relay_attempts_total", upstream).inc()
+        self._histogram("relay_attempt_duration_seconds", upstream).observe(duration_ns / SECOND_NS)
         if outcome.is_ambiguous:
-            self._counters["relay_attempts_ambiguous_total"].labels(upstream).inc()
+            self._counter("relay_attempts_ambiguous_total", upstream).inc()
         for answer in outcome.answers:
-            self._counters["relay_attempt_recipients_total"].labels(upstream, _RESULT[answer.verdict]).inc()
+            self._counter("relay_attempt_recipients_total", upstream, _RESULT[answer.verdict]).inc()
         answers = (*outcome.answers, outcome.pause) if outcome.pause else outcome.answers
         # Recipients of one transaction share the reply to the final dot: it is one reply.
         for answer in {id(answer.reply): answer for answer in answers}.values():
             self._count_reply(upstream, answer)
         if any(answer.verdict is Verdict.RELAYED for answer in outcome.answers):
-            last = self._gauges["relay_upstream_last_relayed_timestamp_seconds"]
-            last.labels(upstream).set(self._clock.wall_ns() / SECOND_NS)
+            last = self._gauge("relay_upstream_last_relayed_timestamp_seconds", upstream)
+            last.set(self._clock.wall_ns() / SECOND_NS)
 
     def relayed_after(self, delays_ns: tuple[int, int, int, int]) -> None:
         """Count the delays of a transaction that was relayed, in the order of a delivery event."""
-        for histogram, delay_ns in zip(self._delays, delays_ns, strict=True):
-            histogram.observe(max(0, delay_ns) / SECOND_NS)
+        for part, delay_ns in zip(DELAY_PARTS, delays_ns, strict=True):
+            self._histogram("relay_delay_seconds", part).observe(max(0, delay_ns) / SECOND_NS)
 
     def connected(self, upstream: str) -> None:
         """Count a connection that is ready for mail."""
-        self._counters["relay_upstream_connects_total"].labels(upstream, "ready").inc()
+        self._counter("relay_upstream_connects_total", upstream, "ready").inc()
 
     def connect_failed(self, upstream: str, answer: Answer) -> None:
         """Count a connection that failed on the way to being ready."""
-        self._counters["relay_upstream_connects_total"].labels(upstream, "failed").inc()
+        self._counter("relay_upstream_connects_total", upstream, "failed").inc()
         self._count_reply(upstream, answer)
 
     def had_to_wait(self, upstream: str) -> None:
         """Count a message that found no room in a window; once for a message."""
-        self._counters["relay_throttle_waits_total"].labels(upstream).inc()
+        self._counter("relay_throttle_waits_total", upstream).inc()
 
     def reserved_after(self, upstream: str, wait_ns: int) -> None:
         """Count how long a message was ready to go before its slot was reserved."""
-        self._histograms["relay_throttle_wait_seconds"].labels(upstream).observe(max(0, wait_ns) / SECOND_NS)
+        self._histogram("relay_throttle_wait_seconds", upstream).observe(max(0, wait_ns) / SECOND_NS)
 
     def decided(self, upstream: str, duration_ns: int) -> None:
         """Count a decision taken on the history."""
-        self._counters["relay_history_operations_total"].labels(upstream).inc()
-        self._histograms["relay_history_duration_seconds"].labels(upstream).observe(duration_ns / SECOND_NS)
+        self._counter("relay_history_operations_total", upstream).inc()
+        self._histogram("relay_history_duration_seconds", upstream).observe(duration_ns / SECOND_NS)
 
     def history_failed(self, upstream: str) -> None:
         """Count a history that could not be read or written."""
-        self._counters["relay_history_operations_total"].labels(upstream).inc()
-        self._counters["relay_history_errors_total"].labels(upstream).inc()
+        self._counter("relay_history_operations_total", upstream).inc()
+        self._counter("relay_history_errors_total", upstream).inc()
 
     def upstream_paused(self, upstream: str) -> None:
         """Count a pause or a stop."""
-        self._counters["relay_upstream_pauses_total"].labels(upstream).inc()
+        self._counter("relay_upstream_pauses_total", upstream).inc()
 
     def cut_off(self, upstream: str) -> None:
         """Count a refusal for having sent too much that was compared with the history."""
-        self._counters["relay_upstream_cut_offs_total"].labels(upstream).inc()
+        self._counter("relay_upstream_cut_offs_total", upstream).inc()
 
     def sender_paused(self, upstream: str) -> None:
         """Count a sender whose mail the upstream refuses."""
-        self._counters["relay_sender_pauses_total"].labels(upstream).inc()
+        self._counter("relay_sender_pauses_total", upstream).inc()
 
     def upstream_resumed(self, upstream: str) -> None:
         """Count its end."""
-        self._counters["relay_upstream_resumes_total"].labels(upstream).inc()
+        self._counter("relay_upstream_resumes_total", upstream).inc()
 
     def removed(self, reason: Literal["relayed", "bounced", "expired", "deleted"]) -> None:
         """Count a message that left the queue."""
-        self._counters["relay_queue_removed_total"].labels(reason).inc()
+        self._counter("relay_queue_removed_total", reason).inc()
 
     def report_published(self, kind: Literal["report", "warning"]) -> None:
         """Count a report or a warning."""
-        self._counters["relay_reports_total"].labels(kind).inc()
+        self._counter("relay_reports_total", kind).inc()
 
     def report_capped(self) -> None:
         """Count a report that has to wait."""
@@ -150,7 +153,7 @@ class Metrics:
 
     def policy_reloaded(self, *, is_ok: bool) -> None:
         """Count an edit of the policy."""
-        self._counters["relay_policy_reloads_total"].labels("ok" if is_ok else "refused").inc()
+        self._counter("relay_policy_reloads_total", "ok" if is_ok else "refused").inc()
 
     def fault(self) -> None:
         """Count a fault of our own."""
@@ -162,7 +165,7 @@ class Metrics:
 
     def _count_reply(self, upstream: str, answer: Answer) -> None:
         code = "none" if answer.reply is None else str(answer.reply.code)
-        self._counters["relay_upstream_replies_total"].labels(upstream, answer.phase.value, code).inc()
+        self._counter("relay_upstream_replies_total", upstream, answer.phase.value, code).inc()
 
     def _build(self, row: MetricRow) -> None:
         match row.type:
