@@ -14,6 +14,7 @@ import os
 import socket
 import traceback as tracebacks
 from collections.abc import Iterable, Mapping
+from string import Formatter
 from typing import Literal, TextIO
 
 from relay.clock import SECOND_NS, Clock
@@ -30,6 +31,11 @@ from relay.settlement import Fate
 
 _LEVEL_NAMES = {level: level.name.lower() for level in Level}
 _TEMPLATES = {name: kind.template.split("\n") for name, kind in KINDS.items()}
+_SHOWN = {
+    name: frozenset(field for _, field, _, _ in Formatter().parse(kind.template) if field)
+    for name, kind in KINDS.items()
+}
+"""Which fields and pieces each template shows."""
 _LEVEL_TEXT = {level: f"{level.name.lower()}: " if level <= Level.WARNING else "" for level in Level}
 
 
@@ -366,9 +372,10 @@ class Events:
             return [priority + json.dumps(told).replace("\x7f", "\\u007f")]
         beginning = (priority or f"{now} {self._origin}") + _LEVEL_TEXT[kind.level]
         shown = {
-            name: value if isinstance(value, str) else shown_as_text(value) for name, value in fields.items()
+            name: value if isinstance(value, str) else shown_as_text(value)
+            for name in _SHOWN[kind.name]
+            for value in (pieces[name] if name in pieces else fields[name],)
         }
-        shown.update(pieces)
         # The template is split before foreign text is in it, and each line cleaned with that text in it.
         return [
             beginning + one_line(self._redaction.hide(line.format_map(shown)))

@@ -31,8 +31,10 @@ def shown_as_text(value: Value) -> str:
     """Return a value as text has it; only an instant or an option can be None."""
     if value is None:
         return "-"
-    if isinstance(value, Mapping):
-        return " ".join(f"{name}={count}" for name, count in value.items())
+    if isinstance(value, float):
+        return f"{value:.3f}"
     if isinstance(value, list):
         return ", ".join(map(str, value))
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}={count}" for name, count in value.items())
+    return str(value)
