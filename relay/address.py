@@ -17,6 +17,7 @@ octets, domain 255; a path is at most 254 octets without its brackets.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 
 MAX_LOCAL_BYTES = 64
@@ -85,6 +86,7 @@ def parse_forward_path(argument: bytes, *, smtputf8: bool) -> Path:
     return Path(_decode(raw, smtputf8=smtputf8), parameters)
 
 
+@lru_cache(1024)  # the same senders over and over
 def is_valid_address(text: str, *, smtputf8: bool) -> bool:
     """Return whether an address may be sent as `<text>`; False for `""`.
 

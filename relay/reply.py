@@ -14,6 +14,7 @@ What a reply *means for us* is not decided here but in `relay.verdict`.
 import enum
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 
 class Phase(enum.StrEnum):
@@ -156,8 +157,14 @@ def clean(text: bytes | str) -> str:
 
 
 def _reply(code: int, raw_lines: list[bytes]) -> Reply:
+    return Reply(code, *_said(code, tuple(raw_lines)))
+
+
+@lru_cache(64)  # an upstream says the same to every MAIL, and to nearly every RCPT
+def _said(code: int, raw_lines: tuple[bytes, ...]) -> tuple[str | None, str, tuple[str, ...]]:
+    """Return the enhanced code, the text and the lines of a reply."""
     lines = tuple(clean(line) for line in raw_lines)
     match = _ENHANCED.match(lines[0])
     # RFC 2034, 4: the class of the enhanced code must be that of the reply code.
     enhanced = match[1] if match and match[1][0] == str(code)[0] else None
-    return Reply(code, enhanced, clean(" ".join(line for line in lines if line)), lines)
+    return enhanced, clean(" ".join(line for line in lines if line)), lines

@@ -120,6 +120,8 @@ class Shield:
         pause = gravest(answers) or outcome.pause
         if trip is not None and pause is not None:
             pause = replace(pause, text=trip, is_doubted=True)
+        if answers == outcome.answers and pause is outcome.pause:
+            return outcome  # as nearly always
         return replace(outcome, answers=answers, pause=pause)
 
     def recall(self, because: str) -> None:

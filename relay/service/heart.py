@@ -293,7 +293,8 @@ class Heart:
                 case Reservation():
                     self._scheduler.reserved(portion.queued.queue_id, grant.recipients)
                     chosen = [portion.indices[position] for position in grant.chosen]
-                    self._send(replace(portion, indices=chosen), grant)
+                    is_whole = chosen == portion.indices
+                    self._send(portion if is_whole else replace(portion, indices=chosen), grant)
                 case Wait(limit_label=label, place=Place("lane")):
                     # Another process took it; the next beat sees that the lane has no room.
                     self._give_back(portion, f"no room in {label}")

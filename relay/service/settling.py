@@ -92,8 +92,12 @@ class Settling:
             terms=self.terms,
             paused_ns=attempt.paused_ns,
         )
+        marks = _marks(settlement)
+        ended = _after(message, marks)
+        # What was relayed must not wait for a report about the rest.
+        is_finished = settlement.next is Next.FINISH and not owes_report(ended)
         try:
-            written = await self._write(attempt, settlement, age_ns)
+            written = await self._write(attempt, settlement, marks, age_ns, is_finished=is_finished)
         except (Absent, Corrupt):
             # Somebody removed its file, or the disk damaged it, during the transaction.  It is not
             # in the queue any more, and what the upstream took of it stays true.
@@ -109,12 +113,11 @@ class Settling:
         if settlement.next is not Next.FINISH:
             self._go_on(attempt, settlement)
             return
-        ended = _after(message, _marks(settlement))
-        if owes_report(ended):
-            await self.finish(ended, queued)
-        else:
+        if is_finished:
             self._scheduler.remove(queued.queue_id)
             self._told_end(ended, None)
+        else:
+            await self.finish(ended, queued)
 
     async def finish(self, message: Message, queued: Queued) -> None:
         """End a message whose recipients are all done, as soon as the report that it owes may go.
@@ -219,12 +222,17 @@ class Settling:
             self._scheduler.remove(message.queue_id)
             self._told_end(message, written.report)
 
-    async def _write(self, attempt: Attempt, settlement: Settlement, age_ns: int) -> Written:
+    async def _write(
+        self,
+        attempt: Attempt,
+        settlement: Settlement,
+        marks: dict[int, Status],
+        age_ns: int,
+        *,
+        is_finished: bool,
+    ) -> Written:
         now_ns = self._clock.wall_ns()
         message = attempt.message
-        marks = _marks(settlement)
-        # The marks first: what was relayed must not wait for a report about the rest.
-        is_finished = settlement.next is Next.FINISH and not owes_report(_after(message, marks))
         is_postponed = settlement.next is Next.POSTPONE
         if not marks and not is_finished and not is_postponed:
             return Written()
