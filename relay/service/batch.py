@@ -30,15 +30,16 @@ class Batch(Generic[Value, Result]):
         self._is_running = False
         self._calls: set[asyncio.Future[Sequence[Result | BaseException]]] = set()
 
-    async def submit(self, value: Value) -> Result:
-        """Return what `commit` makes of the value, or raise what it says."""
-        done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+    def submit(self, value: Value) -> "asyncio.Future[Result]":
+        """Have `commit` called with the value; return the future of what it makes of it, or of its error."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Result] = loop.create_future()
         self._waiting.append((value, done))
         if not self._is_running:
             self._is_running = True
             # Not at once: what else arrives in this turn of the loop goes along.
-            asyncio.get_running_loop().call_soon(self._start)
-        return await done
+            loop.call_soon(self._start)
+        return done
 
     def _start(self) -> None:
         batch, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]

@@ -80,9 +80,8 @@ class SpoolIntake:
 
         Raises NotAccepted, and then nothing is queued.
         """
-        storing = asyncio.ensure_future(self._batch.submit((_ours(draft), envelope)))
         try:
-            await self._undisturbed(draft, storing)
+            await self._undisturbed(draft, self._batch.submit((_ours(draft), envelope)))
         except OSError as error:
             raise self._refused(error) from error
 

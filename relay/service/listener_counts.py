@@ -140,4 +140,6 @@ class ListenerCounts:
         self._open_elsewhere.pop(source, None)
 
     def _of(self, listener: str) -> OneListener:
-        return self._counts.setdefault(listener, OneListener())
+        if (counts := self._counts.get(listener)) is None:
+            counts = self._counts[listener] = OneListener()
+        return counts

@@ -9,6 +9,7 @@ Two ids could only meet if one of 2**30 were drawn twice within the same microse
 publishing by link(2) would refuse the second, and its client would be told 451.
 """
 
+import struct
 from collections.abc import Callable
 
 from relay.clock import Clock
@@ -18,6 +19,8 @@ _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _EPOCH_US = 1_704_067_200_000_000  # 2024-01-01T00:00:00Z; ten characters last until 2059
 _TIME_CHARACTERS = 10
 _RANDOM_CHARACTERS = 6
+_DRAWN_AT_ONCE = 64
+"""Of the random parts: each draw asks the kernel."""
 _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
 
 REPORT_SUFFIX = "r"
@@ -31,14 +34,17 @@ class Identities:
         self._clock = clock
         self._random_bytes = random_bytes
         self._last_us = 0
+        self._chances: list[int] = []
 
     def next_id(self) -> QueueId:
         """Return an id that was never returned before, here or anywhere."""
         self._last_us = max(self._last_us + 1, self._clock.wall_ns() // 1000 - _EPOCH_US)
         number = self._last_us & ((1 << 5 * _TIME_CHARACTERS) - 1)
-        chance = int.from_bytes(self._random_bytes(4), "big") & ((1 << 5 * _RANDOM_CHARACTERS) - 1)
-        both = number << 5 * _RANDOM_CHARACTERS | chance
-        return QueueId("".join(_PAIRS[both >> shift & 1023] for shift in range(70, -1, -10)))
+        if not self._chances:
+            drawn = struct.iter_unpack(">I", self._random_bytes(4 * _DRAWN_AT_ONCE))
+            self._chances = [chance & ((1 << 5 * _RANDOM_CHARACTERS) - 1) for (chance,) in drawn]
+        both = number << 5 * _RANDOM_CHARACTERS | self._chances.pop()
+        return QueueId("".join([_PAIRS[both >> shift & 1023] for shift in range(70, -1, -10)]))
 
 
 def report_id(queue_id: QueueId) -> QueueId:
