@@ -2,7 +2,8 @@
 
 The flow:
 daemon            puts everything together, runs until told to stop; loops, notify
-listening         taking mail, here or in listener processes (listener_process)
+listening         taking mail, here or in listener processes (listener_process, child)
+priority          who goes first where processors are busy
 intake            from a listener to the spool, many at a time (batch)
 sender            the queue in memory
 upstreams         a heart for each upstream of the policy; accounts, opener: its connections

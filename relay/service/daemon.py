@@ -35,6 +35,7 @@ from relay.service.live import PolicyFile, digest
 from relay.service.metrics import Metrics
 from relay.service.notify import notify, reloading, watchdog_seconds
 from relay.service.operator import Operator
+from relay.service.priority import give_way
 from relay.service.redaction import Redaction
 from relay.service.sender import Sender
 from relay.service.snapshot import Condition, PolicyStatus
@@ -133,6 +134,9 @@ class Daemon:
         )
         try:
             await listening.bind()
+            if listening.has_processes:
+                # Before the sender's threads are there, which have the priority of this one.
+                give_way()
             await self._serve(Rooms(policy, text, sender, watch, listening, metrics))
         finally:
             self._events.flush()

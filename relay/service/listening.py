@@ -14,11 +14,11 @@ import json
 import socket
 import sys
 from pathlib import Path
-from typing import TypeVar
 
 from relay.clock import Clock
 from relay.listener.server import Listener, bind
 from relay.policy.model import Listen, Policy, Tls
+from relay.service.child import Child, Starter
 from relay.service.events import Events
 from relay.service.intake import SpoolIntake
 from relay.service.listener_counts import ListenerCounts
@@ -26,8 +26,6 @@ from relay.service.observer import ListenerObserver
 from relay.spool.durable import Disk
 from relay.spool.intake import MaildirIntake
 from relay.spool.trigger import Trigger
-
-Pipe = TypeVar("Pipe", asyncio.StreamReader, asyncio.StreamWriter)
 
 CLOSE_SECONDS = 10.0
 """How long content in flight may take at a stop."""
@@ -86,6 +84,12 @@ class Listening:
         self._listeners: list[Listener] = []
         self._keepers: list[asyncio.Task[None]] = []
         self._is_closing = False
+        self._starter = Starter()
+
+    @property
+    def has_processes(self) -> bool:
+        """Return whether some mail is taken in other processes."""
+        return any(listen.processes for listen in self._policy.listen)
 
     async def bind(self) -> None:
         """Bind every address.  Raises OSError, naming the address in `filename`."""
@@ -117,6 +121,7 @@ class Listening:
         await asyncio.gather(*listeners, *self._keepers, return_exceptions=True)
         for bound in self._sockets:
             bound.close()
+        self._starter.close()
         self._intake.close()
 
     async def _bind(self, listen: Listen) -> socket.socket:
@@ -157,15 +162,7 @@ class Listening:
             )
             await asyncio.sleep(pause_seconds)
 
-    async def _start_process(self, index: int, bound: socket.socket) -> asyncio.subprocess.Process:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "relay.service.listener_process",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            pass_fds=[bound.fileno()],
-        )
+    async def _start_process(self, index: int, bound: socket.socket) -> Child:
         orders = {
             "policy": self._policy_text.decode("utf-8"),
             "path": str(self._policy_path),
@@ -174,19 +171,19 @@ class Listening:
             "hostname": self._hostname,
             "style": self._style,
         }
-        assert_pipe(process.stdin).write(json.dumps(orders).encode() + b"\n")
-        return process
+        command = [sys.executable, "-m", "relay.service.listener_process"]
+        return await self._starter.start(command, json.dumps(orders).encode() + b"\n", [bound.fileno()])
 
-    async def _attend(self, process: asyncio.subprocess.Process) -> str:
+    async def _attend(self, process: Child) -> str:
         """Collect what a process counts until it ends; return how it ended."""
         try:
-            async for line in assert_pipe(process.stdout):
+            async for line in process.output:
                 # What a dying process wrote half of is nothing that counts.
                 with contextlib.suppress(ValueError):
                     self._counts.add_delta(json.loads(line), str(process.pid))
         except asyncio.CancelledError:
             # Its end of file is its order to stop: it finishes content in flight and goes.
-            assert_pipe(process.stdin).close()
+            process.end_orders()
             await self._drain(process)
             raise
         except ValueError:
@@ -195,20 +192,13 @@ class Listening:
         code = await process.wait()
         return f"signal {-code}" if code < 0 else f"exit status {code}"
 
-    async def _drain(self, process: asyncio.subprocess.Process) -> None:
+    async def _drain(self, process: Child) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS + 2):
-                async for line in assert_pipe(process.stdout):
+                async for line in process.output:
                     with contextlib.suppress(ValueError):
                         self._counts.add_delta(json.loads(line), str(process.pid))
                 await process.wait()
-        if process.returncode is None:
+        if not process.has_ended:
             process.kill()
             await process.wait()
-
-
-def assert_pipe(pipe: Pipe | None) -> Pipe:
-    """Return a pipe that was asked for, and so is there."""
-    if pipe is None:
-        raise AssertionError("a process was started without its pipes")
-    return pipe

@@ -23,7 +23,11 @@ def main() -> int:
     parser.add_argument("--sessions", type=int, default=20, help="at once (default: %(default)s)")
     parser.add_argument("--size", type=int, default=4096, help="octets of content (default: %(default)s)")
     parser.add_argument(
-        "--processes", type=int, nargs="+", default=[0], help="listener processes of the relay (default: 0)"
+        "--processes",
+        type=int,
+        nargs="+",
+        default=[1, 0],
+        help="listener processes of the relay (default: 1 and 0)",
     )
     parser.add_argument(
         "--here", action="store_true", help="store in the folder for temporary files, not on a fresh ext4"

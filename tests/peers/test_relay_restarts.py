@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from relay.service.priority import STEPS
 from tests.peers import smtp_tools
 from tests.peers.demand import demand
 from tests.peers.practice import Practice
@@ -114,6 +115,24 @@ def test_a_listener_process_that_dies_is_replaced_and_harms_nobody_else(tmp_path
             assert all(" relay.test relay[" in line for line in relay.log()), "each process knows its name"
         assert not is_alive(heir)
         assert not is_alive(survivor)
+
+
+def test_the_sender_gives_way_to_its_listener_processes_also_to_one_that_is_replaced(tmp_path: Path) -> None:
+    relay = RelayProcess(tmp_path, {"isp": {"host": "127.0.0.1", "port": 9, "tls": "none"}})
+    relay.policy["listen"][0]["processes"] = 1
+    relay.write_policy()
+    with relay:
+        wait_until(lambda: len(_listeners(relay)) == 1)
+        (first,) = _listeners(relay)
+        ours = os.getpriority(os.PRIO_PROCESS, 0)
+        assert os.getpriority(os.PRIO_PROCESS, relay.pid) == min(ours + STEPS, 19)
+        assert os.getpriority(os.PRIO_PROCESS, first) == ours
+
+        os.kill(first, signal.SIGKILL)
+        relay.wait_for_log(lambda line: " restarted: pid " in line)
+
+        (heir,) = _listeners(relay)
+        assert os.getpriority(os.PRIO_PROCESS, heir) == ours
 
 
 def test_a_relay_with_listener_processes_starts_again_right_after_a_kill(tmp_path: Path) -> None:
