@@ -1,35 +1,52 @@
 """A program of ours in a process of its own, with its standard input and output in our hands.
 
 Guarantees: it has the priority that this process had when its `Starter` was made, whatever
-was given up since.  A start that is cancelled leaves nothing running.
-Does not: start it again, or know what it says.
+was given up since.  A start that is cancelled leaves nothing running.  No thread but the
+starter's is needed, so that it does not matter how many there may be.
+Assumes: Linux 5.3 (pidfd_open).  Does not: start it again, or know what it says.
 """
 
 import asyncio
 import contextlib
+import os
+import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO
 
 
 class Child:
-    """A program that was started.  Its `output` ends when it does."""
+    """A program that was started.  To be closed once it has ended."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", output: asyncio.StreamReader) -> None:
+    def __init__(
+        self,
+        process: "subprocess.Popen[bytes]",
+        pidfd: int,
+        output: asyncio.StreamReader,
+        orders: asyncio.StreamWriter,
+    ) -> None:
         self.pid = process.pid
-        self.output = output
         self._process = process
+        self._pidfd = pidfd
+        self._output = output
+        self._orders = orders
 
     @property
     def has_ended(self) -> bool:
         """Return whether it was seen to have ended."""
         return self._process.returncode is not None
 
+    async def lines(self) -> AsyncIterator[bytes]:
+        """Yield what it says, until it ends or closes its output.  Raises ValueError for a line too long."""
+        # Reset: it ended with orders that it had not read.
+        with contextlib.suppress(ConnectionError):
+            async for line in self._output:
+                yield line
+
     def end_orders(self) -> None:
         """End its standard input."""
-        with contextlib.suppress(OSError):  # it has ended
-            _pipe(self._process.stdin).close()
+        with contextlib.suppress(OSError, RuntimeError):  # it has ended, and its end was noticed
+            self._orders.write_eof()
 
     def kill(self) -> None:
         """End it at once."""
@@ -37,7 +54,24 @@ class Child:
 
     async def wait(self) -> int:
         """Return its exit status, or of a signal that ended it the negative number, once it has ended."""
-        return await asyncio.to_thread(self._process.wait)
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def note() -> None:
+            if not ended.done():  # it stays readable
+                ended.set_result(None)
+
+        loop.add_reader(self._pidfd, note)
+        try:
+            await ended
+        finally:
+            loop.remove_reader(self._pidfd)
+        return self._process.wait()
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._orders.transport.abort()
+        os.close(self._pidfd)
 
 
 class Starter:
@@ -50,45 +84,46 @@ class Starter:
 
     async def start(self, command: Sequence[str], orders: bytes, fds: Sequence[int]) -> Child:
         """Start a program that inherits some descriptors, and give it its orders.  Raises OSError."""
-        loop = asyncio.get_running_loop()
-        starting = loop.run_in_executor(self._thread, _start, command, fds)
-        output = asyncio.StreamReader()
+        starting = asyncio.ensure_future(self._start(command, orders, fds))
         try:
-            process = await asyncio.shield(starting)
-            # Long ones wait until it reads them.
-            await asyncio.to_thread(_tell, process, orders)
-            await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(output), _pipe(process.stdout))
-        except BaseException:
+            # It takes a moment, and what is done of it by half cannot be undone.
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
             await asyncio.wait([starting])
             if starting.exception() is None:
-                await asyncio.to_thread(_end, starting.result())
+                child = starting.result()
+                child.kill()
+                await child.wait()
+                child.close()
             raise
-        return Child(process, output)
 
     def close(self) -> None:
         """Start nothing more."""
         self._thread.shutdown()
 
+    async def _start(self, command: Sequence[str], orders: bytes, fds: Sequence[int]) -> Child:
+        # A socket, not pipes: uvloop closes the descriptor of a pipe, and then its file object does
+        # so again, when that number may be another file's.
+        ours, theirs = socket.socketpair()
+        with theirs:
+            starting = asyncio.get_running_loop().run_in_executor(
+                self._thread, _start, command, theirs.fileno(), fds
+            )
+            try:
+                process, pidfd = await starting
+            except OSError:
+                ours.close()
+                raise
+        output, writer = await asyncio.open_unix_connection(sock=ours)
+        writer.write(orders)
+        return Child(process, pidfd, output, writer)
 
-def _start(command: Sequence[str], fds: Sequence[int]) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=fds)  # noqa: S603 - ours
 
-
-def _tell(process: "subprocess.Popen[bytes]", orders: bytes) -> None:
-    with contextlib.suppress(BrokenPipeError):  # it has ended, and whoever waits for that sees it
-        _pipe(process.stdin).write(orders)
-        _pipe(process.stdin).flush()
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    process.kill()
-    with contextlib.suppress(OSError):  # what was not read of its orders
-        _pipe(process.stdin).close()
-    _pipe(process.stdout).close()
-    process.wait()
-
-
-def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
-    if pipe is None:
-        raise AssertionError("a process was started without its pipes")
-    return pipe
+def _start(command: Sequence[str], theirs: int, fds: Sequence[int]) -> "tuple[subprocess.Popen[bytes], int]":
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, pass_fds=fds)  # noqa: S603 - ours
+    try:
+        return process, os.pidfd_open(process.pid)
+    except OSError:
+        process.kill()
+        process.wait()
+        raise

@@ -77,7 +77,7 @@ def _write(counts: ListenerCounts) -> None:
         sys.stdout.write(json.dumps(counts.take_delta()) + "\n")
         sys.stdout.flush()
     except OSError:
-        pass  # the parent is gone, and stdin says so too
+        pass  # the parent is gone, and stdin says so too; or has read nothing for very long
 
 
 if __name__ == "__main__":

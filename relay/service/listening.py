@@ -177,10 +177,11 @@ class Listening:
     async def _attend(self, process: Child) -> str:
         """Collect what a process counts until it ends; return how it ended."""
         try:
-            async for line in process.output:
+            async for line in process.lines():
                 # What a dying process wrote half of is nothing that counts.
                 with contextlib.suppress(ValueError):
                     self._counts.add_delta(json.loads(line), str(process.pid))
+            code = await process.wait()
         except asyncio.CancelledError:
             # Its end of file is its order to stop: it finishes content in flight and goes.
             process.end_orders()
@@ -189,16 +190,18 @@ class Listening:
         except ValueError:
             # A line too long to be counts: whatever it has become, another one does better.
             process.kill()
-        code = await process.wait()
+            code = await process.wait()
+        process.close()
         return f"signal {-code}" if code < 0 else f"exit status {code}"
 
     async def _drain(self, process: Child) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS + 2):
-                async for line in process.output:
+                async for line in process.lines():
                     with contextlib.suppress(ValueError):
                         self._counts.add_delta(json.loads(line), str(process.pid))
                 await process.wait()
         if not process.has_ended:
             process.kill()
             await process.wait()
+        process.close()

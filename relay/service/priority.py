@@ -2,7 +2,8 @@
 
 Mail that is sent a little later is late by that much; what is taken slowly keeps a client
 and its connection waiting.  Where taking is the work of other processes, the sender gives
-way to them, and has all that they leave; never less than some tenth of a processor.
+way to them, and has all that they leave; against one that is always busy, a tenth of its
+processor.  So does a listener that is in the sender's own process.
 """
 
 import contextlib

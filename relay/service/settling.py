@@ -93,9 +93,9 @@ class Settling:
             paused_ns=attempt.paused_ns,
         )
         marks = _marks(settlement)
-        ended = _after(message, marks)
+        ended = _after(message, marks) if settlement.next is Next.FINISH else None
         # What was relayed must not wait for a report about the rest.
-        is_finished = settlement.next is Next.FINISH and not owes_report(ended)
+        is_finished = ended is not None and not owes_report(ended)
         try:
             written = await self._write(attempt, settlement, marks, age_ns, is_finished=is_finished)
         except (Absent, Corrupt):
@@ -110,10 +110,9 @@ class Settling:
             self._metrics.relayed_after(attempt.delays_ns)
         if written is None:
             return
-        if settlement.next is not Next.FINISH:
+        if ended is None:
             self._go_on(attempt, settlement)
-            return
-        if is_finished:
+        elif is_finished:
             self._scheduler.remove(queued.queue_id)
             self._told_end(ended, None)
         else:

@@ -2,8 +2,8 @@
 
 One commit of the file system's log and one flush of the disk serve all of them, without a
 thread of ours for each.  Guarantees: each file is synced by an fsync or fdatasync of its
-own, and its result is what that said; a sync that was begun is waited for, whatever comes
-between.  What the kernel does not take is left to the caller.  From any thread.
+own, and its result is what that said; one whose end is not known has failed.  What the
+kernel does not take is left to the caller.  From any thread.
 Assumes: Linux 4.18.  Does not: repeat a sync, or know how to do without the kernel's help.
 """
 
@@ -44,8 +44,16 @@ class Submission:
                 taken = context.submit(*left)
             except _NOT_TAKEN:
                 break
-            _wait(context, taken)
+            is_told = False
+            try:
+                is_told = _wait(context, taken)
+            finally:
+                if not is_told:
+                    # What was not told of yet, the next batch would take for its own.
+                    del self._of_thread.queue
             results += map(_error_of, left[:taken])
+            if not is_told:
+                break
         return results
 
     def _queue(self) -> "tuple[Context, type[Operation]] | None":
@@ -65,15 +73,16 @@ def _open() -> "tuple[Context, type[Operation]] | None":
         return None  # not built for this platform, not permitted here, or others use all there are
 
 
-def _wait(context: "Context", count: int) -> None:
-    """Wait until so many syncs have ended; should the kernel not tell of one, it has no value after that."""
+def _wait(context: "Context", count: int) -> bool:
+    """Wait until so many syncs have ended; False if the kernel does not tell of one: it has no value then."""
     while count > 0:
         try:
             count -= context.process_events(count, count, -1)
         except SystemError as error:
-            # A signal came; its handler has run by the next turn.  None was counted, and all go on.
+            # A signal came.  None was counted, and all go on.
             if error.args[0] != errno.EINTR:
-                return
+                return False
+    return True
 
 
 def _error_of(sync: "AbstractOperation") -> OSError | None:

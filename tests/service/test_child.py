@@ -5,9 +5,11 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from relay.service.child import Child, Starter
 from relay.service.priority import STEPS, give_way
@@ -28,7 +30,12 @@ async def started(starter: Starter, program: str, orders: bytes = b"") -> Child:
 async def output_of(child: Child) -> bytes:
     """Return all that a program says until it ends."""
     async with asyncio.timeout(HANG_S):
-        return await child.output.read()
+        return b"".join([line async for line in child.lines()])
+
+
+def descriptors() -> list[Path]:
+    """Return what this process has open."""
+    return sorted(Path("/proc/self/fd").iterdir())
 
 
 async def test_a_program_has_its_orders_and_ends_with_them() -> None:
@@ -41,6 +48,7 @@ async def test_a_program_has_its_orders_and_ends_with_them() -> None:
     assert await output_of(child) == b"orders"
     assert await child.wait() == 0
     assert [*seen, child.has_ended] == [False, True]
+    child.close()
     starter.close()
 
 
@@ -53,6 +61,7 @@ async def test_a_program_inherits_the_descriptors_that_it_is_given(tmp_path: Pat
 
     assert (tmp_path / "inherited").read_bytes() == b"from there"
     child.end_orders()
+    child.close()
     starter.close()
 
 
@@ -63,6 +72,7 @@ async def test_a_program_that_ends_before_it_read_its_orders_is_one_that_ended()
     assert await output_of(child) == b""
     assert await child.wait() == 3
     child.end_orders()
+    child.close()
     starter.close()
 
 
@@ -74,6 +84,7 @@ async def test_a_program_that_is_killed_ended_by_that_signal() -> None:
 
     assert await child.wait() == -signal.SIGKILL
     child.end_orders()
+    child.close()
     starter.close()
 
 
@@ -85,28 +96,58 @@ async def test_what_cannot_be_started_raises_and_the_next_one_starts(tmp_path: P
     child = await started(starter, "print('here')")
     assert await output_of(child) == b"here\n"
     await child.wait()
-    child.end_orders()
+    child.close()
     starter.close()
 
 
 async def test_a_start_that_is_cancelled_leaves_nothing_running(tmp_path: Path) -> None:
     starter = Starter()
     before = set(children_of(os.getpid()))
-    # It never reads its orders, so its start never ends by itself.
-    starting = asyncio.create_task(started(starter, "import signal; signal.pause()", LONG))
-    await asyncio.to_thread(wait_until, lambda: set(children_of(os.getpid())) > before)
-
-    starting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await starting
-
-    assert set(children_of(os.getpid())) == before
+    # Whatever of it is done by then; it never reads its orders.
+    for turns in range(12):
+        starting = asyncio.create_task(started(starter, "import signal; signal.pause()", LONG))
+        if turns == 0:
+            await asyncio.to_thread(wait_until, lambda: set(children_of(os.getpid())) > before)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        starting.cancel()
+        await asyncio.wait([starting])
+        if not starting.cancelled():  # it was through
+            child = starting.result()
+            child.kill()
+            assert await child.wait() == -signal.SIGKILL
+            child.close()
+        assert set(children_of(os.getpid())) == before
     failing = asyncio.create_task(starter.start([str(tmp_path / "none")], b"", []))
     await asyncio.sleep(0)
     failing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await failing
     starter.close()
+
+
+@pytest.mark.parametrize("new_event_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_programs_that_end_leave_no_descriptor(
+    new_event_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    async def lives() -> list[int]:
+        starter = Starter()
+        seen = []
+        for _ in range(5):
+            child = await started(starter, "print('here')", LONG)
+            assert await output_of(child) == b"here\n"
+            await child.wait()
+            child.close()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            seen.append(len(descriptors()))
+        starter.close()
+        return seen
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        first, *others = runner.run(lives())
+
+    assert others == [first] * 4
 
 
 def test_who_gives_way_does_so_alone_and_with_what_it_starts_but_not_what_its_starter_starts() -> None:
@@ -123,7 +164,7 @@ def test_who_gives_way_does_so_alone_and_with_what_it_starts_but_not_what_its_st
             child = await started(each, PRIORITY)
             seen[name] = int(await output_of(child))
             await child.wait()
-            child.end_orders()
+            child.close()
             each.close()
 
     # In a thread, which is all that gives way: the tests that follow should not.
