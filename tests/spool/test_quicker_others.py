@@ -59,6 +59,27 @@ def test_a_draft_that_clean_up_has_taken_is_refused_and_leaves_nothing(*, spills
     assert taken(spool) == []
 
 
+def test_a_message_that_its_listener_may_still_take_back_is_left_for_the_next_look() -> None:
+    """The sender looks between the link into new/ and the sync that makes it durable."""
+    engine = on_the_model()
+    spool, writer = recovered(engine), model_of(engine).another()
+    seen: list[list[QueueId]] = []
+
+    def look() -> None:
+        if not seen and engine.names("new"):
+            seen.append(taken(spool))
+
+    intake = listener_of(engine, writer)
+    draft = intake.draft()
+    draft.append(b"Subject: early\r\n\r\n")
+    writer.after = look
+
+    assert intake.accept([(draft, ENVELOPE)]) == [None]
+    assert seen == [[]]
+    assert taken(spool) == [draft.queue_id]
+    spool.close()
+
+
 def test_a_draft_whose_writer_was_quicker_is_none_to_clean_up() -> None:
     engine = on_the_model()
     cleaner = model_of(engine).another()
