@@ -135,6 +135,19 @@ def test_the_sender_gives_way_to_its_listener_processes_also_to_one_that_is_repl
         assert os.getpriority(os.PRIO_PROCESS, heir) == ours
 
 
+def test_a_stop_is_told_to_listener_processes_and_by_them_to_their_clients(tmp_path: Path) -> None:
+    relay = RelayProcess(tmp_path, {"isp": {"host": "127.0.0.1", "port": 9, "tls": "none"}})
+    relay.policy["listen"][0]["processes"] = 1
+    relay.write_policy()
+    with relay, smtplib.SMTP("127.0.0.1", relay.port, timeout=60) as idle:
+        idle.ehlo()
+
+        os.kill(relay.pid, signal.SIGTERM)
+
+        assert idle.getreply()[0] == 421
+        assert relay.wait() == 0
+
+
 def test_a_relay_with_listener_processes_starts_again_right_after_a_kill(tmp_path: Path) -> None:
     demand(smtp_tools.why_missing())
     with smtp_sink() as sink:

@@ -1,6 +1,7 @@
 """Programs of ours in processes of their own: what they are told and say, how they end, who goes first."""
 
 import asyncio
+import errno
 import os
 import signal
 import sys
@@ -97,6 +98,23 @@ async def test_what_cannot_be_started_raises_and_the_next_one_starts(tmp_path: P
     assert await output_of(child) == b"here\n"
     await child.wait()
     child.close()
+    starter.close()
+
+
+async def test_a_program_whose_end_could_not_be_seen_is_not_left_running(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none_left(_pid: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    starter = Starter()
+    before = children_of(os.getpid()), len(descriptors())
+    monkeypatch.setattr(os, "pidfd_open", none_left)
+
+    with pytest.raises(OSError, match="Too many open files"):
+        await started(starter, "import signal; signal.pause()")
+
+    assert (children_of(os.getpid()), len(descriptors())) == before
     starter.close()
 
 
