@@ -7,6 +7,7 @@ recipient that was asked for, in the same order, whatever happened on the wire.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from relay.offers import Need
 from relay.reply import Phase, Reply
 from relay.verdict import ABOUT_US, Ruling, Scope, Verdict
 
@@ -23,11 +24,16 @@ class Answer:
     """What to show: the reply, or what went wrong; printable ASCII on one line."""
     own_status: str | None = None
     """The enhanced code where we refuse without asking the upstream, such as 5.3.4."""
+    lack: Need | None = None
+    """What the connection does not offer and the message needs."""
     ruling: Ruling | None = None
     """How the verdict came about, and when to go on; None where no rule was asked."""
     is_doubted: bool = False
-    """A refusal for good that the shield does not believe: at its first time, when it cannot be a message's
-    last either; or, of a pause, because it tripped."""
+    """A refusal that is not believed, and cannot be a message's last either: by the shield at its first time,
+    or because it may have been said to another command; or, of a pause, because the shield tripped."""
+    is_unproven: bool = False
+    """A refusal for good, by its ruling, that is deferred since nobody knows whether it answered its own
+    command: the upstream hung up behind it."""
 
     @property
     def is_about_us(self) -> bool:
@@ -59,7 +65,7 @@ class Answer:
         read as a failure, and unsubscribe whoever only receives too much just now.
         """
         if self.own_status is not None:
-            return self.own_status
+            return self.own_status if self.lack is None else self._class + self.own_status[1:]
         if self.reply is not None and self.reply.enhanced is not None:
             # What is about us is told as it was said: no report is made of it.
             return self.reply.enhanced if self.is_about_us else self._class + self.reply.enhanced[1:]

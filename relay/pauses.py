@@ -9,8 +9,9 @@ pause instead of knocking at once at an upstream that extends a block at each at
 Losing it costs that, and ages that include pauses.
 
 Instants are boottime of the current boot in nanoseconds; `PauseRecord.moved` brings those
-of another boot here, by the wall clock.  If that was set back meanwhile, a pause is as
-long again as it was when it was written; it is never longer.
+of another boot here.  When a pause ends is told by the wall clock: if that was set back
+meanwhile, the pause is as long again as it was when it was written, and never longer.  When
+the upstream was paused is told as ages are (`relay.boots`), since it is taken from them.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from typing import Self
 
 from pydantic import TypeAdapter, ValidationError
 
+from relay.boots import Here
 from relay.clock import SECOND_NS
 from relay.verdict import Ruling, Span
 from relay.waits import LONGEST_RETRY_NS
@@ -135,19 +137,28 @@ class PauseRecord:
     doubts: str = ""
     """Why the shield stopped it, until it has proved itself or somebody acts; empty where it did not."""
 
-    def moved(self, boot_id: str, now_ns: int, wall_ns: int) -> Self:
-        """Return it as it is to be read now."""
+    def moved(self, boot_id: str, now_ns: int, wall_ns: int, here: Here) -> Self:
+        """Return it as it is to be read now; `here` brings an instant of a known boot into this one."""
         if boot_id == self.boot_id:
             return self
         passed_ns = max(0, wall_ns - self.wall_ns)
         shift_ns = now_ns - passed_ns - self.written_at_ns
+        until_ns = self.until_ns + shift_ns
+
+        def moved(at_ns: int) -> int:
+            here_ns = here(self.boot_id, at_ns)
+            return at_ns + shift_ns if here_ns is None else here_ns
+
+        # The one under way is over if it is so by the wall clock; it was under way until then.
+        end_ns = FOREVER_NS if until_ns > now_ns else min(now_ns, moved(self.until_ns))
         return replace(
             self,
             boot_id=boot_id,
             written_at_ns=self.written_at_ns + shift_ns,
-            until_ns=self.until_ns + shift_ns,
+            until_ns=until_ns,
             spans=tuple(
-                (begin + shift_ns, end if end == FOREVER_NS else end + shift_ns) for begin, end in self.spans
+                (moved(begin), max(moved(begin), end_ns) if end == FOREVER_NS else moved(end))
+                for begin, end in self.spans
             ),
         )
 

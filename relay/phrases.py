@@ -11,13 +11,19 @@ GAP = 80
 class Phrases:
     """Any of some phrases; `*` in one is at most GAP characters.  Time: parts times text."""
 
-    def __init__(self, phrases: Iterable[str]) -> None:
-        """Take them in lower case, with one space between words."""
+    def __init__(self, phrases: Iterable[str], *, begin_words: bool = False) -> None:
+        """Take them in lower case, with one space between words.
+
+        With `begin_words` a phrase begins where a word does: `mail quota` is not in `outmail quota`.
+        """
         self._phrases = tuple(tuple(phrase.split("*")) for phrase in phrases)
+        self._begin_words = begin_words
 
     def __eq__(self, other: object) -> bool:
         """Return whether they say the same: then an edit has not changed them."""
-        return isinstance(other, Phrases) and self._phrases == other._phrases
+        if not isinstance(other, Phrases):
+            return NotImplemented
+        return (self._phrases, self._begin_words) == (other._phrases, other._begin_words)
 
     def __hash__(self) -> int:
         """Agree with `==`."""
@@ -25,12 +31,18 @@ class Phrases:
 
     def are_in(self, text: str) -> bool:
         """Return whether one of them is in the text."""
-        return any(all(part in text for part in parts) and _is_in(text, parts) for parts in self._phrases)
+        return any(
+            all(part in text for part in parts) and _is_in(text, parts, begins_word=self._begin_words)
+            for parts in self._phrases
+        )
 
 
-def _is_in(text: str, parts: Sequence[str]) -> bool:
+def _is_in(text: str, parts: Sequence[str], *, begins_word: bool) -> bool:
     """Return whether the parts stand in the text in their order, each in reach of the one before."""
     ends = _ends(text, parts[0])
+    if begins_word and parts[0][:1].isalnum():
+        starts = ((end - len(parts[0]), end) for end in ends)
+        ends = [end for start, end in starts if not text[start - 1 : start].isalnum()]
     for part in parts[1:]:
         # Of the ends that are not behind its start the last is the nearest: no other need be looked at.
         starts = ((end - len(part), end) for end in _ends(text, part))

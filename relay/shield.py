@@ -157,7 +157,7 @@ class Shield:
             self._said, self._who, self._tripped = "", set(), ""
             self._last.append(("", recipient))
             return None
-        if answer.verdict is not Verdict.BOUNCE or answer.reply is None:
+        if not _is_refusal(answer):
             return None
         said, who = same_words(answer), _whom(answer, recipient, queue_id)
         if said != self._said:
@@ -186,12 +186,14 @@ class Shield:
 
     def _is_unknown(self, answer: Answer) -> bool:
         """Whether neither a rule nor the operator knows what a refusal means."""
-        is_recognised = answer.ruling is not None and answer.ruling.layer is not Layer.DEFAULT
+        # What the upstream lacks is believed, or not, before it comes here.
+        is_known = answer.ruling is not None and answer.ruling.layer is not Layer.DEFAULT
+        is_recognised = is_known or answer.lack is not None
         return not is_recognised and self._is_true.get(same_words(answer)) is not True
 
     def _believed(self, suspect: Suspect, recipient: str, trip: str | None) -> Answer:
         answer, key = suspect.answer, (suspect.queue_id, suspect.index)
-        if answer.verdict is not Verdict.BOUNCE or answer.reply is None:
+        if not _is_refusal(answer):
             return answer
         known = self._suspects.get(key)
         if trip is None and (not self._is_unknown(answer) or self._is_proven(suspect, recipient)):
@@ -214,12 +216,18 @@ class Shield:
         return len(others) < SEVERAL and said not in self._is_true
 
 
+def _is_refusal(answer: Answer) -> bool:
+    """Whether the upstream refuses for good, in words or by what it does not offer; else it is our own."""
+    return answer.verdict is Verdict.BOUNCE and (answer.reply is not None or answer.lack is not None)
+
+
 def _whom(answer: Answer, recipient: str, queue_id: QueueId) -> str:
     """Return whom a refusal is about: one recipient, or all of a message."""
     return recipient.lower() if answer.phase is Phase.RCPT else queue_id
 
 
 def same_words(answer: Answer) -> str:
-    """Return a refusal without what differs from recipient to recipient: addresses, numbers, ids."""
+    """Return a refusal without what differs by recipient: what the client said, numbers, ids."""
     code = answer.reply.code if answer.reply is not None else 0
-    return f"{code} {_ID.sub('#', _ADDRESS.sub('<>', answer.text.lower()))}"
+    said = answer.ruling.said if answer.ruling is not None else ""
+    return f"{code} {_ID.sub('#', _ADDRESS.sub('<>', said or answer.text.lower()))}"

@@ -7,6 +7,8 @@ that would is refused when it is made (`Rule`).  The rules themselves are files,
 with its source (`relay/policy/verdicts.yaml`, `relay/policy/providers.yaml`), and the
 owner's `upstreams.NAME.verdicts`; what an upstream means is added there, not here.
 
+What the client said itself, and an upstream prints, decides nothing (`relay.echo`).
+
 Guarantees: every reply gets a `Ruling`; RELAYED only 250 to the final dot; BOUNCE only a
 refusal from MAIL on, and never one that a rule about us recognises before.  A ruling of
 `Layer.DEFAULT` was recognised by nothing but its first digit: whoever looks for the same
@@ -17,9 +19,10 @@ Costs: nothing but a comparison where the reply is not a refusal.
 import enum
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from relay.echo import NOTHING_SAID, ClientWords, without_echo
 from relay.phrases import Phrases
 from relay.reply import Phase, Reply
 from relay.waits import LONGEST_BELIEVED_NS, UNIT_NS, retry_after_ns
@@ -113,9 +116,6 @@ ABOUT_US = frozenset({Verdict.PAUSE, Verdict.STOP})
 _CODE_INSIDE = re.compile(r"#([245]\.[0-9]{1,3}\.[0-9]{1,3})\b")
 """qmail and its kin write the enhanced code at the end: `no mailbox here by that name. (#5.1.1)`."""
 _CODE_IN_FRONT = re.compile(r"[245]\.[0-9]{1,3}\.[0-9]{1,3}\s+")
-_ATEXT = r"[a-z0-9.!#$%&'*+/=?^_`{|}~-]"
-_NAME = re.compile(rf"(?<!{_ATEXT}){_ATEXT}+@[a-z0-9.?\[\]:_-]+|(?<=\bdomain )[a-z0-9-]+(?:\.[a-z0-9-]+)+")
-"""Who somebody is says nothing: hourly@example.org is no rate, and mailbox.org no mailbox."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,8 @@ class Said:
     enhanced: str
     """Empty where there is none."""
     text: str
-    """Lower case, one space between words, without the code that a line may repeat, and without names."""
+    """Lower case, one space between words, without the code that a line may repeat, without names and what
+    else the client said (`relay.echo`)."""
     names_sender: bool = False
     """It quotes the reverse-path of the message under way."""
 
@@ -192,6 +193,10 @@ class Ruling:
     """What there was too much of in a window, where the reply says that there was."""
     named: Named | None = None
     """The limit itself, where the reply says it."""
+    said: str = ""
+    """The refusal's own words, by which it is compared with others; empty where it is no refusal."""
+    is_in_doubt: bool = False
+    """What decides may be the client's words or the upstream's: so nobody else is harmed."""
 
     @property
     def layer(self) -> Layer:
@@ -239,8 +244,8 @@ class Judge:
         """Judge by these rules from now on."""
         self._rules = tuple(sorted(rules, key=lambda rule: rule.layer))
 
-    def ruling(self, phase: Phase, reply: Reply, sender: str = "") -> Ruling:
-        """Return what a reply means; `sender` is the reverse-path of the message under way.
+    def ruling(self, phase: Phase, reply: Reply, words: ClientWords = NOTHING_SAID) -> Ruling:
+        """Return what a reply means; `words` is what the client has said, which the reply may say again.
 
         A reply that is no refusal and yet not what was due (a 2yz where 3yz was, 354 to
         the dot) is DEFER: it proves neither that the upstream took the message nor that
@@ -250,15 +255,30 @@ class Judge:
             if phase is Phase.EOD and reply.code == 250:
                 return _RELAYED
             return _REST if phase in BEFORE_MAIL else _UNCLEAR
-        said = _said(phase, reply, sender)
+        reading = without_echo(_lines(reply), words)
+        ruling = self._ruling(_said(phase, reply, reading.text, names_sender=reading.names_sender))
+        if reading.doubtful is None or phase in BEFORE_MAIL:
+            return ruling
+        other = self._ruling(_said(phase, reply, reading.doubtful, names_sender=reading.names_sender))
+        is_agreed = (ruling.verdict, ruling.scope) == (other.verdict, other.scope)
+        if is_agreed or (ruling.verdict in ABOUT_US and other.verdict in ABOUT_US):
+            return other
+        if reading.is_senders:
+            return Ruling(Verdict.PAUSE, Scope.SENDER, said=other.said, is_in_doubt=True)
+        scope = Scope.RECIPIENT if phase is Phase.RCPT else Scope.MESSAGE
+        return Ruling(Verdict.DEFER, scope, said=other.said, is_in_doubt=True)
+
+    def _ruling(self, said: Said) -> Ruling:
+        """Return what the rules make of a refusal."""
+        text = said.text
         for rule in self._rules:
             if rule.matches(said):
                 if rule.verdict not in ABOUT_US:
-                    return Ruling(rule.verdict, rule.scope, rule)
-                wait_ns, span = retry_after_ns(said.text), span_of(said.text)
-                excess, named = excess_of(said.text), named_of(said.text)
-                return Ruling(rule.verdict, rule.scope, rule, wait_ns, span, excess, named)
-        return _REST if phase in BEFORE_MAIL else _UNCLEAR
+                    return Ruling(rule.verdict, rule.scope, rule, said=text)
+                wait_ns, span = retry_after_ns(text), span_of(text)
+                excess, named = excess_of(text), named_of(text)
+                return Ruling(rule.verdict, rule.scope, rule, wait_ns, span, excess, named, text)
+        return replace(_REST if said.phase in BEFORE_MAIL else _UNCLEAR, said=text)
 
 
 def verdict_of_silence(phase: Phase) -> Verdict:
@@ -270,14 +290,26 @@ def verdict_of_silence(phase: Phase) -> Verdict:
     return Verdict.PAUSE if phase in BEFORE_MAIL else Verdict.DEFER
 
 
-def _said(phase: Phase, reply: Reply, sender: str) -> Said:
-    lines = [_CODE_IN_FRONT.sub("", line, count=1) for line in reply.lines or (reply.text,)]
-    text = " ".join(" ".join(lines).lower().split())
+def _lines(reply: Reply) -> list[str]:
+    """Return the lines of a reply; the code that the first begins with is no part of the others."""
+    first, *others = reply.lines or (reply.text,)
+    if (found := _CODE_IN_FRONT.match(first)) is None:
+        return [first, *others]
+    code = found[0].rstrip()
+    return [first, *(f"{line} ".removeprefix(f"{code} ") for line in others)]
+
+
+def _said(phase: Phase, reply: Reply, text: str, *, names_sender: bool) -> Said:
+    """Return a refusal as rules look at it; `text` is what is left of it without the client's words."""
     enhanced = reply.enhanced or ""
-    if not enhanced and (found := _CODE_INSIDE.search(reply.text)) and found[1][0] == str(reply.code)[0]:
+    if reply.text.startswith(enhanced) and not text.startswith(enhanced):
+        # No code of the upstream's: an address began with it.
+        enhanced = ""
+    if found := _CODE_IN_FRONT.match(text):
+        text = text[found.end() :]
+    if not enhanced and (found := _CODE_INSIDE.search(text)) and found[1][0] == str(reply.code)[0]:
         enhanced = found[1]
-    names_sender = sender != "" and sender.lower() in text
-    return Said(phase, str(reply.code), enhanced, _NAME.sub("@", text), names_sender)
+    return Said(phase, str(reply.code), enhanced, text, names_sender)
 
 
 _SPANS: tuple[tuple[Span, re.Pattern[str]], ...] = (

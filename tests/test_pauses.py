@@ -140,25 +140,37 @@ def test_instants_out_of_order_are_no_record(edges: tuple[tuple[int, int], ...])
 
 
 def test_within_a_boot_a_record_is_as_it_was_written_whatever_the_wall_clock_says() -> None:
-    assert RECORD.moved("here", 600, 10**18) == RECORD
+    assert RECORD.moved("here", 600, 10**18, _unknown) == RECORD
 
 
 @given(st.integers(0, 10**18), st.integers(-(10**18), 10**18))
 def test_after_a_reboot_a_pause_has_as_much_left_as_the_wall_clock_says_and_never_more_than_before(
     now_ns: int, off_ns: int
 ) -> None:
-    moved = RECORD.moved("there", now_ns, RECORD.wall_ns + off_ns)
+    moved = RECORD.moved("there", now_ns, RECORD.wall_ns + off_ns, _unknown)
     left_before_ns = RECORD.until_ns - RECORD.written_at_ns
     assert moved.until_ns - now_ns == left_before_ns - max(0, off_ns)
     assert [end - begin for begin, end in moved.spans[:-1]] == [100]
-    assert moved.spans[-1][1] == FOREVER_NS
+    assert moved.spans[-1][1] == (FOREVER_NS if moved.until_ns > now_ns else moved.until_ns)
     assert moved.boot_id == "there"
 
 
 def test_a_day_off_is_a_day_of_pause_less() -> None:
     day_ns = 86400 * SECOND_NS
     record = replace(RECORD, until_ns=500 + 2 * day_ns)
-    assert record.moved("there", 5, 9_000 + day_ns).until_ns == 5 + day_ns
+    assert record.moved("there", 5, 9_000 + day_ns, _unknown).until_ns == 5 + day_ns
+
+
+@given(st.integers(0, 10**18), st.integers(-(10**18), 10**18))
+def test_when_it_was_paused_is_told_without_the_wall_clock(now_ns: int, off_ns: int) -> None:
+    # All but the last 50 ns of the other boot was witnessed, and this boot began with the record.
+    moved = RECORD.moved("there", now_ns, RECORD.wall_ns + off_ns, lambda _boot, at_ns: min(at_ns, 450) - 450)
+    assert moved.spans[0] == (-350, -250)
+    assert moved.spans[1] == (-50, FOREVER_NS if moved.until_ns > now_ns else 0)
+
+
+def _unknown(_boot_id: str, _at_ns: int) -> None:
+    return None
 
 
 def _ruling(text: str, *, may_probe: bool = True, wait_ns: int | None = None) -> Ruling:

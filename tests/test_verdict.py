@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relay.echo import ClientWords
 from relay.phrases import Phrases
 from relay.policy.shipped import provider_rules, providers, standard_judge, standard_rules
 from relay.reply import Phase, Reply
@@ -230,9 +231,9 @@ def test_a_disabled_account_with_the_code_of_a_recipients_mailbox_is_doubted_and
 def test_a_policy_refusal_at_mail_that_quotes_the_sender_pauses_only_the_sender() -> None:
     judge, reply = standard_judge(), reply_of("550 5.7.1 <Bob@here.example>: no")
 
-    assert judge.ruling(Phase.MAIL, reply, "bob@here.example").words == "pause sender"
-    assert judge.ruling(Phase.MAIL, reply, "alice@here.example").words == "pause"
-    assert judge.ruling(Phase.MAIL, reply, "").words == "pause"
+    assert judge.ruling(Phase.MAIL, reply, ClientWords("bob@here.example")).words == "pause sender"
+    assert judge.ruling(Phase.MAIL, reply, ClientWords("alice@here.example")).words == "pause"
+    assert judge.ruling(Phase.MAIL, reply, ClientWords()).words == "pause"
 
 
 @pytest.mark.parametrize(

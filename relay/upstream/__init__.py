@@ -3,6 +3,7 @@
     pool          keeps connections and hands them out
     connection    opens one (address, TLS, EHLO, AUTH), and carries out transactions on it
     transaction   MAIL, RCPT, DATA, content, final dot: one Outcome, whatever the upstream does
+    step          whether each reply answered the command that it was taken for
     extensions    what the reply to EHLO promised
     sasl          one mechanism, one attempt
     protocol      the wire: a command out, exactly one strict reply in

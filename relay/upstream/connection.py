@@ -20,20 +20,24 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from relay.clock import Clock
+from relay.echo import ClientWords
 from relay.envelope import Shape
+from relay.lack import is_lack_of_means
 from relay.outcome import Answer, Outcome
 from relay.policy.model import Mechanism, Tls
+from relay.policy.secrets import SecretError, open_authorities, trusting
 from relay.policy.shipped import standard_judge
 from relay.reply import Phase, Reply, clean
 from relay.upstream import sasl
 from relay.upstream.extensions import Extensions, extensions_of
 from relay.upstream.protocol import Broken, StrictProtocol
+from relay.upstream.step import Hello, StepProof
 from relay.upstream.timeouts import Timeouts
 from relay.upstream.transaction import Transaction, carry_out, unfit
-from relay.verdict import Judge, Verdict
+from relay.verdict import Judge, Layer, Verdict
 
-EHLO_NOT_KNOWN = frozenset({500, 501, 502, 504, 550})
-"""After these HELO may do (RFC 5321, 3.2 and 4.1.4)."""
+EHLO_NOT_KNOWN = frozenset({500, 502, 504})
+"""After these HELO may do, where they say nothing of us.  501 is about our name, 550 about us."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,10 @@ class UpstreamUnavailable(Exception):  # noqa: N818 - it is what the upstream is
         self.answer = answer
 
 
+class NoMeans(Exception):  # noqa: N818 - a state of ours
+    """We lack descriptors or memory for a connection: the upstream had no part in it."""
+
+
 class Connection:
     """One open session; for one transaction at a time."""
 
@@ -76,7 +84,9 @@ class Connection:
         name: str,
         opened_at_ns: int,
         judge: Judge,
+        hello: Hello | None = None,
     ) -> None:
+        """`hello` is how the upstream greeted us, by which it proves itself in step; without it, by QUIT."""
         self.name = name
         """`host[address]:port`, for the log."""
         self.opened_at_ns = opened_at_ns
@@ -87,6 +97,7 @@ class Connection:
         self._extensions = extensions
         self._timeouts = timeouts
         self._judge = judge
+        self._proof = StepProof(protocol, hello)
         self._tls = _tls_version(protocol)
 
     def __repr__(self) -> str:
@@ -108,8 +119,13 @@ class Connection:
         most = self._extensions.max_transactions
         return self._protocol.is_quiet and (most is None or self.transactions < most)
 
+    @property
+    def extensions(self) -> Extensions:
+        """Return what the upstream offers, by the word of this connection."""
+        return self._extensions
+
     def unfit(self, shape: Shape) -> Answer | None:
-        """Return why the upstream cannot carry a message, as a BOUNCE, or None.  Sends nothing."""
+        """Return why this connection cannot carry a message, as a DEFER, or None.  Sends nothing."""
         return unfit(self._extensions, shape)
 
     async def transact(self, transaction: Transaction) -> Outcome:
@@ -129,6 +145,7 @@ class Connection:
                 self._timeouts,
                 transaction,
                 judge=self._judge,
+                proof=self._proof,
                 is_reused=is_reused,
             )
         except BaseException:
@@ -146,7 +163,7 @@ class Connection:
 
 
 async def open_connection(account: Account, clock: Clock, timeouts: Timeouts | None = None) -> Connection:
-    """Open a connection that is ready for MAIL.  Raises UpstreamUnavailable."""
+    """Open a connection that is ready for MAIL.  Raises UpstreamUnavailable and NoMeans."""
     return await _Opening(account, timeouts or Timeouts()).run(clock)
 
 
@@ -162,7 +179,7 @@ class _Opening:
 
     async def run(self, clock: Clock) -> Connection:
         try:
-            extensions = await self._open()
+            extensions, hello = await self._open()
         except BaseException:
             self._protocol.abort()
             raise
@@ -173,33 +190,38 @@ class _Opening:
             name=self._name,
             opened_at_ns=clock.boottime_ns(),
             judge=self._account.judge,
+            hello=hello,
         )
 
-    async def _open(self) -> Extensions:
+    async def _open(self) -> tuple[Extensions, Hello]:
         try:
             context = None
             if self._account.tls is not Tls.NONE:
                 # Reads some hundred certificates: not in the loop.
                 context = await asyncio.to_thread(_trusting, self._account.ca_file)
-            extensions = await self._introduce(context)
+            extensions, hello = await self._introduce(context)
             await self._log_in(extensions)
         except Broken as broken:
             if broken.reply is not None:
                 raise self._refused(broken.reply) from broken
             raise UpstreamUnavailable(broken.answer(self._protocol.phase, Verdict.PAUSE)) from broken
+        except SecretError as error:
+            raise self._unavailable(f"ca_file: {error}") from error
         except OSError as error:
+            if is_lack_of_means(error):
+                raise NoMeans(_why(error)) from error
             raise self._unavailable(_why(error)) from error
-        return extensions
+        return extensions, hello
 
-    async def _introduce(self, context: ssl.SSLContext | None) -> Extensions:
+    async def _introduce(self, context: ssl.SSLContext | None) -> tuple[Extensions, Hello]:
         """Connect, greet, and change to TLS where that is the policy."""
         account = self._account
         is_implicit = account.tls is Tls.IMPLICIT
         await self._connect(context if is_implicit else None)
         self._expect(await self._protocol.greeting(self._timeouts.greeting_s), 220)
-        extensions = await self._hello()
+        extensions, hello = await self._hello()
         if context is None or is_implicit:
-            return extensions
+            return extensions, hello
         self._protocol.phase = Phase.STARTTLS
         if not extensions.starttls:
             raise self._unavailable("the upstream does not offer STARTTLS; nothing was sent in the clear")
@@ -268,18 +290,23 @@ class _Opening:
                 raise self._unavailable("a password is never sent without TLS, but to this host itself")
         return addresses
 
-    async def _hello(self) -> Extensions:
+    async def _hello(self) -> tuple[Extensions, Hello]:
         """Say EHLO, or HELO to who does not know it where nothing of EHLO is needed."""
         name = self._account.helo_name.encode("ascii", "replace")
-        reply = await self._protocol.command(b"EHLO " + name, Phase.EHLO, self._timeouts.hello_s)
+        line = b"EHLO " + name
+        reply = await self._protocol.command(line, Phase.EHLO, self._timeouts.hello_s)
         if reply.code == 250:
             offered = extensions_of(reply)
-            return offered if self._account.pipelining else replace(offered, pipelining=False)
+            may_pipeline = offered.pipelining and self._account.pipelining
+            return replace(offered, pipelining=may_pipeline), Hello(line, reply)
         needs_ehlo = self._account.tls is Tls.STARTTLS or self._account.user is not None
-        if reply.code not in EHLO_NOT_KNOWN or needs_ehlo:
+        is_about_us = self._account.judge.ruling(Phase.EHLO, reply).layer is not Layer.DEFAULT
+        if reply.code not in EHLO_NOT_KNOWN or is_about_us or needs_ehlo:
             raise self._refused(reply)
-        self._expect(await self._protocol.command(b"HELO " + name, Phase.EHLO, self._timeouts.hello_s), 250)
-        return Extensions()
+        line = b"HELO " + name
+        reply = await self._protocol.command(line, Phase.EHLO, self._timeouts.hello_s)
+        self._expect(reply, 250)
+        return Extensions(), Hello(line, reply)
 
     async def _log_in(self, extensions: Extensions) -> None:
         account = self._account
@@ -303,7 +330,7 @@ class _Opening:
 
     def _refused(self, reply: Reply) -> UpstreamUnavailable:
         phase = self._protocol.phase
-        ruling = self._account.judge.ruling(phase, reply)
+        ruling = self._account.judge.ruling(phase, reply, ClientWords(host=self._account.helo_name))
         return UpstreamUnavailable(Answer(ruling.verdict, phase, reply, str(reply), ruling=ruling))
 
     def _unavailable(self, text: str) -> UpstreamUnavailable:
@@ -317,16 +344,34 @@ def _same(protocol: StrictProtocol) -> StrictProtocol:
 
 
 def _trusting(ca_file: Path | None) -> ssl.SSLContext:
-    """Return a context that trusts these authorities, or the system's.  Raises OSError."""
+    """Return a context that trusts these authorities, or the system's.  Raises SecretError, OSError."""
     if ca_file is None:
-        return _context(None, 0, 0)
-    status = ca_file.stat()
-    return _context(str(ca_file), status.st_mtime_ns, status.st_ino)
+        return _context(None)
+    descriptor = open_authorities(ca_file)
+    try:
+        status = os.fstat(descriptor)
+        version = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        return _context(_Authorities(ca_file, version, descriptor))
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class _Authorities:
+    """One version of a file of authorities, open."""
+
+    path: Path
+    version: tuple[int, ...]
+    descriptor: int = field(compare=False)
 
 
 @functools.lru_cache(maxsize=16)
-def _context(ca_file: str | None, _mtime_ns: int, _inode: int) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=ca_file)
+def _context(authorities: _Authorities | None) -> ssl.SSLContext:
+    context = (
+        ssl.create_default_context(ssl.Purpose.SERVER_AUTH)
+        if authorities is None
+        else trusting(authorities.path, authorities.descriptor)
+    )
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
 

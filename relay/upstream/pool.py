@@ -129,6 +129,12 @@ class Pool(Generic[C]):
         connection.abort()
         self._serve()
 
+    def retire(self, connection: C) -> None:
+        """Give back a connection that works, and is to be used no more."""
+        del self._busy[connection]
+        self._retire(connection)
+        self._serve()
+
     def reconfigure(
         self,
         *,

@@ -6,7 +6,8 @@ Guarantees
   that a server may say unasked is 421 (RFC 5321, 3.8); replies in front of it stand;
 - after any `Broken` the connection is of no more use, and says so;
 - no command line contains CR, LF or NUL, and no exception contains a command line;
-- the final dot is written only behind content that arrived whole and ended in CRLF.
+- the final dot is written only behind content that arrived whole and ended in CRLF, and a 250 that
+  was on its way before the upstream's host had acknowledged the dot is not the reply to it.
 Takes from the base class: the transport, its flow control, and the change to TLS.  Does
 not take: its reading of replies, which pairs `250ok` or a leftover line with a command.
 Costs: no asyncio Task and no wait_for per command; one timer per connection, set anew
@@ -15,8 +16,11 @@ Assumes: one user at a time.  Works on asyncio's loop and on uvloop's.
 """
 
 import asyncio
+import fcntl
 import re
 import ssl
+import struct
+import termios
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from typing import cast
@@ -90,6 +94,8 @@ class StrictProtocol(SMTPProtocol):
         self._due = 1  # replies to come; the greeting comes unasked
         self._replies: deque[Reply] = deque()  # came, and nobody took them yet
         self._latest = Reply(0, None, "")  # the one taken last
+        self._is_dotted = False  # the dot was written, and nothing came since
+        self._is_early = False  # what came then left before the dot arrived there
         self._is_closing = False  # 421 came: what follows it is nothing
         self._fault: Broken | None = None
         self._waiter: asyncio.Future[bool] | None = None
@@ -173,13 +179,18 @@ class StrictProtocol(SMTPProtocol):
             return self._take_reply()
         self._raise_fault()
         # Crash here: without its dot, the upstream discards what it has (RFC 5321, 4.1.1.4).
+        self._is_dotted = True
         self._write(block)
         return None
 
     async def end_of_content(self, timeout_s: float) -> Reply:
         """Return the reply to the final dot.  Broken here means: nobody knows."""
         self.phase = Phase.EOD
-        return await self._next_reply(timeout_s)
+        reply = await self._next_reply(timeout_s)
+        if reply.code == 250 and self._is_early:
+            self._fault = Desynchronised("a 250 came before the upstream had the final dot")
+            raise self._fault
+        return reply
 
     async def quit(self, timeout_s: float) -> None:
         """Say QUIT and close; whatever happens, it is closed within about the timeout."""
@@ -212,6 +223,8 @@ class StrictProtocol(SMTPProtocol):
         """Take what arrived; called by the event loop."""
         if self._fault is not None or self._is_closing:
             return
+        if self._is_dotted:
+            self._is_dotted, self._is_early = False, self._unacknowledged_bytes() > 0
         try:
             self._parser.feed(data)
             self._take_due()
@@ -259,6 +272,19 @@ class StrictProtocol(SMTPProtocol):
     def _bound_buffer(self) -> None:
         # Under TLS the default is 512 KiB: at 1 kB/s no progress would be seen for minutes.
         cast("asyncio.WriteTransport", self.transport).set_write_buffer_limits(high=BLOCK_BYTES)
+
+    def _unacknowledged_bytes(self) -> int:
+        """Return how much of what was written the other host does not have yet.
+
+        A segment acknowledges all that arrived before it left: so whatever is open when a reply is
+        here was not there when the reply was sent.  That holds for Linux' SIOCOUTQ (tcp(7)).
+        """
+        transport = cast("asyncio.WriteTransport", self.transport)
+        connected = transport.get_extra_info("socket")
+        if connected is None:
+            return 0
+        unacknowledged: bytes = fcntl.ioctl(connected.fileno(), termios.TIOCOUTQ, bytes(4))
+        return transport.get_write_buffer_size() + int(struct.unpack("i", unacknowledged)[0])
 
     def _write(self, octets: bytes | bytearray) -> None:
         cast("asyncio.WriteTransport", self.transport).write(octets)

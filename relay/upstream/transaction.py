@@ -8,6 +8,11 @@ Where PIPELINING is offered (RFC 2920), MAIL, RCPTs and DATA go out at once: a r
 recipients, not for each.  A reply is then known with its phase by its place.  So one too many or
 too few, and replies that contradict each other, make every refusal before them doubtful, and
 nobody bounces.  No content is sent, and no dot, where nobody was accepted.
+Also where commands go out in turn, a reply that nobody asked for may come in the place of the
+next one.  So a refusal for good stands only once the replies are proven in step: by 354, which
+answers DATA and nothing else, or at the end (`relay.upstream.step`).  Where nobody can know, since
+the upstream hung up, it is told as *unproven*, a deferral that its repetition confirms
+(`relay.unproven`); where they were out of step, every refusal is doubted.
 Crash anywhere before the final dot: nothing was relayed.  From the dot to the end of
 `carry_out`: nobody knows, which is what `Outcome.is_ambiguous` says while we live.
 Does not: choose the recipients, count, or settle anything durably.
@@ -19,11 +24,14 @@ from dataclasses import dataclass, replace
 
 from relay.address import is_valid_address
 from relay.clock import SECOND_NS
+from relay.echo import HEADER_BYTES, ClientWords
 from relay.envelope import Shape
+from relay.offers import Need
 from relay.outcome import Answer, Outcome, gravest
 from relay.reply import Phase, Reply
 from relay.upstream.extensions import Extensions
 from relay.upstream.protocol import Broken, Desynchronised, Late, Lost, StrictProtocol, Unexpected
+from relay.upstream.step import StepProof
 from relay.upstream.timeouts import Timeouts
 from relay.verdict import Judge, Scope, Verdict, verdict_of_silence
 
@@ -33,6 +41,9 @@ RCPT_ACCEPTED = frozenset({250, 251, 252})
 AHEAD = 10
 """How many RCPTs go out at once.  Behind a refusal of all the upstream refuses the rest of these only:
 Postfix hangs up after 20 errors (`smtpd_hard_error_limit`), and nobody it accepted would be relayed."""
+
+# RFC 3463, 3.4 and 3.7, and RFC 6531, 3.5: too big, conversion required, non-ASCII addresses.
+_STATUS = {Need.SMTPUTF8: "5.6.7", Need.EIGHT_BIT: "5.6.3", Need.SIZE: "5.3.4"}
 
 LAST_REPLY_SHARE = 1 / 3
 """Of the longest a transaction may take, what is kept for the last reply: 10 minutes of 30."""
@@ -52,19 +63,20 @@ class Transaction:
 
 
 def unfit(extensions: Extensions, shape: Shape) -> Answer | None:
-    """Return why this upstream cannot carry the message, or None; nothing is sent.
+    """Return why this connection cannot carry the message, as a DEFER, or None; nothing is sent.
 
+    Whether its upstream can is for others to say: the hosts behind one name differ.
     A relay may not make content 7-bit that it did not write (it breaks signatures), and
     sending it as it is would break it elsewhere (RFC 6152, 3; RFC 6531, 3.2; RFC 1870, 6.1).
     """
     if shape.smtputf8 and not extensions.smtputf8:
-        return _own_refusal("5.6.7", "the message needs SMTPUTF8, which the upstream does not offer")
+        return _lacking(Need.SMTPUTF8, "the message needs SMTPUTF8, which the upstream does not offer")
     if shape.eight_bit and not extensions.eight_bit:
-        return _own_refusal("5.6.3", "the message needs 8BITMIME, which the upstream does not offer")
+        return _lacking(Need.EIGHT_BIT, "the message needs 8BITMIME, which the upstream does not offer")
     most_bytes = extensions.max_size_bytes
     if most_bytes is not None and shape.size_bytes > most_bytes:
-        return _own_refusal(
-            "5.3.4", f"the message has {shape.size_bytes} octets, the upstream takes at most {most_bytes}"
+        return _lacking(
+            Need.SIZE, f"the message has {shape.size_bytes} octets, the upstream takes at most {most_bytes}"
         )
     return None
 
@@ -76,6 +88,7 @@ async def carry_out(
     transaction: Transaction,
     *,
     judge: Judge,
+    proof: StepProof,
     is_reused: bool,
 ) -> Outcome:
     """Do one transaction; `is_reused` is whether the connection has done one before.
@@ -83,7 +96,9 @@ async def carry_out(
     The connection is usable afterwards if `protocol.is_quiet`.  Raises only what the
     content raises (nothing was relayed then), and CancelledError; the caller aborts.
     """
-    exchange = _Exchange(protocol, extensions, timeouts, transaction, judge=judge, is_reused=is_reused)
+    exchange = _Exchange(
+        protocol, extensions, timeouts, transaction, judge=judge, proof=proof, is_reused=is_reused
+    )
     return await exchange.run()
 
 
@@ -98,6 +113,7 @@ class _Exchange:
         transaction: Transaction,
         *,
         judge: Judge,
+        proof: StepProof,
         is_reused: bool,
     ) -> None:
         self._protocol = protocol
@@ -105,6 +121,7 @@ class _Exchange:
         self._timeouts = timeouts
         self._transaction = transaction
         self._judge = judge
+        self._proof = proof
         self._is_reused = is_reused
         self._loop = asyncio.get_running_loop()
         longest_s = transaction.longest_ns / SECOND_NS
@@ -113,8 +130,11 @@ class _Exchange:
         self._answers: list[Answer | None] = [None] * len(transaction.recipients)
         self._is_pipelined = extensions.pipelining
         self._ahead = 0  # commands that were sent, whose replies nobody took yet
-        self._is_in_step = False  # 354 came: it answers DATA and nothing else
+        self._proven: frozenset[int] = frozenset()  # whose answers came in step
         self._is_dotted = False
+        self._is_dot_answered = False
+        self._asked: int | None = None  # the recipient that the next reply is about, where it is about one
+        self._beginning: list[bytes] = []  # of the content, as far as it was sent: HEADER_BYTES and a little
 
     async def run(self) -> Outcome:
         is_ambiguous, is_over = False, True
@@ -126,11 +146,12 @@ class _Exchange:
                 await self._speak()
             except Broken as broken:
                 self._protocol.abort()
-                is_ambiguous = self._is_dotted and broken.reply is None
                 is_over = self._is_over(broken)
+                is_ambiguous = self._is_dotted and not is_over
                 if self._may_be_out_of_step(broken):
                     self._take_back_refusals()
                 self._settle_rest(self._answer_to_break(broken))
+            self._leave_unproven()
         answers = tuple(answer for answer in self._answers if answer is not None)
         return Outcome(answers, is_ambiguous, gravest(answers), is_over)
 
@@ -140,8 +161,6 @@ class _Exchange:
         One too many shows in the end, and so does one too few where commands go out at once:
         the reply to the last of them never comes.
         """
-        if self._is_in_step:
-            return False
         is_one_missing = isinstance(broken, Late) and self._protocol.phase is not Phase.RSET
         return isinstance(broken, Desynchronised | Unexpected) or (self._is_pipelined and is_one_missing)
 
@@ -151,7 +170,8 @@ class _Exchange:
         Whom we no longer hear may be slow, not gone: it reads our MAIL, or decides about our
         dot, when we have long closed.  Whoever hung up before the dot has nothing left to do.
         """
-        if broken.reply is not None or (isinstance(broken, Lost) and not self._is_dotted):
+        is_dot_open = self._is_dotted and not self._is_dot_answered
+        if broken.reply is not None or (isinstance(broken, Lost) and not is_dot_open):
             return True
         phase = self._protocol.phase
         return phase is Phase.RSET or (phase is Phase.MAIL and broken.is_unasked)
@@ -176,6 +196,7 @@ class _Exchange:
         if reply.code != 250:
             self._settle_rest(self._refusal(reply))
             await self._hear_out(min(len(named), AHEAD) if self._ahead else 0)
+            await self._prove_refusals()
             return
         accepted = await self._name_recipients(named)
         if not accepted:
@@ -184,11 +205,12 @@ class _Exchange:
         else:
             reply = await self._command(b"DATA", Phase.DATA, self._timeouts.data_s)
             if reply.code == 354:
-                self._is_in_step = True
+                self._know_in_step()
                 await self._send_content()
                 return
             self._settle_rest(self._refusal(reply))
-        await self._reset()
+        if not await self._prove_refusals():
+            await self._reset()
 
     def _send_ahead(self, lines: list[bytes], left: Sequence[int]) -> None:
         """Send commands and the next RCPTs, and DATA behind the last; `_command` then only waits for each."""
@@ -212,6 +234,7 @@ class _Exchange:
         reply = await self._reply_ahead(Phase.DATA, self._timeouts.data_s)
         if reply.code == 354 and not rcpts:
             # It would take content for nobody (RFC 2920, 3.1).  It gets none, and no dot.
+            self._know_in_step()
             self._protocol.abort()
             return False
         self._check_refused(reply)
@@ -249,6 +272,7 @@ class _Exchange:
                     break
                 if self._is_pipelined:
                     self._send_ahead([], named[place:])
+            self._asked = index
             reply = await self._command(self._rcpt_line(index), Phase.RCPT, self._timeouts.rcpt_s)
             if reply.code in RCPT_ACCEPTED:
                 accepted.append(index)
@@ -276,7 +300,9 @@ class _Exchange:
     async def _send_content(self) -> None:
         content = self._transaction.content()
         try:
-            early = await self._protocol.send_content(content, self._timeouts.block_s, self._dot_until)
+            early = await self._protocol.send_content(
+                self._noted(content), self._timeouts.block_s, self._dot_until
+            )
         finally:
             close = getattr(content, "aclose", None)
             if close is not None:
@@ -290,10 +316,54 @@ class _Exchange:
         self._is_dotted = True
         # Crash here: it may have been relayed; it stays queued and its slot stays charged.
         reply = await self._protocol.end_of_content(min(self._timeouts.eod_s, self._end - self._loop.time()))
+        self._is_dot_answered = True
         if reply.code == 250:
             self._settle_rest(self._answer(reply))
         else:
             self._settle_rest(self._refusal(reply))
+            await self._prove_refusals()
+
+    def _know_in_step(self) -> None:
+        """Take it that every reply so far answered its own command."""
+        self._proven = frozenset(index for index, answer in enumerate(self._answers) if answer is not None)
+
+    def _unproven(self) -> list[int]:
+        """Return who bounces by a reply that may have been the answer to another command."""
+        return [
+            index
+            for index, answer in enumerate(self._answers)
+            if index not in self._proven
+            and answer is not None
+            and answer.reply is not None
+            and answer.verdict is Verdict.BOUNCE
+        ]
+
+    async def _prove_refusals(self) -> bool:
+        """Have the replies proven in step, if somebody bounces by them; return whether they were.
+
+        The connection is then as after RSET.
+        """
+        if not self._unproven():
+            return False
+        left_s = max(0.0, self._end - self._loop.time())
+        await self._proof.prove(min(self._timeouts.reset_s, left_s))
+        self._know_in_step()
+        return True
+
+    def _leave_unproven(self) -> None:
+        """Defer who bounces by a reply that was not proven; to be told it again confirms it."""
+        for index in self._unproven():
+            if (answer := self._answers[index]) is not None:
+                self._answers[index] = replace(answer, verdict=Verdict.DEFER, is_unproven=True)
+
+    async def _noted(self, content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield the content; keep its beginning at hand, which a refusal may print."""
+        noted_bytes = 0
+        async for chunk in content:
+            if noted_bytes < HEADER_BYTES:
+                self._beginning.append(chunk)
+                noted_bytes += len(chunk)
+            yield chunk
 
     async def _reset(self) -> None:
         """Make the connection ready for another transaction; every recipient is settled."""
@@ -338,8 +408,17 @@ class _Exchange:
 
     def _answer(self, reply: Reply) -> Answer:
         phase = self._protocol.phase
-        ruling = self._judge.ruling(phase, reply, self._transaction.reverse_path)
+        ruling = self._judge.ruling(phase, reply, self._words(phase))
         return Answer(ruling.verdict, phase, reply, str(reply), ruling=ruling)
+
+    def _words(self, phase: Phase) -> ClientWords:
+        """Return what the upstream was told of the message when it said this."""
+        recipients = self._transaction.recipients
+        if phase is Phase.MAIL:
+            recipients = ()
+        elif phase is Phase.RCPT and self._asked is not None:
+            recipients = (recipients[self._asked],)
+        return ClientWords(self._transaction.reverse_path, recipients, b"".join(self._beginning))
 
     def _answer_to_break(self, broken: Broken) -> Answer:
         """Return what it means that the connection broke, for those not settled yet."""
@@ -354,9 +433,13 @@ class _Exchange:
 
     def _take_back_refusals(self) -> None:
         """Doubt every refusal: a leftover reply may have moved it to its neighbour."""
+        refused = (Verdict.BOUNCE, Verdict.DEFER)
         for index, answer in enumerate(self._answers):
-            if answer is not None and answer.reply is not None and answer.verdict is Verdict.BOUNCE:
-                self._answers[index] = replace(answer, verdict=Verdict.DEFER, ruling=None)
+            if answer is None or answer.reply is None or index in self._proven:
+                continue
+            if answer.verdict in refused:
+                # Doubted: nor may it be the last one of a message that is old.
+                self._answers[index] = replace(answer, verdict=Verdict.DEFER, ruling=None, is_doubted=True)
 
     def _settle_rest(self, answer: Answer, *, but: list[int] | None = None) -> None:
         """Give the answer to everybody who has none yet, but for these places."""
@@ -364,6 +447,10 @@ class _Exchange:
         for index, settled in enumerate(self._answers):
             if settled is None and index not in kept:
                 self._answers[index] = answer
+
+
+def _lacking(need: Need, text: str) -> Answer:
+    return Answer(Verdict.DEFER, Phase.MAIL, None, text, own_status=_STATUS[need], lack=need)
 
 
 def _own_refusal(status: str, text: str) -> Answer:

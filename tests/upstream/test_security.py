@@ -11,6 +11,7 @@ from relay.reply import Phase
 from relay.upstream.connection import Account, UpstreamUnavailable, _trusting, open_connection
 from relay.upstream.timeouts import Timeouts
 from relay.verdict import Verdict
+from tests.fakes.odd_files import ODD_FILES, remove
 from tests.fakes.smarthost import CLOSE, DEFAULT, RESET, SILENCE, Script, Smarthost, Turn
 from tests.upstream.certificates import Certificates, outdated_context, server_context
 from tests.upstream.sessions import SOON_S, account, connected, transaction
@@ -115,6 +116,32 @@ async def test_a_ca_file_that_was_replaced_is_read_anew(certificates: Certificat
         ca_file.write_bytes(certificates.ca.read_bytes())
         async with connected(opened) as connection:
             assert connection.is_usable
+
+
+@pytest.mark.parametrize("kind", [*ODD_FILES, "an empty file", "half of it"])
+async def test_a_ca_file_that_is_none_is_said_until_it_is_back(
+    kind: str, certificates: Certificates, tmp_path: Path
+) -> None:
+    ca_file, pem = tmp_path / "ca.pem", certificates.ca.read_bytes()
+    halves = {"an empty file": b"", "half of it": pem[: len(pem) // 2]}
+    async with Smarthost(tls=server_context(certificates.right)) as host:
+        opened = account(host, tls=Tls.STARTTLS, ca_file=ca_file)
+        for _ in range(2):
+            ca_file.write_bytes(pem)
+            async with connected(opened) as connection:
+                assert connection.is_usable
+            ca_file.unlink()
+
+            if kind in ODD_FILES:
+                ODD_FILES[kind](ca_file)
+            else:
+                ca_file.write_bytes(halves[kind])
+            with pytest.raises(UpstreamUnavailable) as caught:
+                await open_connection(opened, SystemClock())
+            assert caught.value.answer.verdict is Verdict.PAUSE
+            assert f"ca_file: {'cannot open ' if kind == 'a FIFO' else ''}" in caught.value.answer.text
+            assert str(ca_file) in caught.value.answer.text
+            remove(ca_file)
 
 
 async def test_starttls_that_is_not_offered_ends_it() -> None:

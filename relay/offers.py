@@ -1,0 +1,175 @@
+"""What an upstream is believed not to offer, by what its connections said.  Pure.
+
+One reply to EHLO is the word of one host behind the upstream's name on one day.  A message that
+a connection cannot carry (8BITMIME, SMTPUTF8, SIZE) is deferred, and bounces only once
+the upstream is *believed* to lack what it needs: `LOOKS` connections in a row did not offer it, each
+made `APART_NS` or more after the one before; `APART_AGAIN_NS` where it was offered before, ever.
+So an upstream that never offers 8BITMIME bounces its first such message after ten minutes and
+all others at once; one that offered it bounces nothing for a day.  One connection that
+offers it ends the row.
+
+SIZE is a number, so there is a row for each number that was announced: that nothing above it
+is taken.  A smaller message than the lowest is taken by all; of two numbers the row of the
+higher one is at least as long.  Memory is bounded: with too many numbers one in the
+middle is forgotten, and what lies above it waits for longer.
+
+Instants are boottime of the current boot in nanoseconds; `OffersRecord.moved` brings those of
+another boot here, by the wall clock.
+"""
+
+import enum
+from dataclasses import dataclass, replace
+from typing import Self
+
+from pydantic import TypeAdapter, ValidationError
+
+from relay.clock import SECOND_NS
+
+LOOKS = 3
+"""So many connections in a row that agree are no odd host."""
+APART_NS = 5 * 60 * SECOND_NS
+"""Between two that count: what is broken for a moment, such as a restart, is over by then."""
+APART_AGAIN_NS = 12 * 3600 * SECOND_NS
+"""Where it was offered before: whatever broke has a day to be noticed and mended by people."""
+MOST_SIZES = 16
+"""Announced numbers that are remembered; real upstreams have one, or one a host."""
+
+
+class Need(enum.StrEnum):
+    """What a message may need of an upstream."""
+
+    SMTPUTF8 = "SMTPUTF8"
+    EIGHT_BIT = "8BITMIME"
+    SIZE = "SIZE"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Connections in a row that did not offer something."""
+
+    looks: int = 0
+    """How many of them were far enough apart to count; `LOOKS` is enough."""
+    last_at_ns: int = 0
+    """When the last one that counts was made."""
+    was_offered: bool = False
+    """By any connection before them."""
+
+    @property
+    def is_believed(self) -> bool:
+        """Whether the upstream does not offer it."""
+        return self.looks >= LOOKS
+
+    def lacked(self, at_ns: int) -> Self:
+        """Return it with one connection more."""
+        apart_ns = APART_AGAIN_NS if self.was_offered else APART_NS
+        if self.is_believed or (self.looks and at_ns - self.last_at_ns < apart_ns):
+            return self
+        return replace(self, looks=self.looks + 1, last_at_ns=at_ns)
+
+
+OFFERED = Row(was_offered=True)
+"""The row behind a connection that offered it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """What the connections to one upstream offered."""
+
+    smtputf8: Row = Row()
+    eight_bit: Row = Row()
+    sizes: tuple[tuple[int, Row], ...] = ()
+    """By each number of octets that was announced, ascending: that nothing above it is taken."""
+    has_taken_all: bool = False
+    """A connection announced no most of octets."""
+
+    def seen(self, at_ns: int, *, smtputf8: bool, eight_bit: bool, max_size_bytes: int | None) -> Self:
+        """Return it behind one connection more; no most of octets is None."""
+        return replace(
+            self,
+            smtputf8=OFFERED if smtputf8 else self.smtputf8.lacked(at_ns),
+            eight_bit=OFFERED if eight_bit else self.eight_bit.lacked(at_ns),
+            sizes=self._sizes(at_ns, max_size_bytes),
+            has_taken_all=self.has_taken_all or max_size_bytes is None,
+        )
+
+    def is_believed(self, need: Need, size_bytes: int = 0) -> bool:
+        """Whether the upstream does not offer it; for SIZE, whether it takes no message of so many octets."""
+        match need:
+            case Need.SMTPUTF8:
+                return self.smtputf8.is_believed
+            case Need.EIGHT_BIT:
+                return self.eight_bit.is_believed
+            case Need.SIZE:
+                # All that was announced below the message, of which the highest has the longest row.
+                below = [row for announced, row in self.sizes if announced < size_bytes]
+                return bool(below) and below[-1].is_believed
+
+    def _sizes(self, at_ns: int, max_size_bytes: int | None) -> tuple[tuple[int, Row], ...]:
+        rows = dict(self.sizes)
+        if max_size_bytes is None:
+            return tuple((announced, OFFERED) for announced in rows)
+        if max_size_bytes not in rows:
+            below = [row for announced, row in self.sizes if announced < max_size_bytes]
+            is_above = self.has_taken_all or any(announced > max_size_bytes for announced in rows)
+            # Who announced less did not take this either.
+            rows[max_size_bytes] = replace(below[-1] if below else Row(), was_offered=is_above)
+        known = [
+            (announced, row.lacked(at_ns) if announced >= max_size_bytes else OFFERED)
+            for announced, row in sorted(rows.items())
+        ]
+        while len(known) > MOST_SIZES:
+            # Neither end: the lowest says what all take, the highest what none does.
+            del known[next(at for at in range(1, len(known)) if known[at][0] != max_size_bytes)]
+        return tuple(known)
+
+
+@dataclass(frozen=True, slots=True)
+class OffersRecord:
+    """What is kept of it over a restart."""
+
+    boot_id: str
+    """Of the boot whose instants these are."""
+    written_at_ns: int
+    wall_ns: int
+    """The wall clock at that instant."""
+    server: str
+    """`host:port`; of another one nothing is known."""
+    offers: Offers
+
+    def moved(self, boot_id: str, now_ns: int, wall_ns: int) -> Offers:
+        """Return what is known, by the instants of this boot."""
+        if boot_id == self.boot_id:
+            return self.offers
+        # A wall clock that was set back makes looks less far apart, never more.
+        shift_ns = now_ns - max(0, wall_ns - self.wall_ns) - self.written_at_ns
+        return replace(
+            self.offers,
+            smtputf8=_shifted(self.offers.smtputf8, shift_ns),
+            eight_bit=_shifted(self.offers.eight_bit, shift_ns),
+            sizes=tuple((announced, _shifted(row, shift_ns)) for announced, row in self.offers.sizes),
+        )
+
+
+def _shifted(row: Row, shift_ns: int) -> Row:
+    return replace(row, last_at_ns=row.last_at_ns + shift_ns) if row.looks else row
+
+
+_RECORD = TypeAdapter(OffersRecord)
+
+
+def render(record: OffersRecord) -> bytes:
+    """Return a record as the bytes of its file: JSON, for `cat`."""
+    return _RECORD.dump_json(record, indent=1) + b"\n"
+
+
+def parse(content: bytes) -> OffersRecord:
+    """Return what a file says.  Raises ValueError for what is none of ours."""
+    try:
+        record = _RECORD.validate_json(content, strict=True)
+    except ValidationError as error:
+        raise ValueError(f"not a record of offers: {error.error_count()} errors in it") from None
+    announced = [size for size, _ in record.offers.sizes]
+    rows = [record.offers.smtputf8, record.offers.eight_bit, *(row for _, row in record.offers.sizes)]
+    if announced != sorted(set(announced)) or any(row.last_at_ns > record.written_at_ns for row in rows):
+        raise ValueError("not a record of offers: its numbers are out of order")
+    return record
