@@ -7,6 +7,7 @@
 file, line, column and key.  `model`, `limit` and `lane` hold the types, every default and every rule;
 `units` the scalars; `document` YAML with positions; `faults` the words of an error;
 `surroundings` the port to the files that a policy names, and `secrets` what is behind
-it; `changes` tells what an edit cannot change live.  Pure but for `source`, which reads
-the file, and `secrets`.
+it; `changes` tells what an edit cannot change live, and `loosening` how long it has to rest;
+`named_file` is how the policy, and each file that it names, is opened.  Pure but for `source`, which
+reads the file, `secrets` and `named_file`.
 """

@@ -35,7 +35,7 @@ _WORDS: dict[str, Scalar] = {"true": True, "false": False, "null": None, "~": No
 _NOT_ALLOWED = re.compile(
     "[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
 )
-_PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+\Z")
+_PLAIN_KEY = re.compile(r"(?:[A-Za-z0-9_-]+|\?)\Z")
 
 
 class Mark(NamedTuple):
@@ -49,8 +49,10 @@ class Flaw(NamedTuple):
     """What is wrong with the YAML, at a key."""
 
     mark: Mark
-    key: str
+    steps: tuple[Step, ...]
+    """To the key; none where it is about the whole file."""
     message: str
+    """Holds nothing of what is written there, which may be a secret."""
 
 
 START = Mark(1, 1)
@@ -73,6 +75,8 @@ class Node:
     """Values and keys in it, itself included."""
     height: int = 0
     """Collections inside each other, itself included."""
+    has_end: bool = False
+    """A collection in brackets: nothing behind it in the file can add to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,40 @@ class Document:
     def value(self) -> object:
         """Return the tree as dict, tuple and scalars."""
         return None if self.root is None else _plain(self.root)
+
+    def is_mapping(self, steps: Sequence[Step]) -> bool:
+        """Return whether a mapping stands at the end of the steps."""
+        node = self.root
+        for step in steps:
+            match node.value if node else None:
+                case dict() as entries if (entry := entries.get(str(step))) is not None:
+                    node = entry.node
+                case list() as nodes if isinstance(step, int) and 0 <= step < len(nodes):
+                    node = nodes[step]
+                case _:
+                    return False
+        return node is not None and isinstance(node.value, dict)
+
+    def unfinished(self) -> frozenset[tuple[Step, ...]]:
+        """Return the steps to all that more lines at the end of the file could add to.
+
+        These are the last value, the collection that it is the last of, and so on up to the whole file,
+        but for what is in brackets: all else has an end.
+        """
+        found: list[tuple[Step, ...]] = []
+        steps: tuple[Step, ...] = ()
+        node = self.root
+        while node is not None and not node.has_end:
+            found.append(steps)
+            match node.value:
+                case dict() as entries if entries:
+                    key = next(reversed(entries))
+                    steps, node = (*steps, key), entries[key].node
+                case list() as nodes if nodes:
+                    steps, node = (*steps, len(nodes) - 1), nodes[-1]
+                case _:
+                    break
+        return frozenset(found)
 
     def mark_of(self, steps: Sequence[Step], *, of_key: bool = False) -> Mark:
         """Return where the value at the end of the steps stands, or its key.
@@ -108,9 +146,9 @@ class Document:
 
 
 class _Hopeless(Exception):  # noqa: N818 - it carries the flaw that ends the reading
-    def __init__(self, mark: Mark, key: str, message: str) -> None:
+    def __init__(self, mark: Mark, steps: tuple[Step, ...], message: str) -> None:
         super().__init__(message)
-        self.flaw = Flaw(mark, key, message)
+        self.flaw = Flaw(mark, steps, message)
 
 
 def key_path(steps: Sequence[Step]) -> str:
@@ -135,30 +173,34 @@ def read_document(content: bytes) -> Document:
         return Document(None, (*builder.flaws, error.flaw))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        words = ", ".join(part for part in (error.context, error.problem) if part)
-        flaw = Flaw(_mark(mark), WHOLE, f"not YAML: {words}{_hint(content, _mark(mark))}")
+        flaw = Flaw(_mark(mark), (), f"not YAML{_problem(error)}{_hint(content, _mark(mark))}")
         return Document(None, (*builder.flaws, flaw))
     except yaml.YAMLError:
-        return Document(None, (*builder.flaws, Flaw(START, WHOLE, "not YAML")))
+        return Document(None, (*builder.flaws, Flaw(START, (), "not YAML")))
     if builder.root is None:
-        return Document(None, (Flaw(START, WHOLE, "the file is empty; a policy is a mapping of keys"),))
+        return Document(None, (Flaw(START, (), "the file is empty; a policy is a mapping of keys"),))
     return Document(builder.root, tuple(builder.flaws))
 
 
 def _events(content: bytes) -> Iterator[yaml.Event]:
     if len(content) > MAX_BYTES:
-        raise _Hopeless(START, WHOLE, f"the file is larger than {MAX_BYTES} bytes")
+        raise _Hopeless(START, (), f"the file is larger than {MAX_BYTES} bytes")
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         before = content[: error.start].decode("utf-8")
-        raise _Hopeless(_end_of(before), WHOLE, f"not UTF-8: byte 0x{content[error.start]:02x}") from None
+        raise _Hopeless(_end_of(before), (), f"not UTF-8: byte 0x{content[error.start]:02x}") from None
     text = text.removeprefix("\ufeff")
     if found := _NOT_ALLOWED.search(text):
-        raise _Hopeless(
-            _end_of(text[: found.start()]), WHOLE, f"character U+{ord(found[0]):04X} is not allowed"
-        )
+        raise _Hopeless(_end_of(text[: found.start()]), (), f"character U+{ord(found[0]):04X} is not allowed")
     yield from yaml.parse(text, Loader=_LOADER)
+
+
+def _problem(error: yaml.MarkedYAMLError) -> str:
+    """Return what libyaml says, in fixed texts; the loader in Python quotes what it read."""
+    if _LOADER is yaml.SafeLoader:
+        return ""
+    return ": " + ", ".join(part for part in (error.context, error.problem) if part)
 
 
 def _end_of(before: str) -> Mark:
@@ -232,7 +274,7 @@ class _Builder:
             case yaml.DocumentStartEvent():
                 self.documents += 1
                 if self.documents > 1:
-                    raise _Hopeless(mark, WHOLE, "a second document; a policy is one")
+                    raise _Hopeless(mark, (), "a second document; a policy is one")
             case yaml.AliasEvent():
                 node = self._anchored(event.anchor, mark)
                 self._count(node.size, mark)
@@ -270,7 +312,12 @@ class _Builder:
     def _start(self, event: yaml.MappingStartEvent | yaml.SequenceStartEvent, mark: Mark) -> None:
         if len(self.open) >= MAX_DEPTH:
             raise _Hopeless(mark, self._here(), f"nested deeper than {MAX_DEPTH}")
-        node = Node(mark, {} if isinstance(event, yaml.MappingStartEvent) else [], height=1)
+        node = Node(
+            mark,
+            {} if isinstance(event, yaml.MappingStartEvent) else [],
+            height=1,
+            has_end=bool(event.flow_style),
+        )
         if event.anchor is not None:
             self.anchors[event.anchor] = None
         self._count(1, mark)
@@ -278,10 +325,10 @@ class _Builder:
 
     def _anchored(self, name: str | None, mark: Mark) -> Node:
         if name is None or name not in self.anchors:
-            raise _Hopeless(mark, self._here(), f"the alias *{name} has no anchor before it")
+            raise _Hopeless(mark, self._here(), "an alias without an anchor before it")
         node = self.anchors[name]
         if node is None:
-            raise _Hopeless(mark, self._here(), f"the alias *{name} stands inside its own anchor")
+            raise _Hopeless(mark, self._here(), "an alias inside its own anchor")
         if len(self.open) + node.height > MAX_DEPTH:
             raise _Hopeless(mark, self._here(), f"nested deeper than {MAX_DEPTH}")
         return node
@@ -331,9 +378,9 @@ class _Builder:
     def _flaw(self, mark: Mark, message: str) -> None:
         self.flaws.append(Flaw(mark, self._here(), message))
         if len(self.flaws) >= MAX_FLAWS:
-            raise _Hopeless(mark, WHOLE, "too much is wrong; not read any further")
+            raise _Hopeless(mark, (), "too much is wrong; not read any further")
 
-    def _here(self) -> str:
+    def _here(self) -> tuple[Step, ...]:
         steps: list[Step] = []
         for collection in self.open:
             match collection.node.value:
@@ -341,4 +388,4 @@ class _Builder:
                     steps.append(len(nodes))
                 case _ if collection.key is not None:
                     steps.append(collection.key)
-        return key_path(steps)
+        return tuple(steps)

@@ -1,12 +1,16 @@
 """The errors of a policy: where, at which key, and what would have been right.  Pure.
 
-Turns what pydantic says into words for whoever wrote the policy: no class names, no
-value of a key that may hold a secret by mistake.
+Turns what pydantic says into words for whoever wrote the policy: no class names, and
+nothing that was written, since a password may stand at any place by mistake, as a value or
+as a key.  So a fault has file, line, column, the keys that are a policy's own, and what kind
+of fault it is; in place of any other key stands `?`.  Only whoever has the file open on a terminal
+sees the values too (`on_terminal`), and not even there those of an account and of its host.
 """
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args, get_origin
 
@@ -14,14 +18,24 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from relay.policy.document import START, WHOLE, Document, Step, key_path
-from relay.policy.model import Policy
+from relay.policy.model import Policy, Practice, Upstream
 from relay.policy.section import Section
 from relay.policy.surroundings import RULE
-from relay.policy.units import kind
+from relay.policy.units import Unfit, kind
 
 MOST_FAULTS = 200
 """Told of one file; the rest is only counted."""
+FOREIGN_KEY = "?"
+"""Stands for a key that is not a policy's own, and so may be anything."""
 _LONGEST_GUESSED = 40
+_NEVER_SHOWN: dict[type[Section], frozenset[str]] = {
+    Upstream: frozenset({"auth", "host"}),
+    Practice: frozenset({"user", "password_file"}),
+}
+"""Where a misplaced password is to be expected most."""
+_SHORTEST_SECRET = 4
+"""Characters of a value that is looked for in other values' errors."""
+_NAME = re.compile(r"[a-z0-9_-]{1,64}\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +49,13 @@ class PolicyFault:
     key: str
     """Such as `upstreams.isp.limits[0].per`; `policy` where it is about the whole file."""
     message: str
+    terminal: tuple[str, str] | None = field(default=None, repr=False)
+    """Key and message for a terminal, where those are others."""
+
+    def on_terminal(self) -> "PolicyFault":
+        """Return it with the values that a terminal may show."""
+        key, message = self.terminal or (self.key, self.message)
+        return PolicyFault(self.path, self.line, self.column, key, message)
 
     def __str__(self) -> str:
         """Return `FILE:LINE:COLUMN: KEY: MESSAGE`."""
@@ -51,8 +72,12 @@ class PolicyError(Exception):
         super().__init__(*self.errors)
 
     def __str__(self) -> str:
-        """Return a line for each fault."""
+        """Return a line for each fault, fit for any output."""
         return "\n".join(str(fault) for fault in self.errors)
+
+    def on_terminal(self) -> str:
+        """Return the same lines with the values that a terminal may show."""
+        return "\n".join(str(fault.on_terminal()) for fault in self.errors)
 
 
 def fault_of_file(path: Path, message: str) -> PolicyFault:
@@ -62,7 +87,8 @@ def fault_of_file(path: Path, message: str) -> PolicyFault:
 
 def faults_of_document(path: Path, document: Document) -> list[PolicyFault]:
     """Return what is wrong with the YAML."""
-    return [PolicyFault(path, *flaw.mark, flaw.key, flaw.message) for flaw in document.flaws]
+    told = _Teller(path, document, Policy)
+    return [told.fault(flaw.mark, flaw.steps, flaw.message) for flaw in document.flaws]
 
 
 def faults_of_validation(
@@ -72,8 +98,9 @@ def faults_of_validation(
 
     `root` is what the whole file is, for guesses at misspelt keys.
     """
+    told = _Teller(path, document, root)
     details = error.errors(include_url=False)
-    faults = [fault for detail in details[:MOST_FAULTS] for fault in _faults_of(path, document, detail, root)]
+    faults = [fault for detail in details[:MOST_FAULTS] for fault in _faults_of(told, detail)]
     if len(details) > MOST_FAULTS:
         last = max(faults, key=lambda fault: (fault.line, fault.column))
         rest = len(details) - MOST_FAULTS
@@ -81,19 +108,102 @@ def faults_of_validation(
     return faults
 
 
-def _faults_of(
-    path: Path, document: Document, detail: ErrorDetails, root: type[Section]
-) -> Iterator[PolicyFault]:
+class _Teller:
+    """Makes the faults of one file: decides what of it they may repeat."""
+
+    def __init__(self, path: Path, document: Document, root: type[Section]) -> None:
+        self._path = path
+        self.document = document
+        self.root = root
+        self._secrets = set(_texts(document.value(), root))
+
+    def fault(
+        self, mark: tuple[int, int], steps: Sequence[Step], message: str, shown: str | None = None
+    ) -> PolicyFault:
+        """Return a fault; `shown` is the message for a terminal, where that is another."""
+        known, is_secret = self._known(steps)
+        plain = key_path(known)
+        if is_secret:
+            return PolicyFault(self._path, *mark, plain, message)
+        key, shown = key_path(steps), shown or message
+        if any(secret in shown or secret in key for secret in self._secrets):
+            # By an alias, or written twice.
+            key, shown = plain, message
+        terminal = None if (key, shown) == (plain, message) else (key, shown)
+        return PolicyFault(self._path, *mark, plain, message, terminal)
+
+    def _known(self, steps: Sequence[Step]) -> tuple[list[Step], bool]:
+        """Return the steps with what is not a policy's own left out, and whether a secret may stand there."""
+        section: type[Section] | None = self.root
+        annotation: object = None
+        known: list[Step] = []
+        is_secret = False
+        for index, step in enumerate(steps):
+            if isinstance(step, int):
+                known.append(step)
+            elif section is not None and annotation is None:
+                found = _annotations(section).get(step)
+                if found is None:
+                    # What is misplaced below a foreign key may still be an account.
+                    below = {each for each in steps[index + 1 :] if isinstance(each, str)}
+                    return [*known, FOREIGN_KEY], is_secret or bool(below & _NEVER_SHOWN[Upstream])
+                is_secret = is_secret or step in _NEVER_SHOWN.get(section, ())
+                section, annotation = _section_in(found), found if _is_by_name(found) else None
+                known.append(step)
+                continue
+            elif section is not None and _NAME.match(step) and self._is_named(steps, index):
+                known.append(step)
+            else:
+                return [*known, FOREIGN_KEY], is_secret
+            annotation = None
+        return known, is_secret
+
+    def _is_named(self, steps: Sequence[Step], index: int) -> bool:
+        """Return whether a step is the name of a section, such as an upstream's; names are no secret."""
+        return index + 1 < len(steps) or self.document.is_mapping(steps)
+
+
+def _texts(value: object, section: type[Section]) -> Iterator[str]:
+    """Yield what is written where a misplaced password is to be expected most, keys too."""
+    if not isinstance(value, dict):
+        return
+    for key, annotation in _annotations(section).items():
+        below = value.get(key)
+        if key in _NEVER_SHOWN.get(section, ()):
+            known = set(_annotations(inner)) if (inner := _section_in(annotation)) else set()
+            yield from (
+                text for text in _all_texts(below) if len(text) >= _SHORTEST_SECRET and text not in known
+            )
+        elif inner := _section_in(annotation):
+            several = below.values() if _is_by_name(annotation) and isinstance(below, dict) else [below]
+            for each in several:
+                yield from _texts(each, inner)
+
+
+def _all_texts(value: object) -> Iterator[str]:
+    match value:
+        case dict():
+            for key, below in value.items():
+                yield key
+                yield from _all_texts(below)
+        case tuple():
+            for below in value:
+                yield from _all_texts(below)
+        case str() | int() if not isinstance(value, bool):
+            yield str(value)
+
+
+def _faults_of(told: _Teller, detail: ErrorDetails) -> Iterator[PolicyFault]:
     is_about_key = detail["loc"][-1:] == ("[key]",)
     steps: list[Step] = list(detail["loc"][:-1] if is_about_key else detail["loc"])
     if detail["type"] == RULE:
         for rule in detail["ctx"]["rules"]:
             at = _follow(steps, rule.at)
-            yield PolicyFault(path, *document.mark_of(at), key_path(at), rule.message)
+            yield told.fault(told.document.mark_of(at), at, rule.message, rule.shown)
         return
     is_about_key = is_about_key or detail["type"] == "extra_forbidden"
-    mark = document.mark_of(steps, of_key=is_about_key)
-    yield PolicyFault(path, *mark, key_path(steps), _words(detail, steps, root))
+    mark = told.document.mark_of(steps, of_key=is_about_key)
+    yield told.fault(mark, steps, *_words(detail, steps, told.root))
 
 
 def _follow(steps: Sequence[Step], at: Sequence[Step]) -> list[Step]:
@@ -107,20 +217,22 @@ def _follow(steps: Sequence[Step], at: Sequence[Step]) -> list[Step]:
     return found
 
 
-def _words(detail: ErrorDetails, steps: Sequence[Step], root: type[Section]) -> str:
+def _words(detail: ErrorDetails, steps: Sequence[Step], root: type[Section]) -> tuple[str, str | None]:
+    """Return what is wrong, without what is written there and with it."""
     match detail["type"]:
         case "value_error":
-            return str(detail["ctx"]["error"])
+            error = detail["ctx"]["error"]
+            return (error.plain, error.shown) if isinstance(error, Unfit) else (str(error), None)
         case "missing":
-            return "this key is required"
+            return "this key is required", None
         case "extra_forbidden":
-            return f"unknown key{_suggestion(steps, root)}"
+            return f"unknown key{_suggestion(steps, root)}", None
         case "model_type" | "dict_type":
-            return f"expected a mapping of keys, got {kind(detail['input'])}"
+            return f"expected a mapping of keys, got {kind(detail['input'])}", None
         case "tuple_type":
-            return f"expected a list, got {kind(detail['input'])}"
+            return f"expected a list, got {kind(detail['input'])}", None
         case _:
-            return f"{kind(detail['input'])} does not fit here"
+            return f"{kind(detail['input'])} does not fit here", None
 
 
 def _suggestion(steps: Sequence[Step], root: type[Section]) -> str:
@@ -135,7 +247,12 @@ def _suggestion(steps: Sequence[Step], root: type[Section]) -> str:
 
 
 def _keys(section: type[Section]) -> list[str]:
-    return [field.alias or name for name, field in section.model_fields.items()]
+    return list(_annotations(section))
+
+
+def _annotations(section: type[Section]) -> dict[str, object]:
+    """Return the type of each key."""
+    return {each.alias or name: each.annotation for name, each in section.model_fields.items()}
 
 
 def _section_at(steps: Sequence[Step], root: type[Section]) -> type[Section]:
@@ -143,13 +260,16 @@ def _section_at(steps: Sequence[Step], root: type[Section]) -> type[Section]:
     section = root
     remaining = iter(steps)
     for step in remaining:
-        annotation = next(
-            field.annotation for name, field in section.model_fields.items() if step == (field.alias or name)
-        )
+        annotation = _annotations(section)[str(step)]
         if get_origin(annotation) in (tuple, dict):
             next(remaining, None)
         section = _section_in(annotation) or section
     return section
+
+
+def _is_by_name(annotation: object) -> bool:
+    """Return whether a key holds something for each of several names."""
+    return get_origin(annotation) is dict or any(_is_by_name(each) for each in get_args(annotation))
 
 
 def _section_in(annotation: object) -> type[Section] | None:

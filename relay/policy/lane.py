@@ -22,7 +22,7 @@ from relay.policy.units import (
     PositiveInt,
     any_network,
     each,
-    shown,
+    unfit,
     whole_number,
 )
 
@@ -38,20 +38,20 @@ _FIELD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}\Z")
 def _pattern(value: object) -> str:
     if isinstance(value, str) and 0 < len(value) <= LONGEST_PATTERN:
         return value
-    got = shown(value) if value != "" else "none"
-    raise ValueError(f"expected a pattern of at most {LONGEST_PATTERN} characters, got {got}")
+    words = f"expected a pattern of at most {LONGEST_PATTERN} characters"
+    raise ValueError(f"{words}, got none") if value == "" else unfit(words, value)
 
 
 def _sender_pattern(value: object) -> str:
     if isinstance(value, str) and ("@" in value or "*" in value or value == sorting.NULL_SENDER):
         return _pattern(value)
-    raise ValueError(f"expected an address, @ and a domain, or '<>' for reports, got {shown(value)}")
+    raise unfit("expected an address, @ and a domain, or '<>' for reports", value)
 
 
 def _domain_pattern(value: object) -> str:
     if isinstance(value, str) and "@" not in value and not value.startswith("."):
         return _pattern(value)
-    raise ValueError(f"expected a domain such as example.net or '*.example.net', got {shown(value)}")
+    raise unfit("expected a domain such as example.net or '*.example.net'", value)
 
 
 def _field_name(value: object) -> str:
@@ -108,12 +108,15 @@ def faults_of(of_policy: Lanes) -> list[Broken]:
     for name, lane in of_policy.items():
         total += lane.share or 0
         if lane.share is not None and total > ALL_PERCENT:
-            return [*found, Broken(f"the shares up to here add up to {total} percent", (name, "share"))]
+            words = "the shares up to here add up to"
+            at = (name, "share")
+            return [*found, Broken(f"{words} more than 100 percent", at, f"{words} {total} percent")]
     without = [name for name in _names(of_policy) if not of_policy.get(name, Lane()).share]
     if total == ALL_PERCENT and without:
         last = next(name for name in reversed(list(of_policy)) if of_policy[name].share)
-        words = f"the shares add up to 100 and leave nothing for {' and '.join(without)}"
-        found.append(Broken(words, (last, "share")))
+        words = "the shares add up to 100 and leave nothing for"
+        shown = f"{words} {' and '.join(without)}"
+        found.append(Broken(f"{words} the lanes without one", (last, "share"), shown))
     return found
 
 

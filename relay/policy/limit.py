@@ -75,7 +75,8 @@ def _no_two_alike(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
     for index, limit in enumerate(limits):
         other = first.setdefault((limit.unit, limit.count, limit.per_ns, limit.for_each), index)
         if other != index:
-            raise broken(f"the same limit as limits[{other}], {limit.label}: one of them says it all", index)
+            same, all_said = f"the same limit as limits[{other}]", "one of them says it all"
+            raise broken(f"{same}: {all_said}", index, shown=f"{same}, {limit.label}: {all_said}")
     return limits
 
 

@@ -44,6 +44,7 @@ from relay.policy.units import (
     PositiveInt,
     Size,
     Text,
+    Unfit,
     UpstreamHost,
     UpstreamName,
     choice,
@@ -79,13 +80,13 @@ class Timeouts(Section):
     """How long a client may take, per phase (RFC 5321, 4.5.3.2: 5 min a command, 3 min a block)."""
 
     command_ns: Duration = Field(default=5 * MINUTE_NS, alias="command")
-    """From one reply to the next whole command."""
+    """From one reply to the next whole command; of who may not relay a minute at most."""
     content_ns: Duration = Field(default=3 * MINUTE_NS, alias="content")
     """Between two reads of content."""
     transfer_ns: Duration = Field(default=HOUR_NS, alias="transfer")
     """From 354 to the final dot, whatever arrives in between."""
     session_ns: Duration = Field(default=DAY_NS, alias="session")
-    """A whole connection; it ends with 421 between two commands."""
+    """A whole connection, of who may not relay two minutes at most; it ends with 421 between two commands."""
 
 
 class Listen(Section):
@@ -107,10 +108,10 @@ class Listen(Section):
     """Octets of content, as SIZE advertises it."""
     max_recipients: PositiveInt = 1000
     max_connections: PositiveInt = 200
-    """At once, per listener process; more get 421."""
+    """At once, per listener process; more get 421.  Who may not relay gives way (`listener.access`)."""
     max_connections_per_client: PositiveInt = 50
     max_errors: PositiveInt = 20
-    """Refused commands in one session before 421."""
+    """Refused commands in one session before 421, and very many without mail."""
     max_hops: PositiveInt = 50
     """Received: lines in a message before it counts as looping (RFC 5321, 6.3)."""
     bare_newlines: Annotated[Literal["refuse", "normalise"], choice(["refuse", "normalise"])] = "refuse"
@@ -122,12 +123,11 @@ class Listen(Section):
     def _somebody_may_relay(cls, users_file: Path | None, info: ValidationInfo) -> Path | None:
         address, clients = info.data.get("address"), info.data.get("clients")
         if users_file is None and clients == () and address is not None and not address.is_loopback:
-            raise broken(
-                f"{address} is open to the network: name the clients or a users_file that may relay, "
-                "since an open relay is never run",
-                "..",
-                "address",
+            words = (
+                "is open to the network: name the clients or a users_file that may relay, "
+                "since an open relay is never run"
             )
+            raise broken(f"it {words}", "..", "address", shown=f"{address} {words}")
         return users_file
 
     @field_validator("certificate")
@@ -135,11 +135,8 @@ class Listen(Section):
     def _auth_only_under_tls(cls, certificate: Path | None, info: ValidationInfo) -> Path | None:
         address, users_file = info.data.get("address"), info.data.get("users_file")
         if certificate is None and users_file is not None and address is not None and not address.is_loopback:
-            raise broken(
-                f"passwords would cross the network in the clear on {address}: AUTH needs a certificate",
-                "..",
-                "users_file",
-            )
+            clear, needed = "passwords would cross the network in the clear", "AUTH needs a certificate"
+            raise broken(f"{clear}: {needed}", "..", "users_file", shown=f"{clear} on {address}: {needed}")
         return certificate
 
     @field_validator("key")
@@ -153,8 +150,9 @@ class Listen(Section):
         if certificate is not None and (inspector := inspector_of(info)):
             try:
                 inspector.key_pair(certificate, key)
-            except ValueError as error:
-                raise broken(str(error), "..", "certificate" if key is None else "key") from None
+            except Unfit as error:
+                at = "certificate" if key is None else "key"
+                raise broken(error.plain, "..", at, shown=error.shown) from None
         return key
 
     @field_validator("tls")
@@ -244,8 +242,7 @@ class Upstream(Section):
         host, tls = info.data.get("host"), info.data.get("tls")
         if auth is not None and host is not None and tls is Tls.NONE and not is_loopback_host(host):
             raise broken(
-                f"the password would cross the network in the clear: auth at {host} needs "
-                "tls: starttls or implicit",
+                "the password would cross the network in the clear: auth needs tls: starttls or implicit",
                 "..",
                 "tls",
             )
@@ -343,7 +340,8 @@ class Policy(Section):
         rules = []
         for index, listener in enumerate(listen):
             if listener.address in seen:
-                rules.append(Broken(f"a second listener on {listener.address}", (index, "address")))
+                shown = f"a second listener on {listener.address}"
+                rules.append(Broken("a second listener on this address", (index, "address"), shown))
             # Port 0 asks the kernel for a free one, which is another each time.
             if listener.address.port != 0:
                 seen.add(listener.address)
@@ -355,7 +353,7 @@ class Policy(Section):
     @classmethod
     def _http_has_its_own_address(cls, http: HostPort | None, info: ValidationInfo) -> HostPort | None:
         if http is not None and http.port != 0 and http in _addresses(info.data.get("listen", ())):
-            raise ValueError(f"{http} is already an address of listen")
+            raise Unfit("it is already an address of listen", f"{http} is already an address of listen")
         return http
 
     @field_validator("practice")
@@ -365,7 +363,8 @@ class Policy(Section):
     ) -> Practice | None:
         taken = {*_addresses(info.data.get("listen", ())), info.data.get("http")}
         if practice is not None and practice.address.port != 0 and practice.address in taken:
-            raise broken(f"{practice.address} is already in use by listen or http", "address")
+            words = "is already in use by listen or http"
+            raise broken(f"it {words}", "address", shown=f"{practice.address} {words}")
         return practice
 
     @property

@@ -3,6 +3,9 @@
 One type for the shipped rules and for `upstreams.NAME.verdicts`, so that what we write
 the owner can write too.  Text is phrases, not regular expressions: any case, any run of
 spaces, and `*` for at most 80 characters; so no rule can hang on a long reply, however many it has.
+In our own files a phrase by which a refusal is not about us begins a word, or `mail quota` of
+a full mailbox is found in `your outmail quota`, and bounces.  A phrase by which it is about us may begin
+inside one: a pause keeps the message.  An owner's phrases are found wherever they stand.
 """
 
 import re
@@ -12,7 +15,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from relay.phrases import Phrases
 from relay.policy.section import AnyOrder, Section
-from relay.policy.units import Duration, Text, choice, each, shown
+from relay.policy.units import Duration, Text, choice, each, unfit
 from relay.reply import Phase
 from relay.verdict import ABOUT_US, FROM_MAIL, WORDS, Layer, Rule
 
@@ -44,29 +47,27 @@ def _phase(value: object) -> Phase:
     by_word = {str(phase): phase for phase in Phase}
     if isinstance(value, str) and value in by_word:
         return by_word[value]
-    raise ValueError(f"expected a phase, one of {', '.join(by_word)}, got {shown(value)}")
+    raise unfit(f"expected a phase, one of {', '.join(by_word)}", value)
 
 
 def _code(value: object) -> str:
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
     if isinstance(text, str) and _CODE.match(text):
         return text
-    raise ValueError(f"expected a reply code that refuses, such as 550 or 5xx, got {shown(value)}")
+    raise unfit("expected a reply code that refuses, such as 550 or 5xx", value)
 
 
 def _enhanced(value: object) -> str:
     if isinstance(value, str) and _ENHANCED.match(value):
         return value
-    raise ValueError(f"expected an enhanced code such as 5.7.1, 5.7.x or x.4.5, got {shown(value)}")
+    raise unfit("expected an enhanced code such as 5.7.1, 5.7.x or x.4.5", value)
 
 
 def _phrase(value: object) -> str:
     if isinstance(value, str) and value.strip(" *") and len(value) <= LONGEST_PHRASE:
         return value
-    raise ValueError(
-        f"expected a phrase of at most {LONGEST_PHRASE} characters, "
-        f"got {shown(value) if value != '' else 'none'}"
-    )
+    words = f"expected a phrase of at most {LONGEST_PHRASE} characters"
+    raise ValueError(f"{words}, got none") if value == "" else unfit(words, value)
 
 
 Texts = Annotated[tuple[str, ...], each(_phrase)]
@@ -119,6 +120,7 @@ class VerdictRule(Section):
     def rule(self, layer: Layer, place: str) -> Rule:
         """Return it ready to be asked."""
         verdict, scope = WORDS[self.verdict]
+        is_ours, is_about_us = layer is not Layer.OPERATOR, verdict in ABOUT_US
         return Rule(
             layer,
             verdict,
@@ -128,8 +130,8 @@ class VerdictRule(Section):
             phases=frozenset(self.phase),
             code=_any_code(self.code),
             enhanced=_any_code(self.enhanced),
-            text=_any_phrase(self.text),
-            but_not=_any_phrase(self.but_not),
+            text=_any_phrase(self.text, begin_words=is_ours and not is_about_us),
+            but_not=_any_phrase(self.but_not, begin_words=is_ours and is_about_us),
             but_not_enhanced=_any_code(self.but_not_enhanced),
             names_sender=self.names_sender,
             wait_ns=self.wait_ns,
@@ -168,5 +170,7 @@ def _any_code(codes: tuple[str, ...] | None) -> re.Pattern[str] | None:
     return re.compile(f"(?:{'|'.join(each)})\\Z")
 
 
-def _any_phrase(phrases: tuple[str, ...] | None) -> Phrases | None:
-    return None if phrases is None else Phrases(" ".join(phrase.lower().split()) for phrase in phrases)
+def _any_phrase(phrases: tuple[str, ...] | None, *, begin_words: bool) -> Phrases | None:
+    if phrases is None:
+        return None
+    return Phrases((" ".join(phrase.lower().split()) for phrase in phrases), begin_words=begin_words)

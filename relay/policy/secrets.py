@@ -1,6 +1,6 @@
 """The files that a policy points to: passwords, users, certificates.  Reads the disk.
 
-Guarantees: no error holds a secret, whole or in part; a password or a private key that
+Guarantees: no error holds what is in such a file, whole or in part; a password or a private key that
 others can read is refused, and so is one that somebody else could have put there; a
 name that leads to a device or a FIFO does not block.
 Does not: keep anything.  A password is read when a connection needs it, so that a new
@@ -14,6 +14,15 @@ import stat
 from pathlib import Path
 
 from relay.policy.model import Auth
+from relay.policy.named_file import (
+    LONGEST_PEM_BYTES,
+    Writing,
+    open_regular,
+    path_of,
+    read_descriptor,
+    writing,
+)
+from relay.policy.units import Unfit
 
 MAX_PASSWORD_BYTES = 4096
 MAX_USERS_BYTES = 1 << 20
@@ -28,11 +37,20 @@ _HASH = re.compile(
 )
 
 
-class SecretError(ValueError):
+class SecretError(Unfit):
     """A secret, or another file that a policy names, is not there or not fit for use.
 
-    The text names the file or the variable, and never what is in it.
+    The text names the file or the variable, and never what is in it.  `plain` does not even
+    name it: in a policy that is not good yet, the name may be the password itself.
     """
+
+    def __init__(self, words: str, *named: object) -> None:
+        """`words` has `{}` for each file or variable, in their order."""
+        super().__init__(words.format(*("it" for _ in named)), words.format(*named))
+
+    def __str__(self) -> str:
+        """Return the text with the names."""
+        return self.shown
 
 
 def read_password(auth: Auth) -> str:
@@ -49,6 +67,17 @@ def read_password_file(path: Path) -> str:
     return _password(_read_private(path, MAX_PASSWORD_BYTES), str(path))
 
 
+def is_being_written(auth: Auth) -> bool:
+    """Return whether a program has the file of a password open for writing.  Raises SecretError."""
+    if auth.password_env is not None:
+        return False
+    descriptor = _open_regular(auth.password_file or _credential(auth.password_credential or ""))
+    try:
+        return writing(descriptor) is Writing.OPEN
+    finally:
+        os.close(descriptor)
+
+
 def read_users(path: Path) -> dict[str, str]:
     """Return the users of a listener, name to argon2id hash.  Raises SecretError.
 
@@ -57,7 +86,7 @@ def read_users(path: Path) -> dict[str, str]:
     try:
         lines = _read_private(path, MAX_USERS_BYTES).decode("utf-8").split("\n")
     except UnicodeDecodeError:
-        raise SecretError(f"{path} is not UTF-8") from None
+        raise SecretError("{} is not UTF-8", path) from None
     users: dict[str, str] = {}
     for number, line in enumerate((line.removesuffix("\r") for line in lines), start=1):
         if not line.strip() or line.startswith("#"):
@@ -65,10 +94,10 @@ def read_users(path: Path) -> dict[str, str]:
         name, _, hashed = line.partition(":")
         if not USER_NAME.match(name) or not _is_hash(hashed):
             raise SecretError(
-                f"line {number} of {path} is not NAME:$argon2id$… as `relay hash-password` prints it"
+                f"line {number} of {{}} is not NAME:$argon2id$… as `relay hash-password` prints it", path
             )
         if name in users:
-            raise SecretError(f"line {number} of {path} names a user for the second time")
+            raise SecretError(f"line {number} of {{}} names a user for the second time", path)
         users[name] = hashed
     return users
 
@@ -94,33 +123,61 @@ class FileInspector:
     def users_file(self, path: Path) -> None:
         """Check a file of users and the hashes of their passwords."""
         if not read_users(path):
-            raise SecretError(f"{path} names no user")
+            raise SecretError("{} names no user", path)
 
     def authorities(self, path: Path) -> None:
         """Check a PEM file of certificates."""
-        os.close(_open_regular(path))
+        descriptor = _open_pem(path)
         try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
-        except (OSError, ValueError):
-            raise SecretError(f"{path} holds no certificate that can be loaded (PEM)") from None
+            trusting(path, descriptor)
+        finally:
+            os.close(descriptor)
 
     def key_pair(self, certificate: Path, key: Path | None) -> None:
         """Check that a private key is kept private and belongs to a certificate."""
-        key_path = key or certificate
-        descriptor = _open_regular(key_path)
+        load_key_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), certificate, key)
+
+
+def open_authorities(path: Path) -> int:
+    """Return a descriptor of a PEM file of certificates, which is not read yet.  Raises SecretError."""
+    return _open_pem(path)
+
+
+def trusting(path: Path, descriptor: int) -> ssl.SSLContext:
+    """Return a context that trusts the authorities in an open PEM file, and no others.
+
+    `path` is what an error calls the file.  Raises SecretError.
+    """
+    try:
+        return ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=path_of(descriptor))
+    except (OSError, ValueError):
+        raise SecretError("{} holds no certificate that can be loaded (PEM)", path) from None
+
+
+def load_key_pair(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
+    """Have a context use a certificate and its private key, which only its owner can read.
+
+    Raises SecretError.
+    """
+    key_path = key or certificate
+    descriptor = _open_pem(certificate)
+    try:
+        key_descriptor = _open_pem(key_path)
         try:
             # A group may read it: Debian's ssl-cert group is how several daemons share one.
-            _refuse_exposed(descriptor, key_path, stat.S_IRWXO | stat.S_IWGRP)
-        finally:
-            os.close(descriptor)
-        try:
+            _refuse_exposed(key_descriptor, key_path, stat.S_IRWXO | stat.S_IWGRP)
             # The empty passphrase keeps OpenSSL from asking the terminal for one.
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
-        except (OSError, ValueError):
+            context.load_cert_chain(path_of(descriptor), path_of(key_descriptor), password="")
+        except OSError:
             raise SecretError(
-                f"{key_path} holds no private key of the certificate in {certificate} "
-                "(PEM, without a passphrase)"
+                "{} holds no private key of the certificate in {} (PEM, without a passphrase)",
+                key_path,
+                certificate,
             ) from None
+        finally:
+            os.close(key_descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _credential(name: str) -> Path:
@@ -133,23 +190,23 @@ def _credential(name: str) -> Path:
 def _password_in_variable(name: str) -> str:
     value = os.environb.get(os.fsencode(name))
     if value is None:
-        raise SecretError(f"the environment variable {name} is not set")
+        raise SecretError("{} is not set", f"the environment variable {name}")
     return _password(value, f"the environment variable {name}")
 
 
 def _password(content: bytes, where: str) -> str:
     """Return content as a password that SASL can carry; `where` is what an error calls it."""
     if len(content) > MAX_PASSWORD_BYTES:
-        raise SecretError(f"{where} is longer than {MAX_PASSWORD_BYTES} bytes")
+        raise SecretError(f"{{}} is longer than {MAX_PASSWORD_BYTES} bytes", where)
     content = content.removesuffix(b"\n").removesuffix(b"\r")
     if not content:
-        raise SecretError(f"{where} is empty")
+        raise SecretError("{} is empty", where)
     if any(byte in content for byte in b"\0\r\n"):
-        raise SecretError(f"{where} has NUL or a line end inside the password")
+        raise SecretError("{} has NUL or a line end inside the password", where)
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError:
-        raise SecretError(f"{where} is not UTF-8") from None
+        raise SecretError("{} is not UTF-8", where) from None
 
 
 def _is_hash(hashed: str) -> bool:
@@ -169,30 +226,30 @@ def _read_private(path: Path, most_bytes: int) -> bytes:
             # an ACL shows as group-readable; the folder lets nobody else in.  systemd #29435.
             exposed &= ~stat.S_IRGRP
         _refuse_exposed(descriptor, path, exposed)
-        with open(descriptor, "rb", closefd=False) as file:
-            content = file.read(most_bytes + 1)
+        content = read_descriptor(descriptor, most_bytes)
     except OSError as error:
-        raise SecretError(f"cannot read {path}: {error.strerror}") from None
+        raise SecretError(f"cannot read {{}}: {error.strerror}", path) from error
     finally:
         os.close(descriptor)
     if len(content) > most_bytes:
-        raise SecretError(f"{path} is larger than {most_bytes} bytes")
+        raise SecretError(f"{{}} is larger than {most_bytes} bytes", path)
     return content
 
 
-def _open_regular(path: Path) -> int:
+def _open_regular(path: Path, most_bytes: int | None = None) -> int:
     """Return a descriptor of a regular file.  Raises SecretError."""
     try:
-        # O_NONBLOCK: a FIFO without a writer must not stop us before fstat tells it apart.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        return open_regular(path, most_bytes=most_bytes)
+    except IsADirectoryError:
+        raise SecretError("{} is not a regular file", path) from None
     except OSError as error:
-        raise SecretError(f"cannot open {path}: {error.strerror}") from None
+        raise SecretError(f"cannot open {{}}: {error.strerror}", path) from error
     except ValueError:
-        raise SecretError(f"cannot open {path}: not a path") from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise SecretError(f"{path} is not a regular file")
-    return descriptor
+        raise SecretError("cannot open {}: not a path", path) from None
+
+
+def _open_pem(path: Path) -> int:
+    return _open_regular(path, LONGEST_PEM_BYTES)
 
 
 def _refuse_exposed(descriptor: int, path: Path, exposed: int) -> None:
@@ -201,6 +258,6 @@ def _refuse_exposed(descriptor: int, path: Path, exposed: int) -> None:
     status = os.fstat(descriptor)
     if status.st_mode & exposed:
         mode = stat.S_IMODE(status.st_mode)
-        raise SecretError(f"{path} is open to others (mode {mode:04o}); chmod 600 it")
+        raise SecretError(f"{{}} is open to others (mode {mode:04o}); chmod 600 it", path)
     if status.st_uid not in (os.geteuid(), 0):
-        raise SecretError(f"{path} belongs to user {status.st_uid}, neither us nor root")
+        raise SecretError(f"{{}} belongs to user {status.st_uid}, neither us nor root", path)

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from relay.policy.document import Document, read_document
 from relay.policy.faults import PolicyError, faults_of_document, faults_of_validation
+from relay.policy.limit import Limits
 from relay.policy.model import Upstream
 from relay.policy.rules import DefaultRules, SourcedRules, VerdictRule
 from relay.policy.section import AnyOrder, Section
@@ -160,6 +161,14 @@ def with_presets(policy: object) -> object:
             return {**others, "upstreams": filled}
         case _:
             return policy
+
+
+@functools.cache
+def preset_limits(name: str | None) -> Limits:
+    """Return the limits that a provider's preset brings; none where it brings none."""
+    if name is None or name not in providers():
+        return ()
+    return TypeAdapter(Limits).validate_python(providers()[name].preset.get("limits", ()), by_alias=True)
 
 
 def _filled(upstream: object) -> object:

@@ -3,7 +3,7 @@
 Guarantees: any bytes become a `Policy` or a `PolicyError`, and nothing else is raised;
 the error holds all faults at once.  `parse_policy` is pure; `read_policy` reads the
 file and looks at every file and secret that it names, so that a policy which it
-returns can be put to work.
+returns can be put to work.  `inspected_policy` does so with a text that was read already.
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,22 @@ from relay.policy.faults import (
     faults_of_validation,
 )
 from relay.policy.model import Policy
+from relay.policy.named_file import read_regular
 from relay.policy.secrets import FileInspector
 from relay.policy.shipped import with_presets
 from relay.policy.surroundings import Inspector, Surroundings
 
-__all__ = ["PolicyError", "PolicyFault", "parse_policy", "place_of", "read_policy", "value_in"]
+__all__ = [
+    "PolicyError",
+    "PolicyFault",
+    "fault_of_unread",
+    "inspected_policy",
+    "parse_policy",
+    "place_of",
+    "policy_bytes",
+    "read_policy",
+    "value_in",
+]
 
 
 def read_policy(path: Path, *, looks_at_files: bool = True) -> Policy:
@@ -32,26 +43,39 @@ def read_policy(path: Path, *, looks_at_files: bool = True) -> Policy:
 
     Raises PolicyError with all faults, also where the file itself cannot be read.
     """
-    return _policy_of(_content(path), path, FileInspector() if looks_at_files else None)
+    return _policy_of(policy_bytes(path), path, FileInspector() if looks_at_files else None)
 
 
 def value_in(path: Path) -> object:
     """Return what the file of a policy holds, unchecked.  Raises PolicyError where it cannot be read."""
-    return read_document(_content(path)).value()
+    return read_document(policy_bytes(path)).value()
 
 
 def place_of(path: Path, steps: Sequence[Step]) -> Mark:
     """Return where a value of a policy stands in its file.  Raises PolicyError where it cannot be read."""
-    return read_document(_content(path)).mark_of(steps)
+    return read_document(policy_bytes(path)).mark_of(steps)
 
 
-def _content(path: Path) -> bytes:
+def policy_bytes(path: Path) -> bytes:
+    """Return the text of a policy's file.  Raises PolicyError where it cannot be read."""
     try:
-        with path.open("rb") as file:
-            # One byte more than allowed is enough to tell that it is too large.
-            return file.read(MAX_BYTES + 1)
+        # One byte more than allowed is enough to tell that it is too large.
+        return read_regular(path, MAX_BYTES)
     except OSError as error:
-        raise PolicyError([fault_of_file(path, f"cannot read it: {error.strerror}")]) from None
+        raise PolicyError([fault_of_unread(path, error)]) from None
+
+
+def fault_of_unread(path: Path, error: OSError) -> PolicyFault:
+    """Return the fault of a file that cannot be read."""
+    return fault_of_file(path, f"cannot read it: {error.strerror}")
+
+
+def inspected_policy(content: bytes, path: Path) -> Policy:
+    """Return the policy in some bytes, having looked at the files that it names.
+
+    Raises PolicyError with all faults.
+    """
+    return _policy_of(content, path, FileInspector())
 
 
 def parse_policy(text: bytes, path: Path) -> Policy:

@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple, Protocol
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from relay.policy.units import CredentialName, VariableName, shown
+from relay.policy.units import CredentialName, VariableName, unfit
 
 RULE = "rule"
 """The type of the errors that `broken_rules` makes."""
@@ -24,7 +24,7 @@ RULE = "rule"
 class Inspector(Protocol):
     """Whether what a policy names is there and good.
 
-    Every method raises ValueError if not, with a text that never holds a secret.
+    Every method raises Unfit if not, with texts that never hold a secret that is where it belongs.
     """
 
     def password_file(self, path: Path) -> None:
@@ -65,9 +65,12 @@ class Broken(NamedTuple):
     """A rule between keys that does not hold."""
 
     message: str
+    """With no value of the policy in it, as that of `Unfit`."""
     at: tuple[str | int, ...]
     """From what is validated to the key at fault, like a path: `".."` goes up, so that
     `("..", "tls")` in the validator of `auth` is about `tls` beside it."""
+    shown: str | None = None
+    """The same with values in it, for a terminal."""
 
 
 def broken_rules(rules: Sequence[Broken]) -> PydanticCustomError:
@@ -76,9 +79,9 @@ def broken_rules(rules: Sequence[Broken]) -> PydanticCustomError:
     return PydanticCustomError(RULE, "{words}", {"words": words, "rules": tuple(rules)})
 
 
-def broken(message: str, *at: str | int) -> PydanticCustomError:
-    """Return the error of one rule, to be raised in a validator; `at` as in `Broken`."""
-    return broken_rules([Broken(message, at)])
+def broken(message: str, *at: str | int, shown: str | None = None) -> PydanticCustomError:
+    """Return the error of one rule, to be raised in a validator; `at` and `shown` as in `Broken`."""
+    return broken_rules([Broken(message, at, shown)])
 
 
 def inspector_of(info: ValidationInfo) -> Inspector | None:
@@ -90,8 +93,10 @@ def absolute_path(value: object, info: ValidationInfo) -> Path:
     """Return a path, starting at the policy's folder if it is relative.  Raises ValueError."""
     if isinstance(value, Path):
         return value
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"expected a path, got {shown(value) if value != '' else 'none'}")
+    if value == "":
+        raise ValueError("expected a path, got none")
+    if not isinstance(value, str):
+        raise unfit("expected a path", value)
     if value.startswith("~"):
         # A folder named `~` beside the policy is never what was meant.
         raise ValueError("~ is not expanded; write the whole path")

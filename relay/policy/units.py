@@ -2,7 +2,8 @@
 
 Each is one annotated type whose validator takes what YAML gives (text, a whole number,
 true, false or nothing) and says in its error, in an operator's words, what would have
-been right.  Every validator also takes its own result, so that code may build a policy.
+been right; what was written instead is told apart from that, as `Unfit`.  Every validator
+also takes its own result, so that code may build a policy.
 """
 
 import re
@@ -37,7 +38,23 @@ LARGEST_COUNT = 1_000_000_000
 SHORTEST_PREFIX = {4: 8, 6: 7}
 """Bits that a network of clients must fix: 10.0.0.0/8 and fc00::/7 are the widest private ones
 (RFC 1918, 3; RFC 4193, 3.1); anything wider is a part of the Internet, and an open relay."""
+_NETWORK_WORDS = "expected a network such as 192.0.2.0/24 or '2001:db8::/32'"
 _LONGEST_SHOWN = 40
+
+
+class Unfit(ValueError):  # noqa: N818 - said of a value, and reads as such
+    """A value that is not fit.  Its text holds nothing of the value, which may be a misplaced password."""
+
+    def __init__(self, plain: str, shown: str) -> None:
+        """`shown` says the same with the value in it: for a terminal only."""
+        super().__init__(plain)
+        self.plain = plain
+        self.shown = shown
+
+
+def unfit(words: str, value: object) -> Unfit:
+    """Return the error of a value that is something else than these words say."""
+    return Unfit(f"{words}, got {kind(value)}", f"{words}, got {shown(value)}")
 
 
 def kind(value: object) -> str:
@@ -81,9 +98,9 @@ def duration_ns(value: object) -> int:
         unit_ns = _DURATION_UNIT_NS[match[2]]
         total_ns = int(whole) * unit_ns + int(fraction.ljust(9, "0") or 0) * unit_ns // 10**9
         if not 0 < total_ns <= LONGEST_DURATION_NS:
-            raise ValueError(f"a duration must be above zero and at most 366d, got {shown(value)}")
+            raise unfit("a duration must be above zero and at most 366d", value)
         return total_ns
-    raise ValueError(f"expected a duration with a unit, such as 30s, 5m, 4h or 5d, got {shown(value)}")
+    raise unfit("expected a duration with a unit, such as 30s, 5m, 4h or 5d", value)
 
 
 def size_bytes(value: object) -> int:
@@ -97,7 +114,7 @@ def size_bytes(value: object) -> int:
     elif isinstance(value, str) and (match := _SIZE.match(value)):
         total_bytes = int(match[1]) * _SIZE_UNIT_BYTES[(match[2] or "")[:1].lower()]
     if not 0 < total_bytes <= LARGEST_SIZE_BYTES:
-        raise ValueError(f"expected a size from 1 to 1024G, such as 50M or 52428800, got {shown(value)}")
+        raise unfit("expected a size from 1 to 1024G, such as 50M or 52428800", value)
     return total_bytes
 
 
@@ -107,11 +124,11 @@ def whole_number(least: int, most: int) -> BeforeValidator:
 
     def check(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise ValueError(f"expected a whole number {range_words}, got {shown(value)}")  # noqa: TRY004 - pydantic collects ValueError only
+            raise unfit(f"expected a whole number {range_words}", value)
         if value > most >= LARGEST_COUNT:
-            raise ValueError(f"expected at most {most}, got {shown(value)}")
+            raise unfit(f"expected at most {most}", value)
         if not least <= value <= most:
-            raise ValueError(f"expected a whole number {range_words}, got {shown(value)}")
+            raise unfit(f"expected a whole number {range_words}", value)
         return value
 
     return BeforeValidator(check)
@@ -126,7 +143,7 @@ def choice(options: Iterable[str]) -> BeforeValidator:
     def check(value: object) -> str:
         if isinstance(value, str) and value in by_word:
             return by_word[value]
-        raise ValueError(f"expected {words}, got {shown(value)}")
+        raise unfit(f"expected {words}", value)
 
     return BeforeValidator(check)
 
@@ -135,8 +152,10 @@ def text(value: object) -> str:
     """Return text that is not empty.  Raises ValueError for anything else."""
     if isinstance(value, str) and value:
         return value
+    if value == "":
+        raise ValueError("expected text, got none")
     hint = "; put it in quotes" if isinstance(value, int) else ""
-    raise ValueError(f"expected text, got {shown(value) if value != '' else 'none'}{hint}")
+    raise Unfit(f"expected text, got {kind(value)}{hint}", f"expected text, got {shown(value)}{hint}")
 
 
 def at_least_one(value: object) -> object:
@@ -163,7 +182,6 @@ def _matching(pattern: re.Pattern[str], expected: str) -> Callable[[object], str
     def check(value: object) -> str:
         if isinstance(value, str) and pattern.match(value) and value not in (".", ".."):
             return value
-        # Not shown: whoever takes the key for the password itself has written a secret here.
         raise ValueError(f"expected {expected}")
 
     return check
@@ -205,9 +223,7 @@ def endpoint(value: object) -> HostPort:
             else:
                 if bracketed == (address.version == 6):
                     return HostPort(str(address), int(port))
-    raise ValueError(
-        f"expected ADDRESS:PORT with an IP address, such as 127.0.0.1:2525 or [::1]:2525, got {shown(value)}"
-    )
+    raise unfit("expected ADDRESS:PORT with an IP address, such as 127.0.0.1:2525 or [::1]:2525", value)
 
 
 def network(value: object) -> IPv4Network | IPv6Network:
@@ -218,10 +234,11 @@ def network(value: object) -> IPv4Network | IPv6Network:
     """
     found = any_network(value)
     if value is not found and found.prefixlen < SHORTEST_PREFIX[found.version]:
-        raise ValueError(
-            f"{found} lets strangers in: an open relay; name your own networks, "
+        words = (
+            "lets strangers in: an open relay; name your own networks, "
             f"/{SHORTEST_PREFIX[found.version]} at the widest"
         )
+        raise Unfit(f"it {words}", f"{found} {words}")
     return found
 
 
@@ -233,17 +250,16 @@ def any_network(value: object) -> IPv4Network | IPv6Network:
     if isinstance(value, IPv4Network | IPv6Network):
         return value
     if not isinstance(value, str) or "%" in value:
-        raise ValueError(f"expected a network such as 192.0.2.0/24 or '2001:db8::/32', got {shown(value)}")
+        raise unfit(_NETWORK_WORDS, value)
     try:
         return ip_network(value)
     except ValueError:
         try:
             right = ip_interface(value).network
         except ValueError:
-            raise ValueError(
-                f"expected a network such as 192.0.2.0/24 or '2001:db8::/32', got {shown(value)}"
-            ) from None
-        raise ValueError(f"{shown(value)} has bits set behind its prefix; did you mean {right}?") from None
+            raise unfit(_NETWORK_WORDS, value) from None
+        words = "has bits set behind its prefix"
+        raise Unfit(f"it {words}", f"{shown(value)} {words}; did you mean {right}?") from None
 
 
 def upstream_host(value: object) -> str:
@@ -258,8 +274,8 @@ def upstream_host(value: object) -> str:
             pass
         name, colon, port = value.rpartition(":")
         if colon and _PORT.match(port) and _HOST_NAME.match(name):
-            raise ValueError(f"expected a host name alone; write port: {int(port)} as a key of its own")
-    raise ValueError(f"expected a host name or an IP address, got {shown(value)}")
+            raise ValueError("expected a host name alone; write the port as a key of its own")
+    raise unfit("expected a host name or an IP address", value)
 
 
 def is_loopback_host(host: str) -> bool:
@@ -282,7 +298,7 @@ def own_name(value: object) -> str:
                 pass
             else:
                 return value
-    raise ValueError(f"expected a domain name such as mail.example.net, got {shown(value)}")
+    raise unfit("expected a domain name such as mail.example.net", value)
 
 
 def upstream_name(value: object) -> str:

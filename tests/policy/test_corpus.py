@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from relay.echo import ClientWords
 from relay.policy.shipped import provider_of, provider_rules, standard_rules
 from relay.reply import Phase, Reply
 from relay.verdict import ABOUT_US, Judge, Layer, Ruling, Verdict
@@ -21,11 +22,11 @@ GENERAL = Judge(standard_rules())
 
 def by_provider(case: Case) -> Ruling:
     judge = Judge((*provider_rules(provider_of(None, case.host)), *standard_rules()))
-    return judge.ruling(case.phase, case.reply, case.sender)
+    return judge.ruling(case.phase, case.reply, ClientWords(case.sender))
 
 
 def by_anybody(case: Case) -> Ruling:
-    return GENERAL.ruling(case.phase, case.reply, case.sender)
+    return GENERAL.ruling(case.phase, case.reply, ClientWords(case.sender))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_a_refusal_of_ours_in_another_phase_is_no_bounce_either() -> None:
         if by_anybody(case).verdict in ABOUT_US and by_anybody(case).layer is not Layer.DEFAULT
         for phase in (Phase.MAIL, Phase.RCPT, Phase.EOD)
         if (phase, case.reply) not in theirs
-        if GENERAL.ruling(phase, case.reply, case.sender).verdict is Verdict.BOUNCE
+        if GENERAL.ruling(phase, case.reply, ClientWords(case.sender)).verdict is Verdict.BOUNCE
     ]
 
     assert not bounced, "\n".join(bounced)
@@ -79,7 +80,7 @@ def test_a_refusal_of_ours_with_another_code_is_no_bounce_either() -> None:
         if by_anybody(case).layer is Layer.WORDING
         for code in (421, 450, 451, 452, 454, 550, 552, 553, 554)
         for reply in (Reply(code, None, case.reply.text.removeprefix(case.reply.enhanced or "").strip()),)
-        if GENERAL.ruling(case.phase, reply, case.sender).verdict is Verdict.BOUNCE
+        if GENERAL.ruling(case.phase, reply, ClientWords(case.sender)).verdict is Verdict.BOUNCE
     ]
 
     assert not bounced, "\n".join(bounced)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from relay.echo import ClientWords
 from relay.policy.shipped import provider_of, provider_rules, standard_rules
 from relay.reply import Phase
 from relay.verdict import Judge
@@ -23,7 +24,7 @@ NAMES = (
 
 def words_of(case: Case, reply: str, sender: str = "") -> str:
     judge = Judge((*provider_rules(provider_of(None, case.host)), *standard_rules()))
-    return judge.ruling(case.phase, parsed(reply), sender).words
+    return judge.ruling(case.phase, parsed(reply), ClientWords(sender)).words
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -56,5 +57,5 @@ def test_the_sender_is_still_known_where_it_is_quoted() -> None:
     reply = parsed("550 5.7.1 <List@Example.org>: refused by policy")
     judge = Judge(standard_rules())
 
-    assert judge.ruling(Phase.MAIL, reply, "list@example.org").words == "pause sender"
-    assert judge.ruling(Phase.MAIL, reply, "other@example.org").words == "pause"
+    assert judge.ruling(Phase.MAIL, reply, ClientWords("list@example.org")).words == "pause sender"
+    assert judge.ruling(Phase.MAIL, reply, ClientWords("other@example.org")).words == "pause"

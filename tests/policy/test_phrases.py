@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from relay.phrases import Phrases
 from relay.policy.rules import VerdictRule
+from relay.policy.shipped import provider_rules, providers, standard_rules
 from relay.reply import MAX_TEXT_CHARACTERS, Phase, Reply
-from relay.verdict import Judge, Layer
+from relay.verdict import ABOUT_US, Judge, Layer
 
 FAR = "x" * 80
 
@@ -65,3 +66,45 @@ def test_phrases_that_say_the_same_are_the_same() -> None:
     assert Phrases(["too * many"]) == Phrases(["too * many"])
     assert Phrases(["too * many"]) != Phrases(["too many"])
     assert len({Phrases(["a"]), Phrases(["a"])}) == 1
+
+
+@pytest.mark.parametrize(
+    ("phrase", "text", "expected"),
+    [
+        ("mail quota", "your outmail quota", False),
+        ("mail quota", "outmail quota, or mail quota", True),
+        ("mail quota", "<mail quota>", True),
+        ("*quota", "outmail quota", True),
+        ("mail*quota", "mail overquota", True),
+        ("mail", "mailbox", True),
+        ("[stf]", "is[stf]", True),
+    ],
+)
+def test_a_phrase_may_have_to_begin_a_word(phrase: str, text: str, expected: bool) -> None:
+    assert Phrases([phrase], begin_words=True).are_in(text) is expected
+
+
+@pytest.mark.parametrize("phase", [Phase.RCPT, Phase.EOD])
+@pytest.mark.parametrize(
+    "text", ["your outmail quota was exceeded", "your hourly limit for workshops is 20 messages per hour"]
+)
+def test_a_part_of_a_word_makes_no_bounce_of_a_refusal_of_us(text: str, phase: Phase) -> None:
+    ruling = Judge(standard_rules()).ruling(phase, Reply(554, None, text, (text,)))
+
+    assert ruling.verdict in ABOUT_US
+
+
+def test_only_a_phrase_about_us_is_found_inside_a_word() -> None:
+    for rule in [*standard_rules(), *(rule for name in providers() for rule in provider_rules(name))]:
+        is_about_us = rule.verdict in ABOUT_US
+        for phrases, is_found in ((rule.text, is_about_us), (rule.but_not, not is_about_us)):
+            if phrases is None:
+                continue
+            for parts in phrases._phrases:
+                alone = Phrases(["*".join(parts)], begin_words=phrases._begin_words)
+                assert alone.are_in("x" + "".join(parts)) is (is_found or not parts[0][0].isalnum())
+
+
+def test_an_owners_phrase_is_found_wherever_it_stands() -> None:
+    assert matches("mail quota", "your outmail quota")
+    assert matches("quota", "overquota")

@@ -18,6 +18,7 @@ from relay.policy.secrets import (
     read_password_file,
     read_users,
 )
+from tests.fakes.odd_files import ODD_FILES
 from tests.policy.certificates import CERTIFICATE, KEY, KEY_WITH_PASSPHRASE, OTHER_KEY
 
 HASH = "$argon2id$v=19$m=65536,t=3,p=4$jIcci2PiCMikXE4ZYW81bQ$2nkiZwxsrjDshsH1pjZKBus0P+ux3XmRaaaVDsOQACU"
@@ -101,6 +102,30 @@ def test_only_a_regular_file_is_read_and_a_fifo_does_not_block(tmp_path: Path) -
     for path in (tmp_path / "fifo", tmp_path, Path("/dev/null")):
         with pytest.raises(SecretError, match="is not a regular file"):
             read_password_file(path)
+
+
+@pytest.mark.parametrize("kind", ODD_FILES)
+@pytest.mark.parametrize(
+    "look",
+    [
+        FileInspector().password_file,
+        FileInspector().users_file,
+        FileInspector().authorities,
+        lambda path: FileInspector().key_pair(path, None),
+        lambda path: FileInspector().key_pair(path, path.with_name("key.pem")),
+        lambda path: FileInspector().key_pair(path.with_name("cert.pem"), path),
+    ],
+    ids=["password_file", "users_file", "ca_file", "both", "certificate", "key"],
+)
+def test_nothing_but_a_file_with_an_end_is_read(
+    kind: str, look: Callable[[Path], None], write: Write, tmp_path: Path
+) -> None:
+    write("cert.pem", CERTIFICATE, 0o644)
+    write("key.pem", KEY)
+    ODD_FILES[kind](tmp_path / "odd")
+    with pytest.raises(SecretError, match=f"{tmp_path}/odd") as caught:
+        look(tmp_path / "odd")
+    assert "larger than" in str(caught.value) or "not a regular file" in str(caught.value)
 
 
 def test_a_symbolic_link_to_a_good_file_is_followed(write: Write, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from relay.policy.faults import MOST_FAULTS
 from relay.policy.model import Mechanism, Tls
 from relay.policy.source import PolicyError, read_policy
 from relay.policy.units import HostPort
+from tests.fakes.odd_files import ODD_FILES
 from tests.policy.examples import INTERFACE, SMALL, with_upstream
 from tests.policy.reading import faults, only_fault, parse, places
 
@@ -187,7 +188,7 @@ def test_a_missing_key_stands_where_its_section_does() -> None:
         ("limits: [5]", "expected a mapping of keys, got a number"),
         ("auth: hunter2", "expected a mapping of keys, got text"),
         ("auth: {user: '', password_env: A}", "expected text, got none"),
-        ("auth: {user: 123, password_env: A}", "expected text, got 123; put it in quotes"),
+        ("auth: {user: 123, password_env: A}", "expected text, got a number; put it in quotes"),
     ],
 )
 def test_a_wrong_value_tells_what_would_be_right(line: str, message: str) -> None:
@@ -250,16 +251,19 @@ def test_bad_secrets_are_faults_at_their_keys_beside_all_others(tmp_path: Path) 
     (tmp_path / "f").chmod(0o644)
     with pytest.raises(PolicyError) as caught:
         read_policy(path)
-    exposed, absent = tmp_path / "f", tmp_path / "gone"
     auth, keys = f"{path}:9", "mechanism, password_credential, password_env, password_file, user"
-    assert str(caught.value).splitlines() == [
-        f"{path}:8:14: upstreams.isp.ca_file: cannot open {tmp_path}/ca.pem: No such file or directory",
-        f"{auth}:36: upstreams.isp.auth.password_file: {exposed} is open to others (mode 0644); chmod 600 it",
-        f"{auth}:39: upstreams.isp.auth.colour: unknown key; known here: {keys}",
-        f"{path}:10:25: upstreams.isp.limits[0].messages: expected a whole number above zero, got 0",
-        f"{path}:11:59: upstreams.b.auth.password_file: cannot open {absent}: No such file or directory",
-        f"{path}:12:62: upstreams.three.auth.password_env: the environment variable RELAY_UNSET is not set",
+    told = [
+        f"{path}:8:14: upstreams.isp.ca_file: cannot open it: No such file or directory",
+        f"{auth}:36: upstreams.isp.auth.password_file: it is open to others (mode 0644); chmod 600 it",
+        f"{auth}:39: upstreams.isp.auth.?: unknown key; known here: {keys}",
+        f"{path}:10:25: upstreams.isp.limits[0].messages: expected a whole number above zero, got a number",
+        f"{path}:11:59: upstreams.b.auth.password_file: cannot open it: No such file or directory",
+        f"{path}:12:62: upstreams.three.auth.password_env: it is not set",
     ]
+    assert str(caught.value).splitlines() == told
+    told[0] = told[0].replace("it:", f"{tmp_path}/ca.pem:")
+    told[3] = told[3].replace("a number", "0")
+    assert caught.value.on_terminal().splitlines() == told
     assert "hunter2" not in repr(caught.value) + str(caught.value)
     assert caught.value.__suppress_context__
 
@@ -285,6 +289,15 @@ def test_a_policy_that_cannot_be_read_is_one_fault(tmp_path: Path) -> None:
         with pytest.raises(PolicyError) as caught:
             read_policy(path)
         assert str(caught.value) == f"{path}:1:1: policy: cannot read it: {reason}"
+
+
+@pytest.mark.parametrize("kind", ODD_FILES)
+def test_a_policy_that_is_no_file_is_one_fault(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    ODD_FILES[kind](path)
+    with pytest.raises(PolicyError) as caught:
+        read_policy(path)
+    assert len(caught.value.errors) == 1
 
 
 def test_a_policy_that_is_too_large_is_one_fault(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 
+from relay.echo import ClientWords
 from relay.policy.shipped import provider_of, provider_rules, standard_rules
 from relay.verdict import Judge
 from tests.policy.corpus import Case, cases
@@ -37,7 +38,7 @@ def _lines() -> Iterator[str]:
 
 def _row(case: Case) -> str:
     rules = (*provider_rules(provider_of(None, case.host)), *standard_rules())
-    ruling = Judge(rules).ruling(case.phase, case.reply, case.sender)
+    ruling = Judge(rules).ruling(case.phase, case.reply, ClientWords(case.sender))
     wait = "" if ruling.wait_ns is None else f", at least {ruling.wait_ns // 1_000_000_000} s"
     probe = "" if ruling.may_probe else ", no probes"
     cells = (f"`` {case.reply} ``", case.phase, case.host, f"{ruling.words}{wait}{probe}", case.source)

@@ -1,0 +1,104 @@
+"""How a file that an owner names is opened: the policy itself, and every file that it points to.
+
+Guarantees: nothing here blocks on a FIFO or a device, whatever stands under the name; only
+a regular file is read, at the end of symbolic links as well; never more than was asked for.
+`Writing` tells whether a program still has the file open for writing.
+Does not: help against a network file system whose server is gone; there every call waits.
+"""
+
+import enum
+import errno
+import fcntl
+import os
+import signal
+import stat
+from pathlib import Path
+
+LONGEST_PEM_BYTES = 8 << 20
+"""Of a certificate, a key, or all authorities of a system; those of Debian have 220 KiB."""
+_PIECE_BYTES = 1 << 16
+_KNOWS_ALL_WRITERS = frozenset(
+    {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "bcachefs", "zfs", "tmpfs", "ramfs", "overlay"}
+)
+"""File systems on which a lease tells the truth.  NFS and CIFS refuse one as if somebody wrote whenever their
+server grants them none; on FUSE, 9p and virtiofs a program of the other side writes unseen."""
+
+
+class Writing(enum.Enum):
+    """Whether a file is being written."""
+
+    OPEN = "open"
+    """A program has it open for writing."""
+    CLOSED = "closed"
+    """No program has."""
+    UNKNOWN = "unknown"
+    """The file belongs to another user, or its file system does not know."""
+
+
+def open_regular(path: Path, *, most_bytes: int | None = None) -> int:
+    """Return a descriptor of a regular file, of at most so many bytes.  Raises OSError."""
+    try:
+        # O_NONBLOCK: a FIFO without a writer must not stop us before fstat tells it apart.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except ValueError:
+        raise OSError(errno.EINVAL, "not a path") from None
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and (most_bytes is None or status.st_size <= most_bytes):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    raise OSError(errno.EFBIG, f"it is larger than {most_bytes} bytes")
+
+
+def read_descriptor(descriptor: int, most_bytes: int) -> bytes:
+    """Return what an open file holds; where that is more than allowed, one byte more.  Raises OSError."""
+    pieces, left = [], most_bytes + 1
+    while left > 0 and (piece := os.read(descriptor, min(left, _PIECE_BYTES))):
+        pieces.append(piece)
+        left -= len(piece)
+    return b"".join(pieces)
+
+
+def read_regular(path: Path, most_bytes: int) -> bytes:
+    """Return what a regular file holds; where that is more than allowed, one byte more.  Raises OSError."""
+    descriptor = open_regular(path)
+    try:
+        return read_descriptor(descriptor, most_bytes)
+    finally:
+        os.close(descriptor)
+
+
+def path_of(descriptor: int) -> str:
+    """Return a name of an open file, for a library that reads by name: it leads to this file and no other."""
+    return f"/proc/self/fd/{descriptor}"
+
+
+def writing(descriptor: int) -> Writing:
+    """Return whether any program has an open file open for writing now.
+
+    The kernel grants a read lease on a file only while nobody writes it, to the owner of the
+    file.  A program that opens it for writing at this very moment waits until the lease is given back,
+    in the next line, and we get a signal: SIGURG, which is ignored, instead of SIGIO, which kills.
+    """
+    try:
+        if _file_system_of(descriptor) not in _KNOWS_ALL_WRITERS:
+            return Writing.UNKNOWN
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError as error:
+        return Writing.OPEN if error.errno == errno.EAGAIN else Writing.UNKNOWN
+    return Writing.CLOSED
+
+
+def _file_system_of(descriptor: int) -> str:
+    """Return the kind of file system that an open file is on, nothing where it is not mounted here."""
+    with Path(f"/proc/self/fdinfo/{descriptor}").open(encoding="ascii") as about:
+        mount = next((line.split()[1] for line in about if line.startswith("mnt_id:")), "")
+    with Path("/proc/self/mountinfo").open(encoding="utf-8", errors="replace") as mounts:
+        ours = (line for line in mounts if line.startswith(f"{mount} "))
+        # proc(5): any number of optional fields, a hyphen, then the kind.
+        return next((line.partition(" - ")[2].split(" ")[0] for line in ours), "")
