@@ -5,9 +5,11 @@ knows); the tables hold an entry per open connection and none that is left behin
 """
 
 import functools
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import NamedTuple
 
 from relay.listener import replies
 
@@ -60,34 +62,124 @@ class Relaying:
         return any(client.ip in network for network in self._networks)
 
 
-class Admission:
-    """Counts open connections, in all and per client, and says who is one too many."""
+@dataclass(eq=False, slots=True)
+class Place:
+    """What one connection holds at a listener, from its first octet to its last."""
 
-    def __init__(self, max_connections: int, max_per_client: int) -> None:
+    client: Client
+    may_relay: bool
+    """In `clients`, or logged in since."""
+    give_way: Callable[[], None]
+    """Ends the connection at once.  `Admission` names who gives way, and calls nothing."""
+    counted_as: str = field(init=False)
+    """A host in `clients` is known by its address, any other by its origin: a /64 is one host's to number."""
+
+    def __post_init__(self) -> None:
+        self.counted_as = self.client.address if self.may_relay else self.client.origin
+
+
+class Entry(NamedTuple):
+    """What became of a connection that came."""
+
+    refusal: str | None = None
+    """The reply that refuses it; it has no place then."""
+    gives_way: Place | None = None
+    """The stranger that lost its place to it."""
+
+
+class Admission:
+    """Counts open connections, in all and per client, and says which is one too many.
+
+    A stranger is a connection that may not relay, or not yet.  Guarantees: at most
+    `max_connections` places; no stranger keeps one from a client that may relay; the
+    newest stranger finds one too, so that a user gets as far as its password.  Of the
+    origins with the most strangers the one loses its place whose last step towards a
+    login is longest ago: a single host crowds out itself, and many hosts have to take
+    all places anew in the time that a user needs for one step.
+    """
+
+    def __init__(self, max_connections: int, max_per_client: int, max_strangers: int) -> None:
         self._max_connections = max_connections
         self._max_per_client = max_per_client
+        self._max_strangers = max_strangers
         self._open: dict[str, int] = {}
-        self.total = 0
+        self._strangers: dict[Place, None] = {}  # longest without a step first
+        self._others: set[Place] = set()
 
-    def enter(self, client: Client) -> str | None:
-        """Count one in, or return the reply that refuses it (and then do not call `leave`)."""
-        if self.total >= self._max_connections:
-            return replies.TOO_MANY_CONNECTIONS
-        count = self._open.get(client.address, 0)
-        if count >= self._max_per_client:
-            return replies.TOO_MANY_FROM_CLIENT
-        self._open[client.address] = count + 1
-        self.total += 1
-        return None
+    @property
+    def total(self) -> int:
+        """Return how many places are taken."""
+        return len(self._strangers) + len(self._others)
 
-    def leave(self, client: Client) -> None:
-        """Count one out."""
-        self.total -= 1
-        count = self._open.pop(client.address) - 1
-        if count:
-            self._open[client.address] = count
+    @property
+    def strangers(self) -> int:
+        """Return how many of them by strangers."""
+        return len(self._strangers)
 
     @property
     def clients(self) -> int:
         """Return how many different clients are connected."""
         return len(self._open)
+
+    def enter(self, place: Place, *, is_short: bool = False) -> Entry:
+        """Count one in, or refuse it (and then do not call `leave`).  Who gives way is counted out.
+
+        `is_short`: no descriptor is left for one more, so that a stranger must give its own.
+        """
+        if self._open.get(place.counted_as, 0) >= self._max_per_client:
+            return Entry(replies.TOO_MANY_FROM_CLIENT)
+        is_crowded = not place.may_relay and self.strangers >= self._max_strangers
+        gives_way = None
+        if is_short or is_crowded or self.total >= self._max_connections:
+            gives_way = self._first_to_go(place)
+            if gives_way is None:
+                return Entry(replies.TOO_MANY_CONNECTIONS)
+            self.leave(gives_way)
+        self._open[place.counted_as] = self._open.get(place.counted_as, 0) + 1
+        if place.may_relay:
+            self._others.add(place)
+        else:
+            self._strangers[place] = None
+        return Entry(None, gives_way)
+
+    def step(self, place: Place) -> None:
+        """Note that a stranger came nearer to a login: it did more than whoever did nothing since."""
+        if place in self._strangers:
+            del self._strangers[place]
+            self._strangers[place] = None
+
+    def log_in(self, place: Place) -> None:
+        """Note that a stranger may relay now."""
+        place.may_relay = True
+        if place in self._strangers:
+            del self._strangers[place]
+            self._others.add(place)
+
+    def leave(self, place: Place) -> None:
+        """Count one out; a place that gave way is out already."""
+        if place in self._strangers:
+            del self._strangers[place]
+        elif place in self._others:
+            self._others.remove(place)
+        else:
+            return
+        count = self._open.pop(place.counted_as) - 1
+        if count:
+            self._open[place.counted_as] = count
+
+    def _first_to_go(self, newcomer: Place) -> Place | None:
+        """Return the stranger that gives way, None where there is none.  Costs a look at each."""
+        held = Counter(place.counted_as for place in self._strangers)
+        if not newcomer.may_relay:
+            held[newcomer.counted_as] += 1
+        # Of equals the first, which is the one without a step for longest.
+        return max(self._strangers, key=lambda place: held[place.counted_as], default=None)
+
+
+def most_strangers(max_connections: int, *, can_log_in: bool) -> int:
+    """Return how many places strangers may hold while nobody else needs them.
+
+    All, where users log in, since every user begins as a stranger.  Elsewhere a stranger
+    can only be refused, and a tenth is enough for that.
+    """
+    return max_connections if can_log_in else max(1, max_connections // 10)

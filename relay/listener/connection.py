@@ -28,6 +28,8 @@ LINGER_S = 5.0
 """How long a client may take to read our last reply and close."""
 LINGER_BYTES = 1024 * 1024
 HANDSHAKE_S = 60.0
+TURN_COMMANDS = 8
+"""How many commands of one client, sent ahead, are read before others have their turn."""
 
 
 class SessionEnd(Exception):  # noqa: N818 - how a session ends is not an error
@@ -73,6 +75,10 @@ class Connection(SMTP):
         self._is_lost = False
         self._is_expired = False
         self._is_closing_down = False
+        self._is_shaking_hands = False
+        self._is_sent_away = False
+        self._is_ending = False
+        self._in_turn = 0
         self._discarded_bytes: int | None = None  # counts once we only wait for the client to close
 
     # Called by the event loop.
@@ -131,6 +137,22 @@ class Connection(SMTP):
         self._is_closing_down = True
         self._wake()
 
+    def send_away(self, text: str) -> None:
+        """Send a last reply and drop the connection, whatever it is doing.
+
+        The reply is lost where it cannot be written at once: nothing is waited for.
+        """
+        if self.task.done():
+            return
+        self._is_sent_away = True
+        if not (self._is_lost or self._is_ending or self._is_shaking_hands):
+            self.reply(text)
+            self.transport.write(bytes(self._replies))
+            self._replies.clear()
+        # The coroutine drops the transport at its end, a turn of the loop later: until then uvloop
+        # has not written.
+        self.task.cancel()
+
     def abort(self) -> None:
         """Drop the connection, whatever it is doing."""
         self.transport.abort()
@@ -163,12 +185,15 @@ class Connection(SMTP):
                 raise SessionEnd("timeout")
 
     async def flush_much(self, deadline: float) -> None:
-        """Send what was replied if it is much, and let other sessions run.
+        """Send what was replied if it is much, and let other sessions run after some commands.
 
-        So a client that pipelines without reading makes us neither hold more nor wait for it.
+        So a client that pipelines makes neither others wait for it, nor us hold more or wait.
         """
         if len(self._replies) > REPLIES_BYTES:
             await self.flush(deadline)
+        self._in_turn += 1
+        if self._in_turn >= TURN_COMMANDS:
+            self._in_turn = 0
             await asyncio.sleep(0)
 
     async def read_line(self, deadline: float) -> bytes:
@@ -217,12 +242,14 @@ class Connection(SMTP):
         self.transport.write(bytes(self._replies))
         self._replies.clear()
         plain = self.transport
+        self._is_shaking_hands = True
         try:
             secured = await self.loop.start_tls(
                 plain, self, context, server_side=True, ssl_handshake_timeout=HANDSHAKE_S
             )
         except OSError:  # ssl.SSLError, ConnectionError and TimeoutError are
             secured = None
+        self._is_shaking_hands = False
         if secured is None:
             # connection_lost is not called for a handshake that failed.
             plain.abort()
@@ -233,6 +260,7 @@ class Connection(SMTP):
 
     async def finish(self, text: str | None, *, linger: bool) -> None:
         """Send the last reply and close; linger if the client may still be sending."""
+        self._is_ending = True
         if text is not None:
             self.reply(text)
         if not self._is_lost and not self.transport.is_closing():
@@ -311,6 +339,7 @@ class Connection(SMTP):
         self.deadline = deadline
         self._is_expired = False
         self._waiter = self.loop.create_future()
+        self._in_turn = 0
         try:
             await self._waiter
         finally:

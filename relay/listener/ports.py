@@ -76,7 +76,7 @@ class Observer(Protocol):
         ...
 
     def connection_closed(self, listener: str, client: str, reason: str) -> None:
-        """Tell of its end; `reason` is one of quit, lost, timeout, errors, refused, shutdown, fault."""
+        """Tell of its end; `reason` is quit, lost, timeout, errors, refused, crowded, shutdown or fault."""
         ...
 
     def refused(self, listener: str, client: str, phase: str, reply: str) -> None:

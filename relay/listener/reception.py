@@ -5,18 +5,23 @@ stops the start and not a session.
 """
 
 import ssl
+from collections.abc import Callable
 from typing import NamedTuple
 
 from relay.clock import Clock
-from relay.listener.access import Admission, Client, Relaying
+from relay.listener import replies
+from relay.listener.access import Admission, Client, Place, Relaying, most_strangers
 from relay.listener.ports import Intake, Observer
 from relay.listener.received import as_name
 from relay.listener.register import Register
-from relay.listener.users import BackOff, Users
+from relay.listener.users import Guesses, Users
 from relay.policy.model import Listen, Timeouts, Tls
-from relay.policy.secrets import read_users
+from relay.policy.secrets import load_key_pair, read_users
 
 _SECOND_NS = 1e9
+_STRANGERS_COMMAND_S = 60.0
+_STRANGERS_SESSION_S = 120.0
+"""RFC 5321, 4.5.3.2 asks for five minutes a command, for the sake of mail; to log in takes seconds."""
 
 
 class Seconds(NamedTuple):
@@ -37,17 +42,31 @@ class Seconds(NamedTuple):
             timeouts.session_ns / _SECOND_NS,
         )
 
+    def of_strangers(self) -> "Seconds":
+        """Return what a client has until it may relay."""
+        return self._replace(
+            command=min(self.command, _STRANGERS_COMMAND_S), session=min(self.session, _STRANGERS_SESSION_S)
+        )
+
 
 class Reception:
     """One listener's rules, tables and ports.
 
-    Raises OSError (ssl.SSLError is one) for a certificate, SecretError for a users file
-    that cannot be used.
+    Raises SecretError for a certificate, a key or a users file that cannot be used.
     """
 
     def __init__(
-        self, listen: Listen, hostname: str, intake: Intake, observer: Observer, clock: Clock
+        self,
+        listen: Listen,
+        hostname: str,
+        intake: Intake,
+        observer: Observer,
+        clock: Clock,
+        *,
+        ceiling: int | None = None,
     ) -> None:
+        """`ceiling` is as `Listener` has it."""
+        self._ceiling = ceiling
         self.listen = listen
         self.name = str(listen.address)
         self.hostname = as_name(hostname)
@@ -55,12 +74,14 @@ class Reception:
         self.observer = observer
         self.clock = clock
         self.seconds = Seconds.of(listen.timeouts)
+        self.strangers_seconds = self.seconds.of_strangers()
         self.relaying = Relaying(listen.clients)
-        self.admission = Admission(listen.max_connections, listen.max_connections_per_client)
         self.register = Register(min(self.seconds))
         hashes = read_users(listen.users_file) if listen.users_file is not None else {}
         self.users = Users(hashes) if hashes else None
-        self.back_off = BackOff()
+        self.guesses = Guesses(clock)
+        strangers = most_strangers(listen.max_connections, can_log_in=self.users is not None)
+        self.admission = Admission(listen.max_connections, listen.max_connections_per_client, strangers)
         self.tls = _tls_context(listen)
         self.is_closing = False
         self.greeting = f"220 {self.hostname} ESMTP relay"
@@ -74,6 +95,21 @@ class Reception:
     def offers_starttls(self) -> bool:
         """Return whether a session in the clear may ask for TLS."""
         return self.tls is not None and not self.is_implicit_tls
+
+    def place_for(self, client: Client, give_way: Callable[[], None]) -> Place:
+        """Return the place that a connection of this client asks for."""
+        return Place(client, self.relaying.is_allowed(client), give_way)
+
+    def enter(self, place: Place, fd: int) -> str | None:
+        """Count a connection with this socket in, or return the reply that refuses it."""
+        if self.is_closing:
+            return replies.CLOSING
+        # The kernel gives the lowest number that is free, so all below it are taken.
+        is_short = self._ceiling is not None and fd >= self._ceiling
+        refusal, gives_way = self.admission.enter(place, is_short=is_short)
+        if gives_way is not None:
+            gives_way.give_way()
+        return refusal
 
     def offers_auth(self, client: Client, *, is_tls: bool) -> bool:
         """Return whether a password may be asked for: not where others could read it."""
@@ -101,6 +137,5 @@ def _tls_context(listen: Listen) -> ssl.SSLContext | None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # The empty passphrase keeps OpenSSL from asking the terminal for one.
-    context.load_cert_chain(listen.certificate, listen.key, password="")
+    load_key_pair(context, listen.certificate, listen.key)
     return context

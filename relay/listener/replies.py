@@ -10,6 +10,7 @@ from relay.listener.content import Fault
 CLOSING = "421 4.3.2 The service is shutting down"
 IDLE_TOO_LONG = "421 4.4.2 Timeout, closing the connection"
 TOO_MANY_CONNECTIONS = "421 4.7.0 Too many connections"
+GIVES_WAY = "421 4.7.0 Too many connections, this one gives way"
 TOO_MANY_FROM_CLIENT = "421 4.7.0 Too many connections from your address"
 TOO_MANY_ERRORS = "421 4.7.0 Too many errors"
 TOO_MANY_ATTEMPTS = "421 4.7.0 Too many failed attempts to authenticate"

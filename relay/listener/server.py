@@ -8,7 +8,8 @@ import asyncio
 import socket
 
 from relay.clock import Clock, SystemClock
-from relay.listener.handshakes import TlsDoor
+from relay.listener.door import Door, into_protocol
+from relay.listener.handshakes import Handshakes
 from relay.listener.ports import Intake, Observer
 from relay.listener.reception import Reception
 from relay.listener.session import ClientSession
@@ -33,11 +34,20 @@ class Listener:
     """Takes mail on one address.  Raises as `Reception` does for what the policy names."""
 
     def __init__(
-        self, listen: Listen, hostname: str, intake: Intake, observer: Observer, *, clock: Clock | None = None
+        self,
+        listen: Listen,
+        hostname: str,
+        intake: Intake,
+        observer: Observer,
+        *,
+        clock: Clock | None = None,
+        ceiling: int | None = None,
     ) -> None:
-        self._reception = Reception(listen, hostname, intake, observer, clock or SystemClock())
-        self._server: asyncio.Server | None = None
-        self._tls_door: TlsDoor | None = None
+        """Refuse a client whose socket has `ceiling` or a number above: those are kept for the disk."""
+        self._reception = Reception(
+            listen, hostname, intake, observer, clock or SystemClock(), ceiling=ceiling
+        )
+        self._door: Door | None = None
         self._address = listen.address
 
     @property
@@ -56,12 +66,10 @@ class Listener:
         host, port = bound.getsockname()[:2]
         self._address = HostPort(host, port)
         room = self._reception
+        receive = into_protocol(lambda: ClientSession(room))
         if room.tls is not None and room.is_implicit_tls:
-            self._tls_door = TlsDoor(bound, room.tls, room, lambda client: ClientSession(room, client))
-        else:
-            self._server = await asyncio.get_running_loop().create_server(
-                lambda: ClientSession(room), sock=bound, backlog=_BACKLOG
-            )
+            receive = Handshakes(room.tls, room, lambda place: ClientSession(room, place)).shake_hands
+        self._door = Door(bound, receive, lambda error: room.observer.fault(room.name, "unknown", error))
 
     async def close(self, deadline_seconds: float) -> None:
         """Accept no more, let content in flight finish, and drop what is left at the deadline.
@@ -70,10 +78,8 @@ class Listener:
         A message that is cut off here was not replied to, and the client keeps it.
         """
         self._reception.is_closing = True
-        if self._server is not None:
-            self._server.close()
-        if self._tls_door is not None:
-            await self._tls_door.close()
+        if self._door is not None:
+            await self._door.break_off()
         register = self._reception.register
         for session in register:
             session.shut_down()

@@ -14,17 +14,30 @@ from typing import ClassVar
 
 from relay.envelope import Envelope
 from relay.listener import replies
-from relay.listener.access import Client
+from relay.listener.access import Client, Place
 from relay.listener.command import Refused, parse_host_name, parse_mail, parse_rcpt, split_command
 from relay.listener.connection import BadLine, Connection, SessionEnd
 from relay.listener.content import ContentDecoder
 from relay.listener.received import protocol_name, received_line
-from relay.listener.reception import Reception
+from relay.listener.reception import Reception, Seconds
 from relay.listener.sasl import read_credentials
 from relay.listener.transfer import Transfer
+from relay.listener.users import Users, Verdict
 
 MAX_ATTEMPTS = 3
 """Failed authentications in one session before 421."""
+
+MAX_IDLE_COMMANDS = 100
+"""Commands since the last message that was taken, from which on each counts as an error (Postfix:
+smtpd_junk_command_limit)."""
+MAX_STRANGERS_COMMANDS = 10
+"""The same, of a client that may not relay: EHLO, STARTTLS, EHLO and three times AUTH are six."""
+STRANGERS_PAUSE_S = 1.0
+"""What each command after them takes beside (Postfix: smtpd_error_sleep_time), so that strangers who are
+sent away and come again cost little."""
+
+# How many of them a message needs is limited elsewhere: max_recipients, and one DATA for each MAIL.
+_PHASES_OF_MAIL = frozenset({"rcpt", "data", "eod"})
 
 # A page in the owner's browser can make it post text to a port on this host, which would
 # be read as commands (Postfix: smtpd_forbidden_commands).
@@ -46,11 +59,12 @@ class ClientSession(Connection):
 
     COMMANDS: ClassVar[dict[str, Callable[["ClientSession", str | None], Awaitable[None]]]]
 
-    def __init__(self, reception: Reception, admitted: Client | None = None) -> None:
-        """Begin; `admitted` is a client that has its slot already, as behind a `TlsDoor`."""
+    def __init__(self, reception: Reception, admitted: Place | None = None) -> None:
+        """Begin; `admitted` is the place that it has already, as behind `Handshakes`."""
         super().__init__(asyncio.get_running_loop())
         self._reception = reception
         self._admitted = admitted
+        self._place: Place
         self._client: Client
         self._label = "unknown"
         self._is_trusted = False
@@ -58,12 +72,17 @@ class ClientSession(Connection):
         self._transaction: Transaction | None = None
         self._phase = "connect"
         self._errors = 0
+        self._idle_commands = 0
+        self._began_at = 0.0
         self._attempts = 0
         self._is_in_content = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start, under the eyes of the register."""
         super().connection_made(transport)
+        # Only a test's transport has no socket; then there is no descriptor to count.
+        connected = transport.get_extra_info("socket")
+        self._fd = -1 if connected is None else connected.fileno()
         self._reception.register.add(self)
 
     async def _handle_client(self) -> None:
@@ -82,18 +101,21 @@ class ClientSession(Connection):
         """Serve the client if there is room for it."""
         room = self._reception
         if self._admitted is not None:
-            self._client = self._admitted
+            self._place = self._admitted
         elif self.session.peer is not None:
-            self._client = Client.of_peer(self.session.peer[0])
+            client = Client.of_peer(self.session.peer[0])
+            self._place = room.place_for(client, lambda: self.send_away(replies.GIVES_WAY))
         else:
             return  # gone before we looked
+        self._client = self._place.client
         self._label = str(self._client)
-        self._is_trusted = room.relaying.is_allowed(self._client)
-        refusal = None if self._admitted else self._refuse_entry()
+        self._is_trusted = self._place.may_relay
+        refusal = None if self._admitted else room.enter(self._place, self._fd)
         if refusal is not None:
             room.observer.refused(room.name, self._label, self._phase, refusal)
             await self.finish(refusal, linger=False)
             return
+        room.admission.step(self._place)
         room.observer.connection_opened(room.name, self._label)
         reason = "fault"
         try:
@@ -103,34 +125,37 @@ class ClientSession(Connection):
                 room.observer.refused(room.name, self._label, self._phase, end.reply)
             await self.finish(end.reply, linger=reason != "quit")
         except asyncio.CancelledError:
-            reason = "shutdown"
+            reason = "crowded" if self._is_sent_away else "shutdown"
             raise
         finally:
-            room.admission.leave(self._client)
+            room.admission.leave(self._place)
             room.observer.connection_closed(room.name, self._label, reason)
 
-    def _refuse_entry(self) -> str | None:
-        """Count the client in, or return the reply that refuses it."""
+    def send_away(self, text: str) -> None:
+        """Give way to another client, at once."""
         room = self._reception
-        return replies.CLOSING if room.is_closing else room.admission.enter(self._client)
+        room.observer.refused(room.name, self._label, self._phase, text)
+        super().send_away(text)
 
     async def _serve(self) -> SessionEnd:
         """Greet and obey until the session is over; return how it ended."""
         room = self._reception
         try:
             self.reply(room.greeting)
-            session_until = self.loop.time() + room.seconds.session
+            self._began_at = self.loop.time()
             while True:
-                await self._obey_next(session_until)
+                await self._obey_next()
         except SessionEnd as end:
             return end
 
-    async def _obey_next(self, session_until: float) -> None:
+    async def _obey_next(self) -> None:
         """Read one command and obey it.  Raises SessionEnd."""
         now = self.loop.time()
+        session_until = self._began_at + self._seconds.session
         if now >= session_until:
             raise SessionEnd("timeout", replies.IDLE_TOO_LONG)
-        deadline = min(now + self._reception.seconds.command, session_until)
+        deadline = min(now + self._seconds.command, session_until)
+        errors = self._errors
         try:
             line = await self.read_line(deadline)
             verb, argument = split_command(line)
@@ -151,9 +176,29 @@ class ClientSession(Connection):
             if self._is_in_content:
                 # Content would be read as commands if we went on.
                 raise SessionEnd("fault") from None
+        await self._count_idleness(errors)
         if self._errors >= self._reception.listen.max_errors:
             raise SessionEnd("errors", replies.TOO_MANY_ERRORS)
         await self.flush_much(deadline)
+
+    @property
+    def _seconds(self) -> Seconds:
+        room = self._reception
+        return room.seconds if self._place.may_relay else room.strangers_seconds
+
+    async def _count_idleness(self, errors_before: int) -> None:
+        """Count a command that brought no mail; of very many each is one error, if it was none by itself."""
+        may_relay = self._place.may_relay
+        if may_relay and self._phase in _PHASES_OF_MAIL:
+            return
+        self._idle_commands += 1
+        if self._idle_commands <= (MAX_IDLE_COMMANDS if may_relay else MAX_STRANGERS_COMMANDS):
+            return
+        if self._errors == errors_before:
+            self._errors += 1
+        if not may_relay:
+            await self.flush(self.loop.time() + self._seconds.command)
+            await asyncio.sleep(STRANGERS_PAUSE_S)
 
     def say(self, reply: str) -> None:
         """Reply, and tell of it if it is a refusal; 5yz count against the client."""
@@ -220,6 +265,7 @@ class ClientSession(Connection):
             raise SessionEnd("refused", replies.TLS_PIPELINED)
         self.say(replies.TLS_READY)
         await self.start_tls(context)
+        self._reception.admission.step(self._place)
         self.session = self._create_session()
         self._transaction = None
         self._user = None
@@ -227,19 +273,23 @@ class ClientSession(Connection):
     async def smtp_AUTH(self, arg: str | None) -> None:
         """Let a user of the users file in (RFC 4954)."""
         room = self._reception
-        self._check_auth_allowed()
+        users = self._check_auth_allowed()
         if arg is None:
             raise Refused(replies.AUTH_SYNTAX)
         origin = self._client.origin
-        if room.back_off.is_blocked(origin, room.clock.boottime_ns()):
+        if room.guesses.is_blocked(origin):
             raise Refused(replies.AUTH_LATER)
-        credentials = await read_credentials(arg, self._ask)
-        if room.users is not None and await room.users.verify(credentials.name, credentials.password):
-            room.back_off.succeeded(origin)
-            self._user = credentials.name
-            self.say(replies.AUTHENTICATED)
-            return
-        room.back_off.failed(origin, room.clock.boottime_ns())
+        name, password = await read_credentials(arg, self._ask)
+        room.admission.step(self._place)
+        match await room.guesses.judge(origin, lambda: users.verify(name, password)):
+            case Verdict.RIGHT:
+                room.admission.log_in(self._place)
+                self._user = name
+                self._idle_commands = 0
+                self.say(replies.AUTHENTICATED)
+                return
+            case Verdict.LATER:
+                raise Refused(replies.AUTH_LATER)
         self._attempts += 1
         if self._attempts >= MAX_ATTEMPTS:
             raise SessionEnd("errors", replies.TOO_MANY_ATTEMPTS)
@@ -307,9 +357,10 @@ class ClientSession(Connection):
             raise Refused(replies.NEEDS_TLS_THEN_AUTH)
         raise Refused(replies.NOT_A_CLIENT)
 
-    def _check_auth_allowed(self) -> None:
-        """Raise Refused where AUTH is not permitted now (RFC 4954, 4)."""
-        if self._reception.users is None:
+    def _check_auth_allowed(self) -> Users:
+        """Return who may log in; raise Refused where AUTH is not permitted now (RFC 4954, 4)."""
+        users = self._reception.users
+        if users is None:
             raise Refused(replies.AUTH_NOT_OFFERED)
         if not self.session.extended_smtp:
             raise Refused(replies.NEEDS_EHLO)
@@ -319,12 +370,13 @@ class ClientSession(Connection):
             raise Refused(replies.AUTH_TWICE)
         if self._transaction is not None:
             raise Refused(replies.AUTH_IN_TRANSACTION)
+        return users
 
     async def _ask(self, challenge: str) -> bytes:
         """Send a challenge and return the response.  Raises BadLine, SessionEnd."""
         self.say(f"334 {challenge}")
         try:
-            return await self.read_line(self.loop.time() + self._reception.seconds.command)
+            return await self.read_line(self.loop.time() + self._seconds.command)
         except BadLine as bad:
             is_long = bad.reply == replies.LINE_TOO_LONG
             raise BadLine(replies.AUTH_LINE_TOO_LONG if is_long else bad.reply) from None
@@ -375,6 +427,7 @@ class ClientSession(Connection):
         size_bytes = len(trace) + decoder.size_bytes
         room.observer.accepted(room.name, draft.queue_id, envelope, size_bytes, commit_ns)
         self._errors = 0
+        self._idle_commands = 0
         self.say(replies.queued(draft.queue_id))
 
     def _tell_fault(self, error: BaseException) -> None:

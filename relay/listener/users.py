@@ -6,14 +6,15 @@ event loop; no name and no password is kept after the call or shown in any text.
 """
 
 import asyncio
+import enum
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from argon2 import PasswordHasher
-from argon2.exceptions import InvalidHashError, VerificationError
+from argon2.exceptions import VerifyMismatchError
 
-from relay.clock import SECOND_NS
+from relay.clock import SECOND_NS, Clock
 
 _THREADS = 2
 
@@ -30,7 +31,7 @@ class Users:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="relay-auth")
 
     async def verify(self, name: str, password: str) -> bool:
-        """Return whether the user exists and this is the password."""
+        """Return whether the user exists and this is the password; any error means that nobody knows."""
         known = self._hashes.get(name)
         loop = asyncio.get_running_loop()
         matches = await loop.run_in_executor(self._threads, self._matches, known or self._decoy, password)
@@ -39,7 +40,8 @@ class Users:
     def _matches(self, password_hash: str, password: str) -> bool:
         try:
             return self._hasher.verify(password_hash, password)
-        except (VerificationError, InvalidHashError):
+        except VerifyMismatchError:
+            # Its base, VerificationError, is raised for a lack of memory or threads too.
             return False
 
     def close(self) -> None:
@@ -47,11 +49,30 @@ class Users:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-class BackOff:
-    """Makes who guesses passwords wait, across sessions: 2 s after the third failure, then double.
+class Verdict(enum.Enum):
+    """What becomes of one guess."""
 
-    Bounded: who has not failed for an hour is forgotten, and of more than `MAX_ORIGINS`
-    the one whose last failure is longest ago.
+    RIGHT = enum.auto()
+    WRONG = enum.auto()
+    LATER = enum.auto()
+    """It was not looked at: the client has to wait."""
+
+
+class Admittance(enum.Enum):
+    """Whether a guess may be looked at."""
+
+    NOW = enum.auto()
+    AFTER_OTHERS = enum.auto()
+    """Not before one of those that are being looked at has its verdict."""
+    LATER = enum.auto()
+
+
+class BackOff:
+    """Makes who guesses passwords wait, across sessions: 2 s after the third failure, then double.  Pure.
+
+    A guess is counted from `begin` on, so that sessions at once have no more of them than
+    sessions one after the other.  Bounded: who has not failed for an hour is forgotten,
+    and of more than `MAX_ORIGINS` the one whose last failure is longest ago.
     """
 
     FREE_FAILURES = 3
@@ -63,6 +84,7 @@ class BackOff:
     def __init__(self) -> None:
         # origin: (failures, instant of the last one); oldest failure first.
         self._failures: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self._begun: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._failures)
@@ -76,8 +98,21 @@ class BackOff:
         doublings = min(count - self.FREE_FAILURES, 30)
         return now_ns < last_at_ns + min(self.FIRST_NS << doublings, self.LONGEST_NS)
 
+    def begin(self, origin: str, now_ns: int) -> Admittance:
+        """Count a guess; only after NOW, and then call one of the three below once."""
+        if self.is_blocked(origin, now_ns):
+            return Admittance.LATER
+        begun = self._begun.get(origin, 0)
+        failures, _ = self._failures.get(origin, (0, 0))
+        # As if those that are being looked at had failed; the first after a wait has nobody to wait for.
+        if begun and failures + begun >= self.FREE_FAILURES:
+            return Admittance.AFTER_OTHERS
+        self._begun[origin] = begun + 1
+        return Admittance.NOW
+
     def failed(self, origin: str, now_ns: int) -> None:
-        """Count a failure."""
+        """Count a guess as a failure."""
+        self._end(origin)
         self._forget_old(now_ns)
         count, _ = self._failures.pop(origin, (0, 0))
         self._failures[origin] = (count + 1, now_ns)
@@ -85,8 +120,18 @@ class BackOff:
             self._failures.popitem(last=False)
 
     def succeeded(self, origin: str) -> None:
-        """Forget the failures of a client that knew a password."""
+        """Give a guess back, and forget the failures of a client that knew a password."""
+        self._end(origin)
         self._failures.pop(origin, None)
+
+    def unanswered(self, origin: str) -> None:
+        """Give a guess back that got no answer."""
+        self._end(origin)
+
+    def _end(self, origin: str) -> None:
+        left = self._begun.pop(origin) - 1
+        if left:
+            self._begun[origin] = left
 
     def _forget_old(self, now_ns: int) -> None:
         while self._failures:
@@ -94,3 +139,40 @@ class BackOff:
             if now_ns - last_at_ns < self.MEMORY_NS:
                 return
             del self._failures[origin]
+
+
+class Guesses:
+    """Has each origin's guesses looked at, as many at once as `BackOff` has room for; others wait."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.back_off = BackOff()
+        self._clock = clock
+        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+
+    def is_blocked(self, origin: str) -> bool:
+        """Return whether it is no use to ask this client for a password now."""
+        return self.back_off.is_blocked(origin, self._clock.boottime_ns())
+
+    async def judge(self, origin: str, verify: Callable[[], Awaitable[bool]]) -> Verdict:
+        """Return what `verify` says of one guess, once it may be looked at."""
+        while (admittance := self.back_off.begin(origin, self._clock.boottime_ns())) is not Admittance.NOW:
+            if admittance is Admittance.LATER:
+                return Verdict.LATER
+            verdict_of_another = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(origin, []).append(verdict_of_another)
+            await verdict_of_another
+        try:
+            is_right = await verify()
+        except BaseException:
+            self.back_off.unanswered(origin)
+            raise
+        else:
+            if is_right:
+                self.back_off.succeeded(origin)
+            else:
+                self.back_off.failed(origin, self._clock.boottime_ns())
+        finally:
+            for waiting in self._waiting.pop(origin, []):
+                if not waiting.done():
+                    waiting.set_result(None)
+        return Verdict.RIGHT if is_right else Verdict.WRONG

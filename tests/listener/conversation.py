@@ -79,19 +79,22 @@ class Room:
     observer: MemoryObserver
     clients: list[Client]
 
-    async def connect(self, context: ssl.SSLContext | None = None, *, host: str | None = None) -> Client:
-        """Connect and read nothing."""
+    async def connect(
+        self, context: ssl.SSLContext | None = None, *, host: str | None = None, source: str | None = None
+    ) -> Client:
+        """Connect and read nothing; `source` is the address that the listener sees."""
         address = self.listener.address
         name = "localhost" if context else None
+        local_addr = (source, 0) if source else None
         reader, writer = await asyncio.open_connection(
-            host or address.host, address.port, ssl=context, server_hostname=name
+            host or address.host, address.port, ssl=context, server_hostname=name, local_addr=local_addr
         )
         self.clients.append(Client(reader, writer))
         return self.clients[-1]
 
-    async def greeted(self, hello: bytes = b"EHLO client.example") -> Client:
+    async def greeted(self, hello: bytes = b"EHLO client.example", *, source: str | None = None) -> Client:
         """Connect and say hello."""
-        client = await self.connect()
+        client = await self.connect(source=source)
         await client.reply()
         await client.ask(hello)
         return client
@@ -118,7 +121,10 @@ class Room:
 
 @contextlib.asynccontextmanager
 async def listening(
-    policy: dict[str, object] | None = None, intake: MemoryIntake | None = None
+    policy: dict[str, object] | None = None,
+    intake: MemoryIntake | None = None,
+    *,
+    ceiling: int | None = None,
 ) -> AsyncIterator[Room]:
     """Run a listener that lets 127.0.0.0/8 relay, unless the policy says otherwise."""
     listen = Listen.model_validate(
@@ -126,7 +132,7 @@ async def listening(
     )
     observer = MemoryObserver()
     intake = intake or MemoryIntake()
-    listener = Listener(listen, "relay.example", intake, observer)
+    listener = Listener(listen, "relay.example", intake, observer, ceiling=ceiling)
     await listener.start()
     room = Room(listener, intake, observer, [])
     try:

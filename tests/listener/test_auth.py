@@ -1,5 +1,7 @@
 """AUTH: who may, what it costs to guess, and that nothing of it is shown."""
 
+import asyncio
+import threading
 from base64 import b64encode
 from pathlib import Path
 
@@ -7,7 +9,7 @@ import pytest
 
 from relay.clock import SECOND_NS
 from tests.fakes.certificates import Certificates
-from tests.listener.conversation import TRANSACTION, codes, listening
+from tests.listener.conversation import TRANSACTION, Room, codes, listening
 
 GOOD = b64encode(b"\0mjd\0open sesame")
 WRONG = b64encode(b"\0mjd\0guess")
@@ -96,7 +98,7 @@ async def test_third_wrong_password_ends_the_session_and_the_client_has_to_wait(
         again = await room.greeted()
         assert codes(await again.ask(b"AUTH PLAIN " + GOOD)) == [454]
         # As if the wait were over.
-        back_off = room.listener._reception.back_off
+        back_off = room.listener._reception.guesses.back_off
         count, last_at_ns = back_off._failures["127.0.0.1"]
         back_off._failures["127.0.0.1"] = (count, last_at_ns - 10 * SECOND_NS)
         assert codes(await again.ask(b"AUTH PLAIN " + GOOD)) == [235]
@@ -142,3 +144,52 @@ async def test_authentication_does_not_outlive_starttls(users_file: Path, certif
         await client.start_tls(str(certificates.ca))
         await client.ask(b"EHLO x")
         assert codes(await client.ask(b"MAIL FROM:<a@b>")) == [530]
+
+
+async def _try(room: Room, line: bytes) -> list[int]:
+    """Try a line of AUTH three times on a connection of its own; return the codes."""
+    client = await room.greeted()
+    await client.send((line + b"\r\n") * 3 + b"QUIT\r\n")
+    return codes(await client.rest())
+
+
+async def test_sessions_at_once_have_no_more_guesses_than_one(users_file: Path) -> None:
+    async with listening(_policy(users_file, max_connections_per_client=100)) as room:
+        told = await asyncio.gather(*(_try(room, b"AUTH PLAIN " + WRONG) for _ in range(100)))
+        answers = [code for codes_of_one in told for code in codes_of_one]
+
+        # One after the other: three wrong ones, of which the third in one session is told by 421.
+        assert answers.count(535) + answers.count(421) == 3
+        assert answers.count(454) >= 290
+
+
+async def test_sessions_that_know_the_password_need_not_take_turns(users_file: Path) -> None:
+    async with listening(_policy(users_file)) as room:
+        told = await asyncio.gather(*(_try(room, b"AUTH PLAIN " + GOOD) for _ in range(40)))
+
+        assert told == [[235, 503, 503, 221]] * 40
+
+
+async def test_login_is_put_off_where_no_thread_is_to_be_had(
+    monkeypatch: pytest.MonkeyPatch, users_file: Path
+) -> None:
+    def none_to_be_had(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async with listening(_policy(users_file)) as room:
+        client = await room.greeted()
+        with monkeypatch.context() as lack:
+            lack.setattr(threading.Thread, "start", none_to_be_had)
+            for _ in range(4):
+                assert codes(await client.ask(b"AUTH PLAIN " + GOOD)) == [451]
+        assert codes(await client.ask(b"AUTH PLAIN " + GOOD)) == [235]
+
+
+async def test_login_is_put_off_where_the_password_cannot_be_checked(users_file: Path) -> None:
+    async with listening(_policy(users_file)) as room:
+        client = await room.greeted()
+        users = room.listener._reception.users
+        assert users is not None
+        # Argon2 says the same sort of thing of this hash as of a lack of memory or threads.
+        users._hashes["mjd"] = users._hashes["mjd"][:-5]
+        assert codes(await client.ask(b"AUTH PLAIN " + GOOD)) == [451]

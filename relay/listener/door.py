@@ -1,0 +1,90 @@
+"""Accepting connections on one socket, also where there is no descriptor for one.
+
+`loop.create_server` will not do: without a descriptor asyncio's tells of each of a backlog's
+tries, with a traceback, and uvloop's asks the kernel again and again with a whole processor.
+Here it is told once and tried again after PAUSE_S; who waits in the kernel meanwhile keeps waiting.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+PAUSE_S = 1.0
+"""After accept failed, as asyncio's own servers wait."""
+AT_ONCE = 8
+"""Connections accepted in a turn of the loop, so that those that are there get theirs."""
+
+
+Receive = Callable[[socket.socket, Any], Coroutine[None, None, None]]
+"""Makes a connection of a socket that was accepted, given its peer's address, or closes it."""
+
+
+def into_protocol(open_protocol: Callable[[], asyncio.Protocol]) -> Receive:
+    """Return what makes a plain connection, with a protocol instance of its own."""
+
+    async def receive(accepted: socket.socket, _peer: Any) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(open_protocol, accepted)
+        except OSError:
+            accepted.close()  # gone before it began
+
+    return receive
+
+
+class Door:
+    """Takes connections on a listening socket, which it closes in the end."""
+
+    def __init__(
+        self,
+        bound: socket.socket,
+        receive: Receive,
+        on_error: Callable[[OSError], None],
+    ) -> None:
+        """Accept from now on.  `on_error` is told why there is a pause."""
+        bound.setblocking(False)  # noqa: FBT003 - the socket's own signature
+        self._loop = asyncio.get_running_loop()
+        self._bound = bound
+        self._receive = receive
+        self._on_error = on_error
+        self._opening: set[asyncio.Task[None]] = set()
+        self._pause: asyncio.TimerHandle | None = None
+        self._go_on()
+
+    def close(self) -> None:
+        """Accept no more; what was accepted goes on.  Fine if it is closed already."""
+        if self._pause is not None:
+            self._pause.cancel()
+        if self._bound.fileno() >= 0:
+            self._loop.remove_reader(self._bound.fileno())
+            self._bound.close()
+
+    async def break_off(self) -> None:
+        """Accept no more, and let go of connections that are still being made, as in a TLS handshake."""
+        self.close()
+        # A coroutine that is cancelled before its first step could not close its socket.
+        await asyncio.sleep(0)
+        opening = tuple(self._opening)
+        for each in opening:
+            each.cancel()
+        await asyncio.gather(*opening, return_exceptions=True)
+
+    def _go_on(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._bound.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(AT_ONCE):
+            try:
+                accepted, peer = self._bound.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._loop.remove_reader(self._bound.fileno())
+                self._pause = self._loop.call_later(PAUSE_S, self._go_on)
+                self._on_error(error)
+                return
+            accepted.setblocking(False)  # noqa: FBT003 - the socket's own signature
+            opening = self._loop.create_task(self._receive(accepted, peer))
+            self._opening.add(opening)
+            opening.add_done_callback(self._opening.discard)
