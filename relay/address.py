@@ -1,7 +1,8 @@
 """The grammar of addresses, and of the path and parameters of MAIL and RCPT.  Pure.
 
 Bytes in, the same bytes out: an address is what stood between the angle brackets, or it
-is refused; nothing is decoded, folded, unquoted or repaired.  The grammar is that of
+is refused; nothing is decoded, folded, unquoted or repaired.  Only to be compared it has a
+second form, which is never sent: `comparable`.  The grammar is that of
 RFC 5321, 4.1.2 and 4.1.3, with UTF-8 where RFC 6531, 3.3 puts it, less
 
 - source routes (`<@a,@b:c@d>`), which RFC 5321, C deprecates;
@@ -14,7 +15,9 @@ clients send, are skipped.  Two limits are those of RFC 5321, 4.5.3.1: local par
 octets, domain 255; a path is at most 254 octets without its brackets.
 """
 
+import contextlib
 import re
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -36,6 +39,9 @@ _MAILBOX = re.compile(
     rb"@(?:(?P<domain>" + _DOMAIN + rb")|(?P<literal>" + _LITERAL + rb"))"
 )
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
+_QUOTED_PAIR = re.compile(r"\\(.)", re.DOTALL)
+_ACE = "xn--"
+_IDNA_DOT = re.compile("[\u3002\uff0e\uff61]")
 # U+0080 to U+009F: controls too, when a terminal decodes them.
 _UTF8_CONTROL = re.compile("[\x80-\x9f]")
 # RFC 5321, 4.1.2: esmtp-param; the value is any printable octet but `=`.
@@ -102,6 +108,61 @@ def is_valid_address(text: str, *, smtputf8: bool) -> bool:
     except ValueError:  # UnicodeEncodeError (a lone surrogate) is one
         return False
     return True
+
+
+@lru_cache(4096)  # the same senders over and over
+def comparable(address: str) -> str:
+    """Return what all spellings of an address have in common: to be compared, and never to be sent.
+
+    A local part without its quotes and quoted-pairs (RFC 5321, 4.1.2: the quoted form of a name
+    is the same name), without regard to case, in one Unicode normalization; the domain as in
+    `comparable_domain`.  A sub-address (`a+b`) is another address.  What upstreams may tell
+    apart all the same is one here.  Patterns with `*` keep it.
+    """
+    local, at, domain = address.rpartition("@")
+    if len(local) > 1 and local[0] == local[-1] == '"':
+        local = _QUOTED_PAIR.sub(r"\1", local[1:-1])
+    return f"{folded(local)}{at}{comparable_domain(domain) if at else folded(domain)}"
+
+
+def folded(text: str) -> str:
+    """Return text without regard to case and to how Unicode composes its characters."""
+    if text.isascii():
+        return text.lower()
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", text).casefold())
+
+
+@lru_cache(4096)
+def comparable_domain(domain: str) -> str:
+    """Return what all spellings of one domain have in common: without case, final dot and U-labels.
+
+    Also of an address literal, and of a pattern of a domain.
+    """
+    domain = folded(domain)
+    if domain.startswith("[") and domain.endswith("]"):
+        return f"[{_comparable_literal(domain[1:-1])}]"
+    return ".".join(map(_comparable_label, _IDNA_DOT.sub(".", domain).rstrip(".").split(".")))
+
+
+def _comparable_literal(inside: str) -> str:
+    with contextlib.suppress(AddressValueError):
+        found = IPv6Address(inside.removeprefix("ipv6:"))
+        return str(found.ipv4_mapped or f"ipv6:{found}")
+    return inside
+
+
+def _comparable_label(label: str) -> str:
+    """Return a label in ASCII, as IDNA 2003 maps it, an A-label too; as it is where that is none."""
+    written = label
+    with contextlib.suppress(UnicodeError):
+        if label.startswith(_ACE):
+            # Its U-label may be one that is mapped to another: xn--strae-oqa is straße, and so strasse.
+            label = folded(label.removeprefix(_ACE).encode("ascii").decode("punycode"))
+        found = label.encode("idna").decode("ascii")
+        # What decodes to more of the same, or to dots, is no label that a resolver would find.
+        if not label.startswith(_ACE) and "." not in found:
+            return found
+    return written
 
 
 def _split_path(argument: bytes) -> tuple[bytes, bytes]:

@@ -6,7 +6,7 @@ RFC 6531).  Nothing here parses, folds case or compares domains.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NewType
 
 QueueId = NewType("QueueId", str)
@@ -39,6 +39,10 @@ class Envelope:
     """The authenticated user, where there is one."""
     smtputf8: bool = False
     """MAIL carried SMTPUTF8 (RFC 6531, 3.4)."""
+    boot_id: str = field(default="", compare=False)
+    """The boot of its acceptance, as the intake found it; empty where its version kept none."""
+    boottime_ns: int = field(default=0, compare=False)
+    """When it was, in that boot: for its age, which no step of the wall clock changes (`relay.boots`)."""
 
     @property
     def is_null(self) -> bool:

@@ -10,6 +10,7 @@ from relay.address import (
     MalformedAddress,
     MalformedParameters,
     NonAsciiAddress,
+    comparable_domain,
     is_valid_address,
     parse_forward_path,
     parse_reverse_path,
@@ -293,3 +294,8 @@ def test_malformed_parameters_are_refused(rest: bytes) -> None:
     for path in (b"<a@b>", b"<>"):
         with pytest.raises(MalformedParameters):
             parse_reverse_path(path + rest)
+
+
+@pytest.mark.parametrize("label", ["xn--xn--a-", "xn--a.b-", "xn--\u0080"])
+def test_a_label_that_no_resolver_finds_is_compared_as_written(label: str) -> None:
+    assert comparable_domain(f"{label}.example") == f"{label}.example"

@@ -3,6 +3,7 @@
 interface   what any engine promises, and the values it speaks in
 durable     the only place that syncs, links, renames and locks: the port of the disk
 together    one batch of files waits for the disk together; submission has the kernel sync them at once
+threads     threads that run before there is anything for them to do
 replacing   small files that are replaced whole; mounts names file systems that keep nothing
 faults      what an error of the disk means for the sender
 identity    queue ids

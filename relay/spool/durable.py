@@ -113,6 +113,10 @@ class Disk(Protocol):
         """Return the inode number behind a name, or None if there is none."""
         ...
 
+    def leads_to(self, path: str, fd: int) -> bool:
+        """Return whether a name stands for an open file, and for no other that took its place."""
+        ...
+
     def length(self, path: str) -> int | None:
         """Return the length of the regular file behind a name, or None if there is none."""
         ...
@@ -257,6 +261,14 @@ class RealDisk:
             return os.stat(path, follow_symlinks=False).st_ino
         except FileNotFoundError:
             return None
+
+    def leads_to(self, path: str, fd: int) -> bool:
+        """Return whether a name stands for an open file, and for no other that took its place."""
+        # An inode number is not given to another file while this one is open.
+        try:
+            return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     def length(self, path: str) -> int | None:
         """Return the length of the regular file behind a name, or None if there is none."""

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from relay.envelope import Envelope, QueueId
+from relay.lack import NO_MEANS
 from relay.lanes import DEFAULT_LANE
 from relay.reply import clean
 from relay.sorting import Sorter
@@ -26,7 +27,7 @@ from relay.spool.layout import Layout
 LONGEST_NAME_BYTES = 250
 _FIRST_READ_BYTES = 64 * 1024
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_OUR_OWN_LACK = _NO_ROOM | {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN}
+_OUR_OWN_LACK = _NO_ROOM | NO_MEANS | {errno.EINTR, errno.EAGAIN}
 _NOT_NOW = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EUCLEAN, errno.EBADMSG, errno.ENODATA})
 """The last three are what file systems say whose own checksums do not match, and disks of a lost sector."""
 _ABOUT_THE_FILE = frozenset(

@@ -200,18 +200,25 @@ def clear_the_way(disk: Disk, layout: Layout, aside: Aside) -> None:
     in_the_way: list[tuple[str, Callable[[Disk, int], bool]]] = [
         (layout.file("ledger"), is_anything),
         (layout.file("ledger") + ".new", leftovers.is_draft_of_the_ledger),
+        (layout.file("boots") + ".new", leftovers.is_draft_of_the_boots),
     ]
     for path, is_ours in in_the_way:
         if (fault := why_not_ours(disk, path, is_ours, disk.open_update)) is not None:
             aside.move(path, fault)
-    try:
-        if (fault := why_not_ours(disk, layout.file("reserve"), is_reserve, disk.open_update)) is not None:
-            aside.move(layout.file("reserve"), fault)
-    except OSError as error:
-        # A bad sector in what holds nothing stops no start.
-        aside.move_unusable(layout.file("reserve"), error, "")
+    dispensable = [(layout.file("reserve"), is_reserve), (layout.file("boots"), leftovers.is_boots)]
+    for path, is_ours in dispensable:
+        try:
+            if (fault := why_not_ours(disk, path, is_ours, disk.open_update)) is not None:
+                aside.move(path, fault)
+        except OSError as error:
+            # A bad sector in what holds no mail stops no start.
+            aside.move_unusable(path, error, "")
     if not (disk.inode(layout.file("control.sock")) is None or _is_socket(disk, layout.file("control.sock"))):
         aside.move(layout.file("control.sock"), "not a socket")
+    _clear_the_notes(disk, layout, aside)
+
+
+def _clear_the_notes(disk: Disk, layout: Layout, aside: Aside) -> None:
     for name in disk.names(layout.folder("bounce")):
         path = f"{layout.folder('bounce')}/{name}"
         why: str | None = "not a name that we give"

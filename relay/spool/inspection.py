@@ -25,7 +25,12 @@ from relay.spool.layout import FORMAT, Layout, is_queue_id
 from relay.spool.room import is_reserve
 
 _FOLDERS = ("tmp", "new", "cur", "hold", "corrupt", "bounce")
-_FILES = ("lock", "ledger", "trigger", "format", "reserve", "control.sock")
+_FILES = ("lock", "ledger", "trigger", "format", "reserve", "boots", "control.sock")
+_REWRITES: dict[str, Callable[[Disk, int], bool]] = {
+    "ledger.new": leftovers.is_draft_of_the_ledger,
+    "boots.new": leftovers.is_draft_of_the_boots,
+}
+_KEPT: dict[str, Callable[[Disk, int], bool]] = {"reserve": is_reserve, "boots": leftovers.is_boots}
 _REPORTS = ("reports", "reports.lock", "reports.new")
 """The history of the reports, of which `relay.throttle.inspection` tells."""
 _ASIDE = "moved to corrupt/ when the relay starts, never sent, never deleted"
@@ -106,9 +111,9 @@ class Inspector:
             path = f"{layout.root}/{name}"
             if name in (*_FOLDERS, *_FILES, *_REPORTS):
                 continue
-            if name == "ledger.new" and not self._is_ours(path, leftovers.is_draft_of_the_ledger):
+            if name in _REWRITES and not self._is_ours(path, _REWRITES[name]):
                 self._find(path, "foreign", "not written by us", _ASIDE, _LOOK)
-            elif name == "ledger.new" or name.startswith("format."):
+            elif name in _REWRITES or name.startswith("format."):
                 self._find(path, "leftover", "a rewrite that a crash cut off", "replaced by the next one")
             else:
                 self._find(path, "stray", "no file of ours", "left where it is, never looked at", _LOOK)
@@ -160,7 +165,7 @@ class Inspector:
                 elif is_needed and self._user in (0, found.st_uid) and found.st_mode & stat.S_IRUSR:
                     becomes = "used all the same"
                 self._find(path, "owner", what, becomes, f"chown it to user {self._user}, chmod 600")
-            elif name == "reserve" and not self._is_ours(path, is_reserve):
+            elif name in _KEPT and not self._is_ours(path, _KEPT[name]):
                 self._find(path, "foreign", "not written by us", becomes, advice)
             elif name == "format":
                 with opened(self._disk, self._disk.open_read(path)) as fd:

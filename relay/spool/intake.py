@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from relay.clock import Clock
 from relay.envelope import Envelope, QueueId
@@ -67,6 +68,7 @@ class MaildirIntake:
         """`headroom` is False for reports: they may use what new mail has to leave free."""
         self._layout = Layout(root)
         self._disk = disk
+        self._clock = clock
         self._identities = Identities(clock, random_bytes)
         self._leaves_headroom = headroom
 
@@ -144,7 +146,9 @@ class MaildirIntake:
     def _complete(self, draft: MaildirDraft, envelope: Envelope) -> int | OSError:
         """Write all of a draft that is not written yet, header last; return its descriptor."""
         try:
-            tail = record.encode_envelope(draft.queue_id, envelope)
+            now_ns = self._clock.boottime_ns()
+            stamped = replace(envelope, boot_id=self._clock.boot_id(), boottime_ns=now_ns)
+            tail = record.encode_envelope(draft.queue_id, stamped)
         except ValueError as error:
             return OSError(errno.EINVAL, f"an envelope that cannot be stored: {error}")
         shape = record.shape_of(envelope, draft.content_bytes, eight_bit=draft.eight_bit)

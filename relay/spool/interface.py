@@ -10,7 +10,7 @@ the same suite.
 """
 
 import enum
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -81,6 +81,9 @@ class Entry:
     """Of the recipients left, in their order: how many of one domain there are in a row; see `runs`."""
     lane: str = DEFAULT_LANE
     """By the sorter that was given when it was read."""
+    boot_id: str = ""
+    """The boot of its acceptance, and when in that boot, as the envelope has them."""
+    boottime_ns: int = 0
 
 
 def runs(addresses: Iterable[str]) -> tuple[tuple[str, int], ...]:
@@ -134,6 +137,8 @@ class Message:
             tuple(self.envelope.recipients[index] for index in left[:RECIPIENTS_SHOWN]),
             self.envelope.client,
             runs(self.envelope.recipients[index] for index in left),
+            boot_id=self.envelope.boot_id,
+            boottime_ns=self.envelope.boottime_ns,
         )
 
 
@@ -275,8 +280,11 @@ class Spool(Protocol):
     unknown ids.  What changes state may be called again with the same arguments.
     """
 
-    def recover(self, sorter: Sorter | None = None) -> Recovery:
-        """Read everything there is, finish what can be finished, set aside what is damaged."""
+    def recover(self, sorter: Sorter | None = None, on_step: Callable[[], None] = lambda: None) -> Recovery:
+        """Read everything there is, finish what can be finished, set aside what is damaged.
+
+        `on_step` is called for each file or folder that was dealt with: the disk still answers.
+        """
         ...
 
     def take(self, most: int, sorter: Sorter | None = None) -> list[Entry]:
@@ -334,12 +342,12 @@ class Spool(Protocol):
         """Remove messages with nothing left to do, counting them in the ledger first."""
         ...
 
-    def hold(self, queue_id: QueueId) -> None:
-        """Set a message aside, durably; one that is held stays so.  Raises Absent."""
+    def hold(self, *queue_ids: QueueId) -> None:
+        """Set messages aside, durably; one that is held stays so.  Raises Absent when all others are."""
         ...
 
-    def release(self, queue_id: QueueId) -> None:
-        """Bring a held message back, durably; one that is not held stays so.  Raises Absent."""
+    def release(self, *queue_ids: QueueId) -> None:
+        """Bring held messages back, durably; the others stay so.  Raises Absent when all others are."""
         ...
 
     def clean_up(self) -> int:

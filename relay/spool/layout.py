@@ -14,7 +14,7 @@ about failed recipients and goes after its message.  An absent file never means
 "finished": what ends a message is its own status bytes.
 
 Beside them: `lock` (who may send), `ledger`, `trigger` (a FIFO), `control.sock`, `format`,
-`reserve` (see `room`).
+`reserve` (see `room`), `reports` and `boots`, which the sender keeps.
 """
 
 import zlib
@@ -37,7 +37,9 @@ class Layout:
         """Return one of the folders."""
         return f"{self.root}/{name}"
 
-    def file(self, name: Literal["lock", "ledger", "trigger", "format", "reserve", "control.sock"]) -> str:
+    def file(
+        self, name: Literal["lock", "ledger", "trigger", "format", "reserve", "boots", "control.sock"]
+    ) -> str:
         """Return one of the files beside the folders."""
         return f"{self.root}/{name}"
 

@@ -10,6 +10,7 @@ Does not: move or remove anything (`foreign`, `recovery`).
 
 import re
 
+from relay import boots
 from relay.envelope import QueueId
 from relay.spool import record
 from relay.spool.durable import SECTOR_BYTES, Disk
@@ -18,6 +19,7 @@ from relay.spool.interface import Corrupt
 _NOTES_BEGIN = b'{"index":'
 _LINE = re.compile(rb"[^\0\n]+")
 _LEDGER_BEGINS = b"total "
+_LARGEST_BOOTS_BYTES = 1024 * 1024
 _READ_BYTES = 1024 * 1024
 """A multiple of SECTOR_BYTES."""
 
@@ -87,3 +89,19 @@ def is_draft_of_the_ledger(disk: Disk, fd: int) -> bool:
     """Return whether an open file begins as a ledger does, torn by any crash.  Raises OSError."""
     front = disk.pread(fd, SECTOR_BYTES, 0).rstrip(b"\0")
     return _LEDGER_BEGINS.startswith(front[: len(_LEDGER_BEGINS)])
+
+
+def is_boots(disk: Disk, fd: int) -> bool:
+    """Return whether an open file is a record of the boots: whole, as it is replaced.  Raises OSError."""
+    content = disk.pread(fd, _LARGEST_BOOTS_BYTES, 0)
+    try:
+        boots.parse(content)
+    except ValueError:
+        return False
+    return content.startswith(boots.BEGINS)
+
+
+def is_draft_of_the_boots(disk: Disk, fd: int) -> bool:
+    """Return whether an open file begins as such a record does, torn by any crash.  Raises OSError."""
+    front = disk.pread(fd, SECTOR_BYTES, 0).rstrip(b"\0")
+    return boots.BEGINS.startswith(front[: len(boots.BEGINS)])

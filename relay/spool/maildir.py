@@ -81,12 +81,15 @@ class MaildirSpool:
         self._progress: dict[QueueId, tuple[int, int, int, int]] = {}
         self._queued_recipients = 0
 
-    def recover(self, sorter: Sorter | None = None) -> Recovery:
+    def recover(self, sorter: Sorter | None = None, on_step: Callable[[], None] = lambda: None) -> Recovery:
         """Read everything there is, finish what can be finished, set aside what is damaged.
 
+        `on_step` is called for each file or folder that was dealt with.
         Raises OSError; the start must not go on then.
         """
-        found, recovery = recover(self._disk, self._layout, self._ledger, self._aside, sorter)
+        found, recovery = recover(
+            self._disk, self._layout, self._ledger, self._aside, sorter, on_step=on_step
+        )
         self._held = {entry.queue_id for entry in recovery.entries if entry.is_held}
         self._progress = {queue_id: fates for queue_id, fates in found.items() if any(fates)}
         self._memory = Memory()
@@ -262,14 +265,14 @@ class MaildirSpool:
                 forget_removals(self._disk, self._layout, self._ledger, self._aside)
 
     @gives_way
-    def hold(self, queue_id: QueueId) -> None:
-        """Set a message aside, durably."""
-        self._move(queue_id, self._layout.queued(queue_id), self._layout.held(queue_id))
+    def hold(self, *queue_ids: QueueId) -> None:
+        """Set messages aside, durably.  Raises Absent about one after all others were moved."""
+        self._move([(q, self._layout.queued(q), self._layout.held(q)) for q in queue_ids])
 
     @gives_way
-    def release(self, queue_id: QueueId) -> None:
-        """Bring a held message back, durably."""
-        self._move(queue_id, self._layout.held(queue_id), self._layout.queued(queue_id))
+    def release(self, *queue_ids: QueueId) -> None:
+        """Bring held messages back, durably.  Raises Absent about one after all others were moved."""
+        self._move([(q, self._layout.held(q), self._layout.queued(q)) for q in queue_ids])
 
     def clean_up(self) -> int:
         """Remove drafts of dead listeners; return how many.  The next `take` reads again what was left."""
@@ -360,19 +363,31 @@ class MaildirSpool:
             self._progress[queue_id] = (relayed, bounced, expired, deleted)
             self._queued_recipients -= 1
 
-    def _move(self, queue_id: QueueId, source: str, target: str) -> None:
+    def _move(self, moves: Sequence[tuple[QueueId, str, str]]) -> None:
+        lost: Absent | None = None
+        left: set[str] = set()
+        entered: set[str] = set()
         with faults("hold"):
-            # Where it is there already, this is the second call, after a sync that there was no room for.
-            if self._disk.inode(target) is None:
-                with absence(queue_id):
-                    self._disk.rename(source, target)
-            # Where the file is counts from now on, whatever becomes of the syncs.
-            (self._held.add if target == self._layout.held(queue_id) else self._held.discard)(queue_id)
-            # Crash here: held or not held; nobody was told yet.
-            # The new name first: where a rename is one operation, the second sync would do, see above;
+            for queue_id, source, target in moves:
+                try:
+                    # Where it is there already, this is the second call, after a sync without room.
+                    if self._disk.inode(target) is None:
+                        with absence(queue_id):
+                            self._disk.rename(source, target)
+                except Absent as absent:
+                    lost = absent
+                    continue
+                # Where the file is counts from now on, whatever becomes of the syncs.
+                (self._held.add if target == self._layout.held(queue_id) else self._held.discard)(queue_id)
+                entered.add(target.rpartition("/")[0])
+                left.add(source.rpartition("/")[0])
+            # Crash here: some are held, some are not; nobody was told yet.
+            # The new names first: where a rename is one operation, the second sync would do, see above;
             # where some file system lets go of the old name alone, only this order loses nothing.
-            self._disk.sync_directory(target.rpartition("/")[0])
-            self._disk.sync_directory(source.rpartition("/")[0])
+            for folder in (*sorted(entered), *sorted(left)):
+                self._disk.sync_directory(folder)
+        if lost is not None:
+            raise lost
 
     def _try_to_set_aside(self, path: str, fault: str) -> None:
         queue_id = QueueId(path.rpartition("/")[2])

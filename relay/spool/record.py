@@ -50,6 +50,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "protocol": (str,),
     "user": (str, type(None)),
     "smtputf8": (bool,),
+    "boot_id": (str,),
+    "boottime_ns": (int,),
 }
 """Of the envelope's facts: a right checksum proves only that nobody changed them."""
 
@@ -157,6 +159,9 @@ def encode_envelope(queue_id: QueueId, envelope: Envelope) -> bytes:
         "user": envelope.user,
         "smtputf8": envelope.smtputf8,
     }
+    if envelope.boot_id:
+        # Not in what an older relay wrote, which has none of the two.
+        facts |= {"boot_id": envelope.boot_id, "boottime_ns": envelope.boottime_ns}
     lines = [json.dumps(facts, separators=(",", ":"))]
     lines += ["T" + address for address in envelope.recipients]
     return ("\n".join(lines) + "\n").encode()

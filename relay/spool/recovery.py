@@ -10,6 +10,7 @@ Assumes: who calls it ends the messages with nothing left to do, as soon as ther
 """
 
 import contextlib
+from collections.abc import Callable
 
 from relay.envelope import QueueId
 from relay.sorting import Sorter
@@ -27,13 +28,19 @@ _MARKED_AT_ONCE = 64
 
 
 def recover(
-    disk: Disk, layout: Layout, ledger: Ledger, aside: foreign.Aside, sorter: Sorter | None = None
+    disk: Disk,
+    layout: Layout,
+    ledger: Ledger,
+    aside: foreign.Aside,
+    sorter: Sorter | None = None,
+    *,
+    on_step: Callable[[], None] = lambda: None,
 ) -> tuple[dict[QueueId, Fates], Recovery]:
-    """Return how far each queued message got, and what was found."""
+    """Return how far each queued message got, and what was found; `on_step` is called for each file."""
     aside.stuck.clear()
-    abandoned = remove_abandoned_drafts(disk, layout, aside)
+    abandoned = remove_abandoned_drafts(disk, layout, aside, on_step)
     foreign.clear_the_way(disk, layout, aside)
-    walk = _Walk(disk, layout, ledger, aside, sorter)
+    walk = _Walk(disk, layout, ledger, aside, sorter, on_step=on_step)
     ledger.read()
     # Who held or released a message may have been killed before that was durable, and now it is seen.
     disk.sync_directory(layout.folder("hold"))
@@ -55,12 +62,13 @@ def recover(
     ledger.reopen(walk.fates)
     if ledger.closed:
         # A message that was counted out must not come back when the new ledger has forgotten it.
-        _sync_all(disk, layout, {layout.queued_folder(queue_id) for queue_id in ledger.closed})
+        _sync_all(disk, layout, {layout.queued_folder(queue_id) for queue_id in ledger.closed}, on_step)
     _begin_ledger(ledger, walk, aside)
     for path in walk.remains:
         # Only now: what was read of the old ledger need not have been durable.
         disk.unlink(path)
-    _remove_orphaned_notes(disk, layout, aside, {*walk.fates, *accepted, *set_aside})
+        on_step()
+    _remove_orphaned_notes(disk, layout, aside, {*walk.fates, *accepted, *set_aside}, on_step)
     entries = tuple(sorted(walk.entries, key=lambda entry: entry.queue_id))
     recovery = Recovery(
         entries,
@@ -106,7 +114,9 @@ def _unread(ledger: Ledger, aside: foreign.Aside) -> set[QueueId]:
     return ledger.closed & aside.stuck.keys()
 
 
-def remove_abandoned_drafts(disk: Disk, layout: Layout, aside: foreign.Aside) -> int:
+def remove_abandoned_drafts(
+    disk: Disk, layout: Layout, aside: foreign.Aside, on_step: Callable[[], None] = lambda: None
+) -> int:
     """Remove drafts whose writer is dead; return how many.  Also run now and then.
 
     Dead is who lets go of a lock, not who is old: no clock and no time of a file is asked,
@@ -117,6 +127,7 @@ def remove_abandoned_drafts(disk: Disk, layout: Layout, aside: foreign.Aside) ->
     disk.sync_directory(layout.folder("new"))
     removed = 0
     for name in disk.names(layout.folder("tmp")):
+        on_step()
         path = f"{layout.folder('tmp')}/{name}"
         if not is_queue_id(name):
             aside.move(path, "not a name that we give", "tmp-")
@@ -151,9 +162,17 @@ class _Walk:
     """A walk through the folders in which messages wait."""
 
     def __init__(
-        self, disk: Disk, layout: Layout, ledger: Ledger, aside: foreign.Aside, sorter: Sorter | None
+        self,
+        disk: Disk,
+        layout: Layout,
+        ledger: Ledger,
+        aside: foreign.Aside,
+        sorter: Sorter | None,
+        *,
+        on_step: Callable[[], None],
     ) -> None:
         self._sorter = sorter
+        self._on_step = on_step
         self._disk = disk
         self._layout = layout
         self._ledger = ledger
@@ -174,6 +193,7 @@ class _Walk:
     def look_into(self, folder: str, *, is_held: bool = False, is_new: bool = False) -> None:
         """Take in what is in a folder; set aside what is no message."""
         for name in self._disk.names(folder):
+            self._on_step()
             path = f"{folder}/{name}"
             try:
                 self._look_at(path, name, is_held=is_held, is_new=is_new)
@@ -232,17 +252,23 @@ class _Walk:
         return next((p for p in others if p != path and self._disk.inode(p) is not None), None)
 
 
-def _sync_all(disk: Disk, layout: Layout, queued_folders: set[str]) -> None:
+def _sync_all(
+    disk: Disk, layout: Layout, queued_folders: set[str], on_step: Callable[[], None] = lambda: None
+) -> None:
     for folder in (layout.folder("new"), layout.folder("hold"), *sorted(queued_folders)):
         disk.sync_directory(folder)
+        on_step()
 
 
-def _remove_orphaned_notes(disk: Disk, layout: Layout, aside: foreign.Aside, known: set[str]) -> None:
+def _remove_orphaned_notes(
+    disk: Disk, layout: Layout, aside: foreign.Aside, known: set[str], on_step: Callable[[], None]
+) -> None:
     """Remove notes whose message is gone; those of a corrupt message stay with it.
 
     Where there is anything else among them, they go to corrupt/.
     """
     for name in disk.names(layout.folder("bounce")):
+        on_step()
         # What is no file of ours was moved away, or could not be.
         if not is_queue_id(name) or name in known:
             continue

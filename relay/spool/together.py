@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from relay.clock import SystemClock
 from relay.spool.submission import Submission
+from relay.spool.threads import started
 
 SYNCS_AT_ONCE = 8
 """Threads that sync in parallel: the kernel then merges the flushes of one batch."""
@@ -33,7 +34,7 @@ class Together:
     def __init__(self) -> None:
         self._clock = SystemClock()
         self._submission = Submission()
-        self._pool = ThreadPoolExecutor(SYNCS_AT_ONCE, thread_name_prefix="sync")
+        self._pool: ThreadPoolExecutor | None = None
 
     def sync(self, fds: Sequence[int], *, content_only: bool) -> list[OSError | None]:
         """Sync each descriptor, fsync or fdatasync; return one result each, in their order."""
@@ -46,11 +47,19 @@ class Together:
         while len(results) < len(fds):
             began_ns = self._clock.boottime_ns()
             results.append(_error_of(sync, fds[len(results)]))
-            if self._clock.boottime_ns() - began_ns > SLOW_SYNC_NS:
+            is_slow = self._clock.boottime_ns() - began_ns > SLOW_SYNC_NS
+            if is_slow and (pool := self._threads()) is not None:
                 # This disk makes us wait: let the rest wait together.
                 rest = fds[len(results) :]
-                results.extend(self._pool.map(lambda fd: _error_of(sync, fd), rest))
+                results.extend(pool.map(lambda fd: _error_of(sync, fd), rest))
         return results
+
+    def _threads(self) -> ThreadPoolExecutor | None:
+        """Return our threads, started with the first slow sync; None where the kernel gives none."""
+        if self._pool is None:
+            with contextlib.suppress(RuntimeError):
+                self._pool = started(SYNCS_AT_ONCE, "sync")
+        return self._pool
 
 
 def _begin_writing(fd: int) -> None:

@@ -17,7 +17,9 @@ from pathlib import Path
 
 from relay.limit import Limit
 from relay.spool.durable import Disk
+from relay.throttle import reached
 from relay.throttle.history import LARGEST_BYTES
+from relay.throttle.inspection import reached_by
 from relay.throttle.proof import highest, stretches_of, subject_of
 from relay.throttle.record import Highest, HistoryError, read_groups, read_header
 
@@ -77,7 +79,13 @@ def audit_file(path: Path, limits: Sequence[Limit], disk: Disk) -> Audit:
     """Judge a history as it is on the disk.  Raises FileNotFoundError, PermissionError and HistoryError."""
     try:
         fd = disk.open_read(str(path))
-    except (FileNotFoundError, PermissionError):
+    except FileNotFoundError:
+        try:
+            reached.compare(None, reached_by(f"{path}.lock", disk))
+        except HistoryError as error:
+            raise HistoryError(f"{path}: {error}") from None
+        raise
+    except PermissionError:
         raise
     except OSError as error:
         raise HistoryError(f"{path}: cannot read: {error.strerror or error}") from error

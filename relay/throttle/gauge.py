@@ -23,7 +23,7 @@ from operator import attrgetter
 
 from relay.limit import Limit
 from relay.outlook import Limited, Openings
-from relay.throttle.record import Charged, Reserved
+from relay.throttle.record import UNKNOWN, Charged, Reserved
 from relay.throttle.window import Kept, Window
 
 MOST_ENTRIES = 1_000_000
@@ -32,8 +32,6 @@ KEY_ENTRIES = 8
 """What a key and its window weigh: at most 111,111 keys, of one instant each, have a window of their own."""
 LOOKED_AT = 2
 """Other keys that each new one looks at, to let go of the empty ones."""
-UNKNOWN = "%"
-"""Stands in a share for keys that are no longer told apart; `record.key_of` makes no such key."""
 LONGEST_DEFAULT_GUARD_NS = 1_000_000_000
 
 

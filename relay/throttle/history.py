@@ -11,6 +11,7 @@ What a start, which is always a recovery, may find, and what becomes of it:
 | ------------------------------------ | -------------------------------------------------------- |
 | no file, nor a lock that knows it    | created whole (fsync, rename, fsync of the folder)       |
 | gone or cut, and we know all of it   | written again from memory: deleting it frees nothing     |
+| its lock gone or another, in use     | HistoryError: others may have sent what we do not know   |
 | last group not whole                 | cut: it was never durable, so nothing was sent on it     |
 | less than its lock says (`reached`)  | HistoryError: groups are lost that were durable          |
 | reservations without an end          | occupied until deadline + T: their process may have died |
@@ -23,6 +24,14 @@ What a start, which is always a recovery, may find, and what becomes of it:
 | read-only, full, unreadable, EIO     | HistoryError; memory is not trusted, next use re-reads   |
 | wrong owner, others may write it     | HistoryError: somebody else may have emptied it          |
 | records from the future of this boot | HistoryError: another time namespace, or clock           |
+
+Who uses a history keeps its lock open, and looks in each critical section, before it decides and
+after it wrote, whether the names still stand for the files that it has.  A lock that was
+removed or replaced excludes nobody any more, and says nothing of what others sent: so nothing
+is sent until the names are put back, or the owner begins anew.  Whoever finds the name of the
+lock gone, at a decision or at its own end, leaves a lock there that says how far the history reached,
+so that a restart does not take the account for a new one.  Not to be noticed: both removed, and another relay
+started, before one that runs decides again.
 
 What others appended may be in the page cache only: they may have been killed before
 their sync, or by then have died of one that failed, after which the kernel takes those
@@ -107,7 +116,12 @@ class History:
         """How much of the file is known; always the end of a group."""
         self._at: At | None = None
         """When the last known group was written."""
+        self._lock_path = f"{path}.lock"
         self._lock_fd = -1
+        self._kept_lock: int | None = None
+        """The lock that was used first, open for as long as the history is in use."""
+        self._known_ns: int | None = None
+        """The mark of the last group that this process ever knew."""
         self._reached_ns: int | None = None
         """The mark of a group that was durable, by the lock."""
         self._is_ours = False
@@ -134,11 +148,16 @@ class History:
         Raises HistoryError; then nothing may be sent.
         """
         with self._failing_closed("lock"):
-            self._make_folder()
-            lock_fd = self._disk.lock(f"{self._path}.lock", wait=True)
+            if self._kept_lock is None:
+                self._make_folder()
+            else:
+                self._refuse_another_lock()
+            lock_fd = self._disk.lock(self._lock_path, wait=True)
         if lock_fd is None:
-            raise HistoryError(f"{self._path}.lock: taken")
+            raise HistoryError(f"{self._lock_path}: taken")
         try:
+            with self._failing_closed("lock"):
+                self._keep_lock(lock_fd)
             # The clock is read under the lock, so that instants ascend in the file.
             now_ns = self._clock.boottime_ns()
             self._slots.time_is(now_ns)
@@ -154,13 +173,53 @@ class History:
         finally:
             self._disk.close(lock_fd)
 
+    def _keep_lock(self, lock_fd: int) -> None:
+        """Have the lock open beyond the critical section; refuse one that is not the first.
+
+        It may have been removed or replaced while we waited for it.
+        """
+        if self._kept_lock is None:
+            self._kept_lock = self._disk.open_read(self._lock_path)
+        elif self._disk.leads_to(self._lock_path, lock_fd):
+            self._refuse_another_lock()
+            return
+        if not self._disk.leads_to(self._lock_path, lock_fd):
+            raise HistoryError(f"{self._lock_path}: removed or replaced just now")
+
+    def _refuse_another_lock(self) -> None:
+        """Raise HistoryError if the name of the lock does not stand for the lock that we use."""
+        if self._kept_lock is None or self._disk.leads_to(self._lock_path, self._kept_lock):
+            return
+        self._is_trusted = False
+        self._leave_a_lock()
+        raise HistoryError(
+            f"{self._lock_path}: removed or replaced while in use; nothing is sent. "
+            f"To repair: put it and the history back, or {repair.ANEW}"
+        )
+
+    def _leave_a_lock(self) -> None:
+        """Where there is no lock, leave one that says how far the history reached."""
+        if self._known_ns is None:
+            return
+        # What is there by now is somebody's; without the folder there is no place for it.
+        with contextlib.suppress(OSError):
+            fd = self._disk.open_new(self._lock_path)
+            # Crash here: a lock that says nothing, and the next start begins anew.
+            with opened(self._disk, fd):
+                self._disk.write_all(fd, reached.line(self._known_ns))
+
+    def _leave_a_folder(self) -> None:
+        """Make a folder that is gone anew; while we ran, that would be in the way of who puts it back."""
+        if self._known_ns is not None and self._disk.inode(str(Path(self._folder).parent)) is not None:
+            self._disk.make_directory(self._folder)
+
     def _read_lock(self, lock_fd: int) -> None:
         self._lock_fd = lock_fd
         try:
             self._reached_ns = reached.read(self._disk.pread(lock_fd, reached.LENGTH, 0))
         except HistoryError as error:
             raise HistoryError(
-                f"{self._path}.lock: {error}; nothing is sent. To repair: stop, move it away, start"
+                f"{self._lock_path}: {error}; nothing is sent. To repair: stop, move it away, start"
             ) from error
 
     def _make_folder(self) -> None:
@@ -191,7 +250,16 @@ class History:
         return is_first
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Let go of the file and of its lock; where that is gone, leave one, so that no start begins anew."""
+        self._close_file()
+        if self._kept_lock is not None:
+            kept_fd, self._kept_lock = self._kept_lock, None
+            with contextlib.suppress(OSError), opened(self._disk, kept_fd):
+                if not self._disk.leads_to(self._lock_path, kept_fd):
+                    self._leave_a_folder()
+                    self._leave_a_lock()
+
+    def _close_file(self) -> None:
         if self._fd is not None:
             fd, self._fd = self._fd, None
             self._disk.close(fd)
@@ -204,6 +272,9 @@ class History:
         if inode is None or length is None or (inode == self._inode and length < self._offset):
             # The next append creates it, or writes it again from memory.
             self._is_rewrite_due = True
+            if self._at is not None and self._reached_ns is None:
+                with self._naming_the_file():
+                    raise HistoryError("it is gone or cut, and its lock does not say how far it reached")
             self._refuse_lost_groups(self._at)
             return
         if not self._is_trusted or inode != self._inode or self._fd is None:
@@ -217,13 +288,14 @@ class History:
             self._refuse_lost_groups(self._at)
 
     def _refuse_lost_groups(self, last: At | None) -> None:
-        """Raise HistoryError if there were groups behind the last one that is known."""
+        """Raise HistoryError if there were groups behind the last one that is there, as far as is known."""
+        marks = [mark for mark in (self._reached_ns, self._known_ns) if mark is not None]
         with self._naming_the_file():
-            reached.compare(last and last.mark_ns, self._reached_ns)
+            reached.compare(last and last.mark_ns, max(marks, default=None))
 
     def _load(self, inode: int, now_ns: int) -> None:
         """Forget memory and read the whole file."""
-        self.close()
+        self._close_file()
         self._inode, self._offset = inode, 0
         self._fd = fd = self._disk.open_update(self._path)
         if (why := why_a_strangers(self._disk, fd, self._path)) is not None:
@@ -266,6 +338,7 @@ class History:
             self._disk.truncate(fd, end)
         self._offset = end
         self._at = at
+        self._known_ns = at.mark_ns
         self._others = (self._others if origin else b"") + content[: contents.end]
         self._is_content_unsynced = True
         self._is_name_unsynced = self._is_name_unsynced or origin == 0
@@ -350,7 +423,7 @@ class History:
             with contextlib.suppress(OSError):
                 self._disk.unlink(new_path)
             raise
-        self.close()
+        self._close_file()
         self._fd, self._inode, self._offset, self._at = fd, inode, len(content), at
         self._others = b""
         self._is_rewrite_due = self._is_content_unsynced = self._is_name_unsynced = False
@@ -358,7 +431,11 @@ class History:
         self._note_end(at)
 
     def _note_end(self, last: At) -> None:
-        """Say in the lock how far the file is durable by now."""
+        """Say in the lock how far the file is durable by now, once both still have their names."""
+        self._known_ns = last.mark_ns
+        self._refuse_another_lock()
+        if self._fd is None or not self._disk.leads_to(self._path, self._fd):
+            raise HistoryError(f"{self._path}: removed or replaced while it was written; nothing is sent")
         # Crash here: the lock says less than the file has, which is no harm.
         self._disk.write_at(self._lock_fd, reached.line(last.mark_ns), 0)
 

@@ -22,7 +22,7 @@ from relay.throttle.record import Contents, HistoryError, read_groups, read_head
 def history_findings(path: Path, disk: Disk, clock: Clock, owner: int) -> Iterator[Finding]:
     """Yield what is to be said of one history; `owner` is the user of the relay.  Raises OSError."""
     # Ahead of the history, which can only have more by then.
-    reached_ns = _reached(f"{path}.lock", disk)
+    reached_ns = reached_by(f"{path}.lock", disk)
     try:
         found = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -53,7 +53,7 @@ def history_findings(path: Path, disk: Disk, clock: Clock, owner: int) -> Iterat
     yield from _content_findings(str(path), content, clock, reached_ns)
 
 
-def _reached(path: str, disk: Disk) -> int | None:
+def reached_by(path: str, disk: Disk) -> int | None:
     """Return what the lock says; None also where it is no lock of ours, which its use will tell."""
     try:
         with opened(disk, disk.open_read(path)) as fd:

@@ -1,18 +1,18 @@
 """What a limit that says `for_each` tells messages apart by.  Pure.
 
-Addresses and domains are compared without regard to case, and a domain in its ASCII form:
+Addresses and domains are compared without regard to how they are spelled (`address.comparable`):
 where the upstream tells apart what we do not, two of its keys share a window here,
 which wastes and never exceeds.
 """
 
-import contextlib
 import functools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from relay.address import comparable, comparable_domain
 from relay.envelope import Envelope
-from relay.throttle.record import LONGEST_KEY, key_of
+from relay.throttle.record import address_key, key_of
 
 _CLIENT_ADDRESS = re.compile(r"\[([^\[\]]*)\]\Z")
 
@@ -49,7 +49,7 @@ def keys_of(reverse_path: str, client: str) -> tuple[str, str, str]:
     """Return a message's keys: its sender, the sender's domain, and who handed it over."""
     found = _CLIENT_ADDRESS.search(client)
     address = key_of((found[1] if found else client).lower())
-    return _address(reverse_path), _domain(reverse_path), address
+    return address_key(comparable(reverse_path)), _domain(reverse_path), address
 
 
 @functools.lru_cache(maxsize=65_536)
@@ -73,16 +73,5 @@ def request_for(envelope: Envelope, indices: Iterable[int], most: int, lane: str
     )
 
 
-def _address(address: str) -> str:
-    if "@" not in address:
-        return key_of(address.lower())
-    local = address.rpartition("@")[0]
-    return f"{key_of(local.lower())}@{_domain(address)}"[-LONGEST_KEY:]
-
-
 def _domain(address: str) -> str:
-    domain = address.rpartition("@")[2].lower().rstrip(".") if "@" in address else ""
-    if not domain.isascii():
-        with contextlib.suppress(UnicodeError):
-            domain = domain.encode("idna").decode("ascii")
-    return key_of(domain)
+    return key_of(comparable_domain(address.rpartition("@")[2])) if "@" in address else ""

@@ -8,8 +8,7 @@ difference to that.
 from collections.abc import Iterable, Sequence
 
 from relay.policy.units import LONGEST_DURATION_NS
-from relay.throttle.gauge import UNKNOWN
-from relay.throttle.record import Charged, Share
+from relay.throttle.record import UNKNOWN, Charged, Share
 from relay.throttle.window import BUCKETS
 
 KEEP_NS = 2 * LONGEST_DURATION_NS

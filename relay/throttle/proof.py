@@ -23,8 +23,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from relay.limit import ForEach, Limit, Unit
-from relay.throttle.gauge import UNKNOWN
-from relay.throttle.record import Charged, Ended, Highest, Record, Reserved
+from relay.throttle.record import UNKNOWN, Charged, Ended, Highest, Record, Reserved
 
 MOST_KEPT = 64
 """What is kept of limits, those of today and, as far as there is room, those of other policies."""

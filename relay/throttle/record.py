@@ -36,14 +36,18 @@ connections, starts and shares, so `reserved` and `charged` end after RECIPIENTS
 Does not: touch a disk, or know what time it is.
 """
 
+import functools
 import re
 import zlib
 from collections.abc import Iterable
 from typing import NamedTuple, get_args
 
+from relay.address import comparable, comparable_domain, folded
 from relay.limit import ForEach, Unit
 from relay.reply import clean
 
+UNKNOWN = "%"
+"""Stands in a share for keys that are no longer told apart; `key_of` makes no such key."""
 LONGEST_KEY = 96
 """Characters of a key as written.  Longer ones are cut in front, and may then be one."""
 
@@ -165,15 +169,59 @@ _CHARGED = re.compile(
     rf"(charged|merged) ({_NUMBER.pattern}) {_WEIGHT} {_WEIGHT}(?: {_WEIGHT} ({_NUMBER.pattern}|-){_SHARES})?"
 )
 _KEY = re.compile(r"=([!-~]{0,96})")
+_OF_ADDRESSES = frozenset({"sender", "sender_domain", "recipient_domain"})
+_RESPELLED = re.compile(r'["\\%\[]|xn--|\.\Z')
+"""In a key that may have another form today; most have none of these."""
+_OCTET = re.compile(rb"%([0-9a-f]{2})")
 _UNFIT_FOR_A_KEY = re.compile(rb"[^!-$&-~]")
 
 
 def key_of(text: str) -> str:
-    """Return an address, a domain or a client as a share names it: printable ASCII, and never too long."""
+    """Return a domain or a client as a share names it: printable ASCII, and never too long."""
+    return _quoted(text)[-LONGEST_KEY:]
+
+
+def address_key(text: str) -> str:
+    """Return an address in its comparable form as a share names it.
+
+    Never with a quote or a backslash: by these a key of an older version is told, which had
+    addresses as they were spelled.
+    """
+    return _quoted(text).replace('"', "%22").replace("\\", "%5c")[-LONGEST_KEY:]
+
+
+def _quoted(text: str) -> str:
     quoted = _UNFIT_FOR_A_KEY.sub(
         lambda found: b"%%%02x" % found[0][0], text.encode("utf-8", "surrogatepass")
     )
-    return quoted.decode("ascii")[-LONGEST_KEY:]
+    return quoted.decode("ascii")
+
+
+def comparable_key(for_each: str, key: str) -> str:
+    """Return a key as it is told today, also one that an older version wrote; UNKNOWN where that is lost."""
+    if key == UNKNOWN or for_each not in _OF_ADDRESSES or not _RESPELLED.search(key):
+        return key
+    return _respelled(key, is_sender=for_each == "sender")
+
+
+@functools.lru_cache(4096)  # each is in many lines
+def _respelled(key: str, *, is_sender: bool) -> str:
+    is_old = is_sender and ('"' in key or "\\" in key)
+    if len(key) >= LONGEST_KEY:
+        # Cut in front: of what stood in quotes nothing tells whose it was.
+        return UNKNOWN if is_old else key
+    try:
+        text = _OCTET.sub(lambda found: bytes.fromhex(found[1].decode()), key.encode()).decode(
+            "utf-8", "surrogatepass"
+        )
+    except UnicodeDecodeError:
+        return key
+    if not is_sender:
+        return key_of(comparable_domain(text))
+    if is_old:
+        return address_key(comparable(text))
+    local, at, domain = text.rpartition("@")
+    return address_key(f"{folded(local)}{at}{comparable_domain(domain) if at else folded(domain)}")
 
 
 def shifted(record: Record, by_ns: int) -> Record:
@@ -389,4 +437,7 @@ def _weights(messages: str, recipients: str, connections: str) -> tuple[int, int
 
 def _shares(words: str) -> tuple[Share, ...]:
     """Return what the words at the end of a line say."""
-    return tuple(Share(match[1], match[2], int(match[3]), int(match[4])) for match in _SHARE.finditer(words))
+    return tuple(
+        Share(match[1], comparable_key(match[1], match[2]), int(match[3]), int(match[4]))
+        for match in _SHARE.finditer(words)
+    )

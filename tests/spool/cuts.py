@@ -11,6 +11,7 @@ from tests.spool.engine import OnModel
 from tests.spool.maildir_engine import MAILDIR
 from tests.spool.oracle import Known, live_on
 from tests.spool.plays import play, prepared
+from tests.spool.scenarios import held_and_released_together, left_held_together
 from tests.spool.world import Letter, Sender, Snapshot, Violation, World
 
 RELAYED, BOUNCED, EXPIRED, DELETED = Status.RELAYED, Status.BOUNCED, Status.EXPIRED, Status.DELETED
@@ -45,6 +46,11 @@ SCENARIOS: dict[str, tuple[tuple[Letter, ...], Callable[[Sender], None] | None]]
     "two bounced": ((Letter(({0: BOUNCED},)), Letter(({0: EXPIRED},))), None),
     "deleted": ((Letter(({0: DELETED, 1: RELAYED},), 2),), None),
     "held and released": ((Letter(({0: RELAYED},)), Letter(({0: BOUNCED},))), _held),
+    "held and released together": (
+        (Letter(({0: RELAYED},)), Letter(({0: BOUNCED},)), Letter(({0: RELAYED},))),
+        held_and_released_together,
+    ),
+    "left held together": ((Letter(({0: RELAYED},)), Letter(({0: RELAYED},))), left_held_together),
     "bounced while held": ((Letter(({0: BOUNCED},)),), _left_held),
     "warned, then bounced": ((Letter(({}, {0: BOUNCED})),), _warned),
     "spilled": ((Letter(({0: RELAYED}, {1: BOUNCED}, {2: RELAYED}), 3, content=LONG, spills=2),), None),

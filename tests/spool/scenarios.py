@@ -3,8 +3,8 @@
 A scenario is up to three messages, each with up to four recipients, each recipient with
 one fate: relayed, relayed after a deferral, failed, expired after a deferral, deleted.
 Where one failed: its report is relayed, or fails too, or there is nobody to tell.  And
-all of it plain, or held and released, or left held while it is settled, or with a dead
-and a living listener's drafts at a clean-up.
+all of it plain, or held and released (one by one or together), or left held while it is
+settled, or with a dead and a living listener's drafts at a clean-up.
 
 Left out by symmetry: recipients of one message, and messages of one run, differ in
 nothing but their order, so that each multiset stands for all its orders.
@@ -49,10 +49,22 @@ def held_and_released(sender: Sender) -> None:
         sender.hold(queue_id, release=True)
 
 
+def left_held_together(sender: Sender) -> None:
+    """Hold everything in one call."""
+    sender.hold(*sorted(sender.queue))
+
+
+def held_and_released_together(sender: Sender) -> None:
+    """Hold everything in one call and release it in another."""
+    sender.hold(*sorted(sender.queue))
+    sender.hold(*sorted(sender.queue), release=True)
+
+
 MEANWHILE: dict[str, Callable[[Sender], None] | None] = {
     "plain": None,
     "held": left_held,
     "held and released": held_and_released,
+    "held and released together": held_and_released_together,
     "with a clean-up": None,
 }
 

@@ -142,6 +142,21 @@ def test_an_open_file_outlives_its_name(place: tuple[Disk, str]) -> None:
         assert disk.pread(fd, 7, 0) == b"content"
 
 
+def test_a_name_leads_to_its_file_until_another_has_it(place: tuple[Disk, str]) -> None:
+    disk, folder = place
+    name, other = f"{folder}/a", f"{folder}/b"
+    with opened(disk, disk.open_new(name)) as fd:
+        assert disk.leads_to(name, fd)
+        assert not disk.leads_to(other, fd)
+        disk.rename(name, other)
+        assert (disk.leads_to(name, fd), disk.leads_to(other, fd)) == (False, True)
+        disk.unlink(other)
+        # The number of its inode is not free for another as long as it is open.
+        with opened(disk, disk.open_new(other)) as new_fd:
+            assert (disk.leads_to(other, fd), disk.leads_to(other, new_fd)) == (False, True)
+        assert not disk.leads_to(f"{folder}/none/a", fd)
+
+
 def test_a_lock_is_held_by_one_descriptor_until_that_one_is_closed(place: tuple[Disk, str]) -> None:
     disk, folder = place
     path = f"{folder}/lock"

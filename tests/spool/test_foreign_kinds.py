@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from relay.boots import BootsRecord, Stretch, render
 from relay.spool.durable import RealDisk
 from relay.spool.interface import SpoolBusy, Totals
 from relay.spool.maildir import MaildirSpool
@@ -53,8 +54,21 @@ def test_no_kind_of_thing_in_a_folder_keeps_mail_from_going(
     assert spool.corrupt_count() == len(kept) == len(spool.set_aside_files(99))
 
 
+def test_a_record_of_boots_stays_where_it_is(engine: MaildirEngine) -> None:
+    recovered(engine).close()
+    record = Path(engine.root) / "boots"
+    record.write_bytes(render(BootsRecord((Stretch("boot", 1, 2, 0),))))
+
+    spool = recovered(engine)
+
+    assert record.exists()
+    assert spool.corrupt_count() == 0
+
+
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["ledger", "ledger.new", "trigger", "reserve", "control.sock"])
+@pytest.mark.parametrize(
+    "name", ["ledger", "ledger.new", "trigger", "reserve", "control.sock", "boots", "boots.new"]
+)
 def test_no_kind_of_thing_in_the_place_of_a_file_that_can_be_made_anew_stops_a_start(
     engine: MaildirEngine, name: str, kind: str, victim: Path
 ) -> None:
@@ -76,6 +90,7 @@ def test_no_kind_of_thing_in_the_place_of_a_file_that_can_be_made_anew_stops_a_s
         ("an empty file", "ledger"),
         ("an empty file", "ledger.new"),
         ("an empty file", "reserve"),
+        ("an empty file", "boots.new"),
         ("a socket", "control.sock"),
         ("a FIFO", "trigger"),
     }

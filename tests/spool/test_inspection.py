@@ -193,12 +193,21 @@ CASES: dict[str, tuple[Break, list[tuple[str, str, bool]]]] = {
     ),
     "a stray in the spool": (lambda engine, _ids: _write(engine, "x"), [("x", "stray", True)]),
     "rewrites that a crash cut off": (
-        lambda engine, _ids: _write(engine, "ledger.new", "format.1"),
-        [("format.1", "leftover", False), ("ledger.new", "leftover", False)],
+        lambda engine, _ids: _write(engine, "ledger.new", "format.1", "boots.new"),
+        [
+            ("boots.new", "leftover", False),
+            ("format.1", "leftover", False),
+            ("ledger.new", "leftover", False),
+        ],
     ),
     "others' files in the place of ours": (
-        lambda engine, _ids: _mine(engine, "ledger.new", "reserve"),
-        [("ledger.new", "foreign", True), ("reserve", "foreign", True)],
+        lambda engine, _ids: _mine(engine, "ledger.new", "reserve", "boots", "boots.new"),
+        [
+            ("boots", "foreign", True),
+            ("boots.new", "foreign", True),
+            ("ledger.new", "foreign", True),
+            ("reserve", "foreign", True),
+        ],
     ),
     "notes of a message that is gone": (
         lambda engine, _ids: _write(engine, f"bounce/{FOREIGN_ID}"),

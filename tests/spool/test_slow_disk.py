@@ -58,6 +58,19 @@ def test_on_a_slow_disk_the_rest_of_a_batch_waits_together_and_on_a_quick_one_in
     assert sorted(met) == [0, 1, 2]
 
 
+def test_slow_batches_share_the_threads_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "SLOW_SYNC_NS", -1)
+    monkeypatch.setattr(os, "fdatasync", lambda _fd: None)
+    disk = RealDisk()
+    before = threading.active_count()
+
+    assert disk.sync_each([7, 8], content_only=True) == [None, None]
+    started = threading.active_count() - before
+    assert started > 0
+    assert disk.sync_each([7, 8], content_only=True) == [None, None]
+    assert threading.active_count() == before + started
+
+
 @pytest.mark.parametrize("content_only", [False, True])
 def test_the_writing_of_a_whole_batch_has_begun_before_the_first_sync_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, content_only: bool

@@ -215,10 +215,10 @@ class Sender:
             self.on_full()
             return self.spool.load(queue_id)
 
-    def hold(self, queue_id: QueueId, *, release: bool = False) -> None:
-        self.trace.held[queue_id] = None
-        (self.spool.release if release else self.spool.hold)(queue_id)
-        self.trace.held[queue_id] = not release
+    def hold(self, *queue_ids: QueueId, release: bool = False) -> None:
+        self.trace.held.update(dict.fromkeys(queue_ids))
+        (self.spool.release if release else self.spool.hold)(*queue_ids)
+        self.trace.held.update(dict.fromkeys(queue_ids, not release))
 
     def warn(self, queue_id: QueueId) -> None:
         """Tell the sender of a message that it is late, and remember that."""

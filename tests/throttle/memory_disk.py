@@ -115,6 +115,19 @@ class MemoryDisk(AllOurs, RealDisk):
         self._files[self._next] = _File(bytearray(content), bytearray(content))
         self.names_now[path] = self.names_durable[path] = self._next
 
+    def take_away(self, *paths: str) -> dict[str, int]:
+        """Take names away from their files, durably; return them, for `give_back`."""
+        taken = {path: inode for path, inode in self.names_now.items() if path in paths}
+        self._give({path: inode for path, inode in self.names_now.items() if path not in paths})
+        return taken
+
+    def give_back(self, names: dict[str, int]) -> None:
+        """Give files names, in the place of whatever has them, durably."""
+        self._give({**self.names_now, **names})
+
+    def _give(self, names: dict[str, int]) -> None:
+        self.names_now, self.names_durable, self._renamings = names, dict(names), []
+
     # The port.
 
     def make_directory(self, path: str) -> None:
@@ -139,6 +152,9 @@ class MemoryDisk(AllOurs, RealDisk):
 
     def inode(self, path: str) -> int | None:
         return self.names_now.get(path)
+
+    def leads_to(self, path: str, fd: int) -> bool:
+        return self.names_now.get(path) == self._open[fd]
 
     def length(self, path: str) -> int | None:
         content = self.read(path)

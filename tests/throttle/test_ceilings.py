@@ -5,9 +5,9 @@ from pathlib import Path
 from relay.clock import SECOND_NS
 from relay.spool.durable import Disk
 from relay.throttle.decision import Place, Wait
-from relay.throttle.gauge import UNKNOWN, Gauge
+from relay.throttle.gauge import Gauge
 from relay.throttle.keys import Request
-from relay.throttle.record import Charged, Share
+from relay.throttle.record import UNKNOWN, Charged, Share
 from relay.throttle.throttle import Reservation
 from tests.fakes.clock import FakeClock
 from tests.throttle.limits import PerPeriod, connections, messages, recipients, settle, throttle

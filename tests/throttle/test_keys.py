@@ -19,7 +19,7 @@ def _request(
         ("a@b.example", "a@b.example", "b.example"),
         ("Alice@B.Example.", "alice@b.example", "b.example"),
         ("ä@bücher.example", "%c3%a4@xn--bcher-kva.example", "xn--bcher-kva.example"),
-        ('"a b@c"@d.example', '"a%20b@c"@d.example', "d.example"),
+        ('"a b@c"@d.example', "a%20b@c@d.example", "d.example"),
         ("a@[IPv6:2001:DB8::1]", "a@[ipv6:2001:db8::1]", "[ipv6:2001:db8::1]"),
         ("", "", ""),
         ("postmaster", "postmaster", ""),

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from relay.clock import SECOND_NS
 from relay.throttle import history, slots
 from relay.throttle.decision import Grant
-from relay.throttle.gauge import UNKNOWN, Gauge
+from relay.throttle.gauge import Gauge
 from relay.throttle.merging import merge
-from relay.throttle.record import Charged, Ended, Share
+from relay.throttle.record import UNKNOWN, Charged, Ended, Share
 from relay.throttle.sharing import LEAST_OF_A_SLICE, PARTS, thinned
 from relay.throttle.slots import Slots
 from relay.throttle.throttle import Request, Reservation

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
 from relay.throttle.decision import Wait
-from relay.throttle.gauge import UNKNOWN
 from relay.throttle.keys import Request
 from relay.throttle.merging import KEEP_NS
-from relay.throttle.record import Charged, Ended, Record, Reserved, Share
+from relay.throttle.record import UNKNOWN, Charged, Ended, Record, Reserved, Share
 from relay.throttle.slots import EXACT_ENDS, Slots
 from tests.throttle.limits import TRANSACTION_NS, messages, recipients
 
