@@ -7,10 +7,13 @@ client ─SMTP→ listener ─250 once durable→ spool ─trigger→ scheduler 
 address     what an address is (RFC 5321), bytes in = bytes out
 envelope    who sends to whom
 reply       what an SMTP server says, exactly
+echo        what a client said, taken out of a reply
 verdict     what that means for us: a table
 outcome     what one attempt came to
 phrases     words that a rule looks for in a reply
 shield      which refusals are doubted, because they look like one of us
+offers      what an upstream is believed not to offer
+unproven    which refusals are believed only when they are said again
 blame       which refusals about us are evidently about one message, or one sender
 settlement  what becomes of a message after it
 scheduler   which message next
@@ -29,6 +32,7 @@ lateness    whether a sender is told that mail is late
 learning    what a refusal for having sent too much says of our limits
 caution     how little goes first after a refusal for too much
 pauses      when an upstream was paused, which is no message's age
+lack        what we may be out of for a while
 clock       what the time is
 spans       lengths of time as people write them
 policy/     policy.yaml, checked

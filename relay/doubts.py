@@ -29,15 +29,15 @@ class Doubts:
         self._goes: QueueId | None = None
         """The one that goes all the same, since there is no other."""
 
-    def add(self, reverse_path: str) -> None:
+    def add(self, sender: str) -> None:
         """Pass over a sender from now on."""
         self._goes = None
         if len(self._senders) < MOST_SENDERS:
-            self._senders.add(reverse_path)
+            self._senders.add(sender)
 
     def keep(self, message: Queued) -> bool:
         """Return whether a message lets others go first; then it is aside from now on."""
-        is_doubted = message.reverse_path in self._senders or (self._senders and message.refusals)
+        is_doubted = message.sender in self._senders or (self._senders and message.refusals)
         if not is_doubted or message.queue_id == self._goes:
             return False
         aside = self._refused if message.refusals else self._fresh

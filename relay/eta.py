@@ -104,8 +104,8 @@ class _Future:
 
     def run(self) -> list[Foretold]:
         """Let it happen."""
-        for reverse_path, until_ns in self._outlook.rests_until_ns.items():
-            self._line.resting.foresee(reverse_path, until_ns, RESTS)
+        for sender, until_ns in self._outlook.rests_until_ns.items():
+            self._line.resting.foresee(sender, until_ns, RESTS)
         taken = []
         for index, mail in enumerate(self._mails):
             if mail.is_under_way:
@@ -133,14 +133,14 @@ class _Future:
         self._end(at_ns)
         self._ask(at_ns)
         if not self._line.has_ready(at_ns):
-            return self._idles()
+            return self._line.is_behind or self._idles()
         most = min(self._free_connections(at_ns), self._room(at_ns), self._line.most_ready)
         taken: list[Queued] = []
         while len(taken) < most and (queued := self._line.next_ready(at_ns)) is not None:
             taken.append(queued)
-            if queued.reverse_path in self._rests:
+            if queued.sender in self._rests:
                 # Its others wait until this one has proven it well.
-                self._line.resting.foresee(queued.reverse_path, at_ns + self._outlook.transaction_ns, RESTS)
+                self._line.resting.foresee(queued.sender, at_ns + self._outlook.transaction_ns, RESTS)
         given: list[tuple[Queued, int]] = []
         for queued in taken:
             # Once one has to wait for what all need, so do all behind it.
@@ -268,9 +268,9 @@ class _Future:
         """Have a transaction begin for so many recipients, and know what becomes of the message."""
         end_ns = at_ns + self._outlook.transaction_ns
         self._line.reserved(queued.queue_id, recipients)
-        if queued.reverse_path in self._rests:
-            self._rests.remove(queued.reverse_path)
-            heapq.heappush(self._proofs, (end_ns, queued.reverse_path))
+        if queued.sender in self._rests:
+            self._rests.remove(queued.sender)
+            heapq.heappush(self._proofs, (end_ns, queued.sender))
         if self._is_proving:
             self._is_proving, self._proven_at_ns = False, end_ns
         self._left[index] -= recipients

@@ -17,19 +17,20 @@ the last one that went.  What a message costs is the caller's, in one unit for a
 
 Without lanes there is one, and senders do not take turns: first come, first served.
 
-Every call but `copy` and `entries` is O(lanes + log n).  Does not: know a message but
+Every call but `copy`, `watch` and `in_line` is O(lanes + log n).  Does not: know a message but
 by its id, or that one is no longer ready (`remove` says so).
 """
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import count
 from math import lcm
 from typing import NamedTuple
 
+from relay.address import comparable
 from relay.envelope import QueueId
 
 DEFAULT_LANE = "default"
@@ -67,7 +68,7 @@ def turn_of(reverse_path: str) -> str:
     A list that names the recipient in its return address (VERP: `list-return-7-me=here.example@…`,
     `list+me=here.example@…`) is one sender, or it would have a turn for each recipient.
     """
-    local, at, domain = reverse_path.lower().rpartition("@")
+    local, at, domain = comparable(reverse_path).rpartition("@")
     if local.startswith("prvs="):  # BATV: tag before the address
         local = local.rpartition("=")[2]
     local = local.partition("+")[0] or local
@@ -156,6 +157,8 @@ class Order:
         self._tag = 0
         """Of what went last: no flow is behind it."""
         self._numbers = count()
+        self._touched: set[QueueId] | None = None
+        """Who changed since `watch`; None where nobody watches."""
         self._found: tuple[int, tuple[_Flow, _Line, QueueId] | None] | None = None
         """What goes next, and as of when; None where that changed since."""
 
@@ -208,6 +211,8 @@ class Order:
         """Forget a message; one that is not there is none too many."""
         if (spot := self._spots.pop(queue_id, None)) is None:
             return
+        if self._touched is not None:
+            self._touched.add(queue_id)
         self._found = None
         line = self._lines[spot.lane]
         line.length -= 1
@@ -277,21 +282,41 @@ class Order:
             self._found = None
             self._lines[lane].room = room
 
-    def entries(self) -> list[tuple[QueueId, int, bool]]:
-        """Return what is ready, since when, and whether ahead of its lane; those that are ahead first.
+    def watch(self) -> list[QueueId]:
+        """Return who is ready; from here on `touched` gives who came, went or stood elsewhere since."""
+        self._touched = set()
+        return list(self._spots)
 
-        What is in front of its sender's others is not among them: who put it there does so anew.
+    def touched(self) -> set[QueueId]:
+        """Return who changed since `watch` or the last call."""
+        touched, self._touched = self._touched or set(), set()
+        return touched
+
+    @property
+    def touched_count(self) -> int:
+        """Return how many `touched` would give."""
+        return len(self._touched or ())
+
+    def unwatch(self) -> None:
+        """Remember no longer who changes."""
+        self._touched = None
+
+    def in_line(self, queue_ids: Iterable[QueueId]) -> list[tuple[int, int, QueueId]]:
+        """Return since when those of some messages are ready that stand behind others of their sender.
+
+        By that, and for equals by when they came; who goes ahead of its lane is not among them.
         """
-        ahead = [queue_id for line in self._lines.values() for queue_id in line.ahead]
-        others = [
-            (each.since_ns, each.number, name)
-            for name, each in self._spots.items()
-            if each.sender is not None and not each.is_in_front
-        ]
-        return [
-            *((queue_id, self._spots[queue_id].since_ns, True) for queue_id in ahead),
-            *((queue_id, since_ns, False) for since_ns, _, queue_id in sorted(others)),
-        ]
+        spots = ((queue_id, self._spots.get(queue_id)) for queue_id in queue_ids)
+        return sorted(
+            (spot.since_ns, spot.number, queue_id)
+            for queue_id, spot in spots
+            if spot is not None and spot.sender is not None and not spot.is_in_front
+        )
+
+    def ahead(self) -> list[tuple[QueueId, int]]:
+        """Return who goes ahead of its lane, in that order, and since when it is ready."""
+        ahead = (queue_id for line in self._lines.values() for queue_id in line.ahead)
+        return [(queue_id, self._spots[queue_id].since_ns) for queue_id in ahead]
 
     def copy(self) -> "Order":
         """Return an order of the same that goes its own way from here on; O(n), and quick."""
@@ -337,6 +362,8 @@ class Order:
     def _enter(self, queue_id: QueueId, spot: _Spot) -> None:
         self.remove(queue_id)
         self._found = None
+        if self._touched is not None:
+            self._touched.add(queue_id)
         self._spots[queue_id] = spot
         line = self._lines[spot.lane]
         line.length += 1

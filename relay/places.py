@@ -35,7 +35,7 @@ class _Parking:
     """None: it is to be asked now, or was and may be left."""
     may_leave: int = 0
     turns: dict[str, list[tuple[int, QueueId]]] = field(default_factory=dict)
-    """By lane, a heap; who left another way is not taken out of it."""
+    """By the lane that each says, a heap; who left another way is not taken out of it."""
     stands: dict[str, QueueId] = field(default_factory=dict)
     """By lane, who of them is in the order, perhaps."""
     following: dict[str, int] = field(default_factory=dict)
@@ -57,6 +57,8 @@ class Places:
         """A heap; what a place says itself counts."""
         self._due: dict[Hashable, None] = {}
         """To be asked, in that order."""
+        self._open: dict[Hashable, None] = {}
+        """May be left."""
         self._entries = 0
         self.following = Counter[str]()
         """By lane, how many may leave behind those who stand; never too few."""
@@ -93,7 +95,8 @@ class Places:
             return
         self._due.pop(place, None)
         parking.may_leave = room
-        for lane in list(parking.turns):
+        self._open[place] = None
+        for lane in self._homes(parking):
             self._stand(place, parking, lane)
 
     def ask_anew(self) -> None:
@@ -132,19 +135,17 @@ class Places:
             self.left(message.place, each)
 
     def go_by(self, order: Order) -> None:
-        """Have those that stand do so in another order, of other lanes perhaps."""
+        """Have those that stand do so in another order, of other lanes perhaps, once they are let again.
+
+        Who is parked stays where it is: a place is asked by the lanes that there are by then.
+        """
         self._order = order
         self.following.clear()
-        for place, parking in list(self._parked.items()):
-            everybody = {queue_id for turns in parking.turns.values() for _, queue_id in turns}
-            parking.turns, parking.stands, parking.following = {}, {}, {}
-            for queue_id in everybody:
-                if (message := self._messages.get(queue_id)) is not None and message.place == place:
-                    self._enter(parking, message)
-            if not parking.turns:
-                self._forget(place)
-            for lane in list(parking.turns) if parking.may_leave else ():
-                self._stand(place, parking, lane)
+        for place in self._open:
+            parking = self._parked[place]
+            parking.may_leave, parking.stands, parking.following = 0, {}, {}
+            self._due[place] = None
+        self._open.clear()
 
     def next_due_ns(self) -> int | None:
         """Return when the next place is to be asked, or None if none is."""
@@ -163,31 +164,44 @@ class Places:
         twin = Places(messages, order)
         twin._parked = {place: parking.copy() for place, parking in self._parked.items()}
         twin._until, twin._due, twin._entries = self._until.copy(), self._due.copy(), self._entries
+        twin._open = self._open.copy()
         twin.following = self.following.copy()
         return twin
 
     def _enter(self, parking: _Parking, message: Queued) -> None:
-        turns = parking.turns.setdefault(self._order.home_of(message.lane), [])
-        heapq.heappush(turns, (message.turn, message.queue_id))
+        heapq.heappush(parking.turns.setdefault(message.lane, []), (message.turn, message.queue_id))
 
-    def _first(self, place: Hashable, parking: _Parking, lane: str) -> Queued | None:
+    def _homes(self, parking: _Parking) -> list[str]:
+        """Return the lanes that those of a place go by."""
+        return list(dict.fromkeys(map(self._order.home_of, parking.turns)))
+
+    def _first(self, place: Hashable, parking: _Parking, home: str) -> Queued | None:
         """Return whose turn it is at a place in a lane, and forget who left it another way."""
-        turns = parking.turns[lane]
-        while turns:
-            message = self._messages.get(turns[0][1])
-            is_there = message is not None and message.state is State.WAITING and message.place == place
-            if message is not None and is_there and self._order.home_of(message.lane) == lane:
-                return message
-            heapq.heappop(turns)
-        del parking.turns[lane]
-        return None
+        firsts = []
+        for lane in [lane for lane in parking.turns if self._order.home_of(lane) == home]:
+            turns = parking.turns[lane]
+            while turns and not self._is_there(turns[0][1], place, lane):
+                heapq.heappop(turns)
+            if turns:
+                firsts.append(turns[0])
+            else:
+                del parking.turns[lane]
+        return self._messages[min(firsts)[1]] if firsts else None
+
+    def _is_there(self, queue_id: QueueId, place: Hashable, lane: str) -> bool:
+        message = self._messages.get(queue_id)
+        return message is not None and (message.state, message.place, message.lane) == (
+            State.WAITING,
+            place,
+            lane,
+        )
 
     def _is_empty(self, place: Hashable, parking: _Parking) -> bool:
-        return all(self._first(place, parking, lane) is None for lane in list(parking.turns))
+        return all(self._first(place, parking, lane) is None for lane in self._homes(parking))
 
     def _stand(self, place: Hashable, parking: _Parking, lane: str) -> None:
         """Have the first of a lane stand in the order for a place that may be left."""
-        message = self._first(place, parking, lane) if lane in parking.turns else None
+        message = self._first(place, parking, lane)
         if message is None:
             parking.stands.pop(lane, None)
             if not parking.turns:
@@ -196,7 +210,7 @@ class Places:
         elif message.queue_id != parking.stands.get(lane) or message.queue_id not in self._order:
             parking.stands[lane] = message.queue_id
             self._order.add_in_front(message.queue_id, message.lane, message.reverse_path, message.since_ns)
-        self._count(parking, parking.turns)
+        self._count(parking, self._homes(parking))
 
     def _close(self, place: Hashable, parking: _Parking) -> None:
         """Have nobody leave a place."""
@@ -205,12 +219,16 @@ class Places:
                 self._order.remove(queue_id)
         parking.stands.clear()
         parking.may_leave = 0
+        self._open.pop(place, None)
         self._count(parking, ())
 
     def _count(self, parking: _Parking, lanes: Iterable[str]) -> None:
         """Know how many may leave a place behind who stands."""
         self.following.subtract(parking.following)
-        parking.following = {lane: min(parking.may_leave, len(parking.turns[lane])) - 1 for lane in lanes}
+        lengths = Counter[str]()
+        for lane, turns in parking.turns.items():
+            lengths[self._order.home_of(lane)] += len(turns)
+        parking.following = {lane: min(parking.may_leave, lengths[lane]) - 1 for lane in lanes}
         self.following.update(parking.following)
 
     def _put_off(self, place: Hashable, parking: _Parking, due_at_ns: int) -> None:
@@ -226,6 +244,7 @@ class Places:
     def _forget(self, place: Hashable) -> None:
         self._count(self._parked.pop(place), ())
         self._due.pop(place, None)
+        self._open.pop(place, None)
 
     def _first_due(self) -> list[Hashable]:
         return list(islice(self._due, MOST_PLACES))

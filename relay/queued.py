@@ -7,6 +7,7 @@ import enum
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from relay.address import comparable
 from relay.envelope import QueueId
 from relay.lanes import DEFAULT_LANE
 
@@ -65,6 +66,11 @@ class Queued:
     """Who handed it over, as the envelope has it."""
     domains: tuple[tuple[str, int], ...] = ()
     """Of its recipients, in their order: how many of one domain there are in a row; for the estimate."""
+
+    @property
+    def sender(self) -> str:
+        """Return who sent it, told by what all spellings of the address share; never to be sent or shown."""
+        return comparable(self.reverse_path)
 
     @property
     def since_ns(self) -> int:

@@ -3,7 +3,8 @@
 The time of a rest is no age of the sender's mail, as that of a pause is no age of anybody's
 (`relay.pauses`): `rests_of` tells of it, also once it is over.
 
-All instants are nanoseconds of one boot.  Memory is bounded, and lost at a restart.
+A sender is told by what all spellings of its address share (`Queued.sender`).  All instants
+are nanoseconds of one boot.  Memory is bounded, and lost at a restart.
 """
 
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ class Resting:
         """The rests that each sender has had."""
 
     def begin(
-        self, reverse_path: str, now_ns: int, reason: str, relayed_from_ns: int = 0, asked_ns: int = 0
+        self, sender: str, now_ns: int, reason: str, relayed_from_ns: int = 0, asked_ns: int = 0
     ) -> int:
         """Let the mail of a sender wait, longer each time in a row; return until when.
 
@@ -57,74 +58,74 @@ class Resting:
         others may follow.  `relayed_from_ns` is when the latest transaction began that
         something was relayed in; `asked_ns` is how long to wait at least, by the refusal.
         """
-        rest = self._rests.pop(reverse_path, None)
+        rest = self._rests.pop(sender, None)
         if rest is not None and rest.until_ns > now_ns + PROOF_NS:
             # Nobody was proving: it was in flight together with the one that began this rest.
             rest.until_ns = max(rest.until_ns, now_ns + asked_ns)
-            self._rests[reverse_path] = rest
+            self._rests[sender] = rest
             return rest.until_ns
         in_a_row = 0 if rest is None else rest.in_a_row + 1
         alone = 0
         if rest is not None:
-            self._remember(reverse_path, rest, now_ns)
+            self._remember(sender, rest, now_ns)
             alone = rest.alone + 1 if relayed_from_ns > rest.since_ns else 0
         if len(self._rests) >= MOST_RESTING:
             # The oldest is asked about again: it costs one refusal.
             self.end(next(iter(self._rests)), now_ns)
         until_ns = now_ns + max(asked_ns, min(LONGEST_REST_NS, FIRST_REST_NS << min(in_a_row, 10)))
-        self._rests[reverse_path] = Rest(until_ns, reason, now_ns, in_a_row, alone)
+        self._rests[sender] = Rest(until_ns, reason, now_ns, in_a_row, alone)
         return until_ns
 
-    def end(self, reverse_path: str, now_ns: int) -> None:
+    def end(self, sender: str, now_ns: int) -> None:
         """Let a sender rest no longer, if it did."""
-        if (rest := self._rests.pop(reverse_path, None)) is not None:
-            self._remember(reverse_path, rest, now_ns)
+        if (rest := self._rests.pop(sender, None)) is not None:
+            self._remember(sender, rest, now_ns)
 
-    def foresee(self, reverse_path: str, until_ns: int, reason: str) -> None:
+    def foresee(self, sender: str, until_ns: int, reason: str) -> None:
         """Let a sender rest, or the others of one that is being proven, until an instant; for an estimate."""
-        self._rests[reverse_path] = Rest(until_ns, reason, until_ns)
+        self._rests[sender] = Rest(until_ns, reason, until_ns)
 
-    def is_alone(self, reverse_path: str, relayed_from_ns: int) -> bool:
+    def is_alone(self, sender: str, relayed_from_ns: int) -> bool:
         """Return whether a refusal of a sender now is one more, of enough, that is evidently about it alone.
 
         `relayed_from_ns` is when the latest transaction began that others had relayed.
         """
-        rest = self._rests.get(reverse_path)
+        rest = self._rests.get(sender)
         return rest is not None and rest.alone + 1 >= EVIDENT and relayed_from_ns > rest.since_ns
 
-    def rests_of(self, reverse_path: str) -> tuple[Paused, ...]:
+    def rests_of(self, sender: str) -> tuple[Paused, ...]:
         """Return when a sender rested, and rests; ascending."""
-        over, rest = self._over.get(reverse_path), self._rests.get(reverse_path)
+        over, rest = self._over.get(sender), self._rests.get(sender)
         spans = () if over is None else over.spans
         return spans if rest is None else (*spans, rest.span(FOREVER_NS))
 
-    def of(self, reverse_path: str, now_ns: int) -> Rest | None:
+    def of(self, sender: str, now_ns: int) -> Rest | None:
         """Return the rest of a sender, if it is not over."""
-        rest = self._rests.get(reverse_path) if self._rests else None
+        rest = self._rests.get(sender) if self._rests else None
         return None if rest is None or rest.until_ns <= now_ns else rest
 
-    def prove(self, reverse_path: str, now_ns: int) -> None:
+    def prove(self, sender: str, now_ns: int) -> None:
         """Let one message of a sender whose rest is over go ahead of its others."""
-        if self._rests and (rest := self._rests.get(reverse_path)) is not None:
+        if self._rests and (rest := self._rests.get(sender)) is not None:
             rest.until_ns = now_ns + PROOF_NS
             rest.over_ns = now_ns if rest.over_ns is None else rest.over_ns
 
-    def withdraw(self, reverse_path: str, now_ns: int) -> None:
+    def withdraw(self, sender: str, now_ns: int) -> None:
         """Undo what `prove` did: the message did not go after all."""
-        rest = self._rests.get(reverse_path) if self._rests else None
+        rest = self._rests.get(sender) if self._rests else None
         if rest is not None and rest.over_ns is not None:
             rest.until_ns = min(rest.until_ns, now_ns)
             rest.over_ns = None if rest.over_ns == now_ns else rest.over_ns
 
     def senders(self) -> dict[str, int]:
         """Return who rests, or has not proven itself since, and until when."""
-        return {reverse_path: rest.until_ns for reverse_path, rest in self._rests.items()}
+        return {sender: rest.until_ns for sender, rest in self._rests.items()}
 
-    def _remember(self, reverse_path: str, rest: Rest, now_ns: int) -> None:
-        over = self._over.pop(reverse_path, None) or Pauses()
+    def _remember(self, sender: str, rest: Rest, now_ns: int) -> None:
+        over = self._over.pop(sender, None) or Pauses()
         begin_ns, end_ns = rest.span(now_ns)
         over.begin(begin_ns, goes_on=False)
         over.end(end_ns)
-        self._over[reverse_path] = over
+        self._over[sender] = over
         if len(self._over) > MOST_RESTING:
             del self._over[next(iter(self._over))]

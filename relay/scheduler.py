@@ -12,6 +12,10 @@ A message that only something of its own keeps back (no room for its sender, say
 in a place (`relay.places`), behind those that came there before it, and out of the way of all
 others.  When the place may be left, its first message is next in its sender's turn; without
 lanes, where nobody takes turns, it leaves before all that was not parked.
+
+No call takes longer for a long queue, however many back-offs end at once and however much mail a sender
+has whose rest begins or ends: `first_ready` moves at most `SLICE` messages.  Where that is not all it
+returns None, `next_due_at_ns` says at once, and what comes meanwhile stands behind what is yet to be moved.
 """
 
 import heapq
@@ -21,10 +25,13 @@ from relay.blame import REFUSALS_IN_PLACE
 from relay.doubts import Doubts
 from relay.envelope import QueueId
 from relay.lanes import Lane, Order, Price
-from relay.places import Places
+from relay.places import AT_ONCE_NS, Places
 from relay.queued import Queued as Queued  # noqa: PLC0414 - part of the door
 from relay.queued import State as State  # noqa: PLC0414 - part of the door
 from relay.resting import Resting
+
+SLICE = 1000
+"""Messages of one slice of an edit, or of one look at what goes next: some ten milliseconds."""
 
 
 class Scheduler:
@@ -38,11 +45,18 @@ class Scheduler:
         """Senders whose mail waits; `trust_sender` ends it."""
         self._sitting_out: dict[str, dict[QueueId, None]] = {}
         """Of each sender, who was passed over because it rests."""
+        self._coming: dict[QueueId, None] = {}
+        """Who is yet to go to the end of the line, in that order."""
+        self._is_waking = False
+        """Not all back-offs that ended are moved: they go ahead of `_coming`."""
+        self._is_cut_off, self._steps_left = False, SLICE
         self._doubts = Doubts()
         self._places = Places(self._messages, self._order)
         self._last_turn = self._now_ns = 0
         self._has_lanes = False
         self._price, self._most_recipients = Price(), 1
+        self._editing: object = None
+        """The edit of the lanes that is under way."""
         self._opens_at_ns: dict[str, int] = {}
         """When a lane that may give nothing now may give something."""
 
@@ -57,6 +71,7 @@ class Scheduler:
         twin._order, twin._has_lanes = self._order.copy(), self._has_lanes
         twin._places = self._places.copy(twin._messages, twin._order)
         twin._doubts = self._doubts.copy()
+        twin._coming, twin._is_waking = self._coming.copy(), self._is_waking
         twin._deferred, twin._opens_at_ns = self._deferred.copy(), self._opens_at_ns.copy()
         twin._last_turn, twin._now_ns = self._last_turn, self._now_ns
         twin._price, twin._most_recipients = self._price, self._most_recipients
@@ -84,22 +99,64 @@ class Scheduler:
 
     def arrange(self, lanes: Sequence[Lane], price: Price, most_recipients: int) -> None:
         """Go on by other lanes; what a transaction costs one, and how many recipients it has at most."""
+        for _ in self.arranging(lanes, price, most_recipients):
+            pass
+
+    def arranging(self, lanes: Sequence[Lane], price: Price, most_recipients: int) -> Iterator[None]:
+        """Go on by other lanes, in slices between which anything else may happen.
+
+        The order before is in force until the last slice.  Then it is as if the edit had come
+        in one go when it began, and all else after it.  A later edit takes the place of one under way.
+        """
+        self._editing = editing = object()
         before = self._order.lanes if self._has_lanes else ()
-        is_same = (tuple(lanes), price) == (before, self._price)
-        self._price, self._most_recipients = price, most_recipients
-        if is_same:
+        if (tuple(lanes), price) == (before, self._price):
+            self._order.unwatch()
+            self._most_recipients = most_recipients
             return
         # Also for another price alone: what was charged so far is in another unit.
-        old, self._order, self._has_lanes = self._order, Order(lanes), bool(lanes)
+        old, new = self._order, Order(lanes)
+        for _ in self._copying(old, new):
+            yield
+            if self._editing is not editing:
+                return
+        self._line_up_anew(old, new, old.touched())
+        for queue_id, since_ns in old.ahead():
+            if (message := self._messages.get(queue_id)) is not None:
+                new.add_ahead(queue_id, message.lane, since_ns, is_first=False)
+        self._order, self._has_lanes = new, bool(lanes)
+        self._price, self._most_recipients = price, most_recipients
         self._opens_at_ns.clear()
-        for queue_id, since_ns, is_ahead in old.entries():
-            if (message := self._messages.get(queue_id)) is None:
-                continue
-            if is_ahead:
-                self._order.add_ahead(queue_id, message.lane, since_ns, is_first=False)
-            else:
-                self._order.add(queue_id, message.lane, message.reverse_path, since_ns)
-        self._places.go_by(self._order)
+        self._places.go_by(new)
+
+    def _copying(self, old: Order, new: Order) -> Iterator[None]:
+        """Have messages stand in a new order as in the old one, in slices; some changed since."""
+        names = old.watch()
+        runs = []
+        for start in range(0, len(names), SLICE):
+            runs.append(old.in_line(names[start : start + SLICE]))
+            yield
+        for number, (since_ns, _, queue_id) in enumerate(heapq.merge(*runs), 1):
+            # Also one that changed since: the last slice puts it right.
+            self._line_up_in(new, queue_id, since_ns)
+            if number % SLICE == 0:
+                yield
+        while old.touched_count > SLICE:
+            self._line_up_anew(old, new, old.touched())
+            yield
+
+    def _line_up_anew(self, old: Order, new: Order, touched: Iterable[QueueId]) -> None:
+        """Have messages stand as they do in the old order by now: behind those that nothing happened to."""
+        for queue_id in touched:
+            new.remove(queue_id)
+        for _, since_ns, queue_id in sorted(
+            (n, since, queue_id) for since, n, queue_id in old.in_line(touched)
+        ):
+            self._line_up_in(new, queue_id, since_ns)
+
+    def _line_up_in(self, order: Order, queue_id: QueueId, since_ns: int) -> None:
+        if (message := self._messages.get(queue_id)) is not None:
+            order.add(queue_id, message.lane, message.reverse_path, since_ns)
 
     def move(self, queue_id: QueueId, lane: str) -> None:
         """Have a message be in a lane from now on; who is ready goes behind the others there."""
@@ -144,12 +201,12 @@ class Scheduler:
 
     def next_ready(self, now_ns: int) -> Queued | None:
         """Take the next message that may be attempted; it is ACTIVE from here on."""
-        if (message := self.first_ready(now_ns)) is None:
+        if (message := self._first(now_ns)) is None:
             return None
         self._order.take(now_ns, self._cost(message))
         place, message.place, message.state = message.place, None, State.ACTIVE
         self._places.left(place, message.lane, was_let=True)
-        self.resting.prove(message.reverse_path, now_ns)
+        self.resting.prove(message.sender, now_ns)
         return message
 
     def has_ready(self, now_ns: int) -> bool:
@@ -161,18 +218,15 @@ class Scheduler:
         """Return how many messages `next_ready` would give, or a few more."""
         return self._order.most(self._places.following)
 
+    @property
+    def is_behind(self) -> bool:
+        """Return whether more is to be moved before it is known what goes next: look again at once."""
+        return self._is_cut_off or self._is_waking or bool(self._coming)
+
     def first_ready(self, now_ns: int) -> Queued | None:
-        """Return the message that `next_ready` would take, and leave it."""
-        self._wake(now_ns)
-        while (queue_id := self._order.first(now_ns) or self._from_aside(now_ns)) is not None:
-            message = self._messages.get(queue_id)
-            place = None if message is None else message.place
-            if message is not None and self._may_go(message, now_ns):
-                return message
-            self._order.remove(queue_id)
-            if message is not None:
-                self._places.left(place, message.lane)
-        return None
+        """Return the message that `next_ready` would take, and leave it; also None while `is_behind`."""
+        self._steps_left = SLICE
+        return self._first(now_ns)
 
     def reserved(self, queue_id: QueueId, recipients: int) -> None:
         """Know how many recipients of an active message go: its lane is charged for them."""
@@ -180,6 +234,8 @@ class Scheduler:
 
     def next_due_at_ns(self) -> int | None:
         """Return when the next back-off ends, place is due or lane may give, or None if there is none."""
+        if self.is_behind:
+            return AT_ONCE_NS
         while self._deferred and not self._is_deferred_until(self._deferred[0][1], self._deferred[0][0]):
             heapq.heappop(self._deferred)
         dues = [at_ns for lane, at_ns in self._opens_at_ns.items() if self._order.length(lane)]
@@ -247,17 +303,14 @@ class Scheduler:
             message.turn = 0
             self._place(message)
 
-    def trust_sender(self, reverse_path: str, now_ns: int) -> None:
+    def trust_sender(self, sender: str, now_ns: int) -> None:
         """End the rest of a sender: the upstream took mail of it, or somebody acted."""
-        self.resting.end(reverse_path, now_ns)
-        for queue_id in list(self._sitting_out.get(reverse_path, ())):
-            # What an operator holds by now stays so.
-            if self._messages[queue_id].state is State.DEFERRED:
-                self.release(queue_id)
+        self.resting.end(sender, now_ns)
+        self._coming.update(self._sitting_out.pop(sender, {}))
 
-    def doubt(self, reverse_path: str) -> None:
+    def doubt(self, sender: str) -> None:
         """Let others go before the mail of a sender: the upstream took some of it for an offence of ours."""
-        self._doubts.add(reverse_path)
+        self._doubts.add(sender)
 
     def trust(self) -> None:
         """Give all that let others go first their places again: the upstream is well."""
@@ -306,15 +359,39 @@ class Scheduler:
     def _not_attempted(self, message: Queued) -> None:
         """Undo what taking a message did, unless it was attempted."""
         if self._order.refund(message.queue_id):
-            self.resting.withdraw(message.reverse_path, self._now_ns)
+            self.resting.withdraw(message.sender, self._now_ns)
 
     def _sit_out_no_more(self, message: Queued) -> None:
         if message.is_sitting_out:
             message.is_sitting_out = False
-            its = self._sitting_out.get(message.reverse_path, {})
+            its = self._sitting_out.get(message.sender, {})
             its.pop(message.queue_id, None)
             if not its:
-                self._sitting_out.pop(message.reverse_path, None)
+                self._sitting_out.pop(message.sender, None)
+
+    def _first(self, now_ns: int) -> Queued | None:
+        """Return what goes next, in as many steps as are left; None also where they do not suffice."""
+        self._now_ns, self._is_cut_off = now_ns, False
+        if not self._catch_up(now_ns):
+            return None
+        while (queue_id := self._order.first(now_ns) or self._from_aside(now_ns)) is not None:
+            message = self._messages.get(queue_id)
+            place = None if message is None else message.place
+            if message is not None and self._may_go(message, now_ns):
+                return message
+            self._order.remove(queue_id)
+            if message is not None:
+                self._places.left(place, message.lane)
+            if self._is_cut():
+                return None
+        return None
+
+    def _is_cut(self) -> bool:
+        """Count a step; say whether it was the last of this look, and the next has as many again."""
+        self._steps_left -= 1
+        if self._steps_left <= 0:
+            self._steps_left, self._is_cut_off = SLICE, True
+        return self._is_cut_off
 
     def _from_aside(self, now_ns: int) -> QueueId | None:
         """Have one go that let others go first, since there is none; return who goes next by now."""
@@ -330,14 +407,14 @@ class Scheduler:
         if message.state is not State.WAITING or not (message.place is None or self._places.is_let(message)):
             return False
         self._sit_out_no_more(message)
-        rest = self.resting.of(message.reverse_path, now_ns)
+        rest = self.resting.of(message.sender, now_ns)
         if rest is None and not self._doubts.keep(message):
             return True
         message.place, message.turn = None, 0
         if rest is not None:
             message.state, message.due_at_ns, message.reason = State.DEFERRED, rest.until_ns, rest.reason
             message.is_sitting_out = True
-            self._sitting_out.setdefault(message.reverse_path, {})[message.queue_id] = None
+            self._sitting_out.setdefault(message.sender, {})[message.queue_id] = None
             heapq.heappush(self._deferred, (message.due_at_ns, message.queue_id))
         return False
 
@@ -345,6 +422,15 @@ class Scheduler:
         return self._price.of(min(message.recipients_left, self._most_recipients))
 
     def _line_up(self, message: Queued) -> None:
+        """Put a message at the end of the line, behind those that are yet to be moved there."""
+        self._coming.pop(message.queue_id, None)
+        if self._coming or self._is_waking:
+            self._order.remove(message.queue_id)
+            self._coming[message.queue_id] = None
+        else:
+            self._line_up_now(message)
+
+    def _line_up_now(self, message: Queued) -> None:
         self._order.add(message.queue_id, message.lane, message.reverse_path, message.since_ns)
 
     def _place(self, message: Queued) -> None:
@@ -356,15 +442,42 @@ class Scheduler:
             case State.ACTIVE | State.HELD | State.REPORTING:
                 pass
 
-    def _wake(self, now_ns: int) -> None:
-        """Move what is due to the end of the line."""
-        self._now_ns = now_ns
-        while self._deferred and self._deferred[0][0] <= now_ns:
-            due_at_ns, queue_id = heapq.heappop(self._deferred)
-            if self._is_deferred_until(queue_id, due_at_ns):
-                self._messages[queue_id].state = State.WAITING
-                self._messages[queue_id].ready_at_ns = due_at_ns
-                self._line_up(self._messages[queue_id])
+    def _catch_up(self, now_ns: int) -> bool:
+        """Move to the end of the line who is due by now, then who comes there; False where some are left."""
+        while self._coming or self._has_due(now_ns):
+            if self._has_due(now_ns):
+                self._wake_first()
+            else:
+                self._come(next(iter(self._coming)))
+            self._is_waking = self._has_due(now_ns)
+            if self._is_cut():
+                return False
+        self._is_waking = False
+        return True
+
+    def _wake_first(self) -> None:
+        due_at_ns, queue_id = heapq.heappop(self._deferred)
+        if self._is_deferred_until(queue_id, due_at_ns):
+            message = self._messages[queue_id]
+            message.state, message.ready_at_ns = State.WAITING, due_at_ns
+            self._line_up_now(message)
+
+    def _has_due(self, now_ns: int) -> bool:
+        return bool(self._deferred) and self._deferred[0][0] <= now_ns
+
+    def _come(self, queue_id: QueueId) -> None:
+        """Move one of those who come to the end of the line, unless something else became of it."""
+        del self._coming[queue_id]
+        if (message := self._messages.get(queue_id)) is None:
+            return
+        if message.state is State.DEFERRED and message.is_sitting_out:
+            message.state, message.reason, message.turn = State.WAITING, "", 0
+            message.ready_at_ns = self._now_ns
+        elif message.is_sitting_out and message.state is State.ACTIVE:
+            # An operator has it just now; it may come back as it was.
+            self._sitting_out.setdefault(message.sender, {})[queue_id] = None
+        if message.state is State.WAITING and queue_id not in self._order:
+            self._line_up_now(message)
 
     def _is_deferred_until(self, queue_id: QueueId, due_at_ns: int) -> bool:
         """Return whether a place in the heap still says the truth; moves leave old ones behind."""

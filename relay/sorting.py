@@ -1,7 +1,8 @@
 """Which lane a message is in, by its envelope and the header of its content.  Pure.
 
 The first rule that matches decides; within a rule every key must match, and of a key's
-patterns any one.  A pattern is compared without regard to case, and `*` stands for any run
+patterns any one.  A pattern is compared without regard to case, of an address also without
+regard to its spelling (`address.comparable`), and `*` stands for any run
 of characters; matching is linear, so no message can make it slow.
 
 Only what never changes is asked: the envelope as it was accepted, and content.  So a
@@ -9,12 +10,12 @@ message is in the same lane before and after a restart, however many of its reci
 done.  Of the header only what the caller has read is looked at.
 """
 
-import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 
+from relay.address import comparable, comparable_domain
 from relay.envelope import Envelope
 from relay.lanes import DEFAULT_LANE
 
@@ -102,7 +103,7 @@ def header_fields(head: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _is_sender(patterns: tuple[str, ...], reverse_path: str) -> bool:
-    address = _address(reverse_path)
+    address = comparable(reverse_path)
     return any(is_like(_sender_pattern(pattern), address) for pattern in patterns)
 
 
@@ -117,9 +118,9 @@ def _is_client(networks: tuple[Network, ...], client: str) -> bool:
 
 
 def _are_domains(patterns: tuple[str, ...], recipients: tuple[str, ...]) -> bool:
-    wanted = [_domain(pattern) for pattern in patterns]
+    wanted = [comparable_domain(pattern) for pattern in patterns]
     domains = {address.rpartition("@")[2] for address in recipients}
-    return all(any(is_like(pattern, _domain(domain)) for pattern in wanted) for domain in domains)
+    return all(any(is_like(pattern, comparable_domain(domain)) for pattern in wanted) for domain in domains)
 
 
 def _has_fields(headers: tuple[tuple[str, tuple[str, ...]], ...], fields: Fields) -> bool:
@@ -135,22 +136,4 @@ def _has_fields(headers: tuple[tuple[str, tuple[str, ...]], ...], fields: Fields
 def _sender_pattern(pattern: str) -> str:
     if pattern == NULL_SENDER:
         return ""
-    return _address(f"*{pattern}" if pattern.startswith("@") else pattern)
-
-
-def _address(address: str) -> str:
-    local, at, domain = address.rpartition("@")
-    return f"{local.lower()}{at}{_domain(domain)}"
-
-
-@lru_cache(maxsize=1024)
-def _domain(domain: str) -> str:
-    """Return a domain, or a pattern of one, as domains are compared: lower case, each label in ASCII."""
-    return ".".join(_label(label) for label in domain.lower().rstrip(".").split("."))
-
-
-def _label(label: str) -> str:
-    if not label.isascii():
-        with contextlib.suppress(UnicodeError):
-            return label.encode("idna").decode("ascii")
-    return label
+    return comparable(f"*{pattern}" if pattern.startswith("@") else pattern)

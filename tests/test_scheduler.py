@@ -43,6 +43,22 @@ def test_mail_of_a_resting_sender_is_passed_over_and_comes_back_one_first() -> N
     assert scheduler.next_ready(until_ns) is not None
 
 
+def test_a_sender_rests_and_is_doubted_however_it_is_spelled() -> None:
+    spellings = ["bad@x.example", '"bad"@X.example', '"\\bad"@x.example']
+    for use in range(2):
+        scheduler = Scheduler()
+        if use == 0:
+            scheduler.resting.begin(from_sender(9, spellings[0]).sender, 0, "553 not yours")
+        else:
+            scheduler.doubt(from_sender(9, spellings[0]).sender)
+        for number, sender in enumerate([*spellings, "good@x.example"]):
+            scheduler.add(from_sender(number, sender))
+
+        first = scheduler.next_ready(0)
+        assert first is not None
+        assert first.reverse_path == "good@x.example"
+
+
 def test_a_sender_that_is_refused_again_rests_longer_up_to_a_bound() -> None:
     scheduler = Scheduler()
     lengths_ns, now_ns = [], 0

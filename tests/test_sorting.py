@@ -89,6 +89,24 @@ def test_a_header_field_is_unfolded_and_compared_in_any_case(name: str, pattern:
     assert _matches(Rule("lane", headers=((name, (pattern,)),))) is is_one
 
 
+@pytest.mark.parametrize(
+    ("pattern", "senders"),
+    [
+        ("news@h.example", ["news@h.example", '"news"@h.example', '"n\\ews"@H.example']),
+        ('"news"@h.example', ["news@h.example", '"new\\s"@h.example']),
+        ("list-*@h.example", ['"list-a b"@h.example']),
+        ("e\u0301@*", ["\u00e9@h.example", "\u00c9@x"]),
+        ("@[IPv6:2001:db8::1]", ["a@[IPv6:2001:DB8:0::1]"]),
+        ("@bu\u0308cher.example", ["a@xn--bcher-kva.example", "a@B\u00fccher.example"]),
+    ],
+)
+def test_a_sender_is_in_its_lane_however_it_is_spelled(pattern: str, senders: list[str]) -> None:
+    rule = Rule("lane", senders=(pattern,))
+
+    assert all(_matches(rule, sender) for sender in senders)
+    assert not _matches(rule, "news+a@i.example")
+
+
 def test_more_recipients_than_the_lane_says() -> None:
     rule = Rule("lane", recipients_above=2)
 

@@ -10,9 +10,8 @@ import click
 
 from relay.cli.options import policy_option, printable
 from relay.cli.session import NotPermitted
-from relay.policy.faults import PolicyError, fault_of_file
 from relay.policy.lane import with_ceilings
-from relay.policy.source import parse_policy
+from relay.policy.source import parse_policy, policy_bytes
 from relay.service.instants import rfc3339_or_none, span
 from relay.spool.durable import RealDisk
 from relay.throttle.audit import Audit, Finding, audit_file
@@ -33,10 +32,7 @@ def audit(policy_path: Path, *, as_json: bool) -> int:
     exit code is 1 where that is more than the limit: by an edit that lowered it, or because
     something else went through the account's history.
     """
-    try:
-        policy = parse_policy(policy_path.read_bytes(), policy_path)
-    except OSError as error:
-        raise PolicyError([fault_of_file(policy_path, f"cannot read it: {error.strerror}")]) from None
+    policy = parse_policy(policy_bytes(policy_path), policy_path)
     is_exceeded = is_unreadable = False
     for name, upstream in policy.upstreams.items():
         path = policy.history_path(name)

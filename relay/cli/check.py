@@ -1,5 +1,6 @@
 """`relay check`: all that is wrong with a policy, or what it comes to."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +38,8 @@ def check(path: Path, *, is_shown: bool) -> None:
     click.echo(f"{printable(path)} is good")
     for line in summary(policy):
         click.echo(printable(line))
+    if because := _why_an_edit_waits(policy.spool):
+        click.echo(printable(f"waits     the relay that runs does not go by its last edit yet: {because}"))
 
 
 def summary(policy: Policy) -> Iterator[str]:
@@ -64,6 +67,17 @@ def summary(policy: Policy) -> Iterator[str]:
         yield f"practice  {policy.practice.address}: at most {policy.practice.limit.label}"
     given = [key for key in RESTART_KEYS if key in policy.model_fields_set]
     yield f"restart   needed after a change of {', '.join(given)}; all else is live"
+
+
+def _why_an_edit_waits(spool: Path) -> str:
+    """Return why the relay that runs on a spool lets an edit rest; nothing where none runs."""
+    with contextlib.suppress(PermissionError):
+        if (spool / "control.sock").is_socket():
+            # Imported only here: without a running relay no client is loaded.
+            from relay.cli.session import why_an_edit_waits  # noqa: PLC0415 - see above
+
+            return why_an_edit_waits(spool)
+    return ""
 
 
 def _lanes(policy: Policy) -> Iterator[str]:

@@ -12,6 +12,7 @@ import click
 
 from relay.cli.options import DEFAULT_POLICY, POLICY_VARIABLE, printable
 from relay.cli.verdict_table import page
+from relay.echo import ClientWords
 from relay.policy.shipped import provider_of, provider_rules, rules_of, standard_rules
 from relay.policy.source import place_of, read_policy
 from relay.reply import MalformedReply, Phase, Reply, ReplyParser
@@ -25,6 +26,7 @@ _ASKED = {
     Layer.WORDING: "the wording",
     Layer.DEFAULT: "the first digit: no rule knows this refusal",
 }
+_IN_DOUBT = "nothing: the words that would decide may be the client's"
 _FOLLOWS = {
     (Verdict.RELAYED, Scope.MESSAGE): "the message is relayed",
     (
@@ -52,6 +54,13 @@ _FOLLOWS = {
 @click.argument("text", required=False)
 @click.option("--upstream", metavar="NAME", help="Judge by the rules of this upstream; default: the first.")
 @click.option("--sender", default="", metavar="ADDRESS", help="The reverse-path of the message under way.")
+@click.option(
+    "--recipient",
+    "recipients",
+    multiple=True,
+    metavar="ADDRESS",
+    help="Whom the reply may be about; may be repeated.",
+)
 @click.option("--host", metavar="HOST", help="Judge as for an upstream at this host, without a policy.")
 @click.option(
     "--policy",
@@ -68,6 +77,7 @@ def explain_reply(
     text: str | None,
     upstream: str | None,
     sender: str,
+    recipients: tuple[str, ...],
     host: str | None,
     policy_path: Path | None,
     is_table: bool,
@@ -84,7 +94,7 @@ def explain_reply(
         raise click.UsageError("expected a PHASE and a TEXT, or --table")
     reply = _reply(text)
     rules, source = _rules(policy_path, upstream, host)
-    ruling = Judge(rules).ruling(Phase(phase), reply, sender)
+    ruling = Judge(rules).ruling(Phase(phase), reply, ClientWords(sender, recipients))
     for line in explanation(ruling, source):
         click.echo(printable(line))
     return os.EX_OK
@@ -94,7 +104,7 @@ def explanation(ruling: Ruling, path: Path | None) -> Iterator[str]:
     """Return a ruling in words, line by line; `path` is the policy that the owner's rules are in."""
     yield f"verdict  {ruling.words}"
     rule = ruling.rule
-    yield f"by       {_ASKED[ruling.layer]}"
+    yield f"by       {_IN_DOUBT if ruling.is_in_doubt else _ASKED[ruling.layer]}"
     if rule is not None:
         yield f"rule     {_place(rule, path)}"
         yield f"source   {rule.source}"

@@ -14,6 +14,7 @@ from typing import NamedTuple, NoReturn
 
 import click
 
+from relay.cli.options import error_text
 from relay.policy.faults import PolicyError
 from relay.policy.secrets import SecretError
 
@@ -106,7 +107,10 @@ def _run(arguments: Sequence[str] | None) -> int:
     except click.Abort:
         click.echo("interrupted", err=True)
         return 130  # 128 + SIGINT, as a shell reports it
-    except (PolicyError, SecretError) as error:
+    except PolicyError as error:
+        click.echo(error_text(error), err=True)
+        return os.EX_CONFIG
+    except SecretError as error:
         click.echo(str(error), err=True)
         return os.EX_CONFIG
     except Exception:  # noqa: BLE001 - the last frame: a bug ends as sysexits says

@@ -1,10 +1,13 @@
 """What several verbs have in common: the option `--policy`, and text for a terminal."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+
+from relay.policy.faults import PolicyError
 
 DEFAULT_POLICY = Path("policy.yaml")
 POLICY_VARIABLE = "RELAY_POLICY"
@@ -23,6 +26,11 @@ def policy_option(verb: _Verb) -> _Verb:
         metavar="FILE",
         help=f"The policy; default: ${POLICY_VARIABLE}, then ./{DEFAULT_POLICY}.",
     )(verb)
+
+
+def error_text(error: PolicyError) -> str:
+    """Return what is wrong with a policy, for stderr: with its values only where that is a terminal."""
+    return error.on_terminal() if sys.stderr.isatty() else str(error)
 
 
 def printable(text: object) -> str:

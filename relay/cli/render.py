@@ -59,6 +59,12 @@ def show_status(snapshot: Snapshot, out: Console) -> None:
         out.print(
             _plain(f"the last edit of the policy was refused: {snapshot.policy.last_error}", "bold red")
         )
+    if snapshot.policy.waiting_because:
+        until_ns = snapshot.policy.waiting_until_ns
+        until = "" if until_ns is None else f" until {_local(until_ns)}"
+        out.print(
+            _plain(f"the last edit of the policy waits{until}: {snapshot.policy.waiting_because}", "yellow")
+        )
     out.print()
     out.print(_upstreams(snapshot))
     out.print()

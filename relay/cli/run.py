@@ -12,7 +12,8 @@ from relay.policy.model import Policy
 from relay.service.daemon import Daemon
 from relay.service.event_table import Level
 from relay.service.loops import run as run_loop
-from relay.spool.interface import SpoolBusy, SpoolFault
+from relay.service.stderr import divert
+from relay.spool.interface import SpoolBusy, SpoolFault, SpoolFull
 
 _ADDRESS_ERRORS = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.EPERM})
 
@@ -32,6 +33,7 @@ def run(policy_path: Path, style: Literal["text", "json"], *, verbose: bool) -> 
     """Take mail and relay it until SIGTERM; SIGHUP reads the policy again."""
     # Everything we create is for us alone, whatever the umask of who started us.
     os.umask(0o077)
+    divert()
 
     async def serve() -> int:
         level = Level.DEBUG if verbose else Level.INFO
@@ -41,6 +43,9 @@ def run(policy_path: Path, style: Literal["text", "json"], *, verbose: bool) -> 
         return run_loop(serve())
     except SpoolBusy as busy:
         click.echo(f"another relay is running: {busy}", err=True)
+        return os.EX_TEMPFAIL
+    except SpoolFull as full:
+        click.echo(f"cannot start: {full}", err=True)
         return os.EX_TEMPFAIL
     except SpoolFault as fault:
         click.echo(f"cannot start: {fault}", err=True)

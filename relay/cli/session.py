@@ -14,14 +14,17 @@ from typing import TypeVar
 
 import click
 
+from relay.cli.options import error_text
 from relay.policy.document import read_document
-from relay.policy.faults import PolicyError, fault_of_file
+from relay.policy.faults import PolicyError
 from relay.policy.model import Policy
-from relay.policy.source import parse_policy
+from relay.policy.source import parse_policy, policy_bytes
 from relay.service.control import ControlClient
 from relay.service.operations import Session, SpoolBusy, Unreachable
 
 Answer = TypeVar("Answer")
+QUICK_ANSWER_SECONDS = 5
+"""Of a relay that is only asked by the way."""
 
 
 class TryLater(click.ClickException):
@@ -48,6 +51,23 @@ def ask(policy_path: Path, question: Callable[[Session], Awaitable[Answer]]) -> 
         raise NotPermitted(f"{error}; run this as the user that the relay runs as") from error
 
 
+def why_an_edit_waits(spool: Path) -> str:
+    """Return why the relay that runs on a spool lets an edit rest; nothing where that cannot be asked."""
+
+    async def ask_it() -> str:
+        client = ControlClient(spool)
+        try:
+            async with asyncio.timeout(QUICK_ANSWER_SECONDS):
+                return (await client.snapshot()).policy.waiting_because if client.is_up() else ""
+        finally:
+            await client.close()
+
+    try:
+        return asyncio.run(ask_it())
+    except (OSError, Unreachable):
+        return ""
+
+
 async def _ask(policy_path: Path, question: Callable[[Session], Awaitable[Answer]]) -> Answer:
     session = _open(policy_path)
     try:
@@ -57,17 +77,16 @@ async def _ask(policy_path: Path, question: Callable[[Session], Awaitable[Answer
 
 
 def _open(policy_path: Path) -> Session:
-    try:
-        content = policy_path.read_bytes()
-    except OSError as error:
-        raise PolicyError([fault_of_file(policy_path, f"cannot read it: {error.strerror}")]) from None
+    content = policy_bytes(policy_path)
     try:
         policy = parse_policy(content, policy_path)
     except PolicyError as error:
         client = _client_of_broken(content, policy_path)
         if client is None:
             raise
-        click.echo(f"{policy_path} is not valid, the relay runs on its last good one: {error}", err=True)
+        click.echo(
+            f"{policy_path} is not valid, the relay runs on its last good one: {error_text(error)}", err=True
+        )
         return client
     client = ControlClient(policy.spool)
     return client if client.is_up() else _offline(policy)

@@ -12,7 +12,9 @@ Made from `relay/policy/verdicts.yaml` and `relay/policy/providers.yaml` by `mak
 
 A refusal is looked up from top to bottom, and the first row that matches decides: your own
 `upstreams.NAME.verdicts`, the provider's rows, enhanced codes, wording, defaults. A row matches where all
-of its columns do. In a phrase `*` is at most 80 characters, case does not count. `relay explain-reply`
+of its columns do. In a phrase `*` is at most 80 characters, case does not count. In our rows a phrase that
+makes a refusal not ours (*text* of defer, later and bounce, *but not* of pause and stop) begins a word:
+`mail quota` is not in `outmail quota`. Others, and all of yours, are found anywhere. `relay explain-reply`
 says which row decides about a reply of yours. Before MAIL no row can touch a message, and only `250` to
 the final dot relays.
 

@@ -12,7 +12,8 @@ import os
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+
+from relay.spool.threads import started
 
 
 class Child:
@@ -78,9 +79,8 @@ class Starter:
     """Starts programs from a thread of its own: a program has the priority of the thread that starts it."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="start")
         # Now, not with the first program: a thread has the priority of the one that starts it, too.
-        self._thread.submit(lambda: None).result()
+        self._thread = started(1, "start")
 
     async def start(self, command: Sequence[str], orders: bytes, fds: Sequence[int]) -> Child:
         """Start a program that inherits some descriptors, and give it its orders.  Raises OSError."""

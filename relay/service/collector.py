@@ -58,10 +58,11 @@ class _Families:
 
 
 class ListenerCollector(Collector):
-    """What listeners counted."""
+    """What listeners counted, and lost lines of the log, which they write too."""
 
-    def __init__(self, counts: ListenerCounts) -> None:
+    def __init__(self, counts: ListenerCounts, events: Events) -> None:
         self._counts = counts
+        self._events = events
 
     def collect(self) -> Iterator[Metric]:
         """Return the counts of all listener processes together."""
@@ -82,6 +83,8 @@ class ListenerCollector(Collector):
                 counts.commit_ns / SECOND_NS,
                 listener,
             )
+        elsewhere = sum(counts.lost_lines for _, counts, _ in self._counts)
+        families.set("relay_log_lost_lines_total", self._events.lines_lost + elsewhere)
         return iter(families)
 
 
@@ -116,7 +119,6 @@ class SnapshotCollector(Collector):
                 _fill_upstream(families, upstream, snapshot.at_ns)
         took_ns = self._clock.boottime_ns() - began_ns
         families.set("relay_collector_duration_seconds", took_ns / SECOND_NS)
-        families.set("relay_log_lost_lines_total", self._events.lines_lost)
         return iter(families)
 
 
@@ -146,6 +148,7 @@ def _fill_rest(families: _Families, snapshot: Snapshot) -> None:
     families.set("relay_spool_free_inodes", math.inf if disk.free_inodes is None else disk.free_inodes)
     families.set("relay_policy_last_reload_successful", int(policy.last_reload_ok))
     families.set("relay_policy_last_reload_success_timestamp_seconds", policy.loaded_at_ns / SECOND_NS)
+    families.set("relay_policy_waiting", int(policy.waiting_because != ""))
     families.set("relay_policy_info", 1, policy.sha256)
 
 

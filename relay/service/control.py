@@ -26,6 +26,7 @@ from relay.envelope import QUEUE_ID_PATTERN, QueueId
 from relay.service.events import Events
 from relay.service.operations import ABSENT, VERBS, Operations, Results, Unreachable, Verb, act
 from relay.service.snapshot import MessageDetail, QueuedMessage, Snapshot
+from relay.service.visitors import KEEP_ALIVE_SECONDS, Visitors
 from relay.spool.durable import RealDisk
 from relay.spool.files import set_aside
 from relay.spool.layout import Layout
@@ -37,6 +38,10 @@ LONGEST_QUESTION_BYTES = 64 * 1024
 LINES_AT_ONCE = 200
 """Messages of a listing between two turns of the loop: a long queue does not hold up mail."""
 STOP_SECONDS = 1.0
+LONGEST_ANSWER_SECONDS = 600.0
+"""For a thousand messages on a slow disk; and how long a reader that is stuck holds a listing in memory."""
+MOST_AT_ONCE = 16
+"""Connections."""
 ANSWER_SECONDS = 120.0
 """How long the command line waits for the next byte."""
 
@@ -93,6 +98,7 @@ class ControlServer:
         self._operations = operations
         self._events = events
         self._runner: web.AppRunner | None = None
+        self._visitors = Visitors(answer_seconds=LONGEST_ANSWER_SECONDS, most=MOST_AT_ONCE)
 
     async def start(self) -> None:
         """Open the socket.  Raises OSError."""
@@ -106,11 +112,17 @@ class ControlServer:
                 web.post("/upstreams/{name}/{verb:resume|believe}", self._resume),
             ]
         )
-        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=STOP_SECONDS)
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=STOP_SECONDS,
+            keepalive_timeout=KEEP_ALIVE_SECONDS,
+        )
         await runner.setup()
         self._runner = runner
         try:
-            await web.SockSite(runner, _bind(self._spool)).start()
+            self._visitors.receive(_bind(self._spool), runner, self._events, "the control socket")
         except OSError:
             await runner.cleanup()
             self._runner = None
@@ -118,6 +130,7 @@ class ControlServer:
 
     async def stop(self) -> None:
         """Close the socket and remove it."""
+        self._visitors.close()
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -126,7 +139,8 @@ class ControlServer:
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         try:
-            return await handler(request)
+            with self._visitors.asking(request):
+                return await handler(request)
         except (web.HTTPException, ConnectionError):
             raise
         except Exception as error:  # noqa: BLE001 - whoever asked is told, and the log

@@ -21,9 +21,10 @@ from relay import __version__
 from relay.clock import SystemClock
 from relay.policy.model import Policy
 from relay.policy.secrets import read_password_file
-from relay.policy.source import read_policy
+from relay.policy.source import inspected_policy, policy_bytes
 from relay.practice.smarthost import PracticeSmarthost
 from relay.service.control import ControlServer
+from relay.service.descriptors import Budget, listener_budget, most_visitors, raise_limit, sender_budget
 from relay.service.edits import Edits
 from relay.service.event_table import Level
 from relay.service.events import Events
@@ -32,13 +33,15 @@ from relay.service.late import LateMail
 from relay.service.listener_counts import ListenerCounts
 from relay.service.listening import Listening
 from relay.service.live import PolicyFile, digest
+from relay.service.loops import start_threads, tell_unhandled
 from relay.service.metrics import Metrics
-from relay.service.notify import notify, reloading, watchdog_seconds
+from relay.service.notify import Recovering, notify, reloading, stopping, watchdog_seconds
 from relay.service.operator import Operator
 from relay.service.priority import give_way
 from relay.service.redaction import Redaction
 from relay.service.sender import Sender
 from relay.service.snapshot import Condition, PolicyStatus
+from relay.service.stderr import drain
 from relay.service.watch import Watch
 from relay.spool.durable import RealDisk
 from relay.spool.interface import SpoolFault
@@ -76,6 +79,7 @@ class Daemon:
         self._level = level
         self._on_ready = on_ready
         self._clock = SystemClock()
+        self._recovering = Recovering(self._clock)
         self._disk = RealDisk()
         self._redaction = Redaction()
         self._loop = asyncio.get_running_loop()
@@ -96,7 +100,8 @@ class Daemon:
             hostname=hostname,
             level=self._level,
         )
-        self._events.collect(asyncio.get_running_loop().call_soon)
+        self._events.collect(self._loop.call_soon)
+        tell_unhandled(self._events)
         self._events.started(version=__version__, hostname=hostname, path=str(self._path))
         counts = ListenerCounts([str(listen.address) for listen in policy.listen])
         # The collector asks through this, for the sender needs the metrics to exist first.
@@ -107,20 +112,6 @@ class Daemon:
         )
         if (doubt := doubt_about(str(policy.spool))) is not None:
             self._events.spool_failed(error=f"messages may not survive a loss of power: {doubt}")
-        sender = Sender(
-            spool,
-            Trigger(str(policy.spool), self._disk),
-            policy=policy,
-            hostname=hostname,
-            disk=self._disk,
-            events=self._events,
-            metrics=metrics,
-            redaction=self._redaction,
-            clock=self._clock,
-            on_fault=lambda error: self._fail(metrics, error),
-        )
-        status = PolicyStatus(digest(text), self._clock.wall_ns())
-        watch = Watch(sender, policy, hostname, self._clock, status)
         listening = Listening(
             policy,
             text,
@@ -131,16 +122,48 @@ class Daemon:
             events=self._events,
             counts=counts,
             style=self._style,
+            budget=self._count_descriptors(policy),
         )
         try:
             await listening.bind()
             if listening.has_processes:
                 # Before the sender's threads are there, which have the priority of this one.
                 give_way()
+            start_threads()
+            sender = Sender(
+                spool,
+                Trigger(str(policy.spool), self._disk),
+                policy=policy,
+                hostname=hostname,
+                disk=self._disk,
+                events=self._events,
+                metrics=metrics,
+                redaction=self._redaction,
+                clock=self._clock,
+                on_fault=lambda error: self._fail(metrics, error),
+            )
+            status = PolicyStatus(digest(text), self._clock.wall_ns())
+            watch = Watch(sender, policy, hostname, self._clock, status)
             await self._serve(Rooms(policy, text, sender, watch, listening, metrics))
         finally:
             self._events.flush()
         return self._exit_code
+
+    def _count_descriptors(self, policy: Policy) -> Budget:
+        """Have as many descriptors as we may, and say so where the policy allows more clients than that."""
+        limit = raise_limit()
+        ours = sender_budget(policy, limit)
+        others = (
+            (f"listener {each.address}", listener_budget(each, limit))
+            for each in policy.listen
+            if each.processes
+        )
+        for where, budget in (("relay", ours), *others):
+            if budget.is_short:
+                self._events.descriptors_short(
+                    where=where, descriptors=limit, needed=budget.needed, connections=budget.clients
+                )
+        return ours
 
     async def _serve(self, rooms: Rooms) -> None:
         policy, sender, watch, metrics = rooms.policy, rooms.sender, rooms.watch, rooms.metrics
@@ -157,7 +180,7 @@ class Daemon:
             ends.callback(sender.close)
             ends.push_async_callback(sender.finish)
             try:
-                await sender.start()
+                await sender.start(self._recovering)
             except SpoolFault as fault:
                 self._fail(metrics, fault)
             else:
@@ -166,7 +189,7 @@ class Daemon:
 
     async def _run(self, rooms: Rooms) -> None:
         """Take mail, relay and answer until told to stop; on return nothing is in flight."""
-        policy, sender, watch, metrics = rooms.policy, rooms.sender, rooms.watch, rooms.metrics
+        policy, sender, watch = rooms.policy, rooms.sender, rooms.watch
         operator = Operator(
             sender.scheduler,
             sender.desk,
@@ -179,16 +202,7 @@ class Daemon:
             on_fault=sender.fail,
         )
         control = ControlServer(policy.spool, operator, self._events)
-        edits = Edits(
-            self._path,
-            policy,
-            sender=sender,
-            watch=watch,
-            events=self._events,
-            metrics=metrics,
-            clock=self._clock,
-        )
-        file = PolicyFile(self._path, rooms.text, edits.apply, edits.refuse)
+        file, guard = self._policy_file(rooms), sender.upstreams.guard
         late = LateMail(
             sender.scheduler,
             sender.desk,
@@ -198,8 +212,7 @@ class Daemon:
             pausing=sender.upstreams.default_pausing,
         )
         chores = [
-            asyncio.create_task(chore)
-            for chore in (file.watch(), _keep_watchdog(), sender.upstreams.guard(late.run))
+            asyncio.create_task(chore) for chore in (guard(file.watch), _keep_watchdog(), guard(late.run))
         ]
         self._listen_for_edits(file)
         try:
@@ -208,7 +221,7 @@ class Daemon:
             self._tell_ready(rooms)
             await self._stop.wait()
             watch.condition, watch.refusing_because = Condition.STOPPING, f"stopping: {self._why}"
-            notify("STOPPING=1")
+            stopping(sender.in_flight)
             self._events.stopping(reason=self._why, in_flight=sender.in_flight)
         finally:
             for chore in chores:
@@ -220,7 +233,30 @@ class Daemon:
                 await sender.look()
             await control.stop()
 
+    def _policy_file(self, rooms: Rooms) -> PolicyFile:
+        """Return what follows the policy, and has its edits take effect."""
+        edits = Edits(
+            self._path,
+            rooms.policy,
+            sender=rooms.sender,
+            watch=rooms.watch,
+            events=self._events,
+            metrics=rooms.metrics,
+            clock=self._clock,
+        )
+        return PolicyFile(
+            self._path,
+            rooms.policy,
+            rooms.text,
+            on_policy=edits.apply,
+            on_meanwhile=edits.hold,
+            on_refused=edits.refuse,
+            on_waiting=edits.wait,
+            clock=self._clock,
+        )
+
     def _tell_ready(self, rooms: Rooms) -> None:
+        self._recovering.end()
         watch = rooms.watch
         watch.condition, watch.refusing_because = Condition.RUNNING, ""
         watch.started_at_ns = self._clock.wall_ns()
@@ -232,7 +268,13 @@ class Daemon:
             return None
         names = [policy.hostname] if policy.hostname else []
         server = StatusServer(
-            policy.http, watch.snapshot, watch.foresee, metrics.registry, self._events, names=names
+            policy.http,
+            watch.snapshot,
+            watch.foresee,
+            metrics.registry,
+            self._events,
+            names=names,
+            most=most_visitors(raise_limit()),
         )
         await server.start()
         return server
@@ -259,8 +301,11 @@ class Daemon:
         if self._stop.is_set():
             # Asked twice: whatever is in flight is repeated, nothing is lost.
             self._events.flush()
+            drain(sys.stderr)
             os._exit(128 + signal.Signals[name])
         self._why = name
+        # A recovery may be killed at any instant: a stop does not wait longer for it than the manager does.
+        self._recovering.end()
         self._stop.set()
 
     def _fail(self, metrics: Metrics, error: BaseException) -> None:
@@ -314,5 +359,5 @@ async def _keep_watchdog() -> None:
 
 def _read(path: Path) -> tuple[Policy, bytes]:
     """Return the policy and its text.  Raises PolicyError."""
-    policy = read_policy(path)
-    return policy, path.read_bytes()
+    text = policy_bytes(path)
+    return inspected_policy(text, path), text

@@ -10,8 +10,8 @@ Does not: decide anything; `relay.settlement` does.
 
 import asyncio
 import contextlib
+import enum
 from collections.abc import AsyncGenerator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -35,6 +35,7 @@ from relay.spool.interface import (
     Status,
     Totals,
 )
+from relay.spool.threads import started
 
 Returned = TypeVar("Returned")
 
@@ -66,28 +67,37 @@ class Written:
     warning: QueueId | None = None
 
 
+class Change(enum.Enum):
+    """Where a message is to stand by an operator's word."""
+
+    HOLD = enum.auto()
+    RELEASE = enum.auto()
+    RETRY = enum.auto()
+
+
 class Desk:
     """The sender's way to its spool."""
 
-    def __init__(self, spool: Spool, reporter: Reporter, on_full: Callable[[str], None]) -> None:
+    def __init__(self, spool: Spool, reporter: Reporter, on_full: Callable[[SpoolFull], None]) -> None:
         """`on_full` is told when something could not be written for lack of room."""
         self.spool = spool
         self._reporter = reporter
         self._on_full = on_full
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
+        self._thread = started(1, "spool")
         self._tells_full_again_at = 0.0
         """By the clock of the event loop."""
         self._noted: set[QueueId] = set()
         """Messages whose reasons are written down while the rest has to wait for room: not once more."""
         self._endings: Batch[Ending, Written] = Batch(self._write, self._thread)
+        self._changes: Batch[tuple[QueueId, Change], None] = Batch(self._change, self._thread)
 
     async def call(self, function: Callable[[], Returned]) -> Returned:
         """Run a call of the spool in its thread."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
-    async def recover(self, sorter: Sorter) -> Recovery:
-        """Read the whole spool."""
-        return await self.call(lambda: self.spool.recover(sorter))
+    async def recover(self, sorter: Sorter, on_step: Callable[[], None]) -> Recovery:
+        """Read the whole spool; `on_step` is called in its thread for each step."""
+        return await self.call(lambda: self.spool.recover(sorter, on_step))
 
     async def take(self, sorter: Sorter) -> list[Entry]:
         """Take newly accepted messages into the queue."""
@@ -126,10 +136,17 @@ class Desk:
                 try:
                     return await self._endings.submit(ending)
                 except SpoolFull as full:
-                    self._tell_full(str(full))
+                    self._tell_full(full)
                     await asyncio.sleep(RETRY_FULL_SECONDS)
         finally:
             self._noted.discard(ending.message.queue_id)
+
+    async def change(self, queue_id: QueueId, change: Change) -> None:
+        """Hold a message, let it go on, or let the next start too try it at once; durably but for the last.
+
+        Many that are asked for at the same time share their syncs.  Raises SpoolFault, SpoolFull, Absent.
+        """
+        await self._changes.submit((queue_id, change))
 
     async def make_room(self) -> bool:
         """Give up the room that is kept for a full disk; return whether there was any."""
@@ -144,12 +161,12 @@ class Desk:
         self._thread.shutdown()
         self.spool.close()
 
-    def _tell_full(self, text: str) -> None:
+    def _tell_full(self, full: SpoolFull) -> None:
         """Tell once for all that wait at the same time."""
         now = asyncio.get_running_loop().time()
         if now >= self._tells_full_again_at:
             self._tells_full_again_at = now + RETRY_FULL_SECONDS
-            self._on_full(text)
+            self._on_full(full)
 
     def _load(self, queue_id: QueueId) -> Message | Exception:
         try:
@@ -183,6 +200,25 @@ class Desk:
         except (SpoolFull, Absent, Corrupt) as error:
             return error
         return full
+
+    def _change(self, asked: Sequence[tuple[QueueId, Change]]) -> list[BaseException | None]:
+        """Carry out a batch; where one of it cannot be, each for itself.  What is done twice is done once."""
+        try:
+            self._change_together(asked)
+        except (SpoolFull, Absent, Corrupt) as error:
+            if len(asked) == 1:
+                return [error]
+            return [result for each in asked for result in self._change([each])]
+        return [None] * len(asked)
+
+    def _change_together(self, asked: Sequence[tuple[QueueId, Change]]) -> None:
+        if held := [queue_id for queue_id, change in asked if change is Change.HOLD]:
+            self.spool.hold(*held)
+        if released := [queue_id for queue_id, change in asked if change is Change.RELEASE]:
+            self.spool.release(*released)
+        for queue_id, change in asked:
+            if change is not Change.HOLD:
+                self.spool.postpone(queue_id, 0)
 
     def _write_together(self, endings: Sequence[Ending]) -> list[Written | BaseException]:
         noted = {e.message.queue_id: e.notes for e in endings if e.notes}

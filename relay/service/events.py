@@ -26,6 +26,7 @@ from relay.service.event_table import KINDS, Kind, Level
 from relay.service.instants import rfc3339, rfc3339_or_none
 from relay.service.lines import CallSoon, LineWriter, is_journal, one_line
 from relay.service.redaction import Redaction
+from relay.service.stderr import UnwaitingStream
 from relay.service.wording import Value, described, postfix_delay, shown_as_text
 from relay.settlement import Fate
 
@@ -37,6 +38,11 @@ _SHOWN = {
 }
 """Which fields and pieces each template shows."""
 _LEVEL_TEXT = {level: f"{level.name.lower()}: " if level <= Level.WARNING else "" for level in Level}
+SHORTAGE_AGAIN_NS = 60 * SECOND_NS
+
+
+MOST_REFUSALS = 100
+"""So many refusals of clients are told in a second, so that a flood of them is none of the log."""
 
 
 class Events:
@@ -53,18 +59,25 @@ class Events:
         hostname: str | None = None,
     ) -> None:
         self._lines = LineWriter(stream)
+        self._stream = stream
         self._unsayable = 0
+        self._refusals = self._refusals_untold = self._refusals_since_ns = 0
+        self._tells_shortage_at_ns: dict[str, int] = {}
+        """By where it was; boottime.  There is a handful of places."""
         self._is_json = style == "json"
         self._clock = clock
         self._redaction = redaction or Redaction()
         self._level = level
         self._is_journal = is_journal(stream)
         self._origin = f"{hostname or socket.gethostname()} relay[{os.getpid()}]: "
+        if isinstance(stream, UnwaitingStream):
+            stream.tell_gap = self._gap
 
     @property
     def lines_lost(self) -> int:
-        """Return how many lines could not be written."""
-        return self._lines.lines_lost + self._unsayable
+        """Return how many lines could not be written, or were dropped because nobody read them."""
+        dropped = self._stream.lines_lost if isinstance(self._stream, UnwaitingStream) else 0
+        return self._lines.lines_lost + self._unsayable + dropped
 
     def collect(self, call_soon: CallSoon | None) -> None:
         """Write once per turn of a loop, given its `call_soon`; None: write each line at once."""
@@ -72,6 +85,7 @@ class Events:
 
     def flush(self) -> None:
         """Write what was collected."""
+        self._tell_untold()
         self._lines.flush()
 
     def started(self, *, version: str, hostname: str, path: str) -> None:
@@ -103,11 +117,23 @@ class Events:
         self._tell("disconnected", {"listener": listener, "client": client, "reason": reason})
 
     def refused(self, *, listener: str, client: str, phase: str, reply: str) -> None:
-        """Tell of a 4yz or 5yz reply to a client."""
+        """Tell of a 4yz or 5yz reply to a client; of very many in a second, how many there were."""
+        now_ns = self._clock.boottime_ns()
+        if now_ns - self._refusals_since_ns >= SECOND_NS:
+            self._tell_untold()
+            self._refusals, self._refusals_since_ns = 0, now_ns
+        self._refusals += 1
+        if self._refusals > MOST_REFUSALS:
+            self._refusals_untold += 1
+            return
         # Postfix names the reply to the final dot after what ended.
         shown = "END-OF-MESSAGE" if phase == "eod" else phase.upper()
         fields: dict[str, Value] = {"listener": listener, "client": client, "phase": phase, "reply": reply}
         self._tell("refused", fields, {"_phase": shown})
+
+    def refusals_untold(self, *, untold: int) -> None:
+        """Tell how many refusals were not told."""
+        self._tell("refusals_untold", {"untold": untold})
 
     def accepted(
         self, *, listener: str, queue_id: QueueId, envelope: Envelope, size_bytes: int, commit_ns: int
@@ -279,9 +305,17 @@ class Events:
         """Tell that a limit has more keys than it can keep apart."""
         self._tell("keys_crowded", {"upstream": upstream, "limit": limit})
 
+    def boots_unrecorded(self, *, error: str) -> None:
+        """Tell that the ages of what is queued are not kept for the next boot."""
+        self._tell("boots_unrecorded", {"error": error})
+
     def lessons_unrecorded(self, *, upstream: str, error: str) -> None:
         """Tell that what refusals taught is not kept over a restart."""
         self._tell("lessons_unrecorded", {"upstream": upstream, "error": error})
+
+    def offers_unrecorded(self, *, upstream: str, error: str) -> None:
+        """Tell that what the connections offered is not kept over a restart."""
+        self._tell("offers_unrecorded", {"upstream": upstream, "error": error})
 
     def history_begun(self, *, upstream: str, path: str) -> None:
         """Tell that an account has no past that is known."""
@@ -290,6 +324,23 @@ class Events:
     def history_failed(self, *, upstream: str, error: str) -> None:
         """Tell that a history could not be read or written."""
         self._tell("history_failed", {"upstream": upstream, "error": error})
+
+    def shortage(self, *, where: str, error: str) -> None:
+        """Tell that something has to wait for descriptors or memory; once a minute for each place."""
+        now_ns = self._clock.boottime_ns()
+        if now_ns >= self._tells_shortage_at_ns.get(where, now_ns):
+            self._tells_shortage_at_ns[where] = now_ns + SHORTAGE_AGAIN_NS
+            self._tell("shortage", {"where": where, "error": error})
+
+    def descriptors_short(self, *, where: str, descriptors: int, needed: int, connections: int) -> None:
+        """Tell that a process takes fewer connections than the policy allows."""
+        fields: dict[str, Value] = {
+            "where": where,
+            "descriptors": descriptors,
+            "needed": needed,
+            "connections": connections,
+        }
+        self._tell("descriptors_short", fields)
 
     def spool_failed(self, *, error: str) -> None:
         """Tell that the disk failed the spool."""
@@ -307,6 +358,12 @@ class Events:
         """Tell of an edit that is not valid, a line for each fault."""
         for fault in faults:
             self._tell("policy_refused", {"path": path, "fault": fault})
+
+    def policy_waiting(self, *, path: str, sha256: str, reason: str, until_at_ns: int | None) -> None:
+        """Tell of an edit that is not in force yet, and why."""
+        until_at = rfc3339_or_none(until_at_ns)
+        fields: dict[str, Value] = {"path": path, "sha256": sha256, "reason": reason, "until_at": until_at}
+        self._tell("policy_waiting", fields, {"_until": f" until {until_at}" if until_at else ""})
 
     def policy_needs_restart(self, *, path: str, keys: Iterable[str]) -> None:
         """Tell of changed keys that a restart would bring into force."""
@@ -336,6 +393,10 @@ class Events:
         """Tell that an operator deleted a message, with so many recipients left."""
         self._tell("deleted", {"queue_id": queue_id, "nrcpt": nrcpt})
 
+    def log_lines_dropped(self, *, lines: int) -> None:
+        """Tell of lines that are missing.  A stream that drops them tells so itself, in their place."""
+        self._tell("log_lines_dropped", {"lines": lines})
+
     def fault(self, *, where: str, error: BaseException, client: str | None = None) -> None:
         """Tell of a fault of our own, with the frames that it came through."""
         frames: list[str | float] = [
@@ -349,6 +410,15 @@ class Events:
             "traceback": frames,
         }
         self._tell("fault", fields, {"_client": f" (client {client})" if client else ""})
+
+    def _tell_untold(self) -> None:
+        untold, self._refusals_untold = self._refusals_untold, 0
+        if untold:
+            self.refusals_untold(untold=untold)
+
+    def _gap(self, count: int) -> str:
+        """Return the line that stands for lines that were dropped.  Called in the thread that writes them."""
+        return self._told(KINDS["log_lines_dropped"], {"lines": count}, {})[0]
 
     def _tell(self, name: str, fields: dict[str, Value], pieces: Mapping[str, str] | None = None) -> None:
         kind = KINDS[name]

@@ -255,7 +255,7 @@ class Look:
     def _seen(self, queued: Queued, state: State, due_ns: int, left: int, place: object) -> Seen:
         age_ns = 0
         if queued.tried and self._heart is not None:
-            rests = self._rests_of(queued.reverse_path)
+            rests = self._rests_of(queued.sender)
             paused_ns = self._heart.pausing.paused_ns(queued.arrived_at_ns, self._now_ns, rests)
             age_ns = self._now_ns - queued.arrived_at_ns - paused_ns
         return Seen(

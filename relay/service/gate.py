@@ -9,13 +9,13 @@ with the next decision, or soon after: losing one wastes a slot and nothing else
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from relay.clock import Clock
 from relay.learning import Tally
 from relay.limit import Limit
 from relay.outlook import Limited
+from relay.spool.threads import started
 from relay.throttle.decision import Place, Wait
 from relay.throttle.keys import Request
 from relay.throttle.record import HistoryError
@@ -43,7 +43,7 @@ class Gate:
         self._clock = clock
         self._on_error = on_error
         self._on_begun = on_begun
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="history")
+        self._thread = started(1, "history")
         self.most: dict[str, int] = {}
         """By the label of each limit, the most slots that were occupied at one instant."""
         self._crowded: set[str] = set()

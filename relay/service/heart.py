@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from relay.clock import SECOND_NS, Clock
+from relay.lack import is_lack_of_means
 from relay.learning import Tally
 from relay.outcome import Answer
 from relay.scheduler import Queued, Scheduler
@@ -26,6 +27,7 @@ from relay.service.gate import Gate
 from relay.service.kept_file import Kept
 from relay.service.learning import Learning
 from relay.service.metrics import Metrics
+from relay.service.offers import KnownOffers
 from relay.service.pause import Pausing
 from relay.service.ready import ReadyConnections
 from relay.service.relaying import Portion, Relaying
@@ -47,6 +49,8 @@ MOST_AT_ONCE = 64
 UNSETTLED = 2
 """Messages begun and not settled, for each connection: it need not wait for what is written down."""
 HISTORY_RETRY_NS = 60 * SECOND_NS
+MEANS_RETRY_NS = SECOND_NS
+"""After a lack of descriptors or memory."""
 
 
 class Heart:
@@ -63,6 +67,7 @@ class Heart:
         settling: Settling,
         pausing: Pausing,
         learning: Learning,
+        offers: KnownOffers,
         kept: Kept,
         events: Events,
         metrics: Metrics,
@@ -73,13 +78,12 @@ class Heart:
     ) -> None:
         """`on_fault` is told of what must end the sender; `wake_others` when a message may go elsewhere."""
         self.name = name
-        self.gate = gate
-        self.pool = pool
+        self.gate, self.pool = gate, pool
         self.judge = judge
         self.is_used = False
         """Whether the queue goes through this upstream: only the policy's first one gets mail."""
         self.connections = self.max_recipients = 1
-        self.shield, self.learning = Shield(), learning
+        self.shield, self.learning, self.offers = Shield(), learning, offers
         self._kept = kept
         self.pausing = pausing
         self._scheduler = scheduler
@@ -169,6 +173,8 @@ class Heart:
             self.shield.recall(pause.doubts)
         if (lessons := await self._kept.lessons.read()) is not None:
             self.learning.recall(lessons)
+        if (offers := await self._kept.offers.read()) is not None:
+            self.offers.recall(offers)
 
     async def _beat(self) -> int | None:
         """Start what can start now; return when to look again, None for "when woken"."""
@@ -252,13 +258,20 @@ class Heart:
         while len(taken) < len(connections) and (queued := self._scheduler.next_ready(now_ns)) is not None:
             taken.append(queued)
         portions: list[Portion] = []
+        is_doubtful = False
         for queued, message in await self._load(taken):
-            if (unfit := connections[-1].unfit(message.shape)) is not None:
+            fit = next((one for one in reversed(connections) if one.unfit(message.shape) is None), None)
+            if fit is not None:
+                connections.remove(fit)
+                portions.append(Portion(queued, message, fit, self._indices(queued, message)))
+            elif (unfit := connections[-1].unfit(message.shape)) is not None:
+                answer = self.offers.judged(unfit, message.shape.size_bytes)
+                is_doubtful = is_doubtful or answer.verdict is Verdict.DEFER
                 left = Portion(queued, message, connections[-1], list(message.left))
-                self._begin(self.relaying.refuse(left, unfit))
-            else:
-                connection = connections.pop()
-                portions.append(Portion(queued, message, connection, self._indices(queued, message)))
+                self._begin(self.relaying.refuse(left, answer))
+        # Where connections are limited, mail needs them more: another one is opened when this one is old.
+        if is_doubtful and self.gate.room_for_connections()[0] is None and self.offers.looks_again():
+            self.pool.retire(connections.pop())
         for connection in connections:
             self.pool.release(connection)
         self._tell_others()
@@ -387,6 +400,10 @@ class Heart:
         if is_lack_of_room(error.__cause__) and await self._desk.make_room():
             # On a full disk the queue gives room only by going on.
             return self._clock.boottime_ns()
+        if is_lack_of_means(error.__cause__):
+            # It says nothing about the history; it is read anew, and until then nothing is sent.
+            self._events.shortage(where=f"upstream {self.name}", error=str(error))
+            return self._clock.boottime_ns() + MEANS_RETRY_NS
         self._metrics.history_failed(self.name)
         self._events.history_failed(upstream=self.name, error=str(error))
         return self.pausing.stop(str(error), HISTORY_RETRY_NS)

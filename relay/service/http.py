@@ -10,6 +10,8 @@ neither an IP address, nor a loopback name, nor one of ours is refused.
 is full would not empty it.  /readyz is 503, with the reason, while no mail is accepted.
 """
 
+import asyncio
+import socket
 from collections.abc import Awaitable, Callable, Collection
 from ipaddress import ip_address
 
@@ -21,9 +23,14 @@ from relay.policy.units import HostPort
 from relay.service import page
 from relay.service.events import Events
 from relay.service.snapshot import Condition, Snapshot, public, to_json
+from relay.service.visitors import BACKLOG, KEEP_ALIVE_SECONDS, MOST, Visitors
 
 STOP_SECONDS = 1.0
 """How long a response may still take when the relay stops."""
+ANSWER_SECONDS = 30.0
+"""How long an answer may take, with the time in which it is read."""
+ONE_OF = 5
+"""The share of the time that answers may take: mail has four times as long between two of them."""
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -33,6 +40,12 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+
+
+def _bind(address: HostPort) -> socket.socket:
+    """Return a listening socket.  Raises OSError."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    return socket.create_server((address.host, address.port), family=family, backlog=BACKLOG)
 
 
 class StatusServer:
@@ -47,10 +60,12 @@ class StatusServer:
         events: Events,
         *,
         names: Collection[str] = (),
+        most: int = MOST,
     ) -> None:
         """`foresee` is awaited before a snapshot that is to tell when the queue will have drained.
 
-        `names` are host names by which it may be called, beside `localhost` and IP addresses.
+        `names` are host names by which it may be called, beside `localhost` and IP addresses;
+        `most` is how many connections there may be at once.
         """
         self._address = address
         self._snapshot = snapshot
@@ -59,32 +74,46 @@ class StatusServer:
         self._events = events
         self._names = {"localhost", *(name.lower().rstrip(".") for name in names)}
         self._runner: web.AppRunner | None = None
+        self._visitors = Visitors(answer_seconds=ANSWER_SECONDS, most=most)
+        self._turn = asyncio.Lock()
+        self._is_stopping = False
 
     async def start(self) -> HostPort:
         """Open the address and return it, with the port that it got if 0 was asked for.  Raises OSError."""
         app = web.Application(middlewares=[self._guard])
         app.add_routes(
             [
-                web.get("/", self._page),
-                web.get("/metrics", self._metrics),
+                web.get("/", self._in_turn(self._page)),
+                web.get("/metrics", self._in_turn(self._metrics)),
                 web.get("/healthz", self._healthz),
                 web.get("/readyz", self._readyz),
-                web.get("/status.json", self._status),
+                web.get("/status.json", self._in_turn(self._status)),
             ]
         )
-        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=STOP_SECONDS)
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=STOP_SECONDS,
+            keepalive_timeout=KEEP_ALIVE_SECONDS,
+            # A client that hangs up leaves the line of `_in_turn`, which would grow without end.
+            handler_cancellation=True,
+        )
         await runner.setup()
         self._runner = runner
         try:
-            await web.TCPSite(runner, self._address.host, self._address.port).start()
+            bound = _bind(self._address)
+            self._visitors.receive(bound, runner, self._events, "http")
         except OSError:
             await self.stop()
             raise
-        host, port = runner.addresses[0][:2]
+        host, port = bound.getsockname()[:2]
         return HostPort(host, port)
 
     async def stop(self) -> None:
         """Close the address; waits a moment for responses under way."""
+        self._is_stopping = True
+        self._visitors.close()
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -97,7 +126,8 @@ class StatusServer:
             if not self._is_ours(request.headers.get("Host", "")):
                 # RFC 9110, 15.5.20: 421, a request for somebody that this server does not speak for.
                 raise web.HTTPMisdirectedRequest(text="This is not a name of this server.\n")
-            response = await handler(request)
+            with self._visitors.asking(request):
+                response = await handler(request)
         except web.HTTPException as refusal:
             refusal.headers.update(_HEADERS)
             raise
@@ -106,6 +136,29 @@ class StatusServer:
             response = web.Response(status=500, text="A fault of the relay; see its log.\n")
         response.headers.update(_HEADERS)
         return response
+
+    def _in_turn(self, handler: _Handler) -> _Handler:
+        """Answer one after another, with time for mail in between."""
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            await self._turn.acquire()
+            if self._is_stopping:
+                # Else aiohttp breaks off those that wait, and some of them with a traceback.
+                self._turn.release()
+                return web.Response(status=503, text="stopping\n")
+            # Once begun it is finished, though the client hangs up: only so is its whole cost known.
+            return await asyncio.shield(self._answer_and_pause(handler, request))
+
+        return answer
+
+    async def _answer_and_pause(self, handler: _Handler, request: web.Request) -> web.StreamResponse:
+        """Answer in the turn that was taken, and let go of it after a pause."""
+        loop = asyncio.get_running_loop()
+        began_at = loop.time()
+        try:
+            return await handler(request)
+        finally:
+            loop.call_later((ONE_OF - 1) * (loop.time() - began_at), self._turn.release)
 
     def _is_ours(self, host_header: str) -> bool:
         """Return whether the Host header names this server: no foreign page can make a browser say that."""

@@ -8,13 +8,13 @@ that never ends a message: no room is `452 4.3.1`, anything else `451 4.3.0` (RF
 import asyncio
 import errno
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from relay.envelope import Envelope, QueueId
 from relay.listener.ports import Draft, NotAccepted
 from relay.service.batch import Batch
 from relay.spool.intake import MaildirDraft, MaildirIntake
 from relay.spool.room import HEADROOM_BYTES, NoHeadroom, why_no_room
+from relay.spool.threads import started
 from relay.spool.trigger import Trigger
 
 NO_ROOM = "452 4.3.1 Insufficient system storage, try again later"
@@ -37,8 +37,8 @@ class SpoolIntake:
         self._intake = intake
         self._trigger = trigger
         self._on_error = on_error
-        self._commits = ThreadPoolExecutor(1, thread_name_prefix="commit")
-        self._spills = ThreadPoolExecutor(_SPILLS_AT_ONCE, thread_name_prefix="spill")
+        self._commits = started(1, "commit")
+        self._spills = started(_SPILLS_AT_ONCE, "spill")
         self._batch: Batch[tuple[MaildirDraft, Envelope], None] = Batch(self._commit, self._commits)
         self._under_way: dict[QueueId, asyncio.Future[None]] = {}
         """What threads do with drafts just now."""

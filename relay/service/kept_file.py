@@ -1,4 +1,4 @@
-"""A small file that carries what is known of an upstream over a restart, beside the account's history.
+"""A small file that carries over a restart what is known: of an upstream, or of the boots of a spool.
 
 Guarantees: `keep` never raises and never blocks the loop; the last record given is the
 one that is written; a file is there whole or not at all.  What is not ours, or cannot be
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from relay.learning import Lessons
+from relay.offers import OffersRecord
 from relay.pauses import PauseRecord
 from relay.policy.model import Policy
 from relay.reply import clean
@@ -30,6 +31,17 @@ def lessons_path(policy: Policy, upstream: str) -> Path:
     """Return where is kept what the refusals of an upstream taught."""
     history = policy.history_path(upstream)
     return history.with_name(f"{history.name}.lessons")
+
+
+def offers_path(policy: Policy, upstream: str) -> Path:
+    """Return where is kept what the connections of an upstream offered."""
+    history = policy.history_path(upstream)
+    return history.with_name(f"{history.name}.offers")
+
+
+def boots_path(policy: Policy) -> Path:
+    """Return where is kept for how long relays of a spool ran, boot by boot."""
+    return policy.spool / "boots"
 
 
 LARGEST_BYTES = 64 * 1024
@@ -109,8 +121,10 @@ class Kept:
 
     pause: KeptFile[PauseRecord]
     lessons: KeptFile[Lessons]
+    offers: KeptFile[OffersRecord]
 
     async def close(self) -> None:
         """Wait until all of it is written."""
         await self.pause.close()
         await self.lessons.close()
+        await self.offers.close()

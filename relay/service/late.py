@@ -126,7 +126,7 @@ class LateMail:
         notes = tuple(Note(index, status, "expired", why, None, wall_ns) for index in message.left)
         now_ns = self._clock.boottime_ns()
         pausing = self._pausing()
-        rests = self._scheduler.resting.rests_of(queued.reverse_path)
+        rests = self._scheduler.resting.rests_of(queued.sender)
         paused_ns = 0 if pausing is None else pausing.paused_ns(queued.arrived_at_ns, now_ns, rests)
         age_ns = now_ns - queued.arrived_at_ns - paused_ns
         # One that is older has an attempt all the same.

@@ -3,8 +3,8 @@
 Guarantees: nothing here raises; `lines_lost` counts what could not be written.  Lines
 are collected and written together once per turn of the event loop, in writes small
 enough that those of several processes on one pipe do not mix.  Writing may block where
-whoever reads the stream does not keep up, as with any program that logs to stderr.
-One thread only.
+whoever reads the stream does not keep up, unless the stream is one of `stderr`, as that of
+a relay that runs is.  One thread only.
 """
 
 import os

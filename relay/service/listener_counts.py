@@ -41,6 +41,8 @@ class OneListener:
     recipients: Count = 0
     size_bytes: Count = 0
     faults: Count = 0
+    lost_lines: Count = 0
+    """Of the log of a listener process."""
     commit_ns: Count = 0
     """All commits together."""
     commits: list[Count] = field(default_factory=lambda: [0] * (len(DISK_SECONDS) + 1))
@@ -55,6 +57,7 @@ class OneListener:
         self.recipients += other.recipients
         self.size_bytes += other.size_bytes
         self.faults += other.faults
+        self.lost_lines += other.lost_lines
         self.commit_ns += other.commit_ns
         self.commits = [mine + theirs for mine, theirs in zip(self.commits, other.commits, strict=True)]
         for name, count in other.rejects.items():
@@ -113,6 +116,10 @@ class ListenerCounts:
     def fault(self, listener: str) -> None:
         """Count a fault of our own."""
         self._of(listener).faults += 1
+
+    def lost_lines(self, listener: str, count: int) -> None:
+        """Count lines of the log that were lost."""
+        self._of(listener).lost_lines += count
 
     def take_delta(self) -> dict[str, Any]:
         """Return what was counted since the last call, as JSON can carry it, and start anew."""

@@ -8,7 +8,9 @@ their messages.
 """
 
 import asyncio
+import contextlib
 import json
+import os
 import signal
 import socket
 import sys
@@ -18,11 +20,13 @@ from typing import Any
 from relay.clock import SystemClock
 from relay.listener.server import Listener
 from relay.policy.source import parse_policy
+from relay.service.descriptors import listener_budget, raise_limit
 from relay.service.events import Events
 from relay.service.listener_counts import ListenerCounts
 from relay.service.listening import CLOSE_SECONDS, look_for_room, spool_intake
-from relay.service.loops import run
+from relay.service.loops import run, start_threads, tell_unhandled
 from relay.service.observer import ListenerObserver
+from relay.service.stderr import divert
 from relay.spool.durable import RealDisk
 
 REPORT_SECONDS = 1.0
@@ -36,9 +40,18 @@ async def take_mail(orders: dict[str, Any]) -> None:
     events = Events(sys.stderr, orders["style"], clock, hostname=orders["hostname"])
     loop = asyncio.get_running_loop()
     events.collect(loop.call_soon)
+    tell_unhandled(events)
+    start_threads()
     counts = ListenerCounts([str(listen.address)])
     intake = spool_intake(str(policy.spool), RealDisk(), clock, events)
-    listener = Listener(listen, orders["hostname"], intake, ListenerObserver(events, counts))
+    budget = listener_budget(listen, raise_limit())
+    listener = Listener(
+        budget.fitted(listen),
+        orders["hostname"],
+        intake,
+        ListenerObserver(events, counts),
+        ceiling=budget.ceiling,
+    )
     stop = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     for ignored in (signal.SIGINT, signal.SIGHUP):
@@ -46,8 +59,9 @@ async def take_mail(orders: dict[str, Any]) -> None:
         loop.add_signal_handler(ignored, lambda: None)
     loop.add_reader(sys.stdin.fileno(), _end_of_orders, loop, stop)
     await listener.start(socket.socket(fileno=orders["fd"]))
+    report = Report(counts, events, str(listen.address), sys.stdout.fileno())
     chores = [
-        asyncio.create_task(_report(counts)),
+        asyncio.create_task(_report(report)),
         asyncio.create_task(look_for_room(intake)),
     ]
     await stop.wait()
@@ -56,8 +70,8 @@ async def take_mail(orders: dict[str, Any]) -> None:
         chore.cancel()
     await asyncio.gather(*chores, return_exceptions=True)
     intake.close()
-    _write(counts)
     events.flush()
+    report.send()
 
 
 def _end_of_orders(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
@@ -66,19 +80,35 @@ def _end_of_orders(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None
     stop.set()
 
 
-async def _report(counts: ListenerCounts) -> None:
+class Report:
+    """What was counted, on its way to the parent.  Never waits: a parent that does not read gets it later."""
+
+    def __init__(self, counts: ListenerCounts, events: Events, listener: str, fd: int) -> None:
+        self._counts = counts
+        self._events = events
+        self._listener = listener
+        self._parent = socket.socket(fileno=os.dup(fd))
+        self._unsent = b""
+        self._lost_lines = 0
+
+    def send(self) -> None:
+        """Send what was counted since the last time, or go on with what the parent has not read yet."""
+        if not self._unsent:
+            lost_lines = self._events.lines_lost
+            self._counts.lost_lines(self._listener, lost_lines - self._lost_lines)
+            self._lost_lines = lost_lines
+            self._unsent = json.dumps(self._counts.take_delta()).encode() + b"\n"
+        # An error: the parent is gone, and stdin says so too; or it has read nothing for very long.
+        with contextlib.suppress(OSError):
+            self._unsent = self._unsent[self._parent.send(self._unsent, socket.MSG_DONTWAIT) :]
+
+
+async def _report(report: Report) -> None:
     while True:
         await asyncio.sleep(REPORT_SECONDS)
-        _write(counts)
-
-
-def _write(counts: ListenerCounts) -> None:
-    try:
-        sys.stdout.write(json.dumps(counts.take_delta()) + "\n")
-        sys.stdout.flush()
-    except OSError:
-        pass  # the parent is gone, and stdin says so too; or has read nothing for very long
+        report.send()
 
 
 if __name__ == "__main__":
+    divert()
     run(take_mail(json.loads(sys.stdin.buffer.readline())))

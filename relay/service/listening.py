@@ -19,6 +19,7 @@ from relay.clock import Clock
 from relay.listener.server import Listener, bind
 from relay.policy.model import Listen, Policy, Tls
 from relay.service.child import Child, Starter
+from relay.service.descriptors import Budget
 from relay.service.events import Events
 from relay.service.intake import SpoolIntake
 from relay.service.listener_counts import ListenerCounts
@@ -69,8 +70,10 @@ class Listening:
         events: Events,
         counts: ListenerCounts,
         style: str,
+        budget: Budget,
     ) -> None:
         """Nothing is bound yet."""
+        self._budget = budget
         self._policy = policy
         self._policy_text = policy_text
         self._policy_path = policy_path
@@ -103,7 +106,13 @@ class Listening:
         """Take mail on what was bound."""
         for index, (listen, bound) in enumerate(zip(self._policy.listen, self._sockets, strict=True)):
             if listen.processes == 0:
-                listener = Listener(listen, self._hostname, self._intake, self._observer)
+                listener = Listener(
+                    self._budget.fitted(listen),
+                    self._hostname,
+                    self._intake,
+                    self._observer,
+                    ceiling=self._budget.ceiling,
+                )
                 await listener.start(bound)
                 self._listeners.append(listener)
             for _ in range(listen.processes):

@@ -61,7 +61,7 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         errors = self._counters["relay_collector_errors_total"]
         self.registry.register(SnapshotCollector(snapshot, events, clock, errors.inc))
-        self.registry.register(ListenerCollector(listener_counts))
+        self.registry.register(ListenerCollector(listener_counts, events))
 
     def know_upstreams(self, upstreams: Iterable[str]) -> None:
         """Have every series of these upstreams, at 0; call it whenever a policy comes into force."""

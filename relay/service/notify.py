@@ -5,21 +5,76 @@ import os
 import socket
 import time
 
+from relay.clock import SECOND_NS, Clock
 
-def notify(*assignments: str) -> None:
-    """Send assignments such as `READY=1` to the service manager.  Never raises."""
+TELL_NS = 5 * SECOND_NS
+"""Between two requests for more time."""
+EXTENSION_SECONDS = 120
+"""For how long each request asks: no single step of a recovery, such as a sync of 64 files, takes longer
+on a disk that works."""
+STOP_SECONDS = 90
+"""What a stop asks for: the grace of the transactions in flight, and writing down what they came to."""
+LONGEST_SECONDS = 0.1
+"""A service manager that does not read must not stop mail; a sign of life may get lost."""
+
+
+def notify(*assignments: str, within_s: float = LONGEST_SECONDS) -> None:
+    """Send assignments such as `READY=1` to the service manager, if it takes them in time.  Never raises."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
     # A leading @ is an abstract socket (unix(7)).
     target = "\0" + address[1:] if address.startswith("@") else address
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        sender.sendto("\n".join(assignments).encode(), target)
+        # Connected: only then poll(2), by which the time is kept, knows of the receiver's queue.
+        sender.connect(target)
+        sender.settimeout(within_s)
+        sender.send("\n".join(assignments).encode())
 
 
 def reloading() -> None:
     """Tell that the configuration is being read again (systemd 253 and later need the time)."""
     notify("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
+
+
+class Recovering:
+    """Asks the service manager for more time while a start reads the spool; called for each step.
+
+    A disk that gives no answer makes no step, so a start that hangs ends at the manager's own timeout.
+    From one thread at a time.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._steps = 0
+        self._tells_at_ns = clock.boottime_ns()
+        self._is_over = False
+
+    def __call__(self) -> None:
+        """Count a step, and tell of it unless that was done a moment ago."""
+        self._steps += 1
+        now_ns = self._clock.boottime_ns()
+        if self._is_over or now_ns < self._tells_at_ns:
+            return
+        self._tells_at_ns = now_ns + TELL_NS
+        notify(
+            f"EXTEND_TIMEOUT_USEC={EXTENSION_SECONDS * 1_000_000}",
+            f"STATUS=recovering: {self._steps} steps done",
+            within_s=0,
+        )
+
+    def end(self) -> None:
+        """Ask for no more: the spool is read, or the relay was told to stop."""
+        self._is_over = True
+
+
+def stopping(in_flight: int) -> None:
+    """Tell that the relay finishes its transactions and then ends, and ask for the time they may take."""
+    notify(
+        "STOPPING=1",
+        f"EXTEND_TIMEOUT_USEC={STOP_SECONDS * 1_000_000}",
+        f"STATUS=stopping: {in_flight} transactions in flight",
+    )
 
 
 def watchdog_seconds() -> float | None:

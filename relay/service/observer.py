@@ -5,8 +5,10 @@ processes alike; only what becomes of the counts differs.
 """
 
 from relay.envelope import Envelope, QueueId
+from relay.lack import is_lack_of_means
 from relay.service.events import Events
 from relay.service.listener_counts import ListenerCounts
+from relay.service.wording import described
 
 
 class ListenerObserver:
@@ -46,6 +48,9 @@ class ListenerObserver:
         )
 
     def fault(self, listener: str, client: str, error: BaseException) -> None:
-        """Tell of an error of our own making."""
+        """Tell of an error of our own making, or of what we are out of."""
+        if is_lack_of_means(error):
+            self._events.shortage(where=f"listener {listener}", error=described(error))
+            return
         self._counts.fault(listener)
         self._events.fault(where=f"listener {listener}", error=error, client=client)

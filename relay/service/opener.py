@@ -28,16 +28,27 @@ class NoRoomToConnect(Exception):  # noqa: N818 - a state, not an error of ours
 class Opener:
     """Opens connections to one upstream."""
 
-    def __init__(self, gate: Gate, account: Callable[[], Awaitable[Account]], clock: Clock) -> None:
-        """`account` is asked for each connection, and may raise UpstreamUnavailable."""
+    def __init__(
+        self,
+        gate: Gate,
+        account: Callable[[], Awaitable[Account]],
+        clock: Clock,
+        *,
+        on_open: Callable[[Connection], None],
+    ) -> None:
+        """`account` is asked for each connection, and may raise UpstreamUnavailable.
+
+        `on_open` is told of each new connection.
+        """
         self._gate = gate
         self._account = account
         self._clock = clock
+        self._on_open = on_open
 
     async def open(self) -> Connection:
         """Return a connection that is ready for MAIL.
 
-        Raises UpstreamUnavailable, NoRoomToConnect, and HistoryError before anything was begun.
+        Raises UpstreamUnavailable, NoMeans, NoRoomToConnect, and HistoryError before anything was begun.
         """
         account = await self._account()
         reservation = await self._gate.reserve_connection(OPENING_SECONDS * SECOND_NS)
@@ -45,12 +56,14 @@ class Opener:
             raise NoRoomToConnect(reservation.limit_label)
         try:
             async with asyncio.timeout(OPENING_SECONDS):
-                return await open_connection(account, self._clock)
+                connection = await open_connection(account, self._clock)
         except TimeoutError:
             text = f"it was not ready for mail within {OPENING_SECONDS} s"
             raise UpstreamUnavailable(Answer(Verdict.PAUSE, Phase.CONNECT, None, text)) from None
         finally:
             self._gate.ended(reservation)
+        self._on_open(connection)
+        return connection
 
 
 def account_of(upstream: Upstream) -> tuple[object, ...]:

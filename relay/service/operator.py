@@ -12,7 +12,7 @@ from relay.envelope import QueueId
 from relay.outcome import Answer
 from relay.reply import clean
 from relay.scheduler import Queued, Scheduler, State
-from relay.service.desk import Desk
+from relay.service.desk import Change, Desk
 from relay.service.events import Events
 from relay.service.operations import ABSENT, BUSY, OK, Results
 from relay.service.settling import Settling
@@ -22,6 +22,10 @@ from relay.shield import Shield
 from relay.spool.interface import Absent, Corrupt, Message, SpoolFault, SpoolFull, Status
 
 MOST_SET_ASIDE_LISTED = 1000
+MOVED_AT_ONCE = 256
+"""Messages that share the syncs of a verb that reads none; some ten milliseconds of the loop."""
+LOADED_AT_ONCE = 32
+"""Messages of a verb that reads them: up to 256 KiB each are in memory."""
 HELD_REASON = "held by the operator"
 ONLY_REPORT_LEFT = "only its report is left, which waits for reports.per_hour: `delete` ends it without"
 
@@ -115,15 +119,15 @@ class Operator:
 
     async def hold(self, queue_ids: Sequence[QueueId]) -> Results:
         """Set messages aside until they are released."""
-        return await self._each(queue_ids, self._hold)
+        return await self._each(queue_ids, self._hold, MOVED_AT_ONCE)
 
     async def release(self, queue_ids: Sequence[QueueId]) -> Results:
         """Let held messages go on."""
-        return await self._each(queue_ids, self._release)
+        return await self._each(queue_ids, self._release, MOVED_AT_ONCE)
 
     async def retry(self, queue_ids: Sequence[QueueId]) -> Results:
         """Let deferred messages go now instead of when their back-off ends; limits still hold."""
-        return await self._each(queue_ids, self._retry)
+        return await self._each(queue_ids, self._retry, MOVED_AT_ONCE)
 
     async def bounce(self, queue_ids: Sequence[QueueId]) -> Results:
         """End messages and report their remaining recipients to their senders."""
@@ -153,22 +157,35 @@ class Operator:
             shield.believe(suspects)
         return OK if self._resume(upstream) else ABSENT
 
-    async def _each(self, queue_ids: Sequence[QueueId], act: Action) -> dict[QueueId, str]:
+    async def _each(
+        self, queue_ids: Sequence[QueueId], act: Action, at_once: int = LOADED_AT_ONCE
+    ) -> dict[QueueId, str]:
+        """Act on messages, some at a time: they share their syncs, and other work goes on in between."""
         results: dict[QueueId, str] = {}
+        each_once = list(dict.fromkeys(queue_ids))
         try:
-            for queue_id in queue_ids:
-                queued = self._scheduler.get(queue_id)
-                if queued is None:
-                    results[queue_id] = ABSENT
-                elif queued.state is State.ACTIVE:
-                    results[queue_id] = BUSY
-                elif queued.state is State.REPORTING and act != self._delete:
-                    results[queue_id] = ONLY_REPORT_LEFT
-                else:
-                    results[queue_id] = await self._seized(queued, act)
+            for start in range(0, len(each_once), at_once):
+                some = each_once[start : start + at_once]
+                acting = (self._one(queue_id, act) for queue_id in some)
+                for queue_id, result in zip(
+                    some, await asyncio.gather(*acting, return_exceptions=True), strict=True
+                ):
+                    if isinstance(result, BaseException):
+                        raise result
+                    results[queue_id] = result
         finally:
             self._wake()
         return results
+
+    async def _one(self, queue_id: QueueId, act: Action) -> str:
+        queued = self._scheduler.get(queue_id)
+        if queued is None:
+            return ABSENT
+        if queued.state is State.ACTIVE:
+            return BUSY
+        if queued.state is State.REPORTING and act != self._delete:
+            return ONLY_REPORT_LEFT
+        return await self._seized(queued, act)
 
     async def _seized(self, queued: Queued, act: Action) -> str:
         """Act on a message that nobody sends meanwhile; put it back as it was if that fails."""
@@ -192,7 +209,7 @@ class Operator:
 
     async def _hold(self, queued: Queued, before: State) -> str:
         if before is not State.HELD:
-            await self._desk.call(lambda: self._desk.spool.hold(queued.queue_id))
+            await self._desk.change(queued.queue_id, Change.HOLD)
             self._events.held(queue_id=queued.queue_id)
         self._scheduler.hold(queued.queue_id)
         queued.reason = HELD_REASON
@@ -203,8 +220,7 @@ class Operator:
             queued.state = before
             self._scheduler.add(queued)
             return OK
-        await self._desk.call(lambda: self._desk.spool.release(queued.queue_id))
-        await self._forget_back_off(queued.queue_id)
+        await self._desk.change(queued.queue_id, Change.RELEASE)
         self._events.released(queue_id=queued.queue_id)
         queued.state = State.HELD
         self._scheduler.release(queued.queue_id)
@@ -214,15 +230,12 @@ class Operator:
         if before is State.HELD:
             queued.state = before
             return "held: release it first"
-        await self._forget_back_off(queued.queue_id)
+        # While the relay is down, only the hint in the file would let the next start try it at once.
+        await self._desk.change(queued.queue_id, Change.RETRY)
         self._events.retried(queue_id=queued.queue_id)
         queued.state = State.DEFERRED
         self._scheduler.release(queued.queue_id)
         return OK
-
-    async def _forget_back_off(self, queue_id: QueueId) -> None:
-        """Have the next start too try a message at once: while the relay is down, only that will."""
-        await self._desk.call(lambda: self._desk.spool.postpone(queue_id, 0))
 
     async def _bounce(self, queued: Queued, _before: State) -> str:
         message = await self._load(queued.queue_id)

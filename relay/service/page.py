@@ -144,6 +144,9 @@ def _policy(snapshot: Snapshot) -> str:
     said = (
         f"<p>In force since {escape(rfc3339(policy.loaded_at_ns))}, sha256 {escape(policy.sha256[:12])}.</p>"
     )
+    if policy.waiting_because:
+        until = "" if policy.waiting_until_ns is None else f" until {rfc3339(policy.waiting_until_ns)}"
+        said += f'<p class="bad">The last edit waits{escape(until)}: {escape(policy.waiting_because)}</p>'
     if policy.last_reload_ok:
         return said
     return said + f'<p class="bad">The last edit was refused: {escape(policy.last_error)}</p>'

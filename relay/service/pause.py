@@ -85,9 +85,8 @@ class Pausing:
         """When the latest transaction began of those that relayed something."""
 
     def recall(self, record: PauseRecord) -> None:
-        """Go on from what was kept before a restart."""
+        """Go on from what was kept before a restart; its instants are of this boot."""
         now_ns = self._clock.boottime_ns()
-        record = record.moved(self._clock.boot_id(), now_ns, self._clock.wall_ns())
         self._in_a_row, self._doubts = record.in_a_row, self._redaction.hide(record.doubts)
         self._pauses = Pauses(record.spans)
         left_ns = record.until_ns - now_ns

@@ -16,12 +16,13 @@ from relay.service.events import Events
 from relay.service.metrics import Metrics
 from relay.service.opener import NoRoomToConnect
 from relay.throttle.record import HistoryError
-from relay.upstream.connection import Connection, UpstreamUnavailable
+from relay.upstream.connection import Connection, NoMeans, UpstreamUnavailable
 from relay.upstream.pool import Pool
 from relay.verdict import Verdict
 
 ENOUGH_NS = 30 * SECOND_NS
 """How long at least no more connections are tried after the upstream refused one while others work."""
+MEANS_RETRY_NS = SECOND_NS
 
 
 class ReadyConnections:
@@ -50,6 +51,8 @@ class ReadyConnections:
         self._is_stopped = False
         self._ready: deque[Connection] = deque()
         self._enough_until_ns = 0
+        self._has_means_at_ns = 0
+        """When it is tried again, after we had no descriptor or memory for a connection."""
         self._failure: HistoryError | None = None
 
     @property
@@ -76,7 +79,7 @@ class ReadyConnections:
             connections.append(idle)
         # By the pool's own count: one that is on its way from a transaction to who waits for it is open.
         can_spare = self._pool.open > 0 and self._clock.boottime_ns() < self._enough_until_ns
-        is_enough = self._is_stopped or can_spare
+        is_enough = self._is_stopped or can_spare or self._clock.boottime_ns() < self._has_means_at_ns
         wanted = 0 if is_enough else most - len(connections) - len(self._opening)
         if self._pool.open == 0:
             # The first has to log in before others try: some lock an account after a few wrong passwords.
@@ -109,6 +112,11 @@ class ReadyConnections:
             if self._is_stopped:
                 return
             self._tell_unavailable(unavailable.answer)
+        except NoMeans as lack:
+            self._events.shortage(where=f"upstream {self._upstream}", error=str(lack))
+            self._has_means_at_ns = self._clock.boottime_ns() + MEANS_RETRY_NS
+            asyncio.get_running_loop().call_later(MEANS_RETRY_NS / SECOND_NS, self._on_change)
+            return
         except NoRoomToConnect:
             pass  # who looks again finds out until when
         except HistoryError as failure:

@@ -36,6 +36,7 @@ from relay.spool.files import Unreadable
 from relay.spool.interface import Absent, Corrupt, Message, runs
 from relay.throttle.keys import run_of
 from relay.throttle.throttle import Reservation
+from relay.unproven import Unproven
 from relay.upstream.connection import Connection
 from relay.upstream.pool import Pool
 from relay.upstream.stuffing import UnsendableContent
@@ -90,6 +91,7 @@ class Relaying:
         self._settling = settling
         self._pausing = pausing
         self._shield = shield
+        self._unproven = Unproven()
         self._metrics = metrics
         self._clock = clock
         self._on_free = on_free
@@ -135,12 +137,13 @@ class Relaying:
         if is_any_relayed(outcome):
             self._learn_duration(ended_ns - reservation.reserved_at_ns)
         named = [(index, portion.message.envelope.recipients[index]) for index in portion.indices]
+        outcome = self._unproven.judge(outcome, queued.queue_id, named)
         outcome = self._shield.judge(outcome, queued.queue_id, named)
         outcome, paused_ns = self._blame(queued, outcome, ended_ns)
         self._metrics.attempted(self._upstream, outcome, ended_ns - reservation.reserved_at_ns)
         self._pausing.feel(outcome, reservation.reserved_at_ns)
         self._feel_doubt(queued, outcome)
-        self._feel_sender(queued.reverse_path, outcome, ended_ns)
+        self._feel_sender(queued, outcome, ended_ns)
         waited_ns = reservation.reserved_at_ns - queued.arrived_at_ns
         await self._settling.settle(
             Attempt(
@@ -160,7 +163,7 @@ class Relaying:
         _know_left(queued, portion, outcome)
 
     def _paused_ns(self, queued: Queued, now_ns: int) -> int:
-        rests = self._scheduler.resting.rests_of(queued.reverse_path)
+        rests = self._scheduler.resting.rests_of(queued.sender)
         return self._pausing.paused_ns(queued.arrived_at_ns, now_ns, rests)
 
     def _learn_duration(self, took_ns: int) -> None:
@@ -177,7 +180,7 @@ class Relaying:
             if queued.singled_out >= EVIDENT:
                 outcome = as_its_own(outcome)
         elif pauses_sender(outcome) and self._scheduler.resting.is_alone(
-            queued.reverse_path, pausing.relayed_from_ns
+            queued.sender, pausing.relayed_from_ns
         ):
             # Its rests were no age for any other refusal, but to this one they are.
             upstream_ns = pausing.paused_ns(queued.arrived_at_ns, now_ns)
@@ -196,28 +199,30 @@ class Relaying:
             and outcome.pause.scope is Scope.UPSTREAM
             and max(queued.refusals + 1, in_a_row) >= REFUSALS_IN_PLACE
         ):
-            self._scheduler.doubt(queued.reverse_path)
+            self._scheduler.doubt(queued.sender)
 
-    def _feel_sender(self, reverse_path: str, outcome: Outcome, now_ns: int) -> None:
+    def _feel_sender(self, queued: Queued, outcome: Outcome, now_ns: int) -> None:
         """Let the mail of a sender wait that the upstream refuses, and go on once it takes some."""
         pause = outcome.pause
         if pause is not None and pause.scope is Scope.SENDER:
             until_ns = self._scheduler.resting.begin(
-                reverse_path,
+                queued.sender,
                 now_ns,
                 pause.text,
                 self._pausing.relayed_from_ns,
                 # Of a sender's own window our history knows nothing.
                 asked_ns=rest_ns(pause.ruling, 0, lambda _span_ns: None),
             )
-            self._pausing.tell_sender(reverse_path, pause, until_ns - now_ns)
+            self._pausing.tell_sender(queued.reverse_path, pause, until_ns - now_ns)
         elif is_any_relayed(outcome):
-            self._scheduler.trust_sender(reverse_path, now_ns)
+            self._scheduler.trust_sender(queued.sender, now_ns)
 
     async def refuse(self, portion: Portion, unfit: Answer) -> None:
         """Settle a message that the upstream cannot carry, without asking it or using a slot."""
         connection, indices = portion.connection, portion.indices
-        outcome = Outcome((unfit,) * len(indices))
+        named = [(index, portion.message.envelope.recipients[index]) for index in indices]
+        outcome = self._shield.judge(Outcome((unfit,) * len(indices)), portion.queued.queue_id, named)
+        self._pausing.feel(outcome)
         await self._settling.settle(
             Attempt(
                 self._upstream,

@@ -7,17 +7,21 @@ Stopping is finishing the transactions in flight, then dying.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from relay import boots
+from relay.boots import Boots, BootsRecord
 from relay.clock import SECOND_NS, Clock
+from relay.lack import is_lack_of_means
 from relay.policy.lane import lanes_of, price_of, sorter_of
 from relay.policy.model import Policy
-from relay.scheduler import Queued, Scheduler, State
+from relay.scheduler import SLICE, Queued, Scheduler, State
 from relay.service.accounts import Accounts
 from relay.service.desk import Desk
 from relay.service.events import Events
 from relay.service.heart import Heart
+from relay.service.kept_file import KeptFile, boots_path
 from relay.service.metrics import Metrics
 from relay.service.owed import OwedReports
 from relay.service.redaction import Redaction
@@ -33,6 +37,8 @@ from relay.throttle.keys import run_of
 
 SWEEP_SECONDS = 3.0
 """How long a lost trigger can cost."""
+BOOTS_NS = 300 * SECOND_NS
+"""How much age a crash of the host can cost what is queued."""
 END_SECONDS = 1.0
 """How long a start waits for the end of a message that only lacks that; then others go meanwhile."""
 SUSPEND_NS = SECOND_NS
@@ -57,6 +63,9 @@ class Seen:
     """Messages that were not taken yet: no more than milliseconds' worth, unless the disk is full."""
 
 
+NOT_SEEN = Seen()
+
+
 class Sender:
     """Relays what is in one spool."""
 
@@ -77,7 +86,7 @@ class Sender:
         """`on_fault` is told of what must end the sender: a disk that cannot be trusted, a fault of ours."""
         self.scheduler = Scheduler()
         self.desk = Desk(spool, Reporter(hostname), self._tell_full)
-        self.seen = Seen()
+        self.seen = NOT_SEEN
         self._trigger = trigger
         self._policy = policy
         self._events = events
@@ -88,19 +97,19 @@ class Sender:
         self._chores: list[asyncio.Task[None]] = []
         self._sorter = sorter_of(policy.lanes)
         self._sorting: asyncio.Task[None] | None = None
+        self._boots = Boots(clock.boot_id(), clock.boottime_ns())
+        self._kept_boots = _kept_boots(policy, disk, events)
+        self._keeps_boots_at_ns = 0
         self._finishing = asyncio.Lock()
-        self._is_finished = False
-        self._is_ending = False
-        """Messages that only lack their end wait for room."""
+        self._is_finished = self._is_ending = False  # ending: what only lacks its end waits for room
         self.owed = OwedReports(
             policy, self.scheduler, disk=disk, events=events, metrics=metrics, clock=clock
         )
+        told = events, metrics, clock
         self.settling = Settling(
             self.scheduler,
             self.desk,
-            events,
-            metrics,
-            clock,
+            *told,
             terms=_terms(policy),
             redaction=redaction,
             owed=self.owed,
@@ -118,27 +127,36 @@ class Sender:
             metrics=metrics,
             clock=clock,
             on_fault=self.fail,
+            here=self._here,
         )
 
-    async def read(self) -> None:
+    async def read(self, on_step: Callable[[], None] = lambda: None) -> None:
         """Recover: read the whole queue, end what only lacks its end, take what was accepted meanwhile.
+
+        `on_step` is called for each step that was done, from this thread or the spool's.
 
         Raises OSError and SpoolFault when the spool cannot be read.
         """
         began_ns = self._clock.boottime_ns()
-        recovery = await self.desk.recover(self._sorter)
-        for entry in sorted(recovery.entries, key=lambda entry: entry.queue_id):
+        self._boots = Boots(self._clock.boot_id(), began_ns, await self._kept_boots.read())
+        recovery = await self.desk.recover(self._sorter, on_step)
+        self._boots.forget_but({entry.boot_id for entry in recovery.entries})
+        for number, entry in enumerate(sorted(recovery.entries, key=lambda entry: entry.queue_id), 1):
             await self._admit(entry)
+            on_step()
+            if number % SLICE == 0:
+                await asyncio.sleep(0)
         self._events.recovered(
             counts={"queued": len(self.scheduler), **recovery.audit},
             duration_ns=self._clock.boottime_ns() - began_ns,
         )
         await self.take_now()
+        self._keep_boots()
         await self.look()
 
-    async def start(self) -> None:
+    async def start(self, on_step: Callable[[], None] = lambda: None) -> None:
         """Recover, then relay.  Raises OSError and SpoolFault when the spool cannot be read."""
-        await self.read()
+        await self.read(on_step)
         self.upstreams.start()
         asyncio.get_running_loop().add_reader(self._trigger.listen(), self._pulled)
         for chore in (self._take_forever, self._look_forever, self._audit_forever, self._report_forever):
@@ -163,6 +181,8 @@ class Sender:
             await asyncio.gather(*chores, return_exceptions=True)
             await self.upstreams.finish()
             await self.owed.close()
+            self._keep_boots()
+            await self._kept_boots.close()
 
     def close(self) -> None:
         """Let go of the spool; another sender may have it from here on."""
@@ -179,7 +199,9 @@ class Sender:
         self._policy = policy
         self.settling.terms = _terms(policy)
         await self.owed.use(policy)
-        self._arrange()
+        for _ in self._arranging():
+            # A long queue is arranged in slices, so that it holds up nobody.
+            await asyncio.sleep(0)
         await self.upstreams.apply(policy)
         sorter = sorter_of(policy.lanes)
         if sorter != self._sorter:
@@ -207,7 +229,7 @@ class Sender:
                 self.wake()
         except SpoolFull as full:
             # What is queued already goes on, and gives room.
-            self._tell_full(str(full))
+            self._tell_full(full)
 
     @property
     def queued(self) -> int:
@@ -251,8 +273,9 @@ class Sender:
             entry.queue_id,
             entry.reverse_path,
             entry.size_bytes,
-            # What seems to come from the future was written by a clock that has stepped back since.
-            now_ns - max(0, wall_ns - entry.arrival_at_ns),
+            self._boots.arrived_at_ns(
+                entry.boot_id, entry.boottime_ns, now_ns, wall_ns - entry.arrival_at_ns
+            ),
             entry.arrival_at_ns,
             entry.recipients_left,
             is_warned=entry.is_warned,
@@ -269,10 +292,24 @@ class Sender:
             queued.reason = "deferred before the last start"
         return queued
 
+    def _keep_boots(self) -> None:
+        """Have a restart in another boot know how old what is queued is by now; nobody ages where none is."""
+        if len(self.scheduler):
+            now_ns = self._clock.boottime_ns()
+            self._keeps_boots_at_ns = now_ns + BOOTS_NS
+            self._kept_boots.keep(self._boots.record(now_ns))
+
+    def _here(self, boot_id: str, at_ns: int) -> int | None:
+        return self._boots.here(boot_id, at_ns)
+
     def _arrange(self) -> None:
-        """Have the queue go by the lanes of the policy, and by what the upstream in use counts."""
+        for _ in self._arranging():
+            pass
+
+    def _arranging(self) -> Iterator[None]:
+        """Have the queue go by the lanes of the policy, and by what the upstream in use counts; in slices."""
         upstream = self._policy.upstreams[self._policy.default_upstream]
-        self.scheduler.arrange(
+        return self.scheduler.arranging(
             lanes_of(self._policy.lanes), price_of(upstream.limits), upstream.max_recipients
         )
 
@@ -316,6 +353,8 @@ class Sender:
                 self.upstreams.wake_all()
                 self.owed.wake()
             await self.look()
+            if now_ns >= self._keeps_boots_at_ns:
+                self._keep_boots()
             await self.upstreams.try_new_passwords()
             if now_ns - drafts_at_ns > 3600 * SECOND_NS:
                 drafts_at_ns = now_ns
@@ -331,17 +370,40 @@ class Sender:
         await self.owed.run(self.settling.report)
 
     async def look(self) -> None:
-        """Read the account and the free space off the spool, for showing."""
-        self.seen = await self.desk.call(self._read_spool)
+        """Read the account and the free space off the spool, for showing.
+
+        What could not be read for lack of descriptors or memory stays as it was: none was seen, not none is
+        there.  Raises OSError and SpoolFault, and the first time SpoolFull.
+        """
+        try:
+            self.seen = await self.desk.call(self._read_spool)
+        except (SpoolFull, OSError) as error:
+            is_passing = isinstance(error, SpoolFull) or is_lack_of_means(error)
+            if self.seen is NOT_SEEN or not is_passing:
+                raise
+            self._tell_full(error)
 
     def _read_spool(self) -> Seen:
         free_bytes, free_inodes = self.desk.spool.free()
         spool = self.desk.spool
         return Seen(spool.totals(), free_bytes, free_inodes, spool.corrupt_count(), spool.accepted_count())
 
-    def _tell_full(self, text: str) -> None:
+    def _tell_full(self, error: SpoolFull | OSError) -> None:
+        if is_lack_of_means(error) or is_lack_of_means(error.__cause__):
+            self._events.shortage(where="the spool", error=str(error))
+            return
         self._metrics.spool_failed()
-        self._events.spool_failed(error=text)
+        self._events.spool_failed(error=str(error))
+
+
+def _kept_boots(policy: Policy, disk: Disk, events: Events) -> KeptFile[BootsRecord]:
+    return KeptFile(
+        boots_path(policy),
+        disk,
+        parse=boots.parse,
+        render=boots.render,
+        on_error=lambda error: events.boots_unrecorded(error=error),
+    )
 
 
 def _terms(policy: Policy) -> Terms:

@@ -157,6 +157,10 @@ class PolicyStatus:
     last_reload_ok: bool = True
     last_error: str = ""
     """The first fault of a refused edit."""
+    waiting_because: str = ""
+    """Why an edit is not in force yet; empty where none waits."""
+    waiting_until_ns: int | None = None
+    """Wall clock: when it will be, if the file stays as it is; None where that is not all it waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +306,8 @@ def to_json(snapshot: Snapshot) -> dict[str, Any]:
             "loaded_at": rfc3339(snapshot.policy.loaded_at_ns),
             "last_reload_ok": snapshot.policy.last_reload_ok,
             "last_error": snapshot.policy.last_error or None,
+            "waiting_because": snapshot.policy.waiting_because or None,
+            "waiting_until": rfc3339_or_none(snapshot.policy.waiting_until_ns),
         },
         "disk": {"free_bytes": snapshot.disk.free_bytes, "free_inodes": snapshot.disk.free_inodes},
     }

@@ -10,9 +10,11 @@ import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Sequence
 
-from relay import learning, pauses
+from relay import learning, offers, pauses
+from relay.boots import Here
 from relay.clock import Clock
 from relay.limit import Limit
+from relay.pauses import PauseRecord
 from relay.policy.lane import ceilings_of, with_ceilings
 from relay.policy.model import Policy, Upstream
 from relay.policy.shipped import rules_of
@@ -22,9 +24,10 @@ from relay.service.desk import Desk
 from relay.service.events import Events
 from relay.service.gate import Gate
 from relay.service.heart import Heart
-from relay.service.kept_file import Kept, KeptFile, lessons_path, pause_path
+from relay.service.kept_file import Kept, KeptFile, lessons_path, offers_path, pause_path
 from relay.service.learning import InForce, Learning
 from relay.service.metrics import Metrics
+from relay.service.offers import KnownOffers
 from relay.service.opener import Opener, account_of
 from relay.service.pause import Pausing
 from relay.service.settling import Settling
@@ -55,8 +58,9 @@ class Upstreams:
         metrics: Metrics,
         clock: Clock,
         on_fault: Callable[[BaseException], None],
+        here: Here,
     ) -> None:
-        """`on_fault` is told of what must end the sender."""
+        """`on_fault` is told of what must end the sender; `here` tells when something of another boot was."""
         self.hearts: dict[str, Heart] = {}
         self._policy = policy
         self._accounts = accounts
@@ -68,6 +72,7 @@ class Upstreams:
         self._metrics = metrics
         self._clock = clock
         self._on_fault = on_fault
+        self._here = here
         self._running: dict[str, asyncio.Task[None]] = {}
         self._retiring: set[asyncio.Task[None]] = set()
 
@@ -147,15 +152,16 @@ class Upstreams:
             lambda error: self._fail_history(name, str(error)),
             lambda: self._events.history_begun(upstream=name, path=str(history)),
         )
+        kept = self._kept(name)
+        known = KnownOffers(_server(upstream), self._clock, keep=kept.offers.keep)
         pool = Pool(
-            self._opener(name, upstream, judge, gate),
+            self._opener(name, upstream, judge, gate, known),
             connections=upstream.connections,
             max_messages=upstream.max_messages,
             max_age_ns=upstream.max_age_ns,
             idle_ns=upstream.idle_ns,
             clock=self._clock,
         )
-        kept = self._kept(name)
         lessons = self._learning(name, upstream, kept, gate)
         pausing = Pausing(
             name,
@@ -176,6 +182,7 @@ class Upstreams:
             settling=self._settling,
             pausing=pausing,
             learning=lessons,
+            offers=known,
             kept=kept,
             events=self._events,
             metrics=self._metrics,
@@ -213,7 +220,7 @@ class Upstreams:
             KeptFile(
                 pause_path(self._policy, name),
                 self._disk,
-                parse=pauses.parse,
+                parse=self._pause_of,
                 render=pauses.render,
                 on_error=lambda error: self._events.pause_unrecorded(upstream=name, error=error),
             ),
@@ -224,7 +231,20 @@ class Upstreams:
                 render=learning.render,
                 on_error=lambda error: self._events.lessons_unrecorded(upstream=name, error=error),
             ),
+            KeptFile(
+                offers_path(self._policy, name),
+                self._disk,
+                parse=offers.parse,
+                render=offers.render,
+                on_error=lambda error: self._events.offers_unrecorded(upstream=name, error=error),
+            ),
         )
+
+    def _pause_of(self, content: bytes) -> PauseRecord:
+        """Return what a file says of a pause, in this boot's time.  Raises ValueError."""
+        clock = self._clock
+        record = pauses.parse(content)
+        return record.moved(clock.boot_id(), clock.boottime_ns(), clock.wall_ns(), self._here)
 
     async def _change(self, heart: Heart, upstream: Upstream, *, upstream_changed: bool) -> None:
         self._set(heart, upstream)
@@ -232,8 +252,10 @@ class Upstreams:
         rules = rules_of(heart.name, upstream)
         is_judged_anew = Judge(rules).rules != heart.judge.rules
         heart.judge.use(rules)
+        heart.offers.use(_server(upstream))
+        opener = self._opener(heart.name, upstream, heart.judge, heart.gate, heart.offers)
         heart.pool.reconfigure(
-            opener=self._opener(heart.name, upstream, heart.judge, heart.gate) if upstream_changed else None,
+            opener=opener if upstream_changed else None,
             connections=upstream.connections,
             max_messages=upstream.max_messages,
             max_age_ns=upstream.max_age_ns,
@@ -267,8 +289,8 @@ class Upstreams:
         heart.pausing.end()
         heart.shield.clear()
         if heart.is_used:
-            for reverse_path in self._scheduler.resting.senders():
-                self._scheduler.trust_sender(reverse_path, self._clock.boottime_ns())
+            for sender in self._scheduler.resting.senders():
+                self._scheduler.trust_sender(sender, self._clock.boottime_ns())
 
     async def try_new_passwords(self) -> None:
         """Use a refused account again once it has another password."""
@@ -299,10 +321,13 @@ class Upstreams:
             heart.shield.refused_percent = upstream.shield.refused_percent
 
     def _opener(
-        self, name: str, upstream: Upstream, judge: Judge, gate: Gate
+        self, name: str, upstream: Upstream, judge: Judge, gate: Gate, known: KnownOffers
     ) -> Callable[[], Awaitable[Connection]]:
         return Opener(
-            gate, functools.partial(self._accounts.account, name, upstream, judge), self._clock
+            gate,
+            functools.partial(self._accounts.account, name, upstream, judge),
+            self._clock,
+            on_open=functools.partial(known.seen, _server(upstream)),
         ).open
 
     async def guard(self, chore: Callable[[], Awaitable[None]]) -> None:
@@ -315,3 +340,7 @@ class Upstreams:
     def _fail_history(self, name: str, text: str) -> None:
         self._metrics.history_failed(name)
         self._events.history_failed(upstream=name, error=text)
+
+
+def _server(upstream: Upstream) -> str:
+    return f"{upstream.host}:{upstream.port}"

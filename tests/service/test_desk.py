@@ -17,7 +17,7 @@ from relay.envelope import Envelope, QueueId
 from relay.service.desk import Desk, Ending
 from relay.service.reports import Reporter
 from relay.spool.identity import subject_of, warning_id
-from relay.spool.interface import Message, Note, Status
+from relay.spool.interface import Message, Note, SpoolFull, Status
 from relay.spool.layout import Layout
 from relay.spool.maildir import MaildirSpool
 from tests.fakes.clock import FakeClock
@@ -106,7 +106,7 @@ class AtADesk(Sender):
 
     def __init__(self, disk: ModelDisk, clock: FakeClock, trace: Trace) -> None:
         super().__init__(disk, clock, trace, TellingEngine(trace))
-        self._desk = Desk(self.spool, Reporter("relay.test"), pytest.fail)
+        self._desk = Desk(self.spool, Reporter("relay.test"), lambda full: pytest.fail(str(full)))
 
     def warn(self, queue_id: QueueId) -> None:
         message = self.spool.load(queue_id)
@@ -192,7 +192,7 @@ def test_a_kill_at_any_instant_of_what_the_desk_writes_loses_nothing(name: str) 
 class Room:
     """A desk over a spool on the model of a disk, with one message of three recipients in the queue."""
 
-    def __init__(self, on_full: Callable[[str], None] = pytest.fail) -> None:
+    def __init__(self, on_full: Callable[[SpoolFull], None] = lambda full: pytest.fail(str(full))) -> None:
         self.disk, clock = prepared(), FakeClock()
         self.spool = MAILDIR.sender(self.disk, clock, lambda *_told: None)
         self.spool.recover()
@@ -213,7 +213,7 @@ async def test_what_was_relayed_is_marked_before_there_is_room_for_why_the_rest_
     monkeypatch.setattr("relay.service.desk.RETRY_FULL_SECONDS", 0.0)
     found: list[tuple[Status, ...]] = []
 
-    def on_full(_text: str) -> None:
+    def on_full(_full: SpoolFull) -> None:
         found.append(room.spool.load(room.queue_id).statuses)
         room.disk.heal()
 

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import io
+import itertools
 import json
 import os
 import string
@@ -300,6 +301,29 @@ def test_a_fault_says_where_in_the_program() -> None:
     assert "ValueError: invalid literal" in line
     assert "(client c[1.2.3.4])" in line
     assert "test_events.py:" in line
+
+
+def test_a_flood_of_refusals_is_a_hundred_lines_a_second_and_a_number() -> None:
+    stream, clock = io.StringIO(), FakeClock()
+    events = Events(stream, "json", clock, hostname="mx")
+
+    def refuse(times: int) -> None:
+        for _ in range(times):
+            events.refused(listener="l", client="c", phase="connect", reply="421 4.7.0 no")
+
+    for times in (1000, 100):
+        refuse(times)
+        clock.advance(SECOND_NS)
+    refuse(101)
+    events.flush()
+    events.flush()
+
+    told = [json.loads(line) for line in lines_of(stream)]
+    runs = [(name, len(list(each))) for name, each in itertools.groupby(line["event"] for line in told)]
+    assert runs == [
+        ("refused", 100), ("refusals_untold", 1), ("refused", 200), ("refusals_untold", 1),
+    ]  # fmt: skip
+    assert [line["untold"] for line in told if line["event"] == "refusals_untold"] == [900, 1]
 
 
 def test_lines_are_collected_until_the_turn_of_the_loop_and_errors_are_not() -> None:

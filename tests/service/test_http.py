@@ -251,14 +251,16 @@ def test_everything_on_the_page_is_escaped() -> None:
     snapshot = a_snapshot(
         upstream=upstream,
         refusing_because=EVIL,
-        policy=PolicyStatus(EVIL, AT_NS, last_reload_ok=False, last_error=EVIL),
+        policy=PolicyStatus(
+            EVIL, AT_NS, last_reload_ok=False, last_error=EVIL, waiting_because=EVIL, waiting_until_ns=AT_NS
+        ),
         ledger=Ledger(accepted=1),
     )
 
     html = page.render(public(snapshot))
 
     assert "<script" not in html
-    assert tags_of(html).text.count(EVIL) == 3
+    assert tags_of(html).text.count(EVIL) == 4
 
 
 def test_the_style_is_the_one_that_the_policy_allows() -> None:

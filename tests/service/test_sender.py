@@ -129,19 +129,6 @@ async def test_a_refused_login_stops_the_upstream_and_touches_no_message(tmp_pat
     assert "wrong" not in house.log.getvalue()
 
 
-async def test_eight_bit_content_is_not_sent_broken_but_reported(tmp_path: Path) -> None:
-    async with (
-        Smarthost(extensions=["ENHANCEDSTATUSCODES"]) as host,
-        House(policy_of(tmp_path, host.port)) as house,
-    ):
-        house.accept(content=CONTENT + b"gr\xc3\xbc\xc3\x9fe\r\n")
-        await house.until_empty()
-
-        (report,) = host.relayed
-        assert b"Status: 5.6.3" in report.content
-        assert report.recipients == ["a@here.example"]
-
-
 async def test_a_message_older_than_its_lifetime_expires_with_its_last_refusal(tmp_path: Path) -> None:
     retry = "retry: {min: 1ms, max: 1ms, lifetime: 2ms, warn_after: null}"
     async with (

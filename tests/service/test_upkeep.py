@@ -14,6 +14,8 @@ from relay.clock import SystemClock
 from relay.envelope import Envelope
 from relay.policy.faults import PolicyError
 from relay.policy.model import Policy
+from relay.policy.source import parse_policy
+from relay.service.descriptors import sender_budget
 from relay.service.intake import SpoolIntake
 from relay.service.listener_counts import ListenerCounts
 from relay.service.listening import Listening
@@ -119,6 +121,7 @@ async def test_a_listener_process_that_cannot_be_started_is_tried_again(
         events=house.events,
         counts=ListenerCounts([]),
         style="text",
+        budget=sender_budget(policy, 1024),
     )
     await listening.bind()
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python-here"))
@@ -142,9 +145,25 @@ class Edited:
         self.refusals: list[PolicyError] = []
         self.has_told = asyncio.Event()
 
+    def file(self, path: Path) -> PolicyFile:
+        in_force = parse_policy(policy_text("").encode(), path)
+        return PolicyFile(
+            path,
+            in_force,
+            b"another",
+            on_policy=self.apply,
+            on_meanwhile=self.hold,
+            on_refused=self.refusals.append,
+            on_waiting=lambda _: None,
+            clock=SystemClock(),
+        )
+
     async def apply(self, policy: Policy, _sha256: str) -> None:
         self.policies.append(policy)
         self.has_told.set()
+
+    async def hold(self, policy: Policy) -> None:
+        raise AssertionError(f"no edit here has to rest: {policy}")
 
 
 def policy_text(limits: str) -> str:
@@ -164,7 +183,7 @@ async def test_an_edit_is_seen_though_the_system_cannot_watch_files(
     monkeypatch.setattr("relay.service.live.awatch", no_watch)
     path, edited = tmp_path / "policy.yaml", Edited()
     path.write_text(policy_text(""))
-    file = PolicyFile(path, b"another", edited.apply, edited.refusals.append)
+    file = edited.file(path)
     watching = asyncio.create_task(file.watch())
     async with asyncio.timeout(PATIENCE_SECONDS):
         await edited.has_told.wait()
@@ -186,7 +205,7 @@ async def test_half_of_an_edit_is_never_in_force(tmp_path: Path, monkeypatch: py
         if len(waited) == 1:
             path.write_text(whole)
 
-    file = PolicyFile(path, b"another", edited.apply, edited.refusals.append)
+    file = edited.file(path)
     monkeypatch.setattr("relay.service.live.asyncio.sleep", write_the_rest)
     await file.look(is_asked=False)
 
