@@ -19,8 +19,11 @@ TESTS := -m pytest -q -m 'not crash'
 TESTED := $(sort $(dir $(wildcard tests/*/test_*.py)))
 # Of the throttle's tests one measures what killed senders still send.
 ALONE := tests/throttle/test_many_processes.py
+# Of the peers these measure no time, and mostly wait.
+PATIENT := $(patsubst %,tests/peers/test_%.py,relay_edits relay_hostile_upstream relay_without_descriptors \
+    relay_unread_log upstream_in_step relay_reports relay_restarts relay_many_recipients relay_kills_exactly)
 BESIDE := tests/fuzz/ tests/listener/ tests/policy/ tests/practice/ tests/upstream/ \
-    $(filter-out $(ALONE),$(wildcard tests/throttle/test_*.py tests/test_*.py))
+    $(filter-out $(ALONE),$(wildcard tests/throttle/test_*.py tests/test_*.py)) $(PATIENT)
 PRACTICE_PASSWORD := var/practice-password
 
 .PHONY: help run demo test check lint coverage mutants crash bench fmt docs lock clean
@@ -51,7 +54,8 @@ test: $(READY)
 	@mkdir -p var
 	@$(RUN) $(TESTS) $(BESIDE) >var/test-beside.log 2>&1 & beside=$$!; \
 	  trap 'kill $$beside' INT TERM; \
-	  $(RUN) $(TESTS) tests/spool/ $(filter-out tests/spool/ tests/throttle/ $(BESIDE),$(TESTED)) $(ALONE); first=$$?; \
+	  $(RUN) $(TESTS) tests/spool/ $(filter-out tests/spool/ tests/throttle/ $(BESIDE),$(TESTED)) $(ALONE) \
+	    $(addprefix --ignore=,$(PATIENT)); first=$$?; \
 	  wait $$beside; second=$$?; cat var/test-beside.log; exit $$((first || second))
 
 check: lint

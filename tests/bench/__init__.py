@@ -6,6 +6,7 @@ judgements.
 
 decisions    the throttle beside other rate limiters: decisions a second
 contenders   Postfix and the relay, set up alike
+floods       how long a client waits while strangers flood, beside peace (`--only floods`)
 measure      one round, and what the rounds say together
 __main__     the command and its tables
 """

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import decisions, disk
+from tests.bench import decisions, disk, floods
 from tests.bench.contenders import postfix_contender, relay_contender
 from tests.bench.measure import Load, Round, as_json, run_round, summarise
 from tests.peers import postfix, smtp_tools
@@ -32,9 +32,16 @@ def main() -> int:
     parser.add_argument(
         "--here", action="store_true", help="store in the folder for temporary files, not on a fresh ext4"
     )
-    parser.add_argument("--only", choices=["mail", "decisions"], help="one of the two comparisons")
+    parser.add_argument(
+        "--only", choices=["mail", "decisions", "floods"], help="one of the comparisons; floods: only then"
+    )
     options = parser.parse_args()
     result: dict[str, Any] = {}
+    if options.only == "floods":
+        result["floods"] = floods.rows()
+        _print_table("how long a client waits while strangers flood, medians", result["floods"])
+        sys.stdout.write(json.dumps(result) + "\n")
+        return 0
     reason = None if options.here or options.only == "decisions" else disk.why_missing()
     if reason is not None:
         sys.stderr.write(f"make bench: no ext4 of its own: {reason}; storing where temporary files go\n")

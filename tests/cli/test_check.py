@@ -1,5 +1,6 @@
 """`relay check`: every fault and 78, or a summary and 0."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -34,9 +35,35 @@ def test_every_fault_is_a_line_and_the_code_is_78(check: Check, tmp_path: Path) 
     assert (
         err
         == f"""\
-{path}:1:1: spol: unknown key; did you mean spool?
+{path}:1:1: ?: unknown key; did you mean spool?
 {path}:1:1: spool: this key is required
+{path}:9:20: upstreams.isp.limits[0].messages: expected a whole number above zero, got a number
+"""
+    )
+
+
+def test_a_terminal_is_shown_the_keys_and_values_too(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(
+        SMALL.replace("messages: 8", "messages: 0") + "    auth: {hunter2: 1, user: 5}\nspol: x\n"
+    )
+    terminal, its_end = os.openpty()
+    command = [sys.executable, "-m", "relay", "check", str(path)]
+    checking = subprocess.run(command, stderr=its_end, stdout=subprocess.DEVNULL, check=False)
+    os.close(its_end)
+    shown = os.read(terminal, 65536).decode().replace("\r\n", "\n")
+    os.close(terminal)
+    keys = "mechanism, password_credential, password_env, password_file, user"
+    auth = f"{path}:10"
+    assert checking.returncode == 78
+    assert (
+        shown
+        == f"""\
 {path}:9:20: upstreams.isp.limits[0].messages: expected a whole number above zero, got 0
+{auth}:11: upstreams.isp.auth: expected one of password_file, password_env and password_credential
+{auth}:12: upstreams.isp.auth.?: unknown key; known here: {keys}
+{auth}:30: upstreams.isp.auth.user: expected text, got a number; put it in quotes
+{path}:11:1: spol: unknown key; did you mean spool?
 """
     )
 
@@ -51,7 +78,7 @@ def test_a_secret_that_others_can_read_is_a_fault(check: Check, tmp_path: Path) 
     code, out, err = check(str(path))
     assert (code, out) == (78, "")
     key = "upstreams.isp.auth.password_file"
-    assert err == f"{path}:12:38: {key}: {secret} is open to others (mode 0644); chmod 600 it\n"
+    assert err == f"{path}:12:38: {key}: it is open to others (mode 0644); chmod 600 it\n"
     secret.chmod(0o600)
     code, out, err = check(str(path))
     assert (code, err) == (0, "")

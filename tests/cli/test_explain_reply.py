@@ -71,6 +71,14 @@ def test_a_reply_of_several_lines_is_one(explain: Explain) -> None:
         assert explain("rcpt", text)[1].startswith("verdict  defer recipient\n")
 
 
+def test_what_the_recipient_is_called_decides_nothing_where_it_is_given(explain: Explain) -> None:
+    reply = "550 no such user throttl"
+
+    assert explain("rcpt", reply)[1].startswith("verdict  pause\n")
+    told = explain("rcpt", reply, "--recipient", "throttl@b.example")[1]
+    assert told.startswith("verdict  defer recipient\nby       nothing: the words")
+
+
 def test_the_sender_counts_where_it_is_given(explain: Explain) -> None:
     reply = "550 5.7.1 <a@b.example> no"
 

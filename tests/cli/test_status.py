@@ -156,7 +156,7 @@ def test_a_broken_edit_does_not_hide_a_relay_that_runs(
 
     out, err = capsys.readouterr()
     assert "running" in out
-    assert "nonsense" in err
+    assert ": ?: unknown key" in err
 
 
 @pytest.mark.parametrize("text", [POLICY + "nonsense: 1\n", "spool: 7\n", "{", ""])

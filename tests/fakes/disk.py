@@ -240,6 +240,12 @@ class ModelDisk(AllOurs):
         folder, name = self._place(path)
         return self.platter.names[folder].get(name)
 
+    def leads_to(self, path: str, fd: int) -> bool:
+        try:
+            return self.inode(path) == self._entry(fd)[0]
+        except FileNotFoundError:
+            return False
+
     def length(self, path: str) -> int | None:
         inode = self.inode(path)
         return None if inode is None else len(self.platter.contents.get(inode, b""))

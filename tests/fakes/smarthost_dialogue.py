@@ -102,6 +102,7 @@ class Dialogue:
         script = self._host.script
         match verb:
             case "EHLO":
+                self._envelope = None
                 await self._say(script.ehlo, argument, self._greeting_lines())
             case "HELO":
                 await self._say(script.helo, argument, "250 fake.example")

@@ -6,6 +6,7 @@ prometheus   a Prometheus that scrapes, and promtool that judges
 relay        the relay itself, as an operator runs it
 practice     the practice smarthost, beside the test, with every transaction on record
 feeder       clients that keep handing mail over, whatever happens to the relay
+hostile      an upstream whose manners are drawn, with its own judge: a search for promises broken
 processes    other people's processes: halted, counted, measured
 certificate  a certificate for loopback, made by openssl
 
