@@ -3,12 +3,14 @@
 import errno
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from relay.spool import submission, together
 from relay.spool.durable import RealDisk
+from relay.spool.threads import started
 
 
 @pytest.fixture(autouse=True)
@@ -58,17 +60,22 @@ def test_on_a_slow_disk_the_rest_of_a_batch_waits_together_and_on_a_quick_one_in
     assert sorted(met) == [0, 1, 2]
 
 
-def test_slow_batches_share_the_threads_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_slow_batch_starts_no_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    pools: list[ThreadPoolExecutor] = []
+
+    def start(count: int, name: str) -> ThreadPoolExecutor:
+        pools.append(started(count, name))
+        return pools[-1]
+
     monkeypatch.setattr(together, "SLOW_SYNC_NS", -1)
+    monkeypatch.setattr(together, "started", start)
     monkeypatch.setattr(os, "fdatasync", lambda _fd: None)
     disk = RealDisk()
-    before = threading.active_count()
 
-    assert disk.sync_each([7, 8], content_only=True) == [None, None]
-    started = threading.active_count() - before
-    assert started > 0
-    assert disk.sync_each([7, 8], content_only=True) == [None, None]
-    assert threading.active_count() == before + started
+    for _ in range(2):
+        assert disk.sync_each([7, 8], content_only=True) == [None, None]
+
+    assert len(pools) == 1
 
 
 @pytest.mark.parametrize("content_only", [False, True])
