@@ -16,14 +16,14 @@ RUN := $(VENV)/bin/python
 COVER := -m coverage run -p -m pytest -q -m 'not slow and not crash'
 READY := $(VENV)/.ready
 TESTS := -m pytest -q -m 'not crash'
-TESTED := $(sort $(dir $(wildcard tests/*/test_*.py)))
+TESTED := $(sort $(dir $(wildcard tests/unit/test_*.py tests/unit/*/test_*.py tests/proofs/*/test_*.py)))
 # Of the throttle's tests one measures what killed senders still send.
-ALONE := tests/throttle/test_many_processes.py
+ALONE := tests/unit/throttle/test_many_processes.py
 # Of the peers these measure no time, and mostly wait.
-PATIENT := $(patsubst %,tests/peers/test_%.py,relay_edits relay_hostile_upstream relay_without_descriptors \
+PATIENT := $(patsubst %,tests/proofs/peers/test_%.py,relay_edits relay_hostile_upstream relay_without_descriptors \
     relay_unread_log upstream_in_step relay_reports relay_restarts relay_many_recipients relay_kills_exactly)
-BESIDE := tests/fuzz/ tests/listener/ tests/policy/ tests/practice/ tests/upstream/ \
-    $(filter-out $(ALONE),$(wildcard tests/throttle/test_*.py tests/test_*.py)) $(PATIENT)
+BESIDE := tests/proofs/fuzz/ $(patsubst %,tests/unit/%/,listener mail policy practice queue smtp upstream verdicts) \
+    $(filter-out $(ALONE),$(wildcard tests/unit/throttle/test_*.py tests/unit/test_*.py)) $(PATIENT)
 PRACTICE_PASSWORD := var/practice-password
 
 .PHONY: help run demo test check lint coverage mutants crash bench fmt docs lock clean
@@ -54,7 +54,7 @@ test: $(READY)
 	@mkdir -p var
 	@$(RUN) $(TESTS) $(BESIDE) >var/test-beside.log 2>&1 & beside=$$!; \
 	  trap 'kill $$beside' INT TERM; \
-	  $(RUN) $(TESTS) tests/spool/ $(filter-out tests/spool/ tests/throttle/ $(BESIDE),$(TESTED)) $(ALONE) \
+	  $(RUN) $(TESTS) tests/unit/spool/ $(filter-out tests/unit/ tests/unit/spool/ tests/unit/throttle/ $(BESIDE),$(TESTED)) $(ALONE) \
 	    $(addprefix --ignore=,$(PATIENT)); first=$$?; \
 	  wait $$beside; second=$$?; cat var/test-beside.log; exit $$((first || second))
 
@@ -69,19 +69,19 @@ lint: $(READY)
 # Which modules: pyproject.toml.  Tests that cut and kill by the thousand add no branch, only time.
 coverage: $(READY)
 	@rm -rf .coverage && mkdir .coverage
-	$(RUN) $(COVER) tests/spool --deselect tests/spool/test_crash.py \
-	    --deselect tests/spool/test_small_scenarios.py & spool=$$!; \
-	  $(RUN) $(COVER) tests/throttle tests/test_address.py tests/test_reply.py tests/test_report*.py \
-	    tests/cli/test_fsck.py tests/cli/test_audit.py tests/service/test_aside.py tests/service/test_limits.py \
-	    --deselect tests/throttle/test_never_over_at_length.py --deselect tests/throttle/test_crash.py \
-	    --deselect tests/throttle/test_never_over.py --deselect tests/throttle/test_many_processes.py; \
+	$(RUN) $(COVER) tests/unit/spool --deselect tests/unit/spool/test_crash.py \
+	    --deselect tests/unit/spool/test_small_scenarios.py & spool=$$!; \
+	  $(RUN) $(COVER) tests/unit/throttle tests/unit/mail/test_address.py tests/unit/smtp/test_reply.py tests/unit/mail/test_report*.py \
+	    tests/unit/cli/test_fsck.py tests/unit/cli/test_audit.py tests/unit/status/test_quarantine_counts.py tests/unit/sender/test_limits.py \
+	    --deselect tests/unit/throttle/test_never_over_at_length.py --deselect tests/unit/throttle/test_crash.py \
+	    --deselect tests/unit/throttle/test_never_over.py --deselect tests/unit/throttle/test_many_processes.py; \
 	  others=$$?; wait $$spool && exit $$others
 	$(RUN) -m coverage combine -q
 	$(RUN) -m coverage report
 
 # One thing at a time is left out of a copy, or slips, and the tests run until one fails.
 mutants: $(READY)
-	$(RUN) -m tests.mutants --sample 200 --seed 1 --page docs/MUTANTS.md
+	$(RUN) -m tests.proofs.mutants --sample 200 --seed 1 --page docs/MUTANTS.md
 
 # The seed is printed first, so that a failure can be had again: make crash SEED=…
 crash: $(READY)
@@ -101,7 +101,7 @@ fmt: $(READY)
 # The pages of all verdicts are made of the rules and the corpus; tests hold them to it.
 docs: $(READY)
 	$(RUN) -m relay explain-reply --table > docs/VERDICTS.md
-	$(RUN) -m tests.policy.corpus > docs/REPLIES.md
+	$(RUN) -m tests.unit.policy.corpus > docs/REPLIES.md
 
 # Not var/: there is the spool, and with it other people's mail.
 clean:

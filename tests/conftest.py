@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.figures import FIGURES
+from tests.proofs.figures import FIGURES
 
 # No deadline and no health check of time: a slow machine is no fault of the code.
 settings.register_profile(

@@ -9,13 +9,13 @@ from typing import Any
 import click
 
 from relay.cli.options import policy_option, printable
-from relay.cli.session import NotPermitted
+from relay.cli.reach import NotPermitted
+from relay.mail.times import rfc3339_or_none, span
 from relay.policy.lane import with_ceilings
 from relay.policy.source import parse_policy, policy_bytes
-from relay.service.instants import rfc3339_or_none, span
 from relay.spool.durable import RealDisk
-from relay.throttle.audit import Audit, Finding, audit_file
-from relay.throttle.record import HistoryError
+from relay.throttle.history_format import HistoryError
+from relay.throttle.peaks import Audit, Peak, audit_file
 
 EXCEEDED = 1
 """The exit code where a window held more than its limit, as the policy states it today."""
@@ -77,7 +77,7 @@ def _lines(name: str, path: Path, found: Audit) -> Iterator[str]:
         yield printable(f"  {finding.label}: at most {finding.most} at once{key}{at}: {_verdict(finding)}")
 
 
-def _verdict(finding: Finding) -> str:
+def _verdict(finding: Peak) -> str:
     if finding.is_exceeded:
         return f"EXCEEDED, {finding.most - finding.count} more than it allows today"
     if finding.is_proven:

@@ -74,7 +74,7 @@ def _why_an_edit_waits(spool: Path) -> str:
     with contextlib.suppress(PermissionError):
         if (spool / "control.sock").is_socket():
             # Imported only here: without a running relay no client is loaded.
-            from relay.cli.session import why_an_edit_waits  # noqa: PLC0415 - see above
+            from relay.cli.reach import why_an_edit_waits  # noqa: PLC0415 - see above
 
             return why_an_edit_waits(spool)
     return ""

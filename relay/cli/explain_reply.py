@@ -12,11 +12,11 @@ import click
 
 from relay.cli.options import DEFAULT_POLICY, POLICY_VARIABLE, printable
 from relay.cli.verdict_table import page
-from relay.echo import ClientWords
 from relay.policy.shipped import provider_of, provider_rules, rules_of, standard_rules
 from relay.policy.source import place_of, read_policy
-from relay.reply import MalformedReply, Phase, Reply, ReplyParser
-from relay.verdict import Judge, Layer, Rule, Ruling, Scope, Span, Verdict
+from relay.smtp.reply import MalformedReply, Phase, Reply, ReplyParser
+from relay.verdicts.echo import ClientWords
+from relay.verdicts.verdict import Judge, Layer, Rule, Ruling, Scope, Span, Verdict
 
 _ASKED = {
     Layer.PHASE: "the phase",

@@ -16,15 +16,15 @@ import click
 
 from relay.cli.options import policy_option, printable
 from relay.clock import SystemClock
-from relay.finding import NOTHING_SENT, Finding
+from relay.control.socket import ControlClient
 from relay.policy.faults import PolicyError, fault_of_file
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
-from relay.service.control import ControlClient
-from relay.service.owed import reports_path
+from relay.sender.report_limit import reports_path
 from relay.spool.durable import RealDisk
-from relay.spool.inspection import Inspection, Inspector
-from relay.throttle.inspection import history_findings
+from relay.spool.finding import NOTHING_SENT, Finding
+from relay.spool.maildir.inspection import Inspection, Inspector
+from relay.throttle.history_check import history_findings
 
 FINDINGS_THAT_NEED_NOBODY = 1
 

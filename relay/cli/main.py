@@ -37,7 +37,7 @@ VERBS: dict[str, Verb] = {
     ),
     "audit": Verb("relay.cli.audit", "audit", "Prove from the history that no limit was exceeded."),
     "demo": Verb(
-        "relay.cli.demo", "demo", "Watch it pace mail through a strict upstream; takes half a minute."
+        "relay.cli.demo.command", "demo", "Watch it pace mail through a strict upstream; takes half a minute."
     ),
     "check": Verb("relay.cli.check", "check", "Tell all that is wrong with a policy, or sum it up."),
     "fsck": Verb("relay.cli.fsck", "fsck", "Verify the spool and the histories; changes nothing."),

@@ -14,12 +14,12 @@ from pathlib import Path
 import click
 
 from relay.cli.options import policy_option, printable
+from relay.cli.reach import ask
 from relay.cli.render import detail_lines, queue_lines
-from relay.cli.session import ask
 from relay.clock import SystemClock
-from relay.envelope import QUEUE_ID_PATTERN, QueueId
-from relay.service.operations import ABSENT, BUSY, OK, Results, Session, Verb, act
-from relay.service.snapshot import MessageDetail, QueueState, detail_to_json, message_to_json
+from relay.control.operations import ABSENT, BUSY, OK, Results, Session, Verb, act
+from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
+from relay.status.snapshot import MessageDetail, QueueState, detail_to_json, message_to_json
 
 EVERYTHING = "ALL"
 FROM_STDIN = "-"

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from relay.cli.options import printable
 from relay.clock import SECOND_NS
-from relay.service.instants import span
-from relay.service.snapshot import (
+from relay.mail.times import span
+from relay.status.snapshot import (
     Condition,
     LimitStatus,
     MessageDetail,

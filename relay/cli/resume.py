@@ -6,8 +6,8 @@ from pathlib import Path
 import click
 
 from relay.cli.options import policy_option, printable
-from relay.cli.session import ask
-from relay.service.operations import ABSENT, OK
+from relay.cli.reach import ask
+from relay.control.operations import ABSENT, OK
 
 NOT_DONE = 1
 

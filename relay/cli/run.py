@@ -8,12 +8,12 @@ from typing import Literal
 import click
 
 from relay.cli.options import policy_option
+from relay.daemon.daemon import Daemon
+from relay.daemon.loops import run as run_loop
 from relay.policy.model import Policy
-from relay.service.daemon import Daemon
-from relay.service.event_table import Level
-from relay.service.loops import run as run_loop
-from relay.service.stderr import divert
 from relay.spool.interface import SpoolBusy, SpoolFault, SpoolFull
+from relay.telemetry.event_table import Level
+from relay.telemetry.stderr import divert
 
 _ADDRESS_ERRORS = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.EPERM})
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import click
 
 from relay.cli.options import policy_option
+from relay.cli.reach import ask
 from relay.cli.render import console, show_status
-from relay.cli.session import ask
-from relay.service.snapshot import to_json
+from relay.status.snapshot import to_json
 
 
 @click.command()

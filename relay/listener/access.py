@@ -51,7 +51,7 @@ class Client:
         return self.address
 
 
-class Relaying:
+class MayRelay:
     """Who may relay without authentication."""
 
     def __init__(self, networks: Iterable[IPv4Network | IPv6Network]) -> None:
@@ -63,7 +63,7 @@ class Relaying:
 
 
 @dataclass(eq=False, slots=True)
-class Place:
+class ClientPlace:
     """What one connection holds at a listener, from its first octet to its last."""
 
     client: Client
@@ -78,12 +78,12 @@ class Place:
         self.counted_as = self.client.address if self.may_relay else self.client.origin
 
 
-class Entry(NamedTuple):
+class AccessEntry(NamedTuple):
     """What became of a connection that came."""
 
     refusal: str | None = None
     """The reply that refuses it; it has no place then."""
-    gives_way: Place | None = None
+    gives_way: ClientPlace | None = None
     """The stranger that lost its place to it."""
 
 
@@ -103,8 +103,8 @@ class Admission:
         self._max_per_client = max_per_client
         self._max_strangers = max_strangers
         self._open: dict[str, int] = {}
-        self._strangers: dict[Place, None] = {}  # longest without a step first
-        self._others: set[Place] = set()
+        self._strangers: dict[ClientPlace, None] = {}  # longest without a step first
+        self._others: set[ClientPlace] = set()
 
     @property
     def total(self) -> int:
@@ -121,41 +121,41 @@ class Admission:
         """Return how many different clients are connected."""
         return len(self._open)
 
-    def enter(self, place: Place, *, is_short: bool = False) -> Entry:
+    def enter(self, place: ClientPlace, *, is_short: bool = False) -> AccessEntry:
         """Count one in, or refuse it (and then do not call `leave`).  Who gives way is counted out.
 
         `is_short`: no descriptor is left for one more, so that a stranger must give its own.
         """
         if self._open.get(place.counted_as, 0) >= self._max_per_client:
-            return Entry(replies.TOO_MANY_FROM_CLIENT)
+            return AccessEntry(replies.TOO_MANY_FROM_CLIENT)
         is_crowded = not place.may_relay and self.strangers >= self._max_strangers
         gives_way = None
         if is_short or is_crowded or self.total >= self._max_connections:
             gives_way = self._first_to_go(place)
             if gives_way is None:
-                return Entry(replies.TOO_MANY_CONNECTIONS)
+                return AccessEntry(replies.TOO_MANY_CONNECTIONS)
             self.leave(gives_way)
         self._open[place.counted_as] = self._open.get(place.counted_as, 0) + 1
         if place.may_relay:
             self._others.add(place)
         else:
             self._strangers[place] = None
-        return Entry(None, gives_way)
+        return AccessEntry(None, gives_way)
 
-    def step(self, place: Place) -> None:
+    def step(self, place: ClientPlace) -> None:
         """Note that a stranger came nearer to a login: it did more than whoever did nothing since."""
         if place in self._strangers:
             del self._strangers[place]
             self._strangers[place] = None
 
-    def log_in(self, place: Place) -> None:
+    def log_in(self, place: ClientPlace) -> None:
         """Note that a stranger may relay now."""
         place.may_relay = True
         if place in self._strangers:
             del self._strangers[place]
             self._others.add(place)
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: ClientPlace) -> None:
         """Count one out; a place that gave way is out already."""
         if place in self._strangers:
             del self._strangers[place]
@@ -167,7 +167,7 @@ class Admission:
         if count:
             self._open[place.counted_as] = count
 
-    def _first_to_go(self, newcomer: Place) -> Place | None:
+    def _first_to_go(self, newcomer: ClientPlace) -> ClientPlace | None:
         """Return the stranger that gives way, None where there is none.  Costs a look at each."""
         held = Counter(place.counted_as for place in self._strangers)
         if not newcomer.may_relay:

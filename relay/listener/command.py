@@ -1,13 +1,14 @@
 """Takes a command line apart: verb, argument, and the meaning of MAIL and RCPT.  Pure.
 
 Guarantees: what comes out was checked to the last octet; what is refused comes with the
-whole reply, in `Refused`.  Strict as RFC 5321, 4.1.1, but for what `relay.address` says.
+whole reply, in `Refused`.  Strict as RFC 5321, 4.1.1, but for what `relay.mail.address` says.
 """
 
 import re
 from dataclasses import dataclass
 
-from relay.address import (
+from relay.listener import replies
+from relay.mail.address import (
     MalformedAddress,
     MalformedParameters,
     NonAsciiAddress,
@@ -15,7 +16,6 @@ from relay.address import (
     parse_forward_path,
     parse_reverse_path,
 )
-from relay.listener import replies
 
 MAX_LINE_BYTES = 2048
 """RFC 5321, 4.5.3.1.4 says 512, and every extension adds room for its parameters."""
@@ -37,7 +37,7 @@ class Refused(Exception):  # noqa: N818 - it is an answer to the client, not a f
 
 
 @dataclass(frozen=True, slots=True)
-class Mail:
+class MailCommand:
     """What a MAIL command asked for."""
 
     reverse_path: str
@@ -72,7 +72,7 @@ def parse_host_name(argument: str | None) -> str:
     return argument
 
 
-def parse_mail(argument: str | None) -> Mail:
+def parse_mail(argument: str | None) -> MailCommand:
     """Return what the argument of MAIL means.  Raises Refused."""
     if argument is None or argument[:5].upper() != "FROM:":
         raise Refused(replies.MAIL_SYNTAX)
@@ -87,7 +87,7 @@ def parse_mail(argument: str | None) -> Mail:
     return _mail(path)
 
 
-def _mail(path: Path) -> Mail:
+def _mail(path: Path) -> MailCommand:
     size_bytes = 0
     for keyword, value in path.parameters.items():
         match keyword:
@@ -105,7 +105,7 @@ def _mail(path: Path) -> Mail:
                 raise Refused(replies.UNKNOWN_PARAMETER)
         if not is_valid:
             raise Refused(replies.BAD_PARAMETER)
-    return Mail(path.address, size_bytes, "SMTPUTF8" in path.parameters)
+    return MailCommand(path.address, size_bytes, "SMTPUTF8" in path.parameters)
 
 
 def parse_rcpt(argument: str | None, *, smtputf8: bool) -> str:

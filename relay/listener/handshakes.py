@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from relay.listener import replies
-from relay.listener.access import Client, Place
-from relay.listener.connection import HANDSHAKE_S, Connection
+from relay.listener.access import Client, ClientPlace
 from relay.listener.reception import Reception
+from relay.listener.wire import HANDSHAKE_S, ClientConnection
 
 
 class Handshakes:
@@ -24,7 +24,7 @@ class Handshakes:
         self,
         context: ssl.SSLContext,
         reception: Reception,
-        open_session: Callable[[Place], Connection],
+        open_session: Callable[[ClientPlace], ClientConnection],
     ) -> None:
         self._context = context
         self._reception = reception

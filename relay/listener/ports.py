@@ -1,13 +1,13 @@
 """What the listener needs from the rest, and nothing more.
 
-The listener knows no spool and no metrics.  It hands content to a `Draft`, asks an
-`Intake` to take responsibility, and tells an `Observer` what happened.  The service
+The listener knows no spool and no metrics.  It hands content to a `DraftPort`, asks an
+`IntakePort` to take responsibility, and tells an `Observer` what happened.  The service
 room plugs the real ones in; tests plug in their own.
 """
 
 from typing import Protocol
 
-from relay.envelope import Envelope, QueueId
+from relay.mail.envelope import Envelope, QueueId
 
 
 class NotAccepted(Exception):  # noqa: N818 - it is an answer to the client, not a fault of ours
@@ -21,7 +21,7 @@ class NotAccepted(Exception):  # noqa: N818 - it is an answer to the client, not
         self.reply = reply
 
 
-class Draft(Protocol):
+class DraftPort(Protocol):
     """A message that is still arriving: nothing of it is promised to anybody."""
 
     queue_id: QueueId
@@ -33,14 +33,14 @@ class Draft(Protocol):
 
     @property
     def buffered_bytes(self) -> int:
-        """Return how much content is in memory, waiting for `Intake.spill`."""
+        """Return how much content is in memory, waiting for `IntakePort.spill`."""
         ...
 
 
-class Intake(Protocol):
+class IntakePort(Protocol):
     """Where accepted messages go."""
 
-    def draft(self) -> Draft:
+    def draft(self) -> DraftPort:
         """Begin a message.  No I/O."""
         ...
 
@@ -48,11 +48,11 @@ class Intake(Protocol):
         """Return the 452 reply if a message of this declared size cannot be stored now.  Cheap; no I/O."""
         ...
 
-    async def spill(self, draft: Draft) -> None:
+    async def spill(self, draft: DraftPort) -> None:
         """Move what is buffered out of memory.  Raises NotAccepted; the draft is gone then."""
         ...
 
-    async def accept(self, draft: Draft, envelope: Envelope) -> None:
+    async def accept(self, draft: DraftPort, envelope: Envelope) -> None:
         """Store the message durably and take responsibility: on return, 250 may be sent.
 
         Raises NotAccepted, and then nothing is queued.  If the caller is cancelled the
@@ -60,7 +60,7 @@ class Intake(Protocol):
         """
         ...
 
-    async def discard(self, draft: Draft) -> None:
+    async def discard(self, draft: DraftPort) -> None:
         """Forget a draft; never raises."""
         ...
 

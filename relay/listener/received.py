@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from email.utils import format_datetime
 
 from relay.clock import SECOND_NS
-from relay.envelope import QueueId
+from relay.mail.envelope import QueueId
 
 MAX_HELO_CHARACTERS = 255
 _NOT_A_NAME = re.compile(r"[^A-Za-z0-9.:_\-\[\]]")

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from relay.clock import Clock
 from relay.listener import replies
-from relay.listener.access import Admission, Client, Place, Relaying, most_strangers
-from relay.listener.ports import Intake, Observer
+from relay.listener.access import Admission, Client, ClientPlace, MayRelay, most_strangers
+from relay.listener.ports import IntakePort, Observer
 from relay.listener.received import as_name
 from relay.listener.register import Register
 from relay.listener.users import Guesses, Users
-from relay.policy.model import Listen, Timeouts, Tls
+from relay.policy.model import Listen, TimeoutSettings, Tls
 from relay.policy.secrets import load_key_pair, read_users
 
 _SECOND_NS = 1e9
@@ -33,7 +33,7 @@ class Seconds(NamedTuple):
     session: float
 
     @classmethod
-    def of(cls, timeouts: Timeouts) -> "Seconds":
+    def of(cls, timeouts: TimeoutSettings) -> "Seconds":
         """Return a policy's timeouts in seconds."""
         return cls(
             timeouts.command_ns / _SECOND_NS,
@@ -59,7 +59,7 @@ class Reception:
         self,
         listen: Listen,
         hostname: str,
-        intake: Intake,
+        intake: IntakePort,
         observer: Observer,
         clock: Clock,
         *,
@@ -75,7 +75,7 @@ class Reception:
         self.clock = clock
         self.seconds = Seconds.of(listen.timeouts)
         self.strangers_seconds = self.seconds.of_strangers()
-        self.relaying = Relaying(listen.clients)
+        self.relaying = MayRelay(listen.clients)
         self.register = Register(min(self.seconds))
         hashes = read_users(listen.users_file) if listen.users_file is not None else {}
         self.users = Users(hashes) if hashes else None
@@ -96,11 +96,11 @@ class Reception:
         """Return whether a session in the clear may ask for TLS."""
         return self.tls is not None and not self.is_implicit_tls
 
-    def place_for(self, client: Client, give_way: Callable[[], None]) -> Place:
+    def place_for(self, client: Client, give_way: Callable[[], None]) -> ClientPlace:
         """Return the place that a connection of this client asks for."""
-        return Place(client, self.relaying.is_allowed(client), give_way)
+        return ClientPlace(client, self.relaying.is_allowed(client), give_way)
 
-    def enter(self, place: Place, fd: int) -> str | None:
+    def enter(self, place: ClientPlace, fd: int) -> str | None:
         """Count a connection with this socket in, or return the reply that refuses it."""
         if self.is_closing:
             return replies.CLOSING

@@ -9,7 +9,7 @@ Nothing runs while no connection is open.
 import asyncio
 from collections.abc import Iterator
 
-from relay.listener.connection import Connection
+from relay.listener.wire import ClientConnection
 
 LONGEST_TICK_S = 1.0
 SHORTEST_TICK_S = 0.01
@@ -20,22 +20,22 @@ class Register:
 
     def __init__(self, shortest_timeout_s: float) -> None:
         self._tick_s = min(LONGEST_TICK_S, max(SHORTEST_TICK_S, shortest_timeout_s / 4))
-        self._open: set[Connection] = set()
+        self._open: set[ClientConnection] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def __iter__(self) -> Iterator[Connection]:
+    def __iter__(self) -> Iterator[ClientConnection]:
         return iter(tuple(self._open))
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: ClientConnection) -> None:
         """Watch over the deadline of a connection."""
         self._open.add(connection)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: ClientConnection) -> None:
         """Forget a connection that has ended."""
         self._open.discard(connection)
 

@@ -10,7 +10,7 @@ import socket
 from relay.clock import Clock, SystemClock
 from relay.listener.door import Door, into_protocol
 from relay.listener.handshakes import Handshakes
-from relay.listener.ports import Intake, Observer
+from relay.listener.ports import IntakePort, Observer
 from relay.listener.reception import Reception
 from relay.listener.session import ClientSession
 from relay.policy.model import Listen
@@ -37,7 +37,7 @@ class Listener:
         self,
         listen: Listen,
         hostname: str,
-        intake: Intake,
+        intake: IntakePort,
         observer: Observer,
         *,
         clock: Clock | None = None,

@@ -12,17 +12,17 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from relay.envelope import Envelope
 from relay.listener import replies
-from relay.listener.access import Client, Place
+from relay.listener.access import Client, ClientPlace
+from relay.listener.auth import read_credentials
 from relay.listener.command import Refused, parse_host_name, parse_mail, parse_rcpt, split_command
-from relay.listener.connection import BadLine, Connection, SessionEnd
 from relay.listener.content import ContentDecoder
 from relay.listener.received import protocol_name, received_line
 from relay.listener.reception import Reception, Seconds
-from relay.listener.sasl import read_credentials
 from relay.listener.transfer import Transfer
-from relay.listener.users import Users, Verdict
+from relay.listener.users import PasswordCheck, Users
+from relay.listener.wire import BadLine, ClientConnection, SessionEnd
+from relay.mail.envelope import Envelope
 
 MAX_ATTEMPTS = 3
 """Failed authentications in one session before 421."""
@@ -45,7 +45,7 @@ _WEB_VERBS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", 
 
 
 @dataclass(slots=True)
-class Transaction:
+class MailTransaction:
     """What MAIL and RCPT have said so far."""
 
     reverse_path: str
@@ -54,22 +54,22 @@ class Transaction:
     """In order, each once."""
 
 
-class ClientSession(Connection):
+class ClientSession(ClientConnection):
     """The session on one connection."""
 
     COMMANDS: ClassVar[dict[str, Callable[["ClientSession", str | None], Awaitable[None]]]]
 
-    def __init__(self, reception: Reception, admitted: Place | None = None) -> None:
+    def __init__(self, reception: Reception, admitted: ClientPlace | None = None) -> None:
         """Begin; `admitted` is the place that it has already, as behind `Handshakes`."""
         super().__init__(asyncio.get_running_loop())
         self._reception = reception
         self._admitted = admitted
-        self._place: Place
+        self._place: ClientPlace
         self._client: Client
         self._label = "unknown"
         self._is_trusted = False
         self._user: str | None = None
-        self._transaction: Transaction | None = None
+        self._transaction: MailTransaction | None = None
         self._phase = "connect"
         self._errors = 0
         self._idle_commands = 0
@@ -282,13 +282,13 @@ class ClientSession(Connection):
         name, password = await read_credentials(arg, self._ask)
         room.admission.step(self._place)
         match await room.guesses.judge(origin, lambda: users.verify(name, password)):
-            case Verdict.RIGHT:
+            case PasswordCheck.RIGHT:
                 room.admission.log_in(self._place)
                 self._user = name
                 self._idle_commands = 0
                 self.say(replies.AUTHENTICATED)
                 return
-            case Verdict.LATER:
+            case PasswordCheck.LATER:
                 raise Refused(replies.AUTH_LATER)
         self._attempts += 1
         if self._attempts >= MAX_ATTEMPTS:
@@ -308,7 +308,7 @@ class ClientSession(Connection):
         refusal = self._reception.intake.refusal(mail.size_bytes)
         if refusal is not None:
             raise Refused(refusal)
-        self._transaction = Transaction(mail.reverse_path, mail.smtputf8)
+        self._transaction = MailTransaction(mail.reverse_path, mail.smtputf8)
         self.say(replies.SENDER_OK)
 
     async def smtp_RCPT(self, arg: str | None) -> None:
@@ -381,7 +381,7 @@ class ClientSession(Connection):
             is_long = bad.reply == replies.LINE_TOO_LONG
             raise BadLine(replies.AUTH_LINE_TOO_LONG if is_long else bad.reply) from None
 
-    async def _take_content(self, transaction: Transaction) -> None:
+    async def _take_content(self, transaction: MailTransaction) -> None:
         """Receive and accept one message.  Raises SessionEnd; anything else cannot be gone on from."""
         room = self._reception
         draft = room.intake.draft()

@@ -8,11 +8,11 @@ client is lost or the session is cancelled half-way.
 
 from collections.abc import Callable
 
-from relay.envelope import Envelope
 from relay.listener import replies
-from relay.listener.connection import Connection, SessionEnd
 from relay.listener.content import ContentDecoder
-from relay.listener.ports import Draft, Intake, NotAccepted
+from relay.listener.ports import DraftPort, IntakePort, NotAccepted
+from relay.listener.wire import ClientConnection, SessionEnd
+from relay.mail.envelope import Envelope
 
 SPILL_BYTES = 256 * 1024
 _CHUNK_BYTES = 32 * 1024
@@ -23,13 +23,13 @@ class Transfer:
 
     def __init__(
         self,
-        intake: Intake,
-        draft: Draft,
+        intake: IntakePort,
+        draft: DraftPort,
         decoder: ContentDecoder,
         on_fault: Callable[[BaseException], None],
     ) -> None:
         self._intake = intake
-        self._draft: Draft | None = draft
+        self._draft: DraftPort | None = draft
         self._decoder = decoder
         self._on_fault = on_fault
         self._pending = bytearray()
@@ -42,7 +42,7 @@ class Transfer:
         fault = self._decoder.fault
         return replies.FAULTS[fault] if fault is not None else self._not_stored
 
-    async def receive(self, wire: Connection, idle_s: float, transfer_s: float) -> str | None:
+    async def receive(self, wire: ClientConnection, idle_s: float, transfer_s: float) -> str | None:
         """Take the content in, to its end; return the refusal, or None if the draft is whole.
 
         Raises SessionEnd if the end never came.

@@ -49,7 +49,7 @@ class Users:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-class Verdict(enum.Enum):
+class PasswordCheck(enum.Enum):
     """What becomes of one guess."""
 
     RIGHT = enum.auto()
@@ -153,11 +153,11 @@ class Guesses:
         """Return whether it is no use to ask this client for a password now."""
         return self.back_off.is_blocked(origin, self._clock.boottime_ns())
 
-    async def judge(self, origin: str, verify: Callable[[], Awaitable[bool]]) -> Verdict:
+    async def judge(self, origin: str, verify: Callable[[], Awaitable[bool]]) -> PasswordCheck:
         """Return what `verify` says of one guess, once it may be looked at."""
         while (admittance := self.back_off.begin(origin, self._clock.boottime_ns())) is not Admittance.NOW:
             if admittance is Admittance.LATER:
-                return Verdict.LATER
+                return PasswordCheck.LATER
             verdict_of_another = asyncio.get_running_loop().create_future()
             self._waiting.setdefault(origin, []).append(verdict_of_another)
             await verdict_of_another
@@ -175,4 +175,4 @@ class Guesses:
             for waiting in self._waiting.pop(origin, []):
                 if not waiting.done():
                     waiting.set_result(None)
-        return Verdict.RIGHT if is_right else Verdict.WRONG
+        return PasswordCheck.RIGHT if is_right else PasswordCheck.WRONG

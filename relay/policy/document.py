@@ -58,7 +58,7 @@ class Flaw(NamedTuple):
 START = Mark(1, 1)
 
 
-class Entry(NamedTuple):
+class KeyValue(NamedTuple):
     """A value in a mapping, and where its key stands."""
 
     key_mark: Mark
@@ -70,7 +70,7 @@ class Node:
     """A value: a scalar, a list, or a mapping by the text of its keys."""
 
     mark: Mark
-    value: "Scalar | list[Node] | dict[str, Entry]"
+    value: "Scalar | list[Node] | dict[str, KeyValue]"
     size: int = 1
     """Values and keys in it, itself included."""
     height: int = 0
@@ -366,7 +366,7 @@ class _Builder:
                 nodes.append(node)
             case dict() as entries:
                 if top.key is not None and top.key_mark is not None:
-                    entries[top.key] = Entry(top.key_mark, node)
+                    entries[top.key] = KeyValue(top.key_mark, node)
                 top.key = top.key_mark = None
 
     def _refuse_tag(

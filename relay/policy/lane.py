@@ -11,10 +11,9 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from relay import lanes, sorting
-from relay.policy.limit import Limit
+from relay.policy.limits import LimitSettings
 from relay.policy.section import Section
-from relay.policy.surroundings import Broken
+from relay.policy.surroundings import UnusableSetting
 from relay.policy.units import (
     AnyNetwork,
     Duration,
@@ -25,6 +24,7 @@ from relay.policy.units import (
     unfit,
     whole_number,
 )
+from relay.queue import lanes, sorting
 
 DEFAULT_PATIENCE_NS = 86_400 * 1_000_000_000
 MOST_LANES = 64
@@ -64,7 +64,7 @@ Patterns = Annotated[tuple[str, ...], each(_pattern)]
 FieldName = Annotated[str, BeforeValidator(_field_name)]
 
 
-class Lane(Section):
+class LaneSettings(Section):
     """Mail that leaves by a share of its own.  Of the keys that are there every one must match."""
 
     sender: Annotated[tuple[str, ...], each(_sender_pattern)] | None = None
@@ -85,50 +85,52 @@ class Lane(Section):
     """What is ready for longer goes before its turn; null: never."""
 
 
-Lanes = Mapping[str, Lane]
+Lanes = Mapping[str, LaneSettings]
 MATCHING = ("sender", "client", "recipient_domain", "header", "recipients_above")
 """The keys that say what is in a lane."""
 
 
-def faults_of(of_policy: Lanes) -> list[Broken]:
+def faults_of(of_policy: Lanes) -> list[UnusableSetting]:
     """Return which rules between lanes do not hold."""
     found = []
     for name, lane in of_policy.items():
         asked = [key for key in MATCHING if getattr(lane, key) is not None]
         if name == lanes.DEFAULT_LANE:
             found += [
-                Broken("default is the lane of what no other takes; it asks nothing", (name, k))
+                UnusableSetting("default is the lane of what no other takes; it asks nothing", (name, k))
                 for k in asked
             ]
         elif not asked:
-            found.append(Broken(f"this would take all mail: name one of {', '.join(MATCHING)}", (name,)))
+            found.append(
+                UnusableSetting(f"this would take all mail: name one of {', '.join(MATCHING)}", (name,))
+            )
     if len(of_policy) > MOST_LANES:
-        found.append(Broken(f"at most {MOST_LANES} lanes, got {len(of_policy)}", ()))
+        found.append(UnusableSetting(f"at most {MOST_LANES} lanes, got {len(of_policy)}", ()))
     total = 0
     for name, lane in of_policy.items():
         total += lane.share or 0
         if lane.share is not None and total > ALL_PERCENT:
             words = "the shares up to here add up to"
             at = (name, "share")
-            return [*found, Broken(f"{words} more than 100 percent", at, f"{words} {total} percent")]
-    without = [name for name in _names(of_policy) if not of_policy.get(name, Lane()).share]
+            return [*found, UnusableSetting(f"{words} more than 100 percent", at, f"{words} {total} percent")]
+    without = [name for name in _names(of_policy) if not of_policy.get(name, LaneSettings()).share]
     if total == ALL_PERCENT and without:
         last = next(name for name in reversed(list(of_policy)) if of_policy[name].share)
         words = "the shares add up to 100 and leave nothing for"
         shown = f"{words} {' and '.join(without)}"
-        found.append(Broken(f"{words} the lanes without one", (last, "share"), shown))
+        found.append(UnusableSetting(f"{words} the lanes without one", (last, "share"), shown))
     return found
 
 
 def lanes_of(of_policy: Lanes) -> tuple[lanes.Lane, ...]:
     """Return the lanes for the order of the queue; none where the policy has none."""
     names = _names(of_policy) if of_policy else []
-    shares = [of_policy.get(name, Lane()).share for name in names]
+    shares = [of_policy.get(name, LaneSettings()).share for name in names]
     others = shares.count(None)
     left = ALL_PERCENT - sum(share or 0 for share in shares)
     found = []
     for name, share in zip(names, shares, strict=True):
-        lane = of_policy.get(name, Lane())
+        lane = of_policy.get(name, LaneSettings())
         weight = left if share is None else share * max(1, others)
         found.append(lanes.Lane(name, weight, lane.patience_ns, lane.ceiling is not None))
     return tuple(found)
@@ -138,7 +140,7 @@ def sorter_of(of_policy: Lanes) -> sorting.Sorter:
     """Return what tells which lane a message is in."""
     return sorting.Sorter(
         tuple(
-            sorting.Rule(
+            sorting.SortingRule(
                 name,
                 lane.sender or (),
                 lane.client or (),
@@ -165,7 +167,7 @@ class Ceiling:
     for_each: Literal["lane"] = "lane"
 
 
-def with_ceilings(limits: Sequence[Limit], of_policy: Lanes) -> tuple[Limit | Ceiling, ...]:
+def with_ceilings(limits: Sequence[LimitSettings], of_policy: Lanes) -> tuple[LimitSettings | Ceiling, ...]:
     """Return the limits of an upstream, and behind them those of lanes with a ceiling.
 
     Of limits over all mail only: what counts for each sender, say, has no whole to take a part of.
@@ -173,7 +175,7 @@ def with_ceilings(limits: Sequence[Limit], of_policy: Lanes) -> tuple[Limit | Ce
     return (*limits, *ceilings_of(limits, of_policy))
 
 
-def ceilings_of(limits: Sequence[Limit], of_policy: Lanes) -> tuple[Ceiling, ...]:
+def ceilings_of(limits: Sequence[LimitSettings], of_policy: Lanes) -> tuple[Ceiling, ...]:
     """Return what each lane with a ceiling may hold of each limit over all mail."""
     return tuple(
         _ceiling(limit, name, lane.ceiling)
@@ -184,7 +186,7 @@ def ceilings_of(limits: Sequence[Limit], of_policy: Lanes) -> tuple[Ceiling, ...
     )
 
 
-def price_of(limits: Sequence[Limit]) -> lanes.Price:
+def price_of(limits: Sequence[LimitSettings]) -> lanes.Price:
     """Return what a transaction costs: a slot of N in T costs T / N."""
     costs = {"messages": 0, "recipients": 0, "connections": 0}
     for limit in limits:
@@ -193,7 +195,7 @@ def price_of(limits: Sequence[Limit]) -> lanes.Price:
     return lanes.Price(costs["messages"], costs["recipients"])
 
 
-def _ceiling(limit: Limit, name: str, percent: int) -> Ceiling:
+def _ceiling(limit: LimitSettings, name: str, percent: int) -> Ceiling:
     part = limit.model_copy(update={limit.unit: max(1, limit.count * percent // ALL_PERCENT)})
     return Ceiling(part.unit, part.count, part.per_ns, f"{part.label} for lane {name}", name)
 

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from relay.policy.changes import RESTART_KEYS
 from relay.policy.document import Step, key_path
-from relay.policy.lane import Lane
-from relay.policy.limit import Limit
+from relay.policy.lane import LaneSettings
+from relay.policy.limits import LimitSettings
 from relay.policy.model import Policy, Upstream
 from relay.policy.named_file import Writing
 from relay.policy.section import Section
@@ -73,7 +73,7 @@ class Gone(NamedTuple):
     """Where it might come yet: in the mapping that lacks the key, or behind the key that has less."""
 
 
-class Rest(NamedTuple):
+class RestPeriod(NamedTuple):
     """How an edit has to rest."""
 
     ns: int | None
@@ -113,25 +113,27 @@ def restrained(old: Policy, new: Policy) -> Policy:
     return old.model_copy(update={"upstreams": {**old.upstreams, **tightened}}) if tightened else old
 
 
-def rest_of(found: Loosening, writing: Writing, *, has_end: bool, is_asked: bool) -> Rest:
+def rest_of(found: Loosening, writing: Writing, *, has_end: bool, is_asked: bool) -> RestPeriod:
     """Return how long an edit has to rest.
 
     `has_end`: its last line has; `is_asked`: its owner asked for the edit, by a signal.
     """
     if found.degree is Degree.NOTHING:
-        return Rest(0, "")
+        return RestPeriod(0, "")
     keys = ", ".join(found.keys[:3]) + (" and more" if len(found.keys) > 3 else "")
     if writing is Writing.OPEN:
-        return Rest(None, f"it allows more ({keys}), and a program has the file open for writing")
+        return RestPeriod(None, f"it allows more ({keys}), and a program has the file open for writing")
     if is_asked:
-        return Rest(0, "")
+        return RestPeriod(0, "")
     if found.degree is Degree.UNBOUNDED:
-        return Rest(None, f"{keys} is gone: write it (limits: [] for none), or reload (SIGHUP)")
+        return RestPeriod(None, f"{keys} is gone: write it (limits: [] for none), or reload (SIGHUP)")
     if found.degree is Degree.GONE:
-        return Rest(LONG_REST_NS, f"it allows more, and is without {keys}; a reload (SIGHUP) takes it now")
+        return RestPeriod(
+            LONG_REST_NS, f"it allows more, and is without {keys}; a reload (SIGHUP) takes it now"
+        )
     if not has_end:
-        return Rest(LONG_REST_NS, f"it allows more ({keys}), and its last line has no end")
-    return Rest(REST_NS if writing is Writing.CLOSED else UNSURE_REST_NS, f"it allows more ({keys})")
+        return RestPeriod(LONG_REST_NS, f"it allows more ({keys}), and its last line has no end")
+    return RestPeriod(REST_NS if writing is Writing.CLOSED else UNSURE_REST_NS, f"it allows more ({keys})")
 
 
 def _pairs(old: Policy, new: Policy) -> Iterator[tuple[str, str | None]]:
@@ -200,7 +202,7 @@ def _is_no_more(key: str, old: Upstream, new: Upstream) -> bool:
             return False
 
 
-def _is_within(limit: Limit, others: tuple[Limit, ...]) -> bool:
+def _is_within(limit: LimitSettings, others: tuple[LimitSettings, ...]) -> bool:
     """Return whether one of the others lets through no more than a limit does."""
     return any(
         other.unit == limit.unit
@@ -211,7 +213,7 @@ def _is_within(limit: Limit, others: tuple[Limit, ...]) -> bool:
     )
 
 
-def _is_lower_ceilings(old: Mapping[str, Lane], new: Mapping[str, Lane]) -> bool:
+def _is_lower_ceilings(old: Mapping[str, LaneSettings], new: Mapping[str, LaneSettings]) -> bool:
     """Return whether lanes differ by ceilings at most, which are lower or new."""
     # The first lane that matches counts, so their order does; mappings are equal in any.
     return list(old) == list(new) and all(

@@ -17,17 +17,17 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from relay.policy.lane import Lane, faults_of
-from relay.policy.limit import Limit, Limits
+from relay.policy.lane import LaneSettings, faults_of
+from relay.policy.limits import Limits, LimitSettings
 from relay.policy.rules import PROVIDERS, Rules
 from relay.policy.section import AnyOrder, Section
 from relay.policy.surroundings import (
-    Broken,
     CertificateFile,
     PasswordCredential,
     PasswordFile,
     PasswordVariable,
     PolicyPath,
+    UnusableSetting,
     UsersFile,
     broken,
     broken_rules,
@@ -76,7 +76,7 @@ class Mechanism(enum.StrEnum):
     LOGIN = "login"
 
 
-class Timeouts(Section):
+class TimeoutSettings(Section):
     """How long a client may take, per phase (RFC 5321, 4.5.3.2: 5 min a command, 3 min a block)."""
 
     command_ns: Duration = Field(default=5 * MINUTE_NS, alias="command")
@@ -116,7 +116,7 @@ class Listen(Section):
     """Received: lines in a message before it counts as looping (RFC 5321, 6.3)."""
     bare_newlines: Annotated[Literal["refuse", "normalise"], choice(["refuse", "normalise"])] = "refuse"
     """What a CR or LF alone in content means: 550, or made CRLF."""
-    timeouts: Timeouts = Timeouts()
+    timeouts: TimeoutSettings = TimeoutSettings()
 
     @field_validator("users_file")
     @classmethod
@@ -189,8 +189,8 @@ class Auth(Section):
         return credential
 
 
-class Shield(Section):
-    """When permanent refusals are taken for one refusal of us, said many times (`relay.shield`)."""
+class ShieldSettings(Section):
+    """When permanent refusals are taken for one refusal of us, said many times (`relay.verdicts.shield`)."""
 
     in_a_row: PositiveInt = 10
     """So many recipients refused alike with nothing relayed in between; in unknown words, of the last 100."""
@@ -229,7 +229,7 @@ class Upstream(Section):
     """Widens every window; default: 1 % of it, at most one second."""
     adapt: Annotated[Literal["tighten"] | None, choice(["tighten"])] = None
     """tighten: a refusal for having sent too much lowers the limit in force; nothing ever raises it."""
-    shield: Shield | None = Shield()
+    shield: ShieldSettings | None = ShieldSettings()
     """Stops the upstream instead of bouncing a list; null: every permanent refusal is believed at once."""
     history: PolicyPath | None = None
     """Default: `history/USER@HOST` beside the spool."""
@@ -264,10 +264,12 @@ class Retry(Section):
         rules = []
         if self.min_ns > self.max_ns:
             key = "min" if "min_ns" in self.model_fields_set else "max"
-            rules.append(Broken("min is longer than max", (key,)))
+            rules.append(UnusableSetting("min is longer than max", (key,)))
         if self.warn_after_ns is not None and self.warn_after_ns >= self.lifetime_ns:
             key = "warn_after" if "warn_after_ns" in self.model_fields_set else "lifetime"
-            rules.append(Broken("warn_after is not below lifetime: the bounce would come first", (key,)))
+            rules.append(
+                UnusableSetting("warn_after is not below lifetime: the bounce would come first", (key,))
+            )
         if rules:
             raise broken_rules(rules)
         return self
@@ -286,7 +288,7 @@ class Practice(Section):
     address: Endpoint
     user: Text = "practice"
     password_file: PasswordFile
-    limit: Limit
+    limit: LimitSettings
     cut_off_ns: Duration = Field(default=MINUTE_NS, alias="cut_off")
     """How long it refuses everything once the limit was exceeded."""
     keep: PolicyPath | None = None
@@ -294,7 +296,7 @@ class Practice(Section):
 
     @field_validator("limit")
     @classmethod
-    def _it_counts_what_it_can(cls, limit: Limit) -> Limit:
+    def _it_counts_what_it_can(cls, limit: LimitSettings) -> LimitSettings:
         if limit.connections is not None or limit.for_each is not None:
             key = "connections" if limit.connections is not None else "for_each"
             raise broken("it counts messages or recipients, whoever they are from", key)
@@ -322,13 +324,13 @@ class Policy(Section):
     """The first is the default."""
     retry: Retry = Retry()
     reports: Reports = Reports()
-    lanes: dict[LaneName, Lane] = Field(default_factory=dict)
+    lanes: dict[LaneName, LaneSettings] = Field(default_factory=dict)
     """The first that matches a message; without any, first come is first served."""
     practice: Practice | None = None
 
     @field_validator("lanes")
     @classmethod
-    def _lanes_fit_together(cls, lanes: dict[str, Lane]) -> dict[str, Lane]:
+    def _lanes_fit_together(cls, lanes: dict[str, LaneSettings]) -> dict[str, LaneSettings]:
         if rules := faults_of(lanes):
             raise broken_rules(rules)
         return lanes
@@ -341,7 +343,7 @@ class Policy(Section):
         for index, listener in enumerate(listen):
             if listener.address in seen:
                 shown = f"a second listener on {listener.address}"
-                rules.append(Broken("a second listener on this address", (index, "address"), shown))
+                rules.append(UnusableSetting("a second listener on this address", (index, "address"), shown))
             # Port 0 asks the kernel for a free one, which is another each time.
             if listener.address.port != 0:
                 seen.add(listener.address)

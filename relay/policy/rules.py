@@ -13,11 +13,11 @@ from typing import Annotated
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from relay.phrases import Phrases
 from relay.policy.section import AnyOrder, Section
 from relay.policy.units import Duration, Text, choice, each, unfit
-from relay.reply import Phase
-from relay.verdict import ABOUT_US, FROM_MAIL, WORDS, Layer, Rule
+from relay.smtp.reply import Phase
+from relay.verdicts.phrases import Phrases
+from relay.verdicts.verdict import ABOUT_US, FROM_MAIL, WORDS, Layer, Rule
 
 _CODE = re.compile(r"[45](?:[0-9x][0-9]|[0-9]x|xx)\Z")
 _ENHANCED = re.compile(r"[45x]\.(?:[0-9]{1,3}|x)\.(?:[0-9]{1,3}|x)\Z")

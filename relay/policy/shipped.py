@@ -15,12 +15,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from relay.policy.document import Document, read_document
 from relay.policy.faults import PolicyError, faults_of_document, faults_of_validation
-from relay.policy.limit import Limits
+from relay.policy.limits import Limits
 from relay.policy.model import Upstream
 from relay.policy.rules import DefaultRules, SourcedRules, VerdictRule
 from relay.policy.section import AnyOrder, Section
 from relay.policy.units import Text
-from relay.verdict import Judge, Layer, Rule
+from relay.verdicts.verdict import Judge, Layer, Rule
 
 FOLDER = Path(__file__).parent
 RULES_FILE = FOLDER / "verdicts.yaml"

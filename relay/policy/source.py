@@ -23,7 +23,7 @@ from relay.policy.model import Policy
 from relay.policy.named_file import read_regular
 from relay.policy.secrets import FileInspector
 from relay.policy.shipped import with_presets
-from relay.policy.surroundings import Inspector, Surroundings
+from relay.policy.surroundings import Surroundings, SurroundingsInspector
 
 __all__ = [
     "PolicyError",
@@ -86,7 +86,7 @@ def parse_policy(text: bytes, path: Path) -> Policy:
     return _policy_of(text, path, None)
 
 
-def _policy_of(content: bytes, path: Path, inspector: Inspector | None) -> Policy:
+def _policy_of(content: bytes, path: Path, inspector: SurroundingsInspector | None) -> Policy:
     document = read_document(content)
     faults = faults_of_document(path, document)
     if document.root is None:

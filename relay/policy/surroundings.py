@@ -2,7 +2,7 @@
 
 The model knows neither the folder nor the disk.  Whoever reads a policy passes
 `Surroundings` as the context of the validation; `relay.policy.secrets` has the real
-`Inspector`.  Without one, as in code that builds a policy, nothing is looked at and a
+`SurroundingsInspector`.  Without one, as in code that builds a policy, nothing is looked at and a
 path in text must be absolute.  So a bad file is an error of its key like any other,
 found together with all the others.
 """
@@ -21,7 +21,7 @@ RULE = "rule"
 """The type of the errors that `broken_rules` makes."""
 
 
-class Inspector(Protocol):
+class SurroundingsInspector(Protocol):
     """Whether what a policy names is there and good.
 
     Every method raises Unfit if not, with texts that never hold a secret that is where it belongs.
@@ -58,10 +58,10 @@ class Surroundings:
 
     folder: Path
     """Absolute; relative paths start here."""
-    inspector: Inspector | None = None
+    inspector: SurroundingsInspector | None = None
 
 
-class Broken(NamedTuple):
+class UnusableSetting(NamedTuple):
     """A rule between keys that does not hold."""
 
     message: str
@@ -73,18 +73,18 @@ class Broken(NamedTuple):
     """The same with values in it, for a terminal."""
 
 
-def broken_rules(rules: Sequence[Broken]) -> PydanticCustomError:
+def broken_rules(rules: Sequence[UnusableSetting]) -> PydanticCustomError:
     """Return the error of rules between keys, to be raised in a validator."""
     words = "; ".join(rule.message for rule in rules)
     return PydanticCustomError(RULE, "{words}", {"words": words, "rules": tuple(rules)})
 
 
 def broken(message: str, *at: str | int, shown: str | None = None) -> PydanticCustomError:
-    """Return the error of one rule, to be raised in a validator; `at` and `shown` as in `Broken`."""
-    return broken_rules([Broken(message, at, shown)])
+    """Return the error of one rule, to be raised in a validator; `at` and `shown` as in `UnusableSetting`."""
+    return broken_rules([UnusableSetting(message, at, shown)])
 
 
-def inspector_of(info: ValidationInfo) -> Inspector | None:
+def inspector_of(info: ValidationInfo) -> SurroundingsInspector | None:
     """Return who looks at files during this validation, if anybody does."""
     return info.context.inspector if isinstance(info.context, Surroundings) else None
 
@@ -108,7 +108,7 @@ def absolute_path(value: object, info: ValidationInfo) -> Path:
     return path
 
 
-def _path_seen_by(look: Callable[[Inspector, Path], None]) -> AfterValidator:
+def _path_seen_by(look: Callable[[SurroundingsInspector, Path], None]) -> AfterValidator:
     def check(value: Path, info: ValidationInfo) -> Path:
         if inspector := inspector_of(info):
             look(inspector, value)
@@ -117,7 +117,7 @@ def _path_seen_by(look: Callable[[Inspector, Path], None]) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _name_seen_by(look: Callable[[Inspector, str], None]) -> AfterValidator:
+def _name_seen_by(look: Callable[[SurroundingsInspector, str], None]) -> AfterValidator:
     def check(value: str, info: ValidationInfo) -> str:
         if inspector := inspector_of(info):
             look(inspector, value)

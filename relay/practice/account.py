@@ -15,8 +15,8 @@ from pathlib import Path
 from random import Random
 
 from relay.clock import SECOND_NS, Clock
-from relay.envelope import Envelope
-from relay.practice.ledger import Entry, Fate, Ledger
+from relay.mail.envelope import Envelope
+from relay.practice.witness import Sighting, Witness, Witnessed
 
 
 class Counting(enum.StrEnum):
@@ -30,7 +30,7 @@ class Counting(enum.StrEnum):
 
 
 @dataclass(slots=True)
-class Transaction:
+class PracticeTransaction:
     """A mail transaction (RFC 5321, 3.3) while it lasts.  Instants are the account's."""
 
     mail_at_ns: int
@@ -46,12 +46,12 @@ class Transaction:
     dot_at_ns: int = 0
 
 
-class Account:
+class PracticeAccount:
     """One account at the practice smarthost, with its limit."""
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: Witness,
         *,
         counting: Counting,
         longest_delay_ns: int,
@@ -81,7 +81,7 @@ class Account:
         """Return how late the next reply to a final dot shall be."""
         return self._rng.randint(0, self._longest_delay_ns) / SECOND_NS
 
-    def settle(self, transaction: Transaction, content: bytes, fault: str | None) -> str:
+    def settle(self, transaction: PracticeTransaction, content: bytes, fault: str | None) -> str:
         """Count a transaction that reached its dot, and return the reply that it gets now.
 
         `fault` is the reply to content that breaks the protocol; the limit goes first,
@@ -90,24 +90,24 @@ class Account:
         now_ns = self.now_ns()
         counted_at_ns = self._instant(transaction, now_ns)
         if not self._ledger.admit(counted_at_ns, len(transaction.recipients), now_ns):
-            fate, reply = Fate.REFUSED, self._refusal()
+            fate, reply = Witnessed.REFUSED, self._refusal()
         elif fault is not None:
-            fate, reply = Fate.REFUSED, fault
+            fate, reply = Witnessed.REFUSED, fault
         else:
             fate, reply = self._take(content)
         self._enter(transaction, counted_at_ns, content, reply, fate)
         return reply
 
-    def abandon(self, transaction: Transaction) -> None:
+    def abandon(self, transaction: PracticeTransaction) -> None:
         """Count a transaction that ended before its dot, if this account counts that early."""
         if self._counting not in {Counting.AT_MAIL, Counting.AT_RANDOM}:
             return
         now_ns = self.now_ns()
         counted_at_ns = self._instant(transaction, now_ns)
         self._ledger.admit(counted_at_ns, len(transaction.recipients), now_ns)
-        self._enter(transaction, counted_at_ns, b"", "", Fate.ABANDONED)
+        self._enter(transaction, counted_at_ns, b"", "", Witnessed.ABANDONED)
 
-    def _instant(self, transaction: Transaction, now_ns: int) -> int:
+    def _instant(self, transaction: PracticeTransaction, now_ns: int) -> int:
         match self._counting:
             case Counting.AT_MAIL:
                 return transaction.mail_at_ns
@@ -121,7 +121,7 @@ class Account:
     def _refusal(self) -> str:
         return f"550 5.7.1 You have exceeded your sending limit of {self._ledger.limit.label}"
 
-    def _take(self, content: bytes) -> tuple[Fate, str]:
+    def _take(self, content: bytes) -> tuple[Witnessed, str]:
         """Take content; deliver it to nobody, but keep it for looking at where that is wanted."""
         number = self._ledger.relayed + 1
         if self._keep is not None:
@@ -130,12 +130,17 @@ class Account:
                 # Neither synced nor in a thread: nothing is promised about these files.
                 (self._keep / f"{number:06}.eml").write_bytes(content)
             except OSError as error:
-                return Fate.REFUSED, f"452 4.3.1 Cannot keep the message: {error.strerror}"
+                return Witnessed.REFUSED, f"452 4.3.1 Cannot keep the message: {error.strerror}"
             self._kept = number
-        return Fate.RELAYED, f"250 2.0.0 Ok: practised as {number}"
+        return Witnessed.RELAYED, f"250 2.0.0 Ok: practised as {number}"
 
     def _enter(
-        self, transaction: Transaction, counted_at_ns: int, content: bytes, reply: str, fate: Fate
+        self,
+        transaction: PracticeTransaction,
+        counted_at_ns: int,
+        content: bytes,
+        reply: str,
+        fate: Witnessed,
     ) -> None:
         envelope = Envelope(
             reverse_path=transaction.reverse_path,
@@ -148,7 +153,7 @@ class Account:
             smtputf8=transaction.smtputf8,
         )
         digest = hashlib.sha256(content).hexdigest()
-        self._ledger.enter(Entry(counted_at_ns, envelope, len(content), digest, reply, fate))
+        self._ledger.enter(Sighting(counted_at_ns, envelope, len(content), digest, reply, fate))
 
 
 def _last_kept(folder: Path) -> int:

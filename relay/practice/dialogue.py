@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from relay.practice.account import Account, Transaction
-from relay.practice.sasl import MECHANISMS, SERVER_FIRST, Credentials, Exchange
+from relay.practice.account import PracticeAccount, PracticeTransaction
+from relay.practice.login import MECHANISMS, SERVER_FIRST, Exchange, PracticeCredentials
 
 HOSTNAME = "practice.invalid"
 """RFC 6761, 6.4: a name that exists nowhere, since this host needs none."""
@@ -41,28 +41,30 @@ class Then(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DialogueReply:
     """A reply, without its last CRLF, and what comes after it."""
 
     reply: str
     then: Then = Then.COMMAND
 
 
-_OK = Answer("250 2.0.0 Ok")
-_NEEDS_TLS = Answer("530 5.7.0 Must issue a STARTTLS command first")
-_NEEDS_AUTH = Answer("530 5.7.0 Authentication required")
-_BAD_SEQUENCE = Answer("503 5.5.1 Bad sequence of commands")
-_BAD_SYNTAX = Answer("501 5.5.4 Syntax error in parameters")
-_UNKNOWN = Answer("500 5.5.2 Command not recognized")
-_UNSUPPORTED = Answer("555 5.5.4 Unsupported parameter")
-_TOO_BIG = Answer(f"552 5.3.4 Message exceeds {MAX_CONTENT_BYTES} bytes")
-_NEEDS_SMTPUTF8 = Answer("553 5.6.7 A non-ASCII address needs SMTPUTF8")
+_OK = DialogueReply("250 2.0.0 Ok")
+_NEEDS_TLS = DialogueReply("530 5.7.0 Must issue a STARTTLS command first")
+_NEEDS_AUTH = DialogueReply("530 5.7.0 Authentication required")
+_BAD_SEQUENCE = DialogueReply("503 5.5.1 Bad sequence of commands")
+_BAD_SYNTAX = DialogueReply("501 5.5.4 Syntax error in parameters")
+_UNKNOWN = DialogueReply("500 5.5.2 Command not recognized")
+_UNSUPPORTED = DialogueReply("555 5.5.4 Unsupported parameter")
+_TOO_BIG = DialogueReply(f"552 5.3.4 Message exceeds {MAX_CONTENT_BYTES} bytes")
+_NEEDS_SMTPUTF8 = DialogueReply("553 5.6.7 A non-ASCII address needs SMTPUTF8")
 
 
 class Dialogue:
     """What one client said so far, and what it is answered."""
 
-    def __init__(self, account: Account, credentials: Credentials, *, client: str, has_tls: bool) -> None:
+    def __init__(
+        self, account: PracticeAccount, credentials: PracticeCredentials, *, client: str, has_tls: bool
+    ) -> None:
         self._account = account
         self._credentials = credentials
         self._client = client
@@ -72,9 +74,9 @@ class Dialogue:
         self._is_esmtp = False
         self._is_authenticated = False
         self._exchange: Exchange | None = None
-        self._transaction: Transaction | None = None
+        self._transaction: PracticeTransaction | None = None
 
-    def answer(self, line: bytes) -> Answer:
+    def answer(self, line: bytes) -> DialogueReply:
         """Return the answer to one line, given without its CRLF."""
         if b"\r" in line or b"\n" in line or b"\0" in line:
             return _UNKNOWN
@@ -121,7 +123,7 @@ class Dialogue:
         self._helo, self._is_esmtp = name.decode("ascii"), is_esmtp
         return True
 
-    def _ehlo(self, argument: bytes) -> Answer:
+    def _ehlo(self, argument: bytes) -> DialogueReply:
         if not self._hello(argument, is_esmtp=True):
             return _BAD_SYNTAX
         can_log_in = self._is_secured or not self._has_tls
@@ -134,30 +136,30 @@ class Dialogue:
             "ENHANCEDSTATUSCODES",
             "AUTH PLAIN LOGIN CRAM-MD5" if can_log_in else "STARTTLS",
         ]
-        return Answer("\r\n".join([*(f"250-{line}" for line in lines[:-1]), f"250 {lines[-1]}"]))
+        return DialogueReply("\r\n".join([*(f"250-{line}" for line in lines[:-1]), f"250 {lines[-1]}"]))
 
-    def _helo_command(self, argument: bytes) -> Answer:
-        return Answer(f"250 {HOSTNAME}") if self._hello(argument, is_esmtp=False) else _BAD_SYNTAX
+    def _helo_command(self, argument: bytes) -> DialogueReply:
+        return DialogueReply(f"250 {HOSTNAME}") if self._hello(argument, is_esmtp=False) else _BAD_SYNTAX
 
-    def _starttls(self, argument: bytes) -> Answer:
+    def _starttls(self, argument: bytes) -> DialogueReply:
         if argument:
             return _BAD_SYNTAX
         if not self._has_tls:
-            return Answer("502 5.5.1 STARTTLS is not offered")
+            return DialogueReply("502 5.5.1 STARTTLS is not offered")
         if self._is_secured:
             return _BAD_SEQUENCE
-        return Answer("220 2.0.0 Ready to start TLS", Then.TLS)
+        return DialogueReply("220 2.0.0 Ready to start TLS", Then.TLS)
 
-    def _auth(self, argument: bytes) -> Answer:
+    def _auth(self, argument: bytes) -> DialogueReply:
         """Begin an exchange (RFC 4954, 4)."""
         if not self._is_esmtp or self._is_authenticated or self._transaction is not None:
             return _BAD_SEQUENCE
         name, _, initial = argument.partition(b" ")
         mechanism = MECHANISMS.get(name.upper())
         if mechanism is None:
-            return Answer("504 5.5.4 Unrecognized authentication mechanism")
+            return DialogueReply("504 5.5.4 Unrecognized authentication mechanism")
         if initial and name.upper() in SERVER_FIRST:
-            return Answer("501 5.7.0 This mechanism takes no initial response")
+            return DialogueReply("501 5.7.0 This mechanism takes no initial response")
         exchange = mechanism(self._credentials, secrets.token_hex(16))
         challenge = next(exchange)
         if initial:
@@ -166,26 +168,26 @@ class Dialogue:
         self._exchange = exchange
         return _challenge(challenge)
 
-    def _continue(self, exchange: Exchange, line: bytes) -> Answer:
+    def _continue(self, exchange: Exchange, line: bytes) -> DialogueReply:
         """Take one response of an exchange."""
         self._exchange = None
         if line == b"*":
-            return Answer("501 5.7.0 Authentication cancelled")
+            return DialogueReply("501 5.7.0 Authentication cancelled")
         try:
             response = base64.b64decode(line, validate=True)
         except binascii.Error:
-            return Answer("501 5.5.2 Cannot decode the response")
+            return DialogueReply("501 5.5.2 Cannot decode the response")
         try:
             challenge = exchange.send(response)
         except StopIteration as end:
             self._is_authenticated = end.value is True
             if self._is_authenticated:
-                return Answer("235 2.7.0 Authentication successful")
-            return Answer("535 5.7.8 Authentication credentials invalid")
+                return DialogueReply("235 2.7.0 Authentication successful")
+            return DialogueReply("535 5.7.8 Authentication credentials invalid")
         self._exchange = exchange
         return _challenge(challenge)
 
-    def _mail(self, argument: bytes) -> Answer:
+    def _mail(self, argument: bytes) -> DialogueReply:
         """Begin a transaction (RFC 5321, 4.1.1.2)."""
         if not self._is_authenticated:
             return _NEEDS_AUTH
@@ -203,7 +205,7 @@ class Dialogue:
         smtputf8 = b"SMTPUTF8" in parameters
         if not address.isascii() and not smtputf8:
             return _NEEDS_SMTPUTF8
-        self._transaction = Transaction(
+        self._transaction = PracticeTransaction(
             mail_at_ns=self._account.now_ns(),
             reverse_path=address,
             client=self._client,
@@ -213,9 +215,9 @@ class Dialogue:
             is_eight_bit=parameters.get(b"BODY") == b"8BITMIME",
             smtputf8=smtputf8,
         )
-        return Answer("250 2.1.0 Ok")
+        return DialogueReply("250 2.1.0 Ok")
 
-    def _rcpt(self, argument: bytes) -> Answer:
+    def _rcpt(self, argument: bytes) -> DialogueReply:
         """Add a recipient (RFC 5321, 4.1.1.3)."""
         if self._transaction is None:
             return _BAD_SEQUENCE if self._is_authenticated else _NEEDS_AUTH
@@ -228,37 +230,37 @@ class Dialogue:
         if not address.isascii() and not self._transaction.smtputf8:
             return _NEEDS_SMTPUTF8
         if len(self._transaction.recipients) >= MAX_RECIPIENTS:
-            return Answer("452 4.5.3 Too many recipients")
+            return DialogueReply("452 4.5.3 Too many recipients")
         if (refusal := self._account.why_refused(address)) is not None:
-            return Answer(refusal)
+            return DialogueReply(refusal)
         self._transaction.recipients.append(address)
-        return Answer("250 2.1.5 Ok")
+        return DialogueReply("250 2.1.5 Ok")
 
-    def _content(self, argument: bytes) -> Answer:
+    def _content(self, argument: bytes) -> DialogueReply:
         """Ask for the content (RFC 5321, 4.1.1.4)."""
         if argument:
             return _BAD_SYNTAX
         if self._transaction is None:
             return _BAD_SEQUENCE if self._is_authenticated else _NEEDS_AUTH
         if not self._transaction.recipients:
-            return Answer("554 5.5.1 No valid recipients")
-        return Answer("354 End data with <CR><LF>.<CR><LF>", Then.CONTENT)
+            return DialogueReply("554 5.5.1 No valid recipients")
+        return DialogueReply("354 End data with <CR><LF>.<CR><LF>", Then.CONTENT)
 
-    def _rset(self, _argument: bytes) -> Answer:
+    def _rset(self, _argument: bytes) -> DialogueReply:
         self.abandon()
         return _OK
 
-    def _noop(self, _argument: bytes) -> Answer:
+    def _noop(self, _argument: bytes) -> DialogueReply:
         return _OK
 
-    def _vrfy(self, _argument: bytes) -> Answer:
-        return Answer("252 2.5.0 Cannot verify, but will try")
+    def _vrfy(self, _argument: bytes) -> DialogueReply:
+        return DialogueReply("252 2.5.0 Cannot verify, but will try")
 
-    def _quit(self, _argument: bytes) -> Answer:
+    def _quit(self, _argument: bytes) -> DialogueReply:
         self.abandon()
-        return Answer("221 2.0.0 Bye", Then.END)
+        return DialogueReply("221 2.0.0 Bye", Then.END)
 
-    _COMMANDS: ClassVar[dict[bytes, Callable[["Dialogue", bytes], Answer]]] = {
+    _COMMANDS: ClassVar[dict[bytes, Callable[["Dialogue", bytes], DialogueReply]]] = {
         b"EHLO": _ehlo,
         b"HELO": _helo_command,
         b"STARTTLS": _starttls,
@@ -274,8 +276,8 @@ class Dialogue:
     _WITHOUT_TLS: ClassVar = frozenset({b"EHLO", b"HELO", b"STARTTLS", b"NOOP", b"RSET", b"QUIT"})
 
 
-def _challenge(challenge: bytes) -> Answer:
-    return Answer(f"334 {base64.b64encode(challenge).decode('ascii')}")
+def _challenge(challenge: bytes) -> DialogueReply:
+    return DialogueReply(f"334 {base64.b64encode(challenge).decode('ascii')}")
 
 
 def _path(keyword: bytes, argument: bytes) -> tuple[str, bytes] | None:
@@ -300,7 +302,7 @@ def _parameters(words: bytes) -> dict[bytes, bytes] | None:
     return parameters
 
 
-def _fault(transaction: Transaction, content: bytes) -> str | None:
+def _fault(transaction: PracticeTransaction, content: bytes) -> str | None:
     """Return the reply to content that breaks the protocol, or None."""
     if not content.count(b"\r\n") == content.count(b"\r") == content.count(b"\n"):
         return "550 5.6.0 A CR or LF stands alone (RFC 5321, 2.3.8)"

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from relay.clock import Clock, SystemClock
-from relay.policy.limit import Limit
+from relay.policy.limits import LimitSettings
 from relay.policy.units import HostPort
-from relay.practice.account import Account, Counting
-from relay.practice.ledger import Ledger
-from relay.practice.sasl import Credentials
-from relay.practice.session import Session, Terms
+from relay.practice.account import Counting, PracticeAccount
+from relay.practice.conversation import PracticeSession, PracticeTerms
+from relay.practice.login import PracticeCredentials
+from relay.practice.witness import Witness
 
 REMEMBERED_ENTRIES = 100_000
 
@@ -30,7 +30,7 @@ class PracticeSmarthost:
         address: HostPort,
         user: str,
         password: str,
-        limit: Limit,
+        limit: LimitSettings,
         cut_off_ns: int,
         *,
         keep: Path | None = None,
@@ -51,8 +51,8 @@ class PracticeSmarthost:
         """
         if tls is None and not address.is_loopback:
             raise ValueError(f"{address}: without TLS a practice smarthost listens on loopback only")
-        self.ledger = Ledger(limit, cut_off_ns, remember=remember)
-        account = Account(
+        self.ledger = Witness(limit, cut_off_ns, remember=remember)
+        account = PracticeAccount(
             self.ledger,
             counting=counting,
             longest_delay_ns=longest_delay_ns,
@@ -61,7 +61,7 @@ class PracticeSmarthost:
             clock=clock or SystemClock(),
             why_refused=why_refused,
         )
-        self._terms = Terms(account, Credentials(user.encode(), password.encode()), tls)
+        self._terms = PracticeTerms(account, PracticeCredentials(user.encode(), password.encode()), tls)
         self._address = address
         self._server: asyncio.Server | None = None
 
@@ -77,7 +77,7 @@ class PracticeSmarthost:
         """Listen.  Raises OSError if the address is taken."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: Session(self._terms), self._address.host, self._address.port
+            lambda: PracticeSession(self._terms), self._address.host, self._address.port
         )
 
     async def close(self) -> None:

@@ -26,7 +26,7 @@ import stat
 from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
-from relay.spool.together import Together
+from relay.spool.batched_sync import BatchedSync
 
 DIRECTORY_MODE = 0o700
 SECTOR_BYTES = 512
@@ -162,7 +162,7 @@ class RealDisk:
     """The kernel's file systems."""
 
     def __init__(self) -> None:
-        self._together = Together()
+        self._together = BatchedSync()
 
     def open_new(self, path: str) -> int:
         """Create a file for reading and writing; FileExistsError if the name is taken."""

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable
 
 from relay.clock import Clock
-from relay.envelope import QueueId
+from relay.mail.envelope import QueueId
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _EPOCH_US = 1_704_067_200_000_000  # 2024-01-01T00:00:00Z; ten characters last until 2059

@@ -5,7 +5,7 @@ processes.  `Spool` is for the one sender that holds the spool's lock.  Both are
 synchronous and called from threads; an engine's methods are called by one thread at a
 time, except `Intake`, whose drafts are independent of one another.
 
-An engine is right when tests/spool/conformance.py says so; another engine is held to
+An engine is right when tests/unit/spool/conformance.py says so; another engine is held to
 the same suite.
 """
 
@@ -14,9 +14,9 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from relay.envelope import Envelope, QueueId, Shape
-from relay.lanes import DEFAULT_LANE
-from relay.sorting import Sorter
+from relay.mail.envelope import Envelope, QueueId, Shape
+from relay.queue.lanes import DEFAULT_LANE
+from relay.queue.sorting import Sorter
 
 
 class SpoolFault(Exception):  # noqa: N818 - a fault of the disk, met by the spool

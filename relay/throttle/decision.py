@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from relay.limit import ForEach
 from relay.throttle.gauge import Gauge
+from relay.throttle.history_format import Reserved, Share
 from relay.throttle.keys import Request
-from relay.throttle.record import Reserved, Share
+from relay.throttle.limit import ForEach
 
 
 class Place(NamedTuple):

@@ -21,10 +21,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
-from relay.limit import Limit
-from relay.outlook import Limited, Openings
-from relay.throttle.record import UNKNOWN, Charged, Reserved
-from relay.throttle.window import Kept, Window
+from relay.throttle.expected import Limited, Openings
+from relay.throttle.history_format import UNKNOWN, Charged, Reserved
+from relay.throttle.limit import Limit
+from relay.throttle.window import KeptSlots, Window
 
 MOST_ENTRIES = 1_000_000
 """Instants that the windows of one limit keep, some 55 MB; with the coarse ones 150 MB at the very worst."""
@@ -47,7 +47,7 @@ class Gauge:
         self._weight: Callable[[Reserved | Charged], int] = attrgetter(limit.unit)
         self._period_ns = limit.per_ns
         self._guard_ns = _guard_of(limit, guard_ns)
-        self._kept = Kept()
+        self._kept = KeptSlots()
         self._crowded_until_ns = -1
         self._shared = self._window()
         self._of_key: OrderedDict[str, Window] = OrderedDict()

@@ -63,8 +63,8 @@ from pathlib import Path
 
 from relay.clock import SECOND_NS, Clock
 from relay.spool.durable import SECTOR_BYTES, Disk, opened, sync_above, why_a_strangers
-from relay.throttle import reached, repair
-from relay.throttle.record import (
+from relay.throttle import high_water, repair
+from relay.throttle.history_format import (
     At,
     HistoryError,
     Record,
@@ -206,7 +206,7 @@ class History:
             fd = self._disk.open_new(self._lock_path)
             # Crash here: a lock that says nothing, and the next start begins anew.
             with opened(self._disk, fd):
-                self._disk.write_all(fd, reached.line(self._known_ns))
+                self._disk.write_all(fd, high_water.line(self._known_ns))
 
     def _leave_a_folder(self) -> None:
         """Make a folder that is gone anew; while we ran, that would be in the way of who puts it back."""
@@ -216,7 +216,7 @@ class History:
     def _read_lock(self, lock_fd: int) -> None:
         self._lock_fd = lock_fd
         try:
-            self._reached_ns = reached.read(self._disk.pread(lock_fd, reached.LENGTH, 0))
+            self._reached_ns = high_water.read(self._disk.pread(lock_fd, high_water.LENGTH, 0))
         except HistoryError as error:
             raise HistoryError(
                 f"{self._lock_path}: {error}; nothing is sent. To repair: stop, move it away, start"
@@ -291,7 +291,7 @@ class History:
         """Raise HistoryError if there were groups behind the last one that is there, as far as is known."""
         marks = [mark for mark in (self._reached_ns, self._known_ns) if mark is not None]
         with self._naming_the_file():
-            reached.compare(last and last.mark_ns, max(marks, default=None))
+            high_water.compare(last and last.mark_ns, max(marks, default=None))
 
     def _load(self, inode: int, now_ns: int) -> None:
         """Forget memory and read the whole file."""
@@ -437,7 +437,7 @@ class History:
         if self._fd is None or not self._disk.leads_to(self._path, self._fd):
             raise HistoryError(f"{self._path}: removed or replaced while it was written; nothing is sent")
         # Crash here: the lock says less than the file has, which is no harm.
-        self._disk.write_at(self._lock_fd, reached.line(last.mark_ns), 0)
+        self._disk.write_at(self._lock_fd, high_water.line(last.mark_ns), 0)
 
     def _clear_the_way(self, new_path: str) -> None:
         """Remove what a rewrite that died left; what others put there is moved aside, and kept."""

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from relay.address import comparable, comparable_domain
-from relay.envelope import Envelope
-from relay.throttle.record import address_key, key_of
+from relay.mail.address import comparable, comparable_domain
+from relay.mail.envelope import Envelope
+from relay.throttle.history_format import address_key, key_of
 
 _CLIENT_ADDRESS = re.compile(r"\[([^\[\]]*)\]\Z")
 

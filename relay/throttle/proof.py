@@ -22,8 +22,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from relay.limit import ForEach, Limit, Unit
-from relay.throttle.record import UNKNOWN, Charged, Ended, Highest, Record, Reserved
+from relay.throttle.history_format import UNKNOWN, Charged, Ended, Highest, Record, Reserved
+from relay.throttle.limit import ForEach, Limit, Unit
 
 MOST_KEPT = 64
 """What is kept of limits, those of today and, as far as there is room, those of other policies."""
@@ -34,7 +34,7 @@ Slot = tuple[int, int, int]
 """From, to and how much."""
 
 
-class Stretch(NamedTuple):
+class ProofSpan(NamedTuple):
     """One transaction or connection, or several that were merged, from start to end."""
 
     started_at_ns: int
@@ -59,16 +59,16 @@ def subject_of(limit: Limit | Highest) -> Subject:
     return limit.unit, limit.per_ns, limit.for_each, limit.only
 
 
-def stretches_of(records: Iterable[Record]) -> tuple[list[Stretch], int]:
+def stretches_of(records: Iterable[Record]) -> tuple[list[ProofSpan], int]:
     """Return every transaction once, and how many of them have no end."""
-    known: dict[int, Stretch] = {}
-    others: list[Stretch] = []
+    known: dict[int, ProofSpan] = {}
+    others: list[ProofSpan] = []
     open_ids: set[int] = set()
     for record in records:
         match record:
             case Reserved(reservation_id, deadline_ns):
                 open_ids.add(reservation_id)
-                known[reservation_id] = Stretch(reservation_id, deadline_ns, record)
+                known[reservation_id] = ProofSpan(reservation_id, deadline_ns, record)
             case Ended(reservation_id, ended_at_ns):
                 if reservation_id in open_ids:
                     open_ids.remove(reservation_id)
@@ -77,7 +77,7 @@ def stretches_of(records: Iterable[Record]) -> tuple[list[Stretch], int]:
                 continue
             case Charged(ended_at_ns=ended_at_ns, started_at_ns=started_at_ns, is_merged=is_merged):
                 start_ns = ended_at_ns if started_at_ns is None else started_at_ns
-                stretch = Stretch(start_ns, ended_at_ns, record, is_merged, started_at_ns is not None)
+                stretch = ProofSpan(start_ns, ended_at_ns, record, is_merged, started_at_ns is not None)
                 if is_merged or started_at_ns is None:
                     others.append(stretch)
                 elif (before := known.get(started_at_ns)) is None or before.ended_at_ns < ended_at_ns:
@@ -113,7 +113,7 @@ def raised(
     return list(kept.values())[-MOST_KEPT:]
 
 
-def highest(limit: Limit, before: Highest | None, stretches: Sequence[Stretch], until_ns: int) -> Highest:
+def highest(limit: Limit, before: Highest | None, stretches: Sequence[ProofSpan], until_ns: int) -> Highest:
     """Return what one limit held at any instant before `until_ns`."""
     exact, rough = _slots_by_key(limit, stretches)
     if before is None:
@@ -156,7 +156,7 @@ def _held(
 
 
 def _slots_by_key(
-    limit: Limit, stretches: Iterable[Stretch]
+    limit: Limit, stretches: Iterable[ProofSpan]
 ) -> tuple[dict[str | None, list[Slot]], dict[str | None, list[Slot]]]:
     """Return what is known exactly and what is known roughly, by key."""
     exact: dict[str | None, list[Slot]] = {}

@@ -16,8 +16,8 @@ Slices are cut on the grid of `merging.rounded_up`, so doing it again adds no er
 import heapq
 from collections.abc import Iterable, Sequence
 
-from relay.throttle.merging import earliest, rounded_up
-from relay.throttle.record import UNKNOWN, Charged, Share
+from relay.throttle.compaction import earliest, rounded_up
+from relay.throttle.history_format import UNKNOWN, Charged, Share
 
 PARTS = 16
 """How many slices there are, at least, in as much time as has passed since the newest of them."""

@@ -21,15 +21,15 @@ from bisect import bisect_right, insort
 from collections.abc import Iterable, Sequence
 from threading import Lock
 
-from relay.learning import Tally
-from relay.limit import Limit
-from relay.outlook import Limited
+from relay.throttle.compaction import merge
 from relay.throttle.decision import Grant, Place, Wait, choose, for_all, shares_of, wait
+from relay.throttle.expected import Limited
 from relay.throttle.gauge import Gauge
+from relay.throttle.history_format import Charged, Ended, Highest, Record, Reserved, Share
 from relay.throttle.keys import Request
-from relay.throttle.merging import merge
+from relay.throttle.limit import Limit
+from relay.throttle.limit_hints import Tally
 from relay.throttle.proof import raised
-from relay.throttle.record import Charged, Ended, Highest, Record, Reserved, Share
 from relay.throttle.sharing import thinned
 from relay.throttle.tally import peak_of, tally_of
 from relay.throttle.usage import Usage, usage_of

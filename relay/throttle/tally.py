@@ -3,8 +3,8 @@
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from relay.learning import Tally
-from relay.throttle.record import Charged
+from relay.throttle.history_format import Charged
+from relay.throttle.limit_hints import Tally
 
 
 def tally_of(charges: Iterable[Charged], now_ns: int) -> Tally:

@@ -31,15 +31,15 @@ from pathlib import Path
 from threading import Lock
 
 from relay.clock import Clock
-from relay.learning import Tally
-from relay.limit import Limit
-from relay.outlook import Limited
 from relay.spool.durable import Disk
-from relay.throttle.audit import Audit, audit_file
 from relay.throttle.decision import Grant, Place, Wait
+from relay.throttle.expected import Limited
 from relay.throttle.history import History
+from relay.throttle.history_format import Charged, Ended, Record
 from relay.throttle.keys import Request as Request  # noqa: PLC0414 - part of the door
-from relay.throttle.record import Charged, Ended, Record
+from relay.throttle.limit import Limit
+from relay.throttle.limit_hints import Tally
+from relay.throttle.peaks import Audit, audit_file
 from relay.throttle.slots import Slots
 from relay.throttle.usage import Usage
 
@@ -65,7 +65,7 @@ class Reservation:
 
 
 @dataclass(frozen=True, slots=True)
-class Settlement:
+class SlotSettlement:
     """The end of a transaction: from then on the upstream counts nothing more of it."""
 
     reservation: Reservation
@@ -124,7 +124,7 @@ class Throttle:
                 return answer
             return Reservation(answer.id, 0, now_ns, answer.deadline_ns, (), 0, 1)
 
-    def settle(self, settlements: Sequence[Settlement]) -> None:
+    def settle(self, settlements: Sequence[SlotSettlement]) -> None:
         """Take note of ends; memory only."""
         now_ns = self._clock.boottime_ns()
         for settlement in settlements:

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from relay.limit import ForEach, Unit
 from relay.throttle.gauge import Gauge
+from relay.throttle.limit import ForEach, Unit
 
 
 @dataclass(frozen=True, slots=True)

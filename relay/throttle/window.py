@@ -34,7 +34,7 @@ COARSE_BUCKETS = 16
 """And where memory is short."""
 
 
-class Kept:
+class KeptSlots:
     """How many instants some windows keep together; 52 bytes each."""
 
     __slots__ = ("entries",)
@@ -48,11 +48,11 @@ class Window:
 
     __slots__ = ("_bucket_ns", "_ended", "_free_at_ns", "_in_flight", "_kept", "_weights", "count", "span_ns")
 
-    def __init__(self, count: int, period_ns: int, guard_ns: int, kept: Kept | None = None) -> None:
+    def __init__(self, count: int, period_ns: int, guard_ns: int, kept: KeptSlots | None = None) -> None:
         """`kept`: who wants to know how much memory this and other windows take."""
         self.count = count
         self.span_ns = period_ns + guard_ns
-        self._kept = kept or Kept()
+        self._kept = kept or KeptSlots()
         self._bucket_ns = 1 if count <= EXACT_SLOTS else max(1, self.span_ns // BUCKETS)
         self._in_flight = 0
         # Ended and still occupied: when each opens, ascending, and what it weighs.

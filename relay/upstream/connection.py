@@ -20,21 +20,21 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from relay.clock import Clock
-from relay.echo import ClientWords
-from relay.envelope import Shape
-from relay.lack import is_lack_of_means
-from relay.outcome import Answer, Outcome
+from relay.mail.envelope import Shape
 from relay.policy.model import Mechanism, Tls
 from relay.policy.secrets import SecretError, open_authorities, trusting
 from relay.policy.shipped import standard_judge
-from relay.reply import Phase, Reply, clean
+from relay.smtp.extensions import Extensions, extensions_of
+from relay.smtp.reply import Phase, Reply, clean
 from relay.upstream import sasl
-from relay.upstream.extensions import Extensions, extensions_of
 from relay.upstream.protocol import Broken, StrictProtocol
 from relay.upstream.step import Hello, StepProof
 from relay.upstream.timeouts import Timeouts
 from relay.upstream.transaction import Transaction, carry_out, unfit
-from relay.verdict import Judge, Layer, Verdict
+from relay.verdicts.echo import ClientWords
+from relay.verdicts.outcome import Answer, Outcome
+from relay.verdicts.shortage import is_lack_of_means
+from relay.verdicts.verdict import Judge, Layer, Verdict
 
 EHLO_NOT_KNOWN = frozenset({500, 502, 504})
 """After these HELO may do, where they say nothing of us.  501 is about our name, 550 about us."""

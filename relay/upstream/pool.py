@@ -14,10 +14,10 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
 
 from relay.clock import SECOND_NS, Clock
-from relay.outcome import Answer
-from relay.reply import Phase
+from relay.smtp.reply import Phase
 from relay.upstream.connection import UpstreamUnavailable
-from relay.verdict import Verdict
+from relay.verdicts.outcome import Answer
+from relay.verdicts.verdict import Verdict
 
 
 class Poolable(Protocol):

@@ -1,7 +1,7 @@
 """The wire: commands out, exactly one strict reply to each in, over aiosmtplib's protocol.
 
 Guarantees
-- a reply is believed only if it is well-formed (`relay.reply`) and was due: octets that
+- a reply is believed only if it is well-formed (`relay.smtp.reply`) and was due: octets that
   wait before a command, or follow the last reply unasked, end the connection.  The one thing
   that a server may say unasked is 421 (RFC 5321, 3.8); replies in front of it stand;
 - after any `Broken` the connection is of no more use, and says so;
@@ -29,10 +29,10 @@ from aiosmtplib.errors import SMTPException, SMTPResponseException
 from aiosmtplib.protocol import SMTPProtocol
 from aiosmtplib.response import SMTPResponse
 
-from relay.outcome import Answer
-from relay.reply import MalformedReply, Phase, Reply, ReplyParser, clean
-from relay.upstream.stuffing import DotStuffing
-from relay.verdict import Verdict
+from relay.smtp.dot_stuffing import DotStuffing
+from relay.smtp.reply import MalformedReply, Phase, Reply, ReplyParser, clean
+from relay.verdicts.outcome import Answer
+from relay.verdicts.verdict import Verdict
 
 BLOCK_BYTES = 64 * 1024
 """Content is sent in blocks of at least this many octets; less goes with its dot in one write."""

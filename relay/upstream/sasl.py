@@ -19,7 +19,7 @@ from aiosmtplib.auth import auth_crammd5_verify, auth_login_encode, auth_plain_e
 from aiosmtplib.errors import SMTPAuthenticationError
 
 from relay.policy.model import Mechanism
-from relay.reply import Phase, Reply
+from relay.smtp.reply import Phase, Reply
 from relay.upstream.protocol import Broken, StrictProtocol, Unexpected
 
 UNDER_TLS = (Mechanism.PLAIN, Mechanism.LOGIN, Mechanism.CRAM_MD5)

@@ -12,7 +12,7 @@ is not answered like the first, or was asked for often enough.
 
 from dataclasses import dataclass
 
-from relay.reply import Phase, Reply
+from relay.smtp.reply import Phase, Reply
 from relay.upstream.protocol import Desynchronised, StrictProtocol
 
 MOST_HELLOS = 3

@@ -12,7 +12,7 @@ Also where commands go out in turn, a reply that nobody asked for may come in th
 next one.  So a refusal for good stands only once the replies are proven in step: by 354, which
 answers DATA and nothing else, or at the end (`relay.upstream.step`).  Where nobody can know, since
 the upstream hung up, it is told as *unproven*, a deferral that its repetition confirms
-(`relay.unproven`); where they were out of step, every refusal is doubted.
+(`relay.verdicts.unproven`); where they were out of step, every refusal is doubted.
 Crash anywhere before the final dot: nothing was relayed.  From the dot to the end of
 `carry_out`: nobody knows, which is what `Outcome.is_ambiguous` says while we live.
 Does not: choose the recipients, count, or settle anything durably.
@@ -22,18 +22,18 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from relay.address import is_valid_address
 from relay.clock import SECOND_NS
-from relay.echo import HEADER_BYTES, ClientWords
-from relay.envelope import Shape
-from relay.offers import Need
-from relay.outcome import Answer, Outcome, gravest
-from relay.reply import Phase, Reply
-from relay.upstream.extensions import Extensions
+from relay.mail.address import is_valid_address
+from relay.mail.envelope import Shape
+from relay.smtp.extensions import Extensions
+from relay.smtp.reply import Phase, Reply
 from relay.upstream.protocol import Broken, Desynchronised, Late, Lost, StrictProtocol, Unexpected
 from relay.upstream.step import StepProof
 from relay.upstream.timeouts import Timeouts
-from relay.verdict import Judge, Scope, Verdict, verdict_of_silence
+from relay.verdicts.echo import HEADER_BYTES, ClientWords
+from relay.verdicts.offers import Need
+from relay.verdicts.outcome import Answer, Outcome, gravest
+from relay.verdicts.verdict import Judge, Scope, Verdict, verdict_of_silence
 
 RCPT_ACCEPTED = frozenset({250, 251, 252})
 """RFC 5321, 4.3.2, and 252: it will try.  Harmless, since only the final dot relays."""

@@ -12,7 +12,7 @@ from rich.table import Table
 from tests.bench import decisions, disk, floods
 from tests.bench.contenders import postfix_contender, relay_contender
 from tests.bench.measure import Load, Round, as_json, run_round, summarise
-from tests.peers import postfix, smtp_tools
+from tests.proofs.peers import postfix, smtp_tools
 
 
 def main() -> int:

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.peers import postfix
-from tests.peers.relay import RelayProcess
-from tests.peers.smtp_tools import SmtpSink, smtp_sink
+from tests.proofs.peers import postfix
+from tests.proofs.peers.relay import RelayProcess
+from tests.proofs.peers.smtp_tools import SmtpSink, smtp_sink
 
 CONNECTIONS = 20
 

@@ -37,13 +37,13 @@ from typing import Any, NamedTuple
 from relay.clock import SECOND_NS
 from relay.spool.durable import RealDisk
 from relay.throttle.decision import Grant
+from relay.throttle.history_format import Ended
 from relay.throttle.keys import Request
-from relay.throttle.record import Ended
 from relay.throttle.slots import Slots
-from relay.throttle.throttle import Reservation, Settlement, Throttle
+from relay.throttle.throttle import Reservation, SlotSettlement, Throttle
 from relay.throttle.window import EXACT_SLOTS
 from tests.fakes.clock import FakeClock
-from tests.throttle.limits import messages
+from tests.unit.throttle.limits import messages
 
 COUNTS = (8, 1_000, 1_000_000)
 DAY_S = 86_400
@@ -118,7 +118,7 @@ def _relay_durable(count: int) -> Iterator[Contender]:
             (answer,) = account.reserve([Request(1)])
             if not isinstance(answer, Reservation):
                 return False
-            account.settle([Settlement(answer, now_ns)])
+            account.settle([SlotSettlement(answer, now_ns)])
             return True
 
         def fill(instants_ns: Sequence[int]) -> None:
@@ -130,7 +130,7 @@ def _relay_durable(count: int) -> Iterator[Contender]:
                 clock.advance(batch[-1] - clock.boottime_ns())
                 granted = [answer for answer in answers if isinstance(answer, Reservation)]
                 assert len(granted) == len(batch), "there was room"
-                account.settle([Settlement(*pair) for pair in zip(granted, batch, strict=True)])
+                account.settle([SlotSettlement(*pair) for pair in zip(granted, batch, strict=True)])
 
         yield Contender(decide, fill)
         account.close()

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from tests.lab import kernel
-from tests.lab.filesystems import FILE_SYSTEMS
+from tests.proofs.lab import kernel
+from tests.proofs.lab.filesystems import FILE_SYSTEMS
 
 SIZE_BYTES = 4 << 30
 """Of a sparse file: it takes what is written."""

@@ -9,10 +9,10 @@ from typing import Any
 from argon2 import PasswordHasher
 
 from tests.fakes.certificates import make_certificates
-from tests.peers.floods import KINDS, flood
-from tests.peers.latency import TIMES, Waits, compared, greeting, medians, message, page
-from tests.peers.relay import RelayProcess
-from tests.peers.waiting import free_port
+from tests.proofs.peers.floods import KINDS, flood
+from tests.proofs.peers.latency import TIMES, Waits, compared, greeting, medians, message, page
+from tests.proofs.peers.relay import RelayProcess
+from tests.proofs.peers.waiting import free_port
 
 
 @contextmanager

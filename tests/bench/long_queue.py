@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from relay.clock import SystemClock
-from relay.envelope import Envelope
+from relay.mail.envelope import Envelope
 from relay.spool.durable import RealDisk
-from relay.spool.intake import MaildirIntake, prepare
-from tests.service.house import CONTENT, House, policy_of
+from relay.spool.maildir.drafts import MaildirIntake, prepare
+from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of
 
 AT_ONCE = 500
 SENDERS = 50
@@ -68,14 +68,14 @@ async def _measured(name: str, asked: Awaitable[Any]) -> None:
 async def _run(folder: Path, count: int) -> None:
     policy = policy_of(folder, 1)
     await asyncio.to_thread(_fill, Path(policy.spool), count)
-    house = House(policy)
-    await _measured("start", house.sender.read())
-    ids = [queued.queue_id for queued in house.sender.scheduler]
-    await _measured("edit of the lanes", house.sender.apply(policy_of(folder, 1, rest=LANES)))
-    await _measured("snapshot", house.operator.snapshot())
+    relay = Relay(policy)
+    await _measured("start", relay.sender.read())
+    ids = [queued.queue_id for queued in relay.sender.scheduler]
+    await _measured("edit of the lanes", relay.sender.apply(policy_of(folder, 1, rest=LANES)))
+    await _measured("snapshot", relay.operator.snapshot())
     for verb in ("hold", "release", "retry"):
-        await _measured(f"{verb} ALL", getattr(house.operator, verb)(ids))
-    await house.sender.stop()
+        await _measured(f"{verb} ALL", getattr(relay.operator, verb)(ids))
+    await relay.sender.stop()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tests.bench.contenders import Contender
-from tests.peers.smtp_tools import smtp_source
+from tests.proofs.peers.smtp_tools import smtp_source
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from relay.envelope import Envelope, QueueId
-from relay.listener.ports import Draft, NotAccepted
+from relay.listener.ports import DraftPort, NotAccepted
+from relay.mail.envelope import Envelope, QueueId
 
 
 class MemoryDraft:
@@ -79,7 +79,7 @@ class MemoryIntake:
         """Set while somebody waits in `accept`."""
         self._keeps_spilled = keeps_spilled
 
-    def draft(self) -> Draft:
+    def draft(self) -> DraftPort:
         draft = MemoryDraft(QueueId(f"{len(self.drafts):016d}"), keeps_spilled=self._keeps_spilled)
         self.drafts.append(draft)
         return draft
@@ -88,7 +88,7 @@ class MemoryIntake:
         self.declared_bytes.append(size_bytes)
         return self.refuses
 
-    async def spill(self, draft: Draft) -> None:
+    async def spill(self, draft: DraftPort) -> None:
         assert isinstance(draft, MemoryDraft)
         if self.spill_error is not None:
             if isinstance(self.spill_error, NotAccepted):
@@ -96,7 +96,7 @@ class MemoryIntake:
             raise self.spill_error
         draft.take_buffer()
 
-    async def accept(self, draft: Draft, envelope: Envelope) -> None:
+    async def accept(self, draft: DraftPort, envelope: Envelope) -> None:
         assert isinstance(draft, MemoryDraft)
         self.is_accepting.set()
         try:
@@ -107,7 +107,7 @@ class MemoryIntake:
             raise self.accept_error
         self.accepted.append(Accepted(draft.queue_id, envelope, draft.content))
 
-    async def discard(self, draft: Draft) -> None:
+    async def discard(self, draft: DraftPort) -> None:
         assert draft.queue_id not in self.discarded, "discarded twice"
         self.discarded.append(draft.queue_id)
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from relay.envelope import QueueId
-from relay.service.operations import ABSENT, BUSY, OK
-from relay.service.snapshot import MessageDetail, QueuedMessage, QueueState, Snapshot
+from relay.control.operations import ABSENT, BUSY, OK
+from relay.mail.envelope import QueueId
+from relay.status.snapshot import MessageDetail, QueuedMessage, QueueState, Snapshot
 from tests.fakes.snapshots import a_detail, a_snapshot
 
 

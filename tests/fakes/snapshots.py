@@ -1,17 +1,17 @@
 """A snapshot with something in every part of it, and messages that wait."""
 
 from relay.clock import SECOND_NS
-from relay.envelope import QueueId
-from relay.service.snapshot import (
+from relay.mail.envelope import QueueId
+from relay.status.snapshot import (
     Condition,
     DiskStatus,
-    Ledger,
     LimitStatus,
     MessageDetail,
     PolicyStatus,
     QueueCounts,
     QueuedMessage,
     QueueState,
+    QueueTotals,
     RecipientStatus,
     Snapshot,
     UpstreamState,
@@ -63,7 +63,7 @@ def a_snapshot(
     upstream: UpstreamStatus | None = None,
     condition: Condition = Condition.RUNNING,
     refusing_because: str = "",
-    ledger: Ledger | None = None,
+    ledger: QueueTotals | None = None,
     policy: PolicyStatus | None = None,
 ) -> Snapshot:
     return Snapshot(
@@ -79,7 +79,8 @@ def a_snapshot(
             QueueState.DEFERRED: QueueCounts(3, 4, 5_000, 3_600 * SECOND_NS),
             QueueState.CORRUPT: QueueCounts(1, 0, 17, 0),
         },
-        ledger=ledger or Ledger(accepted=1_000, relayed=190, bounced=4, expired=1, deleted=1, queued=804),
+        ledger=ledger
+        or QueueTotals(accepted=1_000, relayed=190, bounced=4, expired=1, deleted=1, queued=804),
         policy=policy or PolicyStatus("ab" * 32, AT_NS - 60 * SECOND_NS),
         disk=DiskStatus(7 * 2**30, 12_345),
     )

@@ -1,0 +1,1 @@
+"""`relay demo`: a practice upstream that cuts off whoever is too fast, and mail paced through it."""

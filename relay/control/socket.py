@@ -1,0 +1,301 @@
+"""The socket in the spool folder over which a running relay is asked: `control.sock`, mode 0600.
+
+HTTP over a unix socket, one method per question: `GET /snapshot`, `GET /queue` (a line
+of JSON per message), `GET /queue/ID`, `POST /queue/VERB` with ids, and
+`POST /upstreams/NAME/resume` and `…/believe`.  Both ends are in this file; values go over the wire as
+they are in `snapshot`, in nanoseconds.
+
+A path to a unix socket has at most 107 bytes (unix(7)), a spool's may be longer: both
+ends go through `/proc/self/fd/N/`, where N is the opened folder.
+"""
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote
+
+import aiohttp
+from aiohttp import web
+from pydantic import TypeAdapter, ValidationError
+
+from relay.control.operations import ABSENT, VERBS, Operations, Results, Unreachable, Verb, act
+from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
+from relay.spool.durable import RealDisk
+from relay.spool.maildir.files import set_aside
+from relay.spool.maildir.layout import Layout
+from relay.status.snapshot import MessageDetail, QueuedMessage, Snapshot
+from relay.status.visitors import KEEP_ALIVE_SECONDS, Visitors
+from relay.telemetry.events import Events
+
+SOCKET_NAME = "control.sock"
+IDS_AT_ONCE = 1000
+"""In one request."""
+LONGEST_QUESTION_BYTES = 64 * 1024
+LINES_AT_ONCE = 200
+"""Messages of a listing between two turns of the loop: a long queue does not hold up mail."""
+STOP_SECONDS = 1.0
+LONGEST_ANSWER_SECONDS = 600.0
+"""For a thousand messages on a slow disk; and how long a reader that is stuck holds a listing in memory."""
+MOST_AT_ONCE = 16
+"""Connections."""
+ANSWER_SECONDS = 120.0
+"""How long the command line waits for the next byte."""
+
+_SNAPSHOT = TypeAdapter(Snapshot)
+_MESSAGE = TypeAdapter(QueuedMessage)
+_DETAIL = TypeAdapter(MessageDetail)
+_RESULTS: TypeAdapter[dict[QueueId, str]] = TypeAdapter(dict[QueueId, str])
+_IDS = TypeAdapter(list[str])
+
+Answer = TypeVar("Answer")
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@contextlib.contextmanager
+def _short_path(spool: Path) -> Iterator[str]:
+    """Give the socket a path of bounded length while the context lasts.  Raises OSError."""
+    folder = os.open(spool, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{SOCKET_NAME}"
+    finally:
+        os.close(folder)
+
+
+def _bind(spool: Path) -> socket.socket:
+    """Return a socket of that name.  Raises OSError."""
+    # A socket that is there belongs to a relay that died: we hold the spool's lock.
+    _remove(spool)
+    listening = socket.socket(socket.AF_UNIX)
+    try:
+        # Before bind, so that the name never exists with a wider mode (unix(7)).
+        os.fchmod(listening.fileno(), 0o600)
+        with _short_path(spool) as path:
+            listening.bind(path)
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+def _remove(spool: Path) -> None:
+    """Remove the socket; what stands there and is none goes to corrupt/.  Raises OSError."""
+    with _short_path(spool) as path, contextlib.suppress(FileNotFoundError):
+        if Path(path).is_socket() and not Path(path).is_symlink():
+            Path(path).unlink()
+        else:
+            set_aside(RealDisk(), Layout(str(spool)), str(spool / SOCKET_NAME))
+
+
+class ControlServer:
+    """The relay's end.  Whoever starts it holds the spool's lock."""
+
+    def __init__(self, spool: Path, operations: Operations, events: Events) -> None:
+        self._spool = spool
+        self._operations = operations
+        self._events = events
+        self._runner: web.AppRunner | None = None
+        self._visitors = Visitors(answer_seconds=LONGEST_ANSWER_SECONDS, most=MOST_AT_ONCE)
+
+    async def start(self) -> None:
+        """Open the socket.  Raises OSError."""
+        app = web.Application(middlewares=[self._guard], client_max_size=LONGEST_QUESTION_BYTES)
+        app.add_routes(
+            [
+                web.get("/snapshot", self._snapshot),
+                web.get("/queue", self._queue),
+                web.get("/queue/{id}", self._show),
+                web.post("/queue/{verb}", self._act),
+                web.post("/upstreams/{name}/{verb:resume|believe}", self._resume),
+            ]
+        )
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=STOP_SECONDS,
+            keepalive_timeout=KEEP_ALIVE_SECONDS,
+        )
+        await runner.setup()
+        self._runner = runner
+        try:
+            self._visitors.receive(_bind(self._spool), runner, self._events, "the control socket")
+        except OSError:
+            await runner.cleanup()
+            self._runner = None
+            raise
+
+    async def stop(self) -> None:
+        """Close the socket and remove it."""
+        self._visitors.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+            _remove(self._spool)
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        try:
+            with self._visitors.asking(request):
+                return await handler(request)
+        except (web.HTTPException, ConnectionError):
+            raise
+        except Exception as error:  # noqa: BLE001 - whoever asked is told, and the log
+            self._events.fault(where="control", error=error)
+            return web.Response(status=500, text="A fault of the relay; see its log.")
+
+    async def _snapshot(self, _request: web.Request) -> web.Response:
+        return _json(_SNAPSHOT.dump_json(await self._operations.snapshot()))
+
+    async def _queue(self, request: web.Request) -> web.StreamResponse:
+        messages = await self._operations.queue()
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        await response.prepare(request)
+        for start in range(0, len(messages), LINES_AT_ONCE):
+            lines = [
+                _MESSAGE.dump_json(message) + b"\n" for message in messages[start : start + LINES_AT_ONCE]
+            ]
+            await response.write(b"".join(lines))
+        await response.write_eof()
+        return response
+
+    async def _show(self, request: web.Request) -> web.Response:
+        (queue_id,) = _checked([request.match_info["id"]])
+        shown = await self._operations.show(queue_id)
+        if isinstance(shown, str):
+            return web.Response(status=404 if shown == ABSENT else 409, text=shown)
+        return _json(_DETAIL.dump_json(shown))
+
+    async def _act(self, request: web.Request) -> web.Response:
+        verb = next((verb for verb in VERBS if verb == request.match_info["verb"]), None)
+        if verb is None:
+            raise web.HTTPNotFound(text="no such verb")
+        try:
+            queue_ids = _checked(_IDS.validate_json(await request.read()))
+        except ValidationError:
+            raise web.HTTPBadRequest(text="expected a list of queue ids") from None
+        return _json(_RESULTS.dump_json(dict(await act(self._operations, verb)(queue_ids))))
+
+    async def _resume(self, request: web.Request) -> web.Response:
+        name, believes = request.match_info["name"], request.match_info["verb"] == "believe"
+        return web.Response(text=await self._operations.resume(name, believes=believes))
+
+
+class ControlClient:
+    """The command line's end: `Operations` of a relay that runs.  All methods raise Unreachable."""
+
+    def __init__(self, spool: Path) -> None:
+        self._resources = contextlib.AsyncExitStack()
+        self._spool = spool
+        self._session: aiohttp.ClientSession | None = None
+
+    def is_up(self) -> bool:
+        """Return whether a relay listens.  Raises PermissionError where we may not ask."""
+        try:
+            with _short_path(self._spool) as path, socket.socket(socket.AF_UNIX) as probe:
+                probe.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Let go of the connection."""
+        await self._resources.aclose()
+
+    async def snapshot(self) -> Snapshot:
+        """Return what can be seen now."""
+        return await self._ask(_SNAPSHOT.validate_json, "GET", "/snapshot")
+
+    async def queue(self) -> list[QueuedMessage]:
+        """Return the queue, oldest first."""
+        return await self._ask(_messages, "GET", "/queue")
+
+    async def show(self, queue_id: QueueId) -> MessageDetail | str:
+        """Return one message, or ABSENT, or what went wrong."""
+        async with self._request("GET", f"/queue/{queue_id}") as response:
+            if response.status in (404, 409):
+                return await response.text()
+            return _DETAIL.validate_json(await _content(response))
+
+    async def hold(self, queue_ids: Sequence[QueueId]) -> Results:
+        """Set messages aside until they are released."""
+        return await self._act("hold", queue_ids)
+
+    async def release(self, queue_ids: Sequence[QueueId]) -> Results:
+        """Let held messages go on."""
+        return await self._act("release", queue_ids)
+
+    async def retry(self, queue_ids: Sequence[QueueId]) -> Results:
+        """Let deferred messages go now."""
+        return await self._act("retry", queue_ids)
+
+    async def bounce(self, queue_ids: Sequence[QueueId]) -> Results:
+        """End messages and report their remaining recipients."""
+        return await self._act("bounce", queue_ids)
+
+    async def delete(self, queue_ids: Sequence[QueueId]) -> Results:
+        """End messages and tell nobody."""
+        return await self._act("delete", queue_ids)
+
+    async def resume(self, upstream: str, *, believes: bool = False) -> str:
+        """Use an upstream that rests again."""
+        verb = "believe" if believes else "resume"
+        return await self._ask(bytes.decode, "POST", f"/upstreams/{quote(upstream, safe='')}/{verb}")
+
+    async def _act(self, verb: Verb, queue_ids: Sequence[QueueId]) -> Results:
+        results: dict[QueueId, str] = {}
+        for start in range(0, len(queue_ids), IDS_AT_ONCE):
+            asked = json.dumps(queue_ids[start : start + IDS_AT_ONCE]).encode("ascii")
+            results |= await self._ask(_RESULTS.validate_json, "POST", f"/queue/{verb}", asked)
+        return results
+
+    async def _ask(
+        self, read: Callable[[bytes], Answer], method: str, path: str, content: bytes | None = None
+    ) -> Answer:
+        async with self._request(method, path, content) as response:
+            return read(await _content(response))
+
+    @contextlib.asynccontextmanager
+    async def _request(
+        self, method: str, path: str, content: bytes | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        try:
+            session = await self._connected()
+            async with session.request(method, f"http://relay{path}", data=content) as response:
+                yield response
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unreachable(f"the relay did not answer: {str(error) or type(error).__name__}") from error
+        except ValidationError as error:
+            raise Unreachable("the relay answers in another version's words; restart it") from error
+
+    async def _connected(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            path = self._resources.enter_context(_short_path(self._spool))
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=ANSWER_SECONDS)
+            session = aiohttp.ClientSession(connector=aiohttp.UnixConnector(path), timeout=timeout)
+            self._session = await self._resources.enter_async_context(session)
+        return self._session
+
+
+async def _content(response: aiohttp.ClientResponse) -> bytes:
+    if response.status != 200:
+        raise Unreachable(f"the relay says: {response.status} {await response.text()}")
+    return await response.read()
+
+
+def _messages(lines: bytes) -> list[QueuedMessage]:
+    return [_MESSAGE.validate_json(line) for line in lines.splitlines()]
+
+
+def _checked(queue_ids: Sequence[str]) -> list[QueueId]:
+    """Return the ids; what is none never comes near a path."""
+    if not all(QUEUE_ID_PATTERN.match(queue_id) for queue_id in queue_ids):
+        raise web.HTTPBadRequest(text="not a queue id")
+    return [QueueId(queue_id) for queue_id in queue_ids]
+
+
+def _json(dumped: bytes) -> web.Response:
+    return web.Response(body=dumped, content_type="application/json")

@@ -1,0 +1,113 @@
+"""How many descriptors a process has, and how many of them clients may take.
+
+Every connection of a client costs two: its socket, and the file of a message that is longer
+than memory should hold.  All else is counted ahead and kept: the spool's and the histories'
+files, connections to upstreams, the status port.  So what runs out first is room for one more
+client, who is asked to come again.
+
+As a second line no socket of a client keeps a number from `ceiling` on: the kernel gives each
+new descriptor the lowest number that is free (POSIX, open(2)), so one below it says that those
+above are there for the disk.
+"""
+
+import contextlib
+import resource
+from dataclasses import dataclass
+
+from relay.policy.model import Listen, Policy
+from relay.status import visitors
+
+BASE = 48
+"""The interpreter, loops, standard streams, locks, ledger, trigger, inotify."""
+EACH_SPOOL = 24
+"""Folders being synced, a message being read, a report being written."""
+EACH_CLIENT = 2
+EACH_UPSTREAM = 8
+"""A history, its lock, its next edition, its folder; a name being looked up."""
+EACH_CONNECTION = 2
+"""Its socket, and a certificate or a password being read for it."""
+EACH_MARK = 2
+"""For a connection: its message being marked, and the one before."""
+EACH_PROCESS = 4
+"""Of listeners: orders, counts, pidfd."""
+CONTROL = 32
+ONE_VISITOR_OF = 16
+"""The share of a low limit that connections to the status port get: they must not take the disk's."""
+FEWEST_VISITORS = 4
+MOST_KEPT_PERCENT = 75
+"""Of a limit that is too low for the policy: some client has to be let in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What one process may do with its descriptors."""
+
+    limit: int
+    """RLIMIT_NOFILE."""
+    needed: int
+    """For all that the policy allows at once."""
+    ceiling: int
+    """No client keeps a descriptor of this number or above."""
+    clients: int
+    """How many connections of clients there may be, on all listeners together."""
+    wanted_clients: int
+    """How many the policy allows."""
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the policy allows more clients than there are descriptors for."""
+        return self.clients < self.wanted_clients
+
+    def fitted(self, listen: Listen) -> Listen:
+        """Return a listener that takes no more connections than its share of what there is."""
+        if not self.is_short:
+            return listen
+        # One client gets the same share of it as before.
+        fewer = {
+            key: max(1, getattr(listen, key) * self.clients // self.wanted_clients)
+            for key in ("max_connections", "max_connections_per_client")
+        }
+        return listen.model_copy(update=fewer)
+
+
+def raise_limit() -> int:
+    """Have as many descriptors as the hard limit allows; return how many those are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        # A sandbox may forbid it (systemd.exec(5), @resources).
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return soft if soft != resource.RLIM_INFINITY else 2**31
+
+
+def most_visitors(limit: int) -> int:
+    """Return how many connections to the status port there may be."""
+    return min(visitors.MOST, max(FEWEST_VISITORS, limit // ONE_VISITOR_OF))
+
+
+def sender_budget(policy: Policy, limit: int) -> Budget:
+    """Return the budget of the process that holds the spool's lock."""
+    connections = sum(upstream.connections for upstream in policy.upstreams.values())
+    disk = EACH_SPOOL + EACH_UPSTREAM * len(policy.upstreams) + EACH_MARK * connections
+    network = BASE + CONTROL + EACH_CONNECTION * connections + len(policy.listen)
+    network += EACH_PROCESS * sum(listen.processes for listen in policy.listen)
+    network += most_visitors(limit) if policy.http is not None else 0
+    network += connections if policy.practice is not None else 0
+    here = [listen for listen in policy.listen if listen.processes == 0]
+    wanted = sum(listen.max_connections for listen in here)
+    return _budget(limit, network, disk, wanted, at_least=len(here))
+
+
+def listener_budget(listen: Listen, limit: int) -> Budget:
+    """Return the budget of a listener process."""
+    return _budget(limit, BASE, EACH_SPOOL, listen.max_connections, at_least=1)
+
+
+def _budget(limit: int, network: int, disk: int, wanted_clients: int, *, at_least: int) -> Budget:
+    needed = network + disk + EACH_CLIENT * wanted_clients
+    kept = min(network + disk, limit * MOST_KEPT_PERCENT // 100)
+    clients = max(at_least, min(wanted_clients, (limit - kept) // EACH_CLIENT))
+    # Of what a client costs one half is a file.
+    ceiling = max(limit - disk - clients, limit // 2)
+    return Budget(limit, needed, ceiling, clients, wanted_clients)

@@ -1,0 +1,133 @@
+"""The listener's way to the spool: off the event loop, many at a time, and in SMTP's words.
+
+Guarantees what relay.listener.ports.Intake promises.  What the disk says becomes a reply
+that never ends a message: no room is `452 4.3.1`, anything else `451 4.3.0` (RFC 5321,
+4.2.4); a 5yz would make the client bounce because of us.
+"""
+
+import asyncio
+import errno
+from collections.abc import Callable, Sequence
+
+from relay.listener.ports import DraftPort, NotAccepted
+from relay.mail.envelope import Envelope, QueueId
+from relay.sender.batch import Batch
+from relay.spool.maildir.drafts import MaildirDraft, MaildirIntake
+from relay.spool.maildir.headroom import HEADROOM_BYTES, NoHeadroom, why_no_room
+from relay.spool.maildir.trigger import Trigger
+from relay.spool.threads import started
+
+NO_ROOM = "452 4.3.1 Insufficient system storage, try again later"
+NO_LUCK = "451 4.3.0 Local error, try again later"
+_ROOM_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+_SPILLS_AT_ONCE = 4
+
+
+class SpoolIntake:
+    """Stores what listeners of this process take."""
+
+    def __init__(
+        self,
+        intake: MaildirIntake,
+        trigger: Trigger,
+        on_error: Callable[[OSError], None] = lambda _error: None,
+    ) -> None:
+        """`on_error` is told what went wrong with the disk, which the client is not."""
+        self._intake = intake
+        self._trigger = trigger
+        self._on_error = on_error
+        self._commits = started(1, "commit")
+        self._spills = started(_SPILLS_AT_ONCE, "spill")
+        self._batch: Batch[tuple[MaildirDraft, Envelope], None] = Batch(self._commit, self._commits)
+        self._under_way: dict[QueueId, asyncio.Future[None]] = {}
+        """What threads do with drafts just now."""
+        self._free: tuple[int, int | None] = (HEADROOM_BYTES * 4, None)
+        """As of the last look; before the first one it is taken for enough."""
+
+    def draft(self) -> MaildirDraft:
+        """Begin a message.  No I/O."""
+        return self._intake.draft()
+
+    def refusal(self, size_bytes: int) -> str | None:
+        """Return the 452 reply if a message of this declared size cannot be stored now.  Cheap; no I/O."""
+        # What arrives meanwhile, or without a declared size, is refused when it is written.
+        return None if why_no_room(self._free, size_bytes) is None else NO_ROOM
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no message at all can be stored, as far as is known."""
+        return self.refusal(0) is not None
+
+    async def look_for_room(self) -> None:
+        """Ask the file system how much is free.  Called every few seconds."""
+        try:
+            self._free = await asyncio.to_thread(self._intake.free)
+        except OSError as error:
+            self._on_error(error)
+
+    async def spill(self, draft: DraftPort) -> None:
+        """Move what is buffered out of memory.  Raises NotAccepted; the draft is gone then."""
+        loop = asyncio.get_running_loop()
+        writing = loop.run_in_executor(self._spills, self._intake.spill, _ours(draft))
+        try:
+            await self._undisturbed(draft, writing)
+        except OSError as error:
+            raise self._refused(error) from error
+
+    async def accept(self, draft: DraftPort, envelope: Envelope) -> None:
+        """Store the message durably and take responsibility: on return, 250 may be sent.
+
+        Raises NotAccepted, and then nothing is queued.
+        """
+        try:
+            await self._undisturbed(draft, self._batch.submit((_ours(draft), envelope)))
+        except OSError as error:
+            raise self._refused(error) from error
+
+    async def discard(self, draft: DraftPort) -> None:
+        """Forget a draft; never raises.  One that is being stored is left to that."""
+        ours = _ours(draft)
+        if (under_way := self._under_way.get(ours.queue_id)) is not None:
+            # Its caller was cancelled, the thread was not, and has its descriptor.
+            await asyncio.wait([under_way])
+        if ours.fd is None:
+            ours.take_buffer()
+            return
+        loop = asyncio.get_running_loop()
+        await asyncio.shield(loop.run_in_executor(self._spills, self._intake.discard, ours))
+
+    def close(self) -> None:
+        """Finish what is under way."""
+        self._commits.shutdown()
+        self._spills.shutdown()
+
+    async def _undisturbed(self, draft: DraftPort, call: "asyncio.Future[None]") -> None:
+        """Wait for a call about a draft, which goes on where the caller is cancelled."""
+        self._under_way[draft.queue_id] = call
+        call.add_done_callback(lambda ended: self._ended(draft.queue_id, ended))
+        await asyncio.shield(call)
+
+    def _ended(self, queue_id: QueueId, call: "asyncio.Future[None]") -> None:
+        del self._under_way[queue_id]
+        if not call.cancelled():
+            call.exception()  # told to the caller, if there still is one
+
+    def _commit(self, drafts: Sequence[tuple[MaildirDraft, Envelope]]) -> Sequence[OSError | None]:
+        results = self._intake.accept(drafts)
+        if None in results:
+            self._trigger.pull()
+        return results
+
+    def _refused(self, error: OSError) -> NotAccepted:
+        if not isinstance(error, NoHeadroom):
+            # A full disk is told of by each refusal, and by what cannot be written about mail that is ours.
+            self._on_error(error)
+        return NotAccepted(NO_ROOM if error.errno in _ROOM_ERRORS else NO_LUCK)
+
+
+def _ours(draft: DraftPort) -> MaildirDraft:
+    """Return a draft as the engine made it: listeners only pass on what `draft` gave them."""
+    if not isinstance(draft, MaildirDraft):
+        raise TypeError("a draft of another spool")
+    return draft

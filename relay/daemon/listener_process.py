@@ -1,0 +1,114 @@
+"""A listener process: takes mail on an inherited socket into the spool, and knows nothing of the sender.
+
+Run by `listening`, never by hand: orders come as one line of JSON on stdin, counts go
+out as lines on stdout once a second, the log goes to stderr.  The end of stdin is the
+order to stop, and also what the death of the parent looks like.
+Crash anywhere: drafts without a 250, which clean-up removes, and clients that keep
+their messages.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from relay.clock import SystemClock
+from relay.daemon.descriptors import listener_budget, raise_limit
+from relay.daemon.listening import CLOSE_SECONDS, look_for_room, spool_intake
+from relay.daemon.loops import run, start_threads, tell_unhandled
+from relay.listener.server import Listener
+from relay.policy.source import parse_policy
+from relay.spool.durable import RealDisk
+from relay.telemetry.events import Events
+from relay.telemetry.listener_counts import ListenerCounts
+from relay.telemetry.observer import ListenerObserver
+from relay.telemetry.stderr import divert
+
+REPORT_SECONDS = 1.0
+
+
+async def take_mail(orders: dict[str, Any]) -> None:
+    """Take mail until stdin ends or SIGTERM comes."""
+    policy = parse_policy(orders["policy"].encode(), Path(orders["path"]))
+    listen = policy.listen[orders["listen"]]
+    clock = SystemClock()
+    events = Events(sys.stderr, orders["style"], clock, hostname=orders["hostname"])
+    loop = asyncio.get_running_loop()
+    events.collect(loop.call_soon)
+    tell_unhandled(events)
+    start_threads()
+    counts = ListenerCounts([str(listen.address)])
+    intake = spool_intake(str(policy.spool), RealDisk(), clock, events)
+    budget = listener_budget(listen, raise_limit())
+    listener = Listener(
+        budget.fitted(listen),
+        orders["hostname"],
+        intake,
+        ListenerObserver(events, counts),
+        ceiling=budget.ceiling,
+    )
+    stop = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    for ignored in (signal.SIGINT, signal.SIGHUP):
+        # Meant for the parent: a terminal and some supervisors send them to all of us.
+        loop.add_signal_handler(ignored, lambda: None)
+    loop.add_reader(sys.stdin.fileno(), _end_of_orders, loop, stop)
+    await listener.start(socket.socket(fileno=orders["fd"]))
+    report = Report(counts, events, str(listen.address), sys.stdout.fileno())
+    chores = [
+        asyncio.create_task(_report(report)),
+        asyncio.create_task(look_for_room(intake)),
+    ]
+    await stop.wait()
+    await listener.close(CLOSE_SECONDS)
+    for chore in chores:
+        chore.cancel()
+    await asyncio.gather(*chores, return_exceptions=True)
+    intake.close()
+    events.flush()
+    report.send()
+
+
+def _end_of_orders(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    # Once: an end of file stays readable, and content in flight is to be finished in peace.
+    loop.remove_reader(sys.stdin.fileno())
+    stop.set()
+
+
+class Report:
+    """What was counted, on its way to the parent.  Never waits: a parent that does not read gets it later."""
+
+    def __init__(self, counts: ListenerCounts, events: Events, listener: str, fd: int) -> None:
+        self._counts = counts
+        self._events = events
+        self._listener = listener
+        self._parent = socket.socket(fileno=os.dup(fd))
+        self._unsent = b""
+        self._lost_lines = 0
+
+    def send(self) -> None:
+        """Send what was counted since the last time, or go on with what the parent has not read yet."""
+        if not self._unsent:
+            lost_lines = self._events.lines_lost
+            self._counts.lost_lines(self._listener, lost_lines - self._lost_lines)
+            self._lost_lines = lost_lines
+            self._unsent = json.dumps(self._counts.take_delta()).encode() + b"\n"
+        # An error: the parent is gone, and stdin says so too; or it has read nothing for very long.
+        with contextlib.suppress(OSError):
+            self._unsent = self._unsent[self._parent.send(self._unsent, socket.MSG_DONTWAIT) :]
+
+
+async def _report(report: Report) -> None:
+    while True:
+        await asyncio.sleep(REPORT_SECONDS)
+        report.send()
+
+
+if __name__ == "__main__":
+    divert()
+    run(take_mail(json.loads(sys.stdin.buffer.readline())))

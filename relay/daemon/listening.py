@@ -1,0 +1,216 @@
+"""Taking mail: listeners in this process, and listener processes that are kept alive.
+
+A listener process shares nothing with the sender but the spool.  Its death costs its own
+open sessions, whose clients keep their messages; it is started again, after a pause that
+grows while it keeps dying.  It is a fresh interpreter, not a fork of one that has threads
+and a loop; the listening socket is bound here and inherited, so that no connection is
+refused meanwhile.
+"""
+
+import asyncio
+import contextlib
+import errno
+import json
+import socket
+import sys
+from pathlib import Path
+
+from relay.clock import Clock
+from relay.daemon.child import Child, Starter
+from relay.daemon.descriptors import Budget
+from relay.daemon.intake import SpoolIntake
+from relay.listener.server import Listener, bind
+from relay.policy.model import Listen, Policy, Tls
+from relay.spool.durable import Disk
+from relay.spool.maildir.drafts import MaildirIntake
+from relay.spool.maildir.trigger import Trigger
+from relay.telemetry.events import Events
+from relay.telemetry.listener_counts import ListenerCounts
+from relay.telemetry.observer import ListenerObserver
+
+CLOSE_SECONDS = 10.0
+"""How long content in flight may take at a stop."""
+BIND_AGAIN_SECONDS = 0.1
+RESTART_FIRST_SECONDS = 0.5
+RESTART_LONGEST_SECONDS = 30.0
+LOOK_SECONDS = 2.0
+"""How old the free space may be by which a declared size is judged."""
+LOOK_WHEN_FULL_SECONDS = 0.2
+"""How long clients are still refused when there is room again."""
+
+
+def spool_intake(root: str, disk: Disk, clock: Clock, events: Events) -> SpoolIntake:
+    """Return the way into a spool for the listeners of one process."""
+    return SpoolIntake(
+        MaildirIntake(root, disk, clock),
+        Trigger(root, disk),
+        lambda error: events.spool_failed(error=f"accept: {error.strerror or error}"),
+    )
+
+
+async def look_for_room(intake: SpoolIntake) -> None:
+    """Have `intake` know how much room there is, until cancelled."""
+    while True:
+        await intake.look_for_room()
+        await asyncio.sleep(LOOK_WHEN_FULL_SECONDS if intake.is_full else LOOK_SECONDS)
+
+
+class Listening:
+    """All listeners of a policy."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        policy_text: bytes,
+        policy_path: Path,
+        *,
+        hostname: str,
+        disk: Disk,
+        clock: Clock,
+        events: Events,
+        counts: ListenerCounts,
+        style: str,
+        budget: Budget,
+    ) -> None:
+        """Nothing is bound yet."""
+        self._budget = budget
+        self._policy = policy
+        self._policy_text = policy_text
+        self._policy_path = policy_path
+        self._hostname = hostname
+        self._events = events
+        self._counts = counts
+        self._style = style
+        self._intake = spool_intake(str(policy.spool), disk, clock, events)
+        self._observer = ListenerObserver(events, counts)
+        self._sockets: list[socket.socket] = []
+        self._listeners: list[Listener] = []
+        self._keepers: list[asyncio.Task[None]] = []
+        self._is_closing = False
+        self._starter = Starter()
+
+    @property
+    def has_processes(self) -> bool:
+        """Return whether some mail is taken in other processes."""
+        return any(listen.processes for listen in self._policy.listen)
+
+    async def bind(self) -> None:
+        """Bind every address.  Raises OSError, naming the address in `filename`."""
+        for listen in self._policy.listen:
+            try:
+                self._sockets.append(await self._bind(listen))
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(listen.address)) from error
+
+    async def start(self) -> None:
+        """Take mail on what was bound."""
+        for index, (listen, bound) in enumerate(zip(self._policy.listen, self._sockets, strict=True)):
+            if listen.processes == 0:
+                listener = Listener(
+                    self._budget.fitted(listen),
+                    self._hostname,
+                    self._intake,
+                    self._observer,
+                    ceiling=self._budget.ceiling,
+                )
+                await listener.start(bound)
+                self._listeners.append(listener)
+            for _ in range(listen.processes):
+                self._keepers.append(asyncio.create_task(self._keep(index, listen, bound)))
+            protocol = "SMTP with TLS" if listen.tls is Tls.IMPLICIT else "SMTP"
+            self._events.listening(listener=str(listen.address), protocol=protocol)
+        self._keepers.append(asyncio.create_task(look_for_room(self._intake)))
+
+    async def close(self) -> None:
+        """Take no more mail; let content in flight finish."""
+        self._is_closing = True
+        for keeper in self._keepers:
+            keeper.cancel()
+        listeners = (listener.close(CLOSE_SECONDS) for listener in self._listeners)
+        await asyncio.gather(*listeners, *self._keepers, return_exceptions=True)
+        for bound in self._sockets:
+            bound.close()
+        self._starter.close()
+        self._intake.close()
+
+    async def _bind(self, listen: Listen) -> socket.socket:
+        """Bind an address; where listener processes of a killed sender hold it, wait for their end."""
+        until = asyncio.get_running_loop().time() + CLOSE_SECONDS
+        while True:
+            try:
+                return bind(listen)
+            except OSError as error:
+                may_be_ours = error.errno == errno.EADDRINUSE and listen.processes > 0
+                if not may_be_ours or asyncio.get_running_loop().time() > until:
+                    raise
+            await asyncio.sleep(BIND_AGAIN_SECONDS)
+
+    async def _keep(self, index: int, listen: Listen, bound: socket.socket) -> None:
+        """Keep one listener process running until we are cancelled."""
+        pause_seconds = RESTART_FIRST_SECONDS
+        has_run = False
+        while True:
+            began_at = asyncio.get_running_loop().time()
+            try:
+                process = await self._start_process(index, bound)
+            except OSError as error:
+                # No descriptor, no memory: the next one may find some.
+                self._events.fault(where=f"listener {listen.address}", error=error)
+            else:
+                if has_run:
+                    self._events.listener_restarted(listener=str(listen.address), pid=process.pid)
+                has_run = True
+                status = await self._attend(process)
+                self._counts.drop_source(str(process.pid))
+                if self._is_closing:
+                    return
+                self._events.listener_died(listener=str(listen.address), pid=process.pid, status=status)
+            is_long = asyncio.get_running_loop().time() - began_at > RESTART_LONGEST_SECONDS
+            pause_seconds = (
+                RESTART_FIRST_SECONDS if is_long else min(pause_seconds * 2, RESTART_LONGEST_SECONDS)
+            )
+            await asyncio.sleep(pause_seconds)
+
+    async def _start_process(self, index: int, bound: socket.socket) -> Child:
+        orders = {
+            "policy": self._policy_text.decode("utf-8"),
+            "path": str(self._policy_path),
+            "listen": index,
+            "fd": bound.fileno(),
+            "hostname": self._hostname,
+            "style": self._style,
+        }
+        command = [sys.executable, "-m", "relay.daemon.listener_process"]
+        return await self._starter.start(command, json.dumps(orders).encode() + b"\n", [bound.fileno()])
+
+    async def _attend(self, process: Child) -> str:
+        """Collect what a process counts until it ends; return how it ended."""
+        try:
+            async for line in process.lines():
+                # What a dying process wrote half of is nothing that counts.
+                with contextlib.suppress(ValueError):
+                    self._counts.add_delta(json.loads(line), str(process.pid))
+            code = await process.wait()
+        except asyncio.CancelledError:
+            # Its end of file is its order to stop: it finishes content in flight and goes.
+            process.end_orders()
+            await self._drain(process)
+            raise
+        except ValueError:
+            # A line too long to be counts: whatever it has become, another one does better.
+            process.kill()
+            code = await process.wait()
+        process.close()
+        return f"signal {-code}" if code < 0 else f"exit status {code}"
+
+    async def _drain(self, process: Child) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS + 2):
+                async for line in process.lines():
+                    with contextlib.suppress(ValueError):
+                        self._counts.add_delta(json.loads(line), str(process.pid))
+                await process.wait()
+        if not process.has_ended:
+            process.kill()
+            await process.wait()
+        process.close()

@@ -1,0 +1,49 @@
+"""Which event loop everything runs on: uvloop where it is available, else asyncio's own."""
+
+import asyncio
+import gc
+import os
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from relay.mail.words import described
+from relay.spool.threads import started
+from relay.telemetry.events import Events
+from relay.verdicts.shortage import is_lack_of_means
+
+Returned = TypeVar("Returned")
+
+
+GARBAGE_THRESHOLD = 20_000
+"""New objects before the collector looks for cycles: we make few, and a long queue is many objects."""
+
+
+def run(main: Coroutine[Any, Any, Returned]) -> Returned:
+    """Run a program's one coroutine to its end."""
+    gc.set_threshold(GARBAGE_THRESHOLD, 20, 50)
+    try:
+        from uvloop import new_event_loop  # noqa: PLC0415 - optional where it has no wheel
+    except ImportError:
+        return asyncio.run(main)
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(main)
+
+
+def start_threads() -> None:
+    """Have the running loop's own threads now, and not when one is wanted and perhaps none is to be had."""
+    # As many as the loop would start by and by.
+    asyncio.get_running_loop().set_default_executor(started(min(32, (os.cpu_count() or 1) + 4), "loop"))
+
+
+def tell_unhandled(events: Events) -> None:
+    """Have what the running loop catches itself told as an event, and not as a traceback each."""
+
+    def tell(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception") or RuntimeError(context.get("message"))
+        if is_lack_of_means(error):
+            # asyncio could not accept, tries again in a second, and says so for each try.
+            events.shortage(where="the event loop", error=described(error))
+        else:
+            events.fault(where="the event loop", error=error)
+
+    asyncio.get_running_loop().set_exception_handler(tell)

@@ -1,0 +1,100 @@
+"""What an edit of the policy does to a relay that runs.
+
+A good edit takes effect at once, but for the keys that need a restart, and it says
+which; no transaction is dropped, and the limits judge the same history by the new
+numbers.  A bad edit changes nothing: the last good policy stays, and every fault is
+logged and counted.  One that has to rest first is told of, with its end.
+"""
+
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+from relay.clock import Clock
+from relay.daemon.policy_watch import Waiting
+from relay.policy.changes import changes_needing_restart
+from relay.policy.faults import PolicyError
+from relay.policy.model import Policy
+from relay.sender.sender import Sender
+from relay.status.snapshot import PolicyStatus
+from relay.status.watch import Watch
+from relay.telemetry.events import Events
+from relay.telemetry.metrics import Metrics
+
+
+class Reload:
+    """What happens when the policy file was edited."""
+
+    def __init__(
+        self,
+        path: Path,
+        policy: Policy,
+        *,
+        sender: Sender,
+        watch: Watch,
+        events: Events,
+        metrics: Metrics,
+        clock: Clock,
+    ) -> None:
+        """`policy` is the one that the relay was started with."""
+        self._path = path
+        self._started_with = policy
+        self._sender = sender
+        self._watch = watch
+        self._events = events
+        self._metrics = metrics
+        self._clock = clock
+
+    async def apply(self, policy: Policy, sha256: str) -> None:
+        """Go on by a good edit, as far as that is possible without a restart."""
+        keys = changes_needing_restart(self._started_with, policy)
+        if not await self._go_on_by(policy, keys):
+            return
+        self._watch.policy_status = PolicyStatus(sha256, self._clock.wall_ns())
+        self._metrics.policy_reloaded(is_ok=True)
+        self._events.policy_loaded(path=str(self._path), sha256=sha256)
+        if keys:
+            self._events.policy_needs_restart(path=str(self._path), keys=keys)
+
+    async def hold(self, policy: Policy) -> None:
+        """Go on by what counts while an edit rests: it is not in force, so nothing is told of it."""
+        await self._go_on_by(policy, changes_needing_restart(self._started_with, policy))
+
+    async def _go_on_by(self, policy: Policy, fixed: Collection[str]) -> bool:
+        """Have the sender go by a policy, but for what is fixed for this run; return whether it does."""
+        # So that paths and addresses remain true.
+        live = policy.model_copy(update={key: getattr(self._started_with, key) for key in fixed})
+        try:
+            await self._sender.apply(live)
+        except Exception as error:  # noqa: BLE001 - half an edit is in force: only a restart makes it whole
+            self._sender.fail(error)
+            return False
+        self._watch.policy = live
+        return True
+
+    def wait(self, waiting: Waiting | None) -> None:
+        """Show the edit that rests before it is in force, or that none does."""
+        if waiting is None:
+            self._watch.policy_status = replace(
+                self._watch.policy_status, waiting_because="", waiting_until_ns=None
+            )
+            return
+        until_ns = waiting.until_ns
+        if until_ns is not None:
+            until_ns += self._clock.wall_ns() - self._clock.boottime_ns()
+        self._watch.policy_status = replace(
+            self._watch.policy_status, waiting_because=waiting.because, waiting_until_ns=until_ns
+        )
+        self._events.policy_waiting(
+            path=str(self._path), sha256=waiting.sha256, reason=waiting.because, until_at_ns=until_ns
+        )
+
+    def refuse(self, error: PolicyError) -> None:
+        """Stay with what is in force, and say everything that is wrong with the edit."""
+        old = self._watch.policy_status
+        faults = [str(fault) for fault in error.errors]
+        self._watch.policy_status = PolicyStatus(
+            old.sha256, old.loaded_at_ns, last_reload_ok=False, last_error=faults[0] if faults else ""
+        )
+        self._metrics.policy_reloaded(is_ok=False)
+        self._events.policy_refused(path=str(self._path), faults=faults)

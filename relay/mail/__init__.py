@@ -1,0 +1,1 @@
+"""What a message is: address, envelope, header, report (DSN), how times and periods are written.  Pure."""

@@ -1,0 +1,62 @@
+"""The envelope, and what is known about a message apart from its content.  Pure.
+
+Addresses are `str` that passed `relay.mail.address` at the door: what the client sent
+between the angle brackets, byte for byte (UTF-8 only where SMTPUTF8 was asked for,
+RFC 6531).  Nothing here parses, folds case or compares domains.
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import NewType
+
+QueueId = NewType("QueueId", str)
+"""The name of a message while it is queued: unique for ever, sorts by time."""
+
+QUEUE_ID_PATTERN = re.compile(r"[0-9a-z]{16}[rw]?\Z")
+"""Sixteen characters for a message that came in; one more for the report (`r`) or
+the delay warning (`w`) about it.  Checked before an id becomes part of a path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """Who sends to whom, and how the message came to us.
+
+    `reverse_path` is `""` for the null reverse-path `<>` (RFC 5321, 4.5.5), which is
+    how reports travel and which is never answered by another report.
+    """
+
+    reverse_path: str
+    recipients: tuple[str, ...]
+    arrival_at_ns: int
+    """Wall clock at acceptance, nanoseconds since 1970 UTC."""
+    client: str
+    """Who handed it over: `name[address]` or `unknown[address]`; `local` for reports."""
+    helo: str
+    """The argument of HELO or EHLO as received; `""` for reports."""
+    protocol: str
+    """The `with` of the Received line: SMTP, ESMTP, ESMTPS, ESMTPA, ESMTPSA, UTF8SMTP… (RFC 3848, 6531)."""
+    user: str | None = None
+    """The authenticated user, where there is one."""
+    smtputf8: bool = False
+    """MAIL carried SMTPUTF8 (RFC 6531, 3.4)."""
+    boot_id: str = field(default="", compare=False)
+    """The boot of its acceptance, as the intake found it; empty where its version kept none."""
+    boottime_ns: int = field(default=0, compare=False)
+    """When it was, in that boot: for its age, which no step of the wall clock changes (`relay.mail.age`)."""
+
+    @property
+    def is_null(self) -> bool:
+        """Whether the reverse-path is `<>`, so that nobody may be told of a failure."""
+        return self.reverse_path == ""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the upstream must be able to carry for this message to arrive unbroken."""
+
+    size_bytes: int
+    """Octets of the content as it will be sent, before dot-stuffing; for SIZE= (RFC 1870)."""
+    eight_bit: bool
+    """Some octet of the content is above 127: needs 8BITMIME (RFC 6152)."""
+    smtputf8: bool
+    """An address or a header needs SMTPUTF8 (RFC 6531)."""

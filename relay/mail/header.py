@@ -1,0 +1,24 @@
+"""The header section of a message, read leniently (RFC 5322, 2.2): fields, unfolded.  Pure."""
+
+from collections.abc import Iterator
+
+
+def header_fields(head: bytes) -> Iterator[tuple[str, str]]:
+    """Yield name and value of each field of a header section, unfolded, until an empty line or the end.
+
+    Names are in lower case; values as they are, with runs of white space as one space.
+    """
+    name, value = "", ""
+    for line in head.partition(b"\r\n\r\n")[0].split(b"\r\n"):
+        text = line.decode("utf-8", "replace")
+        if text[:1] in {" ", "\t"}:
+            value += text
+            continue
+        if name:
+            yield name, " ".join(value.split())
+        if not text:
+            return
+        name, _, value = text.partition(":")
+        name = name.strip().lower()
+    if name:
+        yield name, " ".join(value.split())

@@ -1,0 +1,210 @@
+"""One connection to the practice smarthost: bytes to lines and content, TLS, late replies.
+
+Guarantees: lines end in CRLF and nothing else does, content ends at CRLF.CRLF only;
+replies go out in the order of the commands, pipelined or not; while one is held back,
+what the client sends waits; a message whose client is gone before its reply is
+decided all the same.
+Does not: know a command (see `dialogue`).
+"""
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
+
+from relay.practice.account import PracticeAccount
+from relay.practice.dialogue import HOSTNAME, MAX_CONTENT_BYTES, Dialogue, DialogueReply, Then
+from relay.practice.login import PracticeCredentials
+
+MAX_COMMAND_BYTES = 12_288
+"""RFC 4954, 4: what a line of AUTH may need."""
+
+_DOT = b"\r\n.\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class PracticeTerms:
+    """What all connections to one practice smarthost share."""
+
+    account: PracticeAccount
+    credentials: PracticeCredentials
+    tls: ssl.SSLContext | None
+    open: set["PracticeSession"] = field(default_factory=set)
+    """The connections that there are, and those lost whose last message is not decided yet."""
+
+
+class PracticeSession(asyncio.Protocol):
+    """One connection, from its banner to its end."""
+
+    _transport: asyncio.Transport
+    _dialogue: Dialogue
+
+    def __init__(self, terms: PracticeTerms) -> None:
+        self._terms = terms
+        self._loop = asyncio.get_running_loop()
+        self._buffer = bytearray()
+        self._replies: list[str] = []
+        self._is_content = False
+        self._is_overlong = False
+        self._searched_bytes = 0
+        self._is_held = False
+        self._is_over = False
+        self._late_reply: asyncio.TimerHandle | None = None
+        self._handshake: asyncio.Task[None] | None = None
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        """Done once the connection is lost."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Greet."""
+        # Not isinstance: uvloop's transports are asyncio's by behaviour, not by class.
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self._dialogue = Dialogue(
+            self._terms.account,
+            self._terms.credentials,
+            client=f"unknown[{peer[0]}]" if peer else "unknown",
+            has_tls=self._terms.tls is not None,
+        )
+        self._terms.open.add(self)
+        self._replies.append(f"220 {HOSTNAME} ESMTP practice smarthost")
+        self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection; what is held back is decided when its time comes."""
+        del exc
+        self._is_over = True
+        if self._late_reply is None:
+            self._terms.open.discard(self)
+            self._dialogue.abandon()
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def abort(self) -> None:
+        """End at once, as a power cut would; nothing more is decided."""
+        if self._late_reply is not None:
+            self._late_reply.cancel()
+        if self._handshake is not None:
+            self._handshake.cancel()
+        self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came."""
+        self._buffer += data
+        if self._is_held and len(self._buffer) > MAX_COMMAND_BYTES:
+            self._transport.pause_reading()
+        self._advance()
+
+    def pause_writing(self) -> None:
+        """Read nothing from a client that does not read its replies."""
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Read again."""
+        if not self._is_held:
+            self._transport.resume_reading()
+
+    def _advance(self) -> None:
+        """Answer all that is here and may be answered now."""
+        step: Callable[[], bool] = self._take_content if self._is_content else self._take_line
+        while not self._is_held and not self._is_over and step():
+            step = self._take_content if self._is_content else self._take_line
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._replies and not self._transport.is_closing():
+            self._transport.write(("\r\n".join(self._replies) + "\r\n").encode("ascii"))
+        self._replies.clear()
+
+    def _take_line(self) -> bool:
+        """Answer the first line; return False if it is not all here."""
+        end = self._buffer.find(b"\r\n")
+        if end > MAX_COMMAND_BYTES or (end < 0 and len(self._buffer) > MAX_COMMAND_BYTES):
+            self._follow(DialogueReply("500 5.5.2 Line too long", Then.END))
+            return False
+        if end < 0:
+            return False
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 2]
+        self._follow(self._dialogue.answer(line))
+        return True
+
+    def _follow(self, answer: DialogueReply) -> None:
+        self._replies.append(answer.reply)
+        match answer.then:
+            case Then.CONTENT:
+                # The CRLF that ended the command begins the content: a lone dot ends it at once.
+                self._buffer[:0] = b"\r\n"
+                self._is_content, self._is_overlong, self._searched_bytes = True, False, 0
+            case Then.TLS if self._terms.tls is not None:
+                self._start_tls(self._terms.tls)
+            case Then.END:
+                self._flush()
+                self._is_over = True
+                self._transport.close()
+
+    def _take_content(self) -> bool:
+        """Look for the final dot and settle the message; return False if it is not here."""
+        end = self._buffer.find(_DOT, max(0, self._searched_bytes - len(_DOT) + 1))
+        if end < 0:
+            if len(self._buffer) > MAX_CONTENT_BYTES:
+                self._is_overlong = True
+                del self._buffer[: 1 - len(_DOT)]
+            self._searched_bytes = len(self._buffer)
+            return False
+        # RFC 5321, 4.5.2: a leading dot is the client's stuffing.
+        content = bytes(self._buffer[: end + 2]).replace(b"\r\n.", b"\r\n")[2:]
+        del self._buffer[: end + len(_DOT)]
+        self._is_content = False
+        self._dialogue.dot()
+        delay_seconds = self._terms.account.delay_seconds()
+        if delay_seconds > 0:
+            self._is_held = True
+            self._late_reply = self._loop.call_later(delay_seconds, self._reply_late, content)
+        else:
+            self._settle(content)
+        return True
+
+    def _settle(self, content: bytes) -> None:
+        kept = b"" if self._is_overlong else content
+        self._replies.append(self._dialogue.settle(kept, is_overlong=self._is_overlong))
+
+    def _reply_late(self, content: bytes) -> None:
+        self._late_reply = None
+        self._settle(content)
+        if self._is_over:
+            self._terms.open.discard(self)
+            self._replies.clear()
+        else:
+            self._release()
+
+    def _release(self) -> None:
+        self._is_held = False
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+        self._advance()
+
+    def _start_tls(self, tls: ssl.SSLContext) -> None:
+        self._flush()
+        # What came in clear behind STARTTLS is not the client's word (RFC 3207, 5).
+        self._buffer.clear()
+        self._is_held = True
+        self._transport.pause_reading()
+        self._handshake = self._loop.create_task(self._secure(tls))
+
+    async def _secure(self, tls: ssl.SSLContext) -> None:
+        transport: asyncio.Transport | None = None
+        try:
+            # Includes ssl.SSLError: the client did not like us, or never meant to.
+            with contextlib.suppress(OSError):
+                transport = await self._loop.start_tls(self._transport, self, tls, server_side=True)
+        finally:
+            if transport is None:
+                # asyncio does not tell us of a connection lost in the middle of a handshake.
+                self._transport.abort()
+                self.connection_lost(None)
+        if transport is not None:
+            self._transport = transport
+            self._dialogue.secured()
+            self._release()

@@ -1,0 +1,1 @@
+"""Which message goes next: scheduler, lanes, parking, sender pauses, settlement.  Pure."""

@@ -1,0 +1,391 @@
+"""The order of what is ready: lanes by their shares, senders in turn, then first come first served.  Pure.
+
+Guarantees, while nothing waits beyond its patience:
+- between two lanes that both have something ready all the time, neither is behind the other
+  by more than one message each, measured in shares; no lane is above its own by more than one;
+- a lane that had nothing ready has saved nothing, and goes next, unless it had its share just before;
+- within a lane senders take turns, a message each; each one's own leave in their order, behind
+  what stands in front of them (`add_in_front`); only what was taken and given back goes ahead of all;
+- a lane that may give nothing (its ceiling) keeps back no other.
+What is ready for longer than its lane's patience goes by the oldest, as if it were one more
+lane with as much weight as all lanes together: it gets half of what goes, and a lane that uses
+less than its half of a share is as quick as ever.
+
+How: start-time fair queuing (Goyal, Vin, Cheng 1996).  Each lane has a tag that moves on by
+cost / weight with what it gives; the lowest tag goes next, and an idle lane's tag is raised to
+the last one that went.  What a message costs is the caller's, in one unit for all.
+
+Without lanes there is one, and senders do not take turns: first come, first served.
+
+Every call but `copy`, `watch` and `in_line` is O(lanes + log n).  Does not: know a message but
+by its id, or that one is no longer ready (`remove` says so).
+"""
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from itertools import count
+from math import lcm
+from typing import NamedTuple
+
+from relay.mail.address import comparable
+from relay.mail.envelope import QueueId
+
+DEFAULT_LANE = "default"
+"""The lane of what matches no other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One lane, as the order needs it."""
+
+    name: str
+    weight: int = 1
+    """Its part of the sum of all weights is its share."""
+    patience_ns: int | None = None
+    """What is ready for longer goes before its turn."""
+    has_ceiling: bool = False
+    """Somebody asks how much of it may go: `Order.let`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a transaction costs its lane: how long its slots take of the limit that they take longest of."""
+
+    of_message_ns: int = 1
+    of_recipient_ns: int = 0
+
+    def of(self, recipients: int) -> int:
+        """Return what one with so many recipients costs, at least 1."""
+        return max(1, self.of_message_ns, recipients * self.of_recipient_ns)
+
+
+def turn_of(reverse_path: str) -> str:
+    """Return whose turn it is: the sender, without what bulk mail puts there for each recipient.
+
+    A list that names the recipient in its return address (VERP: `list-return-7-me=here.example@…`,
+    `list+me=here.example@…`) is one sender, or it would have a turn for each recipient.
+    """
+    local, at, domain = comparable(reverse_path).rpartition("@")
+    if local.startswith("prvs="):  # BATV: tag before the address
+        local = local.rpartition("=")[2]
+    local = local.partition("+")[0] or local
+    if "=" in local:
+        kept = local.partition("=")[0]
+        local = kept.rpartition("-")[0] or kept
+    return f"{local}{at}{domain}"
+
+
+SPARE_AGES = 1024
+"""How many entries of who left a heap may hold beside as many as there are of who is there."""
+
+
+class _Spot(NamedTuple):
+    """Where a message stands."""
+
+    lane: str
+    sender: str | None
+    """None: ahead of all senders of its lane."""
+    number: int
+    since_ns: int
+    is_in_front: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Flow:
+    """Something that goes by its weight."""
+
+    step: int
+    """How far its tag moves for a cost of 1."""
+    tag: int = 0
+    went: int = -1
+    """When it last gave something, counted in messages; of equals the one that waited longer goes."""
+
+
+@dataclass(slots=True, eq=False)
+class _Line(_Flow):
+    """What is ready in one lane."""
+
+    lane: Lane = field(default_factory=lambda: Lane(DEFAULT_LANE))
+    room: int | None = None
+    """How many more may go; None: any number."""
+    length: int = 0
+    ahead: OrderedDict[QueueId, None] = field(default_factory=OrderedDict)
+    senders: OrderedDict[str, OrderedDict[QueueId, None]] = field(default_factory=OrderedDict)
+    """In turn: the first is next."""
+    fronts: dict[str, OrderedDict[QueueId, None]] = field(default_factory=dict)
+    """Of those senders that have any: what goes in their turn ahead of the others of theirs."""
+    ages: list[tuple[int, int, QueueId]] = field(default_factory=list)
+    """A heap of when each has waited for too long; who left is not taken out of it."""
+
+    def copy(self) -> "_Line":
+        twin = copy(self)
+        twin.ahead, twin.ages = self.ahead.copy(), self.ages.copy()
+        twin.senders = OrderedDict((sender, its.copy()) for sender, its in self.senders.items())
+        twin.fronts = {sender: its.copy() for sender, its in self.fronts.items()}
+        return twin
+
+
+class _Charge(NamedTuple):
+    """What taking a message did."""
+
+    flow: _Flow
+    line: _Line
+    cost: int
+    went: int
+    went_before: int
+    tag: int
+    """Of the order, by this."""
+    tag_before: int
+
+
+class Order:
+    """What is ready, and what of it goes next."""
+
+    def __init__(self, lanes: Sequence[Lane] = ()) -> None:
+        """`lanes` have one of the name DEFAULT_LANE among them; none at all is one without turns."""
+        self._has_turns = bool(lanes)
+        lanes = lanes or (Lane(DEFAULT_LANE),)
+        unit = lcm(*(lane.weight for lane in lanes), sum(lane.weight for lane in lanes))
+        self._lines = {lane.name: _Line(unit // lane.weight, lane=lane) for lane in lanes}
+        self._overdue = _Flow(unit // sum(lane.weight for lane in lanes))
+        self._spots: dict[QueueId, _Spot] = {}
+        self._charged: dict[QueueId, _Charge] = {}
+        """Of what was taken and is not known to have gone."""
+        self._tag = 0
+        """Of what went last: no flow is behind it."""
+        self._numbers = count()
+        self._touched: set[QueueId] | None = None
+        """Who changed since `watch`; None where nobody watches."""
+        self._found: tuple[int, tuple[_Flow, _Line, QueueId] | None] | None = None
+        """What goes next, and as of when; None where that changed since."""
+
+    def __len__(self) -> int:
+        return len(self._spots)
+
+    def __contains__(self, queue_id: QueueId) -> bool:
+        return queue_id in self._spots
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """Return the lanes; where none were given, the one that there is."""
+        return tuple(line.lane for line in self._lines.values())
+
+    def most(self, following: Mapping[str, int]) -> int:
+        """Return how many `take` could give; `following` is how many more would come of each lane."""
+        lengths = [(line, line.length + following.get(name, 0)) for name, line in self._lines.items()]
+        return sum(length if line.room is None else min(length, line.room) for line, length in lengths)
+
+    def home_of(self, lane: str) -> str:
+        """Return the lane that what says this one is in: itself, or the default where there is none such."""
+        return lane if lane in self._lines else DEFAULT_LANE
+
+    def length(self, lane: str) -> int:
+        """Return how many of a lane are ready."""
+        return self._lines[lane].length
+
+    def add(self, queue_id: QueueId, lane: str, sender: str, since_ns: int) -> None:
+        """Put a message behind the others of its sender; a lane that there is not is the default one."""
+        line, turn = self._line(lane), self._turn(sender)
+        self._enter(queue_id, _Spot(line.lane.name, turn, next(self._numbers), since_ns))
+        line.senders.setdefault(turn, OrderedDict())[queue_id] = None
+
+    def add_in_front(self, queue_id: QueueId, lane: str, sender: str, since_ns: int) -> None:
+        """Put a message before the others of its sender, but behind those that are in front already."""
+        line, turn = self._line(lane), self._turn(sender)
+        self._enter(queue_id, _Spot(line.lane.name, turn, next(self._numbers), since_ns, is_in_front=True))
+        line.senders.setdefault(turn, OrderedDict())
+        line.fronts.setdefault(turn, OrderedDict())[queue_id] = None
+
+    def add_ahead(self, queue_id: QueueId, lane: str, since_ns: int, *, is_first: bool = True) -> None:
+        """Put a message ahead of its lane; before those that are ahead already, or behind them."""
+        line = self._line(lane)
+        self._enter(queue_id, _Spot(line.lane.name, None, next(self._numbers), since_ns))
+        line.ahead[queue_id] = None
+        if is_first:
+            line.ahead.move_to_end(queue_id, last=False)
+
+    def remove(self, queue_id: QueueId) -> None:
+        """Forget a message; one that is not there is none too many."""
+        if (spot := self._spots.pop(queue_id, None)) is None:
+            return
+        if self._touched is not None:
+            self._touched.add(queue_id)
+        self._found = None
+        line = self._lines[spot.lane]
+        line.length -= 1
+        if spot.sender is None:
+            del line.ahead[queue_id]
+            return
+        its = line.fronts if spot.is_in_front else line.senders
+        del its[spot.sender][queue_id]
+        if spot.is_in_front and not its[spot.sender]:
+            del its[spot.sender]
+        if not line.senders[spot.sender] and spot.sender not in line.fronts:
+            del line.senders[spot.sender]
+
+    def first(self, now_ns: int) -> QueueId | None:
+        """Return what `take` would take."""
+        found = self._next(now_ns)
+        return None if found is None else found[2]
+
+    def first_of(self, lane: str) -> QueueId | None:
+        """Return what would go next of a lane, were it its turn; also of one that may give nothing."""
+        line = self._lines[lane]
+        return _first_of(line) if line.length else None
+
+    def take(self, now_ns: int, cost: int) -> QueueId | None:
+        """Take what goes next, and charge its lane; `charge` or `refund` says how that ended."""
+        if (found := self._next(now_ns)) is None:
+            return None
+        flow, line, queue_id = found
+        sender = self._spots[queue_id].sender
+        self.remove(queue_id)
+        if flow is line and sender is not None and sender in line.senders:
+            line.senders.move_to_end(sender)
+        tag_before, self._tag = self._tag, max(flow.tag, self._tag)
+        flow.tag = self._tag + cost * flow.step
+        before, flow.went = flow.went, next(self._numbers)
+        if line.room is not None:
+            line.room -= 1
+        self._found = None
+        self._charged[queue_id] = _Charge(flow, line, cost, flow.went, before, self._tag, tag_before)
+        return queue_id
+
+    def charge(self, queue_id: QueueId, cost: int) -> None:
+        """Know what a message that was taken cost in the end."""
+        if (charged := self._charged.pop(queue_id, None)) is not None:
+            self._found = None
+            charged.flow.tag += (cost - charged.cost) * charged.flow.step
+
+    def refund(self, queue_id: QueueId) -> bool:
+        """Undo what taking a message cost, unless it was `charge`d: it was not attempted; say if so."""
+        if (charged := self._charged.pop(queue_id, None)) is None:
+            return False
+        self._found = None
+        flow, line = charged.flow, charged.line
+        flow.tag -= charged.cost * flow.step
+        if self._tag == charged.tag:
+            # Else others went since, and who was idle meanwhile would have saved something.
+            self._tag = charged.tag_before
+        if flow.went == charged.went:
+            flow.went = charged.went_before
+        if line.room is not None:
+            line.room += 1
+        return True
+
+    def let(self, lane: str, room: int | None) -> None:
+        """Let a lane give so many more (None: any number), until it is told another number."""
+        if lane in self._lines and self._lines[lane].room != room:
+            self._found = None
+            self._lines[lane].room = room
+
+    def watch(self) -> list[QueueId]:
+        """Return who is ready; from here on `touched` gives who came, went or stood elsewhere since."""
+        self._touched = set()
+        return list(self._spots)
+
+    def touched(self) -> set[QueueId]:
+        """Return who changed since `watch` or the last call."""
+        touched, self._touched = self._touched or set(), set()
+        return touched
+
+    @property
+    def touched_count(self) -> int:
+        """Return how many `touched` would give."""
+        return len(self._touched or ())
+
+    def unwatch(self) -> None:
+        """Remember no longer who changes."""
+        self._touched = None
+
+    def in_line(self, queue_ids: Iterable[QueueId]) -> list[tuple[int, int, QueueId]]:
+        """Return since when those of some messages are ready that stand behind others of their sender.
+
+        By that, and for equals by when they came; who goes ahead of its lane is not among them.
+        """
+        spots = ((queue_id, self._spots.get(queue_id)) for queue_id in queue_ids)
+        return sorted(
+            (spot.since_ns, spot.number, queue_id)
+            for queue_id, spot in spots
+            if spot is not None and spot.sender is not None and not spot.is_in_front
+        )
+
+    def ahead(self) -> list[tuple[QueueId, int]]:
+        """Return who goes ahead of its lane, in that order, and since when it is ready."""
+        ahead = (queue_id for line in self._lines.values() for queue_id in line.ahead)
+        return [(queue_id, self._spots[queue_id].since_ns) for queue_id in ahead]
+
+    def copy(self) -> "Order":
+        """Return an order of the same that goes its own way from here on; O(n), and quick."""
+        twin = Order()
+        twin._has_turns, twin._tag = self._has_turns, self._tag
+        twin._lines = {name: line.copy() for name, line in self._lines.items()}
+        twin._overdue, twin._spots = copy(self._overdue), self._spots.copy()
+        flows = {id(line): twin._lines[name] for name, line in self._lines.items()}
+        twin._charged = {
+            queue_id: each._replace(flow=flows.get(id(each.flow), twin._overdue), line=flows[id(each.line)])
+            for queue_id, each in self._charged.items()
+        }
+        twin._numbers = count(next(self._numbers))
+        return twin
+
+    def _next(self, now_ns: int) -> tuple[_Flow, _Line, QueueId] | None:
+        """Return what goes next, of which lane, and who is charged for it."""
+        if self._found is None or self._found[0] != now_ns:
+            self._found = now_ns, self._find(now_ns)
+        return self._found[1]
+
+    def _find(self, now_ns: int) -> tuple[_Flow, _Line, QueueId] | None:
+        lines = [line for line in self._lines.values() if line.length and line.room != 0]
+        if not lines:
+            return None
+        line = min(lines, key=self._rank)
+        if late := [age for each in lines if (age := self._oldest(each)) is not None and age[0] <= now_ns]:
+            queue_id = min(late)[2]
+            if self._rank(self._overdue) < self._rank(line):
+                return self._overdue, self._lines[self._spots[queue_id].lane], queue_id
+        return line, line, _first_of(line)
+
+    def _rank(self, flow: _Flow) -> tuple[int, int]:
+        """Return by what the next one is chosen: the lowest goes."""
+        return max(flow.tag, self._tag), flow.went
+
+    def _line(self, lane: str) -> _Line:
+        return self._lines[self.home_of(lane)]
+
+    def _turn(self, sender: str) -> str:
+        return turn_of(sender) if self._has_turns else ""
+
+    def _enter(self, queue_id: QueueId, spot: _Spot) -> None:
+        self.remove(queue_id)
+        self._found = None
+        if self._touched is not None:
+            self._touched.add(queue_id)
+        self._spots[queue_id] = spot
+        line = self._lines[spot.lane]
+        line.length += 1
+        if line.lane.patience_ns is not None:
+            heapq.heappush(line.ages, (spot.since_ns + line.lane.patience_ns, spot.number, queue_id))
+            if len(line.ages) > 2 * line.length + SPARE_AGES:
+                line.ages = [age for age in line.ages if self._is_true(age)]
+                heapq.heapify(line.ages)
+
+    def _oldest(self, line: _Line) -> tuple[int, int, QueueId] | None:
+        while line.ages and not self._is_true(line.ages[0]):
+            heapq.heappop(line.ages)
+        return line.ages[0] if line.ages else None
+
+    def _is_true(self, age: tuple[int, int, QueueId]) -> bool:
+        """Return whether an entry of a heap still says the truth."""
+        spot = self._spots.get(age[2])
+        return spot is not None and spot.number == age[1]
+
+
+def _first_of(line: _Line) -> QueueId:
+    if line.ahead:
+        return next(iter(line.ahead))
+    sender, its = next(iter(line.senders.items()))
+    return next(iter(line.fronts.get(sender, its)))

@@ -1,0 +1,255 @@
+"""Where messages are parked that only something of their own keeps back.  Pure: no clock.
+
+A place is due at an instant, and is asked then, once, how many may leave it (`let`).  While any
+may, the first of each lane stands in the order for those behind it, in front of its sender's
+others; so a lane that may give nothing keeps back no other, neither elsewhere nor in the same
+place.  When so many left, it is asked again; where none may, it is due at another instant.
+
+Guarantees: who is parked in one lane leaves a place in turn; no more leave than were let; a
+place that nobody may leave has nobody in the order.
+
+Cost: O(log n) a call, times the lanes that one place has somebody of.  Does not: know a limit,
+or what a message costs.
+"""
+
+import heapq
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+
+from relay.mail.envelope import QueueId
+from relay.queue.lanes import Order
+from relay.queue.queued import Queued, State
+
+MOST_PLACES = 64
+"""Places that are asked about at once."""
+AT_ONCE_NS = 0
+
+
+@dataclass(slots=True)
+class _Spot:
+    """One place, and who is parked there."""
+
+    due_at_ns: int | None = None
+    """None: it is to be asked now, or was and may be left."""
+    may_leave: int = 0
+    turns: dict[str, list[tuple[int, QueueId]]] = field(default_factory=dict)
+    """By the lane that each says, a heap; who left another way is not taken out of it."""
+    stands: dict[str, QueueId] = field(default_factory=dict)
+    """By lane, who of them is in the order, perhaps."""
+    following: dict[str, int] = field(default_factory=dict)
+    """By lane, how many may leave behind who stands."""
+
+    def copy(self) -> "_Spot":
+        turns = {lane: its.copy() for lane, its in self.turns.items()}
+        return _Spot(self.due_at_ns, self.may_leave, turns, self.stands.copy(), self.following.copy())
+
+
+class Parking:
+    """Who is parked where, and who of them may go."""
+
+    def __init__(self, messages: Mapping[QueueId, Queued], order: Order) -> None:
+        """`messages` are all of the queue, and `order` those that are ready; both change."""
+        self._messages, self._order = messages, order
+        self._parked: dict[Hashable, _Spot] = {}
+        self._until: list[tuple[int, int, Hashable]] = []
+        """A heap; what a place says itself counts."""
+        self._due: dict[Hashable, None] = {}
+        """To be asked, in that order."""
+        self._open: dict[Hashable, None] = {}
+        """May be left."""
+        self._entries = 0
+        self.following = Counter[str]()
+        """By lane, how many may leave behind those who stand; never too few."""
+
+    def park(self, message: Queued, place: Hashable, due_at_ns: int) -> bool:
+        """Park a message until its place is due; say if nobody was there."""
+        is_first = place not in self._parked
+        parking = self._parked.setdefault(place, _Spot())
+        self._enter(parking, message)
+        self._put_off(place, parking, due_at_ns)
+        return is_first
+
+    def due(self, now_ns: int) -> list[Hashable]:
+        """Return the next places to ask of how many may leave: `let`."""
+        while self._until and self._until[0][0] <= now_ns and len(self._due) < MOST_PLACES:
+            entry = heapq.heappop(self._until)
+            if self._is_true(entry):
+                self._parked[entry[2]].due_at_ns = None
+                self._due[entry[2]] = None
+        for place in self._first_due():
+            if self._is_empty(place, self._parked[place]):
+                self._forget(place)
+        return self._first_due()
+
+    def has_due(self, now_ns: int) -> bool:
+        """Return whether some may still have to be asked."""
+        return bool(self._due) or bool(self._until and self._until[0][0] <= now_ns)
+
+    def let(self, place: Hashable, room: int, due_at_ns: int) -> None:
+        """Let so many go from a place that is due; where none may, it is due again at an instant."""
+        parking = self._parked[place]
+        if room < 1:
+            self._put_off(place, parking, due_at_ns)
+            return
+        self._due.pop(place, None)
+        parking.may_leave = room
+        self._open[place] = None
+        for lane in self._homes(parking):
+            self._stand(place, parking, lane)
+
+    def ask_anew(self) -> None:
+        """Have every place be due: there may be other limits now."""
+        for parking in self._parked.values():
+            parking.due_at_ns = None
+        self._until.clear()
+        self._due = dict.fromkeys(self._parked)
+
+    def is_let(self, message: Queued) -> bool:
+        """Return whether a parked message stands for its place."""
+        parking = self._parked.get(message.place)
+        return parking is not None and message.queue_id in parking.stands.values()
+
+    def left(self, place: Hashable, lane: str, *, was_let: bool = False) -> None:
+        """Have the next one stand for who left a place: as it was let, or another way."""
+        if (parking := self._parked.get(place)) is None or not parking.may_leave:
+            return
+        parking.may_leave -= was_let
+        if parking.may_leave:
+            self._stand(place, parking, self._order.home_of(lane))
+        else:
+            self._close(place, parking)
+            self._due[place] = None
+            if self._is_empty(place, parking):
+                self._forget(place)
+
+    def move(self, message: Queued, lane: str) -> None:
+        """Have a parked message be in a lane from now on, in its turn there."""
+        before, message.lane = message.lane, lane
+        if (parking := self._parked.get(message.place)) is None:
+            return
+        self._order.remove(message.queue_id)
+        self._enter(parking, message)
+        for each in (before, lane):
+            self.left(message.place, each)
+
+    def go_by(self, order: Order) -> None:
+        """Have those that stand do so in another order, of other lanes perhaps, once they are let again.
+
+        Who is parked stays where it is: a place is asked by the lanes that there are by then.
+        """
+        self._order = order
+        self.following.clear()
+        for place in self._open:
+            parking = self._parked[place]
+            parking.may_leave, parking.stands, parking.following = 0, {}, {}
+            self._due[place] = None
+        self._open.clear()
+
+    def next_due_ns(self) -> int | None:
+        """Return when the next place is to be asked, or None if none is."""
+        if self._due:
+            return AT_ONCE_NS
+        while self._until and not self._is_true(self._until[0]):
+            heapq.heappop(self._until)
+        return self._until[0][0] if self._until else None
+
+    def next_due(self) -> Hashable:
+        """Return the place that is to be asked next, but for those that may be by now; None if none is."""
+        return None if self._due or self.next_due_ns() is None else self._until[0][2]
+
+    def copy(self, messages: Mapping[QueueId, Queued], order: Order) -> "Parking":
+        """Return the same places, for copies of the messages and the order."""
+        twin = Parking(messages, order)
+        twin._parked = {place: parking.copy() for place, parking in self._parked.items()}
+        twin._until, twin._due, twin._entries = self._until.copy(), self._due.copy(), self._entries
+        twin._open = self._open.copy()
+        twin.following = self.following.copy()
+        return twin
+
+    def _enter(self, parking: _Spot, message: Queued) -> None:
+        heapq.heappush(parking.turns.setdefault(message.lane, []), (message.turn, message.queue_id))
+
+    def _homes(self, parking: _Spot) -> list[str]:
+        """Return the lanes that those of a place go by."""
+        return list(dict.fromkeys(map(self._order.home_of, parking.turns)))
+
+    def _first(self, place: Hashable, parking: _Spot, home: str) -> Queued | None:
+        """Return whose turn it is at a place in a lane, and forget who left it another way."""
+        firsts = []
+        for lane in [lane for lane in parking.turns if self._order.home_of(lane) == home]:
+            turns = parking.turns[lane]
+            while turns and not self._is_there(turns[0][1], place, lane):
+                heapq.heappop(turns)
+            if turns:
+                firsts.append(turns[0])
+            else:
+                del parking.turns[lane]
+        return self._messages[min(firsts)[1]] if firsts else None
+
+    def _is_there(self, queue_id: QueueId, place: Hashable, lane: str) -> bool:
+        message = self._messages.get(queue_id)
+        return message is not None and (message.state, message.place, message.lane) == (
+            State.WAITING,
+            place,
+            lane,
+        )
+
+    def _is_empty(self, place: Hashable, parking: _Spot) -> bool:
+        return all(self._first(place, parking, lane) is None for lane in self._homes(parking))
+
+    def _stand(self, place: Hashable, parking: _Spot, lane: str) -> None:
+        """Have the first of a lane stand in the order for a place that may be left."""
+        message = self._first(place, parking, lane)
+        if message is None:
+            parking.stands.pop(lane, None)
+            if not parking.turns:
+                self._forget(place)
+                return
+        elif message.queue_id != parking.stands.get(lane) or message.queue_id not in self._order:
+            parking.stands[lane] = message.queue_id
+            self._order.add_in_front(message.queue_id, message.lane, message.reverse_path, message.since_ns)
+        self._count(parking, self._homes(parking))
+
+    def _close(self, place: Hashable, parking: _Spot) -> None:
+        """Have nobody leave a place."""
+        for queue_id in parking.stands.values():
+            if (message := self._messages.get(queue_id)) is not None and message.place == place:
+                self._order.remove(queue_id)
+        parking.stands.clear()
+        parking.may_leave = 0
+        self._open.pop(place, None)
+        self._count(parking, ())
+
+    def _count(self, parking: _Spot, lanes: Iterable[str]) -> None:
+        """Know how many may leave a place behind who stands."""
+        self.following.subtract(parking.following)
+        lengths = Counter[str]()
+        for lane, turns in parking.turns.items():
+            lengths[self._order.home_of(lane)] += len(turns)
+        parking.following = {lane: min(parking.may_leave, lengths[lane]) - 1 for lane in lanes}
+        self.following.update(parking.following)
+
+    def _put_off(self, place: Hashable, parking: _Spot, due_at_ns: int) -> None:
+        self._close(place, parking)
+        self._due.pop(place, None)
+        if parking.due_at_ns == due_at_ns:
+            return  # as it was: the heap says so already
+        parking.due_at_ns = due_at_ns
+        self._entries += 1
+        # The number in the middle is unique: places themselves need not have an order.
+        heapq.heappush(self._until, (due_at_ns, self._entries, place))
+
+    def _forget(self, place: Hashable) -> None:
+        self._count(self._parked.pop(place), ())
+        self._due.pop(place, None)
+        self._open.pop(place, None)
+
+    def _first_due(self) -> list[Hashable]:
+        return list(islice(self._due, MOST_PLACES))
+
+    def _is_true(self, entry: tuple[int, int, Hashable]) -> bool:
+        """Return whether an entry of the heap still says the truth."""
+        parking = self._parked.get(entry[2])
+        return parking is not None and parking.due_at_ns == entry[0]

@@ -1,0 +1,485 @@
+"""Which message next, and when to look again.  Pure: no clock, no disk, no waiting.
+
+The queue in memory: one `Queued` a message.  `relay.queue.lanes` has the order of those that may
+go: without lanes, first come, first served.  A deferred one comes back when its back-off is
+over; one that was taken but could not be attempted (no room in a window, no connection)
+goes back to the front of its lane and has lost nothing: that is *waiting*, not *deferred*.
+
+All instants are nanoseconds of one boot (`Clock.boottime_ns`), so that no step of the
+wall clock moves a message; the caller converts once, when a message comes in.
+
+A message that only something of its own keeps back (no room for its sender, say) is parked
+in a place (`relay.queue.parking`), behind those that came there before it, and out of the way of all
+others.  When the place may be left, its first message is next in its sender's turn; without
+lanes, where nobody takes turns, it leaves before all that was not parked.
+
+No call takes longer for a long queue, however many back-offs end at once and however much mail a sender
+has whose rest begins or ends: `first_ready` moves at most `SLICE` messages.  Where that is not all it
+returns None, `next_due_at_ns` says at once, and what comes meanwhile stands behind what is yet to be moved.
+"""
+
+import heapq
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+
+from relay.mail.envelope import QueueId
+from relay.queue.lanes import Lane, Order, Price
+from relay.queue.parking import AT_ONCE_NS, Parking
+from relay.queue.probe_order import ProbeOrder
+from relay.queue.queued import Queued as Queued  # noqa: PLC0414 - part of the door
+from relay.queue.queued import State as State  # noqa: PLC0414 - part of the door
+from relay.queue.sender_pauses import SenderPauses
+from relay.verdicts.suspect_message import REFUSALS_IN_PLACE
+
+SLICE = 1000
+"""Messages of one slice of an edit, or of one look at what goes next: some ten milliseconds."""
+
+
+class Scheduler:
+    """The queue of one relay, in memory."""
+
+    def __init__(self) -> None:
+        self._messages: dict[QueueId, Queued] = {}
+        self._order = Order()
+        self._deferred: list[tuple[int, QueueId]] = []
+        self.sender_pauses = SenderPauses()
+        """Senders whose mail waits; `trust_sender` ends it."""
+        self._sitting_out: dict[str, dict[QueueId, None]] = {}
+        """Of each sender, who was passed over because it rests."""
+        self._coming: dict[QueueId, None] = {}
+        """Who is yet to go to the end of the line, in that order."""
+        self._is_waking = False
+        """Not all back-offs that ended are moved: they go ahead of `_coming`."""
+        self._is_cut_off, self._steps_left = False, SLICE
+        self._probe_order = ProbeOrder()
+        self._parking = Parking(self._messages, self._order)
+        self._last_turn = self._now_ns = 0
+        self._has_lanes = False
+        self._price, self._most_recipients = Price(), 1
+        self._editing: object = None
+        """The edit of the lanes that is under way."""
+        self._opens_at_ns: dict[str, int] = {}
+        """When a lane that may give nothing now may give something."""
+
+    def twin(self, messages: Iterable[Queued] = ()) -> "Scheduler":
+        """Return a queue in the same order that goes its own way, of copies of its messages.
+
+        O(n), and quick.  Of a message that is not among the copies nothing is known there.  No sender
+        rests there: `SenderPauses.foresee`.
+        """
+        twin = Scheduler()
+        twin._messages.update((message.queue_id, message) for message in messages)
+        twin._order, twin._has_lanes = self._order.copy(), self._has_lanes
+        twin._parking = self._parking.copy(twin._messages, twin._order)
+        twin._probe_order = self._probe_order.copy()
+        twin._coming, twin._is_waking = self._coming.copy(), self._is_waking
+        twin._deferred, twin._opens_at_ns = self._deferred.copy(), self._opens_at_ns.copy()
+        twin._last_turn, twin._now_ns = self._last_turn, self._now_ns
+        twin._price, twin._most_recipients = self._price, self._most_recipients
+        return twin
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def __iter__(self) -> Iterator[Queued]:
+        return iter(self._messages.values())
+
+    def __contains__(self, queue_id: QueueId) -> bool:
+        return queue_id in self._messages
+
+    def get(self, queue_id: QueueId) -> Queued | None:
+        """Return a message of the queue."""
+        return self._messages.get(queue_id)
+
+    def add(self, message: Queued) -> None:
+        """Put a message into the queue, in the state that it says."""
+        self._messages[message.queue_id] = message
+        # Its place may have let it go while somebody had it; who still has no room is parked again, in turn.
+        self._leave_place(message)
+        self._place(message)
+
+    def arrange(self, lanes: Sequence[Lane], price: Price, most_recipients: int) -> None:
+        """Go on by other lanes; what a transaction costs one, and how many recipients it has at most."""
+        for _ in self.arranging(lanes, price, most_recipients):
+            pass
+
+    def arranging(self, lanes: Sequence[Lane], price: Price, most_recipients: int) -> Iterator[None]:
+        """Go on by other lanes, in slices between which anything else may happen.
+
+        The order before is in force until the last slice.  Then it is as if the edit had come
+        in one go when it began, and all else after it.  A later edit takes the place of one under way.
+        """
+        self._editing = editing = object()
+        before = self._order.lanes if self._has_lanes else ()
+        if (tuple(lanes), price) == (before, self._price):
+            self._order.unwatch()
+            self._most_recipients = most_recipients
+            return
+        # Also for another price alone: what was charged so far is in another unit.
+        old, new = self._order, Order(lanes)
+        for _ in self._copying(old, new):
+            yield
+            if self._editing is not editing:
+                return
+        self._line_up_anew(old, new, old.touched())
+        for queue_id, since_ns in old.ahead():
+            if (message := self._messages.get(queue_id)) is not None:
+                new.add_ahead(queue_id, message.lane, since_ns, is_first=False)
+        self._order, self._has_lanes = new, bool(lanes)
+        self._price, self._most_recipients = price, most_recipients
+        self._opens_at_ns.clear()
+        self._parking.go_by(new)
+
+    def _copying(self, old: Order, new: Order) -> Iterator[None]:
+        """Have messages stand in a new order as in the old one, in slices; some changed since."""
+        names = old.watch()
+        runs = []
+        for start in range(0, len(names), SLICE):
+            runs.append(old.in_line(names[start : start + SLICE]))
+            yield
+        for number, (since_ns, _, queue_id) in enumerate(heapq.merge(*runs), 1):
+            # Also one that changed since: the last slice puts it right.
+            self._line_up_in(new, queue_id, since_ns)
+            if number % SLICE == 0:
+                yield
+        while old.touched_count > SLICE:
+            self._line_up_anew(old, new, old.touched())
+            yield
+
+    def _line_up_anew(self, old: Order, new: Order, touched: Iterable[QueueId]) -> None:
+        """Have messages stand as they do in the old order by now: behind those that nothing happened to."""
+        for queue_id in touched:
+            new.remove(queue_id)
+        for _, since_ns, queue_id in sorted(
+            (n, since, queue_id) for since, n, queue_id in old.in_line(touched)
+        ):
+            self._line_up_in(new, queue_id, since_ns)
+
+    def _line_up_in(self, order: Order, queue_id: QueueId, since_ns: int) -> None:
+        if (message := self._messages.get(queue_id)) is not None:
+            order.add(queue_id, message.lane, message.reverse_path, since_ns)
+
+    def move(self, queue_id: QueueId, lane: str) -> None:
+        """Have a message be in a lane from now on; who is ready goes behind the others there."""
+        message = self._messages.get(queue_id)
+        if message is None or message.lane == lane:
+            return
+        if message.place is not None:
+            self._parking.move(message, lane)
+            return
+        message.lane = lane
+        if queue_id in self._order:
+            self._line_up(message)
+
+    def lane_of(self, message: Queued) -> str:
+        """Return the lane that a message goes by, empty where there are none."""
+        return self._order.home_of(message.lane) if self._has_lanes else ""
+
+    def with_ceiling(self) -> list[str]:
+        """Return the lanes to be asked about: `let_lane`."""
+        return [lane.name for lane in self._order.lanes if lane.has_ceiling]
+
+    def let_lane(self, lane: str, room: int | None, opens_at_ns: int) -> Queued | None:
+        """Let a lane give so many and no more; return who has to wait because it may give none."""
+        self._order.let(lane, room)
+        self._opens_at_ns.pop(lane, None)
+        if room != 0:
+            return None
+        # Also while it has nobody: who leaves a place may stand there from now on.
+        self._opens_at_ns[lane] = opens_at_ns
+        queue_id = self._order.first_of(lane)
+        return None if queue_id is None else self._messages.get(queue_id)
+
+    def closed_lanes(self) -> list[str]:
+        """Return the lanes that have mail and may give nothing; none where some other mail may go now."""
+        if self._order.most({}):
+            return []
+        return [lane for lane in self._opens_at_ns if self._order.length(lane)]
+
+    def next_place(self) -> Hashable:
+        """Return the place that is due next; None if none is, or some mail may go now."""
+        return None if self._order.most({}) else self._parking.next_due()
+
+    def next_ready(self, now_ns: int) -> Queued | None:
+        """Take the next message that may be attempted; it is ACTIVE from here on."""
+        if (message := self._first(now_ns)) is None:
+            return None
+        self._order.take(now_ns, self._cost(message))
+        place, message.place, message.state = message.place, None, State.ACTIVE
+        self._parking.left(place, message.lane, was_let=True)
+        self.sender_pauses.prove(message.sender, now_ns)
+        return message
+
+    def has_ready(self, now_ns: int) -> bool:
+        """Return whether `next_ready` would give a message."""
+        return self.first_ready(now_ns) is not None
+
+    @property
+    def most_ready(self) -> int:
+        """Return how many messages `next_ready` would give, or a few more."""
+        return self._order.most(self._parking.following)
+
+    @property
+    def is_behind(self) -> bool:
+        """Return whether more is to be moved before it is known what goes next: look again at once."""
+        return self._is_cut_off or self._is_waking or bool(self._coming)
+
+    def first_ready(self, now_ns: int) -> Queued | None:
+        """Return the message that `next_ready` would take, and leave it; also None while `is_behind`."""
+        self._steps_left = SLICE
+        return self._first(now_ns)
+
+    def reserved(self, queue_id: QueueId, recipients: int) -> None:
+        """Know how many recipients of an active message go: its lane is charged for them."""
+        self._order.charge(queue_id, self._price.of(recipients))
+
+    def next_due_at_ns(self) -> int | None:
+        """Return when the next back-off ends, place is due or lane may give, or None if there is none."""
+        if self.is_behind:
+            return AT_ONCE_NS
+        while self._deferred and not self._is_deferred_until(self._deferred[0][1], self._deferred[0][0]):
+            heapq.heappop(self._deferred)
+        dues = [at_ns for lane, at_ns in self._opens_at_ns.items() if self._order.length(lane)]
+        if self._deferred:
+            dues.append(self._deferred[0][0])
+        if (place_due_ns := self._parking.next_due_ns()) is not None:
+            dues.append(place_due_ns)
+        return min(dues, default=None)
+
+    def park(self, queue_id: QueueId, place: Hashable, due_at_ns: int, reason: str) -> bool:
+        """Park an active message that was not attempted until its place is due; say if it is alone there."""
+        message = self._messages.get(queue_id)
+        if message is None or message.state is not State.ACTIVE:
+            return False
+        if message.turn == 0:
+            self._last_turn += 1
+            message.turn = self._last_turn
+        self._not_attempted(message)
+        message.state, message.reason = State.WAITING, reason
+        message.place, message.due_at_ns = place, due_at_ns
+        return self._parking.park(message, place, due_at_ns)
+
+    def places_due(self, now_ns: int) -> list[Hashable]:
+        """Return the next places to ask of how many may leave: `let_leave`."""
+        return self._parking.due(now_ns)
+
+    def has_places_due(self, now_ns: int) -> bool:
+        """Return whether some may still have to be asked before it is known who is next."""
+        return self._parking.has_due(now_ns)
+
+    def let_leave(self, place: Hashable, room: int, due_at_ns: int) -> None:
+        """Let so many go from a place that is due; where none may, it is due again at an instant."""
+        self._parking.let(place, room, due_at_ns)
+
+    def ask_anew(self) -> None:
+        """Have every place be due: there may be other limits now."""
+        self._parking.ask_anew()
+
+    def give_back(self, queue_id: QueueId, reason: str) -> None:
+        """Put an active message that was not attempted back in front."""
+        message = self._messages.get(queue_id)
+        if message is not None and message.state is State.ACTIVE:
+            self._not_attempted(message)
+            message.state, message.reason = State.WAITING, reason
+            self._order.add_ahead(queue_id, message.lane, message.since_ns)
+
+    def again(self, queue_id: QueueId, recipients_left: int, reason: str) -> None:
+        """Put a message that made progress, or was told to come again at once, at the end of the line."""
+        message = self._messages.get(queue_id)
+        if message is not None:
+            self._order.refund(queue_id)
+            message.recipients_left, message.reason = recipients_left, reason
+            message.state, message.turn = State.WAITING, 0
+            # Or a large one would be overdue for all of its transactions once it is for one.
+            message.ready_at_ns = self._now_ns
+            self._line_up(message)
+
+    def postpone(self, queue_id: QueueId, due_at_ns: int, recipients_left: int, reason: str) -> None:
+        """Defer a message until an instant."""
+        message = self._messages.get(queue_id)
+        if message is not None:
+            self._order.refund(queue_id)
+            message.recipients_left, message.reason = recipients_left, reason
+            message.state, message.due_at_ns = State.DEFERRED, due_at_ns
+            message.turn = 0
+            self._place(message)
+
+    def trust_sender(self, sender: str, now_ns: int) -> None:
+        """End the rest of a sender: the upstream took mail of it, or somebody acted."""
+        self.sender_pauses.end(sender, now_ns)
+        self._coming.update(self._sitting_out.pop(sender, {}))
+
+    def doubt(self, sender: str) -> None:
+        """Let others go before the mail of a sender: the upstream took some of it for an offence of ours."""
+        self._probe_order.add(sender)
+
+    def trust(self) -> None:
+        """Give all that let others go first their places again: the upstream is well."""
+        known = [self._messages.get(queue_id) for queue_id in self._probe_order.clear()]
+        waiting = [it for it in known if it is not None and it.state is State.WAITING]
+        aside = [message for message in waiting if message.queue_id not in self._order]
+        for message in reversed(aside):
+            if message.refusals < REFUSALS_IN_PLACE:
+                self._order.add_ahead(message.queue_id, message.lane, message.since_ns)
+        for message in aside:
+            if message.refusals >= REFUSALS_IN_PLACE:
+                self._line_up(message)
+
+    def hold(self, queue_id: QueueId) -> None:
+        """Take a message out of the order until it is released."""
+        if (message := self._messages.get(queue_id)) is not None:
+            message.state = State.HELD
+            self._leave_order(message)
+
+    def release(self, queue_id: QueueId) -> None:
+        """Bring a held or deferred message to the end of the line, to be attempted at once."""
+        message = self._messages.get(queue_id)
+        if message is not None and message.state in (State.HELD, State.DEFERRED):
+            message.state, message.reason = State.WAITING, ""
+            message.turn = 0
+            message.ready_at_ns = self._now_ns
+            self._leave_place(message)
+            self._place(message)
+
+    def remove(self, queue_id: QueueId) -> None:
+        """Forget a message that is gone from the spool."""
+        if (message := self._messages.pop(queue_id, None)) is not None:
+            self._leave_order(message)
+
+    def _leave_place(self, message: Queued) -> None:
+        place, message.place = message.place, None
+        self._parking.left(place, message.lane)
+
+    def _leave_order(self, message: Queued) -> None:
+        self._order.refund(message.queue_id)
+        self._order.remove(message.queue_id)
+        self._probe_order.forget(message.queue_id)
+        self._sit_out_no_more(message)
+        self._parking.left(message.place, message.lane)
+
+    def _not_attempted(self, message: Queued) -> None:
+        """Undo what taking a message did, unless it was attempted."""
+        if self._order.refund(message.queue_id):
+            self.sender_pauses.withdraw(message.sender, self._now_ns)
+
+    def _sit_out_no_more(self, message: Queued) -> None:
+        if message.is_sitting_out:
+            message.is_sitting_out = False
+            its = self._sitting_out.get(message.sender, {})
+            its.pop(message.queue_id, None)
+            if not its:
+                self._sitting_out.pop(message.sender, None)
+
+    def _first(self, now_ns: int) -> Queued | None:
+        """Return what goes next, in as many steps as are left; None also where they do not suffice."""
+        self._now_ns, self._is_cut_off = now_ns, False
+        if not self._catch_up(now_ns):
+            return None
+        while (queue_id := self._order.first(now_ns) or self._from_aside(now_ns)) is not None:
+            message = self._messages.get(queue_id)
+            place = None if message is None else message.place
+            if message is not None and self._may_go(message, now_ns):
+                return message
+            self._order.remove(queue_id)
+            if message is not None:
+                self._parking.left(place, message.lane)
+            if self._is_cut():
+                return None
+        return None
+
+    def _is_cut(self) -> bool:
+        """Count a step; say whether it was the last of this look, and the next has as many again."""
+        self._steps_left -= 1
+        if self._steps_left <= 0:
+            self._steps_left, self._is_cut_off = SLICE, True
+        return self._is_cut_off
+
+    def _from_aside(self, now_ns: int) -> QueueId | None:
+        """Have one go that let others go first, since there is none; return who goes next by now."""
+        while (queue_id := self._probe_order.take()) is not None:
+            if (message := self._messages.get(queue_id)) is not None:
+                self._order.add_ahead(queue_id, message.lane, message.since_ns, is_first=False)
+                if (first := self._order.first(now_ns)) is not None:
+                    return first
+        return None
+
+    def _may_go(self, message: Queued, now_ns: int) -> bool:
+        """Return whether a message of the order may go; one that others go before leaves it."""
+        if message.state is not State.WAITING or not (message.place is None or self._parking.is_let(message)):
+            return False
+        self._sit_out_no_more(message)
+        rest = self.sender_pauses.of(message.sender, now_ns)
+        if rest is None and not self._probe_order.keep(message):
+            return True
+        message.place, message.turn = None, 0
+        if rest is not None:
+            message.state, message.due_at_ns, message.reason = State.DEFERRED, rest.until_ns, rest.reason
+            message.is_sitting_out = True
+            self._sitting_out.setdefault(message.sender, {})[message.queue_id] = None
+            heapq.heappush(self._deferred, (message.due_at_ns, message.queue_id))
+        return False
+
+    def _cost(self, message: Queued) -> int:
+        return self._price.of(min(message.recipients_left, self._most_recipients))
+
+    def _line_up(self, message: Queued) -> None:
+        """Put a message at the end of the line, behind those that are yet to be moved there."""
+        self._coming.pop(message.queue_id, None)
+        if self._coming or self._is_waking:
+            self._order.remove(message.queue_id)
+            self._coming[message.queue_id] = None
+        else:
+            self._line_up_now(message)
+
+    def _line_up_now(self, message: Queued) -> None:
+        self._order.add(message.queue_id, message.lane, message.reverse_path, message.since_ns)
+
+    def _place(self, message: Queued) -> None:
+        match message.state:
+            case State.WAITING:
+                self._line_up(message)
+            case State.DEFERRED:
+                heapq.heappush(self._deferred, (message.due_at_ns, message.queue_id))
+            case State.ACTIVE | State.HELD | State.REPORTING:
+                pass
+
+    def _catch_up(self, now_ns: int) -> bool:
+        """Move to the end of the line who is due by now, then who comes there; False where some are left."""
+        while self._coming or self._has_due(now_ns):
+            if self._has_due(now_ns):
+                self._wake_first()
+            else:
+                self._come(next(iter(self._coming)))
+            self._is_waking = self._has_due(now_ns)
+            if self._is_cut():
+                return False
+        self._is_waking = False
+        return True
+
+    def _wake_first(self) -> None:
+        due_at_ns, queue_id = heapq.heappop(self._deferred)
+        if self._is_deferred_until(queue_id, due_at_ns):
+            message = self._messages[queue_id]
+            message.state, message.ready_at_ns = State.WAITING, due_at_ns
+            self._line_up_now(message)
+
+    def _has_due(self, now_ns: int) -> bool:
+        return bool(self._deferred) and self._deferred[0][0] <= now_ns
+
+    def _come(self, queue_id: QueueId) -> None:
+        """Move one of those who come to the end of the line, unless something else became of it."""
+        del self._coming[queue_id]
+        if (message := self._messages.get(queue_id)) is None:
+            return
+        if message.state is State.DEFERRED and message.is_sitting_out:
+            message.state, message.reason, message.turn = State.WAITING, "", 0
+            message.ready_at_ns = self._now_ns
+        elif message.is_sitting_out and message.state is State.ACTIVE:
+            # An operator has it just now; it may come back as it was.
+            self._sitting_out.setdefault(message.sender, {})[queue_id] = None
+        if message.state is State.WAITING and queue_id not in self._order:
+            self._line_up_now(message)
+
+    def _is_deferred_until(self, queue_id: QueueId, due_at_ns: int) -> bool:
+        """Return whether a place in the heap still says the truth; moves leave old ones behind."""
+        message = self._messages.get(queue_id)
+        return message is not None and message.state is State.DEFERRED and message.due_at_ns == due_at_ns

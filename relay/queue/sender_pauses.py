@@ -1,0 +1,131 @@
+"""Senders whose mail waits because the upstream refuses them: how long, and who proves it is over.  Pure.
+
+The time of a rest is no age of the sender's mail, as that of a pause is no age of anybody's
+(`relay.verdicts.pauses`): `rests_of` tells of it, also once it is over.
+
+A sender is told by what all spellings of its address share (`Queued.sender`).  All instants
+are nanoseconds of one boot.  Memory is bounded, and lost at a restart.
+"""
+
+from dataclasses import dataclass
+
+from relay.verdicts.pauses import FOREVER_NS, Paused, Pauses
+from relay.verdicts.suspect_message import EVIDENT
+
+FIRST_REST_NS = 15 * 60 * 10**9
+"""How long the mail of a sender waits that the upstream refuses, if no more is asked for."""
+LONGEST_REST_NS = 4 * 3600 * 10**9
+"""How long at most, if no more is asked for."""
+PROOF_NS = 60 * 10**9
+"""How long the others wait while one message proves that a sender is welcome again."""
+MOST_RESTING = 10_000
+"""Senders that are remembered as resting."""
+
+
+@dataclass(slots=True)
+class Rest:
+    """A sender whose mail the upstream refuses for now."""
+
+    until_ns: int
+    reason: str
+    since_ns: int
+    """When it began."""
+    in_a_row: int = 0
+    alone: int = 0
+    """At how many refusals in a row others had been relayed since the one before."""
+    over_ns: int | None = None
+    """When the first message went to see whether it is over; until then it goes on, also past `until_ns`."""
+
+    def span(self, now_ns: int) -> Paused:
+        """Return from when and until when it was, or is."""
+        return self.since_ns, now_ns if self.over_ns is None else self.over_ns
+
+
+class SenderPauses:
+    """The senders that rest."""
+
+    def __init__(self) -> None:
+        self._rests: dict[str, Rest] = {}
+        self._over: dict[str, Pauses] = {}
+        """The rests that each sender has had."""
+
+    def begin(
+        self, sender: str, now_ns: int, reason: str, relayed_from_ns: int = 0, asked_ns: int = 0
+    ) -> int:
+        """Let the mail of a sender wait, longer each time in a row; return until when.
+
+        It is neither attempted nor older for it; then one of it goes first, to prove that the
+        others may follow.  `relayed_from_ns` is when the latest transaction began that
+        something was relayed in; `asked_ns` is how long to wait at least, by the refusal.
+        """
+        rest = self._rests.pop(sender, None)
+        if rest is not None and rest.until_ns > now_ns + PROOF_NS:
+            # Nobody was proving: it was in flight together with the one that began this rest.
+            rest.until_ns = max(rest.until_ns, now_ns + asked_ns)
+            self._rests[sender] = rest
+            return rest.until_ns
+        in_a_row = 0 if rest is None else rest.in_a_row + 1
+        alone = 0
+        if rest is not None:
+            self._remember(sender, rest, now_ns)
+            alone = rest.alone + 1 if relayed_from_ns > rest.since_ns else 0
+        if len(self._rests) >= MOST_RESTING:
+            # The oldest is asked about again: it costs one refusal.
+            self.end(next(iter(self._rests)), now_ns)
+        until_ns = now_ns + max(asked_ns, min(LONGEST_REST_NS, FIRST_REST_NS << min(in_a_row, 10)))
+        self._rests[sender] = Rest(until_ns, reason, now_ns, in_a_row, alone)
+        return until_ns
+
+    def end(self, sender: str, now_ns: int) -> None:
+        """Let a sender rest no longer, if it did."""
+        if (rest := self._rests.pop(sender, None)) is not None:
+            self._remember(sender, rest, now_ns)
+
+    def foresee(self, sender: str, until_ns: int, reason: str) -> None:
+        """Let a sender rest, or the others of one that is being proven, until an instant; for an estimate."""
+        self._rests[sender] = Rest(until_ns, reason, until_ns)
+
+    def is_alone(self, sender: str, relayed_from_ns: int) -> bool:
+        """Return whether a refusal of a sender now is one more, of enough, that is evidently about it alone.
+
+        `relayed_from_ns` is when the latest transaction began that others had relayed.
+        """
+        rest = self._rests.get(sender)
+        return rest is not None and rest.alone + 1 >= EVIDENT and relayed_from_ns > rest.since_ns
+
+    def rests_of(self, sender: str) -> tuple[Paused, ...]:
+        """Return when a sender rested, and rests; ascending."""
+        over, rest = self._over.get(sender), self._rests.get(sender)
+        spans = () if over is None else over.spans
+        return spans if rest is None else (*spans, rest.span(FOREVER_NS))
+
+    def of(self, sender: str, now_ns: int) -> Rest | None:
+        """Return the rest of a sender, if it is not over."""
+        rest = self._rests.get(sender) if self._rests else None
+        return None if rest is None or rest.until_ns <= now_ns else rest
+
+    def prove(self, sender: str, now_ns: int) -> None:
+        """Let one message of a sender whose rest is over go ahead of its others."""
+        if self._rests and (rest := self._rests.get(sender)) is not None:
+            rest.until_ns = now_ns + PROOF_NS
+            rest.over_ns = now_ns if rest.over_ns is None else rest.over_ns
+
+    def withdraw(self, sender: str, now_ns: int) -> None:
+        """Undo what `prove` did: the message did not go after all."""
+        rest = self._rests.get(sender) if self._rests else None
+        if rest is not None and rest.over_ns is not None:
+            rest.until_ns = min(rest.until_ns, now_ns)
+            rest.over_ns = None if rest.over_ns == now_ns else rest.over_ns
+
+    def senders(self) -> dict[str, int]:
+        """Return who rests, or has not proven itself since, and until when."""
+        return {sender: rest.until_ns for sender, rest in self._rests.items()}
+
+    def _remember(self, sender: str, rest: Rest, now_ns: int) -> None:
+        over = self._over.pop(sender, None) or Pauses()
+        begin_ns, end_ns = rest.span(now_ns)
+        over.begin(begin_ns, goes_on=False)
+        over.end(end_ns)
+        self._over[sender] = over
+        if len(self._over) > MOST_RESTING:
+            del self._over[next(iter(self._over))]

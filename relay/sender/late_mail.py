@@ -1,0 +1,167 @@
+"""Senders of messages that wait for long are warned, once each.
+
+A refusal warns by itself (`settling`); this looks now and then at what was not attempted
+since: no room in a window, a pause, a back-off.  `relay.queue.delay_warnings` says who is told.
+
+Guarantees: a message is warned of at most once, over restarts too, and none from `<>`; a
+look is one pass over the queue in memory where no message is late, and costs at most a
+hundredth of the time where many are, in another thread.  A message that is in a transaction is left alone.
+Does not: promise that nobody is told of a message that goes a moment later.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from relay.clock import SECOND_NS, Clock
+from relay.mail.envelope import QueueId
+from relay.mail.times import rfc3339
+from relay.queue.delay_warnings import is_to_be_told, soon_ns
+from relay.queue.scheduler import Queued, Scheduler, State
+from relay.sender.pause import Pausing
+from relay.sender.settling import Settling
+from relay.sender.spool_thread import SpoolThread, seconds
+from relay.spool.interface import Absent, Corrupt, Message, Note, SpoolFault
+
+LOOK_NS = 60 * SECOND_NS
+SHORTEST_LOOK_NS = SECOND_NS
+MOST_AT_ONCE = 100
+"""Warnings of one look."""
+SHARE = 100
+"""What a look takes, so many times as long nobody looks."""
+CONGESTED = "4.4.5"
+"""RFC 3463, 3.5: X.4.5 is mail system congestion, which is what a full window is."""
+_REFUSAL = re.compile(r"4[0-9][0-9] (4\.[0-9]{1,3}\.[0-9]{1,3})\b")
+
+
+class Estimate(Protocol):
+    """When one message will go, by estimate."""
+
+    @property
+    def queue_id(self) -> QueueId:
+        """Which message."""
+        ...
+
+    @property
+    def next_attempt_at_ns(self) -> int | None:
+        """Wall clock: the earliest instant that its back-off allows."""
+        ...
+
+    @property
+    def eta_at_ns(self) -> int | None:
+        """Wall clock; None where nobody can tell."""
+        ...
+
+
+class LateMail:
+    """Looks for messages whose senders are to be warned."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        spool_thread: SpoolThread,
+        settling: Settling,
+        clock: Clock,
+        *,
+        foresee: Callable[[], Callable[[], Iterable[Estimate]]],
+        pausing: Callable[[], Pausing | None],
+    ) -> None:
+        """Look at nothing yet.
+
+        `foresee` looks at the queue and returns what estimates, in another thread, when each message
+        will go; `pausing` is the default upstream's.
+        """
+        self._scheduler = scheduler
+        self._spool_thread = spool_thread
+        self._settling = settling
+        self._clock = clock
+        self._foresee = foresee
+        self._pausing = pausing
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled.  Raises SpoolFault."""
+        while True:
+            warn_after_ns = self._settling.terms.warn_after_ns
+            period_ns = LOOK_NS if warn_after_ns is None else min(LOOK_NS, soon_ns(warn_after_ns))
+            began_ns = self._clock.boottime_ns()
+            await self.look()
+            took_ns = self._clock.boottime_ns() - began_ns
+            await asyncio.sleep(seconds(max(SHORTEST_LOOK_NS, period_ns, SHARE * took_ns)))
+
+    async def look(self) -> int:
+        """Warn of what is late and will be for longer; return of how many.  Raises SpoolFault."""
+        warn_after_ns = self._settling.terms.warn_after_ns
+        now_ns = self._clock.boottime_ns()
+        if warn_after_ns is None or not any(self._is_late(q, now_ns, warn_after_ns) for q in self._scheduler):
+            return 0
+        warned = 0
+        for listed in await asyncio.to_thread(self._foresee()):
+            queued = self._scheduler.get(listed.queue_id)
+            if queued is None or not self._is_late(queued, now_ns, warn_after_ns):
+                continue
+            left_ns = self._left_ns(queued, listed)
+            late_ns = now_ns - queued.arrived_at_ns
+            if not is_to_be_told(late_ns=late_ns, left_ns=left_ns, warn_after_ns=warn_after_ns):
+                continue
+            if warned == MOST_AT_ONCE or not await self._settling.may_warn():
+                break
+            warned += await self._warn(queued, left_ns)
+        return warned
+
+    @staticmethod
+    def _is_late(queued: Queued, now_ns: int, warn_after_ns: int) -> bool:
+        return (
+            queued.state in (State.WAITING, State.DEFERRED)
+            and not queued.is_warned
+            and queued.reverse_path != ""
+            and now_ns - queued.arrived_at_ns >= warn_after_ns
+        )
+
+    def _left_ns(self, queued: Queued, listed: Estimate) -> int | None:
+        """Return for how long it will still be here, by estimate; None where nobody can tell."""
+        if queued.is_sitting_out:
+            return None
+        goes_at_ns = listed.next_attempt_at_ns if queued.state is State.DEFERRED else listed.eta_at_ns
+        if goes_at_ns is None:
+            return None
+        pausing = self._pausing()
+        rested_ns = 0 if pausing is None else pausing.rested_ns(self._clock.boottime_ns())
+        return max(goes_at_ns - self._clock.wall_ns(), rested_ns)
+
+    async def _warn(self, queued: Queued, left_ns: int | None) -> bool:
+        (message,) = await self._spool_thread.load([queued.queue_id])
+        if isinstance(message, SpoolFault):
+            raise message
+        if isinstance(message, Absent | Corrupt):
+            self._scheduler.remove(queued.queue_id)
+            return False
+        is_still_late = queued.state in (State.WAITING, State.DEFERRED) and not queued.is_warned
+        if not (isinstance(message, Message) and is_still_late):
+            return False
+        wall_ns = self._clock.wall_ns()
+        status, why = self._why(queued)
+        if left_ns is not None and not self._is_paused():
+            why += f"; the next attempt is expected at {rfc3339(wall_ns + left_ns)}"
+        notes = tuple(Note(index, status, "expired", why, None, wall_ns) for index in message.left)
+        now_ns = self._clock.boottime_ns()
+        pausing = self._pausing()
+        rests = self._scheduler.sender_pauses.rests_of(queued.sender)
+        paused_ns = 0 if pausing is None else pausing.paused_ns(queued.arrived_at_ns, now_ns, rests)
+        age_ns = now_ns - queued.arrived_at_ns - paused_ns
+        # One that is older has an attempt all the same.
+        until_at_ns = wall_ns + max(self._settling.terms.lifetime_ns - age_ns, left_ns or 0)
+        return await self._settling.warn(message, queued, notes, until_at_ns)
+
+    def _why(self, queued: Queued) -> tuple[str, str]:
+        """Return the status and the words for a sender, who learns nothing of others' mail by them."""
+        if queued.state is State.DEFERRED and not queued.is_sitting_out:
+            refusal = _REFUSAL.match(queued.reason)
+            return (refusal[1] if refusal else "4.0.0"), queued.reason or "refused for now"
+        if queued.is_sitting_out or self._is_paused():
+            return CONGESTED, "the next mail server takes no mail from here at present"
+        return CONGESTED, "it waits for its turn: the next mail server limits how much may be sent"
+
+    def _is_paused(self) -> bool:
+        pausing = self._pausing()
+        return pausing is not None and pausing.because != ""

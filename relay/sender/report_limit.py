@@ -1,0 +1,170 @@
+"""Reports that are owed, and how many may go in an hour.
+
+An upstream that counts bounces cuts off who sends many (cPanel after five an hour, others
+after fifteen), so a storm of them must not become one of ours.  A window like that of
+any limit, with a history of its own (`reports` in the spool), so that restarts and edits
+do not widen it: in any hour no more than `reports.per_hour` reports and warnings are
+queued.
+
+Guarantees: what may not go yet is lost by nothing.  A message whose report waits stays in
+the spool with all its recipients marked and their reasons noted, which is what a crash
+before its report leaves too; a start finds it and asks again.  First come, first served.
+A history that cannot be read or written limits nothing: a report is owed, the limit is
+courtesy.  Reports are not coalesced: each answers one message.
+Does not: write reports (`reports`), or decide what is owed (`settling`).
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from relay.clock import SECOND_NS, Clock
+from relay.mail.envelope import QueueId
+from relay.policy.model import Policy
+from relay.queue.scheduler import Queued, Scheduler, State
+from relay.sender.spool_thread import seconds
+from relay.sender.throttle_thread import ThrottleThread
+from relay.spool.durable import Disk
+from relay.telemetry.events import Events
+from relay.telemetry.metrics import Metrics
+from relay.throttle.history_format import HistoryError
+from relay.throttle.keys import Request
+from relay.throttle.limit_hints import Effective
+from relay.throttle.throttle import Reservation, Throttle
+
+HOUR_NS = 3600 * SECOND_NS
+PUBLISHING_NS = 60 * SECOND_NS
+"""How long a slot counts as in use whose process died; then it leaves an hour later."""
+UNREADABLE_RETRY_NS = 60 * SECOND_NS
+REASON = "only its report is left, which waits for reports.per_hour"
+
+
+def reports_path(policy: Policy) -> Path:
+    """Return the history of the reports of a spool."""
+    return policy.spool / "reports"
+
+
+class OwedReports:
+    """Who may report now, and who waits for it.  All of it belongs to one event loop."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        scheduler: Scheduler,
+        *,
+        disk: Disk,
+        events: Events,
+        metrics: Metrics,
+        clock: Clock,
+    ) -> None:
+        """Touch no disk before the first report."""
+        throttle = Throttle(
+            reports_path(policy), _limits(policy), 0, disk, clock, transaction_ns=PUBLISHING_NS
+        )
+        self._gate = ThrottleThread(throttle, clock, self._tell_uncounted)
+        self._scheduler = scheduler
+        self._events = events
+        self._metrics = metrics
+        self._clock = clock
+        self._waiting: deque[QueueId] = deque()
+        self._wake = asyncio.Event()
+        self._is_asked = self._is_closed = False
+        self._most = policy.reports.per_hour
+
+    async def may_go(self, *, is_warning: bool = False) -> bool:
+        """Take a slot for a report, unless there is none, or others wait for one.
+
+        Warnings leave half of the hour's slots, rounded down, to reports.
+        """
+        if self._has_waiting():
+            return False
+        room, most = self._gate.room(), self._most
+        if is_warning and room is not None and most is not None and 2 * room <= most:
+            return False
+        return await self._take_slot()
+
+    def wait(self, queued: Queued) -> None:
+        """Let a message whose recipients are all done wait for its report's turn."""
+        if not self._has_waiting():
+            self._events.reports_capped(until_at_ns=self._wall(self._gate.opens_at_ns()))
+        self._metrics.report_capped()
+        self._events.report_waiting(queue_id=queued.queue_id)
+        queued.state, queued.reason, queued.recipients_left = State.REPORTING, REASON, 0
+        self._scheduler.add(queued)
+        self._waiting.append(queued.queue_id)
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Look at the time again."""
+        self._wake.set()
+
+    async def run(self, report: Callable[[QueueId], Awaitable[bool]]) -> None:
+        """Have each report made when its turn comes, until cancelled; `report` says whether it could be."""
+        while True:
+            self._wake.clear()
+            if not self._has_waiting():
+                await self._wake.wait()
+            elif not await self._take_slot():
+                await self._sleep(self._gate.opens_at_ns() - self._clock.boottime_ns())
+            elif self._has_waiting():  # still: an operator may have ended the last one meanwhile
+                queue_id = self._waiting.popleft()
+                if not await report(queue_id):
+                    # Others first, and not all slots of the hour for a disk that reads nothing now.
+                    self._waiting.append(queue_id)
+                    await self._sleep(UNREADABLE_RETRY_NS)
+
+    async def use(self, policy: Policy) -> None:
+        """Judge the same reports by another number from now on."""
+        self._most = policy.reports.per_hour
+        await self._gate.replan(_limits(policy), 0)
+        self._wake.set()
+
+    async def close(self) -> None:
+        """Let go of the history; what is owed from now on waits for the next start."""
+        self._is_closed = True
+        if self._is_asked:
+            await self._gate.close()
+
+    async def _sleep(self, span_ns: int) -> None:
+        """Sleep for a while, or until woken."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds(span_ns)):
+                await self._wake.wait()
+
+    def _has_waiting(self) -> bool:
+        """Return whether a message waits, and forget those that an operator has ended."""
+        while self._waiting:
+            queued = self._scheduler.get(self._waiting[0])
+            if queued is not None and queued.state in (State.REPORTING, State.ACTIVE):
+                return True
+            self._waiting.popleft()
+        return False
+
+    async def _take_slot(self) -> bool:
+        if self._is_closed or self._gate.room() == 0:
+            return False
+        self._is_asked = True
+        try:
+            (answer,) = await self._gate.reserve([Request(1)])
+        except HistoryError as error:
+            self._tell_uncounted(error)
+            return True
+        if isinstance(answer, Reservation):
+            self._gate.ended(answer)
+            return True
+        return False
+
+    def _tell_uncounted(self, error: HistoryError) -> None:
+        self._events.reports_uncounted(error=str(error))
+
+    def _wall(self, boottime_ns: int) -> int:
+        return self._clock.wall_ns() + boottime_ns - self._clock.boottime_ns()
+
+
+def _limits(policy: Policy) -> list[Effective]:
+    most = policy.reports.per_hour
+    if most is None:
+        return []
+    return [Effective("messages", most, HOUR_NS, None, f"{most} reports per 3600s")]

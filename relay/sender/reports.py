@@ -1,0 +1,58 @@
+"""From notes about failed recipients to a message of our own for the sender.  Pure.
+
+Guarantees: the same notes give the same report, so that publishing it again after a
+crash is the same message.  A recipient whose note was lost is reported all the same.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from relay.mail.envelope import Envelope
+from relay.mail.report import Action, Failure, Reason, ReportedMessage, delay_warning, failure_report
+from relay.spool.interface import Message, Note, Status
+
+_LOST = "The reason is no longer known."
+
+
+class Reporter:
+    """Writes reports in the name of one relay."""
+
+    def __init__(self, hostname: str) -> None:
+        self._hostname = hostname
+
+    def failures(
+        self, message: Message, header: bytes, failed: Sequence[int], notes: Mapping[int, Note]
+    ) -> tuple[Envelope, bytes]:
+        """Return envelope and content of the report about recipients that failed."""
+        failures = [self._failure(message, index, notes.get(index), Action.FAILED) for index in failed]
+        at_ns = max(failure.at_ns for failure in failures)
+        reported = ReportedMessage(message.queue_id, message.envelope, header)
+        content = failure_report(reported, failures, hostname=self._hostname, at_ns=at_ns)
+        return self._envelope(message, at_ns), content
+
+    def delays(
+        self, message: Message, header: bytes, delays: Sequence[Note], until_at_ns: int
+    ) -> tuple[Envelope, bytes]:
+        """Return envelope and content of the warning that recipients are still waiting."""
+        failures = [self._failure(message, note.index, note, Action.DELAYED) for note in delays]
+        at_ns = max(failure.at_ns for failure in failures)
+        reported = ReportedMessage(message.queue_id, message.envelope, header)
+        content = delay_warning(
+            reported, failures, hostname=self._hostname, at_ns=at_ns, will_retry_until_ns=until_at_ns
+        )
+        return self._envelope(message, at_ns), content
+
+    @staticmethod
+    def _failure(message: Message, index: int, note: Note | None, action: Action) -> Failure:
+        recipient = message.envelope.recipients[index]
+        if note is None:
+            is_expired = message.statuses[index] is Status.EXPIRED
+            reason = Reason.EXPIRED if is_expired else Reason.BOUNCED
+            return Failure(recipient, "5.0.0", action, _LOST, None, message.envelope.arrival_at_ns, reason)
+        return Failure(
+            recipient, note.status, action, note.diagnostic, note.remote, note.at_ns, Reason(note.reason)
+        )
+
+    @staticmethod
+    def _envelope(message: Message, at_ns: int) -> Envelope:
+        sender = message.envelope.reverse_path
+        return Envelope("", (sender,), at_ns, "local", "", "local", smtputf8=not sender.isascii())

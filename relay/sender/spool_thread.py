@@ -1,0 +1,280 @@
+"""The spool, off the event loop: one thread, and everything that waits for it in batches.
+
+Guarantees: the spool's calls never overlap; what attempts came to is written down in the
+order notes, status bytes, report, removal, many messages at a time, and `settle` returns
+only when it is durable.  When the disk is full a settlement waits and is tried again:
+nothing that happened is forgotten.  When the disk fails, SpoolFault ends the sender:
+only a restart may trust it again.
+Does not: decide anything; `relay.queue.settlement` does.
+"""
+
+import asyncio
+import contextlib
+import enum
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from relay.clock import SECOND_NS
+from relay.mail.envelope import QueueId
+from relay.queue.sorting import Sorter
+from relay.sender.batch import Batch
+from relay.sender.reports import Reporter
+from relay.spool.identity import report_id, warning_id
+from relay.spool.interface import (
+    Absent,
+    Corrupt,
+    Entry,
+    Message,
+    Note,
+    Recovery,
+    Spool,
+    SpoolFault,
+    SpoolFull,
+    Status,
+    Totals,
+)
+from relay.spool.maildir.files import Unreadable
+from relay.spool.threads import started
+
+Returned = TypeVar("Returned")
+
+RETRY_FULL_SECONDS = 5.0
+TAKE_AT_ONCE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What is to be written down about one message after an attempt."""
+
+    message: Message
+    marks: dict[int, Status]
+    notes: tuple[Note, ...]
+    is_finished: bool
+    next_attempt_at_ns: int | None = None
+    """Wall clock: kept as a hint for a deferred one."""
+    warning: tuple[tuple[Note, ...], int] | None = None
+    """Delays to tell the sender of, and until when it will be tried (wall clock)."""
+    is_silent: bool = False
+    """No report is made of it, though recipients failed: an operator's word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was written: ids of what was queued because of it."""
+
+    report: QueueId | None = None
+    warning: QueueId | None = None
+
+
+class Change(enum.Enum):
+    """Where a message is to stand by an operator's word."""
+
+    HOLD = enum.auto()
+    RELEASE = enum.auto()
+    RETRY = enum.auto()
+
+
+class SpoolThread:
+    """The sender's way to its spool."""
+
+    def __init__(self, spool: Spool, reporter: Reporter, on_full: Callable[[SpoolFull], None]) -> None:
+        """`on_full` is told when something could not be written for lack of room."""
+        self.spool = spool
+        self._reporter = reporter
+        self._on_full = on_full
+        self._thread = started(1, "spool")
+        self._tells_full_again_at = 0.0
+        """By the clock of the event loop."""
+        self._noted: set[QueueId] = set()
+        """Messages whose reasons are written down while the rest has to wait for room: not once more."""
+        self._endings: Batch[Ending, Written] = Batch(self._write, self._thread)
+        self._changes: Batch[tuple[QueueId, Change], None] = Batch(self._change, self._thread)
+
+    async def call(self, function: Callable[[], Returned]) -> Returned:
+        """Run a call of the spool in its thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+
+    async def recover(self, sorter: Sorter, on_step: Callable[[], None]) -> Recovery:
+        """Read the whole spool; `on_step` is called in its thread for each step."""
+        return await self.call(lambda: self.spool.recover(sorter, on_step))
+
+    async def take(self, sorter: Sorter) -> list[Entry]:
+        """Take newly accepted messages into the queue."""
+        return await self.call(lambda: self.spool.take(TAKE_AT_ONCE, sorter))
+
+    async def sort(self, queue_ids: Sequence[QueueId], sorter: Sorter) -> dict[QueueId, str]:
+        """Return the lanes of messages that can be read."""
+        return await self.call(lambda: self.spool.sort(queue_ids, sorter))
+
+    async def load(self, queue_ids: Sequence[QueueId]) -> list[Message | Exception]:
+        """Read messages; for each itself, or Absent, Corrupt, SpoolFault or OSError."""
+        at_hand = {queue_id: self.spool.at_hand(queue_id) for queue_id in queue_ids}
+        others = [queue_id for queue_id, message in at_hand.items() if message is None]
+        # What is in memory does not wait for the thread, which mostly waits for the disk.
+        read = await self.call(lambda: [self._load(queue_id) for queue_id in others]) if others else []
+        loaded = dict(zip(others, read, strict=True))
+        return [at_hand[queue_id] or loaded[queue_id] for queue_id in queue_ids]
+
+    async def content(self, message: Message) -> AsyncGenerator[bytes, None]:
+        """Yield the content in chunks; raises Corrupt before the last if it is damaged."""
+        if message.content is not None:
+            yield message.content
+            return
+        chunks = self.spool.content(message.queue_id)
+        while (chunk := await self.call(lambda: next(chunks, None))) is not None:
+            yield chunk
+
+    async def settle(self, ending: Ending) -> Written:
+        """Write down what an attempt came to; on return it is durable.
+
+        Raises SpoolFault, and Absent or Corrupt where there is nothing to write it on any
+        more.  Waits as long as there is no room, since it did happen.
+        """
+        try:
+            while True:
+                try:
+                    return await self._endings.submit(ending)
+                except SpoolFull as full:
+                    self._tell_full(full)
+                    await asyncio.sleep(RETRY_FULL_SECONDS)
+        finally:
+            self._noted.discard(ending.message.queue_id)
+
+    async def change(self, queue_id: QueueId, change: Change) -> None:
+        """Hold a message, let it go on, or let the next start too try it at once; durably but for the last.
+
+        Many that are asked for at the same time share their syncs.  Raises SpoolFault, SpoolFull, Absent.
+        """
+        await self._changes.submit((queue_id, change))
+
+    async def make_room(self) -> bool:
+        """Give up the room that is kept for a full disk; return whether there was any."""
+        return await self.call(self.spool.make_room)
+
+    async def totals(self) -> Totals:
+        """Return the account of all recipients."""
+        return await self.call(self.spool.totals)
+
+    def close(self) -> None:
+        """Finish what is under way and let go of the spool."""
+        self._thread.shutdown()
+        self.spool.close()
+
+    def _tell_full(self, full: SpoolFull) -> None:
+        """Tell once for all that wait at the same time."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._tells_full_again_at:
+            self._tells_full_again_at = now + RETRY_FULL_SECONDS
+            self._on_full(full)
+
+    def _load(self, queue_id: QueueId) -> Message | Exception:
+        try:
+            return self.spool.load(queue_id)
+        except (Absent, Corrupt, SpoolFault, OSError) as error:
+            return error
+
+    def _write(self, endings: Sequence[Ending]) -> list[Written | BaseException]:
+        """Write a batch down; where one of it cannot be, each for itself.
+
+        What is written twice is written once.  A fault of the disk is everybody's: nobody
+        knows whose bytes it was.
+        """
+        try:
+            return self._write_together(endings)
+        except (SpoolFull, Absent, Corrupt) as error:
+            if len(endings) == 1:
+                return [self._in_part(endings[0], error) if isinstance(error, SpoolFull) else error]
+            # Without room for one's reason, another may end that needs none, and so give room.
+            return [written for ending in endings for written in self._write([ending])]
+
+    def _in_part(self, ending: Ending, full: SpoolFull) -> BaseException:
+        """Mark what was relayed though the rest has to wait; return why it has to.
+
+        A mark takes no room, and a crash before there is some must not send it again.
+        """
+        relayed = {index: status for index, status in ending.marks.items() if not status.is_failure}
+        try:
+            if relayed:
+                self.spool.mark({ending.message.queue_id: relayed})
+        except (SpoolFull, Absent, Corrupt) as error:
+            return error
+        return full
+
+    def _change(self, asked: Sequence[tuple[QueueId, Change]]) -> list[BaseException | None]:
+        """Carry out a batch; where one of it cannot be, each for itself.  What is done twice is done once."""
+        try:
+            self._change_together(asked)
+        except (SpoolFull, Absent, Corrupt) as error:
+            if len(asked) == 1:
+                return [error]
+            return [result for each in asked for result in self._change([each])]
+        return [None] * len(asked)
+
+    def _change_together(self, asked: Sequence[tuple[QueueId, Change]]) -> None:
+        if held := [queue_id for queue_id, change in asked if change is Change.HOLD]:
+            self.spool.hold(*held)
+        if released := [queue_id for queue_id, change in asked if change is Change.RELEASE]:
+            self.spool.release(*released)
+        for queue_id, change in asked:
+            if change is not Change.HOLD:
+                self.spool.postpone(queue_id, 0)
+
+    def _write_together(self, endings: Sequence[Ending]) -> list[Written | BaseException]:
+        noted = {e.message.queue_id: e.notes for e in endings if e.notes}
+        self.spool.note({q: notes for q, notes in noted.items() if q not in self._noted})
+        self._noted.update(noted)
+        # Crash here: reasons without a mark; the recipients are tried again.
+        self.spool.mark({e.message.queue_id: e.marks for e in endings if e.marks})
+        # Crash here: all recipients marked; the next start publishes the report and removes the message.
+        written: list[Written | BaseException] = []
+        finished: list[QueueId] = []
+        for ending in endings:
+            try:
+                written.append(self._publish(ending))
+            except (SpoolFull, Absent, Corrupt) as error:
+                written.append(error)
+                continue
+            if ending.is_finished:
+                finished.append(ending.message.queue_id)
+            elif ending.next_attempt_at_ns is not None:
+                self.spool.postpone(ending.message.queue_id, ending.next_attempt_at_ns)
+        # Crash here: reports queued, their messages still there; publishing again finds them.
+        self.spool.finish(finished)
+        return written
+
+    def _publish(self, ending: Ending) -> Written:
+        """Queue the report or the warning that an ending calls for."""
+        message = ending.message
+        report = warning = None
+        if ending.is_finished:
+            statuses = [ending.marks.get(i, status) for i, status in enumerate(message.statuses)]
+            failed = [i for i, status in enumerate(statuses) if status.is_failure]
+            if failed and not message.envelope.is_null and not ending.is_silent:
+                known = {note.index: note for note in self.spool.notes(message.queue_id)}
+                envelope, content = self._reporter.failures(message, self._header(message), failed, known)
+                if self.spool.publish_report(report_id(message.queue_id), envelope, content):
+                    report = report_id(message.queue_id)
+        elif ending.warning is not None and not message.envelope.is_null:
+            delays, until_at_ns = ending.warning
+            envelope, content = self._reporter.delays(message, self._header(message), delays, until_at_ns)
+            if self.spool.publish_report(warning_id(message.queue_id), envelope, content):
+                warning = warning_id(message.queue_id)
+            # Crash here: the warning is there and not remembered; it is published only once all the same.
+            self.spool.mark_warned(message.queue_id)
+        return Written(report, warning)
+
+    def _header(self, message: Message) -> bytes:
+        if message.content is not None:
+            return message.content
+        try:
+            with contextlib.closing(self.spool.content(message.queue_id)) as chunks:
+                return next(chunks, b"")
+        except Unreadable:
+            # A report that quotes nothing is better than none.
+            return b""
+
+
+def seconds(span_ns: int) -> float:
+    """Return a span in seconds, never negative, for the event loop's timers."""
+    return max(0, span_ns) / SECOND_NS

@@ -1,0 +1,182 @@
+"""The throttle of one upstream, off the event loop.
+
+Guarantees: when `reserve` returned a reservation, it is on disk; several are decided in
+one critical section of the history.  A history that fails lets nothing through: its
+error goes to whoever asked.  Ends of transactions are known here at once and written
+with the next decision, or soon after: losing one wastes a slot and nothing else.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from relay.clock import Clock
+from relay.spool.threads import started
+from relay.throttle.decision import Place, Wait
+from relay.throttle.expected import Limited
+from relay.throttle.history_format import HistoryError
+from relay.throttle.keys import Request
+from relay.throttle.limit import Limit
+from relay.throttle.limit_hints import Tally
+from relay.throttle.throttle import Reservation, SlotSettlement, Throttle
+from relay.throttle.usage import Usage
+
+Returned = TypeVar("Returned")
+
+FLUSH_SECONDS = 0.2
+"""How long an end may wait to be written for others that share the history."""
+
+
+class ThrottleThread:
+    """Lets transactions through, no more than the limits allow."""
+
+    def __init__(
+        self,
+        throttle: Throttle,
+        clock: Clock,
+        on_error: Callable[[HistoryError], None],
+        on_begun: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_error` is told when an end could not be written, `on_begun` when an empty history was begun."""
+        self._throttle = throttle
+        self._clock = clock
+        self._on_error = on_error
+        self._on_begun = on_begun
+        self._thread = started(1, "history")
+        self.most: dict[str, int] = {}
+        """By the label of each limit, the most slots that were occupied at one instant."""
+        self._crowded: set[str] = set()
+        self._flush: asyncio.TimerHandle | None = None
+        self._flushing: asyncio.Future[None] | None = None
+
+    async def open(self) -> None:
+        """Read the history, for `usage` and `opens_at_ns` to know the past.  Raises HistoryError."""
+        await self._call(self._throttle.flush)
+
+    async def reserve(self, requests: Sequence[Request]) -> list[Reservation | Wait]:
+        """Decide for messages in their order.
+
+        A reservation may be for fewer recipients.  Raises HistoryError; then nothing may be sent.
+        """
+        return await self._call(lambda: self._throttle.reserve(requests))
+
+    async def reserve_connection(self, opening_ns: int) -> Reservation | Wait:
+        """Decide about opening a connection.  Raises HistoryError; then none may be opened."""
+        return await self._call(lambda: self._throttle.reserve_connection(opening_ns))
+
+    async def hear_of_others(self) -> None:
+        """Learn what others recorded, where something of theirs is in flight as far as memory knows.
+
+        Without it a slot of theirs would seem taken until its deadline.  Raises HistoryError.
+        """
+        if self._throttle.has_others():
+            await self._call(self._throttle.flush)
+
+    def opens_at_ns(self) -> int:
+        """Return when a message may find room (boottime), as far as is known; cheap."""
+        return self._throttle.opens_at(1)
+
+    def room(self) -> int | None:
+        """Return how many messages may find room now, as far as is known; None: as many as there are.
+
+        Their own keys may still keep some of them back.
+        """
+        return self._throttle.room()[0]
+
+    def full(self) -> list[str]:
+        """Return which limits leave no room for any message now."""
+        return self._throttle.room()[1]
+
+    def room_for_connections(self) -> tuple[int | None, int, str]:
+        """Return how many may be opened now (None: any number), when the next may, and by which limit."""
+        return self._throttle.room_for_connections()
+
+    def room_at(self, place: Place) -> tuple[int, int]:
+        """Return how many messages may leave a place now, and when (boottime) the next one may."""
+        return self._throttle.room_at(place)
+
+    def full_at(self, place: Place) -> list[str]:
+        """Return which limits let nobody leave a place now."""
+        return self._throttle.full_at(place)
+
+    def room_in(self, lane: str) -> tuple[int | None, int]:
+        """Return how many messages may go of a lane now (None: any number), and when (boottime) one may."""
+        return self._throttle.room_in(lane)
+
+    def usage(self) -> list[Usage]:
+        """Return each limit and how much of it is occupied."""
+        return self._throttle.usage()
+
+    def limited(self, transaction_ns: int) -> tuple[Limited, ...]:
+        """Return each limit with all that occupies it; what we have in flight lasts so long."""
+        return self._throttle.limited(transaction_ns)
+
+    def leaves_in_ns(self, span_ns: int) -> int | None:
+        """Return in how long the oldest of what the history has within a span leaves it."""
+        return self._throttle.leaves_in_ns(span_ns)
+
+    def tally(self, span_ns: int) -> Tally:
+        """Return how much ended within the last `span_ns`."""
+        return self._throttle.tally(span_ns)
+
+    def peak(self, span_ns: int) -> Tally:
+        """Return the most that a window of a length held that was over before the present one began."""
+        return self._throttle.peak(span_ns)
+
+    def ended(self, reservation: Reservation) -> None:
+        """Tell that a transaction ended just now, however it ended."""
+        self._throttle.settle([SlotSettlement(reservation, self._clock.boottime_ns())])
+        if self._flush is None:
+            self._flush = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._start_flush)
+
+    async def audit(self) -> None:
+        """Count anew, from the history's file, what each limit held at most: `most`.
+
+        A history that cannot be read shows as such elsewhere; then the last count stays.
+        """
+        with contextlib.suppress(HistoryError, OSError):
+            findings = (await asyncio.to_thread(self._throttle.audit)).findings
+            self.most = {finding.label: finding.most for finding in findings}
+
+    def newly_crowded(self) -> list[str]:
+        """Return the labels of limits that have too many keys to keep apart, and had not when last asked."""
+        before = self._crowded
+        self._crowded = {usage.label for usage in self.usage() if usage.is_crowded}
+        return sorted(self._crowded - before)
+
+    async def replan(
+        self, limits: Sequence[Limit], guard_ns: int | None, transaction_ns: int | None = None
+    ) -> None:
+        """Judge the same history by other limits from now on; `transaction_ns` None: as before."""
+        await self._call(lambda: self._throttle.replan(limits, guard_ns, transaction_ns=transaction_ns))
+
+    def judge_by(self, limits: Sequence[Limit], guard_ns: int | None) -> None:
+        """Do so without waiting for it: the next decision is made by them."""
+        self._thread.submit(self._throttle.replan, limits, guard_ns)
+
+    async def close(self) -> None:
+        """Write what is not written yet and let go of the history."""
+        if self._flush is not None:
+            self._flush.cancel()
+        try:
+            await self._call(self._throttle.flush)
+        except HistoryError as error:
+            self._on_error(error)
+        await self._call(self._throttle.close)
+        self._thread.shutdown()
+
+    async def _call(self, function: Callable[[], Returned]) -> Returned:
+        returned = await asyncio.get_running_loop().run_in_executor(self._thread, function)
+        if self._throttle.has_begun():
+            self._on_begun()
+        return returned
+
+    def _start_flush(self) -> None:
+        self._flush = None
+        self._flushing = asyncio.get_running_loop().run_in_executor(self._thread, self._throttle.flush)
+        self._flushing.add_done_callback(self._flushed)
+
+    def _flushed(self, call: "asyncio.Future[None]") -> None:
+        if not call.cancelled() and isinstance(error := call.exception(), HistoryError):
+            self._on_error(error)

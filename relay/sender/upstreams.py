@@ -1,0 +1,351 @@
+"""The upstreams of the policy, a heart for each: made, changed by edits, retired, used again.
+
+Guarantees: an edit drops no transaction and forgets no history; an upstream that leaves
+the policy, or gets another account, finishes what it has begun.  The queue goes through
+the policy's first one.
+Does not: decide about messages, or read the spool.
+"""
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Sequence
+
+from relay.clock import Clock
+from relay.mail.age import Here
+from relay.policy.lane import ceilings_of, with_ceilings
+from relay.policy.model import Policy, Upstream
+from relay.policy.shipped import rules_of
+from relay.queue.scheduler import Scheduler
+from relay.sender.accounts import Accounts
+from relay.sender.dispatcher import Dispatcher
+from relay.sender.lowered_limits import InForce, LoweredLimits
+from relay.sender.offers import KnownOffers
+from relay.sender.opener import Opener, account_of
+from relay.sender.pause import Pausing
+from relay.sender.settling import Settling
+from relay.sender.spool_thread import SpoolThread
+from relay.sender.state_file import KeptFile, KeptState, lessons_path, offers_path, pause_path
+from relay.sender.throttle_thread import ThrottleThread
+from relay.spool.durable import Disk
+from relay.telemetry.events import Events
+from relay.telemetry.metrics import Metrics
+from relay.throttle import limit_hints
+from relay.throttle.limit import Limit
+from relay.throttle.throttle import Throttle
+from relay.upstream.connection import Connection
+from relay.upstream.pool import Pool
+from relay.verdicts import offers, pauses
+from relay.verdicts.pauses import PauseRecord
+from relay.verdicts.shield import Shield
+from relay.verdicts.verdict import Judge
+
+GRACE_SECONDS = 60.0
+"""How long transactions in flight may take at a stop; most of them then end within a second."""
+
+
+class Upstreams:
+    """All upstreams of one sender."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        accounts: Accounts,
+        *,
+        scheduler: Scheduler,
+        spool_thread: SpoolThread,
+        settling: Settling,
+        disk: Disk,
+        events: Events,
+        metrics: Metrics,
+        clock: Clock,
+        on_fault: Callable[[BaseException], None],
+        here: Here,
+    ) -> None:
+        """`on_fault` is told of what must end the sender; `here` tells when something of another boot was."""
+        self.dispatchers: dict[str, Dispatcher] = {}
+        self._policy = policy
+        self._accounts = accounts
+        self._scheduler = scheduler
+        self._spool_thread = spool_thread
+        self._settling = settling
+        self._disk = disk
+        self._events = events
+        self._metrics = metrics
+        self._clock = clock
+        self._on_fault = on_fault
+        self._here = here
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._retiring: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Begin to relay."""
+        for name, upstream in self._policy.upstreams.items():
+            self._add(name, upstream)
+
+    async def finish(self) -> None:
+        """Finish the transactions in flight, and begin no other."""
+        await asyncio.gather(*(dispatcher.stop(GRACE_SECONDS) for dispatcher in self.dispatchers.values()))
+        await asyncio.gather(*self._running.values(), *self._retiring, return_exceptions=True)
+
+    def halt(self) -> None:
+        """Begin nothing more; what is in flight goes on."""
+        for dispatcher in self.dispatchers.values():
+            dispatcher.halt()
+
+    async def apply(self, policy: Policy) -> None:
+        """Go on by another policy.  Connections finish their transactions under the old one."""
+        before, self._policy = self._policy, policy
+        self._metrics.know_upstreams(policy.upstreams)
+        for name in list(self.dispatchers):
+            # Another account has another history, and what goes through it must be counted there.
+            if name not in policy.upstreams or policy.history_path(name) != before.history_path(name):
+                self._retire(self.dispatchers.pop(name), self._running.pop(name))
+        for name, upstream in policy.upstreams.items():
+            if name in self.dispatchers:
+                is_other = account_of(before.upstreams[name]) != account_of(upstream)
+                await self._change(self.dispatchers[name], upstream, upstream_changed=is_other)
+            else:
+                self._add(name, upstream)
+        self._scheduler.ask_anew()
+        self.wake()
+
+    def wake(self) -> None:
+        """Look again whether something can be sent."""
+        if (dispatcher := self.dispatchers.get(self._policy.default_upstream)) is not None:
+            dispatcher.wake()
+
+    def default_pausing(self) -> Pausing | None:
+        """Return the pauses of the upstream that the queue goes through."""
+        dispatcher = self.dispatchers.get(self._policy.default_upstream)
+        return None if dispatcher is None else dispatcher.pausing
+
+    def wake_all(self) -> None:
+        """Have every upstream look at the time again."""
+        for dispatcher in self.dispatchers.values():
+            dispatcher.wake()
+
+    async def audit(self) -> None:
+        """Count anew what each limit held at most, and tell of those that have too many keys."""
+        for dispatcher in list(self.dispatchers.values()):
+            await dispatcher.throttle.audit()
+            for label in dispatcher.throttle.newly_crowded():
+                self._events.keys_crowded(upstream=dispatcher.name, limit=label)
+
+    @property
+    def in_flight(self) -> int:
+        """Return how many transactions are not at their end."""
+        return sum(dispatcher.in_flight for dispatcher in self.dispatchers.values())
+
+    def _add(self, name: str, upstream: Upstream) -> None:
+        history = self._policy.history_path(name)
+        exact = Throttle(
+            history,
+            with_ceilings(upstream.limits, self._policy.lanes),
+            upstream.guard_ns,
+            self._disk,
+            self._clock,
+            transaction_ns=upstream.max_transaction_ns,
+        )
+        judge = Judge(rules_of(name, upstream))
+        throttle = ThrottleThread(
+            exact,
+            self._clock,
+            lambda error: self._fail_history(name, str(error)),
+            lambda: self._events.history_begun(upstream=name, path=str(history)),
+        )
+        kept = self._kept(name)
+        known = KnownOffers(_server(upstream), self._clock, keep=kept.offers.keep)
+        pool = Pool(
+            self._opener(name, upstream, judge, throttle, known),
+            connections=upstream.connections,
+            max_messages=upstream.max_messages,
+            max_age_ns=upstream.max_age_ns,
+            idle_ns=upstream.idle_ns,
+            clock=self._clock,
+        )
+        lessons = self._learning(name, upstream, kept, throttle)
+        pausing = Pausing(
+            name,
+            self._events,
+            self._metrics,
+            self._clock,
+            self._settling.redaction,
+            keep=kept.pause.keep,
+            leaves_in_ns=throttle.leaves_in_ns,
+            on_refusal=lessons.refused,
+        )
+        dispatcher = Dispatcher(
+            name,
+            scheduler=self._scheduler,
+            spool_thread=self._spool_thread,
+            throttle=throttle,
+            pool=pool,
+            settling=self._settling,
+            pausing=pausing,
+            learning=lessons,
+            offers=known,
+            kept=kept,
+            events=self._events,
+            metrics=self._metrics,
+            clock=self._clock,
+            on_fault=self._on_fault,
+            wake_others=self.wake,
+            judge=judge,
+        )
+        self._set(dispatcher, upstream)
+        self.dispatchers[name] = dispatcher
+        self._running[name] = asyncio.create_task(self.guard(dispatcher.run))
+
+    def _learning(
+        self, name: str, upstream: Upstream, kept: KeptState, throttle: ThrottleThread
+    ) -> LoweredLimits:
+        lessons = LoweredLimits(
+            name,
+            self._events,
+            self._metrics,
+            self._clock,
+            keep=kept.lessons.keep,
+            tally=throttle.tally,
+            peak=throttle.peak,
+            usage=throttle.usage,
+            judge_by=lambda limits, guard_ns: throttle.judge_by(self._in_force(name, limits), guard_ns),
+        )
+        lessons.use(upstream)
+        return lessons
+
+    def _in_force(self, name: str, limits: InForce) -> Sequence[Limit]:
+        """Return limits with the ceilings of lanes, which are parts of what the owner wrote."""
+        return (*limits, *ceilings_of(self._policy.upstreams[name].limits, self._policy.lanes))
+
+    def _kept(self, name: str) -> KeptState:
+        """Return the files that carry over a restart what is known of an upstream."""
+        return KeptState(
+            KeptFile(
+                pause_path(self._policy, name),
+                self._disk,
+                parse=self._pause_of,
+                render=pauses.render,
+                on_error=lambda error: self._events.pause_unrecorded(upstream=name, error=error),
+            ),
+            KeptFile(
+                lessons_path(self._policy, name),
+                self._disk,
+                parse=limit_hints.parse,
+                render=limit_hints.render,
+                on_error=lambda error: self._events.lessons_unrecorded(upstream=name, error=error),
+            ),
+            KeptFile(
+                offers_path(self._policy, name),
+                self._disk,
+                parse=offers.parse,
+                render=offers.render,
+                on_error=lambda error: self._events.offers_unrecorded(upstream=name, error=error),
+            ),
+        )
+
+    def _pause_of(self, content: bytes) -> PauseRecord:
+        """Return what a file says of a pause, in this boot's time.  Raises ValueError."""
+        clock = self._clock
+        record = pauses.parse(content)
+        return record.moved(clock.boot_id(), clock.boottime_ns(), clock.wall_ns(), self._here)
+
+    async def _change(self, dispatcher: Dispatcher, upstream: Upstream, *, upstream_changed: bool) -> None:
+        self._set(dispatcher, upstream)
+        # What is said from now on is judged by the new rules, on the connections that there are.
+        rules = rules_of(dispatcher.name, upstream)
+        is_judged_anew = Judge(rules).rules != dispatcher.judge.rules
+        dispatcher.judge.use(rules)
+        dispatcher.offers.use(_server(upstream))
+        opener = self._opener(
+            dispatcher.name, upstream, dispatcher.judge, dispatcher.throttle, dispatcher.offers
+        )
+        dispatcher.pool.reconfigure(
+            opener=opener if upstream_changed else None,
+            connections=upstream.connections,
+            max_messages=upstream.max_messages,
+            max_age_ns=upstream.max_age_ns,
+            idle_ns=upstream.idle_ns,
+        )
+        if upstream_changed:
+            dispatcher.renew()
+        limits = self._in_force(dispatcher.name, dispatcher.learning.use(upstream))
+        await dispatcher.throttle.replan(limits, upstream.guard_ns, upstream.max_transaction_ns)
+        if upstream_changed or is_judged_anew:
+            # What made it rest may be what was edited.
+            self._resume(dispatcher)
+        dispatcher.wake()
+
+    def shield(self, name: str) -> Shield | None:
+        """Return what doubts the refusals of an upstream, or None where there is no such upstream."""
+        return None if (dispatcher := self.dispatchers.get(name)) is None else dispatcher.shield
+
+    def resume(self, name: str) -> bool:
+        """Use an upstream that rests, and senders that it refused, by an operator's word.
+
+        Returns False where there is no such upstream.  It begins with one transaction.
+        """
+        if (dispatcher := self.dispatchers.get(name)) is None:
+            return False
+        self._resume(dispatcher)
+        dispatcher.wake()
+        return True
+
+    def _resume(self, dispatcher: Dispatcher) -> None:
+        dispatcher.pausing.end()
+        dispatcher.shield.clear()
+        if dispatcher.is_used:
+            for sender in self._scheduler.sender_pauses.senders():
+                self._scheduler.trust_sender(sender, self._clock.boottime_ns())
+
+    async def try_new_passwords(self) -> None:
+        """Use a refused account again once it has another password."""
+        for name, upstream in self._policy.upstreams.items():
+            dispatcher = self.dispatchers.get(name)
+            if dispatcher is None or upstream.auth is None or not dispatcher.pausing.is_refused:
+                continue
+            if await self._accounts.has_new_password(name, upstream.auth) and dispatcher.pausing.is_refused:
+                self.resume(name)
+
+    def _retire(self, dispatcher: Dispatcher, running: asyncio.Task[None]) -> None:
+        """Let an upstream that is no longer in the policy finish what it has begun."""
+
+        async def retire() -> None:
+            await dispatcher.stop(GRACE_SECONDS)
+            await running
+
+        retiring = asyncio.create_task(self.guard(retire))
+        self._retiring.add(retiring)
+        retiring.add_done_callback(self._retiring.discard)
+
+    def _set(self, dispatcher: Dispatcher, upstream: Upstream) -> None:
+        dispatcher.connections, dispatcher.max_recipients = upstream.connections, upstream.max_recipients
+        dispatcher.is_used = dispatcher.name == self._policy.default_upstream
+        dispatcher.shield.is_off = upstream.shield is None
+        if upstream.shield is not None:
+            dispatcher.shield.in_a_row = upstream.shield.in_a_row
+            dispatcher.shield.refused_percent = upstream.shield.refused_percent
+
+    def _opener(
+        self, name: str, upstream: Upstream, judge: Judge, throttle: ThrottleThread, known: KnownOffers
+    ) -> Callable[[], Awaitable[Connection]]:
+        return Opener(
+            throttle,
+            functools.partial(self._accounts.account, name, upstream, judge),
+            self._clock,
+            on_open=functools.partial(known.seen, _server(upstream)),
+        ).open
+
+    async def guard(self, chore: Callable[[], Awaitable[None]]) -> None:
+        """Run one of our loops; its end by an error ends the sender."""
+        try:
+            await chore()
+        except Exception as error:  # noqa: BLE001 - whatever it is, mail must not silently stop
+            self._on_fault(error)
+
+    def _fail_history(self, name: str, text: str) -> None:
+        self._metrics.history_failed(name)
+        self._events.history_failed(upstream=name, error=text)
+
+
+def _server(upstream: Upstream) -> str:
+    return f"{upstream.host}:{upstream.port}"

@@ -1,0 +1,1 @@
+"""SMTP without I/O: replies, extensions, dot stuffing.  Pure."""

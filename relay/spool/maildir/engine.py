@@ -1,0 +1,404 @@
+"""The maildir engine: one file a message, its folder is its state (table in `layout`).
+
+For the one sender that holds the spool's lock, from one thread at a time.
+
+Guarantees: a status byte, a note, a report, a hold is durable when its method returns,
+and happens in the order notes, status bytes, report, ledger, removal, so that a crash
+between any two leaves the earlier ones, from which `recover` goes on.  Assumes that
+rename is one operation also across loss of power, which POSIX file systems with a log
+keep.  Does not: decide what becomes of a message, or build reports.
+"""
+
+import contextlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from relay.clock import Clock
+from relay.mail.envelope import Envelope, QueueId
+from relay.queue.sorting import Sorter
+from relay.spool.durable import Disk, opened
+from relay.spool.interface import (
+    Absent,
+    Corrupt,
+    Entry,
+    Message,
+    Note,
+    Recovery,
+    SetAside,
+    SpoolFull,
+    Status,
+    Totals,
+)
+from relay.spool.maildir import files, notes
+from relay.spool.maildir.arrivals import Arrivals
+from relay.spool.maildir.disk_faults import absence, faults
+from relay.spool.maildir.drafts import MaildirIntake, prepare
+from relay.spool.maildir.headroom import Reserve, gives_way
+from relay.spool.maildir.layout import Layout, is_queue_id
+from relay.spool.maildir.ledger import Ledger, fates_of
+from relay.spool.maildir.lock import take_lock
+from relay.spool.maildir.marks import verify, warn, write
+from relay.spool.maildir.quarantine import Quarantine, make_trigger
+from relay.spool.maildir.recent import Recent
+from relay.spool.maildir.recovery import forget_removals, recover, remove_abandoned_drafts
+from relay.spool.maildir.removal import remove_ended
+from relay.spool.maildir.unread import Unread
+
+_Called = TypeVar("_Called")
+
+
+class MaildirSpool:
+    """The sender's side of a maildir."""
+
+    def __init__(
+        self,
+        root: str,
+        disk: Disk,
+        clock: Clock,
+        on_corrupt: Callable[[str, str], None] = lambda _n, _w: None,
+    ) -> None:
+        """Take the spool.  Raises SpoolBusy, OSError, and ValueError for one of another format.
+
+        `on_corrupt` is told the name and the fault of each file that is set aside.
+        """
+        prepare(root, disk)
+        self._layout = Layout(root)
+        self._disk = disk
+        self._lock_fd = take_lock(self._layout, disk)
+        self._aside = Quarantine(disk, self._layout, on_corrupt)
+        make_trigger(disk, self._layout, self._aside)
+        self._intake = MaildirIntake(root, disk, clock, headroom=False)
+        self._ledger = Ledger(self._layout, disk)
+        self._reserve = Reserve(self._layout, disk)
+        self._reserve.keep()
+        self._held: set[QueueId] = set()
+        self._arrivals = Arrivals(disk, self._layout, self._aside, self._try_to_set_aside)
+        self._left = Unread(disk, self._layout, self._ledger, self._aside, self._try_to_set_aside)
+        self._out_of_sight: set[QueueId] = set()
+        """Messages that cannot be read, or are in corrupt/, and count as queued in the account."""
+        self._memory = Recent()
+        self._noted: set[str] = set()
+        self._progress: dict[QueueId, tuple[int, int, int, int]] = {}
+        self._queued_recipients = 0
+
+    def recover(self, sorter: Sorter | None = None, on_step: Callable[[], None] = lambda: None) -> Recovery:
+        """Read everything there is, finish what can be finished, set aside what is damaged.
+
+        `on_step` is called for each file or folder that was dealt with.
+        Raises OSError; the start must not go on then.
+        """
+        found, recovery = recover(
+            self._disk, self._layout, self._ledger, self._aside, sorter, on_step=on_step
+        )
+        self._held = {entry.queue_id for entry in recovery.entries if entry.is_held}
+        self._progress = {queue_id: fates for queue_id, fates in found.items() if any(fates)}
+        self._memory = Recent()
+        self._noted = set(self._disk.names(self._layout.folder("bounce")))
+        left = sum(entry.recipients_left for entry in recovery.entries)
+        self._queued_recipients = left + recovery.corrupt_recipients
+        out_of_sight = self._ledger.aside.union(self._aside.stuck) & self._ledger.open.keys()
+        self._out_of_sight = out_of_sight - found.keys()
+        return recovery
+
+    @gives_way
+    def take(self, most: int, sorter: Sorter | None = None) -> list[Entry]:
+        """Take up to `most` newly accepted messages into the queue, oldest first, then what was left.
+
+        Fewer when we lack descriptors or memory: the rest is still there the next time.
+        """
+        self._reserve.keep()
+        with faults("new"):
+            taken = self._arrivals.take(most, lambda: self._memory.has_room, sorter)
+            left = self._left.take(most - len(taken), sorter)
+        self._held.update(message.queue_id for message, is_held in left if is_held)
+        taken += [message for message, _ in left]
+        self._come_into_sight(taken)
+        self._ledger.reopen([message.queue_id for message in taken if Status.TODO in message.statuses])
+        # What is taken is in the queue, whether or not there is room to count it: `finish` counts again.
+        with contextlib.suppress(SpoolFull), faults("ledger"):
+            self._ledger.enter([(message.queue_id, len(message.statuses)) for message in taken])
+        for message in taken:
+            self._memory.keep(message)
+            self._progress[message.queue_id] = fates_of(message.statuses)
+            self._queued_recipients += message.statuses.count(Status.TODO)
+        return [message.entry(is_held=message.queue_id in self._held) for message in taken]
+
+    def sort(self, queue_ids: Sequence[QueueId], sorter: Sorter) -> dict[QueueId, str]:
+        """Return the lane of each message; one that cannot be read is met when its turn comes."""
+        sorted_into = {}
+        for queue_id in queue_ids:
+            with contextlib.suppress(Corrupt, OSError):
+                path = self._path(queue_id)
+                opened_file = files.read(self._disk, path, queue_id, with_content=False, sorter=sorter)
+                sorted_into[queue_id] = opened_file.lane
+        return sorted_into
+
+    def load(self, queue_id: QueueId) -> Message:
+        """Read a message.  Raises Absent; Corrupt after setting it aside; OSError for a lack of our own."""
+        if self._memory.whole(queue_id) is not None:
+            # Who does not take what is at hand wants what is on the disk.
+            self._memory.forget(queue_id)
+        known = self._read_again(queue_id)
+        message = known.message(is_held=queue_id in self._held)
+        self._memory.remember(known)
+        return message
+
+    def at_hand(self, queue_id: QueueId) -> Message | None:
+        """Return a message as it was taken, if it is in memory yet; no I/O, and from any thread."""
+        known = self._memory.whole(queue_id)
+        return None if known is None else known.message(is_held=queue_id in self._held)
+
+    def content(self, queue_id: QueueId) -> Generator[bytes, None, None]:
+        """Stream the content; raises Corrupt *before* the last chunk if the checksum is wrong."""
+        path = self._path(queue_id)
+        try:
+            with absence(queue_id):
+                yield from files.stream(self._disk, path, queue_id)
+        except Corrupt as fault:
+            self._try_to_set_aside(path, str(fault))
+            raise
+
+    @gives_way
+    def note(self, noted: Mapping[QueueId, Sequence[Note]]) -> None:
+        """Make notes durable."""
+        self._noted.update(noted)
+        with faults("bounce"):
+            notes.append(self._disk, self._layout, self._not_ended(noted))
+
+    def notes(self, queue_id: QueueId) -> list[Note]:
+        """Return the notes about a message; some may be missing after damage."""
+        with faults("bounce"):
+            return notes.read(self._disk, self._layout, queue_id)
+
+    @gives_way
+    def mark(self, marks: Mapping[QueueId, Mapping[int, Status]]) -> None:
+        """Set status bytes durably, each verified to be TODO and of that recipient.
+
+        Raises Absent or Corrupt about one message after those of all others were set.
+        """
+        fds: list[int] = []
+        lost: Absent | Corrupt | None = None
+        try:
+            with faults("status bytes"):
+                for queue_id, of_message in self._not_ended(marks).items():
+                    try:
+                        known = self._known(queue_id)
+                        with self._faults_of(queue_id) as path:
+                            fds.append(self._disk.open_update(path))
+                            verify(self._disk, fds[-1], known, of_message)
+                    except (Absent, Corrupt) as loss:
+                        self._memory.forget(queue_id)
+                        lost = loss
+                        continue
+                    self._count(queue_id, write(self._disk, fds[-1], known, of_message))
+                # Crash here: some marks are durable, some are not; each that is not repeats its recipient.
+                for error in self._disk.sync_each(fds, content_only=True):
+                    if error is not None:
+                        raise error
+        finally:
+            for fd in fds:
+                self._disk.close(fd)
+        if lost is not None:
+            raise lost
+
+    @gives_way
+    def mark_warned(self, queue_id: QueueId) -> None:
+        """Remember durably that the sender was told of the delay."""
+        with faults("status bytes"):
+            known = self._known(queue_id)
+            with self._faults_of(queue_id) as path, opened(self._disk, self._disk.open_update(path)) as fd:
+                warn(self._disk, fd, known)
+                self._disk.sync_content(fd)
+
+    def postpone(self, queue_id: QueueId, next_attempt_at_ns: int) -> None:
+        """Keep the next attempt as a hint; not durable, never raises SpoolFault."""
+        # A file may change while it waits for hours: it is read whole again then.
+        self._memory.forget(queue_id)
+        with (
+            contextlib.suppress(OSError),
+            opened(self._disk, self._disk.open_update(self._path(queue_id))) as fd,
+        ):
+            self._disk.set_modified_at_ns(fd, next_attempt_at_ns)
+
+    @gives_way
+    def publish_report(self, queue_id: QueueId, envelope: Envelope, content: bytes) -> bool:
+        """Queue a report durably under its derived id; return False if it is there already.
+
+        Raises SpoolFull when there is no room for it; the message it is about must stay then.
+        """
+        if queue_id in self._ledger.closed:
+            # Relayed already, while there was no room to end the message that it is about.
+            return False
+        with faults("report"):
+            return self._intake.publish_once(queue_id, envelope, content)
+
+    def make_room(self) -> bool:
+        """Give up the room that is kept for a full disk; return whether there was any."""
+        return self._reserve.spend()
+
+    @gives_way
+    def finish(self, queue_ids: Sequence[QueueId]) -> None:
+        """Remove messages with nothing left to do, counting them in the ledger first."""
+        known = {}
+        for queue_id in queue_ids:
+            # Absent: this is the second call, after there was no room in the first.
+            with contextlib.suppress(Absent, Corrupt):
+                known[queue_id] = self._known(queue_id)
+        for queue_id, message in known.items():
+            if Status.TODO in message.statuses:
+                raise AssertionError(f"{queue_id} is to be removed with recipients to do")
+        with faults("ledger"):
+            self._ledger.enter([(queue_id, len(message.statuses)) for queue_id, message in known.items()])
+            self._ledger.leave({queue_id: message.statuses for queue_id, message in known.items()})
+        with faults("removal"):
+            paths = {queue_id: self._path(queue_id) for queue_id in known}
+            reported = [q for q, message in known.items() if any(s.is_failure for s in message.statuses)]
+            remove_ended(self._disk, self._layout, paths, reported, self._noted)
+        for queue_id in queue_ids:
+            self._held.discard(queue_id)
+            self._memory.forget(queue_id)
+            self._progress.pop(queue_id, None)
+            self._noted.discard(queue_id)
+        if self._ledger.is_long:
+            # Where there is no room for a short ledger, the long one goes on.
+            with contextlib.suppress(SpoolFull), faults("ledger"):
+                forget_removals(self._disk, self._layout, self._ledger, self._aside)
+
+    @gives_way
+    def hold(self, *queue_ids: QueueId) -> None:
+        """Set messages aside, durably.  Raises Absent about one after all others were moved."""
+        self._move([(q, self._layout.queued(q), self._layout.held(q)) for q in queue_ids])
+
+    @gives_way
+    def release(self, *queue_ids: QueueId) -> None:
+        """Bring held messages back, durably.  Raises Absent about one after all others were moved."""
+        self._move([(q, self._layout.held(q), self._layout.queued(q)) for q in queue_ids])
+
+    def clean_up(self) -> int:
+        """Remove drafts of dead listeners; return how many.  The next `take` reads again what was left."""
+        with faults("clean-up"):
+            removed = remove_abandoned_drafts(self._disk, self._layout, self._aside)
+            self._aside.recount()
+            self._left.look_again()
+            return removed
+
+    def totals(self) -> Totals:
+        """Return what ever came in and went, messages still queued included as far as they got."""
+        ended = self._ledger.totals
+        before = (ended.relayed, ended.bounced, ended.expired, ended.deleted)
+        relayed, bounced, expired, deleted = map(sum, zip(before, *self._progress.values(), strict=True))
+        return Totals(ended.accepted, relayed, bounced, expired, deleted, self._queued_recipients)
+
+    def corrupt_count(self) -> int:
+        """Return how many files are set aside as corrupt."""
+        return self._aside.count
+
+    def set_aside_files(self, most: int) -> list[SetAside]:
+        """Return what is set aside, the first `most`, with why; damage never raises."""
+        with faults("corrupt"):
+            return self._aside.listed(most)
+
+    def accepted_count(self) -> int:
+        """Return how many accepted messages no sender has taken yet."""
+        with faults("new"):
+            return sum(map(is_queue_id, self._disk.names(self._layout.folder("new"))))
+
+    def free(self) -> tuple[int, int | None]:
+        """Return free bytes and free inodes where messages are stored."""
+        return self._intake.free()
+
+    def close(self) -> None:
+        """Let go of the spool."""
+        self._ledger.close()
+        self._disk.close(self._lock_fd)
+
+    def _not_ended(self, called_for: Mapping[QueueId, _Called]) -> dict[QueueId, _Called]:
+        """Leave out what was counted out: it is the second call, after `finish` met a full disk."""
+        return {q: called for q, called in called_for.items() if q not in self._ledger.closed}
+
+    def _come_into_sight(self, taken: Sequence[files.Opened]) -> None:
+        """Count no longer as out of sight, in full or as far as they got, what was taken and counts anew."""
+        for queue_id in self._out_of_sight.intersection(message.queue_id for message in taken):
+            self._out_of_sight.remove(queue_id)
+            got = sum(self._progress.pop(queue_id, ()))
+            self._queued_recipients -= self._ledger.open.get(queue_id, got) - got
+
+    def _path(self, queue_id: QueueId) -> str:
+        return self._layout.held(queue_id) if queue_id in self._held else self._layout.queued(queue_id)
+
+    def _read(self, queue_id: QueueId, *, with_content: bool) -> files.Opened:
+        with self._faults_of(queue_id) as path:
+            return files.read(self._disk, path, queue_id, with_content=with_content)
+
+    def _read_again(self, queue_id: QueueId) -> files.Opened:
+        """Read a message, but its recipients only if they are not known."""
+        if (known := self._memory.known(queue_id)) is None:
+            return self._read(queue_id, with_content=True)
+        with self._faults_of(queue_id) as path:
+            files.read_again(self._disk, path, known)
+        return known
+
+    @contextlib.contextmanager
+    def _faults_of(self, queue_id: QueueId) -> Iterator[str]:
+        path = self._path(queue_id)
+        try:
+            with absence(queue_id):
+                yield path
+        except Corrupt as fault:
+            self._try_to_set_aside(path, str(fault))
+            raise
+        except files.Unreadable as error:
+            self._aside.tell_once(queue_id, f"cannot be read, and is left: {error.strerror}")
+            raise
+
+    def _known(self, queue_id: QueueId) -> files.Opened:
+        known = self._memory.known(queue_id)
+        return known or self._memory.remember(self._read(queue_id, with_content=False))
+
+    def _count(self, queue_id: QueueId, fates: Iterable[Status]) -> None:
+        """Add to the account what became of recipients, one by one: any write may be the last."""
+        for fate in fates:
+            before = self._progress.get(queue_id, (0, 0, 0, 0))
+            relayed, bounced, expired, deleted = map(sum, zip(before, fates_of([fate]), strict=True))
+            self._progress[queue_id] = (relayed, bounced, expired, deleted)
+            self._queued_recipients -= 1
+
+    def _move(self, moves: Sequence[tuple[QueueId, str, str]]) -> None:
+        lost: Absent | None = None
+        left: set[str] = set()
+        entered: set[str] = set()
+        with faults("hold"):
+            for queue_id, source, target in moves:
+                try:
+                    # Where it is there already, this is the second call, after a sync without room.
+                    if self._disk.inode(target) is None:
+                        with absence(queue_id):
+                            self._disk.rename(source, target)
+                except Absent as absent:
+                    lost = absent
+                    continue
+                # Where the file is counts from now on, whatever becomes of the syncs.
+                (self._held.add if target == self._layout.held(queue_id) else self._held.discard)(queue_id)
+                entered.add(target.rpartition("/")[0])
+                left.add(source.rpartition("/")[0])
+            # Crash here: some are held, some are not; nobody was told yet.
+            # The new names first: where a rename is one operation, the second sync would do, see above;
+            # where some file system lets go of the old name alone, only this order loses nothing.
+            for folder in (*sorted(entered), *sorted(left)):
+                self._disk.sync_directory(folder)
+        if lost is not None:
+            raise lost
+
+    def _try_to_set_aside(self, path: str, fault: str) -> None:
+        queue_id = QueueId(path.rpartition("/")[2])
+        if queue_id in self._ledger.open:
+            self._out_of_sight.add(queue_id)
+        try:
+            if not self._aside.move(path, fault):
+                return
+        except OSError as error:
+            self._aside.leave(path, f"cannot be set aside: {error.strerror}", fault)
+            return
+        with contextlib.suppress(OSError):
+            # For the account only; the next start sees it there, if nobody removed it meanwhile.
+            self._ledger.put_aside(queue_id)

@@ -1,0 +1,82 @@
+"""Where things are in a maildir spool, and what a restart does with each.
+
+    state      tmp/ID  new/ID  cur/NN/ID  hold/ID  on restart
+    draft      yes     -       -          -        removed once its writer's lock is free: no 250 was sent
+    accepted   maybe   yes     -          -        taken into cur/: 250 may have been sent
+    queued     -       -       yes        -        scheduled, now or at its next attempt
+    finished   -       -       yes        -        no recipient left: report published if owed, then removed
+    held       -       -       -          yes      left: an operator said stop
+    corrupt    -       -       -          -        left in corrupt/ and counted, for a human being
+    gone       -       -       -          -        -
+
+The folder is the state; one link or rename is one transition.  bounce/ID holds the notes
+about failed recipients and goes after its message.  An absent file never means
+"finished": what ends a message is its own status bytes.
+
+Beside them: `lock` (who may send), `ledger`, `trigger` (a FIFO), `control.sock`, `format`,
+`reserve` (see `room`), `reports` and `boots`, which the sender keeps.
+"""
+
+import zlib
+from dataclasses import dataclass
+from typing import Literal
+
+from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
+
+SPLITS = 64
+FORMAT = b"relay spool 1 maildir\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The paths of one spool."""
+
+    root: str
+
+    def folder(self, name: Literal["tmp", "new", "cur", "hold", "corrupt", "bounce"]) -> str:
+        """Return one of the folders."""
+        return f"{self.root}/{name}"
+
+    def file(
+        self, name: Literal["lock", "ledger", "trigger", "format", "reserve", "boots", "control.sock"]
+    ) -> str:
+        """Return one of the files beside the folders."""
+        return f"{self.root}/{name}"
+
+    def folders(self) -> list[str]:
+        """Return every folder, parents first."""
+        tops = [self.folder(name) for name in ("tmp", "new", "cur", "hold", "corrupt", "bounce")]
+        return [self.root, *tops, *self.queued_folders()]
+
+    def queued_folders(self) -> list[str]:
+        """Return the folders that cur/ is split into."""
+        return [f"{self.root}/cur/{split:02d}" for split in range(SPLITS)]
+
+    def queued_folder(self, queue_id: QueueId) -> str:
+        """Return the part of cur/ that a message belongs to."""
+        return f"{self.root}/cur/{zlib.crc32(queue_id.encode()) % SPLITS:02d}"
+
+    def draft(self, queue_id: QueueId) -> str:
+        """Return the path of a message that is being written."""
+        return f"{self.folder('tmp')}/{queue_id}"
+
+    def accepted(self, queue_id: QueueId) -> str:
+        """Return the path of a message that no sender has taken yet."""
+        return f"{self.root}/new/{queue_id}"
+
+    def queued(self, queue_id: QueueId) -> str:
+        """Return the path of a message in the queue."""
+        return f"{self.queued_folder(queue_id)}/{queue_id}"
+
+    def held(self, queue_id: QueueId) -> str:
+        """Return the path of a held message."""
+        return f"{self.root}/hold/{queue_id}"
+
+    def notes(self, queue_id: QueueId) -> str:
+        """Return the path of the notes about a message's failed recipients."""
+        return f"{self.root}/bounce/{queue_id}"
+
+
+def is_queue_id(name: str) -> bool:
+    """Return whether a file's name is one that we give; checked before it becomes a path."""
+    return QUEUE_ID_PATTERN.match(name) is not None

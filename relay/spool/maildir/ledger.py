@@ -1,0 +1,285 @@
+"""What ever came in, and what became of it: an account that survives restarts.
+
+One line a fact, each with its own CRC-32:
+
+    total ACCEPTED RELAYED BOUNCED EXPIRED DELETED     all that had ended before this file began
+    in ID RECIPIENTS                                   taken into the queue
+    out ID RELAYED BOUNCED EXPIRED DELETED             finished; durable before its file goes
+    aside ID                                           its file was in corrupt/ at the last start
+
+So accepted = relayed + bounced + expired + deleted + what is queued, and both sides come
+from different places: the ledger says what should be queued, the disk what is.  A crash
+between a message's `out` and its removal is seen at the next start, which removes the
+file and does not count it again.
+
+It is an account, not a state: no message that has a recipient left is sent, kept or
+removed because of it, and a damaged line costs only its figures.  Only of a report or a
+warning that went before its message could end, or could be marked, does it alone tell
+that it was there; so its `out` stays for as long as its message.  An `out` whose `in` a
+crash tore counts for both.  The file is rewritten when it has grown long; before, the
+removals that it tells of must be durable, because the new file forgets them.
+"""
+
+import contextlib
+import re
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import astuple, replace
+
+from relay.mail.envelope import QueueId
+from relay.spool.durable import Disk, opened
+from relay.spool.identity import subject_of
+from relay.spool.interface import Status, Totals
+from relay.spool.maildir.crash_remains import is_draft_of_the_ledger
+from relay.spool.maildir.files import set_aside
+from relay.spool.maildir.layout import Layout, is_queue_id
+from relay.spool.maildir.quarantine import why_not_ours
+
+LINES_BEFORE_REWRITE = 100_000
+LARGEST_BYTES = 256 * 1024 * 1024
+"""What millions of queued messages need; what stands behind it costs its figures, and no memory."""
+_COUNT = re.compile(r"[0-9]{1,18}")
+
+
+class Ledger:
+    """The account of one spool.  For the holder of the spool's lock.  Methods raise OSError."""
+
+    def __init__(self, layout: Layout, disk: Disk) -> None:
+        self._path = layout.file("ledger")
+        self._layout = layout
+        self._root = layout.root
+        self._disk = disk
+        self._fd: int | None = None
+        self._lines = 0
+        self._is_torn = False
+        """A write failed half way: what follows must not be glued to it."""
+        self._is_doubtful = False
+        """A sync failed: some of the file may never reach the disk."""
+        self.totals = Totals()
+        """Without what open messages got so far."""
+        self.open: dict[QueueId, int] = {}
+        """Messages in the queue and how many recipients each came with."""
+        self.closed: set[QueueId] = set()
+        """Messages counted out since the file was last rewritten: not to be counted again."""
+        self.aside: set[QueueId] = set()
+        """Open messages whose files are in corrupt/, where only a human being removes anything."""
+        self.damaged_lines = 0
+
+    def read(self) -> None:
+        """Read the account from disk, forgetting what was known."""
+        self.learn(self._read_file())
+
+    def learn(self, content: bytes) -> None:
+        """Take what the file says for all that is known."""
+        self.totals, self.damaged_lines = Totals(), 0
+        self.open.clear()
+        self.closed.clear()
+        self.aside.clear()
+        self._lines = content.count(b"\n")
+        for line in content.split(b"\n"):
+            if line and not self._take_line(line):
+                self.damaged_lines += 1
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it is time to rewrite it."""
+        return self._lines > LINES_BEFORE_REWRITE + len(self.open)
+
+    def rewrite(self, still_there: Collection[QueueId] = ()) -> int:
+        """Write a short file of the same meaning, also the first one of all; return its descriptor.
+
+        It forgets which messages were counted out, but for some, and for reports about messages
+        that are open, which must not be published again: the removal of the others must be durable.
+        """
+        kept = sorted({*still_there, *(q for q in self.closed if subject_of(q) in self.open)})
+        # The open ones count as accepted by their own lines.
+        ended = replace(self.totals, accepted=self.totals.accepted - sum(self.open.values()))
+        lines = [_line("total", *astuple(ended)[:5])]
+        lines += [_line("in", queue_id, count) for queue_id, count in self.open.items()]
+        lines += [_line("out", queue_id, 0, 0, 0, 0) for queue_id in kept]
+        lines += [_line("aside", queue_id) for queue_id in sorted(self.aside & set(self.open))]
+        draft = self._path + ".new"
+        if self._disk.length(draft) is not None:
+            self._clear_the_way(draft)
+        fd = self._disk.open_new(draft)
+        try:
+            self._disk.write_all(fd, b"".join(lines))
+            self._disk.sync(fd)
+            # Crash here: the old file, still true.
+            self._disk.rename(draft, self._path)
+        except OSError:
+            self._disk.close(fd)
+            with contextlib.suppress(OSError):
+                # Where the disk is full, half a file only makes it fuller.
+                self._disk.unlink(draft)
+            raise
+        self.close()
+        self._fd, self._lines = fd, len(lines)
+        self._is_torn = self._is_doubtful = False
+        self._disk.sync_directory(self._root)
+        self.closed = set(kept)
+        return fd
+
+    def go_on(self) -> None:
+        """Go on with the file that was read, where there is no room for a short one.
+
+        Some of its lines may be in memory only, of a sender that was killed or whose sync
+        failed: they are written again in place, which takes no room.
+        """
+        if self._disk.length(self._path) is None:
+            return  # the first line that is written brings it into being
+        raw = self._read_file()
+        with opened(self._disk, self._disk.open_update(self._path)) as fd:
+            if raw:
+                # Crash here: the same bytes as before.
+                self._disk.write_at(fd, raw, 0)
+                self._disk.sync(fd)
+        self.close()
+        self._fd = self._disk.open_append(self._path)
+        self._is_torn, self._is_doubtful = not raw.endswith(b"\n"), False
+        self._disk.sync_directory(self._root)
+
+    def reopen(self, queue_ids: Collection[QueueId]) -> None:
+        """Forget of messages, and of reports about them, that they were counted out.
+
+        They are here again with recipients to do: somebody brought them back from a backup.
+        """
+        back = self.closed.intersection(queue_ids)
+        if back:
+            self.closed = {q for q in self.closed if q not in back and subject_of(q) not in back}
+
+    def enter(self, messages: Sequence[tuple[QueueId, int]]) -> None:
+        """Count messages in, with their recipients; not durable before the next `leave`."""
+        fresh = [
+            (queue_id, count)
+            for queue_id, count in messages
+            if queue_id not in self.open and queue_id not in self.closed
+        ]
+        if not fresh:
+            return
+        self._append([_line("in", queue_id, count) for queue_id, count in fresh])
+        for queue_id, count in fresh:
+            self._count_in(queue_id, count)
+
+    def leave(self, messages: Mapping[QueueId, Sequence[Status]]) -> None:
+        """Count messages out durably, by the last status of each recipient; once only."""
+        known = {
+            queue_id: fates_of(statuses) for queue_id, statuses in messages.items() if queue_id in self.open
+        }
+        if not known:
+            return
+        fd = self._append([_line("out", queue_id, *fates) for queue_id, fates in known.items()])
+        self._is_doubtful = True
+        self._disk.sync_content(fd)
+        self._is_doubtful = False
+        # Crash here: counted, and the file still there; the next start only removes it.
+        for queue_id, fates in known.items():
+            self._count_out(queue_id, fates)
+
+    def put_aside(self, queue_id: QueueId) -> None:
+        """Remember that a message's file is in corrupt/ now; not durable before the next `leave`."""
+        if queue_id in self.open and queue_id not in self.aside:
+            self._append([_line("aside", queue_id)])
+            self.aside.add(queue_id)
+
+    def forget(self, queue_ids: Collection[QueueId]) -> int:
+        """Count messages as deleted that somebody removed from corrupt/; return their recipients.
+
+        Also those that were relayed before the damage: how many, only the removed file knew.
+        In force with the next `rewrite`.
+        """
+        count = sum(self.open.pop(queue_id, 0) for queue_id in queue_ids)
+        self.totals = replace(self.totals, deleted=self.totals.deleted + count)
+        return count
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._fd is not None:
+            self._disk.close(self._fd)
+            self._fd = None
+
+    def _clear_the_way(self, draft: str) -> None:
+        """Remove what a rewrite that died left; what others put there goes to corrupt/."""
+        if why_not_ours(self._disk, draft, is_draft_of_the_ledger, self._disk.open_read) is None:
+            self._disk.unlink(draft)
+        else:
+            set_aside(self._disk, self._layout, draft)
+
+    def _append(self, lines: list[bytes]) -> int:
+        """Write lines at the end of the file; return its descriptor."""
+        fd = self._fd
+        if fd is None or self._is_doubtful:
+            # A failed sync lost lines that everybody can still read: only a new file has them all.
+            fd = self.rewrite(still_there=self.closed)
+        start = b"\n" if self._is_torn else b""
+        self._is_torn = True
+        self._disk.write_all(fd, start + b"".join(lines))
+        self._is_torn = False
+        self._lines += len(lines)
+        return fd
+
+    def _read_file(self) -> bytes:
+        if self._disk.length(self._path) is None:
+            return b""
+        with opened(self._disk, self._disk.open_read(self._path)) as fd:
+            return self._disk.pread(fd, min(self._disk.size(fd), LARGEST_BYTES), 0)
+
+    def _take_line(self, line: bytes) -> bool:
+        """Apply a line; return whether it is whole."""
+        text, _, check = line.rpartition(b" ")
+        if check != b"%08x" % zlib.crc32(text):
+            return False
+        # A right checksum proves only that it is whole, not that this version wrote it.
+        match text.decode("ascii", "replace").split(" "):
+            # Only at the beginning: behind other lines it would take back what they said.
+            case ["total", *figures] if _are_counts(figures, 5) and not (self.open or self.closed):
+                self.totals = Totals(*map(int, figures))
+            case ["in", queue_id, count] if is_queue_id(queue_id) and _are_counts([count], 1):
+                self._count_in(QueueId(queue_id), int(count))
+            case ["out", queue_id, *figures] if is_queue_id(queue_id) and _are_counts(figures, 4):
+                relayed, bounced, expired, deleted = map(int, figures)
+                self._count_out(QueueId(queue_id), (relayed, bounced, expired, deleted))
+            case ["aside", queue_id] if is_queue_id(queue_id):
+                self.aside.add(QueueId(queue_id))
+            case _:
+                return False
+        return True
+
+    def _count_in(self, queue_id: QueueId, count: int) -> None:
+        if queue_id not in self.open and queue_id not in self.closed:
+            self.open[queue_id] = count
+            old = self.totals
+            self.totals = Totals(old.accepted + count, old.relayed, old.bounced, old.expired, old.deleted)
+
+    def _count_out(self, queue_id: QueueId, fates: tuple[int, int, int, int]) -> None:
+        if queue_id not in self.closed:
+            self.closed.add(queue_id)
+            # A crash may have torn its `in`, which was written before it was known to be durable.
+            lost = sum(fates) if self.open.pop(queue_id, None) is None else 0
+            old = self.totals
+            self.totals = Totals(
+                old.accepted + lost,
+                old.relayed + fates[0],
+                old.bounced + fates[1],
+                old.expired + fates[2],
+                old.deleted + fates[3],
+            )
+
+
+def fates_of(statuses: Sequence[Status]) -> tuple[int, int, int, int]:
+    """Return how many recipients were relayed, bounced, expired and deleted."""
+    return (
+        statuses.count(Status.RELAYED),
+        statuses.count(Status.BOUNCED),
+        statuses.count(Status.EXPIRED),
+        statuses.count(Status.DELETED),
+    )
+
+
+def _are_counts(words: Sequence[str], number: int) -> bool:
+    return len(words) == number and all(_COUNT.fullmatch(word) for word in words)
+
+
+def _line(*words: str | int) -> bytes:
+    text = " ".join(map(str, words)).encode()
+    return b"%s %08x\n" % (text, zlib.crc32(text))

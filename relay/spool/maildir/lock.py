@@ -1,0 +1,35 @@
+"""One sender a spool: a lock that dies with its holder, and says who that is."""
+
+import contextlib
+import os
+from typing import cast
+
+from relay.spool.durable import Disk, opened
+from relay.spool.interface import SpoolBusy
+from relay.spool.maildir.layout import Layout
+
+
+def take_lock(layout: Layout, disk: Disk) -> int:
+    """Return the descriptor that holds the spool's lock.  Raises SpoolBusy, naming the holder."""
+    # Another file's lock, for no longer than this takes: who finds the spool taken finds whose it is too.
+    # Waiting, it never comes back without one.
+    naming = cast("int", disk.lock(layout.file("format"), wait=True))
+    with opened(disk, naming):
+        return _take(layout, disk)
+
+
+def _take(layout: Layout, disk: Disk) -> int:
+    path = layout.file("lock")
+    fd = disk.lock(path, wait=False)
+    if fd is None:
+        holder = ""
+        # The lock is what counts; who wrote what into the file is for people.
+        with contextlib.suppress(OSError), opened(disk, disk.open_read(path)) as reader:
+            text = disk.pread(reader, 32, 0).decode("ascii", "replace").strip()
+            holder = text if text.isdecimal() else ""
+        raise SpoolBusy(f"{layout.root} is held by process {holder or 'unknown'}")
+    # A full disk must not keep the sender from emptying the spool.
+    with contextlib.suppress(OSError):
+        disk.truncate(fd, 0)
+        disk.write_all(fd, b"%d\n" % os.getpid())
+    return fd

@@ -1,0 +1,208 @@
+r"""The bytes of one message file, version 1.
+
+    relay-message 1 CONTENT_BYTES ENVELOPE_BYTES RECIPIENTS 8U CONTENT_CRC ENVELOPE_CRC HEADER_CRC W\n
+    …content, octet for octet as it will be sent, before dot-stuffing…
+    {"id": …, "reverse_path": …, …}\n
+    Tfirst@recipient.example\n
+    Dsecond@recipient.example\n
+
+A header of fixed length; the content; the envelope behind it, so that content can be
+streamed to disk before its length is known.  Decimal and hexadecimal fields have fixed
+widths, so the header is written last in place.  Each recipient is one line whose first
+byte is its status: the only bytes that ever change once a file is published, but for the
+last one of the header (`-`, or `W` once the sender was warned of a delay).
+
+Every part has a CRC-32: the envelope's counts each status as `T`, the header's stops
+before itself.  A file that does not match in length, checksum or id is `Corrupt`.
+Encoding and decoding only: no I/O.
+"""
+
+import json
+import re
+import zlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from relay.mail.envelope import Envelope, QueueId, Shape
+from relay.spool.interface import Corrupt, Status
+
+MAGIC = b"relay-message 1 "
+_HEADER = re.compile(
+    rb"relay-message 1 ([0-9]{15}) ([0-9]{10}) ([0-9]{7}) ([8-])([u-]) "
+    rb"([0-9a-f]{8}) ([0-9a-f]{8}) ([0-9a-f]{8}) ([W-])\n\Z"
+)
+HEADER_BYTES = 16 + 15 + 1 + 10 + 1 + 7 + 1 + 2 + 1 + 8 + 1 + 8 + 1 + 8 + 3
+LARGEST_ENVELOPE_BYTES = 256 * 1024 * 1024
+"""Reading more would be a memory bomb: a hundred times what 10,000 recipients need."""
+WARNED_OFFSET = HEADER_BYTES - 2
+WARNED_BYTE = b"W"
+_CHECKED_BYTES = HEADER_BYTES - 3 - 8
+"""How much of the header its own checksum covers."""
+_ANY_HEADER = b"relay-message 1 000000000000000 0000000000 0000000 -- 00000000 00000000 00000000 -\n"
+_STATUSES = {status.value[0]: status for status in Status}
+_TYPES: dict[str, tuple[type, ...]] = {
+    "reverse_path": (str,),
+    "arrival_at_ns": (int,),
+    "client": (str,),
+    "helo": (str,),
+    "protocol": (str,),
+    "user": (str, type(None)),
+    "smtputf8": (bool,),
+    "boot_id": (str,),
+    "boottime_ns": (int,),
+}
+"""Of the envelope's facts: a right checksum proves only that nobody changed them."""
+
+
+class AnotherMessage(Corrupt):
+    """A whole envelope, and that of another id than its file is called by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The first line, decoded and checked."""
+
+    content_bytes: int
+    envelope_bytes: int
+    recipient_count: int
+    eight_bit: bool
+    smtputf8: bool
+    content_crc: int
+    envelope_crc: int
+    is_warned: bool
+
+    @property
+    def file_bytes(self) -> int:
+        """Return how long the file must be."""
+        return HEADER_BYTES + self.content_bytes + self.envelope_bytes
+
+    @property
+    def envelope_offset(self) -> int:
+        """Return where the envelope begins."""
+        return HEADER_BYTES + self.content_bytes
+
+    def is_of_the_same_as(self, other: "Header") -> bool:
+        """Return whether it heads the same message; that its sender was warned meanwhile is no difference."""
+        return replace(self, is_warned=other.is_warned) == other
+
+    @property
+    def shape(self) -> Shape:
+        """Return what an upstream must be able to carry."""
+        return Shape(self.content_bytes, self.eight_bit, self.smtputf8)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipients:
+    """The envelope's recipients as they stand on disk."""
+
+    envelope: Envelope
+    statuses: tuple[Status, ...]
+    offsets: "array[int]"
+    """Where each recipient's line begins, counted from the envelope's first byte."""
+
+
+def encode_header(content_bytes: int, envelope: bytes, recipient_count: int, shape: Shape, crc: int) -> bytes:
+    """Return the header of a file; `crc` is that of the content, `shape` its needs."""
+    flags = b"%c%c" % (b"8" if shape.eight_bit else b"-", b"u" if shape.smtputf8 else b"-")
+    start = b"%s%015d %010d %07d %s %08x %08x " % (
+        MAGIC,
+        content_bytes,
+        len(envelope),
+        recipient_count,
+        flags,
+        crc,
+        zlib.crc32(envelope),
+    )
+    return b"%s%08x -\n" % (start, zlib.crc32(start))
+
+
+def is_begun(raw: bytes) -> bool:
+    """Return whether a header may have got no further than this: to its first octets, and zeros."""
+    front = raw.rstrip(b"\0")
+    return len(front) < HEADER_BYTES and _HEADER.match(front + _ANY_HEADER[len(front) :]) is not None
+
+
+def decode_header(raw: bytes) -> Header:
+    """Return the header; raises Corrupt."""
+    match = _HEADER.match(raw)
+    if match is None:
+        raise Corrupt("no relay-message 1 header" if raw else "empty file")
+    if int(match[8], 16) != zlib.crc32(raw[:_CHECKED_BYTES]):
+        raise Corrupt("the header does not match its checksum")
+    if int(match[2]) > LARGEST_ENVELOPE_BYTES:
+        raise Corrupt("an envelope longer than any that we write")
+    return Header(
+        int(match[1]),
+        int(match[2]),
+        int(match[3]),
+        match[4] == b"8",
+        match[5] == b"u",
+        int(match[6], 16),
+        int(match[7], 16),
+        match[9] == WARNED_BYTE,
+    )
+
+
+def encode_envelope(queue_id: QueueId, envelope: Envelope) -> bytes:
+    """Return the envelope with every recipient to do; ValueError if it could not be read back."""
+    if not envelope.recipients or any("\n" in address for address in envelope.recipients):
+        raise ValueError("no recipient, or one of several lines")
+    facts = {
+        "id": queue_id,
+        "reverse_path": envelope.reverse_path,
+        "arrival_at_ns": envelope.arrival_at_ns,
+        "client": envelope.client,
+        "helo": envelope.helo,
+        "protocol": envelope.protocol,
+        "user": envelope.user,
+        "smtputf8": envelope.smtputf8,
+    }
+    if envelope.boot_id:
+        # Not in what an older relay wrote, which has none of the two.
+        facts |= {"boot_id": envelope.boot_id, "boottime_ns": envelope.boottime_ns}
+    lines = [json.dumps(facts, separators=(",", ":"))]
+    lines += ["T" + address for address in envelope.recipients]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def decode_envelope(queue_id: QueueId, header: Header, raw: bytes) -> Recipients:
+    """Return the envelope and the statuses; raises Corrupt."""
+    end = raw.find(b"\n") + 1
+    lines = raw[end:].split(b"\n")
+    if lines.pop() != b"" or len(lines) != header.recipient_count or not lines:
+        raise Corrupt("the envelope is not whole")
+    as_accepted = raw[:end] + b"".join(b"T%s\n" % line[1:] for line in lines)
+    if zlib.crc32(as_accepted) != header.envelope_crc:
+        raise Corrupt("the envelope does not match its checksum")
+    try:
+        statuses = tuple(_STATUSES[line[0]] for line in lines)
+        facts = json.loads(raw[:end])
+        recorded_id = facts.pop("id")
+        envelope = Envelope(recipients=tuple(line[1:].decode() for line in lines), **facts)
+    except (IndexError, KeyError) as error:
+        raise Corrupt("a recipient's status is none that we write") from error
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise Corrupt("the envelope cannot be read") from error
+    if not all(type(getattr(envelope, name)) in types for name, types in _TYPES.items()):
+        raise Corrupt("the envelope has a fact of another type than we write")
+    if recorded_id != queue_id:
+        raise AnotherMessage(f"the file of another message, {str(recorded_id)[:20]!r}")
+    lengths = (len(line) + 1 for line in lines[:-1])
+    return Recipients(envelope, statuses, array("Q", accumulate(lengths, initial=end)))
+
+
+def shape_of(envelope: Envelope, size_bytes: int, *, eight_bit: bool) -> Shape:
+    """Return what a message needs from an upstream.
+
+    SMTPUTF8 that was asked for but not used (all ASCII) is not needed (RFC 6531, 3.6).
+    """
+    addresses: Sequence[str] = (envelope.reverse_path, *envelope.recipients)
+    is_used = eight_bit or not all(map(str.isascii, addresses))
+    return Shape(size_bytes, eight_bit, envelope.smtputf8 and is_used)
+
+
+def checksum(chunk: bytes, before: int = 0) -> int:
+    """Return the CRC-32 of content, or of its next chunk given that of all before."""
+    return zlib.crc32(chunk, before)

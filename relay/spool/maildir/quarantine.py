@@ -1,0 +1,260 @@
+"""Files that stand where one of ours belongs: told apart by what they are, and moved out of the way.
+
+Whatever lies in the spool and is none of ours is moved to corrupt/, which deletes
+nothing, opens nothing that could block and follows no link.  What is ours by its name is
+believed to be ours only if we may have written it (`leftovers`), so that nobody's file is
+removed for a draft or for notes of ours.  For the holder of the spool's lock.
+
+Does not: judge message files (`files`), or touch `lock` and `format`: who finds
+those unusable must not start at all.
+"""
+
+import contextlib
+import errno
+from collections.abc import Callable, Collection
+from itertools import chain
+
+from relay.mail.envelope import QueueId
+from relay.spool.durable import Disk, opened, why_a_strangers
+from relay.spool.interface import Corrupt, SetAside
+from relay.spool.maildir import crash_remains, files
+from relay.spool.maildir.headroom import is_reserve
+from relay.spool.maildir.layout import Layout, is_queue_id
+
+LISTED_BYTES = 64 * 1024
+"""Content up to here is checked for a listing; `relay fsck` checks all of it."""
+LARGEST_BYTES = 256 * 1024 * 1024
+"""No ledger and no notes of ours are a tenth of this; reading more would be a memory bomb."""
+_LEFT = "left where it is, and tried again within the hour"
+_LEFT_FOR_LONG = "left where it is, and tried again by the next start"
+
+
+class Quarantine:
+    """The way to corrupt/, and what went it."""
+
+    def __init__(self, disk: Disk, layout: Layout, on_corrupt: Callable[[str, str], None]) -> None:
+        """`on_corrupt` is told the name and the fault of each file."""
+        self._disk = disk
+        self._layout = layout
+        self._on_corrupt = on_corrupt
+        self._told: set[str] = set()
+        self.moved = 0
+        """How many files were moved."""
+        self.count = 0
+        """How many are there, those included that cannot be moved."""
+        self.stuck: dict[QueueId, dict[str, str]] = {}
+        """Names of those that cannot be read now, or not be moved, and of each path why."""
+
+    def move(self, path: str, fault: str, prefix: str = "") -> bool:
+        """Move a file that is none of ours; where that cannot be, tell so, leave it, and return False.
+
+        `prefix` goes before its name in corrupt/.  Raises OSError where the disk fails.
+        """
+        name = path.rpartition("/")[2]
+        if not self.stuck.get(QueueId(name), {}).get(path, "").startswith(fault):
+            self._on_corrupt(files.describe(name), fault)
+        try:
+            files.set_aside(self._disk, self._layout, path, prefix)
+        except FileNotFoundError:
+            self.forget(path)
+            return True  # somebody was quicker
+        except OSError as error:
+            if not files.is_about_the_file(error):
+                raise
+            self.leave(path, f"cannot be set aside: {error.strerror}", fault)
+            return False
+        self.forget(path)
+        self.moved += 1
+        self.count += 1
+        return True
+
+    def move_unusable(self, path: str, error: OSError, prefix: str) -> None:
+        """Move a file that cannot be opened or read; tell of one that the disk only does not give us now.
+
+        Raises the error where it is about us or the disk.
+        """
+        if files.is_not_now(error):
+            self.tell_once(prefix + path.rpartition("/")[2], f"cannot be read, and is left: {error.strerror}")
+        else:
+            self.move(path, why_unusable(error), prefix)
+
+    def leave(self, path: str, why: str, fault: str = "") -> None:
+        """Tell of a file that stays where it is, and list it; `fault` is what is known to be wrong with it.
+
+        Whoever is left again goes behind the others.
+        """
+        name = QueueId(path.rpartition("/")[2])
+        self.tell_once(name, why)
+        places = self.stuck.pop(name, {})
+        self.count += path not in places
+        self.stuck[name] = {**places, path: f"{fault}; {why}" if fault else why}
+
+    def forget(self, path: str) -> None:
+        """Take a file off the list that is no longer where it was left."""
+        name = QueueId(path.rpartition("/")[2])
+        places = self.stuck.get(name, {})
+        if places.pop(path, None) is not None:
+            self.count -= 1
+            if not places:
+                del self.stuck[name]
+                self._told.discard(name)
+
+    def left_in(self, folders: Collection[str]) -> list[str]:
+        """Return the paths of what was left in some folders, least recently met first."""
+        among = set(folders)
+        return [path for path in chain(*self.stuck.values()) if path.rpartition("/")[0] in among]
+
+    def tell_once(self, name: str, fault: str) -> None:
+        """Tell what is wrong with a file; once, however often it is met."""
+        if name not in self._told:
+            self._told.add(name)
+            self._on_corrupt(files.describe(name), fault)
+
+    def recount(self) -> list[str]:
+        """Count anew what is in corrupt/ or was left elsewhere; return the first."""
+        for path in list(chain(*self.stuck.values())):
+            with contextlib.suppress(OSError):
+                if self._disk.inode(path) is None:
+                    self.forget(path)
+        names = self._disk.names(self._layout.folder("corrupt"))
+        self.count = len(names) + sum(map(len, self.stuck.values()))
+        return names
+
+    def listed(self, most: int) -> list[SetAside]:
+        """Return what was left where it is, then the first files of corrupt/ by name, with why."""
+        left = [self._left(path, why) for places in self.stuck.values() for path, why in places.items()][
+            :most
+        ]
+        names = sorted(self._disk.names(self._layout.folder("corrupt")))[: most - len(left)]
+        return [*left, *map(self._listed, names)]
+
+    def _left(self, path: str, why: str) -> SetAside:
+        try:
+            size_bytes = self._disk.length(path) or 0
+        except OSError:
+            size_bytes = 0
+        shown, root = files.describe(path.rpartition("/")[2]), self._layout.root
+        is_tried = path.removeprefix(f"{root}/").startswith(("tmp/", "new/", "cur/", "hold/"))
+        return SetAside(shown, size_bytes, 0, "", 0, f"{why}; {_LEFT if is_tried else _LEFT_FOR_LONG}")
+
+    def _listed(self, name: str) -> SetAside:
+        path = f"{self._layout.folder('corrupt')}/{name}"
+        shown, size_bytes, modified_at_ns = files.describe(name), 0, 0
+        try:
+            with opened(self._disk, self._disk.open_read(path)) as fd:
+                size_bytes, modified_at_ns = self._disk.size(fd), self._disk.modified_at_ns(fd)
+            message = files.read(self._disk, path, subject_name(name), with_content=False, is_shown_only=True)
+            for _ in files.stream(self._disk, path, message.queue_id) if size_bytes <= LISTED_BYTES else ():
+                pass
+        except (Corrupt, OSError) as fault:
+            why = str(fault) if isinstance(fault, Corrupt) else f"cannot be read: {fault.strerror}"
+            return SetAside(shown, size_bytes, modified_at_ns, "", 0, why)
+        entry = message.entry(is_held=False)
+        return SetAside(
+            shown,
+            size_bytes,
+            entry.arrival_at_ns,
+            entry.reverse_path,
+            entry.recipients_left,
+            "can be read, and was set aside for another reason: see the log",
+        )
+
+
+def subject_name(name: str) -> QueueId:
+    """Return the id of the message that a file in corrupt/ may be: its name without what was added."""
+    return QueueId(name.partition(".")[0])
+
+
+def why_unusable(error: OSError) -> str:
+    """Return what an error says about one file; raises it again where it is about us or the disk."""
+    if error.errno == errno.ESPIPE:
+        return "not a file"
+    if not files.is_about_the_file(error):
+        raise error
+    return f"cannot be opened: {error.strerror}"
+
+
+def make_trigger(disk: Disk, layout: Layout, aside: Quarantine) -> None:
+    """Have the FIFO `trigger` where listeners and sender look for it.  Raises OSError."""
+    path = layout.file("trigger")
+    try:
+        disk.make_fifo(path)
+        with opened(disk, disk.open_update(path)) as fd:
+            fault = why_a_strangers(disk, fd, path)
+    except OSError as error:
+        if not (isinstance(error, FileExistsError) or files.is_about_the_file(error)):
+            raise
+        fault = "not a FIFO that we can open"
+    if fault is not None:
+        aside.move(path, fault)
+        disk.make_fifo(path)
+
+
+def is_anything(_disk: Disk, _fd: int) -> bool:
+    """Return True: any file may stand there."""
+    return True
+
+
+def clear_the_way(disk: Disk, layout: Layout, aside: Quarantine) -> None:
+    """Move away what keeps our own files from being made, read and written.  Raises OSError."""
+    in_the_way: list[tuple[str, Callable[[Disk, int], bool]]] = [
+        (layout.file("ledger"), is_anything),
+        (layout.file("ledger") + ".new", crash_remains.is_draft_of_the_ledger),
+        (layout.file("boots") + ".new", crash_remains.is_draft_of_the_boots),
+    ]
+    for path, is_ours in in_the_way:
+        if (fault := why_not_ours(disk, path, is_ours, disk.open_update)) is not None:
+            aside.move(path, fault)
+    dispensable = [(layout.file("reserve"), is_reserve), (layout.file("boots"), crash_remains.is_boots)]
+    for path, is_ours in dispensable:
+        try:
+            if (fault := why_not_ours(disk, path, is_ours, disk.open_update)) is not None:
+                aside.move(path, fault)
+        except OSError as error:
+            # A bad sector in what holds no mail stops no start.
+            aside.move_unusable(path, error, "")
+    if not (disk.inode(layout.file("control.sock")) is None or _is_socket(disk, layout.file("control.sock"))):
+        aside.move(layout.file("control.sock"), "not a socket")
+    _clear_the_notes(disk, layout, aside)
+
+
+def _clear_the_notes(disk: Disk, layout: Layout, aside: Quarantine) -> None:
+    for name in disk.names(layout.folder("bounce")):
+        path = f"{layout.folder('bounce')}/{name}"
+        why: str | None = "not a name that we give"
+        if is_queue_id(name):
+            try:
+                why = why_not_ours(disk, path, crash_remains.is_notes, disk.open_update)
+            except OSError as error:
+                aside.move_unusable(path, error, "bounce-")
+                continue
+        if why is not None:
+            # Its name must not be taken for that of a message that is set aside.
+            aside.move(path, why, "bounce-")
+
+
+def _is_socket(disk: Disk, path: str) -> bool:
+    """Return whether it cannot be opened as only a socket cannot (open(2))."""
+    try:
+        disk.close(disk.open_read(path))
+    except OSError as error:
+        return error.errno == errno.ENXIO
+    return False
+
+
+def why_not_ours(
+    disk: Disk, path: str, is_ours: Callable[[Disk, int], bool], open_file: Callable[[str], int]
+) -> str | None:
+    """Return why we cannot have written a file; None if we may have, or it is not there.  Raises OSError."""
+    try:
+        with opened(disk, open_file(path)) as fd:
+            if (size := disk.size(fd)) > LARGEST_BYTES:
+                return f"{size} bytes are more than we write"
+            disk.pread(fd, 1, 0)
+            if (why := why_a_strangers(disk, fd, path)) is not None:
+                return why
+            return None if is_ours(disk, fd) else "not written by us"
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return why_unusable(error)

@@ -1,0 +1,282 @@
+"""Starting is recovering: what a maildir holds after any crash, made whole again.
+
+Guarantees: whatever subset of files a crash left, nothing acknowledged is dropped,
+nothing is sent twice that was durably marked, and running it twice, or being killed in
+the middle of it, changes nothing of this.  What it returns is durable: a sender that was
+killed, and not cut from power, leaves names and status bytes behind that everybody sees
+and the disk does not have.  No queue content stops it.  Raises OSError when the disk
+cannot be read: an unreadable folder is never taken for an empty one.
+Assumes: who calls it ends the messages with nothing left to do, as soon as there is room for that.
+"""
+
+import contextlib
+from collections.abc import Callable
+
+from relay.mail.envelope import QueueId
+from relay.queue.sorting import Sorter
+from relay.spool.durable import Disk, opened, why_a_strangers
+from relay.spool.identity import subject_of
+from relay.spool.interface import Corrupt, Entry, Recovery, Status
+from relay.spool.maildir import crash_remains, files, quarantine
+from relay.spool.maildir.layout import Layout, is_queue_id
+from relay.spool.maildir.ledger import Ledger, fates_of
+
+Fates = tuple[int, int, int, int]
+
+_MARKED_AT_ONCE = 64
+"""Files whose marks are written again as one batch."""
+
+
+def recover(
+    disk: Disk,
+    layout: Layout,
+    ledger: Ledger,
+    aside: quarantine.Quarantine,
+    sorter: Sorter | None = None,
+    *,
+    on_step: Callable[[], None] = lambda: None,
+) -> tuple[dict[QueueId, Fates], Recovery]:
+    """Return how far each queued message got, and what was found; `on_step` is called for each file."""
+    aside.stuck.clear()
+    abandoned = remove_abandoned_drafts(disk, layout, aside, on_step)
+    quarantine.clear_the_way(disk, layout, aside)
+    walk = _Walk(disk, layout, ledger, aside, sorter, on_step=on_step)
+    ledger.read()
+    # Who held or released a message may have been killed before that was durable, and now it is seen.
+    disk.sync_directory(layout.folder("hold"))
+    # Held first: where a crash kept both names, what an operator stopped stays stopped.
+    walk.look_into(layout.folder("hold"), is_held=True)
+    for folder in layout.queued_folders():
+        walk.look_into(folder)
+    walk.look_into(layout.folder("new"), is_new=True)
+    walk.write_marks_again()
+    accepted = {QueueId(name) for name in disk.names(layout.folder("new"))} - walk.ended - aside.stuck.keys()
+    in_corrupt = {quarantine.subject_name(name) for name in aside.recount()}
+    set_aside = in_corrupt | aside.stuck.keys()
+    # Seen in corrupt/ by the last start and gone since: somebody decided about it, by hand.
+    removed = ledger.forget(ledger.aside - set(walk.fates) - accepted - set_aside)
+    elsewhere = {queue_id for queue_id in ledger.open if queue_id not in walk.fates} - accepted
+    missing = sum(ledger.open[queue_id] for queue_id in elsewhere - set_aside)
+    # Not what is stuck: nobody decides about it, and if it is gone the next time it is missed.
+    ledger.aside = elsewhere & in_corrupt
+    ledger.reopen(walk.fates)
+    if ledger.closed:
+        # A message that was counted out must not come back when the new ledger has forgotten it.
+        _sync_all(disk, layout, {layout.queued_folder(queue_id) for queue_id in ledger.closed}, on_step)
+    _begin_ledger(ledger, walk, aside)
+    for path in walk.remains:
+        # Only now: what was read of the old ledger need not have been durable.
+        disk.unlink(path)
+        on_step()
+    _remove_orphaned_notes(disk, layout, aside, {*walk.fates, *accepted, *set_aside}, on_step)
+    entries = tuple(sorted(walk.entries, key=lambda entry: entry.queue_id))
+    recovery = Recovery(
+        entries,
+        aside.count,
+        abandoned,
+        missing,
+        sum(ledger.open[queue_id] for queue_id in elsewhere & set_aside),
+        accepted=walk.taken + len(accepted - set(walk.fates)),
+        resumed=sum(0 < entry.recipients_left < walk.counts[entry.queue_id] for entry in entries),
+        set_aside=aside.moved,
+        removed_recipients=removed,
+        damaged_lines=ledger.damaged_lines,
+    )
+    return walk.fates, recovery
+
+
+def _begin_ledger(ledger: Ledger, walk: "_Walk", aside: quarantine.Quarantine) -> None:
+    """Write a short ledger and count in what is queued; on a full disk go on with the long one."""
+    try:
+        # Rewriting brings the file into being; entering then needs it.
+        reported = {q for q in ledger.closed if subject_of(q) in walk.fates}
+        ledger.rewrite(still_there=walk.ended | reported | _unread(ledger, aside))
+    except OSError as error:
+        if not files.is_our_own_lack(error):
+            raise
+        ledger.go_on()
+    try:
+        ledger.enter(list(walk.counts.items()))
+    except OSError as error:
+        # Who ends a message counts it in again.
+        if not files.is_our_own_lack(error):
+            raise
+
+
+def forget_removals(disk: Disk, layout: Layout, ledger: Ledger, aside: quarantine.Quarantine) -> None:
+    """Rewrite the ledger while the queue is in use.  Raises OSError."""
+    _sync_all(disk, layout, set(layout.queued_folders()))
+    ledger.rewrite(still_there=_unread(ledger, aside))
+
+
+def _unread(ledger: Ledger, aside: quarantine.Quarantine) -> set[QueueId]:
+    """Return who was counted out and cannot be read now: it may be there, and must not be counted twice."""
+    return ledger.closed & aside.stuck.keys()
+
+
+def remove_abandoned_drafts(
+    disk: Disk, layout: Layout, aside: quarantine.Quarantine, on_step: Callable[[], None] = lambda: None
+) -> int:
+    """Remove drafts whose writer is dead; return how many.  Also run now and then.
+
+    Dead is who lets go of a lock, not who is old: no clock and no time of a file is asked,
+    so no step of one and no reader that touches the other removes a message that is just
+    arriving, or keeps what a dead listener left.  What is no draft of ours goes to corrupt/.
+    """
+    # One that was published has this name too, the sign that its other name may not be durable yet.
+    disk.sync_directory(layout.folder("new"))
+    removed = 0
+    for name in disk.names(layout.folder("tmp")):
+        on_step()
+        path = f"{layout.folder('tmp')}/{name}"
+        if not is_queue_id(name):
+            aside.move(path, "not a name that we give", "tmp-")
+            continue
+        try:
+            fd = disk.open_update(path)
+        except FileNotFoundError:
+            continue  # its writer was quicker
+        except OSError as error:
+            aside.move_unusable(path, error, "tmp-")
+            continue
+        with opened(disk, fd):
+            if not disk.lock_open(fd):
+                continue
+            try:
+                why = why_a_strangers(disk, fd, path)
+                if why is None and not crash_remains.is_draft(disk, fd, QueueId(name)):
+                    why = "not written by us"
+            except OSError as error:
+                aside.move_unusable(path, error, "tmp-")
+                continue
+            if why is not None:
+                aside.move(path, why, "tmp-")
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                disk.unlink(path)
+                removed += 1
+    return removed
+
+
+class _Walk:
+    """A walk through the folders in which messages wait."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        layout: Layout,
+        ledger: Ledger,
+        aside: quarantine.Quarantine,
+        sorter: Sorter | None,
+        *,
+        on_step: Callable[[], None],
+    ) -> None:
+        self._sorter = sorter
+        self._on_step = on_step
+        self._disk = disk
+        self._layout = layout
+        self._ledger = ledger
+        self._aside = aside
+        self.entries: list[Entry] = []
+        self.fates: dict[QueueId, Fates] = {}
+        self.counts: dict[QueueId, int] = {}
+        """How many recipients each message has."""
+        self.ended: set[QueueId] = set()
+        """Messages that were counted out, and not yet removed when a crash came."""
+        self.remains: list[str] = []
+        """Their names."""
+        self.taken = 0
+        """How many were in new/."""
+        self._homes: dict[QueueId, str] = {}
+        self._marked: list[tuple[str, files.Opened]] = []
+
+    def look_into(self, folder: str, *, is_held: bool = False, is_new: bool = False) -> None:
+        """Take in what is in a folder; set aside what is no message."""
+        for name in self._disk.names(folder):
+            self._on_step()
+            path = f"{folder}/{name}"
+            try:
+                self._look_at(path, name, is_held=is_held, is_new=is_new)
+            except (FileNotFoundError, files.StillArriving):
+                continue
+            except Corrupt as fault:
+                self._aside.move(path, str(fault))
+            except OSError as error:
+                if not files.is_about_the_file(error):
+                    raise
+                self._aside.leave(path, f"cannot be taken: {error.strerror}")
+
+    def write_marks_again(self) -> None:
+        """Make the marks durable that were read but may be in memory only."""
+        files.write_marks_again(self._disk, self._marked)
+        self._marked.clear()
+
+    def _look_at(self, path: str, name: str, *, is_held: bool, is_new: bool) -> None:
+        if not is_queue_id(name):
+            raise Corrupt("not a name that we give")
+        queue_id = QueueId(name)
+        home = self._layout.held(queue_id) if is_held else self._layout.queued(queue_id)
+        if (known := self._homes.get(queue_id) or self._unread(queue_id, path)) is not None:
+            if path != known:  # else it was brought here from another folder just now
+                files.drop_second_name(self._disk, path, known)
+            return
+        message = files.read(
+            self._disk, path, queue_id, with_content=False, is_new=is_new, sorter=self._sorter
+        )
+        if Status.TODO not in message.statuses and queue_id in self._ledger.closed:
+            # A crash came between its `out` and its removal.
+            self.ended.add(queue_id)
+            self.remains.append(path)
+            return
+        if path != home:
+            if self._disk.inode(home) is not None:
+                files.drop_second_name(self._disk, path, home)
+                return
+            self._disk.rename(path, home)
+        self.taken += is_new
+        entry = message.entry(is_held=is_held)
+        self.entries.append(entry)
+        self._homes[queue_id] = home
+        self.fates[queue_id] = fates_of(message.statuses)
+        self.counts[queue_id] = len(message.statuses)
+        if entry.recipients_left < len(message.statuses):
+            self._marked.append((home, message))
+            if len(self._marked) == _MARKED_AT_ONCE:
+                self.write_marks_again()
+
+    def _unread(self, queue_id: QueueId, path: str) -> str | None:
+        """Return where else a message is that could not be read there just now."""
+        if queue_id not in self._aside.stuck:
+            return None
+        others = (self._layout.held(queue_id), self._layout.queued(queue_id))
+        return next((p for p in others if p != path and self._disk.inode(p) is not None), None)
+
+
+def _sync_all(
+    disk: Disk, layout: Layout, queued_folders: set[str], on_step: Callable[[], None] = lambda: None
+) -> None:
+    for folder in (layout.folder("new"), layout.folder("hold"), *sorted(queued_folders)):
+        disk.sync_directory(folder)
+        on_step()
+
+
+def _remove_orphaned_notes(
+    disk: Disk, layout: Layout, aside: quarantine.Quarantine, known: set[str], on_step: Callable[[], None]
+) -> None:
+    """Remove notes whose message is gone; those of a corrupt message stay with it.
+
+    Where there is anything else among them, they go to corrupt/.
+    """
+    for name in disk.names(layout.folder("bounce")):
+        on_step()
+        # What is no file of ours was moved away, or could not be.
+        if not is_queue_id(name) or name in known:
+            continue
+        path = layout.notes(QueueId(name))
+        with contextlib.suppress(OSError):
+            if (
+                why := quarantine.why_not_ours(disk, path, crash_remains.is_notes_only, disk.open_read)
+            ) is None:
+                disk.unlink(path)
+            else:
+                aside.move(path, f"among notes: {why}", "bounce-")

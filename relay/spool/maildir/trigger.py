@@ -1,0 +1,69 @@
+"""How a listener wakes the sender: one byte into a FIFO in the spool.
+
+Guarantees nothing, on purpose: a pull with no sender at the other end, or into a full
+pipe, is forgotten, and the sender looks into new/ every few seconds anyway.  A lost
+trigger costs seconds, never a message (qmail's lock/trigger).
+"""
+
+import contextlib
+import errno
+import os
+import stat
+
+from relay.spool.durable import Disk
+from relay.spool.maildir.layout import Layout
+
+
+class Trigger:
+    """Either end of the FIFO of one spool."""
+
+    def __init__(self, root: str, disk: Disk) -> None:
+        self._path = Layout(root).file("trigger")
+        # What else stands there is moved away by the next sender; until then mail waits for its look.
+        with contextlib.suppress(FileExistsError):
+            disk.make_fifo(self._path)
+        self._write_fd: int | None = None
+        self._read_fd: int | None = None
+
+    def pull(self) -> None:
+        """Wake the sender if there is one.  Never blocks, never raises."""
+        if self._write_fd is None:
+            # ENXIO: nobody reads; the sender will look when it starts.
+            with contextlib.suppress(OSError):
+                self._write_fd = self._open(os.O_WRONLY)
+        if self._write_fd is not None:
+            try:
+                os.write(self._write_fd, b"!")
+            except BlockingIOError:
+                pass  # the pipe is full of pulls that nobody answered yet: one is enough
+            except OSError:
+                self.close()
+
+    def listen(self) -> int:
+        """Return a descriptor that becomes readable when somebody pulls.  Raises OSError."""
+        if self._read_fd is None:
+            # O_RDWR (Linux, fifo(7)): never at end of file, however many writers come and go.
+            self._read_fd = self._open(os.O_RDWR)
+        return self._read_fd
+
+    def clear(self) -> None:
+        """Forget all pulls so far; what they announced must be looked for afterwards."""
+        if self._read_fd is not None:
+            with contextlib.suppress(BlockingIOError):
+                while len(os.read(self._read_fd, 65536)) == 65536:
+                    pass
+
+    def _open(self, flags: int) -> int:
+        """Open the FIFO, and nothing else that may stand there.  Raises OSError."""
+        fd = os.open(self._path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        if not stat.S_ISFIFO(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(errno.EINVAL, "not a FIFO", self._path)
+        return fd
+
+    def close(self) -> None:
+        """Let go of the FIFO."""
+        for fd in (self._write_fd, self._read_fd):
+            if fd is not None:
+                os.close(fd)
+        self._write_fd = self._read_fd = None

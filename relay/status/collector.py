@@ -1,0 +1,201 @@
+"""The numbers that are read at each scrape: from a snapshot, and from the listeners' counts.
+
+A scrape never fails because of us: where the snapshot cannot be taken, the fault is
+logged and counted, and the other numbers are still there.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from relay.clock import SECOND_NS, Clock
+from relay.queue.lanes import DEFAULT_LANE
+from relay.status.lane_status import LaneStatus
+from relay.status.snapshot import QueueState, Snapshot, UpstreamState, UpstreamStatus
+from relay.telemetry.events import Events
+from relay.telemetry.listener_counts import ListenerCounts
+from relay.telemetry.metric_table import DISK_SECONDS, METRICS, Source
+from relay.telemetry.metrics import Metrics
+
+
+def collect(
+    metrics: Metrics,
+    snapshot: Callable[[], Snapshot],
+    listener_counts: ListenerCounts,
+    events: Events,
+    clock: Clock,
+) -> None:
+    """Have each scrape of `metrics` read a snapshot and the listeners' counts."""
+    metrics.registry.register(SnapshotCollector(snapshot, events, clock, metrics))
+    metrics.registry.register(ListenerCollector(listener_counts, events))
+
+
+class _Families:
+    """The rows of one source, to be filled with values."""
+
+    def __init__(self, source: Source) -> None:
+        self._plain: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+        self._histograms: dict[str, HistogramMetricFamily] = {}
+        for row in METRICS.values():
+            if row.source != source:
+                continue
+            match row.type:
+                case "gauge":
+                    self._plain[row.name] = GaugeMetricFamily(row.name, row.meaning, labels=row.labels)
+                case "counter":
+                    self._plain[row.name] = CounterMetricFamily(row.name, row.meaning, labels=row.labels)
+                case "histogram":
+                    self._histograms[row.name] = HistogramMetricFamily(
+                        row.name, row.meaning, labels=row.labels
+                    )
+
+    def set(self, name: str, value: float, *labels: str) -> None:
+        """Give a gauge or a counter a value."""
+        self._plain[name].add_metric(labels, value)
+
+    def set_histogram(
+        self, name: str, counts: list[int], bounds: tuple[float, ...], total: float, label: str
+    ) -> None:
+        """Give a histogram its counts, one for each bound and one for what lies above."""
+        cumulative, buckets = 0, []
+        for bound, count in zip((*bounds, math.inf), counts, strict=True):
+            cumulative += count
+            buckets.append(("+Inf" if math.isinf(bound) else str(bound), float(cumulative)))
+        self._histograms[name].add_metric([label], buckets, total)
+
+    def __iter__(self) -> Iterator[Metric]:
+        yield from self._plain.values()
+        yield from self._histograms.values()
+
+
+class ListenerCollector(Collector):
+    """What listeners counted, and lost lines of the log, which they write too."""
+
+    def __init__(self, counts: ListenerCounts, events: Events) -> None:
+        self._counts = counts
+        self._events = events
+
+    def collect(self) -> Iterator[Metric]:
+        """Return the counts of all listener processes together."""
+        families = _Families("listener")
+        for listener, counts, open_now in self._counts:
+            families.set("relay_smtpd_connections_total", counts.connections, listener)
+            families.set("relay_smtpd_open_connections", open_now, listener)
+            families.set("relay_smtpd_messages_accepted_total", counts.messages, listener)
+            families.set("relay_smtpd_recipients_accepted_total", counts.recipients, listener)
+            families.set("relay_smtpd_received_bytes_total", counts.size_bytes, listener)
+            families.set("relay_smtpd_faults_total", counts.faults, listener)
+            for name, count in counts.rejects.items():
+                families.set("relay_smtpd_rejects_total", count, listener, *name.split(" "))
+            families.set_histogram(
+                "relay_smtpd_commit_duration_seconds",
+                counts.commits,
+                DISK_SECONDS,
+                counts.commit_ns / SECOND_NS,
+                listener,
+            )
+        elsewhere = sum(counts.lost_lines for _, counts, _ in self._counts)
+        families.set("relay_log_lost_lines_total", self._events.lines_lost + elsewhere)
+        return iter(families)
+
+
+class SnapshotCollector(Collector):
+    """What a snapshot shows."""
+
+    def __init__(
+        self,
+        snapshot: Callable[[], Snapshot],
+        events: Events,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._snapshot = snapshot
+        self._events = events
+        self._clock = clock
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        """Take a snapshot and return its numbers."""
+        families = _Families("snapshot")
+        began_ns = self._clock.boottime_ns()
+        try:
+            snapshot = self._snapshot()
+        except Exception as error:  # noqa: BLE001 - a scrape without these numbers beats no scrape
+            self._metrics.collector_failed()
+            self._events.fault(where="snapshot", error=error)
+        else:
+            _fill_queue(families, snapshot)
+            _fill_rest(families, snapshot)
+            for upstream in snapshot.upstreams:
+                _fill_upstream(families, upstream, snapshot.at_ns)
+        took_ns = self._clock.boottime_ns() - began_ns
+        families.set("relay_collector_duration_seconds", took_ns / SECOND_NS)
+        return iter(families)
+
+
+def _fill_queue(families: _Families, snapshot: Snapshot) -> None:
+    for state in QueueState:
+        counts = snapshot.counts(state)
+        families.set("relay_queue_messages", counts.messages, state)
+        families.set("relay_queue_recipients", counts.recipients, state)
+        families.set("relay_queue_size_bytes", counts.size_bytes, state)
+        families.set("relay_queue_oldest_age_seconds", counts.oldest_age_ns / SECOND_NS, state)
+    waiting = snapshot.counts(QueueState.WAITING)
+    only = LaneStatus(DEFAULT_LANE, 100, None, waiting.messages, waiting.recipients, waiting.oldest_age_ns)
+    for lane in snapshot.lanes or (only,):
+        families.set("relay_lane_waiting_messages", lane.waiting_messages, lane.name)
+        families.set("relay_lane_oldest_waiting_age_seconds", lane.oldest_age_ns / SECOND_NS, lane.name)
+    ledger = snapshot.ledger
+    for fate in ("accepted", "relayed", "bounced", "expired", "deleted"):
+        families.set("relay_ledger_recipients_total", getattr(ledger, fate), fate)
+    families.set("relay_ledger_queued_recipients", ledger.queued)
+    families.set("relay_ledger_imbalance_recipients", ledger.imbalance)
+
+
+def _fill_rest(families: _Families, snapshot: Snapshot) -> None:
+    disk, policy = snapshot.disk, snapshot.policy
+    families.set("relay_build_info", 1, snapshot.version)
+    families.set("relay_spool_free_bytes", disk.free_bytes)
+    families.set("relay_spool_free_inodes", math.inf if disk.free_inodes is None else disk.free_inodes)
+    families.set("relay_policy_last_reload_successful", int(policy.last_reload_ok))
+    families.set("relay_policy_last_reload_success_timestamp_seconds", policy.loaded_at_ns / SECOND_NS)
+    families.set("relay_policy_waiting", int(policy.waiting_because != ""))
+    families.set("relay_policy_info", 1, policy.sha256)
+
+
+def _fill_upstream(families: _Families, upstream: UpstreamStatus, at_ns: int) -> None:
+    name = upstream.name
+    for state in UpstreamState:
+        families.set("relay_upstream_state", int(upstream.state is state), name, state)
+    families.set("relay_upstream_paused_until_timestamp_seconds", _paused_until(upstream), name)
+    busy = upstream.connections_open - upstream.connections_idle
+    families.set("relay_upstream_connections", busy, name, "busy")
+    families.set("relay_upstream_connections", upstream.connections_idle, name, "idle")
+    families.set("relay_upstream_waiting_messages", upstream.waiting_messages, name)
+    families.set("relay_upstream_waiting_recipients", upstream.waiting_recipients, name)
+    families.set("relay_upstream_in_flight_transactions", upstream.in_flight, name)
+    drained_ns = upstream.drained_at_ns
+    eta = math.inf if drained_ns is None else (drained_ns - at_ns) / SECOND_NS
+    families.set("relay_queue_drain_eta_seconds", eta, name)
+    suggested = {finding.label: finding.suggested for finding in upstream.findings}
+    for limit in upstream.limits:
+        families.set("relay_limit_slots", limit.count, name, limit.label)
+        families.set("relay_limit_policy_slots", limit.policy_count or limit.count, name, limit.label)
+        families.set("relay_limit_suggested_slots", suggested.pop(limit.label, 0), name, limit.label)
+        families.set("relay_limit_used_slots", limit.used, name, limit.label)
+        most = max(limit.used, limit.most or 0)
+        families.set("relay_limit_most_used_slots", most, name, limit.label)
+        families.set("relay_limit_window_seconds", limit.period_ns / SECOND_NS, name, limit.label)
+        opens_ns = at_ns if limit.opens_at_ns is None else limit.opens_at_ns
+        families.set("relay_limit_next_slot_timestamp_seconds", opens_ns / SECOND_NS, name, limit.label)
+    for label, count in suggested.items():
+        # By a window that the policy has no limit for.
+        families.set("relay_limit_suggested_slots", count, name, label)
+
+
+def _paused_until(upstream: UpstreamStatus) -> float:
+    if upstream.state is UpstreamState.OPEN:
+        return 0.0
+    return math.inf if upstream.paused_until_ns is None else upstream.paused_until_ns / SECOND_NS

@@ -1,0 +1,203 @@
+"""What can be seen over HTTP: /metrics /healthz /readyz /status.json and the page at /.
+
+Read-only: GET and HEAD, and no address of a correspondent anywhere: numbers, states,
+and what upstreams said with addresses removed (`snapshot.public`).  There is no login;
+bind it to a loopback or an inner address.  A web page that somebody reads on this host
+could reach it by a name that it points here (DNS rebinding), so a `Host` that is
+neither an IP address, nor a loopback name, nor one of ours is refused.
+
+/healthz is 200 while the loop turns, whatever else is wrong: what restarts a relay that
+is full would not empty it.  /readyz is 503, with the reason, while no mail is accepted.
+"""
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Collection
+from ipaddress import ip_address
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from relay.policy.units import HostPort
+from relay.status import page
+from relay.status.snapshot import Condition, Snapshot, public, to_json
+from relay.status.visitors import BACKLOG, KEEP_ALIVE_SECONDS, MOST, Visitors
+from relay.telemetry.events import Events
+
+STOP_SECONDS = 1.0
+"""How long a response may still take when the relay stops."""
+ANSWER_SECONDS = 30.0
+"""How long an answer may take, with the time in which it is read."""
+ONE_OF = 5
+"""The share of the time that answers may take: mail has four times as long between two of them."""
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": page.POLICY,
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def _bind(address: HostPort) -> socket.socket:
+    """Return a listening socket.  Raises OSError."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    return socket.create_server((address.host, address.port), family=family, backlog=BACKLOG)
+
+
+class StatusServer:
+    """Serves one address."""
+
+    def __init__(
+        self,
+        address: HostPort,
+        snapshot: Callable[[], Snapshot],
+        foresee: Callable[[], Awaitable[None]],
+        registry: CollectorRegistry,
+        events: Events,
+        *,
+        names: Collection[str] = (),
+        most: int = MOST,
+    ) -> None:
+        """`foresee` is awaited before a snapshot that is to tell when the queue will have drained.
+
+        `names` are host names by which it may be called, beside `localhost` and IP addresses;
+        `most` is how many connections there may be at once.
+        """
+        self._address = address
+        self._snapshot = snapshot
+        self._foresee = foresee
+        self._registry = registry
+        self._events = events
+        self._names = {"localhost", *(name.lower().rstrip(".") for name in names)}
+        self._runner: web.AppRunner | None = None
+        self._visitors = Visitors(answer_seconds=ANSWER_SECONDS, most=most)
+        self._turn = asyncio.Lock()
+        self._is_stopping = False
+
+    async def start(self) -> HostPort:
+        """Open the address and return it, with the port that it got if 0 was asked for.  Raises OSError."""
+        app = web.Application(middlewares=[self._guard])
+        app.add_routes(
+            [
+                web.get("/", self._in_turn(self._page)),
+                web.get("/metrics", self._in_turn(self._metrics)),
+                web.get("/healthz", self._healthz),
+                web.get("/readyz", self._readyz),
+                web.get("/status.json", self._in_turn(self._status)),
+            ]
+        )
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=STOP_SECONDS,
+            keepalive_timeout=KEEP_ALIVE_SECONDS,
+            # A client that hangs up leaves the line of `_in_turn`, which would grow without end.
+            handler_cancellation=True,
+        )
+        await runner.setup()
+        self._runner = runner
+        try:
+            bound = _bind(self._address)
+            self._visitors.receive(bound, runner, self._events, "http")
+        except OSError:
+            await self.stop()
+            raise
+        host, port = bound.getsockname()[:2]
+        return HostPort(host, port)
+
+    async def stop(self) -> None:
+        """Close the address; waits a moment for responses under way."""
+        self._is_stopping = True
+        self._visitors.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        try:
+            if request.method not in ("GET", "HEAD"):
+                raise web.HTTPMethodNotAllowed(request.method, ("GET", "HEAD"))
+            if not self._is_ours(request.headers.get("Host", "")):
+                # RFC 9110, 15.5.20: 421, a request for somebody that this server does not speak for.
+                raise web.HTTPMisdirectedRequest(text="This is not a name of this server.\n")
+            with self._visitors.asking(request):
+                response = await handler(request)
+        except web.HTTPException as refusal:
+            refusal.headers.update(_HEADERS)
+            raise
+        except Exception as error:  # noqa: BLE001 - a page that fails must be seen in the log
+            self._events.fault(where="http", error=error)
+            response = web.Response(status=500, text="A fault of the relay; see its log.\n")
+        response.headers.update(_HEADERS)
+        return response
+
+    def _in_turn(self, handler: _Handler) -> _Handler:
+        """Answer one after another, with time for mail in between."""
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            await self._turn.acquire()
+            if self._is_stopping:
+                # Else aiohttp breaks off those that wait, and some of them with a traceback.
+                self._turn.release()
+                return web.Response(status=503, text="stopping\n")
+            # Once begun it is finished, though the client hangs up: only so is its whole cost known.
+            return await asyncio.shield(self._answer_and_pause(handler, request))
+
+        return answer
+
+    async def _answer_and_pause(self, handler: _Handler, request: web.Request) -> web.StreamResponse:
+        """Answer in the turn that was taken, and let go of it after a pause."""
+        loop = asyncio.get_running_loop()
+        began_at = loop.time()
+        try:
+            return await handler(request)
+        finally:
+            loop.call_later((ONE_OF - 1) * (loop.time() - began_at), self._turn.release)
+
+    def _is_ours(self, host_header: str) -> bool:
+        """Return whether the Host header names this server: no foreign page can make a browser say that."""
+        host = host_header.strip().lower()
+        if host.startswith("["):
+            host, is_closed, _ = host[1:].partition("]")
+            if not is_closed:
+                return False
+        elif host.count(":") == 1:
+            host = host.partition(":")[0]
+        host = host.rstrip(".")
+        if host in self._names or host.endswith(".localhost"):  # RFC 6761, 6.3
+            return True
+        try:
+            ip_address(host)
+        except ValueError:
+            return False
+        return True
+
+    async def _page(self, _request: web.Request) -> web.Response:
+        await self._foresee()
+        return web.Response(text=page.render(public(self._snapshot())), content_type="text/html")
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        await self._foresee()
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
+
+    async def _healthz(self, _request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, _request: web.Request) -> web.Response:
+        snapshot = self._snapshot()
+        if snapshot.condition is not Condition.RUNNING:
+            return web.Response(status=503, text=f"{snapshot.condition.value}\n")
+        if snapshot.refusing_because:
+            return web.Response(status=503, text=f"{public(snapshot).refusing_because}\n")
+        return web.Response(text="ready\n")
+
+    async def _status(self, _request: web.Request) -> web.Response:
+        await self._foresee()
+        return web.json_response(to_json(public(self._snapshot())))

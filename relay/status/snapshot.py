@@ -1,0 +1,395 @@
+"""What an operator can see, at one instant.  Pure.
+
+The service fills these values; metrics, /status.json, the status page and the command
+line render them and look nowhere else, so that they cannot disagree.  `to_json` is the
+form for scripts: RFC 3339 for instants, plain seconds for spans.  The control socket
+carries the values themselves.
+
+Texts in here were written by others (an upstream's reply); they are one line of
+printable characters and may name an address.  `public` removes addresses, for pages
+that more people than the operator can read.
+"""
+
+import enum
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from relay.mail.envelope import QueueId
+from relay.mail.times import SECOND_NS, rfc3339, rfc3339_or_none
+from relay.status.lane_status import LaneStatus, lane_json
+from relay.throttle.limit_hints import Hint, finding_to_json
+
+
+class Condition(enum.StrEnum):
+    """What the relay is doing."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    DOWN = "down"
+    """Seen by the command line, which read the spool itself."""
+
+
+class UpstreamState(enum.StrEnum):
+    """Whether an upstream is used."""
+
+    OPEN = "open"
+    PAUSED = "paused"
+    """A refusal that was about us; it is tried again at `paused_until_ns`."""
+    STOPPED = "stopped"
+    """Until somebody acts: its history cannot be trusted, or it refused the account."""
+
+
+class QueueState(enum.StrEnum):
+    """Why a message is in the queue."""
+
+    INCOMING = "incoming"
+    """Accepted, not yet looked at."""
+    WAITING = "waiting"
+    """Not attempted: no room in a window, or its turn has not come."""
+    ACTIVE = "active"
+    """In a transaction now."""
+    DEFERRED = "deferred"
+    """Attempted, refused for now."""
+    HELD = "held"
+    """By an operator."""
+    REPORTING = "reporting"
+    """No recipient is left; only the report is owed, which waits for `reports.per_hour`."""
+    CORRUPT = "corrupt"
+    """Set aside: damaged, never sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitStatus:
+    """One limit and its window."""
+
+    upstream: str
+    label: str
+    """As the policy's limit shows itself, e.g. `8 messages per 60s`."""
+    unit: Literal["messages", "recipients", "connections"]
+    used: int
+    """Slots that are occupied, by the fullest key where it has keys; above `count` after N was lowered."""
+    count: int
+    """N."""
+    period_ns: int
+    """T, with its guard."""
+    opens_at_ns: int | None = None
+    """Wall clock: when the next slot opens; None while there is room."""
+    for_each: str | None = None
+    """What has a window each."""
+    key: str | None = None
+    """The one that is fullest, of which all of this tells."""
+    most: int | None = None
+    """The most slots that were occupied at one instant, counted anew from the history; None before that."""
+    policy_count: int | None = None
+    """The policy's N, where `adapt` lowered it to `count`; None where it is in force."""
+    is_crowded: bool = False
+    """There were more keys than are kept apart, and some of them count for every key."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamStatus:
+    """One upstream."""
+
+    name: str
+    host: str
+    port: int
+    state: UpstreamState
+    paused_until_ns: int | None = None
+    """Wall clock."""
+    paused_because: str = ""
+    connections_open: int = 0
+    """Idle ones included."""
+    connections_idle: int = 0
+    limits: tuple[LimitStatus, ...] = ()
+    waiting_messages: int = 0
+    waiting_recipients: int = 0
+    in_flight: int = 0
+    """Transactions."""
+    drained_at_ns: int | None = None
+    """Wall clock: when the last message that waits will have been relayed, by estimate; now, where none
+    does, and None where nobody can tell."""
+    held_by: str = ""
+    """What holds the next message that waits, as `relay.status.forecast` names it; empty for nothing."""
+    findings: tuple[Hint, ...] = ()
+    """What the last refusal for having sent too much says, until the policy's limits are as strict."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueCounts:
+    """What is in one state."""
+
+    messages: int = 0
+    recipients: int = 0
+    """Those still to do."""
+    size_bytes: int = 0
+    oldest_age_ns: int = 0
+    """Since acceptance; 0 where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTotals:
+    """Recipients that ever came in, and what became of each.  It must add up."""
+
+    accepted: int = 0
+    relayed: int = 0
+    bounced: int = 0
+    expired: int = 0
+    deleted: int = 0
+    queued: int = 0
+
+    @property
+    def imbalance(self) -> int:
+        """Return how many are unaccounted for; anything but 0 is a fault of ours."""
+        return self.accepted - self.relayed - self.bounced - self.expired - self.deleted - self.queued
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyStatus:
+    """The policy in force."""
+
+    sha256: str
+    """Of the text of its file, in hexadecimal."""
+    loaded_at_ns: int
+    """Wall clock: when this policy came into force."""
+    last_reload_ok: bool = True
+    last_error: str = ""
+    """The first fault of a refused edit."""
+    waiting_because: str = ""
+    """Why an edit is not in force yet; empty where none waits."""
+    waiting_until_ns: int | None = None
+    """Wall clock: when it will be, if the file stays as it is; None where that is not all it waits for."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskStatus:
+    """Room where the spool is."""
+
+    free_bytes: int
+    free_inodes: int | None
+    """None where the file system has no fixed number of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All of it."""
+
+    at_ns: int
+    """Wall clock."""
+    version: str
+    hostname: str
+    condition: Condition
+    started_at_ns: int | None
+    """Wall clock; None when the relay is down."""
+    refusing_because: str
+    """Why no mail is accepted just now; empty when it is."""
+    upstreams: tuple[UpstreamStatus, ...]
+    """In the order of the policy; the first is the default."""
+    queue: Mapping[QueueState, QueueCounts]
+    ledger: QueueTotals
+    policy: PolicyStatus
+    disk: DiskStatus
+    lanes: tuple[LaneStatus, ...] = ()
+    """In the order of the policy; none where it has none."""
+
+    def counts(self, state: QueueState) -> QueueCounts:
+        """Return what is in a state, zeros where nothing was said."""
+        return self.queue.get(state, _NOTHING)
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedMessage:
+    """One message in the queue: a line of the listing."""
+
+    queue_id: QueueId
+    state: QueueState
+    size_bytes: int
+    arrival_at_ns: int
+    """Wall clock."""
+    reverse_path: str
+    recipients_left: int
+    recipients: tuple[str, ...]
+    """Those left; in a long listing only the first ones."""
+    reason: str = ""
+    """Why it waits: the limit that is full, the pause, or the last reply."""
+    next_attempt_at_ns: int | None = None
+    """Wall clock: the earliest instant that its back-off allows."""
+    eta_at_ns: int | None = None
+    """Wall clock: when it will go, by estimate; None where nobody can tell."""
+    upstream: str = ""
+    held_by: str = ""
+    """What its wait is for, as `relay.status.forecast` names it; empty where it goes now."""
+    lane: str = ""
+    """Empty where the policy has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecipientStatus:
+    """One recipient of one message."""
+
+    address: str
+    status: Literal["to do", "relayed", "bounced", "expired", "deleted"]
+    text: str = ""
+    """Why, where it failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageDetail:
+    """One message, for `relay queue show`."""
+
+    message: QueuedMessage
+    client: str
+    helo: str
+    protocol: str
+    user: str | None
+    recipients: tuple[RecipientStatus, ...]
+    """All, in the order of the envelope."""
+    header: str = ""
+    """The header section of the content as it is, foreign text; empty where it was not read."""
+
+
+_NOTHING = QueueCounts()
+
+
+_ADDRESS = re.compile(r'<?(?:"(?:[^"\\]|\\.)*"|[^\s<>",;]+)@(?:\[[^\]\s]*\]|[^\s<>",;:()]+)>?')
+
+
+def public(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot without any mail address: replies that name one lose it, and limits their key."""
+    upstreams = tuple(
+        replace(
+            upstream,
+            paused_because=_ADDRESS.sub("<address>", upstream.paused_because),
+            held_by=_ADDRESS.sub("<address>", upstream.held_by),
+            limits=tuple(replace(limit, key=None) for limit in upstream.limits),
+        )
+        for upstream in snapshot.upstreams
+    )
+    return replace(
+        snapshot, upstreams=upstreams, refusing_because=_ADDRESS.sub("<address>", snapshot.refusing_because)
+    )
+
+
+def _seconds(span_ns: int) -> float:
+    return span_ns / SECOND_NS
+
+
+def to_json(snapshot: Snapshot) -> dict[str, Any]:
+    """Return the snapshot as `relay status --json` and /status.json show it.
+
+    Every queue state is there; keys may be added, never renamed.
+    """
+    ledger = snapshot.ledger
+    return {
+        "at": rfc3339(snapshot.at_ns),
+        "version": snapshot.version,
+        "hostname": snapshot.hostname,
+        "condition": snapshot.condition.value,
+        "started_at": rfc3339_or_none(snapshot.started_at_ns),
+        "refusing_because": snapshot.refusing_because or None,
+        "upstreams": [_upstream_json(upstream, snapshot.at_ns) for upstream in snapshot.upstreams],
+        "lanes": [lane_json(lane) for lane in snapshot.lanes],
+        "queue": {state.value: _counts_json(snapshot.counts(state)) for state in QueueState},
+        "ledger": {
+            "accepted": ledger.accepted,
+            "relayed": ledger.relayed,
+            "bounced": ledger.bounced,
+            "expired": ledger.expired,
+            "deleted": ledger.deleted,
+            "queued": ledger.queued,
+            "imbalance": ledger.imbalance,
+        },
+        "policy": {
+            "sha256": snapshot.policy.sha256,
+            "loaded_at": rfc3339(snapshot.policy.loaded_at_ns),
+            "last_reload_ok": snapshot.policy.last_reload_ok,
+            "last_error": snapshot.policy.last_error or None,
+            "waiting_because": snapshot.policy.waiting_because or None,
+            "waiting_until": rfc3339_or_none(snapshot.policy.waiting_until_ns),
+        },
+        "disk": {"free_bytes": snapshot.disk.free_bytes, "free_inodes": snapshot.disk.free_inodes},
+    }
+
+
+def _upstream_json(upstream: UpstreamStatus, at_ns: int) -> dict[str, Any]:
+    drained_ns = upstream.drained_at_ns
+    return {
+        "name": upstream.name,
+        "host": upstream.host,
+        "port": upstream.port,
+        "state": upstream.state.value,
+        "paused_until": rfc3339_or_none(upstream.paused_until_ns),
+        "paused_because": upstream.paused_because or None,
+        "connections_open": upstream.connections_open,
+        "connections_idle": upstream.connections_idle,
+        "waiting_messages": upstream.waiting_messages,
+        "waiting_recipients": upstream.waiting_recipients,
+        "in_flight": upstream.in_flight,
+        "drained_at": rfc3339_or_none(drained_ns),
+        "drain_seconds": None if drained_ns is None else _seconds(drained_ns - at_ns),
+        "held_by": upstream.held_by or None,
+        "limits": [_limit_json(limit, at_ns) for limit in upstream.limits],
+        "findings": [{"at": rfc3339(each.at_ns), **finding_to_json(each)} for each in upstream.findings],
+    }
+
+
+def _limit_json(limit: LimitStatus, at_ns: int) -> dict[str, Any]:
+    opens_ns = limit.opens_at_ns
+    return {
+        "limit": limit.label,
+        "unit": limit.unit,
+        "for_each": limit.for_each,
+        "key": limit.key,
+        "used": limit.used,
+        "count": limit.count,
+        "policy_count": limit.policy_count or limit.count,
+        "most": limit.most,
+        "crowded": limit.is_crowded,
+        "period_seconds": _seconds(limit.period_ns),
+        "opens_at": rfc3339_or_none(opens_ns),
+        "opens_in_seconds": 0.0 if opens_ns is None else _seconds(max(0, opens_ns - at_ns)),
+    }
+
+
+def _counts_json(counts: QueueCounts) -> dict[str, Any]:
+    return {
+        "messages": counts.messages,
+        "recipients": counts.recipients,
+        "size_bytes": counts.size_bytes,
+        "oldest_age_seconds": _seconds(counts.oldest_age_ns),
+    }
+
+
+def message_to_json(message: QueuedMessage) -> dict[str, Any]:
+    """Return a message as a line of `relay queue --json` shows it."""
+    return {
+        "queue_id": message.queue_id,
+        "state": message.state.value,
+        "size_bytes": message.size_bytes,
+        "arrival_at": rfc3339(message.arrival_at_ns),
+        "reverse_path": message.reverse_path,
+        "recipients_left": message.recipients_left,
+        "recipients": list(message.recipients),
+        "reason": message.reason or None,
+        "next_attempt_at": rfc3339_or_none(message.next_attempt_at_ns),
+        "eta_at": rfc3339_or_none(message.eta_at_ns),
+        "upstream": message.upstream or None,
+        "held_by": message.held_by or None,
+        "lane": message.lane or None,
+    }
+
+
+def detail_to_json(detail: MessageDetail) -> dict[str, Any]:
+    """Return a message as `relay queue show --json` shows it."""
+    return message_to_json(detail.message) | {
+        "client": detail.client,
+        "helo": detail.helo,
+        "protocol": detail.protocol,
+        "user": detail.user,
+        "recipient_statuses": [
+            {"address": r.address, "status": r.status, "text": r.text} for r in detail.recipients
+        ],
+        "header": detail.header,
+    }

@@ -1,0 +1,151 @@
+"""Connections to our HTTP servers: few, short, and the first to go.
+
+Guarantees: at most `most` at once, for one more the one that was idle for longest is closed;
+a request is there within REQUEST_SECONDS of its connection, an answer is taken within
+`answer_seconds` of its request, whoever reads or writes it slowly; a connection that is kept
+lasts KEEP_ALIVE_SECONDS.  Nothing of aiohttp's is made for a connection that says nothing.
+Does not: know what is asked for.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import cast
+
+from aiohttp import web
+
+from relay.listener.door import Door, into_protocol
+from relay.mail.words import described
+from relay.telemetry.events import Events
+
+MOST = 64
+"""A handful of scrapers and browsers; each costs a descriptor."""
+REQUEST_SECONDS = 5.0
+KEEP_ALIVE_SECONDS = 10.0
+BACKLOG = 128
+
+
+class Visitors:
+    """All connections to one server.  For one event loop."""
+
+    def __init__(self, *, answer_seconds: float, most: int = MOST) -> None:
+        """Nothing is open yet."""
+        self._answer_seconds = answer_seconds
+        self._most = most
+        self._visits: dict[_Visit, None] = {}
+        """Least recently active first."""
+        self._answering: dict[object, _Visit] = {}
+        """By aiohttp's handler, who has asked something."""
+        self._door: Door | None = None
+
+    def receive(self, bound: socket.socket, runner: web.AppRunner, events: Events, where: str) -> None:
+        """Accept connections for a runner of aiohttp that is set up."""
+        server = runner.server
+        if server is None:
+            raise ValueError("a runner that is not set up")
+        bound.listen(BACKLOG)
+        self._door = Door(
+            bound,
+            into_protocol(lambda: _Visit(self, server)),
+            lambda error: events.shortage(where=where, error=described(error)),
+        )
+
+    def close(self) -> None:
+        """Accept no more."""
+        if self._door is not None:
+            self._door.close()
+
+    @contextlib.contextmanager
+    def asking(self, request: web.BaseRequest) -> Iterator[None]:
+        """Give whoever asks the time for an answer."""
+        visit = self._answering.get(request.protocol)
+        if visit is not None:
+            self._touch(visit)
+            visit.is_asking = True
+            visit.expire_in(self._answer_seconds)
+        try:
+            yield
+        finally:
+            if visit is not None:
+                visit.is_asking = False
+
+    def enter(self, visit: "_Visit") -> None:
+        """Count a connection in; for one too many another one goes."""
+        if len(self._visits) >= self._most:
+            idle = (each for each in self._visits if not each.is_asking)
+            next(idle, next(iter(self._visits))).abort()
+        self._visits[visit] = None
+        visit.expire_in(REQUEST_SECONDS)
+
+    def heard(self, visit: "_Visit", handler: object) -> None:
+        """Learn who handles a connection."""
+        self._answering[handler] = visit
+
+    def leave(self, visit: "_Visit", handler: object) -> None:
+        """Count a connection out; fine if it is out already."""
+        self._visits.pop(visit, None)
+        self._answering.pop(handler, None)
+
+    def _touch(self, visit: "_Visit") -> None:
+        if visit in self._visits:
+            del self._visits[visit]
+            self._visits[visit] = None
+
+
+class _Visit(asyncio.Protocol):
+    """One connection: aiohttp's from its first octet on."""
+
+    def __init__(self, visitors: Visitors, server: web.Server) -> None:
+        self.is_asking = False
+        """Its answer is being made."""
+        self._visitors = visitors
+        self._server = server
+        self._handler: asyncio.Protocol | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to count."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._visitors.enter(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Pass on what came."""
+        if self._handler is None:
+            self._handler = self._server()
+            self._visitors.heard(self, self._handler)
+            self._handler.connection_made(self._transport)
+        self._handler.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        """Pass on the end of input; who has asked nothing gets nothing."""
+        return None if self._handler is None else self._handler.eof_received()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """End."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._visitors.leave(self, self._handler)
+        if self._handler is not None:
+            self._handler.connection_lost(error)
+
+    def pause_writing(self) -> None:
+        """Pass on that the other side does not read."""
+        if self._handler is not None:
+            self._handler.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Pass on that it does again."""
+        if self._handler is not None:
+            self._handler.resume_writing()
+
+    def expire_in(self, seconds: float) -> None:
+        """Be closed then, unless this is called again."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = asyncio.get_running_loop().call_later(seconds, self.abort)
+
+    def abort(self) -> None:
+        """Close at once; it counts no more from here on."""
+        self._visitors.leave(self, self._handler)
+        self._transport.abort()

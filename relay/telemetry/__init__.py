@@ -1,0 +1,4 @@
+"""Events, metrics and redaction: every room tells, none asks.
+
+Stands below the rooms that send, so that they can tell; what looks at them is `relay.status`.
+"""

@@ -1,0 +1,152 @@
+"""What listeners counted: here, or in processes of their own.
+
+A listener process counts into its own `ListenerCounts` and sends `take_delta()` through
+a pipe now and then; the sender's process adds it with `add_delta`.  Counts only grow,
+so what a dying process had not sent yet is missing and nothing else.  `open` alone is
+a level, not a sum: each source reports its own, and a dead source is dropped.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
+
+from relay.clock import SECOND_NS
+from relay.telemetry.metric_table import DISK_SECONDS
+
+Count = Annotated[int, Field(ge=0)]
+
+PHASES = frozenset({
+    "connect", "helo", "ehlo", "starttls", "auth", "mail", "rcpt", "data", "eod", "rset", "noop", "vrfy",
+    "expn", "help", "quit", "unknown",
+})  # fmt: skip
+"""Values of the label; whatever else a client makes a phase of is `other`."""
+USUAL_REJECTS = (
+    ("connect", "421"), ("connect", "554"), ("auth", "535"), ("mail", "452"), ("mail", "530"),
+    ("mail", "552"), ("rcpt", "452"), ("rcpt", "550"), ("eod", "451"), ("eod", "452"), ("eod", "552"),
+    ("eod", "554"),
+)  # fmt: skip
+"""Rejects that are there, at 0, from the start."""
+
+
+@dataclass(slots=True)
+class OneListener:
+    """The counts of one address."""
+
+    connections: Count = 0
+    open: int = 0
+    messages: Count = 0
+    recipients: Count = 0
+    size_bytes: Count = 0
+    faults: Count = 0
+    lost_lines: Count = 0
+    """Of the log of a listener process."""
+    commit_ns: Count = 0
+    """All commits together."""
+    commits: list[Count] = field(default_factory=lambda: [0] * (len(DISK_SECONDS) + 1))
+    """How many ended up to each bound of DISK_SECONDS and after the one before; last, after all bounds."""
+    rejects: dict[str, Count] = field(default_factory=dict)
+    """By `phase code`."""
+
+    def add(self, other: "OneListener") -> None:
+        """Add all but `open`."""
+        self.connections += other.connections
+        self.messages += other.messages
+        self.recipients += other.recipients
+        self.size_bytes += other.size_bytes
+        self.faults += other.faults
+        self.lost_lines += other.lost_lines
+        self.commit_ns += other.commit_ns
+        self.commits = [mine + theirs for mine, theirs in zip(self.commits, other.commits, strict=True)]
+        for name, count in other.rejects.items():
+            phase, _, code = name.partition(" ")
+            self.count_reject(phase, code, count)
+
+    def count_reject(self, phase: str, code: str, count: int = 1) -> None:
+        """Count a reply, under labels of which there is a bounded number."""
+        phase = phase if phase in PHASES else "other"
+        code = code if len(code) == 3 and code[0] in "45" and code.isascii() and code.isdigit() else "other"
+        self.rejects[f"{phase} {code}"] = self.rejects.get(f"{phase} {code}", 0) + count
+
+
+_DELTA = TypeAdapter(dict[str, OneListener])
+
+
+class ListenerCounts:
+    """The counts of all listeners, by address as the policy writes it."""
+
+    def __init__(self, listeners: Iterable[str]) -> None:
+        self._counts = {listener: OneListener() for listener in listeners}
+        for counts in self._counts.values():
+            for phase, code in USUAL_REJECTS:
+                counts.count_reject(phase, code, 0)
+        self._open_elsewhere: dict[str, dict[str, int]] = {}
+
+    def __iter__(self) -> Iterator[tuple[str, OneListener, int]]:
+        """Go through address, counts, and connections that are open in all processes together."""
+        for listener, counts in self._counts.items():
+            elsewhere = sum(levels.get(listener, 0) for levels in self._open_elsewhere.values())
+            yield listener, counts, counts.open + elsewhere
+
+    def opened(self, listener: str) -> None:
+        """Count a connection."""
+        counts = self._of(listener)
+        counts.connections += 1
+        counts.open += 1
+
+    def closed(self, listener: str) -> None:
+        """Count its end."""
+        self._of(listener).open -= 1
+
+    def rejected(self, listener: str, phase: str, code: str) -> None:
+        """Count a 4yz or 5yz reply."""
+        self._of(listener).count_reject(phase, code)
+
+    def accepted(self, listener: str, *, recipients: int, size_bytes: int, commit_ns: int) -> None:
+        """Count a message that became ours."""
+        counts = self._of(listener)
+        counts.messages += 1
+        counts.recipients += recipients
+        counts.size_bytes += size_bytes
+        counts.commit_ns += commit_ns
+        counts.commits[bisect_left(DISK_SECONDS, commit_ns / SECOND_NS)] += 1
+
+    def fault(self, listener: str) -> None:
+        """Count a fault of our own."""
+        self._of(listener).faults += 1
+
+    def lost_lines(self, listener: str, count: int) -> None:
+        """Count lines of the log that were lost."""
+        self._of(listener).lost_lines += count
+
+    def take_delta(self) -> dict[str, Any]:
+        """Return what was counted since the last call, as JSON can carry it, and start anew."""
+        delta = {listener: asdict(counts) for listener, counts in self._counts.items()}
+        self._counts = {listener: OneListener(open=counts.open) for listener, counts in self._counts.items()}
+        return delta
+
+    def add_delta(self, delta: object, source: str) -> None:
+        """Add what `source`, a listener process, counted.
+
+        Raises ValueError where it is not what `take_delta` returns, and adds nothing.
+        """
+        counted = _DELTA.validate_python(delta)
+        if any(len(counts.commits) != len(DISK_SECONDS) + 1 for counts in counted.values()):
+            raise ValueError("a delta with another number of buckets")
+        unknown = counted.keys() - self._counts.keys()
+        if unknown:
+            raise ValueError(f"a delta of an unknown listener: {sorted(unknown)}")
+        for listener, counts in counted.items():
+            self._counts[listener].add(counts)
+        self._open_elsewhere[source] = {listener: counts.open for listener, counts in counted.items()}
+
+    def drop_source(self, source: str) -> None:
+        """Forget the open connections of a process that is gone."""
+        self._open_elsewhere.pop(source, None)
+
+    def _of(self, listener: str) -> OneListener:
+        if (counts := self._counts.get(listener)) is None:
+            counts = self._counts[listener] = OneListener()
+        return counts

@@ -1,0 +1,198 @@
+"""Standard error that nobody waits for: a bounded buffer, and a thread that writes it.
+
+Guarantees: `write` never blocks, whatever became of who reads; what does not fit into
+MOST_HELD_BYTES is dropped and counted, and once the reader reads again a line in its place
+says how many lines are missing.  Lines keep their order and stay whole, also where several
+threads write.  `drain` waits for a bounded time; what a reader does not take by then is lost.
+
+`divert` puts it in the place of `sys.stderr`, so that whatever else writes there (asyncio,
+aiohttp, an exception in a thread, the last words of the command line) waits for nobody either.
+
+O_NONBLOCK instead of a thread would not do: it belongs to the open file description, which
+other programs share.
+"""
+
+import atexit
+import io
+import os
+import select
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple, TextIO
+
+from relay.telemetry.lines import WHOLE_WRITE_BYTES
+
+MOST_HELD_BYTES = 1024 * 1024
+"""Some 5,000 lines: a reader that is slow for seconds loses none, one that is stuck costs no memory."""
+MOST_PARTIAL_CHARACTERS = 64 * 1024
+"""Of a line without an end."""
+LAST_WORDS_SECONDS = 1.0
+"""How long the end of the program waits for who reads."""
+
+
+class _Lines(NamedTuple):
+    """Whole lines, encoded: one write each."""
+
+    content: bytes
+    number: int
+
+
+def _told(count: int) -> str:
+    return f"{count} log lines were dropped here: nobody read them"
+
+
+class UnwaitingStream(io.TextIOBase):
+    """A text stream onto a descriptor.  From any thread."""
+
+    def __init__(self, fd: int, *, most_held_bytes: int = MOST_HELD_BYTES) -> None:
+        self.tell_gap: Callable[[int], str] = _told
+        """Makes the line for a gap of so many lines; called in the thread that writes."""
+        self._fd = fd
+        self._most_held_bytes = most_held_bytes
+        self._waiting: deque[_Lines | int] = deque()
+        """What is not written yet, in order; a number stands for so many lines that were dropped."""
+        self._held_bytes = 0
+        self._partial = ""
+        self._dropped = 0
+        self._failed = 0
+        self._is_cut = False
+        """The last line was not written to its end."""
+        self._is_idle = True
+        """All that was taken is written."""
+        # Reentrant: what the collector finds may write while we hold it.
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        self._drained = threading.Condition(lock)
+        # A daemon: the interpreter must not wait for a thread that waits for the reader.
+        self._thread = threading.Thread(target=self._run, name="stderr", daemon=True)
+        self._thread.start()
+
+    @property
+    def lines_lost(self) -> int:
+        """Return how many lines were dropped, or could not be written."""
+        return self._dropped + self._failed
+
+    def write(self, text: str) -> int:
+        """Take text; lines go out once they are whole.  Never blocks and never raises."""
+        with self._changed:
+            whole, newline, rest = (self._partial + text).rpartition("\n")
+            if len(rest) > MOST_PARTIAL_CHARACTERS:
+                whole, newline, rest = f"{whole}{newline}{rest}", "\n", ""
+            self._partial = rest
+            if newline:
+                self._add(whole + newline)
+        return len(text)
+
+    def drain(self, within_seconds: float = LAST_WORDS_SECONDS) -> bool:
+        """Wait until all is written, but no longer than that; return whether it is."""
+        with self._changed:
+            if self._partial:
+                self._add(self._partial + "\n")
+                self._partial = ""
+            return self._drained.wait_for(lambda: self._is_idle, within_seconds)
+
+    def fileno(self) -> int:
+        """Return the descriptor that is written to."""
+        return self._fd
+
+    def isatty(self) -> bool:
+        """Return whether a terminal reads."""
+        return os.isatty(self._fd)
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # a property there too, which typeshed does not say
+        """Return the encoding of what is written."""
+        return "utf-8"
+
+    def _add(self, whole: str) -> None:
+        content, count = whole.encode("utf-8", "backslashreplace"), whole.count("\n")
+        if self._held_bytes + len(content) <= self._most_held_bytes:
+            self._waiting.append(_Lines(content, number=count))
+            self._held_bytes += len(content)
+        else:
+            self._dropped += count
+            if self._waiting and isinstance(gap := self._waiting[-1], int):
+                self._waiting[-1] = gap + count
+            else:
+                self._waiting.append(count)
+        self._is_idle = False
+        self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting)
+                first = self._waiting.popleft()
+                lines = first if isinstance(first, int) else self._together(first)
+            self._put(self._gap(lines) if isinstance(lines, int) else lines)
+            with self._changed:
+                self._held_bytes -= 0 if isinstance(lines, int) else len(lines.content)
+                self._is_idle = not self._waiting
+                if self._is_idle:
+                    self._drained.notify_all()
+
+    def _together(self, lines: _Lines) -> _Lines:
+        """Return lines and those behind them that go into the same write."""
+        chunks, number, size_bytes = [lines.content], lines.number, len(lines.content)
+        while self._waiting and isinstance(behind := self._waiting[0], _Lines):
+            size_bytes += len(behind.content)
+            if size_bytes > WHOLE_WRITE_BYTES:
+                break
+            self._waiting.popleft()
+            chunks.append(behind.content)
+            number += behind.number
+        return _Lines(b"".join(chunks), number)
+
+    def _gap(self, count: int) -> _Lines:
+        try:
+            told = self.tell_gap(count)
+        except Exception:  # noqa: BLE001 - this thread must not end because of a line
+            told = _told(count)
+        return _Lines(f"{told}\n".encode("utf-8", "backslashreplace"), number=0)
+
+    def _put(self, lines: _Lines) -> None:
+        """Write lines in one write where that can be: several processes share what we write to."""
+        left = memoryview(b"\n" + lines.content if self._is_cut else lines.content)
+        self._is_cut = False
+        while left:
+            try:
+                left = left[os.write(self._fd, left) :]
+            except BlockingIOError:
+                # Somebody who shares it made it so: wait as a blocking write does.
+                _wait_until_writable(self._fd)
+            except OSError:
+                # Gone, full, broken: the next line may find it well again, and begins as a line.
+                self._is_cut = len(left) < len(lines.content)
+                self._failed += lines.number
+                return
+
+
+def _wait_until_writable(fd: int) -> None:
+    waiting = select.poll()
+    waiting.register(fd, select.POLLOUT)
+    waiting.poll()
+
+
+def divert() -> UnwaitingStream | None:
+    """Have all that this program writes to standard error go this way; None where there is none."""
+    if isinstance(sys.stderr, UnwaitingStream):
+        return sys.stderr
+    try:
+        stream = UnwaitingStream(sys.stderr.fileno())
+    except (OSError, ValueError, AttributeError):
+        return None  # closed by who started us, or a test's
+    sys.stderr = stream
+    atexit.register(stream.drain)
+    return stream
+
+
+def drain(stream: TextIO) -> None:
+    """Give the last words of a program that ends at once a moment to be read."""
+    if isinstance(stream, UnwaitingStream):
+        stream.drain()

@@ -1,0 +1,443 @@
+"""The bytes of a history file.  Pure.
+
+Text, one fact a line, so that `cat` shows it:
+
+    relay-history 2 6e2f…c1 5f3a9c01          version, boot id, CRC-32 of the text before it
+    group 105 1b2c3d4e                        so many bytes follow, with this CRC-32
+    at 8412345678901 1760000000123456789 1760000000123456789
+    reserved 8412345678901 8414145678901 1 3 0 sender=a@b.example:1:3
+    ended 8412000000000 8412300000000
+
+A group is what was appended at once; it is there whole or not at all.  Its lines:
+
+    at BOOTTIME WALL MARK                      when it was written, by both clocks
+    reserved ID DEADLINE MESSAGES RECIPIENTS CONNECTIONS SHARE…
+                                               a transaction may be in flight from now on
+    ended ID INSTANT                           it ended
+    charged INSTANT MESSAGES RECIPIENTS CONNECTIONS START SHARE…
+                                               so much ended then; what is left of older lines
+    merged INSTANT MESSAGES RECIPIENTS CONNECTIONS START SHARE…
+                                               the same of several ends, rounded up to one instant
+    highest SINCE UNTIL AT_MOST EARLIER MOST INSTANT KEY UNIT PERIOD FOR_EACH
+                                               what a limit held before ends were merged: `Highest`
+
+A share is `FOR_EACH=KEY:MESSAGES:RECIPIENTS`: so much of it was of this sender, domain or
+client.  A line has shares of those kinds of key that some limit of its writer had; what
+has none of a kind may have been of any key, and counts for every one.
+
+All instants but WALL and MARK are boottime of the boot that the first line names, in
+nanoseconds, negative if before it.  MARK is the latest that the wall clock has ever
+implied that instant to be: the high-water mark for ages across a reboot.  START is when the
+first of it was reserved, or `-` where that was not kept.
+
+Version 1 is read too, and written anew as version 2 before anything is added: it had no
+connections, starts and shares, so `reserved` and `charged` end after RECIPIENTS.
+
+Does not: touch a disk, or know what time it is.
+"""
+
+import functools
+import re
+import zlib
+from collections.abc import Iterable
+from typing import NamedTuple, get_args
+
+from relay.mail.address import comparable, comparable_domain, folded
+from relay.smtp.reply import clean
+from relay.throttle.limit import ForEach, Unit
+
+UNKNOWN = "%"
+"""Stands in a share for keys that are no longer told apart; `key_of` makes no such key."""
+LONGEST_KEY = 96
+"""Characters of a key as written.  Longer ones are cut in front, and may then be one."""
+
+
+class HistoryError(Exception):
+    """The history cannot be read or written, so nothing may be sent: the account fails closed.
+
+    The text is for the operator: which file, what is wrong, what to do.
+    """
+
+
+class Share(NamedTuple):
+    """How much of a record is of one key."""
+
+    for_each: str
+    """Which kind of key; a limit that counts for each of them names it the same."""
+    key: str
+    """As `key_of` made it."""
+    messages: int
+    recipients: int
+
+
+class Reserved(NamedTuple):
+    """A transaction, or a connection being opened, that may be in flight until its deadline."""
+
+    id: int
+    """Unique within a boot: the instant of the reservation, made so."""
+    deadline_ns: int
+    messages: int
+    recipients: int
+    connections: int = 0
+    shares: tuple[Share, ...] = ()
+
+
+class Ended(NamedTuple):
+    """The end of a reservation."""
+
+    id: int
+    ended_at_ns: int
+
+
+class Charged(NamedTuple):
+    """Slots that ended at an instant."""
+
+    ended_at_ns: int
+    messages: int
+    recipients: int
+    connections: int = 0
+    started_at_ns: int | None = None
+    """When the first of them was reserved; None where that was not kept."""
+    shares: tuple[Share, ...] = ()
+    is_merged: bool = False
+    """They ended at that instant or somewhat before it, some perhaps earlier than others."""
+
+
+class Highest(NamedTuple):
+    """What a limit of one unit, T and kind of key held at one instant, counted before ends were merged."""
+
+    since_ns: int
+    until_ns: int
+    """From the first on, and before the second, it held no more than `at_most`."""
+    at_most: int
+    earlier: int
+    """No more than this before; that is known only roughly.  0 where all of the past is in `at_most`."""
+    most: int
+    """At one instant before `until_ns` it held this, for sure."""
+    most_at_ns: int | None
+    """The first such instant; None where it never held anything that is known exactly."""
+    key: str | None
+    """The key that `most` is of."""
+    unit: Unit
+    per_ns: int
+    for_each: ForEach | None
+    only: str | None
+
+
+Record = Reserved | Ended | Highest | Charged
+
+
+class At(NamedTuple):
+    """One instant by both clocks."""
+
+    boottime_ns: int
+    wall_ns: int
+    mark_ns: int
+    """The wall clock's high-water mark, carried on by boottime: at least `wall_ns`."""
+
+
+class Contents(NamedTuple):
+    """What some bytes of a history say."""
+
+    records: list[Record]
+    at: At | None
+    """Of the last whole group; None if there is none."""
+    end: int
+    """The offset in `content` behind the last whole group; what follows was torn."""
+
+
+SEARCHED_TIMES = 4
+"""How often the octets behind a damaged group are looked at, at most: work stays linear."""
+
+_VERSION = b"relay-history 2 "
+_WORD = b"relay-history "
+_ANY_VERSION = re.compile(_WORD + rb"[0-9]")
+_HEADER = re.compile(rb"(relay-history [12] ([0-9A-Za-z-]{1,64})) ([0-9a-f]{8})\n")
+_GROUP = re.compile(rb"group ([0-9]{1,9}) ([0-9a-f]{8})\n")
+"""Wherever it stands: the end of the line before it may be what is damaged."""
+_NUMBER = re.compile(r"-?[0-9]{1,24}")
+_SHARE = re.compile(r" ([a-z_]{1,32})=([!-~]{0,96}):([0-9]{1,18}):([0-9]{1,18})")
+_SHARES = "((?: [a-z_]{1,32}=[!-~]{0,96}:[0-9]{1,18}:[0-9]{1,18})*)"
+# A negative weight would make room for others.
+_WEIGHT = "([0-9]{1,24})"
+_ENDED = re.compile(rf"ended ({_NUMBER.pattern}) ({_NUMBER.pattern})")
+# Version 1 ends each line behind RECIPIENTS.
+_RESERVED = re.compile(
+    rf"reserved ({_NUMBER.pattern}) ({_NUMBER.pattern}) {_WEIGHT} {_WEIGHT}(?: {_WEIGHT}{_SHARES})?"
+)
+_CHARGED = re.compile(
+    rf"(charged|merged) ({_NUMBER.pattern}) {_WEIGHT} {_WEIGHT}(?: {_WEIGHT} ({_NUMBER.pattern}|-){_SHARES})?"
+)
+_KEY = re.compile(r"=([!-~]{0,96})")
+_OF_ADDRESSES = frozenset({"sender", "sender_domain", "recipient_domain"})
+_RESPELLED = re.compile(r'["\\%\[]|xn--|\.\Z')
+"""In a key that may have another form today; most have none of these."""
+_OCTET = re.compile(rb"%([0-9a-f]{2})")
+_UNFIT_FOR_A_KEY = re.compile(rb"[^!-$&-~]")
+
+
+def key_of(text: str) -> str:
+    """Return a domain or a client as a share names it: printable ASCII, and never too long."""
+    return _quoted(text)[-LONGEST_KEY:]
+
+
+def address_key(text: str) -> str:
+    """Return an address in its comparable form as a share names it.
+
+    Never with a quote or a backslash: by these a key of an older version is told, which had
+    addresses as they were spelled.
+    """
+    return _quoted(text).replace('"', "%22").replace("\\", "%5c")[-LONGEST_KEY:]
+
+
+def _quoted(text: str) -> str:
+    quoted = _UNFIT_FOR_A_KEY.sub(
+        lambda found: b"%%%02x" % found[0][0], text.encode("utf-8", "surrogatepass")
+    )
+    return quoted.decode("ascii")
+
+
+def comparable_key(for_each: str, key: str) -> str:
+    """Return a key as it is told today, also one that an older version wrote; UNKNOWN where that is lost."""
+    if key == UNKNOWN or for_each not in _OF_ADDRESSES or not _RESPELLED.search(key):
+        return key
+    return _respelled(key, is_sender=for_each == "sender")
+
+
+@functools.lru_cache(4096)  # each is in many lines
+def _respelled(key: str, *, is_sender: bool) -> str:
+    is_old = is_sender and ('"' in key or "\\" in key)
+    if len(key) >= LONGEST_KEY:
+        # Cut in front: of what stood in quotes nothing tells whose it was.
+        return UNKNOWN if is_old else key
+    try:
+        text = _OCTET.sub(lambda found: bytes.fromhex(found[1].decode()), key.encode()).decode(
+            "utf-8", "surrogatepass"
+        )
+    except UnicodeDecodeError:
+        return key
+    if not is_sender:
+        return key_of(comparable_domain(text))
+    if is_old:
+        return address_key(comparable(text))
+    local, at, domain = text.rpartition("@")
+    return address_key(f"{folded(local)}{at}{comparable_domain(domain) if at else folded(domain)}")
+
+
+def shifted(record: Record, by_ns: int) -> Record:
+    """Return a record as another timeline tells it.  Ids are instants, and move along."""
+    match record:
+        case Reserved():
+            return record._replace(id=record.id + by_ns, deadline_ns=record.deadline_ns + by_ns)
+        case Ended():
+            return Ended(record.id + by_ns, record.ended_at_ns + by_ns)
+        case Highest():
+            most_at_ns = None if record.most_at_ns is None else record.most_at_ns + by_ns
+            return record._replace(
+                since_ns=record.since_ns + by_ns, until_ns=record.until_ns + by_ns, most_at_ns=most_at_ns
+            )
+        case Charged():
+            started_at_ns = None if record.started_at_ns is None else record.started_at_ns + by_ns
+            return record._replace(ended_at_ns=record.ended_at_ns + by_ns, started_at_ns=started_at_ns)
+
+
+def header(boot_id: str) -> bytes:
+    """Return the first line of a file whose instants belong to this boot."""
+    line = _VERSION + boot_id.encode("ascii")
+    return line + f" {zlib.crc32(line):08x}\n".encode()
+
+
+def group(at: At, records: Iterable[Record]) -> bytes:
+    """Return one group: what is appended at once."""
+    lines = [f"at {at.boottime_ns} {at.wall_ns} {at.mark_ns}\n"]
+    lines += [_line(record) for record in records]
+    content = "".join(lines).encode("ascii")
+    return f"group {len(content)} {zlib.crc32(content):08x}\n".encode() + content
+
+
+def is_current(content: bytes) -> bool:
+    """Return whether a file with a good first line may be added to, or has to be written anew first."""
+    return content.startswith(_VERSION)
+
+
+def is_begun(sector: bytes) -> bool:
+    """Return whether a file whose first sector holds this may be a history that a crash cut off.
+
+    That writes a sector, a part of it with zeros for the rest, or nothing of it.
+    """
+    front = sector.rstrip(b"\0")
+    return _ANY_VERSION.match(front) is not None or _WORD.startswith(front)
+
+
+def read_header(content: bytes) -> tuple[str, int]:
+    """Return the boot id and the offset of the first group.  Raises HistoryError."""
+    match = _HEADER.match(content)
+    if match is not None and zlib.crc32(match[1]) == int(match[3], 16):
+        return match[2].decode(), match.end()
+    start = clean(content[:40])
+    if re.match(rb"relay-history (?![12] )", content):
+        raise HistoryError(f"a history of another version of this program: {start!r}")
+    raise HistoryError(f"byte 0: not a history, or its first line is damaged: {start!r}")
+
+
+def read_groups(content: bytes, start: int, origin: int = 0) -> Contents:
+    """Return what whole groups say, from an offset on; `origin` is where `content` stands in its file.
+
+    Only the last group can have been torn by a crash, since each is durable before the
+    next begins.  So a bad one with a good one behind it is damage: raises HistoryError.
+    """
+    records: list[Record] = []
+    at: At | None = None
+    end = start
+    while end < len(content):
+        framed = _framed(content, end)
+        if framed is None:
+            if _may_hold_a_group(content, end + 1):
+                raise HistoryError(f"byte {origin + end}: a damaged group with whole groups behind it")
+            break
+        lines, after = framed
+        at = _read_lines(lines, records, origin + end)
+        end = after
+    return Contents(records, at, end)
+
+
+def _may_hold_a_group(content: bytes, start: int) -> bool:
+    """Return whether a whole group stands somewhere behind an offset, or looking for one has no end.
+
+    What a crash tore is a part of one group, and has no such line in it; so whoever meets
+    many that claim much is not looking at what a crash left.
+    """
+    left_bytes = SEARCHED_TIMES * len(content)
+    for match in _GROUP.finditer(content, start):
+        if match.end() + int(match[1]) <= len(content):
+            left_bytes -= int(match[1])
+        if left_bytes < 0 or _framed(content, match.start()):
+            return True
+    return False
+
+
+def _framed(content: bytes, start: int) -> tuple[bytes, int] | None:
+    """Return the lines of the group at an offset, and the offset behind it; None if it is not whole."""
+    match = _GROUP.match(content, start)
+    if match is None:
+        return None
+    after = match.end() + int(match[1])
+    if after > len(content):
+        return None
+    lines = content[match.end() : after]
+    if zlib.crc32(lines) != int(match[2], 16):
+        return None
+    return lines, after
+
+
+def _read_lines(lines: bytes, records: list[Record], start: int) -> At:
+    """Add the records of one group; its checksum was right, so anything odd is another program's."""
+    try:
+        first, *others = lines.decode("ascii").splitlines()
+        word, boottime_ns, wall_ns, mark_ns = first.split(" ")
+        if word != "at":
+            raise ValueError(first)
+        at = At(_number(boottime_ns), _number(wall_ns), _number(mark_ns))
+        records += [_record(line) for line in others]
+    except ValueError as error:
+        raise HistoryError(f"byte {start}: a group that this version cannot read") from error
+    return at
+
+
+def _line(record: Record) -> str:
+    if isinstance(record, Ended):
+        return f"ended {record.id} {record.ended_at_ns}\n"
+    if isinstance(record, Highest):
+        most_at = "-" if record.most_at_ns is None else record.most_at_ns
+        front = f"highest {record.since_ns} {record.until_ns} {record.at_most} {record.earlier} {record.most}"
+        kind = f"{record.for_each or '-'}{_word_of(record.only)}"
+        return f"{front} {most_at} {_word_of(record.key) or '-'} {record.unit} {record.per_ns} {kind}\n"
+    weights = f"{record.messages} {record.recipients} {record.connections}"
+    if isinstance(record, Reserved):
+        front = f"reserved {record.id} {record.deadline_ns} {weights}"
+    else:
+        word = "merged" if record.is_merged else "charged"
+        start = "-" if record.started_at_ns is None else record.started_at_ns
+        front = f"{word} {record.ended_at_ns} {weights} {start}"
+    shares = [f" {share.for_each}={share.key}:{share.messages}:{share.recipients}" for share in record.shares]
+    return f"{front}{''.join(shares)}\n"
+
+
+def _word_of(key: str | None) -> str:
+    return "" if key is None else f"={key}"
+
+
+def _record(line: str) -> Record:
+    """Return what a line says.  Raises ValueError."""
+    if (match := _ENDED.fullmatch(line)) is not None:
+        return Ended(int(match[1]), int(match[2]))
+    if (match := _RESERVED.fullmatch(line)) is not None:
+        reservation_id, deadline_ns, messages, recipients, connections, shares = match.groups()
+        weights = _weights(messages, recipients, connections or "0")
+        return Reserved(int(reservation_id), int(deadline_ns), *weights, _shares(shares or ""))
+    if (match := _CHARGED.fullmatch(line)) is not None:
+        word, ended_at_ns, messages, recipients, connections, start, shares = match.groups()
+        if connections is None and word == "merged":
+            raise ValueError(line)
+        weights = _weights(messages, recipients, connections or "0")
+        started_at_ns = None if start in (None, "-") else int(start)
+        return Charged(int(ended_at_ns), *weights, started_at_ns, _shares(shares or ""), word == "merged")
+    word, *others = line.split(" ")
+    if word != "highest":
+        raise ValueError(line)
+    return _highest(others)
+
+
+def _highest(words: list[str]) -> Highest:
+    since, until, at_most, earlier, most, most_at, key, unit_word, period, kind = words
+    for_each_word, is_one, only = kind.partition("=")
+    unit = next((each for each in get_args(Unit) if each == unit_word), None)
+    for_each = next((each for each in get_args(ForEach) if each == for_each_word), None)
+    if unit is None or (for_each is None and kind != "-"):
+        raise ValueError(words)
+    return Highest(
+        _number(since),
+        _number(until),
+        _count(at_most),
+        _count(earlier),
+        _count(most),
+        None if most_at == "-" else _number(most_at),
+        None if key == "-" else _key(key),
+        unit,
+        _count(period),
+        for_each,
+        _key(f"={only}") if is_one else None,
+    )
+
+
+def _key(word: str) -> str:
+    if (match := _KEY.fullmatch(word)) is None:
+        raise ValueError(word)
+    return match[1]
+
+
+def _number(word: str) -> int:
+    if not _NUMBER.fullmatch(word):
+        raise ValueError(word)
+    return int(word)
+
+
+def _count(word: str) -> int:
+    if (count := _number(word)) < 0:
+        raise ValueError(word)
+    return count
+
+
+def _weights(messages: str, recipients: str, connections: str) -> tuple[int, int, int]:
+    weights = int(messages), int(recipients), int(connections)
+    if not any(weights):
+        raise ValueError(weights)
+    return weights
+
+
+def _shares(words: str) -> tuple[Share, ...]:
+    """Return what the words at the end of a line say."""
+    return tuple(
+        Share(match[1], comparable_key(match[1], match[2]), int(match[3]), int(match[4]))
+        for match in _SHARE.finditer(words)
+    )

@@ -1,0 +1,377 @@
+"""What a refusal for having sent too much teaches, by our own history.  Pure.
+
+At such a refusal the history tells how much was charged in a window that ended there: so
+much went well.  `suggest` makes a limit of it; `tighten` may lower one that is in force.
+
+Which limit: where the reply names a window ("per hour"), those of that length; else all.
+Where it names its own N too ("50 recipients per hour"), that limit, and that N if it is
+lower.  Of several, one that held more in an earlier window is not it: a relay that paces keeps its
+short windows full for hours, and that went well.  (What was blamed before cannot be
+cleared so: then those windows went not well.)  Of what is left, the one that was nearest
+to its N, since one refusal tells no more.  Where the policy has none, the window that the
+reply names, else a minute, an hour and a day.
+Connections are compared with limits on connections, and mail with the others.  Limits
+`for_each` key are left out: the reply does not say whose window it was.
+
+What cannot be known, and is not claimed:
+- what else uses the account.  But where the upstream names its N, and all of ours that it
+  may have counted is no more, then it counted something else too, or otherwise: that is said;
+- whether its windows slide or are fixed (the clock hour): a fixed one holds at most what
+  ours does, so the suggestion may be too high, and the next refusal says so;
+- which of several limits it was, and what in flight it counted already (left out here).
+
+Instants are wall clock, spans nanoseconds.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from relay.clock import SECOND_NS
+from relay.mail.periods import elapsed, in_seconds, period
+from relay.throttle.limit import ForEach, Limit, Unit
+from relay.verdicts.pauses import SPAN_NS
+from relay.verdicts.verdict import Excess, Ruling, Span
+
+LOOKED_AT_NS = (SPAN_NS[Span.MINUTE], SPAN_NS[Span.HOUR], SPAN_NS[Span.DAY])
+"""Windows that limits are usually stated for."""
+MARGIN = 20
+"""A suggestion is at least this part below what went well: fixed windows, and what was in flight."""
+SHORTEST_MONTH_NS = 28 * SPAN_NS[Span.DAY]
+MOST_KEPT = 64
+AnyLimit = TypeVar("AnyLimit", bound=Limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How much was charged in a window that ends now, without what is in flight."""
+
+    messages: int = 0
+    recipients: int = 0
+    connections: int = 0
+    since_ns: int = 0
+    """How long ago the first of it began."""
+
+    def less(self, refused: "Tally") -> "Tally":
+        """Return it without what was refused."""
+        return Tally(
+            max(0, self.messages - refused.messages),
+            max(0, self.recipients - refused.recipients),
+            max(0, self.connections - refused.connections),
+            self.since_ns,
+        )
+
+    def of(self, unit: Unit) -> int:
+        """Return how much of a unit it is."""
+        match unit:
+            case "messages":
+                return self.messages
+            case "recipients":
+                return self.recipients
+            case "connections":
+                return self.connections
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """One refusal, beside what had gone well until then."""
+
+    at_ns: int
+    unit: Unit
+    per_ns: int
+    """The window that was looked at."""
+    sent: int
+    """How much of the unit was charged in it before the refusal."""
+    over_ns: int
+    """Since the first of that."""
+    limit: int | None
+    """The policy's N; None where it has no such limit."""
+    suggested: int
+    named: int | None = None
+    """The N that the upstream itself named."""
+    charged: int | None = None
+    """All of ours that it may have counted, what was refused and what is in flight too; None: not known."""
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether our own history may be what was too much; False only where it cannot."""
+        return self.named is None or self.charged is None or self.charged > self.named
+
+    @property
+    def label(self) -> str:
+        """Return the label of the policy's limit; without N where it has none."""
+        count = "" if self.limit is None else f"{self.limit} "
+        return f"{count}{self.unit} per {in_seconds(self.per_ns)}"
+
+    def is_met_by(self, limits: Iterable[Limit]) -> bool:
+        """Return whether one of the policy's limits is as strict by now."""
+        return any(
+            limit.unit == self.unit
+            and limit.for_each is None
+            and limit.count <= self.suggested
+            and limit.per_ns >= self.per_ns
+            for limit in limits
+        )
+
+    def beside(self, limits: Iterable[Limit]) -> "Hint":
+        """Return it with the N that the policy has by now."""
+        counts = [
+            limit.count
+            for limit in limits
+            if limit.for_each is None and (limit.unit, limit.per_ns) == (self.unit, self.per_ns)
+        ]
+        return replace(self, limit=min(counts, default=None))
+
+    def __str__(self) -> str:
+        window = period(self.per_ns)
+        says = f"says {self.limit} per {window}" if self.limit is not None else f"has no limit per {window}"
+        named = "" if self.named is None else f"the upstream says {self.named}; "
+        return f"cut off {self._after(window)}; policy {says}; {named}suggested {self.suggested}"
+
+    def _after(self, window: str) -> str:
+        if not self.is_explained:
+            return (
+                f"at {self.charged} {self.unit} of ours in {window}, the refused ones included: our own "
+                "history does not explain it; something else uses the account, or the upstream counts "
+                "otherwise"
+            )
+        if self.sent == 0 and self.charged is not None:
+            return f"at {self.charged} {self.unit} at once"
+        return f"after {self.sent} {self.unit} in {elapsed(self.over_ns)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A limit of the policy that is in force with a lower N."""
+
+    unit: Unit
+    per_ns: int
+    limit: int
+    """The policy's N: once that is another, the owner has decided anew."""
+    count: int
+    """The N in force."""
+    at_ns: int
+    """When it was last lowered."""
+
+    @property
+    def key(self) -> tuple[Unit, int, int]:
+        """Return what tells it from others."""
+        return (self.unit, self.per_ns, self.limit)
+
+    def is_of(self, limit: Limit) -> bool:
+        """Return whether it is this limit that was lowered, unedited since."""
+        return limit.for_each is None and (limit.unit, limit.per_ns, limit.count) == self.key
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """A limit as it is in force; its label stays that of the policy, so that series go on."""
+
+    unit: Unit
+    count: int
+    per_ns: int
+    for_each: ForEach | None
+    label: str
+
+    @property
+    def only(self) -> None:
+        """Return None: each key of a `for_each` counts, not one alone."""
+        return
+
+
+@dataclass(frozen=True, slots=True)
+class Lessons:
+    """What is kept of an upstream over a restart."""
+
+    findings: tuple[Hint, ...] = ()
+    """Of the last refusal that could be compared."""
+    lowered: tuple[Lowered, ...] = ()
+
+    def under(self, limits: Sequence[Limit], *, adapts: bool) -> "Lessons":
+        """Return what still holds under a policy: the owner's edit ends the rest."""
+        return Lessons(
+            tuple(finding.beside(limits) for finding in self.findings if not finding.is_met_by(limits)),
+            tuple(each for each in self.lowered if adapts and any(map(each.is_of, limits))),
+        )
+
+
+def compare(
+    ruling: Ruling,
+    limits: Sequence[Limit],
+    tally: Callable[[int], Tally],
+    at_ns: int,
+    *,
+    peak: Callable[[int], Tally] | None = None,
+    before: Iterable[Hint] = (),
+    charged: Mapping[str, int] | None = None,
+) -> tuple[Hint, ...]:
+    """Return what a refusal says about our limits; nothing where it is not about how much was sent.
+
+    `limits` are the policy's, `tally` tells of a window that ends now, without what was
+    refused, `peak` of the most that windows of a length held that were over before it
+    began (None: not known), `before` are earlier findings, and `charged` says by the label
+    of a limit all that occupies it now.
+    """
+    units: tuple[Unit, ...]
+    found: list[tuple[Unit, int, int | None]]
+    match ruling.excess:
+        case Excess.MAIL:
+            units = ("messages", "recipients")
+        case Excess.CONNECTIONS:
+            units = ("connections",)
+        case None:
+            return ()
+    named_ns = None if ruling.span is None else SPAN_NS[ruling.span]
+    suspects = [
+        limit
+        for limit in limits
+        if limit.unit in units and limit.for_each is None and _is_as_long(limit.per_ns, named_ns)
+    ]
+    named = ruling.named
+    if named is not None:
+        # It says itself which one it is.
+        period_ns = named.per_ns or named_ns
+        its = [
+            each
+            for each in limits
+            if each.for_each is None and (each.unit, each.per_ns) == (named.unit, period_ns)
+        ]
+        if its:
+            its_own = min(its, key=lambda limit: limit.count)
+            found_named = _as_named(its_own, named.slots, tally, at_ns)
+            return (replace(found_named, charged=(charged or {}).get(found_named.label)),)
+    if suspects:
+        if peak is not None:
+            suspects = _not_cleared(suspects, tally, peak, before) or suspects
+        nearest = max(suspects, key=lambda limit: tally(limit.per_ns).of(limit.unit) / limit.count)
+        found = [(nearest.unit, nearest.per_ns, nearest.count)]
+    else:
+        spans_ns = LOOKED_AT_NS if named_ns is None else (named_ns,)
+        found = [(unit, span_ns, None) for span_ns in spans_ns for unit in units]
+    return tuple(
+        Hint(at_ns, unit, per_ns, sent, known.since_ns, count, suggest(sent, count))
+        for unit, per_ns, count in found
+        if (sent := (known := tally(per_ns)).of(unit)) > 0
+    )
+
+
+def _as_named(limit: Limit, named: int, tally: Callable[[int], Tally], at_ns: int) -> Hint:
+    """Return what a refusal says that names the upstream's own N for a limit of the policy."""
+    known = tally(limit.per_ns)
+    sent = known.of(limit.unit)
+    # Where ours is as strict, something else uses the account too, or counts in other windows: leave room.
+    suggested = named if named < limit.count else suggest(limit.count)
+    return Hint(at_ns, limit.unit, limit.per_ns, sent, known.since_ns, limit.count, suggested, named)
+
+
+def suggest(sent: int, limit: int | None = None) -> int:
+    """Return the limit to try after so many went well: 90 after 97.
+
+    A twentieth less, and one at least; then down to a round number, by a tenth at most.
+    Never above the limit that there is, never below 1.
+    """
+    less = sent - max(1, -(-sent // MARGIN))
+    power = int(10 ** max(0, len(str(less)) - 2))
+    step = max(power * each for each in (1, 2, 5) if each == 1 or power * each * 10 <= less)
+    return max(1, min(less - less % step, less if limit is None else limit))
+
+
+def tighten(finding: Hint, limits: Sequence[Limit], lowered: Sequence[Lowered]) -> Lowered | None:
+    """Return the limit of a finding as it is to be lowered, or None to leave it.
+
+    To the suggestion, but to no less than half of what is in force, and once in its window:
+    a block that has another reason refuses again and again, after ever fewer.
+    """
+    limit = next((each for each in limits if _is_about(finding, each)), None)
+    if limit is None:
+        return None
+    before = next((each for each in lowered if each.is_of(limit)), None)
+    in_force = limit.count if before is None else before.count
+    count = max(finding.suggested, -(-in_force // 2))
+    is_too_soon = before is not None and abs(finding.at_ns - before.at_ns) < limit.per_ns
+    if count >= in_force or is_too_soon:
+        return None
+    return Lowered(limit.unit, limit.per_ns, limit.count, count, finding.at_ns)
+
+
+def in_force(limits: Iterable[AnyLimit], lowered: Sequence[Lowered]) -> list[AnyLimit | Effective]:
+    """Return the limits as they are in force: those of the policy, or lower."""
+    found: list[AnyLimit | Effective] = []
+    for limit in limits:
+        counts = [each.count for each in lowered if each.is_of(limit)]
+        if counts:
+            count = min(limit.count, *counts)
+            found.append(Effective(limit.unit, count, limit.per_ns, limit.for_each, limit.label))
+        else:
+            found.append(limit)
+    return found
+
+
+def finding_to_json(finding: Hint) -> dict[str, int | float | str | None]:
+    """Return a finding for scripts, without its instant."""
+    return {
+        "text": str(finding),
+        "limit": finding.label,
+        "unit": finding.unit,
+        "period_seconds": finding.per_ns / SECOND_NS,
+        "sent": finding.sent,
+        "over_seconds": finding.over_ns / SECOND_NS,
+        "count": finding.limit,
+        "named": finding.named,
+        "charged": finding.charged,
+        "suggested": finding.suggested,
+    }
+
+
+_LESSONS = TypeAdapter(Lessons)
+
+
+def render(lessons: Lessons) -> bytes:
+    """Return what is kept as the bytes of its file: JSON, for `cat`."""
+    return _LESSONS.dump_json(lessons, indent=1) + b"\n"
+
+
+def parse(content: bytes) -> Lessons:
+    """Return what a file says.  Raises ValueError for what is none of ours."""
+    try:
+        lessons = _LESSONS.validate_json(content, strict=True)
+    except ValidationError as error:
+        raise ValueError(f"not a record of refusals: {error.error_count()} errors in it") from None
+    # Nothing need have been sent where the upstream named its own N: something else used the account.
+    counts = [number for each in lessons.findings for number in (each.suggested, each.sent + 1, each.per_ns)]
+    counts += [each.charged + 1 for each in lessons.findings if each.charged is not None]
+    counts += [each.named for each in lessons.findings if each.named is not None]
+    counts += [number for each in lessons.lowered for number in (each.count, each.per_ns)]
+    is_raised = any(each.count > each.limit for each in lessons.lowered)
+    if min(counts, default=1) < 1 or is_raised or len(counts) > 3 * MOST_KEPT:
+        raise ValueError("not a record of refusals: its numbers make no sense")
+    return lessons
+
+
+def _not_cleared(
+    suspects: Sequence[Limit],
+    tally: Callable[[int], Tally],
+    peak: Callable[[int], Tally],
+    before: Iterable[Hint],
+) -> list[Limit]:
+    """Return those limits that held no more in any earlier window, or were blamed then."""
+    blamed = {(finding.unit, finding.per_ns) for finding in before if finding.limit is not None}
+    return [
+        limit
+        for limit in suspects
+        if (limit.unit, limit.per_ns) in blamed
+        or peak(limit.per_ns).of(limit.unit) <= tally(limit.per_ns).of(limit.unit)
+    ]
+
+
+def _is_as_long(per_ns: int, named_ns: int | None) -> bool:
+    if named_ns == SPAN_NS[Span.MONTH]:
+        return SHORTEST_MONTH_NS <= per_ns <= named_ns
+    return named_ns is None or per_ns == named_ns
+
+
+def _is_about(finding: Hint, limit: Limit) -> bool:
+    known = (limit.unit, limit.per_ns, limit.count, limit.for_each)
+    return known == (finding.unit, finding.per_ns, finding.limit, None)

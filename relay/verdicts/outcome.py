@@ -1,0 +1,101 @@
+"""What one attempt came to, as a value.  Pure.
+
+What a remote host says is never an exception: an `Outcome` holds one `Answer` for each
+recipient that was asked for, in the same order, whatever happened on the wire.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from relay.smtp.reply import Phase, Reply
+from relay.verdicts.offers import Need
+from relay.verdicts.verdict import ABOUT_US, Ruling, Scope, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the upstream, or its silence, says of one recipient or of the connection."""
+
+    verdict: Verdict
+    phase: Phase
+    reply: Reply | None
+    """None where no proper reply came: lost, late, malformed, or not asked."""
+    text: str
+    """What to show: the reply, or what went wrong; printable ASCII on one line."""
+    own_status: str | None = None
+    """The enhanced code where we refuse without asking the upstream, such as 5.3.4."""
+    lack: Need | None = None
+    """What the connection does not offer and the message needs."""
+    ruling: Ruling | None = None
+    """How the verdict came about, and when to go on; None where no rule was asked."""
+    is_doubted: bool = False
+    """A refusal that is not believed, and cannot be a message's last either: by the shield at its first time,
+    or because it may have been said to another command; or, of a pause, because the shield tripped."""
+    is_unproven: bool = False
+    """A refusal for good, by its ruling, that is deferred since nobody knows whether it answered its own
+    command: the upstream hung up behind it."""
+
+    @property
+    def is_about_us(self) -> bool:
+        """Whether it is a refusal of the upstream's that says nothing of the message."""
+        return self.verdict in ABOUT_US
+
+    @property
+    def scope(self) -> Scope:
+        """Return how far the verdict reaches."""
+        if self.ruling is not None:
+            return self.ruling.scope
+        return Scope.UPSTREAM if self.is_about_us else Scope.RECIPIENT
+
+    @property
+    def _class(self) -> str:
+        match self.verdict:
+            case Verdict.RELAYED:
+                return "2"
+            case Verdict.BOUNCE:
+                return "5"
+            case _:
+                return "4"
+
+    @property
+    def status(self) -> str:
+        """Return the enhanced status code (RFC 3463) for the log and for a report.
+
+        Its class is that of the verdict: a report `delayed` with a status 5.2.1 would be
+        read as a failure, and unsubscribe whoever only receives too much just now.
+        """
+        if self.own_status is not None:
+            return self.own_status if self.lack is None else self._class + self.own_status[1:]
+        if self.reply is not None and self.reply.enhanced is not None:
+            # What is about us is told as it was said: no report is made of it.
+            return self.reply.enhanced if self.is_about_us else self._class + self.reply.enhanced[1:]
+        # RFC 3463, 3.5: 4.4.2 is a bad connection, which is what a missing reply is.
+        is_lost = self.reply is None and self._class == "4"
+        return "4.4.2" if is_lost else f"{self._class}.0.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One transaction, seen from its end."""
+
+    answers: tuple[Answer, ...]
+    """One for each recipient of the transaction, in its order."""
+    is_ambiguous: bool = False
+    """The final dot went out and no proper reply came back: it may have been relayed."""
+    pause: Answer | None = None
+    """Set where the refusal was about us or the upstream, and it, or the sender, should rest."""
+    is_over: bool = True
+    """The upstream is done with it: it answered what it was sent, or hung up before the final dot.
+
+    False: it may still be counting, until the transaction's deadline for all that is known.
+    """
+
+
+def gravest(answers: Iterable[Answer]) -> Answer | None:
+    """Return the answer that says most of what is about us: a stop, else a pause, else None."""
+    about_us = [answer for answer in answers if answer.is_about_us]
+    return min(about_us, key=_gravity, default=None)
+
+
+def _gravity(answer: Answer) -> tuple[bool, bool]:
+    return (answer.verdict is not Verdict.STOP, answer.scope is not Scope.UPSTREAM)

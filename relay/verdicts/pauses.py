@@ -1,0 +1,183 @@
+"""How long an upstream is paused, when it was, and how that is kept on disk.  Pure.
+
+A message may not grow old because its upstream refuses *us*: its age is the time since
+its arrival less the time that its upstream was paused since.  A pause that the next one
+follows without a success in between is one with it, the proving transaction included.
+
+What is kept on disk is for courtesy, not for safety: it lets a restart go on with the
+pause instead of knocking at once at an upstream that extends a block at each attempt.
+Losing it costs that, and ages that include pauses.
+
+Instants are boottime of the current boot in nanoseconds; `PauseRecord.moved` brings those
+of another boot here.  When a pause ends is told by the wall clock: if that was set back
+meanwhile, the pause is as long again as it was when it was written, and never longer.  When
+the upstream was paused is told as ages are (`relay.mail.age`), since it is taken from them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+from pydantic import TypeAdapter, ValidationError
+
+from relay.clock import SECOND_NS
+from relay.mail.age import Here
+from relay.verdicts.retry_after import LONGEST_RETRY_NS
+from relay.verdicts.verdict import Ruling, Span
+
+MOST_SPANS = 256
+"""How many are remembered; the shortest are forgotten first, so that ages err by as little as can be."""
+FOREVER_NS = 1 << 62
+"""The end of a pause that has not ended."""
+
+Paused = tuple[int, int]
+"""From and until, half-open."""
+FIRST_NS = 15 * SECOND_NS
+LONGEST_NS = 15 * 60 * SECOND_NS
+PROBE_NS = 3600 * SECOND_NS
+"""Between two looks at an upstream that refused the account, or where a look may make it worse."""
+SPAN_NS = {
+    Span.SECOND: SECOND_NS,
+    Span.MINUTE: 60 * SECOND_NS,
+    Span.HOUR: 3600 * SECOND_NS,
+    Span.DAY: 24 * 3600 * SECOND_NS,
+    Span.MONTH: 31 * 24 * 3600 * SECOND_NS,
+}
+
+
+def rest_ns(
+    ruling: Ruling | None,
+    in_a_row: int,
+    leaves_in_ns: Callable[[int], int | None],
+    step: int | None = None,
+) -> int:
+    """Return how long to rest after a refusal that is about us.
+
+    As long as the upstream, or its rule, asks for.  Where it speaks of a window ("per
+    hour", "in 3600s"), until the oldest of what our own history has in that window leaves it,
+    as `leaves_in_ns` tells, but for no more than two days: then it is time to look; or for the
+    whole window where looking earlier makes it worse.
+    Else, and at least this once a pause did not help, our own back-off: 15 s, doubled
+    with each of `in_a_row` pauses without a success, or `step` times, up to 15 minutes.
+    """
+    back_off_ns = min(LONGEST_NS, FIRST_NS << min(in_a_row if step is None else step, 10))
+    if ruling is None:
+        return back_off_ns
+    span_ns = window_ns(ruling)
+    if ruling.wait_ns is not None:
+        asked_ns = ruling.wait_ns
+    elif span_ns is None:
+        asked_ns = 0 if ruling.may_probe else PROBE_NS
+    elif ruling.may_probe:
+        asked_ns = min(LONGEST_RETRY_NS, leaves_in_ns(span_ns) or 0)
+    else:
+        asked_ns = span_ns
+    return asked_ns if asked_ns and not in_a_row else max(asked_ns, back_off_ns)
+
+
+def window_ns(ruling: Ruling) -> int | None:
+    """Return the window that a refusal speaks of."""
+    if ruling.span is not None:
+        return SPAN_NS[ruling.span]
+    return None if ruling.named is None else ruling.named.per_ns
+
+
+class Pauses:
+    """The times at which one upstream was paused."""
+
+    def __init__(self, spans: tuple[Paused, ...] = ()) -> None:
+        self._spans = list(spans)
+
+    def begin(self, at_ns: int, *, goes_on: bool) -> None:
+        """Begin one; `goes_on` makes it one with the last."""
+        if self._spans and (goes_on or self._spans[-1][1] >= at_ns):
+            self._spans[-1] = (self._spans[-1][0], FOREVER_NS)
+        else:
+            self._spans.append((at_ns, FOREVER_NS))
+            if len(self._spans) > MOST_SPANS:
+                # So what is remembered errs to the small side, and by the least that it can.
+                self._spans.remove(min(self._spans[:-1], key=lambda span: span[1] - span[0]))
+
+    def end(self, at_ns: int) -> None:
+        """End the one under way, if there is one."""
+        if self._spans and self._spans[-1][1] == FOREVER_NS:
+            begun_ns = self._spans[-1][0]
+            self._spans[-1] = (begun_ns, max(begun_ns, at_ns))
+
+    def within_ns(self, since_ns: int, until_ns: int, beside: Sequence[Paused] = ()) -> int:
+        """Return for how long it was paused between two instants, or one of `beside` was under way."""
+        paused_ns, from_ns = 0, since_ns
+        for begin, end in sorted((*self._spans, *beside)) if beside else self._spans:
+            paused_ns += max(0, min(end, until_ns) - max(begin, from_ns))
+            from_ns = max(from_ns, end)
+        return paused_ns
+
+    @property
+    def spans(self) -> tuple[Paused, ...]:
+        """Return them, ascending and apart from each other."""
+        return tuple(self._spans)
+
+
+@dataclass(frozen=True, slots=True)
+class PauseRecord:
+    """What is kept of an upstream's pauses."""
+
+    boot_id: str
+    """Of the boot whose instants these are."""
+    written_at_ns: int
+    wall_ns: int
+    """The wall clock at that instant."""
+    because: str
+    """Empty while the upstream is used."""
+    until_ns: int
+    in_a_row: int
+    spans: tuple[Paused, ...]
+    is_stopped: bool = False
+    """No time ends it: somebody has to act."""
+    doubts: str = ""
+    """Why the shield stopped it, until it has proved itself or somebody acts; empty where it did not."""
+
+    def moved(self, boot_id: str, now_ns: int, wall_ns: int, here: Here) -> Self:
+        """Return it as it is to be read now; `here` brings an instant of a known boot into this one."""
+        if boot_id == self.boot_id:
+            return self
+        passed_ns = max(0, wall_ns - self.wall_ns)
+        shift_ns = now_ns - passed_ns - self.written_at_ns
+        until_ns = self.until_ns + shift_ns
+
+        def moved(at_ns: int) -> int:
+            here_ns = here(self.boot_id, at_ns)
+            return at_ns + shift_ns if here_ns is None else here_ns
+
+        # The one under way is over if it is so by the wall clock; it was under way until then.
+        end_ns = FOREVER_NS if until_ns > now_ns else min(now_ns, moved(self.until_ns))
+        return replace(
+            self,
+            boot_id=boot_id,
+            written_at_ns=self.written_at_ns + shift_ns,
+            until_ns=until_ns,
+            spans=tuple(
+                (moved(begin), max(moved(begin), end_ns) if end == FOREVER_NS else moved(end))
+                for begin, end in self.spans
+            ),
+        )
+
+
+_RECORD = TypeAdapter(PauseRecord)
+
+
+def render(record: PauseRecord) -> bytes:
+    """Return a record as the bytes of its file: JSON, for `cat`."""
+    return _RECORD.dump_json(record, indent=1) + b"\n"
+
+
+def parse(content: bytes) -> PauseRecord:
+    """Return what a file says.  Raises ValueError for what is none of ours."""
+    try:
+        record = _RECORD.validate_json(content, strict=True)
+    except ValidationError as error:
+        raise ValueError(f"not a record of pauses: {error.error_count()} errors in it") from None
+    edges = [edge for span in record.spans for edge in span]
+    if edges != sorted(edges) or record.in_a_row < 0 or max(edges, default=0) > FOREVER_NS:
+        raise ValueError("not a record of pauses: its instants are out of order")
+    return record

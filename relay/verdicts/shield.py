@@ -1,0 +1,233 @@
+"""The bounce shield: doubts refusals that look like one refusal of us, said many times.  Pure.
+
+An upstream that cuts an account off may say so in words that no rule knows, to each
+recipient, with a permanent code; and where it counts what is sent, to some recipients
+only, while it takes others.  Believing it bounces a whole list.  So a permanent refusal
+of which nothing but the first digit is recognised (`Layer.DEFAULT`) is *unknown*, and:
+
+- what is unknown is *doubted*: the recipient is deferred, however old its message is, and
+  bounces only if it is refused again after the upstream relayed something else meanwhile,
+  which shows that it has nothing against us; or expires by its age when it is refused again;
+- that something else goes through proves nothing while `SEVERAL` others of the last
+  `WINDOW` recipients were told the same words, nor where one who was told them was relayed
+  later: those words are not about recipients.  Then only age ends it, or the operator;
+- unknown words said to `in_a_row` different ones of the last `WINDOW` recipients *trip* the
+  shield, whatever was relayed in between.
+
+Of a refusal that a rule recognises this is not asked, or a list with many dead addresses
+would never be done.  But for all permanent refusals alike:
+
+- the same words to `in_a_row` different recipients with nothing relayed in between trip it;
+- so does a share of more than `refused_percent` of the last `WINDOW` recipients, once
+  there were so many.
+
+What trips it becomes a STOP: those recipients stay as they were, the upstream stops, and
+the operator says whether it is to be believed (`believe`, `clear`) or not (`clear`).  From
+then on every permanent refusal is one, until something is relayed.
+
+The same words are the same text but for addresses, numbers and ids (`same_words`).  What
+counts as different: recipients, where it was said to RCPT; messages, where it was said to
+MAIL, DATA or the content, since one such refusal is about all recipients at once.
+
+Memory is bounded, and lost at a restart but for the stop (`recall`): what was doubted then
+is asked and doubted again.
+Does not: know time, or touch a queue.
+"""
+
+import re
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from relay.mail.envelope import QueueId
+from relay.smtp.reply import Phase
+from relay.verdicts.outcome import Answer, Outcome, gravest
+from relay.verdicts.verdict import Layer, Ruling, Scope, Verdict
+
+WINDOW = 100
+"""How many recipients are looked back on."""
+SEVERAL = 3
+"""So many others who were told the same are no accident."""
+MOST_WORDS = 100
+"""Of how many words it is remembered whether they are true."""
+MOST_KEPT = 10_000
+"""How many doubted or stopped recipients are remembered for the operator; then the oldest are forgotten."""
+
+# Both begin where a word does, or a long one would be read again from each of its characters.
+_ADDRESS = re.compile(r"<[^<>]*>|(?<![^\s<>@])[^\s<>@]+@[^\s<>@]+")
+_ID = re.compile(r"(?<!\S)[^\s0-9]*[0-9]\S*")
+"""A word with a digit in it: a number, or an id in whatever alphabet (Gmail, Postfix, Exim)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """One recipient whose refusal is not believed yet."""
+
+    queue_id: QueueId
+    index: int
+    """Which recipient of the envelope."""
+    answer: Answer
+    """The refusal as it came."""
+
+
+class Shield:
+    """The shield of one upstream."""
+
+    def __init__(self, in_a_row: int = 10, refused_percent: int = 50, *, is_off: bool = False) -> None:
+        """Begin with nothing said; the numbers may be changed while it is used."""
+        self.in_a_row = in_a_row
+        self.refused_percent = refused_percent
+        self.is_off = is_off
+        self._said = ""
+        """What is being said in a row, without addresses and numbers."""
+        self._who: set[str] = set()
+        """To whom."""
+        self._last: deque[tuple[str, str]] = deque(maxlen=WINDOW)
+        """What each of the last recipients was told, and who it is; nothing where it was relayed.
+
+        Of a message that was refused as a whole all recipients are one.
+        """
+        self._tripped = ""
+        """Why it tripped, while nothing was relayed since."""
+        self._is_true: dict[str, bool] = {}
+        """Of words, where it is known: the operator believed them, or one who was told them was relayed."""
+        self._suspects: dict[tuple[QueueId, int], tuple[Suspect, int]] = {}
+        """With how often the upstream had relayed when it was first refused."""
+        self._relayed = 0
+
+    @property
+    def suspects(self) -> tuple[Suspect, ...]:
+        """Return who was refused and is not believed to be refused, the oldest first."""
+        return tuple(suspect for suspect, _ in self._suspects.values())
+
+    def judge(self, outcome: Outcome, queue_id: QueueId, asked: Sequence[tuple[int, str]]) -> Outcome:
+        """Return what may be believed of an outcome; a STOP in it says why the shield tripped.
+
+        `asked` names each recipient of the transaction, index and address, in the order
+        of the answers.
+        """
+        if self.is_off:
+            return outcome
+        trip: str | None = None
+        for (index, recipient), answer in zip(asked, outcome.answers, strict=True):
+            trip = self._count(answer, recipient, queue_id) or trip
+            if answer.verdict is Verdict.RELAYED:
+                self._disprove((queue_id, index))
+        answers = tuple(
+            self._believed(Suspect(queue_id, index, answer), recipient, trip)
+            for (index, recipient), answer in zip(asked, outcome.answers, strict=True)
+        )
+        pause = gravest(answers) or outcome.pause
+        if trip is not None and pause is not None:
+            pause = replace(pause, text=trip, is_doubted=True)
+        if answers == outcome.answers and pause is outcome.pause:
+            return outcome  # as nearly always
+        return replace(outcome, answers=answers, pause=pause)
+
+    def recall(self, because: str) -> None:
+        """Be tripped as before a restart; empty where it was not."""
+        self._tripped = because
+
+    def clear(self) -> None:
+        """Begin anew, with nobody doubted: the operator does not believe it, or has settled it."""
+        self._said, self._who, self._tripped = "", set(), ""
+        self._last.clear()
+        self._suspects.clear()
+
+    def believe(self, suspects: Iterable[Suspect]) -> None:
+        """Take what these were told for true, whoever is told it, as the operator does."""
+        for suspect in suspects:
+            self._learn(same_words(suspect.answer), is_true=True)
+
+    def _disprove(self, key: tuple[QueueId, int]) -> None:
+        """Learn that a recipient was relayed, whatever it was told before."""
+        if (known := self._suspects.pop(key, None)) is not None:
+            self._learn(same_words(known[0].answer), is_true=False)
+
+    def _learn(self, said: str, *, is_true: bool) -> None:
+        self._is_true.pop(said, None)
+        self._is_true[said] = is_true
+        if len(self._is_true) > MOST_WORDS:
+            del self._is_true[next(iter(self._is_true))]
+
+    def _count(self, answer: Answer, recipient: str, queue_id: QueueId) -> str | None:
+        """Count one answer; return why the shield is tripped, if it is and this is a refusal."""
+        if answer.verdict is Verdict.RELAYED:
+            self._relayed += 1
+            self._said, self._who, self._tripped = "", set(), ""
+            self._last.append(("", recipient))
+            return None
+        if not _is_refusal(answer):
+            return None
+        said, who = same_words(answer), _whom(answer, recipient, queue_id)
+        if said != self._said:
+            self._said, self._who = said, set()
+        self._who.add(who)
+        if not self._last or self._last[-1] != (said, who):
+            self._last.append((said, who))
+        self._tripped = self._why(answer, said) or self._tripped
+        return self._tripped or None
+
+    def _why(self, answer: Answer, said: str) -> str:
+        """Return why this refusal is too much, or nothing where it is not."""
+        what = "recipients" if answer.phase is Phase.RCPT else "messages"
+        if (count := len(self._who)) >= self.in_a_row:
+            return f"{count} {what} in a row were refused alike: {answer.text}"
+        if self._is_unknown(answer) and (count := len(self._told(said))) >= self.in_a_row:
+            return f"{count} of the last {WINDOW} {what} were refused alike: {answer.text}"
+        percent = 100 * sum(said != "" for said, _ in self._last) // WINDOW
+        if len(self._last) == WINDOW and percent > self.refused_percent:
+            return f"{percent} % of the last {WINDOW} recipients were refused, the last by: {answer.text}"
+        return ""
+
+    def _told(self, said: str) -> set[str]:
+        """Return to whom of the last recipients this was said."""
+        return {who for words, who in self._last if words == said}
+
+    def _is_unknown(self, answer: Answer) -> bool:
+        """Whether neither a rule nor the operator knows what a refusal means."""
+        # What the upstream lacks is believed, or not, before it comes here.
+        is_known = answer.ruling is not None and answer.ruling.layer is not Layer.DEFAULT
+        is_recognised = is_known or answer.lack is not None
+        return not is_recognised and self._is_true.get(same_words(answer)) is not True
+
+    def _believed(self, suspect: Suspect, recipient: str, trip: str | None) -> Answer:
+        answer, key = suspect.answer, (suspect.queue_id, suspect.index)
+        if not _is_refusal(answer):
+            return answer
+        known = self._suspects.get(key)
+        if trip is None and (not self._is_unknown(answer) or self._is_proven(suspect, recipient)):
+            self._suspects.pop(key, None)
+            return answer
+        self._suspects[key] = (suspect, self._relayed if known is None else known[1])
+        while len(self._suspects) > MOST_KEPT:
+            del self._suspects[next(iter(self._suspects))]
+        if trip is not None:
+            return replace(answer, verdict=Verdict.STOP, ruling=Ruling(Verdict.STOP, Scope.UPSTREAM))
+        return replace(answer, verdict=Verdict.DEFER, ruling=None, is_doubted=known is None)
+
+    def _is_proven(self, suspect: Suspect, recipient: str) -> bool:
+        """Whether an unknown refusal is about its recipient alone: others went through since its first."""
+        known = self._suspects.get((suspect.queue_id, suspect.index))
+        if known is None or self._relayed == known[1]:
+            return False
+        said = same_words(suspect.answer)
+        others = self._told(said) - {_whom(suspect.answer, recipient, suspect.queue_id)}
+        return len(others) < SEVERAL and said not in self._is_true
+
+
+def _is_refusal(answer: Answer) -> bool:
+    """Whether the upstream refuses for good, in words or by what it does not offer; else it is our own."""
+    return answer.verdict is Verdict.BOUNCE and (answer.reply is not None or answer.lack is not None)
+
+
+def _whom(answer: Answer, recipient: str, queue_id: QueueId) -> str:
+    """Return whom a refusal is about: one recipient, or all of a message."""
+    return recipient.lower() if answer.phase is Phase.RCPT else queue_id
+
+
+def same_words(answer: Answer) -> str:
+    """Return a refusal without what differs by recipient: what the client said, numbers, ids."""
+    code = answer.reply.code if answer.reply is not None else 0
+    said = answer.ruling.said if answer.ruling is not None else ""
+    return f"{code} {_ID.sub('#', _ADDRESS.sub('<>', said or answer.text.lower()))}"

@@ -1,0 +1,92 @@
+"""How carefully an upstream is used that refused us for too much, until it is trusted again.  Pure.
+
+After such a refusal nobody knows how much it takes.  A proving transaction of the usual
+size may be more than it ever takes at once: then it is refused, and charged, each time, and
+nothing goes for ever.  So the first goes to one recipient, and each later one to no more
+than were taken since, and one: 1, 2, 4, 8.  Whatever the upstream takes at all, mail goes.
+
+Nor does one message that was taken end the block: where it speaks of a window ("per hour")
+and refuses again within an hour, the back-off begins one step below where it ended, instead
+of at its first.  So a long block is met with fewer looks each time, and no block is waited for
+much longer than it lasts.  Without a window the refusal may be one message's fault
+(`relay.verdicts.suspect_message`), and then everybody would wait longer for it.
+"""
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from relay.verdicts.pauses import PROBE_NS, window_ns
+from relay.verdicts.verdict import Excess, Ruling
+
+CALM_NS = PROBE_NS
+"""So long after the last refusal for too much in a window, the next one is a new story."""
+LAST_STEP = 6
+"""Of the back-off, which is at its longest then."""
+
+
+def largest(usual: int, taken: int | None) -> int:
+    """Return how many recipients a transaction may have after so many were taken; None: it is trusted."""
+    return usual if taken is None else min(usual, taken + 1)
+
+
+@dataclass(slots=True)
+class SlowStart:
+    """What is remembered of one upstream's refusals."""
+
+    taken: int | None = None
+    """How many recipients it took since it refused; None where it did not."""
+    _at_ns: int | None = None
+    """When it last refused for too much in a window."""
+    first_step: int = 0
+    """Of the back-off of this row of refusals; more than 0 where it goes on from the last one."""
+    _step: int = 0
+
+    def refused(self, ruling: Ruling | None, *, is_again: bool) -> None:
+        """Begin with little where there was too much, or where mail is refused again, for whatever reason."""
+        if is_again or _is_too_much(ruling):
+            self.taken = 0
+
+    def largest(self, usual: int, announced: int | None = None) -> int:
+        """Return how many recipients a transaction may have, `announced` by the upstream or as usual."""
+        return largest(min(usual, announced or usual), self.taken)
+
+    def took(self, recipients: int) -> None:
+        """Trust it with more."""
+        if self.taken is not None:
+            self.taken += recipients
+
+    def step(self, ruling: Ruling | None, in_a_row: int, now_ns: int) -> int:
+        """Return how far the back-off has grown at a refusal, after so many in a row without a success."""
+        is_windowed = ruling is not None and _is_too_much(ruling) and window_ns(ruling) is not None
+        if in_a_row == 0:
+            is_soon = self._at_ns is not None and now_ns - self._at_ns < CALM_NS
+            self.first_step = max(0, self._step - 1) if is_windowed and is_soon else 0
+        step = min(LAST_STEP, self.first_step + in_a_row)
+        if is_windowed:
+            self._at_ns, self._step = now_ns, step
+        return step
+
+
+class Foreseen:
+    """How an upstream will be trusted with more, where all that is sent to it is taken."""
+
+    def __init__(self, taken: int | None, under_way: Iterable[tuple[int, int]]) -> None:
+        """`taken` is as of `SlowStart`; `under_way` is when each transaction ends, and to how many."""
+        self._taken = taken
+        self._under_way = sorted(under_way)
+
+    def goes(self, recipients: int, end_ns: int) -> None:
+        """Have a transaction begin, to so many recipients."""
+        if self._taken is not None:
+            heapq.heappush(self._under_way, (end_ns, recipients))
+
+    def largest(self, usual: int, at_ns: int) -> int:
+        """Return how many recipients a transaction may have at an instant; instants ascend."""
+        while self._taken is not None and self._under_way and self._under_way[0][0] <= at_ns:
+            self._taken += heapq.heappop(self._under_way)[1]
+        return largest(usual, self._taken)
+
+
+def _is_too_much(ruling: Ruling | None) -> bool:
+    return ruling is not None and ruling.excess is Excess.MAIL

@@ -1,0 +1,380 @@
+"""What a reply means for us: rules of data, read in layers, the first that matches decides.  Pure.
+
+The layers, in order: the phase, the owner's rules, the provider's, enhanced codes, wording, defaults.
+The phase decides before any rule what the others may say: 2yz and 3yz are judged at
+once, and before MAIL no verdict may touch a message, since none was named yet; a rule
+that would is refused when it is made (`Rule`).  The rules themselves are files, each row
+with its source (`relay/policy/verdicts.yaml`, `relay/policy/providers.yaml`), and the
+owner's `upstreams.NAME.verdicts`; what an upstream means is added there, not here.
+
+What the client said itself, and an upstream prints, decides nothing (`relay.verdicts.echo`).
+
+Guarantees: every reply gets a `Ruling`; RELAYED only 250 to the final dot; BOUNCE only a
+refusal from MAIL on, and never one that a rule about us recognises before.  A ruling of
+`Layer.DEFAULT` was recognised by nothing but its first digit: whoever looks for the same
+refusal of many recipients in a row asks for that.
+Costs: nothing but a comparison where the reply is not a refusal.
+"""
+
+import enum
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from relay.smtp.reply import Phase, Reply
+from relay.verdicts.echo import NOTHING_SAID, ClientWords, without_echo
+from relay.verdicts.phrases import Phrases
+from relay.verdicts.retry_after import LONGEST_BELIEVED_NS, UNIT_NS, retry_after_ns
+
+
+class Verdict(enum.StrEnum):
+    """What becomes of what the reply was about."""
+
+    RELAYED = "relayed"
+    """The upstream took responsibility."""
+    DEFER = "defer"
+    """Attempted, refused for now: an attempt, tried again after its back-off."""
+    LATER = "later"
+    """This recipient in the next transaction, at once: no attempt was made of it."""
+    BOUNCE = "bounce"
+    """A permanent failure of the message or the recipient."""
+    PAUSE = "pause"
+    """About us or the upstream: the message stays as it was, the upstream rests."""
+    STOP = "stop"
+    """About the account: as PAUSE, but only somebody who acts, or a slow probe, ends it."""
+
+
+class Scope(enum.StrEnum):
+    """How far a verdict reaches."""
+
+    RECIPIENT = "recipient"
+    """What was just asked: one recipient at RCPT, else all of the transaction."""
+    MESSAGE = "message"
+    """The message with all recipients that have no answer yet."""
+    SENDER = "sender"
+    """All mail from this reverse-path."""
+    UPSTREAM = "upstream"
+
+
+class Layer(enum.IntEnum):
+    """Who decided.  The order is the order of asking."""
+
+    PHASE = 0
+    OPERATOR = 1
+    PROVIDER = 2
+    CODE = 3
+    WORDING = 4
+    DEFAULT = 5
+
+
+class Span(enum.StrEnum):
+    """The window that a refusal speaks of: our own history knows when it has passed."""
+
+    SECOND = "second"
+    MINUTE = "minute"
+    HOUR = "hour"
+    DAY = "day"
+    MONTH = "month"
+
+
+class Named(NamedTuple):
+    """A limit that a refusal names: `limit of 50 recipients per 3600s`."""
+
+    slots: int
+    """N."""
+    unit: Literal["messages", "recipients"]
+    per_ns: int | None
+    """Its window; None where only a word tells of it (`span_of`)."""
+
+
+class Excess(enum.StrEnum):
+    """What a refusal says was too much: our own history knows how much it was."""
+
+    MAIL = "mail"
+    CONNECTIONS = "connections"
+
+
+WORDS: dict[str, tuple[Verdict, Scope]] = {
+    "defer recipient": (Verdict.DEFER, Scope.RECIPIENT),
+    "defer message": (Verdict.DEFER, Scope.MESSAGE),
+    "later": (Verdict.LATER, Scope.RECIPIENT),
+    "bounce recipient": (Verdict.BOUNCE, Scope.RECIPIENT),
+    "bounce message": (Verdict.BOUNCE, Scope.MESSAGE),
+    "pause sender": (Verdict.PAUSE, Scope.SENDER),
+    "pause": (Verdict.PAUSE, Scope.UPSTREAM),
+    "stop": (Verdict.STOP, Scope.UPSTREAM),
+}
+"""The verdicts that a rule may give, as they are written."""
+
+BEFORE_MAIL = frozenset({Phase.CONNECT, Phase.EHLO, Phase.STARTTLS, Phase.AUTH, Phase.RSET, Phase.QUIT})
+"""Phases in which no message is named, so that none can be at fault."""
+FROM_MAIL = frozenset(Phase) - BEFORE_MAIL
+ABOUT_US = frozenset({Verdict.PAUSE, Verdict.STOP})
+"""Verdicts that leave the message as it was: no attempt, no age."""
+
+_CODE_INSIDE = re.compile(r"#([245]\.[0-9]{1,3}\.[0-9]{1,3})\b")
+"""qmail and its kin write the enhanced code at the end: `no mailbox here by that name. (#5.1.1)`."""
+_CODE_IN_FRONT = re.compile(r"[245]\.[0-9]{1,3}\.[0-9]{1,3}\s+")
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A refusal as rules look at it."""
+
+    phase: Phase
+    code: str
+    enhanced: str
+    """Empty where there is none."""
+    text: str
+    """Lower case, one space between words, without the code that a line may repeat, without names and what
+    else the client said (`relay.verdicts.echo`)."""
+    names_sender: bool = False
+    """It quotes the reverse-path of the message under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row: where it applies, what it matches, what follows, and who says so.
+
+    Raises ValueError for a verdict that its phases do not allow.
+    """
+
+    layer: Layer
+    verdict: Verdict
+    scope: Scope
+    place: str
+    """Where it is written: FILE:LINE, or the key of a policy."""
+    source: str
+    phases: frozenset[Phase] = FROM_MAIL
+    code: re.Pattern[str] | None = None
+    enhanced: re.Pattern[str] | None = None
+    text: Phrases | None = None
+    but_not: Phrases | None = None
+    but_not_enhanced: re.Pattern[str] | None = None
+    names_sender: bool = False
+    wait_ns: int | None = None
+    """How long to rest at least, where the reply itself does not say."""
+    may_probe: bool = True
+    """False where every further attempt makes it worse: nothing is tried until it is surely over."""
+
+    def __post_init__(self) -> None:
+        if self.phases & BEFORE_MAIL and (self.verdict not in ABOUT_US or self.scope is not Scope.UPSTREAM):
+            raise ValueError("before MAIL no message is at fault: only pause or stop")
+        if self.verdict is Verdict.LATER and self.phases != {Phase.RCPT}:
+            raise ValueError("later is about one recipient: only in phase rcpt")
+
+    def matches(self, said: Said) -> bool:
+        """Return whether the row speaks of this refusal."""
+        return (
+            said.phase in self.phases
+            and (self.code is None or self.code.match(said.code) is not None)
+            and (self.enhanced is None or self.enhanced.match(said.enhanced) is not None)
+            and (self.but_not_enhanced is None or self.but_not_enhanced.match(said.enhanced) is None)
+            and (self.text is None or self.text.are_in(said.text))
+            and (self.but_not is None or not self.but_not.are_in(said.text))
+            and (not self.names_sender or said.names_sender)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """A verdict, how far it reaches, and all that the reply says of when to go on."""
+
+    verdict: Verdict
+    scope: Scope
+    rule: Rule | None = None
+    """What decided; None where the phase alone did."""
+    retry_after_ns: int | None = None
+    """Said by the reply: `try again in 92 seconds`."""
+    span: Span | None = None
+    """The longest window that the reply speaks of: `per hour`, `daily`."""
+    excess: Excess | None = None
+    """What there was too much of in a window, where the reply says that there was."""
+    named: Named | None = None
+    """The limit itself, where the reply says it."""
+    said: str = ""
+    """The refusal's own words, by which it is compared with others; empty where it is no refusal."""
+    is_in_doubt: bool = False
+    """What decides may be the client's words or the upstream's: so nobody else is harmed."""
+
+    @property
+    def layer(self) -> Layer:
+        """Return who decided."""
+        return Layer.PHASE if self.rule is None else self.rule.layer
+
+    @property
+    def wait_ns(self) -> int | None:
+        """Return how long to rest at least: what the reply says, else what the rule says."""
+        if self.retry_after_ns is not None:
+            return self.retry_after_ns
+        return None if self.rule is None else self.rule.wait_ns
+
+    @property
+    def may_probe(self) -> bool:
+        """Whether trying early does no harm."""
+        return self.rule is None or self.rule.may_probe
+
+    @property
+    def words(self) -> str:
+        """Return the verdict as it is written in a rule."""
+        pair = (self.verdict, self.scope)
+        return next((words for words, known in WORDS.items() if known == pair), str(self.verdict))
+
+
+_RELAYED = Ruling(Verdict.RELAYED, Scope.MESSAGE)
+_UNCLEAR = Ruling(Verdict.DEFER, Scope.MESSAGE)
+_REST = Ruling(Verdict.PAUSE, Scope.UPSTREAM)
+
+
+class Judge:
+    """The rules of one upstream.  They may be replaced while it is used: the next reply is judged by them."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        """`rules` are asked by layer, and inside a layer in the order given."""
+        self._rules: tuple[Rule, ...] = ()
+        self.use(rules)
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """Return the rules in the order of asking."""
+        return self._rules
+
+    def use(self, rules: Iterable[Rule]) -> None:
+        """Judge by these rules from now on."""
+        self._rules = tuple(sorted(rules, key=lambda rule: rule.layer))
+
+    def ruling(self, phase: Phase, reply: Reply, words: ClientWords = NOTHING_SAID) -> Ruling:
+        """Return what a reply means; `words` is what the client has said, which the reply may say again.
+
+        A reply that is no refusal and yet not what was due (a 2yz where 3yz was, 354 to
+        the dot) is DEFER: it proves neither that the upstream took the message nor that
+        it never will.
+        """
+        if reply.code < 400:
+            if phase is Phase.EOD and reply.code == 250:
+                return _RELAYED
+            return _REST if phase in BEFORE_MAIL else _UNCLEAR
+        reading = without_echo(_lines(reply), words)
+        ruling = self._ruling(_said(phase, reply, reading.text, names_sender=reading.names_sender))
+        if reading.doubtful is None or phase in BEFORE_MAIL:
+            return ruling
+        other = self._ruling(_said(phase, reply, reading.doubtful, names_sender=reading.names_sender))
+        is_agreed = (ruling.verdict, ruling.scope) == (other.verdict, other.scope)
+        if is_agreed or (ruling.verdict in ABOUT_US and other.verdict in ABOUT_US):
+            return other
+        if reading.is_senders:
+            return Ruling(Verdict.PAUSE, Scope.SENDER, said=other.said, is_in_doubt=True)
+        scope = Scope.RECIPIENT if phase is Phase.RCPT else Scope.MESSAGE
+        return Ruling(Verdict.DEFER, scope, said=other.said, is_in_doubt=True)
+
+    def _ruling(self, said: Said) -> Ruling:
+        """Return what the rules make of a refusal."""
+        text = said.text
+        for rule in self._rules:
+            if rule.matches(said):
+                if rule.verdict not in ABOUT_US:
+                    return Ruling(rule.verdict, rule.scope, rule, said=text)
+                wait_ns, span = retry_after_ns(text), span_of(text)
+                excess, named = excess_of(text), named_of(text)
+                return Ruling(rule.verdict, rule.scope, rule, wait_ns, span, excess, named, text)
+        return replace(_REST if said.phase in BEFORE_MAIL else _UNCLEAR, said=text)
+
+
+def verdict_of_silence(phase: Phase) -> Verdict:
+    """Return what it means that no proper reply came: lost, late, malformed, unasked.
+
+    Never BOUNCE.  From MAIL on it is DEFER, not PAUSE: a message whose content makes
+    the upstream hang up each time must step aside, not stop all others for ever.
+    """
+    return Verdict.PAUSE if phase in BEFORE_MAIL else Verdict.DEFER
+
+
+def _lines(reply: Reply) -> list[str]:
+    """Return the lines of a reply; the code that the first begins with is no part of the others."""
+    first, *others = reply.lines or (reply.text,)
+    if (found := _CODE_IN_FRONT.match(first)) is None:
+        return [first, *others]
+    code = found[0].rstrip()
+    return [first, *(f"{line} ".removeprefix(f"{code} ") for line in others)]
+
+
+def _said(phase: Phase, reply: Reply, text: str, *, names_sender: bool) -> Said:
+    """Return a refusal as rules look at it; `text` is what is left of it without the client's words."""
+    enhanced = reply.enhanced or ""
+    if reply.text.startswith(enhanced) and not text.startswith(enhanced):
+        # No code of the upstream's: an address began with it.
+        enhanced = ""
+    if found := _CODE_IN_FRONT.match(text):
+        text = text[found.end() :]
+    if not enhanced and (found := _CODE_INSIDE.search(text)) and found[1][0] == str(reply.code)[0]:
+        enhanced = found[1]
+    return Said(phase, str(reply.code), enhanced, text, names_sender)
+
+
+_SPANS: tuple[tuple[Span, re.Pattern[str]], ...] = (
+    (Span.MONTH, re.compile(r"\bmonthly\b|\b(?:per|a|this|each|every|/) ?month\b")),
+    (
+        Span.DAY,
+        re.compile(r"\bdaily\b|\btoday\b|\b(?:per|a|this|the|each|every|in one) day\b|/ ?day\b|\b24[ -]?h"),
+    ),
+    (Span.HOUR, re.compile(r"\bhourly\b|\b(?:per|an|this|the|each|every|last|one) hour\b|/ ?h(?:ou)?r?\b")),
+    (Span.MINUTE, re.compile(r"\b(?:per|a|this|each|every|last|one) min(?:ute)?\b|/ ?min(?:ute)?\b")),
+    (Span.SECOND, re.compile(r"\b(?:per|a|each|every) sec(?:ond)?\b|/ ?s(?:ec(?:ond)?)?\b")),
+)
+
+
+_AT_ONCE = re.compile(r"\bconcurren|\bsimultan|\bthreads?\b|\bper (?:session|connection)\b")
+_NOT_SENT = re.compile(
+    r"\bdefers and failures\b|\berrors\b|\bfailures\b|\blogins\b|\b(?:login )?attempts\b|\binvalid\b"
+    r"|\breputation\b|\bunsolicited\b|\bspam\b|\bcomplaints\b"
+)
+_SENT = re.compile(r"messages?\b|e?mails?\b|\brecipients?\b|\brcpts?\b")
+_NAMED = re.compile(
+    r"(?<![\d,./-])(\d{1,3}(?:,\d{3}){1,2}|\d{1,8}) (recipients?|rcpts?|messages?|e-?mails?|mails?)"
+    r" (?:per|in|an|a|each|every|/) ?"
+    r"(?:(\d{1,6}) ?(s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?)\b|[a-z])"
+)
+_CONNECTIONS = re.compile(r"\bconnections?\b|\bsessions?\b|\bconnects\b")
+_TOO_MUCH = re.compile(
+    r"\brates?\b|ratelimit|rate_limit|\blimit(?:s|ed)?\b|quota|\bcredits\b|\bvolume\b|throttl|\bfrequency\b"
+    r"|\btoo (?:many|much|fast|quickly|often)\b|\bexceed|\bsending activity\b"
+    r"|\b(?:messages|e?mails|recipients) per\b"
+)
+
+
+def excess_of(text: str) -> Excess | None:
+    """Return what a refusal says there was too much of in some window, or None for anything else.
+
+    What was too much at one instant (concurrent connections), and what was not sent
+    (errors, logins), no window of ours knows.  `text` in lower case.
+    """
+    if _AT_ONCE.search(text) or _NOT_SENT.search(text):
+        return None
+    span = span_of(text)
+    if _CONNECTIONS.search(text) and not _SENT.search(text):
+        # Without a window it is how many are open at once.
+        return None if span is None else Excess.CONNECTIONS
+    return Excess.MAIL if span is not None or _TOO_MUCH.search(text) else None
+
+
+def named_of(text: str) -> Named | None:
+    """Return the limit that a refusal names, in lower case.
+
+    None where it names none, or no window, or one that is longer than anybody would believe.
+    """
+    if (found := _NAMED.search(text)) is None:
+        return None
+    count, unit, number, period = int(found[1].replace(",", "")), found[2], found[3], found[4]
+    if count == 0:
+        return None
+    is_of_recipients = unit.startswith("r")
+    per_ns = int(number) * UNIT_NS[period[0]] if number else None
+    if per_ns is not None and per_ns > LONGEST_BELIEVED_NS:
+        return None
+    return Named(count, "recipients" if is_of_recipients else "messages", per_ns)
+
+
+def span_of(text: str) -> Span | None:
+    """Return the longest window that a refusal speaks of.  `text` in lower case."""
+    return next((span for span, pattern in _SPANS if pattern.search(text)), None)

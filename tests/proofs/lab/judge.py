@@ -1,0 +1,284 @@
+"""What must hold of a spool and a history that a power cut left, by what those outside knew then.
+
+`judge` starts our recovery on a mounted image, compares what it finds with the book, and lets
+it go on to the end.  It raises Violation with everything that is wrong, and knows nothing
+of how an engine keeps messages, but for the folders that must be empty at the end.
+"""
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from relay.clock import SECOND_NS, SystemClock
+from relay.mail.envelope import QueueId
+from relay.spool.durable import RealDisk
+from relay.spool.interface import Message, Recovery, Spool, Status
+from relay.spool.maildir.engine import MaildirSpool
+from relay.throttle.history_format import HistoryError
+from relay.throttle.throttle import Throttle
+from tests.fakes.clock import FakeClock
+from tests.proofs.lab.book import Book, Letter
+from tests.unit.spool.world import Violation
+from tests.unit.throttle.limits import messages, recipients
+
+MOST = 10_000
+DAY_S = 86_400
+LETTER_ID_CHARACTERS = 16
+"""Reports and warnings have one more."""
+_RECEIVED = re.compile(rb"Received: .*\r\n(?:[ \t].*\r\n)*")
+_ENDED = (b"550 5.1.1", b"554 5.6.0")
+
+
+@dataclass
+class Judgement:
+    """What was seen, for the figures."""
+
+    found: int = 0
+    """Messages in the queue."""
+    ended: int = 0
+    """Messages that had their 250 and are gone, every recipient accounted for."""
+    repeats: int = 0
+    """Recipients that the upstream has, and will get again: taken, and no word of it was durable yet."""
+    unacknowledged: int = 0
+    """Messages in the queue whose client had no 250 yet."""
+    statuses: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: "Judgement") -> None:
+        """Add the figures of another image."""
+        self.found += other.found
+        self.ended += other.ended
+        self.repeats += other.repeats
+        self.unacknowledged += other.unacknowledged
+        self.statuses += other.statuses
+
+
+def judge(folder: Path, book: Book, disk: RealDisk) -> Judgement:
+    """Judge what is mounted on a folder by what was known.  Raises Violation."""
+    clock = FakeClock(boottime_ns=5 * SECOND_NS, wall_ns=SystemClock().wall_ns())
+    corrupt: list[str] = []
+    spool = MaildirSpool(
+        str(folder / "spool"), disk, clock, lambda name, why: corrupt.append(f"{name}: {why}")
+    )
+    try:
+        case = _Case(book, spool)
+        case.recover(corrupt)
+        case.look_at_each()
+        case.look_for_the_absent()
+        case.say()
+    finally:
+        spool.close()
+    _check_history(folder / "history", book, disk, clock)
+    _live_on(folder, disk, clock, case.found)
+    return case.seen
+
+
+class _Case:
+    """One image: what was found, and all that is wrong with it."""
+
+    def __init__(self, book: Book, spool: Spool) -> None:
+        self.found: dict[QueueId, Message] = {}
+        self.seen = Judgement()
+        self._book = book
+        self._spool = spool
+        self._wrong: list[str] = []
+        self._letters = {letter.recipients[0]: letter for _, letter in book.offered.values()}
+        self._by_sender = {letter.reverse_path: letter for _, letter in book.offered.values()}
+        self._numbers = {queue_id: number for number, (_, queue_id) in book.accepted.items()}
+
+    def recover(self, corrupt: list[str]) -> None:
+        """Start, take everything in, and read all of it."""
+        recovery: Recovery = self._spool.recover()
+        queued = [entry.queue_id for entry in recovery.entries]
+        queued += [entry.queue_id for entry in self._spool.take(MOST)]
+        if len(set(queued)) != len(queued):
+            self._wrong.append(f"queued twice: {Counter(queued).most_common(3)}")
+        if corrupt or recovery.corrupt or recovery.missing_recipients:
+            self._wrong.append(f"corrupt: {corrupt}; {recovery.missing_recipients} recipients missing")
+        self.found = {queue_id: self._spool.load(queue_id) for queue_id in queued}
+        self.seen.found = len(queued)
+
+    def look_at_each(self) -> None:
+        """Compare each queued message with what is known of it."""
+        letters: Counter[int] = Counter()
+        for queue_id, message in self.found.items():
+            self.seen.statuses.update(status.name for status in message.statuses)
+            if len(queue_id) > LETTER_ID_CHARACTERS:
+                self._look_at_report(queue_id, message)
+            elif (letter := self._letters.get(message.envelope.recipients[0])) is None:
+                self._wrong.append(f"{queue_id}: a message that nobody handed over")
+            else:
+                letters[letter.number] += 1
+                self.seen.unacknowledged += queue_id not in self._numbers
+                self._look_at_letter(queue_id, message, letter)
+            self._look_at_statuses(queue_id, message)
+        self._wrong += [
+            f"letter {number} is there {count} times" for number, count in letters.items() if count > 1
+        ]
+
+    def look_for_the_absent(self) -> None:
+        """Account for each recipient of each message that had its 250 and is not in the queue."""
+        for number, (_, queue_id) in self._book.accepted.items():
+            if queue_id in self.found:
+                continue
+            letter = self._book.offered[number][1]
+            lost = [each for each in letter.recipients if not self._is_accounted_for(queue_id, letter, each)]
+            self.seen.ended += not lost
+            if lost:
+                self._wrong.append(f"{queue_id}: accepted, and lost for {lost}")
+
+    def say(self) -> None:
+        """Raise Violation if anything is wrong."""
+        if self._wrong:
+            raise Violation("; ".join(self._wrong))
+
+    def _look_at_letter(self, queue_id: QueueId, message: Message, letter: Letter) -> None:
+        envelope = message.envelope
+        if (envelope.reverse_path, envelope.recipients) != (letter.reverse_path, letter.recipients):
+            self._wrong.append(f"{queue_id}: another envelope than that of letter {letter.number}")
+        if not is_as_handed_over(self._content(queue_id, message), letter, queue_id):
+            self._wrong.append(f"{queue_id}: other content than that of letter {letter.number}")
+        orders = [order for _, order in self._book.orders if order.queue_id == queue_id]
+        if self._book.is_told(f"{queue_id}r", letter.reverse_path):
+            self._wrong.append(
+                f"{queue_id} is back, though the report about it had its end: a second one follows"
+            )
+        moves = [order for order in orders if order.verb in ("hold", "release")]
+        if all(order.done is not None for order in moves):
+            is_held = bool(moves) and moves[-1].verb == "hold"
+            if message.is_held != is_held:
+                self._wrong.append(f"{queue_id} is {'not ' * is_held}held")
+
+    def _look_at_report(self, queue_id: QueueId, message: Message) -> None:
+        letter = self._by_sender.get(message.envelope.recipients[0])
+        content = self._content(queue_id, message)
+        if letter is None or not message.envelope.is_null or len(message.envelope.recipients) != 1:
+            self._wrong.append(f"{queue_id}: a report for {message.envelope.recipients}")
+            return
+        if f"X-relay-Queue-ID: {queue_id[:-1]}\r\n".encode() not in content or not content.endswith(
+            b"--\r\n"
+        ):
+            self._wrong.append(f"{queue_id}: not a whole report about its message")
+        for recipient, action in _told_of(content):
+            # A warning tells of what only waits too: for its turn, on a machine that is slow.
+            is_possible = action == "delayed" or self._may_have_failed(queue_id[:-1], recipient)
+            if recipient not in letter.recipients or not is_possible:
+                self._wrong.append(f"{queue_id}: reports {recipient}, which never failed")
+
+    def _look_at_statuses(self, queue_id: QueueId, message: Message) -> None:
+        noted = {note.index for note in self._spool.notes(queue_id)}
+        ordered = {order.verb for _, order in self._book.orders if order.queue_id == queue_id}
+        done = {
+            order.verb
+            for _, order in self._book.orders
+            if order.queue_id == queue_id and order.done is not None
+        }
+        for index, (recipient, status) in enumerate(
+            zip(message.envelope.recipients, message.statuses, strict=True)
+        ):
+            is_taken = recipient in self._book.taken
+            match status:
+                case Status.TODO:
+                    self.seen.repeats += is_taken
+                    is_possible = not self._book.is_told(queue_id, recipient) and not done & {
+                        "delete",
+                        "bounce",
+                    }
+                case Status.RELAYED:
+                    is_possible = is_taken
+                case Status.DELETED:
+                    is_possible = "delete" in ordered
+                case _:
+                    is_possible = index in noted and self._may_have_failed(queue_id, recipient)
+            if not is_possible:
+                told = self._book.told.get((queue_id, recipient))
+                self._wrong.append(f"{queue_id}: {recipient} is {status.name}; told {told}, taken {is_taken}")
+
+    def _is_accounted_for(self, queue_id: str, letter: Letter, recipient: str) -> bool:
+        if recipient in self._book.taken:
+            return True
+        if any(order.verb == "delete" and order.queue_id == queue_id for _, order in self._book.orders):
+            return True
+        if not self._may_have_failed(queue_id, recipient):
+            return False
+        report = self.found.get(QueueId(f"{queue_id}r"))
+        reports = [content for _, content in self._book.taken.get(letter.reverse_path, [])]
+        if report is not None:
+            reports.append(self._content(report.queue_id, report))
+        # The report itself may have been refused: then its own account is at its end.
+        return letter.reverse_path in self._book.refused or any(
+            (recipient, "failed") in _told_of(each) for each in reports
+        )
+
+    def _may_have_failed(self, queue_id: str, recipient: str) -> bool:
+        return recipient in self._book.refused or any(
+            order.verb == "bounce" and order.queue_id == queue_id for _, order in self._book.orders
+        )
+
+    def _content(self, queue_id: QueueId, message: Message) -> bytes:
+        return message.content if message.content is not None else b"".join(self._spool.content(queue_id))
+
+
+def is_as_handed_over(content: bytes, letter: Letter, queue_id: str | None = None) -> bool:
+    """Whether content is a letter's, byte for byte, but for one `Received:` on top."""
+    received = _RECEIVED.match(content)
+    return (
+        received is not None
+        and content[received.end() :] == letter.content
+        and (queue_id is None or f" id {queue_id};".encode() in received[0])
+    )
+
+
+def _told_of(content: bytes) -> set[tuple[str, str]]:
+    """Return the recipients that a report is about, each with what became of it (RFC 3464, 2.3.3)."""
+    fields = rb"\r\nFinal-Recipient: rfc822; (.*)\r\nAction: (.*)\r\n"
+    return {(recipient.decode(), action.decode()) for recipient, action in re.findall(fields, content)}
+
+
+def _check_history(path: Path, book: Book, disk: RealDisk, clock: FakeClock) -> None:
+    """Each MAIL that the upstream saw is still charged, after a reboot, with its recipients."""
+    limits = [messages(10**6, DAY_S), recipients(10**6, DAY_S)]
+    throttle = Throttle(path, limits, None, disk, clock)
+    try:
+        throttle.flush()
+        charged = [usage.used for usage in throttle.usage()]
+    except HistoryError as error:
+        raise Violation(f"the history is lost: {error}") from error
+    finally:
+        throttle.close()
+    seen = [len(book.mails), len(book.rcpts)]
+    if charged[0] < seen[0] or charged[1] < seen[1]:
+        raise Violation(f"messages and recipients charged {charged}, seen by the upstream {seen}")
+
+
+def _live_on(folder: Path, disk: RealDisk, clock: FakeClock, found: dict[QueueId, Message]) -> None:
+    """Recovering twice is recovering once; when all is relayed, nothing is left and the account balances."""
+    root = folder / "spool"
+    spool = MaildirSpool(str(root), disk, clock)
+    try:
+        queue = spool.recover().entries
+        again = {entry.queue_id: spool.load(entry.queue_id) for entry in queue}
+        if {key: each.statuses for key, each in again.items()} != {
+            key: each.statuses for key, each in found.items()
+        }:
+            raise Violation(f"recovering twice is not recovering once: {len(found)} then {len(again)}")
+        for entry in queue:
+            if entry.is_held:
+                spool.release(entry.queue_id)
+        spool.mark(
+            {queue_id: dict.fromkeys(message.left, Status.RELAYED) for queue_id, message in again.items()}
+        )
+        spool.finish(list(again))
+        totals = spool.totals()
+    finally:
+        spool.close()
+    remains = [
+        path for name in ("tmp", "new", "cur", "hold", "bounce", "corrupt") for path in _files(root / name)
+    ]
+    ended = totals.relayed + totals.bounced + totals.expired + totals.deleted
+    if remains or totals.queued or totals.accepted != ended:
+        raise Violation(f"at the end {totals}, and there is {remains[:5]}")
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if not path.is_dir()]

@@ -1,0 +1,103 @@
+"""An operator who holds, releases and deletes what stays in the queue, and remembers what was answered.
+
+Asked again and again while the relay is killed and started: each order goes on where the last
+answer left off, and what the queue then looks like must agree with what was answered.
+"""
+
+import asyncio
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from relay.control.operations import OK, Verb, act
+from relay.control.socket import ControlClient
+from relay.mail.envelope import QueueId
+from relay.status.snapshot import QueuedMessage, QueueState
+
+ORDERS: tuple[Verb, ...] = ("hold", "release", "delete")
+
+
+@dataclass(slots=True)
+class Orders:
+    """What one message was ordered to do."""
+
+    recipients: tuple[str, ...]
+    asked: int = 0
+    """How many orders were given."""
+    answered: int = 0
+    """How many of them were said to be done."""
+    asked_at_ns: list[int] = field(default_factory=list)
+    """By boottime: of each order, when it was first given."""
+    answered_at_ns: list[int] = field(default_factory=list)
+
+
+class Operator:
+    """Takes care of messages to `stay…`."""
+
+    def __init__(self) -> None:
+        self.faults: list[str] = []
+        self._orders: dict[QueueId, Orders] = {}
+
+    def work(self, spool: Path) -> None:
+        """Give each message that stays its next order.  Raises Unreachable, OSError."""
+        asyncio.run(self._work(spool))
+
+    def judge(self, tried: Sequence[tuple[str, int]], promised: Collection[str]) -> None:
+        """Fail if what was deleted or held was tried, or what stays is gone without an order."""
+        for orders in self._orders.values():
+            at_ns = [each_ns for recipient, each_ns in tried if recipient in orders.recipients]
+            if len(orders.answered_at_ns) == len(ORDERS):
+                self._check(orders, at_ns, orders.answered_at_ns[2], None, "deleted")
+            if orders.answered_at_ns:
+                until_ns = orders.asked_at_ns[1] if orders.asked > 1 else None
+                self._check(orders, at_ns, orders.answered_at_ns[0], until_ns, "held")
+        deleted = {
+            each
+            for orders in self._orders.values()
+            if orders.asked == len(ORDERS)
+            for each in orders.recipients
+        }
+        assert self.faults == []
+        assert set(promised) - deleted == set(), "gone, and nobody deleted it"
+
+    def _check(
+        self, orders: Orders, tried_at_ns: Sequence[int], from_ns: int, until_ns: int | None, what: str
+    ) -> None:
+        if any(from_ns < at_ns and (until_ns is None or at_ns < until_ns) for at_ns in tried_at_ns):
+            self.faults.append(f"{orders.recipients} tried though {what}")
+
+    async def _work(self, spool: Path) -> None:
+        client = ControlClient(spool)
+        try:
+            for message in await client.queue():
+                if any(recipient.startswith("stay") for recipient in message.recipients):
+                    await self._order(client, message)
+        finally:
+            await client.close()
+
+    async def _order(self, client: ControlClient, message: QueuedMessage) -> None:
+        orders = self._orders.setdefault(message.queue_id, Orders(message.recipients))
+        self._look(orders, message)
+        if orders.answered == len(ORDERS):
+            return
+        verb = ORDERS[orders.answered]
+        if orders.asked == orders.answered:
+            orders.asked += 1
+            orders.asked_at_ns.append(_now_ns())
+        results = await act(client, verb)([message.queue_id])
+        if results[message.queue_id] == OK:
+            orders.answered += 1
+            orders.answered_at_ns.append(_now_ns())
+
+    def _look(self, orders: Orders, message: QueuedMessage) -> None:
+        """Compare what the queue says with what was answered; between order and answer both are right."""
+        is_held = message.state is QueueState.HELD
+        if orders.answered == len(ORDERS):
+            self.faults.append(f"{message.queue_id} is there though deleted")
+        elif orders.asked == orders.answered and is_held != (orders.answered == 1):
+            self.faults.append(f"{message.queue_id} is {message.state} after {orders.answered} orders")
+
+
+def _now_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)

@@ -1,0 +1,86 @@
+"""A whole relay whose disk fails a sync: it stops, says why, ends with 74; the next one reads the disk."""
+
+import os
+import smtplib
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.proofs.peers import smtp_tools
+from tests.proofs.peers.demand import demand, find, missing_program
+from tests.proofs.peers.relay import RelayProcess
+from tests.proofs.peers.smtp_tools import smtp_sink
+from tests.proofs.peers.waiting import HANG_S, wait_until
+
+pytestmark = pytest.mark.slow
+
+ONE_MESSAGE = b" 1 1 0\n"
+"""The end of the line of a reservation of one message to one recipient, without shares."""
+
+
+@contextmanager
+def _failing(pid: int, syscall: str) -> Iterator[None]:
+    """Let the next such call of a process, in whichever thread, fail with EIO (strace(1))."""
+    command = [str(find("strace")), "-f", "-p", str(pid), "-o", "/dev/null"]
+    command += ["-e", f"trace={syscall}", "-e", f"inject={syscall}:error=EIO:when=1"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as strace:
+        try:
+            assert strace.stderr is not None
+            assert b"attached" in strace.stderr.readline()
+            yield
+        finally:
+            strace.terminate()
+
+
+def _hand_over(port: int) -> bytes:
+    with smtplib.SMTP("127.0.0.1", port, timeout=HANG_S) as session:
+        session.ehlo()
+        session.mail("mjd@front.test")
+        session.rcpt("r@list.test")
+        code, text = session.data(b"Subject: one\r\n\r\none\r\n")
+    return b"%d %s" % (code, text)
+
+
+def test_a_relay_whose_marks_cannot_be_synced_ends_with_74_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    demand(smtp_tools.why_missing(), missing_program("strace"))
+    # It answers DATA late: by then the slot is durable, and what follows is the status byte.
+    with smtp_sink("-w", "3") as sink:
+        history = tmp_path / "history"
+        isp = {"host": "127.0.0.1", "port": sink.port, "tls": "none", "history": str(history)}
+        relay = RelayProcess(tmp_path, {"isp": isp})
+        relay.start()
+        assert _hand_over(relay.port).startswith(b"250")
+        wait_until(lambda: history.exists() and ONE_MESSAGE in history.read_bytes())
+        with _failing(relay.pid, "fdatasync"):
+            assert relay.wait() == os.EX_IOERR
+        assert sink.count == 1
+        assert [line for line in relay.log() if "spool failed: status bytes: Input/output error" in line]
+        with relay:
+            relay.wait_until_empty()
+        # The mark was in memory, and memory outlived the process: read, and written again durably.
+        assert sink.count == 1
+
+
+def test_mail_that_cannot_be_synced_is_answered_451_and_given_up_and_the_relay_goes_on(
+    tmp_path: Path,
+) -> None:
+    demand(smtp_tools.why_missing(), missing_program("strace"))
+    with smtp_sink() as sink:
+        history = tmp_path / "history"
+        isp = {"host": "127.0.0.1", "port": sink.port, "tls": "none", "history": str(history)}
+        relay = RelayProcess(tmp_path, {"isp": isp})
+        with relay:
+            # Its start has looked for the history by then, and has nothing more to sync.
+            wait_until(history.with_suffix(".lock").exists)
+            with _failing(relay.pid, "fsync"):
+                assert _hand_over(relay.port).startswith(b"451 4.3.0")
+            spool = tmp_path / "spool"
+            assert [path for name in ("tmp", "new") for path in (spool / name).iterdir()] == []
+            relay.wait_for_log(lambda line: "spool failed: accept: Input/output error" in line)
+            assert _hand_over(relay.port).startswith(b"250")
+            sink.wait_for(1)
+            relay.wait_until_empty()
+        assert sink.count == 1

@@ -1,0 +1,139 @@
+"""`relay explain-reply` and its page."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from relay.cli.verdict_table import page
+from tests.unit.cli.control import code_of
+from tests.unit.policy.examples import SMALL
+
+Explain = Callable[..., tuple[int, str, str]]
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def explain(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Explain:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RELAY_POLICY", raising=False)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = code_of("explain-reply", *arguments)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def test_verdict_rule_source_and_what_follows_are_told(explain: Explain) -> None:
+    code, out, _ = explain("auth", "550 Too many messages. Try again in 92 seconds.")
+
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[0] == "verdict  pause"
+    assert lines[1] == "by       the wording"
+    assert lines[2].startswith("rule     verdicts.yaml:")
+    assert lines[3].startswith("source   ")
+    assert lines[4] == "then     the upstream rests; every message stays as it is, no attempt, no age"
+    assert lines[5] == "wait     92 s, as the reply asks"
+
+
+def test_an_owners_rule_is_told_with_file_and_line(explain: Explain, tmp_path: Path) -> None:
+    text = (
+        SMALL
+        + "    verdicts:\n      - {code: 4xx, verdict: defer message}\n      - {text: quota, verdict: stop}\n"
+    )
+    (tmp_path / "policy.yaml").write_text(text + "  two: {host: smtp.gmail.com}\n")
+
+    code, out, _ = explain("mail", "550 quota")
+    assert code == 0
+    assert "verdict  stop\nby       your rule\nrule     policy.yaml:12: upstreams.isp.verdicts[1]\n" in out
+
+    code, out, _ = explain("eod", "450 4.2.1 Peak SMTP relay limit exceeded", "--upstream", "two")
+    assert "rule     providers.yaml:" in out
+    assert "wait     600 s at least, as the rule says" in out
+
+
+def test_a_host_stands_for_a_policy(explain: Explain) -> None:
+    _, out, _ = explain("rcpt", "550 Policy Rejection- Quota Exceeded", "--host", "smtp.dreamhost.com")
+
+    assert "by       the provider's rule" in out
+    assert "probe    none: each attempt makes it worse" in out
+
+
+def test_a_reply_of_several_lines_is_one(explain: Explain) -> None:
+    for text in (
+        r"450-4.2.1 receiving mail at a\n450 4.2.1 rate that",
+        r"450 4.2.1 receiving mail at a\n4.2.1 rate that",
+    ):
+        assert explain("rcpt", text)[1].startswith("verdict  defer recipient\n")
+
+
+def test_what_the_recipient_is_called_decides_nothing_where_it_is_given(explain: Explain) -> None:
+    reply = "550 no such user throttl"
+
+    assert explain("rcpt", reply)[1].startswith("verdict  pause\n")
+    told = explain("rcpt", reply, "--recipient", "throttl@b.example")[1]
+    assert told.startswith("verdict  defer recipient\nby       nothing: the words")
+
+
+def test_the_sender_counts_where_it_is_given(explain: Explain) -> None:
+    reply = "550 5.7.1 <a@b.example> no"
+
+    assert explain("mail", reply)[1].startswith("verdict  pause\n")
+    assert explain("mail", reply, "--sender", "a@b.example")[1].startswith("verdict  pause sender\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["250 ok", "250", "354 go on", "220 hello", "421 x", "550 5.1.1 no", "451 4.3.0 later", "552 5.5.3 no"],
+)
+@pytest.mark.parametrize(
+    "phase", ["connect", "ehlo", "starttls", "auth", "mail", "rcpt", "data", "eod", "rset", "quit"]
+)
+def test_any_reply_in_any_phase_is_explained(explain: Explain, phase: str, text: str) -> None:
+    code, out, err = explain(phase, text)
+
+    assert (code, err) == (0, "")
+    assert out.startswith("verdict  ")
+    assert "\nthen     " in out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["mail"],
+        ["mail", ""],
+        ["mail", "hello"],
+        ["mail", "999 no"],
+        ["nowhere", "550 no"],
+        ["mail", "550 no", "--upstream", "isp"],
+    ],
+)
+def test_what_is_no_phase_or_no_reply_is_a_wrong_call(explain: Explain, arguments: list[str]) -> None:
+    code, out, err = explain(*arguments)
+
+    assert code in (os.EX_USAGE, os.EX_CONFIG)
+    assert out == ""
+    assert err
+
+
+def test_an_unknown_upstream_is_named_with_those_that_are_known(explain: Explain, tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text(SMALL)
+
+    code, _, err = explain("mail", "550 no", "--upstream", "ips")
+
+    assert code == os.EX_USAGE
+    assert "there is no upstream ips in policy.yaml; known: isp" in err
+
+
+def test_the_page_of_verdicts_is_made_of_the_rules_as_they_are(explain: Explain) -> None:
+    """If not: make docs."""
+    code, out, _ = explain("--table")
+
+    assert code == 0
+    assert out == page()
+    assert (ROOT / "docs" / "VERDICTS.md").read_text() == out

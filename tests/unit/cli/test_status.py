@@ -1,0 +1,242 @@
+"""`relay status`, against a relay that runs and a spool that nobody holds."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from relay.clock import SECOND_NS
+from relay.control.operations import SpoolBusy
+from relay.policy.model import Policy
+from relay.status import snapshot as snapshots
+from relay.status.lane_status import LaneStatus
+from relay.status.snapshot import Condition, PolicyStatus, QueueTotals, UpstreamState
+from relay.throttle.limit_hints import Hint
+from tests.fakes.operations import FakeOperations
+from tests.fakes.snapshots import AT_NS, a_limit, a_snapshot, an_upstream
+from tests.unit.cli.control import POLICY, code_of, relay_up, write_policy
+
+
+@pytest.fixture
+def policy_path(tmp_path: Path) -> Path:
+    return write_policy(tmp_path)
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Return the lines of stdout, with one space between two words."""
+    return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_json_is_the_snapshot_on_one_line(policy_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with relay_up(policy_path.parent / "spool", FakeOperations()):
+        assert code_of("status", "--json", "--policy", str(policy_path)) == 0
+
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line) == snapshots.to_json(a_snapshot())
+
+
+def test_people_see_upstreams_limits_queue_and_ledger(
+    policy_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operations = FakeOperations()
+    limits = (a_limit(), a_limit(used=7, count=10_000, opens_in_s=None))
+    operations.shown = a_snapshot(upstream=an_upstream(limits=limits))
+    with relay_up(policy_path.parent / "spool", operations):
+        assert code_of("status", "--policy", str(policy_path)) == 0
+
+    lines = said(capsys)
+
+    assert "relay 0.1.0 on relay.example.org: running for 1h 2m" in lines
+    upstream = "isp smtp.example.net:587 open 3 open, 1 idle 2 400 messages, 800 recipients"
+    assert f"{upstream} limit 8 messages per 60s in 50m" in lines
+    assert "isp 8 messages per 60s 8/8 in 20s" in lines
+    assert "isp 10000 messages per 60s 7/10000 now" in lines
+    assert "waiting 400 800 1000000 1m 30s" in lines
+    assert "held 0 0 0 -" in lines
+    assert "recipients: 1000 accepted = 190 relayed + 4 bounced + 1 expired + 1 deleted + 804 queued" in lines
+
+
+def test_what_a_refusal_taught_is_said_and_which_limit_is_lower_for_it(
+    policy_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operations = FakeOperations()
+    finding = Hint(AT_NS, "recipients", 3600 * SECOND_NS, 97, 57 * 60 * SECOND_NS, 100, 90)
+    limit = replace(a_limit(used=90, count=90), policy_count=100, is_crowded=True)
+    upstream = replace(an_upstream(limits=(limit,)), findings=(finding,))
+    operations.shown = a_snapshot(upstream=upstream)
+
+    with relay_up(policy_path.parent / "spool", operations):
+        assert code_of("status", "--policy", str(policy_path)) == 0
+
+    text = "\n".join(said(capsys))
+    assert "90/90, effective 90 of 100, more keys" in text
+    assert "isp: cut off after 97 recipients in 57 min; policy says 100 per 1h; suggested 90" in text
+
+
+def test_people_see_the_lanes_where_there_are_some(
+    policy_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operations = FakeOperations()
+    lanes = (
+        LaneStatus("resets", 50.0, None, 1, 2, 3 * SECOND_NS),
+        LaneStatus("lists", 100 / 3, 80),
+    )
+    operations.shown = replace(a_snapshot(), lanes=lanes)
+    with relay_up(policy_path.parent / "spool", operations):
+        assert code_of("status", "--policy", str(policy_path)) == 0
+
+    lines = said(capsys)
+
+    assert "lane share ceiling messages recipients oldest" in lines
+    assert "resets 50 % - 1 2 3s" in lines
+    assert "lists 33.33 % 80 % 0 0 -" in lines
+
+
+def test_what_is_wrong_is_said(policy_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    operations = FakeOperations()
+    operations.shown = a_snapshot(
+        upstream=an_upstream(
+            state=UpstreamState.PAUSED,
+            because="535 5.7.8 [bold]no\x1b[2J",
+            paused_until_ns=AT_NS + 60 * SECOND_NS,
+        ),
+        refusing_because="no room on the disk",
+        ledger=QueueTotals(accepted=3, queued=1),
+        policy=PolicyStatus("ab", AT_NS, last_reload_ok=False, last_error="policy.yaml:3:1: spoool: unknown"),
+    )
+    with relay_up(policy_path.parent / "spool", operations):
+        assert code_of("status", "--policy", str(policy_path)) == 0
+
+    out = capsys.readouterr().out
+
+    assert "refusing mail: no room on the disk" in out
+    assert "paused for 1m: 535 5.7.8 [bold]no\\x1b[2J" in out
+    assert "the last edit of the policy was refused: policy.yaml:3:1: spoool: unknown" in out
+    assert "2 recipients are unaccounted for" in out
+
+
+def test_a_pipe_gets_no_colours_and_no_folded_lines(
+    policy_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    operations = FakeOperations()
+    because = "a long story " * 30
+    operations.shown = a_snapshot(upstream=an_upstream(state=UpstreamState.STOPPED, because=because))
+    with relay_up(policy_path.parent / "spool", operations):
+        assert code_of("status", "--policy", str(policy_path)) == 0
+
+    out = capsys.readouterr().out
+
+    assert "\x1b" not in out
+    assert because.strip() in out
+
+
+def test_the_policy_is_found_as_the_interface_says(
+    policy_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with relay_up(policy_path.parent / "spool", FakeOperations()):
+        monkeypatch.chdir(policy_path.parent)
+        assert code_of("status") == 0
+        monkeypatch.chdir("/")
+        monkeypatch.setenv("RELAY_POLICY", str(policy_path))
+        assert code_of("status") == 0
+
+    assert capsys.readouterr().err == ""
+
+
+def test_a_broken_edit_does_not_hide_a_relay_that_runs(
+    policy_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_policy(policy_path.parent, POLICY + "nonsense: 1\n")
+    with relay_up(policy_path.parent / "spool", FakeOperations()):
+        assert code_of("status", "--policy", str(policy_path)) == 0
+
+    out, err = capsys.readouterr()
+    assert "running" in out
+    assert ": ?: unknown key" in err
+
+
+@pytest.mark.parametrize("text", [POLICY + "nonsense: 1\n", "spool: 7\n", "{", ""])
+def test_without_a_relay_a_broken_policy_is_78(
+    text: str, policy_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_policy(policy_path.parent, text)
+
+    assert code_of("status", "--policy", str(policy_path)) == os.EX_CONFIG
+    assert str(policy_path) in capsys.readouterr().err
+
+
+def test_a_policy_that_is_not_there_is_78(tmp_path: Path) -> None:
+    assert code_of("status", "--policy", str(tmp_path / "none.yaml")) == os.EX_CONFIG
+
+
+def test_a_relay_that_fails_is_75(policy_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    operations = FakeOperations()
+    operations.raises = RuntimeError("odd")
+    with relay_up(policy_path.parent / "spool", operations):
+        assert code_of("status", "--policy", str(policy_path)) == os.EX_TEMPFAIL
+
+    assert "the relay says: 500" in capsys.readouterr().err
+
+
+def test_a_relay_that_is_down_is_seen_by_its_spool(
+    policy_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[FakeOperations] = []
+
+    def offline(policy: Policy) -> FakeOperations:
+        assert policy.spool == policy_path.parent / "spool"
+        operations = FakeOperations()
+        operations.shown = a_snapshot(condition=Condition.DOWN)
+        opened.append(operations)
+        return operations
+
+    monkeypatch.setattr("relay.control.offline.OfflineOperations", offline)
+
+    assert code_of("status", "--policy", str(policy_path)) == 0
+    assert "relay.example.org: down" in capsys.readouterr().out
+    assert [operations.is_closed for operations in opened] == [True]
+
+
+def test_a_spool_that_is_held_by_somebody_silent_is_75(
+    policy_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(_policy: Policy) -> FakeOperations:
+        raise SpoolBusy("pid 7")
+
+    monkeypatch.setattr("relay.control.offline.OfflineOperations", busy)
+
+    assert code_of("status", "--policy", str(policy_path)) == os.EX_TEMPFAIL
+    assert "pid 7" in capsys.readouterr().err
+
+
+def test_a_spool_of_somebody_else_is_77(
+    policy_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def foreign(_policy: Policy) -> FakeOperations:
+        raise PermissionError(13, "Permission denied", "spool")
+
+    monkeypatch.setattr("relay.control.offline.OfflineOperations", foreign)
+
+    assert code_of("status", "--policy", str(policy_path)) == os.EX_NOPERM
+    assert "run this as the user that the relay runs as" in capsys.readouterr().err
+
+
+def test_the_fullest_key_of_a_limit_is_named(policy_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    operations = FakeOperations()
+    limits = tuple(
+        replace(a_limit(used=5), for_each="sender", key=key) for key in ("list@here.example", "", None)
+    )
+    operations.shown = a_snapshot(upstream=an_upstream(limits=limits))
+    with relay_up(policy_path.parent / "spool", operations):
+        assert code_of("status", "--policy", str(policy_path)) == 0
+
+    lines = [line for line in said(capsys) if line.startswith("isp 8 messages")]
+    assert [line.partition("60s ")[2] for line in lines] == [
+        "5/8 by list@here.example in 20s",
+        "5/8 by <> in 20s",
+        "5/8 in 20s",
+    ]

@@ -1,0 +1,194 @@
+"""Both ends of the control socket, over a real one."""
+
+import io
+import os
+import socket
+import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from relay.control.operations import ABSENT, BUSY, OK, VERBS, Unreachable, act
+from relay.control.socket import IDS_AT_ONCE, SOCKET_NAME, ControlClient, ControlServer
+from relay.mail.envelope import QueueId
+from relay.status.snapshot import QueueState
+from relay.telemetry.events import Events
+from tests.fakes.clock import FakeClock
+from tests.fakes.operations import FakeOperations
+from tests.fakes.snapshots import FIRST, REPORT, SECOND, a_message, a_snapshot
+
+
+@asynccontextmanager
+async def serving(
+    spool: Path, operations: FakeOperations, log: io.StringIO | None = None
+) -> AsyncIterator[ControlClient]:
+    server = ControlServer(spool, operations, Events(log or io.StringIO(), "text", FakeClock()))
+    await server.start()
+    client = ControlClient(spool)
+    try:
+        yield client
+    finally:
+        await client.close()
+        await server.stop()
+
+
+def many(count: int) -> list[QueueId]:
+    return [QueueId(f"{number:016d}") for number in range(count)]
+
+
+async def test_a_snapshot_arrives_as_it_was_sent(tmp_path: Path) -> None:
+    async with serving(tmp_path, FakeOperations()) as client:
+        assert await client.snapshot() == a_snapshot()
+
+
+async def test_a_long_queue_arrives_whole_and_in_order(tmp_path: Path) -> None:
+    messages = [a_message(queue_id) for queue_id in many(1_234)]
+
+    async with serving(tmp_path, FakeOperations(messages)) as client:
+        assert await client.queue() == messages
+
+
+async def test_an_empty_queue_is_no_message(tmp_path: Path) -> None:
+    async with serving(tmp_path, FakeOperations()) as client:
+        assert await client.queue() == []
+
+
+async def test_a_message_is_shown_or_it_is_said_why_not(tmp_path: Path) -> None:
+    corrupt = a_message(SECOND, state=QueueState.CORRUPT)
+    operations = FakeOperations([a_message(FIRST, reverse_path="büro@example.org"), corrupt])
+
+    async with serving(tmp_path, operations) as client:
+        assert await client.show(FIRST) == await operations.show(FIRST)
+        assert await client.show(SECOND) == "its checksum is wrong"
+        assert await client.show(REPORT) == ABSENT
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_a_verb_reaches_its_method_and_each_id_has_its_result(tmp_path: Path, verb: str) -> None:
+    operations = FakeOperations([a_message(FIRST), a_message(SECOND, state=QueueState.ACTIVE)])
+    (named,) = (known for known in VERBS if known == verb)
+
+    async with serving(tmp_path, operations) as client:
+        results = await act(client, named)([FIRST, SECOND, REPORT])
+
+    assert results == {FIRST: OK, SECOND: BUSY, REPORT: ABSENT}
+    assert operations.asked == [(verb, (FIRST, SECOND, REPORT))]
+
+
+async def test_any_number_of_ids_goes_in_requests_of_bounded_size(tmp_path: Path) -> None:
+    operations = FakeOperations()
+    queue_ids = many(2 * IDS_AT_ONCE + 1)
+
+    async with serving(tmp_path, operations) as client:
+        results = await client.delete(queue_ids)
+
+    assert list(results) == queue_ids
+    assert [len(asked) for _, asked in operations.asked] == [IDS_AT_ONCE, IDS_AT_ONCE, 1]
+
+
+async def test_a_path_longer_than_a_socket_address_is_no_obstacle(tmp_path: Path) -> None:
+    spool = tmp_path / ("d" * 100) / ("e" * 100)
+    spool.mkdir(parents=True)
+
+    async with serving(spool, FakeOperations()) as client:
+        assert client.is_up()
+        assert await client.snapshot() == a_snapshot()
+
+
+async def test_the_socket_is_for_its_owner_and_gone_after_the_stop(tmp_path: Path) -> None:
+    old_mask = os.umask(0)
+    try:
+        async with serving(tmp_path, FakeOperations()):
+            status = (tmp_path / SOCKET_NAME).stat()
+            assert stat.S_ISSOCK(status.st_mode)
+            assert stat.S_IMODE(status.st_mode) == 0o600
+    finally:
+        os.umask(old_mask)
+
+    assert os.listdir(tmp_path) == []  # noqa: PTH208 - pathlib would be refused in a coroutine
+
+
+async def test_the_socket_of_a_dead_relay_is_down_and_replaced(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / SOCKET_NAME))
+    assert not ControlClient(tmp_path).is_up()
+
+    async with serving(tmp_path, FakeOperations()) as client:
+        assert client.is_up()
+
+
+async def test_no_socket_and_no_spool_is_down(tmp_path: Path) -> None:
+    assert not ControlClient(tmp_path).is_up()
+    assert not ControlClient(tmp_path / "nothing").is_up()
+
+
+async def test_a_relay_that_is_gone_in_between_is_unreachable(tmp_path: Path) -> None:
+    client = ControlClient(tmp_path)
+
+    with pytest.raises(Unreachable, match="did not answer"):
+        await client.snapshot()
+    await client.close()
+
+
+async def test_a_fault_of_the_relay_is_told_to_both_sides(tmp_path: Path) -> None:
+    operations, log = FakeOperations(), io.StringIO()
+    operations.raises = RuntimeError("odd")
+
+    async with serving(tmp_path, operations, log) as client:
+        with pytest.raises(Unreachable, match="500"):
+            await client.snapshot()
+
+    assert "fault in control: RuntimeError: odd" in log.getvalue()
+
+
+async def test_another_versions_answer_is_unreachable_not_a_crash(tmp_path: Path) -> None:
+    operations = FakeOperations()
+    operations.shown = replace(a_snapshot(), at_ns="noon")  # type: ignore[arg-type]  # what the test is about
+
+    async with serving(tmp_path, operations) as client:
+        with pytest.warns(UserWarning, match="serializ"), pytest.raises(Unreachable, match="another version"):
+            await client.snapshot()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "status"),
+    [
+        ("GET", "/queue/..%2f..%2fetc", None, 400),
+        ("GET", "/queue/0000", None, 400),
+        ("POST", "/queue/hold", b'["../../etc/passwd"]', 400),
+        ("POST", "/queue/hold", b'["0000000000000001\\n"]', 400),
+        ("POST", "/queue/hold", b'{"ids": 7}', 400),
+        ("POST", "/queue/hold", b"not json", 400),
+        ("POST", "/queue/close", b'["0000000000000001"]', 404),
+        ("POST", "/queue/snapshot", b"[]", 404),
+        ("DELETE", "/queue/hold", None, 405),
+        ("POST", "/queue/hold", b"[" + b" " * (1 << 17) + b"]", 413),
+    ],
+)
+async def test_what_is_no_question_reaches_nothing(
+    tmp_path: Path, method: str, path: str, content: bytes | None, status: int
+) -> None:
+    operations = FakeOperations([a_message()])
+
+    async with (
+        serving(tmp_path, operations),
+        aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(tmp_path / SOCKET_NAME))) as session,
+        session.request(method, f"http://relay{path}", data=content) as response,
+    ):
+        assert response.status == status
+
+    assert operations.asked == []
+
+
+async def test_a_folder_that_cannot_hold_the_socket_is_an_error_and_nothing_stays_open(
+    tmp_path: Path,
+) -> None:
+    server = ControlServer(tmp_path / "nothing", FakeOperations(), Events(io.StringIO(), "text", FakeClock()))
+
+    with pytest.raises(FileNotFoundError):
+        await server.start()
+    await server.stop()

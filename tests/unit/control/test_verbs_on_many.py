@@ -1,0 +1,78 @@
+"""A verb on many messages: as fast as the disk allows, and other work goes on in between."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from relay.control.operations import ABSENT, OK
+from relay.control.operator import MOVED_AT_ONCE
+from relay.mail.envelope import QueueId
+from relay.queue.scheduler import State
+from relay.spool.durable import RealDisk
+from relay.spool.maildir.layout import SPLITS
+from tests.unit.sender.in_process_relay import Relay, policy_of
+
+MANY = 2 * MOVED_AT_ONCE
+
+
+class CountingDisk(RealDisk):
+    def __init__(self) -> None:
+        super().__init__()
+        self.synced = 0
+
+    def sync_directory(self, path: str) -> None:
+        self.synced += 1
+        super().sync_directory(path)
+
+
+async def test_many_share_the_syncs_of_a_verb(tmp_path: Path) -> None:
+    disk = CountingDisk()
+    relay = Relay(policy_of(tmp_path, 1), disk)
+    ids = [relay.accept() for _ in range(MANY)]
+    await relay.sender.read()
+    for verb, state in ((relay.operator.hold, State.HELD), (relay.operator.release, State.WAITING)):
+        before = disk.synced
+        assert await verb([*ids, ids[0]]) == dict.fromkeys(ids, OK)
+        # hold/ and each part of cur/ once a batch, and not twice a message.
+        assert disk.synced - before <= MANY // MOVED_AT_ONCE * (SPLITS + 1)
+        assert {queued.state for queued in relay.sender.scheduler} == {state}
+        assert len(list((Path(relay.policy.spool) / "hold").iterdir())) == (
+            MANY if state is State.HELD else 0
+        )
+    await relay.sender.stop()
+
+
+async def test_one_that_is_gone_keeps_back_no_other(tmp_path: Path) -> None:
+    relay = Relay(policy_of(tmp_path, 1))
+    ids = [relay.accept() for _ in range(20)]
+    await relay.sender.read()
+    RealDisk().unlink(relay.spool._layout.queued(ids[7]))
+
+    results = await relay.operator.hold([*ids, QueueId("0123456789abcdef")])
+
+    assert [results[queue_id] for queue_id in ids] == [OK] * 7 + [ABSENT] + [OK] * 12
+    assert results[QueueId("0123456789abcdef")] == ABSENT
+    assert {queued.state for queued in relay.sender.scheduler} == {State.HELD}
+    await relay.sender.stop()
+
+
+@pytest.mark.parametrize("verb", ["hold", "retry", "delete", "bounce"])
+async def test_other_work_goes_on_between_the_batches_of_a_verb(tmp_path: Path, verb: str) -> None:
+    relay = Relay(policy_of(tmp_path, 1, rest="reports: {per_hour: null}"))
+    ids = [relay.accept() for _ in range(MANY)]
+    await relay.sender.read()
+    turns = 0
+
+    async def other_work() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(other_work())
+    assert await getattr(relay.operator, verb)(ids) == dict.fromkeys(ids, OK)
+    other.cancel()
+
+    assert turns > MANY // MOVED_AT_ONCE
+    await relay.sender.stop()

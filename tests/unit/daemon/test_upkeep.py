@@ -1,0 +1,243 @@
+"""What must go on around the heart: taking mail, keeping listeners, watching the policy."""
+
+import asyncio
+import errno
+import os
+import sys
+import threading
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from relay.clock import SystemClock
+from relay.control.offline import OfflineOperations
+from relay.daemon.descriptors import sender_budget
+from relay.daemon.intake import SpoolIntake
+from relay.daemon.listening import Listening
+from relay.daemon.policy_watch import PolicyWatch
+from relay.mail.envelope import Envelope
+from relay.policy.faults import PolicyError
+from relay.policy.model import Policy
+from relay.policy.source import parse_policy
+from relay.spool.durable import RealDisk
+from relay.spool.maildir.drafts import MaildirIntake, prepare
+from relay.spool.maildir.trigger import Trigger
+from relay.telemetry.listener_counts import ListenerCounts
+from tests.unit.sender.in_process_relay import CONTENT, PATIENCE_SECONDS, Relay, policy_of
+
+
+class SlowDisk(RealDisk):
+    """A disk whose first write, or first sync, waits for the test."""
+
+    def __init__(self, slow: str) -> None:
+        super().__init__()
+        self.slow = slow
+        self.is_at_it = threading.Event()
+        self.may_go_on = threading.Event()
+
+    def _wait(self, what: str) -> None:
+        if what == self.slow:
+            self.slow = ""
+            self.is_at_it.set()
+            self.may_go_on.wait()
+
+    def write_all(self, fd: int, content: bytes) -> None:
+        self._wait("write")
+        super().write_all(fd, content)
+
+    def sync_each(self, fds: Sequence[int], *, content_only: bool) -> list[OSError | None]:
+        self._wait("sync")
+        return super().sync_each(fds, content_only=content_only)
+
+
+def intake_on(disk: RealDisk, root: Path) -> SpoolIntake:
+    prepare(str(root), RealDisk())
+    return SpoolIntake(MaildirIntake(str(root), disk, SystemClock()), Trigger(str(root), disk))
+
+
+async def cancelled(call: "asyncio.Task[None]", disk: SlowDisk) -> None:
+    """Cancel a call whose thread is at the disk, as the end of a client's session does."""
+    await asyncio.to_thread(disk.is_at_it.wait)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+
+
+def open_files(root: Path) -> list[str]:
+    folder = Path("/proc/self/fd")
+    return [str(fd.readlink()) for fd in folder.iterdir() if fd.is_symlink() and str(root) in os.readlink(fd)]  # noqa: PTH115 - may be gone
+
+
+async def test_a_draft_whose_client_goes_while_it_is_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    disk = SlowDisk("write")
+    intake = intake_on(disk, tmp_path)
+    draft = intake.draft()
+    draft.append(CONTENT)
+    await cancelled(asyncio.create_task(intake.spill(draft)), disk)
+    discarding = asyncio.create_task(intake.discard(draft))
+    await asyncio.sleep(0)
+    disk.may_go_on.set()
+    await discarding
+
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert [path for path in open_files(tmp_path) if "/tmp/" + draft.queue_id in path] == []
+    intake.close()
+
+
+async def test_a_message_whose_client_goes_while_it_is_stored_is_stored_whole(tmp_path: Path) -> None:
+    disk = SlowDisk("sync")
+    intake = intake_on(disk, tmp_path)
+    draft, other = intake.draft(), intake.draft()
+    envelope = Envelope("a@x.example", ("b@x.example",), 0, "unknown[127.0.0.1]", "here", "ESMTP")
+    draft.append(CONTENT)
+    other.append(CONTENT)
+    storing = asyncio.create_task(intake.accept(draft, envelope))
+    also = asyncio.create_task(intake.accept(other, envelope))
+    await cancelled(storing, disk)
+    discarding = asyncio.create_task(intake.discard(draft))
+    await asyncio.sleep(0)
+    disk.may_go_on.set()
+    await asyncio.gather(discarding, also)
+
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {draft.queue_id, other.queue_id}
+    intake.close()
+
+
+async def test_a_listener_process_that_cannot_be_started_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relay.daemon.listening.RESTART_FIRST_SECONDS", 0.001)
+    policy = policy_of(tmp_path, 25)
+    (listen,) = policy.listen
+    policy = policy.model_copy(update={"listen": (listen.model_copy(update={"processes": 1}),)})
+    relay = Relay(policy)
+    listening = Listening(
+        policy,
+        b"",
+        tmp_path / "policy.yaml",
+        hostname="relay.test",
+        disk=RealDisk(),
+        clock=SystemClock(),
+        events=relay.events,
+        counts=ListenerCounts([]),
+        style="text",
+        budget=sender_budget(policy, 1024),
+    )
+    await listening.bind()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python-here"))
+    await listening.start()
+
+    def has_tried_twice() -> bool:
+        relay.events.flush()
+        return relay.log.getvalue().count("fault in listener") >= 2
+
+    await relay.until(has_tried_twice)
+    await listening.close()
+    await relay.sender.stop()
+    relay.trigger.close()
+
+
+class Edited:
+    """What a `PolicyWatch` told."""
+
+    def __init__(self) -> None:
+        self.policies: list[Policy] = []
+        self.refusals: list[PolicyError] = []
+        self.has_told = asyncio.Event()
+
+    def file(self, path: Path) -> PolicyWatch:
+        in_force = parse_policy(policy_text("").encode(), path)
+        return PolicyWatch(
+            path,
+            in_force,
+            b"another",
+            on_policy=self.apply,
+            on_meanwhile=self.hold,
+            on_refused=self.refusals.append,
+            on_waiting=lambda _: None,
+            clock=SystemClock(),
+        )
+
+    async def apply(self, policy: Policy, _sha256: str) -> None:
+        self.policies.append(policy)
+        self.has_told.set()
+
+    async def hold(self, policy: Policy) -> None:
+        raise AssertionError(f"no edit here has to rest: {policy}")
+
+
+def policy_text(limits: str) -> str:
+    return f"""
+spool: ./spool
+listen: [{{address: "127.0.0.1:0", clients: [127.0.0.0/8]}}]
+upstreams: {{isp: {{host: 127.0.0.1, port: 25, tls: none{limits}}}}}
+"""
+
+
+async def test_an_edit_is_seen_though_the_system_cannot_watch_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_watch(*_folders: Path, **_options: object) -> AsyncIterator[None]:
+        raise RuntimeError("Error creating recommended watcher: Too many open files (os error 24)")
+
+    monkeypatch.setattr("relay.daemon.policy_watch.awatch", no_watch)
+    path, edited = tmp_path / "policy.yaml", Edited()
+    path.write_text(policy_text(""))
+    file = edited.file(path)
+    watching = asyncio.create_task(file.watch())
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await edited.has_told.wait()
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+    assert len(edited.policies) == 1
+
+
+async def test_half_of_an_edit_is_never_in_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first half is a policy as well, one without limits."""
+    path, edited = tmp_path / "policy.yaml", Edited()
+    path.write_text(policy_text(""))
+    whole = policy_text(", limits: [{messages: 1, per: 1h}]")
+    waited: list[float] = []
+
+    async def write_the_rest(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 1:
+            path.write_text(whole)
+
+    file = edited.file(path)
+    monkeypatch.setattr("relay.daemon.policy_watch.asyncio.sleep", write_the_rest)
+    await file.look(is_asked=False)
+
+    assert [len(policy.upstreams["isp"].limits) for policy in edited.policies] == [1]
+    assert edited.refusals == []
+
+
+def test_an_operator_who_is_not_the_relays_user_changes_nothing(tmp_path: Path) -> None:
+    policy = policy_of(tmp_path, 25)
+    prepare(str(policy.spool), RealDisk())
+    ledger = policy.spool / "ledger"
+    ledger.touch()
+    try:
+        os.chown(ledger, os.geteuid() + 1, -1)
+    except PermissionError:
+        pytest.skip("only root can make this")
+    with pytest.raises(PermissionError) as refused:
+        OfflineOperations(policy)
+
+    assert refused.value.errno == errno.EPERM
+
+
+def test_an_operator_makes_no_spool_of_their_own_in_the_empty_folder_of_the_relays_user(
+    tmp_path: Path,
+) -> None:
+    policy = policy_of(tmp_path, 25)
+    policy.spool.mkdir()
+    try:
+        os.chown(policy.spool, os.geteuid() + 1, -1)
+    except PermissionError:
+        pytest.skip("only root can make this")
+    with pytest.raises(PermissionError):
+        OfflineOperations(policy)
+
+    assert list(policy.spool.iterdir()) == []

@@ -1,0 +1,218 @@
+"""What a client may not do without end: connect, name recipients, err, send long lines, wait."""
+
+import asyncio
+import math
+
+import pytest
+
+from relay.listener import wire
+from tests.unit.listener.conversation import TRANSACTION, codes, listening, until
+
+
+async def test_connections_in_all_are_limited_and_freed_again() -> None:
+    async with listening({"max_connections": 2}) as room:
+        first, _ = [await room.greeted() for _ in range(2)]
+        refused = await room.connect()
+        assert await refused.rest() == b"421 4.7.0 Too many connections\r\n"
+        await first.ask(b"QUIT")
+        await first.rest()
+        await first.close()
+        await until(lambda: room.listener.open_connections == 1)
+        await room.greeted()
+
+        assert room.observer.refusals == [("connect", "421 4.7.0 Too many connections")]
+
+
+async def test_connections_per_client_are_limited() -> None:
+    async with listening({"max_connections_per_client": 1}) as room:
+        await room.greeted()
+        refused = await room.connect()
+        assert await refused.rest() == b"421 4.7.0 Too many connections from your address\r\n"
+
+
+async def test_recipients_beyond_the_limit_are_for_the_next_transaction() -> None:
+    """RFC 5321, 4.5.3.1.10; the session must survive it, and 50,000 of them at once."""
+    async with listening({"max_recipients": 100, "max_errors": 5}) as room:
+        client = await room.greeted()
+        recipients = b"".join(b"RCPT TO:<user%d@example.org>\r\n" % n for n in range(50_000))
+        wire = b"MAIL FROM:<a@b>\r\n" + recipients + b"DATA\r\n.\r\nQUIT\r\n"
+        sending = asyncio.create_task(client.send(wire))
+        told = await client.rest()
+        await sending
+        assert told == (
+            b"250 2.1.0 Ok\r\n"
+            + b"250 2.1.5 Ok\r\n" * 100
+            + b"452 4.5.3 Too many recipients\r\n" * 49_900
+            + b"354 End with <CRLF>.<CRLF>\r\n250 2.0.0 Ok: queued as 0000000000000000\r\n221 2.0.0 Bye\r\n"
+        )
+
+        (message,) = room.intake.accepted
+        assert message.envelope.recipients == tuple(f"user{n}@example.org" for n in range(100))
+
+
+async def test_too_many_errors_end_the_session() -> None:
+    async with listening({"max_errors": 3}) as room:
+        told = await room.say(b"bogus\r\nNOOP\r\n" * 10)
+
+        assert codes(told) == [220, 500, 250, 500, 250, 500, 421]
+        assert room.observer.closed == ["errors"]
+        assert room.observer.refusals[-1] == ("unknown", "421 4.7.0 Too many errors")
+
+
+async def test_accepted_message_forgives_the_errors_before_it() -> None:
+    async with listening({"max_errors": 3}) as room:
+        told = await room.say((b"EHLO x\r\nbogus\r\nbogus\r\n" + TRANSACTION + b"x\r\n.\r\n") * 4)
+
+        assert codes(told).count(500) == 8
+        assert len(room.intake.accepted) == 4
+
+
+@pytest.mark.parametrize(
+    ("line", "reply"),
+    [
+        (b"NOOP " + b"x" * 2043, b"250 "),
+        (b"NOOP " + b"x" * 2044, b"500 5.5.2 The command line is too long"),
+        (b"NOOP " + b"x" * 1_000_000, b"500 5.5.2 The command line is too long"),
+        (b"NOOP\nRSET", b"500 5.5.2 A command must end in CRLF"),
+        (b"NOOP\n", b"500 5.5.2 A command must end in CRLF"),
+        (b"NOOP\r", b"500 5.5.2 A command must end in CRLF"),
+        (b"\rNOOP", b"500 5.5.2 A command must end in CRLF"),
+        (b"MAIL FROM:<a@b>\rRCPT TO:<c@d>", b"500 5.5.2 A command must end in CRLF"),
+        (b"NO\0OP", b"500 5.5.2 A command must end in CRLF"),
+        (b"\0", b"500 5.5.2 A command must end in CRLF"),
+        (b"NOOP\x7f", b"500 5.5.2 A command must end in CRLF"),
+        (b"NOOP \t", b"250 "),
+    ],
+)
+async def test_line_that_is_no_command_gets_one_reply_however_it_is_cut(line: bytes, reply: bytes) -> None:
+    async with listening() as room:
+        client = await room.greeted()
+        wire = line + b"\r\nVRFY x\r\n"
+        cuts = range(1, len(wire)) if len(wire) < 100 else (1, 2048, 2049, 2050, len(wire) - 9)
+        for cut in cuts:
+            await client.send(wire[:cut])
+            await asyncio.sleep(0)
+            await client.send(wire[cut:])
+            told = await client.replies(2)
+            assert told[0].startswith(reply)
+            assert told[1].startswith(b"252 ")
+            room.sessions[0]._errors = room.sessions[0]._idle_commands = 0  # lines are meant, not budgets
+
+
+async def test_line_without_an_end_is_refused_before_it_ends_and_not_held() -> None:
+    async with listening() as room:
+        client = await room.greeted()
+        await client.send(b"x" * 5_000_000)
+        assert codes(await client.reply()) == [500]
+        (session,) = room.sessions
+        await client.send(b"\r\nNOOP\r\n")
+        assert await client.reply() == b"250 2.0.0 Ok\r\n"
+        assert len(session._received) < 100
+
+
+async def test_every_octet_in_front_of_a_command_is_answered() -> None:
+    async with listening({"max_errors": 1000}) as room:
+        client = await room.greeted()
+        for octet in range(256):
+            if octet not in b"\r\n":
+                told = await client.ask(bytes([octet]) + b"NOOP")
+                assert codes(told) == [500]
+        assert await client.ask(b"NOOP") == b"250 2.0.0 Ok\r\n"
+
+
+async def test_client_that_reads_no_replies_is_not_answered_into_memory() -> None:
+    async with listening({"timeouts": {"command": "300ms"}, "max_errors": 10_000_000}) as room:
+        client = await room.connect()
+        client.reader._transport.pause_reading()  # type: ignore[attr-defined]  # asyncio's own, to stop the kernel's buffer from draining
+        client.writer.transport.set_write_buffer_limits(high=1 << 30)
+        client.writer.write(b"EHLO x\r\n" * 2_000_000)
+        await until(lambda: bool(room.sessions))
+        (session,) = room.sessions
+        most = 0
+        while room.sessions:
+            buffered = 0 if session._is_lost else session.transport.get_write_buffer_size()
+            most = max(most, len(session._received) + len(session._replies) + buffered)
+            await asyncio.sleep(0)
+
+        assert most < 2 * (wire.READ_AHEAD_BYTES + 256 * 1024)
+        assert room.observer.closed == ["timeout"]
+        client.reset()
+
+
+@pytest.mark.parametrize(
+    ("phase", "sent", "replied"),
+    [
+        ("command", b"EHLO x\r\n", [220, 250]),
+        ("command", b"EHLO x\r\nMAIL FR", [220, 250]),
+        ("command", b"EHLO x\r\n" + TRANSACTION + b"x\r\n.\r\n", [220, 250, 250, 250, 354, 250]),
+        ("content", b"EHLO x\r\n" + TRANSACTION + b"x\r\n.\r", [220, 250, 250, 250, 354]),
+        ("transfer", b"EHLO x\r\n" + TRANSACTION, [220, 250, 250, 250, 354]),
+        ("session", b"EHLO x\r\n", [220, 250]),
+    ],
+)
+async def test_silent_client_has_the_time_of_its_phase_and_is_then_told_421(
+    phase: str, sent: bytes, replied: list[int]
+) -> None:
+    timeouts = {
+        name: "1000s" if name == phase else "1d" for name in ("command", "content", "transfer", "session")
+    }
+    async with listening({"timeouts": timeouts}) as room:
+        client = await room.connect()
+        await client.send(sent)
+        assert codes(b"".join(await client.replies(len(replied)))) == replied
+        (session,) = room.sessions
+        await until(lambda: session.deadline < math.inf)
+        assert session.deadline <= asyncio.get_running_loop().time() + 1000
+        session.expire()  # as the register does then
+
+        assert await client.rest() == b"421 4.4.2 Timeout, closing the connection\r\n"
+        await client.close()
+        await room.until_over()
+        assert room.observer.closed == ["timeout"]
+
+
+async def test_deadlines_are_kept_by_themselves() -> None:
+    async with listening({"timeouts": {"command": "40ms"}}) as room:
+        clients = [await room.connect() for _ in range(3)]
+        for client in clients:
+            assert codes(await client.rest()) == [220, 421]
+
+
+async def test_session_without_deadline_is_not_timed_out_while_we_store() -> None:
+    async with listening({"timeouts": {"command": "1d", "content": "1d", "transfer": "1d"}}) as room:
+        room.intake.gate.clear()
+        client = await room.connect()
+        await client.send(b"EHLO x\r\n" + TRANSACTION + b"x\r\n.\r\n")
+        await room.intake.is_accepting.wait()
+        # Short from here on: this machine may have stalled before.
+        seconds = room.listener._reception.seconds
+        room.listener._reception.seconds = seconds._replace(command=0.04, content=0.04, transfer=0.04)
+        other = await room.connect()
+        assert codes(await other.rest()) == [220, 421]
+        room.intake.gate.set()
+
+        assert codes(await client.rest()) == [220, 250, 250, 250, 354, 250, 421]
+
+
+async def test_busy_session_ends_between_two_commands_when_its_time_is_over() -> None:
+    async with listening({"timeouts": {"session": "100ms"}, "max_errors": 10_000_000}) as room:
+        client = await room.connect()
+        told = await client.reply()
+        while not told.startswith(b"421 4.4.2 "):
+            told = await client.ask(b"NOOP")
+
+        assert await client.rest() == b""
+
+
+async def test_trickled_content_does_not_outlive_the_transfer() -> None:
+    async with listening({"timeouts": {"transfer": "100ms"}}) as room:
+        client = await room.greeted()
+        await client.send(TRANSACTION)
+        await client.replies(3)
+        reading = asyncio.create_task(client.rest())
+        while not reading.done():
+            client.writer.write(b"x")
+            await asyncio.sleep(0)
+
+        assert codes(reading.result()) == [421]
+        assert room.intake.accepted == []

@@ -1,0 +1,103 @@
+"""A listener's start and end."""
+
+import asyncio
+import gc
+import weakref
+
+from relay.listener.server import Listener, bind
+from relay.listener.session import ClientSession
+from relay.policy.model import Listen
+from tests.fakes.intake import MemoryIntake, MemoryObserver
+from tests.unit.listener.conversation import TRANSACTION, codes, listening
+
+
+async def test_idle_session_is_told_421_at_close_and_new_ones_are_not_let_in() -> None:
+    async with listening() as room:
+        idle = await room.greeted()
+        await idle.ask(b"MAIL FROM:<a@b>")
+        closing = asyncio.create_task(room.listener.close(30))
+        assert await idle.rest() == b"421 4.3.2 The service is shutting down\r\n"
+        await idle.close()
+        await closing
+
+        assert room.observer.closed == ["shutdown"]
+        try:
+            await room.connect()
+        except ConnectionRefusedError:
+            return
+        raise AssertionError("somebody still listens")
+
+
+async def test_content_in_flight_is_taken_before_the_close() -> None:
+    async with listening() as room:
+        client = await room.greeted()
+        await client.send(TRANSACTION + b"one\r\n")
+        await client.replies(3)
+        closing = asyncio.create_task(room.listener.close(30))
+        await asyncio.sleep(0)
+        await client.send(b"two\r\n.\r\n" + TRANSACTION)
+        told = await client.rest()
+        await client.close()
+        await closing
+
+        assert codes(told) == [250, 421]
+        assert [message.received for message in room.intake.accepted] == [b"one\r\ntwo\r\n"]
+
+
+async def test_deadline_of_the_close_cuts_off_what_is_left() -> None:
+    async with listening() as room:
+        receiving = await room.greeted()
+        await receiving.send(TRANSACTION + b"one\r\n")
+        await receiving.replies(3)
+        storing = await room.greeted()
+        room.intake.gate.clear()
+        await storing.send(TRANSACTION + b"x\r\n.\r\n")
+        await room.intake.is_accepting.wait()
+        await room.listener.close(0)
+        # Its accept was cancelled: from then on the draft is the intake's affair.
+        room.intake.discarded.append(room.intake.drafts[1].queue_id)
+
+        assert room.sessions == []
+        assert room.intake.accepted == []
+        assert sorted(room.observer.closed) == ["shutdown", "shutdown"]
+        assert b"250 2.0.0" not in await storing.rest()
+
+
+async def test_socket_may_be_bound_first_and_shared() -> None:
+    listen = Listen.model_validate({"address": "127.0.0.1:0", "clients": ["127.0.0.0/8"]}, strict=False)
+    bound = bind(listen)
+    listeners = [Listener(listen, "h", MemoryIntake(), MemoryObserver()) for _ in range(2)]
+    for listener in listeners:
+        await listener.start(bound.dup())
+    bound.close()
+    assert listeners[0].address == listeners[1].address
+    assert listeners[0].address.port != 0
+    await listeners[0].close(0)
+
+    reader, writer = await asyncio.open_connection("127.0.0.1", listeners[1].address.port)
+    assert (await reader.readline()).startswith(b"220 h ")
+    writer.close()
+    await writer.wait_closed()
+    await listeners[1].close(0)
+
+
+async def test_ended_session_costs_nothing() -> None:
+    async with listening() as room:
+        client = await room.greeted()
+        (session,) = room.sessions
+        trace = weakref.ref(session)
+        await client.ask(b"QUIT")
+        await client.close()
+        await room.until_over()
+        del session
+        gc.collect()
+
+        assert trace() is None
+        assert len(room.listener._reception.register) == 0
+        assert not room.listener._reception.admission._open
+
+
+def test_no_command_of_the_library_is_left_in_place() -> None:
+    inherited = {name.removeprefix("smtp_") for name in dir(ClientSession) if name.startswith("smtp_")}
+
+    assert inherited == set(ClientSession.COMMANDS)

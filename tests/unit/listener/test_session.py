@@ -1,0 +1,197 @@
+"""Commands and their order, over a real socket."""
+
+import re
+
+import pytest
+
+from relay.listener import replies
+from tests.unit.listener.conversation import TRANSACTION, codes, listening
+
+
+async def test_one_message_over_one_connection_is_taken_as_it_came() -> None:
+    async with listening() as room:
+        client = await room.connect()
+        assert await client.reply() == b"220 relay.example ESMTP relay\r\n"
+        assert (await client.ask(b"EHLO mx.example.org")).startswith(b"250-relay.example\r\n")
+        assert await client.ask(b"MAIL FROM:<a@example.org> SIZE=10 BODY=8BITMIME") == b"250 2.1.0 Ok\r\n"
+        assert await client.ask(b"RCPT TO:<b@example.net>") == b"250 2.1.5 Ok\r\n"
+        assert await client.ask(b"DATA") == b"354 End with <CRLF>.<CRLF>\r\n"
+        reply = await client.ask(b"Subject: \xff\r\n\r\n..\r\n...x\r\n.")
+        assert await client.ask(b"QUIT") == b"221 2.0.0 Bye\r\n"
+        assert await client.rest() == b""
+
+        (message,) = room.intake.accepted
+        assert reply == f"250 2.0.0 Ok: queued as {message.queue_id}\r\n".encode()
+        assert message.received == b"Subject: \xff\r\n\r\n.\r\n..x\r\n"
+        assert message.trace.startswith(
+            b"Received: from mx.example.org (unknown [127.0.0.1])\r\n\tby relay.ex"
+        )
+        assert message.envelope.reverse_path == "a@example.org"
+        assert message.envelope.recipients == ("b@example.net",)
+        assert message.envelope.client == "unknown[127.0.0.1]"
+        assert message.envelope.helo == "mx.example.org"
+        assert message.envelope.protocol == "ESMTP"
+        assert message.envelope.user is None
+        assert room.observer.sizes == [len(message.content)]
+        assert room.observer.closed == ["quit"]
+        assert room.observer.refusals == []
+
+
+async def test_ehlo_offers_what_there_is_and_nothing_else() -> None:
+    async with listening({"max_size": 12345}) as room:
+        client = await room.connect()
+        await client.reply()
+        lines = (await client.ask(b"EHLO x")).split(b"\r\n")
+
+    assert {line[4:] for line in lines[1:] if line} == {
+        b"PIPELINING",
+        b"SIZE 12345",
+        b"8BITMIME",
+        b"SMTPUTF8",
+        b"ENHANCEDSTATUSCODES",
+    }
+
+
+async def test_client_that_knows_only_helo_is_served() -> None:
+    async with listening() as room:
+        client = await room.greeted(b"HELO old.example")
+        assert await client.ask(b"MAIL FROM:<>") == b"250 2.1.0 Ok\r\n"
+        assert await client.ask(b"RCPT TO: <b@example.net>") == b"250 2.1.5 Ok\r\n"
+        await client.ask(b"DATA")
+        assert (await client.ask(b".")).startswith(b"250 2.0.0 ")
+
+        (message,) = room.intake.accepted
+        assert message.envelope.protocol == "SMTP"
+        assert message.envelope.reverse_path == ""
+        assert message.envelope.is_null
+        assert message.received == b""
+
+
+async def test_pipelined_transactions_are_answered_in_order() -> None:
+    async with listening() as room:
+        told = await room.say(
+            b"EHLO x\r\n" + (TRANSACTION + b"one\r\n.\r\n") * 3 + b"NOOP\r\nQUIT\r\n" + b"RSET\r\n" * 3
+        )
+
+    assert codes(told) == [220, 250, *[250, 250, 354, 250] * 3, 250, 221]
+    assert [message.received for message in room.intake.accepted] == [b"one\r\n"] * 3
+
+
+@pytest.mark.parametrize(
+    ("before", "command", "reply"),
+    [
+        (b"", b"MAIL FROM:<a@b>", replies.NEEDS_HELO),
+        (b"", b"RCPT TO:<a@b>", replies.NEEDS_MAIL),
+        (b"", b"DATA", replies.NEEDS_MAIL),
+        (b"EHLO x", b"RCPT TO:<a@b>", replies.NEEDS_MAIL),
+        (b"EHLO x", b"DATA", replies.NEEDS_MAIL),
+        (b"EHLO x\r\nMAIL FROM:<a@b>", b"DATA", replies.NEEDS_RECIPIENT),
+        (b"EHLO x\r\nMAIL FROM:<a@b>", b"MAIL FROM:<a@b>", replies.NESTED_MAIL),
+        (b"EHLO x\r\nMAIL FROM:<a@b>\r\nRSET", b"RCPT TO:<a@b>", replies.NEEDS_MAIL),
+        (b"EHLO x\r\nMAIL FROM:<a@b>\r\nEHLO x", b"RCPT TO:<a@b>", replies.NEEDS_MAIL),
+        (b"EHLO x\r\nMAIL FROM:<a@b>\r\nHELO x", b"RCPT TO:<a@b>", replies.NEEDS_MAIL),
+        (b"", b"EHLO", replies.HELO_NEEDS_NAME),
+        (b"", b"HELO", replies.HELO_NEEDS_NAME),
+        (b"", b"EHLO two words", replies.HELO_NEEDS_NAME),
+        (b"", b"EHLO \xc3\xa9", replies.HELO_NEEDS_NAME),
+        (b"", b"EHLO " + b"x" * 256, replies.HELO_NEEDS_NAME),
+        (b"", b"", replies.UNKNOWN_COMMAND),
+        (b"", b" NOOP", replies.UNKNOWN_COMMAND),
+        (b"", b"BDAT 5 LAST", replies.UNKNOWN_COMMAND),
+        (b"", b"\xff\xfe", replies.UNKNOWN_COMMAND),
+        (b"", b"RSET now", replies.NO_ARGUMENT_ALLOWED),
+        (b"", b"QUIT now", replies.NO_ARGUMENT_ALLOWED),
+        (b"EHLO x\r\nMAIL FROM:<a@b>\r\nRCPT TO:<c@d>", b"DATA x", replies.NO_ARGUMENT_ALLOWED),
+        (b"", b"STARTTLS", replies.TLS_NOT_OFFERED),
+        (b"EHLO x", b"AUTH PLAIN AGEAYg==", replies.AUTH_NOT_OFFERED),
+        (b"", b"EXPN staff", replies.NOT_IMPLEMENTED),
+        (b"", b"VRFY root", replies.CANNOT_VERIFY),
+        (b"", b"HELP MAIL", replies.HELP),
+        (b"", b"noop whatever  ", replies.OK),
+        (b"EHLO x", b"MAIL", replies.MAIL_SYNTAX),
+        (b"EHLO x", b"MAIL <a@b>", replies.MAIL_SYNTAX),
+        (b"EHLO x", b"MAIL FROM :<a@b>", replies.MAIL_SYNTAX),
+        (b"EHLO x\r\nMAIL FROM:<>", b"RCPT FROM:<a@b>", replies.RCPT_SYNTAX),
+        (b"EHLO x", b"MAIL FROM:<a@b> RET=HDRS", replies.UNKNOWN_PARAMETER),
+        (b"EHLO x", b"MAIL FROM:<a@b> SIZE", replies.BAD_PARAMETER),
+        (b"EHLO x", b"MAIL FROM:<a@b> SIZE=-1", replies.BAD_PARAMETER),
+        (b"EHLO x", b"MAIL FROM:<a@b> SMTPUTF8=yes", replies.BAD_PARAMETER),
+        (b"EHLO x", b"MAIL FROM:<a@b> BODY=BINARYMIME", replies.BAD_PARAMETER),
+        (b"EHLO x", b"MAIL FROM:<a@b> AUTH=a+2", replies.BAD_PARAMETER),
+        (b"EHLO x", b"mail from:<a@b> auth=<> body=7bit size=0", replies.SENDER_OK),
+        (b"EHLO x", b"MAIL FROM:<a@b> AUTH=x+2By", replies.SENDER_OK),
+        (b"EHLO x\r\nMAIL FROM:<>", b"RCPT TO:<a@b> NOTIFY=NEVER", replies.UNKNOWN_PARAMETER),
+    ],
+)
+async def test_command_gets_its_reply(before: bytes, command: bytes, reply: str) -> None:
+    async with listening() as room:
+        client = await room.connect()
+        await client.reply()
+        for line in before.split(b"\r\n") if before else []:
+            assert (await client.ask(line)).startswith(b"250")
+
+        assert await client.ask(command) == reply.encode() + b"\r\n"
+
+
+async def test_smtputf8_is_needed_and_enough_for_an_address_outside_ascii() -> None:
+    async with listening() as room:
+        client = await room.greeted()
+        assert (await client.ask("MAIL FROM:<é@b>".encode())).startswith(b"553 5.6.7 ")
+        await client.ask(b"MAIL FROM:<a@b>")
+        assert (await client.ask("RCPT TO:<é@b>".encode())).startswith(b"553 5.6.7 ")
+        await client.ask(b"RSET")
+        assert (await client.ask("MAIL FROM:<é@b> SMTPUTF8".encode())).startswith(b"250 ")
+        assert (await client.ask(b"RCPT TO:<\xff@b>")).startswith(b"501 5.1.3 ")
+        assert (await client.ask("RCPT TO:<ü@ü.example>".encode())).startswith(b"250 ")
+        await client.ask(b"DATA")
+        await client.ask(b".")
+
+        (message,) = room.intake.accepted
+        assert message.envelope.reverse_path == "é@b"
+        assert message.envelope.recipients == ("ü@ü.example",)
+        assert message.envelope.smtputf8
+        assert message.envelope.protocol == "UTF8SMTP"
+
+
+async def test_recipient_named_twice_is_kept_once_and_in_order() -> None:
+    async with listening() as room:
+        client = await room.greeted()
+        await client.ask(b"MAIL FROM:<a@b>")
+        for address in (b"x@y", b"z@y", b"x@y", b"X@y"):
+            assert await client.ask(b"RCPT TO:<" + address + b">") == b"250 2.1.5 Ok\r\n"
+        await client.ask(b"DATA")
+        await client.ask(b".")
+
+        assert room.intake.accepted[0].envelope.recipients == ("x@y", "z@y", "X@y")
+
+
+async def test_client_outside_the_networks_may_not_relay() -> None:
+    async with listening({"clients": ["10.0.0.0/8"]}) as room:
+        client = await room.greeted()
+        for command in (b"MAIL FROM:<a@b>", b"RCPT TO:<a@b>"):
+            assert await client.ask(command) == b"550 5.7.1 Relaying denied\r\n"
+        assert codes(await client.ask(b"DATA")) == [503]
+
+
+async def test_web_browser_is_turned_away_before_it_can_post_a_message() -> None:
+    async with listening() as room:
+        told = await room.say(b"POST / HTTP/1.1\r\n\r\nEHLO x\r\n" + TRANSACTION + b"spam\r\n.\r\n")
+
+        assert codes(told) == [220, 421]
+        assert room.observer.closed == ["refused"]
+        assert room.intake.accepted == []
+
+
+async def test_every_reply_of_ours_has_an_enhanced_code_where_one_belongs() -> None:
+    texts = {name: text for name, text in vars(replies).items() if name.isupper() and isinstance(text, str)}
+    texts |= {fault.name: text for fault, text in replies.FAULTS.items()}
+
+    for name, text in texts.items():
+        if name in {"GO_AHEAD", "HELO_NEEDS_NAME"}:
+            assert re.match(r"[35]\d\d [A-Z]", text), name
+        else:
+            match = re.match(r"([245])\d\d ([245])\.\d{1,3}\.\d{1,3} [A-Z]", text)
+            assert match, name
+            assert match[1] == match[2], name
+        assert text.isascii(), name
+        assert len(text) <= 510, name

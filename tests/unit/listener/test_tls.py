@@ -1,0 +1,150 @@
+"""STARTTLS and implicit TLS, and what somebody in the middle might try."""
+
+import ssl
+
+import pytest
+
+from relay.policy.secrets import SecretError
+from tests.fakes.certificates import Certificates
+from tests.unit.listener.conversation import TRANSACTION, Client, Room, codes, listening, until
+
+
+def _offering(certificates: Certificates, **more: object) -> dict[str, object]:
+    return {"certificate": str(certificates.cert), "key": str(certificates.key), **more}
+
+
+async def _secured(room: Room, certificates: Certificates) -> Client:
+    client = await room.greeted()
+    assert await client.ask(b"STARTTLS") == b"220 2.0.0 Ready to start TLS\r\n"
+    await client.start_tls(str(certificates.ca))
+    return client
+
+
+async def test_starttls_is_offered_once_and_carries_mail(certificates: Certificates) -> None:
+    async with listening(_offering(certificates)) as room:
+        client = await room.greeted()
+        assert b"250-STARTTLS\r\n" in await client.ask(b"EHLO x")
+        await client.ask(b"STARTTLS")
+        await client.start_tls(str(certificates.ca))
+        assert b"STARTTLS" not in await client.ask(b"EHLO y")
+        assert codes(await client.ask(b"STARTTLS")) == [503]
+        content = b"x" * 70 + b"\r\n"
+        await client.send(TRANSACTION + content * 10_000 + b".\r\nQUIT\r\n")
+        assert codes(await client.rest()) == [250, 250, 354, 250, 221]
+
+        (message,) = room.intake.accepted
+        assert message.received == content * 10_000
+        assert message.envelope.protocol == "ESMTPS"
+        assert message.envelope.helo == "y"
+
+
+async def test_nothing_said_before_tls_counts_after_it(certificates: Certificates) -> None:
+    async with listening(_offering(certificates)) as room:
+        client = await room.greeted()
+        await client.ask(b"MAIL FROM:<a@b>")
+        await client.ask(b"STARTTLS")
+        await client.start_tls(str(certificates.ca))
+        assert codes(await client.ask(b"RCPT TO:<c@d>")) == [503]
+        assert await client.ask(b"MAIL FROM:<a@b>") == b"503 5.5.1 Send EHLO or HELO first\r\n"
+
+
+@pytest.mark.parametrize("injected", [b"RSET\r\n", b"x", b"\r\n", TRANSACTION + b"spam\r\n.\r\n"])
+async def test_octets_pipelined_behind_starttls_end_the_session(
+    certificates: Certificates, injected: bytes
+) -> None:
+    """CVE-2011-0411: what came in the clear must never be taken for what came under TLS."""
+    async with listening(_offering(certificates)) as room:
+        client = await room.greeted()
+        await client.send(b"STARTTLS\r\n" + injected)
+        assert codes(await client.rest()) == [554]
+        assert room.intake.drafts == []
+
+
+async def test_octets_in_the_clear_after_the_reply_to_starttls_are_no_commands(
+    certificates: Certificates,
+) -> None:
+    async with listening(_offering(certificates)) as room:
+        client = await room.greeted()
+        await client.ask(b"STARTTLS")
+        await client.send(b"EHLO x\r\n" + TRANSACTION + b"spam\r\n.\r\n")
+        told = await client.rest()
+        await client.close()
+        await room.until_over()
+
+        assert b"250" not in told
+        assert room.intake.drafts == []
+        assert room.observer.closed == ["lost"]
+        assert room.observer.faults == []
+
+
+async def test_handshake_that_is_broken_off_ends_the_session(certificates: Certificates) -> None:
+    for policy in (_offering(certificates), _offering(certificates, tls="implicit")):
+        async with listening(policy) as room:
+            client = await room.connect()
+            if "tls" not in policy:
+                await client.reply()
+                await client.ask(b"STARTTLS")
+            await client.send(b"\x16\x03\x01")
+            client.reset()
+            await client.close()
+            await until(lambda: not room.listener.open_connections)
+            assert room.observer.closed == (["lost"] if "tls" not in policy else [])
+            assert room.observer.faults == []
+
+
+async def test_tls_older_than_1_2_is_refused(certificates: Certificates) -> None:
+    async with listening(_offering(certificates, tls="implicit")) as room:
+        reception = room.listener._reception
+        assert reception.tls is not None
+        assert reception.tls.minimum_version is ssl.TLSVersion.TLSv1_2
+        # The client says that it knows nothing above TLS 1.1, whatever the library would allow.
+        client = await room.connect()
+        await client.send(bytes.fromhex("160301002f0100002b0302" + "00" * 32 + "000004c014c00a0100"))
+        assert b"220" not in await client.rest()
+        await room.until_over()
+        assert room.observer.opened == []
+
+
+async def test_implicit_tls_greets_under_tls_and_offers_no_starttls(certificates: Certificates) -> None:
+    async with listening(_offering(certificates, tls="implicit")) as room:
+        client = await room.connect(ssl.create_default_context(cafile=certificates.ca))
+        assert (await client.reply()).startswith(b"220 ")
+        assert b"STARTTLS" not in await client.ask(b"EHLO x")
+        assert codes(await client.ask(b"STARTTLS")) == [503]
+        await client.send(TRANSACTION + b"x\r\n.\r\nQUIT\r\n")
+        assert codes(await client.rest()) == [250, 250, 354, 250, 221]
+        assert room.intake.accepted[0].envelope.protocol == "ESMTPS"
+
+
+async def test_connections_count_before_their_handshake(certificates: Certificates) -> None:
+    """Otherwise silent clients could hold any number of them open."""
+    policy = _offering(certificates, tls="implicit", max_connections=1)
+    async with listening(policy) as room:
+        first = await room.connect()
+        await until(lambda: room.listener.open_connections == 1)
+        second = await room.connect()
+        assert await second.rest() == b""
+        assert [reply for _, reply in room.observer.refusals] == ["421 4.7.0 Too many connections"]
+        first.reset()
+        await until(lambda: room.listener.open_connections == 0)
+
+
+async def test_tls_client_that_vanishes_leaves_nothing(certificates: Certificates) -> None:
+    async with listening(_offering(certificates)) as room:
+        client = await _secured(room, certificates)
+        await client.ask(b"EHLO x")
+        await client.send(TRANSACTION + b"x" * 500_000)
+        await client.replies(3)
+        client.reset()
+        await client.close()
+        await room.until_over()
+        assert room.observer.closed == ["lost"]
+        assert room.observer.faults == []
+
+
+async def test_certificate_that_cannot_be_used_stops_the_start(certificates: Certificates) -> None:
+    with pytest.raises(SecretError, match="no private key of the certificate"):
+        async with listening(
+            {"certificate": str(certificates.cert), "key": str(certificates.ca.with_suffix(".key"))}
+        ):
+            pass

@@ -1,0 +1,276 @@
+"""Content over a real socket: what is taken, what is refused, and what it costs."""
+
+import asyncio
+
+import pytest
+
+from relay.listener.ports import NotAccepted
+from relay.listener.transfer import SPILL_BYTES
+from tests.fakes.intake import MemoryIntake
+from tests.unit.listener.conversation import TRANSACTION, Client, Room, codes, listening
+from tests.unit.listener.test_content import LOOKALIKES
+
+BARE = b"550 5.6.0 A line ends in CR or LF alone"
+
+
+async def _sending(room: Room) -> Client:
+    """Return a client that was told 354."""
+    client = await room.greeted()
+    await client.send(TRANSACTION)
+    assert codes(b"".join(await client.replies(3))) == [250, 250, 354]
+    return client
+
+
+async def test_no_lookalike_of_the_end_smuggles_a_second_message() -> None:
+    """Each in one write, with a whole transaction behind it: one message or none, never two."""
+    async with listening({"max_errors": 1000}) as room:
+        client = await room.greeted()
+        for lookalike in LOOKALIKES:
+            before = len(room.intake.accepted)
+            smuggled = TRANSACTION.replace(b"a@", b"evil@") + b"spam"
+            await client.send(TRANSACTION + b"x" + lookalike + smuggled + b"\r\n.\r\nNOOP\r\n")
+            *_, content, noop = await client.replies(5)
+            assert noop == b"250 2.0.0 Ok\r\n"
+            if content.startswith(b"250 "):
+                (message,) = room.intake.accepted[before:]
+                assert smuggled in message.received
+                assert message.envelope.reverse_path == "a@example.org"
+            else:
+                assert content.startswith(b"550 5.6.0 ")
+                assert len(room.intake.accepted) == before
+
+
+async def test_normalised_lookalike_is_one_message_with_whole_lines() -> None:
+    async with listening({"bare_newlines": "normalise"}) as room:
+        client = await room.greeted()
+        for lookalike in (one for one in LOOKALIKES if b"\0" not in one):
+            await client.send(TRANSACTION + b"x" + lookalike + b"MAIL FROM:<evil@b>\r\n.\r\n")
+            assert (await client.replies(4))[3].startswith(b"250 ")
+            content = room.intake.accepted[-1].received
+            assert content.count(b"\r\n") == content.count(b"\r") == content.count(b"\n")
+            assert content.endswith(b"MAIL FROM:<evil@b>\r\n")
+
+        assert len(room.intake.accepted) == len([one for one in LOOKALIKES if b"\0" not in one])
+
+
+async def test_end_is_found_at_every_cut_of_the_packets() -> None:
+    wire = b"..\r\nx\r\n.\r\nNOOP\r\n"
+    async with listening() as room:
+        client = await room.greeted()
+        for cut in range(1, len(wire)):
+            await client.send(TRANSACTION)
+            await client.replies(3)
+            await client.send(wire[:cut])
+            await asyncio.sleep(0)
+            await client.send(wire[cut:])
+            assert codes(b"".join(await client.replies(2))) == [250, 250]
+            assert room.intake.accepted[-1].received == b".\r\nx\r\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "reply"),
+    [
+        (b"a\nb\r\n", BARE),
+        (b"a\rb\r\n", BARE),
+        (b"a\r\r\n", BARE),
+        (b"a\0b\r\n", b"550 5.6.0 The message contains a NUL"),
+        (b"Received: x\r\n" * 3 + b"\r\n", b"554 5.4.6 "),
+        (b"x" * 2000 + b"\r\n", b"552 5.3.4 "),
+    ],
+)
+async def test_refused_content_is_drained_and_the_session_goes_on(content: bytes, reply: bytes) -> None:
+    async with listening({"max_size": 1500, "max_hops": 2}) as room:
+        client = await _sending(room)
+        assert (await client.ask(content + b".")).startswith(reply)
+        assert codes(await client.ask(b"RCPT TO:<b@c>")) == [503]
+        await client.send(TRANSACTION + b"fine\r\n.\r\n")
+        assert codes(b"".join(await client.replies(4))) == [250, 250, 354, 250]
+
+        assert [message.received for message in room.intake.accepted] == [b"fine\r\n"]
+        assert ("eod", (reply.decode())) in [(p, r[: len(reply)]) for p, r in room.observer.refusals]
+
+
+async def test_size_that_is_declared_too_large_is_refused_at_mail() -> None:
+    async with listening({"max_size": 1000}) as room:
+        client = await room.greeted()
+        assert (await client.ask(b"MAIL FROM:<a@b> SIZE=1001")).startswith(b"552 5.3.4 ")
+        assert (await client.ask(b"MAIL FROM:<a@b> SIZE=" + b"9" * 20)).startswith(b"552 5.3.4 ")
+        assert (await client.ask(b"MAIL FROM:<a@b> SIZE=1000")).startswith(b"250 ")
+        assert room.intake.declared_bytes == [1000]
+
+
+async def test_intake_without_room_refuses_at_mail() -> None:
+    async with listening() as room:
+        room.intake.refuses = "452 4.3.1 Insufficient system storage"
+        client = await room.greeted()
+        assert await client.ask(b"MAIL FROM:<a@b>") == b"452 4.3.1 Insufficient system storage\r\n"
+        room.intake.refuses = None
+        assert (await client.ask(b"MAIL FROM:<a@b>")).startswith(b"250 ")
+
+
+async def test_disk_full_at_accept_or_spill_is_the_intakes_reply() -> None:
+    async with listening() as room:
+        client = await _sending(room)
+        room.intake.accept_error = NotAccepted("452 4.3.1 Insufficient system storage")
+        assert await client.ask(b"x\r\n.") == b"452 4.3.1 Insufficient system storage\r\n"
+        room.intake.discarded.append(room.intake.drafts[-1].queue_id)  # the intake's own doing
+        room.intake.spill_error = room.intake.accept_error
+        await client.send(TRANSACTION)
+        await client.replies(3)
+        await client.send(b"x" * (2 * SPILL_BYTES))
+        assert await client.ask(b"\r\n.") == b"452 4.3.1 Insufficient system storage\r\n"
+
+        assert room.observer.faults == []
+        assert await client.ask(b"NOOP") == b"250 2.0.0 Ok\r\n"
+
+
+@pytest.mark.parametrize("where", ["accept_error", "spill_error"])
+async def test_fault_of_ours_is_451_and_says_nothing(where: str) -> None:
+    async with listening() as room:
+        client = await _sending(room)
+        error = OSError(28, "secret detail")
+        setattr(room.intake, where, error)
+        await client.send(b"x" * (2 * SPILL_BYTES))
+        assert await client.ask(b"\r\n.") == b"451 4.3.0 Internal error, try again later\r\n"
+        if where == "accept_error":
+            room.intake.discarded.append(room.intake.drafts[-1].queue_id)  # the intake's own doing
+
+        assert room.observer.faults == [error]
+        assert await client.ask(b"NOOP") == b"250 2.0.0 Ok\r\n"
+
+
+async def test_fault_in_a_command_is_451_and_the_session_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with listening() as room:
+        client = await room.greeted()
+        error = RuntimeError("secret detail")
+
+        def fail(_size_bytes: int) -> str | None:
+            raise error
+
+        with monkeypatch.context() as patched:
+            patched.setattr(room.intake, "refusal", fail)
+            assert await client.ask(b"MAIL FROM:<a@b>") == b"451 4.3.0 Internal error, try again later\r\n"
+
+        assert room.observer.faults == [error]
+        assert (await client.ask(b"MAIL FROM:<a@b>")).startswith(b"250 ")
+
+
+async def test_fault_in_the_middle_of_content_ends_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What follows could be content: it must not be read as commands."""
+    async with listening() as room:
+        client = await _sending(room)
+
+        def fail(_chunk: bytes) -> None:
+            raise RuntimeError("secret detail")
+
+        monkeypatch.setattr(room.intake.drafts[-1], "append", fail)
+        await client.send(b"x" * 100_000 + b"\r\nNOOP\r\n")
+        assert await client.rest() == b"451 4.3.0 Internal error, try again later\r\n"
+        await client.close()
+        await room.until_over()
+        assert room.observer.closed == ["fault"]
+
+
+async def test_stream_without_an_end_is_cut_off_and_never_held() -> None:
+    """200 MB offered to a limit of 1 MiB: what is read and what is held stay bounded."""
+    offered = 0
+    async with listening({"max_size": 1 << 20}, MemoryIntake(keeps_spilled=False)) as room:
+        client = await _sending(room)
+        block = b"x" * (1 << 20)
+        try:
+            while offered < 200 * len(block):
+                await client.send(block)
+                offered += len(block)
+        except ConnectionError:
+            pass
+        told = await client.rest()
+        await room.until_over()
+
+        (draft,) = room.intake.drafts
+        assert told in (b"", b"552 5.3.4 The message exceeds the size limit\r\n")
+        assert offered < 100 * len(block)
+        assert draft.spilled_bytes + len(draft.buffer) <= 1 << 20
+        assert draft.most_buffered_bytes <= SPILL_BYTES + 512 * 1024
+        assert room.observer.closed == ["refused"]
+
+
+async def test_client_that_stops_in_time_reads_why_it_was_cut_off() -> None:
+    async with listening({"max_size": 1000}) as room:
+        client = await _sending(room)
+        await client.send(b"x" * 200_000)
+        assert await client.reply() == b"552 5.3.4 The message exceeds the size limit\r\n"
+        assert await client.rest() == b""
+
+
+async def test_large_message_is_spilled_in_pieces_and_arrives_whole() -> None:
+    content = b"".join(b"%07d .%s\r\n" % (n, b"x" * (n % 300)) for n in range(20_000))
+    async with listening() as room:
+        client = await _sending(room)
+        await client.send(content + b".\r\n")
+        assert (await client.reply()).startswith(b"250 ")
+
+        assert room.intake.accepted[0].received == content
+        assert room.intake.drafts[0].spilled_bytes > len(content) - 2 * SPILL_BYTES
+        assert room.intake.drafts[0].most_buffered_bytes <= SPILL_BYTES + 512 * 1024
+
+
+async def test_client_lost_in_content_leaves_nothing() -> None:
+    async with listening() as room:
+        for leave in (Client.half_close, Client.reset):
+            client = await _sending(room)
+            await client.send(b"x" * SPILL_BYTES * 2 + b"\r\n.\r")
+            leave(client)
+            await room.until_over()
+            await client.close()
+
+        assert room.intake.accepted == []
+        assert room.observer.closed == ["lost", "lost"]
+        assert room.observer.faults == []
+
+
+async def test_half_closed_client_still_gets_its_reply() -> None:
+    async with listening() as room:
+        room.intake.gate.clear()
+        client = await _sending(room)
+        await client.send(b"x\r\n.\r\n")
+        client.half_close()
+        await room.intake.is_accepting.wait()
+        room.intake.gate.set()
+
+        assert (await client.rest()).startswith(b"250 2.0.0 ")
+
+
+async def test_client_lost_while_we_store_leaves_a_whole_message() -> None:
+    async with listening() as room:
+        room.intake.gate.clear()
+        client = await _sending(room)
+        await client.send(b"x\r\n.\r\nQUIT\r\n")
+        await room.intake.is_accepting.wait()
+        client.reset()
+        await client.close()
+        room.intake.gate.set()
+        await room.until_over()
+
+        assert [message.received for message in room.intake.accepted] == [b"x\r\n"]
+        assert room.observer.faults == []
+
+
+@pytest.mark.parametrize("ending", ["half_close", "reset"])
+async def test_end_of_input_at_every_octet_crashes_nothing(ending: str) -> None:
+    wire = b"EHLO x\r\n" + TRANSACTION + b"a\r\n.\r\nQUIT\r\n"
+    whole = wire.index(b"\r\n.\r\n") + 5
+    async with listening() as room:
+        for length in range(len(wire)):
+            before = len(room.intake.accepted)
+            client = await room.connect()
+            await client.send(wire[:length])
+            if ending == "reset":
+                client.reset()
+            else:
+                client.half_close()
+                assert (await client.rest()).startswith(b"220 ")
+                assert len(room.intake.accepted) - before == (length >= whole)
+            await client.close()
+            await room.until_over()
+
+        assert room.observer.faults == []

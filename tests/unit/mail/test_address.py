@@ -1,0 +1,301 @@
+"""The address grammar: what it lets in, byte for byte, and what it does not."""
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relay.mail.address import (
+    MalformedAddress,
+    MalformedParameters,
+    NonAsciiAddress,
+    comparable_domain,
+    is_valid_address,
+    parse_forward_path,
+    parse_reverse_path,
+)
+
+ATEXT = "ABCXYZabcxyz0189!#$%&'*+-/=?^_`{|}~"
+LETTERS = "abcXYZ019"
+
+
+def _labels() -> st.SearchStrategy[str]:
+    inner = st.text(LETTERS + "-", max_size=10)
+    return st.builds(lambda a, b, c: a + b + c, st.sampled_from(LETTERS), inner, st.sampled_from(LETTERS))
+
+
+def _domains() -> st.SearchStrategy[str]:
+    return st.lists(_labels(), min_size=1, max_size=5).map(".".join)
+
+
+def _quoted() -> st.SearchStrategy[str]:
+    printable = st.sampled_from([chr(c) for c in range(32, 127)])
+    part = st.one_of(printable.filter(lambda c: c not in '"\\'), printable.map(lambda c: "\\" + c))
+    return st.lists(part, max_size=20).map(lambda parts: '"' + "".join(parts) + '"')
+
+
+def _locals() -> st.SearchStrategy[str]:
+    atoms = st.text(ATEXT, min_size=1, max_size=8)
+    return st.one_of(st.lists(atoms, min_size=1, max_size=4).map(".".join), _quoted())
+
+
+def _literals() -> st.SearchStrategy[str]:
+    v4 = st.ip_addresses(v=4).map(lambda ip: f"[{ip}]")
+    v6 = st.ip_addresses(v=6).map(lambda ip: f"[IPv6:{ip}]")
+    return st.one_of(v4, v6)
+
+
+def _addresses() -> st.SearchStrategy[str]:
+    return st.builds("{}@{}".format, _locals(), st.one_of(_domains(), _literals()))
+
+
+@settings(deadline=None)
+@given(_addresses())
+def test_address_of_the_grammar_comes_out_as_it_went_in(address: str) -> None:
+    argument = b"<" + address.encode() + b">"
+
+    assert parse_reverse_path(argument).address == address
+    assert parse_forward_path(argument, smtputf8=False).address == address
+    assert is_valid_address(address, smtputf8=False)
+
+
+def _nearly_addresses() -> st.SearchStrategy[bytes]:
+    """Generate an address with something put in somewhere: often refused, often just let in."""
+    foreign = st.binary(max_size=3) | st.lists(st.sampled_from(rb'<>@ab."\[]: =-,'), max_size=3).map(bytes)
+    return st.builds(
+        lambda address, at, octets: address.encode()[:at] + octets + address.encode()[at:],
+        _addresses(),
+        st.integers(0, 40),
+        foreign,
+    )
+
+
+@settings(deadline=None)
+@given(_nearly_addresses())
+def test_whatever_is_let_in_is_the_octets_between_the_brackets(inside: bytes) -> None:
+    argument = b"<" + inside + b"> SMTPUTF8"
+    try:
+        path = parse_reverse_path(argument)
+    except (MalformedAddress, MalformedParameters, NonAsciiAddress):
+        return
+    raw = path.address.encode()
+
+    assert argument.startswith(b"<" + raw + b">")
+    assert not re.search(rb"[\x00-\x1f\x7f]", raw)
+    assert path.address == "" or is_valid_address(path.address, smtputf8=True)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=60), st.booleans())
+def test_no_octets_cause_anything_but_a_refusal(argument: bytes, smtputf8: bool) -> None:
+    for parse in (parse_reverse_path, lambda raw: parse_forward_path(raw, smtputf8=smtputf8)):
+        try:
+            parse(argument)
+            reason = ""
+        except (MalformedAddress, MalformedParameters, NonAsciiAddress) as error:
+            reason = str(error)
+        assert reason.isascii()
+        assert reason.isprintable()
+
+
+@settings(deadline=None)
+@given(st.text(max_size=40), st.booleans())
+def test_validity_on_the_way_out_is_what_the_way_in_allows(text: str, smtputf8: bool) -> None:
+    try:
+        accepted = parse_forward_path(
+            b"<" + text.encode("utf-8", "surrogatepass") + b">", smtputf8=smtputf8
+        ).address
+    except ValueError:
+        accepted = None
+
+    assert is_valid_address(text, smtputf8=smtputf8) == (accepted == text)
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        # RFC 2047 is not decoded: another domain, a NUL, a header line.
+        b"a@=?utf-8?q?evil=2ecom?=",
+        b"a@=?utf-8?q?b=00Tv=40x?=",
+        # Controls.
+        b"a\rb@c",
+        b'"a\x0bb"@c',
+        b"a\x00@b",
+        b"a@b\x00",
+        b"a\n@b",
+        b'"\r\n"@b',
+        b'"\\\r"@b',
+        b"a\t@b",
+        b"\x7f@b",
+        b'"\x7f"@b',
+        "\x85@b".encode(),
+        # Source routes, comments, spaces, missing parts.
+        b"@r1,@r2:a@b",
+        b"@r:a@b",
+        b"(c)a@b(d)",
+        b"a@b(d)",
+        b" a@b ",
+        b"a@b ",
+        b"a b@c",
+        b"a",
+        b"@b",
+        b"a@",
+        b"Postmaster",
+        b"postmaster",
+        b"a@b@c",
+        b"a@b,c@d",
+        b"a@b>,<c@d",
+        b"<a@b>",
+        # Dots and hyphens.
+        b".a@b",
+        b"a.@b",
+        b"a..b@c",
+        b"a@.b",
+        b"a@b.",
+        b"a@b..c",
+        b"a@-b",
+        b"a@b-",
+        b"a@b-.c",
+        b"a@b_c",
+        b"a@b c",
+        # Quoted strings.
+        b'"a@b',
+        b'a"b@c',
+        b'"a"b@c',
+        b'"a"."b"@c',
+        b'"a"b"@c',
+        b'"a\\"@c',
+        # Literals.
+        b"a@[1.2.3]",
+        b"a@[1.2.3.256]",
+        b"a@[01.2.3.4]",
+        b"a@[::1]",
+        b"a@[IPv6:1.2.3.4]",
+        b"a@[IPv6:::1%eth0]",
+        b"a@[IPv6:]",
+        b"a@[x400:foo]",
+        b"a@[]",
+        b"a@[1.2.3.4",
+        b"a@[1.2.3.4].com",
+        # UTF-8 that is none.
+        b"\xff@b",
+        b"\xc0\x80@b",
+        b"\xed\xa0\x80@b",
+        b"a@\xff",
+        # Lengths.
+        b"l" * 65 + b"@b",
+        b'"' + b"l" * 63 + b'"@b',
+        b"a@" + b"l" * 64,
+        b"a@" + b".".join([b"d" * 63] * 4) + b".d",
+        b"l" * 60 + b"@" + b".".join([b"d" * 60] * 3) + b"." + b"d" * 12,
+    ],
+)
+def test_attack_or_mistake_is_refused(inside: bytes) -> None:
+    with pytest.raises((MalformedAddress, MalformedParameters)):
+        parse_reverse_path(b"<" + inside + b"> SMTPUTF8")
+    with pytest.raises((MalformedAddress, MalformedParameters)):
+        parse_forward_path(b"<" + inside + b">", smtputf8=True)
+    assert not is_valid_address(inside.decode("utf-8", "surrogateescape"), smtputf8=True)
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        b"<>",
+        b"a@b",
+        b"=?utf-8?q?a=0d=0aX?=@b",
+        b"-oQ/tmp@b",
+        b"|cat@b",
+        b"a@xn--bcher-kva.example",
+        b"a@1",
+        b'""@b',
+        b'" "@b',
+        b'"@>\\""@b',
+        b"a@[127.0.0.1]",
+        b"a@[ipv6:::1]",
+        b"a@[IPv6:::ffff:1.2.3.4]",
+        b"l" * 64 + b"@b",
+        b"a@" + b"l" * 63,
+        b"l" * 60 + b"@" + b".".join([b"d" * 60] * 3) + b"." + b"d" * 10,
+    ],
+)
+def test_what_the_rfc_allows_is_let_in_undecoded(inside: bytes) -> None:
+    inside = b"" if inside == b"<>" else inside
+
+    assert parse_reverse_path(b"<" + inside + b">").address.encode() == inside
+
+
+@pytest.mark.parametrize(
+    ("argument", "why"),
+    [
+        (b"a@b", "must stand in angle brackets"),
+        (b"<a\t@b>", "control characters"),
+        (b"<@r:a@b>", "source routes"),
+        (b"<postmaster>", "no domain"),
+        (b"<a@b", "does not end in an angle bracket"),
+        (b"<a b@c>", "not an address"),
+    ],
+)
+def test_a_refusal_says_what_is_wrong(argument: bytes, why: str) -> None:
+    with pytest.raises(MalformedAddress, match=why):
+        parse_reverse_path(argument)
+
+
+def test_spaces_before_the_path_are_skipped_and_only_there() -> None:
+    assert parse_reverse_path(b"  <a@b>").address == "a@b"
+    assert parse_reverse_path(b" <>").address == ""
+    assert parse_forward_path(b" <a@b>", smtputf8=False).address == "a@b"
+    for argument in (b"\t<a@b>", b"a@b", b"< a@b>", b"", b" "):
+        with pytest.raises(MalformedAddress):
+            parse_reverse_path(argument)
+
+
+def test_recipient_may_not_be_empty() -> None:
+    with pytest.raises(MalformedAddress):
+        parse_forward_path(b"<>", smtputf8=True)
+    assert not is_valid_address("", smtputf8=True)
+
+
+@pytest.mark.parametrize("address", ["é@b", "a@é.example", '"é"@b', "用户@例え.jp"])
+def test_utf8_is_let_in_only_where_smtputf8_was_asked_for(address: str) -> None:
+    argument = f"<{address}>".encode()
+
+    assert parse_reverse_path(argument + b" SMTPUTF8").address == address
+    assert parse_forward_path(argument, smtputf8=True).address == address
+    with pytest.raises(NonAsciiAddress):
+        parse_reverse_path(argument)
+    with pytest.raises(NonAsciiAddress):
+        parse_forward_path(argument, smtputf8=False)
+    assert not is_valid_address(address, smtputf8=False)
+
+
+def test_lone_surrogate_is_not_valid_on_the_way_out() -> None:
+    assert not is_valid_address("\udcff@b", smtputf8=True)
+
+
+def test_parameters_keep_their_values_and_order() -> None:
+    path = parse_reverse_path(b"<a@b> size=10 BODY=8BITMIME Auth=<> X-y  ")
+
+    assert list(path.parameters.items()) == [
+        ("SIZE", "10"),
+        ("BODY", "8BITMIME"),
+        ("AUTH", "<>"),
+        ("X-Y", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [b"x", b"SIZE=1", b"  SIZE=1", b" SIZE=1  BODY=7BIT", b" SIZE=1 size=2", b" SIZE=", b" =1", b" -X=1",
+     b" A=b=c", b" A_B", b"\tSIZE=1", b" SIZE=1\t", b" SIZE=\x00", b" SIZE=\xc3\xa9", b" >"],
+)  # fmt: skip
+def test_malformed_parameters_are_refused(rest: bytes) -> None:
+    for path in (b"<a@b>", b"<>"):
+        with pytest.raises(MalformedParameters):
+            parse_reverse_path(path + rest)
+
+
+@pytest.mark.parametrize("label", ["xn--xn--a-", "xn--a.b-", "xn--\u0080"])
+def test_a_label_that_no_resolver_finds_is_compared_as_written(label: str) -> None:
+    assert comparable_domain(f"{label}.example") == f"{label}.example"

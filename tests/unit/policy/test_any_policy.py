@@ -1,0 +1,119 @@
+"""Whatever the bytes are, they are a policy or faults that a person can act on."""
+
+import re
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.policy.source import PolicyError, parse_policy
+from tests.unit.policy.examples import INTERFACE, SMALL
+
+HERE = Path("/etc/relay/policy.yaml")
+
+
+def is_told_well(content: bytes) -> bool:
+    """Whether the bytes became a policy, or faults that each name a place in them."""
+    try:
+        policy = parse_policy(content, HERE)
+    except PolicyError as error:
+        found = error.errors
+    else:
+        return bool(policy.upstreams)
+    lines = content.count(b"\n") + content.count(b"\r") + 2
+    assert found
+    for fault in found:
+        assert fault.path == HERE
+        assert 1 <= fault.line <= lines
+        assert fault.column >= 1
+        assert fault.key
+        assert fault.message
+        assert str(fault).isprintable()
+        for word in ("pydantic", "relay.policy", "Input should", "Value error", "PosixPath"):
+            assert word not in str(fault)
+    return False
+
+
+@given(st.one_of(st.binary(max_size=300), st.text(max_size=300).map(str.encode)))
+def test_any_bytes_are_a_policy_or_a_policy_error(content: bytes) -> None:
+    is_told_well(content)
+
+
+@given(st.data())
+def test_any_edit_of_a_good_policy_is_a_policy_or_a_policy_error(data: st.DataObject) -> None:
+    text = data.draw(st.sampled_from([INTERFACE, SMALL]))
+    assert is_told_well(text.encode())
+    for _ in range(data.draw(st.integers(1, 3))):
+        start = data.draw(st.integers(0, len(text)))
+        length = data.draw(st.integers(0, 12))
+        piece = data.draw(
+            st.one_of(st.text(max_size=5), st.sampled_from(["\n", "  ", "- ", ": ", "null", "-1", "[", "}"]))
+        )
+        text = text[:start] + piece + text[start + length :]
+    is_told_well(text.encode("utf-8"))
+
+
+SCALARS = st.one_of(
+    st.sampled_from(
+        [
+            "null",
+            "true",
+            "-1",
+            "0",
+            "1",
+            "1m",
+            "0s",
+            "127.0.0.1:0",
+            "0.0.0.0:25",
+            "x",
+            "none",
+            "'..'",
+            "[]",
+            "{}",
+        ]
+    ),
+    st.integers().map(str),
+)
+KEYS = st.sampled_from(
+    re.findall(
+        r"\w+",
+        "spool listen address clients tls key upstreams host auth user limits per messages recipients retry "
+        "min max practice limit timeouts http nonsense isp lanes sender header client share ceiling default",
+    )
+)
+FLOW = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3).map(lambda values: f"[{', '.join(values)}]"),
+        st.dictionaries(KEYS, inner, max_size=5).map(
+            lambda entries: "{" + ", ".join(f"{key}: {value}" for key, value in entries.items()) + "}"
+        ),
+    ),
+    max_leaves=20,
+)
+
+
+@given(st.dictionaries(KEYS, FLOW, max_size=8))
+def test_known_keys_in_any_place_are_a_policy_or_a_policy_error(entries: dict[str, str]) -> None:
+    is_told_well("".join(f"{key}: {value}\n" for key, value in entries.items()).encode())
+
+
+LANE_KEYS = st.sampled_from(
+    re.findall(r"\w+", "sender header client recipient_domain recipients_above share ceiling patience nope")
+)
+LANE_VALUES = st.sampled_from(
+    ["'@x'", "'*'", "40", "60", "10.0.0.0/8", "{List-Id: '*'}", "1h", "null", "{x: {y: z}}"]
+)
+LANE = st.one_of(
+    FLOW,
+    st.dictionaries(LANE_KEYS, st.one_of(FLOW, LANE_VALUES), max_size=4).map(
+        lambda entries: "{" + ", ".join(f"{key}: {value}" for key, value in entries.items()) + "}"
+    ),
+)
+
+
+@given(st.dictionaries(st.sampled_from(["a", "b", "default", "A"]), LANE, max_size=4))
+def test_any_lanes_are_a_policy_or_a_policy_error(lanes: dict[str, str]) -> None:
+    is_told_well(
+        (SMALL + "lanes:\n" + "".join(f"  {name}: {lane}\n" for name, lane in lanes.items())).encode()
+    )

@@ -1,0 +1,310 @@
+"""Whatever a client says, a reply that prints it means what it means of somebody harmless."""
+
+from collections.abc import Callable
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.policy.shipped import provider_rules, providers, standard_rules
+from relay.smtp.reply import MAX_TEXT_CHARACTERS, Phase, Reply, ReplyParser
+from relay.verdicts.echo import ClientWords, without_echo
+from relay.verdicts.outcome import Answer
+from relay.verdicts.shield import same_words
+from relay.verdicts.verdict import ABOUT_US, Judge, Ruling, Verdict
+from tests.proofs.fuzz.work import TooMuchWork, bounded
+from tests.unit.policy.corpus import Case, cases
+
+JUDGES = {name: Judge((*provider_rules(name), *standard_rules())) for name in (None, *providers())}
+FOUND_IN_RULES = sorted(
+    {
+        phrase
+        for judge in JUDGES.values()
+        for rule in judge.rules
+        for phrases in (rule.text, rule.but_not)
+        if phrases is not None
+        for phrase in map("".join, phrases._phrases)
+    }
+)
+OWN = [case for case in cases("own") if case.phase in {Phase.RCPT, Phase.EOD, Phase.MAIL}]
+
+# What rules, waits, windows and codes are read from, and what quoting and folding stumble over.
+SAID = st.sampled_from(FOUND_IN_RULES) | st.sampled_from(
+    [
+        *"<>()[]{}.,;:@#'\"\\? -=+%&", "...", "5.7.13", "#5.7.13", "(#5.4.5)", "5.4.5", "421", "per day",
+        "try again in 5 hours", "daily", "24 hours", "limit of 50 recipients per 3600s", "retry-after: 120",
+        "Ä", "ß€", "\u212a", "\u0130", "mailbox", "list@here.example", "your account", "subject:",
+    ]
+)  # fmt: skip
+PHRASE = st.lists(SAID, min_size=1, max_size=4).map(" ".join)
+
+
+def quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def cut_to(octets: int, text: str) -> str:
+    return text.encode()[:octets].decode("utf-8", "ignore")
+
+
+LOCAL = PHRASE.map(lambda text: cut_to(40, text)).map(quoted)
+LABEL = st.sampled_from(
+    ["throttl", "daily-quota", "mailbox", "too-many", "relay-limit", "suspended", "x", "hourly"]
+)
+DOMAIN = st.lists(LABEL, min_size=1, max_size=3).map(".".join).map(lambda name: f"{name}.example")
+ADDRESS = st.builds("{}@{}".format, LOCAL | LABEL, DOMAIN)
+
+
+def internal(address: str) -> str:
+    """Return an address as Postfix has it inside: without quotes and their backslashes."""
+    local, _, domain = address.rpartition("@")
+    if not local.startswith('"'):
+        return address
+    plain, at = "", 1
+    while at < len(local) - 1:
+        at += local[at] == "\\"
+        plain += local[at]
+        at += 1
+    return f"{plain}@{domain}"
+
+
+def shortened(address: str) -> str:
+    """Return what sendmail's shortenstring makes of a long address: the middle goes."""
+    text = f"<{address}>"
+    return text if len(text) <= 40 else f"{text[:20]}...{text[-17:]}"
+
+
+def domain(address: str) -> str:
+    return address.rpartition("@")[2]
+
+
+def xtext(text: str) -> str:
+    """RFC 3461, 4."""
+    return "".join(chr(o) if 33 <= o <= 126 and o not in b"+=" else f"+{o:02X}" for o in text.encode())
+
+
+RCPT_SHAPES: dict[str, Callable[[str], str]] = {
+    # smtpd_check.c: "<%s>: %s rejected: %s", of the internal form.
+    "Postfix, unknown": lambda a: f"550 5.1.1 <{internal(a)}>: Recipient address rejected: User unknown",
+    "Postfix, policy": lambda a: f"554 5.7.1 <{internal(a)}>: Recipient address rejected: Not listed",
+    "Postfix, later": lambda a: f"450 4.1.1 <{internal(a)}>: Recipient address rejected: not verified yet",
+    "Exim, verify": lambda a: f"550-Verification failed for <{a}>\r\n550 Unrouteable address",
+    "Exim, unknown": lambda a: f"550 <{a}>: Unrouteable address",
+    "Exim, quoted": lambda a: f'550 unknown user in "{a}"',
+    "sendmail": lambda a: f"550 5.1.1 <{a}>... User unknown",
+    "sendmail, no code": lambda a: f"550 <{a}>... No such user here",
+    "sendmail, long": lambda a: f"553 5.1.8 {shortened(a)}... Domain of sender address does not exist",
+    "sendmail, host": lambda a: f"550 5.1.2 <{a}>... Host unknown (Name server: {domain(a)}: not found)",
+    "qmail": lambda a: f"550 <{a}> sorry, no mailbox here by that name (#5.1.1)",
+    "qmail, chkuser": lambda a: f"511 sorry, no mailbox here by that name: {a} (#5.1.1 - chkuser)",
+    "OpenSMTPD": lambda a: f"550 Invalid recipient: <{a}>",
+    "Exchange": lambda a: f"550 5.4.1 [{a}]: Recipient address rejected: Access denied [{domain(a)}]",
+    "Exchange, upper case": lambda a: f"550 5.1.10 RecipientNotFound; <{a.upper()}> not found",
+    "Gmail": lambda a: f"553-5.1.2 The recipient <{a}> is not a valid\r\n553 5.1.2 RFC-5321 address. - gsmtp",
+    "Gmail, source route": lambda a: f"550 5.7.0 <@relay.here.example:{a}> is not for us",
+    "ORCPT": lambda a: f"550 5.7.0 rejected: orcpt=rfc822;{xtext(a)}",
+}  # fmt: skip
+HARMLESS = "joe@here.invalid"
+
+
+def on_the_wire(line: str) -> Reply:
+    parser = ReplyParser()
+    parser.feed(line.encode() + b"\r\n")
+    reply = parser.next_reply()
+    assert reply is not None
+    return reply
+
+
+def meaning(ruling: Ruling) -> tuple[object, ...]:
+    return (ruling.words, ruling.layer, ruling.retry_after_ns, ruling.span, ruling.excess, ruling.named)
+
+
+def folded(reply: str, width: int) -> str:
+    """Begin a new reply line, with the code and the enhanced code, wherever the width is used up."""
+    if width == 0 or "\r\n" in reply or "(#" in reply:
+        return reply
+    code, text = reply[:3], reply[4:]
+    first = text.partition(" ")[0]
+    enhanced = f"{first} " if first.count(".") == 2 and first.replace(".", "").isdigit() else ""
+    text = text.removeprefix(enhanced)
+    parts = [text[at : at + width] for at in range(0, len(text), width)]
+    return "\r\n".join(
+        [*(f"{code}-{enhanced}{part}" for part in parts[:-1]), f"{code} {enhanced}{parts[-1]}"]
+    )
+
+
+@given(
+    st.sampled_from([*JUDGES]), ADDRESS, st.sampled_from(sorted(RCPT_SHAPES)), st.sampled_from([0, 0, 24, 50])
+)
+def test_a_recipient_that_is_printed_never_changes_the_verdict(
+    provider: str | None, address: str, shape: str, width: int
+) -> None:
+    judge, says = JUDGES[provider], RCPT_SHAPES[shape]
+    ruling = judge.ruling(
+        Phase.RCPT, on_the_wire(folded(says(address), width)), ClientWords("list@here.example", (address,))
+    )
+    harmless = judge.ruling(
+        Phase.RCPT, on_the_wire(says(HARMLESS)), ClientWords("list@here.example", (HARMLESS,))
+    )
+
+    if width and ruling.verdict is Verdict.DEFER:
+        return  # where a fold leaves it open whose words they are
+    assert meaning(ruling) == meaning(harmless)
+
+
+MAIL_SHAPES: dict[str, Callable[[str], str]] = {
+    "Postfix": lambda a: f"550 5.1.8 <{internal(a)}>: Sender address rejected: Domain not found",
+    "Exim": lambda a: f"550-Verification failed for <{a}>\r\n550 Unrouteable address",
+    "Exim, SPF": lambda a: f"550 SPF: see http://spf.example/why?id={quote(a, safe='')}&ip=192.0.2.1",
+    "sendmail": lambda a: f"553 5.5.4 <{a}>... Real domain name required for sender address",
+    "OpenSMTPD": lambda a: f"550 Invalid sender: <{a}>",
+    "forwarder": lambda a: f"550 <SRS0=ab+12=XY={a.rpartition('@')[2]}=joe@fwd.example> is no sender of ours",
+}  # fmt: skip
+
+
+@given(
+    st.sampled_from([*JUDGES]),
+    ADDRESS,
+    st.sampled_from(sorted(MAIL_SHAPES)),
+    st.sampled_from([Phase.MAIL, Phase.RCPT]),
+)
+def test_a_sender_that_is_printed_never_changes_the_verdict(
+    provider: str | None, address: str, shape: str, phase: Phase
+) -> None:
+    judge, says = JUDGES[provider], MAIL_SHAPES[shape]
+    asked = ("joe@there.example",) if phase is Phase.RCPT else ()
+    ruling = judge.ruling(phase, on_the_wire(says(address)), ClientWords(address, asked))
+    harmless = judge.ruling(phase, on_the_wire(says(HARMLESS)), ClientWords(HARMLESS, asked))
+
+    assert meaning(ruling) == meaning(harmless)
+
+
+SUBJECT = PHRASE.map(str.strip).filter(
+    lambda text: len(text) > 3 and any(c.isalnum() and c.isascii() for c in text)
+)
+EOD_SHAPES: dict[str, Callable[[str], str]] = {
+    "label": lambda s: f"554 5.7.1 Rejected by the filter. Subject: {s}",
+    "quotes": lambda s: f'554 5.7.1 The filter refused the subject "{s}"',
+    "cut": lambda s: f'554 5.7.1 Refused by the filter: "{s[: max(len(s) - 4, 8)]}..." is on its list',
+    "milter": lambda s: f"550 5.7.1 Command rejected (Subject='{s}')",
+}
+
+
+@given(st.sampled_from([*JUDGES]), SUBJECT, st.sampled_from(sorted(EOD_SHAPES)))
+def test_a_subject_that_is_printed_never_changes_the_verdict(
+    provider: str | None, subject: str, shape: str
+) -> None:
+    judge, says = JUDGES[provider], EOD_SHAPES[shape]
+
+    def ruling(text: str) -> Ruling:
+        header = (
+            f"Received: from here ([192.0.2.1])\r\nSubject: {text}\r\nFrom: x@here.example\r\n\r\n".encode()
+        )
+        words = ClientWords("x@here.example", ("joe@there.example", "jim@there.example"), header)
+        return judge.ruling(Phase.EOD, on_the_wire(says(text)), words)
+
+    assert meaning(ruling(subject)) == meaning(ruling("a harmless one"))
+
+
+@given(
+    st.sampled_from(OWN),
+    ADDRESS,
+    ADDRESS,
+    SUBJECT | st.sampled_from([case.reply.text for case in OWN]),
+    st.sampled_from(["{}", "{} <{}>", "<{1}>: {0}", "{0} ({1})", "{0} for {1}"]),
+)
+def test_no_word_of_a_client_makes_a_refusal_of_us_a_bounce(
+    case: Case, sender: str, recipient: str, subject: str, shape: str
+) -> None:
+    recipients = (recipient,) if case.phase is Phase.RCPT else (recipient, "joe@there.example")
+    shown = sender if case.phase is Phase.MAIL else recipient
+    header = f"Subject: {subject}\r\n\r\n".encode() if case.phase is Phase.EOD else b""
+    words = ClientWords(sender, () if case.phase is Phase.MAIL else recipients, header)
+    lines = tuple(shape.format(line, internal(shown)) for line in case.reply.lines[-1:])
+    lines = (*case.reply.lines[:-1], *lines)
+    reply = Reply(case.reply.code, case.reply.enhanced, " ".join(lines), lines)
+    before = JUDGES[None].ruling(case.phase, case.reply, ClientWords(case.sender))
+    ruling = JUDGES[None].ruling(case.phase, reply, words)
+
+    if before.verdict in ABOUT_US:
+        assert ruling.verdict in ABOUT_US | {Verdict.DEFER}
+    else:
+        assert ruling.verdict is not Verdict.BOUNCE or before.verdict is Verdict.BOUNCE
+
+
+def test_refusals_that_differ_by_what_clients_said_are_alike() -> None:
+    """The shield counts them: a list is cut off by one refusal, said to each by name."""
+
+    def alike(name: str) -> str:
+        reply = on_the_wire(f"550 {name} may not be written to")
+        ruling = JUDGES[None].ruling(Phase.RCPT, reply, ClientWords("", (f"{name}@there.example",)))
+        return same_words(Answer(ruling.verdict, Phase.RCPT, reply, str(reply), ruling=ruling))
+
+    assert alike("joe") == alike("jim.knopf") == alike("daily-news")
+    assert alike("joe") == "550 @ may not be written to"
+
+
+def test_of_ten_thousand_recipients_only_those_in_the_reply_are_looked_at() -> None:
+    recipients = [f"joe{number}@d{number}.example" for number in range(10_000)]
+    words = ClientWords("list@here.example", recipients)
+
+    # Each is split, and its first letters are looked up, by C; of each one more call of ours was 24 of them.
+    with bounded(9 * len(recipients)):
+        reading = without_echo(["5.7.1 message refused by policy, joe4711 is not ours"], words)
+    with pytest.raises(TooMuchWork), bounded(len(recipients) // 2):
+        without_echo(["5.7.1 message refused by policy"], words)
+    assert reading.text == "5.7.1 message refused by policy, joe4711 is not ours"
+
+
+def test_a_long_reply_is_read_as_far_as_the_log_shows_it() -> None:
+    """A server may say 32 KiB, which took 350 ms; of a long reply 2,000 characters are read."""
+    lines = ["no " * 600] * 16
+
+    with bounded(100_000):
+        reading = without_echo(lines, ClientWords("list@here.example", ("joe@there.example",)))
+    assert len(reading.text) <= MAX_TEXT_CHARACTERS
+
+
+@given(st.lists(ADDRESS, min_size=2, max_size=4), st.sampled_from(sorted(RCPT_SHAPES)), st.data())
+def test_who_else_is_in_a_transaction_changes_no_reading(
+    recipients: list[str], shape: str, data: st.DataObject
+) -> None:
+    printed = data.draw(st.sampled_from(recipients))
+    others = [f"zz{number}@zz{number}.invalid" for number in range(100)]
+    lines = on_the_wire(RCPT_SHAPES[shape](printed)).lines
+
+    few = without_echo(lines, ClientWords("list@here.example", recipients))
+    many = without_echo(lines, ClientWords("list@here.example", [*others, *recipients, *others]))
+
+    assert many == few
+    assert printed.lower() not in many.text
+
+
+ACCOUNT = "550 your account has been suspended"
+
+
+@pytest.mark.parametrize(
+    ("phase", "reply", "words", "verdict"),
+    [
+        (Phase.RCPT, "550 no such user throttl", ClientWords("", ("throttl@x.example",)), "defer recipient"),
+        (Phase.RCPT, "550 throttled", ClientWords("", ("throttled@x.example",)), "pause"),
+        (Phase.RCPT, ACCOUNT, ClientWords("account@x.example", ("joe@x.example",)), "pause sender"),
+        (Phase.RCPT, ACCOUNT, ClientWords("", ("account@x.example",)), "defer recipient"),
+        (Phase.EOD, ACCOUNT, ClientWords("", ("account@x.example", "joe@x.example")), "stop"),
+        (Phase.EOD, ACCOUNT, ClientWords(header=b"Subject: account\r\n\r\n"), "defer message"),
+        (Phase.EOD, ACCOUNT, ClientWords(header=b"From: x\r\n\r\nSubject: account\r\n"), "stop"),
+        (
+            Phase.RCPT,
+            "550 Ratelimit exceeded for mailbox list@x.example. Try later",
+            ClientWords("", ('"ratelimit exceeded for mailbox list"@x.example',)),
+            "defer recipient",
+        ),
+        (Phase.RCPT, "550 5.1.1 Sending limit exceeded", ClientWords(), "defer recipient"),
+        (Phase.RCPT, "550 5.1.0 Sending limit exceeded", ClientWords(), "pause"),
+    ],
+)
+def test_where_it_is_open_whose_words_decide_nobody_else_is_harmed(
+    phase: Phase, reply: str, words: ClientWords, verdict: str
+) -> None:
+    assert JUDGES[None].ruling(phase, on_the_wire(reply), words).words == verdict

@@ -1,0 +1,146 @@
+"""Lanes as an owner writes them: what they come to, and what is wrong with them where."""
+
+from fractions import Fraction
+
+import pytest
+
+from relay.policy.lane import DEFAULT_PATIENCE_NS, MOST_LANES, lanes_of, price_of, sorter_of, with_ceilings
+from relay.policy.model import Policy
+from relay.queue.lanes import Lane
+from relay.queue.sorting import SortingRule
+from tests.unit.policy.examples import SMALL
+from tests.unit.policy.reading import faults, only_fault, parse, places
+
+FIRST_LINE = SMALL.count("\n") + 1
+
+
+def _with(*lines: str) -> str:
+    return SMALL + "lanes:\n" + "".join(f"  {line}\n" for line in lines)
+
+
+def _shares(policy: Policy) -> dict[str, Fraction]:
+    lanes = lanes_of(policy.lanes)
+    return {lane.name: Fraction(lane.weight, sum(each.weight for each in lanes)) for lane in lanes}
+
+
+def test_a_policy_without_lanes_has_none() -> None:
+    assert lanes_of(parse(SMALL).lanes) == ()
+    assert lanes_of(parse(SMALL + "lanes: {}\n").lanes) == ()
+
+
+def test_every_key_of_a_lane() -> None:
+    policy = parse(
+        _with(
+            "urgent:",
+            '  sender: ["noreply@here.example", "<>"]',
+            "  client: 10.0.0.0/7",
+            "  recipient_domain: '*.example'",
+            "  header: {X-Kind: [reset, code], Subject: '*'}",
+            "  recipients_above: 3",
+            "  share: 40",
+            "  ceiling: 90",
+            "  patience: 1h",
+            "default: {patience: null}",
+        )
+    )
+
+    assert sorter_of(policy.lanes).rules == (
+        SortingRule(
+            "urgent",
+            ("noreply@here.example", "<>"),
+            policy.lanes["urgent"].client or (),
+            ("*.example",),
+            (("X-Kind", ("reset", "code")), ("Subject", ("*",))),
+            3,
+        ),
+    )
+    assert lanes_of(policy.lanes) == (
+        Lane("urgent", 40, 3600 * 10**9, has_ceiling=True),
+        Lane("default", 60, None),
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "shares"),
+    [
+        (["a: {sender: '@x', share: 40}"], {"a": 40, "default": 60}),
+        (["a: {sender: '@x'}", "b: {sender: '@y'}"], {"a": (100, 3), "b": (100, 3), "default": (100, 3)}),
+        (["a: {sender: '@x', share: 33}", "b: {sender: '@y'}"], {"a": 33, "b": (67, 2), "default": (67, 2)}),
+        (["default: {share: 30}", "a: {sender: '@x', share: 70}"], {"default": 30, "a": 70}),
+        # Of nothing that is left over there is no need.
+        (["a: {sender: '@x', share: 20}", "default: {share: 20}"], {"a": 50, "default": 50}),
+        (["default: {}"], {"default": 100}),
+    ],
+)
+def test_who_writes_no_share_has_an_equal_part_of_what_is_left(
+    lines: list[str], shares: dict[str, int | tuple[int, int]]
+) -> None:
+    wanted = {n: Fraction(*s) if isinstance(s, tuple) else Fraction(s) for n, s in shares.items()}
+
+    assert {name: share * 100 for name, share in _shares(parse(_with(*lines))).items()} == wanted
+
+
+def test_a_ceiling_is_a_part_of_each_limit_over_all_mail_and_at_least_one_slot() -> None:
+    limits = "limits: [{messages: 100, per: 1h}, {recipients: 3, per: 1d}, {connections: 9, per: 1h}, "
+    limits += "{messages: 5, per: 1h, for_each: sender}]"
+    text = SMALL.replace("limits:\n      - {messages: 8, per: 1m}", limits)
+    policy = parse(text + "lanes: {a: {sender: '@x', ceiling: 33}, b: {sender: '@y'}}\n")
+    its = policy.upstreams["isp"].limits
+
+    found = with_ceilings(its, policy.lanes)
+
+    assert found[:4] == its
+    assert [(each.unit, each.count, each.only, each.label) for each in found[4:]] == [
+        ("messages", 33, "a", "33 messages per 3600s for lane a"),
+        ("recipients", 1, "a", "1 recipients per 86400s for lane a"),
+    ]
+
+
+def test_a_slot_costs_its_part_of_the_window_by_the_tightest_limit() -> None:
+    limits = "limits: [{messages: 10, per: 1m}, {messages: 30, per: 1h}, {recipients: 1000, per: 1h}]"
+    policy = parse(SMALL.replace("limits:\n      - {messages: 8, per: 1m}", limits))
+
+    price = price_of(policy.upstreams["isp"].limits)
+
+    assert (price.of_message_ns, price.of_recipient_ns) == (120 * 10**9, 3_600_000_000)
+
+
+@pytest.mark.parametrize(
+    ("lines", "place", "words"),
+    [
+        (["a: {sendr: '@x'}"], "0:7 lanes.a.sendr", "did you mean sender?"),
+        (["a: {sender: here.example}"], "0:15 lanes.a.sender", "expected an address, @ and a domain"),
+        (["a: {recipient_domain: .x}"], "0:25 lanes.a.recipient_domain", "or '*.example.net'"),
+        (["a: {client: 10.0.0.1/8}"], "0:15 lanes.a.client", "did you mean 10.0.0.0/8?"),
+        (["a: {header: {'a b': x}}"], '0:16 lanes.a.header."a b"', "made of letters, digits"),
+        (["a: {header: {}}"], "0:15 lanes.a.header", "expected at least one"),
+        (["a: {header: {List-Id: ''}}"], "0:25 lanes.a.header.List-Id", "got none"),
+        (["a: {sender: '@x', share: 0}"], "0:28 lanes.a.share", "from 1 to 100"),
+        (["a: {sender: '@x', ceiling: 101}"], "0:30 lanes.a.ceiling", "from 1 to 100"),
+        (["a: {share: 5}"], "0:6 lanes.a", "would take all mail: name one of sender, client"),
+        (["default: {sender: '@x'}"], "0:21 lanes.default.sender", "what no other takes"),
+        (["A: {sender: '@x'}"], "0:3 lanes.A", "a-z, 0-9, _ and -"),
+        (
+            ["a: {sender: '@x', share: 60}", "b: {sender: '@y', share: 41}"],
+            "1:28 lanes.b.share",
+            "101 percent",
+        ),
+        (["a: {sender: '@x', share: 100}"], "0:28 lanes.a.share", "leave nothing for default"),
+    ],
+)
+def test_what_is_wrong_with_a_lane_is_told_where_it_stands(lines: list[str], place: str, words: str) -> None:
+    text = _with(*lines)
+    line, _, rest = place.partition(":")
+
+    assert places(text) == [f"{FIRST_LINE + 1 + int(line)}:{rest}"]
+    assert words in only_fault(text).message
+
+
+def test_there_are_not_more_lanes_than_labels_should_be() -> None:
+    lines = [f"l{number}: {{sender: '@x'}}" for number in range(MOST_LANES + 1)]
+
+    assert faults(_with(*lines))[0].message == f"at most {MOST_LANES} lanes, got {MOST_LANES + 1}"
+
+
+def test_by_default_a_message_is_patient_for_a_day() -> None:
+    assert {lane.patience_ns for lane in lanes_of(parse(_with("default: {}")).lanes)} == {DEFAULT_PATIENCE_NS}

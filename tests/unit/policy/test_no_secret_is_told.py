@@ -1,0 +1,294 @@
+"""A password in the wrong place of a policy is in no output: wherever it stands, as a key or as a value."""
+
+import atexit
+import base64
+import contextlib
+import copy
+import functools
+import io
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+from prometheus_client import generate_latest
+
+from relay.cli.main import main
+from relay.daemon.reload import Reload
+from relay.policy.faults import PolicyError
+from relay.policy.source import read_policy
+from relay.status import page
+from relay.status.collector import collect
+from relay.status.snapshot import to_json
+from relay.telemetry.events import Events
+from relay.telemetry.listener_counts import ListenerCounts
+from relay.telemetry.metrics import Metrics
+from tests.unit.sender.in_process_relay import Relay, policy_of
+
+Steps = tuple[int | str, ...]
+
+PIECE = 6
+"""So many characters of a password in a row are a leak."""
+WHOLE_POLICY: dict[str, Any] = {
+    "spool": "./spool",
+    "listen": [
+        {
+            "address": "127.0.0.1:2525",
+            "clients": ["127.0.0.0/8"],
+            "users_file": "users",
+            "certificate": "cert.pem",
+            "key": "key.pem",
+            "tls": "starttls",
+            "max_size": "50M",
+            "timeouts": {"command": "5m"},
+        }
+    ],
+    "http": "127.0.0.1:9725",
+    "hostname": "mail.here.example",
+    "upstreams": {
+        "isp": {
+            "provider": "gmail",
+            "host": "smtp.example.net",
+            "port": 587,
+            "tls": "starttls",
+            "ca_file": "ca.pem",
+            "auth": {"user": "mjd", "password_env": "RELAY_TEST_UNSET", "mechanism": "plain"},
+            "limits": [{"messages": 8, "per": "1m"}, {"recipients": 9, "per": "1h", "for_each": "sender"}],
+            "history": "./history",
+            "shield": {"in_a_row": 10},
+            "verdicts": [{"code": "5xx", "text": "quota", "verdict": "pause", "wait": "1h"}],
+        },
+        "two": {"host": "b.example.net", "auth": {"user": "u", "password_file": "f"}},
+        "three": {"host": "c.example.net", "auth": {"user": "u", "password_credential": "c"}},
+    },
+    "retry": {"min": "5m", "max": "4h"},
+    "reports": {"per_hour": 60},
+    "lanes": {
+        "bulk": {"sender": ["@lists.example"], "header": {"List-Id": ["*"]}, "share": 40},
+        "net": {"client": ["10.0.0.0/8"], "recipient_domain": "x.example"},
+    },
+    "practice": {
+        "address": "127.0.0.1:2526",
+        "user": "practice",
+        "password_file": "p",
+        "limit": {"messages": 1, "per": "1m"},
+    },
+}
+NAMES = {("upstreams",), ("lanes",)}
+"""What stands below them by name is public: it labels metrics."""
+
+
+def _places(value: object, steps: Steps = ()) -> Iterator[Steps]:
+    yield steps
+    children: Any = ()
+    if isinstance(value, dict):
+        children = value.items()
+    elif isinstance(value, list):
+        children = enumerate(value)
+    for step, child in children:
+        yield from _places(child, (*steps, step))
+
+
+PLACES = sorted(_places(WHOLE_POLICY), key=str)
+PASSWORDS = st.one_of(
+    st.text("abcdefghijkmnopqrstuvwxyz0123456789_-", min_size=8, max_size=20),
+    st.text("ABCdefghijkmn0123456789!$%&*:{}[]#'\"\\@/. é", min_size=8, max_size=20),
+    st.builds(
+        lambda user, password: f"{user}:{password}@Vw9z.Qk7p",
+        st.just("Mjd-7x!"),
+        st.text("Qz81!kV", min_size=8),
+    ),
+    st.integers(10**8, 10**18).map(str),
+).filter(lambda password: all(_is_unlike_a_word(piece) for piece in _pieces(password)))
+
+
+def _pieces(password: str) -> Iterator[str]:
+    for start in range(len(password) - PIECE + 1):
+        yield password[start : start + PIECE]
+
+
+def _is_unlike_a_word(piece: str) -> bool:
+    """Return whether a piece is in no output by chance."""
+    return len(set(piece)) > 3 and any(c.isdigit() for c in piece)
+
+
+def _parent(policy: Any, place: Steps) -> Any:
+    for step in place[:-1]:
+        policy = policy[step]
+    return policy
+
+
+def _as_value(policy: Any, place: Steps, password: str) -> str:
+    if place:
+        _parent(policy, place)[place[-1]] = password
+        return json.dumps(policy, ensure_ascii=False)
+    return json.dumps(password, ensure_ascii=False)
+
+
+def _as_value_in_a_list(policy: Any, place: Steps, password: str) -> str:
+    if place:
+        _parent(policy, place)[place[-1]] = [password, {password: password}]
+    return json.dumps(policy, ensure_ascii=False)
+
+
+def _as_key(policy: Any, place: Steps, password: str) -> str:
+    parent = _parent(policy, place) if place else None
+    if isinstance(parent, dict):
+        # A name is public where it is one.
+        assume(place[:-1] not in NAMES or not re.fullmatch("[a-z0-9_-]{1,64}", password))
+        entries = [(password if key == place[-1] else key, value) for key, value in parent.items()]
+        parent.clear()
+        parent.update(entries)
+    return json.dumps(policy, ensure_ascii=False)
+
+
+def _beside(policy: Any, place: Steps, password: str) -> str:
+    found = _parent(policy, (*place, ""))
+    if isinstance(found, dict):
+        assume(place not in NAMES or not re.fullmatch("[a-z0-9_-]{1,64}", password))
+        found[password] = {password: 1}
+    return json.dumps(policy, ensure_ascii=False)
+
+
+def _twice(policy: Any, place: Steps, password: str) -> str:
+    text = _beside(policy, place, password)
+    quoted = json.dumps(password, ensure_ascii=False)
+    return text.replace(f"{quoted}: {{", f"{quoted}: 0, {quoted}: {{", 1)
+
+
+def _by_an_alias(policy: Any, place: Steps, password: str) -> str:
+    text = _as_value(policy, place, "HERE")
+    quoted = json.dumps(password, ensure_ascii=False)
+    return text.replace('"mjd"', f"&x {quoted}").replace('"HERE"', "*x")
+
+
+WAYS: list[Callable[[Any, Steps, str], str]] = [
+    _as_value,
+    _as_value_in_a_list,
+    _as_key,
+    _beside,
+    _twice,
+    _by_an_alias,
+]
+BREAKS = st.sampled_from(
+    [
+        "",
+        "\n",
+        "*",
+        "&",
+        "!",
+        ": ",
+        "'",
+        '"',
+        "%",
+        "{",
+        "}",
+        "]",
+        "\t",
+        "\0",
+        "\x07",
+        "@",
+        "<<: ",
+        "---\n",
+        "\\",
+    ]
+)
+
+
+class Terminal(io.StringIO):
+    """A stream that says that it is one."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def _check(path: Path, stream: io.StringIO) -> str:
+    redirected = contextlib.redirect_stderr(stream), contextlib.redirect_stdout(io.StringIO())
+    with redirected[0], redirected[1], pytest.raises(SystemExit):
+        main(["check", str(path)])
+    return stream.getvalue()
+
+
+@functools.cache
+def _relay() -> Relay:
+    """Return a relay that was never started: only what it says is looked at."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    return Relay(policy_of(folder, 25))
+
+
+def _told_by_a_relay(path: Path) -> str | None:
+    """Return all that a relay that runs says of an edit; None where it is a good one."""
+    try:
+        read_policy(path)
+    except PolicyError as error:
+        refused = error
+    else:
+        return None
+    relay, log, series = _relay(), io.StringIO(), b""
+    styles: tuple[Literal["text", "json"], ...] = ("text", "json")
+    for style in styles:
+        events = Events(log, style, relay.clock)
+        metrics = Metrics(relay.clock)
+        collect(metrics, relay.watch.snapshot, ListenerCounts([]), events, relay.clock)
+        Reload(
+            path,
+            relay.policy,
+            sender=relay.sender,
+            watch=relay.watch,
+            events=events,
+            metrics=metrics,
+            clock=relay.clock,
+        ).refuse(refused)
+        events.flush()
+        series = generate_latest(metrics.registry)
+    snapshot = relay.watch.snapshot()
+    assert not snapshot.policy.last_reload_ok
+    shown = [json.dumps(to_json(snapshot)), page.render(snapshot), repr(refused), str(refused)]
+    return "\n".join([log.getvalue(), series.decode(), *shown])
+
+
+def _leaks(password: str, told: str) -> list[str]:
+    forms = {base64.b64encode(password.encode()).decode().rstrip("=")}
+    for piece in _pieces(password):
+        forms |= {piece, repr(piece)[1:-1], json.dumps(piece)[1:-1]}
+    return sorted(form for form in forms if form in told)
+
+
+@given(st.sampled_from(PLACES), st.sampled_from(WAYS), PASSWORDS, BREAKS, st.floats(0, 1))
+@example(("upstreams", "isp", "auth", "mechanism"), _as_value, "hunter2-hunter3", "", 0)
+@example(("upstreams", "isp", "host"), _as_value, "mjd:hunter2-hunter3@Vw9z.Qk7p", "", 0)
+@example(("upstreams", "two", "auth", "password_file"), _as_value, "hunter2-hunter3", "", 0)
+@example(("upstreams", "isp", "auth"), _beside, "hunter2-hunter3", "", 0)
+@example(("upstreams", "isp", "auth"), _twice, "hunter2-hunter3", "", 0)
+@example(("listen", 0, "users_file"), _as_value, "hunter2-hunter3", "", 0)
+@example(("http",), _by_an_alias, "hunter2-hunter3", "", 0)
+def test_no_output_has_a_password_that_is_misplaced(
+    place: Steps, way: Callable[[Any, Steps, str], str], password: str, piece: str, where: float
+) -> None:
+    text = way(copy.deepcopy(WHOLE_POLICY), place, password)
+    at = int(where * len(text))
+    text = text[:at] + piece + text[at:]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "p.yaml")
+        path.write_text(text, encoding="utf-8")
+        told = _told_by_a_relay(path)
+        if told is None:
+            return
+        assert _leaks(password, told + _check(path, io.StringIO())) == []
+        within = place[2:-1] if way is _as_key else place[2:]
+        if way is _by_an_alias or {"auth", "host"} & set(map(str, within)):
+            assert _leaks(password, _check(path, Terminal())) == []
+
+
+def test_a_terminal_shows_what_is_written_elsewhere(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(_as_value(copy.deepcopy(WHOLE_POLICY), ("http",), "hunter2-hunter3"))
+
+    assert "got 'hunter2-hunter3'" in _check(path, Terminal())

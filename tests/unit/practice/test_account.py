@@ -1,0 +1,156 @@
+"""When an attempt counts, what it is answered, and what is kept of it."""
+
+import hashlib
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from relay.clock import SECOND_NS
+from relay.practice.account import Counting, PracticeAccount, PracticeTransaction
+from relay.practice.witness import Witness, Witnessed
+from tests.unit.practice.tools import MINUTE_NS, HandClock, limit
+
+CONTENT = b"Subject: x\r\n\r\nHello\r\n"
+
+
+class Case:
+    """An account with everything that it needs, and a transaction that takes a while."""
+
+    def __init__(
+        self, counting: Counting = Counting.AT_DOT, *, keep: Path | None = None, seed: int = 1
+    ) -> None:
+        self.clock = HandClock()
+        self.ledger = Witness(limit("messages", 2), MINUTE_NS, remember=100)
+        self.account = PracticeAccount(
+            self.ledger,
+            counting=counting,
+            longest_delay_ns=2 * SECOND_NS,
+            keep=keep,
+            rng=Random(seed),
+            clock=self.clock,
+        )
+
+    def begin(self) -> PracticeTransaction:
+        return PracticeTransaction(
+            mail_at_ns=self.clock.now_ns,
+            reverse_path="a@example.org",
+            client="unknown[127.0.0.1]",
+            helo="client.example",
+            protocol="ESMTPA",
+            user="mjd",
+            is_eight_bit=False,
+            smtputf8=False,
+            recipients=["b@example.com", "c@example.com"],
+            dot_at_ns=self.clock.now_ns,
+        )
+
+    def settle_slowly(self) -> str:
+        """Let 10 s pass between MAIL and the dot, and 10 s between the dot and the reply."""
+        transaction = self.begin()
+        self.clock.now_ns += 10 * SECOND_NS
+        transaction.dot_at_ns = self.clock.now_ns
+        self.clock.now_ns += 10 * SECOND_NS
+        return self.account.settle(transaction, CONTENT, None)
+
+
+@pytest.mark.parametrize(
+    ("counting", "after_seconds"), [(Counting.AT_MAIL, 0), (Counting.AT_DOT, 10), (Counting.AT_REPLY, 20)]
+)
+def test_an_attempt_counts_at_the_instant_that_the_account_counts(
+    counting: Counting, after_seconds: int
+) -> None:
+    case = Case(counting)
+    start_ns = case.clock.now_ns
+
+    case.settle_slowly()
+
+    assert case.ledger.entries[0].counted_at_ns == start_ns + after_seconds * SECOND_NS
+
+
+def test_a_random_instant_lies_anywhere_between_mail_and_reply() -> None:
+    start_ns = HandClock().now_ns
+    instants = []
+    for seed in range(50):
+        case = Case(Counting.AT_RANDOM, seed=seed)
+        case.settle_slowly()
+        instants.append(case.ledger.entries[0].counted_at_ns - start_ns)
+
+    assert all(0 <= instant <= 20 * SECOND_NS for instant in instants)
+    assert min(instants) < 5 * SECOND_NS < 15 * SECOND_NS < max(instants)
+
+
+def test_an_entry_holds_all_that_was_seen() -> None:
+    case = Case()
+
+    reply = case.settle_slowly()
+
+    entry = case.ledger.entries[0]
+    assert reply == "250 2.0.0 Ok: practised as 1"
+    assert (entry.reply, entry.fate) == (reply, Witnessed.RELAYED)
+    assert (entry.size_bytes, entry.sha256) == (len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
+    assert entry.envelope.reverse_path == "a@example.org"
+    assert entry.envelope.recipients == ("b@example.com", "c@example.com")
+    assert (entry.envelope.helo, entry.envelope.protocol, entry.envelope.user) == (
+        *("client.example", "ESMTPA"),
+        "mjd",
+    )
+
+
+def test_the_attempt_above_the_limit_gets_the_reply_of_the_story_and_so_does_the_next() -> None:
+    case = Case()
+    replies = [case.settle_slowly() for _ in range(4)]
+
+    assert [reply[:3] for reply in replies] == ["250", "250", "550", "550"]
+    assert replies[2] == "550 5.7.1 You have exceeded your sending limit of 2 messages per 60s"
+    assert (case.ledger.relayed, case.ledger.refused) == (2, 2)
+
+
+def test_content_at_fault_is_refused_and_counts() -> None:
+    case = Case()
+    for _ in range(2):
+        assert case.account.settle(case.begin(), CONTENT, "554 5.6.1 no") == "554 5.6.1 no"
+
+    assert case.settle_slowly().startswith("550 5.7.1")
+    assert case.ledger.refused == 3
+
+
+@pytest.mark.parametrize("counting", list(Counting))
+def test_an_abandoned_transaction_counts_where_the_account_counts_before_the_dot(counting: Counting) -> None:
+    case = Case(counting)
+
+    case.account.abandon(case.begin())
+
+    counted = counting in {Counting.AT_MAIL, Counting.AT_RANDOM}
+    assert case.ledger.most_in_any_window() == case.ledger.abandoned == counted
+    assert [entry.fate for entry in case.ledger.entries] == [Witnessed.ABANDONED] * counted
+
+
+def test_a_delay_is_never_longer_than_the_longest() -> None:
+    case = Case()
+
+    delays = [case.account.delay_seconds() for _ in range(100)]
+
+    assert 0 <= min(delays) < max(delays) <= 2
+
+
+def test_what_is_accepted_is_kept_byte_for_byte_beside_what_was_kept_before(tmp_path: Path) -> None:
+    keep = tmp_path / "made" / "on demand"
+    Case(keep=keep).settle_slowly()
+    (keep / "notes.txt").write_text("not ours")
+    second = Case(keep=keep)
+
+    replies = [second.settle_slowly() for _ in range(3)]
+
+    assert replies[0] == "250 2.0.0 Ok: practised as 2"
+    names = ["000001.eml", "000002.eml", "000003.eml", "notes.txt"]
+    assert sorted(path.name for path in keep.iterdir()) == names
+    assert all((keep / name).read_bytes() == CONTENT for name in names[:3])
+
+
+def test_a_message_that_cannot_be_kept_is_not_taken(tmp_path: Path) -> None:
+    case = Case(keep=tmp_path / "keep")
+    (tmp_path / "keep").rmdir()
+
+    assert case.settle_slowly() == "452 4.3.1 Cannot keep the message: No such file or directory"
+    assert (case.ledger.relayed, case.ledger.refused) == (0, 1)

@@ -1,0 +1,414 @@
+"""The order of what is ready: its laws on any weights, and against a model that searches lists anew."""
+
+import copy
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from relay.mail.envelope import QueueId
+from relay.queue.lanes import DEFAULT_LANE, SPARE_AGES, Lane, Order, Price, turn_of
+
+WEIGHTS = st.lists(st.integers(1, 100), min_size=1, max_size=8)
+
+
+def _order(*weights: int, patience_ns: int | None = None) -> Order:
+    names = [DEFAULT_LANE, *"abcdefgh"]
+    return Order([Lane(name, w, patience_ns) for name, w in zip(names, weights, strict=False)])
+
+
+def _fill(order: Order, lane: str, count: int, sender: str = "s@x.example", since_ns: int = 0) -> None:
+    for number in range(count):
+        order.add(QueueId(f"{lane}{sender}{len(order)}.{number}"), lane, sender, since_ns)
+
+
+def _take(order: Order, count: int, now_ns: int = 0) -> list[str]:
+    """Take so many, and return the lane of each by the first letter of its name."""
+    taken = [order.take(now_ns, 1) for _ in range(count)]
+    return [each[0] if each[:7] != DEFAULT_LANE else DEFAULT_LANE for each in taken if each is not None]
+
+
+def _rest_of(order: Order, now_ns: int = 0) -> list[QueueId]:
+    """Take all that may go."""
+    taken: list[QueueId] = []
+    while (name := order.take(now_ns, 1 + len(taken) % 3)) is not None:
+        taken.append(name)
+    return taken
+
+
+@given(WEIGHTS, st.integers(1, 400))
+def test_over_any_busy_period_each_lane_has_its_share_within_one_message(
+    weights: list[int], count: int
+) -> None:
+    order = _order(*weights)
+    names = [lane.name for lane in order.lanes]
+    for name in names:
+        _fill(order, name, count)
+
+    went = _take(order, count)
+
+    served = {name: went.count(name) for name in names}
+    of_weight = dict(zip(names, weights, strict=True))
+    for name in names:
+        assert served[name] <= Fraction(count * of_weight[name], sum(weights)) + 1
+        for other in names:
+            # Counted in shares, nobody is behind anybody by more than one message of the other.
+            ahead = Fraction(served[other], of_weight[other]) - Fraction(served[name], of_weight[name])
+            assert ahead <= Fraction(1, of_weight[other])
+
+
+@given(st.integers(1, 99), st.integers(0, 200))
+def test_who_comes_to_an_idle_lane_goes_next_however_small_its_share(weight: int, before: int) -> None:
+    order = _order(100 - weight, weight)
+    _fill(order, DEFAULT_LANE, before + 5)
+    _take(order, before)
+
+    _fill(order, "a", 1)
+
+    # At the very start both lanes are idle, and the first of the policy goes first.
+    assert "a" in _take(order, 1 if before else 2)
+
+
+def test_an_idle_lane_saves_nothing() -> None:
+    order = _order(50, 50)
+    _fill(order, DEFAULT_LANE, 300)
+    _take(order, 100)
+    _fill(order, "a", 100)
+
+    went = _take(order, 100)
+
+    assert 49 <= went.count("a") <= 51
+    assert [went[number : number + 2].count("a") for number in range(0, 100, 2)] == [1] * 50
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=6))
+def test_senders_of_a_lane_take_turns_and_each_ones_own_leave_in_their_order(counts: list[int]) -> None:
+    order = _order(1)
+    names = [[QueueId(f"{sender}.{n:02d}") for n in range(count)] for sender, count in enumerate(counts)]
+    for sender, its in enumerate(names):
+        for name in its:
+            order.add(name, DEFAULT_LANE, f"{sender}@x.example", 0)
+
+    went = [order.take(0, 1) for _ in range(sum(counts))]
+
+    rounds = [[its[turn] for its in names if turn < len(its)] for turn in range(max(counts))]
+    assert went == [name for each in rounds for name in each]
+
+
+def test_without_lanes_first_come_is_first_served_whoever_it_is_from() -> None:
+    order = Order()
+    for number, sender in enumerate("aaab"):
+        order.add(QueueId(str(number)), DEFAULT_LANE, f"{sender}@x.example", 0)
+
+    assert [order.take(0, 1) for _ in range(5)] == ["0", "1", "2", "3", None]
+
+
+def test_what_is_overdue_gets_half_of_what_goes_oldest_first_and_a_light_lane_is_as_quick_as_ever() -> None:
+    order = Order([Lane("a", 99), Lane("b", 1, patience_ns=10), Lane(DEFAULT_LANE, 1)])
+    _fill(order, "a", 100)
+    for number in range(50):
+        order.add(QueueId(f"b{number}"), "b", f"{number}@x.example", number)
+    _take(order, 1, now_ns=1000)
+
+    went = [order.take(1000, 1) or "" for _ in range(40)]
+
+    late = [name for name in went if name[0] == "b"]
+    assert late == [f"b{number}" for number in range(len(late))]
+    assert 19 <= len(late) <= 21
+    order.add(QueueId("reset"), DEFAULT_LANE, "r@x.example", 1000)
+    assert order.take(1000, 1) == "reset"
+
+
+def test_who_goes_because_it_is_overdue_has_not_had_its_senders_turn() -> None:
+    order = Order([Lane(DEFAULT_LANE, 1, patience_ns=100)])
+    for name, sender, since_ns in [("x1", "x", 50), ("x2", "x", 60), ("y1", "y", 0), ("y2", "y", 70)]:
+        order.add(QueueId(name), DEFAULT_LANE, f"{sender}@here.example", since_ns)
+    assert order.take(0, 1) == "x1"
+    order.add(QueueId("z1"), DEFAULT_LANE, "z@here.example", 80)
+    order.add(QueueId("y3"), DEFAULT_LANE, "y@here.example", 81)
+
+    # y1 is overdue; y, x and z are next in turn all the same.
+    assert [order.take(100, 1) for _ in range(5)] == ["y1", "y2", "x2", "z1", "y3"]
+
+
+def test_nothing_is_overdue_before_its_patience_is_over() -> None:
+    order = Order([Lane("a", 90), Lane(DEFAULT_LANE, 10, patience_ns=100)])
+    _fill(order, "a", 100)
+    _fill(order, DEFAULT_LANE, 100, since_ns=1)
+
+    assert _take(order, 50, now_ns=100).count(DEFAULT_LANE) <= 6
+    assert _take(order, 50, now_ns=101).count(DEFAULT_LANE) >= 25
+
+
+def test_a_lane_that_may_give_nothing_keeps_back_no_other_and_wants_its_share_only_from_then_on() -> None:
+    order = _order(10, 90)
+    _fill(order, DEFAULT_LANE, 100)
+    _fill(order, "a", 100)
+    order.let("a", 0)
+
+    assert _take(order, 20) == [DEFAULT_LANE] * 20
+    assert order.most({DEFAULT_LANE: 3, "a": 3}) == 83
+    order.let("a", 3)
+    assert _take(order, 4).count("a") == 3
+    order.let("a", None)
+    assert _take(order, 20).count("a") >= 17
+
+
+@given(WEIGHTS, st.data())
+def test_what_was_not_attempted_cost_its_lane_nothing(weights: list[int], data: st.DataObject) -> None:
+    order = _order(*weights)
+    for lane in order.lanes:
+        _fill(order, lane.name, 40)
+    _take(order, data.draw(st.integers(0, 20)))
+    expected = _rest_of(order.copy())
+
+    tried: list[tuple[QueueId, str]] = []
+    for _ in range(data.draw(st.integers(0, 6))):
+        queue_id = order.take(0, 1)
+        assert queue_id is not None
+        tried.append((queue_id, DEFAULT_LANE if queue_id.startswith(DEFAULT_LANE) else queue_id[0]))
+    for queue_id, name in reversed(tried):
+        order.refund(queue_id)
+        order.add_ahead(queue_id, name, 0)
+
+    assert _rest_of(order) == expected
+
+
+def test_a_lane_is_charged_for_what_a_transaction_turned_out_to_cost() -> None:
+    order = _order(50, 50)
+    _fill(order, DEFAULT_LANE, 20)
+    _fill(order, "a", 20)
+    price = Price(1, 1)
+
+    first = order.take(0, price.of(1))
+    assert first is not None
+    order.charge(first, price.of(10))
+
+    # Ten recipients of one lane, then ten messages of the other.
+    assert _take(order, 10) == ["a"] * 10
+
+
+def test_the_price_is_that_of_the_limit_that_the_slots_take_longest_of() -> None:
+    price = Price(of_message_ns=100, of_recipient_ns=7)
+
+    assert [price.of(count) for count in (1, 14, 15, 100)] == [100, 100, 105, 700]
+    assert Price(0, 0).of(5) == 1
+
+
+@pytest.mark.parametrize(
+    ("reverse_path", "turn"),
+    [
+        ("Alice@Here.example", "alice@here.example"),
+        ("list+bob=there.example@here.example", "list@here.example"),
+        ("list-return-7-bob=there.example@here.example", "list-return-7@here.example"),
+        ("prvs=0123abcdef=alice@here.example", "alice@here.example"),
+        ("+@here.example", "+@here.example"),
+        ("", ""),
+    ],
+)
+def test_a_sender_that_names_each_recipient_is_one_sender(reverse_path: str, turn: str) -> None:
+    assert turn_of(reverse_path) == turn
+
+
+def test_spellings_of_one_sender_have_one_turn() -> None:
+    order = _order(1)
+    for sender in ("a@x.example", '"a"@x.example', '"\\a"@X.example'):
+        _fill(order, DEFAULT_LANE, 2, sender)
+    _fill(order, DEFAULT_LANE, 2, "b@x.example")
+
+    taken = [order.take(0, 1) or "" for _ in range(4)]
+
+    assert sum("b@x.example" in each for each in taken) == 2
+
+
+def test_memory_does_not_grow_with_what_has_gone() -> None:
+    order = _order(1, patience_ns=10**18)
+    for number in range(20 * SPARE_AGES):
+        order.add(QueueId(str(number)), DEFAULT_LANE, f"{number}@x.example", number)
+        taken = order.take(0, 1)
+        assert taken is not None
+        order.charge(taken, 1)
+
+    (line,) = order._lines.values()
+    assert len(line.ages) <= SPARE_AGES + 2
+    assert not line.senders
+    assert not order._charged
+
+
+class Model:
+    """One lane of the model: lists, searched anew."""
+
+    def __init__(self, weight: int) -> None:
+        self.weight = weight
+        self.tag = Fraction(0)
+        self.went = -1
+        self.ahead: list[str] = []
+        self.ring: list[tuple[str, list[str]]] = []
+        self.fronts: set[str] = set()
+        self.room: int | None = None
+
+    def all(self) -> list[str]:
+        return [*self.ahead, *(name for _, its in self.ring for name in its)]
+
+    def line_of(self, sender: str) -> list[str]:
+        if sender not in [each for each, _ in self.ring]:
+            self.ring.append((sender, []))
+        return next(its for each, its in self.ring if each == sender)
+
+    def is_in_front(self, name: str) -> bool:
+        return name in self.fronts and name not in self.ahead
+
+    def next(self) -> str:
+        return self.ahead[0] if self.ahead else self.ring[0][1][0]
+
+    def drop(self, name: str, *, turns: bool) -> None:
+        if name in self.ahead:
+            self.ahead.remove(name)
+            return
+        for place, (sender, its) in enumerate(self.ring):
+            if name in its:
+                its.remove(name)
+                del self.ring[place]
+                if its:
+                    self.ring.insert(len(self.ring) if turns else place, (sender, its))
+                return
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Whatever is added, taken, given back, removed and closed: the order is that of the model."""
+
+    WEIGHTS = (("a", 50), ("b", 20), (DEFAULT_LANE, 30))
+    PATIENCE_NS = 40
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = Order([Lane(name, weight, self.PATIENCE_NS) for name, weight in self.WEIGHTS])
+        self.lanes = {name: Model(weight) for name, weight in self.WEIGHTS}
+        self.late = Model(100)
+        self.since: dict[str, tuple[int, int]] = {}
+        self.taken: list[tuple[str, Model, Model, int, int, int, tuple[Fraction, Fraction]]] = []
+        self.tag = Fraction(0)
+        self.now_ns = self.count = 0
+
+    @rule(lane=st.sampled_from(["a", "b", DEFAULT_LANE, "gone"]), sender=st.sampled_from("xyz"))
+    def comes(self, lane: str, sender: str) -> None:
+        self.count += 1
+        name = QueueId(f"{self.count:03d}")
+        self.order.add(name, lane, sender, self.now_ns)
+        model = self.lanes.get(lane, self.lanes[DEFAULT_LANE])
+        self.since[name] = (self.now_ns, self.count)
+        model.line_of(sender).append(name)
+
+    @rule(lane=st.sampled_from(["a", "b", DEFAULT_LANE]), sender=st.sampled_from("xyz"))
+    def stands_in_front(self, lane: str, sender: str) -> None:
+        self.count += 1
+        name = QueueId(f"{self.count:03d}")
+        self.order.add_in_front(name, lane, sender, self.now_ns)
+        self.since[name] = (self.now_ns, self.count)
+        model = self.lanes[lane]
+        its = model.line_of(sender)
+        its.insert(sum(each in model.fronts for each in its), name)
+        model.fronts.add(name)
+
+    @rule(span_ns=st.integers(1, 30))
+    def passes(self, span_ns: int) -> None:
+        self.now_ns += span_ns
+
+    @rule(cost=st.integers(1, 5))
+    def goes(self, cost: int) -> None:
+        expected = self._expected()
+        assert self.order.first(self.now_ns) == (expected[0] if expected else None)
+        assert self.order.take(self.now_ns, cost) == (expected[0] if expected else None)
+        if expected is None:
+            return
+        name, model, flow = expected
+        model.drop(name, turns=flow is model)
+        tag_before, self.tag = self.tag, max(flow.tag, self.tag)
+        flow.tag = self.tag + Fraction(cost, flow.weight)
+        self.count += 1
+        before, flow.went = flow.went, self.count
+        if model.room is not None:
+            model.room -= 1
+        self.taken.append((name, model, flow, cost, before, flow.went, (tag_before, self.tag)))
+
+    @precondition(lambda self: self.taken)
+    @rule(cost=st.integers(1, 5))
+    def has_gone(self, cost: int) -> None:
+        name, _, flow, before, _, _, _ = self.taken.pop()
+        self.order.charge(QueueId(name), cost)
+        self.order.refund(QueueId(name))
+        flow.tag += Fraction(cost - before, flow.weight)
+
+    @precondition(lambda self: self.taken)
+    @rule(is_first=st.booleans())
+    def is_given_back(self, is_first: bool) -> None:
+        name, model, flow, cost, before, went, (tag_before, tag) = self.taken.pop()
+        self.order.refund(QueueId(name))
+        lane = next(each for each, its in self.lanes.items() if its is model)
+        self.order.add_ahead(QueueId(name), lane, self.since[name][0], is_first=is_first)
+        flow.tag -= Fraction(cost, flow.weight)
+        self.tag = tag_before if self.tag == tag else self.tag
+        flow.went = before if flow.went == went else flow.went
+        model.room = None if model.room is None else model.room + 1
+        model.ahead.insert(0 if is_first else len(model.ahead), name)
+        self.count += 1
+        self.since[name] = (self.since[name][0], self.count)
+
+    @rule(data=st.data())
+    def is_removed(self, data: st.DataObject) -> None:
+        ready = [name for model in self.lanes.values() for name in model.all()]
+        if ready:
+            name = data.draw(st.sampled_from(sorted(ready)))
+            self.order.remove(QueueId(name))
+            for model in self.lanes.values():
+                model.drop(name, turns=False)
+
+    @rule(lane=st.sampled_from(["a", "b"]), room=st.none() | st.integers(0, 3))
+    def is_let(self, lane: str, room: int | None) -> None:
+        self.order.let(lane, room)
+        self.lanes[lane].room = room
+
+    def _expected(self) -> tuple[str, Model, Model] | None:
+        """Return what goes next, its lane, and what is charged."""
+        able = [model for model in self.lanes.values() if model.all() and model.room != 0]
+        if not able:
+            return None
+        model = min(able, key=lambda each: (max(each.tag, self.tag), each.went))
+        late = [
+            (self.since[name], name, each)
+            for each in able
+            for name in each.all()
+            if self.since[name][0] + self.PATIENCE_NS <= self.now_ns
+        ]
+        rank = (max(self.late.tag, self.tag), self.late.went)
+        if late and rank < (max(model.tag, self.tag), model.went):
+            _, name, of = min(late, key=lambda each: each[0])
+            return name, of, self.late
+        return model.next(), model, model
+
+    @invariant()
+    def nobody_is_forgotten(self) -> None:
+        ready = sorted(name for model in self.lanes.values() for name in model.all())
+        assert len(self.order) == len(ready)
+        fronts = {name for model in self.lanes.values() for name in model.all() if model.is_in_front(name)}
+        assert sorted(
+            [name for _, _, name in self.order.in_line(map(QueueId, ready))]
+            + [name for name, _ in self.order.ahead()]
+        ) == sorted({*ready} - fronts)
+        for lane, model in self.lanes.items():
+            assert self.order.length(lane) == len(model.all())
+
+    @invariant()
+    def a_copy_goes_its_own_way_and_the_same_way(self) -> None:
+        twin, same = copy.deepcopy(self.order), self.order.copy()
+        for name, _, _, cost, _, _, _ in self.taken:
+            for order in (twin, same):
+                order.charge(QueueId(name), cost + 1) if int(name) % 2 else order.refund(QueueId(name))
+        assert _rest_of(same, self.now_ns) == _rest_of(twin, self.now_ns)
+        # What became of the copy did nothing to the order.
+        assert len(self.order) == sum(len(model.all()) for model in self.lanes.values())
+
+
+TestAnyOrder = AnyOrder.TestCase

@@ -1,0 +1,272 @@
+"""The order of the queue, held against a list that is searched anew each time."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from relay.mail.envelope import QueueId
+from relay.queue.queued import back_off_ns
+from relay.queue.scheduler import Queued, Scheduler, State
+from relay.queue.sender_pauses import FIRST_REST_NS, LONGEST_REST_NS, MOST_RESTING
+from relay.verdicts.pauses import FOREVER_NS
+
+MINUTE_NS = 60 * 10**9
+
+
+def a_message(number: int, state: State = State.WAITING, due_at_ns: int = 0) -> Queued:
+    name = QueueId(f"{number:016d}")
+    return Queued(name, "a@b.example", 100, 0, 0, 1, state=state, due_at_ns=due_at_ns)
+
+
+def from_sender(number: int, reverse_path: str) -> Queued:
+    return Queued(QueueId(f"{number:016d}"), reverse_path, 100, 0, 0, 1)
+
+
+def test_mail_of_a_resting_sender_is_passed_over_and_comes_back_one_first() -> None:
+    scheduler = Scheduler()
+    for number, sender in enumerate(["bad", "good", "bad", "bad"]):
+        scheduler.add(from_sender(number, sender))
+
+    until_ns = scheduler.sender_pauses.begin("bad", 0, "553 not yours")
+
+    good = scheduler.next_ready(0)
+    assert good is not None
+    assert good.reverse_path == "good"
+    assert scheduler.next_ready(until_ns - 1) is None
+    assert {queued.reason for queued in scheduler if queued.reverse_path == "bad"} == {"553 not yours"}
+    assert scheduler.next_due_at_ns() == until_ns
+    first = scheduler.next_ready(until_ns)
+    assert first is not None
+    assert scheduler.next_ready(until_ns) is None
+    scheduler.trust_sender("bad", until_ns)
+    assert scheduler.next_ready(until_ns) is not None
+    assert scheduler.next_ready(until_ns) is not None
+
+
+def test_a_sender_rests_and_is_doubted_however_it_is_spelled() -> None:
+    spellings = ["bad@x.example", '"bad"@X.example', '"\\bad"@x.example']
+    for use in range(2):
+        scheduler = Scheduler()
+        if use == 0:
+            scheduler.sender_pauses.begin(from_sender(9, spellings[0]).sender, 0, "553 not yours")
+        else:
+            scheduler.doubt(from_sender(9, spellings[0]).sender)
+        for number, sender in enumerate([*spellings, "good@x.example"]):
+            scheduler.add(from_sender(number, sender))
+
+        first = scheduler.next_ready(0)
+        assert first is not None
+        assert first.reverse_path == "good@x.example"
+
+
+def test_a_sender_that_is_refused_again_rests_longer_up_to_a_bound() -> None:
+    scheduler = Scheduler()
+    lengths_ns, now_ns = [], 0
+    for _ in range(10):
+        lengths_ns.append(scheduler.sender_pauses.begin("bad", now_ns, "no") - now_ns)
+        now_ns += lengths_ns[-1]
+
+    assert lengths_ns[:3] == [FIRST_REST_NS, 2 * FIRST_REST_NS, 4 * FIRST_REST_NS]
+    assert lengths_ns[-1] == LONGEST_REST_NS
+
+
+def test_a_rest_is_never_shorter_than_what_was_asked_for() -> None:
+    scheduler = Scheduler()
+    asked_ns = 3 * LONGEST_REST_NS
+    assert scheduler.sender_pauses.begin("bad", 5, "no", asked_ns=asked_ns) == 5 + asked_ns
+    again_ns = 5 + asked_ns
+    assert scheduler.sender_pauses.begin("bad", again_ns, "no", asked_ns=1) == again_ns + 2 * FIRST_REST_NS
+
+
+def test_a_rest_lasts_until_somebody_went_to_see_whether_it_is_over() -> None:
+    scheduler = Scheduler()
+    scheduler.sender_pauses.begin("bad", 5, "no")
+    assert scheduler.sender_pauses.rests_of("bad") == ((5, FOREVER_NS),)
+    proves_at_ns = 5 + 2 * FIRST_REST_NS
+    for number in range(3):
+        scheduler.add(from_sender(number, "bad"))
+        # None of them is refused as the sender's, and none is taken: what follows the first is age.
+        assert scheduler.next_ready(proves_at_ns + 60 * number * MINUTE_NS) is not None
+    assert scheduler.sender_pauses.rests_of("bad") == ((5, proves_at_ns),)
+    scheduler.trust_sender("bad", proves_at_ns + 600 * MINUTE_NS)
+    assert scheduler.sender_pauses.rests_of("bad") == ((5, proves_at_ns),)
+    assert scheduler.sender_pauses.rests_of("good") == ()
+
+
+def test_a_rest_that_its_sender_is_refused_again_at_the_end_of_goes_on() -> None:
+    scheduler = Scheduler()
+    now_ns = 5
+    for _ in range(10):
+        now_ns = scheduler.sender_pauses.begin("bad", now_ns, "no")
+    scheduler.trust_sender("bad", now_ns)
+    assert scheduler.sender_pauses.rests_of("bad") == ((5, now_ns),)
+
+
+def test_senders_whose_rests_are_known_are_bounded() -> None:
+    scheduler = Scheduler()
+    for number in range(MOST_RESTING + 100):
+        scheduler.sender_pauses.begin(f"s{number}", 0, "no")
+        scheduler.trust_sender(f"s{number}", 1)
+
+    assert (
+        sum(bool(scheduler.sender_pauses.rests_of(f"s{number}")) for number in range(MOST_RESTING + 100))
+        == MOST_RESTING
+    )
+
+
+def test_senders_that_are_remembered_as_resting_are_bounded() -> None:
+    scheduler = Scheduler()
+    for number in range(MOST_RESTING + 100):
+        scheduler.sender_pauses.begin(f"s{number}", 0, "no")
+
+    assert len(scheduler.sender_pauses.senders()) == MOST_RESTING
+    # One that rests already needs nobody else's place.
+    sender_pauses = scheduler.sender_pauses.senders()
+    scheduler.sender_pauses.begin("s200", sender_pauses["s200"], "no")
+    assert scheduler.sender_pauses.senders().keys() == sender_pauses.keys()
+
+
+def test_first_come_is_first_served() -> None:
+    scheduler = Scheduler()
+    for number in range(3):
+        scheduler.add(a_message(number))
+
+    taken = [scheduler.next_ready(0) for _ in range(4)]
+
+    assert [queued.queue_id if queued else None for queued in taken] == [
+        *(f"{number:016d}" for number in range(3)),
+        None,
+    ]
+
+
+def test_a_message_that_was_not_attempted_keeps_its_place_and_loses_nothing() -> None:
+    scheduler = Scheduler()
+    for number in range(2):
+        scheduler.add(a_message(number))
+    first = scheduler.next_ready(0)
+    assert first is not None
+
+    scheduler.give_back(first.queue_id, "no room")
+
+    assert scheduler.first_ready(0) is first
+    assert (first.state, first.reason, first.due_at_ns) == (State.WAITING, "no room", 0)
+
+
+def test_a_deferred_message_is_due_at_its_instant_and_not_before() -> None:
+    scheduler = Scheduler()
+    scheduler.add(a_message(1))
+    taken = scheduler.next_ready(0)
+    assert taken is not None
+
+    scheduler.postpone(taken.queue_id, 1000, 1, "451 later")
+
+    assert scheduler.next_due_at_ns() == 1000
+    assert scheduler.next_ready(999) is None
+    assert scheduler.next_ready(1000) is taken
+
+
+def test_a_message_that_was_held_while_deferred_does_not_come_back_by_itself() -> None:
+    scheduler = Scheduler()
+    scheduler.add(a_message(1, State.DEFERRED, 1000))
+
+    scheduler.hold(QueueId(f"{1:016d}"))
+
+    assert scheduler.next_due_at_ns() is None
+    assert not scheduler.has_ready(5000)
+    scheduler.release(QueueId(f"{1:016d}"))
+    assert scheduler.has_ready(5000)
+
+
+@given(st.integers(0, 10**18), st.integers(1, 10**15), st.integers(1, 10**15))
+def test_the_back_off_is_the_age_between_its_bounds(age_ns: int, one_ns: int, other_ns: int) -> None:
+    least, most = sorted((one_ns, other_ns))
+
+    waits_ns = back_off_ns(age_ns, least, most)
+
+    assert least <= waits_ns <= most
+    assert waits_ns == age_ns or age_ns < least or age_ns > most
+
+
+class Order(RuleBasedStateMachine):
+    """The scheduler against a plain list of names in the order in which they may go."""
+
+    active = Bundle("active")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler = Scheduler()
+        self.line: list[QueueId] = []
+        self.deferred: dict[QueueId, int] = {}
+        self.held: set[QueueId] = set()
+        self.now_ns = 0
+        self.count = 0
+
+    def _wake(self) -> None:
+        due = sorted((at, name) for name, at in self.deferred.items() if at <= self.now_ns)
+        for _, name in due:
+            del self.deferred[name]
+            self.line.append(name)
+
+    @rule()
+    def arrives(self) -> None:
+        self.count += 1
+        self.scheduler.add(a_message(self.count))
+        self.line.append(QueueId(f"{self.count:016d}"))
+
+    @rule(span_ns=st.integers(1, 100))
+    def passes(self, span_ns: int) -> None:
+        self.now_ns += span_ns
+        self.scheduler.has_ready(self.now_ns)
+        self._wake()
+
+    @rule(target=active)
+    def takes(self) -> QueueId | None:
+        self._wake()
+        taken = self.scheduler.next_ready(self.now_ns)
+        expected = self.line.pop(0) if self.line else None
+        assert (taken.queue_id if taken else None) == expected
+        return expected
+
+    @rule(name=consumes(active))
+    def gives_back(self, name: QueueId | None) -> None:
+        if name is not None:
+            self.scheduler.give_back(name, "")
+            self.line.insert(0, name)
+
+    @rule(name=consumes(active), wait_ns=st.integers(1, 100))
+    def postpones(self, name: QueueId | None, wait_ns: int) -> None:
+        if name is not None:
+            self.scheduler.postpone(name, self.now_ns + wait_ns, 1, "")
+            self.deferred[name] = self.now_ns + wait_ns
+
+    @rule(name=consumes(active))
+    def comes_again(self, name: QueueId | None) -> None:
+        if name is not None:
+            self.scheduler.again(name, 1, "")
+            self.line.append(name)
+
+    @rule(name=consumes(active))
+    def is_removed(self, name: QueueId | None) -> None:
+        if name is not None:
+            self.scheduler.remove(name)
+
+    @rule(name=consumes(active))
+    def is_held(self, name: QueueId | None) -> None:
+        if name is not None:
+            self.scheduler.hold(name)
+            self.held.add(name)
+
+    @rule(data=st.data())
+    def is_released(self, data: st.DataObject) -> None:
+        if self.held:
+            name = data.draw(st.sampled_from(sorted(self.held)))
+            self.held.discard(name)
+            self.scheduler.release(name)
+            self.line.append(name)
+
+    @invariant()
+    def the_next_due_is_the_earliest(self) -> None:
+        assert self.scheduler.next_due_at_ns() == min(self.deferred.values(), default=None)
+
+
+TestOrder = Order.TestCase

@@ -1,0 +1,349 @@
+"""A look at what goes next is cut into slices: none is long, and the order is that of a look in one go."""
+
+import copy
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from relay.mail.envelope import QueueId
+from relay.queue import scheduler as scheduler_module
+from relay.queue.lanes import DEFAULT_LANE, Lane, Order, Price
+from relay.queue.parking import Parking
+from relay.queue.scheduler import SLICE, Queued, Scheduler, State
+from relay.queue.sender_pauses import FIRST_REST_NS
+
+LANES: tuple[Lane, ...] = (Lane("a", 3), Lane("b", 1, patience_ns=20), Lane(DEFAULT_LANE, 1))
+MANY = 10 * SLICE
+BAD = "bad@x.example"
+senders = st.sampled_from([BAD, "y@x.example", "z@x.example"])
+lanes = st.sampled_from(["a", "b", DEFAULT_LANE])
+
+
+def a_message(number: int, sender: str = BAD, lane: str = DEFAULT_LANE, due_at_ns: int = 0) -> Queued:
+    state = State.DEFERRED if due_at_ns else State.WAITING
+    name = QueueId(f"{number:016d}")
+    return Queued(name, sender, 100, 0, 0, 1, lane=lane, state=state, due_at_ns=due_at_ns)
+
+
+def a_queue(*, due_at_ns: int = 0) -> Scheduler:
+    queue = Scheduler()
+    for number in range(MANY):
+        queue.add(a_message(number, due_at_ns=due_at_ns))
+    return queue
+
+
+def count_of(queue: Scheduler, state: State) -> int:
+    return sum(queued.state is state for queued in queue)
+
+
+def slices_of(queue: Scheduler, now_ns: int, state: State) -> list[int]:
+    """Look until it is known who is next; return how many came into a state with each look."""
+    lengths, before = [], count_of(queue, state)
+    while True:
+        found = queue.first_ready(now_ns)
+        after = count_of(queue, state)
+        lengths.append(after - before)
+        before = after
+        if not queue.is_behind:
+            return lengths
+        assert found is None
+        assert queue.next_due_at_ns() == 0
+
+
+def test_no_look_is_long_when_all_back_offs_end_at_once() -> None:
+    lengths = slices_of(a_queue(due_at_ns=100), 100, State.WAITING)
+    assert sum(lengths) == MANY
+    assert max(lengths) <= SLICE
+
+
+def test_no_look_is_long_when_a_sender_rests_and_none_when_it_is_over() -> None:
+    queue = a_queue()
+    queue.sender_pauses.begin(a_message(0).sender, 0, "553 not yours")
+    lengths = slices_of(queue, 0, State.DEFERRED)
+    assert sum(lengths) == MANY
+    assert max(lengths) <= SLICE
+
+    queue.trust_sender(a_message(0).sender, 0)
+    assert count_of(queue, State.WAITING) == 0
+    lengths = slices_of(queue, 0, State.WAITING)
+    assert sum(lengths) == MANY
+    assert max(lengths) <= SLICE
+
+
+def test_one_that_is_taken_does_not_make_the_next_look_longer() -> None:
+    queue = a_queue()
+    queue.sender_pauses.begin(a_message(0).sender, 0, "553 not yours")
+    lengths = []
+    for _ in range(3):
+        before = count_of(queue, State.DEFERRED)
+        assert queue.next_ready(0) is None
+        lengths.append(count_of(queue, State.DEFERRED) - before)
+    assert lengths == [SLICE] * 3
+
+
+class Asked(dict[QueueId, Queued]):
+    """Messages that count how often one of them was asked for."""
+
+    times = 0
+
+    def __getitem__(self, queue_id: QueueId) -> Queued:
+        self.times += 1
+        return super().__getitem__(queue_id)
+
+    def get(self, queue_id: QueueId) -> Queued | None:  # type: ignore[override]  # none asks for a default
+        self.times += 1
+        return super().get(queue_id)
+
+
+def test_another_order_asks_after_nobody_who_is_parked() -> None:
+    messages = Asked()
+    order = Order()
+    places = Parking(messages, order)
+    for number in range(MANY):
+        message = messages[QueueId(f"{number:016d}")] = a_message(number, lane="a")
+        message.place, message.turn = "one sender", number + 1
+        places.park(message, "one sender", 5)
+    assert places.due(5) == ["one sender"]
+    places.let("one sender", MANY, 0)
+    messages.times = 0
+
+    places.go_by(another := Order(LANES))
+
+    assert messages.times == 0
+    assert places.due(5) == ["one sender"]
+    places.let("one sender", 1, 0)
+    assert another.first(5) == f"{0:016d}"
+
+
+def test_who_goes_by_one_lane_leaves_a_place_in_turn_whatever_lane_it_says() -> None:
+    messages: dict[QueueId, Queued] = {}
+    places = Parking(messages, order := Order(LANES))
+    said = ["gone", "a", "was renamed", "gone", DEFAULT_LANE, "was renamed"]
+    for number, lane in reversed(list(enumerate(said))):
+        message = messages[QueueId(f"{number:016d}")] = a_message(number, lane=lane)
+        message.place, message.turn = "place", number + 1
+        places.park(message, "place", 5)
+    places.due(5)
+    places.let("place", 10, 0)
+    assert places.following == {"a": 0, DEFAULT_LANE: 4}
+    left = []
+    while (queue_id := order.first_of(DEFAULT_LANE)) is not None:
+        left.append(int(queue_id))
+        order.remove(queue_id)
+        message = messages.pop(queue_id)
+        places.left("place", message.lane, was_let=True)
+    assert left == [0, 2, 3, 4, 5]
+
+
+def test_an_estimate_knows_of_those_that_are_yet_to_be_moved() -> None:
+    queue = a_queue()
+    queue.sender_pauses.begin(a_message(0).sender, 0, "553 not yours")
+    slices_of(queue, 0, State.DEFERRED)
+    queue.trust_sender(a_message(0).sender, 0)
+    twin = queue.twin(copy.deepcopy(list(queue)))
+    assert sum(slices_of(twin, 0, State.WAITING)) == MANY
+
+
+def test_one_that_was_released_before_its_sender_keeps_its_place_when_the_others_come() -> None:
+    queue = Scheduler()
+    for number in range(3):
+        queue.add(a_message(number))
+    queue.sender_pauses.begin(a_message(0).sender, 0, "553 not yours")
+    assert queue.next_ready(0) is None
+    queue.release(QueueId(f"{1:016d}"))
+    queue.add(a_message(3, "good@x.example"))
+    queue.trust_sender(a_message(0).sender, 0)
+    taken = [queue.next_ready(0) for _ in range(4)]
+    assert [queued and int(queued.queue_id) for queued in taken] == [1, 3, 0, 2]
+
+
+def test_one_that_an_operator_has_meanwhile_comes_with_its_senders_next_success() -> None:
+    queue = Scheduler()
+    queue.add(message := a_message(0))
+    queue.sender_pauses.begin(message.sender, 0, "553 not yours")
+    assert queue.next_ready(0) is None
+    before, message.state = message.state, State.ACTIVE
+    queue.trust_sender(message.sender, 0)
+    assert queue.next_ready(0) is None
+    message.state = before
+    queue.add(message)
+    assert queue.next_ready(0) is None
+    queue.trust_sender(message.sender, 0)
+    assert queue.next_ready(0) is message
+
+
+class Whole(Scheduler):
+    """A queue that looks in one go, and has who sat out come back at once."""
+
+    def _is_cut(self) -> bool:
+        return False
+
+    def trust_sender(self, sender: str, now_ns: int) -> None:
+        self.sender_pauses.end(sender, now_ns)
+        for queue_id in list(self._sitting_out.get(sender, ())):
+            if self._messages[queue_id].state is State.DEFERRED:
+                self.release(queue_id)
+
+
+class Slices(RuleBasedStateMachine):
+    """To a queue that looks in slices happens what happens to one that looks in one go.
+
+    Mail comes, goes and is operated on also between two slices, unless a sender rests.  What changes who
+    may go (a rest, a place, the time) comes before a look or after it, as it does for the other one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(scheduler_module, "SLICE", 2)
+        self.sliced, self.whole = Scheduler(), Whole()
+        self.queues = (self.sliced, self.whole)
+        self.now_ns = 1
+        self.count = 0
+        self.active: list[QueueId] = []
+
+    def teardown(self) -> None:
+        self.patch.undo()
+
+    def is_level(self) -> bool:
+        return not self.sliced.is_behind
+
+    def may_meddle(self) -> bool:
+        # Of a resting sender's mail so much is passed over as stands before who goes next.  So what goes
+        # ahead of it between two slices leaves some in its place that the other queue passed over.
+        return self.is_level() or not self.whole.sender_pauses.senders()
+
+    @precondition(may_meddle)
+    @rule(sender=senders, lane=lanes, wait_ns=st.sampled_from([0, 5, 50]), many=st.integers(1, 5))
+    def come(self, sender: str, lane: str, wait_ns: int, many: int) -> None:
+        due_at_ns = self.now_ns + wait_ns if wait_ns else 0
+        for _ in range(many):
+            self.count += 1
+            for queue in self.queues:
+                queue.add(a_message(self.count, sender, lane, due_at_ns))
+
+    @rule()
+    def look(self) -> None:
+        self.whole.first_ready(self.now_ns)
+        self.sliced.first_ready(self.now_ns)
+
+    @precondition(is_level)
+    @rule(span_ns=st.sampled_from([7, FIRST_REST_NS]))
+    def time_passes(self, span_ns: int) -> None:
+        self.now_ns += span_ns
+        self.look()
+
+    @rule()
+    def take(self) -> None:
+        expected = self.whole.next_ready(self.now_ns)
+        while (queued := self.sliced.next_ready(self.now_ns)) is None and self.sliced.is_behind:
+            assert self.sliced.next_due_at_ns() == 0
+        assert (queued and queued.queue_id) == (expected and expected.queue_id)
+        if queued is not None:
+            self.active.append(queued.queue_id)
+
+    @precondition(lambda self: self.active and self.may_meddle())
+    @rule(end=st.sampled_from(["give back", "again", "postpone", "remove", "park"]))
+    def end(self, end: str) -> None:
+        queue_id = self.active.pop(0)
+        for queue in self.queues:
+            match end:
+                case "give back":
+                    queue.give_back(queue_id, "")
+                case "again":
+                    queue.again(queue_id, 1, "")
+                case "postpone":
+                    queue.postpone(queue_id, self.now_ns + 5, 1, "")
+                case "park":
+                    queue.park(queue_id, f"place {int(queue_id) % 2}", self.now_ns + 5, "")
+                case _:
+                    queue.remove(queue_id)
+
+    @precondition(may_meddle)
+    @rule(number=st.integers(0, 30), verb=st.sampled_from(["hold", "release", "remove"]))
+    def operate(self, number: int, verb: str) -> None:
+        idle = [queued.queue_id for queued in self.whole if queued.queue_id not in self.active]
+        both = [queue.get(idle[number % len(idle)]) for queue in self.queues if idle]
+        # One that is due and not moved yet may be released: then it goes behind the others that are due.
+        if len({queued.state for queued in both if queued is not None}) == 1:
+            for queue in self.queues:
+                getattr(queue, verb)(idle[number % len(idle)])
+
+    @precondition(may_meddle)
+    @rule(number=st.integers(0, 30), verbs=st.sampled_from([("hold", "release"), ("add",)]))
+    def operate_at_once(self, number: int, verbs: tuple[str, ...]) -> None:
+        """Move a message that waits to the end of the line, between two slices perhaps."""
+        idle = [queued.queue_id for queued in self.whole if queued.state is State.WAITING]
+        both = [queue.get(idle[number % len(idle)]) for queue in self.queues if idle]
+        if all(queued and queued.state is State.WAITING for queued in both):
+            for queue, queued in zip(self.queues, both, strict=False):
+                assert queued is not None
+                for verb in verbs:
+                    getattr(queue, verb)(queued if verb == "add" else queued.queue_id)
+
+    @precondition(is_level)
+    @rule(number=st.integers(0, 30), is_trusted=st.booleans())
+    def operate_slowly(self, number: int, *, is_trusted: bool) -> None:
+        """Have an operator's verb on a message fail, after a while: it comes back as it was."""
+        idle = [queued for queued in self.whole if queued.queue_id not in self.active]
+        for queue in self.queues if idle else ():
+            queued = queue.get(idle[number % len(idle)].queue_id)
+            assert queued is not None
+            before, queued.state = queued.state, State.ACTIVE
+            if is_trusted:
+                queue.trust_sender(queued.sender, self.now_ns)
+            while queue.first_ready(self.now_ns) is None and queue.is_behind:
+                pass
+            queued.state = before
+            queue.add(queued)
+
+    @precondition(is_level)
+    @rule(sender=senders)
+    def rest(self, sender: str) -> None:
+        for queue in self.queues:
+            queue.sender_pauses.begin(sender, self.now_ns, "553 not yours")
+
+    @precondition(is_level)
+    @rule(sender=senders)
+    def trust(self, sender: str) -> None:
+        for queue in self.queues:
+            queue.trust_sender(sender, self.now_ns)
+
+    @precondition(is_level)
+    @rule(room=st.integers(0, 3))
+    def ask_places(self, room: int) -> None:
+        for queue in self.queues:
+            for place in queue.places_due(self.now_ns):
+                queue.let_leave(place, room, self.now_ns + 9)
+
+    @precondition(is_level)
+    @rule(edit=st.sampled_from([(), LANES]))
+    def edit(self, edit: tuple[Lane, ...]) -> None:
+        for queue in self.queues:
+            queue.arrange(edit, Price(), 100)
+
+    @precondition(is_level)
+    @invariant()
+    def each_message_stands_as_in_the_other_one(self) -> None:
+        def seen(queue: Scheduler) -> list[tuple[object, ...]]:
+            return [(q.queue_id, q.state, q.due_at_ns, q.ready_at_ns, q.place, q.turn) for q in queue]
+
+        assert seen(self.sliced) == seen(self.whole)
+
+    @precondition(is_level)
+    @invariant()
+    def an_estimate_of_it_goes_the_same_way(self) -> None:
+        orders = []
+        for queue in self.queues:
+            twin, order = queue.twin(copy.deepcopy(list(queue))), []
+            while (queued := twin.next_ready(self.now_ns)) is not None or twin.is_behind:
+                if queued is not None:
+                    order.append(queued.queue_id)
+            orders.append(order)
+        assert orders[0] == orders[1]
+
+
+TestSlices = Slices.TestCase
+TestSlices.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)

@@ -1,0 +1,169 @@
+"""A sender with a real spool, a real history and real sockets, towards a scripted smarthost."""
+
+import asyncio
+import contextlib
+import io
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from relay.clock import Clock, SystemClock
+from relay.control.operator import Operator
+from relay.mail.envelope import Envelope, QueueId
+from relay.policy.model import Policy
+from relay.policy.source import parse_policy
+from relay.queue.scheduler import Queued
+from relay.sender.dispatcher import Dispatcher
+from relay.sender.late_mail import LateMail
+from relay.sender.sender import Sender
+from relay.spool.durable import Disk, RealDisk
+from relay.spool.maildir.drafts import MaildirIntake
+from relay.spool.maildir.engine import MaildirSpool
+from relay.spool.maildir.trigger import Trigger
+from relay.status.snapshot import PolicyStatus, Snapshot
+from relay.status.watch import Watch
+from relay.telemetry.events import Events
+from relay.telemetry.metrics import Metrics
+from relay.telemetry.redaction import Redaction
+
+PATIENCE_SECONDS = 120.0
+"""How long something may take before it counts as hung; nothing is decided by how long it took."""
+
+CONTENT = b"From: a@here.example\r\nSubject: hello\r\n\r\nhello\r\n.dotted\r\n"
+
+
+def policy_of(folder: Path, port: int, upstream: str = "", rest: str = "", connections: int = 2) -> Policy:
+    """Return a policy whose one upstream is on this port; `upstream` and `rest` are more YAML."""
+    text = f"""
+spool: ./spool
+hostname: relay.test
+listen: [{{address: "127.0.0.1:0", clients: [127.0.0.0/8]}}]
+upstreams:
+  isp: {{host: 127.0.0.1, port: {port}, tls: none, connections: {connections}{upstream}}}
+{rest or "retry: {min: 50ms, max: 100ms, lifetime: 1d}"}
+"""
+    return parse_policy(text.encode(), folder / "policy.yaml")
+
+
+class Relay:
+    """`async with Relay(policy) as relay`: recovered and relaying; stopped at the end."""
+
+    def __init__(self, policy: Policy, disk: Disk | None = None, clock: Clock | None = None) -> None:
+        self.policy = policy
+        self.disk = disk or RealDisk()
+        self.clock = clock or SystemClock()
+        self.log = io.StringIO()
+        self.faults: list[BaseException] = []
+        self.told: list[str] = []
+        self.events = Events(self.log, "text", self.clock)
+        metrics = Metrics(self.clock)
+        metrics.know_upstreams(policy.upstreams)
+        root = str(policy.spool)
+        self.spool = MaildirSpool(root, self.disk, self.clock, lambda _name, why: self.told.append(why))
+        self.intake = MaildirIntake(root, RealDisk(), self.clock)
+        self.trigger = Trigger(root, RealDisk())
+        self.sender = Sender(
+            self.spool,
+            Trigger(root, RealDisk()),
+            policy=policy,
+            hostname="relay.test",
+            disk=self.disk,
+            events=self.events,
+            metrics=metrics,
+            redaction=Redaction(),
+            clock=self.clock,
+            on_fault=self.faults.append,
+        )
+        self.watch = Watch(self.sender, policy, "relay.test", self.clock, PolicyStatus("", 0))
+        self.late = LateMail(
+            self.sender.scheduler,
+            self.sender.spool_thread,
+            self.sender.settling,
+            self.clock,
+            foresee=lambda: self.watch.listing().messages,
+            pausing=self.sender.upstreams.default_pausing,
+        )
+        self.operator = Operator(
+            self.sender.scheduler,
+            self.sender.spool_thread,
+            self.sender.settling,
+            self.events,
+            watch=self.watch,
+            wake=self.sender.wake,
+            resume=self.sender.upstreams.resume,
+            shield=self.sender.upstreams.shield,
+            on_fault=self.sender.fail,
+        )
+
+    def _snapshot(self) -> Snapshot:
+        return self.watch.snapshot()
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        return self.sender.dispatchers["isp"]
+
+    def accept(
+        self,
+        *recipients: str,
+        sender: str = "a@here.example",
+        content: bytes = CONTENT,
+        smtputf8: bool = False,
+    ) -> QueueId:
+        """Accept a message as a listener does."""
+        draft = self.intake.draft()
+        draft.append(content)
+        envelope = Envelope(
+            sender,
+            recipients or ("b@there.example",),
+            self.clock.wall_ns(),
+            "unknown[127.0.0.1]",
+            "here",
+            "ESMTP",
+            smtputf8=smtputf8,
+        )
+        assert self.intake.accept([(draft, envelope)]) == [None]
+        self.trigger.pull()
+        return draft.queue_id
+
+    def queued(self, queue_id: QueueId) -> Queued | None:
+        return self.sender.scheduler.get(queue_id)
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        """Wait for something that this loop brings about."""
+        async with self._patience():
+            while not condition():
+                assert not self.faults, self.faults
+                await asyncio.sleep(0.002)
+
+    async def until_empty(self) -> None:
+        """Wait until nothing is queued, by the spool's own account, and nothing waits to be taken."""
+        new = Path(self.policy.spool) / "new"
+        async with self._patience():
+            while True:
+                # In this order: what is taken between two of the looks is seen by the next one.
+                await self.until(lambda: len(self.sender.scheduler) == 0 and not any(new.iterdir()))
+                await self.sender.look()
+                totals = self.sender.seen.totals
+                if totals.accepted and totals.queued == 0 and len(self.sender.scheduler) == 0:
+                    return
+                await asyncio.sleep(0.002)
+
+    @contextlib.asynccontextmanager
+    async def _patience(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                yield
+        except TimeoutError:
+            self.events.flush()
+            raise AssertionError(f"it never happened; the log:\n{self.log.getvalue()}") from None
+
+    async def __aenter__(self) -> Self:
+        await self.sender.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.sender.stop()
+        self.trigger.close()

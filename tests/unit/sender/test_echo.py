@@ -1,0 +1,115 @@
+"""An upstream that prints what a client said: its words stop nobody, whatever they are."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from relay.queue.scheduler import State
+from tests.fakes.smarthost import Script, Smarthost
+from tests.unit.sender.in_process_relay import Relay, policy_of
+
+OTHERS = [f"s{number}@there.example" for number in range(5)]
+
+
+def postfix(address: str) -> str:
+    """Postfix prints the address in its internal form: without quotes."""
+    local, _, domain = address.rpartition("@")
+    bare = local.strip('"').replace("\\", "")
+    return f"550 5.1.1 <{bare}@{domain}>: Recipient address rejected: User unknown in local recipient table"
+
+
+def postfix_access(address: str) -> str:
+    return postfix(address).replace("5.1.1", "5.7.1").replace("User unknown in", "Access denied by")
+
+
+def sendmail(address: str) -> str:
+    return f"550 <{address}>... User unknown"
+
+
+def folded(address: str) -> str:
+    """One reply line for every twelve characters, as a server that fills its lines does."""
+    text = f"<{address}> is not a mailbox of ours"
+    lines = [text[at : at + 12] for at in range(0, len(text), 12)]
+    return "\r\n".join([*(f"550-5.7.1 {line}" for line in lines[:-1]), f"550 5.7.1 {lines[-1]}"])
+
+
+def of_the_domain(address: str) -> str:
+    return f"550 5.4.4 Unable to route: no mail exchanger for {address.rpartition('@')[2]}"
+
+
+@pytest.mark.parametrize("says", [postfix, postfix_access, sendmail, folded, of_the_domain])
+@pytest.mark.parametrize(
+    "recipient",
+    [
+        '"daily sending quota exceeded"@x.example',
+        '"daily sending is paused for this account"@x.example',
+        '"a> daily sending quota exceeded <b"@x.example',
+        '"#5.7.13 your account is suspended, try again in 5 hours"@x.example',
+        "joe@throttl.example",
+    ],
+)
+async def test_a_recipient_whose_name_speaks_of_a_quota_stops_no_other_mail(
+    tmp_path: Path, recipient: str, says: Callable[[str], str]
+) -> None:
+    def rcpt(argument: str) -> str:
+        address = argument.partition("<")[2].rpartition(">")[0]
+        return says(address) if address == recipient else "250 ok"
+
+    async with (
+        Smarthost(Script(rcpt=rcpt)) as host,
+        Relay(policy_of(tmp_path, host.port, connections=1)) as relay,
+    ):
+        relay.accept(recipient)
+        for other in OTHERS:
+            relay.accept(other)
+        await relay.until(lambda: relay.dispatcher.pausing.because or len(host.relayed) >= len(OTHERS))
+
+        assert relay.dispatcher.pausing.because == ""
+        await relay.until_empty()
+        (report,) = [relayed for relayed in host.relayed if relayed.reverse_path == ""]
+        assert b"Status: 5." in report.content
+        assert relay.sender.scheduler.sender_pauses.senders() == {}
+
+
+async def test_a_subject_that_an_upstream_prints_stops_no_other_mail(tmp_path: Path) -> None:
+    subject = "Sending limit exceeded: your account has been suspended"
+
+    def eod(_: str) -> str:
+        # The report is refused likewise, for the header that it returns.
+        if subject.encode() in host.transactions[-1].content:
+            return f'554 5.7.1 Message refused by the filter of subjects: "{subject}"'
+        return "250 ok"
+
+    async with (
+        Smarthost(Script(eod=eod)) as host,
+        Relay(policy_of(tmp_path, host.port, connections=1)) as relay,
+    ):
+        relay.accept(content=f"Subject: {subject}\r\n\r\nhello\r\n".encode())
+        for other in OTHERS:
+            relay.accept(other)
+        await relay.until(lambda: relay.dispatcher.pausing.because or len(host.relayed) == len(OTHERS))
+
+        assert relay.dispatcher.pausing.because == ""
+        await relay.until(
+            lambda: (
+                relay.dispatcher.pausing.because
+                or any(q.reverse_path == "" and q.state is State.DEFERRED for q in relay.sender.scheduler)
+            )
+        )
+        assert relay.dispatcher.pausing.because == ""
+
+
+async def test_a_refusal_about_us_that_prints_such_a_name_still_stops(tmp_path: Path) -> None:
+    recipient = '"daily sending quota exceeded"@x.example'
+    refusal = f"554 5.7.1 <{recipient}>: Recipient address rejected: Daily sending quota exceeded"
+
+    async with (
+        Smarthost(Script(rcpt=lambda _: refusal)) as host,
+        Relay(policy_of(tmp_path, host.port, connections=1)) as relay,
+    ):
+        relay.accept(recipient)
+        await relay.until(lambda: relay.dispatcher.pausing.because)
+
+        totals = await relay.sender.spool_thread.totals()
+        assert (totals.bounced, totals.queued) == (0, 1)

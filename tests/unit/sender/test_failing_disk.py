@@ -1,0 +1,131 @@
+"""The n-th sync under a sender fails, for n = 1, 2, …: it begins nothing more, and a restart finds all."""
+
+import asyncio
+import errno
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from relay.policy.model import Policy
+from relay.sender import dispatcher
+from relay.spool.durable import RealDisk
+from relay.spool.interface import SpoolFault, Totals
+from tests.fakes.smarthost import Script, Smarthost
+from tests.proofs.figures import FIGURES
+from tests.unit.sender.in_process_relay import PATIENCE_SECONDS, Relay, policy_of
+
+LIMITS = ", limits: [{messages: 1000, per: 1h}]"
+
+
+class FailsAt(RealDisk):
+    """A disk whose nth sync fails, of whatever kind."""
+
+    def __init__(self, nth: int) -> None:
+        super().__init__()
+        self._calls_left = nth
+
+    @property
+    def has_failed(self) -> bool:
+        return self._calls_left <= 0
+
+    def _count(self) -> None:
+        self._calls_left -= 1
+        if self._calls_left == 0:
+            raise OSError(errno.EIO, "Input/output error")
+
+    def sync(self, fd: int) -> None:
+        self._count()
+        super().sync(fd)
+
+    def sync_content(self, fd: int) -> None:
+        self._count()
+        super().sync_content(fd)
+
+    def sync_directory(self, path: str) -> None:
+        self._count()
+        super().sync_directory(path)
+
+    def sync_each(self, fds: Sequence[int], *, content_only: bool) -> list[OSError | None]:
+        try:
+            for _ in fds:
+                self._count()
+        except OSError as error:
+            return [error] * len(fds)
+        return super().sync_each(fds, content_only=content_only)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "HISTORY_RETRY_NS", 10_000_000)
+
+
+async def _ends(relay: Relay) -> None:
+    """Wait until the sender has nothing left, or has been told to end."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not relay.faults:
+            await relay.sender.look()
+            totals = relay.sender.seen.totals
+            if totals.accepted == 3 and totals.queued == 0 and len(relay.sender.scheduler) == 0:
+                return
+            await asyncio.sleep(0)
+
+
+async def _goes_on_or_stops(policy: Policy, disk: FailsAt) -> str:
+    """Start a sender on a disk of which one sync fails; return what it says."""
+    try:
+        relay = Relay(policy, disk)
+    except OSError as error:
+        return f"cannot start: {error}"
+    try:
+        await relay.sender.start()
+    except (OSError, SpoolFault) as error:
+        relay.sender.close()
+        relay.trigger.close()
+        return f"cannot start: {error}"
+    try:
+        await _ends(relay)
+    finally:
+        await relay.__aexit__(None, None, None)
+    assert all(isinstance(fault, SpoolFault) for fault in relay.faults)
+    relay.events.flush()
+    return " ".join(map(str, relay.faults)) or relay.log.getvalue()
+
+
+async def test_whatever_sync_fails_the_sender_says_so_and_a_restart_brings_all_to_its_end(
+    tmp_path: Path,
+) -> None:
+    said = []
+    script = Script(rcpt=lambda argument: "550 5.1.1 nobody" if "bad@" in argument else "250 2.1.5 fine")
+    for nth in itertools.count(1):
+        async with Smarthost(script) as host:
+            policy = policy_of(tmp_path / str(nth), host.port, LIMITS)
+            before = Relay(policy)
+            before.accept("good@x.example", "bad@x.example")
+            before.sender.close()
+            disk = FailsAt(nth)
+            said.append(await _goes_on_or_stops(policy, disk))
+            if disk.has_failed:
+                assert "Input/output error" in said[-1]
+                FIGURES["failed syncs under a whole sender"] += 1
+            async with Relay(policy) as relay:
+                await _ends(relay)
+                assert await relay.sender.spool_thread.totals() == Totals(accepted=3, relayed=2, bounced=1)
+                assert not relay.told
+        came = Counter(address for each in host.relayed for address in each.recipients)
+        assert set(came) == {"good@x.example", "a@here.example"}
+        assert came.total() <= 2 + disk.has_failed
+        if not disk.has_failed:
+            break
+    for what in (
+        "cannot start",
+        "bounce",
+        "status bytes",
+        "report",
+        "ledger",
+        "removal",
+        "history of isp failed",
+    ):
+        assert any(what in each for each in said), what

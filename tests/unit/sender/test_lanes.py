@@ -1,0 +1,339 @@
+"""Lanes from the policy to the smarthost: who goes next, who gets its share, what an edit does."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from relay.clock import SECOND_NS, SystemClock
+from relay.mail.envelope import Envelope, QueueId
+from relay.policy.lane import with_ceilings
+from relay.policy.model import Policy
+from relay.queue.scheduler import State
+from relay.spool.durable import RealDisk
+from relay.status.snapshot import message_to_json, to_json
+from relay.throttle.keys import Request
+from relay.throttle.peaks import audit_file
+from relay.throttle.throttle import Throttle
+from tests.fakes.clock import FakeClock
+from tests.fakes.smarthost import Recorded, Script, Smarthost
+from tests.unit.sender.in_process_relay import CONTENT, PATIENCE_SECONDS, Relay, policy_of
+
+RETRY = "retry: {min: 50ms, max: 100ms, lifetime: 30d}"
+LANES = f"""{RETRY}
+lanes:
+  resets: {{sender: noreply@here.example, share: 50}}
+  list: {{header: {{List-Id: "*announce*"}}, share: 30}}
+"""
+LISTED = b"List-Id: <announce.here.example>\r\n" + CONTENT
+
+
+def _hand_over(relay: Relay, count: int, sender: str, content: bytes) -> None:
+    """Have a listener accept so many messages as one batch."""
+    drafts = []
+    for _ in range(count):
+        draft = relay.intake.draft()
+        draft.append(content)
+        envelope = Envelope(
+            sender, ("b@there.example",), relay.clock.wall_ns(), "unknown[127.0.0.1]", "here", "ESMTP"
+        )
+        drafts.append((draft, envelope))
+    assert not any(relay.intake.accept(drafts))
+    relay.trigger.pull()
+
+
+def _senders(transactions: list[Recorded]) -> str:
+    """Return the first letter of each sender."""
+    return "".join(transaction.reverse_path[0] for transaction in transactions)
+
+
+def _taking(clock: FakeClock, seconds: int) -> Callable[[str], str]:
+    def reply(_: str) -> str:
+        clock.advance(seconds * SECOND_NS)
+        return "250 2.0.0 taken"
+
+    return reply
+
+
+async def _next_slot(relay: Relay, clock: FakeClock, host: Smarthost) -> None:
+    """Let time pass until the next slot opens, and one message go."""
+    count = len(host.relayed)
+    await relay.until(
+        lambda: relay.dispatcher.in_flight == 0 and relay.dispatcher.throttle.opens_at_ns() > _now(clock)
+    )
+    clock.advance(relay.dispatcher.throttle.opens_at_ns() - clock.boottime_ns())
+    relay.sender.wake()
+    await relay.until(lambda: len(host.relayed) == count + 1 and relay.dispatcher.in_flight == 0)
+
+
+def _now(clock: FakeClock) -> int:
+    return clock.boottime_ns()
+
+
+async def test_a_password_reset_behind_5000_list_messages_has_the_next_slot_and_the_list_its_share(
+    tmp_path: Path,
+) -> None:
+    clock = FakeClock()
+    host = Smarthost(Script(eod=_taking(clock, 36)))
+    upstream = ", max_messages: 100000, max_age: 300d, idle: 300d"
+    async with host:
+        policy = policy_of(
+            tmp_path, host.port, f"{upstream}, limits: [{{messages: 100, per: 1h}}], guard: 1ms", LANES, 1
+        )
+        async with Relay(policy, clock=clock) as relay:
+            for _ in range(10):
+                _hand_over(relay, 500, "list@here.example", LISTED)
+            # A hundred in the first hour, one each 36 s; then the window is full.
+            await relay.until(lambda: len(host.relayed) == 100 and len(relay.sender.scheduler) == 4900)
+
+            host.script = Script()
+            relay.accept(sender="noreply@here.example")
+            await relay.until(lambda: len(relay.sender.scheduler) == 4901)
+            await _next_slot(relay, clock, host)
+            assert _senders(host.relayed[100:]) == "n"
+            await _next_slot(relay, clock, host)
+            assert _senders(host.relayed[101:]) == "l"
+
+            # A flood of them, and of all else: everybody has a share of 50, 30 and 20.
+            _hand_over(relay, 40, "noreply@here.example", CONTENT)
+            _hand_over(relay, 40, "else@here.example", CONTENT)
+            await relay.until(lambda: len(relay.sender.scheduler) == 4979)
+            for _ in range(40):
+                await _next_slot(relay, clock, host)
+            went = _senders(host.relayed[102:])
+            assert abs(went.count("n") - 20) <= 1
+            assert abs(went.count("l") - 12) <= 1
+            assert abs(went.count("e") - 8) <= 1
+            waiting = {lane.name: lane.waiting_messages for lane in relay.watch.snapshot().lanes}
+            assert sum(waiting.values()) == 4939
+            assert waiting["list"] == 4899 - went.count("l")
+
+
+async def test_senders_take_turns_within_a_lane_and_in_its_own_lane_a_large_message_keeps_back_nobody(
+    tmp_path: Path,
+) -> None:
+    upstream = ", max_recipients: 2, guard: 1ms, limits: [{messages: 1, per: 1h}]"
+    rest = f"{RETRY}\nlanes: {{default: {{}}}}"
+    async with Smarthost() as host:
+        async with Relay(policy_of(tmp_path, host.port, upstream, rest, 1)) as relay:
+            relay.accept("first@x.example", "too@x.example", sender="filler@here.example")
+            # It is queued until it is settled, and must not be counted as one of the next.
+            await relay.until(lambda: host.relayed and not len(relay.sender.scheduler))
+            relay.accept(*[f"r{number}@x.example" for number in range(8)], sender="large@here.example")
+            relay.accept(sender="large@here.example")
+            relay.accept(sender="small@here.example")
+            relay.accept(sender="small@here.example")
+            await relay.until(lambda: len(relay.sender.scheduler) == 4)
+            await _edit(relay, policy_of(tmp_path, host.port, upstream.replace("1h", "20ms"), rest, 1))
+            await relay.until_empty()
+
+        assert _senders(host.relayed[1:]) == "lslslll"
+        # A turn is a transaction; and the sender's own next one goes before the rest of the large one.
+        assert [len(each.recipients) for each in host.relayed[1:]] == [2, 1, 1, 1, 2, 2, 2]
+
+
+CEILED = f"""{RETRY}
+lanes:
+  list: {{sender: list@here.example, ceiling: 50}}
+"""
+
+
+async def test_nobody_wakes_for_a_message_of_a_full_lane_that_is_held(tmp_path: Path) -> None:
+    async with Smarthost() as host:
+        policy = policy_of(tmp_path, host.port, ", limits: [{messages: 2, per: 1h}]", CEILED)
+        async with Relay(policy) as relay:
+            for number in range(2):
+                relay.accept(f"r{number}@x.example", sender="list@here.example")
+            await relay.until(lambda: len(host.relayed) == 1 and relay.dispatcher.in_flight == 0)
+            scheduler = relay.sender.scheduler
+            await relay.until(lambda: scheduler.closed_lanes() == ["list"])
+            (waits,) = scheduler
+
+            await relay.operator.hold([waits.queue_id])
+
+            assert scheduler.next_due_at_ns() is None
+            assert relay.watch.snapshot().upstreams[0].held_by == ""
+            await relay.operator.release([waits.queue_id])
+            await relay.until(lambda: scheduler.closed_lanes() == ["list"])
+
+
+async def test_a_lane_never_holds_more_of_a_limit_than_its_ceiling_and_all_else_goes_on(
+    tmp_path: Path,
+) -> None:
+    upstream = ", limits: [{messages: 6, per: 1h}]"
+    async with Smarthost() as host:
+        policy = policy_of(tmp_path, host.port, upstream, CEILED)
+        async with Relay(policy) as relay:
+            for number in range(5):
+                relay.accept(f"r{number}@x.example", sender="list@here.example")
+            await relay.until(lambda: len(host.relayed) == 3 and relay.dispatcher.in_flight == 0)
+            await relay.until(lambda: relay.watch.snapshot().upstreams[0].held_by == "ceiling of lane list")
+            for number in range(2):
+                relay.accept(f"r{number}@x.example", sender="else@here.example")
+            await relay.until(lambda: len(host.relayed) == 5)
+
+            assert _senders(host.relayed[3:]) == "ee"
+            reasons = {message.reason for message in relay.watch.listing().messages()}
+            assert "no room under the ceiling of lane list" in reasons
+            usage = {each.label: (each.used, each.count) for each in relay.dispatcher.throttle.usage()}
+            assert usage == {
+                "6 messages per 3600s": (5, 6),
+                "3 messages per 3600s for lane list": (3, 3),
+            }
+        # It is the history that says so: nothing more goes after a restart either.
+        async with Relay(policy) as relay:
+            await relay.until(lambda: len(relay.sender.scheduler) == 2)
+            relay.accept(sender="else@here.example")
+            await relay.until(lambda: len(host.relayed) == 6)
+            assert _senders(host.relayed[5:]) == "e"
+            await relay.until(lambda: len(relay.sender.scheduler) == 2)
+            await _edit(relay, policy_of(tmp_path, host.port, ", limits: [{messages: 9, per: 1h}]", CEILED))
+            await relay.until(lambda: len(host.relayed) == 7)
+            assert _senders(host.relayed[6:]) == "l"
+    edited = relay.watch.policy
+    limits = with_ceilings(edited.upstreams["isp"].limits, edited.lanes)
+    found = audit_file(policy.history_path("isp"), limits, RealDisk())
+    assert [(finding.most, finding.count, finding.is_proven) for finding in found.findings] == [
+        (7, 9, True),
+        (4, 4, True),
+    ]
+
+
+async def test_room_that_another_relay_took_for_the_lane_keeps_back_that_lane_alone(tmp_path: Path) -> None:
+    upstream = ", limits: [{messages: 6, per: 1h}]"
+    async with Smarthost() as host:
+        policy = policy_of(tmp_path, host.port, upstream, CEILED)
+        async with Relay(policy) as relay:
+            # A connection that is open, and all that this one knows is written down.
+            throttle = relay.dispatcher.throttle
+            relay.accept(sender="else@here.example")
+            await relay.until(lambda: throttle._flushing is not None and throttle._flushing.done())
+            limits = with_ceilings(policy.upstreams["isp"].limits, policy.lanes)
+            other = Throttle(policy.history_path("isp"), limits, None, RealDisk(), SystemClock())
+            other.reserve([Request(1, lane="list")] * 3)
+            other.close()
+            assert relay.dispatcher.throttle.room_in("list")[0] == 3  # what it knows is older
+
+            for _ in range(3):
+                relay.accept(sender="list@here.example")
+            relay.accept(sender="else@here.example")
+            await relay.until(lambda: len(host.relayed) == 2 and len(relay.sender.scheduler) == 3)
+
+            assert _senders(host.relayed) == "ee"
+            assert relay.dispatcher.throttle.room_in("list")[0] == 0
+            assert {queued.state for queued in relay.sender.scheduler} == {State.WAITING}
+
+
+async def test_an_edit_of_the_lanes_sorts_the_queue_anew(tmp_path: Path) -> None:
+    upstream = ", limits: [{messages: 1, per: 1h}]"
+    async with (
+        Smarthost() as host,
+        Relay(policy_of(tmp_path, host.port, upstream, RETRY, 1)) as relay,
+    ):
+        relay.accept(sender="filler@here.example")
+        await relay.until(lambda: len(host.relayed) == 1 and len(relay.sender.scheduler) == 0)
+        for _ in range(20):
+            relay.accept(sender="list@here.example", content=LISTED)
+        reset = relay.accept(sender="noreply@here.example")
+        held = relay.accept(sender="noreply@here.example")
+        await relay.until(lambda: len(relay.sender.scheduler) == 22)
+        await relay.operator.hold([held])
+        assert relay.watch.snapshot().lanes == ()
+
+        await _edit(relay, policy_of(tmp_path, host.port, upstream, LANES))
+        await relay.until(lambda: _lane(relay, reset) == _lane(relay, held) == "resets")
+        await relay.until(lambda: _waiting(relay) == {"resets": 1, "list": 20, "default": 0})
+        await _edit(
+            relay, policy_of(tmp_path, host.port, upstream.replace("messages: 1", "messages: 2"), LANES)
+        )
+        await relay.until(lambda: len(host.relayed) == 2)
+        assert _senders(host.relayed) == "fn"
+
+        # Without lanes there are none, and first come is first served again.
+        await _edit(
+            relay, policy_of(tmp_path, host.port, upstream.replace("messages: 1", "messages: 3"), RETRY)
+        )
+        await relay.until(lambda: len(host.relayed) == 3)
+        assert relay.watch.snapshot().lanes == ()
+        assert {message.lane for message in relay.watch.listing().messages()} == {""}
+
+
+async def _edit(relay: Relay, policy: Policy) -> None:
+    await relay.sender.apply(policy)
+    relay.watch.policy = policy
+
+
+class HeldUp(RealDisk):
+    """A disk on which taking a message into the queue waits until it is let go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_begun, self.goes_on = threading.Event(), threading.Event()
+
+    def rename(self, source: str, target: str) -> None:
+        if "/new/" in source:
+            self.has_begun.set()
+            assert self.goes_on.wait(PATIENCE_SECONDS)
+        super().rename(source, target)
+
+
+async def test_a_message_that_an_edit_of_the_lanes_overtook_is_sorted_by_the_new_ones(tmp_path: Path) -> None:
+    disk = HeldUp()
+    async with Relay(policy_of(tmp_path, 9, ", limits: [{messages: 1, per: 1h}]", RETRY), disk) as relay:
+        reset = relay.accept(sender="noreply@here.example")
+        await relay.until(disk.has_begun.is_set)
+
+        await _edit(relay, policy_of(tmp_path, 9, ", limits: [{messages: 1, per: 1h}]", LANES))
+        disk.goes_on.set()
+
+        await relay.until(lambda: _lane(relay, reset) == "resets")
+
+
+def _waiting(relay: Relay) -> dict[str, int]:
+    return {lane.name: lane.waiting_messages for lane in relay.watch.snapshot().lanes}
+
+
+def _lane(relay: Relay, queue_id: QueueId) -> str:
+    queued = relay.queued(queue_id)
+    return queued.lane if queued else ""
+
+
+async def test_a_message_is_in_the_same_lane_after_a_restart_and_is_shown_there(tmp_path: Path) -> None:
+    policy = policy_of(tmp_path, 9, ", limits: [{messages: 1, per: 1h}]", LANES)
+    for _ in range(2):
+        async with Relay(policy) as relay:
+            if len(relay.sender.scheduler) == 0:
+                relay.accept(sender="list@here.example", content=LISTED)
+                relay.accept(sender="noreply@here.example")
+                relay.accept(sender="else@here.example")
+            await relay.until(lambda: len(relay.sender.scheduler) == 3)
+
+            shown = {message.reverse_path[0]: message for message in relay.watch.listing().messages()}
+            assert {first: message.lane for first, message in shown.items()} == {
+                "l": "list",
+                "n": "resets",
+                "e": "default",
+            }
+            assert message_to_json(shown["l"])["lane"] == "list"
+            lanes = to_json(relay.watch.snapshot())["lanes"]
+            assert [(each["name"], each["share_percent"]) for each in lanes] == [
+                ("resets", 50.0),
+                ("list", 30.0),
+                ("default", 20.0),
+            ]
+
+
+async def test_what_the_throttle_keeps_back_by_another_key_holds_up_no_lane(tmp_path: Path) -> None:
+    upstream = ", limits: [{messages: 2, per: 1h, for_each: sender}, {messages: 50, per: 1h}]"
+    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, upstream, LANES)) as relay:
+        for _ in range(5):
+            relay.accept(sender="list@here.example", content=LISTED)
+        for _ in range(3):
+            relay.accept(sender="noreply@here.example")
+        relay.accept(sender="else@here.example")
+        await relay.until(lambda: len(host.relayed) == 5 and len(relay.sender.scheduler) == 4)
+
+        assert sorted(_senders(host.relayed)) == sorted("llnne")
+        await _edit(
+            relay, policy_of(tmp_path, host.port, upstream.replace("messages: 2", "messages: 9"), LANES)
+        )
+        await relay.until_empty()

@@ -1,0 +1,98 @@
+"""A transaction whose end nobody saw: the upstream may count it yet, so its slot stays until the deadline."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from relay.clock import SECOND_NS
+from tests.fakes.clock import FakeClock, LeapingClock
+from tests.fakes.smarthost import CLOSE, RESET, SILENCE, Script, Smarthost, Turn, Until, at, turns
+from tests.unit.sender.in_process_relay import Relay, policy_of
+
+LIMIT = ", limits: [{messages: 1, per: 1m}], guard: 1ms, max_transaction: 10m"
+MINUTE_NS = 60 * SECOND_NS
+
+
+async def _settled(relay: Relay) -> None:
+    """Wait until the first transaction is at its end, as far as anybody will know."""
+    await relay.until(lambda: (found := next(iter(relay.sender.scheduler), None)) and found.reason)
+    await relay.until(lambda: relay.dispatcher.in_flight == 0)
+
+
+@pytest.mark.parametrize("lost", [CLOSE, RESET, b"25", b"nonsense\r\n"])
+async def test_a_slot_whose_last_reply_was_lost_is_occupied_until_the_deadline_and_one_window(
+    tmp_path: Path, lost: Turn
+) -> None:
+    clock = FakeClock()  # to the second, whatever this machine takes
+    script = Script(eod=turns([lost, CLOSE] if isinstance(lost, bytes) else lost))
+    async with (
+        Smarthost(script) as host,
+        Relay(policy_of(tmp_path, host.port, LIMIT), clock=clock) as relay,
+    ):
+        relay.accept()
+        await _settled(relay)
+        # Long after T since the connection was lost: the upstream may be slower than that.
+        clock.advance(10 * MINUTE_NS - SECOND_NS)
+        assert relay.dispatcher.throttle.room() == 0
+        clock.advance(MINUTE_NS)
+        assert relay.dispatcher.throttle.room() == 0
+
+        clock.advance(2 * SECOND_NS)
+        relay.dispatcher.wake()
+        await relay.until(lambda: host.relayed)
+        assert len(host.transactions) == 2
+
+
+async def test_a_slot_whose_upstream_hung_up_before_the_dot_opens_one_window_later(tmp_path: Path) -> None:
+    clock = LeapingClock()
+    script = Script(data=turns(CLOSE))
+    async with (
+        Smarthost(script) as host,
+        Relay(policy_of(tmp_path, host.port, LIMIT), clock=clock) as relay,
+    ):
+        relay.accept()
+        await _settled(relay)
+        assert relay.dispatcher.throttle.room() == 0
+
+        clock.ahead_ns += MINUTE_NS + SECOND_NS
+        relay.dispatcher.wake()
+        await relay.until(lambda: host.relayed)
+
+
+@pytest.mark.parametrize("phase", ["mail", "rcpt", "data", "eod"])
+async def test_an_upstream_that_says_nothing_keeps_its_slot_until_the_deadline(
+    tmp_path: Path, phase: str
+) -> None:
+    clock = LeapingClock()
+    limit = LIMIT.replace("10m", "300ms")
+    script = at(phase, turns(SILENCE))
+    async with (
+        Smarthost(script) as host,
+        Relay(policy_of(tmp_path, host.port, limit), clock=clock) as relay,
+    ):
+        began_ns = clock.boottime_ns()
+        relay.accept()
+        await _settled(relay)
+        clock.ahead_ns += MINUTE_NS
+
+        opens_at_ns = relay.dispatcher.throttle.usage()[0].opens_at_ns
+        # We closed some time before it, where the dot was not sent; the slot knows nothing of that.
+        assert opens_at_ns >= began_ns + 3 * SECOND_NS // 10 + MINUTE_NS
+
+
+async def test_what_a_stop_cut_off_is_occupied_until_its_deadline(tmp_path: Path) -> None:
+    clock, asked = LeapingClock(), asyncio.Event()
+    script = Script(eod=turns([Until(asked), "250 ok"]))
+    async with Smarthost(script) as host:
+        policy = policy_of(tmp_path, host.port, LIMIT)
+        async with Relay(policy, clock=clock) as relay:
+            relay.accept()
+            await host.until(lambda: host.transactions)
+            for sending in relay.dispatcher._sending:
+                sending.cancel()
+            await relay.until(lambda: relay.dispatcher.in_flight == 0)
+        clock.ahead_ns += 2 * MINUTE_NS
+        async with Relay(policy, clock=clock) as relay:
+            await relay.until(lambda: relay.dispatcher.throttle.room() == 0)
+            assert not host.relayed

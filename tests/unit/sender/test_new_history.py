@@ -1,0 +1,52 @@
+"""A history that begins empty is announced, once: nothing that was sent before it counts."""
+
+from pathlib import Path
+
+from tests.fakes.smarthost import Smarthost
+from tests.unit.sender.in_process_relay import Relay, policy_of
+
+FIVE_AN_HOUR = ", limits: [{messages: 5, per: 1h}]"
+
+
+def _told(relay: Relay) -> list[str]:
+    relay.events.flush()
+    return [line.partition("]: ")[2] for line in relay.log.getvalue().splitlines() if "begins empty" in line]
+
+
+def _line(path: Path) -> str:
+    return f"history of isp begins empty, at {path}: nothing that was sent before counts"
+
+
+async def test_a_history_that_begins_empty_is_announced_when_it_is_made_and_never_again(
+    tmp_path: Path,
+) -> None:
+    async with Smarthost() as host:
+        policy = policy_of(tmp_path, host.port, FIVE_AN_HOUR)
+        async with Relay(policy) as relay:
+            for _ in range(2):
+                relay.accept()
+                await relay.until_empty()
+            assert _told(relay) == [_line(policy.history_path("isp"))]
+        async with Relay(policy) as relay:
+            relay.accept()
+            await relay.until_empty()
+            assert _told(relay) == []
+
+
+async def test_an_edit_that_moves_the_history_is_announced_as_an_empty_one(tmp_path: Path) -> None:
+    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, FIVE_AN_HOUR)) as relay:
+        relay.accept()
+        await relay.until_empty()
+        moved = policy_of(tmp_path, host.port, FIVE_AN_HOUR + ", history: ./elsewhere")
+        await relay.sender.apply(moved)
+        relay.accept()
+        await relay.until_empty()
+
+        assert _told(relay)[1:] == [_line(tmp_path / "elsewhere")]
+
+
+async def test_an_upstream_that_sends_nothing_has_no_history_to_announce(tmp_path: Path) -> None:
+    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, FIVE_AN_HOUR)) as relay:
+        await relay.until(lambda: relay.dispatcher._has_history)
+
+        assert _told(relay) == []

@@ -1,0 +1,239 @@
+"""Reports beyond `reports.per_hour`: none is lost and none goes early, over restarts and edits."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from relay.clock import SECOND_NS
+from relay.control.operations import OK
+from relay.control.operator import ONLY_REPORT_LEFT
+from relay.mail.envelope import QueueId
+from relay.policy.model import Policy
+from relay.queue.scheduler import State
+from relay.sender.report_limit import reports_path
+from relay.spool.interface import Totals
+from relay.status.snapshot import QueueState
+from tests.fakes.before_sync import BeforeSync
+from tests.fakes.clock import LeapingClock
+from tests.fakes.smarthost import Script, Smarthost
+from tests.fakes.smarthost_dialogue import Recorded
+from tests.unit.sender.in_process_relay import Relay, policy_of
+from tests.unit.sender.test_races import turns_of_the_loop
+
+HOUR_NS = 3600 * SECOND_NS
+SHIELD_OFF = ", shield: null"
+
+
+def nobody(argument: str) -> str:
+    return "550 5.1.1 no such user" if "gone" in argument else "250 ok"
+
+
+def capped(folder: Path, port: int, per_hour: str = "2") -> Policy:
+    rest = f"retry: {{min: 50ms, max: 100ms, lifetime: 1d}}\nreports: {{per_hour: {per_hour}}}"
+    return policy_of(folder, port, SHIELD_OFF, rest)
+
+
+def reports(host: Smarthost) -> list[Recorded]:
+    return [relayed for relayed in host.relayed if relayed.reverse_path == ""]
+
+
+def waiting(relay: Relay) -> list[str]:
+    return sorted(q.queue_id for q in relay.sender.scheduler if q.state is State.REPORTING)
+
+
+def told(relay: Relay) -> str:
+    relay.events.flush()
+    return relay.log.getvalue()
+
+
+async def test_reports_beyond_the_cap_wait_with_their_messages_and_go_when_the_hour_allows(
+    tmp_path: Path,
+) -> None:
+    clock = LeapingClock()
+    async with Smarthost(Script(rcpt=nobody)) as host:
+        async with Relay(capped(tmp_path, host.port), clock=clock) as relay:
+            for number in range(5):
+                relay.accept(f"gone{number}@there.example")
+            # A report that is queued is nowhere in memory until the sender finds it.
+            await relay.until(lambda: len(reports(host)) == 2)
+            await relay.until(lambda: len(waiting(relay)) == len(relay.sender.scheduler) == 3)
+
+            assert len(reports(host)) == 2
+            assert relay.watch.snapshot().counts(QueueState.REPORTING).messages == 3
+            listed = relay.watch.listing().messages()[0]
+            assert "only its report is left" in listed.reason
+            assert (listed.held_by, listed.eta_at_ns) == ("reports.per_hour", None)
+            assert told(relay).count("reports are at reports.per_hour") == 1
+            assert told(relay).count("its report waits") == 3
+            totals = await relay.sender.spool_thread.totals()
+            assert totals == Totals(accepted=7, relayed=2, bounced=5)
+            # The wall clock alone opens no window: an hour has to pass.
+            clock.ahead_ns += HOUR_NS - 60 * SECOND_NS
+            relay.sender.owed.wake()
+            await relay.until(lambda: relay.dispatcher.in_flight == 0)
+            assert len(reports(host)) == 2
+
+            clock.ahead_ns += 61 * SECOND_NS
+            relay.sender.owed.wake()
+            await relay.until(lambda: len(reports(host)) == 4)
+            assert len(waiting(relay)) == 1
+            clock.ahead_ns += HOUR_NS + SECOND_NS
+            relay.sender.owed.wake()
+            await relay.until_empty()
+
+        told_of = b"".join(report.content for report in reports(host))
+        assert all(b"gone%d@there.example" % number in told_of for number in range(5))
+        assert told_of.count(b"550 5.1.1 no such user") >= 5, "the reasons were kept"
+
+
+async def test_a_restart_forgets_neither_the_reports_nor_how_many_went(tmp_path: Path) -> None:
+    clock = LeapingClock()
+    async with Smarthost(Script(rcpt=nobody)) as host:
+        policy = capped(tmp_path, host.port)
+        async with Relay(policy, clock=clock) as relay:
+            for number in range(4):
+                relay.accept(f"gone{number}@there.example")
+            await relay.until(lambda: len(waiting(relay)) == 2 and len(reports(host)) == 2)
+            before = waiting(relay)
+        async with Relay(policy, clock=clock) as relay:
+            # A start goes on while the one or other is still on its way to where it waits.
+            await relay.until(lambda: waiting(relay) == before)
+            relay.accept("gone9@there.example")
+            await relay.until(lambda: len(waiting(relay)) == 3)
+            assert len(reports(host)) == 2
+            clock.ahead_ns += HOUR_NS + SECOND_NS
+            relay.sender.owed.wake()
+            await relay.until(lambda: len(reports(host)) == 4)
+            # First come, first served.
+            assert waiting(relay)[0] not in before
+        assert reports_path(policy).exists()
+
+
+async def test_what_was_relayed_is_marked_though_the_report_about_the_rest_waits(tmp_path: Path) -> None:
+    async with Smarthost(Script(rcpt=nobody)) as host:
+        policy = capped(tmp_path, host.port, "1")
+        async with Relay(policy) as relay:
+            relay.accept("gone0@there.example")
+            await relay.until(lambda: reports(host))
+            relay.accept("here@there.example", "gone1@there.example")
+            await relay.until(lambda: waiting(relay))
+        async with Relay(policy) as relay:
+            await relay.until(lambda: len(waiting(relay)) == 1)
+        to = [recipient for relayed in host.relayed for recipient in relayed.recipients]
+        assert to.count("here@there.example") == 1
+
+
+async def test_an_edit_of_the_cap_counts_at_once_and_judges_the_same_hour(tmp_path: Path) -> None:
+    async with Smarthost(Script(rcpt=nobody)) as host:
+        async with Relay(capped(tmp_path, host.port)) as relay:
+            for number in range(6):
+                relay.accept(f"gone{number}@there.example")
+            await relay.until(lambda: len(waiting(relay)) == 4)
+            await relay.sender.apply(capped(tmp_path, host.port, "3"))
+            await relay.until(lambda: len(waiting(relay)) == 3)
+            await relay.sender.apply(capped(tmp_path, host.port, "null"))
+            await relay.until_empty()
+
+        assert len(reports(host)) == 6
+
+
+async def test_an_operator_may_end_what_waits_for_its_report_without_it_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    async with Smarthost(Script(rcpt=nobody)) as host:
+        async with Relay(capped(tmp_path, host.port, "1")) as relay:
+            for number in range(3):
+                relay.accept(f"gone{number}@there.example")
+            await relay.until(lambda: reports(host))
+            await relay.until(lambda: len(waiting(relay)) == len(relay.sender.scheduler) == 2)
+            first, second = [queued.queue_id for queued in relay.sender.scheduler]
+            for verb in (relay.operator.hold, relay.operator.release, relay.operator.retry):
+                assert await verb([first]) == {first: ONLY_REPORT_LEFT}
+            assert await relay.operator.bounce([first]) == {first: ONLY_REPORT_LEFT}
+            assert await relay.operator.delete([first]) == {first: OK}
+
+            assert waiting(relay) == [second]
+            assert f"{first}: no report of 1 failed" in told(relay)
+            await relay.sender.apply(capped(tmp_path, host.port, "null"))
+            await relay.until_empty()
+            assert (await relay.sender.spool_thread.totals()).bounced == 3
+
+        assert len(reports(host)) == 2
+
+
+async def test_a_bounce_by_hand_is_capped_too_also_while_the_relay_is_down(tmp_path: Path) -> None:
+    async with (
+        Smarthost(Script(rcpt=nobody)) as host,
+        Relay(capped(tmp_path, host.port, "1")) as relay,
+    ):
+        relay.accept("gone@there.example")
+        await relay.until(lambda: reports(host))
+        await relay.until_empty()
+        host.script.mail = "421 not now"
+        queue_id = relay.accept("late@there.example")
+        await relay.until(lambda: relay.dispatcher.pausing.because and relay.dispatcher.in_flight == 0)
+
+        assert await relay.operator.bounce([queue_id]) == {queue_id: OK}
+        assert waiting(relay) == [queue_id]
+
+
+@pytest.mark.parametrize("content", [b"", b"not a history at all\n"])
+async def test_a_history_of_reports_that_cannot_be_read_holds_no_report_back(
+    tmp_path: Path, content: bytes
+) -> None:
+    async with Smarthost(Script(rcpt=nobody)) as host:
+        policy = capped(tmp_path, host.port, "1")
+        policy.spool.mkdir(parents=True, mode=0o700)
+        async with Relay(policy) as relay:
+            reports_path(policy).write_bytes(content)
+            for number in range(3):
+                relay.accept(f"gone{number}@there.example")
+            await relay.until_empty()
+
+            assert "reports cannot be counted" in told(relay)
+        assert len(reports(host)) == 3
+
+
+async def test_mail_from_nobody_owes_no_report_and_takes_no_slot(tmp_path: Path) -> None:
+    async with Smarthost(Script(rcpt=nobody)) as host:
+        policy = capped(tmp_path, host.port, "1")
+        async with Relay(policy) as relay:
+            relay.accept("gone@there.example", sender="")
+            await relay.until_empty()
+
+        assert not reports_path(policy).exists()
+
+
+async def test_what_waited_alone_for_its_report_may_end_while_its_slot_is_taken(tmp_path: Path) -> None:
+    clock, is_held, goes_on = LeapingClock(), threading.Event(), threading.Event()
+    goes_on.set()
+
+    def before_sync(path: str) -> None:
+        if path.endswith("/reports") and not goes_on.is_set():
+            is_held.set()
+            goes_on.wait()
+
+    async with (
+        Smarthost(Script(rcpt=nobody)) as host,
+        Relay(capped(tmp_path, host.port, "2"), BeforeSync(before_sync), clock) as relay,
+    ):
+        try:
+            for number in range(3):
+                relay.accept(f"gone{number}@there.example")
+            await relay.until(lambda: len(reports(host)) == 2)
+            await relay.until(lambda: len(waiting(relay)) == len(relay.sender.scheduler) == 1)
+            (alone,) = waiting(relay)
+            goes_on.clear()
+            clock.ahead_ns += HOUR_NS + SECOND_NS
+            relay.sender.owed.wake()
+            await relay.until(is_held.is_set)
+            assert await relay.operator.delete([QueueId(alone)]) == {alone: OK}
+            relay.accept("gone@there.example")
+            await relay.until(lambda: any("gone@" in command for command in host.commands))
+            await turns_of_the_loop()
+        finally:
+            goes_on.set()
+        await relay.until(lambda: len(reports(host)) == 3)
+        await relay.until_empty()
+        assert not relay.faults

@@ -1,0 +1,284 @@
+"""What the relay does by a verdict: pause a sender, stop at a refused account, go on when somebody acted."""
+
+import io
+from pathlib import Path
+
+import pytest
+
+from relay.clock import SECOND_NS
+from relay.control.operations import ABSENT, OK
+from relay.policy.shipped import provider_rules, standard_judge, standard_rules
+from relay.queue.scheduler import State
+from relay.sender.pause import Pausing
+from relay.smtp.reply import Phase
+from relay.spool.interface import Totals
+from relay.status.snapshot import UpstreamState
+from relay.telemetry.events import Events
+from relay.telemetry.metrics import Metrics
+from relay.telemetry.redaction import Redaction
+from relay.verdicts.outcome import Answer
+from relay.verdicts.pauses import PROBE_NS, PauseRecord
+from relay.verdicts.verdict import Judge, Ruling, Scope, Verdict
+from tests.fakes.clock import FakeClock
+from tests.fakes.smarthost import Script, Smarthost, Turn, turns
+from tests.unit.policy.corpus import parsed
+from tests.unit.sender.in_process_relay import Relay, policy_of
+
+HOUR_NS = 3600 * SECOND_NS
+MICROSOFT = Judge((*provider_rules("microsoft365"), *standard_rules()))
+
+
+def not_his(argument: str) -> Turn:
+    return "553 5.7.1 Sender address rejected: not owned by user mjd" if "bad@" in argument else "250 ok"
+
+
+def with_password(folder: Path, password: str) -> str:
+    # In one step: the relay looks at it each second, and half a password is another one.
+    secret = folder / "password"
+    new = folder / "password.new"
+    new.write_text(password)
+    new.chmod(0o600)
+    new.replace(secret)
+    return f", auth: {{user: mjd, password_file: {secret}}}"
+
+
+async def test_a_refused_sender_waits_untouched_and_all_other_mail_goes_on(tmp_path: Path) -> None:
+    async with (
+        Smarthost(Script(mail=not_his)) as host,
+        Relay(policy_of(tmp_path, host.port)) as relay,
+    ):
+        bad = [relay.accept(sender="bad@here.example") for _ in range(20)]
+        await relay.until(lambda: all((q := relay.queued(i)) and q.state is State.DEFERRED for i in bad))
+        for _ in range(5):
+            relay.accept(sender="good@here.example")
+        await relay.until(lambda: len(host.relayed) == 5 and len(relay.sender.scheduler) == 20)
+
+        assert relay.dispatcher.pausing.because == ""
+        assert {r.reverse_path for r in host.relayed} == {"good@here.example"}
+        # Asked about once for each connection at the most, not for each message.
+        assert (
+            sum("bad@" in command for command in host.commands) <= relay.policy.upstreams["isp"].connections
+        )
+        assert all("not owned by user" in queued.reason for queued in relay.sender.scheduler)
+        assert await relay.sender.spool_thread.totals() == Totals(accepted=25, relayed=5, queued=20)
+
+        host.script = Script()
+        assert await relay.operator.resume("isp") == OK
+        await relay.until_empty()
+        assert len(host.relayed) == 25
+    assert "mail from <bad@here.example> paused until" in relay.log.getvalue()
+
+
+async def test_a_sender_that_is_welcome_again_after_its_rest_sends_the_rest_of_its_mail(
+    tmp_path: Path,
+) -> None:
+    refusal = "553 5.7.1 Sender address rejected: not owned by user mjd"
+    async with (
+        Smarthost(Script(mail=turns(refusal))) as host,
+        # One connection: with two, the second message may be asked about before or after the rest begins.
+        Relay(policy_of(tmp_path, host.port, connections=1)) as relay,
+    ):
+        for _ in range(5):
+            relay.accept(sender="bad@here.example")
+        await relay.until(relay.sender.scheduler.sender_pauses.senders)
+        scheduler = relay.sender.scheduler
+        await relay.until(lambda: all(queued.state is State.DEFERRED for queued in scheduler))
+        first = next(iter(scheduler))
+        scheduler.release(first.queue_id)
+        scheduler.trust_sender("bad@here.example", relay.clock.boottime_ns())
+        relay.sender.wake()
+        await relay.until_empty()
+
+        assert len(host.relayed) == 5
+
+
+async def test_refused_credentials_stop_the_upstream_until_the_password_is_another(tmp_path: Path) -> None:
+    async with (
+        Smarthost(accounts={"mjd": "right"}) as host,
+        Relay(policy_of(tmp_path, host.port, with_password(tmp_path, "wrong"))) as relay,
+    ):
+        queue_id = relay.accept()
+        await relay.until(lambda: relay.dispatcher.pausing.because)
+
+        assert relay.watch.snapshot().upstreams[0].state is UpstreamState.STOPPED
+        queued = relay.queued(queue_id)
+        assert queued is not None
+        assert queued.state is State.WAITING
+
+        with_password(tmp_path, "right")
+        await relay.until_empty()
+        assert len([command for command in host.commands if command.startswith("AUTH")]) == 2
+    log = relay.log.getvalue()
+    assert "error: upstream isp stopped: 535" in log
+    assert "upstream isp resumed" in log
+
+
+async def test_a_wrong_password_is_tried_once_however_much_mail_waits_and_may_connect(tmp_path: Path) -> None:
+    async with Smarthost(accounts={"mjd": "right"}) as host:
+        wrong = with_password(tmp_path, "wrong")
+        relay = Relay(policy_of(tmp_path, host.port, wrong, connections=5))
+        for number in range(10):
+            relay.accept(f"r{number}@x.example")
+        async with relay:
+            await relay.until(lambda: relay.dispatcher.pausing.because)
+
+        assert sum(command.startswith("AUTH") for command in host.commands) == 1
+
+
+async def test_an_operator_uses_a_stopped_upstream_again(tmp_path: Path) -> None:
+    script = Script(mail=turns("552 Your account has been suspended. Please contact us to reactivate"))
+    async with Smarthost(script) as host, Relay(policy_of(tmp_path, host.port)) as relay:
+        relay.accept()
+        await relay.until(lambda: relay.dispatcher.pausing.is_refused)
+
+        assert await relay.operator.resume("nobody") == ABSENT
+        assert await relay.operator.resume("isp") == OK
+        await relay.until_empty()
+
+        assert len(host.relayed) == 1
+
+
+async def test_an_edit_of_the_verdicts_judges_the_next_reply_and_ends_a_stop(tmp_path: Path) -> None:
+    async with (
+        Smarthost(Script(rcpt="554 5.7.1 Relay access denied")) as host,
+        Relay(policy_of(tmp_path, host.port)) as relay,
+    ):
+        relay.accept()
+        await relay.until(lambda: relay.dispatcher.pausing.is_refused)
+
+        rule = '{phase: rcpt, text: "relay access denied", verdict: bounce recipient}'
+        await relay.sender.apply(policy_of(tmp_path, host.port, f", verdicts: [{rule}]"))
+        await relay.until_empty()
+
+        assert (await relay.sender.spool_thread.totals()).bounced == 2  # the message, and the report of it
+
+
+async def test_a_verdict_about_the_message_asks_no_further_recipient(tmp_path: Path) -> None:
+    rule = '{phase: rcpt, text: "no lists here", verdict: bounce message}'
+    script = Script(rcpt=turns("550 no lists here"))
+    async with (
+        # Where commands go out at once, all have been asked before the first refusal.
+        Smarthost(script) as host,
+        Relay(policy_of(tmp_path, host.port, f", pipelining: false, verdicts: [{rule}]")) as relay,
+    ):
+        relay.accept("a@x.example", "b@x.example", "c@x.example")
+        await relay.until(lambda: len(host.relayed) == 1)  # the report
+
+        assert (
+            sum(command.startswith("RCPT TO:<") and "x.example" in command for command in host.commands) == 1
+        )
+        assert all(b"no lists here" in r.content for r in host.relayed)
+
+
+class World:
+    """A `Pausing` with a clock that stands still."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.log = io.StringIO()
+        events = Events(self.log, "text", self.clock)
+        metrics = Metrics(self.clock)
+        metrics.know_upstreams(["isp"])
+        self.kept: list[PauseRecord] = []
+        self.told: list[Answer] = []
+        self.pausing = Pausing(
+            "isp",
+            events,
+            metrics,
+            self.clock,
+            Redaction(),
+            keep=self.kept.append,
+            leaves_in_ns=lambda _: None,
+            on_refusal=lambda answer, _: self.told.append(answer),
+        )
+
+    def refused(self, phase: Phase, line: str) -> None:
+        reply = parsed(line)
+        ruling = standard_judge().ruling(phase, reply)
+        self.pausing.rest(Answer(ruling.verdict, phase, reply, str(reply), ruling=ruling))
+
+    def rests_ns(self) -> int | None:
+        now_ns = self.clock.boottime_ns()
+        until_ns = self.pausing.until_ns(now_ns)
+        return None if until_ns is None else until_ns - now_ns
+
+
+def test_a_stopped_upstream_is_looked_at_once_an_hour_with_one_transaction() -> None:
+    world = World()
+    for _ in range(5):
+        world.refused(Phase.AUTH, "535 5.7.8 wrong")
+        assert world.rests_ns() == PROBE_NS
+        world.clock.advance(PROBE_NS)
+        assert world.rests_ns() is None
+        assert world.pausing.is_proving
+
+
+def test_a_stop_during_a_pause_is_a_stop() -> None:
+    world = World()
+    world.refused(Phase.MAIL, "421 too busy")
+    world.refused(Phase.AUTH, "535 5.7.8 wrong")
+
+    assert world.pausing.is_refused
+    assert world.rests_ns() == PROBE_NS
+    world.refused(Phase.MAIL, "421 too busy")
+    assert world.rests_ns() == PROBE_NS
+
+
+@pytest.mark.parametrize("days", [1, 30, 300])
+def test_a_stop_that_allows_no_probe_is_ended_by_somebody_only(days: int) -> None:
+    world = World()
+    reply = parsed("535 5.7.139 Authentication unsuccessful, SmtpClientAuthentication is disabled")
+    ruling = MICROSOFT.ruling(Phase.AUTH, reply)
+    world.pausing.rest(Answer(ruling.verdict, Phase.AUTH, reply, str(reply), ruling=ruling))
+    world.clock.advance(days * 24 * HOUR_NS)
+
+    assert world.rests_ns() is not None
+    world.pausing.end()
+    assert world.rests_ns() is None
+
+
+def test_a_fault_of_our_own_history_is_not_ended_by_what_the_upstream_says() -> None:
+    world = World()
+    world.pausing.stop("the history is torn", HOUR_NS)
+    world.refused(Phase.AUTH, "535 5.7.8 wrong")
+
+    assert not world.pausing.is_refused
+    world.clock.advance(HOUR_NS)
+    assert world.rests_ns() is None
+    assert world.pausing.is_stopped  # until the history was read
+    world.pausing.trust_history()
+    assert not world.pausing.is_stopped
+
+
+def test_a_sound_history_does_not_end_a_stop_by_the_upstream() -> None:
+    world = World()
+    world.refused(Phase.AUTH, "535 5.7.8 wrong")
+    world.pausing.trust_history()
+
+    assert world.pausing.is_refused
+
+
+def test_a_refused_login_while_the_shield_asks_does_not_answer_it() -> None:
+    world = World()
+    ruling = Ruling(Verdict.STOP, Scope.UPSTREAM)
+    asks = "10 recipients in a row were refused alike"
+    world.pausing.rest(Answer(Verdict.STOP, Phase.RCPT, None, asks, ruling=ruling, is_doubted=True))
+    assert (world.kept[-1].is_stopped, world.kept[-1].because, world.kept[-1].doubts) == (True, asks, asks)
+    world.clock.advance(PROBE_NS)
+    assert world.rests_ns() is None
+    world.refused(Phase.AUTH, "535 5.7.8 wrong")
+
+    # A restart tries the login again, and the shield goes on to doubt what is refused behind it.
+    assert (world.kept[-1].is_stopped, world.kept[-1].because, world.kept[-1].doubts) == (False, "", asks)
+    world.pausing.end()
+    assert world.kept[-1].doubts == ""
+
+
+def test_a_word_of_the_operator_during_the_look_of_each_hour_is_kept() -> None:
+    world = World()
+    world.pausing.rest(Answer(Verdict.STOP, Phase.RCPT, None, "10 alike", is_doubted=True))
+    world.clock.advance(PROBE_NS)
+    assert world.rests_ns() is None
+    assert world.kept[-1].doubts == "10 alike"
+    world.pausing.end()
+    assert world.kept[-1].doubts == ""

@@ -1,0 +1,87 @@
+"""Dot-stuffing: wherever content is cut, the same octets, and no end but the one at the end."""
+
+import itertools
+import re
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from relay.smtp.dot_stuffing import DotStuffing, UnsendableContent
+
+LINES = st.lists(st.sampled_from([b"", b".", b"..", b".x", b"x.", b"text", b". .", b"\xff\0."]), max_size=8)
+CONTENT = LINES.map(lambda lines: b"".join(line + b"\r\n" for line in lines))
+PIECES = st.lists(st.sampled_from([b".", b"\r", b"\n", b"\r\n", b"x", b"\0", b"\r\n.\r\n"]), max_size=12)
+END_FOR_THE_LENIENT = re.compile(rb"(?:\r\n|\r|\n)\.(?:\r\n|\r|\n)")
+
+
+def naive(content: bytes) -> bytes:
+    lines = content.split(b"\r\n")[:-1]
+    return b"".join((b"." if line.startswith(b".") else b"") + line + b"\r\n" for line in lines) + b".\r\n"
+
+
+def stuffed(*chunks: bytes) -> bytes:
+    stuffing = DotStuffing()
+    return b"".join(map(stuffing.add, chunks)) + stuffing.finish()
+
+
+@given(CONTENT)
+@example(b".\r\n.\r\n")
+def test_every_cut_in_two_gives_what_the_naive_way_gives(content: bytes) -> None:
+    expected = naive(content)
+
+    for cut in range(len(content) + 1):
+        assert stuffed(content[:cut], content[cut:]) == expected
+
+
+@given(CONTENT, st.data())
+def test_any_cuts_give_what_the_naive_way_gives(content: bytes, data: st.DataObject) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(content)), max_size=6)))
+    chunks = [content[start:end] for start, end in itertools.pairwise([0, *cuts, len(content)])]
+
+    assert stuffed(*chunks) == naive(content)
+
+
+@given(st.lists(PIECES.map(b"".join), max_size=4))
+@example([b"x\n.\nMAIL FROM:<a@b.example>\r\n"])
+@example([b"x\r\n.", b"\r\nMAIL FROM:<a@b.example>\r\n"])
+@example([b"x\r", b".\r\n"])
+@example([b"\r\n.\r", b"\n"])
+def test_no_content_ends_before_its_end(chunks: list[bytes]) -> None:
+    content = b"".join(chunks)
+    has_only_crlf = re.search(rb"\r(?!\n)|(?<!\r)\n", content) is None
+    is_whole = content == b"" or content.endswith(b"\r\n")
+    try:
+        sent = b"\r\n" + stuffed(*chunks)
+    except UnsendableContent:
+        assert not (has_only_crlf and is_whole)
+        return
+
+    assert has_only_crlf
+    assert is_whole
+    ends = [match.end() for match in END_FOR_THE_LENIENT.finditer(sent)]
+    assert ends == [len(sent)]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "why"),
+    [
+        ([b"no end"], "does not end in CRLF"),
+        ([b"line\r\nno end"], "does not end in CRLF"),
+        ([b"half an end\r"], "does not end in CRLF"),
+        ([b"a\nb\r\n"], "LF without CR"),
+        ([b"\n"], "LF without CR"),
+        ([b"a\rb\r\n"], "CR without LF"),
+        ([b"a\r", b"b\r\n"], "CR without LF"),
+        ([b"a\r", b"\r\n"], "CR without LF"),
+        ([b"a\r\n", b"\n"], "LF without CR"),
+    ],
+)
+def test_content_that_is_not_lines_is_refused(chunks: list[bytes], why: str) -> None:
+    with pytest.raises(UnsendableContent, match=why):
+        stuffed(*chunks)
+
+
+def test_empty_content_is_only_its_end() -> None:
+    assert stuffed() == b".\r\n"
+    assert stuffed(b"", b"") == b".\r\n"

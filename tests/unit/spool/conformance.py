@@ -1,0 +1,234 @@
+"""What every engine of the spool must do.  An engine's tests inherit `Conformance` and say how to make one.
+
+This half: what becomes of a message in the sender's hands.  The other half: tests.unit.spool.handing_over.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from relay.clock import SECOND_NS
+from relay.mail.envelope import QueueId
+from relay.spool.identity import report_id, warning_id
+from relay.spool.interface import (
+    Absent,
+    SpoolFault,
+    Status,
+    Totals,
+)
+from tests.fakes.clock import START_WALL_NS
+from tests.unit.spool.engine import (
+    BOUNCED,
+    CONTENT,
+    DELETED,
+    ENVELOPE,
+    EXPIRED,
+    RELAYED,
+    Engine,
+    accept,
+    again,
+    content_of,
+    is_balanced,
+    note,
+    recovered,
+    taken,
+)
+from tests.unit.spool.handing_over import HandingOver
+
+
+class Conformance(HandingOver):
+    """The suite."""
+
+    def test_ten_thousand_recipients_go_on_where_they_stopped(self, engine: Engine) -> None:
+        everybody = tuple(f"member{number}@example.com" for number in range(10_000))
+        spool = recovered(engine)
+        queue_id = accept(engine.intake(), replace(ENVELOPE, recipients=everybody))
+        taken(spool)
+        done = set(range(0, 10_000, 3))
+        spool.mark({queue_id: dict.fromkeys(done, RELAYED)})
+        spool.mark({queue_id: {9_998: BOUNCED}})
+
+        message = again(engine, spool).load(queue_id)
+        assert message.envelope.recipients == everybody
+        assert message.left == tuple(i for i in range(10_000) if i not in done and i != 9_998)
+        assert message.entry.recipients_left == len(message.left)
+
+    def test_every_status_survives_a_start_and_is_counted_as_what_it_is(self, engine: Engine) -> None:
+        everybody = tuple(f"r{number}@example.com" for number in range(5))
+        spool = recovered(engine)
+        queue_id = accept(engine.intake(), replace(ENVELOPE, recipients=everybody))
+        taken(spool)
+        spool.mark({queue_id: {0: RELAYED, 1: BOUNCED, 2: EXPIRED, 3: DELETED}})
+        expected = Totals(accepted=5, relayed=1, bounced=1, expired=1, deleted=1, queued=1)
+        assert spool.totals() == expected
+        spool = again(engine, spool)
+        assert spool.totals() == expected
+        assert spool.load(queue_id).statuses == (RELAYED, BOUNCED, EXPIRED, DELETED, Status.TODO)
+
+        spool.mark({queue_id: {4: RELAYED}})
+        spool.finish([queue_id])
+        expected = Totals(accepted=5, relayed=2, bounced=1, expired=1, deleted=1, queued=0)
+        assert spool.totals() == expected
+        for _ in range(3):
+            spool = again(engine, spool)
+            assert spool.totals() == expected
+
+    def test_the_account_is_the_same_after_any_number_of_starts(self, engine: Engine) -> None:
+        intake, spool = engine.intake(), recovered(engine)
+        for number in range(6):
+            first, second = accept(intake), accept(intake, replace(ENVELOPE, recipients=("x@example.com",)))
+            if number % 2:
+                taken(spool)
+            spool = again(engine, spool)
+            taken(spool)
+            spool.mark({first: {0: RELAYED}, second: {0: RELAYED}})
+            spool.finish([second])
+            assert is_balanced(spool.totals())
+            assert spool.totals().accepted == 4 * (number + 1)
+            assert spool.totals().queued == 2 * (number + 1)
+
+    def test_recovering_twice_is_recovering_once(self, engine: Engine) -> None:
+        spool = engine.start()
+        first = [accept(engine.intake()) for _ in range(3)]
+        before = spool.recover()
+        taken(spool)
+        spool.mark({first[0]: {1: RELAYED}})
+        spool.hold(first[1])
+        once = spool.recover()
+        twice = spool.recover()
+
+        assert {entry.queue_id for entry in before.entries} <= set(first)
+        assert [entry.queue_id for entry in once.entries] == sorted(first)
+        assert once == twice
+        assert spool.totals() == Totals(accepted=9, relayed=1, queued=8)
+        assert again(engine, spool).totals() == Totals(accepted=9, relayed=1, queued=8)
+
+    def test_what_is_finished_is_gone_for_ever(self, engine: Engine) -> None:
+        spool, queue_id = recovered(engine), accept(engine.intake())
+        taken(spool)
+        spool.note({queue_id: [note(1)]})
+        spool.mark({queue_id: {0: RELAYED, 1: BOUNCED, 2: RELAYED}})
+        spool.finish([queue_id])
+
+        for _ in range(2):
+            assert spool.notes(queue_id) == []
+            for call in (spool.load, spool.hold, spool.release, content_of(spool)):
+                with pytest.raises(Absent):
+                    call(queue_id)
+            spool = again(engine, spool)
+        assert spool.take(10) == []
+
+    def test_a_message_with_recipients_to_do_cannot_be_finished(self, engine: Engine) -> None:
+        spool, queue_id = recovered(engine), accept(engine.intake())
+        taken(spool)
+        spool.mark({queue_id: {0: RELAYED, 1: RELAYED}})
+        with pytest.raises(AssertionError):
+            spool.finish([queue_id])
+
+        assert again(engine, spool).load(queue_id).left == (2,)
+
+    def test_notes_tell_the_last_word_on_each_recipient(self, engine: Engine) -> None:
+        spool, queue_id, other = recovered(engine), accept(engine.intake()), accept(engine.intake())
+        taken(spool)
+        assert spool.notes(queue_id) == []
+        spool.note({queue_id: [note(2, None), note(0)], other: [note(1, "554 other")]})
+        spool.note({queue_id: [note(2, "451 later", "expired")]})
+        spool.note({})
+
+        spool = again(engine, spool)
+        assert spool.notes(queue_id) == [note(0), note(2, "451 later", "expired")]
+        assert spool.notes(other) == [note(1, "554 other")]
+
+    @pytest.mark.parametrize("id_of", [report_id, warning_id])
+    def test_a_report_is_queued_once(self, engine: Engine, id_of: Callable[[QueueId], QueueId]) -> None:
+        spool, queue_id = recovered(engine), accept(engine.intake())
+        taken(spool)
+        own, envelope = (
+            id_of(queue_id),
+            replace(ENVELOPE, reverse_path="", recipients=("list-owner@example.org",)),
+        )
+        assert spool.publish_report(own, envelope, b"Subject: sorry\r\n")
+        assert not spool.publish_report(own, envelope, b"Subject: again\r\n")
+        assert taken(spool) == [own]
+        assert not spool.publish_report(own, envelope, b"Subject: again\r\n")
+        spool.hold(own)
+        spool = again(engine, spool)
+        assert not spool.publish_report(own, envelope, b"Subject: again\r\n")
+
+        report = spool.load(own)
+        assert (report.envelope, report.content) == (envelope, b"Subject: sorry\r\n")
+        assert spool.load(queue_id).left == (0, 1, 2)
+
+    def test_a_held_message_stays_held_until_it_is_released(self, engine: Engine) -> None:
+        spool, queue_id = recovered(engine), accept(engine.intake())
+        taken(spool)
+        for is_held, change in ((True, spool.hold), (False, spool.release), (True, spool.hold)):
+            change(queue_id)
+            assert spool.load(queue_id).is_held == is_held
+            change(queue_id)
+            assert spool.load(queue_id).is_held == is_held
+
+        spool.close()
+        spool = engine.start()
+        (entry,) = spool.recover().entries
+        assert entry.is_held
+        spool.mark({queue_id: {0: RELAYED, 1: BOUNCED, 2: RELAYED}})
+        assert list(spool.content(queue_id)) == [CONTENT]
+        spool.release(queue_id)
+        spool.hold(queue_id)
+        spool.finish([queue_id])
+        assert again(engine, spool).totals() == Totals(accepted=3, relayed=2, bounced=1)
+
+    def test_a_postponed_message_remembers_when_it_is_due(self, engine: Engine) -> None:
+        spool, queue_id = recovered(engine), accept(engine.intake())
+        taken(spool)
+        spool.mark({queue_id: {0: RELAYED}})
+        spool.postpone(queue_id, START_WALL_NS + 300 * SECOND_NS)
+        spool.postpone(QueueId("0" * 16), START_WALL_NS)
+        for _ in range(2):
+            assert spool.load(queue_id).next_attempt_at_ns == START_WALL_NS + 300 * SECOND_NS
+            spool = again(engine, spool)
+
+    def test_that_the_sender_was_warned_is_remembered(self, engine: Engine) -> None:
+        spool, queue_id = recovered(engine), accept(engine.intake())
+        taken(spool)
+        spool.mark_warned(queue_id)
+        spool.mark_warned(queue_id)
+        for _ in range(2):
+            assert spool.load(queue_id).is_warned
+            assert spool.load(queue_id).content == CONTENT
+            spool = again(engine, spool)
+
+    def test_what_changes_state_may_be_called_again(self, engine: Engine) -> None:
+        spool, queue_id = recovered(engine), accept(engine.intake())
+        taken(spool)
+        marks = {queue_id: {0: RELAYED, 1: BOUNCED, 2: DELETED}}
+        for _ in range(2):
+            spool.note({queue_id: [note(1)]})
+            spool.mark(marks)
+        for _ in range(2):
+            spool.finish([queue_id])
+            spool.note({queue_id: [note(1)]})
+            spool.mark(marks)
+        assert spool.totals() == Totals(accepted=3, relayed=1, bounced=1, deleted=1)
+        assert again(engine, spool).totals() == Totals(accepted=3, relayed=1, bounced=1, deleted=1)
+
+    def test_what_was_marked_is_seen_by_the_next_load_whether_it_is_the_first_or_not(
+        self, engine: Engine
+    ) -> None:
+        spool, queue_id = recovered(engine), accept(engine.intake())
+        taken(spool)
+        spool.mark({queue_id: {1: RELAYED}})
+        assert spool.load(queue_id).left == (0, 2)
+        spool.mark({queue_id: {0: BOUNCED}})
+        assert spool.load(queue_id).left == (2,)
+
+    def test_a_fate_is_final(self, engine: Engine) -> None:
+        spool, queue_id = recovered(engine), accept(engine.intake())
+        taken(spool)
+        spool.mark({queue_id: {1: RELAYED}})
+        with pytest.raises(SpoolFault):
+            spool.mark({queue_id: {1: BOUNCED}})
+
+        assert again(engine, spool).load(queue_id).statuses == (Status.TODO, RELAYED, Status.TODO)

@@ -1,0 +1,114 @@
+"""What the suite of the engines needs: how an engine is made, and the first steps of most tests.
+
+Nothing here knows how an engine keeps its messages: only relay.spool.interface.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from relay.mail.envelope import Envelope, QueueId
+from relay.spool.interface import (
+    Intake,
+    Note,
+    Spool,
+    Status,
+    Totals,
+)
+from tests.fakes.clock import START_WALL_NS, FakeClock
+from tests.fakes.disk import ModelDisk
+
+ENVELOPE = Envelope(
+    "list-owner@example.org",
+    ("alice@example.com", "bob@example.net", "carol@example.org"),
+    START_WALL_NS,
+    "mail.example.org[192.0.2.1]",
+    "mail.example.org",
+    "ESMTPSA",
+    user="mjd",
+)
+CONTENT = b"Received: by us\r\nSubject: minutes\r\n\r\n.dots\r\n\x00\xff, and no end of line"
+RELAYED, BOUNCED, EXPIRED, DELETED = Status.RELAYED, Status.BOUNCED, Status.EXPIRED, Status.DELETED
+
+
+class Engine(Protocol):
+    """One spool on one disk, seen by as many processes as a test asks for."""
+
+    clock: FakeClock
+    told: list[tuple[str, str]]
+    """What the sender was told about corrupt files: name and fault."""
+
+    def start(self) -> Spool:
+        """Start a sender; it has not recovered yet."""
+        ...
+
+    def intake(self) -> Intake:
+        """Start a listener."""
+        ...
+
+    def damage(self, queue_id: QueueId) -> None:
+        """Change one octet in the middle of a queued message's content."""
+        ...
+
+
+class OnModel(Protocol):
+    """An engine on the model of a disk: all that the crash suite knows of it."""
+
+    root: str
+
+    def sender(self, disk: ModelDisk, clock: FakeClock, on_corrupt: Callable[[str, str], None]) -> Spool:
+        """Start a sender on a view of the disk; it has not recovered yet."""
+        ...
+
+    def listener(self, disk: ModelDisk, clock: FakeClock, chance: Callable[[int], bytes]) -> Intake:
+        """Start a listener on a view of the disk, in a spool that is there."""
+        ...
+
+    def drafts(self, disk: ModelDisk) -> list[str]:
+        """Return the names of what was never accepted and is still there."""
+        ...
+
+    def remains(self, disk: ModelDisk) -> list[str]:
+        """Return the names of what is there of any message, other than the account."""
+        ...
+
+
+def note(index: int, text: str | None = "550 5.1.1 no such user", reason: str = "bounced") -> Note:
+    return Note(index, "5.1.1", reason, text, "smtp.example.net", START_WALL_NS + index)
+
+
+def accept(
+    intake: Intake, envelope: Envelope = ENVELOPE, content: bytes = CONTENT, *, chunk: int = 0
+) -> QueueId:
+    """Hand one message over, in chunks that are written one by one if a size is given."""
+    draft = intake.draft()
+    for start in range(0, len(content), chunk or len(content) or 1):
+        draft.append(content[start : start + (chunk or len(content))])
+        if chunk:
+            intake.spill(draft)
+    assert intake.accept([(draft, envelope)]) == [None]
+    return draft.queue_id
+
+
+def recovered(engine: Engine) -> Spool:
+    spool = engine.start()
+    spool.recover()
+    return spool
+
+
+def taken(spool: Spool, most: int = 100) -> list[QueueId]:
+    return [entry.queue_id for entry in spool.take(most)]
+
+
+def again(engine: Engine, spool: Spool) -> Spool:
+    """Start anew."""
+    spool.close()
+    return recovered(engine)
+
+
+def content_of(spool: Spool) -> Callable[[QueueId], list[bytes]]:
+    return lambda queue_id: list(spool.content(queue_id))
+
+
+def is_balanced(totals: Totals) -> bool:
+    ended = totals.relayed + totals.bounced + totals.expired + totals.deleted
+    return totals.accepted == ended + totals.queued

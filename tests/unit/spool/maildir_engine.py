@@ -1,0 +1,106 @@
+"""A maildir for the suite: on the model of a disk, or in a folder of the kernel's."""
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+from relay.mail.envelope import QueueId
+from relay.spool.durable import Disk, RealDisk, opened
+from relay.spool.interface import Intake
+from relay.spool.maildir.drafts import MaildirIntake, prepare
+from relay.spool.maildir.engine import MaildirSpool
+from relay.spool.maildir.layout import Layout
+from relay.spool.maildir.message_file import HEADER_BYTES
+from tests.fakes.clock import FakeClock
+from tests.fakes.disk import ModelDisk
+
+
+class MaildirEngine:
+    """One spool; every sender and listener gets a view of the disk of its own."""
+
+    def __init__(self, root: str, disk: Disk) -> None:
+        self.root = root
+        self.disk = disk
+        self.clock = FakeClock()
+        self.told: list[tuple[str, str]] = []
+        self.layout = Layout(root)
+        self._intakes = 0
+
+    def start(self) -> MaildirSpool:
+        return MaildirSpool(
+            self.root, self._view(), self.clock, lambda name, why: self.told.append((name, why))
+        )
+
+    def intake(self) -> Intake:
+        view = self._view()
+        prepare(self.root, view)
+        # It takes back the drafts that it gave, and no others; the protocol cannot say that.
+        self._intakes += 1
+        chance = random.Random(self._intakes).randbytes
+        return cast("Intake", MaildirIntake(self.root, view, self.clock, chance))
+
+    def damage(self, queue_id: QueueId) -> None:
+        path = self.layout.queued(queue_id)
+        with opened(self.disk, self.disk.open_update(path)) as fd:
+            middle = HEADER_BYTES + (self.disk.size(fd) - HEADER_BYTES) // 2
+            (octet,) = self.disk.pread(fd, 1, middle)
+            self.disk.write_at(fd, bytes([octet ^ 1]), middle)
+
+    def plant(self, path: str, content: bytes | None = None, *, kind: str = "file") -> None:
+        """Put something there that is no message."""
+        if isinstance(self.disk, ModelDisk):
+            self.disk.plant(path, content, kind=kind)
+        elif kind == "folder":
+            Path(path).mkdir()
+        elif kind == "fifo":
+            os.mkfifo(path)
+        elif kind == "symlink":
+            Path(path).symlink_to("/dev/null")
+        else:
+            Path(path).write_bytes(content or b"")
+
+    def content_of(self, path: str) -> bytes:
+        with opened(self.disk, self.disk.open_read(path)) as fd:
+            return self.disk.pread(fd, self.disk.size(fd), 0)
+
+    def names(self, folder: str) -> list[str]:
+        return sorted(self.disk.names(f"{self.root}/{folder}"))
+
+    def _view(self) -> Disk:
+        return self.disk.another() if isinstance(self.disk, ModelDisk) else self.disk
+
+
+class MaildirOnModel:
+    """See tests.unit.spool.engine.OnModel."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+    def sender(
+        self, disk: ModelDisk, clock: FakeClock, on_corrupt: Callable[[str, str], None]
+    ) -> MaildirSpool:
+        return MaildirSpool(self.root, disk, clock, on_corrupt)
+
+    def listener(self, disk: ModelDisk, clock: FakeClock, chance: Callable[[int], bytes]) -> Intake:
+        return cast("Intake", MaildirIntake(self.root, disk, clock, chance))
+
+    def drafts(self, disk: ModelDisk) -> list[str]:
+        return disk.names(f"{self.root}/tmp")
+
+    def remains(self, disk: ModelDisk) -> list[str]:
+        folders = [f"{self.root}/{name}" for name in ("tmp", "new", "hold", "corrupt", "bounce")]
+        folders += [f"{self.root}/cur/{name}" for name in disk.names(f"{self.root}/cur")]
+        return [f"{folder}/{name}" for folder in folders for name in disk.names(folder)]
+
+
+MAILDIR = MaildirOnModel("/var/spool")
+
+
+def on_the_model() -> MaildirEngine:
+    return MaildirEngine("/var/spool", ModelDisk())
+
+
+def on_the_kernel(folder: Path) -> MaildirEngine:
+    return MaildirEngine(str(folder / "spool"), RealDisk())

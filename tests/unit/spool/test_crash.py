@@ -1,0 +1,291 @@
+"""The power is cut, and processes are killed, after every single operation on the disk.
+
+Each scenario is played once and every instant of it kept.  From each instant come the
+images that a power cut may leave, by each model of a disk (tests.fakes.power), and what a
+new process finds after a kill; tests.unit.spool.oracle judges each one by starting a sender
+on it and letting it go on to the end.  The scenarios here are stories told by hand; the
+systematic ones are in test_small_scenarios.  The long run draws whole stories of several
+cuts from a seed: RELAY_CRASH_SEED and RELAY_CRASH_BUDGET (seconds).
+"""
+
+import errno
+import itertools
+import os
+import random
+import re
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from relay.mail.envelope import QueueId
+from relay.spool.interface import SpoolFault
+from relay.spool.maildir import ledger
+from relay.spool.maildir.drafts import prepare
+from relay.spool.maildir.layout import FORMAT, Layout
+from tests.fakes.disk import Fault, ModelDisk
+from tests.fakes.platter import Model
+from tests.unit.spool.cuts import BOUNCED, RELAYED, SCENARIOS, Judge, cuts, killed, prefixes, run_of
+from tests.unit.spool.plays import prepared
+from tests.unit.spool.world import ROOT, Letter, Snapshot, World
+
+CUTS_AT_ONCE = 6
+TOLD = (Letter(({0: RELAYED},)), Letter(({0: BOUNCED},)))
+
+
+class Killed(BaseException):
+    """The process is gone in the middle of a call."""
+
+
+@pytest.mark.parametrize("model", Model)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_power_cut_at_any_instant_loses_nothing(name: str, model: Model) -> None:
+    judge, rng = Judge(), random.Random(name)
+    snapshots = run_of(name, model)
+
+    judge.judge(snapshots, lambda snapshot: cuts(snapshot, rng, CUTS_AT_ONCE), story=name)
+    assert judge.judged > len(snapshots)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_kill_at_any_instant_loses_nothing(name: str) -> None:
+    judge = Judge()
+    judge.judge(run_of(name), killed, story=name)
+
+
+@pytest.mark.parametrize("model", Model)
+def test_the_first_start_of_all_may_be_cut_or_killed_too(model: Model) -> None:
+    judge, rng = Judge(), random.Random(1)
+    snapshots = run_of("bounced", model, from_nothing=True)
+
+    judge.judge(snapshots, lambda snapshot: cuts(snapshot, rng, 2), story="from nothing")
+
+
+def test_what_a_killed_start_left_behind_is_durable_before_mail_is_accepted() -> None:
+    """The folders, and which format the spool is of: else another version may start in it."""
+    for snapshot in run_of("relayed", from_nothing=True):
+        ((_, image),) = killed(snapshot)
+        prepare(ROOT, image)
+        _, cut = next(prefixes(Snapshot(image.platter, snapshot.trace, snapshot.step)))
+        assert not [folder for folder in ("/var", *Layout(ROOT).folders()) if not _is_there(cut, folder)]
+        assert cut.peek(Layout(ROOT).file("format")) == FORMAT
+
+
+def _is_there(disk: ModelDisk, path: str) -> bool:
+    parent = path.rpartition("/")[0]
+    return not path or (_is_there(disk, parent) and disk.inode(path) is not None)
+
+
+@pytest.mark.parametrize("name", ["bounced", pytest.param("bounced while held", marks=pytest.mark.crash)])
+def test_a_lost_ledger_costs_its_figures_and_nothing_else(name: str) -> None:
+    judge, rng = Judge(counts=False), random.Random(name)
+    # The report is relayed in the end: then its message must not come back and report again.
+    for snapshot in run_of(name)[-10:]:
+        for label, image in cuts(snapshot, rng, 48):
+            if image.inode(f"{ROOT}/ledger") is not None:
+                image.unlink(f"{ROOT}/ledger")
+                image.sync_directory(ROOT)
+            judge.go_on(image, snapshot, f"{name}, {label}, without the ledger")
+
+
+def test_a_ledger_that_is_rewritten_while_messages_end_counts_each_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ledger, "LINES_BEFORE_REWRITE", 0)
+    judge, rng = Judge(), random.Random(4)
+    snapshots = run_of("two bounced")
+    monkeypatch.undo()
+
+    judge.judge(snapshots, lambda snapshot: cuts(snapshot, rng, 3), story="rewritten at every end")
+
+
+def test_a_kill_while_a_message_ends_and_a_cut_while_that_is_recovered_keep_the_account() -> None:
+    judge, rng = Judge(), random.Random(5)
+    for snapshot in run_of("relayed"):
+        if re.match("write .*/ledger.new ", snapshot.step) and snapshot.trace.finishing:
+            ((label, image),) = killed(snapshot)
+            again = judge.go_on(image, snapshot, label, record=True)
+            judge.judge(again[:40], prefixes, story=label)
+            # Also what a removal leaves that is on the disk before the line that tells of it.
+            judge.judge(again[:40], lambda s: cuts(s, rng, 24), story=label)
+    assert judge.judged > 20
+
+
+def test_a_mark_whose_sync_failed_is_written_again_by_recovery() -> None:
+    """After a failed sync everybody reads what the disk does not have, and the next sync says all is well."""
+    world = World(prepared())
+    sender = world.sender()
+    sender.recover()
+    (queue_id,) = world.listener().offer(Letter(({},), 2))
+    assert queue_id is not None
+    sender.take()
+    world.sender_disk.fail(Fault(1, errno.EIO, kinds=frozenset({"sync_content"})))
+    with pytest.raises(SpoolFault):
+        sender.spool.mark({queue_id: {0: RELAYED}})
+
+    image = world.sender_disk.after_kill()
+    (before,) = World(image).sender().recover().entries
+    (after,) = World(next(image.prefixes())).sender().recover().entries
+    assert before.recipients_left == after.recipients_left == 1
+
+
+@pytest.mark.parametrize("model", Model)
+@pytest.mark.parametrize("name", ["a batch of two", "held and released"])
+def test_what_recovery_returned_survives_though_it_was_not_durable_before(name: str, model: Model) -> None:
+    """A killed sender leaves in memory what everybody can see and the disk does not have."""
+    for snapshot in run_of(name, model):
+        ((_, image),) = killed(snapshot)
+        sender = World(image).sender()
+        before, totals = sender.recover().entries, sender.spool.totals()
+        # Nothing of what is pending survives.
+        _, cut = next(prefixes(Snapshot(image.platter, snapshot.trace, snapshot.step)))
+        sender = World(cut).sender()
+        after = sender.recover().entries
+        assert [replace(entry, next_attempt_at_ns=None) for entry in before] == list(after)
+        assert sender.spool.totals() == totals
+
+
+@pytest.mark.parametrize("name", ["bounced", "held and released"])
+def test_a_cut_or_a_kill_during_recovery_changes_nothing(name: str) -> None:
+    judge, rng = Judge(), random.Random(name)
+    for snapshot in rng.sample(run_of(name), 8):
+        images = [*killed(snapshot), *itertools.islice(cuts(snapshot, rng, 4), 1, 3)]
+        for label, image in images:
+            story = f"{name}, {label}"
+            again = judge.go_on(image, snapshot, story, record=True)
+            some = rng.sample(again, min(len(again), 8))
+            judge.judge(some, killed, story=story)
+            judge.judge(some, lambda s: cuts(s, rng, 4), story=story)
+
+
+def _offer_with(world: World, nth: int) -> set[QueueId]:
+    """Offer messages while a sender does all it can just before the nth call; return what it took."""
+    listener, count, taken = world.listener(), itertools.count(1), set[QueueId]()
+
+    def before(_step: str) -> None:
+        if next(count) == nth:
+            sender = world.sender()
+            taken.update(entry.queue_id for entry in sender.recover().entries)
+            assert sender.spool.clean_up() == 0
+            taken.update(sender.take())
+            sender.drain()
+            sender.spool.close()
+
+    world.listener_disk.before = before
+    listener.offer(*TOLD)
+    world.listener_disk.before = None
+    return taken
+
+
+CALLS_OF_AN_OFFER = range(1, 12)
+
+
+@pytest.mark.parametrize("fault_at", [0, *CALLS_OF_AN_OFFER])
+def test_a_sender_takes_nothing_that_its_listener_may_still_take_back(fault_at: int) -> None:
+    taken_early = False
+    for nth in CALLS_OF_AN_OFFER:
+        world = World(prepared())
+        if fault_at:
+            world.listener_disk.fail(Fault(fault_at, errno.EIO))
+        taken = _offer_with(world, nth)
+        assert taken <= world.trace.accepted
+        taken_early = taken_early or bool(taken)
+        world.listener_disk.die()
+        sender = world.sender()
+        sender.recover()
+        sender.take()
+        assert sender.queue == world.trace.accepted - taken
+    # It does take one that is decided while the rest of its batch is tidied up.
+    assert taken_early or fault_at
+
+
+@pytest.mark.parametrize("model", Model)
+def test_a_listener_that_is_killed_leaves_whole_messages_or_none(model: Model) -> None:
+    """The sender lives on, relays what it finds, and only then the power goes."""
+    judge, rng, base = Judge(), random.Random(3), prepared(model)
+    for nth in itertools.count(1):
+        world, count = World(base.after_kill()), itertools.count(1)
+        sender = world.sender()
+        sender.recover()
+
+        def kill(_step: str, nth: int = nth, count: "itertools.count[int]" = count) -> None:
+            if next(count) == nth:
+                raise Killed
+
+        world.listener_disk.before = kill
+        try:
+            world.listener().offer(*TOLD)
+            break
+        except Killed:
+            world.listener_disk.before = None
+            world.listener_disk.die()
+        world.record()
+        sender.take()
+        # One after the other: the ledger of the first is durable while the second is still queued.
+        for queue_id, fate in zip(sorted(sender.queue), (RELAYED, BOUNCED), strict=False):
+            sender.settle({queue_id: {0: fate}})
+        sender.take()
+        sender.drain()
+        sender.spool.clean_up()
+        assert world.sender_disk.names(f"{ROOT}/tmp") == []
+        if model is Model.ANY_SUBSET:
+            judge.judge(world.snapshots, prefixes, story=f"listener killed at {nth}")
+        judge.judge(world.snapshots, lambda s: cuts(s, rng, 2), story=f"listener killed at {nth}")
+    assert nth > 10
+
+
+def test_a_published_report_is_durable_before_its_message_goes_though_its_sender_was_killed() -> None:
+    """Killed between the report's link and the sync of its folder: the next one finds it there."""
+    judge = Judge()
+    linked = next(s for s in run_of("bounced") if re.match("link .*/[^/]{17}$", s.step))
+    ((label, image),) = killed(linked)
+    again = judge.go_on(image, linked, label, record=True)
+
+    removed = [s for s in again if s.step.startswith("sync_directory") and "/cur/" in s.step]
+    assert removed
+    judge.judge(removed, prefixes, story=label)
+
+
+def _story(rng: random.Random, judge: Judge) -> None:
+    """Draw one run and cut it several times."""
+    name, model = rng.choice(list(SCENARIOS)), rng.choice(list(Model))
+    snapshots: list[Snapshot] = run_of(name, model, from_nothing=rng.random() < 0.1)
+    story = f"{name} ({model.name})"
+    for _ in range(rng.choice((1, 2, 2, 3, 4))):
+        snapshot = rng.choice(snapshots)
+        kind = rng.choice((prefixes, killed, lambda s: cuts(s, rng, 24)))
+        label, image = rng.choice(list(kind(snapshot)))
+        story = f"{story}, {label}"
+        snapshots = judge.go_on(image, snapshot, story, record=True)
+
+
+@pytest.mark.crash
+def test_stories_of_several_cuts_lose_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    seed = int(os.environ.get("RELAY_CRASH_SEED", "0"))
+    until = time.monotonic() + float(os.environ.get("RELAY_CRASH_BUDGET", "60")) / 10
+    judge = Judge()
+    for number in itertools.count():
+        try:
+            _story(random.Random(f"{seed}/{number}"), judge)
+        except AssertionError as violation:
+            raise AssertionError(f"RELAY_CRASH_SEED={seed}, story {number}: {violation}") from violation
+        if time.monotonic() > until:
+            break
+    with capsys.disabled():
+        told = f"{number + 1} stories of one to four crashes"
+        sys.stdout.write(f"\nspool: {told}, seed {seed}: nothing lost\n")
+
+
+def test_the_model_sees_what_it_is_there_for() -> None:
+    """A spool whose folders were never synced would be caught: the judge is no rubber stamp."""
+    judge, snapshots = Judge(), run_of("bounced")
+    accepted = next(s for s in snapshots if s.trace.accepted)
+    empty = prepared()
+
+    with pytest.raises(AssertionError, match="is lost"):
+        judge.go_on(empty, accepted, "nothing is left")
+    relayed = next(s for s in snapshots if s.trace.marked)
+    earlier = ModelDisk(accepted.platter).after_kill()
+    with pytest.raises(AssertionError, match="though marked"):
+        judge.go_on(earlier, relayed, "the marks are gone")

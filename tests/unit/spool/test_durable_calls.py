@@ -1,0 +1,126 @@
+"""What the real disk asks of the kernel: that, and in that order, is what survives loss of power."""
+
+import errno
+import gc
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.spool import kernel_aio
+from relay.spool.durable import RealDisk, sync_above
+from tests.fakes.disk import Fault, ModelDisk
+
+Call = tuple[str, str]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
+    """Return what is asked of the kernel from now on, by name and path, in its order; it does it, too."""
+    seen: list[Call] = []
+    sync, sync_content, mkdir, opened = os.fsync, os.fdatasync, os.mkdir, kernel_aio._open
+
+    def syncs(name: str, fd: int, sync: Callable[[int], Any]) -> Any:
+        seen.append((name, str(Path(f"/proc/self/fd/{fd}").readlink())))
+        return sync(fd)
+
+    def opens() -> Any:
+        if (queue := opened()) is None:
+            return None
+        context, operation = queue
+
+        class Operation:
+            fsync = staticmethod(lambda fd: syncs("fsync", fd, operation.fsync))
+            fdsync = staticmethod(lambda fd: syncs("fdatasync", fd, operation.fdsync))
+
+        return context, Operation
+
+    def makes(path: str, mode: int) -> None:
+        seen.append(("mkdir", path))
+        mkdir(path, mode)
+
+    monkeypatch.setattr(os, "fsync", lambda fd: syncs("fsync", fd, sync))
+    monkeypatch.setattr(os, "fdatasync", lambda fd: syncs("fdatasync", fd, sync_content))
+    monkeypatch.setattr(os, "mkdir", makes)
+    monkeypatch.setattr(kernel_aio, "_open", opens)
+    return seen
+
+
+@pytest.fixture
+def descriptors() -> Iterator[None]:
+    """Hold a test to closing what it opened."""
+    gc.collect()  # what earlier tests left to the collector is no part of this one
+    before = sorted(Path("/proc/self/fd").iterdir())
+    yield
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
+
+
+@pytest.mark.usefixtures("descriptors")
+def test_each_sync_is_one_of_that_very_file_and_kind(tmp_path: Path, calls: list[Call]) -> None:
+    disk, paths = RealDisk(), [str(tmp_path / name) for name in "ab"]
+    fds = [disk.open_new(path) for path in paths]
+
+    disk.sync(fds[0])
+    disk.sync_content(fds[1])
+    disk.sync_each(fds, content_only=False)
+    disk.sync_each(fds, content_only=True)
+    disk.sync_directory(str(tmp_path))
+
+    assert calls == [
+        ("fsync", paths[0]),
+        ("fdatasync", paths[1]),
+        *(("fsync", path) for path in paths),
+        *(("fdatasync", path) for path in paths),
+        ("fsync", str(tmp_path)),
+    ]
+    for fd in fds:
+        disk.close(fd)
+
+
+@pytest.mark.usefixtures("descriptors")
+def test_a_folder_is_durable_once_it_was_made_and_so_are_its_parents(
+    tmp_path: Path, calls: list[Call]
+) -> None:
+    top, inner = str(tmp_path / "spool"), str(tmp_path / "spool" / "cur")
+
+    RealDisk().make_directory(inner)
+
+    assert calls == [("mkdir", top), ("fsync", str(tmp_path)), ("mkdir", inner), ("fsync", top)]
+    calls.clear()
+    RealDisk().make_directory(f"{inner}/")
+    assert calls == []
+
+
+@pytest.mark.usefixtures("descriptors")
+def test_all_folders_above_one_are_synced_up_to_the_root(tmp_path: Path, calls: list[Call]) -> None:
+    sync_above(RealDisk(), str(tmp_path))
+
+    assert calls == [("fsync", str(parent)) for parent in tmp_path.parents]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_folder_above_that_cannot_be_synced_stops_us_unless_it_is_not_ours(number: int) -> None:
+    disk = ModelDisk()
+    disk.make_directory("/var/spool")
+    disk.fail(Fault(1, number, kinds=frozenset({"sync_directory"})))
+
+    if number in (errno.EIO, errno.ENOSPC):
+        with pytest.raises(OSError, match=r"error|space"):
+            sync_above(disk, "/var/spool")
+    else:
+        sync_above(disk, "/var/spool")
+    assert disk.has_failed
+
+
+@pytest.mark.usefixtures("descriptors")
+def test_a_lock_that_is_taken_and_a_folder_that_cannot_be_synced_leave_no_descriptor(tmp_path: Path) -> None:
+    disk, path = RealDisk(), str(tmp_path / "lock")
+    held = disk.lock(path, wait=False)
+    assert held is not None
+
+    assert disk.lock(path, wait=False) is None
+    with pytest.raises(NotADirectoryError):
+        disk.sync_directory(path)
+    disk.close(held)

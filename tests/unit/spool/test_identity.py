@@ -1,0 +1,119 @@
+"""Queue ids: unique without a lock, sorted by time, short, and never a path of their own making."""
+
+import os
+from collections.abc import Callable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.clock import SECOND_NS
+from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
+from relay.spool.identity import Identities, report_id, subject_of, warning_id
+from relay.spool.maildir.layout import Layout, is_queue_id
+from tests.fakes.clock import START_WALL_NS, FakeClock
+
+
+def always(chance: bytes) -> Callable[[int], bytes]:
+    return lambda _size: chance
+
+
+YEARS_30_NS = 30 * 365 * 86400 * SECOND_NS
+
+
+def test_ids_are_unique_though_the_clock_stands_still_or_is_set_back() -> None:
+    clock = FakeClock()
+    identities = Identities(clock, bytes)
+    found = []
+    for number in range(3000):
+        found.append(identities.next_id())
+        if number % 1000 == 500:
+            clock.step_wall(-3600 * SECOND_NS)
+
+    assert len(set(found)) == len(found)
+    assert found == sorted(found)
+
+
+def test_processes_that_share_an_instant_differ_by_chance() -> None:
+    clock = FakeClock()
+    found = {Identities(clock, os.urandom).next_id() for _ in range(1000)}
+
+    assert len(found) == 1000
+
+
+@given(
+    steps=st.lists(st.integers(1000, YEARS_30_NS // 50), max_size=50),
+    chance=st.binary(min_size=4, max_size=4),
+)
+def test_ids_sort_by_time_whatever_the_chance(steps: list[int], chance: bytes) -> None:
+    clock, found = FakeClock(), []
+    for number, step in enumerate(steps):
+        # A new process each time, with the least helpful chance.
+        identities = Identities(clock, always((b"\xff" * 4, bytes(4), chance)[number % 3]))
+        found.append(identities.next_id())
+        clock.advance(step)
+
+    assert found == sorted(found)
+    assert all(QUEUE_ID_PATTERN.match(queue_id) and len(queue_id) == 16 for queue_id in found)
+
+
+@given(st.binary(min_size=4, max_size=4), st.integers(0, YEARS_30_NS))
+def test_every_id_is_of_letters_that_are_not_mistaken_for_others(chance: bytes, later_ns: int) -> None:
+    queue_id = Identities(FakeClock(wall_ns=START_WALL_NS + later_ns), lambda _size: chance).next_id()
+
+    assert len(queue_id) == 16
+    assert not set(queue_id) & set("ilou")
+    assert is_queue_id(queue_id)
+
+
+@given(st.binary(min_size=4, max_size=4), st.integers(0, YEARS_30_NS))
+def test_an_id_is_the_microsecond_and_thirty_bits_of_chance(chance: bytes, later_ns: int) -> None:
+    wall_ns = START_WALL_NS + later_ns
+    queue_id = Identities(FakeClock(wall_ns=wall_ns), always(chance)).next_id()
+
+    # Crockford's letters in the order of Python's own base 32.
+    number = int(queue_id.translate(str.maketrans("abcdefghjkmnpqrstvwxyz", "abcdefghijklmnopqrstuv")), 32)
+    assert number >> 30 == wall_ns // 1000 - 1_704_067_200_000_000
+    assert number % 2**30 == int.from_bytes(chance, "big") % 2**30
+
+
+def test_a_clock_before_the_epoch_still_gives_ids() -> None:
+    identities = Identities(FakeClock(wall_ns=0), os.urandom)
+    found = [identities.next_id() for _ in range(10)]
+
+    assert len(set(found)) == 10
+    assert all(is_queue_id(queue_id) for queue_id in found)
+
+
+def test_a_report_and_a_warning_have_the_id_of_their_message_and_one_letter() -> None:
+    queue_id = Identities(FakeClock(), os.urandom).next_id()
+
+    assert report_id(queue_id) == queue_id + "r"
+    assert warning_id(queue_id) == queue_id + "w"
+    assert is_queue_id(report_id(queue_id))
+    assert is_queue_id(warning_id(queue_id))
+    assert subject_of(report_id(queue_id)) == subject_of(warning_id(queue_id)) == queue_id
+    assert subject_of(queue_id) is None
+    assert warning_id(report_id(queue_id)) == warning_id(queue_id)
+    assert report_id(warning_id(queue_id)) == report_id(queue_id)
+
+
+@given(st.text(max_size=20) | st.from_regex(r"[0-9a-z]{15,18}\n?", fullmatch=True))
+def test_only_an_id_becomes_part_of_a_path(name: str) -> None:
+    is_one = len(name) in (16, 17) and name.isascii() and name.isalnum() and name[:16] == name[:16].lower()
+    is_one = is_one and name[16:] in ("", "r", "w")
+
+    assert is_queue_id(name) == is_one
+
+
+def test_a_message_has_one_place_in_each_folder() -> None:
+    layout, queue_id = Layout("/spool"), QueueId("0123456789abcdef")
+    places = {layout.draft(queue_id), layout.accepted(queue_id), layout.queued(queue_id)}
+    places |= {layout.held(queue_id), layout.notes(queue_id)}
+
+    assert len(places) == 5
+    assert all(place.endswith(f"/{queue_id}") for place in places)
+    assert {place.rpartition("/")[0] for place in places} <= set(layout.folders())
+    assert layout.queued_folder(queue_id) in layout.queued_folders()
+    parents = layout.folders()
+    for number, folder in enumerate(parents[1:], start=1):
+        assert folder.rpartition("/")[0] in parents[:number]

@@ -1,0 +1,280 @@
+"""The maildir engine: held to the suite that every engine is held to, and what is its own."""
+
+import errno
+import itertools
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from relay.spool.identity import report_id
+from relay.spool.interface import SpoolBusy, Totals
+from relay.spool.maildir import ledger
+from relay.spool.maildir.drafts import prepare
+from relay.spool.maildir.layout import FORMAT
+from tests.fakes.disk import Fault, ModelDisk
+from tests.unit.spool.conformance import Conformance
+from tests.unit.spool.engine import (
+    BOUNCED,
+    CONTENT,
+    ENVELOPE,
+    RELAYED,
+    accept,
+    again,
+    note,
+    recovered,
+    taken,
+)
+from tests.unit.spool.maildir_engine import MaildirEngine, on_the_kernel, on_the_model
+
+
+class TestOnTheModel(Conformance):
+    @pytest.fixture
+    def engine(self) -> MaildirEngine:
+        return on_the_model()
+
+
+class TestOnTheKernel(Conformance):
+    @pytest.fixture
+    def engine(self, tmp_path: Path) -> MaildirEngine:
+        return on_the_kernel(tmp_path)
+
+
+def test_the_folder_is_the_state() -> None:
+    engine = on_the_model()
+    spool, intake = recovered(engine), engine.intake()
+    draft = intake.draft()
+    draft.append(CONTENT)
+    intake.spill(draft)
+    places = [engine.layout.draft, engine.layout.accepted, engine.layout.queued, engine.layout.held]
+
+    def where() -> list[str]:
+        return [place.__name__ for place in places if engine.disk.inode(place(draft.queue_id)) is not None]
+
+    assert where() == ["draft"]
+    assert intake.accept([(draft, ENVELOPE)]) == [None]
+    assert where() == ["accepted"]
+    spool.take(1)
+    assert where() == ["queued"]
+    spool.hold(draft.queue_id)
+    assert where() == ["held"]
+    spool.release(draft.queue_id)
+    spool.mark({draft.queue_id: dict.fromkeys(range(3), RELAYED)})
+    assert where() == ["queued"]
+    spool.finish([draft.queue_id])
+    assert where() == []
+
+
+def test_only_the_status_byte_of_a_message_ever_changes() -> None:
+    engine = on_the_model()
+    spool, queue_id = recovered(engine), accept(engine.intake())
+    before = engine.content_of(engine.layout.accepted(queue_id))
+    spool.take(1)
+    spool.mark({queue_id: {1: BOUNCED}})
+    spool.hold(queue_id)
+    spool.release(queue_id)
+    again(engine, spool)
+    after = engine.content_of(engine.layout.queued(queue_id))
+
+    assert after == before.replace(b"\nTbob@", b"\nFbob@")
+
+
+def test_a_never_attempted_message_is_due_at_once_and_so_is_one_whose_hint_was_lost() -> None:
+    engine = on_the_model()
+    assert isinstance(engine.disk, ModelDisk)
+    spool, queue_id = recovered(engine), accept(engine.intake())
+    (entry,) = spool.take(1)
+    assert entry.next_attempt_at_ns is None
+    spool.postpone(queue_id, ENVELOPE.arrival_at_ns + 10**12)
+    cut = MaildirEngine(engine.root, ModelDisk(engine.disk.platter.after_cut(engine.disk.platter.pending)))
+
+    (entry,) = cut.start().recover().entries
+    assert entry.next_attempt_at_ns is None
+
+
+@pytest.mark.parametrize(
+    "found", [b"", b"relay spool", b"relay spool 2 maildir\n", b"relay spool 1 log\n", bytes(22)]
+)
+def test_a_spool_of_another_format_is_left_alone(found: bytes) -> None:
+    engine = on_the_model()
+    recovered(engine).close()
+    engine.disk.unlink(engine.layout.file("format"))
+    engine.plant(engine.layout.file("format"), found)
+
+    with pytest.raises(ValueError, match="does not know"):
+        engine.start()
+    assert engine.content_of(engine.layout.file("format")) == found
+
+
+def test_several_first_starts_at_once_end_in_one_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    for nth in itertools.count(1):
+        disk = ModelDisk()
+        first, second, calls = disk.another(), disk.another(), itertools.count(1)
+
+        def meanwhile(
+            _step: str, nth: int = nth, calls: "itertools.count[int]" = calls, second: ModelDisk = second
+        ) -> None:
+            if next(calls) == nth:
+                with monkeypatch.context() as other:
+                    other.setattr(os, "getpid", lambda: -1)
+                    prepare("/var/spool", second)
+
+        first.before = meanwhile
+        prepare("/var/spool", first)
+        assert disk.peek("/var/spool/format") == FORMAT
+        prepare("/var/spool", disk.another())
+        if next(calls) <= nth:
+            break
+    assert nth > 100
+
+
+def test_a_full_disk_does_not_keep_the_sender_from_starting_with_what_is_there() -> None:
+    engine = on_the_model()
+    assert isinstance(engine.disk, ModelDisk)
+    recovered(engine).close()
+    view = engine.disk.another()
+    engine.disk.another = lambda: view  # type: ignore[method-assign]  # the one whose disk is full
+    view.fail(Fault(1, errno.ENOSPC, kinds=frozenset({"write"}), path="/lock", forever=True))
+
+    engine.start().recover()
+    view.heal()
+    with pytest.raises(SpoolBusy, match="unknown"):
+        engine.start()
+
+
+def test_many_finished_messages_do_not_make_the_ledger_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "LINES_BEFORE_REWRITE", 20)
+    engine = on_the_model()
+    spool, intake = recovered(engine), engine.intake()
+    for number in range(50):
+        queue_id = accept(intake)
+        spool.take(1)
+        spool.mark({queue_id: dict.fromkeys(range(3), RELAYED)})
+        spool.finish([queue_id])
+        assert engine.content_of(engine.layout.file("ledger")).count(b"\n") < 25
+        assert spool.totals() == Totals(accepted=3 * number + 3, relayed=3 * number + 3)
+    assert again(engine, spool).totals() == Totals(accepted=150, relayed=150)
+
+
+def test_a_report_of_a_message_is_not_its_own_subject() -> None:
+    engine = on_the_model()
+    spool, queue_id = recovered(engine), accept(engine.intake())
+    assert taken(spool) == [queue_id]
+    assert spool.publish_report(report_id(queue_id), replace(ENVELOPE, reverse_path=""), b"")
+    assert taken(spool) == [report_id(queue_id)]
+    spool.mark({report_id(queue_id): dict.fromkeys(range(3), BOUNCED)})
+    spool.finish([report_id(queue_id)])
+
+    assert spool.load(queue_id).left == (0, 1, 2)
+
+
+def test_an_abandoned_report_does_not_stand_in_the_way_of_the_next_try() -> None:
+    engine = on_the_model()
+    spool, queue_id = recovered(engine), accept(engine.intake())
+    spool.take(1)
+    engine.plant(engine.layout.draft(report_id(queue_id)), b"half a report, its writer was killed")
+
+    assert spool.publish_report(report_id(queue_id), replace(ENVELOPE, reverse_path=""), b"whole")
+    (own,) = taken(spool)
+    assert spool.load(own).content == b"whole"
+
+
+def test_listeners_in_two_processes_fill_one_spool(tmp_path: Path) -> None:
+    program = (
+        "import sys; from relay.clock import SystemClock; from relay.mail.envelope import Envelope;"
+        "from relay.spool.durable import RealDisk;"
+        "from relay.spool.maildir.drafts import MaildirIntake, prepare;"
+        "disk = RealDisk(); prepare(sys.argv[1], disk);"
+        "intake = MaildirIntake(sys.argv[1], disk, SystemClock())\n"
+        "for number in range(40):\n"
+        "    draft = intake.draft(); draft.append(b'%d' % number)\n"
+        "    assert intake.accept([(draft, Envelope('', ('r@example.com',), 1, '', '', ''))]) == [None]\n"
+        "    print(draft.queue_id, flush=True)\n"
+    )
+    engine = on_the_kernel(tmp_path)
+    command = [sys.executable, "-c", program, engine.root]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first,
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as second,
+    ):
+        spool = engine.start()
+        found = [entry.queue_id for entry in spool.recover().entries]
+        while first.poll() is None or second.poll() is None:
+            found += taken(spool, 3)
+        found += taken(spool)
+        said = [*first.stdout, *second.stdout] if first.stdout and second.stdout else []
+
+    assert len(said) == 80
+    assert sorted(found) == sorted(line.strip() for line in said)
+    assert spool.corrupt_count() == 0
+
+
+def test_nobody_finds_the_spool_taken_before_he_can_read_by_whom() -> None:
+    """Who starts at the same instant has to wait; on the model, which cannot wait, that is an error."""
+    engine = on_the_model()
+    assert isinstance(engine.disk, ModelDisk)
+    recovered(engine).close()
+    view, other = engine.disk.another(), engine.disk.another()
+    met = []
+
+    def meanwhile(step: str) -> None:
+        if step.endswith("/lock"):
+            view.before = None
+            with pytest.raises(OSError, match="deadlock") as error:
+                MaildirEngine(engine.root, other).start()
+            met.append(error.value.errno)
+
+    view.before = meanwhile
+    engine.disk.another = lambda: view  # type: ignore[method-assign]  # the one that is watched
+    engine.start()
+    assert met == [errno.EDEADLK]
+
+
+def test_no_call_leaves_a_descriptor_open() -> None:
+    """But the lock and the ledger, for as long as the spool is held."""
+    engine = on_the_model()
+    assert isinstance(engine.disk, ModelDisk)
+    view = engine.disk.another()
+    engine.disk.another = lambda: view  # type: ignore[method-assign]  # every process uses this one
+    spool, intake = recovered(engine), engine.intake()
+    held = len(view._fds)
+
+    for fate in (RELAYED, BOUNCED):
+        queue_id = accept(intake)
+        taken(spool)
+        spool.hold(queue_id)
+        spool.release(queue_id)
+        spool.mark_warned(queue_id)
+        spool.postpone(queue_id, 1)
+        spool.load(queue_id)
+        spool.note({queue_id: [note(0)]})
+        spool.mark({queue_id: dict.fromkeys(range(3), fate)})
+        spool.publish_report(report_id(queue_id), ENVELOPE, CONTENT)
+        spool.finish([queue_id])
+        spool.clean_up()
+        assert len(view._fds) == held
+    spool.close()
+    assert len(view._fds) == 0
+
+
+def test_a_report_that_is_made_anew_is_not_taken_for_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the account forgot the first one, its id may come back, with another file."""
+    monkeypatch.setattr(ledger, "LINES_BEFORE_REWRITE", 0)
+    engine = on_the_model()
+    spool = recovered(engine)
+    about = accept(engine.intake())
+    own = report_id(about)
+    taken(spool, 1)
+    # As long as its message is here, its report is remembered.
+    spool.mark({about: dict.fromkeys(range(3), RELAYED)})
+    spool.finish([about])
+    for content in (CONTENT, CONTENT + CONTENT):
+        assert spool.publish_report(own, ENVELOPE, content)
+        assert taken(spool) == [own]
+        spool.mark({own: {0: RELAYED}})
+        assert spool.load(own).content == content
+        spool.mark({own: dict.fromkeys((1, 2), RELAYED)})
+        spool.finish([own])

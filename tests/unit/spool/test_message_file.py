@@ -1,0 +1,210 @@
+"""The bytes of a message file: what goes in comes out, and what was touched is known for it."""
+
+import zlib
+from dataclasses import replace
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from relay.mail.envelope import Envelope, QueueId
+from relay.spool.interface import Corrupt, Status
+from relay.spool.maildir import message_file
+
+QUEUE_ID = QueueId("0123456789abcdef")
+CONTENT = b"Subject: T\r\n\r\nTo do, Done, Failed.\r\n"
+ENVELOPE = Envelope("s@example.org", ("a@example.com", "T@example.com"), 7, "h[192.0.2.1]", "h", "ESMTP")
+
+texts = st.text(st.characters(codec=None), max_size=30)
+"""Any text, also with line ends, controls and lone surrogates."""
+addresses = st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=30)
+envelopes = st.builds(
+    Envelope,
+    reverse_path=addresses,
+    recipients=st.lists(addresses, min_size=1, max_size=8).map(tuple),
+    arrival_at_ns=st.integers(-(2**63), 2**63),
+    client=texts,
+    helo=texts,
+    protocol=texts,
+    user=st.none() | texts,
+    smtputf8=st.booleans(),
+)
+
+
+def encoded(envelope: Envelope = ENVELOPE, content: bytes = CONTENT, queue_id: QueueId = QUEUE_ID) -> bytes:
+    tail = message_file.encode_envelope(queue_id, envelope)
+    shape = message_file.shape_of(envelope, len(content), eight_bit=not content.isascii())
+    crc = message_file.checksum(content)
+    return (
+        message_file.encode_header(len(content), tail, len(envelope.recipients), shape, crc) + content + tail
+    )
+
+
+def decoded(
+    raw: bytes, queue_id: QueueId = QUEUE_ID
+) -> tuple[message_file.Header, message_file.Recipients, bytes]:
+    """Read a file as relay.spool.maildir.files does."""
+    header = message_file.decode_header(raw[: message_file.HEADER_BYTES])
+    if len(raw) != header.file_bytes:
+        raise Corrupt("length")
+    recipients = message_file.decode_envelope(queue_id, header, raw[header.envelope_offset :])
+    content = raw[message_file.HEADER_BYTES : header.envelope_offset]
+    if message_file.checksum(content) != header.content_crc:
+        raise Corrupt("content")
+    return header, recipients, content
+
+
+@given(envelope=envelopes, content=st.binary(max_size=2000))
+@example(envelope=ENVELOPE, content=b"")
+@example(envelope=replace(ENVELOPE, recipients=("", "D", "T")), content=b"T\nD\n")
+def test_what_goes_in_comes_out(envelope: Envelope, content: bytes) -> None:
+    header, recipients, found = decoded(encoded(envelope, content))
+
+    assert recipients.envelope == envelope
+    assert recipients.statuses == (Status.TODO,) * len(envelope.recipients)
+    assert found == content
+    assert header.shape.size_bytes == len(content)
+    assert header.eight_bit == (not content.isascii())
+    assert not header.is_warned
+
+
+@given(envelope=envelopes, statuses=st.data())
+def test_each_recipient_has_one_byte_and_its_offset_finds_it(
+    envelope: Envelope, statuses: st.DataObject
+) -> None:
+    raw = bytearray(encoded(envelope))
+    header, recipients, _ = decoded(bytes(raw))
+    drawn = statuses.draw(
+        st.lists(
+            st.sampled_from(Status), min_size=len(envelope.recipients), max_size=len(envelope.recipients)
+        )
+    )
+    for offset, address, status in zip(recipients.offsets, envelope.recipients, drawn, strict=True):
+        place = header.envelope_offset + offset
+        line = b"T" + address.encode() + b"\n"
+        assert raw[place : place + len(line)] == line
+        raw[place : place + 1] = status.value
+    raw[message_file.WARNED_OFFSET : message_file.WARNED_OFFSET + 1] = message_file.WARNED_BYTE
+
+    header, recipients, found = decoded(bytes(raw))
+    assert recipients.statuses == tuple(drawn)
+    assert recipients.envelope == envelope
+    assert found == CONTENT
+    assert header.is_warned
+
+
+def test_any_other_byte_anywhere_is_noticed() -> None:
+    """Unnoticed is a status byte that becomes another status, and the one of the warning; nothing else."""
+    raw = encoded()
+    header, recipients, _ = decoded(raw)
+    status_places = {header.envelope_offset + offset for offset in recipients.offsets}
+    allowed = {(place, status.value[0]) for place in status_places for status in Status}
+    allowed |= {(message_file.WARNED_OFFSET, octet) for octet in b"W-"}
+    unnoticed = set()
+    for place in range(len(raw)):
+        for octet in range(256):
+            changed = raw[:place] + bytes([octet]) + raw[place + 1 :]
+            try:
+                decoded(changed)
+            except Corrupt:
+                continue
+            if changed != raw:
+                unnoticed.add((place, octet))
+
+    assert unnoticed == {(place, octet) for place, octet in allowed if raw[place] != octet}
+
+
+def test_every_truncation_and_everything_behind_the_end_is_noticed() -> None:
+    raw = encoded()
+    for length in range(len(raw)):
+        for torn in (raw[:length], raw[:length] + bytes(len(raw) - length), raw + raw[:length] + b"\n"):
+            with pytest.raises(Corrupt):
+                decoded(torn)
+
+
+@given(st.binary(max_size=400))
+def test_no_bytes_at_all_raise_anything_but_corrupt(raw: bytes) -> None:
+    for candidate in (raw, encoded()[: message_file.HEADER_BYTES] + raw):
+        with pytest.raises(Corrupt):
+            decoded(candidate)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        b"[]",
+        b"7",
+        b"null",
+        b"{}",
+        b"{",
+        b'"id"',
+        b'{"id":"0123456789abcdef"}',
+        b'{"id":"0123456789abcdef","x":1}',
+    ],
+)
+def test_an_envelope_with_right_checksums_and_wrong_facts_is_corrupt(facts: bytes) -> None:
+    tail = facts + b"\nTa@example.com\n"
+    shape = message_file.shape_of(ENVELOPE, 0, eight_bit=False)
+    header = message_file.decode_header(message_file.encode_header(0, tail, 1, shape, 0))
+
+    with pytest.raises(Corrupt):
+        message_file.decode_envelope(QUEUE_ID, header, tail)
+
+
+def test_the_file_of_another_message_is_corrupt() -> None:
+    with pytest.raises(Corrupt, match="another message, '0123456789abcdef'"):
+        decoded(encoded(), QueueId("fedcba9876543210"))
+
+
+def test_two_recipients_cannot_trade_their_status_bytes_with_their_lines() -> None:
+    raw = encoded(replace(ENVELOPE, recipients=("a@example.com", "b@example.com")))
+
+    with pytest.raises(Corrupt):
+        decoded(raw.replace(b"Ta@", b"T?@").replace(b"Tb@", b"Da@").replace(b"T?@", b"Tb@"))
+
+
+@pytest.mark.parametrize("recipients", [(), ("a@example.com\nDb@example.com",), ("\udcff@example.com",)])
+def test_what_could_not_be_read_back_is_refused_before_it_is_written(recipients: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match=r"recipient|surrogates"):
+        message_file.encode_envelope(QUEUE_ID, replace(ENVELOPE, recipients=recipients))
+
+
+@pytest.mark.parametrize(
+    ("smtputf8", "eight_bit", "recipient", "needs"),
+    [
+        (False, False, "a@example.com", (False, False)),
+        (True, False, "a@example.com", (False, False)),
+        (True, True, "a@example.com", (True, True)),
+        (True, False, "ä@example.com", (False, True)),
+        (False, True, "a@example.com", (True, False)),
+    ],
+)
+def test_the_shape_tells_what_an_upstream_must_carry(
+    *, smtputf8: bool, eight_bit: bool, recipient: str, needs: tuple[bool, bool]
+) -> None:
+    envelope = replace(ENVELOPE, recipients=(recipient,), smtputf8=smtputf8)
+    shape = message_file.shape_of(envelope, 5, eight_bit=eight_bit)
+
+    assert (shape.eight_bit, shape.smtputf8) == needs
+    header = message_file.decode_header(message_file.encode_header(5, b"", 1, shape, 0))
+    assert header.shape == shape
+
+
+@given(st.lists(st.binary(max_size=50), max_size=6))
+def test_the_checksum_of_chunks_is_that_of_the_whole(chunks: list[bytes]) -> None:
+    crc = 0
+    for chunk in chunks:
+        crc = message_file.checksum(chunk, crc)
+
+    assert crc == zlib.crc32(b"".join(chunks))
+
+
+def test_the_format_of_version_1_stays_readable() -> None:
+    """A file as this version writes it, byte for byte: who changes it breaks every spool in use."""
+    assert encoded() == (
+        b"relay-message 1 000000000000036 0000000188 0000002 -- 35ba77d5 52174f2e 13cd3fe5 -\n"
+        b"Subject: T\r\n\r\nTo do, Done, Failed.\r\n"
+        b'{"id":"0123456789abcdef","reverse_path":"s@example.org","arrival_at_ns":7,"client":"h[192.0.2.1]",'
+        b'"helo":"h","protocol":"ESMTP","user":null,"smtputf8":false}\n'
+        b"Ta@example.com\nTT@example.com\n"
+    )

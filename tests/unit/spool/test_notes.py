@@ -1,0 +1,114 @@
+"""Notes: durable when they are written, and as many as a crash left when they are read."""
+
+import errno
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.mail.envelope import QueueId
+from relay.spool.interface import Note
+from relay.spool.maildir import notes
+from relay.spool.maildir.layout import Layout
+from tests.fakes.disk import Fault, ModelDisk
+
+LAYOUT = Layout("/spool")
+QUEUE_ID, OTHER = QueueId("0123456789abcdef"), QueueId("0123456789abcdeg")
+PATH = LAYOUT.notes(QUEUE_ID)
+
+
+def bare() -> ModelDisk:
+    disk = ModelDisk()
+    disk.make_directory(LAYOUT.folder("bounce"))
+    return disk
+
+
+def note(index: int, diagnostic: str | None = "550 no") -> Note:
+    return Note(index, "5.1.1", "bounced", diagnostic, "smtp.example.net", 1_760_000_000_000_000_000)
+
+
+written = st.builds(
+    Note,
+    index=st.integers(0, 5),
+    status=st.text(max_size=9),
+    reason=st.sampled_from(["bounced", "expired", "operator"]),
+    diagnostic=st.none() | st.text(max_size=60),
+    remote=st.none() | st.text(max_size=20),
+    at_ns=st.integers(0, 2**63),
+)
+
+
+@given(st.lists(st.lists(written, min_size=1, max_size=4), max_size=4))
+def test_the_last_word_on_each_recipient_is_read_back(batches: list[list[Note]]) -> None:
+    disk, expected = bare(), dict[int, Note]()
+    for batch in batches:
+        notes.append(disk, LAYOUT, {QUEUE_ID: batch, OTHER: [note(9)]})
+        expected.update({one.index: one for one in batch})
+
+    assert notes.read(disk, LAYOUT, QUEUE_ID) == [expected[index] for index in sorted(expected)]
+
+
+def test_notes_are_durable_also_where_the_file_was_there_but_not_its_name() -> None:
+    disk = bare()
+    disk.fail(Fault(1, errno.EIO, kinds=frozenset({"sync_directory"})))
+    with pytest.raises(OSError, match="Input/output"):
+        notes.append(disk, LAYOUT, {QUEUE_ID: [note(0)]})
+    # Killed here: the next sender sees the file, and no disk has its name.
+    after = disk.after_kill()
+    notes.append(after, LAYOUT, {QUEUE_ID: [note(1)]})
+
+    for image in after.prefixes():
+        assert notes.read(image, LAYOUT, QUEUE_ID) == [note(0), note(1)]
+
+
+def test_every_torn_end_loses_only_what_was_not_durable() -> None:
+    disk = bare()
+    notes.append(disk, LAYOUT, {QUEUE_ID: [note(0), note(1, "x" * 600)]})
+    whole = disk.peek(PATH)
+    notes.append(disk, LAYOUT, {QUEUE_ID: [note(2)]})
+    longer = disk.peek(PATH)
+    for length, filler in itertools.product(range(len(whole), len(longer)), (b"", b"\0" * 40)):
+        disk.poke(PATH, longer[:length] + filler)
+        found = notes.read(disk, LAYOUT, QUEUE_ID)
+        assert found[:2] == [note(0), note(1, "x" * 600)]
+        notes.append(disk, LAYOUT, {QUEUE_ID: [note(3)]})
+        assert note(3) in notes.read(disk, LAYOUT, QUEUE_ID)
+
+
+def test_half_a_line_that_a_full_disk_left_swallows_nothing() -> None:
+    disk = bare()
+    disk.fail(Fault(1, errno.ENOSPC, kinds=frozenset({"write"}), is_short=True))
+    with pytest.raises(OSError, match="No space"):
+        notes.append(disk, LAYOUT, {QUEUE_ID: [note(0)]})
+    notes.append(disk, LAYOUT, {QUEUE_ID: [note(0)]})
+
+    assert notes.read(disk, LAYOUT, QUEUE_ID) == [note(0)]
+
+
+@given(st.binary(max_size=200))
+def test_damage_costs_notes_and_nothing_else(junk: bytes) -> None:
+    disk = bare()
+    notes.append(disk, LAYOUT, {QUEUE_ID: [note(0)]})
+    disk.poke(PATH, junk + b"\n" + disk.peek(PATH))
+
+    assert notes.read(disk, LAYOUT, QUEUE_ID)[-1] == note(0)
+
+
+def test_a_file_that_cannot_be_read_at_once_is_asked_again() -> None:
+    disk = bare()
+    notes.append(disk, LAYOUT, {QUEUE_ID: [note(0)]})
+    disk.fail(Fault(1, errno.EIO, kinds=frozenset({"open"})))
+
+    assert notes.read(disk, LAYOUT, QUEUE_ID) == [note(0)]
+    assert disk.has_failed
+
+
+def test_a_file_that_cannot_be_read_holds_up_no_report_but_our_own_lack_does() -> None:
+    disk = bare()
+    disk.plant(PATH, kind="folder")
+    assert notes.read(disk, LAYOUT, QUEUE_ID) == []
+    assert notes.read(disk, LAYOUT, OTHER) == []
+    disk.fail(Fault(1, errno.EMFILE, kinds=frozenset({"open"})))
+    with pytest.raises(OSError, match="Too many open files"):
+        notes.read(disk, LAYOUT, QUEUE_ID)

@@ -1,0 +1,142 @@
+"""A sender is told once, also where a restart comes between a report and the end of its message."""
+
+import errno
+
+import pytest
+
+from relay.mail.envelope import Envelope, QueueId
+from relay.spool.identity import report_id, warning_id
+from relay.spool.interface import Spool, SpoolFault, SpoolFull, Status
+from relay.spool.maildir import ledger
+from tests.fakes.disk import Fault, ModelDisk
+from tests.unit.spool.engine import BOUNCED, ENVELOPE, RELAYED, accept, again, note, recovered, taken
+from tests.unit.spool.maildir_engine import MaildirEngine, on_the_model
+
+REPORT = Envelope("", (ENVELOPE.reverse_path,), ENVELOPE.arrival_at_ns, "local", "", "local")
+TEXT = b"Subject: not relayed\r\n\r\n"
+
+
+def seen(engine: MaildirEngine) -> ModelDisk:
+    """Return the view of the disk that every process of the engine has from now on."""
+    assert isinstance(engine.disk, ModelDisk)
+    view = engine.disk.another()
+    engine.disk.another = lambda: view  # type: ignore[method-assign]  # the one whose calls fail
+    return view
+
+
+def relay(spool: Spool, queue_id: QueueId) -> None:
+    """Relay a message of the queue and end it."""
+    left = spool.load(queue_id).left
+    spool.mark({queue_id: dict.fromkeys(left, RELAYED)})
+    spool.finish([queue_id])
+
+
+def bounced_and_reported(
+    engine: MaildirEngine, view: ModelDisk, *, is_counted_in: bool = True
+) -> tuple[Spool, QueueId]:
+    """Return a spool with a message that has no room for its end, whose report was relayed meanwhile."""
+    spool = recovered(engine)
+    queue_id = accept(engine.intake())
+    if not is_counted_in:
+        view.fail(Fault(1, errno.ENOSPC, path="/ledger", forever=True))
+    assert taken(spool) == [queue_id]
+    spool.note({queue_id: [note(0), note(1), note(2)]})
+    spool.mark({queue_id: dict.fromkeys(range(3), BOUNCED)})
+    assert spool.publish_report(report_id(queue_id), REPORT, TEXT)
+    view.fail(Fault(1, errno.ENOSPC, path="/ledger", forever=True))
+    with pytest.raises(SpoolFull):
+        spool.finish([queue_id])
+    # Its report is the first to find room again.
+    view.heal()
+    assert taken(spool) == [report_id(queue_id)]
+    relay(spool, report_id(queue_id))
+    return spool, queue_id
+
+
+@pytest.mark.parametrize("is_counted_in", [True, False])
+def test_a_report_that_was_relayed_before_its_message_could_end_is_not_sent_again_after_a_restart(
+    *, is_counted_in: bool
+) -> None:
+    engine = on_the_model()
+    spool, queue_id = bounced_and_reported(engine, seen(engine), is_counted_in=is_counted_in)
+
+    for _ in range(2):
+        spool = again(engine, spool)
+        assert spool.load(queue_id).left == ()
+        assert not spool.publish_report(report_id(queue_id), REPORT, TEXT)
+
+    spool.finish([queue_id])
+    assert taken(again(engine, spool)) == []
+
+
+def test_a_report_that_was_relayed_is_not_sent_again_after_a_long_ledger_was_rewritten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = on_the_model()
+    spool, queue_id = bounced_and_reported(engine, seen(engine))
+    monkeypatch.setattr(ledger, "LINES_BEFORE_REWRITE", 0)
+    other = accept(engine.intake())
+    assert taken(spool) == [other]
+    relay(spool, other)
+
+    assert not spool.publish_report(report_id(queue_id), REPORT, TEXT)
+
+
+def test_a_warning_that_was_relayed_is_not_sent_again_though_a_kill_came_before_it_was_remembered() -> None:
+    engine = on_the_model()
+    spool = recovered(engine)
+    queue_id = accept(engine.intake())
+    assert taken(spool) == [queue_id]
+    assert spool.publish_report(warning_id(queue_id), REPORT, TEXT)
+    # Killed here, ahead of `mark_warned`.
+    spool = again(engine, spool)
+    relay(spool, warning_id(queue_id))
+
+    for _ in range(2):
+        spool = again(engine, spool)
+        assert not spool.publish_report(warning_id(queue_id), REPORT, TEXT)
+
+
+def test_a_reported_message_that_a_start_could_not_read_ends_once_though_a_long_ledger_was_rewritten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = on_the_model()
+    view = seen(engine)
+    spool = recovered(engine)
+    queue_id = accept(engine.intake())
+    assert taken(spool) == [queue_id]
+    spool.note({queue_id: [note(0), note(1), note(2)]})
+    spool.mark({queue_id: dict.fromkeys(range(3), BOUNCED)})
+    assert spool.publish_report(report_id(queue_id), REPORT, TEXT)
+    view.fail(Fault(1, errno.EIO, kinds=frozenset({"unlink"}), path=queue_id))
+    with pytest.raises(SpoolFault):
+        spool.finish([queue_id])
+    view.fail(
+        Fault(1, errno.EIO, kinds=frozenset({"read"}), path=engine.layout.queued(queue_id), forever=True)
+    )
+    spool = again(engine, spool)
+    monkeypatch.setattr(ledger, "LINES_BEFORE_REWRITE", 0)
+    relay(spool, report_id(queue_id))
+    view.heal()
+
+    spool = again(engine, spool)
+
+    assert engine.layout.queued(queue_id) not in view.names(engine.layout.queued_folder(queue_id))
+    assert (spool.totals().bounced, spool.totals().relayed) == (3, 1)
+    assert spool.recover().entries == ()
+
+
+def test_what_was_told_of_a_message_is_forgotten_with_it() -> None:
+    engine = on_the_model()
+    spool = recovered(engine)
+    queue_id = accept(engine.intake())
+    assert taken(spool) == [queue_id]
+    assert spool.publish_report(warning_id(queue_id), REPORT, TEXT)
+    assert taken(spool) == [warning_id(queue_id)]
+    relay(spool, warning_id(queue_id))
+    spool.mark({queue_id: dict.fromkeys(range(3), Status.DELETED)})
+    spool.finish([queue_id])
+
+    again(engine, spool).close()
+
+    assert warning_id(queue_id).encode() not in engine.content_of(engine.layout.file("ledger"))

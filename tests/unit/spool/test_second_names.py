@@ -1,0 +1,30 @@
+"""A second name of a message is given up only when the one that stays is durable."""
+
+import random
+
+from relay.spool.maildir.layout import Layout
+from tests.fakes.clock import FakeClock
+from tests.fakes.platter import Platter
+from tests.unit.spool.engine import CONTENT, accept
+from tests.unit.spool.maildir_engine import MAILDIR
+from tests.unit.spool.plays import prepared
+
+
+def test_a_message_whose_held_name_is_not_durable_yet_keeps_the_other_until_it_is() -> None:
+    disk, clock, layout = prepared(), FakeClock(), Layout(MAILDIR.root)
+    spool = MAILDIR.sender(disk, clock, lambda *_told: None)
+    spool.recover()
+    queue_id = accept(MAILDIR.listener(disk.another(), clock, random.Random(1).randbytes))
+    spool.take(9)
+    spool.close()
+    # By a hand, or a tool that moves by link and unlink and was killed between the two.
+    disk.another().link(layout.queued(queue_id), layout.held(queue_id))
+    instants: list[Platter] = []
+    disk.after = lambda: instants.append(disk.platter.copy())
+    MAILDIR.sender(disk, clock, lambda *_told: None).recover()
+
+    for platter in instants:
+        for image in type(disk)(platter).cuts(random.Random(2), 64):
+            again = MAILDIR.sender(image, clock, lambda *_told: None)
+            again.recover()
+            assert again.load(queue_id).content == CONTENT

@@ -1,0 +1,78 @@
+"""Every small scenario, on every model of a disk, cut and killed at every instant, twice.
+
+The space is in tests.unit.spool.scenarios, the models in tests.fakes.power, the judge in
+tests.unit.spool.oracle, and how much of it is walked through in tests.unit.spool.campaign.  Each
+test tells how many different crash states it judged, and from which seed.  The long run
+begins where the short one ends, with two recipients: RELAY_CRASH_SEED, RELAY_CRASH_BUDGET.
+"""
+
+import functools
+import os
+import random
+import sys
+
+import pytest
+
+from tests.fakes.platter import Model
+from tests.fakes.tally import on_all_cores
+from tests.unit.spool.campaign import LEAST_SECOND, LEAST_STATES, few_folders, judge_slice, walk
+from tests.unit.spool.cuts import Judge
+from tests.unit.spool.engine import OnModel
+from tests.unit.spool.maildir_engine import MaildirOnModel
+from tests.unit.spool.scenarios import of_size
+
+CUTS_AT_ONCE = 10
+CUTS_AT_ONCE_IN_THE_LONG_RUN = 256
+SHARE = 0.75
+"""Of the budget of all crash runs."""
+
+
+def tell(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    """Say something that is seen whether the test passes or not."""
+    with capsys.disabled():
+        sys.stdout.write(f"\n{text}\n")
+
+
+@pytest.mark.slow
+def test_one_recipient_with_any_fate_survives_any_crash_and_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], engine: OnModel
+) -> None:
+    few_folders(monkeypatch)
+    # One judge for all models: what two of them allow is one state.
+    judge, runs = Judge(engine=engine), list(of_size(1))
+
+    for model in Model:
+        for number, scenario in enumerate(runs):
+            judge_slice(judge, scenario, model, random.Random(number), CUTS_AT_ONCE)
+
+    judge.tally.runs = len(runs) * len(Model)
+    tell(capsys, f"spool: {judge.tally}, seeds 0 to {len(runs) - 1}: nothing lost")
+    assert len(judge.tally.states) > 20_000
+    assert len(judge.tally.second) > 5_000
+
+
+@pytest.mark.crash
+def test_up_to_three_messages_of_up_to_four_recipients_survive_any_crash_and_the_next_one(
+    capsys: pytest.CaptureFixture[str], engine: OnModel
+) -> None:
+    seed = int(os.environ.get("RELAY_CRASH_SEED", "0"))
+    budget_s = float(os.environ.get("RELAY_CRASH_BUDGET", "60")) * SHARE
+
+    most = CUTS_AT_ONCE_IN_THE_LONG_RUN
+    tally = on_all_cores(
+        functools.partial(walk, seed=seed, budget_s=budget_s, smallest=2, most=most, engine=engine)
+    )
+
+    tell(capsys, f"spool: {tally}, seed {seed}: nothing lost")
+    assert len(tally.states) >= LEAST_STATES
+    assert len(tally.second) >= LEAST_SECOND
+
+
+def test_an_engine_is_judged_on_plays_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_folders(monkeypatch)
+    judge = Judge(engine=MaildirOnModel("/srv/another"))
+
+    # On plays of another one's it would have lost all mail.
+    judge_slice(judge, next(of_size(1)), Model.ANY_SUBSET, random.Random(0), 4)
+
+    assert judge.judged > 100

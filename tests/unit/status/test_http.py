@@ -1,0 +1,280 @@
+"""The pages over a real socket: read-only, escaped, and only for those who name this server."""
+
+import io
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import aiohttp
+import pytest
+
+from relay.policy.units import HostPort
+from relay.status import page
+from relay.status.collector import collect
+from relay.status.http import StatusServer
+from relay.status.lane_status import LaneStatus
+from relay.status.snapshot import Condition, PolicyStatus, QueueTotals, Snapshot, UpstreamState, public
+from relay.telemetry.events import Events
+from relay.telemetry.listener_counts import ListenerCounts
+from relay.telemetry.metrics import Metrics
+from tests.fakes.clock import FakeClock
+from tests.fakes.snapshots import AT_NS, a_limit, a_snapshot, an_upstream
+
+PATHS = ["/", "/metrics", "/healthz", "/readyz", "/status.json"]
+EVIL = '<script>alert("x")</script>'
+
+
+class World:
+    def __init__(self) -> None:
+        self.shown: Snapshot | Exception = a_snapshot()
+        self.log = io.StringIO()
+        self.base = ""
+        self.foreseen = 0
+        self.session: aiohttp.ClientSession
+
+    def snapshot(self) -> Snapshot:
+        if isinstance(self.shown, Exception):
+            raise self.shown
+        return self.shown
+
+    async def foresee(self) -> None:
+        self.foreseen += 1
+
+    async def get(
+        self, path: str, *, method: str = "GET", headers: dict[str, str] | None = None
+    ) -> tuple[int, str, dict[str, str]]:
+        async with self.session.request(method, self.base + path, headers=headers) as response:
+            return response.status, await response.text(), dict(response.headers)
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[World]:
+    world, clock = World(), FakeClock()
+    events = Events(world.log, "text", clock)
+    metrics = Metrics(clock)
+    collect(metrics, world.snapshot, ListenerCounts([]), events, clock)
+    server = StatusServer(
+        HostPort("127.0.0.1", 0),
+        world.snapshot,
+        world.foresee,
+        metrics.registry,
+        events,
+        names=["Relay.Example.Org"],
+    )
+    world.base = f"http://{await server.start()}"
+    try:
+        async with aiohttp.ClientSession() as world.session:
+            yield world
+    finally:
+        await server.stop()
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with running() as world:
+        yield world
+
+
+async def test_every_path_answers_and_nothing_is_kept_or_run(world: World) -> None:
+    for path in PATHS:
+        status, _, headers = await world.get(path)
+
+        assert status == 200, path
+        assert headers["Content-Security-Policy"] == page.POLICY
+        assert headers["Cache-Control"] == "no-store"
+        assert headers["X-Content-Type-Options"] == "nosniff"
+
+
+async def test_head_is_get_without_content(world: World) -> None:
+    for path in PATHS:
+        status, text, _ = await world.get(path, method="HEAD")
+        assert (status, text) == (200, "")
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"])
+async def test_only_reading_is_allowed(world: World, method: str) -> None:
+    for path in [*PATHS, "/nothing"]:
+        status, _, headers = await world.get(path, method=method)
+        assert status == 405, path
+        assert set(headers["Allow"].split(",")) == {"GET", "HEAD"}
+
+
+async def test_an_unknown_path_is_404_and_says_no_more(world: World) -> None:
+    status, text, headers = await world.get("/etc/passwd")
+
+    assert (status, text) == (404, "404: Not Found")
+    assert headers["Content-Security-Policy"] == page.POLICY
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "localhost:9725", "app.localhost", "127.0.0.1:9725", "192.0.2.7", "[::1]:9725", "[::1]",
+     "relay.example.org", "RELAY.example.org.:80"],
+)  # fmt: skip
+async def test_who_names_this_server_is_answered(world: World, host: str) -> None:
+    status, _, _ = await world.get("/status.json", headers={"Host": host})
+
+    assert status == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["", "evil.example", "evil.example:9725", "localhost.evil.example", "notlocalhost",
+     "127.0.0.1.evil.example", "[::1", "[evil]", "127.0.0.1:1:2", "relay.example.org.evil"],
+)  # fmt: skip
+async def test_a_foreign_name_is_refused_on_every_path(world: World, host: str) -> None:
+    for path in PATHS:
+        status, text, _ = await world.get(path, headers={"Host": host})
+        assert status == 421
+        assert "example.net" not in text
+
+
+async def test_metrics_come_in_the_format_that_was_asked_for(world: World) -> None:
+    _, text, headers = await world.get("/metrics")
+    assert headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    assert 'relay_queue_messages{state="waiting"} 400.0' in text
+
+    accept = {"Accept": "application/openmetrics-text; version=1.0.0,text/plain;q=0.5"}
+    _, text, headers = await world.get("/metrics", headers=accept)
+    assert headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert text.endswith("# EOF\n")
+
+
+async def test_ready_is_accepting_mail(world: World) -> None:
+    assert (await world.get("/readyz"))[:2] == (200, "ready\n")
+
+    world.shown = a_snapshot(refusing_because="no room on the disk")
+    assert (await world.get("/readyz"))[:2] == (503, "no room on the disk\n")
+    for condition in (Condition.STARTING, Condition.STOPPING):
+        world.shown = a_snapshot(condition=condition)
+        assert (await world.get("/readyz"))[:2] == (503, f"{condition.value}\n")
+
+
+async def test_health_is_the_loop_and_nothing_else(world: World) -> None:
+    world.shown = RuntimeError("no snapshot")
+
+    assert (await world.get("/healthz"))[:2] == (200, "ok\n")
+
+
+async def test_a_page_that_fails_is_500_without_details_and_a_line_in_the_log(world: World) -> None:
+    world.shown = RuntimeError("secret detail")
+
+    status, text, headers = await world.get("/status.json")
+
+    assert (status, text) == (500, "A fault of the relay; see its log.\n")
+    assert headers["Content-Security-Policy"] == page.POLICY
+    assert "fault in http: RuntimeError: secret detail" in world.log.getvalue()
+
+
+async def test_no_page_shows_an_address_of_a_correspondent(world: World) -> None:
+    because = "450 4.4.5 <bob@example.com> has had enough"
+    paused = an_upstream(state=UpstreamState.PAUSED, because=because)
+    world.shown = a_snapshot(upstream=paused, refusing_because=because)
+
+    for path in PATHS:
+        _, text, _ = await world.get(path)
+        assert "bob" not in text, path
+    shown = json.loads((await world.get("/status.json"))[1])
+    assert shown["upstreams"][0]["paused_because"] == "450 4.4.5 <address> has had enough"
+
+
+class Tags(HTMLParser):
+    """Tags and text of a page; fails on what a browser would have to repair."""
+
+    VOID = frozenset({"meta"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.opened.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.opened.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def tags_of(html: str) -> Tags:
+    tags = Tags()
+    tags.feed(html)
+    tags.close()
+    assert tags.opened == []
+    return tags
+
+
+def test_the_page_shows_windows_queue_upstream_and_ledger() -> None:
+    limits = (a_limit(), a_limit(used=7, count=10_000, opens_in_s=None))
+    tags = tags_of(page.render(a_snapshot(upstream=an_upstream(limits=limits))))
+
+    bars = [attributes for tag, attributes in tags.seen if tag == "meter"]
+    assert [(bar["value"], bar["max"]) for bar in bars] == [("8", "8"), ("7", "10000")]
+    for shown in (
+        "8/8, next slot in 20s",
+        "7/10000, room now",
+        "smtp.example.net:587",
+        "deferred",
+        "imbalance",
+    ):
+        assert shown in tags.text
+
+
+def test_the_page_shows_the_lanes_where_there_are_some() -> None:
+    assert "by lane" not in tags_of(page.render(a_snapshot())).text
+
+    text = tags_of(page.render(replace(a_snapshot(), lanes=(LaneStatus("resets", 70.0, 50, 3),)))).text
+
+    for shown in ("by lane", "resets", "70 %", "50 %"):
+        assert shown in text
+
+
+def test_the_page_loads_nothing_runs_nothing_and_reloads_itself() -> None:
+    tags = tags_of(page.render(a_snapshot()))
+
+    assert not {tag for tag, _ in tags.seen} & {"script", "img", "link", "iframe", "object", "form"}
+    assert not any("style" in attributes or "src" in attributes for _, attributes in tags.seen)
+    assert [a["href"] for tag, a in tags.seen if tag == "a"] == ["status.json", "metrics"]
+    assert ("meta", {"http-equiv": "refresh", "content": "5"}) in tags.seen
+
+
+def test_everything_on_the_page_is_escaped() -> None:
+    upstream = an_upstream(
+        state=UpstreamState.PAUSED, because=EVIL, paused_until_ns=AT_NS, limits=(a_limit(used=9),)
+    )
+    snapshot = a_snapshot(
+        upstream=upstream,
+        refusing_because=EVIL,
+        policy=PolicyStatus(
+            EVIL, AT_NS, last_reload_ok=False, last_error=EVIL, waiting_because=EVIL, waiting_until_ns=AT_NS
+        ),
+        ledger=QueueTotals(accepted=1),
+    )
+
+    html = page.render(public(snapshot))
+
+    assert "<script" not in html
+    assert tags_of(html).text.count(EVIL) == 4
+
+
+def test_the_style_is_the_one_that_the_policy_allows() -> None:
+    html = page.render(a_snapshot())
+    (style,) = re.findall(r"<style>(.*?)</style>", html, re.DOTALL)
+
+    assert style == page._STYLE
+    assert f"'sha256-{page._STYLE_HASH}'" in page.POLICY
+
+
+async def test_what_tells_of_the_drain_has_it_foreseen_first(world: World) -> None:
+    for number, path in enumerate(("/", "/metrics", "/status.json"), start=1):
+        await world.get(path)
+
+        assert world.foreseen == number

@@ -1,0 +1,105 @@
+import json
+from dataclasses import replace
+
+import pytest
+from pydantic import TypeAdapter
+
+from relay.status.snapshot import (
+    QueueCounts,
+    QueueState,
+    QueueTotals,
+    Snapshot,
+    UpstreamState,
+    detail_to_json,
+    message_to_json,
+    public,
+    to_json,
+)
+from tests.fakes.snapshots import a_detail, a_limit, a_message, a_snapshot, an_upstream
+
+
+def test_json_has_rfc_3339_and_seconds_and_every_state() -> None:
+    shown = json.loads(json.dumps(to_json(a_snapshot())))
+
+    assert shown["at"] == "2025-10-09T08:53:20.000Z"
+    assert list(shown["queue"]) == [state.value for state in QueueState]
+    assert shown["queue"]["waiting"]["oldest_age_seconds"] == 90.0
+    (limit,) = shown["upstreams"][0]["limits"]
+    assert (limit["used"], limit["count"], limit["opens_at"]) == (8, 8, "2025-10-09T08:53:40.000Z")
+    assert limit["opens_in_seconds"] == 20.0
+    assert shown["ledger"]["imbalance"] == 0
+
+
+def test_a_snapshot_survives_the_wire_unchanged() -> None:
+    adapter = TypeAdapter(Snapshot)
+    snapshot = a_snapshot()
+
+    assert adapter.validate_json(adapter.dump_json(snapshot)) == snapshot
+
+
+def test_messages_are_json_lines() -> None:
+    message = a_message()
+
+    for shown in (message_to_json(message), detail_to_json(a_detail(message))):
+        assert "\n" not in json.dumps(shown)
+        assert shown["queue_id"] == message.queue_id
+        assert shown["recipients"] == ["ann@example.net", "bob@example.com"]
+
+
+def test_the_ledger_adds_up_or_says_by_how_much_it_does_not() -> None:
+    assert QueueTotals(accepted=10, relayed=4, bounced=2, expired=1, deleted=1, queued=2).imbalance == 0
+    assert QueueTotals(accepted=10, relayed=4, queued=2).imbalance == 4
+
+
+def test_a_state_that_was_not_counted_is_zero() -> None:
+    assert a_snapshot().counts(QueueState.HELD) == QueueCounts()
+
+
+def test_the_drain_is_an_instant_and_a_span_and_says_what_holds_the_next() -> None:
+    upstream = replace(an_upstream(), held_by="limit 8 messages per 60s")
+    (shown,) = to_json(a_snapshot(upstream=upstream))["upstreams"]
+
+    assert shown["drained_at"] == "2025-10-09T09:43:20.000Z"
+    assert shown["drain_seconds"] == 3000.0
+    assert shown["held_by"] == "limit 8 messages per 60s"
+
+
+def test_what_waits_for_a_stopped_upstream_has_no_eta() -> None:
+    stopped = replace(an_upstream(state=UpstreamState.STOPPED), held_by="stop: 535 no")
+    (shown,) = to_json(a_snapshot(upstream=stopped))["upstreams"]
+
+    assert (shown["drained_at"], shown["drain_seconds"], shown["held_by"]) == (None, None, "stop: 535 no")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "bob@example.com",
+        "<bob@example.com>",
+        '"bob o\'hara, esq"@example.com',
+        "<bob+x@[192.0.2.1]>",
+        "büro@例.jp",
+    ],
+)
+def test_the_public_snapshot_names_no_address(address: str) -> None:
+    because = f"450 4.4.5 {address}: over quota"
+    snapshot = a_snapshot(
+        upstream=replace(
+            an_upstream(state=UpstreamState.PAUSED, because=because), held_by=f"pause: {because}"
+        ),
+        refusing_because=because,
+    )
+
+    shown = json.dumps(to_json(public(snapshot)), ensure_ascii=False)
+
+    assert "@" not in shown
+    assert "bob" not in shown
+    assert "450 4.4.5 <address>: over quota" in shown
+
+
+def test_the_public_snapshot_does_not_say_whose_a_slot_is() -> None:
+    limit = replace(a_limit(), for_each="sender", key="list@here.example")
+    snapshot = a_snapshot(upstream=an_upstream(limits=(limit,)))
+
+    assert to_json(snapshot)["upstreams"][0]["limits"][0]["key"] == "list@here.example"
+    assert "list@here.example" not in json.dumps(to_json(public(snapshot)))

@@ -1,0 +1,159 @@
+"""Connections to the status port: few, short, and the one that was idle for longest goes first."""
+
+import asyncio
+import contextlib
+import io
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from relay.policy.units import HostPort
+from relay.status import http, visitors
+from relay.status.http import StatusServer
+from relay.telemetry.events import Events
+from relay.telemetry.metrics import Metrics
+from tests.fakes.clock import FakeClock
+from tests.fakes.snapshots import a_snapshot
+
+ASK = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+METRICS = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
+Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def nothing_to_foresee() -> None:
+    pass
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    foresee: Callable[[], Awaitable[None]] = nothing_to_foresee,
+) -> AsyncIterator[HostPort]:
+    clock = FakeClock()
+    events = Events(io.StringIO(), "text", clock)
+    metrics = Metrics(clock)
+    server = StatusServer(HostPort("127.0.0.1", 0), a_snapshot, foresee, metrics.registry, events)
+    address = await server.start()
+    try:
+        yield address
+    finally:
+        await server.stop()
+
+
+async def connect(address: HostPort) -> Client:
+    return await asyncio.open_connection(address.host, address.port)
+
+
+async def ask(client: Client) -> bytes:
+    client[1].write(ASK)
+    return await client[0].readuntil(b"ok\n")
+
+
+async def ended(client: Client) -> None:
+    """Return once the other side has closed."""
+    with contextlib.suppress(ConnectionError):
+        await client[0].read()
+    client[1].close()
+
+
+async def test_one_too_many_costs_the_one_that_was_idle_for_longest() -> None:
+    async with serving() as address:
+        first = await connect(address)
+        second = await connect(address)
+        await ask(second)
+        await ask(first)
+        others = [await connect(address) for _ in range(visitors.MOST - 1)]
+        await ask(others[-1])
+
+        await ended(second)
+        await ask(first)
+        for _, writer in (first, *others):
+            writer.close()
+
+
+async def test_a_request_has_to_be_there_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(visitors, "REQUEST_SECONDS", 0.01)
+    async with serving() as address:
+        silent, slow = await connect(address), await connect(address)
+        slow[1].write(ASK[:-2])
+
+        await ended(silent)
+        await ended(slow)
+
+
+async def test_a_kept_connection_is_closed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "KEEP_ALIVE_SECONDS", 0.01)
+    async with serving() as address:
+        client = await connect(address)
+        await ask(client)
+
+        await ended(client)
+
+
+async def test_an_answer_has_to_be_read_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "ANSWER_SECONDS", 0.05)
+    async with serving() as address:
+        client = await connect(address)
+        client[1].transport.pause_reading()  # type: ignore[attr-defined]  # a stream's transport reads
+        with pytest.raises(ConnectionError):
+            await ask_without_reading(client[1])
+        client[1].close()
+
+
+async def ask_without_reading(writer: asyncio.StreamWriter) -> None:
+    """Go on until the other side lets go, which raises ConnectionError."""
+    while True:
+        writer.write(METRICS)
+        await writer.drain()
+        await asyncio.sleep(0)
+
+
+class Slow:
+    """Makes each answer wait until it may go on."""
+
+    def __init__(self) -> None:
+        self.begun, self.goes_on, self.finished = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def __call__(self) -> None:
+        self.begun.set()
+        await self.goes_on.wait()
+        self.finished.set()
+
+
+async def test_who_hangs_up_leaves_the_line_for_an_answer() -> None:
+    foresee = Slow()
+    async with serving(foresee) as address:
+        honest = await connect(address)
+        honest[1].write(METRICS)
+        await foresee.begun.wait()
+        before = len(asyncio.all_tasks())
+        for _ in range(100):
+            client = await connect(address)
+            # The answer to the second request shows that the server has read the one behind it.
+            client[1].write(ASK + METRICS)
+            await client[0].readuntil(b"ok\n")
+            client[1].close()
+        last = await connect(address)
+        await ask(last)
+        waiting = len(asyncio.all_tasks()) - before
+
+        # The last one's own, and a few whose end has not arrived.
+        assert waiting < 20
+        foresee.goes_on.set()
+        assert await honest[0].readline() == b"HTTP/1.1 200 OK\r\n"
+        honest[1].close()
+        last[1].close()
+
+
+async def test_an_answer_that_was_begun_is_finished_though_nobody_waits() -> None:
+    """It may have cost much already, and what it cost sets the pause behind it."""
+    foresee = Slow()
+    async with serving(foresee) as address:
+        client = await connect(address)
+        client[1].write(METRICS)
+        await foresee.begun.wait()
+        client[1].close()
+        other = await connect(address)
+        await ask(other)
+        foresee.goes_on.set()
+        await foresee.finished.wait()
+        other[1].close()

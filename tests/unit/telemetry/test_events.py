@@ -1,0 +1,415 @@
+"""The log: every event in both styles, nothing foreign in its shape, and never an exception."""
+
+import functools
+import inspect
+import io
+import itertools
+import json
+import os
+import string
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, get_type_hints
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from relay.clock import SECOND_NS
+from relay.mail.envelope import Envelope, QueueId
+from relay.mail.words import postfix_delay
+from relay.queue.settlement import Fate
+from relay.smtp.reply import Phase, Reply
+from relay.telemetry.event_table import FIELDS, KINDS, Level
+from relay.telemetry.events import Events
+from relay.telemetry.lines import WHOLE_WRITE_BYTES
+from relay.telemetry.redaction import Redaction
+from relay.throttle.limit_hints import Hint, Lowered
+from relay.verdicts.outcome import Answer
+from relay.verdicts.verdict import Verdict
+from tests.fakes.clock import FakeClock
+
+ID = QueueId("0123456789abcdef")
+NOW = "2025-10-09T08:53:20.000Z"
+
+
+def an_envelope(*, reverse_path: str = "list@example.org", user: str | None = None) -> Envelope:
+    return Envelope(
+        reverse_path, ("a@x", "b@y"), 0, "mail.example[192.0.2.1]", "mail.example", "ESMTPSA", user
+    )
+
+
+def an_answer(text: str = "250 2.0.0 Ok: queued") -> Answer:
+    return Answer(Verdict.RELAYED, Phase.EOD, Reply(250, "2.0.0", "2.0.0 Ok: queued"), text)
+
+
+def events_on(
+    stream: io.StringIO,
+    style: Literal["text", "json"] = "text",
+    *,
+    redaction: Redaction | None = None,
+    level: Level = Level.DEBUG,
+) -> Events:
+    return Events(stream, style, FakeClock(), redaction=redaction, level=level, hostname="mx")
+
+
+def relayed(events: Events, *, recipient: str = "a@x", text: str = "250 2.0.0 Ok: queued") -> None:
+    events.delivery(
+        queue_id=ID,
+        upstream="isp",
+        recipient=recipient,
+        fate=Fate.RELAYED,
+        answer=an_answer(text),
+        delays_ns=(50_000_000, 0, 30_000_000, 1_040_000_000),
+        relay="smtp.example.net[192.0.2.7]:587",
+        conn_use=3,
+        tls="TLSv1.3",
+    )
+
+
+@functools.cache
+def parameters_of(name: str) -> list[tuple[str, bool]]:
+    """Return the parameters of a method, and whether each is a number."""
+    hints = get_type_hints(getattr(Events, name))
+    return [
+        (parameter, hints[parameter] in (int, int | None)) for parameter in hints if parameter != "return"
+    ]
+
+
+def tell_everything(events: Events, foreign: str) -> None:
+    """Call every method, with foreign text wherever a text goes."""
+    values: dict[str, object] = {
+        "envelope": Envelope(foreign, (foreign,), 0, foreign, foreign, foreign, foreign),
+        "answer": an_answer(foreign),
+        "fate": Fate.DEFERRED,
+        "delays_ns": (1, 2, 3, 4),
+        "counts": {"messages": 3},
+        "faults": [foreign],
+        "keys": [foreign],
+        "error": foreign,
+        "finding": Hint(1, "recipients", 3600 * 10**9, 97, 57 * 60 * 10**9, 100, 90),
+        "lowered": Lowered("recipients", 3600 * 10**9, 100, 90, 1),
+    }
+    for name in KINDS:
+        method = getattr(events, name)
+        arguments = {
+            parameter: values.get(parameter, 7 if is_number else foreign)
+            for parameter, is_number in parameters_of(name)
+        }
+        if name == "fault":
+            arguments["error"] = ValueError(foreign)
+        method(**arguments)
+
+
+def lines_of(stream: io.StringIO) -> list[str]:
+    return stream.getvalue().splitlines()
+
+
+def said(act: Callable[[Events], None]) -> list[str]:
+    """Return what an event is as text, without time, host and pid."""
+    stream = io.StringIO()
+    act(events_on(stream))
+    beginning = f"{NOW} mx relay[{os.getpid()}]: "
+    assert all(line.startswith(beginning) for line in lines_of(stream))
+    return [line.removeprefix(beginning) for line in lines_of(stream)]
+
+
+def test_a_delivery_line_has_the_fields_of_postfix_in_its_order() -> None:
+    assert said(relayed) == [
+        (
+            f"{ID}: to=<a@x>, relay=smtp.example.net[192.0.2.7]:587, conn_use=3, delay=1.1, "
+            "delays=0.05/0/0.03/1, tls=TLSv1.3, dsn=2.0.0, status=sent (250 2.0.0 Ok: queued)"
+        )
+    ]
+
+
+def test_a_first_transaction_without_tls_says_neither_conn_use_nor_tls() -> None:
+    def act(events: Events) -> None:
+        events.delivery(
+            queue_id=ID,
+            upstream="isp",
+            recipient="a@x",
+            fate=Fate.DEFERRED,
+            answer=Answer(Verdict.DEFER, Phase.RCPT, None, "the connection was lost"),
+            delays_ns=(0, 0, 0, 12_400_000_000),
+        )
+
+    assert said(act) == [
+        (
+            f"{ID}: to=<a@x>, relay=none, delay=12, delays=0/0/0/12, dsn=4.4.2, "
+            "status=deferred (the connection was lost)"
+        )
+    ]
+
+
+def test_an_accepted_message_is_two_lines_as_with_postfix() -> None:
+    def act(events: Events) -> None:
+        events.accepted(
+            listener="127.0.0.1:2525",
+            queue_id=ID,
+            envelope=an_envelope(user="ann"),
+            size_bytes=1234,
+            commit_ns=5,
+        )
+
+    assert said(act) == [
+        f"{ID}: client=mail.example[192.0.2.1], helo=<mail.example>, proto=ESMTPSA, sasl_username=ann",
+        f"{ID}: from=<list@example.org>, size=1234, nrcpt=2",
+    ]
+
+
+def test_the_null_reverse_path_is_empty_brackets() -> None:
+    def act(events: Events) -> None:
+        events.accepted(
+            listener="l", queue_id=ID, envelope=an_envelope(reverse_path=""), size_bytes=1, commit_ns=5
+        )
+
+    assert said(act)[1] == f"{ID}: from=<>, size=1, nrcpt=2"
+
+
+def test_warnings_and_errors_say_so() -> None:
+    assert said(
+        lambda events: events.upstream_paused(upstream="isp", reason="421 bye", until_at_ns=None)
+    ) == ["warning: upstream isp paused until -: 421 bye"]
+    assert said(lambda events: events.spool_failed(error="fsync: EIO")) == ["error: spool failed: fsync: EIO"]
+
+
+def test_each_fault_of_a_policy_is_a_line_and_no_fault_is_none() -> None:
+    def act(events: Events) -> None:
+        events.policy_refused(
+            path="policy.yaml", faults=["policy.yaml:1:1: spool: missing", "policy.yaml:2:1: x"]
+        )
+
+    assert len(said(act)) == 2
+
+
+def test_json_is_one_object_with_the_documented_keys() -> None:
+    stream = io.StringIO()
+    relayed(events_on(stream, "json"))
+
+    (line,) = lines_of(stream)
+    told = json.loads(line)
+
+    assert (told["time"], told["event"], told["level"]) == (NOW, "delivery", "info")
+    assert told["delays_seconds"] == [0.05, 0.0, 0.03, 1.04]
+    assert (told["status"], told["command"], told["code"], told["dsn"]) == ("relayed", ".", 250, "2.0.0")
+
+
+def test_every_kind_has_a_method_and_every_method_a_kind() -> None:
+    methods = {name for name, _ in inspect.getmembers(Events, inspect.isfunction) if not name.startswith("_")}
+
+    assert methods - {"collect", "flush"} == set(KINDS)
+
+
+def test_every_event_has_exactly_the_fields_of_its_row_and_each_field_is_explained() -> None:
+    stream = io.StringIO()
+    tell_everything(events_on(stream, "json"), "x")
+
+    told = {entry["event"]: entry for entry in map(json.loads, lines_of(stream))}
+
+    assert set(told) == set(KINDS)
+    for name, kind in KINDS.items():
+        assert set(told[name]) == {"time", "event", "level", *kind.fields}, name
+    assert {field for kind in KINDS.values() for field in kind.fields} == set(FIELDS)
+
+
+def test_every_template_uses_fields_of_its_row_or_pieces_that_only_text_has() -> None:
+    for kind in KINDS.values():
+        names = {name for _, name, _, _ in string.Formatter().parse(kind.template) if name}
+        assert {name for name in names if not name.startswith("_")} <= set(kind.fields), kind.name
+
+
+@settings(max_examples=60)
+@given(st.text(max_size=50))
+def test_no_foreign_text_adds_a_line_or_steers_a_terminal(foreign: str) -> None:
+    stream = io.StringIO()
+    events = events_on(stream)
+    tell_everything(events, foreign)
+
+    lines = stream.getvalue().split("\n")
+    # One line each, one more for `accepted`, and the end of the last.
+    assert len(lines) == len(KINDS) + 2
+    assert all(line.isprintable() for line in lines)
+    assert events.lines_lost == 0
+
+
+@settings(max_examples=60)
+@example("\x7f\x9b\u202e\ud800")
+@given(st.text(max_size=50))
+def test_no_foreign_text_breaks_json(foreign: str) -> None:
+    stream = io.StringIO()
+    tell_everything(events_on(stream, "json"), foreign)
+
+    lines = stream.getvalue().split("\n")
+
+    assert [json.loads(line)["event"] for line in lines[:-1]] == list(KINDS)
+    assert all(line.isascii() and line.isprintable() for line in lines)
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_no_registered_secret_is_written(style: Literal["text", "json"]) -> None:
+    stream = io.StringIO()
+    redaction = Redaction()
+    redaction.add("mjd", 'pa"ss\\word')
+    tell_everything(events_on(stream, style, redaction=redaction), 'said pa"ss\\word to us')
+
+    assert "word" not in stream.getvalue().replace("password", "")
+    assert "said *** to us" in stream.getvalue()
+
+
+def test_debug_events_are_off_by_default() -> None:
+    stream = io.StringIO()
+    Events(stream, "text", FakeClock()).connected(listener="l", client="c")
+
+    assert stream.getvalue() == ""
+
+
+class ClosedStream(io.StringIO):
+    def write(self, _text: str) -> int:
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_a_stream_that_is_gone_costs_lines_and_nothing_else(style: Literal["text", "json"]) -> None:
+    closed = io.StringIO()
+    closed.close()
+    for stream in (ClosedStream(), closed):
+        events = events_on(stream, style)
+        tell_everything(events, "x")
+        assert events.lines_lost >= len(KINDS)
+
+
+def test_an_error_that_cannot_be_shown_is_still_told() -> None:
+    class Unspeakable(Exception):  # noqa: N818 - a name for what it does
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    (line,) = said(lambda events: events.fault(where="heart", error=Unspeakable()))
+
+    assert line.startswith("error: fault in heart: Unspeakable; ")
+
+
+def test_a_fault_says_where_in_the_program() -> None:
+    def act(events: Events) -> None:
+        try:
+            int("x")
+        except ValueError as error:
+            events.fault(where="heart", error=error, client="c[1.2.3.4]")
+
+    (line,) = said(act)
+
+    assert "ValueError: invalid literal" in line
+    assert "(client c[1.2.3.4])" in line
+    assert "test_events.py:" in line
+
+
+def test_a_flood_of_refusals_is_a_hundred_lines_a_second_and_a_number() -> None:
+    stream, clock = io.StringIO(), FakeClock()
+    events = Events(stream, "json", clock, hostname="mx")
+
+    def refuse(times: int) -> None:
+        for _ in range(times):
+            events.refused(listener="l", client="c", phase="connect", reply="421 4.7.0 no")
+
+    for times in (1000, 100):
+        refuse(times)
+        clock.advance(SECOND_NS)
+    refuse(101)
+    events.flush()
+    events.flush()
+
+    told = [json.loads(line) for line in lines_of(stream)]
+    runs = [(name, len(list(each))) for name, each in itertools.groupby(line["event"] for line in told)]
+    assert runs == [
+        ("refused", 100), ("refusals_untold", 1), ("refused", 200), ("refusals_untold", 1),
+    ]  # fmt: skip
+    assert [line["untold"] for line in told if line["event"] == "refusals_untold"] == [900, 1]
+
+
+def test_lines_are_collected_until_the_turn_of_the_loop_and_errors_are_not() -> None:
+    stream = io.StringIO()
+    events = events_on(stream)
+    due: list[Callable[[], None]] = []
+    events.collect(due.append)
+
+    events.removed(queue_id=ID)
+    events.removed(queue_id=ID)
+
+    assert (stream.getvalue(), len(due)) == ("", 1)
+    due.pop()()
+    assert len(lines_of(stream)) == 2
+    events.removed(queue_id=ID)
+    events.spool_failed(error="EIO")
+    assert len(lines_of(stream)) == 4
+
+
+def test_after_the_loop_is_closed_lines_are_written_at_once() -> None:
+    def closed(_callback: Callable[[], None]) -> None:
+        raise RuntimeError("Event loop is closed")
+
+    stream = io.StringIO()
+    events = events_on(stream)
+    events.collect(closed)
+    events.stopped(queued=0)
+
+    assert len(lines_of(stream)) == 1
+
+
+class CountingStream(io.StringIO):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def write(self, text: str) -> int:
+        self.sizes.append(len(text.encode()))
+        return super().write(text)
+
+
+def test_a_flood_is_written_in_pieces_that_do_not_mix_with_another_process() -> None:
+    stream = CountingStream()
+    events = events_on(stream)
+    due: list[Callable[[], None]] = []
+    events.collect(due.append)
+    for number in range(200):
+        relayed(events, recipient=f"{number}@x")
+    due.pop()()
+
+    assert len(lines_of(stream)) == 200
+    assert max(stream.sizes) <= WHOLE_WRITE_BYTES
+    assert len(stream.sizes) < 50
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_under_the_journal_a_line_begins_with_its_priority_and_no_time(
+    style: Literal["text", "json"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "journal").open("w+") as stream:
+        status = os.fstat(stream.fileno())
+        monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{status.st_ino}")
+        events = Events(stream, style, FakeClock())
+        events.removed(queue_id=ID)
+        events.spool_failed(error="EIO")
+        stream.seek(0)
+        first, second = stream.read().splitlines()
+
+    assert first.startswith("<6>")
+    assert second.startswith("<3>")
+    if style == "text":
+        assert first == f"<6>{ID}: removed"
+
+
+def test_a_journal_that_is_another_stream_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOURNAL_STREAM", "1:2")
+    with (tmp_path / "log").open("w+") as stream:
+        Events(stream, "text", FakeClock()).removed(queue_id=ID)
+        stream.seek(0)
+        assert stream.read().startswith("2025-")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0, "0"), (0.000_000_4, "0"), (0.000_04, "0.00004"), (0.0123, "0.012"), (0.5, "0.5"), (1.25, "1.2"),
+     (9.99, "10"), (12.4, "12"), (400, "400"), (-1, "0")],
+)  # fmt: skip
+def test_delays_have_two_significant_digits_as_with_postfix(seconds: float, shown: str) -> None:
+    assert postfix_delay(round(seconds * SECOND_NS)) == shown

@@ -1,0 +1,272 @@
+"""What Prometheus sees: every row of the table, sound by promtool, and counted right."""
+
+import io
+import json
+import math
+import subprocess
+from dataclasses import replace
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.parser import text_string_to_metric_families
+
+from relay.clock import SECOND_NS
+from relay.smtp.reply import Phase, Reply
+from relay.status.collector import collect
+from relay.status.lane_status import LaneStatus
+from relay.status.snapshot import QueueTotals, Snapshot, UpstreamState
+from relay.telemetry.events import Events
+from relay.telemetry.listener_counts import ListenerCounts
+from relay.telemetry.metric_table import METRICS
+from relay.telemetry.metrics import Metrics
+from relay.verdicts.outcome import Answer, Outcome
+from relay.verdicts.verdict import Verdict
+from tests.fakes.clock import START_WALL_NS, FakeClock
+from tests.fakes.snapshots import AT_NS, a_limit, a_snapshot, an_upstream
+from tests.proofs.peers.demand import demand, missing_program
+
+LISTENER = "127.0.0.1:2525"
+
+
+class World:
+    """Metrics on a snapshot that a test can change."""
+
+    def __init__(self) -> None:
+        self.shown: Snapshot | Exception = a_snapshot()
+        self.log = io.StringIO()
+        self.listeners = ListenerCounts([LISTENER])
+        clock = FakeClock()
+        self.events = Events(self.log, "text", clock)
+        self.metrics = Metrics(clock)
+        collect(self.metrics, self.snapshot, self.listeners, self.events, clock)
+        self.metrics.know_upstreams(["isp"])
+
+    def snapshot(self) -> Snapshot:
+        if isinstance(self.shown, Exception):
+            raise self.shown
+        return self.shown
+
+    def scrape(self) -> str:
+        return generate_latest(self.metrics.registry).decode()
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.metrics.registry.get_sample_value(name, labels)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def reply(code: int, text: str = "no", enhanced: str | None = None) -> Reply:
+    return Reply(code, enhanced, text)
+
+
+def answer(verdict: Verdict, phase: Phase, said: Reply | None) -> Answer:
+    return Answer(verdict, phase, said, str(said))
+
+
+def test_every_row_of_the_table_is_there_from_the_start_with_its_type_and_meaning(world: World) -> None:
+    families = {
+        family.name + ("_total" if family.type == "counter" else ""): family
+        for family in text_string_to_metric_families(world.scrape())
+    }
+
+    for name, row in METRICS.items():
+        assert families[name].type == row.type, name
+        assert families[name].documentation == row.meaning, name
+        assert families[name].samples, name
+        for sample in families[name].samples:
+            assert set(sample.labels) - {"le"} == set(row.labels), name
+    ours = {name for name in families if name.startswith("relay_")}
+    assert ours == set(METRICS)
+
+
+def test_promtool_finds_nothing_to_complain_of(world: World) -> None:
+    demand(missing_program("promtool"))
+
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=world.scrape(), capture_output=True, text=True, check=False
+    )
+
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+
+
+def test_openmetrics_can_be_asked_for_too(world: World) -> None:
+    encode, content_type = choose_encoder("application/openmetrics-text")
+
+    assert content_type.startswith("application/openmetrics-text")
+    assert encode(world.metrics.registry).endswith(b"# EOF\n")
+
+
+def test_nothing_has_a_created_twin(world: World) -> None:
+    assert "_created" not in world.scrape()
+
+
+def test_a_transaction_counts_each_recipient_once_and_a_shared_reply_once(world: World) -> None:
+    dot = reply(250, "ok")
+    outcome = Outcome(
+        (
+            answer(Verdict.RELAYED, Phase.EOD, dot),
+            answer(Verdict.BOUNCE, Phase.RCPT, reply(550)),
+            answer(Verdict.RELAYED, Phase.EOD, dot),
+        )
+    )
+
+    world.metrics.attempted("isp", outcome, 2 * SECOND_NS)
+
+    assert world.value("relay_attempts_total", upstream="isp") == 1
+    assert world.value("relay_attempt_recipients_total", upstream="isp", result="relayed") == 2
+    assert world.value("relay_attempt_recipients_total", upstream="isp", result="bounced") == 1
+    assert world.value("relay_upstream_replies_total", upstream="isp", phase="eod", code="250") == 1
+    assert world.value("relay_upstream_replies_total", upstream="isp", phase="rcpt", code="550") == 1
+    assert world.value("relay_attempts_ambiguous_total", upstream="isp") == 0
+    assert world.value("relay_attempt_duration_seconds_sum", upstream="isp") == 2
+    last = world.value("relay_upstream_last_relayed_timestamp_seconds", upstream="isp")
+    assert last == START_WALL_NS / SECOND_NS
+
+
+def test_a_lost_reply_is_ambiguous_and_has_no_code(world: World) -> None:
+    world.metrics.attempted("isp", Outcome((answer(Verdict.DEFER, Phase.EOD, None),), is_ambiguous=True), 1)
+
+    assert world.value("relay_attempts_ambiguous_total", upstream="isp") == 1
+    assert world.value("relay_upstream_replies_total", upstream="isp", phase="eod", code="none") == 1
+    assert world.value("relay_upstream_last_relayed_timestamp_seconds", upstream="isp") == 0
+
+
+def test_a_refusal_about_us_counts_its_reply_once(world: World) -> None:
+    refusal = answer(Verdict.PAUSE, Phase.MAIL, reply(421))
+    world.metrics.attempted("isp", Outcome((refusal, refusal), pause=refusal), 1)
+    world.metrics.connect_failed("isp", answer(Verdict.PAUSE, Phase.AUTH, reply(535)))
+
+    assert world.value("relay_attempt_recipients_total", upstream="isp", result="paused") == 2
+    assert world.value("relay_upstream_replies_total", upstream="isp", phase="mail", code="421") == 1
+    assert world.value("relay_upstream_replies_total", upstream="isp", phase="auth", code="535") == 1
+    assert world.value("relay_upstream_connects_total", upstream="isp", result="failed") == 1
+
+
+def test_each_call_counts_where_it_says(world: World) -> None:
+    metrics = world.metrics
+    metrics.connected("isp")
+    metrics.had_to_wait("isp")
+    metrics.reserved_after("isp", 30 * SECOND_NS)
+    metrics.decided("isp", 1_000_000)
+    metrics.history_failed("isp")
+    metrics.upstream_paused("isp")
+    metrics.upstream_resumed("isp")
+    metrics.relayed_after((0, 5 * SECOND_NS, 0, SECOND_NS))
+    metrics.removed("expired")
+    metrics.report_published("warning")
+    metrics.corrupt_found()
+    metrics.spool_failed()
+    metrics.policy_reloaded(is_ok=False)
+    metrics.fault()
+    metrics.woke_late(2_000_000)
+
+    assert world.value("relay_upstream_connects_total", upstream="isp", result="ready") == 1
+    assert world.value("relay_throttle_waits_total", upstream="isp") == 1
+    assert world.value("relay_throttle_wait_seconds_bucket", upstream="isp", le="60.0") == 1
+    assert world.value("relay_throttle_wait_seconds_bucket", upstream="isp", le="10.0") == 0
+    assert world.value("relay_history_operations_total", upstream="isp") == 2
+    assert world.value("relay_history_errors_total", upstream="isp") == 1
+    assert world.value("relay_upstream_pauses_total", upstream="isp") == 1
+    assert world.value("relay_upstream_resumes_total", upstream="isp") == 1
+    assert world.value("relay_delay_seconds_sum", part="throttle") == 5
+    assert world.value("relay_queue_removed_total", reason="expired") == 1
+    assert world.value("relay_reports_total", kind="warning") == 1
+    assert world.value("relay_spool_corrupt_total") == 1
+    assert world.value("relay_spool_errors_total") == 1
+    assert world.value("relay_policy_reloads_total", result="refused") == 1
+    assert world.value("relay_faults_total") == 1
+    assert world.value("relay_event_loop_lag_seconds_count") == 1
+
+
+def test_the_snapshot_is_what_a_scrape_shows(world: World) -> None:
+    world.shown = a_snapshot(ledger=QueueTotals(accepted=10, relayed=7, queued=2))
+    limit = {"upstream": "isp", "limit": "8 messages per 60s"}
+
+    assert world.value("relay_queue_messages", state="waiting") == 400
+    assert world.value("relay_queue_messages", state="held") == 0
+    assert world.value("relay_queue_oldest_age_seconds", state="deferred") == 3600
+    assert world.value("relay_limit_slots", **limit) == 8
+    assert world.value("relay_limit_used_slots", **limit) == 8
+    assert world.value("relay_limit_window_seconds", **limit) == 60
+    assert world.value("relay_limit_next_slot_timestamp_seconds", **limit) == AT_NS / SECOND_NS + 20
+    assert world.value("relay_upstream_connections", upstream="isp", use="busy") == 2
+    assert world.value("relay_upstream_state", upstream="isp", state="open") == 1
+    assert world.value("relay_upstream_paused_until_timestamp_seconds", upstream="isp") == 0
+    assert world.value("relay_ledger_recipients_total", fate="relayed") == 7
+    assert world.value("relay_ledger_imbalance_recipients") == 1
+    eta = world.value("relay_queue_drain_eta_seconds", upstream="isp")
+    assert eta is not None
+    assert 49 * 60 < eta <= 50 * 60
+
+
+def test_what_waits_is_counted_by_lane_and_without_lanes_in_the_default_one(world: World) -> None:
+    assert world.value("relay_lane_waiting_messages", lane="default") == 400
+
+    lanes = (LaneStatus("resets", 70.0, 50, 3, 4, 5 * SECOND_NS), LaneStatus("default", 30.0, None))
+    world.shown = replace(a_snapshot(), lanes=lanes)
+
+    assert world.value("relay_lane_waiting_messages", lane="resets") == 3
+    assert world.value("relay_lane_oldest_waiting_age_seconds", lane="resets") == 5
+    assert world.value("relay_lane_waiting_messages", lane="default") == 0
+
+
+def test_what_nobody_can_tell_is_infinite(world: World) -> None:
+    world.shown = a_snapshot(upstream=an_upstream(state=UpstreamState.STOPPED))
+
+    assert world.value("relay_queue_drain_eta_seconds", upstream="isp") == math.inf
+    assert world.value("relay_upstream_paused_until_timestamp_seconds", upstream="isp") == math.inf
+
+
+def test_a_scrape_outlives_a_snapshot_that_fails(world: World) -> None:
+    world.shown = RuntimeError("no snapshot")
+
+    first, second = world.scrape(), world.scrape()
+
+    assert "relay_smtpd_connections_total" in first
+    assert "relay_collector_duration_seconds 0.0" in second
+    assert world.value("relay_collector_errors_total") == 2
+    assert "RuntimeError: no snapshot" in world.log.getvalue()
+
+
+def test_log_lines_that_were_lost_are_counted(world: World) -> None:
+    world.log.close()
+    world.events.stopped(queued=0)
+
+    assert world.value("relay_log_lost_lines_total") == 1
+
+
+def test_a_listener_process_counts_as_if_it_were_here(world: World) -> None:
+    child = ListenerCounts([LISTENER])
+    for counts in (world.listeners, child):
+        counts.opened(LISTENER)
+        counts.rejected(LISTENER, "rcpt", "550")
+        counts.accepted(LISTENER, recipients=3, size_bytes=100, commit_ns=3_000_000)
+        counts.fault(LISTENER)
+
+    world.listeners.add_delta(json.loads(json.dumps(child.take_delta())), "one")
+
+    assert world.value("relay_smtpd_connections_total", listener=LISTENER) == 2
+    assert world.value("relay_smtpd_open_connections", listener=LISTENER) == 2
+    assert world.value("relay_smtpd_rejects_total", listener=LISTENER, phase="rcpt", code="550") == 2
+    assert world.value("relay_smtpd_messages_accepted_total", listener=LISTENER) == 2
+    assert world.value("relay_smtpd_recipients_accepted_total", listener=LISTENER) == 6
+    assert world.value("relay_smtpd_received_bytes_total", listener=LISTENER) == 200
+    assert world.value("relay_smtpd_faults_total", listener=LISTENER) == 2
+    name = "relay_smtpd_commit_duration_seconds"
+    assert world.value(f"{name}_bucket", listener=LISTENER, le="0.0025") == 0
+    assert world.value(f"{name}_bucket", listener=LISTENER, le="0.005") == 2
+    assert world.value(f"{name}_bucket", listener=LISTENER, le="+Inf") == 2
+    assert world.value(f"{name}_sum", listener=LISTENER) == pytest.approx(0.006)
+
+
+def test_the_most_that_a_limit_held_is_never_less_than_what_it_holds(world: World) -> None:
+    counted = replace(a_limit(used=3), most=8)
+    since = replace(a_limit(used=9, count=10), most=8)
+    world.shown = a_snapshot(upstream=an_upstream(limits=(counted, since)))
+
+    assert world.value("relay_limit_most_used_slots", upstream="isp", limit="8 messages per 60s") == 8
+    assert world.value("relay_limit_most_used_slots", upstream="isp", limit="10 messages per 60s") == 9

@@ -1,0 +1,77 @@
+"""Limits as tests write them, and what tests do with a throttle."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from relay.clock import SECOND_NS
+from relay.spool.durable import Disk
+from relay.throttle.decision import Wait
+from relay.throttle.limit import ForEach, Limit, Unit
+from relay.throttle.throttle import Request, Reservation, SlotSettlement, Throttle
+from tests.fakes.clock import FakeClock
+
+TRANSACTION_NS = 100 * SECOND_NS
+
+
+@dataclass(frozen=True)
+class PerPeriod:
+    """A limit: `count` of `unit` in any window of `per_ns`."""
+
+    count: int
+    per_ns: int
+    unit: Unit = "messages"
+    for_each: ForEach | None = None
+    only: str | None = None
+
+    @property
+    def label(self) -> str:
+        each = f" for each {self.for_each}" if self.for_each else ""
+        return f"{self.count} {self.unit} per {self.per_ns / SECOND_NS:g}s{each}"
+
+
+def messages(count: int, seconds: float, for_each: ForEach | None = None) -> PerPeriod:
+    return PerPeriod(count, int(seconds * SECOND_NS), for_each=for_each)
+
+
+def recipients(count: int, seconds: float, for_each: ForEach | None = None) -> PerPeriod:
+    return PerPeriod(count, int(seconds * SECOND_NS), "recipients", for_each)
+
+
+def connections(count: int, seconds: float) -> PerPeriod:
+    return PerPeriod(count, int(seconds * SECOND_NS), "connections")
+
+
+def throttle(
+    path: Path, disk: Disk, clock: FakeClock, limits: Sequence[Limit], *, guard_ns: int | None = 0
+) -> Throttle:
+    return Throttle(path, limits, guard_ns, disk, clock, transaction_ns=TRANSACTION_NS)
+
+
+def ask(throttle: Throttle, *wanted: int) -> list[Reservation | Wait]:
+    return throttle.reserve([Request(each) for each in wanted])
+
+
+def granted(throttle: Throttle, *wanted: int) -> list[Reservation]:
+    """Ask, and return only what was granted."""
+    return [answer for answer in ask(throttle, *wanted) if isinstance(answer, Reservation)]
+
+
+def openings_ns(throttle: Throttle, clock: FakeClock) -> tuple[int, ...]:
+    """Return when what has ended opens in the first limit, one instant a unit, ascending."""
+    first = throttle.limited(TRANSACTION_NS)[0]
+    # What is in flight ends later than now.
+    last_ns = clock.boottime_ns() + first.span_ns
+    return tuple(at_ns for at_ns, weight in first.shared if at_ns <= last_ns for _ in range(weight))
+
+
+def waiting(throttle: Throttle, recipients: int = 1) -> Wait:
+    """Ask for one message that must wait."""
+    (answer,) = ask(throttle, recipients)
+    assert isinstance(answer, Wait)
+    return answer
+
+
+def settle(throttle: Throttle, clock: FakeClock, *reservations: Reservation) -> None:
+    """End transactions now."""
+    throttle.settle([SlotSettlement(each, clock.boottime_ns()) for each in reservations])

@@ -1,0 +1,386 @@
+"""The file: what a start may find in it, and that a failure of the disk sends nothing."""
+
+import errno
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from relay.clock import SECOND_NS
+from relay.spool.durable import Disk, RealDisk
+from relay.throttle import history
+from relay.throttle.history_format import HistoryError
+from tests.fakes.clock import FakeClock
+from tests.unit.throttle.limits import ask, granted, messages, settle, throttle
+from tests.unit.throttle.memory_disk import Killed, MemoryDisk
+
+PATH = Path("/history/isp")
+LIMITS = [messages(3, seconds=60)]
+
+
+def _read(disk: Disk, path: Path) -> bytes:
+    fd = disk.open_update(str(path))
+    content = disk.pread(fd, disk.size(fd), 0)
+    disk.close(fd)
+    return content
+
+
+def _write(disk: Disk, path: Path, content: bytes) -> None:
+    """Put other bytes in place of a file, as an editor does."""
+    if disk.inode(str(path)) is not None:
+        disk.unlink(str(path))
+    disk.make_directory(str(path.parent))
+    fd = disk.open_new(str(path))
+    disk.write_all(fd, content)
+    disk.sync(fd)
+    disk.close(fd)
+    disk.sync_directory(str(path.parent))
+
+
+def test_a_file_can_be_read_by_people(path: Path, disk: Disk, clock: FakeClock) -> None:
+    account = throttle(path, disk, clock, LIMITS)
+    granted(account, 2)
+    reservation = granted(account, 1)[0]
+    settle(account, clock, reservation)
+    account.flush()
+
+    lines = _read(disk, path).decode("ascii").splitlines()
+
+    assert lines[0].startswith(f"relay-history 2 {clock.boot_id()} ")
+    assert [line.split()[0] for line in lines[1:]] == [
+        *("group", "at", "reserved", "group", "at", "reserved", "group", "at", "ended")
+    ]
+    assert lines[-1] == f"ended {reservation.id} {clock.boottime_ns()}"
+
+
+def test_a_new_sender_knows_what_the_last_one_sent(path: Path, disk: Disk, clock: FakeClock) -> None:
+    account = throttle(path, disk, clock, LIMITS)
+    settle(account, clock, *granted(account, 1, 1))
+    account.flush()
+    account.close()
+
+    successor = throttle(path, disk, clock, LIMITS)
+
+    assert len(granted(successor, 1, 1, 1)) == 1
+
+
+def test_every_torn_end_is_cut_and_what_came_before_it_counts(
+    path: Path, disk: Disk, clock: FakeClock
+) -> None:
+    account = throttle(path, disk, clock, LIMITS)
+    settle(account, clock, *granted(account, 1))
+    account.flush()
+    whole = _read(disk, path)
+    granted(account, 1)
+    longer = _read(disk, path)
+
+    for size in range(len(whole), len(longer)):
+        _write(disk, path, longer[:size])
+        successor = throttle(path, disk, clock, LIMITS)
+        successor.flush()
+        assert successor.usage()[0].used == 1
+        assert _read(disk, path) == whole
+        successor.close()
+
+
+def test_a_sender_at_work_cuts_what_another_left_torn_and_not_a_byte_more(
+    path: Path, disk: Disk, clock: FakeClock
+) -> None:
+    account, other = throttle(path, disk, clock, LIMITS), throttle(path, disk, clock, LIMITS)
+    granted(account, 1)
+    whole = _read(disk, path)
+    granted(other, 1)
+    longer = _read(disk, path)
+    fd = disk.open_update(str(path))
+    for size in range(len(whole) + 1, len(longer)):
+        disk.truncate(fd, len(whole))
+        account.flush()
+        disk.write_at(fd, longer[len(whole) : size], len(whole))
+        account.flush()
+        assert _read(disk, path) == whole
+        assert account.usage()[0].used == 1
+    disk.close(fd)
+
+
+DAMAGE: list[tuple[str, Callable[[bytes], bytes]]] = [
+    ("a damaged group", lambda whole: whole.replace(b"ended", b"endee", 1)),
+    ("first group is damaged", lambda whole: whole[: whole.index(b"group") + 30]),
+    ("not a history", lambda whole: whole.replace(b"-4000-", b"-5000-", 1)),
+    ("not a history", lambda _: b""),
+    ("not a history", lambda _: b"user: password\n"),
+    ("another version", lambda whole: whole.replace(b"history 2", b"history 3", 1)),
+]
+
+
+@pytest.mark.parametrize(("message", "damage"), DAMAGE)
+def test_damage_or_another_file_stops_sending_and_is_left_as_it_is(
+    message: str, damage: Callable[[bytes], bytes], path: Path, disk: Disk, clock: FakeClock
+) -> None:
+    account = throttle(path, disk, clock, LIMITS)
+    for _ in range(2):
+        settle(account, clock, *granted(account, 1))
+        account.flush()
+    damaged = damage(_read(disk, path))
+    _write(disk, path, damaged)
+
+    for sender in (account, throttle(path, disk, clock, LIMITS), account):
+        with pytest.raises(HistoryError, match=f"{path}: .*{message}.*To repair"):
+            ask(sender, 1)
+    assert _read(disk, path) == damaged
+
+
+def test_a_folder_in_the_place_of_the_file_stops_sending(tmp_path: Path, clock: FakeClock) -> None:
+    (tmp_path / "isp").mkdir()
+
+    with pytest.raises(HistoryError, match="cannot read"):
+        ask(throttle(tmp_path / "isp", RealDisk(), clock, LIMITS), 1)
+
+
+def test_deleting_or_emptying_the_file_frees_nothing_while_a_sender_runs(
+    path: Path, disk: Disk, clock: FakeClock
+) -> None:
+    account = throttle(path, disk, clock, LIMITS)
+    settle(account, clock, *granted(account, 1))
+    account.flush()
+
+    disk.unlink(str(path))
+    assert len(granted(account, 1)) == 1
+    fd = disk.open_update(str(path))
+    disk.truncate(fd, 0)
+    disk.close(fd)
+    assert len(granted(account, 1)) == 1
+
+    assert len(granted(throttle(path, disk, clock, LIMITS), 1)) == 0
+
+
+READ_ONLY_OR_FULL = [
+    ("open_new", errno.EROFS, "mount its file system for writing"),
+    ("open_new", errno.EACCES, "give it, its .lock and its folder to the relay's user"),
+    ("open_new", errno.EMFILE, "let the relay open more files"),
+    ("write", errno.ENOSPC, "make room on its disk"),
+    ("sync", errno.EIO, "see to its disk"),
+    ("rename", errno.EISDIR, "see what is in its place"),
+    ("sync_directory", errno.EIO, "see to its disk"),
+]
+
+
+@pytest.mark.parametrize(("operation", "error", "repair"), READ_ONLY_OR_FULL)
+def test_a_file_that_cannot_be_created_grants_nothing_and_the_error_says_what_to_do(
+    operation: str, error: int, repair: str, memory: MemoryDisk, clock: FakeClock
+) -> None:
+    account = throttle(PATH, memory, clock, LIMITS)
+    memory.fail(operation, error)
+
+    with pytest.raises(HistoryError, match=rf"{PATH}: cannot (write|lock): .*\. To repair: {repair}"):
+        ask(account, 1)
+
+    assert f"{PATH}.new" not in memory.names_now
+    memory.cut_power(Random(1))
+    assert len(granted(throttle(PATH, memory, clock, LIMITS), 1, 1, 1, 1)) >= 2
+
+
+@pytest.mark.parametrize(("operation", "error"), [("write", errno.ENOSPC), ("sync", errno.EIO)])
+def test_a_failed_append_grants_nothing_and_is_undone(
+    operation: str, error: int, memory: MemoryDisk, clock: FakeClock
+) -> None:
+    account = throttle(PATH, memory, clock, LIMITS)
+    settle(account, clock, *granted(account, 1))
+    before = memory.read(str(PATH))
+    memory.fail(operation, error)
+
+    with pytest.raises(HistoryError, match="cannot write"):
+        ask(account, 1)
+
+    assert memory.read(str(PATH)) == before
+    # The end that the failed group was to hold is not forgotten, and nothing is counted that was not granted.
+    assert len(granted(account, 1, 1, 1)) == 2
+    clock.advance(60 * SECOND_NS)
+    account.flush()
+    assert len(granted(account, 1, 1, 1)) == 1
+
+
+def test_nothing_counts_that_was_not_granted_whatever_interrupted_it(
+    memory: MemoryDisk, clock: FakeClock
+) -> None:
+    account = throttle(PATH, memory, clock, LIMITS)
+    granted(account, 1)
+
+    memory.kill_at(1, Random(1))
+    with pytest.raises(Killed):
+        ask(account, 1)
+    memory.revive()
+
+    assert len(granted(account, 1, 1, 1)) == 2
+
+
+def test_after_a_failed_sync_the_next_group_goes_into_a_new_file(
+    memory: MemoryDisk, clock: FakeClock
+) -> None:
+    account = throttle(PATH, memory, clock, LIMITS)
+    granted(account, 1)
+    inode = memory.inode(str(PATH))
+    memory.fail("sync")
+    with pytest.raises(HistoryError):
+        ask(account, 1)
+
+    granted(account, 1)
+
+    assert memory.inode(str(PATH)) != inode
+    memory.cut_power(Random(1))
+    assert len(granted(throttle(PATH, memory, clock, LIMITS), 1, 1, 1)) == 1
+
+
+def test_an_unreadable_file_stops_sending(memory: MemoryDisk, clock: FakeClock) -> None:
+    granted(throttle(PATH, memory, clock, LIMITS), 1)
+    before = memory.read(str(PATH))
+    memory.fail("pread")
+
+    account = throttle(PATH, memory, clock, LIMITS)
+    with pytest.raises(HistoryError, match="cannot read"):
+        ask(account, 1)
+
+    assert memory.read(str(PATH)) == before
+    assert len(granted(account, 1, 1, 1)) == 2
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_sender_killed_before_its_sync_leaves_nothing_half_under_the_next_group(
+    seed: int, memory: MemoryDisk, clock: FakeClock
+) -> None:
+    limits = [messages(100, seconds=60)]
+    first, second = throttle(PATH, memory, clock, limits), throttle(PATH, memory, clock, limits)
+    granted(first, 1)
+    granted(second, 1)
+
+    # Whole in the page cache, not on the disk: its sender died at the sync.
+    memory.kill_at(4, Random(seed))
+    with pytest.raises(Killed):
+        granted(first, *[1] * 40)
+    memory.bury()
+    second = throttle(PATH, memory, clock, limits)
+    # Those bytes again, two syncs, its own; dead at the sync of that.
+    memory.kill_at(5, Random(seed))
+    with pytest.raises(Killed):
+        granted(second, *[1] * 3)
+    memory.cut_power(Random(seed))
+
+    third = throttle(PATH, memory, clock, limits)
+    third.flush()
+    assert third.usage()[0].used in (42, 45)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_group_whose_failed_sync_died_with_its_sender_is_written_again_before_the_next(
+    seed: int, memory: MemoryDisk, clock: FakeClock
+) -> None:
+    limits = [messages(100, seconds=60)]
+    first = throttle(PATH, memory, clock, limits)
+    granted(first, 1)
+    memory.kill_at(2, Random(seed))
+    with pytest.raises(Killed):
+        granted(first, 1)
+    memory.bury()
+    # The pages are clean now and not on the disk, and the only one who knew that dies.
+    memory.fail("sync")
+    with pytest.raises(HistoryError):
+        granted(throttle(PATH, memory, clock, limits), 1)
+    memory.bury()
+
+    granted(throttle(PATH, memory, clock, limits), 1)
+    memory.cut_power(Random(seed))
+
+    last = throttle(PATH, memory, clock, limits)
+    last.flush()
+    assert last.usage()[0].used == 3
+
+
+def test_a_new_name_is_made_durable_by_whoever_finds_it(memory: MemoryDisk, clock: FakeClock) -> None:
+    first = throttle(PATH, memory, clock, LIMITS)
+    granted(first, 1)
+    memory.unlink(str(PATH))
+    memory.sync_directory(str(PATH.parent))
+    # open_new, write, sync, rename; dead before the sync of the folder.
+    memory.kill_at(5, Random(0))
+    with pytest.raises(Killed):
+        granted(first, 1)
+    memory.bury()
+
+    granted(throttle(PATH, memory, clock, LIMITS), 1)
+
+    assert str(PATH) in memory.names_durable
+
+
+def test_a_file_that_outgrew_its_worth_is_written_anew_with_the_same_meaning(
+    path: Path, disk: Disk, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "COMPACT_ABOVE_BYTES", 20_000)
+    limits = [messages(5, seconds=60)]
+    account, other = throttle(path, disk, clock, limits), throttle(path, disk, clock, limits)
+    lengths = []
+    # What ended stays known for a longer period, so the file's worth grows by one line a message.
+    for _ in range(120):
+        for sender in (account, other):
+            settle(sender, clock, *granted(sender, 1, 1))
+            sender.flush()
+        clock.advance(60 * SECOND_NS)
+        lengths.append(disk.length(str(path)) or 0)
+
+    assert max(lengths) < 2 * 72 * 600
+    assert any(later < earlier for earlier, later in pairwise(lengths))
+    assert b"charged" in _read(disk, path)
+    other.replan([messages(1000, seconds=86_400)], 0)
+    other.flush()
+    assert other.usage()[0].used == 480
+
+
+def test_an_append_is_one_write_and_one_sync_and_a_name_is_synced_once(
+    memory: MemoryDisk, clock: FakeClock
+) -> None:
+    granted(throttle(PATH, memory, clock, LIMITS), 1)
+    finder = throttle(PATH, memory, clock, [messages(100, seconds=60)])
+    memory.operations.clear()
+
+    for _ in range(3):
+        granted(finder, 1)
+
+    # The first one makes durable what somebody else wrote, by writing it again, and its name.
+    kinds = [operation.split()[0] for operation in memory.operations]
+    assert kinds == ["write", "sync", "sync_directory", *("write", "sync", "note") * 3]
+
+
+def test_files_that_are_replaced_and_closed_leave_no_descriptors(
+    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "COMPACT_ABOVE_BYTES", 0)
+    monkeypatch.setattr(history, "LONGEST_RECORD_BYTES", 1)
+    before = sorted(Path("/proc/self/fd").iterdir())
+    account = throttle(tmp_path / "isp", RealDisk(), clock, LIMITS)
+    inodes = set()
+    for _ in range(5):
+        reservations = granted(account, 1)
+        inodes.add((tmp_path / "isp").stat().st_ino)
+        settle(account, clock, *reservations)
+        account.flush()
+        inodes.add((tmp_path / "isp").stat().st_ino)
+        clock.advance(60 * SECOND_NS)
+    account.close()
+
+    assert len(inodes) > 1
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
+
+
+def test_a_shorter_file_whose_name_may_not_be_durable_grants_nothing(
+    memory: MemoryDisk, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "COMPACT_ABOVE_BYTES", 0)
+    monkeypatch.setattr(history, "LONGEST_RECORD_BYTES", 1)
+    account = throttle(PATH, memory, clock, LIMITS)
+    granted(account, 1)
+    memory.fail("sync_directory")
+
+    with pytest.raises(HistoryError, match="cannot write"):
+        ask(account, 1)
+    # What was not granted counts all the same: the file that holds it may be the one in force.
+    assert len(granted(account, 1, 1, 1)) == 1

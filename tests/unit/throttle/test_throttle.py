@@ -1,0 +1,359 @@
+"""What the door promises: exact counts, order, whole decisions, and no waste."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relay.clock import SECOND_NS
+from relay.spool.durable import Disk
+from relay.throttle.history_format import HistoryError
+from relay.throttle.throttle import Request, Reservation, SlotSettlement
+from tests.fakes.clock import FakeClock
+from tests.unit.throttle.limits import (
+    TRANSACTION_NS,
+    PerPeriod,
+    ask,
+    granted,
+    messages,
+    openings_ns,
+    recipients,
+    settle,
+    throttle,
+    waiting,
+)
+from tests.unit.throttle.memory_disk import MemoryDisk
+from tests.unit.throttle.oracle import Seen, worst_window
+
+PATH = Path("/history/isp")
+
+
+@pytest.mark.parametrize("count", [1, 3, 10])
+@pytest.mark.parametrize("reopened", [False, True])
+def test_instant_transactions_get_exactly_count_in_every_period(
+    count: int, reopened: bool, path: Path, disk: Disk, clock: FakeClock
+) -> None:
+    account = throttle(path, disk, clock, [messages(count, seconds=60)])
+    start_ns = clock.boottime_ns()
+    started_at_ns: list[int] = []
+
+    while len(started_at_ns) < 5 * count:
+        for reservation in granted(account, *[1] * (count + 2)):
+            started_at_ns.append(clock.boottime_ns() - start_ns)
+            settle(account, clock, reservation)
+        if reopened:
+            account.flush()
+            account.close()
+            account = throttle(path, disk, clock, [messages(count, seconds=60)])
+        wait = waiting(account)
+        assert wait.until_ns > clock.boottime_ns()
+        clock.advance(wait.until_ns - clock.boottime_ns())
+
+    assert started_at_ns == [period * 60 * SECOND_NS for period in range(5) for _ in range(count)]
+
+
+def test_a_slot_is_occupied_until_a_period_after_the_end_and_not_after_the_start(
+    path: Path, disk: Disk, clock: FakeClock
+) -> None:
+    account = throttle(path, disk, clock, [messages(1, seconds=60)])
+    (reservation,) = granted(account, 1)
+    clock.advance(25 * SECOND_NS)
+    settle(account, clock, reservation)
+
+    clock.advance(60 * SECOND_NS - 1)
+    assert waiting(account).until_ns == clock.boottime_ns() + 1
+    clock.advance(1)
+    assert len(granted(account, 1)) == 1
+
+
+def test_a_transaction_whose_end_is_never_known_occupies_until_its_deadline_and_a_period(
+    path: Path, disk: Disk, clock: FakeClock
+) -> None:
+    account = throttle(path, disk, clock, [messages(1, seconds=60)])
+    (reservation,) = granted(account, 1)
+    assert reservation.deadline_ns == clock.boottime_ns() + TRANSACTION_NS
+
+    clock.advance(TRANSACTION_NS + 60 * SECOND_NS - 1)
+    assert waiting(account).until_ns == reservation.deadline_ns + 60 * SECOND_NS
+    clock.advance(1)
+    assert len(granted(account, 1)) == 1
+
+
+def test_a_transaction_that_outlived_its_deadline_is_charged_again_from_its_end(
+    path: Path, disk: Disk, clock: FakeClock
+) -> None:
+    account = throttle(path, disk, clock, [messages(1, seconds=60)])
+    (reservation,) = granted(account, 1)
+    clock.advance(TRANSACTION_NS + 70 * SECOND_NS)
+    assert account.usage()[0].used == 0
+    settle(account, clock, reservation)
+
+    other = throttle(path, disk, clock, [messages(1, seconds=60)])
+    account.flush()
+    assert waiting(account).until_ns == clock.boottime_ns() + 60 * SECOND_NS
+    assert waiting(other).until_ns == clock.boottime_ns() + 60 * SECOND_NS
+
+
+def test_the_guard_widens_every_window(path: Path, disk: Disk, clock: FakeClock) -> None:
+    limits = [messages(1, seconds=60), recipients(1, seconds=3600)]
+    account = throttle(path, disk, clock, limits, guard_ns=None)
+    settle(account, clock, *granted(account, 1))
+
+    by_messages, by_recipients = account.usage()
+    now_ns = clock.boottime_ns()
+    assert by_messages.opens_at_ns == now_ns + 60 * SECOND_NS + 600_000_000
+    assert by_recipients.opens_at_ns == now_ns + 3600 * SECOND_NS + 1 * SECOND_NS
+
+
+def test_all_limits_apply_and_the_wait_names_the_one_that_opens_last(
+    path: Path, disk: Disk, clock: FakeClock
+) -> None:
+    account = throttle(path, disk, clock, [messages(2, seconds=60), messages(3, seconds=3600)])
+    settle(account, clock, *granted(account, 1, 1, 1))
+    assert waiting(account).limit_label == "2 messages per 60s"
+
+    clock.advance(60 * SECOND_NS)
+    settle(account, clock, *granted(account, 1, 1, 1))
+    assert waiting(account).limit_label == "3 messages per 3600s"
+    assert [usage.used for usage in account.usage()] == [1, 3]
+
+
+def test_a_message_is_split_to_the_recipients_there_is_room_for(
+    path: Path, disk: Disk, clock: FakeClock
+) -> None:
+    account = throttle(path, disk, clock, [recipients(10, seconds=60)])
+
+    answers = ask(account, 4, 9, 1)
+
+    assert [a.recipients for a in answers if isinstance(a, Reservation)] == [4, 6]
+    assert not isinstance(answers[2], Reservation)
+    assert account.usage()[0].used == 10
+
+
+def test_nothing_overtakes_what_has_to_wait(path: Path, disk: Disk, clock: FakeClock) -> None:
+    account = throttle(path, disk, clock, [messages(1, seconds=60), recipients(100, seconds=60)])
+
+    first, *others = ask(account, 5, 1, 1)
+
+    assert isinstance(first, Reservation)
+    assert others == [others[0], others[0]]
+    assert not isinstance(others[0], Reservation)
+    assert [usage.used for usage in account.usage()] == [1, 5]
+
+
+def test_a_batch_is_one_group_and_one_sync(memory: MemoryDisk, clock: FakeClock) -> None:
+    account = throttle(PATH, memory, clock, [messages(100, seconds=60)])
+    reserved = granted(account, 1)
+    memory.operations.clear()
+
+    settle(account, clock, *reserved)
+    assert memory.operations == []
+    granted(account, *[1] * 20)
+    assert memory.operations == ["write", "sync", "note"]
+
+
+def test_what_has_to_wait_costs_no_write(memory: MemoryDisk, clock: FakeClock) -> None:
+    account = throttle(PATH, memory, clock, [messages(1, seconds=60)])
+    granted(account, 1)
+    memory.operations.clear()
+
+    waiting(account)
+    account.flush()
+
+    assert memory.operations == []
+
+
+def test_without_limits_everything_is_granted_at_once_and_recorded_as_durably_as_with_some(
+    memory: MemoryDisk, clock: FakeClock
+) -> None:
+    account = throttle(PATH, memory, clock, [])
+    first = granted(account, 7, 1)
+    memory.operations.clear()
+
+    settle(account, clock, *first)
+    reservations = granted(account, 7, 1)
+
+    assert memory.operations == ["write", "sync", "note"]
+    assert [(each.recipients, list(each.chosen)) for each in reservations] == [(7, [*range(7)]), (1, [0])]
+    assert reservations[0].deadline_ns == clock.boottime_ns() + TRANSACTION_NS
+    assert account.usage() == []
+    assert account.opens_at(5) == clock.boottime_ns()
+
+
+def test_without_limits_a_history_that_fails_lets_nothing_through_either(
+    memory: MemoryDisk, clock: FakeClock
+) -> None:
+    account = throttle(PATH, memory, clock, [])
+    granted(account, 1)
+    memory.fail("sync")
+
+    with pytest.raises(HistoryError, match="cannot write"):
+        granted(account, 1)
+    assert len(granted(account, 1)) == 1
+
+
+def test_several_throttles_of_one_history_see_each_other(path: Path, disk: Disk, clock: FakeClock) -> None:
+    limits = [messages(3, seconds=60)]
+    first, second = throttle(path, disk, clock, limits), throttle(path, disk, clock, limits)
+
+    mine = granted(first, 1, 1)
+    theirs = granted(second, 1, 1)
+    settle(first, clock, mine[0])
+    settle(second, clock, *theirs)
+    clock.advance(60 * SECOND_NS)
+    first.flush()
+    second.flush()
+
+    assert (len(mine), len(theirs)) == (2, 1)
+    assert len(granted(second, 1, 1, 1)) == 2
+    waiting(first)
+    assert first.usage()[0].used == 3
+
+
+def test_a_longer_period_sees_what_was_sent_before_the_edit(path: Path, disk: Disk, clock: FakeClock) -> None:
+    account = throttle(path, disk, clock, [messages(2, seconds=10)])
+    settle(account, clock, *granted(account, 1, 1))
+    clock.advance(20 * SECOND_NS)
+
+    account.replan([messages(3, seconds=60)], 0)
+
+    assert len(granted(account, 1, 1, 1)) == 1
+    assert waiting(account).until_ns == clock.boottime_ns() + 40 * SECOND_NS
+
+
+def test_a_lower_count_waits_until_enough_has_left(path: Path, disk: Disk, clock: FakeClock) -> None:
+    account = throttle(path, disk, clock, [messages(4, seconds=60)])
+    for _ in range(4):
+        settle(account, clock, *granted(account, 1))
+        clock.advance(1 * SECOND_NS)
+
+    account.replan([messages(2, seconds=60)], 0)
+
+    # Ends at 0, 1, 2 and 3 s; now is 4 s.  Room for one of two is there when three have left.
+    assert account.usage()[0].used == 4
+    assert waiting(account).until_ns == clock.boottime_ns() + 58 * SECOND_NS
+
+
+def test_it_opens_for_a_whole_message_later_than_for_a_part(path: Path, disk: Disk, clock: FakeClock) -> None:
+    account = throttle(path, disk, clock, [recipients(5, seconds=60)])
+    start_ns = clock.boottime_ns()
+    for _ in range(5):
+        settle(account, clock, *granted(account, 1))
+        clock.advance(1 * SECOND_NS)
+
+    opens = [account.opens_at(wanted) - start_ns for wanted in (1, 3, 5, 50)]
+
+    assert opens == [each * SECOND_NS for each in (60, 62, 64, 64)]
+
+
+def test_an_end_before_its_start_or_in_the_future_is_put_right(
+    path: Path, disk: Disk, clock: FakeClock
+) -> None:
+    account = throttle(path, disk, clock, [messages(2, seconds=60)])
+    early, late = granted(account, 1, 1)
+    start_ns = clock.boottime_ns()
+    clock.advance(5 * SECOND_NS)
+
+    account.settle([SlotSettlement(early, 0), SlotSettlement(late, 10**18)])
+
+    assert openings_ns(account, clock) == (start_ns + 60 * SECOND_NS, start_ns + 65 * SECOND_NS)
+
+
+class _Interrupting(MemoryDisk):
+    """Lets something else happen in the middle of every sync."""
+
+    meanwhile: Callable[[], object] = staticmethod(lambda: None)
+
+    def sync(self, fd: int) -> None:
+        self.meanwhile()
+        super().sync(fd)
+
+
+def test_an_event_loop_can_settle_and_ask_while_a_thread_waits_for_the_disk(clock: FakeClock) -> None:
+    disk = _Interrupting()
+    account = throttle(PATH, disk, clock, [messages(2, seconds=60)])
+    (first,) = granted(account, 1)
+    told: list[int] = []
+
+    def meanwhile() -> None:
+        settle(account, clock, first)
+        told.append(account.opens_at(1))
+        told.append(account.usage()[0].used)
+
+    disk.meanwhile = meanwhile
+    granted(account, 1)
+    disk.meanwhile = lambda: None
+
+    assert told == [clock.boottime_ns() + 60 * SECOND_NS, 2]
+    account.flush()
+    other = throttle(PATH, disk, clock, [messages(2, seconds=60)])
+    other.flush()
+    assert len(openings_ns(other, clock)) == 1
+
+
+def test_threads_take_turns(path: Path, disk: Disk, clock: FakeClock) -> None:
+    account = throttle(path, disk, clock, [messages(100, seconds=60)])
+
+    def send(_: int) -> list[int]:
+        reservations = granted(account, 1, 1, 1)
+        settle(account, clock, *reservations)
+        return [each.id for each in reservations]
+
+    with ThreadPoolExecutor(8) as pool:
+        ids = [each for sent in pool.map(send, range(50)) for each in sent]
+
+    assert len(ids) == len(set(ids)) == 100
+    account.flush()
+    assert len(openings_ns(account, clock)) == 100
+
+
+def test_a_message_to_nobody_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        Request(0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    limit=st.builds(
+        PerPeriod, st.integers(1, 6), st.integers(1, 60), st.sampled_from(["messages", "recipients"])
+    ),
+    steps=st.lists(st.tuples(st.integers(1, 8), st.integers(0, 40), st.integers(0, 25)), max_size=30),
+)
+def test_one_sender_never_exceeds_and_is_never_told_to_come_too_late(
+    limit: PerPeriod, steps: list[tuple[int, int, int]]
+) -> None:
+    clock = FakeClock()
+    account = throttle(PATH, MemoryDisk(), clock, [limit])
+    seen: list[Seen] = []
+    in_flight: list[tuple[Reservation, Seen]] = []
+    until_ns = 0
+
+    for wanted, flown_ns, passed_ns in steps:
+        now_ns = clock.boottime_ns()
+        for answer in ask(account, wanted, wanted):
+            if isinstance(answer, Reservation):
+                assert now_ns >= until_ns
+                in_flight.append((answer, Seen(now_ns, None, 1, answer.recipients)))
+                seen.append(in_flight[-1][1])
+            else:
+                assert answer.until_ns > now_ns
+                until_ns = answer.until_ns
+                assert account.opens_at(1) == until_ns
+        clock.advance(passed_ns)
+        for reservation, each in [pair for pair in in_flight if pair[1].started_at_ns + flown_ns <= now_ns]:
+            each.ended_at_ns = clock.boottime_ns()
+            settle(account, clock, reservation)
+            in_flight.remove((reservation, each))
+
+    assert worst_window(seen, limit.unit, limit.per_ns) <= limit.count
+
+
+def test_what_an_upstream_may_be_counting_is_told_from_memory(memory: MemoryDisk, clock: FakeClock) -> None:
+    account = throttle(Path("/history/isp"), memory, clock, [messages(5, seconds=10)])
+    assert account.leaves_in_ns(60 * SECOND_NS) is None
+    settle(account, clock, *granted(account, 1))
+    clock.advance(20 * SECOND_NS)
+    assert account.leaves_in_ns(60 * SECOND_NS) == 40 * SECOND_NS

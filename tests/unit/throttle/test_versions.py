@@ -1,0 +1,100 @@
+"""A history of version 1: what it says counts as it did, and not a slot is lost on the way to version 2."""
+
+import zlib
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from relay.clock import SECOND_NS
+from relay.throttle.history_format import HistoryError, is_current
+from tests.fakes.clock import FakeClock
+from tests.unit.throttle.limits import granted, messages, openings_ns, recipients, settle, throttle, waiting
+from tests.unit.throttle.memory_disk import Killed, MemoryDisk
+
+PATH = Path("/history/isp")
+LIMITS = [messages(5, seconds=60), recipients(20, seconds=60)]
+
+
+def _crc(line: str) -> str:
+    return f"{zlib.crc32(line.encode()):08x}"
+
+
+def _version_1(clock: FakeClock) -> bytes:
+    """Return what version 1 wrote of 3 messages to 9 recipients: two ended, one compacted, one in flight."""
+    now_ns, wall_ns = clock.boottime_ns(), clock.wall_ns()
+    head = f"relay-history 1 {clock.boot_id()}"
+    lines = "".join(
+        [
+            f"at {now_ns} {wall_ns} {wall_ns}\n",
+            f"charged {now_ns - 30 * SECOND_NS} 1 2\n",
+            f"reserved {now_ns - 21 * SECOND_NS} {now_ns + 79 * SECOND_NS} 1 3\n",
+            f"reserved {now_ns - 5 * SECOND_NS} {now_ns + 95 * SECOND_NS} 1 4\n",
+            f"ended {now_ns - 21 * SECOND_NS} {now_ns - 20 * SECOND_NS}\n",
+        ]
+    )
+    return f"{head} {_crc(head)}\ngroup {len(lines)} {_crc(lines)}\n{lines}".encode()
+
+
+def test_every_slot_of_version_1_counts_and_the_first_append_writes_version_2(
+    memory: MemoryDisk, clock: FakeClock
+) -> None:
+    memory.put(str(PATH), _version_1(clock))
+    account = throttle(PATH, memory, clock, LIMITS)
+    account.flush()
+    assert [usage.used for usage in account.usage()] == [3, 9]
+    assert memory.read(str(PATH)) == _version_1(clock)
+
+    settle(account, clock, *granted(account, 1))
+    account.flush()
+
+    content = memory.read(str(PATH))
+    assert content is not None
+    assert is_current(content)
+    again = throttle(PATH, memory, clock, LIMITS)
+    again.flush()
+    assert [usage.used for usage in again.usage()] == [4, 10]
+    openings_s = [(each - clock.boottime_ns()) / SECOND_NS for each in openings_ns(again, clock)]
+    assert openings_s == [30, 40, 60]
+
+
+def test_what_nobody_wrote_whose_it_was_counts_for_everybody(memory: MemoryDisk, clock: FakeClock) -> None:
+    memory.put(str(PATH), _version_1(clock))
+    account = throttle(PATH, memory, clock, [messages(4, 60, "sender")])
+
+    assert len(granted(account, 1)) == 1
+    assert waiting(account).place is not None
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_death_and_power_cuts_on_the_way_to_version_2_lose_no_slot(seed: int, clock: FakeClock) -> None:
+    random = Random(seed)
+    memory = MemoryDisk()
+    memory.put(str(PATH), _version_1(clock))
+    account = throttle(PATH, memory, clock, LIMITS)
+    memory.kill_at(seed % 10 + 1, random)
+    try:
+        granted(account, 1)
+    except (Killed, HistoryError):
+        pass
+    finally:
+        memory.cut_power(random)
+
+    after = throttle(PATH, memory, clock, LIMITS)
+    after.flush()
+
+    by_messages, by_recipients = after.usage()
+    assert 3 <= by_messages.used <= 4
+    assert by_recipients.used == by_messages.used + 6
+
+
+def test_version_1_of_another_boot_is_told_in_this_one(memory: MemoryDisk, clock: FakeClock) -> None:
+    memory.put(str(PATH), _version_1(clock))
+    clock.reboot(down_ns=5 * SECOND_NS, boottime_ns=5 * SECOND_NS)
+
+    account = throttle(PATH, memory, clock, LIMITS)
+    account.flush()
+
+    openings_s = [(each - clock.boottime_ns()) / SECOND_NS for each in openings_ns(account, clock)]
+    assert openings_s == [20, 30]
+    assert account.usage()[0].used == 3

@@ -1,0 +1,66 @@
+"""What the tests of SMTP out have in common: an account at a fake smarthost, a message, a transaction."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from relay.clock import SystemClock
+from relay.mail.envelope import Shape
+from relay.policy.model import Mechanism, Tls
+from relay.upstream.connection import Account, Connection, open_connection
+from relay.upstream.timeouts import Timeouts
+from relay.upstream.transaction import Transaction
+from relay.verdicts.outcome import Outcome
+from relay.verdicts.verdict import Verdict
+from tests.fakes.smarthost import Smarthost
+
+CONTENT = b"Subject: hello\r\n\r\nline\r\n.dot\r\n"
+SENDER = "sender@example.com"
+RECIPIENTS = ("a@example.net", "b@example.net", "c@example.net")
+SOON_S = 0.05
+"""A timeout for what is going to time out; everything else has the real ones."""
+
+
+def account(
+    host: Smarthost,
+    *,
+    tls: Tls = Tls.NONE,
+    name: str = "127.0.0.1",
+    ca_file: Path | None = None,
+    user: str | None = None,
+    password: str | None = None,
+    mechanism: Mechanism = Mechanism.AUTO,
+) -> Account:
+    return Account(name, host.port, tls, "client.example", ca_file, user, password, mechanism)
+
+
+@asynccontextmanager
+async def connected(account: Account, timeouts: Timeouts | None = None) -> AsyncIterator[Connection]:
+    """Open a connection, and abort it at the end."""
+    connection = await open_connection(account, SystemClock(), timeouts)
+    try:
+        yield connection
+    finally:
+        connection.abort()
+
+
+def transaction(
+    *recipients: str,
+    reverse_path: str = SENDER,
+    chunks: Sequence[bytes] = (CONTENT,),
+    eight_bit: bool = False,
+    smtputf8: bool = False,
+    size_bytes: int | None = None,
+) -> Transaction:
+    size_bytes = sum(map(len, chunks)) if size_bytes is None else size_bytes
+
+    async def content() -> AsyncIterator[bytes]:
+        for chunk in chunks:
+            yield chunk
+
+    shape = Shape(size_bytes, eight_bit, smtputf8)
+    return Transaction(reverse_path, recipients or RECIPIENTS, shape, content)
+
+
+def verdicts(outcome: Outcome) -> list[Verdict]:
+    return [answer.verdict for answer in outcome.answers]

@@ -1,0 +1,249 @@
+"""Opening and closing connections: what can go wrong before MAIL, and that no message is blamed for it."""
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+
+from relay.clock import SystemClock
+from relay.mail.envelope import Shape
+from relay.policy.model import Tls
+from relay.smtp.reply import Phase
+from relay.upstream.connection import Account, UpstreamUnavailable, open_connection
+from relay.upstream.timeouts import Timeouts
+from relay.verdicts.verdict import Verdict
+from tests.fakes.smarthost import CLOSE, DEFAULT, SILENCE, Script, Smarthost, Turn
+from tests.unit.upstream.sessions import SOON_S, account, connected, transaction
+
+
+async def failure(opened: Account, timeouts: Timeouts | None = None) -> tuple[Verdict, Phase, str]:
+    with pytest.raises(UpstreamUnavailable) as caught:
+        await open_connection(opened, SystemClock(), timeouts)
+    answer = caught.value.answer
+    assert str(caught.value) == answer.text
+    assert answer.text.isprintable()
+    return answer.verdict, answer.phase, answer.text
+
+
+async def test_a_connection_knows_what_it_is() -> None:
+    async with Smarthost(extensions=("LIMITS RCPTMAX=3",)) as host, connected(account(host)) as connection:
+        assert connection.name == f"127.0.0.1[127.0.0.1]:{host.port}"
+        assert connection.tls == "none"
+        assert connection.is_usable
+        assert connection.transactions == 0
+        assert connection.max_recipients == 3
+        assert 0 < connection.opened_at_ns <= SystemClock().boottime_ns()
+        assert host.commands == ["EHLO client.example"]
+
+
+async def test_an_upstream_that_names_no_limit_has_none() -> None:
+    async with Smarthost() as host, connected(account(host)) as connection:
+        assert connection.max_recipients is None
+
+
+async def test_nobody_listening() -> None:
+    async with Smarthost() as host:
+        pass
+
+    verdict, phase, text = await failure(account(host))
+
+    assert (verdict, phase) == (Verdict.PAUSE, Phase.CONNECT)
+    assert "refused" in text.lower()
+
+
+async def test_a_name_without_address() -> None:
+    verdict, phase, text = await failure(Account("no-such-host.invalid", 25, Tls.NONE, "me.example"))
+
+    assert (verdict, phase) == (Verdict.PAUSE, Phase.CONNECT)
+    assert "looked up" in text
+
+
+async def test_a_host_that_never_answers_the_connection() -> None:
+    # A full backlog: the kernel drops what would be the third step of the handshake.
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        port = listening.getsockname()[1]
+        crowd = [socket.socket() for _ in range(4)]
+        for each in crowd:
+            each.setblocking(False)
+            each.connect_ex(("127.0.0.1", port))
+
+        found = await failure(Account("127.0.0.1", port, Tls.NONE, "me.example"), Timeouts(connect_s=SOON_S))
+
+        for each in crowd:
+            each.close()
+
+    assert found[:2] == (Verdict.PAUSE, Phase.CONNECT)
+    assert "no answer" in found[2]
+
+
+async def test_a_missing_ca_file_is_said(tmp_path: Path) -> None:
+    async with Smarthost() as host:
+        found = await failure(account(host, tls=Tls.STARTTLS, ca_file=tmp_path / "none.pem"))
+
+    assert found[:2] == (Verdict.PAUSE, Phase.CONNECT)
+    assert "No such file" in found[2]
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])  # uvloop's cannot be told what a name means
+async def test_a_second_address_is_tried_when_the_first_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Smarthost() as host:
+        loop = asyncio.get_running_loop()
+
+        async def two_addresses(*_: object, **__: object) -> list[tuple[object, ...]]:
+            return [
+                (socket.AF_INET, 1, 6, "", (address, host.port)) for address in ("127.0.0.9", "127.0.0.1")
+            ]
+
+        monkeypatch.setattr(loop, "getaddrinfo", two_addresses)
+
+        async with connected(account(host, name="two.example")) as connection:
+            assert connection.name == f"two.example[127.0.0.1]:{host.port}"
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])  # uvloop's cannot be told what a name means
+@pytest.mark.parametrize("tls", [Tls.IMPLICIT, Tls.STARTTLS])
+async def test_one_opening_is_one_connection_by_the_upstreams_count(
+    monkeypatch: pytest.MonkeyPatch, tls: Tls
+) -> None:
+    seen = []
+
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(writer.get_extra_info("sockname")[0])
+        writer.close()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as one:
+        port = one.sockets[0].getsockname()[1]
+        async with await asyncio.start_server(hang_up, "127.0.0.9", port):
+
+            async def two_addresses(*_: object, **__: object) -> list[tuple[object, ...]]:
+                return [(socket.AF_INET, 1, 6, "", (address, port)) for address in ("127.0.0.9", "127.0.0.1")]
+
+            monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", two_addresses)
+            verdict, _, _ = await failure(Account("two.example", port, tls, "me.example"))
+
+    assert verdict is Verdict.PAUSE
+    assert seen == ["127.0.0.9"]
+
+
+@pytest.mark.parametrize(
+    ("script", "phase"),
+    [
+        (Script(connect="554 5.7.1 listed"), Phase.CONNECT),
+        (Script(connect="421 4.3.2 busy"), Phase.CONNECT),
+        (Script(connect="250 not a greeting"), Phase.CONNECT),
+        (Script(ehlo="550 5.7.1 no"), Phase.EHLO),
+        (Script(ehlo="421 4.7.0 too many connections"), Phase.EHLO),
+        (Script(ehlo="451 4.3.0 later"), Phase.EHLO),
+        (Script(ehlo="220 a second greeting"), Phase.EHLO),
+    ],
+)
+async def test_a_refusal_is_shown_as_it_was_said(script: Script, phase: Phase) -> None:
+    said = script.connect or script.ehlo
+    async with Smarthost(script) as host:
+        found = await failure(account(host, user="u", password="p"))
+
+    assert found == (Verdict.PAUSE, phase, said)
+
+
+async def test_helo_does_where_nothing_of_ehlo_is_needed() -> None:
+    async with Smarthost(Script(ehlo="502 5.5.1 what?")) as host:
+        async with connected(account(host)) as connection:
+            outcome = await connection.transact(transaction())
+            refusal = connection.unfit(Shape(10, eight_bit=True, smtputf8=False))
+
+        assert host.commands[:3] == [
+            "EHLO client.example",
+            "HELO client.example",
+            "MAIL FROM:<sender@example.com>",
+        ]
+        assert {answer.verdict for answer in outcome.answers} == {Verdict.RELAYED}
+        assert refusal is not None
+
+
+async def test_helo_refused_too() -> None:
+    async with Smarthost(Script(ehlo="502 5.5.1 what?", helo="550 5.7.1 no")) as host:
+        assert await failure(account(host)) == (Verdict.PAUSE, Phase.EHLO, "550 5.7.1 no")
+
+
+async def test_helo_does_not_do_where_a_login_is_needed() -> None:
+    async with Smarthost(Script(ehlo="502 5.5.1 what?"), accounts={"u": "p"}) as host:
+        assert (await failure(account(host, user="u", password="p")))[1] is Phase.EHLO
+        assert host.commands == ["EHLO client.example"]
+
+
+async def test_no_password_leaves_this_host_in_the_clear() -> None:
+    # 192.0.2.1 is TEST-NET-1: whoever tried to connect there would fail otherwise.
+    opened = Account("192.0.2.1", 25, Tls.NONE, "me.example", user="u", password="p")
+
+    verdict, phase, text = await failure(opened)
+
+    assert (verdict, phase) == (Verdict.PAUSE, Phase.CONNECT)
+    assert "never sent without TLS" in text
+
+
+async def test_close_says_quit() -> None:
+    async with Smarthost() as host:
+        connection = await open_connection(account(host), SystemClock())
+        await connection.close()
+        await host.until(lambda: not host.sessions[0].is_open)
+
+        assert host.commands[-1] == "QUIT"
+        assert not connection.is_usable
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [SILENCE, CLOSE, "421 4.3.2 bye", "500 what?", b"rubbish\r\n", [DEFAULT, DEFAULT]],
+    ids=["silence", "close", "421", "500", "rubbish", "twice"],
+)
+async def test_close_ends_whatever_the_host_says(turn: Turn) -> None:
+    async with Smarthost(Script(quit=turn)) as host:
+        connection = await open_connection(account(host), SystemClock(), Timeouts(quit_s=SOON_S))
+        await connection.close()
+        await host.until(lambda: not host.sessions[0].is_open)
+
+        assert not connection.is_usable
+
+
+async def test_a_cancelled_close_closes_all_the_same() -> None:
+    async with Smarthost(Script(quit=SILENCE)) as host:
+        connection = await open_connection(account(host), SystemClock())
+        closing = asyncio.create_task(connection.close())
+        await host.until(lambda: host.commands[-1] == "QUIT")
+        closing.cancel()
+
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        await host.until(lambda: not host.sessions[0].is_open)
+
+
+async def test_abort_says_nothing() -> None:
+    async with Smarthost() as host:
+        connection = await open_connection(account(host), SystemClock())
+        connection.abort()
+        await host.until(lambda: not host.sessions[0].is_open)
+
+        assert host.commands == ["EHLO client.example"]
+
+
+async def test_a_cancelled_opening_leaves_no_connection() -> None:
+    async with Smarthost(Script(ehlo=SILENCE)) as host:
+        opening = asyncio.create_task(open_connection(account(host), SystemClock()))
+        await host.until(lambda: host.commands)
+        opening.cancel()
+
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        await host.until(lambda: not host.sessions[0].is_open)
+
+
+async def test_a_connection_is_used_up_after_as_many_transactions_as_announced() -> None:
+    async with Smarthost(extensions=("LIMITS MAILMAX=2",)) as host, connected(account(host)) as connection:
+        await connection.transact(transaction())
+        assert connection.is_usable
+        await connection.transact(transaction())
+
+        assert not connection.is_usable

@@ -1,0 +1,227 @@
+"""MAIL, RCPT and DATA sent at once (RFC 2920) mean what they mean sent in turn."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relay.upstream.timeouts import Timeouts
+from relay.upstream.transaction import AHEAD
+from relay.verdicts.outcome import Outcome
+from relay.verdicts.verdict import Verdict
+from tests.fakes.smarthost import CLOSE, DEFAULT, Script, Smarthost, Turn, Until, turns
+from tests.unit.upstream.sessions import RECIPIENTS, SOON_S, account, connected, transaction, verdicts
+
+RELAYED, DEFER, BOUNCE, PAUSE = Verdict.RELAYED, Verdict.DEFER, Verdict.BOUNCE, Verdict.PAUSE
+REFUSALS = ("450 4.2.1 busy", "550 5.1.1 who?", "421 4.3.2 closing")
+OF_ALL = ("452 4.5.3 too many", "550 5.4.5 daily limit exceeded", "451 4.7.1 slow down")
+
+
+async def test_every_command_goes_out_before_the_first_reply() -> None:
+    may_answer = asyncio.Event()
+    async with (
+        Smarthost(Script(mail=[Until(may_answer), DEFAULT])) as host,
+        connected(account(host)) as connection,
+    ):
+        transacting = asyncio.create_task(connection.transact(transaction()))
+        await host.until(lambda: host.sessions[0].received.endswith(b"DATA\r\n"))
+        may_answer.set()
+
+        assert verdicts(await transacting) == [RELAYED] * 3
+
+
+async def test_no_command_goes_out_before_the_reply_to_the_last_where_it_is_not_offered() -> None:
+    may_answer = asyncio.Event()
+    async with (
+        Smarthost(Script(mail=[Until(may_answer), DEFAULT]), extensions=["8BITMIME"]) as host,
+        connected(account(host)) as connection,
+    ):
+        transacting = asyncio.create_task(connection.transact(transaction()))
+        await host.until(lambda: b"MAIL" in host.sessions[0].received)
+        assert b"RCPT" not in host.sessions[0].received
+        may_answer.set()
+
+        # The host itself complains of a second command behind one that it has not answered.
+        assert verdicts(await transacting) == [RELAYED] * 3
+
+
+async def test_content_that_is_asked_for_in_the_name_of_nobody_is_not_sent() -> None:
+    async with (
+        Smarthost(Script(rcpt="550 5.1.1 who?", data="354 go ahead")) as host,
+        connected(account(host)) as connection,
+    ):
+        assert verdicts(await connection.transact(transaction())) == [BOUNCE] * 3
+
+        assert not connection.is_usable
+        await host.until(lambda: not host.sessions[0].is_open)
+        assert host.sessions[0].received.endswith(b"DATA\r\n")
+        assert not host.transactions
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        Script(mail="552 5.3.4 too big", rcpt="250 ok"),
+        Script(mail="552 5.3.4 too big", data="354 go ahead"),
+        Script(mail="552 5.3.4 too big", data="250 ok"),
+        Script(rcpt="550 5.1.1 who?", data="250 ok"),
+    ],
+    ids=["rcpt is accepted", "content is asked for", "data is ok", "data is ok for nobody"],
+)
+async def test_a_refusal_that_the_replies_behind_it_contradict_bounces_nobody(script: Script) -> None:
+    async with Smarthost(script) as host, connected(account(host)) as connection:
+        assert verdicts(await connection.transact(transaction())) == [DEFER] * 3
+
+        assert not connection.is_usable
+        assert not host.transactions
+
+
+@pytest.mark.parametrize("refusal", OF_ALL)
+async def test_whom_the_upstream_accepts_behind_a_refusal_of_all_is_relayed(refusal: str) -> None:
+    script = Script(rcpt=turns("250 ok", refusal, "250 ok"))
+    async with Smarthost(script) as host, connected(account(host)) as connection:
+        first, second, third = verdicts(await connection.transact(transaction()))
+
+        assert (first, third) == (RELAYED, RELAYED)
+        assert second not in (RELAYED, BOUNCE)
+        assert host.relayed[0].recipients == [RECIPIENTS[0], RECIPIENTS[2]]
+
+
+async def test_a_refusal_of_all_holds_for_those_refused_in_other_words_behind_it() -> None:
+    refusals = ["550 5.4.5 daily limit exceeded", "503 5.5.1 bad sequence", "503 5.5.1 bad sequence"]
+    async with (
+        Smarthost(Script(rcpt=turns(*refusals))) as host,
+        connected(account(host)) as connection,
+    ):
+        outcome = await connection.transact(transaction())
+
+        assert verdicts(outcome) == [PAUSE] * 3
+        assert {answer.text for answer in outcome.answers} == {refusals[0]}
+
+
+async def test_who_was_told_450_is_not_bounced_by_what_another_was_told() -> None:
+    script = Script(rcpt=turns("550 5.1.8 sender domain does not exist", "450 4.2.1 busy", "250 ok"))
+    async with Smarthost(script) as host, connected(account(host)) as connection:
+        assert verdicts(await connection.transact(transaction())) == [BOUNCE, DEFER, RELAYED]
+
+
+@pytest.mark.parametrize("extensions", [["PIPELINING"], []], ids=["at once", "in turn"])
+async def test_a_quota_met_in_the_middle_lets_through_whom_it_took_where_errors_are_limited(
+    extensions: list[str],
+) -> None:
+    # As Postfix: smtpd_hard_error_limit = 20.
+    said = iter(["250 ok"] * 10 + ["450 4.7.1 policy: rate limit exceeded"] * 19)
+
+    def rcpt(_: str) -> Turn:
+        last: Turn = ["421 4.7.0 Error: too many errors", CLOSE]
+        return next(said, last)
+
+    async with (
+        Smarthost(Script(rcpt=rcpt), extensions=extensions) as host,
+        connected(account(host)) as connection,
+    ):
+        outcome = await connection.transact(transaction(*(f"r{number}@x.example" for number in range(100))))
+
+        assert verdicts(outcome)[:10] == [RELAYED] * 10
+        assert RELAYED not in verdicts(outcome)[10:]
+        assert connection.is_usable
+
+
+@pytest.mark.parametrize("count", [1, AHEAD - 1, AHEAD, AHEAD + 1, 2 * AHEAD, 2 * AHEAD + 1])
+async def test_any_number_of_recipients_is_named_in_order_and_once(count: int) -> None:
+    recipients = [f"r{number}@x.example" for number in range(count)]
+    async with Smarthost() as host, connected(account(host)) as connection:
+        for _ in range(2):
+            assert verdicts(await connection.transact(transaction(*recipients))) == [RELAYED] * count
+
+        assert [relayed.recipients for relayed in host.relayed] == [recipients] * 2
+
+
+@pytest.mark.parametrize(
+    ("mail", "rcpt"),
+    [
+        (DEFAULT, [b"", "550 5.1.1 b?", "450 4.2.1 c is busy"]),
+        (DEFAULT, ["450 4.2.1 a is busy", "450 4.2.1 b is busy", b""]),
+        (DEFAULT, ["450 4.2.1 a is busy", b"550-5.1.1 b?\r\n", "550 5.1.1 c?"]),
+        (b"", ["550 5.1.1 a?", "450 4.2.1 b is busy", "450 4.2.1 c is busy"]),
+    ],
+    ids=["first", "last", "two as one", "mail"],
+)
+async def test_a_reply_that_never_comes_bounces_nobody_in_the_place_of_another(
+    mail: Turn, rcpt: list[Turn]
+) -> None:
+    timeouts = Timeouts(mail_s=SOON_S, rcpt_s=SOON_S, data_s=SOON_S)
+    script = Script(mail=mail, rcpt=turns(*rcpt), data="554 5.5.1 no valid recipients")
+    async with Smarthost(script) as host, connected(account(host), timeouts) as connection:
+        assert BOUNCE not in verdicts(await connection.transact(transaction()))
+
+        assert not connection.is_usable
+
+
+@pytest.mark.parametrize(
+    "script",
+    [Script(rcpt="503 5.5.1 MAIL first"), Script(data="503 5.5.1 RCPT first")],
+    ids=["rcpt", "data"],
+)
+async def test_what_is_called_out_of_order_though_it_was_not_bounces_nobody(script: Script) -> None:
+    async with Smarthost(script) as host, connected(account(host)) as connection:
+        assert verdicts(await connection.transact(transaction())) == [DEFER] * 3
+
+        assert not connection.is_usable
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["250 ok", *REFUSALS, *OF_ALL]),
+    st.lists(st.sampled_from(["250 ok", "251 forwarded", *REFUSALS]), min_size=3, max_size=3),
+    st.none() | st.tuples(st.integers(0, 2), st.sampled_from(OF_ALL)),
+    st.sampled_from([DEFAULT, *REFUSALS, *OF_ALL]),
+    st.sampled_from(["250 taken", *REFUSALS, *OF_ALL]),
+)
+def test_sent_at_once_or_in_turn_every_recipient_has_the_same_verdict(
+    mail: str, rcpts: list[str], of_all: tuple[int, str] | None, data: Turn, eod: str
+) -> None:
+    if of_all is not None:
+        # One that is about us or the message is said to everybody from there on.
+        place, refusal = of_all
+        rcpts = [*rcpts[:place], *[refusal] * (3 - place)]
+    if not mail.startswith("250"):
+        rcpts = ["503 5.5.1 MAIL first"] * 3
+    if not any(reply.startswith("25") for reply in rcpts):
+        data = "554 5.5.1 no valid recipients"
+
+    async def outcome_of(extensions: Sequence[str]) -> Outcome:
+        def last(reply: str | Turn) -> Turn:
+            return [reply, CLOSE] if isinstance(reply, str) and reply.startswith("421") else reply
+
+        script = Script(mail=last(mail), rcpt=turns(*map(last, rcpts)), data=last(data), eod=last(eod))
+        async with (
+            Smarthost(script, extensions=extensions) as host,
+            connected(account(host)) as connection,
+        ):
+            outcome = await connection.transact(transaction())
+            assert bool(host.relayed) == (RELAYED in verdicts(outcome))
+            return outcome
+
+    at_once, in_turn = (asyncio.run(outcome_of(offers)) for offers in (["PIPELINING"], []))
+    assert [(each.verdict, each.phase, each.text) for each in at_once.answers] == [
+        (each.verdict, each.phase, each.text) for each in in_turn.answers
+    ]
+    assert (at_once.is_ambiguous, at_once.is_over) == (in_turn.is_ambiguous, in_turn.is_over)
+
+
+async def test_an_owner_who_does_not_want_it_has_commands_sent_in_turn() -> None:
+    async with Smarthost() as host:
+        of_owner = replace(account(host), pipelining=False)
+        may_answer = asyncio.Event()
+        host.script = Script(mail=[Until(may_answer), DEFAULT])
+        async with connected(of_owner) as connection:
+            transacting = asyncio.create_task(connection.transact(transaction()))
+            await host.until(lambda: b"MAIL" in host.sessions[0].received)
+            assert b"RCPT" not in host.sessions[0].received
+            may_answer.set()
+
+            assert verdicts(await transacting) == [RELAYED] * 3

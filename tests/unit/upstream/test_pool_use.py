@@ -1,0 +1,175 @@
+"""The pool under any sequence of operations, and with real connections."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relay.clock import SystemClock
+from relay.upstream.connection import Connection, UpstreamUnavailable, open_connection
+from relay.upstream.pool import Pool
+from relay.verdicts.verdict import Verdict
+from tests.fakes.smarthost import PATIENCE_S, Smarthost
+from tests.unit.upstream.lines import Caps, Exchange, Line, caps, make, settle
+from tests.unit.upstream.sessions import account, transaction
+
+OPERATIONS = st.sampled_from(
+    ["acquire", "try", "grant", "grant", "refuse", "release", "release", "discard", "die", "cancel",
+     "use up", "age", "fewer", "more", "renew", "turn"]
+)  # fmt: skip
+
+
+class Play:
+    """A pool under any sequence of operations, and the laws that it must keep."""
+
+    def __init__(self) -> None:
+        self.pool, self.exchange, self.clock = make(caps(max_messages=5, max_age_ns=1000, idle_ns=500))
+        self.exchanges = [self.exchange]
+        self.cap = self.highest_cap = 2
+        self.waiting: list[asyncio.Task[Line]] = []
+        self.held: list[Line] = []
+
+    async def do(self, operation: str, pick: int) -> None:
+        pending = [each for each in self.exchanges if each.pending]
+        match operation:
+            case "acquire":
+                self.waiting.append(asyncio.create_task(self.pool.acquire()))
+            case "try":
+                line = self.pool.try_acquire()
+                self.held += [line] if line is not None else []
+            case "grant" if pending:
+                pending[pick % len(pending)].grant()
+            case "refuse" if pending:
+                pending[pick % len(pending)].refuse()
+            case "release" if self.held:
+                line = self.held.pop(pick % len(self.held))
+                line.transactions += 1
+                self.pool.release(line)
+            case "discard" if self.held:
+                self.pool.discard(self.held.pop(pick % len(self.held)))
+            case "cancel" if self.waiting:
+                self.waiting[pick % len(self.waiting)].cancel()
+            case "turn":
+                await asyncio.sleep(0)
+            case _:
+                self._change(operation, pick)
+        self._check()
+
+    def _change(self, operation: str, pick: int) -> None:
+        lines = [line for exchange in self.exchanges for line in exchange.lines]
+        match operation:
+            case "die" if lines:
+                lines[pick % len(lines)].is_alive = False
+            case "use up" if lines:
+                lines[pick % len(lines)].transactions = 5
+            case "age":
+                self.clock.now_ns += 400
+            case "fewer" | "more":
+                self.cap = 1 if operation == "fewer" else 3
+                self.highest_cap = max(self.cap, self.highest_cap)
+                self.pool.reconfigure(**self._caps())
+            case "renew":
+                self.exchanges.append(Exchange(self.clock, f"{len(self.exchanges)}"))
+                self.pool.reconfigure(**self._caps(), opener=self.exchanges[-1].open)
+
+    def _caps(self) -> Caps:
+        return caps(connections=self.cap, max_messages=5, max_age_ns=1000, idle_ns=500)
+
+    def _check(self) -> None:
+        for task in [task for task in self.waiting if task.done()]:
+            self.waiting.remove(task)
+            if not task.cancelled() and task.exception() is None:
+                self.held.append(task.result())
+        assert len(set(map(id, self.held))) == len(self.held), "one connection has two holders"
+        lines = [line for exchange in self.exchanges for line in exchange.lines]
+        seen = sum(not line.is_gone for line in lines) + sum(each.pending for each in self.exchanges)
+        assert seen <= self.highest_cap, "the upstream sees too many"
+
+    async def end(self) -> None:
+        """Everybody who still waits gets one, once all others were given back."""
+        for _ in range(200):
+            await settle()
+            self._check()
+            for line in self.held:
+                self.pool.release(line)
+            self.held.clear()
+            for exchange in self.exchanges:
+                while exchange.pending:
+                    exchange.grant()
+            if not self.waiting:
+                break
+        assert not self.waiting, "somebody was forgotten"
+        await self.pool.close()
+        await settle()
+        assert all(line.is_gone for exchange in self.exchanges for line in exchange.lines)
+        assert self.pool.open == 0
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(OPERATIONS, st.integers(0, 5)), max_size=40))
+def test_any_use_keeps_the_cap_and_forgets_nobody(operations: list[tuple[str, int]]) -> None:
+    async def play() -> None:
+        played = Play()
+        for operation, pick in operations:
+            await played.do(operation, pick)
+        await played.end()
+
+    asyncio.run(play())
+
+
+@asynccontextmanager
+async def real_pool(host: Smarthost) -> AsyncIterator[Pool[Connection]]:
+    clock = SystemClock()
+    pool: Pool[Connection] = Pool(lambda: open_connection(account(host), clock), **caps(), clock=clock)
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
+async def test_real_connections_are_kept_and_closed_politely() -> None:
+    async with Smarthost() as host:
+        async with real_pool(host) as pool:
+            for _ in range(3):
+                connection = await pool.acquire()
+                await connection.transact(transaction())
+                pool.release(connection)
+        await host.until(lambda: not host.sessions[0].is_open)
+
+        assert len(host.sessions) == 1
+        assert len(host.relayed) == 3
+        assert host.commands[-1] == "QUIT"
+
+
+@pytest.mark.parametrize("octets", [b"421 4.4.2 idle too long\r\n", b"250 surprise\r\n", None])
+async def test_an_idle_connection_that_speaks_or_goes_costs_nobody_anything(octets: bytes | None) -> None:
+    async with Smarthost() as host, real_pool(host) as pool:
+        first = await pool.acquire()
+        await first.transact(transaction())
+        pool.release(first)
+        assert pool.idle == 1
+        if octets is None:
+            host.hang_up()
+        else:
+            host.say(octets)
+        async with asyncio.timeout(PATIENCE_S):
+            while pool.idle:  # noqa: ASYNC110 - what is waited for is what the loop reads
+                await asyncio.sleep(0)
+        second = await pool.acquire()
+        outcome = await second.transact(transaction())
+        pool.release(second)
+
+        assert second is not first
+        assert {answer.verdict for answer in outcome.answers} == {Verdict.RELAYED}
+        assert sum(command.startswith("MAIL") for command in host.commands) == 2
+
+
+async def test_an_upstream_that_is_away_is_said_to_who_asks() -> None:
+    async with Smarthost() as host:
+        pass
+    async with real_pool(host) as pool:
+        with pytest.raises(UpstreamUnavailable, match="refused"):
+            await pool.acquire()

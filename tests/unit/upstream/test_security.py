@@ -1,0 +1,212 @@
+"""TLS: verified, current, complete; never opportunistic."""
+
+import ssl
+from pathlib import Path
+
+import pytest
+
+from relay.clock import SystemClock
+from relay.policy.model import Tls
+from relay.smtp.reply import Phase
+from relay.upstream.connection import Account, UpstreamUnavailable, _trusting, open_connection
+from relay.upstream.timeouts import Timeouts
+from relay.verdicts.verdict import Verdict
+from tests.fakes.odd_files import ODD_FILES, remove
+from tests.fakes.smarthost import CLOSE, DEFAULT, RESET, SILENCE, Script, Smarthost, Turn
+from tests.unit.upstream.certificates import Certificates, outdated_context, server_context
+from tests.unit.upstream.sessions import SOON_S, account, connected, transaction
+
+BOTH = pytest.mark.parametrize("tls", [Tls.STARTTLS, Tls.IMPLICIT])
+
+
+async def failure(opened: Account, timeouts: Timeouts | None = None) -> str:
+    with pytest.raises(UpstreamUnavailable) as caught:
+        await open_connection(opened, SystemClock(), timeouts)
+    answer = caught.value.answer
+    assert answer.verdict is Verdict.PAUSE
+    expected = Phase.STARTTLS if opened.tls is Tls.STARTTLS else Phase.CONNECT
+    assert answer.phase is expected
+    return answer.text
+
+
+def assert_nothing_was_entrusted(host: Smarthost) -> None:
+    assert not [command for command in host.commands if not command.startswith(("EHLO", "STARTTLS"))]
+    assert all(session.user is None for session in host.sessions)
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
+async def test_mail_goes_over_tls_after_a_login(tls: Tls, name: str, certificates: Certificates) -> None:
+    context = server_context(certificates.right)
+    async with Smarthost(tls=context, is_implicit=tls is Tls.IMPLICIT, accounts={"u": "p"}) as host:
+        opened = account(host, tls=tls, name=name, ca_file=certificates.ca, user="u", password="p")
+        async with connected(opened) as connection:
+            big = b"x" * 70 + b"\r\n"
+            outcome = await connection.transact(transaction(chunks=[big * 2000] * 3))
+            assert connection.tls == "TLSv1.3"
+            await connection.close()
+
+        assert {answer.verdict for answer in outcome.answers} == {Verdict.RELAYED}
+        assert host.relayed[0].content == big * 6000
+        session = host.relayed[0].session
+        assert (session.tls, session.user) == ("TLSv1.3", "u")
+        said = [command.split()[0] for command in session.commands]
+        before = ["EHLO", "STARTTLS"] if tls is Tls.STARTTLS else []
+        assert said[: len(before) + 2] == [*before, "EHLO", "AUTH"]
+        assert said[-1] == "QUIT"
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("which", "why"),
+    [
+        ("wrong_name", "not valid for"),
+        ("expired", "expired"),
+        ("self_signed", "self-signed"),
+    ],
+)
+async def test_a_certificate_that_is_not_right_is_refused(
+    tls: Tls, which: str, why: str, certificates: Certificates
+) -> None:
+    context = server_context(getattr(certificates, which))
+    async with Smarthost(tls=context, is_implicit=tls is Tls.IMPLICIT, accounts={"u": "p"}) as host:
+        opened = account(host, tls=tls, ca_file=certificates.ca, user="u", password="p")
+
+        assert why in (await failure(opened)).replace("self signed", "self-signed")
+        assert_nothing_was_entrusted(host)
+
+
+@BOTH
+async def test_an_authority_that_the_system_does_not_know_is_refused(
+    tls: Tls, certificates: Certificates
+) -> None:
+    context = server_context(certificates.right)
+    async with Smarthost(tls=context, is_implicit=tls is Tls.IMPLICIT, accounts={"u": "p"}) as host:
+        assert "certificate" in await failure(account(host, tls=tls, user="u", password="p"))
+        assert_nothing_was_entrusted(host)
+
+
+@BOTH
+async def test_tls_before_1_2_is_refused(tls: Tls, certificates: Certificates) -> None:
+    context = outdated_context(certificates.right)
+    async with Smarthost(tls=context, is_implicit=tls is Tls.IMPLICIT) as host:
+        assert await failure(account(host, tls=tls, ca_file=certificates.ca))
+        assert all(session.tls is None for session in host.sessions)
+        assert_nothing_was_entrusted(host)
+
+
+@pytest.mark.parametrize("has_ca_file", [True, False])
+def test_what_is_trusted_is_never_more_than_asked_for(has_ca_file: bool, certificates: Certificates) -> None:
+    context = _trusting(certificates.ca if has_ca_file else None)
+
+    assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.check_hostname
+    assert (len(context.get_ca_certs()) == 1) == has_ca_file
+
+
+async def test_a_ca_file_that_was_replaced_is_read_anew(certificates: Certificates, tmp_path: Path) -> None:
+    ca_file = tmp_path / "ca.pem"
+    ca_file.write_bytes(certificates.self_signed.read_bytes().partition(b"-----BEGIN PRIVATE")[0])
+    async with Smarthost(tls=server_context(certificates.right)) as host:
+        opened = account(host, tls=Tls.STARTTLS, ca_file=ca_file)
+        assert "certificate" in await failure(opened)
+
+        ca_file.unlink()
+        ca_file.write_bytes(certificates.ca.read_bytes())
+        async with connected(opened) as connection:
+            assert connection.is_usable
+
+
+@pytest.mark.parametrize("kind", [*ODD_FILES, "an empty file", "half of it"])
+async def test_a_ca_file_that_is_none_is_said_until_it_is_back(
+    kind: str, certificates: Certificates, tmp_path: Path
+) -> None:
+    ca_file, pem = tmp_path / "ca.pem", certificates.ca.read_bytes()
+    halves = {"an empty file": b"", "half of it": pem[: len(pem) // 2]}
+    async with Smarthost(tls=server_context(certificates.right)) as host:
+        opened = account(host, tls=Tls.STARTTLS, ca_file=ca_file)
+        for _ in range(2):
+            ca_file.write_bytes(pem)
+            async with connected(opened) as connection:
+                assert connection.is_usable
+            ca_file.unlink()
+
+            if kind in ODD_FILES:
+                ODD_FILES[kind](ca_file)
+            else:
+                ca_file.write_bytes(halves[kind])
+            with pytest.raises(UpstreamUnavailable) as caught:
+                await open_connection(opened, SystemClock())
+            assert caught.value.answer.verdict is Verdict.PAUSE
+            assert f"ca_file: {'cannot open ' if kind == 'a FIFO' else ''}" in caught.value.answer.text
+            assert str(ca_file) in caught.value.answer.text
+            remove(ca_file)
+
+
+async def test_starttls_that_is_not_offered_ends_it() -> None:
+    async with Smarthost(accounts={"u": "p"}) as host:
+        text = await failure(account(host, tls=Tls.STARTTLS, user="u", password="p"))
+
+        assert "does not offer STARTTLS" in text
+        assert_nothing_was_entrusted(host)
+
+
+@pytest.mark.parametrize(
+    ("turn", "why"),
+    [
+        ("454 4.7.0 not now", "454 4.7.0 not now"),
+        ("502 5.5.1 what?", "502 5.5.1 what?"),
+        ("250 sure", "250 sure"),
+        ("421 4.3.2 bye", "421 4.3.2 bye"),
+        ([DEFAULT, b"250 injected\r\n"], "more than the replies"),
+        ([DEFAULT, b"2"], "more than the replies"),
+        ([DEFAULT, b"421 4.3.2 bye\r\n"], "421 4.3.2 bye"),
+        ([DEFAULT, CLOSE], "lost|closed|reset|EOF|TLS failed"),
+        ([DEFAULT, RESET], "lost|closed|reset|EOF|TLS failed"),
+        ([b"22", CLOSE], "in the middle of a reply"),
+        (b"220go\r\n", "not a reply"),
+        (CLOSE, "closed"),
+    ],
+)  # fmt: skip
+async def test_starttls_that_goes_wrong_ends_it(turn: Turn, why: str, certificates: Certificates) -> None:
+    script, context = Script(starttls=turn), server_context(certificates.right)
+    async with Smarthost(script, tls=context, accounts={"u": "p"}) as host:
+        opened = account(host, tls=Tls.STARTTLS, ca_file=certificates.ca, user="u", password="p")
+        with pytest.raises(UpstreamUnavailable, match=f"(?i){why}") as caught:
+            await open_connection(opened, SystemClock())
+
+        assert (caught.value.answer.verdict, caught.value.answer.phase) == (Verdict.PAUSE, Phase.STARTTLS)
+        assert_nothing_was_entrusted(host)
+
+
+@pytest.mark.parametrize("turn", [[DEFAULT, SILENCE], SILENCE], ids=["handshake", "reply"])
+async def test_starttls_that_hangs_ends_in_time(turn: Turn, certificates: Certificates) -> None:
+    # What is read after the 220 is not understood as a handshake: the host only listens.
+    async with Smarthost(Script(starttls=turn), tls=server_context(certificates.right)) as host:
+        opened = account(host, tls=Tls.STARTTLS, ca_file=certificates.ca)
+
+        assert await failure(opened, Timeouts(tls_s=SOON_S))
+        assert_nothing_was_entrusted(host)
+
+
+async def test_what_was_offered_before_tls_counts_for_nothing(certificates: Certificates) -> None:
+    # The one in the middle adds SMTPUTF8; the host itself offers nothing of the kind.
+    def offers(_argument: str) -> Turn:
+        is_first = len(host.commands) == 1
+        return (
+            b"250-fake.example\r\n250-SMTPUTF8\r\n250 STARTTLS\r\n" if is_first else b"250 fake.example\r\n"
+        )
+
+    async with Smarthost(Script(ehlo=offers), tls=server_context(certificates.right)) as host:
+        opened = account(host, tls=Tls.STARTTLS, ca_file=certificates.ca)
+        async with connected(opened) as connection:
+            assert connection.unfit(transaction(smtputf8=True).shape) is not None
+
+
+async def test_plain_speech_on_the_port_of_implicit_tls_ends_it(certificates: Certificates) -> None:
+    async with Smarthost(Script(connect=[DEFAULT, SILENCE])) as host:
+        text = await failure(account(host, tls=Tls.IMPLICIT, ca_file=certificates.ca))
+
+        assert "TLS failed" in text
+        assert_nothing_was_entrusted(host)

@@ -1,0 +1,117 @@
+"""Replies that nobody asked for: nobody is settled by the reply to another command."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relay.mail.envelope import Shape
+from relay.policy.model import Tls
+from relay.upstream.connection import Account
+from relay.upstream.protocol import BLOCK_BYTES
+from relay.upstream.timeouts import Timeouts
+from relay.upstream.transaction import Transaction
+from relay.verdicts.outcome import Outcome
+from relay.verdicts.verdict import Verdict
+from tests.fakes.smarthost import DEAF, During, Script, Smarthost, Until
+from tests.unit.upstream.sessions import (
+    RECIPIENTS,
+    SENDER,
+    SOON_S,
+    account,
+    connected,
+    transaction,
+    verdicts,
+)
+from tests.unit.upstream.unasked import Truth, Unasked, UnaskedHost
+
+RELAYED, DEFER, BOUNCE = Verdict.RELAYED, Verdict.DEFER, Verdict.BOUNCE
+NOBODY, BUSY, OK = "550 5.1.1 who?", "450 4.2.1 busy", "250 2.1.5 ok"
+SAID = (OK, NOBODY, BUSY, "354 go ahead", "")
+FIRST = 1  # behind EHLO
+
+
+async def outcomes_of(
+    truth: Truth, unasked: Sequence[Unasked], *, pipelines: bool
+) -> tuple[list[Outcome], list[tuple[str, ...]]]:
+    """Return what two transactions on one connection came to, and whom the upstream relayed."""
+    soon = Timeouts(mail_s=SOON_S, rcpt_s=SOON_S, data_s=SOON_S, eod_s=SOON_S, reset_s=SOON_S, quit_s=SOON_S)
+    async with UnaskedHost(truth, unasked, pipelines=pipelines).listening() as host:
+        opened = Account("127.0.0.1", host.port, Tls.NONE, "client.example")
+        async with connected(opened, soon) as connection:
+            outcomes = [await connection.transact(transaction())]
+            if connection.is_usable:
+                outcomes.append(await connection.transact(transaction()))
+        return outcomes, host.relayed
+
+
+def check(truth: Truth, outcomes: Sequence[Outcome], relayed: Sequence[tuple[str, ...]]) -> None:
+    for outcome in outcomes:
+        for recipient, answer in zip(RECIPIENTS, outcome.answers, strict=True):
+            meant = [truth.mail, truth.rcpt.get(recipient, OK), truth.dot]
+            if answer.verdict is BOUNCE:
+                assert any(said.startswith("5") for said in meant), (recipient, answer)
+            if answer.verdict is RELAYED:
+                assert any(recipient in each for each in relayed), (recipient, answer)
+    for recipient in RECIPIENTS:
+        told = sum(outcome.answers[RECIPIENTS.index(recipient)].verdict is RELAYED for outcome in outcomes)
+        assert told <= sum(recipient in each for each in relayed)
+
+
+CASES = [
+    (Truth(), [Unasked(FIRST, NOBODY)]),
+    (Truth(), [Unasked(FIRST + 5, NOBODY)]),
+    (Truth(), [Unasked(FIRST + 6, NOBODY)]),
+    (Truth(rcpt={RECIPIENTS[0]: NOBODY, RECIPIENTS[1]: NOBODY}), [Unasked(FIRST + 1, NOBODY)]),
+    (Truth(), [Unasked(FIRST + 4, NOBODY)]),
+]
+
+
+@pytest.mark.parametrize("pipelines", [False, True], ids=["in turn", "at once"])
+@pytest.mark.parametrize(
+    ("truth", "unasked"), CASES, ids=["MAIL", "the dot", "the next MAIL", "RCPT", "DATA"]
+)
+async def test_a_reply_nobody_asked_for_decides_nothing(
+    truth: Truth, unasked: list[Unasked], pipelines: bool
+) -> None:
+    check(truth, *await outcomes_of(truth, unasked, pipelines=pipelines))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(["250 2.1.0 ok", "550 5.7.0 no"]),
+    st.lists(st.sampled_from([OK, NOBODY, BUSY]), min_size=3, max_size=3),
+    st.sampled_from(["250 2.0.0 taken", "554 5.6.0 no", "451 4.3.0 later"]),
+    st.lists(st.builds(Unasked, st.integers(FIRST, 12), st.sampled_from(SAID), st.booleans()), max_size=2),
+    st.booleans(),
+)
+def test_only_the_upstreams_own_ledger_bounces_or_relays(
+    mail: str, rcpt: list[str], dot: str, unasked: list[Unasked], pipelines: bool
+) -> None:
+    truth = Truth(mail, dict(zip(RECIPIENTS, rcpt, strict=True)), dot)
+    check(truth, *asyncio.run(outcomes_of(truth, unasked, pipelines=pipelines)))
+
+
+async def test_a_250_that_left_before_the_dot_arrived_relays_nothing() -> None:
+    # The upstream reads nothing more: the end of the content, and its dot, stay on this host.
+    line = b"x" * 62 + b"\r\n"
+    is_dotted = asyncio.Event()
+    script = Script(content=During(1000, [Until(is_dotted), "250 2.0.0 taken", DEAF]))
+    async with Smarthost(script) as host, connected(account(host)) as connection:
+        transport = cast("asyncio.WriteTransport", connection._protocol.transport)
+
+        async def content() -> AsyncIterator[bytes]:
+            while not transport.get_write_buffer_size():
+                yield line * (BLOCK_BYTES // len(line))
+            # The dot is written before the loop goes on.
+            asyncio.get_running_loop().call_soon(is_dotted.set)
+
+        shape = Shape(len(line), eight_bit=False, smtputf8=False)
+        outcome = await connection.transact(Transaction(SENDER, RECIPIENTS, shape, content))
+
+        assert (verdicts(outcome), outcome.is_ambiguous) == ([DEFER] * 3, True)
+        assert not host.transactions
+        assert not connection.is_usable

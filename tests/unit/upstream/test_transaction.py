@@ -1,0 +1,280 @@
+"""Transactions that go well, in part, or not at all, with an upstream that keeps to RFC 5321."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from relay.clock import SECOND_NS
+from relay.mail.envelope import Shape
+from relay.smtp.reply import Phase
+from relay.upstream.timeouts import Timeouts
+from relay.upstream.transaction import Transaction
+from relay.verdicts.verdict import Verdict
+from tests.fakes.smarthost import SILENCE, Script, Smarthost, at, turns
+from tests.unit.upstream.sessions import (
+    CONTENT,
+    RECIPIENTS,
+    SENDER,
+    account,
+    connected,
+    transaction,
+    verdicts,
+)
+
+RELAYED, DEFER, LATER, BOUNCE, PAUSE = (
+    Verdict.RELAYED, Verdict.DEFER, Verdict.LATER, Verdict.BOUNCE, Verdict.PAUSE,
+)  # fmt: skip
+
+
+async def test_a_message_arrives_unchanged_with_its_envelope() -> None:
+    async with Smarthost() as host, connected(account(host)) as connection:
+        outcome = await connection.transact(transaction())
+
+        assert verdicts(outcome) == [RELAYED] * 3
+        assert {answer.text for answer in outcome.answers} == {"250 2.0.0 taken"}
+        assert (outcome.is_ambiguous, outcome.pause) == (False, None)
+        (recorded,) = host.relayed
+        assert (recorded.reverse_path, recorded.recipients) == (SENDER, list(RECIPIENTS))
+        assert recorded.content == CONTENT
+        assert recorded.raw == CONTENT.replace(b"\r\n.", b"\r\n..") + b".\r\n"
+        assert connection.is_usable
+
+
+async def test_a_connection_carries_one_transaction_after_another() -> None:
+    async with Smarthost() as host, connected(account(host)) as connection:
+        for number in range(5):
+            assert (
+                verdicts(await connection.transact(transaction(chunks=[b"%d\r\n" % number]))) == [RELAYED] * 3
+            )
+            assert connection.transactions == number + 1
+
+        assert [recorded.content for recorded in host.relayed] == [b"%d\r\n" % number for number in range(5)]
+        assert len(host.sessions) == 1
+
+
+async def test_the_null_reverse_path_goes_out_as_such() -> None:
+    async with Smarthost() as host, connected(account(host)) as connection:
+        assert verdicts(await connection.transact(transaction("a@example.net", reverse_path=""))) == [RELAYED]
+
+        assert host.commands[1].startswith("MAIL FROM:<> ")
+
+
+@pytest.mark.parametrize(
+    ("extensions", "eight_bit", "smtputf8", "expected"),
+    [
+        ((), False, False, ""),
+        (("SIZE",), False, False, " SIZE=31"),
+        (("SIZE 1000", "8BITMIME", "SMTPUTF8"), False, False, " SIZE=31"),
+        (("SIZE 0", "8BITMIME"), True, False, " SIZE=31 BODY=8BITMIME"),
+        (("8BITMIME", "SMTPUTF8"), True, True, " BODY=8BITMIME SMTPUTF8"),
+    ],
+)
+async def test_mail_has_the_parameters_that_are_offered_and_needed(
+    extensions: tuple[str, ...], eight_bit: bool, smtputf8: bool, expected: str
+) -> None:
+    async with Smarthost(extensions=extensions) as host, connected(account(host)) as connection:
+        sent = transaction(eight_bit=eight_bit, smtputf8=smtputf8, size_bytes=31)
+        assert verdicts(await connection.transact(sent)) == [RELAYED] * 3
+
+        assert host.commands[1] == f"MAIL FROM:<{SENDER}>{expected}"
+
+
+@pytest.mark.parametrize(
+    ("shape", "status"),
+    [
+        (Shape(10, eight_bit=True, smtputf8=False), "4.6.3"),
+        (Shape(10, eight_bit=True, smtputf8=True), "4.6.7"),
+        (Shape(1001, eight_bit=False, smtputf8=False), "4.3.4"),
+    ],
+)
+async def test_what_a_connection_cannot_carry_is_never_sent(shape: Shape, status: str) -> None:
+    async with Smarthost(extensions=("SIZE 1000",)) as host, connected(account(host)) as connection:
+        refusal = connection.unfit(shape)
+        outcome = await connection.transact(Transaction(SENDER, RECIPIENTS, shape, unread))
+
+        assert refusal is not None
+        assert (refusal.verdict, refusal.status, refusal.reply) == (DEFER, status, None)
+        assert outcome.answers == (refusal,) * 3
+        assert host.commands == ["EHLO client.example"]
+        assert connection.is_usable
+
+
+def unread() -> AsyncIterator[bytes]:
+    raise AssertionError("the content was asked for")
+
+
+async def test_what_fits_exactly_is_not_refused() -> None:
+    offers = ("SIZE 1000", "8BITMIME", "SMTPUTF8")
+    async with Smarthost(extensions=offers) as host, connected(account(host)) as connection:
+        assert connection.unfit(Shape(1000, eight_bit=True, smtputf8=True)) is None
+
+
+@pytest.mark.parametrize(
+    "recipient",
+    [
+        "",
+        "a@b\r\nRCPT TO:<c@d>",
+        "a@b\0c",
+        "a@b>",
+        "<a@b",
+        "a b@c.example",
+        "a@b c",
+        "\x7f@b.example",
+        "\xe9@b.example",
+        "@r:a@b.example",
+    ],
+)
+async def test_what_is_not_an_address_never_reaches_the_wire(recipient: str) -> None:
+    async with Smarthost() as host, connected(account(host)) as connection:
+        outcome = await connection.transact(transaction("a@example.net", recipient, "c@example.net"))
+        as_sender = await connection.transact(transaction(reverse_path=recipient or "<>"))
+
+        assert verdicts(outcome) == [RELAYED, BOUNCE, RELAYED]
+        assert outcome.answers[1].status == "5.1.3"
+        assert host.relayed[0].recipients == ["a@example.net", "c@example.net"]
+        assert verdicts(as_sender) == [BOUNCE] * 3
+        assert as_sender.answers[0].status == "5.1.7"
+        assert len(host.transactions) == 1
+
+
+async def test_utf8_addresses_go_out_byte_for_byte() -> None:
+    async with Smarthost() as host, connected(account(host)) as connection:
+        await connection.transact(
+            transaction("r\xe9\xe9@ex\xe4mple.net", reverse_path="\u4e2d@example.com", smtputf8=True)
+        )
+
+        assert host.relayed[0].reverse_path == "\u4e2d@example.com"
+        assert host.relayed[0].recipients == ["r\xe9\xe9@ex\xe4mple.net"]
+
+
+async def test_each_recipient_is_settled_by_its_own_reply() -> None:
+    script = Script(rcpt=turns("450 4.2.1 busy", "250 ok", "550 5.1.1 who?"))
+    async with Smarthost(script) as host, connected(account(host)) as connection:
+        outcome = await connection.transact(transaction())
+
+        assert verdicts(outcome) == [DEFER, RELAYED, BOUNCE]
+        assert [answer.phase for answer in outcome.answers] == [Phase.RCPT, Phase.EOD, Phase.RCPT]
+        assert [answer.status for answer in outcome.answers] == ["4.2.1", "2.0.0", "5.1.1"]
+        assert host.relayed[0].recipients == ["b@example.net"]
+        assert connection.is_usable
+
+
+async def test_when_nobody_is_accepted_no_content_is_sent() -> None:
+    script = Script(rcpt=turns("450 4.2.1 busy", "550 5.1.1 who?", "553 who?"))
+    async with Smarthost(script) as host, connected(account(host)) as connection:
+        outcome = await connection.transact(transaction())
+        again = await connection.transact(transaction())
+
+        assert verdicts(outcome) == [DEFER, BOUNCE, BOUNCE]
+        assert len(host.transactions) == 1
+        assert verdicts(again) == [RELAYED] * 3
+
+
+@pytest.mark.parametrize("said", ["251 forwarded", "252 will try"])
+async def test_a_recipient_that_will_be_forwarded_or_tried_is_accepted(said: str) -> None:
+    async with Smarthost(Script(rcpt=said)) as host, connected(account(host)) as connection:
+        assert verdicts(await connection.transact(transaction())) == [RELAYED] * 3
+
+
+@pytest.mark.parametrize("said", ["452 4.5.3 too many", "452 too many", "552 5.5.3 too many"])
+async def test_recipients_beyond_the_upstreams_number_come_later(said: str) -> None:
+    script = Script(rcpt=turns("250 ok", said, said))
+    async with Smarthost(script) as host, connected(account(host)) as connection:
+        outcome = await connection.transact(transaction())
+
+        assert verdicts(outcome) == [RELAYED, LATER, LATER]
+        assert host.relayed[0].recipients == ["a@example.net"]
+
+
+async def test_too_many_before_anybody_was_accepted_is_an_attempt() -> None:
+    # Else a host that says so to everybody would be asked again at once, for ever.
+    async with (
+        Smarthost(Script(rcpt="452 too many")) as host,
+        connected(account(host)) as connection,
+    ):
+        assert verdicts(await connection.transact(transaction())) == [DEFER] * 3
+
+
+async def test_a_quota_that_is_met_between_recipients_keeps_those_accepted_before() -> None:
+    refusal = "550 5.4.5 daily limit exceeded"
+    script = Script(rcpt=turns("250 ok", refusal, refusal))
+    async with Smarthost(script) as host, connected(account(host)) as connection:
+        outcome = await connection.transact(transaction())
+
+        assert verdicts(outcome) == [RELAYED, PAUSE, PAUSE]
+        assert outcome.pause == outcome.answers[1]
+        assert host.relayed[0].recipients == ["a@example.net"]
+
+
+@pytest.mark.parametrize(
+    ("script", "expected", "phase"),
+    [
+        (Script(mail="451 4.3.0 later"), DEFER, Phase.MAIL),
+        (Script(mail="552 5.3.4 too big"), BOUNCE, Phase.MAIL),
+        (Script(mail="530 5.7.0 log in first"), Verdict.STOP, Phase.MAIL),
+        (Script(data="451 4.3.0 later"), DEFER, Phase.DATA),
+        (Script(data="554 5.5.1 no valid recipients"), BOUNCE, Phase.DATA),
+        (Script(eod="451 4.3.0 later"), DEFER, Phase.EOD),
+        (Script(eod="554 5.6.0 no"), BOUNCE, Phase.EOD),
+        (Script(eod="550 5.4.5 daily limit exceeded"), PAUSE, Phase.EOD),
+    ],
+)
+async def test_a_refused_transaction_leaves_a_usable_connection(
+    script: Script, expected: Verdict, phase: Phase
+) -> None:
+    async with Smarthost(script) as host, connected(account(host)) as connection:
+        outcome = await connection.transact(transaction())
+
+        assert verdicts(outcome) == [expected] * 3
+        assert {answer.phase for answer in outcome.answers} == {phase}
+        assert not outcome.is_ambiguous
+        assert (outcome.pause is not None) == (expected in (PAUSE, Verdict.STOP))
+        assert not host.relayed
+
+        host.script = Script()
+        assert verdicts(await connection.transact(transaction())) == [RELAYED] * 3
+
+
+@pytest.mark.parametrize("phase", ["mail", "rcpt", "data", "eod"])
+async def test_a_cancelled_transaction_closes_the_connection(phase: str) -> None:
+    async with Smarthost(at(phase, SILENCE)) as host, connected(account(host)) as connection:
+        sending = asyncio.create_task(connection.transact(transaction()))
+        verb = "DATA" if phase == "eod" else phase.upper()
+        await host.until(lambda: host.commands[-1].startswith(verb))
+        if phase == "eod":
+            await host.until(lambda: host.transactions)
+        sending.cancel()
+
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        assert not connection.is_usable
+        await host.until(lambda: not host.sessions[0].is_open)
+        assert not host.relayed
+
+
+@pytest.mark.parametrize("phase", ["mail", "rcpt", "data"])
+async def test_a_transaction_ends_before_the_longest_it_may_take(phase: str) -> None:
+    # The steps could take minutes each, and a third of the whole is for the reply to the dot.
+    timeouts = Timeouts(eod_s=100.0)
+    async with (
+        Smarthost(at(phase, SILENCE)) as host,
+        connected(account(host), timeouts) as connection,
+    ):
+        sent = transaction()
+        short = Transaction(sent.reverse_path, sent.recipients, sent.shape, sent.content, 3 * SECOND_NS // 20)
+        outcome = await connection.transact(short)
+
+        assert verdicts(outcome) == [DEFER] * 3
+        assert not host.transactions
+        assert not connection.is_usable
+
+
+async def test_a_transaction_without_any_time_sends_nothing() -> None:
+    async with Smarthost() as host, connected(account(host)) as connection:
+        sent = transaction()
+        late = Transaction(sent.reverse_path, sent.recipients, sent.shape, sent.content, 0)
+        outcome = await connection.transact(late)
+
+        assert verdicts(outcome) == [DEFER] * 3
+        assert host.commands == ["EHLO client.example"]

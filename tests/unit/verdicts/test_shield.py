@@ -1,0 +1,322 @@
+"""The shield: a list is not bounced by one refusal said many times, and a dead address still is."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.mail.envelope import QueueId
+from relay.policy.shipped import standard_judge
+from relay.queue.settlement import Fate, Terms, settle
+from relay.smtp.reply import Phase, Reply
+from relay.verdicts.outcome import Answer, Outcome
+from relay.verdicts.shield import SEVERAL, WINDOW, Shield, same_words
+from relay.verdicts.verdict import Scope, Verdict
+
+JUDGE = standard_judge()
+UNKNOWN = "Administrative prohibition"
+NOBODY = "no such user here"
+MESSAGE = QueueId("0123456789abcdef")
+
+
+def _answer(text: str, code: int = 550, enhanced: str | None = None, phase: Phase = Phase.RCPT) -> Answer:
+    reply = Reply(code, enhanced, text)
+    ruling = JUDGE.ruling(phase, reply)
+    return Answer(ruling.verdict, phase, reply, str(reply), ruling=ruling)
+
+
+RELAYED = _answer("ok", 250, phase=Phase.EOD)
+
+
+def _judge(shield: Shield, *answers: Answer, message: QueueId = MESSAGE, first: int = 0) -> Outcome:
+    asked = [(first + place, f"r{first + place}@there.example") for place in range(len(answers))]
+    return shield.judge(Outcome(answers), message, asked)
+
+
+def _verdicts(outcome: Outcome) -> list[Verdict]:
+    return [answer.verdict for answer in outcome.answers]
+
+
+def test_a_refusal_that_nothing_recognises_is_doubted_until_others_went_through() -> None:
+    shield, refused = Shield(), _answer(UNKNOWN)
+    assert refused.verdict is Verdict.BOUNCE
+    assert _verdicts(_judge(shield, refused)) == [Verdict.DEFER]
+    assert _verdicts(_judge(shield, refused)) == [Verdict.DEFER]
+    _judge(shield, RELAYED, first=7)
+    assert _verdicts(_judge(shield, refused)) == [Verdict.BOUNCE]
+    assert shield.suspects == ()
+
+
+def test_a_message_that_waited_too_long_is_not_expired_by_a_refusal_that_is_doubted_for_the_first_time() -> (
+    None
+):
+    shield, refused, fates = Shield(), _answer(UNKNOWN), []
+    terms = Terms(min_ns=1, max_ns=2, lifetime_ns=3, warn_after_ns=None)
+    for _ in range(2):
+        outcome = _judge(shield, refused)
+        settlement = settle(left=[0], asked=[0], tried_before=(), outcome=outcome, age_ns=9, terms=terms)
+        fates.append(settlement.fates[0][0])
+
+    assert fates == [Fate.DEFERRED, Fate.EXPIRED]
+
+
+def test_a_refusal_that_a_rule_recognises_is_believed_at_once() -> None:
+    assert _verdicts(_judge(Shield(), _answer(NOBODY, enhanced="5.1.1"))) == [Verdict.BOUNCE]
+
+
+def test_a_list_refused_alike_stops_the_upstream_and_bounces_nobody() -> None:
+    shield = Shield(in_a_row=10)
+    outcome = _judge(shield, *(_answer(f"{UNKNOWN} <r{n}@there.example> id-{n}") for n in range(50)))
+    assert set(_verdicts(outcome)) == {Verdict.STOP}
+    assert outcome.pause is not None
+    assert outcome.pause.scope is Scope.UPSTREAM
+    assert "50 recipients in a row were refused alike" in outcome.pause.text
+    assert len(shield.suspects) == 50
+
+
+def test_one_recipient_a_message_is_a_list_as_well() -> None:
+    shield = Shield(in_a_row=10)
+    verdicts = [_verdicts(_judge(shield, _answer(UNKNOWN), first=n))[0] for n in range(12)]
+    assert verdicts == [Verdict.DEFER] * 9 + [Verdict.STOP] * 3
+
+
+def test_the_same_recipient_refused_again_and_again_is_one_in_a_row() -> None:
+    shield = Shield(in_a_row=3)
+    assert [_verdicts(_judge(shield, _answer(UNKNOWN)))[0] for _ in range(20)] == [Verdict.DEFER] * 20
+
+
+def test_one_refusal_of_a_whole_message_is_one_however_many_recipients_it_has() -> None:
+    shield, refused = Shield(in_a_row=3), _answer("message rejected", 554, "5.6.0", Phase.EOD)
+    assert refused.verdict is Verdict.BOUNCE
+    assert set(_verdicts(_judge(shield, *[refused] * 20))) == {Verdict.BOUNCE}
+    _judge(shield, refused, message=QueueId("b" * 16))
+    assert _verdicts(_judge(shield, refused, message=QueueId("c" * 16))) == [Verdict.STOP]
+
+
+def test_what_is_relayed_in_between_ends_the_row() -> None:
+    shield, nobody = Shield(in_a_row=3, refused_percent=100), _answer(NOBODY, enhanced="5.1.1")
+    for number in range(0, 60, 3):
+        verdicts = _verdicts(_judge(shield, nobody, nobody, RELAYED, first=number))
+        assert verdicts == [Verdict.BOUNCE, Verdict.BOUNCE, Verdict.RELAYED]
+
+
+def test_too_large_a_share_of_refusals_stops_whatever_they_say() -> None:
+    shield = Shield(in_a_row=1000, refused_percent=50)
+    tripped = None
+    for number in range(2 * WINDOW):
+        answer = RELAYED if number % 5 < 2 else _answer(f"word{chr(97 + number % 3)}", enhanced="5.1.1")
+        if _judge(shield, answer, first=number).pause is not None:
+            tripped = number
+            break
+    assert tripped is not None
+    assert tripped >= WINDOW - 1
+
+
+@pytest.mark.parametrize("before", [0, WINDOW])
+def test_one_message_that_is_too_large_is_no_share_however_many_recipients_it_has(before: int) -> None:
+    shield, too_large = Shield(), _answer("message too large", 552, "5.3.4", Phase.EOD)
+    for number in range(before):
+        _judge(shield, RELAYED, first=number)
+    for transaction in range(3):
+        outcome = _judge(shield, *[too_large] * WINDOW, first=WINDOW * (transaction + 1))
+        assert set(_verdicts(outcome)) == {Verdict.BOUNCE}
+
+
+def test_half_refused_is_not_too_large_a_share() -> None:
+    shield = Shield(in_a_row=1000, refused_percent=50)
+    for number in range(3 * WINDOW):
+        answer = RELAYED if number % 2 else _answer(NOBODY, enhanced="5.1.1")
+        assert _judge(shield, answer, first=number).pause is None
+
+
+def test_once_cleared_the_count_begins_anew() -> None:
+    shield = Shield(in_a_row=3)
+    for number in range(3):
+        _judge(shield, _answer(UNKNOWN), first=number)
+    shield.clear()
+    assert _verdicts(_judge(shield, _answer(UNKNOWN), first=9)) == [Verdict.DEFER]
+
+
+def _one(shield: Shield, answer: Answer, number: int) -> Verdict:
+    """Have one recipient answered, in a message of its own."""
+    return _verdicts(_judge(shield, answer, first=number))[0]
+
+
+@pytest.mark.parametrize("every", [2, 3, 5, 9])
+def test_an_upstream_that_lets_some_through_and_refuses_the_rest_in_unknown_words_bounces_nobody(
+    every: int,
+) -> None:
+    shield, waiting, asked = Shield(in_a_row=1000, refused_percent=100), list(range(60)), 0
+    while waiting:
+        for number in list(waiting):
+            asked += 1
+            verdict = _one(shield, RELAYED if asked % every == 0 else _answer(UNKNOWN), number)
+            assert verdict in (Verdict.RELAYED, Verdict.DEFER)
+            if verdict is Verdict.RELAYED:
+                waiting.remove(number)
+
+
+def test_unknown_words_are_believed_of_a_few_recipients_and_not_of_several() -> None:
+    refused = _answer(UNKNOWN)
+    for others, verdict in ((0, Verdict.BOUNCE), (SEVERAL - 1, Verdict.BOUNCE), (SEVERAL, Verdict.DEFER)):
+        shield = Shield()
+        for number in range(others + 1):
+            assert _one(shield, refused, number) is Verdict.DEFER
+        assert _one(shield, RELAYED, 99) is Verdict.RELAYED
+        assert _one(shield, refused, 0) is verdict
+
+
+def test_what_several_were_told_long_ago_is_no_reason_to_doubt() -> None:
+    shield, refused = Shield(), _answer(UNKNOWN)
+    for number in range(SEVERAL + 1):
+        _one(shield, refused, number)
+    for number in range(WINDOW):
+        _one(shield, RELAYED, 100 + number)
+    assert _one(shield, refused, 0) is Verdict.BOUNCE
+
+
+def test_unknown_words_after_which_a_recipient_was_relayed_are_not_believed_of_another() -> None:
+    shield, refused = Shield(), _answer(UNKNOWN)
+    assert _one(shield, refused, 0) is Verdict.DEFER
+    assert _one(shield, RELAYED, 0) is Verdict.RELAYED
+    for _ in range(5):
+        assert _one(shield, refused, 1) is Verdict.DEFER
+        assert _one(shield, RELAYED, 99) is Verdict.RELAYED
+
+
+def test_unknown_words_said_to_many_stop_though_others_go_through_in_between() -> None:
+    shield, refused = Shield(in_a_row=10), _answer(UNKNOWN)
+    for number in range(9):
+        assert _one(shield, refused, number) is Verdict.DEFER
+        assert _one(shield, RELAYED, 100 + number) is Verdict.RELAYED
+    for _ in range(3):
+        assert _one(shield, refused, 8) is Verdict.DEFER  # who was told it already is no further one
+    outcome = _judge(shield, refused, first=9)
+    assert _verdicts(outcome) == [Verdict.STOP]
+    assert outcome.pause is not None
+    assert outcome.pause.text.startswith(f"10 of the last {WINDOW} recipients were refused alike: 550 Admin")
+
+
+@given(st.lists(st.booleans(), max_size=200))
+def test_dead_addresses_that_a_rule_recognises_bounce_at_once_while_no_row_and_no_share_is_too_large(
+    are_dead: list[bool],
+) -> None:
+    shield, nobody = Shield(in_a_row=201, refused_percent=100), _answer(NOBODY, enhanced="5.1.1")
+    for number, is_dead in enumerate(are_dead):
+        verdict = _one(shield, nobody if is_dead else RELAYED, number)
+        assert verdict is (Verdict.BOUNCE if is_dead else Verdict.RELAYED)
+
+
+def test_words_that_the_operator_believed_are_believed_of_others_too_but_not_of_a_row() -> None:
+    shield, refused = Shield(in_a_row=3), _answer(UNKNOWN)
+    for number in range(3):
+        _one(shield, refused, number)
+    shield.believe(shield.suspects)
+    shield.clear()
+    assert [_one(shield, refused, number) for number in range(3, 6)] == [Verdict.BOUNCE] * 2 + [Verdict.STOP]
+
+
+def test_words_that_the_operator_believed_are_doubted_again_once_one_of_those_is_relayed_after_all() -> None:
+    shield, refused = Shield(in_a_row=3), _answer(UNKNOWN)
+    _one(shield, refused, 0)
+    shield.believe(shield.suspects)
+    shield.clear()
+    for number in range(3):
+        _one(shield, refused, number)
+    assert _one(shield, RELAYED, 2) is Verdict.RELAYED
+    assert _one(shield, _answer(UNKNOWN), 7) is not Verdict.BOUNCE
+
+
+def test_once_it_stopped_every_refusal_for_good_does_until_something_is_relayed() -> None:
+    shield, nobody = Shield(in_a_row=3), _answer(NOBODY, enhanced="5.1.1")
+    assert [_one(shield, nobody, number) for number in range(3)][-1] is Verdict.STOP
+    outcome = _judge(shield, _answer("over quota", enhanced="5.2.2"), first=4)
+    assert _verdicts(outcome) == [Verdict.STOP]
+    assert outcome.pause is not None
+    assert outcome.pause.text.startswith("3 recipients in a row")
+    assert outcome.pause.is_doubted
+    _one(shield, RELAYED, 5)
+    assert _one(shield, nobody, 6) is Verdict.BOUNCE
+
+
+def test_a_shield_that_had_stopped_before_a_restart_believes_nothing_until_something_is_relayed() -> None:
+    nobody = _answer(NOBODY, enhanced="5.1.1")
+    for ends in (lambda shield: _one(shield, RELAYED, 9), Shield.clear):
+        shield = Shield()
+        shield.recall("10 recipients in a row were refused alike")
+        for number in range(3):
+            assert _one(shield, nobody, number) is Verdict.STOP
+        ends(shield)
+        assert _one(shield, nobody, 3) is Verdict.BOUNCE
+
+
+def test_after_an_operator_did_not_believe_it_a_second_refusal_is_the_first_again() -> None:
+    shield, refused = Shield(), _answer(UNKNOWN)
+    _one(shield, refused, 0)
+    shield.clear()
+    _one(shield, RELAYED, 1)
+    assert _one(shield, refused, 0) is Verdict.DEFER
+
+
+def test_a_shield_that_is_off_changes_nothing() -> None:
+    outcome = Outcome(tuple(_answer(UNKNOWN) for _ in range(50)))
+    asked = [(n, f"r{n}@x") for n in range(50)]
+    assert Shield(is_off=True).judge(outcome, MESSAGE, asked) is outcome
+
+
+answers = st.sampled_from(
+    [
+        RELAYED,
+        _answer(UNKNOWN),
+        _answer(NOBODY, enhanced="5.1.1"),
+        _answer("try later", 451, "4.3.0"),
+        _answer("sending limit exceeded", 550, "5.4.5"),
+        Answer(Verdict.BOUNCE, Phase.DATA, None, "ours", own_status="5.6.0"),
+        Answer(Verdict.DEFER, Phase.EOD, None, "silence"),
+    ]
+)
+
+
+@given(st.lists(st.tuples(st.lists(answers, min_size=1, max_size=12), st.integers(0, 40)), max_size=40))
+def test_the_shield_only_ever_takes_refusals_back(turns: list[tuple[list[Answer], int]]) -> None:
+    shield = Shield(in_a_row=5)
+    for said, first in turns:
+        outcome = _judge(shield, *said, first=first)
+        for before, after in zip(said, outcome.answers, strict=True):
+            if after != before:
+                assert before.verdict is Verdict.BOUNCE
+                assert before.reply is not None
+                assert after.verdict in (Verdict.DEFER, Verdict.STOP)
+                assert after.text == before.text
+        is_stopped = any(answer.verdict is Verdict.STOP for answer in outcome.answers)
+        assert is_stopped <= (outcome.pause is not None)
+
+
+def test_addresses_numbers_and_ids_make_no_difference() -> None:
+    one = _answer("<a@x.example>: 5.7.1 refused, see 4f2a-99, 192.0.2.7")
+    two = _answer("<b.c@y.example>: 5.7.1 refused, see 77ab-01, 192.0.2.99")
+    assert same_words(one) == same_words(two) != same_words(_answer("refused"))
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        ("k14-20020a05600c1c8e00b003c6e1b1d0bdsi12345wms.73 - gsmtp", "q7-2002a1b2c3si998edb.221 - gsmtp"),
+        ("(in reply) id=4Zk3Yb2QXwz9vT", "(in reply) id=4Zk3Yc5RMnzHqP"),
+        ("cmsmtp xJ7yZkRqT0aKd", "cmsmtp o9BvQ3LwMnPeR"),
+    ],
+    ids=["gmail", "postfix", "cloudmark"],
+)
+def test_an_id_that_is_no_number_makes_no_difference_either(one: str, two: str) -> None:
+    assert same_words(_answer(f"5.7.1 prohibited {one}")) == same_words(_answer(f"5.7.1 prohibited {two}"))
+
+
+@pytest.mark.parametrize("piece", ["a", "<", "a.", "@a", "a<"])
+def test_what_an_upstream_writes_without_end_is_told_apart_in_no_time(piece: str) -> None:
+    answer = _answer(piece * (1990 // len(piece)))
+    began = time.process_time()
+    for _ in range(20):
+        same_words(answer)
+    # A hundred recipients of one transaction are compared several times each, on the loop.
+    assert time.process_time() - began < 0.1

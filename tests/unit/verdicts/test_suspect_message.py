@@ -1,0 +1,146 @@
+"""What is evidence against one message, and what is not; who goes last while an upstream is in doubt."""
+
+import copy
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.mail.envelope import QueueId
+from relay.queue.probe_order import MOST_ASIDE
+from relay.queue.queued import Queued
+from relay.queue.scheduler import Scheduler
+from relay.queue.sender_pauses import SenderPauses
+from relay.smtp.reply import Phase, Reply
+from relay.verdicts.outcome import Answer, Outcome, gravest
+from relay.verdicts.suspect_message import EVIDENT, REFUSALS_IN_PLACE, as_its_own, is_singled_out
+from relay.verdicts.verdict import Verdict
+from tests.unit.sender.test_verdicts import World
+
+verdicts = st.lists(st.sampled_from(list(Verdict)), min_size=1, max_size=5)
+
+
+def an_outcome(given_verdicts: list[Verdict]) -> Outcome:
+    reply = Reply(421, None, "no")
+    answers = tuple(Answer(verdict, Phase.MAIL, reply, "421 no") for verdict in given_verdicts)
+    return Outcome(answers, pause=gravest(answers))
+
+
+def a_message(number: int, sender: str) -> Queued:
+    return Queued(QueueId(f"{number:016d}"), sender, 100, 0, 0, 1)
+
+
+def goes(scheduler: Scheduler) -> str:
+    taken = scheduler.next_ready(0)
+    assert taken is not None
+    return taken.queue_id.lstrip("0")
+
+
+@given(verdicts, st.integers(0, 9), st.booleans(), st.booleans())
+def test_a_refusal_about_us_is_held_against_a_message_that_was_refused_often_while_the_upstream_is_well(
+    given_verdicts: list[Verdict], refusals: int, is_well: bool, is_doubted: bool
+) -> None:
+    outcome = an_outcome(given_verdicts)
+    if outcome.pause is not None:
+        outcome = replace(outcome, pause=replace(outcome.pause, is_doubted=is_doubted))
+    given = set(given_verdicts)
+    is_about_us = bool(given & {Verdict.PAUSE, Verdict.STOP}) and Verdict.RELAYED not in given
+    # Where the shield stopped it, the operator was asked.
+    is_asked = is_doubted and Verdict.STOP in given
+    expected = is_about_us and not is_asked and is_well and refusals >= REFUSALS_IN_PLACE
+    assert is_singled_out(outcome, refusals, is_well=is_well) == expected
+
+
+@given(verdicts)
+def test_what_is_the_message_s_own_pauses_nobody_and_is_an_attempt(given_verdicts: list[Verdict]) -> None:
+    outcome = as_its_own(an_outcome(given_verdicts))
+    assert outcome.pause is None
+    for before, answer in zip(given_verdicts, outcome.answers, strict=True):
+        assert answer.verdict is (Verdict.DEFER if before in (Verdict.PAUSE, Verdict.STOP) else before)
+
+
+def test_an_upstream_is_well_by_what_it_was_asked_after_its_last_refusal() -> None:
+    world = World()
+
+    def wellness(*, began_ns: int) -> bool:
+        world.pausing.feel(an_outcome([Verdict.RELAYED]), began_ns)
+        world.clock.advance(5)
+        return world.pausing.is_well
+
+    before_ns = world.clock.boottime_ns()
+    assert wellness(began_ns=before_ns)
+    world.refused(Phase.CONNECT, "421 no")
+    # What was in flight when the refusal came says nothing of what came then.
+    assert not wellness(began_ns=before_ns)
+    assert wellness(began_ns=world.clock.boottime_ns())
+
+
+def test_a_sender_is_refused_alone_only_where_others_are_relayed_between_all_its_refusals() -> None:
+    resting, now_ns = SenderPauses(), 1
+    for _ in range(EVIDENT):
+        assert not resting.is_alone("bad", now_ns)
+        now_ns = resting.begin("bad", now_ns, "no", relayed_from_ns=now_ns - 1)
+    assert resting.is_alone("bad", now_ns)
+    # Nothing was relayed since the last one.
+    assert not resting.is_alone("bad", 0)
+    now_ns = resting.begin("bad", now_ns, "no", relayed_from_ns=0)
+    assert not resting.is_alone("bad", now_ns)
+
+
+def test_in_doubt_the_untried_go_first_then_the_sender_s_others_then_whose_refusal_is_longest_ago() -> None:
+    scheduler = Scheduler()
+    for number, sender in enumerate(["bad", "bad", "also", "good"], 1):
+        scheduler.add(a_message(number, sender))
+    order = []
+    for _ in range(6):
+        order.append(goes(scheduler))
+        queued = scheduler.get(QueueId(f"{int(order[-1]):016d}"))
+        assert queued is not None
+        queued.refusals += 1
+        scheduler.doubt(queued.reverse_path)
+        scheduler.give_back(queued.queue_id, "421 no")
+    assert order == ["1", "3", "4", "2", "1", "3"]
+    # A copy goes on the same way, and nobody is forgotten.
+    twin = scheduler.twin(copy.copy(queued) for queued in scheduler)
+    went = [goes(twin) for _ in range(4)]
+    assert went == [goes(scheduler) for _ in range(4)]
+    assert sorted(went) == ["1", "2", "3", "4"]
+
+
+def test_out_of_doubt_each_has_its_place_again_but_for_who_was_refused_too_often() -> None:
+    scheduler = Scheduler()
+    for number, sender in enumerate(["bad", "bad", "bad", "good", "good"], 1):
+        scheduler.add(a_message(number, sender))
+    bad = scheduler.next_ready(0)
+    assert bad is not None
+    bad.refusals = REFUSALS_IN_PLACE
+    scheduler.doubt("bad")
+    scheduler.again(bad.queue_id, 1, "421 no")
+    assert goes(scheduler) == "4"
+    scheduler.trust()
+    assert [goes(scheduler) for _ in range(4)] == ["2", "3", "5", "1"]
+
+
+def test_what_is_aside_can_be_held_and_removed_and_comes_back_where_it_was_not() -> None:
+    scheduler = Scheduler()
+    for number, sender in enumerate(["bad", "bad", "bad", "bad", "good"], 1):
+        scheduler.add(a_message(number, sender))
+    scheduler.doubt("bad")
+    assert goes(scheduler) == "5"
+    scheduler.hold(QueueId(f"{1:016d}"))
+    scheduler.remove(QueueId(f"{2:016d}"))
+    scheduler.trust()
+    assert [goes(scheduler), goes(scheduler)] == ["3", "4"]
+    assert scheduler.next_ready(0) is None
+    scheduler.release(QueueId(f"{1:016d}"))
+    assert goes(scheduler) == "1"
+
+
+def test_no_more_than_a_few_of_a_long_queue_are_passed_over() -> None:
+    scheduler = Scheduler()
+    for number in range(1, MOST_ASIDE + 10):
+        scheduler.add(a_message(number, "bad"))
+    scheduler.doubt("bad")
+    assert goes(scheduler) == f"{MOST_ASIDE + 1}"
+    scheduler.trust()
+    assert [goes(scheduler) for _ in range(3)] == ["1", "2", "3"]

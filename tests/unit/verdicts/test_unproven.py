@@ -1,0 +1,56 @@
+"""A refusal of which nobody knows whose it is counts once it was said twice."""
+
+from dataclasses import replace
+
+from relay.mail.envelope import QueueId
+from relay.smtp.reply import Phase, Reply
+from relay.verdicts.outcome import Answer, Outcome
+from relay.verdicts.unproven import MOST_KEPT, Unproven
+from relay.verdicts.verdict import Verdict
+
+ONE, OTHER = QueueId("0000000000000001"), QueueId("0000000000000002")
+
+
+def unproven(text: str = "5.1.1 no such user", *, is_unproven: bool = True) -> Outcome:
+    reply = Reply(550, "5.1.1", text)
+    return Outcome((Answer(Verdict.DEFER, Phase.RCPT, reply, str(reply), is_unproven=is_unproven),))
+
+
+def judged(memory: Unproven, outcome: Outcome, queue_id: QueueId = ONE, index: int = 0) -> Verdict:
+    return memory.judge(outcome, queue_id, [(index, "a@there.example")]).answers[0].verdict
+
+
+def test_what_is_said_twice_to_one_recipient_is_believed() -> None:
+    memory = Unproven()
+    assert judged(memory, unproven("5.1.1 no <a@there.example> 17")) is Verdict.DEFER
+    assert judged(memory, unproven("5.1.1 no <a@there.example> 18")) is Verdict.BOUNCE
+
+
+def test_what_another_recipient_or_message_was_told_confirms_nothing() -> None:
+    memory = Unproven()
+    assert judged(memory, unproven()) is Verdict.DEFER
+    assert judged(memory, unproven(), index=1) is Verdict.DEFER
+    assert judged(memory, unproven(), OTHER) is Verdict.DEFER
+
+
+def test_other_words_and_any_other_answer_in_between_begin_anew() -> None:
+    memory = Unproven()
+    for between in (unproven("5.7.1 in other words"), unproven(is_unproven=False)):
+        assert judged(memory, unproven()) is Verdict.DEFER
+        assert judged(memory, between) is Verdict.DEFER
+        assert judged(memory, unproven()) is Verdict.DEFER
+        judged(memory, unproven(is_unproven=False))
+
+
+def test_what_is_proven_is_left_as_it_is() -> None:
+    proven = replace(unproven(is_unproven=False).answers[0], verdict=Verdict.BOUNCE)
+    outcome = Outcome((proven,))
+    assert Unproven().judge(outcome, ONE, [(0, "a@there.example")]) is outcome
+
+
+def test_of_too_many_the_oldest_is_forgotten() -> None:
+    memory = Unproven()
+    for index in range(MOST_KEPT + 1):
+        judged(memory, unproven(), index=index)
+    assert judged(memory, unproven(), index=MOST_KEPT) is Verdict.BOUNCE
+    assert judged(memory, unproven(), index=0) is Verdict.DEFER

@@ -1,0 +1,290 @@
+"""Verdicts: what a reply means, and the laws that no rule may break."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.policy.shipped import provider_rules, providers, standard_judge, standard_rules
+from relay.smtp.reply import Phase, Reply
+from relay.verdicts.echo import ClientWords
+from relay.verdicts.phrases import Phrases
+from relay.verdicts.verdict import (
+    ABOUT_US,
+    BEFORE_MAIL,
+    WORDS,
+    Judge,
+    Layer,
+    Rule,
+    Scope,
+    Span,
+    Verdict,
+    span_of,
+    verdict_of_silence,
+)
+
+TRANSACTION = (Phase.MAIL, Phase.RCPT, Phase.DATA, Phase.EOD)
+ENHANCED = st.none() | st.builds(
+    "{}.{}.{}".format, st.sampled_from("245"), st.integers(0, 9), st.integers(0, 99)
+)
+
+
+TEXTS = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=40) | st.sampled_from(
+    [phrase for provider in providers().values() for rule in provider.verdicts for phrase in rule.text or ()]
+)
+ANY_JUDGE = st.sampled_from([None, *providers()]).map(
+    lambda name: Judge((*provider_rules(name), *standard_rules()))
+)
+
+
+def verdict_of(phase: Phase, reply: Reply) -> Verdict:
+    return standard_judge().ruling(phase, reply).verdict
+
+
+def reply_of(text: str) -> Reply:
+    code, _, rest = text.partition(" ")
+    first = rest.partition(" ")[0]
+    enhanced = first if first.count(".") == 2 and first[0] == code[0] else None
+    return Reply(int(code), enhanced, rest, (rest,))
+
+
+@pytest.mark.parametrize(
+    ("phase", "text", "expected"),
+    [
+        (Phase.EOD, "250 2.0.0 taken", Verdict.RELAYED),
+        (Phase.EOD, "250 ok", Verdict.RELAYED),
+        # Nothing before MAIL is a message's fault.
+        (Phase.CONNECT, "554 5.7.1 you are listed", Verdict.PAUSE),
+        (Phase.CONNECT, "554 DED : You've reached your daily relay quota", Verdict.PAUSE),
+        (Phase.CONNECT, "550 5.7.1 Mail relay denied", Verdict.STOP),
+        (Phase.CONNECT, "421 4.7.0 Try again later, closing connection", Verdict.PAUSE),
+        (Phase.EHLO, "550 5.7.1 no", Verdict.PAUSE),
+        (Phase.STARTTLS, "454 4.7.0 TLS not available", Verdict.PAUSE),
+        # A password and a quota share codes at AUTH: both mean stop.
+        (Phase.AUTH, "535 5.7.8 Authentication Credentials Invalid", Verdict.STOP),
+        (Phase.AUTH, "534 5.7.14 log in by your browser", Verdict.STOP),
+        (Phase.AUTH, "550 5.7.30 Basic authentication is not supported", Verdict.STOP),
+        (Phase.AUTH, "550 Too many messages. Try again in 92 seconds.", Verdict.PAUSE),
+        (Phase.AUTH, "451 Authentication failed: Maximum credits exceeded", Verdict.PAUSE),
+        (Phase.AUTH, "454 4.7.0 Too many login attempts, please try again later", Verdict.PAUSE),
+        (Phase.AUTH, "432 4.3.2 Concurrent connections limit exceeded", Verdict.PAUSE),
+        # Nor is authentication, whenever it is asked for.
+        (Phase.MAIL, "530 5.7.0 Authentication required", Verdict.STOP),
+        (Phase.RCPT, "530 5.7.0 Must issue a STARTTLS command first", Verdict.STOP),
+        (Phase.EOD, "535 5.7.8 token expired", Verdict.STOP),
+        (Phase.MAIL, "550 5.7.1 Outbound Mail Refused", Verdict.PAUSE),
+        # 421 at any time.
+        (Phase.MAIL, "421 4.7.28 unusual rate of unsolicited mail", Verdict.PAUSE),
+        (Phase.RCPT, "421 4.3.2 closing", Verdict.PAUSE),
+        (Phase.DATA, "421 4.4.5 Server busy", Verdict.PAUSE),
+        (Phase.EOD, "421 4.7.0 try again", Verdict.PAUSE),
+        # X.4.5 whatever the class says.
+        (Phase.MAIL, "550 5.4.5 Daily user sending limit exceeded", Verdict.PAUSE),
+        (Phase.EOD, "550 5.4.5 Daily SMTP relay limit exceeded for user", Verdict.PAUSE),
+        (Phase.RCPT, "450 4.4.5 Messages per second limit exceeded", Verdict.PAUSE),
+        (Phase.MAIL, "452 4.4.5 Messages per second limit exceeded", Verdict.PAUSE),
+        # Too many recipients for one transaction; 452 for another reason is not that.
+        (Phase.RCPT, "452 4.5.3 too many recipients", Verdict.LATER),
+        (Phase.RCPT, "452 too many recipients", Verdict.LATER),
+        (Phase.RCPT, "552 5.5.3 too many recipients", Verdict.LATER),
+        (Phase.RCPT, "452 4.2.2 The email account that you tried to reach is over quota", Verdict.DEFER),
+        (Phase.RCPT, "452 4.3.1 Insufficient system storage", Verdict.DEFER),
+        (Phase.MAIL, "452 4.3.1 Insufficient system storage", Verdict.DEFER),
+        (Phase.EOD, "452 4.3.1 Insufficient system storage", Verdict.DEFER),
+        # A recipient, now or for good.
+        (Phase.RCPT, "450 4.2.1 user is receiving mail too quickly", Verdict.DEFER),
+        (Phase.RCPT, "451 4.7.1 greylisted", Verdict.DEFER),
+        (Phase.RCPT, "550 5.1.1 user unknown", Verdict.BOUNCE),
+        (Phase.RCPT, "550 5.1.2 bad domain", Verdict.BOUNCE),
+        (Phase.RCPT, "550 5.1.6 moved", Verdict.BOUNCE),
+        (Phase.RCPT, "550 5.2.1 disabled", Verdict.BOUNCE),
+        (Phase.RCPT, "552 5.2.2 mailbox full", Verdict.BOUNCE),
+        (Phase.RCPT, "550 5.7.1 this recipient is not for you", Verdict.BOUNCE),
+        (Phase.RCPT, "553 no such mailbox", Verdict.BOUNCE),
+        # The message.
+        (Phase.MAIL, "552 5.3.4 message size exceeds limit", Verdict.BOUNCE),
+        (Phase.MAIL, "553 5.1.8 sender address rejected", Verdict.BOUNCE),
+        (Phase.DATA, "554 5.5.1 no valid recipients", Verdict.BOUNCE),
+        (Phase.EOD, "552 5.3.4 message too large", Verdict.BOUNCE),
+        (Phase.EOD, "554 5.6.0 content refused", Verdict.BOUNCE),
+        (Phase.EOD, "550 5.7.1 spam", Verdict.BOUNCE),
+        (Phase.EOD, "451 4.3.0 try again", Verdict.DEFER),
+        # Neither yes nor no.
+        (Phase.EOD, "251 forwarded", Verdict.DEFER),
+        (Phase.EOD, "200 fine", Verdict.DEFER),
+        (Phase.EOD, "354 go on", Verdict.DEFER),
+        (Phase.MAIL, "354 go on", Verdict.DEFER),
+        (Phase.DATA, "250 ok", Verdict.DEFER),
+    ],
+)  # fmt: skip
+def test_verdict(phase: Phase, text: str, expected: Verdict) -> None:
+    assert verdict_of(phase, reply_of(text)) is expected
+
+
+@given(ANY_JUDGE, st.sampled_from(sorted(BEFORE_MAIL)), st.integers(200, 599), ENHANCED, TEXTS)
+def test_nothing_before_mail_touches_a_message(
+    judge: Judge, phase: Phase, code: int, enhanced: str | None, text: str
+) -> None:
+    ruling = judge.ruling(phase, Reply(code, enhanced, text))
+
+    assert ruling.verdict in ABOUT_US
+    assert ruling.scope is Scope.UPSTREAM
+
+
+@given(ANY_JUDGE, st.sampled_from(Phase), st.integers(200, 599), ENHANCED, TEXTS)
+def test_every_reply_has_a_verdict_and_only_a_permanent_refusal_bounces(
+    judge: Judge, phase: Phase, code: int, enhanced: str | None, text: str
+) -> None:
+    ruling = judge.ruling(phase, Reply(code, enhanced, text))
+
+    if ruling.verdict is Verdict.BOUNCE:
+        assert 500 <= code <= 599
+        assert phase in TRANSACTION
+    if ruling.verdict is Verdict.LATER:
+        assert phase is Phase.RCPT
+    assert (ruling.verdict is Verdict.RELAYED) == (phase is Phase.EOD and code == 250)
+    assert ruling.words in {*WORDS, "relayed"}
+
+
+@given(st.sampled_from(Phase), st.integers(400, 599), ENHANCED, TEXTS)
+def test_a_refusal_is_never_judged_by_the_phase_alone(
+    phase: Phase, code: int, enhanced: str | None, text: str
+) -> None:
+    """The last layer knows every refusal, so that each verdict has a rule and a source."""
+    ruling = standard_judge().ruling(phase, Reply(code, enhanced, text))
+
+    assert ruling.rule is not None
+    assert ruling.rule.source
+
+
+def test_silence_pauses_before_mail_and_defers_from_then_on() -> None:
+    assert {phase: verdict_of_silence(phase) for phase in (*BEFORE_MAIL, *TRANSACTION)} == dict.fromkeys(
+        BEFORE_MAIL, Verdict.PAUSE
+    ) | dict.fromkeys(TRANSACTION, Verdict.DEFER)
+
+
+def a_rule(layer: Layer, words: str, text: str = "no", **more: object) -> Rule:
+    return Rule(layer, *WORDS[words], "here", "us", text=Phrases([text]), **more)  # type: ignore[arg-type]  # fields by name
+
+
+def test_layers_are_asked_in_their_order_whatever_the_order_of_the_rules() -> None:
+    layers = [Layer.DEFAULT, Layer.WORDING, Layer.CODE, Layer.PROVIDER, Layer.OPERATOR]
+    rules = [a_rule(layer, "pause") for layer in layers]
+
+    for layer in reversed(layers):
+        assert Judge(rules).ruling(Phase.MAIL, reply_of("550 no")).layer is layer
+        rules = [rule for rule in rules if rule.layer is not layer]
+
+
+def test_other_rules_judge_the_next_reply() -> None:
+    judge = Judge([a_rule(Layer.OPERATOR, "pause")])
+    judge.use([a_rule(Layer.OPERATOR, "bounce message")])
+
+    assert judge.ruling(Phase.MAIL, reply_of("550 no")).words == "bounce message"
+
+
+@pytest.mark.parametrize("words", [words for words in WORDS if words not in {"pause", "stop"}])
+@pytest.mark.parametrize("phase", sorted(BEFORE_MAIL))
+def test_a_rule_that_would_touch_a_message_before_mail_cannot_be_made(phase: Phase, words: str) -> None:
+    with pytest.raises(ValueError, match=r"before MAIL|only in phase rcpt"):
+        a_rule(Layer.OPERATOR, words, phases=frozenset({phase}))
+
+
+def test_a_reply_that_is_no_refusal_asks_no_rule() -> None:
+    class Unasked(Judge):
+        @property
+        def rules(self) -> tuple[Rule, ...]:
+            raise AssertionError("asked")
+
+    greedy = Unasked([a_rule(Layer.OPERATOR, "stop", "")])
+
+    assert greedy.ruling(Phase.EOD, reply_of("250 2.0.0 over quota, too many messages")).rule is None
+
+
+def test_a_phrase_is_found_across_the_lines_of_a_reply() -> None:
+    """Each line repeats the enhanced code, in the middle of the sentence."""
+    lines = (
+        "4.2.1 The user you are trying to contact is receiving mail at",
+        "4.2.1  a rate that prevents more",
+    )
+    reply = Reply(450, "4.2.1", " ".join(lines), lines)
+
+    assert standard_judge().ruling(Phase.RCPT, reply).words == "defer recipient"
+
+
+def test_an_enhanced_code_at_the_end_of_the_text_counts_where_there_is_none_in_front() -> None:
+    assert standard_judge().ruling(Phase.RCPT, reply_of("550 bad address (#5.1.1)")).layer is Layer.CODE
+    assert standard_judge().ruling(Phase.RCPT, reply_of("550 bad address (#4.1.1)")).layer is Layer.DEFAULT
+
+
+@pytest.mark.parametrize("phase", [Phase.DATA, Phase.EOD])
+def test_a_disabled_account_with_the_code_of_a_recipients_mailbox_is_doubted_and_does_not_stop(
+    phase: Phase,
+) -> None:
+    """If it is our account after all, nothing goes through meanwhile, and the refusal is not believed."""
+    ruling = standard_judge().ruling(phase, reply_of("550 5.2.1 The user account is disabled"))
+
+    assert (ruling.words, ruling.layer) == ("bounce message", Layer.DEFAULT)
+    assert verdict_of(phase, reply_of("550 5.7.1 The user account is disabled")) is Verdict.STOP
+    assert verdict_of(phase, reply_of("550 5.2.1 Your account is disabled")) is Verdict.STOP
+
+
+def test_a_policy_refusal_at_mail_that_quotes_the_sender_pauses_only_the_sender() -> None:
+    judge, reply = standard_judge(), reply_of("550 5.7.1 <Bob@here.example>: no")
+
+    assert judge.ruling(Phase.MAIL, reply, ClientWords("bob@here.example")).words == "pause sender"
+    assert judge.ruling(Phase.MAIL, reply, ClientWords("alice@here.example")).words == "pause"
+    assert judge.ruling(Phase.MAIL, reply, ClientWords()).words == "pause"
+
+
+@pytest.mark.parametrize(
+    ("text", "span"),
+    [
+        ("max emails per hour", Span.HOUR),
+        ("this hour, only relaying 400 msg/hour", Span.HOUR),
+        ("daily user sending limit", Span.DAY),
+        ("exceeded its 24-hour sending limit", Span.DAY),
+        ("blocked for the day", Span.DAY),
+        ("30 messages per minute and 10000 per day", Span.DAY),
+        ("too many emails per second", Span.SECOND),
+        ("30 messages per minute", Span.MINUTE),
+        ("monthly limit", Span.MONTH),
+        ("sending limit exceeded", None),
+    ],
+)
+def test_the_window_that_a_refusal_speaks_of_is_the_longest_named(text: str, span: Span | None) -> None:
+    assert span_of(text) is span
+
+
+@pytest.mark.parametrize(
+    ("phase", "line"),
+    [
+        (Phase.EOD, "454 Throttling failure: Maximum sending rate exceeded"),
+        (Phase.EOD, "454 Throttling failure: Daily message quota exceeded"),
+        (Phase.EOD, "550 5.7.1 Daily SMTP relay limit exceeded for customer"),
+        (Phase.EOD, "550 5.7.1 You have exceeded your daily sending limit"),
+        (Phase.RCPT, "550 Policy Rejection- Sender Hourly Mail Quota Exceeded"),
+        (Phase.RCPT, "550 Domain X has exceeded the max emails per hour (125/100 (125%)) allowed."),
+        (Phase.RCPT, "452 Too many recipients received this hour, only relaying 400 msg/hour!"),
+        (Phase.EOD, "550 This IP has sent too many messages this hour. IB504"),
+        (Phase.EOD, "550 - Stop, you are sending too fast!"),
+        (Phase.EOD, "450 Requested mail action not taken: Mail send limit exceeded rate limit"),
+        (Phase.EOD, "550 5.7.1 You have exceeded your sending limit of 10 messages in 5 s"),
+    ],
+)
+def test_a_refusal_about_our_rate_is_never_the_messages_fault(phase: Phase, line: str) -> None:
+    assert verdict_of(phase, reply_of(line)) is Verdict.PAUSE
+
+
+@pytest.mark.parametrize(
+    ("phase", "line"),
+    [
+        (Phase.RCPT, "550 5.1.1 no such user here"),
+        (Phase.RCPT, "552 5.2.2 mailbox full, over quota"),
+        (Phase.RCPT, "550 5.2.2 the user you sent to has exceeded its mail quota limit"),
+        (Phase.EOD, "552 5.3.4 message size exceeded the maximum limit"),
+        (Phase.EOD, "552 you have exceeded the maximum message size limit per day"),
+        (Phase.EOD, "554 5.6.0 spam"),
+    ],
+)
+def test_a_failure_of_the_recipient_or_the_message_still_bounces(phase: Phase, line: str) -> None:
+    assert verdict_of(phase, reply_of(line)) is Verdict.BOUNCE
