@@ -160,7 +160,15 @@ class Delivery:
             )
         )
 
-        _know_left(queued, portion, outcome)
+        self._know_left(portion, outcome)
+
+    def _know_left(self, portion: Portion, outcome: Outcome) -> None:
+        """Note the domains of the recipients that are left, in the order in which they will be asked for."""
+        ends = (Verdict.RELAYED, Verdict.BOUNCE)
+        answers = zip(portion.indices, outcome.answers, strict=True)
+        gone = {index for index, answer in answers if answer.verdict in ends}
+        if gone or portion.queued.tried:
+            self._scheduler.left(portion.queued.queue_id, domains_without(portion, gone))
 
     def _paused_ns(self, queued: Queued, now_ns: int) -> int:
         rests = self._scheduler.sender_pauses.rests_of(queued.sender)
@@ -174,10 +182,9 @@ class Delivery:
         """Return an outcome with what is evidently the message's own, and how much of its time was no age."""
         pausing, paused_ns = self._pausing, self._paused_ns(queued, now_ns)
         if is_any_relayed(outcome):
-            queued.refusals = queued.singled_out = 0
+            self._scheduler.acquit(queued.queue_id)
         elif is_singled_out(outcome, queued.refusals, is_well=pausing.is_well):
-            queued.singled_out += 1
-            if queued.singled_out >= EVIDENT:
+            if self._scheduler.blame(queued.queue_id) >= EVIDENT:
                 outcome = as_its_own(outcome)
         elif pauses_sender(outcome) and self._scheduler.sender_pauses.is_alone(
             queued.sender, pausing.relayed_from_ns
@@ -286,14 +293,6 @@ class Delivery:
         # The timers of the loop stand still while the host is suspended; this clock does not.
         if self._clock.boottime_ns() >= reservation.deadline_ns:
             raise _Overslept("this host was suspended in a transaction")
-
-
-def _know_left(queued: Queued, portion: Portion, outcome: Outcome) -> None:
-    """Note the domains of the recipients that are left, in the order in which they will be asked for."""
-    ends = (Verdict.RELAYED, Verdict.BOUNCE)
-    gone = {i for i, answer in zip(portion.indices, outcome.answers, strict=True) if answer.verdict in ends}
-    if gone or queued.tried:
-        queued.domains = domains_without(portion, gone)
 
 
 def domains_without(portion: Portion, gone: Collection[int]) -> tuple[tuple[str, int], ...]:

@@ -10,7 +10,6 @@ Does not: promise that nobody is told of a message that goes a moment later.
 """
 
 import asyncio
-import re
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -32,7 +31,6 @@ SHARE = 100
 """What a look takes, so many times as long nobody looks."""
 CONGESTED = "4.4.5"
 """RFC 3463, 3.5: X.4.5 is mail system congestion, which is what a full window is."""
-_REFUSAL = re.compile(r"4[0-9][0-9] (4\.[0-9]{1,3}\.[0-9]{1,3})\b")
 
 
 class Estimate(Protocol):
@@ -156,8 +154,9 @@ class LateMail:
     def _why(self, queued: Queued) -> tuple[str, str]:
         """Return the status and the words for a sender, who learns nothing of others' mail by them."""
         if queued.state is State.DEFERRED and not queued.is_sitting_out:
-            refusal = _REFUSAL.match(queued.reason)
-            return (refusal[1] if refusal else "4.0.0"), queued.reason or "refused for now"
+            refusal = queued.refusal
+            status = refusal.status if refusal is not None and refusal.status else "4.0.0"
+            return status, queued.reason or "refused for now"
         if queued.is_sitting_out or self._is_paused():
             return CONGESTED, "the next mail server takes no mail from here at present"
         return CONGESTED, "it waits for its turn: the next mail server limits how much may be sent"

@@ -91,8 +91,7 @@ class OwedReports:
             self._events.reports_capped(until_at_ns=self._wall(self._gate.opens_at_ns()))
         self._metrics.report_capped()
         self._events.report_waiting(queue_id=queued.queue_id)
-        queued.state, queued.reason, queued.recipients_left = State.REPORTING, REASON, 0
-        self._scheduler.add(queued)
+        self._scheduler.owe_report(queued, REASON)
         self._waiting.append(queued.queue_id)
         self._wake.set()
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from relay.clock import Clock
 from relay.mail.envelope import QueueId
+from relay.queue.queued import WaitKind, WaitReason
 from relay.queue.scheduler import Queued, Scheduler
 from relay.queue.settlement import Fate, Next, Settlement, Terms, settle
 from relay.sender.report_limit import OwedReports
@@ -19,7 +20,6 @@ from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.redaction import Redaction
 from relay.verdicts.outcome import Answer, Outcome
-from relay.verdicts.suspect_message import REFUSALS_IN_PLACE
 from relay.verdicts.verdict import Scope, Verdict
 
 Delays = tuple[int, int, int, int]
@@ -274,7 +274,7 @@ class Settling:
 
     def _warned(self, queued: Queued, written: Written) -> None:
         # Also where the warning was queued before a crash: the file says so by now.
-        queued.is_warned = True
+        self._scheduler.warned(queued.queue_id)
         if written.warning is not None:
             self._metrics.report_published("warning")
             self._events.warning_published(queue_id=queued.queue_id, report_id=written.warning)
@@ -331,27 +331,32 @@ class Settling:
 
     def _go_on(self, attempt: Attempt, settlement: Settlement) -> None:
         """Move the message on in the queue; whoever waits for it is woken by the caller."""
-        queued = attempt.queued
-        queued.tried = settlement.tried
-        reason = self.redaction.hide(settlement.reason)
+        queue_id, left, tried = attempt.queued.queue_id, settlement.recipients_left, settlement.tried
+        why = self._why(settlement)
         match settlement.next:
             case Next.FINISH:
                 pass
-            case Next.GIVE_BACK if attempt.outcome.pause is not None:
-                queued.refusals += attempt.outcome.pause.scope is Scope.UPSTREAM
-                if queued.refusals < REFUSALS_IN_PLACE:
-                    self._scheduler.give_back(queued.queue_id, reason)
-                else:
-                    # Another one proves the upstream from now on: else a single message that it takes for
-                    # an offence of ours each time would keep all others for ever.
-                    self._scheduler.again(queued.queue_id, settlement.recipients_left, reason)
+            case Next.GIVE_BACK if _is_refused(attempt.outcome):
+                self._scheduler.refused(queue_id, left, why)
             case Next.GIVE_BACK:
-                self._scheduler.give_back(queued.queue_id, reason)
+                self._scheduler.give_back(queue_id, why)
             case Next.AGAIN:
-                self._scheduler.again(queued.queue_id, settlement.recipients_left, reason)
+                self._scheduler.again(queue_id, left, why, tried)
             case Next.POSTPONE:
                 due_at_ns = self._clock.boottime_ns() + settlement.back_off_ns
-                self._scheduler.postpone(queued.queue_id, due_at_ns, settlement.recipients_left, reason)
+                self._scheduler.postpone(queue_id, due_at_ns, left, why, tried)
+
+    def _why(self, settlement: Settlement) -> WaitReason:
+        """Return why recipients are left; a back-off by a 4yz reply knows the status that it came with."""
+        deferred = (answer for fate, answer in settlement.fates.values() if fate is Fate.DEFERRED)
+        reply = None if (answer := next(deferred, None)) is None else answer.reply
+        is_transient = reply is not None and reply.is_transient and (reply.enhanced or "").startswith("4.")
+        status = reply.enhanced or "" if reply is not None and is_transient else ""
+        return WaitReason(WaitKind.REFUSAL, self.redaction.hide(settlement.reason), status)
+
+
+def _is_refused(outcome: Outcome) -> bool:
+    return outcome.pause is not None and outcome.pause.scope is Scope.UPSTREAM
 
 
 def owes_report(message: Message) -> bool:

@@ -26,6 +26,7 @@ from typing import NamedTuple, cast
 
 from relay.mail.envelope import QueueId
 from relay.policy.model import Upstream
+from relay.queue.queued import WaitKind, wait_reason
 from relay.queue.scheduler import Queued, Scheduler, State
 from relay.sender.delivery import Portion, domains_without
 from relay.sender.dispatcher import Dispatcher
@@ -118,7 +119,7 @@ class Forecast:
             seen.recipients_left,
             seen.state,
             seen.due_at_ns,
-            reason,
+            wait_reason(reason),
             ready_at_ns=queued.ready_at_ns,
             refusals=queued.refusals,
             place=seen.place,
@@ -263,7 +264,7 @@ class Look:
             state,
             due_ns,
             left,
-            queued.is_sitting_out,
+            queued.why.kind is WaitKind.SENDER_PAUSE and state in (State.WAITING, State.DEFERRED),
             cast(Place | None, place),
             queued.turn,
             queued.domains,

@@ -7,7 +7,7 @@ old.  So:
 - the first refusals of a message always pause or stop the upstream, and so does each that comes
   while the upstream is in doubt: it has relayed nothing since it last refused us;
 - a message that was refused `REFUSALS_IN_PLACE` times lets the others prove the upstream
-  (`relay.queue.probe_order`);
+  (`relay.queue.scheduler.Scheduler.doubt`);
 - after `EVIDENT` more refusals, each of them where the upstream had just relayed others,
   such a refusal is the message's own: an attempt, with its back-off, until its lifetime.
 
