@@ -75,8 +75,7 @@ class Scheduler:
     def twin(self, messages: Iterable[Queued] = ()) -> "Scheduler":
         """Return a queue in the same order that goes its own way, of copies of its messages.
 
-        O(n), and quick.  Of a message that is not among the copies nothing is known there.  No sender
-        rests there: `SenderPauses.foresee`.
+        O(n), and quick.  Of a message that is not among the copies nothing is known there.
         """
         twin = Scheduler()
         twin._messages.update((message.queue_id, message) for message in messages)
@@ -84,6 +83,8 @@ class Scheduler:
         twin._parking = self._parking.copy(twin._messages, twin._order)
         twin._suspect_senders, twin._suspects = self._suspect_senders.copy(), self._suspects.copy()
         twin._probing = self._probing
+        twin.sender_pauses = self.sender_pauses.copy()
+        twin._sitting_out = {sender: its.copy() for sender, its in self._sitting_out.items()}
         twin._coming, twin._is_waking = self._coming.copy(), self._is_waking
         twin._deferred, twin._opens_at_ns = self._deferred.copy(), self._opens_at_ns.copy()
         twin._last_turn, twin._now_ns = self._last_turn, self._now_ns

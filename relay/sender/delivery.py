@@ -144,6 +144,7 @@ class Delivery:
         self._pausing.feel(outcome, reservation.reserved_at_ns)
         self._feel_doubt(queued, outcome)
         self._feel_sender(queued, outcome, ended_ns)
+        has_tried = bool(queued.tried)
         waited_ns = reservation.reserved_at_ns - queued.arrived_at_ns
         await self._settling.settle(
             Attempt(
@@ -160,14 +161,17 @@ class Delivery:
             )
         )
 
-        self._know_left(portion, outcome)
+        self._know_left(portion, outcome, has_tried=has_tried)
 
-    def _know_left(self, portion: Portion, outcome: Outcome) -> None:
-        """Note the domains of the recipients that are left, in the order in which they will be asked for."""
+    def _know_left(self, portion: Portion, outcome: Outcome, *, has_tried: bool) -> None:
+        """Note the domains of the recipients that are left, in the order in which they will be asked for.
+
+        `has_tried`: some were deferred before it; a round that it ended begins in the first order.
+        """
         ends = (Verdict.RELAYED, Verdict.BOUNCE)
         answers = zip(portion.indices, outcome.answers, strict=True)
         gone = {index for index, answer in answers if answer.verdict in ends}
-        if gone or portion.queued.tried:
+        if gone or has_tried or portion.queued.tried:
             self._scheduler.left(portion.queued.queue_id, domains_without(portion, gone))
 
     def _paused_ns(self, queued: Queued, now_ns: int) -> int:
