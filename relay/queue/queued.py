@@ -6,7 +6,8 @@ boot (`Clock.boottime_ns`).
 
 import enum
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 
 from relay.mail.address import comparable
 from relay.mail.envelope import QueueId
@@ -156,6 +157,12 @@ class Queued:
     def since_ns(self) -> int:
         """Return since when it could go, but for limits and connections; never before it came in."""
         return max(self.ready_at_ns, self.arrived_at_ns)
+
+    def __copy__(self) -> "Queued":
+        return Queued(*_VALUES(self))
+
+
+_VALUES = attrgetter(*(field.name for field in fields(Queued)))
 
 
 def back_off_ns(age_ns: int, min_ns: int, max_ns: int) -> int:
