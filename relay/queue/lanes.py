@@ -3,7 +3,7 @@
 Guarantees, while nothing waits beyond its patience:
 - between two lanes that both have something ready all the time, neither is behind the other
   by more than one message each, measured in shares; no lane is above its own by more than one;
-- a lane that had nothing ready has saved nothing, and goes next, unless it had its share just before;
+- an idle lane earns no credit; once it has mail it goes next, unless it had its share just before;
 - within a lane senders take turns, a message each; each one's own leave in their order, behind
   what stands in front of them (`add_in_front`); only what was taken and given back goes ahead of all;
 - a lane that may give nothing (its ceiling) keeps back no other.
@@ -209,7 +209,7 @@ class Order:
             line.ahead.move_to_end(queue_id, last=False)
 
     def remove(self, queue_id: QueueId) -> None:
-        """Forget a message; one that is not there is none too many."""
+        """Forget a message; absent ids are ignored."""
         if (spot := self._spots.pop(queue_id, None)) is None:
             return
         if self._touched is not None:

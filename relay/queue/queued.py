@@ -85,7 +85,11 @@ class WaitReason:
 NO_REASON = WaitReason(WaitKind.WORDS, "")
 
 
-def wait_reason(why: WaitReason | str) -> WaitReason:
+Why = WaitReason | str
+"""A reason, or plain words that no rule asks about."""
+
+
+def wait_reason(why: Why) -> WaitReason:
     """Return a reason as a value."""
     return why if isinstance(why, WaitReason) else WaitReason(WaitKind.WORDS, why) if why else NO_REASON
 

@@ -1,21 +1,24 @@
 """Which message next, and when to look again.  Pure: no clock, no disk, no waiting.
 
-The queue in memory: one `Queued` a message.  `relay.queue.lanes` has the order of those that may
-go: without lanes, first come, first served.  A deferred one comes back when its back-off is
-over; one that was taken but could not be attempted (no room in a window, no connection)
-goes back to the front of its lane and has lost nothing: that is *waiting*, not *deferred*.
+The queue in memory: one `Queued` a message, whose state only the scheduler changes, by the
+table `relay.queue.queued.AFTER`.  `relay.queue.lanes` orders the messages that may go:
+without lanes, first come, first served.
 
-All instants are nanoseconds of one boot (`Clock.boottime_ns`), so that no step of the
-wall clock moves a message; the caller converts once, when a message comes in.
+- A *deferred* message comes back when its back-off is over.
+- A message that was taken and not attempted (no room in a window, no connection) goes back to
+  the front of its lane and has lost nothing: it is *waiting*.
+- A message that only a limit of its own keeps back (no room for its sender, say) is parked in a
+  place (`relay.queue.parking`), and keeps back no other.
+- The mail of a sender that the upstream refuses sits out that sender's pause
+  (`relay.queue.sender_pauses`).
+- While the upstream is in doubt, messages that it refused are set aside (`doubt`).
 
-A message that only something of its own keeps back (no room for its sender, say) is parked
-in a place (`relay.queue.parking`), behind those that came there before it, and out of the way of all
-others.  When the place may be left, its first message is next in its sender's turn; without
-lanes, where nobody takes turns, it leaves before all that was not parked.
+No call takes longer for a long queue.  `first_ready` moves at most `SLICE` messages; if that is
+not all it returns None, `next_due_at_ns` says at once, and what comes meanwhile stands behind
+the messages that are yet to be moved.
 
-No call takes longer for a long queue, however many back-offs end at once and however much mail a sender
-has whose rest begins or ends: `first_ready` moves at most `SLICE` messages.  Where that is not all it
-returns None, `next_due_at_ns` says at once, and what comes meanwhile stands behind what is yet to be moved.
+All instants are nanoseconds of one boot (`Clock.boottime_ns`), so that no step of the wall
+clock moves a message; the caller converts once, when a message comes in.
 """
 
 import heapq
@@ -26,11 +29,14 @@ from relay.mail.envelope import QueueId
 from relay.queue.counts import Counts
 from relay.queue.lanes import Lane, Order, Price
 from relay.queue.parking import AT_ONCE_NS, Parking
-from relay.queue.queued import AFTER, NO_REASON, Move, WaitKind, WaitReason, wait_reason
+from relay.queue.queued import AFTER, NO_REASON, Move, WaitKind, WaitReason, Why, wait_reason
 from relay.queue.queued import Queued as Queued  # noqa: PLC0414 - part of the door
 from relay.queue.queued import State as State  # noqa: PLC0414 - part of the door
 from relay.queue.sender_pauses import SenderPauses
 from relay.verdicts.suspect_message import REFUSALS_IN_PLACE
+
+Tried = frozenset[int] | None
+"""The recipients that wait for the others to be tried; None: as before."""
 
 SLICE = 1000
 """Messages of one slice of an edit, or of one look at what goes next: some ten milliseconds."""
@@ -127,37 +133,31 @@ class Scheduler:
                 message.recipients_left = recipients_left
             self.add(message)
 
-    def owe_report(self, message: Queued, why: WaitReason | str) -> None:
+    def owe_report(self, message: Queued, why: Why) -> None:
         """Have a message wait whose recipients are all done, for the turn of the report that it owes."""
         message.state, message.recipients_left, message.why = State.REPORTING, 0, wait_reason(why)
         self.add(message)
 
-    def explain(self, queue_id: QueueId, why: WaitReason | str) -> None:
+    def explain(self, message: Queued, why: Why) -> None:
         """Say why a message waits."""
-        if (message := self._messages.get(queue_id)) is not None:
-            message.why = wait_reason(why)
+        message.why = wait_reason(why)
 
-    def warned(self, queue_id: QueueId) -> None:
+    def warned(self, message: Queued) -> None:
         """Know that the sender of a message was told that it is late."""
-        if (message := self._messages.get(queue_id)) is not None:
-            message.is_warned = True
+        message.is_warned = True
 
-    def left(self, queue_id: QueueId, domains: tuple[tuple[str, int], ...]) -> None:
+    def left(self, message: Queued, domains: tuple[tuple[str, int], ...]) -> None:
         """Know the domains of the recipients that are left, in the order in which they will be asked for."""
-        if (message := self._messages.get(queue_id)) is not None:
-            message.domains = domains
+        message.domains = domains
 
-    def blame(self, queue_id: QueueId) -> int:
+    def blame(self, message: Queued) -> int:
         """Count a refusal of a message where others had just been relayed; return how many there were."""
-        if (message := self._messages.get(queue_id)) is None:
-            return 0
         message.singled_out += 1
         return message.singled_out
 
-    def acquit(self, queue_id: QueueId) -> None:
+    def acquit(self, message: Queued) -> None:
         """Hold no refusal against a message: some of it was relayed."""
-        if (message := self._messages.get(queue_id)) is not None:
-            message.refusals = message.singled_out = 0
+        message.refusals = message.singled_out = 0
 
     def arrange(self, lanes: Sequence[Lane], price: Price, most_recipients: int) -> None:
         """Go on by other lanes; what a transaction costs one, and how many recipients it has at most."""
@@ -309,7 +309,7 @@ class Scheduler:
             dues.append(place_due_ns)
         return min(dues, default=None)
 
-    def park(self, queue_id: QueueId, place: Hashable, due_at_ns: int, why: WaitReason | str) -> bool:
+    def park(self, queue_id: QueueId, place: Hashable, due_at_ns: int, why: Why) -> bool:
         """Park an active message that was not attempted until its place is due; say if it is alone there."""
         if (message := self._returned(queue_id, why)) is None:
             return False
@@ -335,41 +335,27 @@ class Scheduler:
         """Have every place be due: there may be other limits now."""
         self._parking.ask_anew()
 
-    def give_back(self, queue_id: QueueId, why: WaitReason | str) -> None:
+    def give_back(self, queue_id: QueueId, why: Why) -> None:
         """Put an active message that was not attempted back in front."""
         if (message := self._returned(queue_id, why)) is not None:
             self._order.add_ahead(queue_id, message.lane, message.since_ns)
 
-    def again(
-        self,
-        queue_id: QueueId,
-        recipients_left: int,
-        why: WaitReason | str,
-        tried: frozenset[int] | None = None,
-    ) -> None:
-        """Put an active message at the end of the line: it made progress, or was told to come again at once.
-
-        `tried` are the recipients that wait for the others to be tried; None: as before.
-        """
+    def again(self, queue_id: QueueId, recipients_left: int, why: Why, tried: Tried = None) -> None:
+        """Put an active message at the end of the line: it made progress, or was told to come again at once."""
         if (message := self._settled(queue_id, Move.RETURN, recipients_left, why, tried)) is not None:
             # Or a large one would be overdue for all of its transactions once it is for one.
             message.ready_at_ns = self._now_ns
             self._line_up(message)
 
     def postpone(
-        self,
-        queue_id: QueueId,
-        due_at_ns: int,
-        recipients_left: int,
-        why: WaitReason | str,
-        tried: frozenset[int] | None = None,
+        self, queue_id: QueueId, due_at_ns: int, recipients_left: int, why: Why, tried: Tried = None
     ) -> None:
-        """Defer an active message until an instant; `tried` as of `again`."""
+        """Defer an active message until an instant."""
         if (message := self._settled(queue_id, Move.DEFER, recipients_left, why, tried)) is not None:
             message.due_at_ns = due_at_ns
             self._place(message)
 
-    def refused(self, queue_id: QueueId, recipients_left: int, why: WaitReason | str) -> None:
+    def refused(self, queue_id: QueueId, recipients_left: int, why: Why) -> None:
         """Put back an active message that the upstream refused as if for our fault.
 
         It keeps its place, so that it proves the upstream; but in doubt, or once it was refused often,
@@ -453,7 +439,7 @@ class Scheduler:
         self.counts.note(message)
         return True
 
-    def _returned(self, queue_id: QueueId, why: WaitReason | str) -> Queued | None:
+    def _returned(self, queue_id: QueueId, why: Why) -> Queued | None:
         """Return an active message to the queue: it was not attempted, and has lost nothing."""
         message = self._messages.get(queue_id)
         if message is None or not self._become(message, Move.RETURN):
@@ -464,12 +450,7 @@ class Scheduler:
         return message
 
     def _settled(
-        self,
-        queue_id: QueueId,
-        move: Move,
-        recipients_left: int,
-        why: WaitReason | str,
-        tried: frozenset[int] | None,
+        self, queue_id: QueueId, move: Move, recipients_left: int, why: Why, tried: Tried
     ) -> Queued | None:
         """Move a message on after an attempt."""
         message = self._messages.get(queue_id)

@@ -172,7 +172,7 @@ class Delivery:
         answers = zip(portion.indices, outcome.answers, strict=True)
         gone = {index for index, answer in answers if answer.verdict in ends}
         if gone or has_tried or portion.queued.tried:
-            self._scheduler.left(portion.queued.queue_id, domains_without(portion, gone))
+            self._scheduler.left(portion.queued, domains_without(portion, gone))
 
     def _paused_ns(self, queued: Queued, now_ns: int) -> int:
         rests = self._scheduler.sender_pauses.rests_of(queued.sender)
@@ -186,9 +186,9 @@ class Delivery:
         """Return an outcome with what is evidently the message's own, and how much of its time was no age."""
         pausing, paused_ns = self._pausing, self._paused_ns(queued, now_ns)
         if is_any_relayed(outcome):
-            self._scheduler.acquit(queued.queue_id)
+            self._scheduler.acquit(queued)
         elif is_singled_out(outcome, queued.refusals, is_well=pausing.is_well):
-            if self._scheduler.blame(queued.queue_id) >= EVIDENT:
+            if self._scheduler.blame(queued) >= EVIDENT:
                 outcome = as_its_own(outcome)
         elif pauses_sender(outcome) and self._scheduler.sender_pauses.is_alone(
             queued.sender, pausing.relayed_from_ns

@@ -274,7 +274,7 @@ class Settling:
 
     def _warned(self, queued: Queued, written: Written) -> None:
         # Also where the warning was queued before a crash: the file says so by now.
-        self._scheduler.warned(queued.queue_id)
+        self._scheduler.warned(queued)
         if written.warning is not None:
             self._metrics.report_published("warning")
             self._events.warning_published(queue_id=queued.queue_id, report_id=written.warning)
