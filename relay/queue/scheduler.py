@@ -73,8 +73,6 @@ class Scheduler:
         self._last_turn = self._now_ns = 0
         self._has_lanes = False
         self._price, self._most_recipients = Price(), 1
-        self._editing: object = None
-        """The edit of the lanes that is under way."""
         self._opens_at_ns: dict[str, int] = {}
         """When a lane that may give nothing now may give something."""
 
@@ -160,65 +158,25 @@ class Scheduler:
         message.refusals = message.singled_out = 0
 
     def arrange(self, lanes: Sequence[Lane], price: Price, most_recipients: int) -> None:
-        """Go on by other lanes; what a transaction costs one, and how many recipients it has at most."""
-        for _ in self.arranging(lanes, price, most_recipients):
-            pass
+        """Go on by other lanes; `price` is what a transaction costs its lane, for so many recipients at most.
 
-    def arranging(self, lanes: Sequence[Lane], price: Price, most_recipients: int) -> Iterator[None]:
-        """Go on by other lanes, in slices between which anything else may happen.
-
-        The order before is in force until the last slice.  Then it is as if the edit had come
-        in one go when it began, and all else after it.  A later edit takes the place of one under way.
+        The messages that wait move to the new order in slices, as any others that come to the line do.
+        Takes 20 ms for 20,000 of them.
         """
-        self._editing = editing = object()
         before = self._order.lanes if self._has_lanes else ()
-        if (tuple(lanes), price) == (before, self._price):
-            self._order.unwatch()
-            self._most_recipients = most_recipients
+        is_as_before = (tuple(lanes), price) == (before, self._price)
+        self._price, self._most_recipients = price, most_recipients
+        if is_as_before:
             return
         # Also for another price alone: what was charged so far is in another unit.
-        old, new = self._order, Order(lanes)
-        for _ in self._copying(old, new):
-            yield
-            if self._editing is not editing:
-                return
-        self._line_up_anew(old, new, old.touched())
+        old, self._order = self._order, Order(lanes)
+        self._has_lanes = bool(lanes)
+        self._opens_at_ns.clear()
+        self._parking.go_by(self._order)
         for queue_id, since_ns in old.ahead():
             if (message := self._messages.get(queue_id)) is not None:
-                new.add_ahead(queue_id, message.lane, since_ns, is_first=False)
-        self._order, self._has_lanes = new, bool(lanes)
-        self._price, self._most_recipients = price, most_recipients
-        self._opens_at_ns.clear()
-        self._parking.go_by(new)
-
-    def _copying(self, old: Order, new: Order) -> Iterator[None]:
-        """Have messages stand in a new order as in the old one, in slices; some changed since."""
-        names = old.watch()
-        runs = []
-        for start in range(0, len(names), SLICE):
-            runs.append(old.in_line(names[start : start + SLICE]))
-            yield
-        for number, (since_ns, _, queue_id) in enumerate(heapq.merge(*runs), 1):
-            # Also one that changed since: the last slice puts it right.
-            self._line_up_in(new, queue_id, since_ns)
-            if number % SLICE == 0:
-                yield
-        while old.touched_count > SLICE:
-            self._line_up_anew(old, new, old.touched())
-            yield
-
-    def _line_up_anew(self, old: Order, new: Order, touched: Iterable[QueueId]) -> None:
-        """Have messages stand as they do in the old order by now: behind those that nothing happened to."""
-        for queue_id in touched:
-            new.remove(queue_id)
-        for _, since_ns, queue_id in sorted(
-            (n, since, queue_id) for since, n, queue_id in old.in_line(touched)
-        ):
-            self._line_up_in(new, queue_id, since_ns)
-
-    def _line_up_in(self, order: Order, queue_id: QueueId, since_ns: int) -> None:
-        if (message := self._messages.get(queue_id)) is not None:
-            order.add(queue_id, message.lane, message.reverse_path, since_ns)
+                self._order.add_ahead(queue_id, message.lane, since_ns, is_first=False)
+        self._coming = dict.fromkeys([*old.in_line(), *self._coming])
 
     def move(self, queue_id: QueueId, lane: str) -> None:
         """Have a message be in a lane from now on; who is ready goes behind the others there."""
@@ -341,7 +299,7 @@ class Scheduler:
             self._order.add_ahead(queue_id, message.lane, message.since_ns)
 
     def again(self, queue_id: QueueId, recipients_left: int, why: Why, tried: Tried = None) -> None:
-        """Put an active message at the end of the line: it made progress, or was told to come again at once."""
+        """Put an active message at the end of the line: it made progress, or is to come again at once."""
         if (message := self._settled(queue_id, Move.RETURN, recipients_left, why, tried)) is not None:
             # Or a large one would be overdue for all of its transactions once it is for one.
             message.ready_at_ns = self._now_ns

@@ -7,7 +7,7 @@ Stopping is finishing the transactions in flight, then dying.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from relay.clock import SECOND_NS, Clock
@@ -199,9 +199,7 @@ class Sender:
         self._policy = policy
         self.settling.terms = _terms(policy)
         await self.owed.use(policy)
-        for _ in self._arranging():
-            # A long queue is arranged in slices, so that it holds up nobody.
-            await asyncio.sleep(0)
+        self._arrange()
         await self.upstreams.apply(policy)
         sorter = sorter_of(policy.lanes)
         if sorter != self._sorter:
@@ -303,13 +301,9 @@ class Sender:
         return self._boots.here(boot_id, at_ns)
 
     def _arrange(self) -> None:
-        for _ in self._arranging():
-            pass
-
-    def _arranging(self) -> Iterator[None]:
-        """Have the queue go by the lanes of the policy, and by what the upstream in use counts; in slices."""
+        """Have the queue go by the lanes of the policy, and by what the upstream in use counts."""
         upstream = self._policy.upstreams[self._policy.default_upstream]
-        return self.scheduler.arranging(
+        self.scheduler.arrange(
             lanes_of(self._policy.lanes), price_of(upstream.limits), upstream.max_recipients
         )
 
