@@ -10,7 +10,7 @@ import click
 
 from relay.cli.options import policy_option, printable
 from relay.cli.reach import NotPermitted
-from relay.mail.times import rfc3339_or_none, span
+from relay.mail.formats import rfc3339_or_none, span
 from relay.policy.lane import with_ceilings
 from relay.policy.source import parse_policy, policy_bytes
 from relay.spool.durable import RealDisk

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from relay.clock import SECOND_NS, Clock
 from relay.mail.envelope import QueueId
-from relay.mail.times import rfc3339
+from relay.mail.formats import rfc3339
 from relay.queue.delay_warnings import is_to_be_told, soon_ns
 from relay.queue.scheduler import Queued, Scheduler, State
 from relay.sender.pause import Pausing

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from relay.mail.times import SECOND_NS
+from relay.clock import SECOND_NS
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import base64
 import hashlib
 from html import escape
 
-from relay.mail.times import rfc3339, span
+from relay.mail.formats import rfc3339, span
 from relay.status.snapshot import (
     LimitStatus,
     QueueState,

@@ -5,7 +5,7 @@ processes alike; only what becomes of the counts differs.
 """
 
 from relay.mail.envelope import Envelope, QueueId
-from relay.mail.words import described
+from relay.mail.formats import described
 from relay.telemetry.events import Events
 from relay.telemetry.listener_counts import ListenerCounts
 from relay.verdicts.shortage import is_lack_of_means

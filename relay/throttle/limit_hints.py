@@ -30,7 +30,7 @@ from typing import TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from relay.clock import SECOND_NS
-from relay.mail.periods import elapsed, in_seconds, period
+from relay.mail.formats import elapsed, in_seconds, period
 from relay.throttle.limit import ForEach, Limit, Unit
 from relay.verdicts.pauses import SPAN_NS
 from relay.verdicts.verdict import Excess, Ruling, Span
