@@ -61,6 +61,10 @@ AFTER: dict[Move, tuple[frozenset[State], State]] = {
 """From which states each move is made, and to which; in another state it changes nothing."""
 
 
+UNKNOWN_STATUS = "4.0.0"
+"""RFC 3463: a transient failure of which no more is known."""
+
+
 class WaitKind(enum.Enum):
     """What kind of thing keeps a message in the queue."""
 
@@ -78,20 +82,16 @@ class WaitReason:
     kind: WaitKind
     text: str
     """For showing only."""
-    status: str = ""
-    """Of a REFUSAL by a 4yz reply: the enhanced status code that it came with (RFC 3463)."""
+    status: str = UNKNOWN_STATUS
+    """The enhanced status code that a REFUSAL came with (RFC 3463)."""
 
 
 NO_REASON = WaitReason(WaitKind.WORDS, "")
 
 
-Why = WaitReason | str
-"""A reason, or plain words that no rule asks about."""
-
-
-def wait_reason(why: Why) -> WaitReason:
-    """Return a reason as a value."""
-    return why if isinstance(why, WaitReason) else WaitReason(WaitKind.WORDS, why) if why else NO_REASON
+def wait_reason(words: str) -> WaitReason:
+    """Return a reason that no rule asks about."""
+    return WaitReason(WaitKind.WORDS, words) if words else NO_REASON
 
 
 @dataclass(slots=True)
@@ -142,10 +142,9 @@ class Queued:
         self.why = wait_reason(text)
 
     @property
-    def refusal(self) -> WaitReason | None:
-        """Return the refusal that a message in its back-off was deferred by, if one was."""
-        is_refused = self.state is State.DEFERRED and self.why.kind is WaitKind.REFUSAL
-        return self.why if is_refused else None
+    def status(self) -> str:
+        """Return, of a deferred one, the enhanced code of its refusal (RFC 3463)."""
+        return self.why.status
 
     @property
     def is_sitting_out(self) -> bool:

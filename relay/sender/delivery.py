@@ -172,7 +172,23 @@ class Delivery:
         answers = zip(portion.indices, outcome.answers, strict=True)
         gone = {index for index, answer in answers if answer.verdict in ends}
         if gone or has_tried or portion.queued.tried:
-            self._scheduler.left(portion.queued, domains_without(portion, gone))
+            queued = portion.queued
+            self._scheduler.attempted(
+                queued.queue_id,
+                tried=queued.tried,
+                refusals=queued.refusals,
+                singled_out=queued.singled_out,
+                domains=domains_without(portion, gone),
+            )
+
+    def _note(self, queued: Queued, *, refusals: int, singled_out: int) -> None:
+        self._scheduler.attempted(
+            queued.queue_id,
+            tried=queued.tried,
+            refusals=refusals,
+            singled_out=singled_out,
+            domains=queued.domains,
+        )
 
     def _paused_ns(self, queued: Queued, now_ns: int) -> int:
         rests = self._scheduler.sender_pauses.rests_of(queued.sender)
@@ -186,9 +202,10 @@ class Delivery:
         """Return an outcome with what is evidently the message's own, and how much of its time was no age."""
         pausing, paused_ns = self._pausing, self._paused_ns(queued, now_ns)
         if is_any_relayed(outcome):
-            self._scheduler.acquit(queued)
+            self._note(queued, refusals=0, singled_out=0)
         elif is_singled_out(outcome, queued.refusals, is_well=pausing.is_well):
-            if self._scheduler.blame(queued) >= EVIDENT:
+            self._note(queued, refusals=queued.refusals, singled_out=queued.singled_out + 1)
+            if queued.singled_out >= EVIDENT:
                 outcome = as_its_own(outcome)
         elif pauses_sender(outcome) and self._scheduler.sender_pauses.is_alone(
             queued.sender, pausing.relayed_from_ns

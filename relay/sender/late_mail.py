@@ -154,9 +154,7 @@ class LateMail:
     def _why(self, queued: Queued) -> tuple[str, str]:
         """Return the status and the words for a sender, who learns nothing of others' mail by them."""
         if queued.state is State.DEFERRED and not queued.is_sitting_out:
-            refusal = queued.refusal
-            status = refusal.status if refusal is not None and refusal.status else "4.0.0"
-            return status, queued.reason or "refused for now"
+            return queued.status, queued.reason or "refused for now"
         if queued.is_sitting_out or self._is_paused():
             return CONGESTED, "the next mail server takes no mail from here at present"
         return CONGESTED, "it waits for its turn: the next mail server limits how much may be sent"

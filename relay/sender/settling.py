@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from relay.clock import Clock
 from relay.mail.envelope import QueueId
-from relay.queue.queued import WaitKind, WaitReason
+from relay.queue.queued import UNKNOWN_STATUS
 from relay.queue.scheduler import Queued, Scheduler
 from relay.queue.settlement import Fate, Next, Settlement, Terms, settle
 from relay.sender.report_limit import OwedReports
@@ -20,6 +20,7 @@ from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.redaction import Redaction
 from relay.verdicts.outcome import Answer, Outcome
+from relay.verdicts.suspect_message import REFUSALS_IN_PLACE
 from relay.verdicts.verdict import Scope, Verdict
 
 Delays = tuple[int, int, int, int]
@@ -274,7 +275,7 @@ class Settling:
 
     def _warned(self, queued: Queued, written: Written) -> None:
         # Also where the warning was queued before a crash: the file says so by now.
-        self._scheduler.warned(queued)
+        self._scheduler.warned(queued.queue_id)
         if written.warning is not None:
             self._metrics.report_published("warning")
             self._events.warning_published(queue_id=queued.queue_id, report_id=written.warning)
@@ -331,32 +332,40 @@ class Settling:
 
     def _go_on(self, attempt: Attempt, settlement: Settlement) -> None:
         """Move the message on in the queue; whoever waits for it is woken by the caller."""
-        queue_id, left, tried = attempt.queued.queue_id, settlement.recipients_left, settlement.tried
-        why = self._why(settlement)
+        queued, left = attempt.queued, settlement.recipients_left
+        pause, reason = attempt.outcome.pause, self.redaction.hide(settlement.reason)
+        is_refused = settlement.next is Next.GIVE_BACK and pause is not None and pause.scope is Scope.UPSTREAM
+        refusals = queued.refusals + is_refused
+        self._scheduler.attempted(
+            queued.queue_id,
+            tried=settlement.tried,
+            refusals=refusals,
+            singled_out=queued.singled_out,
+            domains=queued.domains,
+        )
         match settlement.next:
             case Next.FINISH:
                 pass
-            case Next.GIVE_BACK if _is_refused(attempt.outcome):
-                self._scheduler.refused(queue_id, left, why)
+            case Next.GIVE_BACK if is_refused and refusals >= REFUSALS_IN_PLACE:
+                # Another one proves the upstream from now on: else a single message that it takes for
+                # an offence of ours each time would keep all others for ever.
+                self._scheduler.again(queued.queue_id, left, reason)
             case Next.GIVE_BACK:
-                self._scheduler.give_back(queue_id, why)
+                self._scheduler.give_back(queued.queue_id, reason)
             case Next.AGAIN:
-                self._scheduler.again(queue_id, left, why, tried)
+                self._scheduler.again(queued.queue_id, left, reason)
             case Next.POSTPONE:
                 due_at_ns = self._clock.boottime_ns() + settlement.back_off_ns
-                self._scheduler.postpone(queue_id, due_at_ns, left, why, tried)
-
-    def _why(self, settlement: Settlement) -> WaitReason:
-        """Return why recipients are left; a back-off by a 4yz reply knows the status that it came with."""
-        deferred = (answer for fate, answer in settlement.fates.values() if fate is Fate.DEFERRED)
-        reply = None if (answer := next(deferred, None)) is None else answer.reply
-        is_transient = reply is not None and reply.is_transient and (reply.enhanced or "").startswith("4.")
-        status = reply.enhanced or "" if reply is not None and is_transient else ""
-        return WaitReason(WaitKind.REFUSAL, self.redaction.hide(settlement.reason), status)
+                self._scheduler.postpone(queued.queue_id, due_at_ns, left, reason, _status(settlement))
 
 
-def _is_refused(outcome: Outcome) -> bool:
-    return outcome.pause is not None and outcome.pause.scope is Scope.UPSTREAM
+def _status(settlement: Settlement) -> str:
+    """Return the enhanced code of the 4yz reply that a message is deferred by."""
+    deferred = (answer for fate, answer in settlement.fates.values() if fate is Fate.DEFERRED)
+    reply = None if (answer := next(deferred, None)) is None else answer.reply
+    if reply is None or not reply.is_transient or not (reply.enhanced or "").startswith("4."):
+        return UNKNOWN_STATUS
+    return reply.enhanced or UNKNOWN_STATUS
 
 
 def owes_report(message: Message) -> bool:

@@ -25,7 +25,7 @@ class Waits:
 
     def tell(self, queued: Queued, reason: str, until_ns: int) -> None:
         """Say of a message, once, that it has to wait for room until an instant (boottime)."""
-        self._scheduler.explain(queued, reason)
+        self._scheduler.explain(queued.queue_id, reason)
         wait_ns = until_ns - self._clock.boottime_ns()
         if queued.queue_id == self._told.get(queued.lane) or wait_ns < SHORT_WAIT_NS:
             return

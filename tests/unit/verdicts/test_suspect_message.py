@@ -35,6 +35,12 @@ def goes(scheduler: Scheduler) -> str:
     return taken.queue_id.lstrip("0")
 
 
+def refuse(scheduler: Scheduler, queued: Queued) -> None:
+    scheduler.attempted(
+        queued.queue_id, tried=frozenset(), refusals=queued.refusals + 1, singled_out=0, domains=()
+    )
+
+
 @given(verdicts, st.integers(0, 9), st.booleans(), st.booleans())
 def test_a_refusal_about_us_is_held_against_a_message_that_was_refused_often_while_the_upstream_is_well(
     given_verdicts: list[Verdict], refusals: int, is_well: bool, is_doubted: bool
@@ -96,7 +102,8 @@ def test_in_doubt_the_untried_go_first_then_the_sender_s_others_then_whose_refus
         queued = scheduler.get(QueueId(f"{int(order[-1]):016d}"))
         assert queued is not None
         scheduler.doubt(queued.reverse_path)
-        scheduler.refused(queued.queue_id, 1, "421 no")
+        refuse(scheduler, queued)
+        scheduler.give_back(queued.queue_id, "421 no")
     assert order == ["1", "3", "4", "2", "1", "3"]
     # A copy goes on the same way, and nobody is forgotten.
     twin = scheduler.twin(copy.copy(queued) for queued in scheduler)
@@ -113,7 +120,8 @@ def test_out_of_doubt_each_has_its_place_again_but_for_who_was_refused_too_often
     assert bad is not None
     bad.refusals = REFUSALS_IN_PLACE - 1
     scheduler.doubt("bad")
-    scheduler.refused(bad.queue_id, 1, "421 no")
+    refuse(scheduler, bad)
+    scheduler.again(bad.queue_id, 1, "421 no")
     assert goes(scheduler) == "4"
     scheduler.trust()
     assert [goes(scheduler) for _ in range(4)] == ["2", "3", "5", "1"]
