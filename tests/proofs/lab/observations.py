@@ -35,7 +35,7 @@ class Order:
 
 
 @dataclass
-class Book:
+class Observations:
     """Facts and their places.  A recipient's address belongs to one message, a sender's too."""
 
     offered: dict[int, tuple[int, Letter]] = field(default_factory=dict)
@@ -52,9 +52,9 @@ class Book:
     """By queue id and recipient: what the relay's log said became of it."""
     orders: list[tuple[int, Order]] = field(default_factory=list)
 
-    def until(self, place: int) -> "Book":
+    def until(self, place: int) -> "Observations":
         """Return what was known at a place."""
-        known = Book()
+        known = Observations()
         for each in fields(self):
             mine, theirs = getattr(self, each.name), getattr(known, each.name)
             if isinstance(mine, list):
@@ -80,9 +80,9 @@ class Book:
         done = [order.done for _, order in self.orders if order.done is not None]
         return sorted([place for place, _ in facts] + done)
 
-    def at_the_beginning(self) -> "Book":
+    def at_the_beginning(self) -> "Observations":
         """Return the same facts, all of them known before another log begins."""
-        return Book(
+        return Observations(
             {key: (0, letter) for key, (_, letter) in self.offered.items()},
             {key: (0, queue_id) for key, (_, queue_id) in self.accepted.items()},
             [(0, None) for _ in self.mails],
@@ -107,10 +107,10 @@ def _unanswered(order: Order) -> Order:
 
 
 class Scribe:
-    """Writes a book while the disk is being recorded."""
+    """Writes observations while the disk is being recorded."""
 
-    def __init__(self, log: Path, book: Book) -> None:
-        self.book = book
+    def __init__(self, log: Path, observed: Observations) -> None:
+        self.observed = observed
         self.faults: list[str] = []
         """What nobody should ever see, whatever is on the disk."""
         self._fd = os.open(log, os.O_RDONLY | os.O_CLOEXEC)
@@ -123,50 +123,50 @@ class Scribe:
     def offer(self, letter: Letter) -> None:
         """Note that a client is about to hand a message over."""
         with self._mutex:
-            self.book.offered[letter.number] = (self.place(), letter)
+            self.observed.offered[letter.number] = (self.place(), letter)
 
     def accept(self, number: int, queue_id: str) -> None:
         """Note that a client got its 250."""
         with self._mutex:
-            self.book.accepted[number] = (self.place(), queue_id)
+            self.observed.accepted[number] = (self.place(), queue_id)
 
     def mail(self) -> None:
         """Note that the upstream got MAIL."""
         with self._mutex:
-            self.book.mails.append((self.place(), None))
+            self.observed.mails.append((self.place(), None))
 
     def rcpt(self) -> None:
         """Note that the upstream got RCPT."""
         with self._mutex:
-            self.book.rcpts.append((self.place(), None))
+            self.observed.rcpts.append((self.place(), None))
 
     def refuse(self, recipient: str, reply: str) -> None:
         """Note that the upstream is about to refuse a recipient."""
         with self._mutex:
-            self.book.refused.setdefault(recipient, []).append((self.place(), reply))
+            self.observed.refused.setdefault(recipient, []).append((self.place(), reply))
 
     def take(self, recipient: str, content: bytes) -> None:
         """Note that the upstream has taken a message, and is about to say so."""
         with self._mutex:
-            self.book.taken.setdefault(recipient, []).append((self.place(), content))
+            self.observed.taken.setdefault(recipient, []).append((self.place(), content))
 
     def tell(self, queue_id: str, recipient: str, status: str) -> None:
         """Note that the relay's log said what became of a recipient."""
         with self._mutex:
-            self.book.told.setdefault((queue_id, recipient), []).append((self.place(), status))
+            self.observed.told.setdefault((queue_id, recipient), []).append((self.place(), status))
 
     def order(self, verb: str, queue_id: str) -> Order:
         """Note that an operator is about to ask for something."""
         with self._mutex:
             order = Order(verb, queue_id, self.place(), None)
-            self.book.orders.append((order.begun, order))
+            self.observed.orders.append((order.begun, order))
             return order
 
     def answered(self, order: Order) -> None:
         """Note that the operator was told that it is done."""
         with self._mutex:
-            at = self.book.orders.index((order.begun, order))
-            self.book.orders[at] = (
+            at = self.observed.orders.index((order.begun, order))
+            self.observed.orders[at] = (
                 order.begun,
                 Order(order.verb, order.queue_id, order.begun, self.place()),
             )

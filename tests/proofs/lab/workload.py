@@ -21,7 +21,7 @@ from relay.control.operations import OK, Verb, act
 from relay.control.socket import ControlClient
 from relay.mail.envelope import QueueId
 from tests.proofs.lab import kernel
-from tests.proofs.lab.book import Letter, Scribe
+from tests.proofs.lab.observations import Letter, Scribe
 from tests.proofs.lab.upstream import Upstream
 from tests.proofs.peers.relay import PROJECT, RelayProcess
 from tests.proofs.peers.waiting import HANG_S, wait_until
@@ -139,14 +139,14 @@ class _Clients:
         self._scribe.accept(letter.number, reply.decode().rpartition(" ")[2])
 
 
-def play(
+def work(
     folder: Path, disk: Path, scribe: Scribe, rng: random.Random, *, count: int, careless: str | None = None
 ) -> None:
     """Have a relay whose spool is on `disk` do all it can; at the end it is killed, mail still queued.
 
     `folder` is for its policy and its log.
     """
-    first = max(scribe.book.offered, default=-1) + 1
+    first = max(scribe.observed.offered, default=-1) + 1
     plan = letters(rng, first, count)
     with Upstream(scribe) as upstream:
         section = {
@@ -191,7 +191,7 @@ def _let_work(relay: RelayAtWork, plan: Sequence[Letter], scribe: Scribe, rng: r
     for thread in clients.threads:
         thread.join()
     by_number = {letter.number: letter for letter in plan}
-    mine = {n: QueueId(queue_id) for n, (_, queue_id) in scribe.book.accepted.items() if n in by_number}
+    mine = {n: QueueId(queue_id) for n, (_, queue_id) in scribe.observed.accepted.items() if n in by_number}
     ordered = [queue_id for n, queue_id in sorted(mine.items()) if n % 8 == 3]
     spool = Path(relay.policy["spool"])
     asyncio.run(_give_orders(spool, ordered, scribe, rng.sample(ORDERS, len(ORDERS))))
