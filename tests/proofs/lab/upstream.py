@@ -1,4 +1,4 @@
-"""An upstream that takes, refuses, defers and hangs up, as the recipients' names say, and writes observations.
+"""An upstream that takes, refuses, defers and hangs up, as recipients are named, and writes observations.
 
     ok…        taken
     no…        refused at RCPT
