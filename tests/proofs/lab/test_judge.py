@@ -133,9 +133,7 @@ def test_an_order_that_was_not_answered_yet_may_be_done_or_not(
     judge(tmp_path, observed.until(PLACE), RealDisk())
 
 
-def test_what_was_known_at_a_cut_is_known_from_the_beginning_of_the_next_play(
-    tmp_path: Path, observed: Observations
-) -> None:
+def test_what_was_known_at_a_cut_is_known_to_the_next_run(tmp_path: Path, observed: Observations) -> None:
     _lost(observed)
     known = observed.until(PLACE).at_the_beginning()
 
