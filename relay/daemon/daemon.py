@@ -191,17 +191,7 @@ class Daemon:
     async def _run(self, rooms: Rooms) -> None:
         """Take mail, relay and answer until told to stop; on return nothing is in flight."""
         policy, sender, watch = rooms.policy, rooms.sender, rooms.watch
-        operator = Operator(
-            sender.scheduler,
-            sender.spool_thread,
-            sender.settling,
-            self._events,
-            watch=watch,
-            wake=sender.wake,
-            resume=sender.upstreams.resume,
-            shield=sender.upstreams.shield,
-            on_fault=sender.fail,
-        )
+        operator = Operator(sender, watch, self._events)
         control = ControlServer(policy.spool, operator, self._events)
         file, guard = self._policy_file(rooms), sender.upstreams.guard
         late = LateMail(
