@@ -70,11 +70,11 @@ def summary(policy: Policy) -> Iterator[str]:
 
 
 def _why_an_edit_waits(spool: Path) -> str:
-    """Return why the relay that runs on a spool lets an edit rest; nothing where none runs."""
+    """Return why the relay that runs on a spool does not go by an edit yet, if one can be asked."""
     with contextlib.suppress(PermissionError):
         if (spool / "control.sock").is_socket():
             # Imported only here: without a running relay no client is loaded.
-            from relay.cli.reach import why_an_edit_waits  # noqa: PLC0415 - see above
+            from relay.cli.operate import why_an_edit_waits  # noqa: PLC0415 - see above
 
             return why_an_edit_waits(spool)
     return ""

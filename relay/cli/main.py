@@ -19,7 +19,7 @@ from relay.policy.faults import PolicyError
 from relay.policy.secrets import SecretError
 
 
-class Verb(NamedTuple):
+class Command(NamedTuple):
     """Where a verb is, and what `relay --help` says of it."""
 
     module: str
@@ -27,21 +27,21 @@ class Verb(NamedTuple):
     summary: str
 
 
-VERBS: dict[str, Verb] = {
-    "run": Verb("relay.cli.run", "run", "Take mail and relay it, in the foreground."),
-    "status": Verb("relay.cli.status", "status", "Show upstreams, limits and the queue by state."),
-    "queue": Verb("relay.cli.queue", "queue", "List the queue, or act on messages in it."),
-    "resume": Verb("relay.cli.resume", "resume", "Use an upstream again that is paused or stopped."),
-    "explain-reply": Verb(
+VERBS: dict[str, Command] = {
+    "run": Command("relay.cli.run", "run", "Take mail and relay it, in the foreground."),
+    "status": Command("relay.cli.operate", "status", "Show upstreams, limits and the queue by state."),
+    "queue": Command("relay.cli.operate", "queue", "List the queue, or act on messages in it."),
+    "resume": Command("relay.cli.operate", "resume", "Use an upstream again that is paused or stopped."),
+    "explain-reply": Command(
         "relay.cli.explain_reply", "explain_reply", "Tell what a reply of an upstream means, and why."
     ),
-    "audit": Verb("relay.cli.audit", "audit", "Prove from the history that no limit was exceeded."),
-    "demo": Verb(
+    "audit": Command("relay.cli.audit", "audit", "Prove from the history that no limit was exceeded."),
+    "demo": Command(
         "relay.cli.demo.command", "demo", "Watch it pace mail through a strict upstream; takes half a minute."
     ),
-    "check": Verb("relay.cli.check", "check", "Tell all that is wrong with a policy, or sum it up."),
-    "fsck": Verb("relay.cli.fsck", "fsck", "Verify the spool and the histories; changes nothing."),
-    "hash-password": Verb("relay.cli.password", "hash_password", "Make a line for a users_file."),
+    "check": Command("relay.cli.check", "check", "Tell all that is wrong with a policy, or sum it up."),
+    "fsck": Command("relay.cli.fsck", "fsck", "Verify the spool and the histories; changes nothing."),
+    "hash-password": Command("relay.cli.password", "hash_password", "Make a line for a users_file."),
 }
 
 

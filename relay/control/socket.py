@@ -1,9 +1,10 @@
 """The socket in the spool folder over which a running relay is asked: `control.sock`, mode 0600.
 
-HTTP over a unix socket, one method per question: `GET /snapshot`, `GET /queue` (a line
-of JSON per message), `GET /queue/ID`, `POST /queue/VERB` with ids, and
-`POST /upstreams/NAME/resume` and `…/believe`.  Both ends are in this file; values go over the wire as
-they are in `snapshot`, in nanoseconds.
+HTTP over a unix socket: `GET /snapshot`, `GET /queue` (a line of JSON per message),
+`GET /queue/ID`, `POST /queue/VERB` with ids, `POST /upstreams/NAME/VERB`; the verbs are those of
+`relay.control.operations.TABLE`.  Both ends are in this file.  Values go over the wire as they are in
+`relay.status.snapshot`, in nanoseconds; fields may be added with a default, so that a command line
+and a relay of different versions understand each other.
 
 A path to a unix socket has at most 107 bytes (unix(7)), a spool's may be longer: both
 ends go through `/proc/self/fd/N/`, where N is the opened folder.
@@ -15,19 +16,19 @@ import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import aiohttp
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
-from relay.control.operations import ABSENT, VERBS, Operations, Results, Unreachable, Verb, act
+from relay.control.operations import ABSENT, TABLE, Operations, Results, Unreachable, Verb
 from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
 from relay.spool.durable import RealDisk
 from relay.spool.maildir.files import set_aside
 from relay.spool.maildir.layout import Layout
-from relay.status.snapshot import MessageDetail, QueuedMessage, Snapshot
+from relay.status.snapshot import Snapshot, View
 from relay.status.visitors import KEEP_ALIVE_SECONDS, Visitors
 from relay.telemetry.events import Events
 
@@ -46,8 +47,10 @@ ANSWER_SECONDS = 120.0
 """How long the command line waits for the next byte."""
 
 _SNAPSHOT = TypeAdapter(Snapshot)
-_MESSAGE = TypeAdapter(QueuedMessage)
-_DETAIL = TypeAdapter(MessageDetail)
+_VIEW = TypeAdapter(View)
+_WIRE: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
+_READ_ONLY = ("client", "helo", "protocol", "user", "header")
+"""What only a message that was read has; beside the rest of it on the wire, with `recipients`."""
 _RESULTS: TypeAdapter[dict[QueueId, str]] = TypeAdapter(dict[QueueId, str])
 _IDS = TypeAdapter(list[str])
 
@@ -109,7 +112,7 @@ class ControlServer:
                 web.get("/queue", self._queue),
                 web.get("/queue/{id}", self._show),
                 web.post("/queue/{verb}", self._act),
-                web.post("/upstreams/{name}/{verb:resume|believe}", self._resume),
+                web.post("/upstreams/{name}/{verb}", self._resume),
             ]
         )
         runner = web.AppRunner(
@@ -155,9 +158,8 @@ class ControlServer:
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(request)
         for start in range(0, len(messages), LINES_AT_ONCE):
-            lines = [
-                _MESSAGE.dump_json(message) + b"\n" for message in messages[start : start + LINES_AT_ONCE]
-            ]
+            some = messages[start : start + LINES_AT_ONCE]
+            lines = [_VIEW.dump_json(message, exclude_defaults=True) + b"\n" for message in some]
             await response.write(b"".join(lines))
         await response.write_eof()
         return response
@@ -167,21 +169,19 @@ class ControlServer:
         shown = await self._operations.show(queue_id)
         if isinstance(shown, str):
             return web.Response(status=404 if shown == ABSENT else 409, text=shown)
-        return _json(_DETAIL.dump_json(shown))
+        return _json(_to_wire(shown))
 
     async def _act(self, request: web.Request) -> web.Response:
-        verb = next((verb for verb in VERBS if verb == request.match_info["verb"]), None)
-        if verb is None:
-            raise web.HTTPNotFound(text="no such verb")
+        verb = _verb(request, needs_upstream=False)
         try:
             queue_ids = _checked(_IDS.validate_json(await request.read()))
         except ValidationError:
             raise web.HTTPBadRequest(text="expected a list of queue ids") from None
-        return _json(_RESULTS.dump_json(dict(await act(self._operations, verb)(queue_ids))))
+        return _json(_RESULTS.dump_json(dict(await self._operations.act(verb, queue_ids))))
 
     async def _resume(self, request: web.Request) -> web.Response:
-        name, believes = request.match_info["name"], request.match_info["verb"] == "believe"
-        return web.Response(text=await self._operations.resume(name, believes=believes))
+        believes = _verb(request, needs_upstream=True) == "believe"
+        return web.Response(text=await self._operations.resume(request.match_info["name"], believes=believes))
 
 
 class ControlClient:
@@ -209,48 +209,29 @@ class ControlClient:
         """Return what can be seen now."""
         return await self._ask(_SNAPSHOT.validate_json, "GET", "/snapshot")
 
-    async def queue(self) -> list[QueuedMessage]:
+    async def queue(self) -> list[View]:
         """Return the queue, oldest first."""
         return await self._ask(_messages, "GET", "/queue")
 
-    async def show(self, queue_id: QueueId) -> MessageDetail | str:
+    async def show(self, queue_id: QueueId) -> View | str:
         """Return one message, or ABSENT, or what went wrong."""
         async with self._request("GET", f"/queue/{queue_id}") as response:
             if response.status in (404, 409):
                 return await response.text()
-            return _DETAIL.validate_json(await _content(response))
+            return _from_wire(await _content(response))
 
-    async def hold(self, queue_ids: Sequence[QueueId]) -> Results:
-        """Set messages aside until they are released."""
-        return await self._act("hold", queue_ids)
-
-    async def release(self, queue_ids: Sequence[QueueId]) -> Results:
-        """Let held messages go on."""
-        return await self._act("release", queue_ids)
-
-    async def retry(self, queue_ids: Sequence[QueueId]) -> Results:
-        """Let deferred messages go now."""
-        return await self._act("retry", queue_ids)
-
-    async def bounce(self, queue_ids: Sequence[QueueId]) -> Results:
-        """End messages and report their remaining recipients."""
-        return await self._act("bounce", queue_ids)
-
-    async def delete(self, queue_ids: Sequence[QueueId]) -> Results:
-        """End messages and tell nobody."""
-        return await self._act("delete", queue_ids)
-
-    async def resume(self, upstream: str, *, believes: bool = False) -> str:
-        """Use an upstream that rests again."""
-        verb = "believe" if believes else "resume"
-        return await self._ask(bytes.decode, "POST", f"/upstreams/{quote(upstream, safe='')}/{verb}")
-
-    async def _act(self, verb: Verb, queue_ids: Sequence[QueueId]) -> Results:
+    async def act(self, verb: Verb, queue_ids: Sequence[QueueId]) -> Results:
+        """Do what a verb says with messages, in requests of bounded size."""
         results: dict[QueueId, str] = {}
         for start in range(0, len(queue_ids), IDS_AT_ONCE):
             asked = json.dumps(queue_ids[start : start + IDS_AT_ONCE]).encode("ascii")
             results |= await self._ask(_RESULTS.validate_json, "POST", f"/queue/{verb}", asked)
         return results
+
+    async def resume(self, upstream: str, *, believes: bool = False) -> str:
+        """Use an upstream that rests again."""
+        verb = "believe" if believes else "resume"
+        return await self._ask(bytes.decode, "POST", f"/upstreams/{quote(upstream, safe='')}/{verb}")
 
     async def _ask(
         self, read: Callable[[bytes], Answer], method: str, path: str, content: bytes | None = None
@@ -286,8 +267,29 @@ async def _content(response: aiohttp.ClientResponse) -> bytes:
     return await response.read()
 
 
-def _messages(lines: bytes) -> list[QueuedMessage]:
-    return [_MESSAGE.validate_json(line) for line in lines.splitlines()]
+def _messages(lines: bytes) -> list[View]:
+    return [_VIEW.validate_json(line) for line in lines.splitlines()]
+
+
+def _to_wire(view: View) -> bytes:
+    listed = _VIEW.dump_python(view, mode="json")
+    read = {key: listed.pop(key) for key in _READ_ONLY}
+    return _WIRE.dump_json({"recipients": listed.pop("recipient_statuses"), "message": listed, **read})
+
+
+def _from_wire(content: bytes) -> View:
+    """Return a message that was read.  Raises ValidationError."""
+    wire = _WIRE.validate_json(content)
+    read = {key: wire[key] for key in _READ_ONLY if key in wire}
+    listed = _WIRE.validate_python(wire.get("message", {}))
+    return _VIEW.validate_python({**listed, **read, "recipient_statuses": wire.get("recipients", ())})
+
+
+def _verb(request: web.Request, *, needs_upstream: bool) -> Verb:
+    for verb, row in TABLE.items():
+        if verb == request.match_info["verb"] and row.needs_upstream is needs_upstream:
+            return verb
+    raise web.HTTPNotFound(text="no such verb")
 
 
 def _checked(queue_ids: Sequence[str]) -> list[QueueId]:

@@ -13,7 +13,7 @@ that more people than the operator can read.
 import enum
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from relay.mail.envelope import QueueId
@@ -199,9 +199,22 @@ class Snapshot:
         return self.queue.get(state, _NOTHING)
 
 
+RecipientStatus = Literal["to do", "relayed", "bounced", "expired", "deleted"]
+
+
 @dataclass(frozen=True, slots=True)
-class QueuedMessage:
-    """One message in the queue: a line of the listing."""
+class RecipientView:
+    """One recipient of one message."""
+
+    address: str
+    status: RecipientStatus
+    text: str = ""
+    """Why, where it failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One message, as an operator sees it."""
 
     queue_id: QueueId
     state: QueueState
@@ -224,27 +237,12 @@ class QueuedMessage:
     lane: str = ""
     """Empty where the policy has none."""
 
-
-@dataclass(frozen=True, slots=True)
-class RecipientStatus:
-    """One recipient of one message."""
-
-    address: str
-    status: Literal["to do", "relayed", "bounced", "expired", "deleted"]
-    text: str = ""
-    """Why, where it failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class MessageDetail:
-    """One message, for `relay queue show`."""
-
-    message: QueuedMessage
-    client: str
-    helo: str
-    protocol: str
-    user: str | None
-    recipients: tuple[RecipientStatus, ...]
+    client: str = ""
+    """From here on only of a message that was read for `relay queue show`: a listing reads none."""
+    helo: str = ""
+    protocol: str = ""
+    user: str | None = None
+    recipient_statuses: tuple[RecipientView, ...] = ()
     """All, in the order of the envelope."""
     header: str = ""
     """The header section of the content as it is, foreign text; empty where it was not read."""
@@ -362,7 +360,7 @@ def _counts_json(counts: QueueCounts) -> dict[str, Any]:
     }
 
 
-def message_to_json(message: QueuedMessage) -> dict[str, Any]:
+def message_to_json(message: View) -> dict[str, Any]:
     """Return a message as a line of `relay queue --json` shows it."""
     return {
         "queue_id": message.queue_id,
@@ -381,15 +379,13 @@ def message_to_json(message: QueuedMessage) -> dict[str, Any]:
     }
 
 
-def detail_to_json(detail: MessageDetail) -> dict[str, Any]:
+def detail_to_json(message: View) -> dict[str, Any]:
     """Return a message as `relay queue show --json` shows it."""
-    return message_to_json(detail.message) | {
-        "client": detail.client,
-        "helo": detail.helo,
-        "protocol": detail.protocol,
-        "user": detail.user,
-        "recipient_statuses": [
-            {"address": r.address, "status": r.status, "text": r.text} for r in detail.recipients
-        ],
-        "header": detail.header,
+    return message_to_json(message) | {
+        "client": message.client,
+        "helo": message.helo,
+        "protocol": message.protocol,
+        "user": message.user,
+        "recipient_statuses": [asdict(each) for each in message.recipient_statuses],
+        "header": message.header,
     }

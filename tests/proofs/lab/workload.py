@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from relay.control.operations import OK, Verb, act
+from relay.control.operations import OK, Verb
 from relay.control.socket import ControlClient
 from relay.mail.envelope import QueueId
 from tests.proofs.lab import kernel
@@ -214,7 +214,7 @@ async def _give_orders(
         for queue_id, verbs in zip(queue_ids, itertools.cycle(orders), strict=False):
             for verb in verbs:
                 order = scribe.order(verb, queue_id)
-                results = await act(operator, verb)([queue_id])
+                results = await operator.act(verb, [queue_id])
                 if results[queue_id] == OK:
                     scribe.answered(order)
     finally:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.daemon.priority import STEPS
+from relay.daemon.loops import STEPS
 from tests.proofs.peers import smtp_tools
 from tests.proofs.peers.demand import demand
 from tests.proofs.peers.practice import Practice

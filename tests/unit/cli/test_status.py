@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.control.operations import SpoolBusy
 from relay.policy.model import Policy
+from relay.spool.interface import SpoolBusy
 from relay.status import snapshot as snapshots
 from relay.status.lane_status import LaneStatus
 from relay.status.snapshot import Condition, PolicyStatus, QueueTotals, UpstreamState

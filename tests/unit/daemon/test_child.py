@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from relay.daemon.child import Child, Starter
-from relay.daemon.priority import STEPS, give_way
+from relay.daemon.loops import STEPS, give_way
 from tests.proofs.peers.processes import children_of
 from tests.proofs.peers.waiting import HANG_S, wait_until
 

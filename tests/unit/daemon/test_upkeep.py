@@ -14,8 +14,8 @@ from relay.clock import SystemClock
 from relay.control.offline import OfflineOperations
 from relay.daemon.descriptors import sender_budget
 from relay.daemon.intake import SpoolIntake
-from relay.daemon.listening import Listening
-from relay.daemon.policy_watch import PolicyWatch
+from relay.daemon.listening import Listening, Start, spool_intake
+from relay.daemon.policy_watch import PolicyWatch, Waiting
 from relay.mail.envelope import Envelope
 from relay.policy.faults import PolicyError
 from relay.policy.model import Policy
@@ -112,16 +112,11 @@ async def test_a_listener_process_that_cannot_be_started_is_tried_again(
     policy = policy.model_copy(update={"listen": (listen.model_copy(update={"processes": 1}),)})
     relay = Relay(policy)
     listening = Listening(
-        policy,
-        b"",
-        tmp_path / "policy.yaml",
-        hostname="relay.test",
-        disk=RealDisk(),
-        clock=SystemClock(),
-        events=relay.events,
-        counts=ListenerCounts([]),
-        style="text",
-        budget=sender_budget(policy, 1024),
+        Start(tmp_path / "policy.yaml", b"", policy, "relay.test", "text"),
+        spool_intake(str(policy.spool), RealDisk(), SystemClock(), relay.events),
+        relay.events,
+        ListenerCounts([]),
+        sender_budget(policy, 1024),
     )
     await listening.bind()
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python-here"))
@@ -147,16 +142,13 @@ class Edited:
 
     def file(self, path: Path) -> PolicyWatch:
         in_force = parse_policy(policy_text("").encode(), path)
-        return PolicyWatch(
-            path,
-            in_force,
-            b"another",
-            on_policy=self.apply,
-            on_meanwhile=self.hold,
-            on_refused=self.refusals.append,
-            on_waiting=lambda _: None,
-            clock=SystemClock(),
-        )
+        return PolicyWatch(path, in_force, b"another", self, SystemClock())
+
+    def refuse(self, error: PolicyError) -> None:
+        self.refusals.append(error)
+
+    def wait(self, waiting: Waiting | None) -> None:
+        assert waiting is None
 
     async def apply(self, policy: Policy, _sha256: str) -> None:
         self.policies.append(policy)

@@ -35,7 +35,9 @@ async def test_what_is_set_aside_is_listed_behind_the_queue_and_cannot_be_acted_
             lines = list(queue_lines(corrupt, relay.clock.wall_ns()))
             assert len(lines) == len(KINDS) + 2
             assert all(" corrupt " in line and "unknown" in line for line in lines[1:-1])
-            assert await relay.operator.delete([corrupt[0].queue_id]) == {corrupt[0].queue_id: "absent"}
+            assert await relay.operator.act("delete", [corrupt[0].queue_id]) == {
+                corrupt[0].queue_id: "absent"
+            }
             assert relay.watch.snapshot().counts(QueueState.CORRUPT).messages == len(KINDS)
     assert [relayed.recipients for relayed in host.relayed] == [["b@there.example"]]
     assert queue_id not in {message.queue_id for message in corrupt}
