@@ -49,6 +49,7 @@ from relay.telemetry.listener_counts import ListenerCounts
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.redaction import Redaction
 from relay.telemetry.stderr import drain
+from relay.telemetry.telemetry import Telemetry
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +137,7 @@ class Daemon:
                 policy=policy,
                 hostname=hostname,
                 disk=self._disk,
-                events=self._events,
-                metrics=metrics,
-                redaction=self._redaction,
-                clock=self._clock,
+                telemetry=Telemetry(self._events, metrics, self._redaction, self._clock),
                 on_fault=lambda error: self._fail(metrics, error),
             )
             status = PolicyStatus(digest(text), self._clock.wall_ns())

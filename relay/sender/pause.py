@@ -14,7 +14,7 @@ from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.redaction import Redaction
 from relay.throttle.limit_hints import Tally
-from relay.verdicts.outcome import Answer, Outcome
+from relay.verdicts.outcome import Answer, Outcome, is_any_relayed
 from relay.verdicts.pauses import PROBE_NS, Paused, PauseRecord, Pauses, rest_ns, window_ns
 from relay.verdicts.slow_start import SlowStart
 from relay.verdicts.standing import (
@@ -28,7 +28,6 @@ from relay.verdicts.standing import (
     goes_on,
     refusal,
 )
-from relay.verdicts.suspect_message import is_any_relayed
 from relay.verdicts.verdict import Ruling, Scope, Verdict
 
 NOTHING = Tally()
