@@ -39,7 +39,7 @@ help:
 	@echo 'make crash   the long crash runs (SEED=, BUDGET= in seconds)'
 	@echo 'make bench   compare with Postfix and other rate limiters here (OPTIONS=--help)'
 	@echo 'make fmt     format the code          make clean   remove what these commands made'
-	@echo 'make docs    make docs/VERDICTS.md and docs/REPLIES.md of the rules and the known replies'
+	@echo 'make docs    make the pages of docs/ that are made of the code: verdicts, replies, states'
 	@echo 'make lock    pin new versions (needs uv)'
 
 # exec: the relay takes the place of the shell, so signals and its exit status reach make unchanged.
@@ -98,10 +98,11 @@ fmt: $(READY)
 	$(RUN) -m ruff format relay tests
 	$(RUN) -m ruff check --fix relay tests
 
-# The pages of all verdicts are made of the rules and the corpus; tests hold them to it.
+# These pages are made of the rules, the corpus and the table of states; tests hold them to it.
 docs: $(READY)
 	$(RUN) -m relay explain-reply --table > docs/VERDICTS.md
 	$(RUN) -m tests.unit.policy.corpus > docs/REPLIES.md
+	$(RUN) -m tests.unit.verdicts.states_page > docs/states.md
 
 # Not var/: there is the spool, and with it other people's mail.
 clean:

@@ -29,6 +29,7 @@ from relay.telemetry.event_table import Level
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.redaction import Redaction
+from relay.telemetry.telemetry import Telemetry
 
 
 class OfflineOperations:
@@ -55,10 +56,7 @@ class OfflineOperations:
             policy=policy,
             hostname=hostname,
             disk=disk,
-            events=events,
-            metrics=metrics,
-            redaction=Redaction(),
-            clock=clock,
+            telemetry=Telemetry(events, metrics, Redaction(), clock),
             on_fault=self._fail,
         )
         status = PolicyStatus("", clock.wall_ns())

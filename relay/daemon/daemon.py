@@ -47,6 +47,7 @@ from relay.telemetry.listener_counts import ListenerCounts
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.redaction import Redaction
 from relay.telemetry.stderr import drain
+from relay.telemetry.telemetry import Telemetry
 
 
 class Stop:
@@ -161,10 +162,7 @@ class Daemon:
                 policy=policy,
                 hostname=hostname,
                 disk=self._disk,
-                events=self._events,
-                metrics=self._metrics,
-                redaction=self._redaction,
-                clock=self._clock,
+                telemetry=Telemetry(self._events, self._metrics, self._redaction, self._clock),
                 on_fault=self._stop.fail,
             )
             status = PolicyStatus(digest(self._start.text), self._clock.wall_ns())

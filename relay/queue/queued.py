@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from relay.mail.address import comparable
 from relay.mail.envelope import QueueId
 from relay.queue.lanes import DEFAULT_LANE
+from relay.verdicts.decision import UNKNOWN_STATUS
 
 
 class State(enum.StrEnum):
@@ -44,6 +45,8 @@ class Queued:
     """When a deferred one may be attempted again, or the first of a parked one's place may go."""
     reason: str = ""
     """Why it is still here: the last refusal, or what it waits for."""
+    status: str = UNKNOWN_STATUS
+    """Of a deferred one: the enhanced code of its refusal (RFC 3463)."""
     is_warned: bool = False
     recipients_shown: tuple[str, ...] = ()
     """The first few, for a listing."""
@@ -76,11 +79,3 @@ class Queued:
     def since_ns(self) -> int:
         """Return since when it could go, but for limits and connections; never before it came in."""
         return max(self.ready_at_ns, self.arrived_at_ns)
-
-
-def back_off_ns(age_ns: int, min_ns: int, max_ns: int) -> int:
-    """Return how long to wait after a deferral: as long as the message is old (Postfix's rule).
-
-    Never shorter than `min_ns`, never longer than `max_ns`; nothing has to be remembered.
-    """
-    return max(min_ns, min(max_ns, age_ns))

@@ -28,7 +28,7 @@ from relay.queue.probe_order import ProbeOrder
 from relay.queue.queued import Queued as Queued  # noqa: PLC0414 - part of the door
 from relay.queue.queued import State as State  # noqa: PLC0414 - part of the door
 from relay.queue.sender_pauses import SenderPauses
-from relay.verdicts.suspect_message import REFUSALS_IN_PLACE
+from relay.verdicts.decision import REFUSALS_IN_PLACE, UNKNOWN_STATUS
 
 SLICE = 1000
 """Messages of one slice of an edit, or of one look at what goes next: some ten milliseconds."""
@@ -274,6 +274,35 @@ class Scheduler:
         """Have every place be due: there may be other limits now."""
         self._parking.ask_anew()
 
+    def attempted(
+        self,
+        queue_id: QueueId,
+        *,
+        tried: frozenset[int],
+        refusals: int,
+        singled_out: int,
+        domains: tuple[tuple[str, int], ...],
+    ) -> None:
+        """Learn what an attempt left of a message; `domains` are of the recipients that are left."""
+        if (message := self._messages.get(queue_id)) is not None:
+            message.tried, message.domains = tried, domains
+            message.refusals, message.singled_out = refusals, singled_out
+
+    def explain(self, queue_id: QueueId, reason: str) -> None:
+        """Say why a message is still here."""
+        if (message := self._messages.get(queue_id)) is not None:
+            message.reason = reason
+
+    def warned(self, queue_id: QueueId) -> None:
+        """Know that the sender of a message was told that it is late."""
+        if (message := self._messages.get(queue_id)) is not None:
+            message.is_warned = True
+
+    def owe_report(self, message: Queued, reason: str) -> None:
+        """Keep a message of which only its report is left; it goes nowhere any more."""
+        message.state, message.reason, message.recipients_left = State.REPORTING, reason, 0
+        self.add(message)
+
     def give_back(self, queue_id: QueueId, reason: str) -> None:
         """Put an active message that was not attempted back in front."""
         message = self._messages.get(queue_id)
@@ -293,12 +322,19 @@ class Scheduler:
             message.ready_at_ns = self._now_ns
             self._line_up(message)
 
-    def postpone(self, queue_id: QueueId, due_at_ns: int, recipients_left: int, reason: str) -> None:
-        """Defer a message until an instant."""
+    def postpone(
+        self,
+        queue_id: QueueId,
+        due_at_ns: int,
+        recipients_left: int,
+        reason: str,
+        status: str = UNKNOWN_STATUS,
+    ) -> None:
+        """Defer a message until an instant; `status` is the enhanced code of its refusal."""
         message = self._messages.get(queue_id)
         if message is not None:
             self._order.refund(queue_id)
-            message.recipients_left, message.reason = recipients_left, reason
+            message.recipients_left, message.reason, message.status = recipients_left, reason, status
             message.state, message.due_at_ns = State.DEFERRED, due_at_ns
             message.turn = 0
             self._place(message)

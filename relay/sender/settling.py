@@ -1,55 +1,27 @@
 """After an attempt: write down what it came to, then tell, then let the message go on.
 
-The order is the promise.  `relay.queue.settlement` decides, the desk makes it durable, and
+The order is the promise.  `relay.verdicts.decision` decides, the spool's thread makes it durable, and
 only then does the log say so, the queue in memory change, and the operator see it.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
 
-from relay.clock import Clock
 from relay.mail.envelope import QueueId
 from relay.queue.scheduler import Queued, Scheduler
-from relay.queue.settlement import Fate, Next, Settlement, Terms, settle
+from relay.sender.attempt import Attempt
 from relay.sender.report_limit import OwedReports
-from relay.sender.spool_thread import Ending, SpoolThread, Written
+from relay.sender.spool_thread import Ending, SpoolThread
 from relay.smtp.reply import Phase
 from relay.spool.interface import Absent, Corrupt, Message, Note, SpoolFault, Status
-from relay.telemetry.events import Events
-from relay.telemetry.metrics import Metrics
-from relay.telemetry.redaction import Redaction
-from relay.verdicts.outcome import Answer, Outcome
-from relay.verdicts.suspect_message import REFUSALS_IN_PLACE
-from relay.verdicts.verdict import Scope, Verdict
-
-Delays = tuple[int, int, int, int]
-"""Nanoseconds before the queue, in the queue and the throttle, connecting, transmitting."""
+from relay.telemetry.events import Delays
+from relay.telemetry.telemetry import Telemetry
+from relay.verdicts.decision import Decision, Fate, Next, Terms
+from relay.verdicts.outcome import Answer
+from relay.verdicts.verdict import Verdict
 
 _MARKS = {Fate.RELAYED: Status.RELAYED, Fate.BOUNCED: Status.BOUNCED, Fate.EXPIRED: Status.EXPIRED}
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One transaction for one message, seen from its end."""
-
-    upstream: str
-    queued: Queued
-    message: Message
-    asked: list[int]
-    """Which recipients of the envelope, in the order of the outcome's answers."""
-    outcome: Outcome
-    relay: str
-    """`host[address]:port`"""
-    tls: str
-    conn_use: int
-    delays_ns: Delays
-    paused_ns: int
-    """How much of the message's time in the queue its upstream was paused: no part of its age."""
-
-    @property
-    def host(self) -> str:
-        """Return the upstream's name, as a report shows it."""
-        return self.relay.partition("[")[0]
 
 
 class Settling:
@@ -59,64 +31,45 @@ class Settling:
         self,
         scheduler: Scheduler,
         spool_thread: SpoolThread,
-        events: Events,
-        metrics: Metrics,
-        clock: Clock,
+        telemetry: Telemetry,
         *,
         terms: Terms,
-        redaction: Redaction,
         owed: OwedReports,
         on_report: Callable[[], None],
     ) -> None:
         """`on_report` is told when a report was queued: it waits in the spool to be taken."""
         self.terms = terms
-        self.redaction = redaction
         self._scheduler = scheduler
         self._spool_thread = spool_thread
-        self._events = events
-        self._metrics = metrics
-        self._clock = clock
+        self._events, self._metrics, self._redaction, self._clock = telemetry
         self._owed = owed
         self._on_report = on_report
 
-    async def settle(self, attempt: Attempt) -> None:
-        """Settle an attempt durably.  Raises SpoolFault."""
-        queued, message = attempt.queued, attempt.message
-        age_ns = self._clock.boottime_ns() - queued.arrived_at_ns - attempt.paused_ns
-        settlement = settle(
-            left=message.left,
-            asked=attempt.asked,
-            tried_before=queued.tried,
-            outcome=attempt.outcome,
-            age_ns=age_ns,
-            terms=self.terms,
-            paused_ns=attempt.paused_ns,
-        )
-        marks = _marks(settlement)
-        ended = _after(message, marks) if settlement.next is Next.FINISH else None
+    async def settle(self, upstream: str, attempt: Attempt, decision: Decision) -> None:
+        """Carry out durably what was decided about a message.  Raises SpoolFault."""
+        queue_id, message = attempt.queued.queue_id, attempt.message
+        marks = {index: _MARKS[fate] for index, (fate, _) in decision.fates.items() if fate in _MARKS}
+        ended = _after(message, marks) if decision.next is Next.FINISH else None
         # What was relayed must not wait for a report about the rest.
         is_finished = ended is not None and not owes_report(ended)
+        is_gone = False
         try:
-            written = await self._write(attempt, settlement, marks, age_ns, is_finished=is_finished)
+            await self._write(attempt, decision, marks, is_finished=is_finished)
         except (Absent, Corrupt):
             # Somebody removed its file, or the disk damaged it, during the transaction.  It is not
             # in the queue any more, and what the upstream took of it stays true.
-            self._scheduler.remove(queued.queue_id)
-            written = None
-        for index, (fate, answer) in settlement.fates.items():
-            if fate is not Fate.WAITING:
-                self._tell(attempt, message.envelope.recipients[index], fate, answer)
-        if any(fate is Fate.RELAYED for fate, _ in settlement.fates.values()):
-            self._metrics.relayed_after(attempt.delays_ns)
-        if written is None:
+            self._scheduler.remove(queue_id)
+            is_gone = True
+        self._tell(upstream, attempt, decision)
+        if is_gone:
             return
         if ended is None:
-            self._go_on(attempt, settlement)
+            self._go_on(attempt, decision)
         elif is_finished:
-            self._scheduler.remove(queued.queue_id)
+            self._scheduler.remove(queue_id)
             self._told_end(ended, None)
         else:
-            await self.finish(ended, queued)
+            await self.finish(ended, attempt.queued)
 
     async def finish(self, message: Message, queued: Queued) -> None:
         """End a message whose recipients are all done, as soon as the report that it owes may go.
@@ -161,21 +114,15 @@ class Settling:
         notes = tuple(Note(index, "5.7.1", "operator", text, None, at_ns) for index in message.left)
         await self._end(message, dict.fromkeys(message.left, Status.BOUNCED), notes)
         for note in notes:
-            self._events.delivery(
-                queue_id=message.queue_id,
-                upstream="",
-                recipient=message.envelope.recipients[note.index],
-                fate=Fate.BOUNCED,
-                answer=Answer(Verdict.BOUNCE, Phase.EOD, None, text, own_status=note.status),
-                delays_ns=(0, max(0, at_ns - message.envelope.arrival_at_ns), 0, 0),
-            )
+            answer = Answer(Verdict.BOUNCE, Phase.EOD, None, text, own_status=note.status)
+            self._tell_unasked(message, note.index, answer, at_ns)
 
     async def believe(self, message: Message, refusals: dict[int, Answer]) -> int:
         """Bounce some recipients by refusals that were doubted so far; return how many are left."""
         at_ns = self._clock.wall_ns()
         marks = dict.fromkeys(refusals, Status.BOUNCED)
         notes = tuple(
-            Note(index, answer.status, "bounced", self.redaction.hide(answer.text), None, at_ns)
+            Note(index, answer.status, "bounced", self._redaction.hide(answer.text), None, at_ns)
             for index, answer in refusals.items()
         )
         left = len(message.left) - len(refusals)
@@ -184,14 +131,7 @@ class Settling:
         else:
             await self._end(message, marks, notes)
         for index, answer in refusals.items():
-            self._events.delivery(
-                queue_id=message.queue_id,
-                upstream="",
-                recipient=message.envelope.recipients[index],
-                fate=Fate.BOUNCED,
-                answer=answer,
-                delays_ns=(0, max(0, at_ns - message.envelope.arrival_at_ns), 0, 0),
-            )
+            self._tell_unasked(message, index, answer, at_ns)
         return left
 
     async def delete(self, message: Message) -> None:
@@ -222,34 +162,28 @@ class Settling:
             self._told_end(message, written.report)
 
     async def _write(
-        self,
-        attempt: Attempt,
-        settlement: Settlement,
-        marks: dict[int, Status],
-        age_ns: int,
-        *,
-        is_finished: bool,
-    ) -> Written:
+        self, attempt: Attempt, decision: Decision, marks: dict[int, Status], *, is_finished: bool
+    ) -> None:
+        is_postponed = decision.next is Next.POSTPONE
+        if not (marks or is_finished or is_postponed):
+            return
         now_ns = self._clock.wall_ns()
-        message = attempt.message
-        is_postponed = settlement.next is Next.POSTPONE
-        if not marks and not is_finished and not is_postponed:
-            return Written()
-        delayed = self._notes(attempt, settlement, (Fate.DEFERRED,), now_ns)
-        is_due = settlement.warns and not attempt.queued.is_warned and not message.envelope.is_null
-        written = await self._spool_thread.settle(
+        message, queued = attempt.message, attempt.queued
+        await self._spool_thread.settle(
             Ending(
                 message,
                 marks,
-                self._notes(attempt, settlement, (Fate.BOUNCED, Fate.EXPIRED), now_ns),
+                self._notes(attempt, decision, {Fate.BOUNCED, Fate.EXPIRED}, now_ns),
                 is_finished=is_finished,
-                next_attempt_at_ns=now_ns + settlement.back_off_ns if is_postponed else None,
+                next_attempt_at_ns=now_ns + decision.back_off_ns if is_postponed else None,
             )
         )
         # Behind the marks: what was relayed must not wait for a warning about the rest.
-        if is_due and delayed and await self.may_warn():
-            await self.warn(message, attempt.queued, delayed, now_ns + self.terms.lifetime_ns - age_ns)
-        return written
+        if decision.warns and not queued.is_warned and not message.envelope.is_null:
+            delayed = self._notes(attempt, decision, {Fate.DEFERRED}, now_ns)
+            if delayed and await self.may_warn():
+                until_at_ns = now_ns + self.terms.lifetime_ns - decision.age_ns
+                await self.warn(message, queued, delayed, until_at_ns)
 
     async def may_warn(self) -> bool:
         """Take a slot for a warning, unless there is too little room."""
@@ -269,44 +203,64 @@ class Settling:
         except (Absent, Corrupt):
             # It went, or was set aside, just now: whoever did that has told of it.
             return False
-        self._warned(queued, written)
-        return written.warning is not None
-
-    def _warned(self, queued: Queued, written: Written) -> None:
         # Also where the warning was queued before a crash: the file says so by now.
-        queued.is_warned = True
+        self._scheduler.warned(queued.queue_id)
         if written.warning is not None:
             self._metrics.report_published("warning")
             self._events.warning_published(queue_id=queued.queue_id, report_id=written.warning)
             self._on_report()
+        return written.warning is not None
 
     def _notes(
-        self, attempt: Attempt, settlement: Settlement, fates: tuple[Fate, ...], at_ns: int
+        self, attempt: Attempt, decision: Decision, fates: AbstractSet[Fate], at_ns: int
     ) -> tuple[Note, ...]:
+        if fates.isdisjoint([fate for fate, _ in decision.fates.values()]):
+            return ()  # as nearly always
+        host = attempt.connection.name.partition("[")[0]
         return tuple(
             Note(
                 index,
                 _final(fate, answer).status,
                 "expired" if fate is Fate.EXPIRED else "bounced",
-                self.redaction.hide(answer.text),
-                attempt.host,
+                self._redaction.hide(answer.text),
+                host,
                 at_ns,
             )
-            for index, (fate, answer) in settlement.fates.items()
+            for index, (fate, answer) in decision.fates.items()
             if fate in fates
         )
 
-    def _tell(self, attempt: Attempt, recipient: str, fate: Fate, answer: Answer) -> None:
+    def _tell(self, upstream: str, attempt: Attempt, decision: Decision) -> None:
+        connection, recipients, delays = (
+            attempt.connection,
+            attempt.message.envelope.recipients,
+            attempt.delays,
+        )
+        for index, (fate, answer) in decision.fates.items():
+            if fate is not Fate.WAITING:
+                self._events.delivery(
+                    queue_id=attempt.message.queue_id,
+                    upstream=upstream,
+                    recipient=recipients[index],
+                    fate=fate,
+                    answer=_final(fate, answer),
+                    delays=delays,
+                    relay=connection.name,
+                    conn_use=attempt.conn_use,
+                    tls=None if connection.tls == "none" else connection.tls,
+                )
+        if decision.is_relayed:
+            self._metrics.relayed_after(delays)
+
+    def _tell_unasked(self, message: Message, index: int, answer: Answer, at_ns: int) -> None:
+        """Tell of a recipient that is given up without a further attempt."""
         self._events.delivery(
-            queue_id=attempt.message.queue_id,
-            upstream=attempt.upstream,
-            recipient=recipient,
-            fate=fate,
-            answer=_final(fate, answer),
-            delays_ns=attempt.delays_ns,
-            relay=attempt.relay,
-            conn_use=max(1, attempt.conn_use),
-            tls=None if attempt.tls == "none" else attempt.tls,
+            queue_id=message.queue_id,
+            upstream="",
+            recipient=message.envelope.recipients[index],
+            fate=Fate.BOUNCED,
+            answer=answer,
+            delays=Delays(queued_ns=max(0, at_ns - message.envelope.arrival_at_ns)),
         )
 
     def _told_end(self, message: Message, report: QueueId | None) -> None:
@@ -329,29 +283,27 @@ class Settling:
             self._metrics.removed("relayed")
         self._events.removed(queue_id=message.queue_id)
 
-    def _go_on(self, attempt: Attempt, settlement: Settlement) -> None:
+    def _go_on(self, attempt: Attempt, decision: Decision) -> None:
         """Move the message on in the queue; whoever waits for it is woken by the caller."""
-        queued = attempt.queued
-        queued.tried = settlement.tried
-        reason = self.redaction.hide(settlement.reason)
-        match settlement.next:
+        queue_id, left = attempt.queued.queue_id, decision.recipients_left
+        self._scheduler.attempted(
+            queue_id,
+            tried=decision.tried,
+            refusals=decision.refusals,
+            singled_out=decision.singled_out,
+            domains=attempt.domains_left(decision.gone(), decision.tried),
+        )
+        reason = self._redaction.hide(decision.reason)
+        match decision.next:
+            case Next.GIVE_BACK:
+                self._scheduler.give_back(queue_id, reason)
+            case Next.AGAIN:
+                self._scheduler.again(queue_id, left, reason)
+            case Next.POSTPONE:
+                due_at_ns = self._clock.boottime_ns() + decision.back_off_ns
+                self._scheduler.postpone(queue_id, due_at_ns, left, reason, decision.status)
             case Next.FINISH:
                 pass
-            case Next.GIVE_BACK if attempt.outcome.pause is not None:
-                queued.refusals += attempt.outcome.pause.scope is Scope.UPSTREAM
-                if queued.refusals < REFUSALS_IN_PLACE:
-                    self._scheduler.give_back(queued.queue_id, reason)
-                else:
-                    # Another one proves the upstream from now on: else a single message that it takes for
-                    # an offence of ours each time would keep all others for ever.
-                    self._scheduler.again(queued.queue_id, settlement.recipients_left, reason)
-            case Next.GIVE_BACK:
-                self._scheduler.give_back(queued.queue_id, reason)
-            case Next.AGAIN:
-                self._scheduler.again(queued.queue_id, settlement.recipients_left, reason)
-            case Next.POSTPONE:
-                due_at_ns = self._clock.boottime_ns() + settlement.back_off_ns
-                self._scheduler.postpone(queued.queue_id, due_at_ns, settlement.recipients_left, reason)
 
 
 def owes_report(message: Message) -> bool:
@@ -363,10 +315,6 @@ def _after(message: Message, marks: dict[int, Status]) -> Message:
     """Return a message as it is once these marks are on disk."""
     statuses = tuple(marks.get(index, status) for index, status in enumerate(message.statuses))
     return replace(message, statuses=statuses)
-
-
-def _marks(settlement: Settlement) -> dict[int, Status]:
-    return {index: _MARKS[fate] for index, (fate, _) in settlement.fates.items() if fate in _MARKS}
 
 
 def _final(fate: Fate, answer: Answer) -> Answer:

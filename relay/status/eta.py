@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from relay.mail.envelope import QueueId
-from relay.queue.queued import Queued, State, back_off_ns
+from relay.queue.queued import Queued, State
 from relay.queue.scheduler import Scheduler
 from relay.status.eta_gauge import FutureGauge
 from relay.throttle.expected import (
@@ -37,6 +37,7 @@ from relay.throttle.expected import (
     ceiling_words,
     limit_words,
 )
+from relay.verdicts.decision import back_off_ns
 from relay.verdicts.slow_start import Foreseen
 
 MOST_AT_ONCE = 64

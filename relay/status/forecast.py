@@ -27,7 +27,7 @@ from typing import NamedTuple, cast
 from relay.mail.envelope import QueueId
 from relay.policy.model import Upstream
 from relay.queue.scheduler import Queued, Scheduler, State
-from relay.sender.delivery import Portion, domains_without
+from relay.sender.attempt import Attempt
 from relay.sender.dispatcher import Dispatcher
 from relay.status.eta import foretell
 from relay.throttle.expected import BACK_OFF, HOLD, NEXT, RESTS, SHIELD, Mail, Outlook, Place, limit_words
@@ -78,7 +78,7 @@ class Forecast:
     line: Scheduler
     """The order of the queue, without its messages."""
     outlook: Outlook
-    under_way: Mapping[QueueId, tuple[int, Portion]]
+    under_way: Mapping[QueueId, tuple[int, Attempt]]
     doubted: frozenset[QueueId]
     stop: str
     """Why nothing is sent until somebody acts; empty where it is."""
@@ -166,7 +166,7 @@ class Forecast:
         keys = keys_of(queued.reverse_path, queued.client)
         domains = seen.domains
         if seen.state is State.ACTIVE and (begun := self.under_way.get(queued.queue_id)) is not None:
-            domains = domains_without(begun[1], begun[1].indices)
+            domains = begun[1].domains_left(begun[1].indices)
         mail = Mail(left, joins_ns, until_then, queued.reverse_path, *keys, domains)
         is_under_way = seen.state is State.ACTIVE and queued.queue_id in self.under_way
         mail = mail._replace(queue_id=queued.queue_id, is_under_way=is_under_way)
@@ -224,7 +224,7 @@ class Look:
         self._dispatcher = dispatcher
         self._now_ns = now_ns
         self._stop, self._outlook = DOWN, Outlook(now_ns)
-        self._under_way: dict[QueueId, tuple[int, Portion]] = {}
+        self._under_way: dict[QueueId, tuple[int, Attempt]] = {}
         self._doubted: frozenset[QueueId] = frozenset()
         if dispatcher is not None:
             self._stop = stop_words(dispatcher.pausing.because) if dispatcher.pausing.is_stopped else ""

@@ -15,19 +15,19 @@ import socket
 import traceback as tracebacks
 from collections.abc import Iterable, Mapping
 from string import Formatter
-from typing import Literal, TextIO
+from typing import Literal, NamedTuple, TextIO
 
 from relay.clock import SECOND_NS, Clock
 from relay.mail.envelope import Envelope, QueueId
 from relay.mail.times import rfc3339, rfc3339_or_none
 from relay.mail.words import Value, described, postfix_delay, shown_as_text
-from relay.queue.settlement import Fate
 from relay.smtp.reply import Phase
 from relay.telemetry.event_table import KINDS, Kind, Level
 from relay.telemetry.lines import CallSoon, LineWriter, is_journal, one_line
 from relay.telemetry.redaction import Redaction
 from relay.telemetry.stderr import UnwaitingStream
 from relay.throttle.limit_hints import Hint, Lowered
+from relay.verdicts.decision import Fate
 from relay.verdicts.outcome import Answer
 
 _LEVEL_NAMES = {level: level.name.lower() for level in Level}
@@ -43,6 +43,17 @@ SHORTAGE_AGAIN_NS = 60 * SECOND_NS
 
 MOST_REFUSALS = 100
 """So many refusals of clients are told in a second, so that a flood of them is none of the log."""
+
+
+class Delays(NamedTuple):
+    """Where a message spent its time, in nanoseconds, in the order of Postfix."""
+
+    before_ns: int = 0
+    """Before the queue."""
+    queued_ns: int = 0
+    """In the queue and the throttle."""
+    connecting_ns: int = 0
+    transmitting_ns: int = 0
 
 
 class Events:
@@ -186,14 +197,13 @@ class Events:
         recipient: str,
         fate: Fate,
         answer: Answer,
-        delays_ns: tuple[int, int, int, int],
+        delays: Delays,
         relay: str = "none",
         conn_use: int = 1,
         tls: str | None = None,
     ) -> None:
         """Tell what became of a recipient, and by which answer.
 
-        `delays_ns` is before the queue, queue and throttle, connecting, transmitting;
         `relay` is `host[address]:port`.
         """
         fields: dict[str, Value] = {
@@ -202,8 +212,8 @@ class Events:
             "recipient": recipient,
             "relay": relay,
             "conn_use": conn_use,
-            "delay_seconds": _seconds(sum(delays_ns)),
-            "delays_seconds": [_seconds(delay_ns) for delay_ns in delays_ns],
+            "delay_seconds": _seconds(sum(delays)),
+            "delays_seconds": [_seconds(delay_ns) for delay_ns in delays],
             "tls": tls,
             "dsn": answer.status,
             "status": fate.value,
@@ -213,8 +223,8 @@ class Events:
         }
         pieces = {
             "_conn_use": f"conn_use={conn_use}, " if conn_use > 1 else "",
-            "_delay": postfix_delay(sum(delays_ns)),
-            "_delays": "/".join(map(postfix_delay, delays_ns)),
+            "_delay": postfix_delay(sum(delays)),
+            "_delays": "/".join(map(postfix_delay, delays)),
             "_tls": f"tls={tls}, " if tls else "",
             "_status": "sent" if fate is Fate.RELAYED else fate.value,
         }

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client import disable_created_metrics as disable_created
 
 from relay.clock import SECOND_NS, Clock
+from relay.telemetry.events import Delays
 from relay.telemetry.metric_table import DELAY_PARTS, LABEL_VALUES, METRICS, USUAL_REPLIES, MetricRow
 from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.verdict import Verdict
@@ -74,9 +75,9 @@ class Metrics:
             last = self._gauge("relay_upstream_last_relayed_timestamp_seconds", upstream)
             last.set(self._clock.wall_ns() / SECOND_NS)
 
-    def relayed_after(self, delays_ns: tuple[int, int, int, int]) -> None:
-        """Count the delays of a transaction that was relayed, in the order of a delivery event."""
-        for part, delay_ns in zip(DELAY_PARTS, delays_ns, strict=True):
+    def relayed_after(self, delays: Delays) -> None:
+        """Count the delays of a transaction that was relayed."""
+        for part, delay_ns in zip(DELAY_PARTS, delays, strict=True):
             self._histogram("relay_delay_seconds", part).observe(max(0, delay_ns) / SECOND_NS)
 
     def connected(self, upstream: str) -> None:

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from relay.clock import SECOND_NS
 from relay.mail.envelope import Envelope, QueueId
 from relay.mail.words import postfix_delay
-from relay.queue.settlement import Fate
 from relay.smtp.reply import Phase, Reply
 from relay.telemetry.event_table import FIELDS, KINDS, Level
-from relay.telemetry.events import Events
+from relay.telemetry.events import Delays, Events
 from relay.telemetry.lines import WHOLE_WRITE_BYTES
 from relay.telemetry.redaction import Redaction
 from relay.throttle.limit_hints import Hint, Lowered
+from relay.verdicts.decision import Fate
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
 from tests.fakes.clock import FakeClock
@@ -60,7 +60,7 @@ def relayed(events: Events, *, recipient: str = "a@x", text: str = "250 2.0.0 Ok
         recipient=recipient,
         fate=Fate.RELAYED,
         answer=an_answer(text),
-        delays_ns=(50_000_000, 0, 30_000_000, 1_040_000_000),
+        delays=Delays(50_000_000, 0, 30_000_000, 1_040_000_000),
         relay="smtp.example.net[192.0.2.7]:587",
         conn_use=3,
         tls="TLSv1.3",
@@ -82,7 +82,7 @@ def tell_everything(events: Events, foreign: str) -> None:
         "envelope": Envelope(foreign, (foreign,), 0, foreign, foreign, foreign, foreign),
         "answer": an_answer(foreign),
         "fate": Fate.DEFERRED,
-        "delays_ns": (1, 2, 3, 4),
+        "delays": Delays(1, 2, 3, 4),
         "counts": {"messages": 3},
         "faults": [foreign],
         "keys": [foreign],
@@ -131,7 +131,7 @@ def test_a_first_transaction_without_tls_says_neither_conn_use_nor_tls() -> None
             recipient="a@x",
             fate=Fate.DEFERRED,
             answer=Answer(Verdict.DEFER, Phase.RCPT, None, "the connection was lost"),
-            delays_ns=(0, 0, 0, 12_400_000_000),
+            delays=Delays(transmitting_ns=12_400_000_000),
         )
 
     assert said(act) == [

@@ -16,7 +16,7 @@ from relay.smtp.reply import Phase, Reply
 from relay.status.collector import collect
 from relay.status.lane_status import LaneStatus
 from relay.status.snapshot import QueueTotals, Snapshot, UpstreamState
-from relay.telemetry.events import Events
+from relay.telemetry.events import Delays, Events
 from relay.telemetry.listener_counts import ListenerCounts
 from relay.telemetry.metric_table import METRICS
 from relay.telemetry.metrics import Metrics
@@ -155,7 +155,7 @@ def test_each_call_counts_where_it_says(world: World) -> None:
     metrics.history_failed("isp")
     metrics.upstream_paused("isp")
     metrics.upstream_resumed("isp")
-    metrics.relayed_after((0, 5 * SECOND_NS, 0, SECOND_NS))
+    metrics.relayed_after(Delays(0, 5 * SECOND_NS, 0, SECOND_NS))
     metrics.removed("expired")
     metrics.report_published("warning")
     metrics.corrupt_found()

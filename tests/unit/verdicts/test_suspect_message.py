@@ -1,10 +1,6 @@
 """What is evidence against one message, and what is not; who goes last while an upstream is in doubt."""
 
 import copy
-from dataclasses import replace
-
-from hypothesis import given
-from hypothesis import strategies as st
 
 from relay.mail.envelope import QueueId
 from relay.queue.probe_order import MOST_ASIDE
@@ -12,12 +8,10 @@ from relay.queue.queued import Queued
 from relay.queue.scheduler import Scheduler
 from relay.queue.sender_pauses import SenderPauses
 from relay.smtp.reply import Phase, Reply
+from relay.verdicts.decision import EVIDENT, REFUSALS_IN_PLACE
 from relay.verdicts.outcome import Answer, Outcome, gravest
-from relay.verdicts.suspect_message import EVIDENT, REFUSALS_IN_PLACE, as_its_own, is_singled_out
 from relay.verdicts.verdict import Verdict
 from tests.unit.sender.test_verdicts import World
-
-verdicts = st.lists(st.sampled_from(list(Verdict)), min_size=1, max_size=5)
 
 
 def an_outcome(given_verdicts: list[Verdict]) -> Outcome:
@@ -34,29 +28,6 @@ def goes(scheduler: Scheduler) -> str:
     taken = scheduler.next_ready(0)
     assert taken is not None
     return taken.queue_id.lstrip("0")
-
-
-@given(verdicts, st.integers(0, 9), st.booleans(), st.booleans())
-def test_a_refusal_about_us_is_held_against_a_message_that_was_refused_often_while_the_upstream_is_well(
-    given_verdicts: list[Verdict], refusals: int, is_well: bool, is_doubted: bool
-) -> None:
-    outcome = an_outcome(given_verdicts)
-    if outcome.pause is not None:
-        outcome = replace(outcome, pause=replace(outcome.pause, is_doubted=is_doubted))
-    given = set(given_verdicts)
-    is_about_us = bool(given & {Verdict.PAUSE, Verdict.STOP}) and Verdict.RELAYED not in given
-    # Where the shield stopped it, the operator was asked.
-    is_asked = is_doubted and Verdict.STOP in given
-    expected = is_about_us and not is_asked and is_well and refusals >= REFUSALS_IN_PLACE
-    assert is_singled_out(outcome, refusals, is_well=is_well) == expected
-
-
-@given(verdicts)
-def test_what_is_the_message_s_own_pauses_nobody_and_is_an_attempt(given_verdicts: list[Verdict]) -> None:
-    outcome = as_its_own(an_outcome(given_verdicts))
-    assert outcome.pause is None
-    for before, answer in zip(given_verdicts, outcome.answers, strict=True):
-        assert answer.verdict is (Verdict.DEFER if before in (Verdict.PAUSE, Verdict.STOP) else before)
 
 
 def test_an_upstream_is_well_by_what_it_was_asked_after_its_last_refusal() -> None:
