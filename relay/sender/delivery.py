@@ -209,10 +209,13 @@ class Delivery:
 
     async def _content(self, message: Message, reservation: Reservation) -> AsyncIterator[bytes]:
         """Yield the content; its end, behind which the final dot follows at once, only in time."""
-        async with contextlib.aclosing(self._spool_thread.content(message)) as chunks:
-            async for chunk in chunks:
-                self._check(reservation)
-                yield chunk
+        if message.content is not None:
+            yield message.content
+        else:
+            async with contextlib.aclosing(self._spool_thread.content(message)) as chunks:
+                async for chunk in chunks:
+                    self._check(reservation)
+                    yield chunk
         self._check(reservation)
 
     def _check(self, reservation: Reservation) -> None:

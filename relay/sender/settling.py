@@ -4,9 +4,10 @@ The order is the promise.  `relay.verdicts.decision` decides, the spool's thread
 only then does the log say so, the queue in memory change, and the operator see it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from typing import Literal
 
 from relay.mail.envelope import QueueId
 from relay.queue.scheduler import Queued, Scheduler
@@ -21,6 +22,13 @@ from relay.verdicts.decision import Decision, Fate, Next, Terms
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
 
+_FAILED = frozenset(status for status in Status if status.is_failure)
+_Became = Literal["relayed", "bounced", "expired", "deleted"]
+_WORST_FIRST: tuple[tuple[Status, _Became], ...] = (
+    (Status.BOUNCED, "bounced"),
+    (Status.EXPIRED, "expired"),
+    (Status.DELETED, "deleted"),
+)
 _MARKS = {Fate.RELAYED: Status.RELAYED, Fate.BOUNCED: Status.BOUNCED, Fate.EXPIRED: Status.EXPIRED}
 
 
@@ -49,9 +57,10 @@ class Settling:
         """Carry out durably what was decided about a message.  Raises SpoolFault."""
         queue_id, message = attempt.queued.queue_id, attempt.message
         marks = {index: _MARKS[fate] for index, (fate, _) in decision.fates.items() if fate in _MARKS}
-        ended = _after(message, marks) if decision.next is Next.FINISH else None
+        statuses = _after(message, marks)
+        is_done = decision.next is Next.FINISH
         # What was relayed must not wait for a report about the rest.
-        is_finished = ended is not None and not owes_report(ended)
+        is_finished = is_done and not _owes_report(message, statuses)
         is_gone = False
         try:
             await self._write(attempt, decision, marks, is_finished=is_finished)
@@ -63,20 +72,19 @@ class Settling:
         self._tell(upstream, attempt, decision)
         if is_gone:
             return
-        if ended is None:
-            self._go_on(attempt, decision)
-        elif is_finished:
-            self._scheduler.remove(queue_id)
-            self._told_end(ended, None)
+        if is_finished:
+            self._ended(message, statuses)
+        elif is_done:
+            await self.finish(replace(message, statuses=statuses), attempt.queued)
         else:
-            await self.finish(ended, attempt.queued)
+            self._go_on(attempt, decision)
 
     async def finish(self, message: Message, queued: Queued) -> None:
         """End a message whose recipients are all done, as soon as the report that it owes may go.
 
         Raises SpoolFault.
         """
-        if owes_report(message) and not await self._owed.may_go():
+        if _owes_report(message, message.statuses) and not await self._owed.may_go():
             self._owed.wait(queued)
         else:
             await self._end_now(message)
@@ -102,8 +110,7 @@ class Settling:
     async def end_silently(self, message: Message) -> None:
         """End a message of which only the report is left, without it, by an operator's word."""
         await self._spool_thread.settle(Ending(message, {}, (), is_finished=True, is_silent=True))
-        self._scheduler.remove(message.queue_id)
-        self._told_end(message, None)
+        self._ended(message, message.statuses)
         failed = sum(status.is_failure for status in message.statuses)
         self._events.report_omitted(queue_id=message.queue_id, nrcpt=failed)
 
@@ -141,15 +148,14 @@ class Settling:
 
     async def _end(self, message: Message, marks: dict[int, Status], notes: tuple[Note, ...]) -> None:
         """Mark all recipients that are left, durably, and end the message."""
-        ended = _after(message, marks)
+        statuses = _after(message, marks)
         queued = self._scheduler.get(message.queue_id)
-        if owes_report(ended) and queued is not None:
+        if _owes_report(message, statuses) and queued is not None:
             await self._spool_thread.settle(Ending(message, marks, notes, is_finished=False))
-            await self.finish(ended, queued)
+            await self.finish(replace(message, statuses=statuses), queued)
         else:
             written = await self._spool_thread.settle(Ending(message, marks, notes, is_finished=True))
-            self._scheduler.remove(message.queue_id)
-            self._told_end(ended, written.report)
+            self._ended(message, statuses, written.report)
 
     async def _end_now(self, message: Message) -> None:
         """Publish the report that is owed, if one is, and remove the message."""
@@ -158,8 +164,7 @@ class Settling:
         except (Absent, Corrupt):
             self._scheduler.remove(message.queue_id)
         else:
-            self._scheduler.remove(message.queue_id)
-            self._told_end(message, written.report)
+            self._ended(message, message.statuses, written.report)
 
     async def _write(
         self, attempt: Attempt, decision: Decision, marks: dict[int, Status], *, is_finished: bool
@@ -263,24 +268,18 @@ class Settling:
             delays=Delays(queued_ns=max(0, at_ns - message.envelope.arrival_at_ns)),
         )
 
-    def _told_end(self, message: Message, report: QueueId | None) -> None:
-        """Tell that a message is gone, and of the report about it."""
-        statuses = message.statuses
-        failed = [status for status in statuses if status.is_failure]
+    def _ended(self, message: Message, statuses: Sequence[Status], report: QueueId | None = None) -> None:
+        """Forget a message that is gone, and tell so, and of the report about it."""
+        self._scheduler.remove(message.queue_id)
+        failed = sum(map(_FAILED.__contains__, statuses))
         if report is not None:
             self._metrics.report_published("report")
             self._events.report_published(queue_id=message.queue_id, report_id=report)
             self._on_report()
         elif failed and message.envelope.is_null:
-            self._events.report_omitted(queue_id=message.queue_id, nrcpt=len(failed))
-        if Status.BOUNCED in statuses:
-            self._metrics.removed("bounced")
-        elif Status.EXPIRED in statuses:
-            self._metrics.removed("expired")
-        elif Status.DELETED in statuses:
-            self._metrics.removed("deleted")
-        else:
-            self._metrics.removed("relayed")
+            self._events.report_omitted(queue_id=message.queue_id, nrcpt=failed)
+        # What is worst for any of its recipients is what became of the message.
+        self._metrics.removed(next((word for status, word in _WORST_FIRST if status in statuses), "relayed"))
         self._events.removed(queue_id=message.queue_id)
 
     def _go_on(self, attempt: Attempt, decision: Decision) -> None:
@@ -306,15 +305,14 @@ class Settling:
                 pass
 
 
-def owes_report(message: Message) -> bool:
+def _owes_report(message: Message, statuses: Iterable[Status]) -> bool:
     """Return whether the sender is to be told of recipients that failed."""
-    return not message.envelope.is_null and any(status.is_failure for status in message.statuses)
+    return not (_FAILED.isdisjoint(statuses) or message.envelope.is_null)
 
 
-def _after(message: Message, marks: dict[int, Status]) -> Message:
-    """Return a message as it is once these marks are on disk."""
-    statuses = tuple(marks.get(index, status) for index, status in enumerate(message.statuses))
-    return replace(message, statuses=statuses)
+def _after(message: Message, marks: dict[int, Status]) -> tuple[Status, ...]:
+    """Return the statuses of a message's recipients once these marks are on disk."""
+    return tuple([marks.get(index, status) for index, status in enumerate(message.statuses)])
 
 
 def _final(fate: Fate, answer: Answer) -> Answer:

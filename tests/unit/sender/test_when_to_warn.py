@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
-from relay.queue.delay_warnings import is_to_be_told, soon_ns
+from relay.sender.late_mail import is_to_be_told, soon_ns
 
 MINUTE_NS, HOUR_NS = 60 * SECOND_NS, 3600 * SECOND_NS
 spans = st.integers(0, 1 << 60)
