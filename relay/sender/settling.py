@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Literal
 
 from relay.mail.envelope import QueueId
+from relay.queue.queued import WaitKind, WaitReason
 from relay.queue.scheduler import Queued, Scheduler
 from relay.sender.attempt import Attempt
 from relay.sender.report_limit import OwedReports
@@ -292,15 +293,17 @@ class Settling:
             singled_out=decision.singled_out,
             domains=attempt.domains_left(decision.gone(), decision.tried),
         )
-        reason = self._redaction.hide(decision.reason)
+        why = WaitReason(WaitKind.REFUSAL, self._redaction.hide(decision.reason), decision.status)
         match decision.next:
+            case Next.REFUSED:
+                self._scheduler.refused(queue_id, left, why)
             case Next.GIVE_BACK:
-                self._scheduler.give_back(queue_id, reason)
+                self._scheduler.give_back(queue_id, why)
             case Next.AGAIN:
-                self._scheduler.again(queue_id, left, reason)
+                self._scheduler.again(queue_id, left, why)
             case Next.POSTPONE:
                 due_at_ns = self._clock.boottime_ns() + decision.back_off_ns
-                self._scheduler.postpone(queue_id, due_at_ns, left, reason, decision.status)
+                self._scheduler.postpone(queue_id, due_at_ns, left, why)
             case Next.FINISH:
                 pass
 

@@ -5,7 +5,7 @@ at most a second or so.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import cast
 
 from relay import __version__
@@ -13,6 +13,7 @@ from relay.clock import SECOND_NS, Clock
 from relay.mail.envelope import QueueId
 from relay.policy.lane import lanes_of
 from relay.policy.model import Policy
+from relay.queue.counts import Sums, total
 from relay.queue.lanes import DEFAULT_LANE
 from relay.queue.scheduler import Queued, State
 from relay.sender.dispatcher import Dispatcher
@@ -80,7 +81,7 @@ class Watch:
         ledger = QueueTotals(
             totals.accepted, totals.relayed, totals.bounced, totals.expired, totals.deleted, totals.queued
         )
-        counts = self._counts(self._sender.scheduler)
+        counts = self._counts()
         counts[QueueState.INCOMING] = QueueCounts(messages=self._sender.seen.accepted)
         counts[QueueState.CORRUPT] = QueueCounts(messages=self._sender.seen.corrupt)
         disk = DiskStatus(self._sender.seen.free_bytes, self._sender.seen.free_inodes)
@@ -179,35 +180,36 @@ class Watch:
             full = dispatcher.throttle.full_at(cast(Place, place))
         return " and ".join(held + [limit_words(label) for label in full])
 
-    def _counts(self, messages: Iterable[Queued]) -> dict[QueueState, QueueCounts]:
-        now_ns = self._clock.boottime_ns()
-        sums = {state: [0, 0, 0, 0] for state in _STATES.values()}
-        for queued in messages:
-            of_state = sums[_STATES[queued.state]]
-            of_state[0] += 1
-            of_state[1] += queued.recipients_left
-            of_state[2] += queued.size_bytes
-            of_state[3] = max(of_state[3], now_ns - queued.arrived_at_ns)
-        return {state: QueueCounts(*of_state) for state, of_state in sums.items()}
+    def _counts(self) -> dict[QueueState, QueueCounts]:
+        sums = {state: total(self._sender.scheduler.counts.of(state)) for state in State}
+        return {
+            _STATES[state]: QueueCounts(its.messages, its.recipients, its.size_bytes, self._age_ns(its))
+            for state, its in sums.items()
+        }
+
+    def _age_ns(self, sums: Sums) -> int:
+        """Return how old the oldest of some messages is; 0 where there are none."""
+        arrived_at_ns = sums.oldest_arrived_at_ns
+        return 0 if arrived_at_ns is None else max(0, self._clock.boottime_ns() - arrived_at_ns)
 
     def _lanes(self) -> tuple[LaneStatus, ...]:
         """Return the lanes of the policy, with what waits in each."""
         lanes = lanes_of(self.policy.lanes)
-        waiting: dict[str, list[Queued]] = {lane.name: [] for lane in lanes}
-        for queued in self._sender.scheduler if lanes else ():
-            if queued.state is State.WAITING:
-                waiting.get(queued.lane, waiting[DEFAULT_LANE]).append(queued)
-        now_ns, total = self._clock.boottime_ns(), sum(lane.weight for lane in lanes)
+        waiting: dict[str, dict[str, Sums]] = {lane.name: {} for lane in lanes}
+        for name, sums in self._sender.scheduler.counts.of(State.WAITING).items() if lanes else ():
+            # Mail of a lane that an edit took away is in the default one.
+            waiting.get(name, waiting[DEFAULT_LANE])[name] = sums
+        weights = sum(lane.weight for lane in lanes)
         return tuple(
             LaneStatus(
                 lane.name,
-                100 * lane.weight / total,
+                100 * lane.weight / weights,
                 self.policy.lanes[lane.name].ceiling if lane.has_ceiling else None,
-                len(its),
-                sum(queued.recipients_left for queued in its),
-                max((now_ns - queued.arrived_at_ns for queued in its), default=0),
+                its.messages,
+                its.recipients,
+                self._age_ns(its),
             )
-            for lane, its in zip(lanes, waiting.values(), strict=True)
+            for lane, its in zip(lanes, map(total, waiting.values()), strict=True)
         )
 
     def _upstream(self, name: str, counts: dict[QueueState, QueueCounts]) -> UpstreamStatus:

@@ -107,6 +107,25 @@ def wait(gauges: Sequence[Gauge], request: Request, now_ns: int) -> Wait:
     return Wait(*opens_of[last], last)
 
 
+def room_at(gauges: Sequence[Gauge], place: Place, now_ns: int) -> tuple[int, int]:
+    """Return how many messages may leave a place now, and when the next one may.
+
+    At least one may be tried where it has other recipients, or the limits are gone: only asking tells.
+    """
+    kind, key = place
+    of_place = [gauge for gauge in gauges if gauge.for_each == kind and gauge.is_about(key)]
+    least = 1 if kind == "recipient_domain" or not of_place else 0
+    room = min((gauge.room(key, now_ns) for gauge in of_place), default=least)
+    return max(least, room), max((gauge.opens_at(key, now_ns) for gauge in of_place), default=now_ns)
+
+
+def room_in(gauges: Sequence[Gauge], lane: str, now_ns: int) -> tuple[int | None, int]:
+    """Return how many messages a lane's ceilings let go now (None: any number), and when one may."""
+    ceilings = [gauge for gauge in gauges if gauge.for_each == "lane" and gauge.is_about(lane)]
+    room = min((gauge.room(lane, now_ns) for gauge in ceilings), default=None)
+    return room, max((gauge.opens_at(lane, now_ns) for gauge in ceilings), default=now_ns)
+
+
 def shares_of(gauges: Sequence[Gauge], request: Request, chosen: Sequence[int]) -> tuple[Share, ...]:
     """Return whose a transaction is, of those kinds of key that some limit asks for.
 

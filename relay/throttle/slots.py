@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from threading import Lock
 
 from relay.throttle.compaction import merge
-from relay.throttle.decision import Grant, Place, Wait, choose, for_all, shares_of, wait
+from relay.throttle.decision import Grant, Place, Wait, choose, for_all, room_at, room_in, shares_of, wait
 from relay.throttle.expected import Limited
 from relay.throttle.gauge import Gauge
 from relay.throttle.history_format import Charged, Ended, Highest, Record, Reserved, Share
@@ -203,18 +203,10 @@ class Slots:
             return room, *max(opens, default=(now_ns, ""))
 
     def room_at(self, place: Place, now_ns: int) -> tuple[int, int]:
-        """Return how many messages may leave a place now, and when the next one may.
-
-        At least one may be tried where it has other recipients, or the limits are gone: only asking tells.
-        """
+        """Return how many messages may leave a place now, and when the next one may."""
         with self._mutex:
             self._advance(now_ns)
-            kind, key = place
-            gauges = [gauge for gauge in self._gauges if gauge.for_each == kind and gauge.is_about(key)]
-            least = 1 if place.for_each == "recipient_domain" or not gauges else 0
-            room = min((gauge.room(place.key, now_ns) for gauge in gauges), default=least)
-            opens_at_ns = max((gauge.opens_at(place.key, now_ns) for gauge in gauges), default=now_ns)
-            return max(least, room), opens_at_ns
+            return room_at(self._gauges, place, now_ns)
 
     def full_at(self, place: Place, now_ns: int) -> list[str]:
         """Return which limits let nobody leave a place now."""
@@ -227,9 +219,7 @@ class Slots:
         """Return how many messages a lane's ceilings let go now (None: any number), and when one may."""
         with self._mutex:
             self._advance(now_ns)
-            gauges = [gauge for gauge in self._gauges if gauge.for_each == "lane" and gauge.is_about(lane)]
-            room = min((gauge.room(lane, now_ns) for gauge in gauges), default=None)
-            return room, max((gauge.opens_at(lane, now_ns) for gauge in gauges), default=now_ns)
+            return room_in(self._gauges, lane, now_ns)
 
     def usage(self, now_ns: int) -> list[Usage]:
         """Return how full each limit is, in their order.  Looks at every key."""

@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
@@ -215,7 +215,26 @@ def played(scene: Scene) -> Play:
         return play
 
 
+# Parts of messages that were deferred together: the next message is taken before a part is settled.
+TOGETHER = Scene(
+    limits=("{messages: 4, per: 2s}",),
+    mails=(Mail(SENDERS[0], (DOMAINS[0],) * 3, is_deferred=True),) * 2,
+    max_recipients=1,
+    transaction_s=0.25,
+    looks_after_s=0.137,
+)
+# A second round begins in the order of the envelope again.
+ANOTHER_ROUND = Scene(
+    limits=("{messages: 3, per: 7s, for_each: recipient_domain}",),
+    mails=(Mail(SENDERS[0], DOMAINS, is_deferred=True), Mail(SENDERS[0], DOMAINS[:1], is_deferred=True)),
+    max_recipients=1,
+    looks_after_s=0.137,
+)
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@example(TOGETHER)
+@example(ANOTHER_ROUND)
 @given(scenes())
 def test_what_was_foretold_of_each_message_is_what_happens(scene: Scene) -> None:
     play = played(scene)

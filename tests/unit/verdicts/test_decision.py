@@ -102,7 +102,7 @@ def test_a_refusal_that_is_about_us_changes_nothing_of_the_message(
 ) -> None:
     decision = settled(*[verdict] * count, age_ns=age_ns, more=more)
 
-    assert decision.next is Next.GIVE_BACK
+    assert decision.next is Next.REFUSED
     assert not decision.warns
     assert decision.recipients_left == count + more
 
@@ -294,11 +294,11 @@ class Meaning(NamedTuple):
         (an_outcome(Verdict.DEFER), NEW, Meaning(Fate.DEFERRED, Next.POSTPONE)),
         (an_outcome(Verdict.DEFER), OLD, Meaning(Fate.EXPIRED, Next.FINISH)),
         (an_outcome(Verdict.LATER), NEW, Meaning(Fate.DEFERRED, Next.POSTPONE)),
-        (an_outcome(Verdict.PAUSE), NEW, Meaning(Fate.WAITING, Next.GIVE_BACK, refusals=1)),
-        (an_outcome(Verdict.PAUSE), OLD, Meaning(Fate.WAITING, Next.GIVE_BACK, refusals=1)),
-        (an_outcome(Verdict.STOP), NEW, Meaning(Fate.WAITING, Next.GIVE_BACK, refusals=1)),
+        (an_outcome(Verdict.PAUSE), NEW, Meaning(Fate.WAITING, Next.REFUSED, refusals=1)),
+        (an_outcome(Verdict.PAUSE), OLD, Meaning(Fate.WAITING, Next.REFUSED, refusals=1)),
+        (an_outcome(Verdict.STOP), NEW, Meaning(Fate.WAITING, Next.REFUSED, refusals=1)),
         # Refused so often, it lets others prove the upstream.
-        (an_outcome(Verdict.PAUSE), IN_PLACE, Meaning(Fate.WAITING, Next.AGAIN, refusals=3)),
+        (an_outcome(Verdict.PAUSE), IN_PLACE, Meaning(Fate.WAITING, Next.REFUSED, refusals=3)),
         # Refused often where others are relayed, it is its own.
         (
             an_outcome(Verdict.PAUSE),
