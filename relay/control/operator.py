@@ -10,10 +10,10 @@ from typing import Literal
 
 from relay.control.operations import ABSENT, BUSY, OK, Results
 from relay.mail.envelope import QueueId
+from relay.mail.text import clean
 from relay.queue.scheduler import Queued, Scheduler, State
 from relay.sender.settling import Settling
 from relay.sender.spool_thread import Change, SpoolThread
-from relay.smtp.reply import clean
 from relay.spool.interface import Absent, Corrupt, Message, SpoolFault, SpoolFull, Status
 from relay.status.snapshot import MessageDetail, QueuedMessage, RecipientStatus, Snapshot
 from relay.status.watch import Watch

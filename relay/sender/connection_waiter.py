@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Callable
 
 from relay.clock import SECOND_NS, Clock
+from relay.mail.text import clean
 from relay.sender.opener import NoRoomToConnect
-from relay.smtp.reply import Phase, clean
+from relay.smtp.reply import Phase
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from relay.throttle.history_format import HistoryError

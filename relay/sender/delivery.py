@@ -14,13 +14,14 @@ from dataclasses import dataclass
 
 from relay.clock import SECOND_NS, Clock
 from relay.mail.envelope import QueueId
+from relay.mail.text import clean
 from relay.queue.scheduler import Queued, Scheduler
 from relay.sender.pause import Pausing
 from relay.sender.settling import Attempt, Settling
 from relay.sender.spool_thread import SpoolThread
 from relay.sender.throttle_thread import ThrottleThread
 from relay.smtp.dot_stuffing import UnsendableContent
-from relay.smtp.reply import Phase, clean
+from relay.smtp.reply import Phase
 from relay.spool.interface import Absent, Corrupt, Message, runs
 from relay.spool.maildir.files import Unreadable
 from relay.telemetry.metrics import Metrics

@@ -16,6 +16,8 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+from relay.mail.text import clean
+
 
 class Phase(enum.StrEnum):
     """Where in a transaction a reply was due.  `EOD` is the one to the final dot."""
@@ -74,11 +76,9 @@ MAX_LINE_BYTES = 2048
 """RFC 5321, 4.5.3.1.5 says 512 including CRLF; real servers send longer ones."""
 MAX_REPLY_BYTES = 32 * 1024
 """One reply with all its lines; the longest real EHLO replies are a few KiB."""
-MAX_TEXT_CHARACTERS = 2000
 
 _LINE = re.compile(rb"([2-5][0-9][0-9])(?:([ -])(.*))?\Z", re.DOTALL)
 _BEGINNING = re.compile(rb"(?:[2-5](?:[0-9](?:[0-9](?:[ \-\r].*)?)?)?)?\Z", re.DOTALL)
-_PRINTABLE = re.compile(r"[ -~]*\Z")
 _ENHANCED = re.compile(r"([245]\.[0-9]{1,3}\.[0-9]{1,3})(?:\s|\Z)")
 
 
@@ -141,19 +141,6 @@ class ReplyParser:
         self._code = code
         self._lines.append(text)
         return match[2] != b"-"
-
-
-def clean(text: bytes | str) -> str:
-    """Return foreign text as printable ASCII on one line, cut to MAX_TEXT_CHARACTERS.
-
-    Everything that is not printable ASCII becomes `?`, tabs and line ends become
-    spaces: nothing from outside can break a log line, a header or a terminal.
-    """
-    decoded = text if isinstance(text, str) else text.decode("utf-8", "replace")
-    if _PRINTABLE.match(decoded):  # nearly always, and ten times as fast
-        return decoded.strip()[:MAX_TEXT_CHARACTERS]
-    folded = "".join(" " if c in "\t\r\n" else c if " " <= c <= "~" else "?" for c in decoded)
-    return folded.strip()[:MAX_TEXT_CHARACTERS]
 
 
 def _reply(code: int, raw_lines: list[bytes]) -> Reply:

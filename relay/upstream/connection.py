@@ -21,11 +21,12 @@ from pathlib import Path
 
 from relay.clock import Clock
 from relay.mail.envelope import Shape
+from relay.mail.text import clean
 from relay.policy.model import Mechanism, Tls
 from relay.policy.secrets import SecretError, open_authorities, trusting
 from relay.policy.shipped import standard_judge
 from relay.smtp.extensions import Extensions, extensions_of
-from relay.smtp.reply import Phase, Reply, clean
+from relay.smtp.reply import Phase, Reply
 from relay.upstream import sasl
 from relay.upstream.protocol import Broken, StrictProtocol
 from relay.upstream.step import Hello, StepProof

@@ -29,8 +29,9 @@ from aiosmtplib.errors import SMTPException, SMTPResponseException
 from aiosmtplib.protocol import SMTPProtocol
 from aiosmtplib.response import SMTPResponse
 
+from relay.mail.text import clean
 from relay.smtp.dot_stuffing import DotStuffing
-from relay.smtp.reply import MalformedReply, Phase, Reply, ReplyParser, clean
+from relay.smtp.reply import MalformedReply, Phase, Reply, ReplyParser
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
 

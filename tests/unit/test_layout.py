@@ -16,11 +16,11 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "relay"
 
 ROOMS = (
-    *("smtp", "mail", "verdicts", "queue", "policy", "spool", "throttle", "listener", "upstream", "practice"),
+    *("mail", "smtp", "verdicts", "queue", "policy", "spool", "throttle", "listener", "upstream", "practice"),
     *("telemetry", "sender", "status", "control", "daemon", "cli"),
 )
 """From the bottom up: a room may import those before it."""
-PURE = {"smtp", "mail", "verdicts", "queue", "policy"}
+PURE = {"mail", "smtp", "verdicts", "queue", "policy"}
 DISK = {"spool", "throttle"}
 NETWORK = {"listener", "upstream", "practice"}
 LOOSE = {"__init__.py", "__main__.py", "clock.py"}
