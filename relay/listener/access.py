@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import NamedTuple
 
-from relay.listener import replies
+from relay.smtp import replies
 
 
 @dataclass(frozen=True, slots=True)

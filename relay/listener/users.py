@@ -15,6 +15,7 @@ from argon2 import PasswordHasher
 from argon2.exceptions import VerifyMismatchError
 
 from relay.clock import SECOND_NS, Clock
+from relay.smtp.sasl import PasswordCheck
 
 _THREADS = 2
 
@@ -47,15 +48,6 @@ class Users:
     def close(self) -> None:
         """Let go of the threads; checks that wait are dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-class PasswordCheck(enum.Enum):
-    """What becomes of one guess."""
-
-    RIGHT = enum.auto()
-    WRONG = enum.auto()
-    LATER = enum.auto()
-    """It was not looked at: the client has to wait."""
 
 
 class Admittance(enum.Enum):

@@ -27,7 +27,8 @@ from relay.policy.secrets import SecretError, open_authorities, trusting
 from relay.policy.shipped import standard_judge
 from relay.smtp.extensions import Extensions, extensions_of
 from relay.smtp.reply import Phase, Reply
-from relay.upstream import sasl
+from relay.smtp.sasl import Credentials
+from relay.upstream.login import choose, log_in
 from relay.upstream.protocol import Broken, StrictProtocol
 from relay.upstream.step import Hello, StepProof
 from relay.upstream.timeouts import Timeouts
@@ -314,15 +315,12 @@ class _Opening:
         if account.user is None:
             return
         self._protocol.phase = Phase.AUTH
-        mechanism = sasl.choose(
-            extensions.mechanisms, account.mechanism, is_encrypted=account.tls is not Tls.NONE
-        )
+        mechanism = choose(extensions.mechanisms, account.mechanism, is_encrypted=account.tls is not Tls.NONE)
         if mechanism is None:
             offered = " ".join(sorted(extensions.mechanisms)).upper() or "none"
             raise self._unavailable(f"no usable mechanism to log in with; the upstream offers {offered}")
-        reply = await sasl.authenticate(
-            self._protocol, account.user, account.password or "", mechanism, self._timeouts.auth_s
-        )
+        credentials = Credentials(account.user, account.password or "")
+        reply = await log_in(self._protocol, credentials, mechanism, self._timeouts.auth_s)
         self._expect(reply, 235)
 
     def _expect(self, reply: Reply, code: int) -> None:

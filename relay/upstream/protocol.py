@@ -17,7 +17,6 @@ Assumes: one user at a time.  Works on asyncio's loop and on uvloop's.
 
 import asyncio
 import fcntl
-import re
 import ssl
 import struct
 import termios
@@ -30,6 +29,7 @@ from aiosmtplib.protocol import SMTPProtocol
 from aiosmtplib.response import SMTPResponse
 
 from relay.mail.text import clean
+from relay.smtp.command import is_one_line
 from relay.smtp.dot_stuffing import DotStuffing
 from relay.smtp.reply import MalformedReply, Phase, Reply, ReplyParser
 from relay.verdicts.outcome import Answer
@@ -37,8 +37,6 @@ from relay.verdicts.verdict import Verdict
 
 BLOCK_BYTES = 64 * 1024
 """Content is sent in blocks of at least this many octets; less goes with its dot in one write."""
-
-_FORBIDDEN = re.compile(rb"[\r\n\0]")
 
 
 class Broken(Exception):  # noqa: N818 - it is what became of the connection, and reads as such
@@ -128,7 +126,7 @@ class StrictProtocol(SMTPProtocol):
         Raises ValueError, and sends nothing, for a line that would be two.
         """
         for line in lines:
-            if _FORBIDDEN.search(line):
+            if not is_one_line(line):
                 raise ValueError(f"CR, LF or NUL in a command line ({self.phase})")
         self._begin(len(lines))
         self._write(b"\r\n".join([*lines, b""]))

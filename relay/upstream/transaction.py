@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from relay.clock import SECOND_NS
 from relay.mail.address import is_valid_address
 from relay.mail.envelope import Shape
+from relay.smtp.command import mail_line, rcpt_line
 from relay.smtp.extensions import Extensions
 from relay.smtp.reply import Phase, Reply
 from relay.upstream.protocol import Broken, Desynchronised, Late, Lost, StrictProtocol, Unexpected
@@ -243,17 +244,15 @@ class _Exchange:
     def _mail_line(self) -> bytes:
         """Return MAIL with the parameters that the upstream offers and the message needs."""
         shape, offered = self._transaction.shape, self._extensions
-        line = f"MAIL FROM:<{self._transaction.reverse_path}>"
-        if offered.has_size:
-            line += f" SIZE={shape.size_bytes}"
-        if shape.eight_bit:
-            line += " BODY=8BITMIME"
-        if shape.smtputf8:
-            line += " SMTPUTF8"
-        return line.encode("utf-8")
+        return mail_line(
+            self._transaction.reverse_path,
+            size_bytes=shape.size_bytes if offered.has_size else None,
+            eight_bit=shape.eight_bit,
+            smtputf8=shape.smtputf8,
+        )
 
     def _rcpt_line(self, index: int) -> bytes:
-        return f"RCPT TO:<{self._transaction.recipients[index]}>".encode()
+        return rcpt_line(self._transaction.recipients[index])
 
     async def _name_recipients(self, named: Sequence[int]) -> list[int]:
         """Do the RCPTs; settle the refused, return the places of the accepted.
