@@ -149,6 +149,21 @@ TABLE: dict[str, tuple[State | str, ...]] = {
 }
 """For each command, in GREETED, READY, SENDER and RECIPIENTS: the state after it, or the refusal."""
 
+FIXED: dict[str, Step] = {
+    Verb.STARTTLS: Step(replies.TLS_READY, Then.TLS),
+    Verb.DATA: Step(replies.GO_AHEAD, Then.CONTENT),
+    Verb.RSET: Step(replies.OK),
+    Verb.NOOP: Step(replies.OK),
+    Verb.HELP: Step(replies.HELP),
+    # RFC 5321, 7.3: the same whatever is asked.
+    Verb.VRFY: Step(replies.CANNOT_VERIFY),
+    Verb.QUIT: Step(replies.BYE, Then.END, "quit"),
+}
+"""What an accepted command comes to, where its argument does not matter."""
+
+_SENDER_OK = Step(replies.SENDER_OK)
+_RECIPIENT_OK = Step(replies.RECIPIENT_OK)
+
 
 class SessionMachine:
     """One session."""
@@ -202,14 +217,14 @@ class SessionMachine:
             if isinstance(after, str):
                 return Step(after)
             self.state = after
-            step = self._ACTIONS[name](self, argument)
+            step = FIXED.get(name) or self._ACTIONS[name](self, argument)
         except Refused as refused:
             self.state = before
             return Step(refused.reply)
         except BaseException:
             self.state = before
             raise
-        if after <= State.READY:
+        if after <= State.READY or after is State.OVER:
             self.transaction = None
         return step
 
@@ -387,43 +402,13 @@ class SessionMachine:
         transaction.named.add(recipient)
         return _RECIPIENT_OK
 
-    def _starttls(self, _argument: str | None) -> Step:
-        return Step(replies.TLS_READY, Then.TLS)
-
-    def _content(self, _argument: str | None) -> Step:
-        return Step(replies.GO_AHEAD, Then.CONTENT)
-
-    def _ok(self, _argument: str | None) -> Step:
-        return Step(replies.OK)
-
-    def _help(self, _argument: str | None) -> Step:
-        return Step(replies.HELP)
-
-    def _vrfy(self, _argument: str | None) -> Step:
-        """Answer the same whatever is asked (RFC 5321, 7.3)."""
-        return Step(replies.CANNOT_VERIFY)
-
-    def _quit(self, _argument: str | None) -> Step:
-        return self._end(replies.BYE, "quit")
-
     _ACTIONS: ClassVar[dict[str, Callable[["SessionMachine", str | None], Step]]] = {
         Verb.HELO: _helo,
         Verb.EHLO: _ehlo,
-        Verb.STARTTLS: _starttls,
         Verb.AUTH: _auth,
         Verb.MAIL: _mail,
         Verb.RCPT: _rcpt,
-        Verb.DATA: _content,
-        Verb.RSET: _ok,
-        Verb.NOOP: _ok,
-        Verb.HELP: _help,
-        Verb.VRFY: _vrfy,
-        Verb.QUIT: _quit,
     }
-
-
-_SENDER_OK = Step(replies.SENDER_OK)
-_RECIPIENT_OK = Step(replies.RECIPIENT_OK)
 
 
 def protocol_name(*, extended: bool, tls: bool, authenticated: bool, smtputf8: bool) -> str:
