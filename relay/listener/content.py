@@ -67,12 +67,10 @@ class ContentDecoder:
 
     @property
     def rest(self) -> bytes:
-        """Return what came after the end: commands, never content."""
         return self._unstuffing.rest
 
     @property
     def hops(self) -> int:
-        """Return how many Received: lines the header has so far."""
         return self._trace.count
 
     @property
@@ -156,7 +154,6 @@ class Transfer:
 
     @property
     def refusal(self) -> str | None:
-        """Return the reply that refuses the message, as far as it is known."""
         # What is wrong with the message comes first: the client need not try it again.
         fault = self._decoder.fault
         return _REFUSALS[fault] if fault is not None else self._not_stored

@@ -37,7 +37,6 @@ class Seconds(NamedTuple):
 
     @classmethod
     def of(cls, timeouts: TimeoutSettings) -> "Seconds":
-        """Return a policy's timeouts in seconds."""
         return cls(
             timeouts.command_ns / _SECOND_NS,
             timeouts.content_ns / _SECOND_NS,
@@ -46,7 +45,6 @@ class Seconds(NamedTuple):
         )
 
     def of_strangers(self) -> "Seconds":
-        """Return what a client has until it may relay."""
         return self._replace(
             command=min(self.command, _STRANGERS_COMMAND_S), session=min(self.session, _STRANGERS_SESSION_S)
         )
@@ -101,11 +99,9 @@ class Reception:
 
     @property
     def is_implicit_tls(self) -> bool:
-        """Return whether TLS comes before the greeting."""
         return self.listen.tls is Tls.IMPLICIT
 
     def place_for(self, host: str, give_way: Callable[[], None]) -> ClientPlace:
-        """Return the place that a connection from this peer asks for."""
         client = Client.of_peer(host)
         return ClientPlace(client, self.relaying.is_allowed(client), give_way)
 

@@ -117,7 +117,6 @@ class Listener:
 
     @property
     def open_connections(self) -> int:
-        """Return how many clients are connected and let in."""
         return self._reception.admission.total
 
     async def start(self, bound: socket.socket | None = None) -> None:

@@ -51,7 +51,6 @@ class ClientSession(ClientConnection):
         self._is_in_content = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start, under the eyes of the register."""
         super().connection_made(transport)
         # Only a test's transport has no socket; then there is no descriptor to count.
         connected = transport.get_extra_info("socket")
@@ -71,7 +70,6 @@ class ClientSession(ClientConnection):
         return replies.AUTH_LATER if is_blocked else None
 
     async def _handle_client(self) -> None:
-        """Serve the connection from its first octet to its last."""
         try:
             await self._admit()
         except Exception as error:  # noqa: BLE001 - the last line: a session must not take others with it
@@ -82,7 +80,6 @@ class ClientSession(ClientConnection):
             self._reception.register.remove(self)
 
     async def _admit(self) -> None:
-        """Serve the client if there is room for it."""
         room = self._reception
         if self._admitted is not None:
             self._place = self._admitted
@@ -121,12 +118,10 @@ class ClientSession(ClientConnection):
             self._observer.connection_closed(room.name, self._label, reason)
 
     def send_away(self, text: str) -> None:
-        """Give way to another client, at once."""
         self._tell_refused(text)
         super().send_away(text)
 
     async def _serve(self) -> SessionEnd:
-        """Greet and obey until the session is over; return how it ended."""
         try:
             self.reply(self._reception.greeting)
             self._began_at = self.loop.time()
@@ -207,7 +202,6 @@ class ClientSession(ClientConnection):
         self.say(step.reply)
 
     async def _respond(self) -> Step:
-        """Read the response to a challenge."""
         try:
             line = await self.read_line(self.loop.time() + self._seconds.command)
         except BadLine as bad:
@@ -216,7 +210,6 @@ class ClientSession(ClientConnection):
         return self._machine.respond(line)
 
     async def _verify(self, proof: Proof | None) -> Step:
-        """Have a password looked at."""
         users, place = self._reception.users, self._place
         if users is None or not isinstance(proof, Credentials):
             raise AssertionError("a proof that was not asked for")

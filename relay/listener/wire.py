@@ -88,7 +88,6 @@ class ClientConnection(SMTP):
     # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start the session's coroutine."""
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are none by inheritance
         self.is_tls = transport.get_extra_info("sslcontext") is not None
         self.session = self._create_session()
@@ -115,7 +114,6 @@ class ClientConnection(SMTP):
         return not self.is_tls
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - lost is lost
-        """Note that nothing can be sent or received any more."""
         asyncio.StreamReaderProtocol.connection_lost(self, None)
         self._is_lost = True
         self._wake()
@@ -132,7 +130,6 @@ class ClientConnection(SMTP):
     # Called by the register and the listener.
 
     def expire(self) -> None:
-        """Learn that the deadline has passed."""
         self._is_expired = True
         self._wake()
 
@@ -158,7 +155,6 @@ class ClientConnection(SMTP):
         self.task.cancel()
 
     def abort(self) -> None:
-        """Drop the connection, whatever it is doing."""
         self.transport.abort()
         self.task.cancel()
 
@@ -166,7 +162,6 @@ class ClientConnection(SMTP):
 
     @property
     def has_unread(self) -> bool:
-        """Return whether the client sent more than was taken."""
         return self._position < len(self._received)
 
     def reply(self, text: str) -> None:
@@ -339,7 +334,6 @@ class ClientConnection(SMTP):
             self.transport.resume_reading()
 
     async def _wait(self, deadline: float) -> None:
-        """Wait for anything at all to happen on this connection."""
         self.deadline = deadline
         self._is_expired = False
         self._waiter = self.loop.create_future()
@@ -384,17 +378,14 @@ class Register:
         return iter(tuple(self._open))
 
     def add(self, connection: ClientConnection) -> None:
-        """Watch over the deadline of a connection."""
         self._open.add(connection)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
 
     def remove(self, connection: ClientConnection) -> None:
-        """Forget a connection that has ended."""
         self._open.discard(connection)
 
     def stop(self) -> None:
-        """Let go of the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

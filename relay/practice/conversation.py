@@ -57,7 +57,6 @@ class PracticeSession(asyncio.Protocol):
         """Done once the connection is lost."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Greet."""
         # Not isinstance: uvloop's transports are asyncio's by behaviour, not by class.
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
@@ -90,7 +89,6 @@ class PracticeSession(asyncio.Protocol):
         self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Take what came."""
         self._buffer += data
         if self._is_held and len(self._buffer) > MAX_COMMAND_BYTES:
             self._transport.pause_reading()
@@ -101,12 +99,10 @@ class PracticeSession(asyncio.Protocol):
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """Read again."""
         if not self._is_held:
             self._transport.resume_reading()
 
     def _advance(self) -> None:
-        """Answer all that is here and may be answered now."""
         is_more = True
         while is_more and not self._is_held and not self._is_over:
             is_more = self._take_line() if self._unstuffing is None else self._take_content(self._unstuffing)

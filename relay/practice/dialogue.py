@@ -61,7 +61,6 @@ class Dialogue:
         return step
 
     def secured(self) -> None:
-        """Begin anew under TLS."""
         self._machine.secured()
 
     def dot(self) -> None:
@@ -113,7 +112,6 @@ class Dialogue:
 
 
 def _fault(transaction: PracticeTransaction, content: bytes) -> str | None:
-    """Return the reply to content that breaks the protocol, or None."""
     if not content.count(b"\r\n") == content.count(b"\r") == content.count(b"\n"):
         return _BARE
     if not (content.isascii() or transaction.is_eight_bit or transaction.smtputf8):

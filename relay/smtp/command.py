@@ -147,12 +147,10 @@ def mail_line(reverse_path: str, *, size_bytes: int | None, eight_bit: bool, smt
 
 
 def rcpt_line(recipient: str) -> bytes:
-    """Return RCPT for an address that is valid."""
     return f"RCPT TO:<{recipient}>".encode()
 
 
 def _octets(argument: str) -> bytes:
-    """Return the argument as it was on the wire."""
     return argument.encode("utf-8", "surrogateescape")
 
 

@@ -67,7 +67,6 @@ def extensions_of(reply: Reply) -> Extensions:
 
 
 def offer(max_size_bytes: int, *, starttls: bool, mechanisms: Sequence[str]) -> list[str]:
-    """Return what our servers offer, a line for each extension."""
     return [
         "PIPELINING",
         f"SIZE {max_size_bytes}",

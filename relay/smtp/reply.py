@@ -50,17 +50,14 @@ class Reply:
 
     @property
     def is_positive(self) -> bool:
-        """Whether it is 2yz."""
         return 200 <= self.code <= 299
 
     @property
     def is_transient(self) -> bool:
-        """Whether it is 4yz."""
         return 400 <= self.code <= 499
 
     @property
     def is_permanent(self) -> bool:
-        """Whether it is 5yz."""
         return 500 <= self.code <= 599
 
     def __str__(self) -> str:
@@ -149,7 +146,6 @@ def _reply(code: int, raw_lines: list[bytes]) -> Reply:
 
 @lru_cache(64)  # an upstream says the same to every MAIL, and to nearly every RCPT
 def _said(code: int, raw_lines: tuple[bytes, ...]) -> tuple[str | None, str, tuple[str, ...]]:
-    """Return the enhanced code, the text and the lines of a reply."""
     lines = tuple(clean(line) for line in raw_lines)
     match = _ENHANCED.match(lines[0])
     # RFC 2034, 4: the class of the enhanced code must be that of the reply code.

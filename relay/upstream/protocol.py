@@ -108,7 +108,6 @@ class StrictProtocol(SMTPProtocol):
         return self._fault is None and not self._due and not self._replies and self.is_connected
 
     async def greeting(self, timeout_s: float) -> Reply:
-        """Wait for the greeting."""
         return await self._next_reply(timeout_s)
 
     async def command(self, line: bytes, phase: Phase, timeout_s: float) -> Reply:
@@ -214,12 +213,10 @@ class StrictProtocol(SMTPProtocol):
             cast("asyncio.WriteTransport", self.transport).abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the transport; called by the event loop."""
         super().connection_made(transport)
         self._bound_buffer()
 
     def data_received(self, data: bytes) -> None:
-        """Take what arrived; called by the event loop."""
         if self._fault is not None or self._is_closing:
             return
         if self._is_dotted:
@@ -237,12 +234,10 @@ class StrictProtocol(SMTPProtocol):
             self._wake()
 
     def eof_received(self) -> bool:
-        """Take the end of what the upstream says; called by the event loop."""
         self._lose("the upstream closed the connection")
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Take the end of the connection; called by the event loop."""
         reason = clean(str(exc)) if exc is not None else ""
         self._lose(f"the connection was lost: {reason}" if reason else "the connection was closed")
         super().connection_lost(exc)
@@ -252,7 +247,6 @@ class StrictProtocol(SMTPProtocol):
         self._wake()
 
     def resume_writing(self) -> None:
-        """Take that there is room to write again; called by the event loop."""
         super().resume_writing()
         self._wake()
 
