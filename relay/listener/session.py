@@ -16,7 +16,7 @@ from relay.listener.wire import BadLine, ClientConnection, SessionEnd
 from relay.mail.envelope import Envelope
 from relay.smtp import replies
 from relay.smtp.sasl import Credentials, PasswordCheck, Proof
-from relay.smtp.session_machine import SessionMachine, Step, Then
+from relay.smtp.session_machine import SessionMachine, SessionStep, Then
 
 MAX_IDLE_COMMANDS = 100
 """Commands since the last message that was taken, from which on each counts as an error (Postfix:
@@ -32,7 +32,7 @@ _PHASES_OF_MAIL = frozenset({"rcpt", "data", "eod"})
 
 
 class ClientSession(ClientConnection):
-    """The session on one connection, and the `Owner` of its machine."""
+    """The session on one connection, and the `SessionOwner` of its machine."""
 
     def __init__(self, reception: Reception, admitted: ClientPlace | None = None) -> None:
         """Begin; `admitted` is the place that it has already, as behind `Handshakes`."""
@@ -183,7 +183,7 @@ class ClientSession(ClientConnection):
             self._tell_refused(reply)
             self._errors += reply[0] == "5"
 
-    async def _carry_out(self, step: Step) -> None:
+    async def _carry_out(self, step: SessionStep) -> None:
         """Reply to a command, after all that it needs.  Raises BadLine, SessionEnd."""
         while step.then is not Then.COMMAND:
             match step.then:
@@ -193,7 +193,7 @@ class ClientSession(ClientConnection):
                 case Then.VERIFY:
                     step = await self._verify(step.proof)
                 case Then.CONTENT:
-                    step = Step(await self._take_content(step.reply))
+                    step = SessionStep(await self._take_content(step.reply))
                 case Then.TLS:
                     await self._secure(step.reply)
                     return
@@ -201,15 +201,15 @@ class ClientSession(ClientConnection):
                     raise SessionEnd(step.reason, step.reply)
         self.say(step.reply)
 
-    async def _respond(self) -> Step:
+    async def _respond(self) -> SessionStep:
         try:
             line = await self.read_line(self.loop.time() + self._seconds.command)
         except BadLine as bad:
             self._machine.go_on()
-            return Step(replies.AUTH_LINE_TOO_LONG if bad.is_too_long else bad.reply)
+            return SessionStep(replies.AUTH_LINE_TOO_LONG if bad.is_too_long else bad.reply)
         return self._machine.respond(line)
 
-    async def _verify(self, proof: Proof | None) -> Step:
+    async def _verify(self, proof: Proof | None) -> SessionStep:
         users, place = self._reception.users, self._place
         if users is None or not isinstance(proof, Credentials):
             raise AssertionError("a proof that was not asked for")

@@ -21,7 +21,7 @@ from typing import cast
 from aiosmtpd.smtp import SMTP, Session
 
 from relay.smtp import replies
-from relay.smtp.command import MAX_LINE_BYTES, has_control
+from relay.smtp.commands import MAX_LINE_BYTES, has_control
 
 READ_AHEAD_BYTES = 64 * 1024
 REPLIES_BYTES = 16 * 1024

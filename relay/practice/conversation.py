@@ -17,7 +17,7 @@ from relay.practice.account import PracticeAccount
 from relay.practice.dialogue import HOSTNAME, MAX_CONTENT_BYTES, Dialogue
 from relay.smtp.dot_stuffing import DotUnstuffing
 from relay.smtp.sasl import Credentials
-from relay.smtp.session_machine import Step, Then
+from relay.smtp.session_machine import SessionStep, Then
 
 MAX_COMMAND_BYTES = 12_288
 """RFC 4954, 4: what a line of AUTH may need."""
@@ -117,7 +117,7 @@ class PracticeSession(asyncio.Protocol):
         """Answer the first line; return False if it is not all here."""
         end = self._buffer.find(b"\r\n")
         if end > MAX_COMMAND_BYTES or (end < 0 and len(self._buffer) > MAX_COMMAND_BYTES):
-            self._follow(Step("500 5.5.2 Line too long", Then.END))
+            self._follow(SessionStep("500 5.5.2 Line too long", Then.END))
             return False
         if end < 0:
             return False
@@ -126,7 +126,7 @@ class PracticeSession(asyncio.Protocol):
         self._follow(self._dialogue.answer(line))
         return True
 
-    def _follow(self, answer: Step) -> None:
+    def _follow(self, answer: SessionStep) -> None:
         self._replies.append(answer.reply)
         match answer.then:
             case Then.CONTENT:

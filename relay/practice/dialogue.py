@@ -10,9 +10,16 @@ import secrets
 
 from relay.practice.account import PracticeAccount, PracticeTransaction
 from relay.smtp import replies
-from relay.smtp.command import has_control
+from relay.smtp.commands import has_control
 from relay.smtp.sasl import EXCHANGES, Credentials, PasswordCheck
-from relay.smtp.session_machine import MailTransaction, ServerTerms, SessionMachine, State, Step, Then
+from relay.smtp.session_machine import (
+    MailTransaction,
+    ServerTerms,
+    SessionMachine,
+    SessionState,
+    SessionStep,
+    Then,
+)
 
 HOSTNAME = "practice.invalid"
 """RFC 6761, 6.4: a name that exists nowhere, since this host needs none."""
@@ -24,7 +31,7 @@ _EIGHT_BIT = "554 5.6.1 8-bit content without BODY=8BITMIME (RFC 6152)"
 
 
 class Dialogue:
-    """One session, the `Owner` of its machine."""
+    """One session, the `SessionOwner` of its machine."""
 
     def __init__(
         self, account: PracticeAccount, credentials: Credentials, *, client: str, has_tls: bool
@@ -46,12 +53,12 @@ class Dialogue:
         self._transaction: PracticeTransaction | None = None
         """What the account knows of `_said`."""
 
-    def answer(self, line: bytes) -> Step:
+    def answer(self, line: bytes) -> SessionStep:
         """Return the answer to one line, given without its CRLF; never a VERIFY."""
         machine = self._machine
         if has_control(line):
-            return Step(replies.BAD_LINE_END)
-        step = machine.respond(line) if machine.state is State.EXCHANGE else machine.take(line)
+            return SessionStep(replies.BAD_LINE_END)
+        step = machine.respond(line) if machine.state is SessionState.EXCHANGE else machine.take(line)
         if step.then is Then.VERIFY and step.proof is not None:
             is_right = self._credentials.are_proven_by(step.proof)
             step = machine.judged(PasswordCheck.RIGHT if is_right else PasswordCheck.WRONG)

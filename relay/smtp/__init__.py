@@ -1,6 +1,6 @@
 """SMTP without I/O, for the listener, the upstream and the practice smarthost.  Pure.
 
-command            lines of a client, read and written
+commands           lines of a client, read and written
 reply, replies     what a server says, read; every text that our servers say
 extensions         what a reply to EHLO offers, read and written
 sasl               PLAIN, LOGIN, CRAM-MD5 from both sides

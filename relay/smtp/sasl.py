@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from relay.smtp import replies
-from relay.smtp.command import Refused
+from relay.smtp.commands import Refused
 
 HIDDEN = "***"
 SHORTEST_ECHO = 8
@@ -69,11 +69,11 @@ class MalformedProof(Refused):
 
 # The server's side.
 
-Exchange = Generator[bytes, bytes, Proof]
+SaslExchange = Generator[bytes, bytes, Proof]
 """Yields challenges, is sent responses, returns the proof.  Raises Refused."""
 
 
-def _plain(_nonce: str) -> Exchange:
+def _plain(_nonce: str) -> SaslExchange:
     """Take `[authzid] NUL authcid NUL passwd` apart (RFC 4616, 2)."""
     parts = (yield b"").split(b"\0")
     if len(parts) != 3:
@@ -85,18 +85,22 @@ def _plain(_nonce: str) -> Exchange:
     return Credentials(name, password)
 
 
-def _login(_nonce: str) -> Exchange:
+def _login(_nonce: str) -> SaslExchange:
     name = _text((yield b"Username:"))
     return Credentials(name, _text((yield b"Password:")))
 
 
-def _cram_md5(nonce: str) -> Exchange:
+def _cram_md5(nonce: str) -> SaslExchange:
     challenge = f"<{nonce}>".encode("ascii")
     name, _, digest = _text((yield challenge)).rpartition(" ")
     return Digest(name, challenge, digest)
 
 
-EXCHANGES: dict[str, Callable[[str], Exchange]] = {"PLAIN": _plain, "LOGIN": _login, "CRAM-MD5": _cram_md5}
+EXCHANGES: dict[str, Callable[[str], SaslExchange]] = {
+    "PLAIN": _plain,
+    "LOGIN": _login,
+    "CRAM-MD5": _cram_md5,
+}
 """By name.  Each takes a nonce, which only CRAM-MD5 uses."""
 SERVER_FIRST = frozenset({"CRAM-MD5"})
 """Mechanisms in which an initial response is an error (RFC 4954, 4)."""
@@ -122,7 +126,7 @@ def decode_response(line: bytes) -> bytes:
 # The client's side.
 
 
-class Responses(NamedTuple):
+class ClientResponses(NamedTuple):
     """What a client says in one mechanism."""
 
     initial: bytes | None
@@ -131,19 +135,21 @@ class Responses(NamedTuple):
     """The response to each challenge, both in base64.  Raises ValueError for a challenge that is not."""
 
 
-def responses(mechanism: str, credentials: Credentials) -> Responses:
+def responses(mechanism: str, credentials: Credentials) -> ClientResponses:
     """Return what a client says.  Raises ValueError where SASL cannot carry the credentials."""
     name, password = credentials.name, credentials.password
     if "\0" in name or "\0" in password:
         raise ValueError("the user name or the password contains NUL, which SASL cannot carry (RFC 4616, 2)")
     match mechanism.upper():
         case "PLAIN":
-            return Responses(_encode(f"\0{name}\0{password}"))
+            return ClientResponses(_encode(f"\0{name}\0{password}"))
         case "LOGIN":
             # Two questions, whatever they say.
-            return Responses(None, (lambda _: _encode(name), lambda _: _encode(password)))
+            return ClientResponses(None, (lambda _: _encode(name), lambda _: _encode(password)))
         case "CRAM-MD5":
-            return Responses(None, (lambda challenge: _encode(f"{name} {_keyed(password, challenge)}"),))
+            return ClientResponses(
+                None, (lambda challenge: _encode(f"{name} {_keyed(password, challenge)}"),)
+            )
         case _:
             raise ValueError(f"{mechanism} is not known")
 

@@ -13,9 +13,9 @@
 
 `TABLE` says what each command does in the four states that take commands.  Before it come the
 rules that depend on who the client is (`_check`), behind it the grammar of the argument.
-Guarantees: one `Step` for each line, with one reply; a refused command changes nothing; nobody
+Guarantees: one `SessionStep` for each line, with one reply; a refused command changes nothing; nobody
 gets to CONTENT who may not relay; after TLS begins, nothing said before it counts (RFC 3207, 4.2).
-Assumes: the owner does what `Step.then` says before it comes again.
+Assumes: the owner does what `SessionStep.then` says before it comes again.
 """
 
 import enum
@@ -24,15 +24,15 @@ from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, Protocol
 
 from relay.smtp import replies
-from relay.smtp.command import Refused, Verb, parse_host_name, parse_mail, parse_rcpt, split_command
+from relay.smtp.commands import Refused, SmtpVerb, parse_host_name, parse_mail, parse_rcpt, split_command
 from relay.smtp.extensions import offer
 from relay.smtp.sasl import (
     EXCHANGES,
     SERVER_FIRST,
-    Exchange,
     MalformedProof,
     PasswordCheck,
     Proof,
+    SaslExchange,
     decode_response,
     encode_challenge,
 )
@@ -43,12 +43,14 @@ MAX_ATTEMPTS = 3
 # A page in the owner's browser can make it post text to a port on this host, which would
 # be read as commands (Postfix: smtpd_forbidden_commands).
 _WEB_VERBS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
-_NO_ARGUMENT = frozenset({Verb.RSET, Verb.QUIT, Verb.STARTTLS, Verb.DATA})
-_BEFORE_TLS = frozenset({Verb.EHLO, Verb.HELO, Verb.STARTTLS, Verb.NOOP, Verb.RSET, Verb.QUIT})
+_NO_ARGUMENT = frozenset({SmtpVerb.RSET, SmtpVerb.QUIT, SmtpVerb.STARTTLS, SmtpVerb.DATA})
+_BEFORE_TLS = frozenset(
+    {SmtpVerb.EHLO, SmtpVerb.HELO, SmtpVerb.STARTTLS, SmtpVerb.NOOP, SmtpVerb.RSET, SmtpVerb.QUIT}
+)
 """What RFC 3207, 4 has a server take that insists on TLS."""
 
 
-class State(enum.IntEnum):
+class SessionState(enum.IntEnum):
     """Where a session stands; the first four take commands."""
 
     GREETED = 0
@@ -70,14 +72,14 @@ class Then(enum.Enum):
     RESPONSE = enum.auto()
     """Read a response, and tell `respond`."""
     VERIFY = enum.auto()
-    """There is no reply yet: judge `Step.proof`."""
+    """There is no reply yet: judge `SessionStep.proof`."""
     TLS = enum.auto()
     CONTENT = enum.auto()
     END = enum.auto()
     """Close the connection."""
 
 
-class Step(NamedTuple):
+class SessionStep(NamedTuple):
     """What one line of the client comes to."""
 
     reply: str
@@ -118,7 +120,7 @@ class ServerTerms:
     """Anew for each CRAM-MD5 challenge."""
 
 
-class Owner(Protocol):
+class SessionOwner(Protocol):
     """Whom a machine asks about things that are not SMTP's.  Each returns a refusal, or None; cheap."""
 
     def sender_refusal(self, size_bytes: int) -> str | None:
@@ -130,49 +132,49 @@ class Owner(Protocol):
     def login_refusal(self) -> str | None: ...
 
 
-_STAYS = (State.GREETED, State.READY, State.SENDER, State.RECIPIENTS)
+_STAYS = (SessionState.GREETED, SessionState.READY, SessionState.SENDER, SessionState.RECIPIENTS)
 
-TABLE: dict[str, tuple[State | str, ...]] = {
-    Verb.HELO: (State.READY,) * 4,
-    Verb.EHLO: (State.READY,) * 4,
-    Verb.STARTTLS: (State.SECURING,) * 4,
-    Verb.AUTH: (replies.NEEDS_EHLO, State.EXCHANGE, *(replies.AUTH_IN_TRANSACTION,) * 2),
-    Verb.MAIL: (replies.NEEDS_HELO, State.SENDER, replies.NESTED_MAIL, replies.NESTED_MAIL),
-    Verb.RCPT: (replies.NEEDS_MAIL, replies.NEEDS_MAIL, State.RECIPIENTS, State.RECIPIENTS),
-    Verb.DATA: (replies.NEEDS_MAIL, replies.NEEDS_MAIL, replies.NEEDS_RECIPIENT, State.CONTENT),
-    Verb.RSET: (State.GREETED, State.READY, State.READY, State.READY),
-    Verb.NOOP: _STAYS,
-    Verb.HELP: _STAYS,
-    Verb.VRFY: _STAYS,
-    Verb.EXPN: (replies.NOT_IMPLEMENTED,) * 4,
-    Verb.QUIT: (State.OVER,) * 4,
+TABLE: dict[str, tuple[SessionState | str, ...]] = {
+    SmtpVerb.HELO: (SessionState.READY,) * 4,
+    SmtpVerb.EHLO: (SessionState.READY,) * 4,
+    SmtpVerb.STARTTLS: (SessionState.SECURING,) * 4,
+    SmtpVerb.AUTH: (replies.NEEDS_EHLO, SessionState.EXCHANGE, *(replies.AUTH_IN_TRANSACTION,) * 2),
+    SmtpVerb.MAIL: (replies.NEEDS_HELO, SessionState.SENDER, replies.NESTED_MAIL, replies.NESTED_MAIL),
+    SmtpVerb.RCPT: (replies.NEEDS_MAIL, replies.NEEDS_MAIL, SessionState.RECIPIENTS, SessionState.RECIPIENTS),
+    SmtpVerb.DATA: (replies.NEEDS_MAIL, replies.NEEDS_MAIL, replies.NEEDS_RECIPIENT, SessionState.CONTENT),
+    SmtpVerb.RSET: (SessionState.GREETED, SessionState.READY, SessionState.READY, SessionState.READY),
+    SmtpVerb.NOOP: _STAYS,
+    SmtpVerb.HELP: _STAYS,
+    SmtpVerb.VRFY: _STAYS,
+    SmtpVerb.EXPN: (replies.NOT_IMPLEMENTED,) * 4,
+    SmtpVerb.QUIT: (SessionState.OVER,) * 4,
 }
 """For each command, in GREETED, READY, SENDER and RECIPIENTS: the state after it, or the refusal."""
 
-FIXED: dict[str, Step] = {
-    Verb.STARTTLS: Step(replies.TLS_READY, Then.TLS),
-    Verb.DATA: Step(replies.GO_AHEAD, Then.CONTENT),
-    Verb.RSET: Step(replies.OK),
-    Verb.NOOP: Step(replies.OK),
-    Verb.HELP: Step(replies.HELP),
+FIXED: dict[str, SessionStep] = {
+    SmtpVerb.STARTTLS: SessionStep(replies.TLS_READY, Then.TLS),
+    SmtpVerb.DATA: SessionStep(replies.GO_AHEAD, Then.CONTENT),
+    SmtpVerb.RSET: SessionStep(replies.OK),
+    SmtpVerb.NOOP: SessionStep(replies.OK),
+    SmtpVerb.HELP: SessionStep(replies.HELP),
     # RFC 5321, 7.3: the same whatever is asked.
-    Verb.VRFY: Step(replies.CANNOT_VERIFY),
-    Verb.QUIT: Step(replies.BYE, Then.END, "quit"),
+    SmtpVerb.VRFY: SessionStep(replies.CANNOT_VERIFY),
+    SmtpVerb.QUIT: SessionStep(replies.BYE, Then.END, "quit"),
 }
 """What an accepted command comes to, where its argument does not matter."""
 
-_SENDER_OK = Step(replies.SENDER_OK)
-_RECIPIENT_OK = Step(replies.RECIPIENT_OK)
+_SENDER_OK = SessionStep(replies.SENDER_OK)
+_RECIPIENT_OK = SessionStep(replies.RECIPIENT_OK)
 
 
 class SessionMachine:
     """One session."""
 
     def __init__(
-        self, terms: ServerTerms, owner: Owner, *, is_trusted: bool, is_private: bool, is_tls: bool
+        self, terms: ServerTerms, owner: SessionOwner, *, is_trusted: bool, is_private: bool, is_tls: bool
     ) -> None:
         """`is_trusted`: may relay without AUTH.  `is_private`: nobody reads a password in the clear."""
-        self.state = State.GREETED
+        self.state = SessionState.GREETED
         self.phase = "connect"
         """The last command in lower case, or `unknown`."""
         self.helo: str | None = None
@@ -187,7 +189,7 @@ class SessionMachine:
         self._is_private = is_private
         self._is_extended = False
         self._attempts = 0
-        self._exchange: Exchange | None = None
+        self._exchange: SaslExchange | None = None
         self._claimed = ""
 
     @property
@@ -201,10 +203,10 @@ class SessionMachine:
             smtputf8=smtputf8,
         )
 
-    def take(self, line: bytes) -> Step:
+    def take(self, line: bytes) -> SessionStep:
         """Obey one command line, given without its CRLF."""
         before = self.state
-        if before > State.RECIPIENTS:
+        if before > SessionState.RECIPIENTS:
             raise AssertionError(f"a command while the session is {before.name}")
         name, argument = split_command(line)
         row = TABLE.get(name)
@@ -215,68 +217,73 @@ class SessionMachine:
             self._check(name, argument)
             after = row[before]
             if isinstance(after, str):
-                return Step(after)
+                return SessionStep(after)
             self.state = after
             step = FIXED.get(name) or self._ACTIONS[name](self, argument)
         except Refused as refused:
             self.state = before
-            return Step(refused.reply)
+            return SessionStep(refused.reply)
         except BaseException:
             self.state = before
             raise
-        if after <= State.READY or after is State.OVER:
+        if after <= SessionState.READY or after is SessionState.OVER:
             self.transaction = None
         return step
 
-    def respond(self, line: bytes) -> Step:
+    def respond(self, line: bytes) -> SessionStep:
         """Take the response to a challenge."""
-        if self.state is not State.EXCHANGE or self._exchange is None:
+        if self.state is not SessionState.EXCHANGE or self._exchange is None:
             raise AssertionError(f"a response while the session is {self.state.name}")
         try:
             return self._advance(self._exchange, line)
         except Refused as refused:
-            self.state = State.READY
-            return Step(refused.reply)
+            self.state = SessionState.READY
+            return SessionStep(refused.reply)
 
-    def judged(self, check: PasswordCheck) -> Step:
+    def judged(self, check: PasswordCheck) -> SessionStep:
         """Take the judgement of a proof."""
-        self.state = State.READY
+        self.state = SessionState.READY
         match check:
             case PasswordCheck.RIGHT:
                 self.user = self._claimed
-                return Step(replies.AUTHENTICATED)
+                return SessionStep(replies.AUTHENTICATED)
             case PasswordCheck.LATER:
-                return Step(replies.AUTH_LATER)
+                return SessionStep(replies.AUTH_LATER)
         self._attempts += 1
         if self._attempts >= MAX_ATTEMPTS:
             return self._end(replies.TOO_MANY_ATTEMPTS, "errors")
-        return Step(replies.AUTH_FAILED)
+        return SessionStep(replies.AUTH_FAILED)
 
     def secured(self) -> None:
         """Begin anew under TLS: nothing said before counts (RFC 3207, 4.2)."""
         self.is_tls = True
         self.helo = self.user = self.transaction = None
         self._is_extended = False
-        self.state = State.GREETED
+        self.state = SessionState.GREETED
 
     def go_on(self) -> None:
         """Take commands again, whatever came of the content, or of what could not be done.
 
         With its content a transaction ends, accepted or not (RFC 5321, 4.1.1.4).
         """
-        if self.state in (State.EXCHANGE, State.VERIFYING, State.SECURING, State.CONTENT):
-            self.state = State.GREETED if self.helo is None else State.READY
+        if self.state in (
+            SessionState.EXCHANGE,
+            SessionState.VERIFYING,
+            SessionState.SECURING,
+            SessionState.CONTENT,
+        ):
+            self.state = SessionState.GREETED if self.helo is None else SessionState.READY
             self.transaction = None
 
-    def _unknown(self, verb: str) -> Step:
+    def _unknown(self, verb: str) -> SessionStep:
         self.phase = "unknown"
         if verb in _WEB_VERBS:
             return self._end(replies.NOT_SMTP, "refused")
-        return Step(replies.UNKNOWN_COMMAND)
+        return SessionStep(replies.UNKNOWN_COMMAND)
 
-    def _end(self, reply: str, reason: str) -> Step:
-        self.state, self.transaction = State.OVER, None
-        return Step(reply, Then.END, reason)
+    def _end(self, reply: str, reason: str) -> SessionStep:
+        self.state, self.transaction = SessionState.OVER, None
+        return SessionStep(reply, Then.END, reason)
 
     # The rules that depend on who the client is.
 
@@ -293,13 +300,13 @@ class SessionMachine:
         if terms.is_strict and terms.has_starttls and not self.is_tls and verb not in _BEFORE_TLS:
             raise Refused(replies.NEEDS_TLS_THEN_AUTH)
         match verb:
-            case Verb.MAIL | Verb.RCPT:
+            case SmtpVerb.MAIL | SmtpVerb.RCPT:
                 self._check_may_relay()
-            case Verb.DATA if terms.is_strict:
+            case SmtpVerb.DATA if terms.is_strict:
                 self._check_may_relay()
-            case Verb.AUTH:
+            case SmtpVerb.AUTH:
                 self._check_may_log_in()
-            case Verb.STARTTLS:
+            case SmtpVerb.STARTTLS:
                 if self.is_tls:
                     raise Refused(replies.TLS_ACTIVE)
                 if not terms.has_starttls:
@@ -327,20 +334,20 @@ class SessionMachine:
 
     # What an accepted command does.
 
-    def _helo(self, argument: str | None) -> Step:
+    def _helo(self, argument: str | None) -> SessionStep:
         self.helo, self._is_extended = parse_host_name(argument), False
-        return Step(f"250 {self._terms.hostname}")
+        return SessionStep(f"250 {self._terms.hostname}")
 
-    def _ehlo(self, argument: str | None) -> Step:
+    def _ehlo(self, argument: str | None) -> SessionStep:
         self.helo, self._is_extended = parse_host_name(argument), True
         offered = offer(
             self._terms.max_size_bytes,
             starttls=self._terms.has_starttls and not self.is_tls,
             mechanisms=self._terms.mechanisms if self._offers_auth else (),
         )
-        return Step(replies.ehlo(self._terms.hostname, offered))
+        return SessionStep(replies.ehlo(self._terms.hostname, offered))
 
-    def _auth(self, argument: str | None) -> Step:
+    def _auth(self, argument: str | None) -> SessionStep:
         if argument is None:
             raise Refused(replies.AUTH_SYNTAX)
         if (refusal := self._owner.login_refusal()) is not None:
@@ -356,25 +363,25 @@ class SessionMachine:
         if initial:
             return self._advance(exchange, initial.encode("utf-8", "surrogateescape"))
         self._exchange = exchange
-        return Step(encode_challenge(challenge), Then.RESPONSE)
+        return SessionStep(encode_challenge(challenge), Then.RESPONSE)
 
-    def _advance(self, exchange: Exchange, line: bytes) -> Step:
+    def _advance(self, exchange: SaslExchange, line: bytes) -> SessionStep:
         self._exchange = None
         try:
             challenge = exchange.send(decode_response(line))
         except StopIteration as end:
             proof: Proof = end.value
             self._claimed = proof.name
-            self.state = State.VERIFYING
-            return Step("", Then.VERIFY, proof=proof)
+            self.state = SessionState.VERIFYING
+            return SessionStep("", Then.VERIFY, proof=proof)
         except MalformedProof:
             if self._terms.is_strict:
                 raise Refused(replies.AUTH_FAILED) from None
             raise
         self._exchange = exchange
-        return Step(encode_challenge(challenge), Then.RESPONSE)
+        return SessionStep(encode_challenge(challenge), Then.RESPONSE)
 
-    def _mail(self, argument: str | None) -> Step:
+    def _mail(self, argument: str | None) -> SessionStep:
         if self._terms.is_strict and argument is not None and argument[5:6] == " ":
             raise Refused(replies.MAIL_SYNTAX)
         mail = parse_mail(argument)
@@ -385,7 +392,7 @@ class SessionMachine:
         self.transaction = MailTransaction(mail.reverse_path, mail.smtputf8, mail.eight_bit)
         return _SENDER_OK
 
-    def _rcpt(self, argument: str | None) -> Step:
+    def _rcpt(self, argument: str | None) -> SessionStep:
         transaction, terms = self.transaction, self._terms
         if transaction is None:
             raise AssertionError("a recipient without a transaction")
@@ -402,12 +409,12 @@ class SessionMachine:
         transaction.named.add(recipient)
         return _RECIPIENT_OK
 
-    _ACTIONS: ClassVar[dict[str, Callable[["SessionMachine", str | None], Step]]] = {
-        Verb.HELO: _helo,
-        Verb.EHLO: _ehlo,
-        Verb.AUTH: _auth,
-        Verb.MAIL: _mail,
-        Verb.RCPT: _rcpt,
+    _ACTIONS: ClassVar[dict[str, Callable[["SessionMachine", str | None], SessionStep]]] = {
+        SmtpVerb.HELO: _helo,
+        SmtpVerb.EHLO: _ehlo,
+        SmtpVerb.AUTH: _auth,
+        SmtpVerb.MAIL: _mail,
+        SmtpVerb.RCPT: _rcpt,
     }
 
 

@@ -29,7 +29,7 @@ from aiosmtplib.protocol import SMTPProtocol
 from aiosmtplib.response import SMTPResponse
 
 from relay.mail.text import clean
-from relay.smtp.command import is_one_line
+from relay.smtp.commands import is_one_line
 from relay.smtp.dot_stuffing import DotStuffing
 from relay.smtp.reply import MalformedReply, Phase, Reply, ReplyParser
 from relay.verdicts.outcome import Answer

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from relay.clock import SECOND_NS
 from relay.mail.address import is_valid_address
 from relay.mail.envelope import Shape
-from relay.smtp.command import mail_line, rcpt_line
+from relay.smtp.commands import mail_line, rcpt_line
 from relay.smtp.extensions import Extensions
 from relay.smtp.reply import Phase, Reply
 from relay.upstream.protocol import Broken, Desynchronised, Late, Lost, StrictProtocol, Unexpected

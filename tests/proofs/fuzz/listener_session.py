@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from relay.listener.reception import Reception
 from relay.listener.session import ClientSession
 from relay.policy.model import Listen
-from relay.smtp.command import MAX_LINE_BYTES
+from relay.smtp.commands import MAX_LINE_BYTES
 from tests.fakes.clock import FakeClock
 from tests.fakes.intake import Accepted, MemoryIntake, MemoryObserver
 from tests.proofs.fuzz.choices import Choices

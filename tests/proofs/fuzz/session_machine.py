@@ -3,7 +3,7 @@
 import re
 
 from relay.smtp.sasl import PasswordCheck
-from relay.smtp.session_machine import ServerTerms, SessionMachine, State, Step, Then
+from relay.smtp.session_machine import ServerTerms, SessionMachine, SessionState, SessionStep, Then
 from tests.proofs.fuzz.choices import Choices
 from tests.proofs.fuzz.work import bounded
 
@@ -14,7 +14,7 @@ TOKENS = [
     b"AUTH LOGIN YQ==", b"AUTH CRAM-MD5", b"AGEAYg==", b"YQ==", b"*", b"=", b"\xff", b" ", b"\t", b"GET /",
 ]  # fmt: skip
 _REPLY = re.compile(r"(?:[2-5][0-9][0-9]-[ -~]*\r\n)*[2-5][0-9][0-9] [ -~]*\Z")
-_IN_MAIL = (State.SENDER, State.RECIPIENTS)
+_IN_MAIL = (SessionState.SENDER, SessionState.RECIPIENTS)
 
 
 class _Owner:
@@ -59,26 +59,26 @@ def target(raw: bytes) -> None:
             step = _told(session, choices)
         _check(session, step, is_trusted=is_trusted)
         if step.then is Then.END:
-            assert session.state is State.OVER
+            assert session.state is SessionState.OVER
             return
         _carry_out(session, step, choices)
         assert (session.state in _IN_MAIL) == (session.transaction is not None)
 
 
-def _told(session: SessionMachine, choices: Choices) -> Step:
+def _told(session: SessionMachine, choices: Choices) -> SessionStep:
     """Say one line, and have a proof judged by chance."""
     line = choices.spoiled(choices.pick(TOKENS), TOKENS) if choices.number(4) else choices.octets()
     before, had = session.state, session.transaction
-    step = session.respond(line) if before is State.EXCHANGE else session.take(line)
+    step = session.respond(line) if before is SessionState.EXCHANGE else session.take(line)
     if step.then is Then.VERIFY:
         assert step.proof is not None
         return session.judged(choices.pick(list(PasswordCheck)))
-    if step.reply[0] in "45" and step.then is Then.COMMAND and before is not State.EXCHANGE:
+    if step.reply[0] in "45" and step.then is Then.COMMAND and before is not SessionState.EXCHANGE:
         assert (session.state, session.transaction) == (before, had), "a refused command changes nothing"
     return step
 
 
-def _check(session: SessionMachine, step: Step, *, is_trusted: bool) -> None:
+def _check(session: SessionMachine, step: SessionStep, *, is_trusted: bool) -> None:
     assert _REPLY.fullmatch(step.reply), step.reply
     assert session.transaction is None or is_trusted or session.user is not None
     if step.then is Then.CONTENT:
@@ -87,7 +87,7 @@ def _check(session: SessionMachine, step: Step, *, is_trusted: bool) -> None:
         assert session.helo is not None
 
 
-def _carry_out(session: SessionMachine, step: Step, choices: Choices) -> None:
+def _carry_out(session: SessionMachine, step: SessionStep, choices: Choices) -> None:
     match step.then:
         case Then.TLS if choices.yes():
             session.go_on()

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.smtp import replies
-from relay.smtp.command import Refused
+from relay.smtp.commands import Refused
 from relay.smtp.sasl import (
     EXCHANGES,
     SERVER_FIRST,

@@ -8,31 +8,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.smtp import replies
-from relay.smtp.command import Verb
+from relay.smtp.commands import SmtpVerb
 from relay.smtp.sasl import Credentials, PasswordCheck
-from relay.smtp.session_machine import FIXED, TABLE, ServerTerms, SessionMachine, State, Then
+from relay.smtp.session_machine import FIXED, TABLE, ServerTerms, SessionMachine, SessionState, Then
 
 MECHANISMS = ("PLAIN", "LOGIN", "CRAM-MD5")
 GOOD = b64encode(b"\0mjd\0open sesame")
-TAKING = (State.GREETED, State.READY, State.SENDER, State.RECIPIENTS)
+TAKING = (SessionState.GREETED, SessionState.READY, SessionState.SENDER, SessionState.RECIPIENTS)
 """The states that take commands."""
-PREFIXES: dict[State, tuple[bytes, ...]] = {
-    State.GREETED: (),
-    State.READY: (b"EHLO x",),
-    State.SENDER: (b"EHLO x", b"MAIL FROM:<a@b>"),
-    State.RECIPIENTS: (b"EHLO x", b"MAIL FROM:<a@b>", b"RCPT TO:<c@d>"),
-    State.EXCHANGE: (b"EHLO x", b"AUTH LOGIN"),
-    State.VERIFYING: (b"EHLO x", b"AUTH PLAIN " + GOOD),
-    State.SECURING: (b"STARTTLS",),
-    State.CONTENT: (b"EHLO x", b"MAIL FROM:<a@b>", b"RCPT TO:<c@d>", b"DATA"),
-    State.OVER: (b"QUIT",),
+PREFIXES: dict[SessionState, tuple[bytes, ...]] = {
+    SessionState.GREETED: (),
+    SessionState.READY: (b"EHLO x",),
+    SessionState.SENDER: (b"EHLO x", b"MAIL FROM:<a@b>"),
+    SessionState.RECIPIENTS: (b"EHLO x", b"MAIL FROM:<a@b>", b"RCPT TO:<c@d>"),
+    SessionState.EXCHANGE: (b"EHLO x", b"AUTH LOGIN"),
+    SessionState.VERIFYING: (b"EHLO x", b"AUTH PLAIN " + GOOD),
+    SessionState.SECURING: (b"STARTTLS",),
+    SessionState.CONTENT: (b"EHLO x", b"MAIL FROM:<a@b>", b"RCPT TO:<c@d>", b"DATA"),
+    SessionState.OVER: (b"QUIT",),
 }
 VALID = {
-    Verb.HELO: b"HELO y",
-    Verb.EHLO: b"EHLO y",
-    Verb.AUTH: b"AUTH LOGIN",
-    Verb.MAIL: b"MAIL FROM:<e@f>",
-    Verb.RCPT: b"RCPT TO:<g@h>",
+    SmtpVerb.HELO: b"HELO y",
+    SmtpVerb.EHLO: b"EHLO y",
+    SmtpVerb.AUTH: b"AUTH LOGIN",
+    SmtpVerb.MAIL: b"MAIL FROM:<e@f>",
+    SmtpVerb.RCPT: b"RCPT TO:<g@h>",
     **{verb: verb.encode() for verb in ("STARTTLS", "DATA", "RSET", "NOOP", "HELP", "VRFY", "EXPN", "QUIT")},
 }
 OFFERED = (
@@ -41,46 +41,46 @@ OFFERED = (
 )
 USERNAME = "334 VXNlcm5hbWU6"
 # In GREETED, READY, SENDER and RECIPIENTS: the state after it, and the reply.
-EXPECTED: dict[str, list[tuple[State, str]]] = {
-    "HELO": [(State.READY, "250 relay.example")] * 4,
-    "EHLO": [(State.READY, OFFERED)] * 4,
-    "STARTTLS": [(State.SECURING, replies.TLS_READY)] * 4,
+EXPECTED: dict[str, list[tuple[SessionState, str]]] = {
+    "HELO": [(SessionState.READY, "250 relay.example")] * 4,
+    "EHLO": [(SessionState.READY, OFFERED)] * 4,
+    "STARTTLS": [(SessionState.SECURING, replies.TLS_READY)] * 4,
     "AUTH": [
-        (State.GREETED, replies.NEEDS_EHLO),
-        (State.EXCHANGE, USERNAME),
-        (State.SENDER, replies.AUTH_IN_TRANSACTION),
-        (State.RECIPIENTS, replies.AUTH_IN_TRANSACTION),
+        (SessionState.GREETED, replies.NEEDS_EHLO),
+        (SessionState.EXCHANGE, USERNAME),
+        (SessionState.SENDER, replies.AUTH_IN_TRANSACTION),
+        (SessionState.RECIPIENTS, replies.AUTH_IN_TRANSACTION),
     ],
     "MAIL": [
-        (State.GREETED, replies.NEEDS_HELO),
-        (State.SENDER, replies.SENDER_OK),
-        (State.SENDER, replies.NESTED_MAIL),
-        (State.RECIPIENTS, replies.NESTED_MAIL),
+        (SessionState.GREETED, replies.NEEDS_HELO),
+        (SessionState.SENDER, replies.SENDER_OK),
+        (SessionState.SENDER, replies.NESTED_MAIL),
+        (SessionState.RECIPIENTS, replies.NESTED_MAIL),
     ],
     "RCPT": [
-        (State.GREETED, replies.NEEDS_MAIL),
-        (State.READY, replies.NEEDS_MAIL),
-        (State.RECIPIENTS, replies.RECIPIENT_OK),
-        (State.RECIPIENTS, replies.RECIPIENT_OK),
+        (SessionState.GREETED, replies.NEEDS_MAIL),
+        (SessionState.READY, replies.NEEDS_MAIL),
+        (SessionState.RECIPIENTS, replies.RECIPIENT_OK),
+        (SessionState.RECIPIENTS, replies.RECIPIENT_OK),
     ],
     "DATA": [
-        (State.GREETED, replies.NEEDS_MAIL),
-        (State.READY, replies.NEEDS_MAIL),
-        (State.SENDER, replies.NEEDS_RECIPIENT),
-        (State.CONTENT, replies.GO_AHEAD),
+        (SessionState.GREETED, replies.NEEDS_MAIL),
+        (SessionState.READY, replies.NEEDS_MAIL),
+        (SessionState.SENDER, replies.NEEDS_RECIPIENT),
+        (SessionState.CONTENT, replies.GO_AHEAD),
     ],
-    "RSET": [(state, replies.OK) for state in (State.GREETED, *[State.READY] * 3)],
+    "RSET": [(state, replies.OK) for state in (SessionState.GREETED, *[SessionState.READY] * 3)],
     "NOOP": [(state, replies.OK) for state in TAKING],
     "HELP": [(state, replies.HELP) for state in TAKING],
     "VRFY": [(state, replies.CANNOT_VERIFY) for state in TAKING],
     "EXPN": [(state, replies.NOT_IMPLEMENTED) for state in TAKING],
-    "QUIT": [(State.OVER, replies.BYE)] * 4,
+    "QUIT": [(SessionState.OVER, replies.BYE)] * 4,
 }
 THEN = {
-    State.EXCHANGE: Then.RESPONSE,
-    State.SECURING: Then.TLS,
-    State.CONTENT: Then.CONTENT,
-    State.OVER: Then.END,
+    SessionState.EXCHANGE: Then.RESPONSE,
+    SessionState.SECURING: Then.TLS,
+    SessionState.CONTENT: Then.CONTENT,
+    SessionState.OVER: Then.END,
 }
 
 
@@ -107,7 +107,7 @@ class Refusing:
 
 
 def machine(
-    state: State = State.GREETED,
+    state: SessionState = SessionState.GREETED,
     *,
     owner: Refusing | None = None,
     mechanisms: tuple[str, ...] = MECHANISMS,
@@ -143,14 +143,14 @@ def snapshot(of: SessionMachine) -> tuple[object, ...]:
 
 
 def test_the_table_has_a_row_and_an_action_for_each_command() -> None:
-    assert set(TABLE) == set(Verb) == set(EXPECTED) == set(VALID)
+    assert set(TABLE) == set(SmtpVerb) == set(EXPECTED) == set(VALID)
     assert {len(row) for row in TABLE.values()} == {len(TAKING)}
-    allowed = {verb for verb, row in TABLE.items() if any(isinstance(cell, State) for cell in row)}
+    allowed = {verb for verb, row in TABLE.items() if any(isinstance(cell, SessionState) for cell in row)}
     assert sorted([*FIXED, *SessionMachine._ACTIONS]) == sorted(allowed)
 
 
-@pytest.mark.parametrize(("verb", "state"), list(itertools.product(Verb, TAKING)))
-def test_a_command_has_its_reply_and_its_state(verb: Verb, state: State) -> None:
+@pytest.mark.parametrize(("verb", "state"), list(itertools.product(SmtpVerb, TAKING)))
+def test_a_command_has_its_reply_and_its_state(verb: SmtpVerb, state: SessionState) -> None:
     session = machine(state)
     before = snapshot(session)
     after, reply = EXPECTED[verb][TAKING.index(state)]
@@ -161,23 +161,25 @@ def test_a_command_has_its_reply_and_its_state(verb: Verb, state: State) -> None
     assert step.then is THEN.get(after, Then.COMMAND)
     assert session.phase == verb.lower()
     assert (session.transaction is not None) == (
-        after in (State.SENDER, State.RECIPIENTS, State.CONTENT)
-        or (after is State.SECURING and state in (State.SENDER, State.RECIPIENTS))
+        after in (SessionState.SENDER, SessionState.RECIPIENTS, SessionState.CONTENT)
+        or (after is SessionState.SECURING and state in (SessionState.SENDER, SessionState.RECIPIENTS))
     )
     if reply[0] in "45":
         assert snapshot(session) == before
 
 
-@pytest.mark.parametrize(("verb", "state"), list(itertools.product(Verb, list(State)[len(TAKING) :])))
-def test_no_command_is_taken_where_something_else_is_due(verb: Verb, state: State) -> None:
+@pytest.mark.parametrize(
+    ("verb", "state"), list(itertools.product(SmtpVerb, list(SessionState)[len(TAKING) :]))
+)
+def test_no_command_is_taken_where_something_else_is_due(verb: SmtpVerb, state: SessionState) -> None:
     session = machine(state)
 
     with pytest.raises(AssertionError, match=state.name):
         session.take(VALID[verb])
 
 
-@pytest.mark.parametrize("state", [state for state in State if state is not State.EXCHANGE])
-def test_no_response_is_taken_where_none_is_due(state: State) -> None:
+@pytest.mark.parametrize("state", [state for state in SessionState if state is not SessionState.EXCHANGE])
+def test_no_response_is_taken_where_none_is_due(state: SessionState) -> None:
     with pytest.raises(AssertionError, match=state.name):
         machine(state).respond(GOOD)
 
@@ -191,7 +193,7 @@ def test_no_response_is_taken_where_none_is_due(state: State) -> None:
     ],
 )
 @pytest.mark.parametrize("state", TAKING)
-def test_a_refused_line_changes_nothing(line: bytes, state: State) -> None:
+def test_a_refused_line_changes_nothing(line: bytes, state: SessionState) -> None:
     session = machine(state)
     before = snapshot(session)
 
@@ -264,7 +266,7 @@ def test_tls_begins_once_and_where_it_is_offered(has_starttls: bool, is_tls: boo
 
 
 def logged_in() -> SessionMachine:
-    session = machine(State.VERIFYING, is_trusted=False)
+    session = machine(SessionState.VERIFYING, is_trusted=False)
     assert session.judged(PasswordCheck.RIGHT).reply == replies.AUTHENTICATED
     return session
 
@@ -276,7 +278,7 @@ def test_under_tls_nothing_said_before_counts() -> None:
     session.take(b"STARTTLS")
     session.secured()
 
-    assert snapshot(session) == (State.GREETED, None, None, True, None, None, False)
+    assert snapshot(session) == (SessionState.GREETED, None, None, True, None, None, False)
     assert session.take(b"MAIL FROM:<a@b>").reply == replies.NEEDS_AUTH
     assert session.take(b"AUTH LOGIN").reply == replies.NEEDS_EHLO
 
@@ -313,7 +315,7 @@ def test_the_third_wrong_password_ends_the_session() -> None:
         replies.TOO_MANY_ATTEMPTS,
     ]
     assert (steps[-1].then, steps[-1].reason) == (Then.END, "errors")
-    assert session.state is State.OVER
+    assert session.state is SessionState.OVER
     assert session.user is None
 
 
@@ -324,7 +326,7 @@ def test_a_proof_that_was_not_looked_at_is_no_attempt() -> None:
         session.take(b"AUTH PLAIN " + GOOD)
         assert session.judged(PasswordCheck.LATER).reply == replies.AUTH_LATER
 
-    assert session.state is State.READY
+    assert session.state is SessionState.READY
     assert session.user is None
 
 
@@ -347,19 +349,19 @@ def test_a_proof_that_was_not_looked_at_is_no_attempt() -> None:
 def test_an_exchange_that_proves_nothing_is_over(
     lines: list[bytes], reply: str, strict_reply: str | None, is_strict: bool
 ) -> None:
-    session = machine(State.READY, is_strict=is_strict, has_starttls=False)
+    session = machine(SessionState.READY, is_strict=is_strict, has_starttls=False)
     step = session.take(lines[0])
     for line in lines[1:]:
         assert step.then is Then.RESPONSE
         step = session.respond(line)
 
     assert step.reply == (strict_reply if is_strict and strict_reply else reply)
-    assert session.state is State.READY
+    assert session.state is SessionState.READY
     assert session.user is None
 
 
 def test_a_proof_is_handed_over_and_not_shown() -> None:
-    session = machine(State.READY)
+    session = machine(SessionState.READY)
     session.take(b"AUTH LOGIN " + b64encode(b"mjd"))
     step = session.respond(b64encode(b"open sesame"))
 
@@ -368,51 +370,53 @@ def test_a_proof_is_handed_over_and_not_shown() -> None:
 
 
 def test_two_mechanisms_are_named_as_ever() -> None:
-    session = machine(State.READY, mechanisms=("PLAIN", "LOGIN"))
+    session = machine(SessionState.READY, mechanisms=("PLAIN", "LOGIN"))
 
     assert session.take(b"AUTH CRAM-MD5").reply == "504 5.5.4 Only PLAIN and LOGIN are known"
 
 
 def test_the_owner_refuses_what_it_cannot_take() -> None:
     owner = Refusing()
-    session = machine(State.READY, owner=owner)
+    session = machine(SessionState.READY, owner=owner)
     owner.sender, owner.recipient, owner.login = "452 4.3.1 Full", "550 5.1.1 Gone", "454 4.7.0 Wait"
 
     assert session.take(b"AUTH LOGIN").reply == "454 4.7.0 Wait"
     assert session.take(b"MAIL FROM:<a@b>").reply == "452 4.3.1 Full"
-    assert snapshot(session) == snapshot(machine(State.READY))
+    assert snapshot(session) == snapshot(machine(SessionState.READY))
     owner.sender = None
     session.take(b"MAIL FROM:<a@b>")
     assert session.take(b"RCPT TO:<c@d>").reply == "550 5.1.1 Gone"
-    assert session.state is State.SENDER
+    assert session.state is SessionState.SENDER
 
 
 def test_a_fault_of_the_owner_changes_nothing() -> None:
     owner = Refusing()
-    session = machine(State.READY, owner=owner)
+    session = machine(SessionState.READY, owner=owner)
     owner.sender = OSError("broken")
     with pytest.raises(OSError, match="broken"):
         session.take(b"MAIL FROM:<a@b>")
 
-    assert session.state is State.READY
+    assert session.state is SessionState.READY
     assert session.transaction is None
     assert session.phase == "mail"
 
 
-@pytest.mark.parametrize("state", list(State))
-def test_what_is_broken_off_leaves_a_session_that_takes_commands(state: State) -> None:
+@pytest.mark.parametrize("state", list(SessionState))
+def test_what_is_broken_off_leaves_a_session_that_takes_commands(state: SessionState) -> None:
     session = machine(state)
     session.go_on()
 
-    if state in TAKING or state is State.OVER:
+    if state in TAKING or state is SessionState.OVER:
         assert session.state is state
     else:
-        assert session.state is (State.GREETED if state is State.SECURING else State.READY)
+        assert session.state is (
+            SessionState.GREETED if state is SessionState.SECURING else SessionState.READY
+        )
         assert session.transaction is None
 
 
 def test_a_recipient_is_taken_once_and_too_many_are_refused() -> None:
-    session = machine(State.SENDER)
+    session = machine(SessionState.SENDER)
     told = [session.take(b"RCPT TO:<%d@b>" % number).reply for number in (1, 2, 1, 3, 4, 3)]
 
     ok, many = replies.RECIPIENT_OK, replies.TOO_MANY_RECIPIENTS
@@ -422,7 +426,7 @@ def test_a_recipient_is_taken_once_and_too_many_are_refused() -> None:
 
 
 def test_a_strict_server_counts_each_naming_and_wants_no_space() -> None:
-    session = machine(State.READY, is_strict=True, has_starttls=False)
+    session = machine(SessionState.READY, is_strict=True, has_starttls=False)
 
     assert session.take(b"MAIL FROM: <a@b>").reply == replies.MAIL_SYNTAX
     session.take(b"MAIL FROM:<a@b>")
@@ -431,8 +435,8 @@ def test_a_strict_server_counts_each_naming_and_wants_no_space() -> None:
     assert told == [replies.RECIPIENT_OK] * 3 + [replies.TOO_MANY_RECIPIENTS]
 
 
-@pytest.mark.parametrize("verb", list(Verb))
-def test_a_strict_server_wants_tls_first_where_it_offers_it(verb: Verb) -> None:
+@pytest.mark.parametrize("verb", list(SmtpVerb))
+def test_a_strict_server_wants_tls_first_where_it_offers_it(verb: SmtpVerb) -> None:
     told = machine(is_strict=True, is_private=False).take(VALID[verb]).reply
 
     is_free = verb in {"EHLO", "HELO", "STARTTLS", "NOOP", "RSET", "QUIT"}
@@ -440,19 +444,19 @@ def test_a_strict_server_wants_tls_first_where_it_offers_it(verb: Verb) -> None:
 
 
 def test_a_strict_server_wants_auth_before_it_looks_at_data() -> None:
-    session = machine(State.READY, is_strict=True, has_starttls=False, is_trusted=False)
+    session = machine(SessionState.READY, is_strict=True, has_starttls=False, is_trusted=False)
 
     assert session.take(b"DATA").reply == replies.NEEDS_AUTH
-    assert machine(State.READY, is_trusted=False).take(b"DATA").reply == replies.NEEDS_MAIL
+    assert machine(SessionState.READY, is_trusted=False).take(b"DATA").reply == replies.NEEDS_MAIL
 
 
 @pytest.mark.parametrize("verb", ["GET", "post", "CONNECT"])
 def test_a_browser_is_sent_away(verb: str) -> None:
-    session = machine(State.RECIPIENTS)
+    session = machine(SessionState.RECIPIENTS)
     step = session.take(verb.encode() + b" / HTTP/1.1")
 
     assert step == (replies.NOT_SMTP, Then.END, "refused", None)
-    assert session.state is State.OVER
+    assert session.state is SessionState.OVER
     assert session.phase == "unknown"
 
 
@@ -467,7 +471,7 @@ def test_any_walk_keeps_the_promises(lines: list[bytes], is_trusted: bool, is_st
     session = machine(is_trusted=is_trusted, is_strict=is_strict)
     has_proven = False
     for line in lines:
-        step = session.respond(line) if session.state is State.EXCHANGE else session.take(line)
+        step = session.respond(line) if session.state is SessionState.EXCHANGE else session.take(line)
         if step.then is Then.VERIFY:
             step = session.judged(PasswordCheck.RIGHT if line.endswith(GOOD) else PasswordCheck.WRONG)
             has_proven = has_proven or line.endswith(GOOD)
@@ -485,4 +489,6 @@ def test_any_walk_keeps_the_promises(lines: list[bytes], is_trusted: bool, is_st
                 assert session.transaction is not None
                 assert session.transaction.recipients
                 session.go_on()
-        assert (session.state in (State.SENDER, State.RECIPIENTS)) == (session.transaction is not None)
+        assert (session.state in (SessionState.SENDER, SessionState.RECIPIENTS)) == (
+            session.transaction is not None
+        )

@@ -32,7 +32,7 @@ _XTEXT = re.compile(r"(?:[!-*,-<>-~]|\+[0-9A-Fa-f]{2})+\Z")
 _SIZE = re.compile(r"[0-9]{1,20}\Z")  # RFC 1870, 4
 
 
-class Verb(enum.StrEnum):
+class SmtpVerb(enum.StrEnum):
     """The commands that our servers know."""
 
     HELO = "HELO"

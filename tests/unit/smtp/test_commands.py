@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.smtp.command import (
+from relay.smtp.commands import (
     MailCommand,
-    Verb,
+    SmtpVerb,
     has_control,
     is_one_line,
     mail_line,
@@ -27,7 +27,7 @@ def test_mail_is_read_as_it_was_written(address: str, size_bytes: int | None, ei
     line = mail_line(address, size_bytes=size_bytes, eight_bit=eight_bit, smtputf8=smtputf8)
     verb, argument = split_command(line)
 
-    assert verb == Verb.MAIL
+    assert verb == SmtpVerb.MAIL
     assert parse_mail(argument) == MailCommand(address, size_bytes or 0, smtputf8, eight_bit)
 
 
@@ -35,7 +35,7 @@ def test_mail_is_read_as_it_was_written(address: str, size_bytes: int | None, ei
 def test_rcpt_is_read_as_it_was_written(address: str) -> None:
     verb, argument = split_command(rcpt_line(address))
 
-    assert verb == Verb.RCPT
+    assert verb == SmtpVerb.RCPT
     assert parse_rcpt(argument, smtputf8=True) == address
 
 
