@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from relay.control.operations import ABSENT, OK, TABLE, Deed, Results, Verb
 from relay.mail.envelope import QueueId
+from relay.mail.text import clean
 from relay.queue.scheduler import Queued, State
 from relay.sender.sender import Sender
 from relay.sender.spool_thread import Change
-from relay.smtp.reply import clean
 from relay.spool.interface import Absent, Corrupt, Message, Note, SpoolFault, SpoolFull, Status
 from relay.status.snapshot import RecipientStatus, RecipientView, Snapshot, View
 from relay.status.watch import Watch

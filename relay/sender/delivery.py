@@ -14,12 +14,13 @@ from typing import Any
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
+from relay.mail.text import clean
 from relay.queue.queued import Queued
 from relay.sender.attempt import Attempt
 from relay.sender.parts import Backlog, Known
 from relay.sender.throttle_thread import ThrottleThread
 from relay.smtp.dot_stuffing import UnsendableContent
-from relay.smtp.reply import Phase, clean
+from relay.smtp.reply import Phase
 from relay.spool.interface import Absent, Corrupt, Message, SpoolFault
 from relay.spool.maildir.files import Unreadable
 from relay.telemetry.telemetry import Telemetry

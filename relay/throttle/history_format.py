@@ -43,7 +43,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, get_args
 
 from relay.mail.address import comparable, comparable_domain, folded
-from relay.smtp.reply import clean
+from relay.mail.text import clean
 from relay.throttle.limit import ForEach, Unit
 
 UNKNOWN = "%"

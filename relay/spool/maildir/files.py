@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from relay.mail.envelope import Envelope, QueueId
+from relay.mail.text import clean
 from relay.queue.lanes import DEFAULT_LANE
 from relay.queue.sorting import Sorter
-from relay.smtp.reply import clean
 from relay.spool.durable import Disk, opened, why_a_strangers
 from relay.spool.interface import INLINE_BYTES, Corrupt, Entry, Message, Status
 from relay.spool.maildir import message_file

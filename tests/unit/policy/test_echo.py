@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relay.mail.text import MAX_TEXT_CHARACTERS
 from relay.policy.shipped import provider_rules, providers, standard_rules
-from relay.smtp.reply import MAX_TEXT_CHARACTERS, Phase, Reply, ReplyParser
+from relay.smtp.reply import Phase, Reply, ReplyParser
 from relay.verdicts.echo import ClientWords, without_echo
 from relay.verdicts.outcome import Answer
 from relay.verdicts.shield import same_words

@@ -1,11 +1,11 @@
-"""Every reply that the listener gives, in one place (RFC 5321, 4.2; codes of RFC 3463).
+"""Every reply that our servers give, in one place (RFC 5321, 4.2; codes of RFC 3463).  Pure.
 
-Each text is a whole reply without its CRLF.  RFC 2034, 4: an enhanced code in every
+Each text is a whole reply without its last CRLF.  RFC 2034, 4: an enhanced code in every
 2yz, 4yz and 5yz, but not in the greeting, in replies to HELO and EHLO, nor in 3yz.
-Nothing a client sent is repeated in any of them.
+No reply repeats what a client sent.
 """
 
-from relay.listener.content import Fault
+from collections.abc import Sequence
 
 CLOSING = "421 4.3.2 The service is shutting down"
 IDLE_TOO_LONG = "421 4.4.2 Timeout, closing the connection"
@@ -36,7 +36,7 @@ AUTH_LATER = "454 4.7.0 Too many failed attempts, try later"
 AUTH_MALFORMED = "501 5.5.2 The response is not valid"
 AUTH_LINE_TOO_LONG = "500 5.5.6 The authentication line is too long"
 AUTH_SYNTAX = "501 5.5.4 Syntax: AUTH mechanism [initial-response]"
-AUTH_UNKNOWN = "504 5.5.4 Only PLAIN and LOGIN are known"
+AUTH_SERVER_FIRST = "501 5.7.0 This mechanism takes no initial response"
 AUTH_NOT_OFFERED = "502 5.5.1 AUTH is not offered"
 AUTH_TWICE = "503 5.5.1 Already authenticated"
 AUTH_IN_TRANSACTION = "503 5.5.1 AUTH is not permitted during a transaction"
@@ -65,12 +65,19 @@ TOO_BIG = "552 5.3.4 The message exceeds the size limit"
 
 INTERNAL_FAULT = "451 4.3.0 Internal error, try again later"
 
-FAULTS = {
-    Fault.TOO_BIG: TOO_BIG,
-    Fault.NUL: "550 5.6.0 The message contains a NUL octet (RFC 5322, 4)",
-    Fault.BARE_NEWLINE: "550 5.6.0 A line ends in CR or LF alone instead of CRLF (RFC 5321, 2.3.8)",
-    Fault.LOOP: "554 5.4.6 Too many Received: lines, the message is looping",
-}
+HAS_NUL = "550 5.6.0 The message contains a NUL octet (RFC 5322, 4)"
+BARE_NEWLINE = "550 5.6.0 A line ends in CR or LF alone instead of CRLF (RFC 5321, 2.3.8)"
+LOOPING = "554 5.4.6 Too many Received: lines, the message is looping"
+
+
+def ehlo(hostname: str, extensions: Sequence[str]) -> str:
+    """Return the reply to EHLO, a line for the name and one for each extension (RFC 5321, 4.1.1.1)."""
+    lines = [hostname, *extensions]
+    return "\r\n".join([*(f"250-{line}" for line in lines[:-1]), f"250 {lines[-1]}"])
+
+
+def auth_unknown(mechanisms: Sequence[str]) -> str:
+    return f"504 5.5.4 Only {' and '.join(mechanisms)} are known"
 
 
 def malformed_sender(reason: str) -> str:
@@ -79,12 +86,10 @@ def malformed_sender(reason: str) -> str:
 
 
 def malformed_recipient(reason: str) -> str:
-    """Return the refusal of a forward-path; `reason` is ours and quotes nothing."""
     return f"501 5.1.3 Bad recipient address: {reason}"
 
 
 def malformed_parameters(reason: str) -> str:
-    """Return the refusal of what follows a path."""
     return f"501 5.5.4 {reason}"
 
 

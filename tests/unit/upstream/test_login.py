@@ -8,7 +8,7 @@ import pytest
 from relay.policy.model import Mechanism
 from relay.smtp.reply import Phase
 from relay.upstream.connection import UpstreamUnavailable
-from relay.upstream.sasl import choose
+from relay.upstream.login import choose
 from relay.verdicts.verdict import Verdict
 from tests.fakes.smarthost import Script, Smarthost
 from tests.unit.upstream.sessions import account, connected
