@@ -27,8 +27,7 @@ from relay.spool.durable import Disk
 from relay.spool.maildir.drafts import MaildirIntake
 from relay.spool.maildir.trigger import Trigger
 from relay.telemetry.events import Events
-from relay.telemetry.listener_counts import ListenerCounts
-from relay.telemetry.observer import ListenerObserver
+from relay.telemetry.listener_counts import ListenerCounts, ListenerObserver
 
 CLOSE_SECONDS = 10.0
 """How long content in flight may take at a stop."""

@@ -22,8 +22,8 @@ from relay.queue.settlement import Fate
 from relay.smtp.reply import Phase, Reply
 from relay.telemetry.event_table import FIELDS, KINDS, Level
 from relay.telemetry.events import Events
-from relay.telemetry.lines import WHOLE_WRITE_BYTES
 from relay.telemetry.redaction import Redaction
+from relay.telemetry.stderr import WHOLE_WRITE_BYTES
 from relay.throttle.limit_hints import Hint, Lowered
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
