@@ -8,8 +8,8 @@ import click
 
 from relay.cli.options import DEFAULT_POLICY, POLICY_VARIABLE, printable
 from relay.cli.policy_text import policy_text
-from relay.policy.changes import RESTART_KEYS
 from relay.policy.lane import lanes_of
+from relay.policy.loosening import RESTART_KEYS
 from relay.policy.model import Listen, Policy, Tls, Upstream
 from relay.policy.shipped import providers
 from relay.policy.source import read_policy, value_in

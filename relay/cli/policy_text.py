@@ -10,8 +10,8 @@ import json
 from collections.abc import Container, Iterator, Mapping
 
 from relay.policy.model import Policy, Upstream
-from relay.policy.section import Section
 from relay.policy.shipped import provider_of, provider_rules, providers
+from relay.policy.units import Section
 
 _UNITS_NS = (
     ("d", 86_400 * 1_000_000_000),

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from relay.clock import Clock
 from relay.daemon.policy_watch import Waiting
-from relay.policy.changes import changes_needing_restart
 from relay.policy.faults import PolicyError
+from relay.policy.loosening import changes_needing_restart
 from relay.policy.model import Policy
 from relay.sender.sender import Sender
 from relay.status.snapshot import PolicyStatus
