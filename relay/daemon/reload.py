@@ -23,8 +23,6 @@ from relay.telemetry.metrics import Metrics
 
 
 class Reload:
-    """What happens when the policy file was edited."""
-
     def __init__(
         self,
         path: Path,
