@@ -15,7 +15,7 @@ from relay.sender.report_limit import OwedReports
 from relay.sender.spool_thread import Ending, SpoolThread, Written
 from relay.smtp.reply import Phase
 from relay.spool.interface import Absent, Corrupt, Message, Note, SpoolFault, Status
-from relay.telemetry.events import Events
+from relay.telemetry.events import Events, Via
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.redaction import Redaction
 from relay.verdicts.outcome import Answer, Outcome
@@ -163,7 +163,6 @@ class Settling:
         for note in notes:
             self._events.delivery(
                 queue_id=message.queue_id,
-                upstream="",
                 recipient=message.envelope.recipients[note.index],
                 fate=Fate.BOUNCED,
                 answer=Answer(Verdict.BOUNCE, Phase.EOD, None, text, own_status=note.status),
@@ -186,7 +185,6 @@ class Settling:
         for index, answer in refusals.items():
             self._events.delivery(
                 queue_id=message.queue_id,
-                upstream="",
                 recipient=message.envelope.recipients[index],
                 fate=Fate.BOUNCED,
                 answer=answer,
@@ -299,14 +297,16 @@ class Settling:
     def _tell(self, attempt: Attempt, recipient: str, fate: Fate, answer: Answer) -> None:
         self._events.delivery(
             queue_id=attempt.message.queue_id,
-            upstream=attempt.upstream,
             recipient=recipient,
             fate=fate,
             answer=_final(fate, answer),
             delays_ns=attempt.delays_ns,
-            relay=attempt.relay,
-            conn_use=max(1, attempt.conn_use),
-            tls=None if attempt.tls == "none" else attempt.tls,
+            via=Via(
+                attempt.upstream,
+                attempt.relay,
+                max(1, attempt.conn_use),
+                None if attempt.tls == "none" else attempt.tls,
+            ),
         )
 
     def _told_end(self, message: Message, report: QueueId | None) -> None:

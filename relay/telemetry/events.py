@@ -15,7 +15,7 @@ import socket
 import traceback as tracebacks
 from collections.abc import Iterable, Mapping
 from string import Formatter
-from typing import Literal, TextIO
+from typing import Literal, NamedTuple, TextIO
 
 from relay.clock import SECOND_NS, Clock
 from relay.mail.envelope import Envelope, QueueId
@@ -44,6 +44,19 @@ MOST_REFUSALS = 100
 """So many refusals of clients are told in a second, so that a flood of them is none of the log."""
 
 NO_PIECES: Mapping[str, str] = {}
+
+
+class Via(NamedTuple):
+    """What a transaction went over."""
+
+    upstream: str
+    relay: str
+    """`host[address]:port`."""
+    conn_use: int
+    tls: str | None
+
+
+NO_TRANSACTION = Via("", "none", 1, None)
 
 
 class Events:
@@ -171,38 +184,34 @@ class Events:
         self,
         *,
         queue_id: QueueId,
-        upstream: str,
         recipient: str,
         fate: Fate,
         answer: Answer,
         delays_ns: tuple[int, int, int, int],
-        relay: str = "none",
-        conn_use: int = 1,
-        tls: str | None = None,
+        via: Via = NO_TRANSACTION,
     ) -> None:
         """Tell what became of a recipient, and by which answer.
 
-        `delays_ns` is before the queue, queue and throttle, connecting, transmitting;
-        `relay` is `host[address]:port`.
+        `delays_ns` is before the queue, queue and throttle, connecting, transmitting.
         """
         pieces = {
-            "_conn_use": f"conn_use={conn_use}, " if conn_use > 1 else "",
+            "_conn_use": f"conn_use={via.conn_use}, " if via.conn_use > 1 else "",
             "_delay": postfix_delay(sum(delays_ns)),
             "_delays": "/".join(map(postfix_delay, delays_ns)),
-            "_tls": f"tls={tls}, " if tls else "",
+            "_tls": f"tls={via.tls}, " if via.tls else "",
             "_status": "sent" if fate is Fate.RELAYED else fate.value,
         }
         self._tell(
             "delivery",
             pieces,
             queue_id=queue_id,
-            upstream=upstream,
+            upstream=via.upstream,
             recipient=recipient,
-            relay=relay,
-            conn_use=conn_use,
+            relay=via.relay,
+            conn_use=via.conn_use,
             delay_seconds=_seconds(sum(delays_ns)),
             delays_seconds=[_seconds(delay_ns) for delay_ns in delays_ns],
-            tls=tls,
+            tls=via.tls,
             dsn=answer.status,
             status=fate.value,
             command="." if answer.phase is Phase.EOD else answer.phase.value,
