@@ -80,6 +80,7 @@ def tell_everything(events: Events, foreign: str) -> None:
         "answer": an_answer(foreign),
         "fate": Fate.DEFERRED,
         "delays_ns": (1, 2, 3, 4),
+        "via": Via(foreign, foreign, 7, foreign),
         "counts": {"messages": 3},
         "faults": [foreign],
         "keys": [foreign],
