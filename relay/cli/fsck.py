@@ -36,8 +36,6 @@ class NotReadable(click.ClickException):
 
 
 class NoSpool(NotReadable):
-    """There is none where the policy says."""
-
     exit_code = os.EX_NOINPUT
 
 

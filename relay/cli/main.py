@@ -37,7 +37,7 @@ VERBS: dict[str, Command] = {
     ),
     "audit": Command("relay.cli.audit", "audit", "Prove from the history that no limit was exceeded."),
     "demo": Command(
-        "relay.cli.demo.command", "demo", "Watch it pace mail through a strict upstream; takes half a minute."
+        "relay.cli.demo", "demo", "Watch it pace mail through a strict upstream; takes half a minute."
     ),
     "check": Command("relay.cli.check", "check", "Tell all that is wrong with a policy, or sum it up."),
     "fsck": Command("relay.cli.fsck", "fsck", "Verify the spool and the histories; changes nothing."),
@@ -49,11 +49,9 @@ class VerbGroup(click.Group):
     """A group whose verbs are imported when they are called, and not for `--help`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """Return the verbs in the order of the table."""
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
-        """Return a verb, imported now."""
         verb = VERBS.get(cmd_name)
         if verb is None:
             return None
@@ -74,7 +72,6 @@ class VerbGroup(click.Group):
         return outcome
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
-        """Write the verbs and their summaries."""
         with formatter.section("Verbs"):
             formatter.write_dl([(name, verb.summary) for name, verb in VERBS.items()])
 
@@ -95,7 +92,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    """Return the exit code."""
     try:
         outcome = relay.main(args=arguments, prog_name="relay", standalone_mode=False)
     except click.UsageError as error:

@@ -147,7 +147,6 @@ def show(group_path: Path, policy_path: Path | None, ids: Sequence[str], *, as_j
 
 
 def _verb(verb: Verb) -> None:
-    """Make the command of a verb."""
     row = TABLE[verb]
     words = f"{row.summary}  `-` reads ids from stdin; ALL, with --yes, is everything queued."
 
@@ -205,7 +204,6 @@ def _told(results: Results) -> int:
 
 
 def ask(policy_path: Path, question: Callable[[Session], Awaitable[Answer]]) -> Answer:
-    """Return the answer.  Raises TryLater, NotPermitted, PolicyError."""
     try:
         return asyncio.run(_ask(policy_path, question))
     except SpoolBusy as busy:

@@ -48,7 +48,6 @@ def console() -> Console:
 
 
 def show_status(snapshot: Snapshot, out: Console) -> None:
-    """Show all of a snapshot."""
     up = "" if snapshot.started_at_ns is None else f" for {span(snapshot.at_ns - snapshot.started_at_ns)}"
     said = f"relay {snapshot.version} on {snapshot.hostname}: {snapshot.condition}{up}"
     if snapshot.refusing_because and snapshot.condition is not Condition.DOWN:
@@ -114,7 +113,6 @@ def queue_lines(messages: Sequence[View], at_ns: int) -> Iterator[str]:
 
 
 def detail_lines(message: View) -> Iterator[str]:
-    """Return everything about one message."""
     user = f", user {message.user}" if message.user else ""
     yield f"{message.queue_id}: {message.state}"
     yield f"  from        <{printable(message.reverse_path)}>"

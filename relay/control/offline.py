@@ -66,7 +66,6 @@ class OfflineOperations:
         self._is_read = False
 
     async def close(self) -> None:
-        """Let go of the spool."""
         await self._sender.stop()
 
     async def snapshot(self) -> Snapshot:
@@ -79,7 +78,6 @@ class OfflineOperations:
         return await (await self._read()).show(queue_id)
 
     async def act(self, verb: Verb, queue_ids: Sequence[QueueId]) -> Results:
-        """Do what a verb says with messages; what is bounced is reported when the relay runs again."""
         return await (await self._read()).act(verb, queue_ids)
 
     async def resume(self, upstream: str, *, believes: bool = False) -> str:

@@ -52,19 +52,16 @@ class Operator:
         self._tell = {Deed.HOLD: events.held, Deed.RELEASE: events.released, Deed.RETRY: events.retried}
 
     async def snapshot(self) -> Snapshot:
-        """Return what can be seen now."""
         await self._watch.look()
         return self._watch.snapshot()
 
     async def queue(self) -> Sequence[View]:
-        """Return the queue, oldest first, and what is set aside; of recipients only the first ones."""
         spool = self._spool_thread.spool
         aside = await self._spool_thread.call(lambda: spool.set_aside_files(MOST_SET_ASIDE_LISTED))
         messages = await asyncio.to_thread(self._watch.listing().messages)
         return [*messages, *map(self._watch.set_aside, aside)]
 
     async def show(self, queue_id: QueueId) -> View | str:
-        """Return one message with all its recipients, or ABSENT, or what went wrong."""
         if queue_id not in self._scheduler:
             return ABSENT
         message = await self._load(queue_id)
@@ -77,11 +74,9 @@ class Operator:
         return ABSENT if view is None else _whole(view, message, notes)
 
     async def act(self, verb: Verb, queue_ids: Sequence[QueueId]) -> Results:
-        """Do what the row of a verb says, with messages."""
         return await self._each(verb, queue_ids, {})
 
     async def resume(self, upstream: str, *, believes: bool = False) -> str:
-        """Use an upstream that rests again, with one transaction first."""
         if (shield := self._upstreams.shield(upstream)) is None:
             return ABSENT
         suspects = shield.suspects
@@ -143,7 +138,6 @@ class Operator:
         return result
 
     async def _move(self, queued: Queued, deed: Deed) -> str:
-        """Hold a message, or let it go on."""
         # For RETRY too: while the relay is down, the hint in the file has the next start try it at once.
         await self._spool_thread.change(queued.queue_id, Change[deed.name])
         self._tell[deed](queue_id=queued.queue_id)
@@ -156,7 +150,6 @@ class Operator:
         return OK
 
     async def _end(self, queued: Queued, before: State, deed: Deed, refusals: Mapping[int, Answer]) -> str:
-        """End a message, or some of its recipients."""
         message = await self._load(queued.queue_id)
         if isinstance(message, str):
             return message

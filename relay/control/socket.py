@@ -69,7 +69,6 @@ def _short_path(spool: Path) -> Iterator[str]:
 
 
 def _bind(spool: Path) -> socket.socket:
-    """Return a socket of that name.  Raises OSError."""
     # A socket that is there belongs to a relay that died: we hold the spool's lock.
     _remove(spool)
     listening = socket.socket(socket.AF_UNIX)
@@ -104,7 +103,6 @@ class ControlServer:
         self._visitors = Visitors(answer_seconds=LONGEST_ANSWER_SECONDS, most=MOST_AT_ONCE)
 
     async def start(self) -> None:
-        """Open the socket.  Raises OSError."""
         app = web.Application(middlewares=[self._guard], client_max_size=LONGEST_QUESTION_BYTES)
         app.add_routes(
             [
@@ -132,7 +130,6 @@ class ControlServer:
             raise
 
     async def stop(self) -> None:
-        """Close the socket and remove it."""
         self._visitors.close()
         if self._runner is not None:
             await self._runner.cleanup()
@@ -202,19 +199,15 @@ class ControlClient:
         return True
 
     async def close(self) -> None:
-        """Let go of the connection."""
         await self._resources.aclose()
 
     async def snapshot(self) -> Snapshot:
-        """Return what can be seen now."""
         return await self._ask(_SNAPSHOT.validate_json, "GET", "/snapshot")
 
     async def queue(self) -> list[View]:
-        """Return the queue, oldest first."""
         return await self._ask(_messages, "GET", "/queue")
 
     async def show(self, queue_id: QueueId) -> View | str:
-        """Return one message, or ABSENT, or what went wrong."""
         async with self._request("GET", f"/queue/{queue_id}") as response:
             if response.status in (404, 409):
                 return await response.text()
@@ -229,7 +222,6 @@ class ControlClient:
         return results
 
     async def resume(self, upstream: str, *, believes: bool = False) -> str:
-        """Use an upstream that rests again."""
         verb = "believe" if believes else "resume"
         return await self._ask(bytes.decode, "POST", f"/upstreams/{quote(upstream, safe='')}/{verb}")
 

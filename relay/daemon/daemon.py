@@ -51,8 +51,6 @@ from relay.telemetry.telemetry import Telemetry
 
 
 class Stop:
-    """When, why and with which exit code the relay ends."""
-
     def __init__(self, events: Events, metrics: Metrics, recovering: Recovering) -> None:
         self.why = "told to"
         self.exit_code = os.EX_OK
@@ -65,7 +63,6 @@ class Stop:
         await self._is_set.wait()
 
     def listen(self) -> None:
-        """Stop by SIGTERM and SIGINT."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._tell, signal.Signals(number).name)
@@ -294,7 +291,6 @@ class Daemon:
 
 
 def _listen_for_edits(file: PolicyWatch) -> None:
-    """Have SIGHUP read the policy again."""
     pending: set[asyncio.Task[None]] = set()
 
     def look() -> None:
@@ -308,7 +304,6 @@ def _listen_for_edits(file: PolicyWatch) -> None:
 
 
 async def _practise(policy: Policy, clock: SystemClock) -> PracticeSmarthost | None:
-    """Start the embedded smarthost, if the policy wants one."""
     practice = policy.practice
     if practice is None:
         return None
@@ -326,7 +321,6 @@ async def _practise(policy: Policy, clock: SystemClock) -> PracticeSmarthost | N
 
 
 async def _keep_watchdog() -> None:
-    """Give signs of life for as long as the loop turns."""
     period_seconds = watchdog_seconds()
     while period_seconds is not None:
         notify("WATCHDOG=1")

@@ -27,8 +27,7 @@ from relay.spool.durable import Disk
 from relay.spool.maildir.drafts import MaildirIntake
 from relay.spool.maildir.trigger import Trigger
 from relay.telemetry.events import Events
-from relay.telemetry.listener_counts import ListenerCounts
-from relay.telemetry.observer import ListenerObserver
+from relay.telemetry.listener_counts import ListenerCounts, ListenerObserver
 
 CLOSE_SECONDS = 10.0
 """How long content in flight may take at a stop."""
@@ -42,7 +41,6 @@ LOOK_WHEN_FULL_SECONDS = 0.2
 
 
 def spool_intake(root: str, disk: Disk, clock: Clock, events: Events) -> SpoolIntake:
-    """Return the way into a spool for the listeners of one process."""
     return SpoolIntake(
         MaildirIntake(root, disk, clock),
         Trigger(root, disk),
@@ -71,12 +69,9 @@ class Start:
 
 
 class Listening:
-    """All listeners of a policy."""
-
     def __init__(
         self, start: Start, intake: SpoolIntake, events: Events, counts: ListenerCounts, budget: Budget
     ) -> None:
-        """Nothing is bound yet."""
         self._start = start
         self._listens = start.policy.listen
         self._intake = intake
@@ -92,7 +87,6 @@ class Listening:
 
     @property
     def has_processes(self) -> bool:
-        """Return whether some mail is taken in other processes."""
         return any(listen.processes for listen in self._listens)
 
     async def bind(self) -> None:
@@ -104,7 +98,6 @@ class Listening:
                 raise OSError(error.errno, error.strerror, str(listen.address)) from error
 
     async def start(self) -> None:
-        """Take mail on what was bound."""
         for index, (listen, bound) in enumerate(zip(self._listens, self._sockets, strict=True)):
             if listen.processes == 0:
                 listener = Listener(

@@ -26,7 +26,6 @@ GARBAGE_THRESHOLD = 20_000
 
 
 def run(main: Coroutine[Any, Any, Returned]) -> Returned:
-    """Run a program's one coroutine to its end."""
     gc.set_threshold(GARBAGE_THRESHOLD, 20, 50)
     try:
         from uvloop import new_event_loop  # noqa: PLC0415 - optional where it has no wheel

@@ -34,8 +34,6 @@ SETTLE_SECONDS = 0.1
 
 
 class Sight(NamedTuple):
-    """What a look at the file saw."""
-
     text: bytes
     sha256: str
     writing: Writing
@@ -139,8 +137,6 @@ class Edits(Protocol):
 
 
 class PolicyWatch:
-    """One policy file and what was last seen in it."""
-
     def __init__(self, path: Path, in_force: Policy, seen: bytes, edits: Edits, clock: Clock) -> None:
         """`seen` is the text of what is in force."""
         self._path = path
@@ -220,7 +216,6 @@ class PolicyWatch:
         error: PolicyError | None = None,
         again: bool = False,
     ) -> None:
-        """Go on to the next state, and carry out what follows."""
         self._state, effects = STATES[self._state, found]
         self._edit = edit
         if waiting != self._waiting or again:
@@ -257,7 +252,6 @@ class PolicyWatch:
         return replace(edit, since_ns=self._clock.boottime_ns()) if sight.writing is Writing.OPEN else edit
 
     def _judged(self, sight: Sight, policy: Policy) -> _Edit:
-        """Return what an edit comes to, beside the last whole policy."""
         unfinished = read_document(sight.text).unfinished()
         return _Edit(
             sight.sha256,
@@ -282,7 +276,6 @@ class PolicyWatch:
 
 
 def digest(text: bytes) -> str:
-    """Return the sha256 of a policy's text, in hexadecimal."""
     return hashlib.sha256(text).hexdigest()
 
 

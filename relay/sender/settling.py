@@ -17,7 +17,7 @@ from relay.sender.report_limit import OwedReports
 from relay.sender.spool_thread import Ending, SpoolThread
 from relay.smtp.reply import Phase
 from relay.spool.interface import Absent, Corrupt, Message, Note, SpoolFault, Status
-from relay.telemetry.events import Delays
+from relay.telemetry.events import Delays, Via
 from relay.telemetry.telemetry import Telemetry
 from relay.verdicts.decision import Decision, Fate, Next, Terms
 from relay.verdicts.outcome import Answer
@@ -242,18 +242,17 @@ class Settling:
             attempt.message.envelope.recipients,
             attempt.delays,
         )
+        tls = None if connection.tls == "none" else connection.tls
+        via = Via(upstream, connection.name, attempt.conn_use, tls)
         for index, (fate, answer) in decision.fates.items():
             if fate is not Fate.WAITING:
                 self._events.delivery(
                     queue_id=attempt.message.queue_id,
-                    upstream=upstream,
                     recipient=recipients[index],
                     fate=fate,
                     answer=_final(fate, answer),
                     delays=delays,
-                    relay=connection.name,
-                    conn_use=attempt.conn_use,
-                    tls=None if connection.tls == "none" else connection.tls,
+                    via=via,
                 )
         if decision.is_relayed:
             self._metrics.relayed_after(delays)
@@ -262,7 +261,6 @@ class Settling:
         """Tell of a recipient that is given up without a further attempt."""
         self._events.delivery(
             queue_id=message.queue_id,
-            upstream="",
             recipient=message.envelope.recipients[index],
             fate=Fate.BOUNCED,
             answer=answer,

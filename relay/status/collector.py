@@ -52,7 +52,6 @@ class _Families:
                     )
 
     def set(self, name: str, value: float, *labels: str) -> None:
-        """Give a gauge or a counter a value."""
         self._plain[name].add_metric(labels, value)
 
     def set_histogram(

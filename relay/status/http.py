@@ -43,14 +43,11 @@ _HEADERS = {
 
 
 def _bind(address: HostPort) -> socket.socket:
-    """Return a listening socket.  Raises OSError."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     return socket.create_server((address.host, address.port), family=family, backlog=BACKLOG)
 
 
 class StatusServer:
-    """Serves one address."""
-
     def __init__(
         self,
         address: HostPort,

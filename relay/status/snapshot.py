@@ -63,8 +63,6 @@ class QueueState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LimitStatus:
-    """One limit and its window."""
-
     upstream: str
     label: str
     """As the policy's limit shows itself, e.g. `8 messages per 60s`."""
@@ -91,8 +89,6 @@ class LimitStatus:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamStatus:
-    """One upstream."""
-
     name: str
     host: str
     port: int
@@ -119,8 +115,6 @@ class UpstreamStatus:
 
 @dataclass(frozen=True, slots=True)
 class QueueCounts:
-    """What is in one state."""
-
     messages: int = 0
     recipients: int = 0
     """Those still to do."""
@@ -165,8 +159,6 @@ class PolicyStatus:
 
 @dataclass(frozen=True, slots=True)
 class DiskStatus:
-    """Room where the spool is."""
-
     free_bytes: int
     free_inodes: int | None
     """None where the file system has no fixed number of them."""
@@ -174,8 +166,6 @@ class DiskStatus:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All of it."""
-
     at_ns: int
     """Wall clock."""
     version: str
@@ -204,8 +194,6 @@ RecipientStatus = Literal["to do", "relayed", "bounced", "expired", "deleted"]
 
 @dataclass(frozen=True, slots=True)
 class RecipientView:
-    """One recipient of one message."""
-
     address: str
     status: RecipientStatus
     text: str = ""
@@ -361,7 +349,6 @@ def _counts_json(counts: QueueCounts) -> dict[str, Any]:
 
 
 def message_to_json(message: View) -> dict[str, Any]:
-    """Return a message as a line of `relay queue --json` shows it."""
     return {
         "queue_id": message.queue_id,
         "state": message.state.value,
@@ -380,7 +367,6 @@ def message_to_json(message: View) -> dict[str, Any]:
 
 
 def detail_to_json(message: View) -> dict[str, Any]:
-    """Return a message as `relay queue show --json` shows it."""
     return message_to_json(message) | {
         "client": message.client,
         "helo": message.helo,

@@ -30,7 +30,6 @@ class Visitors:
     """All connections to one server.  For one event loop."""
 
     def __init__(self, *, answer_seconds: float, most: int = MOST) -> None:
-        """Nothing is open yet."""
         self._answer_seconds = answer_seconds
         self._most = most
         self._visits: dict[_Visit, None] = {}
@@ -52,7 +51,6 @@ class Visitors:
         )
 
     def close(self) -> None:
-        """Accept no more."""
         if self._door is not None:
             self._door.close()
 
@@ -105,12 +103,10 @@ class _Visit(asyncio.Protocol):
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to count."""
         self._transport = cast(asyncio.Transport, transport)
         self._visitors.enter(self)
 
     def data_received(self, data: bytes) -> None:
-        """Pass on what came."""
         if self._handler is None:
             self._handler = self._server()
             self._visitors.heard(self, self._handler)
@@ -122,7 +118,6 @@ class _Visit(asyncio.Protocol):
         return None if self._handler is None else self._handler.eof_received()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """End."""
         if self._deadline is not None:
             self._deadline.cancel()
         self._visitors.leave(self, self._handler)
@@ -130,12 +125,10 @@ class _Visit(asyncio.Protocol):
             self._handler.connection_lost(error)
 
     def pause_writing(self) -> None:
-        """Pass on that the other side does not read."""
         if self._handler is not None:
             self._handler.pause_writing()
 
     def resume_writing(self) -> None:
-        """Pass on that it does again."""
         if self._handler is not None:
             self._handler.resume_writing()
 

@@ -17,8 +17,6 @@ Source = Literal["live", "snapshot", "listener"]
 
 @dataclass(frozen=True, slots=True)
 class MetricRow:
-    """One row."""
-
     name: str
     type: Type
     source: Source

@@ -37,6 +37,17 @@ MOST_ARROWS = 90
 MOST_FILES = 22
 LARGEST_SHARE = 0.17
 MOST_PARAMETERS = 8
+"""Of a function, `self` and `cls` not counted."""
+HAVE_MORE_PARAMETERS = {
+    "relay/practice/smarthost.py __init__",
+    "relay/sender/delivery.py __init__",
+    "relay/sender/dispatcher.py __init__",
+    "relay/sender/lowered_limits.py __init__",
+    "relay/sender/sender.py __init__",
+    "relay/sender/settling.py __init__",
+    "relay/sender/upstreams.py __init__",
+}
+"""Those that are yet to be mended.  Whoever mends one takes it out; nobody adds one."""
 
 
 def _words(text: str) -> set[str]:
@@ -303,6 +314,25 @@ def test_every_module_opens_with_what_it_is() -> None:
             and not module.path.name.startswith("test_")  # it is called what it is about
         ]
     )
+
+
+def test_a_function_has_few_parameters() -> None:
+    having = {
+        f"{module.name} {node.name}"
+        for module in _relay()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if len(_parameters(node)) > MOST_PARAMETERS
+    }
+
+    assert having - HAVE_MORE_PARAMETERS == set()
+    assert HAVE_MORE_PARAMETERS - having == set(), "mended: take it out of the list"
+
+
+def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    arguments = function.args
+    names = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    return names[1:] if names[:1] in (["self"], ["cls"]) else names
 
 
 def test_identifiers_use_the_projects_words() -> None:

@@ -19,10 +19,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from relay.cli.demo.command import Demo, NotFinished
-from relay.cli.demo.host import reserved_port
-from relay.cli.demo.picture import Frame, Picture
-from relay.cli.demo.plan import Judgement, Plan, judge, verdict_lines
+from relay.cli.demo import (
+    Demo,
+    Frame,
+    Judgement,
+    NotFinished,
+    Picture,
+    Plan,
+    judge,
+    reserved_port,
+    verdict_lines,
+)
 from relay.clock import SECOND_NS
 from relay.mail.envelope import Envelope
 from relay.policy.limits import LimitSettings

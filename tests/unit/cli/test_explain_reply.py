@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.cli.verdict_table import page
+from relay.cli.explain_reply import page
 from tests.unit.cli.control import code_of
 from tests.unit.policy.examples import SMALL
 

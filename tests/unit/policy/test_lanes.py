@@ -117,8 +117,8 @@ def test_a_slot_costs_its_part_of_the_window_by_the_tightest_limit() -> None:
         (["a: {header: {List-Id: ''}}"], "0:25 lanes.a.header.List-Id", "got none"),
         (["a: {sender: '@x', share: 0}"], "0:28 lanes.a.share", "from 1 to 100"),
         (["a: {sender: '@x', ceiling: 101}"], "0:30 lanes.a.ceiling", "from 1 to 100"),
-        (["a: {share: 5}"], "0:6 lanes.a", "would take all mail: name one of sender, client"),
-        (["default: {sender: '@x'}"], "0:21 lanes.default.sender", "what no other takes"),
+        (["a: {share: 5}"], "0:6 lanes.a", "without a condition takes all mail: write one of sender, client"),
+        (["default: {sender: '@x'}"], "0:21 lanes.default.sender", "what no other lane takes"),
         (["A: {sender: '@x'}"], "0:3 lanes.A", "a-z, 0-9, _ and -"),
         (
             ["a: {sender: '@x', share: 60}", "b: {sender: '@y', share: 41}"],

@@ -6,7 +6,7 @@ from datetime import date
 
 import pytest
 
-from relay.cli.policy_text import policy_text
+from relay.cli.check import policy_text
 from relay.policy.document import read_document
 from relay.policy.model import Policy, Tls, Upstream
 from relay.policy.rules import PROVIDERS

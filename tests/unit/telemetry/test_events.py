@@ -20,9 +20,9 @@ from relay.mail.envelope import Envelope, QueueId
 from relay.mail.words import postfix_delay
 from relay.smtp.reply import Phase, Reply
 from relay.telemetry.event_table import FIELDS, KINDS, Level
-from relay.telemetry.events import Delays, Events
-from relay.telemetry.lines import WHOLE_WRITE_BYTES
+from relay.telemetry.events import Delays, Events, Via
 from relay.telemetry.redaction import Redaction
+from relay.telemetry.stderr import WHOLE_WRITE_BYTES
 from relay.throttle.limit_hints import Hint, Lowered
 from relay.verdicts.decision import Fate
 from relay.verdicts.outcome import Answer
@@ -56,14 +56,11 @@ def events_on(
 def relayed(events: Events, *, recipient: str = "a@x", text: str = "250 2.0.0 Ok: queued") -> None:
     events.delivery(
         queue_id=ID,
-        upstream="isp",
         recipient=recipient,
         fate=Fate.RELAYED,
         answer=an_answer(text),
         delays=Delays(50_000_000, 0, 30_000_000, 1_040_000_000),
-        relay="smtp.example.net[192.0.2.7]:587",
-        conn_use=3,
-        tls="TLSv1.3",
+        via=Via("isp", "smtp.example.net[192.0.2.7]:587", 3, "TLSv1.3"),
     )
 
 
@@ -83,6 +80,7 @@ def tell_everything(events: Events, foreign: str) -> None:
         "answer": an_answer(foreign),
         "fate": Fate.DEFERRED,
         "delays": Delays(1, 2, 3, 4),
+        "via": Via(foreign, foreign, 7, foreign),
         "counts": {"messages": 3},
         "faults": [foreign],
         "keys": [foreign],
@@ -127,7 +125,6 @@ def test_a_first_transaction_without_tls_says_neither_conn_use_nor_tls() -> None
     def act(events: Events) -> None:
         events.delivery(
             queue_id=ID,
-            upstream="isp",
             recipient="a@x",
             fate=Fate.DEFERRED,
             answer=Answer(Verdict.DEFER, Phase.RCPT, None, "the connection was lost"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from relay.policy.changes import RESTART_KEYS, changes_needing_restart
+from relay.policy.loosening import RESTART_KEYS, changes_needing_restart
 from relay.policy.model import Policy
 from tests.unit.policy.examples import SMALL
 from tests.unit.policy.reading import parse
