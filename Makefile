@@ -102,6 +102,7 @@ fmt: $(READY)
 docs: $(READY)
 	$(RUN) -m relay explain-reply --table > docs/VERDICTS.md
 	$(RUN) -m tests.unit.policy.corpus > docs/REPLIES.md
+	$(RUN) -m tests.unit.throttle.history_page > docs/history-states.md
 
 # Not var/: there is the spool, and with it other people's mail.
 clean:

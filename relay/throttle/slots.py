@@ -29,7 +29,7 @@ from relay.throttle.history_format import Charged, Ended, Highest, Record, Reser
 from relay.throttle.keys import Request
 from relay.throttle.limit import Limit
 from relay.throttle.limit_hints import Tally
-from relay.throttle.proof import raised
+from relay.throttle.peaks import raised
 from relay.throttle.sharing import thinned
 from relay.throttle.tally import peak_of, tally_of
 from relay.throttle.usage import Usage, usage_of

@@ -35,11 +35,12 @@ from relay.spool.durable import Disk
 from relay.throttle.decision import Grant, Place, Wait
 from relay.throttle.expected import Limited
 from relay.throttle.history import History
+from relay.throttle.history_check import audit_file
 from relay.throttle.history_format import Charged, Ended, Record
 from relay.throttle.keys import Request as Request  # noqa: PLC0414 - part of the door
 from relay.throttle.limit import Limit
 from relay.throttle.limit_hints import Tally
-from relay.throttle.peaks import Audit, audit_file
+from relay.throttle.peaks import Audit
 from relay.throttle.slots import Slots
 from relay.throttle.usage import Usage
 

@@ -9,7 +9,7 @@ from relay.spool.durable import RealDisk
 from relay.status.page import render
 from relay.status.snapshot import to_json
 from relay.throttle import gauge
-from relay.throttle.peaks import audit_file
+from relay.throttle.history_check import audit_file
 from relay.throttle.throttle import Request, Reservation, SlotSettlement, Throttle
 from tests.fakes.clock import LeapingClock
 from tests.fakes.smarthost import Script, Smarthost

@@ -7,8 +7,8 @@ import pytest
 from relay.clock import SECOND_NS
 from relay.spool.durable import RealDisk, opened
 from relay.throttle.decision import Grant
-from relay.throttle.history import LARGEST_BYTES
 from relay.throttle.history_format import Ended, HistoryError
+from relay.throttle.history_states import LARGEST_BYTES
 from relay.throttle.keys import Request
 from relay.throttle.slots import Slots
 from relay.throttle.window import EXACT_SLOTS

@@ -7,8 +7,15 @@ from random import Random
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.throttle.high_water import line
-from relay.throttle.history_format import HistoryError, group, header, is_current, read_groups, read_header
+from relay.throttle.history_format import (
+    HistoryError,
+    group,
+    header,
+    is_current,
+    mark_line,
+    read_groups,
+    read_header,
+)
 from tests.fakes.clock import FakeClock
 from tests.unit.throttle.limits import (
     PerPeriod,
@@ -119,7 +126,7 @@ TODAYS = [
     messages(4, 60, "sender"),
 ]
 WRITTEN = Path(__file__).with_name("version-2.history").read_bytes()
-"""Every kind of line, as a relay of the second edition wrote it; its last group was at 3189 s of the first boot."""
+"""Every kind of line, as a relay of the second edition wrote it until 3189 s after the first boot."""
 
 
 def test_a_history_of_the_second_edition_counts_as_it_did(memory: MemoryDisk) -> None:
@@ -172,4 +179,4 @@ def test_each_line_of_the_second_edition_is_written_as_it_was() -> None:
         end = contents.end
 
     assert content == WRITTEN
-    assert line(1_760_002_189_000_000_000) == b"relay-history-end +000001760002189000000000 8d16283a\n"
+    assert mark_line(1_760_002_189_000_000_000) == b"relay-history-end +000001760002189000000000 8d16283a\n"
