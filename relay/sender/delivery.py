@@ -24,7 +24,7 @@ from relay.smtp.reply import Phase, clean
 from relay.spool.interface import Absent, Corrupt, Message, runs
 from relay.spool.maildir.files import Unreadable
 from relay.telemetry.metrics import Metrics
-from relay.throttle.keys import run_of
+from relay.throttle.decision import run_of
 from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection
 from relay.upstream.pool import Pool

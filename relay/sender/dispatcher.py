@@ -32,9 +32,8 @@ from relay.spool.interface import Absent, Corrupt, Message, SpoolFault
 from relay.spool.maildir.files import is_lack_of_room
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
-from relay.throttle.decision import Place, Wait
+from relay.throttle.decision import Place, Request, Wait, request_for
 from relay.throttle.history_format import HistoryError
-from relay.throttle.keys import Request, request_for
 from relay.throttle.limit_hints import Tally
 from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection

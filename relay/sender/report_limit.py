@@ -29,8 +29,8 @@ from relay.sender.throttle_thread import ThrottleThread
 from relay.spool.durable import Disk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
+from relay.throttle.decision import Request
 from relay.throttle.history_format import HistoryError
-from relay.throttle.keys import Request
 from relay.throttle.limit_hints import Effective
 from relay.throttle.throttle import Reservation, Throttle
 

@@ -32,7 +32,7 @@ from relay.spool.maildir.trigger import Trigger
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.redaction import Redaction
-from relay.throttle.keys import run_of
+from relay.throttle.decision import run_of
 from relay.verdicts.shortage import is_lack_of_means
 
 SWEEP_SECONDS = 3.0

@@ -43,6 +43,11 @@ class Limited:
     only: str | None = None
     """The one key that it is about, if it is about one alone: the lane of a ceiling."""
 
+    @property
+    def per_ns(self) -> int:
+        """Its window, as a limit without a guard."""
+        return self.span_ns
+
 
 @dataclass(frozen=True, slots=True)
 class Outlook:

@@ -21,8 +21,8 @@ An account without limits is recorded all the same, as durably: the first limit 
 edit gives it judges all that went before, in flight or ended.
 
 Threads: every method may be called from any.  `reserve`, `flush`, `replan` and `close` take
-turns and may wait for the disk and for other processes; `settle`, `opens_at`, `usage` and
-`tally` are memory only, and do for an event loop.
+turns and may wait for the disk and for other processes; `settle` and every question of `View`
+are memory only, and do for an event loop.
 """
 
 from collections.abc import Sequence
@@ -32,17 +32,18 @@ from threading import Lock
 
 from relay.clock import Clock
 from relay.spool.durable import Disk
+from relay.throttle import decision
 from relay.throttle.decision import Grant, Place, Wait
+from relay.throttle.decision import Request as Request  # noqa: PLC0414 - part of the door
 from relay.throttle.expected import Limited
+from relay.throttle.gauge import Usage
 from relay.throttle.history import History
 from relay.throttle.history_check import audit_file
 from relay.throttle.history_format import Charged, Ended, Record
-from relay.throttle.keys import Request as Request  # noqa: PLC0414 - part of the door
 from relay.throttle.limit import Limit
 from relay.throttle.limit_hints import Tally
 from relay.throttle.peaks import Audit
 from relay.throttle.slots import Slots
-from relay.throttle.usage import Usage
 
 TRANSACTION_NS = 30 * 60 * 1_000_000_000
 """The longest transaction: 10 minutes for the reply to the final dot (RFC 5321, 4.5.3.2.6), and the rest."""
@@ -74,7 +75,70 @@ class SlotSettlement:
     """Boottime."""
 
 
-class Throttle:
+class View:
+    """What can be asked of an account's limits and of its past.
+
+    Answers come from memory, so they know other processes as of the last decision; none waits for
+    the disk.  An instant at which something opens is never later than the truth: other processes
+    can only make it later, and `reserve` will say so.
+    """
+
+    def __init__(self, slots: Slots, clock: Clock) -> None:
+        self.slots, self._clock = slots, clock
+
+    def room(self) -> int | None:
+        """Return how many messages may go now, None for any number; their keys may keep them back."""
+        return self.slots.ask(decision.room, self._clock.boottime_ns())
+
+    def full(self) -> list[str]:
+        """Return which limits leave no room for any message now."""
+        return self.slots.ask(decision.full, self._clock.boottime_ns())
+
+    def opens_at_ns(self, recipients: int = 1) -> int:
+        """Return the boottime at which a message to so many may go unsplit; now, if it may already."""
+        return self.slots.ask(decision.opens_at, self._clock.boottime_ns(), recipients)
+
+    def room_for_connections(self) -> tuple[int | None, int, str]:
+        """Return how many may be opened now (None: any number), when the next may, and by which limit."""
+        return self.slots.ask(decision.room_for_connections, self._clock.boottime_ns())
+
+    def room_at(self, place: Place) -> tuple[int, int]:
+        """Return how many messages may leave a place now, and when (boottime) the next one may."""
+        return self.slots.ask(decision.room_at, self._clock.boottime_ns(), place)
+
+    def full_at(self, place: Place) -> list[str]:
+        """Return which limits let no message leave a place now."""
+        return self.slots.ask(decision.full_at, self._clock.boottime_ns(), place)
+
+    def room_in(self, lane: str) -> tuple[int | None, int]:
+        """Return how many messages a lane's ceilings let go (None: any number), and when one may."""
+        return self.slots.ask(decision.room_in, self._clock.boottime_ns(), lane)
+
+    def usage(self) -> list[Usage]:
+        """Return how full each limit is, in their order.  Looks at every key."""
+        return self.slots.ask(decision.usage, self._clock.boottime_ns())
+
+    def limited(self, transaction_ns: int) -> tuple[Limited, ...]:
+        """Return each limit with all that occupies it; what we have in flight lasts so long."""
+        return self.slots.limited(transaction_ns, self._clock.boottime_ns())
+
+    def leaves_in_ns(self, span_ns: int) -> int | None:
+        """Return in how many nanoseconds the oldest end of the last `span_ns` is that old; None without one.
+
+        It is what an upstream that speaks of such a window may be counting.
+        """
+        return self.slots.leaves_in_ns(span_ns, self._clock.boottime_ns())
+
+    def tally(self, span_ns: int) -> Tally:
+        """Return what ended within the last `span_ns`."""
+        return self.slots.tally(span_ns, self._clock.boottime_ns())
+
+    def peak(self, span_ns: int) -> Tally:
+        """Return the most, of each unit, that a window held which was over when the present one began."""
+        return self.slots.peak(span_ns, self._clock.boottime_ns())
+
+
+class Throttle(View):
     """The limits of one account, over its history."""
 
     def __init__(
@@ -88,16 +152,15 @@ class Throttle:
         transaction_ns: int = TRANSACTION_NS,
     ) -> None:
         """Touch no disk yet.  `guard_ns` None: 1 % of each period, at most a second."""
-        self._clock = clock
+        super().__init__(Slots(), clock)
         self._transaction_ns = transaction_ns
-        self._slots = Slots()
-        self._history = History(history_path, disk, clock, self._slots)
+        self._history = History(history_path, disk, clock, self.slots)
         self._turn = Lock()
         self._path = history_path
         self._disk = disk
         self._has_begun = False
         self._limits = tuple(limits)
-        self._slots.judge_by(limits, guard_ns)
+        self.slots.judge_by(limits, guard_ns)
 
     def reserve(self, requests: Sequence[Request]) -> list[Reservation | Wait]:
         """Decide requests in their order, all in one critical section with one sync.
@@ -119,7 +182,7 @@ class Throttle:
         """
         with self._turn:
             with self._history.locked() as now_ns:
-                answer = self._slots.reserve_connection(opening_ns, now_ns)
+                answer = self.slots.reserve_connection(opening_ns, now_ns)
                 self._write([] if isinstance(answer, Wait) else [answer], now_ns)
             if isinstance(answer, Wait):
                 return answer
@@ -132,9 +195,9 @@ class Throttle:
             reservation = settlement.reservation
             ended_at_ns = max(reservation.reserved_at_ns, min(settlement.ended_at_ns, now_ns))
             if ended_at_ns <= reservation.deadline_ns:
-                self._slots.settle(Ended(reservation.id, ended_at_ns))
+                self.slots.settle(Ended(reservation.id, ended_at_ns))
             else:
-                self._slots.settle(self._late(reservation, ended_at_ns))
+                self.slots.settle(self._late(reservation, ended_at_ns))
 
     def _late(self, reservation: Reservation, ended_at_ns: int) -> Charged:
         """Return the charge for a transaction that outlived its deadline; whose it was is not told apart."""
@@ -157,73 +220,6 @@ class Throttle:
         with self._turn, self._history.locked() as now_ns:
             self._write([], now_ns)
 
-    def opens_at(self, recipients: int) -> int:
-        """Return the boottime at which a message to so many may go unsplit; now, if it may already.
-
-        From memory, and never later than the truth: other processes can only make it
-        later, and `reserve` will say so.  For any part of it, ask with 1.
-        """
-        return self._slots.opens_at(recipients, self._clock.boottime_ns())
-
-    def leaves_in_ns(self, span_ns: int) -> int | None:
-        """Return in how many nanoseconds the oldest end of the last `span_ns` is that old; None without one.
-
-        From memory: what an upstream that speaks of such a window may be counting.
-        """
-        return self._slots.leaves_in_ns(span_ns, self._clock.boottime_ns())
-
-    def tally(self, span_ns: int) -> Tally:
-        """Return what ended within the last `span_ns`: by memory, so of others as of the last look."""
-        return self._slots.tally(span_ns, self._clock.boottime_ns())
-
-    def peak(self, span_ns: int) -> Tally:
-        """Return the most, of each unit, that a window held which was over when the present one began."""
-        return self._slots.peak(span_ns, self._clock.boottime_ns())
-
-    def has_others(self) -> bool:
-        """Return whether memory has something in flight of another process, which may have ended since."""
-        return self._slots.has_others()
-
-    def room(self) -> tuple[int | None, list[str]]:
-        """Return how many messages may go now, None for any number, and which limits keep back the next one.
-
-        From memory, and as far as limits without keys have a say.
-        """
-        return self._slots.room(self._clock.boottime_ns())
-
-    def room_for_connections(self) -> tuple[int | None, int, str]:
-        """Return how many may be opened now (None: any number), when the next may, and by which limit.
-
-        From memory.
-        """
-        return self._slots.room_for_connections(self._clock.boottime_ns())
-
-    def room_at(self, place: Place) -> tuple[int, int]:
-        """Return how many messages may leave a place now, and when the next one may; from memory."""
-        return self._slots.room_at(place, self._clock.boottime_ns())
-
-    def full_at(self, place: Place) -> list[str]:
-        """Return which limits let nobody leave a place now; from memory."""
-        return self._slots.full_at(place, self._clock.boottime_ns())
-
-    def room_in(self, lane: str) -> tuple[int | None, int]:
-        """Return how many messages may go of a lane by its ceilings (None: any number), and when one may.
-
-        From memory.
-        """
-        return self._slots.room_in(lane, self._clock.boottime_ns())
-
-    def usage(self) -> list[Usage]:
-        """Return how full each limit is, in their order, as far as memory knows.  Looks at every key."""
-        return self._slots.usage(self._clock.boottime_ns())
-
-    def limited(self, transaction_ns: int) -> tuple[Limited, ...]:
-        """Return each limit with all that occupies it, for an estimate; ours in flight last so long.
-
-        From memory; looks at every slot.
-        """
-        return self._slots.limited(transaction_ns, self._clock.boottime_ns())
-
     def replan(
         self, limits: Sequence[Limit], guard_ns: int | None, *, transaction_ns: int | None = None
     ) -> None:
@@ -235,7 +231,7 @@ class Throttle:
             self._limits = tuple(limits)
             if transaction_ns is not None:
                 self._transaction_ns = transaction_ns
-            self._slots.judge_by(limits, guard_ns)
+            self.slots.judge_by(limits, guard_ns)
 
     def has_begun(self) -> bool:
         """Return, once, that there was no history and one was begun: nothing before it is known."""
@@ -264,7 +260,7 @@ class Throttle:
             if wait is not None:
                 answers.append(wait)
                 continue
-            answer = self._slots.reserve(request, self._transaction_ns, now_ns)
+            answer = self.slots.reserve(request, self._transaction_ns, now_ns)
             if isinstance(answer, Wait):
                 wait = answer if answer.place is None else None
                 answers.append(answer)
@@ -274,10 +270,10 @@ class Throttle:
         return answers, granted
 
     def _write(self, granted: list[Record], now_ns: int) -> None:
-        ended = self._slots.unwritten()
+        ended = self.slots.unwritten()
         if ended or granted or self._history.is_doubtful:
             self._has_begun |= self._history.append(now_ns, [*ended, *granted])
-            self._slots.written(len(ended))
+            self.slots.written(len(ended))
 
 
 def _reservation(grant: Grant, now_ns: int) -> Reservation:

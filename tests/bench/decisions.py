@@ -36,9 +36,8 @@ from typing import Any, NamedTuple
 
 from relay.clock import SECOND_NS
 from relay.spool.durable import RealDisk
-from relay.throttle.decision import Grant
+from relay.throttle.decision import Grant, Request
 from relay.throttle.history_format import Ended
-from relay.throttle.keys import Request
 from relay.throttle.slots import Slots
 from relay.throttle.throttle import Reservation, SlotSettlement, Throttle
 from relay.throttle.window import EXACT_SLOTS

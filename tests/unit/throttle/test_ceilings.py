@@ -4,10 +4,9 @@ from pathlib import Path
 
 from relay.clock import SECOND_NS
 from relay.spool.durable import Disk
-from relay.throttle.decision import Place, Wait
+from relay.throttle.decision import Place, Request, Wait
 from relay.throttle.gauge import Gauge
 from relay.throttle.history_format import UNKNOWN, Charged, Share
-from relay.throttle.keys import Request
 from relay.throttle.throttle import Reservation
 from tests.fakes.clock import FakeClock
 from tests.unit.throttle.limits import PerPeriod, connections, messages, recipients, settle, throttle
@@ -87,7 +86,7 @@ def test_of_what_was_merged_the_part_of_nobody_known_counts_for_every_ceiling() 
     gauge.charge(Charged(0, 9, 9, shares=shares), 0)
 
     assert gauge.used("list", 1) == 2 + 4
-    assert gauge.fullest(1) == "list"
+    assert gauge.usage(1).key == "list"
     assert gauge.used("list", MINUTE_NS) == 0
 
 

@@ -333,7 +333,7 @@ def test_what_opens_while_the_disk_is_slow_is_not_given_away_as_of_before(tmp_pa
             if self.stall_ns:
                 clock.advance(self.stall_ns)
                 self.stall_ns = 0
-                account.opens_at(1)
+                account.opens_at_ns(1)
             return super().inode(path)
 
     disk, limits = Slow(), [messages(1, seconds=60)]

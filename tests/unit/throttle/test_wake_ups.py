@@ -7,9 +7,9 @@ import pytest
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.queue.scheduler import Queued, Scheduler
-from relay.throttle.decision import Place, Wait
+from relay.throttle import decision
+from relay.throttle.decision import Place, Request, Wait
 from relay.throttle.history_format import Ended
-from relay.throttle.keys import Request
 from relay.throttle.slots import Slots
 from tests.unit.throttle.limits import TRANSACTION_NS, PerPeriod, messages
 
@@ -45,10 +45,10 @@ class Beats:
         """Try one message; return when to look again where there is none, None for at once."""
         for place in self.scheduler.places_due(self.now_ns):
             assert isinstance(place, Place)
-            self.scheduler.let_leave(place, *self.slots.room_at(place, self.now_ns))
-        room, _ = self.slots.room(self.now_ns)
+            self.scheduler.let_leave(place, *self.slots.ask(decision.room_at, self.now_ns, place))
+        room = self.slots.ask(decision.room, self.now_ns)
         if room == 0:
-            return self.slots.opens_at(1, self.now_ns)
+            return self.slots.ask(decision.opens_at, self.now_ns)
         queued = self.scheduler.next_ready(self.now_ns)
         if queued is None:
             return self.scheduler.next_due_at_ns() or 2**62

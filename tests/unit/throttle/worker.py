@@ -38,7 +38,7 @@ def main() -> None:
                 end_ns = clock.boottime_ns()
                 account.settle([SlotSettlement(answer, end_ns)])
                 _say("ended" if end_ns < answer.deadline_ns else "late", answer.id, end_ns)
-        until_ns = account.opens_at(1)
+        until_ns = account.opens_at_ns(1)
         time.sleep(max(0, until_ns - clock.boottime_ns()) / SECOND_NS)
     account.flush()
 
