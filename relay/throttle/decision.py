@@ -115,7 +115,7 @@ class Grant(NamedTuple):
     """Which of the recipients that were asked for."""
 
 
-def of_all(gauges: Sequence[Gauge]) -> list[Gauge]:
+def for_all(gauges: Sequence[Gauge]) -> list[Gauge]:
     """Return the limits of messages that ask nothing about whose they are."""
     return [gauge for gauge in gauges if gauge.unit != "connections" and gauge.for_each is None]
 
@@ -125,27 +125,27 @@ def of_connections(gauges: Sequence[Gauge]) -> list[Gauge]:
     return [gauge for gauge in gauges if gauge.unit == "connections"]
 
 
-def _of_place(gauges: Sequence[Gauge], place: tuple[ForEach, str]) -> list[Gauge]:
+def _of_place(gauges: Sequence[Gauge], place: Place) -> list[Gauge]:
     kind, key = place
     return [gauge for gauge in gauges if gauge.for_each == kind and gauge.is_about(key)]
 
 
 def room(gauges: Sequence[Gauge], now_ns: int) -> int | None:
     """Return how many messages may go now, None for any number, as far as limits without keys have a say."""
-    return min((gauge.room(None, now_ns) for gauge in of_all(gauges)), default=None)
+    return min((gauge.room(None, now_ns) for gauge in for_all(gauges)), default=None)
 
 
 def full(gauges: Sequence[Gauge], now_ns: int) -> list[str]:
     """Return which limits leave no room for any message now."""
-    return [gauge.label for gauge in of_all(gauges) if not gauge.room(None, now_ns)]
+    return [gauge.label for gauge in for_all(gauges) if not gauge.room(None, now_ns)]
 
 
-def opens_at(gauges: Sequence[Gauge], now_ns: int, recipients: int = 1) -> int:
+def opens_at(gauges: Sequence[Gauge], recipients: int, now_ns: int) -> int:
     """Return the earliest instant at which a message with so many recipients may fit unsplit.
 
     As far as limits without keys have a say.
     """
-    opens = (g.opens_at(None, now_ns, recipients if g.unit == "recipients" else 1) for g in of_all(gauges))
+    opens = (g.opens_at(None, now_ns, recipients if g.unit == "recipients" else 1) for g in for_all(gauges))
     return max(opens, default=now_ns)
 
 
@@ -157,7 +157,7 @@ def room_for_connections(gauges: Sequence[Gauge], now_ns: int) -> tuple[int | No
     return free, *max(opens, default=(now_ns, ""))
 
 
-def room_at(gauges: Sequence[Gauge], now_ns: int, place: tuple[ForEach, str]) -> tuple[int, int]:
+def room_at(gauges: Sequence[Gauge], place: Place, now_ns: int) -> tuple[int, int]:
     """Return how many messages may leave a place now, and when the next one may.
 
     At least one may be tried where it has other recipients, or the limits are gone: only asking tells.
@@ -168,12 +168,12 @@ def room_at(gauges: Sequence[Gauge], now_ns: int, place: tuple[ForEach, str]) ->
     return max(least, free), max((gauge.opens_at(key, now_ns) for gauge in limits), default=now_ns)
 
 
-def full_at(gauges: Sequence[Gauge], now_ns: int, place: Place) -> list[str]:
+def full_at(gauges: Sequence[Gauge], place: Place, now_ns: int) -> list[str]:
     """Return which limits let no message leave a place now."""
     return [gauge.label for gauge in _of_place(gauges, place) if not gauge.room(place.key, now_ns)]
 
 
-def room_in(gauges: Sequence[Gauge], now_ns: int, lane: str) -> tuple[int | None, int]:
+def room_in(gauges: Sequence[Gauge], lane: str, now_ns: int) -> tuple[int | None, int]:
     """Return how many messages a lane's ceilings let go now (None: any number), and when one may."""
     ceilings = _of_place(gauges, Place("lane", lane))
     free = min((gauge.room(lane, now_ns) for gauge in ceilings), default=None)
@@ -221,7 +221,7 @@ def _choose_by_domain(by_domain: Sequence[Gauge], request: Request, most: int, n
 
 def wait(gauges: Sequence[Gauge], request: Request, now_ns: int) -> Wait:
     """Return what a message that has no room waits for."""
-    opens = [(gauge.opens_at(None, now_ns), gauge.label) for gauge in of_all(gauges)]
+    opens = [(gauge.opens_at(None, now_ns), gauge.label) for gauge in for_all(gauges)]
     until_ns, label = max(opens, default=(now_ns, ""))
     if until_ns > now_ns:
         return Wait(until_ns, label)

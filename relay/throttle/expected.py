@@ -45,7 +45,7 @@ class Limited:
 
     @property
     def per_ns(self) -> int:
-        """Its window, as a limit without a guard."""
+        """Return the length of the window, its guard included."""
         return self.span_ns
 
 

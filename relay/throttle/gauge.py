@@ -119,15 +119,8 @@ class Gauge:
         """Occupy what ended at an instant, unless it is free again by now."""
         if charged.ended_at_ns + self.span_ns > now_ns:
             for key, weight in self._weights(charged):
-                self.occupy(key, charged.ended_at_ns, weight, now_ns)
-
-    def occupy(self, key: str | None, ended_at_ns: int, weight: int, now_ns: int) -> None:
-        """Occupy so much of a key's window, or of that of all, until one span after an end.
-
-        An estimate may say so of an end to come.
-        """
-        window = self._home(key, now_ns)
-        window.charge(weight, ended_at_ns, is_short=self._is_coarse(window))
+                window = self._home(key, now_ns)
+                window.charge(weight, charged.ended_at_ns, is_short=self._is_coarse(window))
 
     def used(self, key: str | None, now_ns: int) -> int:
         """Return what counts against N for a key now; for None, and without keys, what counts for all."""
@@ -230,12 +223,3 @@ class Gauge:
 
 def _guard_of(limit: Limit, guard_ns: int | None) -> int:
     return min(limit.per_ns // 100, LONGEST_DEFAULT_GUARD_NS) if guard_ns is None else guard_ns
-
-
-def foreseen(limited: Limited, now_ns: int) -> Gauge:
-    """Return a gauge with a clock of its own: what occupies a limit, all of it with a known end."""
-    gauge = Gauge(limited, 0)
-    for key, openings in [(None, limited.shared), *limited.of_key.items()]:
-        for opens_at_ns, weight in openings:
-            gauge.occupy(key, opens_at_ns - limited.span_ns, weight, now_ns)
-    return gauge

@@ -43,7 +43,7 @@ from pathlib import Path
 
 from relay.clock import SECOND_NS, Clock
 from relay.spool.durable import SECTOR_BYTES, Disk, opened, sync_above, why_a_strangers
-from relay.spool.replacing import put_in_place
+from relay.spool.replacing import InDoubt, put_in_place
 from relay.throttle.history_format import (
     MARK_BYTES,
     At,
@@ -387,23 +387,18 @@ class History:
         """Put a new file with all that the slots know in the place of the old."""
         at = self._at_now(now_ns)
         content = header(self._clock.boot_id()) + group(at, self._slots.records(now_ns))
-        new_path, inode = f"{self._path}.new", -1
-        if self._disk.inode(new_path) is not None:
-            self._clear_the_way(new_path)
-
-        def before_rename() -> None:
-            nonlocal inode
-            inode = self._disk.inode(new_path) or -1
-            # Until all of it is done: a failure from here on calls for another new file.
+        try:
+            fd = put_in_place(self._disk, self._path, content, clear_the_way=self._clear_the_way)
+        except InDoubt:
             self._note(Event.UNSYNCED)
-
-        fd = put_in_place(self._disk, new_path, self._path, content, before_rename)
+            raise
         self._close_file()
-        self._fd, self._inode, self._offset, self._at = fd, inode, len(content), at
+        self._fd, self._offset, self._at = fd, len(content), at
         self._others = b""
         self._is_content_unsynced = self._is_name_unsynced = False
         self._has_used_it = True
         self._note(Event.WRITTEN)
+        self._inode = self._disk.inode(self._path)
         self._note_end(at)
 
     def _note_end(self, last: At) -> None:

@@ -20,7 +20,7 @@ from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from threading import Lock
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import TypeVar
 
 from relay.throttle.compaction import merge, thinned
 from relay.throttle.decision import Grant, Request, Wait, choose, room_for_connections, shares_of, wait
@@ -33,7 +33,6 @@ from relay.throttle.peaks import raised
 from relay.throttle.window import EXACT_SLOTS
 
 Answer = TypeVar("Answer")
-Asked = ParamSpec("Asked")
 
 EXACT_ENDS = 2 * EXACT_SLOTS
 """What an exact window admits in two spans, so that rounding what is older cannot reach into it."""
@@ -145,17 +144,11 @@ class Slots:
                 return Wait(until_ns, label)
             return self._occupy(transaction_ns, now_ns, (0, 0, 1))
 
-    def ask(
-        self,
-        question: Callable[Concatenate[Sequence[Gauge], int, Asked], Answer],
-        now_ns: int,
-        *about: Asked.args,
-        **named: Asked.kwargs,
-    ) -> Answer:
-        """Ask one of `decision`'s questions of all limits, as they are now."""
+    def ask(self, question: Callable[[Sequence[Gauge], int], Answer], now_ns: int) -> Answer:
+        """Ask all limits as they are now; most questions are `decision`'s."""
         with self._mutex:
             self._advance(now_ns)
-            return question(self._gauges, now_ns, *about, **named)
+            return question(self._gauges, now_ns)
 
     def leaves_in_ns(self, span_ns: int, now_ns: int) -> int | None:
         """Return in how long the oldest end within the last `span_ns` is that old, or None without one."""

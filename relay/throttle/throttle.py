@@ -25,7 +25,7 @@ turns and may wait for the disk and for other processes; `settle` and every ques
 are memory only, and do for an event loop.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -36,14 +36,14 @@ from relay.throttle import decision
 from relay.throttle.decision import Grant, Place, Wait
 from relay.throttle.decision import Request as Request  # noqa: PLC0414 - part of the door
 from relay.throttle.expected import Limited
-from relay.throttle.gauge import Usage
+from relay.throttle.gauge import Gauge, Usage
 from relay.throttle.history import History
 from relay.throttle.history_check import audit_file
 from relay.throttle.history_format import Charged, Ended, Record
 from relay.throttle.limit import Limit
 from relay.throttle.limit_hints import Tally
 from relay.throttle.peaks import Audit
-from relay.throttle.slots import Slots
+from relay.throttle.slots import Answer, Slots
 
 TRANSACTION_NS = 30 * 60 * 1_000_000_000
 """The longest transaction: 10 minutes for the reply to the final dot (RFC 5321, 4.5.3.2.6), and the rest."""
@@ -86,37 +86,40 @@ class View:
     def __init__(self, slots: Slots, clock: Clock) -> None:
         self.slots, self._clock = slots, clock
 
+    def _ask(self, question: Callable[[Sequence[Gauge], int], Answer]) -> Answer:
+        return self.slots.ask(question, self._clock.boottime_ns())
+
     def room(self) -> int | None:
         """Return how many messages may go now, None for any number; their keys may keep them back."""
-        return self.slots.ask(decision.room, self._clock.boottime_ns())
+        return self._ask(decision.room)
 
     def full(self) -> list[str]:
         """Return which limits leave no room for any message now."""
-        return self.slots.ask(decision.full, self._clock.boottime_ns())
+        return self._ask(decision.full)
 
     def opens_at_ns(self, recipients: int = 1) -> int:
         """Return the boottime at which a message to so many may go unsplit; now, if it may already."""
-        return self.slots.ask(decision.opens_at, self._clock.boottime_ns(), recipients)
+        return self._ask(lambda gauges, now_ns: decision.opens_at(gauges, recipients, now_ns))
 
     def room_for_connections(self) -> tuple[int | None, int, str]:
         """Return how many may be opened now (None: any number), when the next may, and by which limit."""
-        return self.slots.ask(decision.room_for_connections, self._clock.boottime_ns())
+        return self._ask(decision.room_for_connections)
 
     def room_at(self, place: Place) -> tuple[int, int]:
         """Return how many messages may leave a place now, and when (boottime) the next one may."""
-        return self.slots.ask(decision.room_at, self._clock.boottime_ns(), place)
+        return self._ask(lambda gauges, now_ns: decision.room_at(gauges, place, now_ns))
 
     def full_at(self, place: Place) -> list[str]:
         """Return which limits let no message leave a place now."""
-        return self.slots.ask(decision.full_at, self._clock.boottime_ns(), place)
+        return self._ask(lambda gauges, now_ns: decision.full_at(gauges, place, now_ns))
 
     def room_in(self, lane: str) -> tuple[int | None, int]:
         """Return how many messages a lane's ceilings let go (None: any number), and when one may."""
-        return self.slots.ask(decision.room_in, self._clock.boottime_ns(), lane)
+        return self._ask(lambda gauges, now_ns: decision.room_in(gauges, lane, now_ns))
 
     def usage(self) -> list[Usage]:
         """Return how full each limit is, in their order.  Looks at every key."""
-        return self.slots.ask(decision.usage, self._clock.boottime_ns())
+        return self._ask(decision.usage)
 
     def limited(self, transaction_ns: int) -> tuple[Limited, ...]:
         """Return each limit with all that occupies it; what we have in flight lasts so long."""

@@ -78,7 +78,7 @@ def test_what_is_not_written_yet_outlives_a_reset() -> None:
 
     slots.reset([reserved])
 
-    assert slots.ask(decision.opens_at, 6) == 10 * SECOND_NS + 5
+    assert slots.ask(lambda gauges, now_ns: decision.opens_at(gauges, 1, now_ns), 6) == 10 * SECOND_NS + 5
     assert slots.unwritten() == [Ended(reserved.id, 5)]
 
 
