@@ -66,7 +66,6 @@ from relay.throttle.history_states import (
     Looker,
     disk_refusal,
     examine,
-    examine_added,
     missing,
     of_the_future,
     oversized,
@@ -275,7 +274,7 @@ class History:
             if (found := oversized(length)) is not None:
                 raise self._refusal(found)
             content = self._disk.pread(self._fd, length - self._offset, self._offset)
-            examination = examine_added(content, self._offset, self._at, looker)
+            examination = examine(content, looker, self._offset, self._at)
             self._take(self._fd, content, examination, self._offset)
             self._slots.learn(examination.records)
         elif (found := missing(self._at.mark_ns, looker.mark_ns)) is not None:

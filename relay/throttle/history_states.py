@@ -5,7 +5,7 @@ history goes through it event by event; `relay fsck` asks it what a relay that s
 `examine` and `missing` name the events in the bytes of a history.  docs/history-states.md is made
 of this file by `make docs`.
 
-Fails closed: an event that does not fit the state refuses.
+Fails closed: an event without a row of its own refuses.
 """
 
 import errno
@@ -98,42 +98,23 @@ _READS_AGAIN = (_UNREAD, _UNREAD, _DOUBTED, _DOUBTED)
 _REPLACES = (_DOUBTED, _OUTDATED, _OUTDATED, _DOUBTED)
 _REFUSED = _row(Effect.REFUSE, *_READS_AGAIN)
 
-TABLE: Mapping[Event, Mapping[Known, Step]] = {
+_ROWS = {
     Event.LOOK: _row(Effect.READ_ALL, *_SAME)
-    | {
-        _SOUND: Step(_SOUND, Effect.READ_ADDED),
-        _OUTDATED: Step(_OUTDATED, Effect.READ_ADDED),
-    },
+    | {known: Step(known, Effect.READ_ADDED) for known in (_SOUND, _OUTDATED)},
     Event.OTHER_FILE: _row(Effect.READ_ALL, *_READS_AGAIN),
     # Until WRITTEN the outcome is not known.
     Event.APPEND: _row(Effect.WRITE_ANEW, *_READS_AGAIN) | {_SOUND: Step(_UNREAD, Effect.ADD_GROUP)},
-    # Who knows of a history does not begin one.
-    Event.ABSENT: _REFUSED
-    | {
-        _UNREAD: Step(_UNREAD, Effect.BEGIN),
-        _DOUBTED: Step(_DOUBTED, Effect.BEGIN),
-    },
+    # A process that knows of a history does not begin one.
+    Event.ABSENT: _REFUSED | {known: Step(known, Effect.BEGIN) for known in (_UNREAD, _DOUBTED)},
     Event.GONE: _row(Effect.GO_ON, *_REPLACES),
     Event.WHOLE: _row(Effect.GO_ON, *_HAS_READ),
     Event.TORN: _row(Effect.CUT, *_HAS_READ),
     Event.OLD_FORMAT: _row(Effect.GO_ON, *_REPLACES),
     Event.OTHER_BOOT: _row(Effect.MOVE, *_READS_AGAIN),
-    Event.LOST: _REFUSED,
-    Event.UNMARKED: _REFUSED,
-    Event.BEHIND: _REFUSED,
-    Event.DAMAGED: _REFUSED,
-    Event.OVERSIZED: _REFUSED,
-    Event.FOREIGN: _REFUSED,
-    Event.OWNER: _REFUSED,
-    Event.FUTURE: _REFUSED,
-    Event.OTHER_HOST: _REFUSED,
-    Event.LOCK_REPLACED: _REFUSED,
-    Event.LOCK_FOREIGN: _REFUSED,
-    Event.NAME_REPLACED: _REFUSED,
-    Event.DISK_ERROR: _REFUSED,
     Event.UNSYNCED: _row(Effect.REFUSE, _DOUBTED, _DOUBTED, _DOUBTED, _DOUBTED),
     Event.WRITTEN: _row(Effect.GO_ON, _SOUND, _SOUND, _SOUND, _SOUND),
 }
+TABLE: Mapping[Event, Mapping[Known, Step]] = {event: _ROWS.get(event, _REFUSED) for event in Event}
 
 ANEW = (
     "stop, wait for the longest period of the account's limits, move the file and its .lock away, start; "
@@ -155,27 +136,19 @@ REMEDIES: Mapping[Event, str] = {
     Event.NAME_REPLACED: f"put it back, or {ANEW}",
     Event.DISK_ERROR: ANEW,
 }
-"""What an operator can do; of what the disk refuses a running relay `remedy` says more."""
+"""What an operator can do; of what the disk refuses a running relay `disk_refusal` says more."""
 
-_OWN = "give it, its .lock and its folder to the relay's user (chown; chmod 600, and 700 for the folder)"
-_ROOM = "make room on its disk"
 _IN_THE_WAY = "see what is in its place or in that of its .lock, and move that away"
-_DESCRIPTORS = "let the relay open more files (ulimit -n)"
 _OF_ERRORS = {
     errno.EROFS: "mount its file system for writing",
-    errno.ENOSPC: _ROOM,
-    errno.EDQUOT: _ROOM,
-    errno.EACCES: _OWN,
-    errno.EPERM: _OWN,
-    errno.EISDIR: _IN_THE_WAY,
-    errno.ENOTDIR: _IN_THE_WAY,
-    errno.EEXIST: _IN_THE_WAY,
-    errno.ELOOP: _IN_THE_WAY,
-    errno.ENXIO: _IN_THE_WAY,
-    errno.ESPIPE: _IN_THE_WAY,
-    errno.EINVAL: _IN_THE_WAY,
-    errno.EMFILE: _DESCRIPTORS,
-    errno.ENFILE: _DESCRIPTORS,
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room on its disk"),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM),
+        "give it, its .lock and its folder to the relay's user (chown; chmod 600, and 700 for the folder)",
+    ),
+    **dict.fromkeys((errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP), _IN_THE_WAY),
+    **dict.fromkeys((errno.ENXIO, errno.ESPIPE, errno.EINVAL), _IN_THE_WAY),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "let the relay open more files (ulimit -n)"),
 }
 
 
@@ -221,46 +194,31 @@ class Examination(NamedTuple):
     is_of_this_boot: bool = True
 
 
-def examine(content: bytes, looker: Looker) -> Examination:
-    """Judge a whole file."""
+def examine(content: bytes, looker: Looker, origin: int = 0, last: At | None = None) -> Examination:
+    """Judge a whole file, or what was added to one from `origin` on, behind its group of `last`."""
     try:
-        boot_id, start = read_header(content)
-    except HistoryError as error:
-        return Examination([Found(Event.DAMAGED, str(error))])
-    is_of_this_boot = boot_id == looker.boot_id
-    if looker.has_used_it and not is_of_this_boot:
-        return Examination(
-            [Found(Event.OTHER_HOST, f"in use by another host (boot {boot_id}) while we use it")]
-        )
-    examination = _examine_groups(content, start, 0, None, looker)
-    if not is_current(content):
-        examination.found.append(Found(Event.OLD_FORMAT))
-    if not is_of_this_boot:
-        examination.found.append(Found(Event.OTHER_BOOT))
-    return examination._replace(is_of_this_boot=is_of_this_boot)
-
-
-def examine_added(content: bytes, origin: int, last: At, looker: Looker) -> Examination:
-    """Judge what was added to a file of this boot from `origin` on, where `last` was its last group."""
-    return _examine_groups(content, 0, origin, last, looker)
-
-
-def _examine_groups(content: bytes, start: int, origin: int, last: At | None, looker: Looker) -> Examination:
-    try:
+        boot_id, start = read_header(content) if last is None else (looker.boot_id, 0)
         records, at, end = read_groups(content, start, origin)
     except HistoryError as error:
         return Examination([Found(Event.DAMAGED, str(error))])
-    at = at or last
+    at, is_of_this_boot = at or last, boot_id == looker.boot_id
     if at is None:
         # A file gets its name when its first group is durable, so a crash cannot have torn that one.
         return Examination([Found(Event.DAMAGED, f"byte {start}: its first group is damaged")])
+    if looker.has_used_it and not is_of_this_boot:
+        what = f"in use by another host (boot {boot_id}) while we use it"
+        return Examination([Found(Event.OTHER_HOST, what)])
     if (lost := missing(at.mark_ns, looker.mark_ns)) is not None:
         return Examination([lost])
-    found = Found(Event.WHOLE)
+    found = [Found(Event.WHOLE)]
     if end < len(content):
         what = f"byte {origin + end}: its last group is not whole; nothing was sent on it"
-        found = Found(Event.TORN, what)
-    return Examination([found], records, at, end)
+        found = [Found(Event.TORN, what)]
+    if last is None and not is_current(content):
+        found.append(Found(Event.OLD_FORMAT))
+    if not is_of_this_boot:
+        found.append(Found(Event.OTHER_BOOT))
+    return Examination(found, records, at, end, is_of_this_boot)
 
 
 def missing(mark_ns: int | None, reached_ns: int | None) -> Found | None:
