@@ -16,7 +16,7 @@ from relay.spool.threads import started
 from relay.throttle.decision import Request, Wait
 from relay.throttle.history_format import HistoryError
 from relay.throttle.limit import Limit
-from relay.throttle.throttle import Reservation, SlotSettlement, Throttle, View
+from relay.throttle.throttle import Reservation, Throttle, View
 
 Returned = TypeVar("Returned")
 
@@ -71,7 +71,7 @@ class ThrottleThread(View):
 
     def ended(self, reservation: Reservation) -> None:
         """Tell that a transaction ended just now, however it ended."""
-        self._throttle.settle([SlotSettlement(reservation, self._clock.boottime_ns())])
+        self._throttle.settle(reservation, self._clock.boottime_ns())
         if self._flush is None:
             self._flush = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._start_flush)
 

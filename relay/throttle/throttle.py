@@ -1,28 +1,25 @@
-"""The door of the room: what may start now, and when to ask again.
+"""The door of the room: what may start now, when to ask again, and what can be asked meanwhile.
 
-Guarantees: in any window of any limit the upstream never sees more than N, wherever between
-a transaction's start and its end it counts (the proof is in `window`); through crashes,
-clock steps and edits, and together with every other process that uses the same history.
-What `reserve` grants is durable before it returns, so before the first byte of MAIL.
+Guarantees: in any window of any limit the upstream never sees more than N, wherever between a
+transaction's start and its end it counts (the proof is in `window`); through crashes, clock steps
+and edits, and together with every other process that uses the same history.  What `reserve` grants
+is durable before it returns, so before the first byte of MAIL.  An account without limits is
+recorded too: the first limit that an edit gives it judges all that went before.
 
-Asks of its caller:
-- to start nothing without a grant, and to ask for no more than it grants;
-- that no transaction outlives `Reservation.deadline_ns`, by boottime: from then on it
-  counts as ended.  One that did, and is settled later, is charged once more from its
-  real end, which is the most that can still be done;
-- to `settle` when the reply was seen, or the upstream hung up before the final dot; and
-  not where it may go on unheard, so that the slot ends at its deadline.  A settlement is known
-  at once and becomes durable with the next group; one that a crash takes wastes the
-  slot until deadline + T, and nothing else;
-- to back off on HistoryError, and send nothing meanwhile: it is an account that cannot
-  be judged, not a message that failed.
+Assumes that its caller
+- starts nothing without a grant, and asks the upstream for no more than it grants;
+- ends each transaction by `Reservation.deadline_ns` (boottime), from which on it counts as ended.  A
+  transaction that is settled later is charged once more from its real end, which is the most that
+  can still be done;
+- settles when the reply was seen, or the upstream hung up before the final dot.  Where the
+  transaction may go on unheard, it does not settle, and the slot ends at its deadline;
+- backs off on HistoryError, and sends nothing meanwhile: the account cannot be judged.
 
-An account without limits is recorded all the same, as durably: the first limit that an
-edit gives it judges all that went before, in flight or ended.
+A settlement is known at once and becomes durable with the next group; one that a crash takes wastes
+the slot until deadline + T, and nothing else.
 
-Threads: every method may be called from any.  `reserve`, `flush`, `replan` and `close` take
-turns and may wait for the disk and for other processes; `settle` and every question of `View`
-are memory only, and do for an event loop.
+Threads: every method may be called from any.  `reserve`, `flush`, `replan` and `close` take turns and
+may wait for the disk and for other processes; `settle` and the questions of `View` are memory only.
 """
 
 from collections.abc import Callable, Sequence
@@ -64,15 +61,6 @@ class Reservation:
     messages: int = 1
     connections: int = 0
     """What it weighs; a connection that is opened is neither message nor recipient."""
-
-
-@dataclass(frozen=True, slots=True)
-class SlotSettlement:
-    """The end of a transaction: from then on the upstream counts nothing more of it."""
-
-    reservation: Reservation
-    ended_at_ns: int
-    """Boottime."""
 
 
 class View:
@@ -168,9 +156,8 @@ class Throttle(View):
     def reserve(self, requests: Sequence[Request]) -> list[Reservation | Wait]:
         """Decide requests in their order, all in one critical section with one sync.
 
-        Once one has to wait for what all need, so do all behind it: no small message
-        overtakes a large one.  One that waits in a `place` of its own keeps back none.
-        Raises HistoryError, and then nothing is granted.
+        Once a request has to wait for what all need, so do all behind it: no small message overtakes a
+        large one.  A request that waits in a `place` of its own keeps back none.  Raises HistoryError.
         """
         with self._turn:
             with self._history.locked() as now_ns:
@@ -179,9 +166,9 @@ class Throttle(View):
             return answers
 
     def reserve_connection(self, opening_ns: int) -> Reservation | Wait:
-        """Decide whether a connection may be opened now, which takes so long at most.
+        """Decide whether a connection may be opened now, which takes so long at most.  Raises HistoryError.
 
-        To be settled when it is ready for mail, or will not be.  Raises HistoryError.
+        To be settled when it is ready for mail, or will not be.
         """
         with self._turn:
             with self._history.locked() as now_ns:
@@ -191,34 +178,22 @@ class Throttle(View):
                 return answer
             return Reservation(answer.id, 0, now_ns, answer.deadline_ns, (), 0, 1)
 
-    def settle(self, settlements: Sequence[SlotSettlement]) -> None:
-        """Take note of ends; memory only."""
-        now_ns = self._clock.boottime_ns()
-        for settlement in settlements:
-            reservation = settlement.reservation
-            ended_at_ns = max(reservation.reserved_at_ns, min(settlement.ended_at_ns, now_ns))
-            if ended_at_ns <= reservation.deadline_ns:
-                self.slots.settle(Ended(reservation.id, ended_at_ns))
-            else:
-                self.slots.settle(self._late(reservation, ended_at_ns))
-
-    def _late(self, reservation: Reservation, ended_at_ns: int) -> Charged:
-        """Return the charge for a transaction that outlived its deadline; whose it was is not told apart."""
-        return Charged(
-            ended_at_ns,
-            reservation.messages,
-            reservation.recipients,
-            reservation.connections,
-            # The same as of its reservation: it is one transaction, not another.
-            reservation.id,
-        )
+    def settle(self, reservation: Reservation, ended_at_ns: int) -> None:
+        """Take note of an end (boottime), in memory: from then on the upstream counts nothing more of it."""
+        ended_at_ns = max(reservation.reserved_at_ns, min(ended_at_ns, self._clock.boottime_ns()))
+        if ended_at_ns <= reservation.deadline_ns:
+            self.slots.settle(Ended(reservation.id, ended_at_ns))
+            return
+        # It outlived its deadline.  With the start of its reservation it is the same transaction, not
+        # another; whose it was is not told apart.
+        weights = reservation.messages, reservation.recipients, reservation.connections
+        self.slots.settle(Charged(ended_at_ns, *weights, reservation.id))
 
     def flush(self) -> None:
         """Learn what others recorded, and make settlements durable.  Raises HistoryError.
 
-        To be called at the start, for `usage` and `opens_at` to know the past, and at the end.
-        After an append that failed this appends in any case: a history that can be read and
-        not written must not be taken for sound.
+        To be called at the start, for the questions to know the past, and at the end.  After an append
+        that failed it appends in any case: a history that can be read and not written is not sound.
         """
         with self._turn, self._history.locked() as now_ns:
             self._write([], now_ns)
@@ -226,9 +201,9 @@ class Throttle(View):
     def replan(
         self, limits: Sequence[Limit], guard_ns: int | None, *, transaction_ns: int | None = None
     ) -> None:
-        """Judge the same history by new numbers, from the next `reserve` on.
+        """Judge the same history by new numbers; `transaction_ns` None: as before.
 
-        `transaction_ns` None: as before.  What was reserved keeps its deadline.
+        What was reserved keeps its deadline.
         """
         with self._turn:
             self._limits = tuple(limits)
@@ -242,9 +217,9 @@ class Throttle(View):
         return has_begun
 
     def audit(self) -> Audit:
-        """Count anew, from the file alone, what every limit held at most.
+        """Count anew what every limit held at most, from the file and without its lock.
 
-        Waits for no lock.  Raises HistoryError, and OSError where there is no file or it is not ours.
+        Raises HistoryError, and OSError where there is no file or it is not ours.
         """
         return audit_file(self._path, self._limits, self._disk)
 

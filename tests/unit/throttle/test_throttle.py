@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from relay.clock import SECOND_NS
 from relay.spool.durable import Disk
 from relay.throttle.history_format import HistoryError
-from relay.throttle.throttle import Request, Reservation, SlotSettlement
+from relay.throttle.throttle import Request, Reservation
 from tests.fakes.clock import FakeClock
 from tests.unit.throttle.limits import (
     TRANSACTION_NS,
@@ -257,7 +257,8 @@ def test_an_end_before_its_start_or_in_the_future_is_put_right(
     start_ns = clock.boottime_ns()
     clock.advance(5 * SECOND_NS)
 
-    account.settle([SlotSettlement(early, 0), SlotSettlement(late, 10**18)])
+    account.settle(early, 0)
+    account.settle(late, 10**18)
 
     assert openings_ns(account, clock) == (start_ns + 60 * SECOND_NS, start_ns + 65 * SECOND_NS)
 
