@@ -43,11 +43,6 @@ class Limited:
     only: str | None = None
     """The one key that it is about, if it is about one alone: the lane of a ceiling."""
 
-    @property
-    def per_ns(self) -> int:
-        """Return the length of the window, its guard included."""
-        return self.span_ns
-
 
 @dataclass(frozen=True, slots=True)
 class Outlook:

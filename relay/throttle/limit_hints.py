@@ -1,17 +1,16 @@
 """What a refusal for having sent too much teaches, by our own history.  Pure.
 
-At such a refusal the history tells how much was charged in a window that ended there: so
-much went well.  `suggest` makes a limit of it; `tighten` may lower one that is in force.
+At such a refusal the history tells how much was charged in a window that ended there: so much went
+well.  `suggest` makes a limit of it; `tighten` may lower a limit that is in force.
 
-Which limit: where the reply names a window ("per hour"), those of that length; else all.
-Where it names its own N too ("50 recipients per hour"), that limit, and that N if it is
-lower.  Of several, one that held more in an earlier window is not it: a relay that paces keeps its
-short windows full for hours, and that went well.  (What was blamed before cannot be
-cleared so: then those windows went not well.)  Of what is left, the one that was nearest
-to its N, since one refusal tells no more.  Where the policy has none, the window that the
-reply names, else a minute, an hour and a day.
-Connections are compared with limits on connections, and mail with the others.  Limits
-`for_each` key are left out: the reply does not say whose window it was.
+Which limit: where the reply names a window ("per hour"), those of that length; else all.  Where it
+names its own N too ("50 recipients per hour"), that limit, and that N if it is lower.  Of several
+limits, one that held more in an earlier window is cleared: a relay that paces keeps its short
+windows full for hours, and those went well.  A limit that was blamed before is not cleared so, since
+the windows before that refusal prove nothing.  Of what is left, the limit that was nearest to its N,
+since one refusal tells no more.  Where the policy has none, the window that the reply names, else a
+minute, an hour and a day.  Connections are compared with limits on connections, and mail with the
+others.  Limits `for_each` key are left out: the reply does not say whose window it was.
 
 What cannot be known, and is not claimed:
 - what else uses the account.  But where the upstream names its N, and all of ours that it
@@ -156,10 +155,7 @@ class Effective:
     per_ns: int
     for_each: ForEach | None
     label: str
-
-    @property
-    def only(self) -> None:
-        return
+    only: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,15 +191,11 @@ def compare(
     began (None: not known), `before` are earlier findings, and `charged` says by the label
     of a limit all that occupies it now.
     """
-    units: tuple[Unit, ...]
-    found: list[tuple[Unit, int, int | None]]
-    match ruling.excess:
-        case Excess.MAIL:
-            units = ("messages", "recipients")
-        case Excess.CONNECTIONS:
-            units = ("connections",)
-        case None:
-            return ()
+    if ruling.excess is None:
+        return ()
+    units: tuple[Unit, ...] = ("messages", "recipients")
+    if ruling.excess is Excess.CONNECTIONS:
+        units = ("connections",)
     named_ns = None if ruling.span is None else SPAN_NS[ruling.span]
     named = ruling.named
     # A reply that names its own N says which limit it is.
@@ -215,6 +207,7 @@ def compare(
         for limit in limits
         if limit.unit in units and limit.for_each is None and _is_as_long(limit.per_ns, named_ns)
     ]
+    found: list[tuple[Unit, int, int | None]]
     if suspects:
         if peak is not None:
             suspects = _not_cleared(suspects, tally, peak, before) or suspects
