@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from relay.queue.queued import Queued
 from relay.spool.interface import Message, runs
 from relay.telemetry.events import Delays
-from relay.throttle.keys import run_of
+from relay.throttle.decision import run_of
 from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection
 

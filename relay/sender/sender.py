@@ -31,7 +31,7 @@ from relay.spool.maildir.files import Unreadable
 from relay.spool.maildir.trigger import Trigger
 from relay.telemetry.events import Events
 from relay.telemetry.telemetry import Telemetry
-from relay.throttle.keys import run_of
+from relay.throttle.decision import run_of
 from relay.verdicts.decision import Terms
 from relay.verdicts.shortage import is_lack_of_means
 

@@ -31,8 +31,8 @@ from relay.queue.scheduler import Queued, Scheduler, State
 from relay.sender.attempt import Attempt
 from relay.sender.dispatcher import Dispatcher
 from relay.status.eta import foretell
+from relay.throttle.decision import keys_of
 from relay.throttle.expected import BACK_OFF, HOLD, NEXT, RESTS, SHIELD, Mail, Outlook, Place, limit_words
-from relay.throttle.keys import keys_of
 
 DOWN = "stop: the relay is down"
 REPORTS = "reports.per_hour"

@@ -18,7 +18,7 @@ from tests.proofs.mutants.sites import Site, sites
 
 PROMISES = (
     *("relay/spool/**/*.py", "relay/sender/spool_thread.py"),
-    *("relay/throttle/history.py", "relay/throttle/high_water.py", "relay/throttle/history_format.py"),
+    *("relay/throttle/history.py", "relay/throttle/history_states.py", "relay/throttle/history_format.py"),
 )
 """All that is left out of these, one at a time, has to be noticed."""
 JUDGED = (

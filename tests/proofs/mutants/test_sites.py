@@ -155,7 +155,7 @@ def test_every_mutant_is_another_program(module: str) -> None:
     ("module", "kind", "told"),
     [
         ("relay/throttle/history.py", "sync", "self._disk.write_at(fd, self._others, "),
-        ("relay/throttle/history.py", "check", "if length > LARGEST_BYTES:"),
+        ("relay/throttle/history.py", "check", "if (found := oversized(length)) is not None:"),
         ("relay/throttle/history_format.py", "check", "if not any(weights)"),
         ("relay/spool/maildir/recovery.py", "check", "if why is not None:"),
         (

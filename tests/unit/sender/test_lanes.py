@@ -11,8 +11,8 @@ from relay.policy.model import Policy
 from relay.queue.scheduler import State
 from relay.spool.durable import RealDisk
 from relay.status.snapshot import message_to_json, to_json
-from relay.throttle.keys import Request
-from relay.throttle.peaks import audit_file
+from relay.throttle.decision import Request
+from relay.throttle.history_check import audit_file
 from relay.throttle.throttle import Throttle
 from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import Recorded, Script, Smarthost
