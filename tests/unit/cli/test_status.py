@@ -11,8 +11,7 @@ from relay.clock import SECOND_NS
 from relay.policy.model import Policy
 from relay.spool.interface import SpoolBusy
 from relay.status import snapshot as snapshots
-from relay.status.lane_status import LaneStatus
-from relay.status.snapshot import Condition, PolicyStatus, QueueTotals, UpstreamState
+from relay.status.snapshot import Condition, LaneStatus, PolicyStatus, QueueTotals, UpstreamState
 from relay.throttle.limit_hints import Hint
 from tests.fakes.operations import FakeOperations
 from tests.fakes.snapshots import AT_NS, a_limit, a_snapshot, an_upstream

@@ -15,8 +15,15 @@ from relay.policy.units import HostPort
 from relay.status import page
 from relay.status.collector import collect
 from relay.status.http import StatusServer
-from relay.status.lane_status import LaneStatus
-from relay.status.snapshot import Condition, PolicyStatus, QueueTotals, Snapshot, UpstreamState, public
+from relay.status.snapshot import (
+    Condition,
+    LaneStatus,
+    PolicyStatus,
+    QueueTotals,
+    Snapshot,
+    UpstreamState,
+    public,
+)
 from relay.telemetry.events import Events
 from relay.telemetry.listener_counts import ListenerCounts
 from relay.telemetry.metrics import Metrics

@@ -81,7 +81,7 @@ async def test_a_request_has_to_be_there_soon(monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_a_kept_connection_is_closed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "KEEP_ALIVE_SECONDS", 0.01)
+    monkeypatch.setattr(visitors, "KEEP_ALIVE_SECONDS", 0.01)
     async with serving() as address:
         client = await connect(address)
         await ask(client)

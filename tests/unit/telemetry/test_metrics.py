@@ -14,8 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from relay.clock import SECOND_NS
 from relay.smtp.reply import Phase, Reply
 from relay.status.collector import collect
-from relay.status.lane_status import LaneStatus
-from relay.status.snapshot import QueueTotals, Snapshot, UpstreamState
+from relay.status.snapshot import LaneStatus, QueueTotals, Snapshot, UpstreamState
 from relay.telemetry.events import Events
 from relay.telemetry.listener_counts import ListenerCounts
 from relay.telemetry.metric_table import METRICS
