@@ -57,7 +57,7 @@ def test_people_see_upstreams_limits_queue_and_ledger(
     assert "recipients: 1000 accepted = 190 relayed + 4 bounced + 1 expired + 1 deleted + 804 queued" in lines
 
 
-def test_what_a_refusal_taught_is_said_and_which_limit_is_lower_for_it(
+def test_what_a_refusal_taught_is_told_with_its_limit(
     policy_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     operations = FakeOperations()

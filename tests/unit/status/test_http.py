@@ -166,7 +166,7 @@ async def test_health_is_the_loop_and_nothing_else(world: World) -> None:
     assert (await world.get("/healthz"))[:2] == (200, "ok\n")
 
 
-async def test_a_page_that_fails_is_500_without_details_and_a_line_in_the_log(world: World) -> None:
+async def test_a_page_that_fails_is_500_and_a_line_in_the_log(world: World) -> None:
     world.shown = RuntimeError("secret detail")
 
     status, text, headers = await world.get("/status.json")

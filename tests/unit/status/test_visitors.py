@@ -144,7 +144,7 @@ async def test_who_hangs_up_leaves_the_line_for_an_answer() -> None:
         last[1].close()
 
 
-async def test_an_answer_that_was_begun_is_finished_though_nobody_waits() -> None:
+async def test_an_answer_that_was_begun_is_finished() -> None:
     """It may have cost much already, and what it cost sets the pause behind it."""
     foresee = Slow()
     async with serving(foresee) as address:
