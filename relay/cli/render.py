@@ -248,9 +248,7 @@ def _lanes(snapshot: Snapshot) -> Table:
 
 def _used(limit: LimitStatus) -> str:
     by = f" by {limit.key or '<>'}" if limit.key is not None else ""
-    lowered = "" if limit.policy_count is None else f", effective {limit.count} of {limit.policy_count}"
-    crowded = ", more keys than are kept apart" if limit.is_crowded else ""
-    return f"{limit.used}/{limit.count}{by}{lowered}{crowded}"
+    return f"{limit.used}/{limit.count}{by}{limit.remarks}"
 
 
 def _next_slot(limit: LimitStatus, at_ns: int) -> str:

@@ -28,8 +28,8 @@ from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
 from relay.spool.durable import RealDisk
 from relay.spool.maildir.files import set_aside
 from relay.spool.maildir.layout import Layout
-from relay.status.snapshot import Snapshot, View
-from relay.status.visitors import KEEP_ALIVE_SECONDS, Visitors
+from relay.status.snapshot import READ_ONLY, Snapshot, View
+from relay.status.visitors import Visitors
 from relay.telemetry.events import Events
 
 SOCKET_NAME = "control.sock"
@@ -38,7 +38,6 @@ IDS_AT_ONCE = 1000
 LONGEST_QUESTION_BYTES = 64 * 1024
 LINES_AT_ONCE = 200
 """Messages of a listing between two turns of the loop: a long queue does not hold up mail."""
-STOP_SECONDS = 1.0
 LONGEST_ANSWER_SECONDS = 600.0
 """For a thousand messages on a slow disk; and how long a reader that is stuck holds a listing in memory."""
 MOST_AT_ONCE = 16
@@ -49,8 +48,8 @@ ANSWER_SECONDS = 120.0
 _SNAPSHOT = TypeAdapter(Snapshot)
 _VIEW = TypeAdapter(View)
 _WIRE: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
-_READ_ONLY = ("client", "helo", "protocol", "user", "header")
-"""What only a message that was read has; beside the rest of it on the wire, with `recipients`."""
+_ON_THE_WIRE = {"recipient_statuses": "recipients"}
+"""A message that was read goes as {"message": what a listing has, …: its other fields}, by these names."""
 _RESULTS: TypeAdapter[dict[QueueId, str]] = TypeAdapter(dict[QueueId, str])
 _IDS = TypeAdapter(list[str])
 
@@ -99,8 +98,9 @@ class ControlServer:
         self._spool = spool
         self._operations = operations
         self._events = events
-        self._runner: web.AppRunner | None = None
-        self._visitors = Visitors(answer_seconds=LONGEST_ANSWER_SECONDS, most=MOST_AT_ONCE)
+        self._visitors = Visitors(
+            events, "the control socket", answer_seconds=LONGEST_ANSWER_SECONDS, most=MOST_AT_ONCE
+        )
 
     async def start(self) -> None:
         app = web.Application(middlewares=[self._guard], client_max_size=LONGEST_QUESTION_BYTES)
@@ -113,27 +113,11 @@ class ControlServer:
                 web.post("/upstreams/{name}/{verb}", self._resume),
             ]
         )
-        runner = web.AppRunner(
-            app,
-            access_log=None,
-            handle_signals=False,
-            shutdown_timeout=STOP_SECONDS,
-            keepalive_timeout=KEEP_ALIVE_SECONDS,
-        )
-        await runner.setup()
-        self._runner = runner
-        try:
-            self._visitors.receive(_bind(self._spool), runner, self._events, "the control socket")
-        except OSError:
-            await runner.cleanup()
-            self._runner = None
-            raise
+        await self._visitors.receive(app, lambda: _bind(self._spool))
 
     async def stop(self) -> None:
-        self._visitors.close()
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        """Close the socket and remove it."""
+        if await self._visitors.close():
             _remove(self._spool)
 
     @web.middleware
@@ -265,16 +249,15 @@ def _messages(lines: bytes) -> list[View]:
 
 def _to_wire(view: View) -> bytes:
     listed = _VIEW.dump_python(view, mode="json")
-    read = {key: listed.pop(key) for key in _READ_ONLY}
-    return _WIRE.dump_json({"recipients": listed.pop("recipient_statuses"), "message": listed, **read})
+    read = {_ON_THE_WIRE.get(field, field): listed.pop(field) for field in READ_ONLY}
+    return _WIRE.dump_json({"message": listed, **read})
 
 
 def _from_wire(content: bytes) -> View:
     """Return a message that was read.  Raises ValidationError."""
     wire = _WIRE.validate_json(content)
-    read = {key: wire[key] for key in _READ_ONLY if key in wire}
-    listed = _WIRE.validate_python(wire.get("message", {}))
-    return _VIEW.validate_python({**listed, **read, "recipient_statuses": wire.get("recipients", ())})
+    read = {field: wire.get(_ON_THE_WIRE.get(field, field)) for field in READ_ONLY}
+    return _VIEW.validate_python({**_WIRE.validate_python(wire.get("message")), **read})
 
 
 def _verb(request: web.Request, *, needs_upstream: bool) -> Verb:

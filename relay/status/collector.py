@@ -12,8 +12,7 @@ from prometheus_client.registry import Collector
 
 from relay.clock import SECOND_NS, Clock
 from relay.queue.lanes import DEFAULT_LANE
-from relay.status.lane_status import LaneStatus
-from relay.status.snapshot import QueueState, Snapshot, UpstreamState, UpstreamStatus
+from relay.status.snapshot import LaneStatus, QueueState, Snapshot, UpstreamState, UpstreamStatus
 from relay.telemetry.events import Events
 from relay.telemetry.listener_counts import ListenerCounts
 from relay.telemetry.metric_table import DISK_SECONDS, METRICS, Source

@@ -21,10 +21,10 @@ from relay.sender.sender import Sender
 from relay.spool.interface import SetAside
 from relay.spool.maildir.headroom import why_no_room
 from relay.status.forecast import Expected, Look, Seen, pause_words, stop_words
-from relay.status.lane_status import LaneStatus
 from relay.status.snapshot import (
     Condition,
     DiskStatus,
+    LaneStatus,
     LimitStatus,
     PolicyStatus,
     QueueCounts,

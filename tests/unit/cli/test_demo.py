@@ -284,7 +284,7 @@ def test_every_frame_fits_into_80_columns(plan: Plan, encoding: str, draw: st.Da
     assert all(len(row.rstrip()) <= COLUMNS for row in rows)
 
 
-def test_a_frame_before_the_relay_told_anything_is_empty_not_wrong() -> None:
+def test_a_frame_before_the_relay_tells_anything_is_empty() -> None:
     rows = painted(a_plan(), Frame(0, None, 0, 0, 0, [0]), "utf-8")
 
     assert rows[0].split()[-1] == "starting"

@@ -195,7 +195,7 @@ async def test_what_is_no_question_reaches_nothing(
     assert operations.asked == []
 
 
-async def test_a_folder_that_cannot_hold_the_socket_is_an_error_and_nothing_stays_open(
+async def test_a_folder_without_room_for_the_socket_leaves_nothing_open(
     tmp_path: Path,
 ) -> None:
     server = ControlServer(tmp_path / "nothing", FakeOperations(), Events(io.StringIO(), "text", FakeClock()))

@@ -68,7 +68,7 @@ def open_files(root: Path) -> list[str]:
     return [str(fd.readlink()) for fd in folder.iterdir() if fd.is_symlink() and str(root) in os.readlink(fd)]  # noqa: PTH115 - may be gone
 
 
-async def test_a_draft_whose_client_goes_while_it_is_written_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_a_draft_whose_client_goes_leaves_nothing_behind(tmp_path: Path) -> None:
     disk = SlowDisk("write")
     intake = intake_on(disk, tmp_path)
     draft = intake.draft()
@@ -84,7 +84,7 @@ async def test_a_draft_whose_client_goes_while_it_is_written_leaves_nothing_behi
     intake.close()
 
 
-async def test_a_message_whose_client_goes_while_it_is_stored_is_stored_whole(tmp_path: Path) -> None:
+async def test_a_message_whose_client_goes_is_stored_whole(tmp_path: Path) -> None:
     disk = SlowDisk("sync")
     intake = intake_on(disk, tmp_path)
     draft, other = intake.draft(), intake.draft()
@@ -103,7 +103,7 @@ async def test_a_message_whose_client_goes_while_it_is_stored_is_stored_whole(tm
     intake.close()
 
 
-async def test_a_listener_process_that_cannot_be_started_is_tried_again(
+async def test_a_listener_process_that_cannot_start_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("relay.daemon.listening.RESTART_FIRST_SECONDS", 0.001)
@@ -220,7 +220,7 @@ def test_an_operator_who_is_not_the_relays_user_changes_nothing(tmp_path: Path) 
     assert refused.value.errno == errno.EPERM
 
 
-def test_an_operator_makes_no_spool_of_their_own_in_the_empty_folder_of_the_relays_user(
+def test_an_operator_makes_no_spool_in_the_relays_empty_folder(
     tmp_path: Path,
 ) -> None:
     policy = policy_of(tmp_path, 25)

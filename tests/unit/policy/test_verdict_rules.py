@@ -82,7 +82,7 @@ def test_a_wrong_rule_is_told_at_its_place(rule: str, column: int, key: str, wor
     assert words in fault.message
 
 
-def test_a_wait_and_no_probes_on_a_rule_that_rests_nothing_are_two_faults() -> None:
+def test_wait_and_probe_on_a_rule_without_a_rest_are_two_faults() -> None:
     rule = "{code: 550, verdict: bounce message, wait: 5m, probe: false}"
 
     assert places(with_verdict(rule)) == [
@@ -145,7 +145,7 @@ def test_a_provider_is_asked_by_name_behind_another_host() -> None:
     assert (ruling.words, ruling.layer, ruling.may_probe) == ("pause", Layer.PROVIDER, False)
 
 
-def test_every_shipped_rule_names_its_source_and_the_line_where_it_stands() -> None:
+def test_every_shipped_rule_names_its_source_and_its_line() -> None:
     shipped = [*standard_rules(), *(rule for name in providers() for rule in provider_rules(name))]
 
     assert all(rule.source for rule in shipped)
