@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import pytest
 import yaml
+from pydantic import BaseModel
 
 from relay.cli.main import relay
 from relay.policy.lane import LaneSettings
@@ -27,7 +28,6 @@ from relay.policy.model import (
     Upstream,
 )
 from relay.policy.rules import VerdictRule
-from relay.policy.section import Section
 from relay.policy.source import parse_policy
 from relay.telemetry.event_table import FIELDS, KINDS
 from relay.telemetry.metric_table import METRICS
@@ -219,7 +219,7 @@ UNITS = {
     "M": 1 << 20,
     "": 1,
 }
-SECTIONS: dict[str, tuple[type[Section], str]] = {
+SECTIONS: dict[str, tuple[type[BaseModel], str]] = {
     "Top level": (Policy, ""),
     "listen": (Listen, ""),
     "upstreams": (Upstream, ""),
@@ -231,7 +231,7 @@ SECTIONS: dict[str, tuple[type[Section], str]] = {
     "lanes": (LaneSettings, "lanes.NAME."),
     "practice": (Practice, "practice."),
 }
-WITHIN: dict[str, dict[str, type[Section]]] = {
+WITHIN: dict[str, dict[str, type[BaseModel]]] = {
     "listen": {"timeouts": TimeoutSettings},
     "upstreams": {"auth": Auth},
 }
@@ -240,7 +240,7 @@ WITHOUT_A_ROW = {"timeouts"}
 
 
 def _keys(
-    section: type[Section], prefix: str, within: dict[str, type[Section]]
+    section: type[BaseModel], prefix: str, within: dict[str, type[BaseModel]]
 ) -> Iterator[tuple[str, object]]:
     """Each key and its default; `...` of one that is required."""
     for name, field in section.model_fields.items():
