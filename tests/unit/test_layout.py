@@ -31,7 +31,7 @@ NEVER_SEES = {
     "telemetry": NETWORK,
 }
 """Below them, and yet none of their business: disk and network meet in `sender` and above."""
-OF_THE_DISK = {"relay.spool.durable", "relay.spool.finding"}
+OF_THE_DISK = {"relay.spool.durable", "relay.spool.finding", "relay.spool.replacing"}
 """All that `throttle` may know of `spool`."""
 MOST_ARROWS = 90
 MOST_FILES = 22

@@ -20,6 +20,7 @@ from relay.spool.identity import Identities
 from relay.spool.maildir import message_file
 from relay.spool.maildir.headroom import NoHeadroom, why_no_room
 from relay.spool.maildir.layout import FORMAT, Layout
+from relay.spool.replacing import put_in_place
 
 
 class MaildirDraft:
@@ -233,12 +234,6 @@ def prepare(root: str, disk: Disk) -> None:
                 raise ValueError(f"{path} says {found[:60]!r}, which this version does not know")
         return
     # Several may start at once: each writes its own file, and whose name comes last does not matter.
-    draft = f"{path}.{os.getpid()}"
-    with contextlib.suppress(FileNotFoundError):
-        disk.unlink(draft)
-    with opened(disk, disk.open_new(draft)) as fd:
-        disk.write_all(fd, FORMAT)
-        disk.sync(fd)
     # Crash here: a file more that nobody looks at.
-    disk.rename(draft, path)
-    disk.sync_directory(root)
+    with opened(disk, put_in_place(disk, path, FORMAT, draft=f"{path}.{os.getpid()}")):
+        pass

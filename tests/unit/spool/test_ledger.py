@@ -252,3 +252,18 @@ class Account(RuleBasedStateMachine):
 
 Account.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestAccount = Account.TestCase
+
+
+def test_lines_go_on_in_the_file_that_a_failed_rewrite_left_in_force() -> None:
+    for kind in ("sync", "rename", "sync_directory"):
+        disk, ledger = started()
+        ledger.enter([(queue_id(1), 1)])
+        disk.fail(Fault(1, errno.ENOSPC, kinds=frozenset({kind})))
+        with pytest.raises(OSError, match="space"):
+            ledger.rewrite()
+        disk.heal()
+
+        ledger.leave({queue_id(1): [RELAYED]})
+
+        for image in (disk, *disk.cuts(random.Random(1), 16)):
+            assert opened_on(image).totals == Totals(accepted=1, relayed=1)
