@@ -72,6 +72,21 @@ def test_what_a_killed_start_left_behind_is_durable_before_mail_is_accepted() ->
         assert cut.peek(Layout(ROOT).file("format")) == FORMAT
 
 
+def test_a_start_that_is_killed_twice_has_durable_folders_too() -> None:
+    """Its format must not come before the names above it: who finds the format may look no further."""
+    for snapshot in run_of("relayed", from_nothing=True):
+        if not snapshot.step.startswith("make_directory"):
+            continue
+        ((_, image),) = killed(snapshot)
+        again: list[ModelDisk] = []
+        image.after = lambda image=image, again=again: again.append(image.after_kill())
+        prepare(ROOT, image)
+        for disk in again:
+            prepare(ROOT, disk)
+            cut = ModelDisk(disk.platter.after_cut(()))
+            assert not [folder for folder in ("/var", *Layout(ROOT).folders()) if not _is_there(cut, folder)]
+
+
 def _is_there(disk: ModelDisk, path: str) -> bool:
     parent = path.rpartition("/")[0]
     return not path or (_is_there(disk, parent) and disk.inode(path) is not None)
