@@ -30,7 +30,6 @@ from relay.spool.interface import (
     Totals,
 )
 from relay.spool.maildir import files, notes
-from relay.spool.maildir.arrivals import Arrivals
 from relay.spool.maildir.disk_faults import absence, faults
 from relay.spool.maildir.drafts import MaildirIntake, prepare
 from relay.spool.maildir.headroom import Reserve, gives_way
@@ -42,7 +41,7 @@ from relay.spool.maildir.quarantine import Quarantine, make_trigger
 from relay.spool.maildir.recent import Recent
 from relay.spool.maildir.recovery import forget_removals, recover, remove_abandoned_drafts
 from relay.spool.maildir.removal import remove_ended
-from relay.spool.maildir.unread import Unread
+from relay.spool.maildir.taking import Arrivals, Taker, Unread
 
 _Called = TypeVar("_Called")
 
@@ -72,8 +71,9 @@ class MaildirSpool:
         self._reserve = Reserve(self._layout, disk)
         self._reserve.keep()
         self._held: set[QueueId] = set()
-        self._arrivals = Arrivals(disk, self._layout, self._aside, self._try_to_set_aside)
-        self._left = Unread(disk, self._layout, self._ledger, self._aside, self._try_to_set_aside)
+        taker = Taker(disk, self._layout, self._aside, self._try_to_set_aside, disk.unlink)
+        self._arrivals = Arrivals(disk, self._layout, taker)
+        self._left = Unread(disk, self._layout, self._aside, taker)
         self._out_of_sight: set[QueueId] = set()
         """Messages that cannot be read, or are in corrupt/, and count as queued in the account."""
         self._memory = Recent()
@@ -108,8 +108,9 @@ class MaildirSpool:
         """
         self._reserve.keep()
         with faults("new"):
-            taken = self._arrivals.take(most, lambda: self._memory.has_room, sorter)
-            left = self._left.take(most - len(taken), sorter)
+            ended = self._ledger.closed
+            taken = self._arrivals.take(most, lambda: self._memory.has_room, ended, sorter)
+            left = self._left.take(most - len(taken), ended, sorter)
         self._held.update(message.queue_id for message, is_held in left if is_held)
         taken += [message for message, _ in left]
         self._come_into_sight(taken)

@@ -175,6 +175,8 @@ def write_marks_again(disk: Disk, found: Sequence[tuple[str, Opened]]) -> None:
     with contextlib.ExitStack() as stack:
         fds = []
         for path, message in found:
+            if message.statuses.count(Status.TODO) == len(message.statuses):
+                continue
             fds.append(stack.enter_context(opened(disk, disk.open_update(path))))
             try:
                 there = _read(disk, fds[-1], message.queue_id, with_content=False)
@@ -202,16 +204,6 @@ def set_aside(disk: Disk, layout: Layout, path: str, prefix: str = "") -> None:
         target = f"{folder}/{name}.{number}"
     # Crash here: it is found corrupt again at the next start.
     disk.rename(path, target)
-
-
-def drop_second_name(disk: Disk, path: str, home: str) -> None:
-    """Remove a name that a crash kept beside the one that a rename gave.
-
-    Raises Corrupt where it is another file, so a copy, and OSError.
-    """
-    if disk.inode(path) != disk.inode(home):
-        raise Corrupt("a message of this id is queued already")
-    disk.unlink(path)
 
 
 def describe(name: str) -> str:

@@ -24,6 +24,7 @@ from typing import Literal
 from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
 
 SPLITS = 64
+NOT_OUR_NAME = "not a name that we give"
 FORMAT = b"relay spool 1 maildir\n"
 
 
@@ -71,6 +72,15 @@ class Layout:
     def held(self, queue_id: QueueId) -> str:
         """Return the path of a held message."""
         return f"{self.root}/hold/{queue_id}"
+
+    def before(self, path: str, queue_id: QueueId) -> list[str]:
+        """Return where a message of this id goes before the one at `path`: held, then in its queued home."""
+        places = [self.held(queue_id), self.queued(queue_id)]
+        return places[: places.index(path)] if path in places else places
+
+    def is_new(self, path: str) -> bool:
+        """Whether a path is in new/."""
+        return path.startswith(f"{self.root}/new/")
 
     def notes(self, queue_id: QueueId) -> str:
         """Return the path of the notes about a message's failed recipients."""

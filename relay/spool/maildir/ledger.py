@@ -29,10 +29,9 @@ from relay.mail.envelope import QueueId
 from relay.spool.durable import Disk, opened
 from relay.spool.identity import subject_of
 from relay.spool.interface import Status, Totals
-from relay.spool.maildir.crash_remains import is_draft_of_the_ledger
 from relay.spool.maildir.files import set_aside
+from relay.spool.maildir.foreign import is_draft_of_the_ledger, why_not_ours
 from relay.spool.maildir.layout import Layout, is_queue_id
-from relay.spool.maildir.quarantine import why_not_ours
 from relay.spool.replacing import put_in_place
 
 LINES_BEFORE_REWRITE = 100_000

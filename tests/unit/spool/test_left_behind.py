@@ -12,7 +12,7 @@ from relay.spool.interface import Corrupt, Entry, Recovery, Spool
 from relay.spool.maildir.layout import Layout
 from relay.spool.maildir.message_file import HEADER_BYTES
 from relay.spool.maildir.quarantine import Quarantine
-from relay.spool.maildir.unread import FAILURES_AN_HOUR
+from relay.spool.maildir.taking import FAILURES_AN_HOUR
 from tests.fakes.disk import Fault, ModelDisk
 from tests.unit.spool.engine import (
     BOUNCED,
