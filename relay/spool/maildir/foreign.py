@@ -113,7 +113,6 @@ def is_draft_of_the_boots(disk: Disk, fd: int) -> bool:
 
 
 def is_anything(_disk: Disk, _fd: int) -> bool:
-    """Return True: any file may stand there."""
     return True
 
 

@@ -187,7 +187,6 @@ class Inspector:
             return True
 
     def _each(self, folder: str) -> None:
-        """Look at each file in a folder of messages, as a start does."""
         for name in self._names(folder):
             path = f"{folder}/{name}"
             try:
@@ -419,7 +418,6 @@ def locked_inodes() -> frozenset[int]:
 
 
 def _kind(found: os.stat_result) -> str:
-    """Return what a thing in a folder is."""
     kinds = (
         (stat.S_ISREG, "a file"),
         (stat.S_ISDIR, "a folder"),

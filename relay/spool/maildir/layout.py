@@ -35,17 +35,14 @@ class Layout:
     root: str
 
     def folder(self, name: Literal["tmp", "new", "cur", "hold", "corrupt", "bounce"]) -> str:
-        """Return one of the folders."""
         return f"{self.root}/{name}"
 
     def file(
         self, name: Literal["lock", "ledger", "trigger", "format", "reserve", "boots", "control.sock"]
     ) -> str:
-        """Return one of the files beside the folders."""
         return f"{self.root}/{name}"
 
     def folders(self) -> list[str]:
-        """Return every folder, parents first."""
         tops = [self.folder(name) for name in ("tmp", "new", "cur", "hold", "corrupt", "bounce")]
         return [self.root, *tops, *self.queued_folders()]
 
@@ -54,23 +51,18 @@ class Layout:
         return [f"{self.root}/cur/{split:02d}" for split in range(SPLITS)]
 
     def queued_folder(self, queue_id: QueueId) -> str:
-        """Return the part of cur/ that a message belongs to."""
         return f"{self.root}/cur/{zlib.crc32(queue_id.encode()) % SPLITS:02d}"
 
     def draft(self, queue_id: QueueId) -> str:
-        """Return the path of a message that is being written."""
         return f"{self.folder('tmp')}/{queue_id}"
 
     def accepted(self, queue_id: QueueId) -> str:
-        """Return the path of a message that no sender has taken yet."""
         return f"{self.root}/new/{queue_id}"
 
     def queued(self, queue_id: QueueId) -> str:
-        """Return the path of a message in the queue."""
         return f"{self.queued_folder(queue_id)}/{queue_id}"
 
     def held(self, queue_id: QueueId) -> str:
-        """Return the path of a held message."""
         return f"{self.root}/hold/{queue_id}"
 
     def before(self, path: str, queue_id: QueueId) -> list[str]:
@@ -79,11 +71,9 @@ class Layout:
         return places[: places.index(path)] if path in places else places
 
     def is_new(self, path: str) -> bool:
-        """Whether a path is in new/."""
         return path.startswith(f"{self.root}/new/")
 
     def notes(self, queue_id: QueueId) -> str:
-        """Return the path of the notes about a message's failed recipients."""
         return f"{self.root}/bounce/{queue_id}"
 
 

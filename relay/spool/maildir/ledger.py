@@ -81,7 +81,6 @@ class Ledger:
 
     @property
     def is_long(self) -> bool:
-        """Whether it is time to rewrite it."""
         return self._lines > LINES_BEFORE_REWRITE + len(self.open)
 
     def rewrite(self, still_there: Collection[QueueId] = ()) -> int:
@@ -183,7 +182,6 @@ class Ledger:
         return count
 
     def close(self) -> None:
-        """Let go of the file."""
         if self._fd is not None:
             self._disk.close(self._fd)
             self._fd = None
@@ -257,7 +255,6 @@ class Ledger:
 
 
 def fates_of(statuses: Sequence[Status]) -> tuple[int, int, int, int]:
-    """Return how many recipients were relayed, bounced, expired and deleted."""
     return (
         statuses.count(Status.RELAYED),
         statuses.count(Status.BOUNCED),

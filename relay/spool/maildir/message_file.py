@@ -75,12 +75,10 @@ class Header:
 
     @property
     def file_bytes(self) -> int:
-        """Return how long the file must be."""
         return HEADER_BYTES + self.content_bytes + self.envelope_bytes
 
     @property
     def envelope_offset(self) -> int:
-        """Return where the envelope begins."""
         return HEADER_BYTES + self.content_bytes
 
     def is_of_the_same_as(self, other: "Header") -> bool:
@@ -89,7 +87,6 @@ class Header:
 
     @property
     def shape(self) -> Shape:
-        """Return what an upstream must be able to carry."""
         return Shape(self.content_bytes, self.eight_bit, self.smtputf8)
 
 
@@ -125,7 +122,6 @@ def is_begun(raw: bytes) -> bool:
 
 
 def decode_header(raw: bytes) -> Header:
-    """Return the header; raises Corrupt."""
     match = _HEADER.match(raw)
     if match is None:
         raise Corrupt("no relay-message 1 header" if raw else "empty file")
@@ -168,7 +164,6 @@ def encode_envelope(queue_id: QueueId, envelope: Envelope) -> bytes:
 
 
 def decode_envelope(queue_id: QueueId, header: Header, raw: bytes) -> Recipients:
-    """Return the envelope and the statuses; raises Corrupt."""
     end = raw.find(b"\n") + 1
     lines = raw[end:].split(b"\n")
     if lines.pop() != b"" or len(lines) != header.recipient_count or not lines:

@@ -28,7 +28,6 @@ class Recent:
 
     @property
     def has_room(self) -> bool:
-        """Return whether one more would be kept whole."""
         return len(self._whole) < MOST and self._bytes < MOST_BYTES
 
     def keep(self, message: Opened) -> None:

@@ -191,7 +191,6 @@ class _Walk:
 
     @property
     def ended(self) -> set[QueueId]:
-        """Return the ids of what remains."""
         return {QueueId(path.rpartition("/")[2]) for path in self.remains}
 
     def look_into(self, folder: str) -> None:
@@ -206,7 +205,6 @@ class _Walk:
                     self._enter(seen.queued, path)
 
     def write_marks_again(self) -> None:
-        """Make the marks durable that were read but may be in memory only."""
         files.write_marks_again(self._disk, self._marked)
         self._marked.clear()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from relay.mail.envelope import QueueId
 from relay.spool.identity import report_id
 from relay.spool.interface import SpoolBusy, Totals
 from relay.spool.maildir import ledger
@@ -278,3 +279,17 @@ def test_a_report_that_is_made_anew_is_not_taken_for_the_one_before(monkeypatch:
         assert spool.load(own).content == content
         spool.mark({own: dict.fromkeys((1, 2), RELAYED)})
         spool.finish([own])
+
+
+def test_a_draft_of_another_engine_is_refused() -> None:
+    class Another:
+        queue_id = QueueId("0" * 16)
+        buffered_bytes = 0
+
+        def append(self, chunk: bytes) -> None:
+            """Keep nothing."""
+
+    intake = on_the_model().intake()
+    for call in (intake.spill, intake.discard, intake.is_on_disk):
+        with pytest.raises(TypeError, match="another spool"):
+            call(Another())
