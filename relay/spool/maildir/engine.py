@@ -37,6 +37,7 @@ from relay.spool.maildir.files import absence, faults
 from relay.spool.maildir.headroom import Reserve, gives_way
 from relay.spool.maildir.layout import Layout, is_queue_id
 from relay.spool.maildir.ledger import Ledger, fates_of
+from relay.spool.maildir.message_file import Opened
 from relay.spool.maildir.quarantine import Quarantine, make_trigger
 from relay.spool.maildir.recent import Recent
 from relay.spool.maildir.recovery import forget_removals, recover, remove_abandoned_drafts
@@ -284,7 +285,7 @@ class MaildirSpool:
         """Leave out what was counted out: it is the second call, after `finish` met a full disk."""
         return {q: called for q, called in called_for.items() if q not in self._ledger.closed}
 
-    def _come_into_sight(self, taken: Sequence[files.Opened]) -> None:
+    def _come_into_sight(self, taken: Sequence[Opened]) -> None:
         """Count no longer as out of sight, in full or as far as they got, what was taken and counts anew."""
         for queue_id in self._out_of_sight.intersection(message.queue_id for message in taken):
             self._out_of_sight.remove(queue_id)
@@ -294,11 +295,11 @@ class MaildirSpool:
     def _path(self, queue_id: QueueId) -> str:
         return self._layout.held(queue_id) if queue_id in self._held else self._layout.queued(queue_id)
 
-    def _read(self, queue_id: QueueId, *, with_content: bool) -> files.Opened:
+    def _read(self, queue_id: QueueId, *, with_content: bool) -> Opened:
         with self._faults_of(queue_id) as path:
             return files.read(self._disk, path, queue_id, with_content=with_content)
 
-    def _read_again(self, queue_id: QueueId) -> files.Opened:
+    def _read_again(self, queue_id: QueueId) -> Opened:
         """Read a message, but its recipients only if they are not known."""
         if (known := self._memory.known(queue_id)) is None:
             return self._read(queue_id, with_content=True)
@@ -319,7 +320,7 @@ class MaildirSpool:
             self._aside.tell_once(queue_id, f"cannot be read, and is left: {error.strerror}")
             raise
 
-    def _known(self, queue_id: QueueId) -> files.Opened:
+    def _known(self, queue_id: QueueId) -> Opened:
         known = self._memory.known(queue_id)
         return known or self._memory.remember(self._read(queue_id, with_content=False))
 

@@ -11,18 +11,16 @@ was away or another controller, so the message keeps its place.
 import contextlib
 import errno
 import os
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
-from relay.mail.envelope import Envelope, QueueId
-from relay.queue.lanes import DEFAULT_LANE
+from relay.mail.envelope import QueueId
 from relay.queue.sorting import Sorter
 from relay.smtp.reply import clean
 from relay.spool.durable import Disk, opened, why_a_strangers
-from relay.spool.interface import INLINE_BYTES, Absent, Corrupt, Entry, Message, SpoolFault, SpoolFull, Status
+from relay.spool.interface import INLINE_BYTES, Absent, Corrupt, SpoolFault, SpoolFull, Status
 from relay.spool.maildir import message_file
 from relay.spool.maildir.layout import Layout
+from relay.spool.maildir.message_file import Opened
 from relay.verdicts.shortage import NO_MEANS
 
 LONGEST_NAME_BYTES = 250
@@ -34,8 +32,6 @@ _NOT_NOW = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EUCLEAN, e
 _ABOUT_THE_FILE = frozenset(
     {errno.EPERM, errno.EACCES, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EBUSY}
 )
-_PLAUSIBLE_DEFERRAL_NS = 1_000_000_000
-"""A file modified less than this after its arrival was never postponed."""
 
 
 class StillArriving(Exception):  # noqa: N818 - a state, not an error
@@ -44,42 +40,6 @@ class StillArriving(Exception):  # noqa: N818 - a state, not an error
 
 class Unreadable(OSError):  # noqa: N818 - a state of the disk
     """The disk does not give us a file's bytes now, which says nothing about what they are."""
-
-
-@dataclass(slots=True)
-class Opened:
-    """A message file as read: everything but long content."""
-
-    queue_id: QueueId
-    header: message_file.Header
-    envelope: Envelope
-    statuses: list[Status]
-    offsets: "array[int]"
-    """Where each recipient's line begins in the file."""
-    modified_at_ns: int
-    content: bytes | None = field(repr=False)
-    lane: str = DEFAULT_LANE
-
-    @property
-    def next_attempt_at_ns(self) -> int | None:
-        """Return the hint that `postpone` left, if it did."""
-        is_postponed = self.modified_at_ns > self.envelope.arrival_at_ns + _PLAUSIBLE_DEFERRAL_NS
-        return self.modified_at_ns if is_postponed else None
-
-    def message(self, *, is_held: bool) -> Message:
-        return Message(
-            self.queue_id,
-            self.envelope,
-            self.header.shape,
-            tuple(self.statuses),
-            is_held,
-            self.header.is_warned,
-            self.content,
-            self.next_attempt_at_ns,
-        )
-
-    def entry(self, *, is_held: bool) -> Entry:
-        return replace(self.message(is_held=is_held).entry, lane=self.lane)
 
 
 def is_our_own_lack(error: OSError) -> bool:
@@ -293,25 +253,16 @@ def _read(
     first = disk.pread(fd, _FIRST_READ_BYTES, 0)
     header = _header(disk, fd, first)
     raw = _part(disk, fd, first, header.envelope_offset, header.envelope_bytes)
-    recipients = message_file.decode_envelope(queue_id, header, raw)
-    content = _content(disk, fd, first, header) if with_content else None
-    lane = DEFAULT_LANE
+    message = message_file.decode_envelope(queue_id, header, raw)
+    if with_content:
+        message.content = _content(disk, fd, first, header)
     if sorter is not None:
         # Read already: it costs no call, and no memory longer than this.
-        lane = sorter.lane_of(
-            recipients.envelope, lambda: first[message_file.HEADER_BYTES : header.envelope_offset]
+        message.lane = sorter.lane_of(
+            message.envelope, lambda: first[message_file.HEADER_BYTES : header.envelope_offset]
         )
-    offsets = array("Q", (header.envelope_offset + offset for offset in recipients.offsets))
-    return Opened(
-        queue_id,
-        header,
-        recipients.envelope,
-        list(recipients.statuses),
-        offsets,
-        disk.modified_at_ns(fd),
-        content,
-        lane,
-    )
+    message.modified_at_ns = disk.modified_at_ns(fd)
+    return message
 
 
 def _header(disk: Disk, fd: int, first: bytes) -> message_file.Header:

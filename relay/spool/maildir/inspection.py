@@ -23,6 +23,7 @@ from relay.spool.interface import Corrupt, Status
 from relay.spool.maildir import files, foreign, quarantine
 from relay.spool.maildir.layout import FORMAT, NOT_OUR_NAME, Layout, is_queue_id
 from relay.spool.maildir.ledger import Ledger
+from relay.spool.maildir.message_file import Opened
 from relay.spool.maildir.notes import parse
 from relay.spool.maildir.taking import Found, Look, look
 
@@ -218,10 +219,10 @@ class Inspector:
                 continue
             self._find(path, "set_aside", what, becomes, advice)
 
-    def _reader(self, path: str) -> Callable[[QueueId], files.Opened]:
+    def _reader(self, path: str) -> Callable[[QueueId], Opened]:
         """Return what reads all of a message, its content too."""
 
-        def read(queue_id: QueueId) -> files.Opened:
+        def read(queue_id: QueueId) -> Opened:
             if (why := self._why_a_strangers(path, os.lstat(path))) is not None:
                 raise Corrupt(why)
             message = files.read(self._disk, path, queue_id, with_content=False, is_shown_only=True)
@@ -248,7 +249,7 @@ class Inspector:
         if seen.message is not None:
             self._tell_of_message(path, seen.message)
 
-    def _tell_of_message(self, path: str, message: files.Opened) -> None:
+    def _tell_of_message(self, path: str, message: Opened) -> None:
         queue_id = message.queue_id
         home = self._layout.queued(queue_id)
         other = self._brought_home.setdefault(queue_id, path)

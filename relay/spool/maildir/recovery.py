@@ -20,6 +20,7 @@ from relay.spool.interface import Entry, Recovery
 from relay.spool.maildir import files, foreign, quarantine
 from relay.spool.maildir.layout import NOT_OUR_NAME, Layout, is_queue_id
 from relay.spool.maildir.ledger import Ledger, fates_of
+from relay.spool.maildir.message_file import Opened
 from relay.spool.maildir.taking import Taker
 
 Fates = tuple[int, int, int, int]
@@ -187,7 +188,7 @@ class _Walk:
         self.taken = 0
         """How many were in new/."""
         self._homes: set[str] = set()
-        self._marked: list[tuple[str, files.Opened]] = []
+        self._marked: list[tuple[str, Opened]] = []
 
     @property
     def ended(self) -> set[QueueId]:
@@ -208,7 +209,7 @@ class _Walk:
         files.write_marks_again(self._disk, self._marked)
         self._marked.clear()
 
-    def _enter(self, message: files.Opened, path: str) -> None:
+    def _enter(self, message: Opened, path: str) -> None:
         queue_id = message.queue_id
         is_held = path == self._layout.held(queue_id)
         home = path if is_held else self._layout.queued(queue_id)

@@ -28,6 +28,7 @@ from relay.spool.durable import Disk
 from relay.spool.interface import Corrupt, Status
 from relay.spool.maildir import files
 from relay.spool.maildir.layout import NOT_OUR_NAME, Layout, is_queue_id
+from relay.spool.maildir.message_file import Opened
 from relay.spool.maildir.quarantine import Quarantine
 
 FAILURES_AN_HOUR = 8
@@ -81,7 +82,7 @@ class Look:
     found: Found
     why: str = ""
     """What is wrong with it."""
-    message: files.Opened | None = None
+    message: Opened | None = None
     """Of one that was read."""
     other: str = ""
     """Where the file is that goes before it."""
@@ -91,7 +92,7 @@ class Look:
         return BECOMES[self.found]
 
     @property
-    def queued(self) -> files.Opened | None:
+    def queued(self) -> Opened | None:
         """The message, if it goes into the queue."""
         return self.message if self.becomes is Becomes.QUEUED else None
 
@@ -100,7 +101,7 @@ def look(
     disk: Disk,
     layout: Layout,
     path: str,
-    read: Callable[[QueueId], files.Opened],
+    read: Callable[[QueueId], Opened],
     counted_out: Container[QueueId] = (),
 ) -> Look:
     """Return what a file in new/, cur/ or hold/ is; changes nothing.
@@ -132,7 +133,7 @@ def _gives_way(disk: Disk, layout: Layout, path: str, queue_id: QueueId) -> Look
     return None
 
 
-def _judge(layout: Layout, path: str, message: files.Opened, counted_out: Container[QueueId]) -> Look:
+def _judge(layout: Layout, path: str, message: Opened, counted_out: Container[QueueId]) -> Look:
     queue_id = message.queue_id
     if Status.TODO not in message.statuses and queue_id in counted_out:
         # A crash came between its `out` in the ledger and its removal.
@@ -180,7 +181,7 @@ class Taker:
         """
         is_new = self._layout.is_new(path)
 
-        def read(queue_id: QueueId) -> files.Opened:
+        def read(queue_id: QueueId) -> Opened:
             return files.read(
                 self._disk, path, queue_id, with_content=with_content, is_new=is_new, sorter=sorter
             )
@@ -235,7 +236,7 @@ class Arrivals:
         has_room: Callable[[], bool],
         counted_out: Container[QueueId],
         sorter: Sorter | None = None,
-    ) -> list[files.Opened]:
+    ) -> list[Opened]:
         """Take up to `most` messages, sorted; with their content as long as there `has_room` for it.
 
         Fewer where we lack descriptors or memory.  Raises OSError where the disk fails.
@@ -243,7 +244,7 @@ class Arrivals:
         if len(self._pending) < most:
             # Not only when none is left: what came since the last look was announced once.
             self._pending = deque(sorted(self._disk.names(self._folder)))
-        taken: list[files.Opened] = []
+        taken: list[Opened] = []
         while self._pending and len(taken) < most:
             path = f"{self._folder}/{self._pending.popleft()}"
             try:
@@ -280,9 +281,9 @@ class Unread:
 
     def take(
         self, most: int, counted_out: Container[QueueId], sorter: Sorter | None = None
-    ) -> list[tuple[files.Opened, bool]]:
+    ) -> list[tuple[Opened, bool]]:
         """Return up to `most` messages that can be read and marked by now, and whether each is held."""
-        taken: list[tuple[files.Opened, bool]] = []
+        taken: list[tuple[Opened, bool]] = []
         while self._due and len(taken) < most:
             path = self._due.popleft()
             try:

@@ -42,7 +42,7 @@ def encoded(envelope: Envelope = ENVELOPE, content: bytes = CONTENT, queue_id: Q
 
 def decoded(
     raw: bytes, queue_id: QueueId = QUEUE_ID
-) -> tuple[message_file.Header, message_file.Recipients, bytes]:
+) -> tuple[message_file.Header, message_file.Opened, bytes]:
     """Read a file as relay.spool.maildir.files does."""
     header = message_file.decode_header(raw[: message_file.HEADER_BYTES])
     if len(raw) != header.file_bytes:
@@ -61,7 +61,7 @@ def test_what_goes_in_comes_out(envelope: Envelope, content: bytes) -> None:
     header, recipients, found = decoded(encoded(envelope, content))
 
     assert recipients.envelope == envelope
-    assert recipients.statuses == (Status.TODO,) * len(envelope.recipients)
+    assert recipients.statuses == [Status.TODO] * len(envelope.recipients)
     assert found == content
     assert header.shape.size_bytes == len(content)
     assert header.eight_bit == (not content.isascii())
@@ -73,21 +73,20 @@ def test_each_recipient_has_one_byte_and_its_offset_finds_it(
     envelope: Envelope, statuses: st.DataObject
 ) -> None:
     raw = bytearray(encoded(envelope))
-    header, recipients, _ = decoded(bytes(raw))
+    _, recipients, _ = decoded(bytes(raw))
     drawn = statuses.draw(
         st.lists(
             st.sampled_from(Status), min_size=len(envelope.recipients), max_size=len(envelope.recipients)
         )
     )
-    for offset, address, status in zip(recipients.offsets, envelope.recipients, drawn, strict=True):
-        place = header.envelope_offset + offset
+    for place, address, status in zip(recipients.offsets, envelope.recipients, drawn, strict=True):
         line = b"T" + address.encode() + b"\n"
         assert raw[place : place + len(line)] == line
         raw[place : place + 1] = status.value
     raw[message_file.WARNED_OFFSET : message_file.WARNED_OFFSET + 1] = message_file.WARNED_BYTE
 
     header, recipients, found = decoded(bytes(raw))
-    assert recipients.statuses == tuple(drawn)
+    assert recipients.statuses == drawn
     assert recipients.envelope == envelope
     assert found == CONTENT
     assert header.is_warned
@@ -96,8 +95,8 @@ def test_each_recipient_has_one_byte_and_its_offset_finds_it(
 def test_any_other_byte_anywhere_is_noticed() -> None:
     """Unnoticed is a status byte that becomes another status, and the one of the warning; nothing else."""
     raw = encoded()
-    header, recipients, _ = decoded(raw)
-    status_places = {header.envelope_offset + offset for offset in recipients.offsets}
+    _, recipients, _ = decoded(raw)
+    status_places = set(recipients.offsets)
     allowed = {(place, status.value[0]) for place in status_places for status in Status}
     allowed |= {(message_file.WARNED_OFFSET, octet) for octet in b"W-"}
     unnoticed = set()

@@ -4,7 +4,8 @@ import pytest
 
 from relay.mail.envelope import QueueId
 from relay.spool.maildir import recent
-from relay.spool.maildir.files import Opened, describe, read
+from relay.spool.maildir.files import describe, read
+from relay.spool.maildir.message_file import Opened
 from relay.spool.maildir.recent import Recent
 from tests.unit.spool.engine import ENVELOPE, accept, recovered, taken
 from tests.unit.spool.maildir_engine import on_the_model

@@ -8,6 +8,7 @@ import pytest
 from relay.mail.envelope import QueueId
 from relay.spool.interface import Corrupt
 from relay.spool.maildir import files
+from relay.spool.maildir.message_file import Opened
 from relay.spool.maildir.taking import BECOMES, Becomes, Found, look
 from tests.fakes.disk import Fault, ModelDisk
 from tests.unit.spool.engine import ENVELOPE, RELAYED, accept, again, recovered, taken
@@ -16,14 +17,14 @@ from tests.unit.spool.maildir_engine import MaildirEngine, on_the_model
 HERE, OTHER = QueueId("0" * 16), QueueId("1" * 16)
 
 
-def _reads(fault: Exception) -> Callable[[QueueId], files.Opened]:
-    def read(_queue_id: QueueId) -> files.Opened:
+def _reads(fault: Exception) -> Callable[[QueueId], Opened]:
+    def read(_queue_id: QueueId) -> Opened:
         raise fault
 
     return read
 
 
-def _finds(engine: MaildirEngine, path: str) -> Callable[[QueueId], files.Opened]:
+def _finds(engine: MaildirEngine, path: str) -> Callable[[QueueId], Opened]:
     return lambda queue_id: files.read(engine.disk, path, queue_id, with_content=False)
 
 
