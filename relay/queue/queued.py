@@ -61,10 +61,6 @@ AFTER: dict[Move, tuple[frozenset[State], State]] = {
 """From which states each move is made, and to which; in another state it changes nothing."""
 
 
-UNKNOWN_STATUS = "4.0.0"
-"""RFC 3463: a transient failure of which no more is known."""
-
-
 class WaitKind(enum.Enum):
     """What kind of thing keeps a message in the queue."""
 
@@ -82,16 +78,18 @@ class WaitReason:
     kind: WaitKind
     text: str
     """For showing only."""
-    status: str = UNKNOWN_STATUS
+    status: str = ""
     """The enhanced status code that a REFUSAL came with (RFC 3463)."""
 
 
 NO_REASON = WaitReason(WaitKind.WORDS, "")
 
+Why = WaitReason | str
+"""A reason; in plain words where no rule asks about it."""
 
-def wait_reason(words: str) -> WaitReason:
-    """Return a reason that no rule asks about."""
-    return WaitReason(WaitKind.WORDS, words) if words else NO_REASON
+
+def wait_reason(why: Why) -> WaitReason:
+    return why if isinstance(why, WaitReason) else WaitReason(WaitKind.WORDS, why) if why else NO_REASON
 
 
 @dataclass(slots=True)
@@ -142,9 +140,10 @@ class Queued:
         self.why = wait_reason(text)
 
     @property
-    def status(self) -> str:
-        """Return, of a deferred one, the enhanced code of its refusal (RFC 3463)."""
-        return self.why.status
+    def refusal(self) -> WaitReason | None:
+        """Return the refusal that a message in its back-off was deferred by, if one was."""
+        is_refused = self.state is State.DEFERRED and self.why.kind is WaitKind.REFUSAL
+        return self.why if is_refused else None
 
     @property
     def is_sitting_out(self) -> bool:
@@ -166,11 +165,3 @@ class Queued:
 
 
 _VALUES = attrgetter(*(field.name for field in fields(Queued)))
-
-
-def back_off_ns(age_ns: int, min_ns: int, max_ns: int) -> int:
-    """Return how long to wait after a deferral: as long as the message is old (Postfix's rule).
-
-    Never shorter than `min_ns`, never longer than `max_ns`; nothing has to be remembered.
-    """
-    return max(min_ns, min(max_ns, age_ns))

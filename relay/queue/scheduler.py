@@ -29,11 +29,11 @@ from relay.mail.envelope import QueueId
 from relay.queue.counts import Counts
 from relay.queue.lanes import Lane, Order, Price
 from relay.queue.parking import AT_ONCE_NS, Parking
-from relay.queue.queued import AFTER, NO_REASON, UNKNOWN_STATUS, Move, WaitKind, WaitReason, wait_reason
+from relay.queue.queued import AFTER, NO_REASON, Move, WaitKind, WaitReason, Why, wait_reason
 from relay.queue.queued import Queued as Queued  # noqa: PLC0414 - part of the door
 from relay.queue.queued import State as State  # noqa: PLC0414 - part of the door
 from relay.queue.sender_pauses import SenderPauses
-from relay.verdicts.suspect_message import REFUSALS_IN_PLACE
+from relay.verdicts.decision import REFUSALS_IN_PLACE
 
 SLICE = 1000
 """Messages of one slice of an edit, or of one look at what goes next: some ten milliseconds."""
@@ -142,19 +142,19 @@ class Scheduler:
             message.tried, message.domains = tried, domains
             message.refusals, message.singled_out = refusals, singled_out
 
-    def explain(self, queue_id: QueueId, reason: str) -> None:
+    def explain(self, queue_id: QueueId, why: Why) -> None:
         """Say why a message is still here."""
         if (message := self._messages.get(queue_id)) is not None:
-            message.why = wait_reason(reason)
+            message.why = wait_reason(why)
 
     def warned(self, queue_id: QueueId) -> None:
         """Know that the sender of a message was told that it is late."""
         if (message := self._messages.get(queue_id)) is not None:
             message.is_warned = True
 
-    def owe_report(self, message: Queued, reason: str) -> None:
+    def owe_report(self, message: Queued, why: Why) -> None:
         """Keep a message of which only its report is left; it goes nowhere any more."""
-        message.state, message.recipients_left, message.why = State.REPORTING, 0, wait_reason(reason)
+        message.state, message.recipients_left, message.why = State.REPORTING, 0, wait_reason(why)
         self.add(message)
 
     def arrange(self, lanes: Sequence[Lane], price: Price, most_recipients: int) -> None:
@@ -267,9 +267,9 @@ class Scheduler:
             dues.append(place_due_ns)
         return min(dues, default=None)
 
-    def park(self, queue_id: QueueId, place: Hashable, due_at_ns: int, reason: str) -> bool:
+    def park(self, queue_id: QueueId, place: Hashable, due_at_ns: int, why: Why) -> bool:
         """Park an active message that was not attempted until its place is due; say if it is alone there."""
-        if (message := self._returned(queue_id, reason)) is None:
+        if (message := self._returned(queue_id, why)) is None:
             return False
         if message.turn == 0:
             self._last_turn += 1
@@ -293,18 +293,18 @@ class Scheduler:
         """Have every place be due: there may be other limits now."""
         self._parking.ask_anew()
 
-    def give_back(self, queue_id: QueueId, reason: str) -> None:
+    def give_back(self, queue_id: QueueId, why: Why) -> None:
         """Put an active message that was not attempted back in front; one that is suspect, aside."""
-        if (message := self._returned(queue_id, reason)) is None:
+        if (message := self._returned(queue_id, why)) is None:
             return
         if self._is_suspect(message):
             self._suspects[queue_id] = None
         else:
             self._order.add_ahead(queue_id, message.lane, message.since_ns)
 
-    def again(self, queue_id: QueueId, recipients_left: int, reason: str) -> None:
+    def again(self, queue_id: QueueId, recipients_left: int, why: Why) -> None:
         """Put an active message at the end of the line: it made progress, or is to come again at once."""
-        if (message := self._settled(queue_id, Move.RETURN, recipients_left, wait_reason(reason))) is None:
+        if (message := self._settled(queue_id, Move.RETURN, recipients_left, why)) is None:
             return
         # Or a large one would be overdue for all of its transactions once it is for one.
         message.ready_at_ns = self._now_ns
@@ -313,16 +313,20 @@ class Scheduler:
         else:
             self._line_up(message)
 
-    def postpone(
-        self,
-        queue_id: QueueId,
-        due_at_ns: int,
-        recipients_left: int,
-        reason: str,
-        status: str = UNKNOWN_STATUS,
-    ) -> None:
-        """Defer an active message until an instant; `status` is the enhanced code of its refusal."""
-        why = WaitReason(WaitKind.REFUSAL, reason, status)
+    def refused(self, queue_id: QueueId, recipients_left: int, why: Why) -> None:
+        """Put back an active message that the upstream refused as if for our fault; `attempted` counted it.
+
+        It keeps its place, so that it proves the upstream; once it was refused often, others do.
+        Else one message that the upstream takes for an offence each time would keep all for ever.
+        """
+        message = self._messages.get(queue_id)
+        if message is not None and message.refusals < REFUSALS_IN_PLACE:
+            self.give_back(queue_id, why)
+        else:
+            self.again(queue_id, recipients_left, why)
+
+    def postpone(self, queue_id: QueueId, due_at_ns: int, recipients_left: int, why: Why) -> None:
+        """Defer an active message until an instant."""
         if (message := self._settled(queue_id, Move.DEFER, recipients_left, why)) is not None:
             message.due_at_ns = due_at_ns
             self._place(message)
@@ -393,23 +397,23 @@ class Scheduler:
         self.counts.note(message)
         return True
 
-    def _returned(self, queue_id: QueueId, reason: str) -> Queued | None:
+    def _returned(self, queue_id: QueueId, why: Why) -> Queued | None:
         """Return an active message to the queue: it was not attempted, and has lost nothing."""
         message = self._messages.get(queue_id)
         if message is None or not self._become(message, Move.RETURN):
             return None
         if self._order.refund(queue_id):
             self.sender_pauses.withdraw(message.sender, self._now_ns)
-        message.why = wait_reason(reason)
+        message.why = wait_reason(why)
         return message
 
-    def _settled(self, queue_id: QueueId, move: Move, recipients_left: int, why: WaitReason) -> Queued | None:
+    def _settled(self, queue_id: QueueId, move: Move, recipients_left: int, why: Why) -> Queued | None:
         """Move a message on after an attempt."""
         message = self._messages.get(queue_id)
         if message is None or message.state is not State.ACTIVE:
             return None
         self._order.refund(queue_id)
-        message.recipients_left, message.why, message.turn = recipients_left, why, 0
+        message.recipients_left, message.why, message.turn = recipients_left, wait_reason(why), 0
         self._become(message, move)
         return message
 

@@ -9,8 +9,8 @@ are nanoseconds of one boot.  Memory is bounded, and lost at a restart.
 
 from dataclasses import dataclass, replace
 
+from relay.verdicts.decision import EVIDENT
 from relay.verdicts.pauses import FOREVER_NS, Paused, Pauses
-from relay.verdicts.suspect_message import EVIDENT
 
 FIRST_REST_NS = 15 * 60 * 10**9
 """How long the mail of a sender waits that the upstream refuses, if no more is asked for."""

@@ -20,17 +20,16 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from relay.clock import SECOND_NS, Clock
+from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
 from relay.queue.scheduler import Queued, Scheduler, State
 from relay.sender.spool_thread import seconds
 from relay.sender.throttle_thread import ThrottleThread
 from relay.spool.durable import Disk
-from relay.telemetry.events import Events
-from relay.telemetry.metrics import Metrics
+from relay.telemetry.telemetry import Telemetry
+from relay.throttle.decision import Request
 from relay.throttle.history_format import HistoryError
-from relay.throttle.keys import Request
 from relay.throttle.limit_hints import Effective
 from relay.throttle.throttle import Reservation, Throttle
 
@@ -53,21 +52,16 @@ class OwedReports:
         self,
         policy: Policy,
         scheduler: Scheduler,
-        *,
         disk: Disk,
-        events: Events,
-        metrics: Metrics,
-        clock: Clock,
+        telemetry: Telemetry,
     ) -> None:
         """Touch no disk before the first report."""
+        self._events, self._metrics, _, self._clock = telemetry
         throttle = Throttle(
-            reports_path(policy), _limits(policy), 0, disk, clock, transaction_ns=PUBLISHING_NS
+            reports_path(policy), _limits(policy), 0, disk, self._clock, transaction_ns=PUBLISHING_NS
         )
-        self._gate = ThrottleThread(throttle, clock, self._tell_uncounted)
+        self._gate = ThrottleThread(throttle, self._clock, self._tell_uncounted)
         self._scheduler = scheduler
-        self._events = events
-        self._metrics = metrics
-        self._clock = clock
         self._waiting: deque[QueueId] = deque()
         self._wake = asyncio.Event()
         self._is_asked = self._is_closed = False

@@ -10,15 +10,15 @@ import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from relay.clock import SECOND_NS, Clock
+from relay.clock import SECOND_NS
 from relay.mail import age
 from relay.mail.age import Boots, BootsRecord
 from relay.policy.lane import lanes_of, price_of, sorter_of
 from relay.policy.model import Policy
 from relay.queue.scheduler import SLICE, Queued, Scheduler, State
-from relay.queue.settlement import Terms
 from relay.sender.accounts import Accounts
 from relay.sender.dispatcher import Dispatcher
+from relay.sender.parts import Backlog
 from relay.sender.report_limit import OwedReports
 from relay.sender.reports import Reporter
 from relay.sender.settling import Settling
@@ -30,9 +30,9 @@ from relay.spool.interface import Absent, Corrupt, Entry, Message, Spool, SpoolF
 from relay.spool.maildir.files import Unreadable
 from relay.spool.maildir.trigger import Trigger
 from relay.telemetry.events import Events
-from relay.telemetry.metrics import Metrics
-from relay.telemetry.redaction import Redaction
-from relay.throttle.keys import run_of
+from relay.telemetry.telemetry import Telemetry
+from relay.throttle.decision import run_of
+from relay.verdicts.decision import Terms
 from relay.verdicts.shortage import is_lack_of_means
 
 SWEEP_SECONDS = 3.0
@@ -77,10 +77,7 @@ class Sender:
         policy: Policy,
         hostname: str,
         disk: Disk,
-        events: Events,
-        metrics: Metrics,
-        redaction: Redaction,
-        clock: Clock,
+        telemetry: Telemetry,
         on_fault: Callable[[BaseException], None],
     ) -> None:
         """`on_fault` is told of what must end the sender: a disk that cannot be trusted, a fault of ours."""
@@ -89,29 +86,25 @@ class Sender:
         self.seen = NOT_SEEN
         self._trigger = trigger
         self._policy = policy
-        self._events = events
-        self._metrics = metrics
-        self._clock = clock
+        self._events, self._metrics, redaction, self._clock = telemetry
         self._on_fault = on_fault
         self._new_mail = asyncio.Event()
         self._chores: list[asyncio.Task[None]] = []
         self._sorter = sorter_of(policy.lanes)
         self._sorting: asyncio.Task[None] | None = None
-        self._boots = Boots(clock.boot_id(), clock.boottime_ns())
-        self._kept_boots = _kept_boots(policy, disk, events)
+        self._boots = Boots(self._clock.boot_id(), self._clock.boottime_ns())
+        self._kept_boots = _kept_boots(policy, disk, self._events)
         self._keeps_boots_at_ns = 0
         self._finishing = asyncio.Lock()
-        self._is_finished = self._is_ending = False  # ending: what only lacks its end waits for room
-        self.owed = OwedReports(
-            policy, self.scheduler, disk=disk, events=events, metrics=metrics, clock=clock
-        )
-        told = events, metrics, clock
+        self._is_finished = False
+        self._is_ending = False
+        """A message that only lacks its end waits for room."""
+        self.owed = OwedReports(policy, self.scheduler, disk, telemetry)
         self.settling = Settling(
             self.scheduler,
             self.spool_thread,
-            *told,
+            telemetry,
             terms=_terms(policy),
-            redaction=redaction,
             owed=self.owed,
             on_report=self._new_mail.set,
         )
@@ -119,13 +112,9 @@ class Sender:
         self.upstreams = Upstreams(
             policy,
             Accounts(hostname, redaction),
-            scheduler=self.scheduler,
-            spool_thread=self.spool_thread,
-            settling=self.settling,
-            disk=disk,
-            events=events,
-            metrics=metrics,
-            clock=clock,
+            Backlog(self.scheduler, self.spool_thread, self.settling),
+            disk,
+            telemetry,
             on_fault=self.fail,
             here=self._here,
         )

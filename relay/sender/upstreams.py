@@ -10,25 +10,21 @@ import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Sequence
 
-from relay.clock import Clock
 from relay.mail.age import Here
 from relay.policy.lane import ceilings_of, with_ceilings
 from relay.policy.model import Policy, Upstream
 from relay.policy.shipped import rules_of
-from relay.queue.scheduler import Scheduler
 from relay.sender.accounts import Accounts
+from relay.sender.connections import Opener, account_of
 from relay.sender.dispatcher import Dispatcher
 from relay.sender.lowered_limits import InForce, LoweredLimits
 from relay.sender.offers import KnownOffers
-from relay.sender.opener import Opener, account_of
+from relay.sender.parts import Backlog, Known
 from relay.sender.pause import Pausing
-from relay.sender.settling import Settling
-from relay.sender.spool_thread import SpoolThread
 from relay.sender.state_file import KeptFile, KeptState, lessons_path, offers_path, pause_path
 from relay.sender.throttle_thread import ThrottleThread
 from relay.spool.durable import Disk
-from relay.telemetry.events import Events
-from relay.telemetry.metrics import Metrics
+from relay.telemetry.telemetry import Telemetry
 from relay.throttle import limit_hints
 from relay.throttle.limit import Limit
 from relay.throttle.throttle import Throttle
@@ -50,14 +46,10 @@ class Upstreams:
         self,
         policy: Policy,
         accounts: Accounts,
-        *,
-        scheduler: Scheduler,
-        spool_thread: SpoolThread,
-        settling: Settling,
+        backlog: Backlog,
         disk: Disk,
-        events: Events,
-        metrics: Metrics,
-        clock: Clock,
+        telemetry: Telemetry,
+        *,
         on_fault: Callable[[BaseException], None],
         here: Here,
     ) -> None:
@@ -65,13 +57,10 @@ class Upstreams:
         self.dispatchers: dict[str, Dispatcher] = {}
         self._policy = policy
         self._accounts = accounts
-        self._scheduler = scheduler
-        self._spool_thread = spool_thread
-        self._settling = settling
+        self._backlog, self._scheduler = backlog, backlog.scheduler
         self._disk = disk
-        self._events = events
-        self._metrics = metrics
-        self._clock = clock
+        self._telemetry = telemetry
+        self._events, self._metrics, self._redaction, self._clock = telemetry
         self._on_fault = on_fault
         self._here = here
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -169,28 +158,20 @@ class Upstreams:
             self._events,
             self._metrics,
             self._clock,
-            self._settling.redaction,
+            self._redaction,
             keep=kept.pause.keep,
             leaves_in_ns=throttle.leaves_in_ns,
             on_refusal=lessons.refused,
         )
         dispatcher = Dispatcher(
             name,
-            scheduler=self._scheduler,
-            spool_thread=self._spool_thread,
+            self._backlog,
+            Known(judge, Shield(), pausing, lessons, known, kept),
             throttle=throttle,
             pool=pool,
-            settling=self._settling,
-            pausing=pausing,
-            learning=lessons,
-            offers=known,
-            kept=kept,
-            events=self._events,
-            metrics=self._metrics,
-            clock=self._clock,
+            telemetry=self._telemetry,
             on_fault=self._on_fault,
             wake_others=self.wake,
-            judge=judge,
         )
         self._set(dispatcher, upstream)
         self.dispatchers[name] = dispatcher

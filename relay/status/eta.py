@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 from relay.mail.envelope import QueueId
-from relay.queue.queued import Queued, State, WaitKind, back_off_ns
+from relay.queue.queued import Queued, State, WaitKind
 from relay.queue.scheduler import Scheduler
-from relay.throttle.decision import Place, choose, for_all, room_at, room_in, shares_of, wait
+from relay.throttle.decision import Place, Request, choose, for_all, room_at, room_in, shares_of, wait
 from relay.throttle.expected import (
     BACK_OFF,
     CONNECTIONS,
@@ -37,7 +37,7 @@ from relay.throttle.expected import (
 )
 from relay.throttle.gauge import Gauge
 from relay.throttle.history_format import Charged, Reserved, Share
-from relay.throttle.keys import Request
+from relay.verdicts.decision import back_off_ns
 from relay.verdicts.slow_start import SlowStart
 
 MOST_AT_ONCE = 64

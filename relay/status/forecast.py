@@ -28,11 +28,11 @@ from relay.mail.envelope import QueueId
 from relay.policy.model import Upstream
 from relay.queue.queued import WaitKind, WaitReason, wait_reason
 from relay.queue.scheduler import Queued, Scheduler, State
-from relay.sender.delivery import Portion, domains_without
+from relay.sender.attempt import Attempt
 from relay.sender.dispatcher import Dispatcher
 from relay.status.eta import foretell
+from relay.throttle.decision import keys_of
 from relay.throttle.expected import BACK_OFF, HOLD, NEXT, RESTS, SHIELD, Mail, Outlook, Place, limit_words
-from relay.throttle.keys import keys_of
 
 DOWN = "stop: the relay is down"
 REPORTS = "reports.per_hour"
@@ -69,7 +69,7 @@ class Look:
         self._rests_of = scheduler.sender_pauses.rests_of
         self._dispatcher = dispatcher
         self._stop, self._outlook = DOWN, Outlook(now_ns)
-        self._under_way: dict[QueueId, tuple[int, Portion]] = {}
+        self._under_way: dict[QueueId, tuple[int, Attempt]] = {}
         self._doubted: frozenset[QueueId] = frozenset()
         if dispatcher is not None:
             self._stop = stop_words(dispatcher.pausing.because) if dispatcher.pausing.is_stopped else ""
@@ -148,10 +148,10 @@ class Look:
         if queued.state is State.ACTIVE:
             joins_at_ns = now_ns
             if (begun := self._under_way.get(queued.queue_id)) is not None:
-                reserved_at_ns, portion = begun
-                left = max(0, left - len(portion.indices))
+                reserved_at_ns, attempt = begun
+                left = max(0, left - len(attempt.indices))
                 joins_at_ns = max(now_ns, reserved_at_ns + self._outlook.transaction_ns)
-                domains = domains_without(portion, portion.indices)
+                domains = attempt.domains_left(attempt.indices)
         tried = len(queued.tried) if len(queued.tried) < left else 0
         # Where it has only those left that were tried, they are simply next.
         untried_domains, tried_domains = split_runs(domains, left - tried) if tried else (domains, ())
@@ -230,7 +230,7 @@ def _outlook(
         pause_words(because) if because else "",
         dispatcher.pausing.is_proving,
         dispatcher.pausing.slow_start.taken,
-        tuple(len(portion.indices) for _, portion in dispatcher.relaying.under_way.values()),
+        tuple(len(attempt.indices) for _, attempt in dispatcher.relaying.under_way.values()),
         upstream.max_messages,
         upstream.idle_ns,
         dispatcher.pool.idle,

@@ -21,19 +21,19 @@ from relay.sender.sender import Sender
 from relay.spool.interface import SetAside
 from relay.spool.maildir.headroom import why_no_room
 from relay.status.forecast import Expected, Look, pause_words, stop_words
-from relay.status.lane_status import LaneStatus
 from relay.status.snapshot import (
     Condition,
     DiskStatus,
+    LaneStatus,
     LimitStatus,
     PolicyStatus,
     QueueCounts,
-    QueuedMessage,
     QueueState,
     QueueTotals,
     Snapshot,
     UpstreamState,
     UpstreamStatus,
+    View,
 )
 from relay.throttle.decision import Place
 from relay.throttle.expected import ceiling_words, limit_words
@@ -120,9 +120,9 @@ class Watch:
         self._drain_is_fresh_until_ns = began_ns + max(FRESH_NS, OFTEN * cost_ns)
 
     @staticmethod
-    def set_aside(file: SetAside) -> QueuedMessage:
+    def set_aside(file: SetAside) -> View:
         """Return a file in corrupt/ as a listing shows it: by its name, which in general is no id."""
-        return QueuedMessage(
+        return View(
             QueueId(file.name),
             QueueState.CORRUPT,
             file.size_bytes,
@@ -277,7 +277,7 @@ class Listing:
         self._paused, self._upstream = watch.why()
         self._to_wall_ns = clock.wall_ns() - clock.boottime_ns()
 
-    def messages(self) -> list[QueuedMessage]:
+    def messages(self) -> list[View]:
         """Return the messages, oldest first, each with when it will go; touches nothing of the relay."""
         messages = self._look.messages()
         pairs = zip(messages, self._look.expected(messages), strict=True)
@@ -285,7 +285,7 @@ class Listing:
         listed.sort(key=_by_queue_id)
         return listed
 
-    def message(self, queue_id: QueueId, recipients: tuple[str, ...]) -> QueuedMessage | None:
+    def message(self, queue_id: QueueId, recipients: tuple[str, ...]) -> View | None:
         """Return one message, with all its recipients that are left; None if it is not there any more."""
         messages = self._look.messages()
         for queued, expected in zip(messages, self._look.expected(messages), strict=True):
@@ -293,8 +293,8 @@ class Listing:
                 return self._listed(queued, expected, recipients)
         return None
 
-    def _listed(self, queued: Queued, expected: Expected, recipients: tuple[str, ...]) -> QueuedMessage:
-        return QueuedMessage(
+    def _listed(self, queued: Queued, expected: Expected, recipients: tuple[str, ...]) -> View:
+        return View(
             queued.queue_id,
             QueueState(queued.state.value),
             queued.size_bytes,
@@ -311,5 +311,5 @@ class Listing:
         )
 
 
-def _by_queue_id(message: QueuedMessage) -> QueueId:
+def _by_queue_id(message: View) -> QueueId:
     return message.queue_id

@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from relay.mail.envelope import QueueId
-from relay.queue.queued import back_off_ns
 from relay.queue.scheduler import Queued, Scheduler, State
 from relay.queue.sender_pauses import FIRST_REST_NS, LONGEST_REST_NS, MOST_RESTING
+from relay.verdicts.decision import back_off_ns
 from relay.verdicts.pauses import FOREVER_NS
 from tests.unit.queue.test_counts import assert_counted
 

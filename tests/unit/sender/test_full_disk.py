@@ -168,7 +168,7 @@ async def test_what_was_relayed_is_marked_though_there_is_no_room_for_the_reason
     with contextlib.suppress(asyncio.CancelledError):
         async with first:
             await first.until(lambda: "spool failed" in _said(first))
-            for sending in first.dispatcher._sending:
+            for sending in first.dispatcher.relaying._sending:
                 sending.cancel()
     second = Relay(policy)
     (entry,) = second.spool.recover().entries

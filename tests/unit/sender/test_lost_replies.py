@@ -89,7 +89,7 @@ async def test_what_a_stop_cut_off_is_occupied_until_its_deadline(tmp_path: Path
         async with Relay(policy, clock=clock) as relay:
             relay.accept()
             await host.until(lambda: host.transactions)
-            for sending in relay.dispatcher._sending:
+            for sending in relay.dispatcher.relaying._sending:
                 sending.cancel()
             await relay.until(lambda: relay.dispatcher.in_flight == 0)
         clock.ahead_ns += 2 * MINUTE_NS

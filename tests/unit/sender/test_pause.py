@@ -8,7 +8,7 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.queue.scheduler import State
-from relay.verdicts.suspect_message import REFUSALS_IN_PLACE
+from relay.verdicts.decision import REFUSALS_IN_PLACE
 from tests.fakes.before_sync import BeforeSync
 from tests.fakes.clock import FakeClock, LeapingClock
 from tests.fakes.smarthost import Script, Smarthost, Until, turns

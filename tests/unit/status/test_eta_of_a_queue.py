@@ -19,7 +19,7 @@ from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from relay.queue.scheduler import Queued
 from relay.spool.durable import RealDisk
-from relay.status.snapshot import QueuedMessage, QueueState, UpstreamStatus
+from relay.status.snapshot import QueueState, UpstreamStatus, View
 from relay.status.watch import FEW
 from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import Script, Smarthost, Turn, Until
@@ -126,7 +126,7 @@ class Play:
 
     def __init__(self, scene: Scene, folder: Path, clock: FakeClock) -> None:
         self.scene, self.folder, self.clock = scene, folder, clock
-        self.foretold: dict[QueueId, QueuedMessage] = {}
+        self.foretold: dict[QueueId, View] = {}
         self.at_ns = 0
         self.upstream: UpstreamStatus
         self.relayed_at_ns: dict[QueueId, int] = {}
@@ -153,7 +153,7 @@ class Play:
             await pass_time(self.scene.looks_after_s / 2)
             self._is_before = self._is_refusing = False
             queued = [self._ids[number] for number in self.scene.held if relay.queued(self._ids[number])]
-            await relay.operator.hold(queued)
+            await relay.operator.act("hold", queued)
             self.at_ns = self.clock.wall_ns()
             self.upstream = relay.watch.snapshot().upstreams[0]
             self.foretold = {message.queue_id: message for message in relay.watch.listing().messages()}

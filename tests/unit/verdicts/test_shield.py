@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from relay.mail.envelope import QueueId
 from relay.policy.shipped import standard_judge
-from relay.queue.settlement import Fate, Terms, settle
 from relay.smtp.reply import Phase, Reply
 from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.shield import SEVERAL, WINDOW, Shield, same_words
@@ -46,19 +45,6 @@ def test_a_refusal_that_nothing_recognises_is_doubted_until_others_went_through(
     _judge(shield, RELAYED, first=7)
     assert _verdicts(_judge(shield, refused)) == [Verdict.BOUNCE]
     assert shield.suspects == ()
-
-
-def test_a_message_that_waited_too_long_is_not_expired_by_a_refusal_that_is_doubted_for_the_first_time() -> (
-    None
-):
-    shield, refused, fates = Shield(), _answer(UNKNOWN), []
-    terms = Terms(min_ns=1, max_ns=2, lifetime_ns=3, warn_after_ns=None)
-    for _ in range(2):
-        outcome = _judge(shield, refused)
-        settlement = settle(left=[0], asked=[0], tried_before=(), outcome=outcome, age_ns=9, terms=terms)
-        fates.append(settlement.fates[0][0])
-
-    assert fates == [Fate.DEFERRED, Fate.EXPIRED]
 
 
 def test_a_refusal_that_a_rule_recognises_is_believed_at_once() -> None:
