@@ -44,7 +44,6 @@ def merge(ended: Iterable[Charged], now_ns: int) -> list[Charged]:
 
 
 def _as_one(at_ns: int, ended: Sequence[Charged]) -> Charged:
-    """Return ends as one, at an instant that none of them is after."""
     if len(ended) == 1:
         (charged,) = ended
         is_moved = at_ns != charged.ended_at_ns
@@ -62,7 +61,6 @@ def _as_one(at_ns: int, ended: Sequence[Charged]) -> Charged:
 
 
 def earliest(starts_ns: Iterable[int | None]) -> int | None:
-    """Return the first of some starts; None where one was not kept."""
     known_ns: list[int] = []
     for start_ns in starts_ns:
         if start_ns is None:
@@ -140,7 +138,6 @@ def _by_the_last(ended: Sequence[Charged], spare: int) -> list[Charged]:
 
 
 def _elsewhere(charged: Charged) -> tuple[Share, ...]:
-    """Return what stands for shares that a later end tells."""
     kinds = dict.fromkeys(share.for_each for share in charged.shares)
     return tuple(Share(kind, UNKNOWN, 0, 0) for kind in kinds)
 

@@ -51,7 +51,6 @@ class Request:
 
     @property
     def largest(self) -> int:
-        """Return how many recipients one transaction may name, limits apart."""
         return self.recipients if self.most is None else min(self.most, self.recipients)
 
 
@@ -108,8 +107,6 @@ class Wait:
 
 
 class Grant(NamedTuple):
-    """What a message got."""
-
     reserved: Reserved
     chosen: Sequence[int]
     """Which of the recipients that were asked for."""
@@ -121,7 +118,6 @@ def for_all(gauges: Sequence[Gauge]) -> list[Gauge]:
 
 
 def of_connections(gauges: Sequence[Gauge]) -> list[Gauge]:
-    """Return the limits of connections."""
     return [gauge for gauge in gauges if gauge.unit == "connections"]
 
 
@@ -136,7 +132,6 @@ def room(gauges: Sequence[Gauge], now_ns: int) -> int | None:
 
 
 def full(gauges: Sequence[Gauge], now_ns: int) -> list[str]:
-    """Return which limits leave no room for any message now."""
     return [gauge.label for gauge in for_all(gauges) if not gauge.room(None, now_ns)]
 
 
@@ -158,18 +153,15 @@ def room_for_connections(gauges: Sequence[Gauge], now_ns: int) -> tuple[int | No
 
 
 def room_at(gauges: Sequence[Gauge], place: Place, now_ns: int) -> tuple[int, int]:
-    """Return how many messages may leave a place now, and when the next one may.
-
-    At least one may be tried where it has other recipients, or the limits are gone: only asking tells.
-    """
+    """Return how many messages may leave a place now, and when the next one may."""
     limits, (kind, key) = _of_place(gauges, place), place
+    # A message with other recipients may be tried, as may any where the limits are gone: only asking tells.
     least = 1 if kind == "recipient_domain" or not limits else 0
     free = min((gauge.room(key, now_ns) for gauge in limits), default=least)
     return max(least, free), max((gauge.opens_at(key, now_ns) for gauge in limits), default=now_ns)
 
 
 def full_at(gauges: Sequence[Gauge], place: Place, now_ns: int) -> list[str]:
-    """Return which limits let no message leave a place now."""
     return [gauge.label for gauge in _of_place(gauges, place) if not gauge.room(place.key, now_ns)]
 
 

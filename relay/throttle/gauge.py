@@ -56,8 +56,6 @@ class Usage:
 
 
 class Gauge:
-    """A limit and how full it is."""
-
     def __init__(self, limit: Limit, guard_ns: int | None) -> None:
         self.label = limit.label
         self.unit = limit.unit
@@ -76,11 +74,9 @@ class Gauge:
 
     @property
     def span_ns(self) -> int:
-        """Return T and its guard."""
         return self._shared.span_ns
 
     def is_about(self, key: str | None) -> bool:
-        """Return whether it has a say about what has this key."""
         return self.only is None or self.only == key
 
     def goes_on_as(self, limit: Limit, guard_ns: int | None) -> bool:
@@ -96,7 +92,6 @@ class Gauge:
         return True
 
     def start(self, reserved: Reserved, now_ns: int) -> None:
-        """Occupy what a reservation weighs until further notice."""
         if self.for_each is None:
             self._shared.start(self._weight(reserved))
             return
@@ -108,7 +103,6 @@ class Gauge:
             places.append((window, weight))
 
     def end(self, reserved: Reserved, ended_at_ns: int) -> None:
-        """Count a reservation that was in flight as ended."""
         if self.for_each is None:
             self._shared.end(self._weight(reserved), ended_at_ns)
             return
@@ -130,7 +124,6 @@ class Gauge:
         return occupied
 
     def room(self, key: str | None, now_ns: int) -> int:
-        """Return the most that may start now of a key."""
         return max(0, self.count - self.used(key, now_ns))
 
     def opens_at(self, key: str | None, now_ns: int, weight: int = 1) -> int:
@@ -178,7 +171,6 @@ class Gauge:
         )
 
     def _home(self, key: str | None, now_ns: int) -> Window:
-        """Return the window in which a key is counted from now on."""
         if key is None:
             return self._shared
         if (window := self._of_key.get(key)) is None:

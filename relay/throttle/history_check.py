@@ -80,7 +80,6 @@ def _found(path: Path, length_bytes: int, disk: Disk, looker: Looker) -> list[Fo
 
 
 def _told(path: Path, found: Sequence[Found]) -> Iterator[Finding]:
-    """Yield a finding for each of these that somebody should know of."""
     for (event, what), effect in at_a_start(found):
         if effect is Effect.REFUSE:
             kind = _KINDS.get(event, "damaged_history")
@@ -90,7 +89,6 @@ def _told(path: Path, found: Sequence[Found]) -> Iterator[Finding]:
 
 
 def _beside_findings(path: str, disk: Disk) -> Iterator[Finding]:
-    """Yield what is to be said of the place where a rewrite begins."""
     if os.path.lexists(path):
         if is_left_of_a_rewrite(disk, path):
             yield Finding(path, "leftover", "a rewrite that a crash cut off", "removed by the next one")

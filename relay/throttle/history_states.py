@@ -64,8 +64,6 @@ class Event(Enum):
 
 
 class Effect(Enum):
-    """What a process does."""
-
     READ_ALL = "forget memory and read the whole file"
     READ_ADDED = "read what was added"
     GO_ON = "go on"
@@ -78,8 +76,6 @@ class Effect(Enum):
 
 
 class Step(NamedTuple):
-    """One cell of the table."""
-
     next: Known
     effect: Effect
 
@@ -153,7 +149,6 @@ _OF_ERRORS = {
 
 
 def refusal(path: str, event: Event, what: str) -> HistoryError:
-    """Return the error that says what is wrong with which file, and what to do."""
     return HistoryError(f"{path}: {what}; nothing is sent. To repair: {REMEDIES[event]}")
 
 
@@ -235,7 +230,6 @@ def missing(mark_ns: int | None, reached_ns: int | None) -> Found | None:
 
 
 def of_the_future(last: At, now_ns: int) -> Found | None:
-    """Return that a group of this boot is later than now, where it is so."""
     if last.boottime_ns <= now_ns + CLOCK_SKEW_NS:
         return None
     what = f"written in the future of this boot ({last.boottime_ns} ns, now {now_ns})"
@@ -243,7 +237,6 @@ def of_the_future(last: At, now_ns: int) -> Found | None:
 
 
 def oversized(length_bytes: int) -> Found | None:
-    """Return that no relay wrote a file of this length, where it is so."""
     if length_bytes > LARGEST_BYTES:
         return Found(Event.OVERSIZED, f"{length_bytes} bytes are no history")
     return None

@@ -58,8 +58,6 @@ class ProofSpan(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """What a limit held at one instant of some."""
-
     most: int
     most_at_ns: int | None
     key: str | None
@@ -67,7 +65,6 @@ class _Held(NamedTuple):
 
 
 def subject_of(limit: Limit | Highest) -> Subject:
-    """Return what it is that a limit, or what is kept of one, is about."""
     return limit.unit, limit.per_ns, limit.for_each, limit.only
 
 
@@ -170,7 +167,6 @@ def _held(
 def _slots_by_key(
     limit: Limit, spans: Iterable[ProofSpan]
 ) -> tuple[dict[str | None, list[Slot]], dict[str | None, list[Slot]]]:
-    """Return what is known exactly and what is known roughly, by key."""
     exact: dict[str | None, list[Slot]] = {}
     rough: dict[str | None, list[Slot]] = {}
     for started_at_ns, ended_at_ns, record, is_merged, _ in spans:
@@ -217,8 +213,6 @@ def _most(slots: Iterable[Slot], from_ns: int, until_ns: int) -> tuple[int, int 
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """What the history says about one limit."""
-
     label: str
     unit: str
     count: int
@@ -243,14 +237,11 @@ class Peak:
 
     @property
     def is_proven(self) -> bool:
-        """Whether no window can have held more than N."""
         return self.at_most <= self.count
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What the history of one account says."""
-
     transactions: int
     """That are known one by one."""
     in_flight: int
@@ -267,7 +258,6 @@ class Audit:
 
 
 def audit(content: bytes, limits: Sequence[Limit]) -> Audit:
-    """Judge the content of a history.  Raises HistoryError where it is none."""
     _, start = read_header(content)
     contents = read_groups(content, start)
     if contents.at is None:

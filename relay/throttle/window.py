@@ -69,7 +69,6 @@ class Window:
         self._in_flight += weight
 
     def end(self, weight: int, ended_at_ns: int, *, is_short: bool = False) -> None:
-        """Count a weight that was in flight as ended."""
         self._in_flight -= weight
         self.charge(weight, ended_at_ns, is_short=is_short)
 
@@ -99,7 +98,6 @@ class Window:
         return self._in_flight + self._ended
 
     def room(self, now_ns: int) -> int:
-        """Return the most that may start now."""
         return max(0, self.count - self.occupied(now_ns))
 
     def opens_at(self, weight: int, now_ns: int, beside: "Window | None" = None) -> int:
