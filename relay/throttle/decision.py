@@ -121,11 +121,6 @@ def of_connections(gauges: Sequence[Gauge]) -> list[Gauge]:
     return [gauge for gauge in gauges if gauge.unit == "connections"]
 
 
-def _of_place(gauges: Sequence[Gauge], place: Place) -> list[Gauge]:
-    kind, key = place
-    return [gauge for gauge in gauges if gauge.for_each == kind and gauge.is_about(key)]
-
-
 def room(gauges: Sequence[Gauge], now_ns: int) -> int | None:
     """Return how many messages may go now, None for any number, as far as limits without keys have a say."""
     return min((gauge.room(None, now_ns) for gauge in for_all(gauges)), default=None)
@@ -152,24 +147,10 @@ def room_for_connections(gauges: Sequence[Gauge], now_ns: int) -> tuple[int | No
     return free, *max(opens, default=(now_ns, ""))
 
 
-def room_at(gauges: Sequence[Gauge], place: Place, now_ns: int) -> tuple[int, int]:
-    """Return how many messages may leave a place now, and when the next one may."""
-    limits, (kind, key) = _of_place(gauges, place), place
-    # A message with other recipients may be tried, as may any where the limits are gone: only asking tells.
-    least = 1 if kind == "recipient_domain" or not limits else 0
-    free = min((gauge.room(key, now_ns) for gauge in limits), default=least)
-    return max(least, free), max((gauge.opens_at(key, now_ns) for gauge in limits), default=now_ns)
-
-
 def full_at(gauges: Sequence[Gauge], place: Place, now_ns: int) -> list[str]:
-    return [gauge.label for gauge in _of_place(gauges, place) if not gauge.room(place.key, now_ns)]
-
-
-def room_in(gauges: Sequence[Gauge], lane: str, now_ns: int) -> tuple[int | None, int]:
-    """Return how many messages a lane's ceilings let go now (None: any number), and when one may."""
-    ceilings = _of_place(gauges, Place("lane", lane))
-    free = min((gauge.room(lane, now_ns) for gauge in ceilings), default=None)
-    return free, max((gauge.opens_at(lane, now_ns) for gauge in ceilings), default=now_ns)
+    kind, key = place
+    limits = [gauge for gauge in gauges if gauge.for_each == kind and gauge.is_about(key)]
+    return [gauge.label for gauge in limits if not gauge.room(key, now_ns)]
 
 
 def usage(gauges: Sequence[Gauge], now_ns: int) -> list[Usage]:
@@ -234,6 +215,25 @@ def wait(gauges: Sequence[Gauge], request: Request, now_ns: int) -> Wait:
     needed += [min(of_domains, key=lambda place: opens_of[place])] if of_domains else []
     last = max(needed, key=lambda place: opens_of[place])
     return Wait(*opens_of[last], last)
+
+
+def room_at(gauges: Sequence[Gauge], place: Place, now_ns: int) -> tuple[int, int]:
+    """Return how many messages may leave a place now, and when the next one may.
+
+    At least one may be tried where it has other recipients, or the limits are gone: only asking tells.
+    """
+    kind, key = place
+    of_place = [gauge for gauge in gauges if gauge.for_each == kind and gauge.is_about(key)]
+    least = 1 if kind == "recipient_domain" or not of_place else 0
+    room = min((gauge.room(key, now_ns) for gauge in of_place), default=least)
+    return max(least, room), max((gauge.opens_at(key, now_ns) for gauge in of_place), default=now_ns)
+
+
+def room_in(gauges: Sequence[Gauge], lane: str, now_ns: int) -> tuple[int | None, int]:
+    """Return how many messages a lane's ceilings let go now (None: any number), and when one may."""
+    ceilings = [gauge for gauge in gauges if gauge.for_each == "lane" and gauge.is_about(lane)]
+    room = min((gauge.room(lane, now_ns) for gauge in ceilings), default=None)
+    return room, max((gauge.opens_at(lane, now_ns) for gauge in ceilings), default=now_ns)
 
 
 def shares_of(gauges: Sequence[Gauge], request: Request, chosen: Sequence[int]) -> tuple[Share, ...]:
