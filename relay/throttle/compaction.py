@@ -48,25 +48,15 @@ def _as_one(at_ns: int, ended: Sequence[Charged]) -> Charged:
         (charged,) = ended
         is_moved = at_ns != charged.ended_at_ns
         return charged._replace(ended_at_ns=at_ns, is_merged=True) if is_moved else charged
-    starts_ns = [charged.started_at_ns for charged in ended]
-    return Charged(
-        at_ns,
-        sum(charged.messages for charged in ended),
-        sum(charged.recipients for charged in ended),
-        sum(charged.connections for charged in ended),
-        earliest(starts_ns),
-        _shares_of_all(ended),
-        is_merged=True,
-    )
+    messages, recipients, connections = map(sum, zip(*(charged.weights for charged in ended), strict=True))
+    start_ns = earliest(charged.started_at_ns for charged in ended)
+    return Charged(at_ns, messages, recipients, connections, start_ns, _shares_of_all(ended), is_merged=True)
 
 
 def earliest(starts_ns: Iterable[int | None]) -> int | None:
-    known_ns: list[int] = []
-    for start_ns in starts_ns:
-        if start_ns is None:
-            return None
-        known_ns.append(start_ns)
-    return min(known_ns)
+    """Return the first of some starts; None where one was not kept."""
+    known_ns = list(starts_ns)
+    return None if None in known_ns else min(each for each in known_ns if each is not None)
 
 
 def _shares_of_all(ended: Sequence[Charged]) -> tuple[Share, ...]:

@@ -82,6 +82,10 @@ class Share(NamedTuple):
     recipients: int
 
 
+Weights = tuple[int, int, int]
+"""Messages, recipients and connections."""
+
+
 class Reserved(NamedTuple):
     """A transaction, or a connection being opened, that may be in flight until its deadline."""
 
@@ -92,6 +96,10 @@ class Reserved(NamedTuple):
     recipients: int
     connections: int = 0
     shares: tuple[Share, ...] = ()
+
+    @property
+    def weights(self) -> Weights:
+        return self.messages, self.recipients, self.connections
 
 
 class Ended(NamedTuple):
@@ -111,6 +119,10 @@ class Charged(NamedTuple):
     shares: tuple[Share, ...] = ()
     is_merged: bool = False
     """They ended at that instant or somewhat before it, some perhaps earlier than others."""
+
+    @property
+    def weights(self) -> Weights:
+        return self.messages, self.recipients, self.connections
 
 
 class Highest(NamedTuple):
@@ -371,7 +383,7 @@ def _line(record: Record) -> str:
     else:
         front = f"{'merged' if record.is_merged else 'charged'} {record.ended_at_ns}"
         start = f" {_or_none(record.started_at_ns)}"
-    weights = f"{record.messages} {record.recipients} {record.connections}"
+    weights = " ".join(map(str, record.weights))
     shares = [f" {share.for_each}={share.key}:{share.messages}:{share.recipients}" for share in record.shares]
     return f"{front} {weights}{start}{''.join(shares)}\n"
 
@@ -413,7 +425,7 @@ def _record(line: str) -> Record:
     )
 
 
-def _weights(messages: str, recipients: str, connections: str) -> tuple[int, int, int]:
+def _weights(messages: str, recipients: str, connections: str) -> Weights:
     weights = int(messages), int(recipients), int(connections)
     if not any(weights):
         raise ValueError(weights)

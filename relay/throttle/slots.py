@@ -237,16 +237,7 @@ class Slots:
 
     def _end(self, reserved: Reserved, ended_at_ns: int) -> None:
         self._own.discard(reserved.id)
-        self._keep(
-            Charged(
-                ended_at_ns,
-                reserved.messages,
-                reserved.recipients,
-                reserved.connections,
-                reserved.id,
-                reserved.shares,
-            )
-        )
+        self._keep(Charged(ended_at_ns, *reserved.weights, reserved.id, reserved.shares))
         for gauge in self._gauges:
             gauge.end(reserved, ended_at_ns)
 
@@ -315,16 +306,14 @@ def _length(record: Reserved | Charged) -> int:
     return sum(len(share.for_each) + len(share.key) + 10 for share in record.shares)
 
 
-def _sum_of(charges: Iterable[Charged], now_ns: int) -> Tally:
-    messages = recipients = connections = 0
-    first_ns = now_ns
+def _sum_of(charges: Sequence[Charged], now_ns: int) -> Tally:
+    held = [0, 0, 0]
     for charged in charges:
-        messages += charged.messages
-        recipients += charged.recipients
-        connections += charged.connections
-        started_at_ns = charged.ended_at_ns if charged.started_at_ns is None else charged.started_at_ns
-        first_ns = min(first_ns, started_at_ns)
-    return Tally(messages, recipients, connections, now_ns - first_ns)
+        _add(held, charged, 1)
+    # A start that was not kept is taken for the end.
+    starts_ns = (each.ended_at_ns if each.started_at_ns is None else each.started_at_ns for each in charges)
+    messages, recipients, connections = held
+    return Tally(messages, recipients, connections, now_ns - min([now_ns, *starts_ns]))
 
 
 def _peak_of(charges: Sequence[Charged], span_ns: int) -> Tally:
@@ -347,5 +336,5 @@ def _peak_of(charges: Sequence[Charged], span_ns: int) -> Tally:
 
 
 def _add(held: list[int], charged: Charged, sign: int) -> None:
-    for index, weight in enumerate((charged.messages, charged.recipients, charged.connections)):
+    for index, weight in enumerate(charged.weights):
         held[index] += sign * weight
