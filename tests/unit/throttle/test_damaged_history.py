@@ -68,6 +68,23 @@ def test_a_torn_end_whose_cut_fails_is_written_anew() -> None:
     assert disk.inode(str(PATH)) != inode
 
 
+def test_a_cut_that_fails_is_made_at_the_next_look() -> None:
+    disk, clock = MemoryDisk(), FakeClock()
+    account = throttle(PATH, disk, clock, LIMITS)
+    settle(account, clock, *granted(account, 1))
+    account.flush()
+    whole = disk.read(str(PATH)) or b""
+    disk.put(f"{PATH}.copy", whole + b"group 40 0")
+    disk.rename(f"{PATH}.copy", str(PATH))
+    disk.fail("truncate")
+
+    with pytest.raises(HistoryError, match="Input/output"):
+        account.flush()
+    account.flush()
+    assert disk.read(str(PATH)) == whole
+    assert account.usage()[0].used == 1
+
+
 @pytest.mark.parametrize(
     "left",
     [
