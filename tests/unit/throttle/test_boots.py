@@ -116,11 +116,15 @@ def test_a_history_of_this_boots_future_stops_sending(path: Path, disk: Disk, cl
     assert len(granted(throttle(path, disk, a_little_behind, LIMITS), 1, 1, 1)) == 2
 
 
+@pytest.mark.parametrize("writes", [False, True], ids=["it only read", "it wrote"])
 def test_a_history_that_another_host_took_over_stops_sending(
-    path: Path, disk: Disk, clock: FakeClock
+    writes: bool, path: Path, disk: Disk, clock: FakeClock
 ) -> None:
+    granted(throttle(path, disk, clock, LIMITS), 1)
     account = throttle(path, disk, clock, LIMITS)
-    granted(account, 1)
+    account.flush()
+    if writes:
+        granted(account, 1)
     other_host = FakeClock()
     other_host.reboot()
     granted(throttle(path, disk, other_host, LIMITS), 1)
