@@ -1,9 +1,9 @@
 """The throttle of one upstream, off the event loop.
 
-Guarantees: when `reserve` returned a reservation, it is on disk; several are decided in
-one critical section of the history.  A history that fails lets nothing through: its
-error goes to whoever asked.  Ends of transactions are known here at once and written
-with the next decision, or soon after: losing one wastes a slot and nothing else.
+Guarantees: a reservation that `reserve` returned is on disk; several are decided in one critical
+section of the history.  A history that fails lets nothing through: its error goes to the caller.  Ends
+of transactions are known here at once and written with the next decision, or FLUSH_SECONDS later:
+losing one wastes a slot and nothing else.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
 """What of a message may go now, and what it waits for otherwise.  Pure.
 
-All limits are asked before any is touched: a message gets a slot in each of them, or in none.  One
-that names more recipients than there is room for goes to those there is room for, by all limits
-together; since every N is at least 1, no message is too large to ever go.  It waits only where not
-even one recipient may be named.
+All limits are asked before any is touched: a message gets a slot in each of them, or in none.  A
+message with more recipients than all limits have room for goes to as many as there is room for.
+Since every N is at least 1, no message is too large to ever go: it waits only where not even one
+recipient may be named.
 
 The questions behind `room` tell what many messages may do; the estimate of `relay.status.eta` asks
 the same ones, of gauges with a clock of their own.
@@ -103,7 +103,7 @@ class Wait:
     limit_label: str
     """The limit that opens last."""
     place: Place | None = None
-    """None where nobody has room, else what has none: others may go meanwhile."""
+    """The key that has no room, while other messages may go; None where no message has room."""
 
 
 class Grant(NamedTuple):

@@ -9,7 +9,7 @@ their deadline + T, since their process may have died.
 
 Names.  A process keeps the lock open as long as it uses the history.  In each critical section,
 before it decides and after it wrote, it checks that both names still stand for the files it has.
-A lock that was removed or replaced excludes nobody any more, so nothing is sent until the names
+A lock that was removed or replaced excludes no other process, so nothing is sent until the names
 are put back, or the owner begins anew.  A process that finds the name of the lock gone leaves a
 lock there that says how far the history reached (the high-water mark in `history_format`), so
 that a restart does not take the account for a new one.  Not noticed: both files removed and
@@ -338,7 +338,7 @@ class History:
         content = group(at, records)
         try:
             self._disk.write_at(fd, content, self._offset)
-            # Crash here: the group may be whole, torn or gone; nobody was told of it yet.
+            # Crash here: the group may be whole, torn or gone; no grant of it was given yet.
             self._sync_content(fd)
         except OSError:
             with contextlib.suppress(OSError):

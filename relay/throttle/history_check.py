@@ -55,7 +55,7 @@ def history_findings(path: Path, disk: Disk, clock: Clock, owner: int) -> Iterat
     if not stat.S_ISREG(status.st_mode):
         yield from _told(path, [Found(Event.FOREIGN, "not a file")])
         return
-    # Only root can open what is safe from others and belongs to somebody else.
+    # Only root can open what is safe from others and belongs to another user.
     users = {owner, path.parent.stat().st_uid} if owner == 0 else {owner}
     if (why := why_of_others(status.st_uid, stat.S_IMODE(status.st_mode), users)) is not None:
         yield from _told(path, [Found(Event.OWNER, why)])

@@ -331,7 +331,7 @@ def read_groups(content: bytes, start: int, origin: int = 0) -> Contents:
 def _may_hold_a_group(content: bytes, start: int) -> bool:
     """Return whether a whole group stands somewhere behind an offset, or looking for one has no end.
 
-    What a crash tore is a part of one group, and has no such line in it; so whoever meets
+    The tail that a crash tore is a part of one group, and has no such line in it; so a reader that meets
     many that claim much is not looking at what a crash left.
     """
     left_bytes = SEARCHED_TIMES * len(content)

@@ -35,7 +35,7 @@ class Event(Enum):
     """What is asked of a history, what is found, and what came of it."""
 
     LOOK = "a decision begins: what is in the file?"
-    OTHER_FILE = "another file has its name: somebody rewrote it, or put it back"
+    OTHER_FILE = "another file has its name: another process rewrote it, or an operator put one back"
     APPEND = "records are to become durable"
 
     ABSENT = "there is no file, and no sign that there ever was"
@@ -54,7 +54,7 @@ class Event(Enum):
     OWNER = "it belongs to another user, or others may write it"
     FUTURE = "its last group is later than now: another time namespace wrote it"
     OTHER_HOST = "another boot wrote it while this one uses it: another host shares it"
-    LOCK_REPLACED = "the name of its lock is gone, or leads to another file: it excludes nobody any more"
+    LOCK_REPLACED = "the name of its lock is gone, or leads to another file: it excludes no other process"
     LOCK_FOREIGN = "its lock is another program's file"
     NAME_REPLACED = "the name of the file was removed or replaced while it was written"
     DISK_ERROR = "the disk refuses a read or a write"
@@ -167,7 +167,7 @@ class Found(NamedTuple):
 
 
 class Looker(NamedTuple):
-    """Who looks at a history, when, and what is known of it."""
+    """The process that looks at a history, when, and what is known of the history."""
 
     boot_id: str
     now_ns: int

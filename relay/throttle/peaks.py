@@ -7,16 +7,16 @@ instant is the most that any window can hold.  T is the policy's; the guard is b
 promised.  `audit` judges a history by today's limits: where N was lowered, or a limit added, what
 was sent before may well exceed it.
 
-What is not known exactly is told apart, and never taken for less than it can be:
+What is not known exactly is counted apart, and never for less than it can be:
 - a transaction without an end counts until its deadline;
 - one whose start was not kept counts from its end (version 1 of the format);
 - merged transactions have the earliest start and the latest end of their parts: they are in
   `at_most` only, with everything else; `most` has the rest, exactly;
 - of a limit with keys, what is of no known key counts for every key, in `at_most` only.
 
-So it is counted before anything is merged, and kept as `history_format.Highest`: `raised` goes on
-from what that says.  Where what is known roughly cannot prove a limit, as for one that is new, the
-proof begins where no more of that counts, and says so (`since_ns`).
+Therefore each limit's peak is counted before ends are merged, and kept as `history_format.Highest`;
+`raised` goes on from that.  Where merged records cannot prove a limit, as for a new one, the proof
+begins when they no longer count, and says so (`since_ns`).
 """
 
 import itertools
@@ -117,7 +117,7 @@ def raised(
         )
     spans, _ = spans_of(records)
     for limit, subject in zip(limits, subjects, strict=True):
-        # Behind those that nobody goes on with.
+        # Moved behind the limits of other policies, which are dropped first.
         kept[subject] = highest(limit, kept.pop(subject, None), spans, until_ns)
     return list(kept.values())[-MOST_KEPT:]
 
@@ -133,7 +133,7 @@ def highest(limit: Limit, before: Highest | None, spans: Sequence[ProofSpan], un
         before = before._replace(most=found.most, most_at_ns=found.most_at_ns, key=found.key)
     since_ns, earlier, at_most = before.since_ns, before.earlier, max(before.at_most, found.at_most)
     if at_most > limit.count >= before.most:
-        # What is known only roughly cannot tell: begin where no more of it counts.
+        # Merged records cannot prove it: begin when they no longer count.
         ends_ns = (end_ns for slots in rough.values() for _, end_ns, _ in slots)
         since_ns = max(since_ns, min(until_ns, max(ends_ns, default=before.until_ns)))
         earlier, at_most = max(earlier, at_most), _held(exact, rough, since_ns, until_ns).at_most

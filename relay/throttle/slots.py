@@ -43,7 +43,7 @@ SHARE_BYTES = 40
 
 
 class Slots:
-    """What is in flight, what has ended, and what of it no disk has yet been told."""
+    """What is in flight, what has ended, and which ends are not yet in the history."""
 
     def __init__(self) -> None:
         self._mutex = Lock()
@@ -56,7 +56,7 @@ class Slots:
         """The latest instant that is known to have come."""
         self._in_flight: dict[int, Reserved] = {}
         self._own: set[int] = set()
-        """Reservations of this process; one of another may have nobody left to settle it."""
+        """Reservations of this process; another process may have died and never settle its own."""
         self._deadlines: list[tuple[int, int]] = []
         """A heap of (deadline, id); what was settled meanwhile is not taken out of it."""
         self._ended: list[Charged] = []
