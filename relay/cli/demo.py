@@ -402,7 +402,11 @@ def _duration(_context: click.Context, _parameter: click.Parameter, text: str) -
 
 @click.command()
 @click.option(
-    "--messages", type=click.IntRange(1, MOST_MESSAGES), default=60, show_default=True, help="To relay."
+    "--messages",
+    type=click.IntRange(1, MOST_MESSAGES),
+    default=60,
+    show_default=True,
+    help="Messages to relay.",
 )
 @click.option(
     "--limit",

@@ -43,12 +43,12 @@ class NoSpool(NotReadable):
 @policy_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
 def fsck(policy_path: Path, *, as_json: bool) -> int:
-    """Verify the spool and the histories; read only.
+    """Check the spool and the histories; read only.
 
-    Every finding is a line: its path, what it is, what the relay does with it, and behind
-    an arrow what you can do, if anything.  Works with the relay up or down; while it is
-    up, a finding may have passed when you read it.  Exit code 0 for nothing, 1 for what
-    the relay puts right by itself, 65 for damage.
+    Each finding is a line: the path, what is wrong, what the relay does about it, and after
+    an arrow what you can do, if anything.  Works with the relay up or down; while it is up,
+    a finding may be outdated when you read it.  Exit codes: 0 nothing found, 1 the relay
+    repairs it by itself, 65 damage.
     """
     policy = _policy(policy_path)
     try:
@@ -118,7 +118,7 @@ def _summary(seen: Inspection, holder: str | None, findings: list[Finding], dama
     if holder is not None:
         yield (
             f"a sender holds the spool (process {holder}), and {seen.arriving} messages were arriving: "
-            "what was found may have passed; look again before you act"
+            "findings may be outdated; run fsck again before you act"
         )
 
 

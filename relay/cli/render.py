@@ -185,9 +185,7 @@ def _table(*columns: str, numbers: Sequence[str] = ()) -> Table:
 
 
 def _upstreams(snapshot: Snapshot) -> Table:
-    table = _table(
-        "upstream", "host", "state", "connections", "in flight", "waiting", "held by", "will have gone"
-    )
+    table = _table("upstream", "host", "state", "connections", "in flight", "waiting", "held by", "drained")
     for upstream in snapshot.upstreams:
         style = "green" if upstream.state is UpstreamState.OPEN else "bold red"
         table.add_row(

@@ -30,7 +30,7 @@ _ADDRESS_ERRORS = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES
 )
 @click.option("--verbose", is_flag=True, help="Log connections too.")
 def run(policy_path: Path, style: Literal["text", "json"], *, verbose: bool) -> int:
-    """Take mail and relay it until SIGTERM; SIGHUP reads the policy again."""
+    """Accept mail and relay it until SIGTERM; SIGHUP reads the policy again."""
     # Everything we create is for us alone, whatever the umask of who started us.
     os.umask(0o077)
     divert()

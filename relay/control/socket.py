@@ -226,7 +226,9 @@ class ControlClient:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unreachable(f"the relay did not answer: {str(error) or type(error).__name__}") from error
         except ValidationError as error:
-            raise Unreachable("the relay answers in another version's words; restart it") from error
+            raise Unreachable(
+                "the relay is of another version and its answer cannot be read; restart it"
+            ) from error
 
     async def _connected(self) -> aiohttp.ClientSession:
         if self._session is None:
