@@ -3,7 +3,7 @@
 Reads only, and takes no lock, so that it may be run beside a relay.  Exit codes: 0 clean,
 1 findings that need nobody (the next start, or the next use, puts them right), 65
 (EX_DATAERR) damage: somebody has to look; 66 there is no spool, 74 it cannot be read, 77
-it belongs to somebody else.
+it belongs to another user.
 """
 
 import json
@@ -76,7 +76,7 @@ def fsck(policy_path: Path, *, as_json: bool) -> int:
 
 
 def _policy(path: Path) -> Policy:
-    """Return the policy without a look at its secrets, which nobody here needs.  Raises PolicyError."""
+    """Return the policy, without checking its secrets.  Raises PolicyError."""
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -61,7 +61,7 @@ class VerbGroup(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the verb; whoever closed the pipe, as in `relay queue | head`, has seen enough."""
+        """Run the verb; a closed pipe, as in `relay queue | head`, is a success."""
         try:
             outcome = super().invoke(ctx)
             sys.stdout.flush()

@@ -141,7 +141,7 @@ class Operations(Protocol):
 
 
 class Session(Operations, Protocol):
-    """Operations that somebody opened, and has to close."""
+    """Operations that have to be closed."""
 
     async def close(self) -> None:
         """Let go of the socket or the spool."""

@@ -109,7 +109,7 @@ class Operator:
         return results
 
     async def _one(self, verb: Verb, queue_id: QueueId, refusals: Mapping[int, Answer]) -> str:
-        """Act on a message that nobody sends meanwhile; put it back as it was if that fails."""
+        """Act on a message, which is ACTIVE meanwhile; put it back as it was if that fails."""
         queued = self._scheduler.get(queue_id)
         if queued is None:
             return ABSENT

@@ -39,7 +39,7 @@ LONGEST_QUESTION_BYTES = 64 * 1024
 LINES_AT_ONCE = 200
 """Messages of a listing between two turns of the loop: a long queue does not hold up mail."""
 LONGEST_ANSWER_SECONDS = 600.0
-"""For a thousand messages on a slow disk; and how long a reader that is stuck holds a listing in memory."""
+"""Enough for a thousand messages on a slow disk; a stuck reader holds a listing in memory for so long."""
 MOST_AT_ONCE = 16
 """Connections."""
 ANSWER_SECONDS = 120.0
@@ -68,7 +68,7 @@ def _short_path(spool: Path) -> Iterator[str]:
 
 
 def _bind(spool: Path) -> socket.socket:
-    # A socket that is there belongs to a relay that died: we hold the spool's lock.
+    # We hold the spool's lock, so a socket of this name is that of a dead relay.
     _remove(spool)
     listening = socket.socket(socket.AF_UNIX)
     try:
@@ -83,7 +83,7 @@ def _bind(spool: Path) -> socket.socket:
 
 
 def _remove(spool: Path) -> None:
-    """Remove the socket; what stands there and is none goes to corrupt/.  Raises OSError."""
+    """Remove the socket; a file of that name that is no socket goes to corrupt/.  Raises OSError."""
     with _short_path(spool) as path, contextlib.suppress(FileNotFoundError):
         if Path(path).is_socket() and not Path(path).is_symlink():
             Path(path).unlink()
@@ -92,7 +92,7 @@ def _remove(spool: Path) -> None:
 
 
 class ControlServer:
-    """The relay's end.  Whoever starts it holds the spool's lock."""
+    """The relay's end.  Its process holds the spool's lock."""
 
     def __init__(self, spool: Path, operations: Operations, events: Events) -> None:
         self._spool = spool
@@ -127,7 +127,7 @@ class ControlServer:
                 return await handler(request)
         except (web.HTTPException, ConnectionError):
             raise
-        except Exception as error:  # noqa: BLE001 - whoever asked is told, and the log
+        except Exception as error:  # noqa: BLE001 - told to the client and in the log
             self._events.fault(where="control", error=error)
             return web.Response(status=500, text="A fault of the relay; see its log.")
 
@@ -270,7 +270,7 @@ def _verb(request: web.Request, *, needs_upstream: bool) -> Verb:
 
 
 def _checked(queue_ids: Sequence[str]) -> list[QueueId]:
-    """Return the ids; what is none never comes near a path."""
+    """Return the ids.  Raises HTTPBadRequest: an id becomes part of a path."""
     if not all(QUEUE_ID_PATTERN.match(queue_id) for queue_id in queue_ids):
         raise web.HTTPBadRequest(text="not a queue id")
     return [QueueId(queue_id) for queue_id in queue_ids]

@@ -1,13 +1,11 @@
 """What an operator can see, at one instant.  Pure.
 
-The service fills these values; metrics, /status.json, the status page and the command
-line render them and look nowhere else, so that they cannot disagree.  `to_json` is the
-form for scripts: RFC 3339 for instants, plain seconds for spans.  The control socket
-carries the values themselves.
+Metrics, /status.json, the status page and the command line render these values and look
+nowhere else, so that they cannot disagree.  `to_json` is the form for scripts: RFC 3339 for
+instants, seconds for spans.  The control socket carries the values themselves.
 
-Texts in here were written by others (an upstream's reply); they are one line of
-printable characters and may name an address.  `public` removes addresses, for pages
-that more people than the operator can read.
+Texts may quote an upstream's reply: one line of printable characters that may name an
+address.  `public` removes addresses, for pages that others than the operator can read.
 """
 
 import enum
