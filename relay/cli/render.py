@@ -184,19 +184,24 @@ def _table(*columns: str, numbers: Sequence[str] = ()) -> Table:
     return table
 
 
+def _add(table: Table, *cells: object, style: str = "") -> None:
+    table.add_row(*(cell if isinstance(cell, Text) else _plain(str(cell), style) for cell in cells))
+
+
 def _upstreams(snapshot: Snapshot) -> Table:
     table = _table("upstream", "host", "state", "connections", "in flight", "waiting", "held by", "drained")
     for upstream in snapshot.upstreams:
         style = "green" if upstream.state is UpstreamState.OPEN else "bold red"
-        table.add_row(
-            _plain(upstream.name),
-            _plain(f"{upstream.host}:{upstream.port}"),
+        _add(
+            table,
+            upstream.name,
+            f"{upstream.host}:{upstream.port}",
             _plain(_state(upstream, snapshot.at_ns), style),
-            _plain(f"{upstream.connections_open} open, {upstream.connections_idle} idle"),
-            _plain(str(upstream.in_flight)),
-            _plain(f"{upstream.waiting_messages} messages, {upstream.waiting_recipients} recipients"),
-            _plain(upstream.held_by or "-"),
-            _plain(_drain(upstream, snapshot.at_ns)),
+            f"{upstream.connections_open} open, {upstream.connections_idle} idle",
+            upstream.in_flight,
+            f"{upstream.waiting_messages} messages, {upstream.waiting_recipients} recipients",
+            upstream.held_by or "-",
+            _drain(upstream, snapshot.at_ns),
         )
     return table
 
@@ -219,28 +224,10 @@ def _limits(snapshot: Snapshot) -> Table:
     table = _table("upstream", "limit", "used", "next slot", numbers=("used",))
     for upstream in snapshot.upstreams:
         for limit in upstream.limits:
-            style = "yellow" if limit.opens_at_ns is not None else ""
-            table.add_row(
-                _plain(upstream.name),
-                _plain(limit.label),
-                _plain(_used(limit), style),
-                _plain(_next_slot(limit, snapshot.at_ns)),
-            )
-    return table
-
-
-def _lanes(snapshot: Snapshot) -> Table:
-    numbers = ("share", "ceiling", "messages", "recipients", "oldest")
-    table = _table("lane", *numbers, numbers=numbers)
-    for lane in snapshot.lanes:
-        table.add_row(
-            _plain(lane.name),
-            _plain(f"{lane.share_percent:.4g} %"),
-            _plain("-" if lane.ceiling_percent is None else f"{lane.ceiling_percent} %"),
-            _plain(str(lane.waiting_messages)),
-            _plain(str(lane.waiting_recipients)),
-            _plain(span(lane.oldest_age_ns) if lane.waiting_messages else "-"),
-        )
+            opens_ns = limit.opens_at_ns
+            used = _plain(_used(limit), "" if opens_ns is None else "yellow")
+            opens = "now" if opens_ns is None else f"in {span(opens_ns - snapshot.at_ns)}"
+            _add(table, upstream.name, limit.label, used, opens)
     return table
 
 
@@ -249,8 +236,15 @@ def _used(limit: LimitStatus) -> str:
     return f"{limit.used}/{limit.count}{by}{limit.remarks}"
 
 
-def _next_slot(limit: LimitStatus, at_ns: int) -> str:
-    return "now" if limit.opens_at_ns is None else f"in {span(limit.opens_at_ns - at_ns)}"
+def _lanes(snapshot: Snapshot) -> Table:
+    numbers = ("share", "ceiling", "messages", "recipients", "oldest")
+    table = _table("lane", *numbers, numbers=numbers)
+    for lane in snapshot.lanes:
+        ceiling = "-" if lane.ceiling_percent is None else f"{lane.ceiling_percent} %"
+        oldest = span(lane.oldest_age_ns) if lane.waiting_messages else "-"
+        share = f"{lane.share_percent:.4g} %"
+        _add(table, lane.name, share, ceiling, lane.waiting_messages, lane.waiting_recipients, oldest)
+    return table
 
 
 def _queue(snapshot: Snapshot) -> Table:
@@ -259,9 +253,6 @@ def _queue(snapshot: Snapshot) -> Table:
     for state in QueueState:
         counts = snapshot.counts(state)
         style = "bold red" if state is QueueState.CORRUPT and counts.messages else ""
-        values = (counts.messages, counts.recipients, counts.size_bytes)
         age = span(counts.oldest_age_ns) if counts.messages else "-"
-        table.add_row(
-            _plain(state, style), *(_plain(str(value), style) for value in values), _plain(age, style)
-        )
+        _add(table, state, counts.messages, counts.recipients, counts.size_bytes, age, style=style)
     return table
