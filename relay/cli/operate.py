@@ -40,7 +40,7 @@ from relay.policy.document import read_document
 from relay.policy.faults import PolicyError
 from relay.policy.source import parse_policy, policy_bytes
 from relay.spool.interface import SpoolBusy
-from relay.status.snapshot import QueueState, View, detail_to_json, message_to_json, to_json
+from relay.status.snapshot import MessageView, QueueState, detail_to_json, message_to_json, to_json
 
 Answer = TypeVar("Answer")
 EVERYTHING = "ALL"
@@ -131,7 +131,7 @@ def show(group_path: Path, policy_path: Path | None, ids: Sequence[str], *, as_j
     """Show messages with all their recipients; `-` reads ids from stdin."""
     queue_ids = _checked(ids)
 
-    async def question(session: Session) -> dict[QueueId, View | str]:
+    async def question(session: Session) -> dict[QueueId, MessageView | str]:
         return {queue_id: await session.show(queue_id) for queue_id in queue_ids}
 
     not_shown: dict[QueueId, str] = {}

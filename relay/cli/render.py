@@ -18,11 +18,11 @@ from relay.mail.times import span
 from relay.status.snapshot import (
     Condition,
     LimitStatus,
+    MessageView,
     QueueState,
     Snapshot,
     UpstreamState,
     UpstreamStatus,
-    View,
 )
 
 PIPE_COLUMNS = 100_000
@@ -92,7 +92,7 @@ def show_status(snapshot: Snapshot, out: Console) -> None:
     out.print(_plain(f"disk: {snapshot.disk.free_bytes // 2**20} MiB free{inodes}"))
 
 
-def queue_lines(messages: Sequence[View], at_ns: int) -> Iterator[str]:
+def queue_lines(messages: Sequence[MessageView], at_ns: int) -> Iterator[str]:
     """Return the listing, a line a message, with the beginning and the end that mailq has."""
     if not messages:
         yield "Mail queue is empty"
@@ -112,7 +112,7 @@ def queue_lines(messages: Sequence[View], at_ns: int) -> Iterator[str]:
     yield f"-- {kbytes} Kbytes in {len(messages)} Request{plural}."
 
 
-def detail_lines(message: View) -> Iterator[str]:
+def detail_lines(message: MessageView) -> Iterator[str]:
     user = f", user {message.user}" if message.user else ""
     yield f"{message.queue_id}: {message.state}"
     yield f"  from        <{printable(message.reverse_path)}>"
@@ -143,13 +143,13 @@ def detail_lines(message: View) -> Iterator[str]:
             yield f"    {printable(line)}".rstrip()
 
 
-def _sender(message: View) -> str:
+def _sender(message: MessageView) -> str:
     if message.state is QueueState.CORRUPT and not message.recipients_left:
         return printable(message.reverse_path) or "unknown"
     return printable(message.reverse_path) or "MAILER-DAEMON"
 
 
-def _why(message: View, at_ns: int) -> str:
+def _why(message: MessageView, at_ns: int) -> str:
     parts = [f"lane {printable(message.lane)}"] if message.lane else []
     parts += [printable(message.reason)] if message.reason else []
     if message.held_by and not _is_said(message):
@@ -159,7 +159,7 @@ def _why(message: View, at_ns: int) -> str:
     return f"({'; '.join(parts)})" if parts else ""
 
 
-def _is_said(message: View) -> bool:
+def _is_said(message: MessageView) -> bool:
     """Return whether the reason says already what holds a message."""
     kind, _, what = message.held_by.partition(" ")
     return kind == "hold" or (bool(what) and message.reason.endswith(what))

@@ -23,7 +23,7 @@ from relay.sender.state_file import pause_path
 from relay.spool.durable import RealDisk
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.trigger import Trigger
-from relay.status.snapshot import Condition, PolicyStatus, Snapshot, View
+from relay.status.snapshot import Condition, MessageView, PolicyStatus, Snapshot
 from relay.status.watch import Watch
 from relay.telemetry.event_table import Level
 from relay.telemetry.events import Events
@@ -73,10 +73,10 @@ class OfflineOperations:
     async def snapshot(self) -> Snapshot:
         return await (await self._read()).snapshot()
 
-    async def queue(self) -> Sequence[View]:
+    async def queue(self) -> Sequence[MessageView]:
         return await (await self._read()).queue()
 
-    async def show(self, queue_id: QueueId) -> View | str:
+    async def show(self, queue_id: QueueId) -> MessageView | str:
         return await (await self._read()).show(queue_id)
 
     async def act(self, verb: Verb, queue_ids: Sequence[QueueId]) -> Results:

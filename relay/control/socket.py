@@ -28,7 +28,7 @@ from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
 from relay.spool.durable import RealDisk
 from relay.spool.maildir.files import set_aside
 from relay.spool.maildir.layout import Layout
-from relay.status.snapshot import READ_ONLY, Snapshot, View
+from relay.status.snapshot import READ_ONLY, MessageView, Snapshot
 from relay.status.visitors import Visitors
 from relay.telemetry.events import Events
 
@@ -46,7 +46,7 @@ ANSWER_SECONDS = 120.0
 """How long the command line waits for the next byte."""
 
 _SNAPSHOT = TypeAdapter(Snapshot)
-_VIEW = TypeAdapter(View)
+_VIEW = TypeAdapter(MessageView)
 _WIRE: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 _ON_THE_WIRE = {"recipient_statuses": "recipients"}
 """A message that was read goes as {"message": what a listing has, …: its other fields}, by these names."""
@@ -188,10 +188,10 @@ class ControlClient:
     async def snapshot(self) -> Snapshot:
         return await self._ask(_SNAPSHOT.validate_json, "GET", "/snapshot")
 
-    async def queue(self) -> list[View]:
+    async def queue(self) -> list[MessageView]:
         return await self._ask(_messages, "GET", "/queue")
 
-    async def show(self, queue_id: QueueId) -> View | str:
+    async def show(self, queue_id: QueueId) -> MessageView | str:
         async with self._request("GET", f"/queue/{queue_id}") as response:
             if response.status in (404, 409):
                 return await response.text()
@@ -245,17 +245,17 @@ async def _content(response: aiohttp.ClientResponse) -> bytes:
     return await response.read()
 
 
-def _messages(lines: bytes) -> list[View]:
+def _messages(lines: bytes) -> list[MessageView]:
     return [_VIEW.validate_json(line) for line in lines.splitlines()]
 
 
-def _to_wire(view: View) -> bytes:
+def _to_wire(view: MessageView) -> bytes:
     listed = _VIEW.dump_python(view, mode="json")
     read = {_ON_THE_WIRE.get(field, field): listed.pop(field) for field in READ_ONLY}
     return _WIRE.dump_json({"message": listed, **read})
 
 
-def _from_wire(content: bytes) -> View:
+def _from_wire(content: bytes) -> MessageView:
     """Return a message that was read.  Raises ValidationError."""
     wire = _WIRE.validate_json(content)
     read = {field: wire.get(_ON_THE_WIRE.get(field, field)) for field in READ_ONLY}

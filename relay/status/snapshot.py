@@ -219,7 +219,7 @@ class RecipientView:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class MessageView:
     """One message, as an operator sees it."""
 
     queue_id: QueueId
@@ -339,15 +339,15 @@ def _limit_json(limit: LimitStatus, at_ns: int) -> dict[str, Any]:
 
 
 READ_ONLY = ("client", "helo", "protocol", "user", "recipient_statuses", "header")
-"""The fields of a `View` that only a message that was read has."""
+"""The fields of a `MessageView` that only a message that was read has."""
 
 
-def message_to_json(message: View) -> dict[str, Any]:
+def message_to_json(message: MessageView) -> dict[str, Any]:
     """Return a message as a line of `relay queue --json` shows it."""
     return {**_json(message, *READ_ONLY), "recipients": list(message.recipients)}
 
 
-def detail_to_json(message: View) -> dict[str, Any]:
+def detail_to_json(message: MessageView) -> dict[str, Any]:
     """Return a message as `relay queue show --json` shows it."""
     statuses = [_json(each) for each in message.recipient_statuses]
     return {**_json(message), "recipients": list(message.recipients), "recipient_statuses": statuses}

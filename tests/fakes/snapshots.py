@@ -8,6 +8,7 @@ from relay.status.snapshot import (
     Condition,
     DiskStatus,
     LimitStatus,
+    MessageView,
     PolicyStatus,
     QueueCounts,
     QueueState,
@@ -16,7 +17,6 @@ from relay.status.snapshot import (
     Snapshot,
     UpstreamState,
     UpstreamStatus,
-    View,
 )
 from tests.fakes.clock import START_WALL_NS
 
@@ -94,8 +94,8 @@ def a_message(
     reverse_path: str = "list@example.org",
     reason: str = "no room in 8 messages per 60s",
     size_bytes: int = 1_500,
-) -> View:
-    return View(
+) -> MessageView:
+    return MessageView(
         queue_id=queue_id,
         state=state,
         size_bytes=size_bytes,
@@ -111,7 +111,7 @@ def a_message(
     )
 
 
-def a_detail(message: View) -> View:
+def a_detail(message: MessageView) -> MessageView:
     return replace(
         message,
         client="mail.example.org[192.0.2.1]",
