@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from relay.mail.envelope import QueueId
 from relay.mail.times import SECOND_NS, rfc3339, rfc3339_or_none
+from relay.spool.interface import Totals
 from relay.throttle.limit_hints import Hint, finding_to_json
 
 
@@ -142,23 +143,6 @@ class QueueCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueTotals:
-    """Recipients that ever came in, and what became of each.  It must add up."""
-
-    accepted: int = 0
-    relayed: int = 0
-    bounced: int = 0
-    expired: int = 0
-    deleted: int = 0
-    queued: int = 0
-
-    @property
-    def imbalance(self) -> int:
-        """Return how many are unaccounted for; anything but 0 is a fault of ours."""
-        return self.accepted - self.relayed - self.bounced - self.expired - self.deleted - self.queued
-
-
-@dataclass(frozen=True, slots=True)
 class PolicyStatus:
     """The policy in force."""
 
@@ -196,7 +180,7 @@ class Snapshot:
     upstreams: tuple[UpstreamStatus, ...]
     """In the order of the policy; the first is the default."""
     queue: Mapping[QueueState, QueueCounts]
-    ledger: QueueTotals
+    ledger: Totals
     policy: PolicyStatus
     disk: DiskStatus
     lanes: tuple[LaneStatus, ...] = ()

@@ -29,7 +29,6 @@ from relay.status.snapshot import (
     PolicyStatus,
     QueueCounts,
     QueueState,
-    QueueTotals,
     Snapshot,
     UpstreamState,
     UpstreamStatus,
@@ -76,10 +75,6 @@ class Watch:
 
     def snapshot(self) -> Snapshot:
         """Return what can be seen now."""
-        totals = self._sender.seen.totals
-        ledger = QueueTotals(
-            totals.accepted, totals.relayed, totals.bounced, totals.expired, totals.deleted, totals.queued
-        )
         counts = self._counts(self._sender.scheduler)
         counts[QueueState.INCOMING] = QueueCounts(messages=self._sender.seen.accepted)
         counts[QueueState.CORRUPT] = QueueCounts(messages=self._sender.seen.corrupt)
@@ -94,7 +89,7 @@ class Watch:
             self.refusing_because or full,
             tuple(self._upstream(name, counts) for name in self.policy.upstreams),
             counts,
-            ledger,
+            self._sender.seen.totals,
             self.policy_status,
             disk,
             self._lanes(),
