@@ -197,7 +197,7 @@ class Daemon:
             if http is not None:
                 ends.push_async_callback(http.stop)
             self._stop.listen()
-            # Its lock is let go last: the control socket's name belongs to whoever holds it.
+            # Release the lock last: the control socket's name belongs to the holder of the lock.
             ends.callback(sender.close)
             ends.push_async_callback(sender.finish)
             try:
