@@ -32,11 +32,10 @@ from relay.policy.source import inspected_policy, policy_bytes
 from relay.practice.smarthost import PracticeSmarthost
 from relay.sender.late_mail import LateMail
 from relay.sender.sender import Sender
-from relay.spool.durable import RealDisk
+from relay.spool.durable import RealDisk, doubt_about
 from relay.spool.interface import SpoolFault
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.trigger import Trigger
-from relay.spool.mounts import doubt_about
 from relay.status.collector import collect
 from relay.status.http import StatusServer
 from relay.status.snapshot import Condition, PolicyStatus
