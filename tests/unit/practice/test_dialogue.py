@@ -64,7 +64,7 @@ def test_what_is_offered() -> None:
     ]
 
 
-def test_where_there_is_tls_nothing_goes_without_it_and_what_was_said_before_is_forgotten() -> None:
+def test_with_tls_nothing_goes_without_it_or_was_said_before_it() -> None:
     case = Case(has_tls=True, is_logged_in=False)
 
     offered = case.said("EHLO client.example")
@@ -100,7 +100,7 @@ def test_login_asks_for_the_user_and_for_the_password() -> None:
 
 
 @pytest.mark.parametrize(("key", "code"), [(PASSWORD, "235"), ("wrong", "535")])
-def test_cram_md5_never_asks_twice_the_same_and_checks_the_digest(key: str, code: str) -> None:
+def test_cram_md5_asks_anew_each_time_and_checks_the_digest(key: str, code: str) -> None:
     challenges = set()
     for _ in range(2):
         case = Case(is_logged_in=False)
@@ -235,9 +235,7 @@ LINES = st.one_of(
 
 
 @given(lines=st.lists(LINES, max_size=30), has_tls=st.booleans())
-def test_any_line_gets_one_well_formed_reply_and_no_mail_goes_without_authentication(
-    lines: list[bytes], *, has_tls: bool
-) -> None:
+def test_any_line_gets_one_reply_and_no_mail_goes_without_auth(lines: list[bytes], *, has_tls: bool) -> None:
     case = Case(has_tls=has_tls, is_logged_in=False)
     is_authenticated = False
     for line in lines:
