@@ -132,14 +132,18 @@ class ClientSession(ClientConnection):
 
     async def _obey_next(self) -> None:
         """Read one command and obey it.  Raises SessionEnd."""
-        now = self.loop.time()
-        session_until = self._began_at + self._seconds.session
+        now, seconds = self.loop.time(), self._seconds
+        session_until = self._began_at + seconds.session
         if now >= session_until:
             raise SessionEnd("timeout", replies.IDLE_TOO_LONG)
-        deadline = min(now + self._seconds.command, session_until)
+        deadline = min(now + seconds.command, session_until)
         errors = self._errors
         try:
-            await self._carry_out(self._machine.take(await self.read_line(deadline)))
+            step = self._machine.take(await self.read_line(deadline))
+            if step.then is Then.COMMAND:
+                self.say(step.reply)
+            else:
+                await self._carry_out(step)
         except BadLine as bad:
             self.say(bad.reply)
         except SessionEnd:
@@ -184,7 +188,7 @@ class ClientSession(ClientConnection):
             self._errors += reply[0] == "5"
 
     async def _carry_out(self, step: SessionStep) -> None:
-        """Reply to a command, after all that it needs.  Raises BadLine, SessionEnd."""
+        """Do what a command needs, and reply to it.  Raises BadLine, SessionEnd."""
         while step.then is not Then.COMMAND:
             match step.then:
                 case Then.RESPONSE:

@@ -163,6 +163,12 @@ FIXED: dict[str, SessionStep] = {
 }
 """What an accepted command comes to, where its argument does not matter."""
 
+_AFTER_RESPONSE = {
+    Then.RESPONSE: SessionState.EXCHANGE,
+    Then.VERIFY: SessionState.VERIFYING,
+    Then.COMMAND: SessionState.READY,
+}
+_WITHOUT_TRANSACTION = frozenset({SessionState.GREETED, SessionState.READY, SessionState.OVER})
 _SENDER_OK = SessionStep(replies.SENDER_OK)
 _RECIPIENT_OK = SessionStep(replies.RECIPIENT_OK)
 
@@ -218,15 +224,11 @@ class SessionMachine:
             after = row[before]
             if isinstance(after, str):
                 return SessionStep(after)
-            self.state = after
             step = FIXED.get(name) or self._ACTIONS[name](self, argument)
         except Refused as refused:
-            self.state = before
             return SessionStep(refused.reply)
-        except BaseException:
-            self.state = before
-            raise
-        if after <= SessionState.READY or after is SessionState.OVER:
+        self.state = SessionState.VERIFYING if step.then is Then.VERIFY else after
+        if after in _WITHOUT_TRANSACTION:
             self.transaction = None
         return step
 
@@ -235,10 +237,11 @@ class SessionMachine:
         if self.state is not SessionState.EXCHANGE or self._exchange is None:
             raise AssertionError(f"a response while the session is {self.state.name}")
         try:
-            return self._advance(self._exchange, line)
+            step = self._advance(self._exchange, line)
         except Refused as refused:
-            self.state = SessionState.READY
-            return SessionStep(refused.reply)
+            step = SessionStep(refused.reply)
+        self.state = _AFTER_RESPONSE[step.then]
+        return step
 
     def judged(self, check: PasswordCheck) -> SessionStep:
         """Take the judgement of a proof."""
@@ -266,12 +269,7 @@ class SessionMachine:
 
         With its content a transaction ends, accepted or not (RFC 5321, 4.1.1.4).
         """
-        if self.state in (
-            SessionState.EXCHANGE,
-            SessionState.VERIFYING,
-            SessionState.SECURING,
-            SessionState.CONTENT,
-        ):
+        if SessionState.RECIPIENTS < self.state < SessionState.OVER:
             self.state = SessionState.GREETED if self.helo is None else SessionState.READY
             self.transaction = None
 
@@ -294,23 +292,16 @@ class SessionMachine:
 
     def _check(self, verb: str, argument: str | None) -> None:
         """Raise Refused for a command that this client may not give in any state."""
-        terms = self._terms
         if argument is not None and verb in _NO_ARGUMENT:
             raise Refused(replies.NO_ARGUMENT_ALLOWED)
-        if terms.is_strict and terms.has_starttls and not self.is_tls and verb not in _BEFORE_TLS:
-            raise Refused(replies.NEEDS_TLS_THEN_AUTH)
-        match verb:
-            case SmtpVerb.MAIL | SmtpVerb.RCPT:
+        if self._terms.is_strict:
+            if self._terms.has_starttls and not self.is_tls and verb not in _BEFORE_TLS:
+                raise Refused(replies.NEEDS_TLS_THEN_AUTH)
+            if verb == SmtpVerb.DATA:
                 self._check_may_relay()
-            case SmtpVerb.DATA if terms.is_strict:
-                self._check_may_relay()
-            case SmtpVerb.AUTH:
-                self._check_may_log_in()
-            case SmtpVerb.STARTTLS:
-                if self.is_tls:
-                    raise Refused(replies.TLS_ACTIVE)
-                if not terms.has_starttls:
-                    raise Refused(replies.TLS_NOT_OFFERED)
+        check = self._CHECKS.get(verb)
+        if check is not None:
+            check(self)
 
     def _check_may_relay(self) -> None:
         if self._is_trusted or self.user is not None:
@@ -331,6 +322,19 @@ class SessionMachine:
             raise Refused(replies.NEEDS_TLS)
         if self.user is not None:
             raise Refused(replies.AUTH_TWICE)
+
+    def _check_may_secure(self) -> None:
+        if self.is_tls:
+            raise Refused(replies.TLS_ACTIVE)
+        if not self._terms.has_starttls:
+            raise Refused(replies.TLS_NOT_OFFERED)
+
+    _CHECKS: ClassVar[dict[str, Callable[["SessionMachine"], None]]] = {
+        SmtpVerb.MAIL: _check_may_relay,
+        SmtpVerb.RCPT: _check_may_relay,
+        SmtpVerb.AUTH: _check_may_log_in,
+        SmtpVerb.STARTTLS: _check_may_secure,
+    }
 
     # What an accepted command does.
 
@@ -372,7 +376,6 @@ class SessionMachine:
         except StopIteration as end:
             proof: Proof = end.value
             self._claimed = proof.name
-            self.state = SessionState.VERIFYING
             return SessionStep("", Then.VERIFY, proof=proof)
         except MalformedProof:
             if self._terms.is_strict:
