@@ -41,6 +41,8 @@ class ClientSession(ClientConnection):
         self._observer = reception.observer
         self._admission = reception.admission
         self._intake = reception.intake
+        self._guesses = reception.guesses
+        self._clock = reception.clock
         self._admitted = admitted
         self._place: ClientPlace
         self._machine: SessionMachine
@@ -66,7 +68,7 @@ class ClientSession(ClientConnection):
         return None
 
     def login_refusal(self) -> str | None:
-        is_blocked = self._reception.guesses.is_blocked(self._place.client.origin)
+        is_blocked = self._guesses.is_blocked(self._place.client.origin)
         return replies.AUTH_LATER if is_blocked else None
 
     async def _handle_client(self) -> None:
@@ -218,7 +220,7 @@ class ClientSession(ClientConnection):
         if users is None or not isinstance(proof, Credentials):
             raise AssertionError("a proof that was not asked for")
         self._admission.step(place)
-        check = await self._reception.guesses.judge(
+        check = await self._guesses.judge(
             place.client.origin, lambda: users.verify(proof.name, proof.password)
         )
         if check is PasswordCheck.RIGHT:
@@ -255,7 +257,7 @@ class ClientSession(ClientConnection):
             hostname=room.hostname,
             protocol=protocol,
             queue_id=draft.queue_id,
-            wall_ns=room.clock.wall_ns(),
+            wall_ns=self._clock.wall_ns(),
         )
         draft.append(trace)
         decoder = ContentDecoder(*room.content_limits, normalise=room.normalises)
@@ -266,11 +268,11 @@ class ClientSession(ClientConnection):
         self._is_in_content = False
         machine.go_on()
         machine.phase = "eod"
-        ended_at_ns = room.clock.boottime_ns()
+        ended_at_ns = self._clock.boottime_ns()
         envelope = Envelope(
             reverse_path=transaction.reverse_path,
             recipients=tuple(transaction.recipients),
-            arrival_at_ns=room.clock.wall_ns(),
+            arrival_at_ns=self._clock.wall_ns(),
             client=self._label,
             helo=helo,
             protocol=protocol,
@@ -280,7 +282,7 @@ class ClientSession(ClientConnection):
         refusal = refusal or await transfer.accept(envelope)
         if refusal is not None:
             return refusal
-        commit_ns = room.clock.boottime_ns() - ended_at_ns
+        commit_ns = self._clock.boottime_ns() - ended_at_ns
         size_bytes = len(trace) + decoder.size_bytes
         self._observer.accepted(room.name, draft.queue_id, envelope, size_bytes, commit_ns)
         self._errors = 0
