@@ -10,13 +10,14 @@ import enum
 import hashlib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 from relay.clock import SECOND_NS, Clock
 from relay.mail.envelope import Envelope
 from relay.practice.witness import Sighting, Witness, Witnessed
+from relay.smtp.session_machine import MailTransaction
 
 
 class Counting(enum.StrEnum):
@@ -33,16 +34,12 @@ class Counting(enum.StrEnum):
 class PracticeTransaction:
     """A mail transaction (RFC 5321, 3.3) while it lasts.  Instants are the account's."""
 
+    said: MailTransaction
     mail_at_ns: int
-    reverse_path: str
     client: str
     helo: str
     protocol: str
     user: str
-    is_eight_bit: bool
-    """MAIL carried BODY=8BITMIME."""
-    smtputf8: bool
-    recipients: list[str] = field(default_factory=list)
     dot_at_ns: int = 0
 
 
@@ -87,7 +84,7 @@ class PracticeAccount:
         """
         now_ns = self.now_ns()
         counted_at_ns = self._instant(transaction, now_ns)
-        if not self._ledger.admit(counted_at_ns, len(transaction.recipients), now_ns):
+        if not self._ledger.admit(counted_at_ns, len(transaction.said.recipients), now_ns):
             fate, reply = Witnessed.REFUSED, self._refusal()
         elif fault is not None:
             fate, reply = Witnessed.REFUSED, fault
@@ -102,7 +99,7 @@ class PracticeAccount:
             return
         now_ns = self.now_ns()
         counted_at_ns = self._instant(transaction, now_ns)
-        self._ledger.admit(counted_at_ns, len(transaction.recipients), now_ns)
+        self._ledger.admit(counted_at_ns, len(transaction.said.recipients), now_ns)
         self._enter(transaction, counted_at_ns, b"", "", Witnessed.ABANDONED)
 
     def _instant(self, transaction: PracticeTransaction, now_ns: int) -> int:
@@ -141,14 +138,14 @@ class PracticeAccount:
         fate: Witnessed,
     ) -> None:
         envelope = Envelope(
-            reverse_path=transaction.reverse_path,
-            recipients=tuple(transaction.recipients),
+            reverse_path=transaction.said.reverse_path,
+            recipients=tuple(transaction.said.recipients),
             arrival_at_ns=self._clock.wall_ns(),
             client=transaction.client,
             helo=transaction.helo,
             protocol=transaction.protocol,
             user=transaction.user,
-            smtputf8=transaction.smtputf8,
+            smtputf8=transaction.said.smtputf8,
         )
         digest = hashlib.sha256(content).hexdigest()
         self._ledger.enter(Sighting(counted_at_ns, envelope, len(content), digest, reply, fate))

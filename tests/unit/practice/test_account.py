@@ -9,6 +9,7 @@ import pytest
 from relay.clock import SECOND_NS
 from relay.practice.account import Counting, PracticeAccount, PracticeTransaction
 from relay.practice.witness import Witness, Witnessed
+from relay.smtp.session_machine import MailTransaction
 from tests.unit.practice.tools import MINUTE_NS, HandClock, limit
 
 CONTENT = b"Subject: x\r\n\r\nHello\r\n"
@@ -33,15 +34,12 @@ class Case:
 
     def begin(self) -> PracticeTransaction:
         return PracticeTransaction(
+            MailTransaction("a@example.org", smtputf8=False, recipients=["b@example.com", "c@example.com"]),
             mail_at_ns=self.clock.now_ns,
-            reverse_path="a@example.org",
             client="unknown[127.0.0.1]",
             helo="client.example",
             protocol="ESMTPA",
             user="mjd",
-            is_eight_bit=False,
-            smtputf8=False,
-            recipients=["b@example.com", "c@example.com"],
             dot_at_ns=self.clock.now_ns,
         )
 
