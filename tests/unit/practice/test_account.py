@@ -7,8 +7,8 @@ from random import Random
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.practice.account import Counting, PracticeAccount, PracticeTransaction
-from relay.practice.witness import Witness, Witnessed
+from relay.practice.account import Counting, PracticeAccount, PracticeBehaviour, PracticeTransaction
+from relay.practice.witness import Witnessed
 from relay.smtp.session_machine import MailTransaction
 from tests.unit.practice.tools import MINUTE_NS, HandClock, limit
 
@@ -22,15 +22,11 @@ class Case:
         self, counting: Counting = Counting.AT_DOT, *, keep: Path | None = None, seed: int = 1
     ) -> None:
         self.clock = HandClock()
-        self.ledger = Witness(limit("messages", 2), MINUTE_NS, remember=100)
-        self.account = PracticeAccount(
-            self.ledger,
-            counting=counting,
-            longest_delay_ns=2 * SECOND_NS,
-            keep=keep,
-            rng=Random(seed),
-            clock=self.clock,
+        behaviour = PracticeBehaviour(
+            limit("messages", 2), MINUTE_NS, counting, longest_delay_ns=2 * SECOND_NS, keep=keep
         )
+        self.account = PracticeAccount(behaviour, Random(seed), self.clock)
+        self.ledger = self.account.ledger
 
     def begin(self) -> PracticeTransaction:
         return PracticeTransaction(

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.practice.account import Counting, PracticeAccount
+from relay.practice.account import Counting, PracticeAccount, PracticeBehaviour
 from relay.practice.dialogue import MAX_CONTENT_BYTES, MAX_RECIPIENTS, Dialogue
-from relay.practice.witness import Witness
 from relay.smtp.sasl import Credentials
 from relay.smtp.session_machine import Then
 from tests.unit.practice.tools import PASSWORD, PLAIN, USER, HandClock, limit
@@ -21,15 +20,9 @@ class Case:
     """A dialogue and the ledger behind it."""
 
     def __init__(self, *, has_tls: bool = False, is_logged_in: bool = True) -> None:
-        self.ledger = Witness(limit("messages", 1000), 1, remember=1000)
-        account = PracticeAccount(
-            self.ledger,
-            counting=Counting.AT_MAIL,
-            longest_delay_ns=0,
-            keep=None,
-            rng=random.Random(1),
-            clock=HandClock(),
-        )
+        behaviour = PracticeBehaviour(limit("messages", 1000), 1, Counting.AT_MAIL)
+        account = PracticeAccount(behaviour, random.Random(1), HandClock())
+        self.ledger = account.ledger
         credentials = Credentials(USER, PASSWORD)
         self.dialogue = Dialogue(account, credentials, client="unknown[127.0.0.1]", has_tls=has_tls)
         if is_logged_in:

@@ -14,7 +14,7 @@ import uvloop
 
 from relay.clock import SECOND_NS
 from relay.policy.units import HostPort
-from relay.practice.account import Counting
+from relay.practice.account import Counting, PracticeBehaviour
 from relay.practice.conversation import MAX_COMMAND_BYTES
 from relay.practice.dialogue import MAX_CONTENT_BYTES
 from relay.practice.smarthost import PracticeSmarthost
@@ -43,9 +43,9 @@ class Practice:
 
     async def start(self, count: int = 1000, unit: str = "messages", **options: Any) -> PracticeSmarthost:
         options.setdefault("counting", Counting.AT_DOT)
-        smarthost = PracticeSmarthost(
-            LOOPBACK, USER, PASSWORD, limit(unit, count), 10 * MINUTE_NS, clock=self.clock, **options
-        )
+        ours = {name: options.pop(name) for name in ("tls", "rng") if name in options}
+        behaviour = PracticeBehaviour(limit(unit, count), 10 * MINUTE_NS, **options)
+        smarthost = PracticeSmarthost(LOOPBACK, USER, PASSWORD, behaviour, clock=self.clock, **ours)
         await smarthost.start()
         self.started.append(smarthost)
         return smarthost
@@ -336,4 +336,6 @@ async def test_closing_ends_every_connection_and_frees_the_port(practice: Practi
 
 def test_passwords_in_clear_are_taken_on_loopback_only() -> None:
     with pytest.raises(ValueError, match="loopback only"):
-        PracticeSmarthost(HostPort("0.0.0.0", 0), USER, PASSWORD, limit("messages", 1), MINUTE_NS)
+        PracticeSmarthost(
+            HostPort("0.0.0.0", 0), USER, PASSWORD, PracticeBehaviour(limit("messages", 1), MINUTE_NS)
+        )
