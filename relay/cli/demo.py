@@ -37,6 +37,7 @@ from relay.control.operations import Unreachable
 from relay.control.socket import ControlClient
 from relay.policy.limits import LimitSettings
 from relay.policy.units import HostPort, duration_ns
+from relay.practice.account import PracticeBehaviour
 from relay.practice.smarthost import PracticeSmarthost
 from relay.practice.witness import Witness, Witnessed
 from relay.status.snapshot import LimitStatus, QueueState, Snapshot
@@ -475,9 +476,7 @@ class Demo:
             HostPort("127.0.0.1", 0),
             USER,
             password,
-            plan.limit,
-            duration_ns(CUT_OFF),
-            longest_delay_ns=plan.longest_delay_ns,
+            PracticeBehaviour(plan.limit, duration_ns(CUT_OFF), longest_delay_ns=plan.longest_delay_ns),
             clock=self._clock,
         )
         why_not = ""

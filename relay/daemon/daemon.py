@@ -29,6 +29,7 @@ from relay.daemon.reload import Reload
 from relay.policy.model import Policy
 from relay.policy.secrets import read_password_file
 from relay.policy.source import inspected_policy, policy_bytes
+from relay.practice.account import PracticeBehaviour
 from relay.practice.smarthost import PracticeSmarthost
 from relay.sender.late_mail import LateMail
 from relay.sender.sender import Sender
@@ -310,9 +311,7 @@ async def _practise(policy: Policy, clock: SystemClock) -> PracticeSmarthost | N
         practice.address,
         practice.user,
         await asyncio.to_thread(read_password_file, practice.password_file),
-        practice.limit,
-        practice.cut_off_ns,
-        keep=practice.keep,
+        PracticeBehaviour(practice.limit, practice.cut_off_ns, keep=practice.keep),
         clock=clock,
     )
     await smarthost.start()
