@@ -19,22 +19,19 @@ class Attempt:
     message: Message
     connection: Connection
     indices: list[int]
-    """Which recipients of the envelope."""
+    """Of the recipients in the envelope."""
     reservation: Reservation | None = None
     """Its slot; None where the upstream is not asked."""
     ended_ns: int = 0
-    """Boottime."""
     conn_use: int = 1
     """Which transaction of its connection it was."""
 
     @property
     def took_ns(self) -> int:
-        """Return how long it had a slot."""
         return 0 if self.reservation is None else self.ended_ns - self.reservation.reserved_at_ns
 
     @property
     def delays(self) -> Delays:
-        """Return where the message spent its time."""
         if self.reservation is None:
             return Delays()
         queued_ns = self.reservation.reserved_at_ns - self.queued.arrived_at_ns

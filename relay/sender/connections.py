@@ -43,8 +43,6 @@ class NoRoomToConnect(Exception):  # noqa: N818 - a state, not an error of ours
 
 
 class Opener:
-    """Opens connections to one upstream."""
-
     def __init__(
         self,
         throttle: ThrottleThread,
@@ -170,7 +168,6 @@ class ReadyConnections:
             self._pool.release(self._ready.popleft())
 
     def stop(self) -> None:
-        """Open nothing more."""
         self._is_stopped = True
         for opening in self._opening:
             opening.cancel()

@@ -80,7 +80,6 @@ class Delivery:
 
     @property
     def in_flight(self) -> int:
-        """Return how many messages are begun and not settled."""
         return len(self._sending)
 
     def room(self, connections: int) -> int:
@@ -88,7 +87,6 @@ class Delivery:
         return min(connections - self._transacting, UNSETTLED * connections - len(self._sending))
 
     def send(self, attempt: Attempt, reservation: Reservation) -> None:
-        """Begin to send to some recipients of one message."""
         # The reservation is on disk: a crash from here on wastes a slot, and can exceed no limit.
         attempt.reservation = reservation
         self._transacting += 1

@@ -46,8 +46,6 @@ SHORT_WAIT_NS = SECOND_NS
 
 
 class Dispatcher:
-    """Relays the queue through one upstream."""
-
     def __init__(
         self,
         name: str,
@@ -100,7 +98,6 @@ class Dispatcher:
 
     @property
     def in_flight(self) -> int:
-        """Return how many transactions are not at their end."""
         return self.relaying.in_flight
 
     def wake(self) -> None:
@@ -108,7 +105,6 @@ class Dispatcher:
         self._wake.set()
 
     async def run(self) -> None:
-        """Beat until `stop`."""
         try:
             await self._known.recall()
             while not self._is_stopping:
@@ -341,7 +337,6 @@ class Dispatcher:
         return self.pausing.stop(str(error), HISTORY_RETRY_NS)
 
     async def _sleep_until(self, at_ns: int | None) -> None:
-        """Sleep until an instant of this boot, or until woken."""
         left_ns = None if at_ns is None else at_ns - self._clock.boottime_ns()
         if left_ns is None:
             await self._wake.wait()

@@ -64,9 +64,7 @@ class Estimate(Protocol):
     """When one message will go, by estimate."""
 
     @property
-    def queue_id(self) -> QueueId:
-        """Which message."""
-        ...
+    def queue_id(self) -> QueueId: ...
 
     @property
     def next_attempt_at_ns(self) -> int | None:
@@ -80,8 +78,6 @@ class Estimate(Protocol):
 
 
 class LateMail:
-    """Looks for messages whose senders are to be warned."""
-
     def __init__(
         self,
         scheduler: Scheduler,
@@ -105,7 +101,6 @@ class LateMail:
         self._pausing = pausing
 
     async def run(self) -> None:
-        """Look again and again, until cancelled.  Raises SpoolFault."""
         while True:
             warn_after_ns = self._settling.terms.warn_after_ns
             period_ns = LOOK_NS if warn_after_ns is None else min(LOOK_NS, soon_ns(warn_after_ns))
