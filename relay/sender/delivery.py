@@ -20,7 +20,7 @@ from relay.sender.parts import Backlog, Known
 from relay.sender.throttle_thread import ThrottleThread
 from relay.smtp.dot_stuffing import UnsendableContent
 from relay.smtp.reply import Phase, clean
-from relay.spool.interface import Absent, Corrupt, Message, SpoolFault
+from relay.spool.interface import Absent, Corrupt, Message
 from relay.spool.maildir.files import Unreadable
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.throttle import Reservation
@@ -109,19 +109,12 @@ class Delivery:
     async def load(self, taken: Sequence[Queued]) -> list[tuple[Queued, Message]]:
         """Read messages from the spool; what cannot be read is not sent.  Raises SpoolFault."""
         loaded: list[tuple[Queued, Message]] = []
-        for queued, message in zip(
-            taken, await self._spool_thread.load([queued.queue_id for queued in taken]), strict=True
-        ):
-            match message:
-                case Message():
-                    loaded.append((queued, message))
-                case Corrupt() | Absent():
-                    # It was set aside, or somebody removed it by hand: the spool has said so.
-                    self._scheduler.remove(queued.queue_id)
-                case SpoolFault():
-                    raise message
-                case _:
-                    self._postpone_unread(queued, message)
+        messages = await self._settling.load([queued.queue_id for queued in taken])
+        for queued, message in zip(taken, messages, strict=True):
+            if isinstance(message, Message):
+                loaded.append((queued, message))
+            elif message is not None:
+                self._postpone_unread(queued, message)
         return loaded
 
     def _begin(self, settling: Coroutine[Any, Any, None]) -> None:

@@ -30,8 +30,8 @@ from relay.mail.times import rfc3339
 from relay.queue.scheduler import Queued, Scheduler, State
 from relay.sender.pause import Pausing
 from relay.sender.settling import Settling
-from relay.sender.spool_thread import SpoolThread, seconds
-from relay.spool.interface import Absent, Corrupt, Message, Note, SpoolFault
+from relay.sender.spool_thread import seconds
+from relay.spool.interface import Message, Note
 
 LOOK_NS = 60 * SECOND_NS
 SHORTEST_LOOK_NS = SECOND_NS
@@ -81,7 +81,6 @@ class LateMail:
     def __init__(
         self,
         scheduler: Scheduler,
-        spool_thread: SpoolThread,
         settling: Settling,
         clock: Clock,
         *,
@@ -94,7 +93,6 @@ class LateMail:
         will go; `pausing` is the default upstream's.
         """
         self._scheduler = scheduler
-        self._spool_thread = spool_thread
         self._settling = settling
         self._clock = clock
         self._foresee = foresee
@@ -150,12 +148,7 @@ class LateMail:
         return max(goes_at_ns - self._clock.wall_ns(), rested_ns)
 
     async def _warn(self, queued: Queued, left_ns: int | None) -> bool:
-        (message,) = await self._spool_thread.load([queued.queue_id])
-        if isinstance(message, SpoolFault):
-            raise message
-        if isinstance(message, Absent | Corrupt):
-            self._scheduler.remove(queued.queue_id)
-            return False
+        (message,) = await self._settling.load([queued.queue_id])
         is_still_late = queued.state in (State.WAITING, State.DEFERRED) and not queued.is_warned
         if not (isinstance(message, Message) and is_still_late):
             return False

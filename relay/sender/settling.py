@@ -53,6 +53,22 @@ class Settling:
         self._owed = owed
         self._on_report = on_report
 
+    async def load(self, queue_ids: Sequence[QueueId]) -> list[Message | Exception | None]:
+        """Read queued messages; for each itself, or why it cannot be read now, or None where it is gone.
+
+        Raises SpoolFault.
+        """
+        loaded: list[Message | Exception | None] = []
+        for queue_id, message in zip(queue_ids, await self._spool_thread.load(queue_ids), strict=True):
+            if isinstance(message, SpoolFault):
+                raise message
+            is_gone = isinstance(message, Absent | Corrupt)
+            if is_gone:
+                # It was set aside, or somebody removed it by hand: the spool has said so.
+                self._scheduler.remove(queue_id)
+            loaded.append(None if is_gone else message)
+        return loaded
+
     async def settle(self, upstream: str, attempt: Attempt, decision: Decision) -> None:
         """Carry out durably what was decided about a message.  Raises SpoolFault."""
         queue_id, message = attempt.queued.queue_id, attempt.message
@@ -94,18 +110,10 @@ class Settling:
 
         Raises SpoolFault.
         """
-        (message,) = await self._spool_thread.load([queue_id])
-        match message:
-            case Message():
-                await self._end_now(message)
-            case SpoolFault():
-                raise message
-            case Absent() | Corrupt():
-                # It was set aside, or somebody removed it by hand: the spool has said so.
-                self._scheduler.remove(queue_id)
-            case _:
-                return False
-        return True
+        (message,) = await self.load([queue_id])
+        if isinstance(message, Message):
+            await self._end_now(message)
+        return message is None or isinstance(message, Message)
 
     async def end_silently(self, message: Message) -> None:
         """End a message of which only the report is left, without it, by an operator's word."""
