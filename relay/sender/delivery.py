@@ -10,13 +10,17 @@ final dot is sent once the reservation's deadline is past, by a clock that count
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.queue.queued import Queued
-from relay.sender.attempt import Attempt
-from relay.sender.parts import Backlog, Known
+from relay.sender.lowered_limits import LoweredLimits
+from relay.sender.offers import KnownOffers
+from relay.sender.pause import Pausing
+from relay.sender.settling import Attempt, Backlog
+from relay.sender.state_file import KeptState
 from relay.sender.throttle_thread import ThrottleThread
 from relay.smtp.dot_stuffing import UnsendableContent
 from relay.smtp.reply import Phase, clean
@@ -30,7 +34,8 @@ from relay.upstream.transaction import Transaction
 from relay.verdicts.decision import REFUSALS_IN_PLACE, Decision, Standing, decide
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed
 from relay.verdicts.pauses import rest_ns
-from relay.verdicts.verdict import Scope, Verdict
+from relay.verdicts.shield import Shield
+from relay.verdicts.verdict import Judge, Scope, Verdict
 
 READ_RETRY_NS = SECOND_NS
 """How long a message waits that we could not read for lack of our own."""
@@ -42,6 +47,32 @@ UNSETTLED = 2
 
 class _Overslept(Exception):  # noqa: N818 - what this host did
     """A reservation's deadline is past though no timer said so: the host was suspended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of one upstream; most of it goes on over a restart."""
+
+    judge: Judge
+    shield: Shield
+    pausing: Pausing
+    learning: LoweredLimits
+    offers: KnownOffers
+    kept: KeptState
+
+    async def recall(self) -> None:
+        """Go on from what was known before a restart, ahead of the first decision."""
+        if (pause := await self.kept.pause.read()) is not None:
+            self.pausing.recall(pause)
+            self.shield.recall(pause.doubts)
+        if (lessons := await self.kept.lessons.read()) is not None:
+            self.learning.recall(lessons)
+        if (offers := await self.kept.offers.read()) is not None:
+            self.offers.recall(offers)
+
+    async def close(self) -> None:
+        """Wait until what a restart has to know is written."""
+        await self.kept.close()
 
 
 class Delivery:

@@ -17,10 +17,9 @@ from typing import cast
 from relay.clock import SECOND_NS
 from relay.mail.envelope import Shape
 from relay.queue.queued import Queued
-from relay.sender.attempt import Attempt
 from relay.sender.connections import ReadyConnections
-from relay.sender.delivery import Delivery
-from relay.sender.parts import Backlog, Known
+from relay.sender.delivery import Delivery, Known
+from relay.sender.settling import Attempt, Backlog
 from relay.sender.spool_thread import seconds
 from relay.sender.throttle_thread import ThrottleThread
 from relay.spool.interface import SpoolFault

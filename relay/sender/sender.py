@@ -16,10 +16,9 @@ from relay.policy.model import Policy
 from relay.queue.scheduler import Scheduler
 from relay.sender.accounts import Accounts
 from relay.sender.dispatcher import Dispatcher
-from relay.sender.parts import Backlog
 from relay.sender.report_limit import OwedReports
 from relay.sender.reports import Reporter
-from relay.sender.settling import Settling
+from relay.sender.settling import Backlog, Settling
 from relay.sender.spool_thread import SpoolThread
 from relay.sender.taking import Taking
 from relay.sender.upstreams import Upstreams

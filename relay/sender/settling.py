@@ -4,20 +4,22 @@ The order is the promise.  `relay.verdicts.decision` decides, the spool's thread
 only then does the log say so, the queue in memory change, and the operator see it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 from relay.mail.envelope import QueueId
 from relay.queue.scheduler import Queued, Scheduler
-from relay.sender.attempt import Attempt
 from relay.sender.report_limit import OwedReports
 from relay.sender.spool_thread import Ending, SpoolThread
 from relay.smtp.reply import Phase
-from relay.spool.interface import Absent, Corrupt, Message, Note, SpoolFault, Status
+from relay.spool.interface import Absent, Corrupt, Message, Note, SpoolFault, Status, runs
 from relay.telemetry.events import Delays
 from relay.telemetry.telemetry import Telemetry
+from relay.throttle.keys import run_of
+from relay.throttle.throttle import Reservation
+from relay.upstream.connection import Connection
 from relay.verdicts.decision import Decision, Fate, Next, Terms
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
@@ -30,6 +32,46 @@ _WORST_FIRST: tuple[tuple[Status, _Became], ...] = (
     (Status.DELETED, "deleted"),
 )
 _MARKS = {Fate.RELAYED: Status.RELAYED, Fate.BOUNCED: Status.BOUNCED, Fate.EXPIRED: Status.EXPIRED}
+
+
+@dataclass(slots=True)
+class Attempt:
+    """Some recipients of one message, on one connection; from its taking to its settlement."""
+
+    queued: Queued
+    message: Message
+    connection: Connection
+    indices: list[int]
+    """Of the recipients in the envelope."""
+    reservation: Reservation | None = None
+    """Its slot; None where the upstream is not asked."""
+    ended_ns: int = 0
+    conn_use: int = 1
+    """Which transaction of its connection it was."""
+
+    @property
+    def took_ns(self) -> int:
+        return 0 if self.reservation is None else self.ended_ns - self.reservation.reserved_at_ns
+
+    @property
+    def delays(self) -> Delays:
+        if self.reservation is None:
+            return Delays()
+        queued_ns = self.reservation.reserved_at_ns - self.queued.arrived_at_ns
+        return Delays(queued_ns=queued_ns, transmitting_ns=self.took_ns)
+
+    def domains_left(
+        self, gone: Collection[int], tried: Collection[int] | None = None
+    ) -> tuple[tuple[str, int], ...]:
+        """Return the domains of the recipients left but for some, in the order of asking for them.
+
+        First come those that were not tried yet; `tried` None: as before the attempt.
+        """
+        before = self.queued.tried if tried is None else tried
+        left = [index for index in self.message.left if index not in gone]
+        in_order = [i for i in left if i not in before] + [i for i in left if i in before]
+        addresses = (self.message.envelope.recipients[index] for index in in_order)
+        return tuple(run_of(domain, count) for domain, count in runs(addresses))
 
 
 class Settling:
@@ -311,6 +353,14 @@ class Settling:
                 self._scheduler.postpone(queue_id, due_at_ns, left, reason, decision.status)
             case Next.FINISH:
                 pass
+
+
+class Backlog(NamedTuple):
+    """The queue in memory, the spool behind it, and what writes down how attempts ended."""
+
+    scheduler: Scheduler
+    spool_thread: SpoolThread
+    settling: Settling
 
 
 def _owes_report(message: Message, statuses: Iterable[Status]) -> bool:

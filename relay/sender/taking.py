@@ -16,7 +16,7 @@ from relay.mail.age import Boots, BootsRecord
 from relay.policy.lane import sorter_of
 from relay.policy.model import Policy
 from relay.queue.scheduler import SLICE, Queued, State
-from relay.sender.parts import Backlog
+from relay.sender.settling import Backlog
 from relay.sender.state_file import KeptFile, boots_path
 from relay.spool.durable import Disk
 from relay.spool.interface import Absent, Corrupt, Entry, Message, SpoolFull

@@ -16,11 +16,12 @@ from relay.policy.model import Policy, Upstream
 from relay.policy.shipped import rules_of
 from relay.sender.accounts import Accounts
 from relay.sender.connections import Opener, account_of
+from relay.sender.delivery import Known
 from relay.sender.dispatcher import Dispatcher
 from relay.sender.lowered_limits import InForce, LoweredLimits
 from relay.sender.offers import KnownOffers
-from relay.sender.parts import Backlog, Known
 from relay.sender.pause import Pausing
+from relay.sender.settling import Backlog
 from relay.sender.state_file import KeptFile, KeptState, lessons_path, offers_path, pause_path
 from relay.sender.throttle_thread import ThrottleThread
 from relay.spool.durable import Disk
