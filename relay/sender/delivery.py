@@ -33,7 +33,6 @@ from relay.upstream.pool import Pool
 from relay.upstream.transaction import Transaction
 from relay.verdicts.decision import REFUSALS_IN_PLACE, Decision, Standing, decide
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed
-from relay.verdicts.pauses import rest_ns
 from relay.verdicts.shield import Shield
 from relay.verdicts.verdict import Judge, Scope, Verdict
 
@@ -96,6 +95,7 @@ class Delivery:
         """
         self._upstream = upstream
         self._scheduler, self._spool_thread, self._settling = backlog
+        self._senders = self._scheduler.sender_pauses
         self._pausing, self._shield = known.pausing, known.shield
         self._throttle = throttle
         self._pool = pool
@@ -258,10 +258,9 @@ class Delivery:
         await self._settling.settle(self._upstream, attempt, decision)
 
     def _standing(self, attempt: Attempt) -> Standing:
-        queued, pausing, senders = attempt.queued, self._pausing, self._scheduler.sender_pauses
-        sender = queued.sender
+        queued, pausing, sender = attempt.queued, self._pausing, attempt.queued.sender
         arrived_ns, ended_ns = queued.arrived_at_ns, attempt.ended_ns
-        rests = senders.rests_of(sender)
+        rests = self._senders.rests_of(sender)
         paused_ns = pausing.paused_ns(arrived_ns, ended_ns)
         return Standing(
             queue_id=queued.queue_id,
@@ -275,7 +274,7 @@ class Delivery:
             paused_ns=paused_ns,
             resting_ns=pausing.paused_ns(arrived_ns, ended_ns, rests) if rests else paused_ns,
             is_well=pausing.is_well,
-            is_sender_alone=senders.is_alone(sender, pausing.relayed_from_ns),
+            is_sender_alone=self._senders.is_alone(sender, pausing.relayed_from_ns),
         )
 
     def _feel_doubt(self, queued: Queued, decision: Decision) -> None:
@@ -296,13 +295,12 @@ class Delivery:
         """Let the mail of a sender wait that the upstream refuses, and go on once it takes some."""
         queued, refusal = attempt.queued, decision.sender_rests
         if refusal is not None:
-            until_ns = self._scheduler.sender_pauses.begin(
+            until_ns = self._senders.begin(
                 queued.sender,
                 attempt.ended_ns,
                 refusal.text,
                 self._pausing.relayed_from_ns,
-                # Of a sender's own window our history knows nothing.
-                asked_ns=rest_ns(refusal.ruling, 0, lambda _span_ns: None),
+                asked_ns=decision.rest_ns,
             )
             self._pausing.tell_sender(queued.reverse_path, refusal, until_ns - attempt.ended_ns)
         elif decision.is_relayed:
