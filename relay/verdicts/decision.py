@@ -215,7 +215,7 @@ def _blamed(outcome: Outcome, standing: Standing, terms: Terms) -> tuple[Outcome
     if pause.scope is Scope.UPSTREAM and not is_asked and is_often:
         singled_out += 1
         return _as_its_own(outcome) if singled_out >= EVIDENT else outcome, age_ns, singled_out
-    if pause.scope is Scope.SENDER and pause.verdict is Verdict.PAUSE and standing.is_sender_alone:
+    if pause.scope is Scope.SENDER and standing.is_sender_alone:
         # Its rests were no age for any other refusal, but to this one they are.
         with_rests_ns = standing.late_ns - standing.paused_ns
         if with_rests_ns >= terms.lifetime_ns:
