@@ -15,8 +15,8 @@ from relay.policy.limits import LimitSettings
 from relay.policy.model import Upstream
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
+from relay.throttle.gauge import Usage
 from relay.throttle.limit_hints import Effective, Hint, Lessons, Tally, compare, in_force, tighten
-from relay.throttle.usage import Usage
 from relay.verdicts.outcome import Answer
 
 InForce = Sequence[LimitSettings | Effective]

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from relay.mail.text import clean
 from relay.policy.model import Policy
-from relay.smtp.reply import clean
 from relay.spool.durable import Disk, opened
 from relay.spool.replacing import replace_file
 from relay.throttle.limit_hints import Lessons

@@ -23,6 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from relay.clock import SECOND_NS
 from relay.mail.age import Here
 from relay.verdicts.retry_after import LONGEST_RETRY_NS
+from relay.verdicts.standing import Standing
 from relay.verdicts.verdict import Ruling, Span
 
 MOST_SPANS = 256
@@ -128,8 +129,9 @@ class PauseRecord:
     wall_ns: int
     """The wall clock at that instant."""
     because: str
-    """Empty while the upstream is used."""
+    """Empty where a restart does not go on with its rest."""
     until_ns: int
+    """When its rest ends, or ended; 0 while the upstream is used."""
     in_a_row: int
     spans: tuple[Paused, ...]
     is_stopped: bool = False
@@ -137,13 +139,22 @@ class PauseRecord:
     doubts: str = ""
     """Why the shield stopped it, until it has proved itself or somebody acts; empty where it did not."""
 
+    @property
+    def standing(self) -> Standing:
+        """Return what the upstream was, as far as a restart has to know."""
+        if self.because:
+            if not self.is_stopped:
+                return Standing.PAUSED
+            return Standing.DOUBTED if self.doubts else Standing.BARRED
+        return Standing.PROVING if self.until_ns or self.in_a_row or self.doubts else Standing.USED
+
     def moved(self, boot_id: str, now_ns: int, wall_ns: int, here: Here) -> Self:
         """Return it as it is to be read now; `here` brings an instant of a known boot into this one."""
         if boot_id == self.boot_id:
             return self
         passed_ns = max(0, wall_ns - self.wall_ns)
         shift_ns = now_ns - passed_ns - self.written_at_ns
-        until_ns = self.until_ns + shift_ns
+        until_ns = self.until_ns and self.until_ns + shift_ns
 
         def moved(at_ns: int) -> int:
             here_ns = here(self.boot_id, at_ns)

@@ -102,7 +102,7 @@ def test_a_refusal_that_is_about_us_changes_nothing_of_the_message(
 ) -> None:
     decision = settled(*[verdict] * count, age_ns=age_ns, more=more)
 
-    assert decision.next is Next.GIVE_BACK
+    assert decision.next is Next.REFUSED
     assert not decision.warns
     assert decision.recipients_left == count + more
 
@@ -314,16 +314,16 @@ class Meaning(NamedTuple):
             Meaning(Fate.DEFERRED, Next.POSTPONE),
         ),
         (an_outcome(Verdict.LATER), NEW, Meaning(Fate.DEFERRED, Next.POSTPONE)),
-        (an_outcome(Verdict.PAUSE), NEW, Meaning(Fate.WAITING, Next.GIVE_BACK, refusals=1)),
-        (an_outcome(Verdict.PAUSE), OLD, Meaning(Fate.WAITING, Next.GIVE_BACK, refusals=1)),
-        (an_outcome(Verdict.STOP), NEW, Meaning(Fate.WAITING, Next.GIVE_BACK, refusals=1)),
+        (an_outcome(Verdict.PAUSE), NEW, Meaning(Fate.WAITING, Next.REFUSED, refusals=1)),
+        (an_outcome(Verdict.PAUSE), OLD, Meaning(Fate.WAITING, Next.REFUSED, refusals=1)),
+        (an_outcome(Verdict.STOP), NEW, Meaning(Fate.WAITING, Next.REFUSED, refusals=1)),
         # Refused so often, it lets others prove the upstream.
-        (an_outcome(Verdict.PAUSE), IN_PLACE, Meaning(Fate.WAITING, Next.AGAIN, refusals=3)),
+        (an_outcome(Verdict.PAUSE), IN_PLACE, Meaning(Fate.WAITING, Next.REFUSED, refusals=3)),
         # Refused often where others are relayed, it is its own.
         (
             an_outcome(Verdict.PAUSE),
             replace(NEW, refusals=REFUSALS_IN_PLACE, is_well=True),
-            Meaning(Fate.WAITING, Next.AGAIN, refusals=4, singled_out=1),
+            Meaning(Fate.WAITING, Next.REFUSED, refusals=4, singled_out=1),
         ),
         (
             an_outcome(Verdict.PAUSE),
