@@ -224,7 +224,6 @@ class Daemon:
         file = PolicyWatch(start.path, start.policy, start.text, edits, self._clock)
         late = LateMail(
             sender.scheduler,
-            sender.spool_thread,
             sender.settling,
             self._clock,
             foresee=lambda: watch.listing().messages,
