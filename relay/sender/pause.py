@@ -9,10 +9,9 @@ hour, or as seldom as the refusal or its rule asks for.  The time of a rest is n
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from relay.clock import SECOND_NS, Clock
-from relay.telemetry.events import Events
-from relay.telemetry.metrics import Metrics
-from relay.telemetry.redaction import Redaction
+from relay.clock import SECOND_NS
+from relay.mail.age import Here
+from relay.telemetry.telemetry import Telemetry
 from relay.throttle.limit_hints import Tally
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed
 from relay.verdicts.pauses import PROBE_NS, Paused, PauseRecord, Pauses, rest_ns, window_ns
@@ -70,20 +69,19 @@ class Pausing:
     def __init__(
         self,
         upstream: str,
-        events: Events,
-        metrics: Metrics,
-        clock: Clock,
-        redaction: Redaction,
+        telemetry: Telemetry,
         *,
         keep: Callable[[PauseRecord], None],
         leaves_in_ns: Callable[[int], int | None],
         on_refusal: Callable[[Answer, Tally], None],
+        here: Here,
     ) -> None:
         """`keep` is given what a restart has to know, each time that it changes.
 
         `leaves_in_ns` tells in how many nanoseconds the oldest of what the history has
         within the last so many leaves that window, or None if it has nothing there.
         `on_refusal` is told of a pause after something had gone well, and what was refused.
+        `here` tells when something of another boot was.
         """
         self.standing = Standing.USED
         self.because = ""
@@ -97,13 +95,11 @@ class Pausing:
         self.relayed_from_ns = 0
         """When the latest transaction began of those that relayed something."""
         self._upstream = upstream
-        self._events = events
-        self._metrics = metrics
-        self._clock = clock
-        self._redaction = redaction
+        self._events, self._metrics, self._redaction, self._clock = telemetry
         self._keep = keep
         self._leaves_in_ns = leaves_in_ns
         self._on_refusal = on_refusal
+        self._here = here
         self._doubts = ""  # what the shield asks, until something proves it well or somebody acts
         self._put_off: PutOff | None = None
         self._pauses = Pauses()
@@ -115,7 +111,7 @@ class Pausing:
             Effect.REST: self._rest,
             Effect.LENGTHEN: self._lengthen,
             Effect.LOOK_LATER: self._look_later,
-            Effect.COUNT: lambda _: metrics.upstream_paused(upstream),
+            Effect.COUNT: lambda _: self._metrics.upstream_paused(upstream),
             Effect.DOUBT: self._doubt,
             Effect.SETTLE: self._settle,
             Effect.TRUST: self._trust,
@@ -124,8 +120,8 @@ class Pausing:
             Effect.HEAR: self._hear,
             Effect.RECORD: self._record,
             Effect.TELL_PAUSED: self._tell_paused,
-            Effect.TELL_STOPPED: lambda _: events.upstream_stopped(upstream=upstream, reason=self.because),
-            Effect.TELL_RESUMED: lambda _: events.upstream_resumed(upstream=upstream),
+            Effect.TELL_STOPPED: self._tell_stopped,
+            Effect.TELL_RESUMED: lambda _: self._events.upstream_resumed(upstream=upstream),
             Effect.LEARN: self._learn,
         }
 
@@ -159,8 +155,9 @@ class Pausing:
         return max(0, now_ns - spans[-1][0]) if self.standing in RESTING and spans else 0
 
     def recall(self, record: PauseRecord) -> None:
-        """Go on from what was kept before a restart; its instants are of this boot."""
+        """Go on from what was kept before a restart."""
         now_ns = self._clock.boottime_ns()
+        record = record.moved(self._clock.boot_id(), now_ns, self._clock.wall_ns(), self._here)
         left_ns = record.until_ns - now_ns
         self.in_a_row, self._doubts = record.in_a_row, self._redaction.hide(record.doubts)
         self._pauses = Pauses(record.spans)
@@ -311,6 +308,9 @@ class Pausing:
     def _tell_paused(self, heard: Heard) -> None:
         until_at_ns = self._clock.wall_ns() + heard.length_ns
         self._events.upstream_paused(upstream=self._upstream, reason=self.because, until_at_ns=until_at_ns)
+
+    def _tell_stopped(self, _: Heard) -> None:
+        self._events.upstream_stopped(upstream=self._upstream, reason=self.because)
 
     def _record(self, heard: Heard) -> None:
         standing, because, until_ns = self.standing, self.because, self.paused_until_ns

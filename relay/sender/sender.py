@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from relay.clock import SECOND_NS
-from relay.mail import age
-from relay.mail.age import Boots, BootsRecord
+from relay.mail.age import BOOTS_FORMAT, Boots, BootsRecord
 from relay.policy.lane import lanes_of, price_of, sorter_of
 from relay.policy.model import Policy
 from relay.queue.scheduler import SLICE, Queued, Scheduler, State
@@ -389,9 +388,8 @@ def _kept_boots(policy: Policy, disk: Disk, events: Events) -> KeptFile[BootsRec
     return KeptFile(
         boots_path(policy),
         disk,
-        parse=age.parse,
-        render=age.render,
-        on_error=lambda error: events.boots_unrecorded(error=error),
+        BOOTS_FORMAT,
+        lambda error: events.boots_unrecorded(error=error),
     )
 
 

@@ -21,9 +21,8 @@ import enum
 from dataclasses import dataclass, replace
 from typing import Self
 
-from pydantic import TypeAdapter, ValidationError
-
 from relay.clock import SECOND_NS
+from relay.mail.kept_format import KeptFormat
 
 LOOKS = 3
 """So many connections in a row that agree are no odd host."""
@@ -154,22 +153,12 @@ def _shifted(row: Row, shift_ns: int) -> Row:
     return replace(row, last_at_ns=row.last_at_ns + shift_ns) if row.looks else row
 
 
-_RECORD = TypeAdapter(OffersRecord)
-
-
-def render(record: OffersRecord) -> bytes:
-    """Return a record as the bytes of its file: JSON, for `cat`."""
-    return _RECORD.dump_json(record, indent=1) + b"\n"
-
-
-def parse(content: bytes) -> OffersRecord:
-    """Return what a file says.  Raises ValueError for what is none of ours."""
-    try:
-        record = _RECORD.validate_json(content, strict=True)
-    except ValidationError as error:
-        raise ValueError(f"not a record of offers: {error.error_count()} errors in it") from None
+def _fault(record: OffersRecord) -> str:
     announced = [size for size, _ in record.offers.sizes]
     rows = [record.offers.smtputf8, record.offers.eight_bit, *(row for _, row in record.offers.sizes)]
-    if announced != sorted(set(announced)) or any(row.last_at_ns > record.written_at_ns for row in rows):
-        raise ValueError("not a record of offers: its numbers are out of order")
-    return record
+    is_ordered = announced == sorted(set(announced))
+    is_past = all(row.last_at_ns <= record.written_at_ns for row in rows)
+    return "" if is_ordered and is_past else "its numbers are out of order"
+
+
+OFFERS_FORMAT = KeptFormat(OffersRecord, "offers", _fault)

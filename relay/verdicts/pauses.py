@@ -18,10 +18,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from pydantic import TypeAdapter, ValidationError
-
 from relay.clock import SECOND_NS
 from relay.mail.age import Here
+from relay.mail.kept_format import KeptFormat
 from relay.verdicts.retry_after import LONGEST_RETRY_NS
 from relay.verdicts.standing import Standing
 from relay.verdicts.verdict import Ruling, Span
@@ -174,21 +173,10 @@ class PauseRecord:
         )
 
 
-_RECORD = TypeAdapter(PauseRecord)
-
-
-def render(record: PauseRecord) -> bytes:
-    """Return a record as the bytes of its file: JSON, for `cat`."""
-    return _RECORD.dump_json(record, indent=1) + b"\n"
-
-
-def parse(content: bytes) -> PauseRecord:
-    """Return what a file says.  Raises ValueError for what is none of ours."""
-    try:
-        record = _RECORD.validate_json(content, strict=True)
-    except ValidationError as error:
-        raise ValueError(f"not a record of pauses: {error.error_count()} errors in it") from None
+def _fault(record: PauseRecord) -> str:
     edges = [edge for span in record.spans for edge in span]
-    if edges != sorted(edges) or record.in_a_row < 0 or max(edges, default=0) > FOREVER_NS:
-        raise ValueError("not a record of pauses: its instants are out of order")
-    return record
+    is_sound = edges == sorted(edges) and record.in_a_row >= 0 and max(edges, default=0) <= FOREVER_NS
+    return "" if is_sound else "its instants are out of order"
+
+
+PAUSE_FORMAT = KeptFormat(PauseRecord, "pauses", _fault)

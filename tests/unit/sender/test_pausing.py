@@ -14,9 +14,10 @@ from relay.smtp.reply import Phase
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.redaction import Redaction
+from relay.telemetry.telemetry import Telemetry
 from relay.throttle.limit_hints import Tally
 from relay.verdicts.outcome import Answer, Outcome
-from relay.verdicts.pauses import PROBE_NS, PauseRecord, parse, render
+from relay.verdicts.pauses import PAUSE_FORMAT, PROBE_NS, PauseRecord
 from relay.verdicts.standing import RESTING, Effect, Happening, Standing
 from relay.verdicts.verdict import Excess, Layer, Rule, Ruling, Scope, Verdict
 from tests.fakes.clock import FakeClock
@@ -60,19 +61,17 @@ class OneUpstream:
 
         return Pausing(
             "isp",
-            self.events,
-            self.metrics,
-            self.clock,
-            Redaction(),
+            Telemetry(self.events, self.metrics, Redaction(), self.clock),
             keep=self.kept.append,
             leaves_in_ns=lambda _: None,
             on_refusal=learn,
+            here=lambda _, at_ns: at_ns,
         )
 
     def restart(self) -> None:
         self.pausing = self._new()
         if self.kept:
-            self.pausing.recall(parse(render(self.kept[-1])))
+            self.pausing.recall(PAUSE_FORMAT.parse(PAUSE_FORMAT.render(self.kept[-1])))
 
     def refuse(self, happening: Happening, asked_ns: int | None = None) -> None:
         self.pausing.rest(refusal(happening, asked_ns), Tally(1, 1))
@@ -354,8 +353,8 @@ _OPEN_NS = 4611686018427387904
 def test_a_record_that_older_code_wrote_is_gone_on_with(
     content: bytes, goes_on: Standing, late: Standing
 ) -> None:
-    record = parse(content)
-    assert render(record) == content
+    record = PAUSE_FORMAT.parse(content)
+    assert PAUSE_FORMAT.render(record) == content
 
     for passed_ns, expected in ((16 * SECOND_NS, goes_on), (2 * NEVER_NS, late)):
         upstream = OneUpstream()

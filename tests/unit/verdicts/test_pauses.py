@@ -13,11 +13,10 @@ from relay.verdicts.pauses import (
     FOREVER_NS,
     LONGEST_NS,
     MOST_SPANS,
+    PAUSE_FORMAT,
     PROBE_NS,
     PauseRecord,
     Pauses,
-    parse,
-    render,
     rest_ns,
 )
 from relay.verdicts.retry_after import LONGEST_BELIEVED_NS, LONGEST_RETRY_NS, retry_after_ns
@@ -115,28 +114,28 @@ records = st.builds(
 
 @given(records)
 def test_a_record_reads_back_as_it_was(record: PauseRecord) -> None:
-    assert parse(render(record)) == record
+    assert PAUSE_FORMAT.parse(PAUSE_FORMAT.render(record)) == record
 
 
 @given(st.binary(max_size=200))
 def test_any_octets_are_a_record_or_a_value_error(octets: bytes) -> None:
     with contextlib.suppress(ValueError):
-        parse(octets)
+        PAUSE_FORMAT.parse(octets)
 
 
 @given(records, st.integers(0, 300), st.binary(max_size=3))
 def test_a_damaged_record_is_a_record_or_a_value_error(
     record: PauseRecord, place: int, octets: bytes
 ) -> None:
-    content = render(record)
+    content = PAUSE_FORMAT.render(record)
     with contextlib.suppress(ValueError):
-        parse(content[:place] + octets + content[place + len(octets) :])
+        PAUSE_FORMAT.parse(content[:place] + octets + content[place + len(octets) :])
 
 
 @pytest.mark.parametrize("edges", [((5, 3),), ((1, 9), (3, 4)), ((0, FOREVER_NS + 1),)])
 def test_instants_out_of_order_are_no_record(edges: tuple[tuple[int, int], ...]) -> None:
     with pytest.raises(ValueError, match="out of order"):
-        parse(render(replace(RECORD, spans=edges)))
+        PAUSE_FORMAT.parse(PAUSE_FORMAT.render(replace(RECORD, spans=edges)))
 
 
 def test_within_a_boot_a_record_is_as_it_was_written_whatever_the_wall_clock_says() -> None:
@@ -232,9 +231,9 @@ def test_where_a_look_makes_it_worse_the_whole_window_is_waited_for() -> None:
 
 def test_what_the_shield_asked_is_kept_and_a_record_that_knows_of_no_shield_is_read_as_before() -> None:
     asked = replace(RECORD, doubts="10 recipients in a row were refused alike")
-    assert parse(render(asked)) == asked
-    assert parse(render(RECORD).replace(b',\n "doubts": ""', b"")) == RECORD
-    assert b"doubts" not in render(RECORD).replace(b',\n "doubts": ""', b"")
+    assert PAUSE_FORMAT.parse(PAUSE_FORMAT.render(asked)) == asked
+    assert PAUSE_FORMAT.parse(PAUSE_FORMAT.render(RECORD).replace(b',\n "doubts": ""', b"")) == RECORD
+    assert b"doubts" not in PAUSE_FORMAT.render(RECORD).replace(b',\n "doubts": ""', b"")
 
 
 @given(st.integers(1, 10**8 - 1), st.integers(0, 999_999), st.sampled_from(["s", "min", "hours", "days"]))
