@@ -35,8 +35,9 @@ NEVER_NS = 366 * 24 * PROBE_NS
 
 
 class Heard(NamedTuple):
-    """What comes with a happening."""
+    """A happening, and what comes with it."""
 
+    happening: Happening
     text: str = ""
     """The reason, to show."""
     length_ns: int = 0
@@ -50,17 +51,6 @@ class Heard(NamedTuple):
     @property
     def ruling(self) -> Ruling | None:
         return None if self.answer is None else self.answer.ruling
-
-
-NOTHING_HEARD = Heard()
-
-
-class PutOff(NamedTuple):
-    """The gravest refusal that came while the history failed."""
-
-    happening: Happening
-    until_ns: int
-    heard: Heard
 
 
 class Pausing:
@@ -101,11 +91,11 @@ class Pausing:
         self._on_refusal = on_refusal
         self._here = here
         self._doubts = ""  # what the shield asks, until something proves it well or somebody acts
-        self._put_off: PutOff | None = None
+        self._put_off: tuple[Heard, int] | None = None  # a refusal while the history failed; and its end
         self._pauses = Pauses()
         self._refused_at_ns = 0
         self._hands: dict[Effect, Callable[[Heard], None]] = {
-            Effect.SLOW: self._slow,
+            Effect.SLOW: lambda heard: self.slow_start.refused(heard.ruling, is_again=False),
             Effect.SLOW_AGAIN: self._slow_again,
             Effect.MORE: self._more,
             Effect.REST: self._rest,
@@ -163,7 +153,8 @@ class Pausing:
         self._pauses = Pauses(record.spans)
         self.standing = record.standing
         is_late = left_ns <= 0
-        self._meet(Happening.LATE_RESTART if is_late else Happening.RESTART, Heard(record.because, left_ns))
+        happening = Happening.LATE_RESTART if is_late else Happening.RESTART
+        self._meet(Heard(happening, record.because, left_ns))
         if self.standing not in RESTING:
             self._pauses.end(min(now_ns, record.until_ns))
 
@@ -175,14 +166,14 @@ class Pausing:
         if self.standing not in RESTING:
             return None
         if now_ns >= self.paused_until_ns:
-            self._meet(Happening.OVER, Heard(length_ns=NEVER_NS))
+            self._meet(Heard(Happening.OVER, length_ns=NEVER_NS))
         return self.paused_until_ns if self.standing in RESTING and now_ns < self.paused_until_ns else None
 
     def rest(self, answer: Answer, refused: Tally = NOTHING) -> None:
         """Hear a refusal that is about us; `refused` is what of our own history was not taken."""
         self._refused_at_ns = self._clock.boottime_ns()
         happening = refusal(answer)
-        self._meet(happening, Heard(answer.text, self._asked_ns(happening, answer), answer, refused))
+        self._meet(Heard(happening, answer.text, self._asked_ns(happening, answer), answer, refused))
 
     def feel(self, outcome: Outcome, began_ns: int = 0) -> None:
         """Learn from a transaction: pause, or trust again."""
@@ -192,20 +183,20 @@ class Pausing:
             taken = sum(answer.verdict is Verdict.RELAYED for answer in outcome.answers)
             self.rest(outcome.pause, Tally(0 if taken else 1, len(outcome.answers) - taken))
         elif proofs := sum(map(_is_proof, outcome.answers)):
-            self._meet(Happening.PROOF, Heard(proofs=proofs))
+            self._meet(Heard(Happening.PROOF, proofs=proofs))
 
     def stop(self, because: str, length_ns: int) -> int:
         """Send nothing because our own history failed; return until when (boottime)."""
-        self._meet(Happening.FAULT, Heard(because, length_ns))
+        self._meet(Heard(Happening.FAULT, because, length_ns))
         return self.paused_until_ns
 
     def trust_history(self) -> None:
         """Go on: the history was read and is sound."""
-        self._meet(Happening.SOUND)
+        self._meet(Heard(Happening.SOUND))
 
     def end(self) -> None:
         """Use the upstream again, carefully, by somebody's word: what the shield asked is answered."""
-        self._meet(Happening.RESUME)
+        self._meet(Heard(Happening.RESUME))
 
     def tell_sender(self, reverse_path: str, answer: Answer, length_ns: int) -> None:
         """Tell that the mail of one sender waits, and that of all others goes on."""
@@ -217,8 +208,8 @@ class Pausing:
             until_at_ns=self._clock.wall_ns() + length_ns,
         )
 
-    def _meet(self, happening: Happening, heard: Heard = NOTHING_HEARD) -> None:
-        self.standing, effects = TABLE[self.standing, happening]
+    def _meet(self, heard: Heard) -> None:
+        self.standing, effects = TABLE[self.standing, heard.happening]
         for effect in effects:
             self._hands[effect](heard)
 
@@ -236,9 +227,6 @@ class Pausing:
             return 0
         step = self.slow_start.step(ruling, self.in_a_row, now_ns)
         return rest_ns(ruling, self.in_a_row, self._leaves_in_ns, step)
-
-    def _slow(self, heard: Heard) -> None:
-        self.slow_start.refused(heard.ruling, is_again=False)
 
     def _slow_again(self, heard: Heard) -> None:
         is_mail = heard.answer is None or heard.refused.recipients > 0
@@ -283,21 +271,18 @@ class Pausing:
         self._metrics.upstream_resumed(self._upstream)
 
     def _hear_later(self, heard: Heard) -> None:
-        if heard.answer is None:
-            return
-        later, before = refusal(heard.answer), self._put_off
         until_ns = self._clock.boottime_ns() + heard.length_ns
-        if before is not None:
-            until_ns = max(until_ns, before.until_ns)
-            if GRAVITY.index(later) <= GRAVITY.index(before.happening):
-                later, heard = before.happening, before.heard
-        self._put_off = PutOff(later, until_ns, heard)
+        if self._put_off is not None:
+            before, before_until_ns = self._put_off
+            until_ns = max(until_ns, before_until_ns)
+            heard = max(before, heard, key=lambda each: GRAVITY.index(each.happening))
+        self._put_off = heard, until_ns
 
     def _hear(self, _: Heard) -> None:
-        later, self._put_off = self._put_off, None
-        if later is not None:
+        if self._put_off is not None:
+            (heard, until_ns), self._put_off = self._put_off, None
             now_ns = self._clock.boottime_ns()
-            self._meet(later.happening, later.heard._replace(length_ns=later.until_ns - now_ns))
+            self._meet(heard._replace(length_ns=until_ns - now_ns))
             self.until_ns(now_ns)  # its time may be over
 
     def _learn(self, heard: Heard) -> None:
@@ -315,8 +300,8 @@ class Pausing:
     def _record(self, heard: Heard) -> None:
         standing, because, until_ns = self.standing, self.because, self.paused_until_ns
         if self._put_off is not None:
-            happening, until_ns, heard = self._put_off
-            standing = TABLE[Standing.PROVING, happening].standing
+            heard, until_ns = self._put_off
+            standing = TABLE[Standing.PROVING, heard.happening].standing
             because = self._shown(heard.text)
         is_kept = goes_on(standing)
         self._keep(
