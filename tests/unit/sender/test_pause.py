@@ -83,7 +83,7 @@ async def test_nothing_is_begun_behind_a_refusal_though_it_was_about_to_be(tmp_p
             assert mails(host) == 3
 
 
-async def test_a_message_that_is_always_refused_as_an_offence_of_ours_stops_nobody_for_ever(
+async def test_a_message_that_is_always_refused_stops_nobody_for_ever(
     tmp_path: Path,
 ) -> None:
     def mail(argument: str) -> str:
@@ -156,7 +156,7 @@ async def test_a_restart_goes_on_with_the_pause_and_does_not_knock(tmp_path: Pat
         assert len(host.relayed) == 1
 
 
-async def test_a_pause_that_ended_while_nobody_ran_is_over_and_its_time_is_still_no_age(
+async def test_a_pause_that_ended_while_nobody_ran_is_over_and_no_age(
     tmp_path: Path,
 ) -> None:
     clock = FakeClock()  # no time passes but that of the pause, which is longer than the lifetime

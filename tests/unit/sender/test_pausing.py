@@ -238,7 +238,7 @@ def test_a_history_that_fails_in_a_pause_does_not_end_the_pause_early() -> None:
     assert upstream.kept[-1].because == "PAUSE"
 
 
-def test_the_time_of_a_failed_history_is_no_age_after_a_restart_either() -> None:
+def test_the_time_of_a_failed_history_is_no_age_after_a_restart() -> None:
     upstream = OneUpstream()
     began_ns = upstream.clock.boottime_ns()
     for _ in range(3):

@@ -25,7 +25,7 @@ class FailsHeld(RealDisk):
         super().sync(fd)
 
 
-async def test_a_record_that_was_given_while_another_could_not_be_written_is_written(tmp_path: Path) -> None:
+async def test_a_record_given_while_another_fails_to_be_written_is_written(tmp_path: Path) -> None:
     disk, told = FailsHeld(), list[str]()
     kept = KeptFile(tmp_path / "isp.pause", disk, KeptFormat(str, "words", lambda _: ""), told.append)
     kept.keep("paused")

@@ -211,7 +211,7 @@ def test_the_end_of_a_rest_is_told_and_kept(standing: Standing, happening: Happe
         assert effects.index(Effect.END) < effects.index(Effect.RECORD) < effects.index(Effect.TELL_RESUMED)
 
 
-def test_a_restart_goes_on_with_a_pause_and_with_what_somebody_must_end() -> None:
+def test_a_restart_goes_on_with_pauses_and_what_somebody_must_end() -> None:
     assert {s for s in Standing if goes_on(s)} == {Standing.PAUSED, Standing.BARRED, Standing.DOUBTED}
 
 
