@@ -204,7 +204,6 @@ class Daemon:
         file, guard = self._policy_file(rooms), sender.upstreams.guard
         late = LateMail(
             sender.scheduler,
-            sender.spool_thread,
             sender.settling,
             self._clock,
             foresee=lambda: watch.listing().messages,

@@ -17,10 +17,9 @@ from typing import cast
 from relay.clock import SECOND_NS
 from relay.mail.envelope import Shape
 from relay.queue.queued import Queued
-from relay.sender.attempt import Attempt
 from relay.sender.connections import ReadyConnections
-from relay.sender.delivery import Delivery
-from relay.sender.parts import Backlog, Known
+from relay.sender.delivery import Delivery, Known
+from relay.sender.settling import Attempt, Backlog
 from relay.sender.spool_thread import seconds
 from relay.sender.throttle_thread import ThrottleThread
 from relay.spool.interface import SpoolFault
@@ -46,8 +45,6 @@ SHORT_WAIT_NS = SECOND_NS
 
 
 class Dispatcher:
-    """Relays the queue through one upstream."""
-
     def __init__(
         self,
         name: str,
@@ -100,7 +97,6 @@ class Dispatcher:
 
     @property
     def in_flight(self) -> int:
-        """Return how many transactions are not at their end."""
         return self.relaying.in_flight
 
     def wake(self) -> None:
@@ -108,7 +104,6 @@ class Dispatcher:
         self._wake.set()
 
     async def run(self) -> None:
-        """Beat until `stop`."""
         try:
             await self.known.recall()
             while not self._is_stopping:
@@ -341,7 +336,6 @@ class Dispatcher:
         return self.pausing.stop(str(error), HISTORY_RETRY_NS)
 
     async def _sleep_until(self, at_ns: int | None) -> None:
-        """Sleep until an instant of this boot, or until woken."""
         left_ns = None if at_ns is None else at_ns - self._clock.boottime_ns()
         if left_ns is None:
             await self._wake.wait()

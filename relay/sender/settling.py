@@ -4,24 +4,74 @@ The order is the promise.  `relay.verdicts.decision` decides, the spool's thread
 only then does the log say so, the queue in memory change, and the operator see it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 from relay.mail.envelope import QueueId
 from relay.queue.scheduler import Queued, Scheduler
-from relay.sender.attempt import Attempt
 from relay.sender.report_limit import OwedReports
 from relay.sender.spool_thread import Ending, SpoolThread
 from relay.smtp.reply import Phase
-from relay.spool.interface import Absent, Corrupt, Message, Note, SpoolFault, Status
+from relay.spool.interface import Absent, Corrupt, Message, Note, SpoolFault, Status, runs
 from relay.telemetry.events import Delays
 from relay.telemetry.telemetry import Telemetry
+from relay.throttle.keys import run_of
+from relay.throttle.throttle import Reservation
+from relay.upstream.connection import Connection
 from relay.verdicts.decision import Decision, Fate, Next, Terms
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
 
+_FAILED = frozenset(status for status in Status if status.is_failure)
+_Became = Literal["relayed", "bounced", "expired", "deleted"]
+_WORST_FIRST: tuple[tuple[Status, _Became], ...] = (
+    (Status.BOUNCED, "bounced"),
+    (Status.EXPIRED, "expired"),
+    (Status.DELETED, "deleted"),
+)
 _MARKS = {Fate.RELAYED: Status.RELAYED, Fate.BOUNCED: Status.BOUNCED, Fate.EXPIRED: Status.EXPIRED}
+
+
+@dataclass(slots=True)
+class Attempt:
+    """Some recipients of one message, on one connection; from its taking to its settlement."""
+
+    queued: Queued
+    message: Message
+    connection: Connection
+    indices: list[int]
+    """Of the recipients in the envelope."""
+    reservation: Reservation | None = None
+    """Its slot; None where the upstream is not asked."""
+    ended_ns: int = 0
+    conn_use: int = 1
+    """Which transaction of its connection it was."""
+
+    @property
+    def took_ns(self) -> int:
+        return 0 if self.reservation is None else self.ended_ns - self.reservation.reserved_at_ns
+
+    @property
+    def delays(self) -> Delays:
+        if self.reservation is None:
+            return Delays()
+        queued_ns = self.reservation.reserved_at_ns - self.queued.arrived_at_ns
+        return Delays(queued_ns=queued_ns, transmitting_ns=self.took_ns)
+
+    def domains_left(
+        self, gone: Collection[int], tried: Collection[int] | None = None
+    ) -> tuple[tuple[str, int], ...]:
+        """Return the domains of the recipients left but for some, in the order of asking for them.
+
+        First come those that were not tried yet; `tried` None: as before the attempt.
+        """
+        before = self.queued.tried if tried is None else tried
+        left = [index for index in self.message.left if index not in gone]
+        in_order = [i for i in left if i not in before] + [i for i in left if i in before]
+        addresses = (self.message.envelope.recipients[index] for index in in_order)
+        return tuple(run_of(domain, count) for domain, count in runs(addresses))
 
 
 class Settling:
@@ -45,13 +95,30 @@ class Settling:
         self._owed = owed
         self._on_report = on_report
 
+    async def load(self, queue_ids: Sequence[QueueId]) -> list[Message | Exception | None]:
+        """Read queued messages; for each itself, or why it cannot be read now, or None where it is gone.
+
+        Raises SpoolFault.
+        """
+        loaded: list[Message | Exception | None] = []
+        for queue_id, message in zip(queue_ids, await self._spool_thread.load(queue_ids), strict=True):
+            if isinstance(message, SpoolFault):
+                raise message
+            is_gone = isinstance(message, Absent | Corrupt)
+            if is_gone:
+                # It was set aside, or somebody removed it by hand: the spool has said so.
+                self._scheduler.remove(queue_id)
+            loaded.append(None if is_gone else message)
+        return loaded
+
     async def settle(self, upstream: str, attempt: Attempt, decision: Decision) -> None:
         """Carry out durably what was decided about a message.  Raises SpoolFault."""
         queue_id, message = attempt.queued.queue_id, attempt.message
         marks = {index: _MARKS[fate] for index, (fate, _) in decision.fates.items() if fate in _MARKS}
-        ended = _after(message, marks) if decision.next is Next.FINISH else None
+        statuses = _after(message, marks)
+        is_done = decision.next is Next.FINISH
         # What was relayed must not wait for a report about the rest.
-        is_finished = ended is not None and not owes_report(ended)
+        is_finished = is_done and not _owes_report(message, statuses)
         is_gone = False
         try:
             await self._write(attempt, decision, marks, is_finished=is_finished)
@@ -63,20 +130,19 @@ class Settling:
         self._tell(upstream, attempt, decision)
         if is_gone:
             return
-        if ended is None:
-            self._go_on(attempt, decision)
-        elif is_finished:
-            self._scheduler.remove(queue_id)
-            self._told_end(ended, None)
+        if is_finished:
+            self._ended(message, statuses)
+        elif is_done:
+            await self.finish(replace(message, statuses=statuses), attempt.queued)
         else:
-            await self.finish(ended, attempt.queued)
+            self._go_on(attempt, decision)
 
     async def finish(self, message: Message, queued: Queued) -> None:
         """End a message whose recipients are all done, as soon as the report that it owes may go.
 
         Raises SpoolFault.
         """
-        if owes_report(message) and not await self._owed.may_go():
+        if _owes_report(message, message.statuses) and not await self._owed.may_go():
             self._owed.wait(queued)
         else:
             await self._end_now(message)
@@ -86,24 +152,15 @@ class Settling:
 
         Raises SpoolFault.
         """
-        (message,) = await self._spool_thread.load([queue_id])
-        match message:
-            case Message():
-                await self._end_now(message)
-            case SpoolFault():
-                raise message
-            case Absent() | Corrupt():
-                # It was set aside, or somebody removed it by hand: the spool has said so.
-                self._scheduler.remove(queue_id)
-            case _:
-                return False
-        return True
+        (message,) = await self.load([queue_id])
+        if isinstance(message, Message):
+            await self._end_now(message)
+        return message is None or isinstance(message, Message)
 
     async def end_silently(self, message: Message) -> None:
         """End a message of which only the report is left, without it, by an operator's word."""
         await self._spool_thread.settle(Ending(message, {}, (), is_finished=True, is_silent=True))
-        self._scheduler.remove(message.queue_id)
-        self._told_end(message, None)
+        self._ended(message, message.statuses)
         failed = sum(status.is_failure for status in message.statuses)
         self._events.report_omitted(queue_id=message.queue_id, nrcpt=failed)
 
@@ -141,15 +198,14 @@ class Settling:
 
     async def _end(self, message: Message, marks: dict[int, Status], notes: tuple[Note, ...]) -> None:
         """Mark all recipients that are left, durably, and end the message."""
-        ended = _after(message, marks)
+        statuses = _after(message, marks)
         queued = self._scheduler.get(message.queue_id)
-        if owes_report(ended) and queued is not None:
+        if _owes_report(message, statuses) and queued is not None:
             await self._spool_thread.settle(Ending(message, marks, notes, is_finished=False))
-            await self.finish(ended, queued)
+            await self.finish(replace(message, statuses=statuses), queued)
         else:
             written = await self._spool_thread.settle(Ending(message, marks, notes, is_finished=True))
-            self._scheduler.remove(message.queue_id)
-            self._told_end(ended, written.report)
+            self._ended(message, statuses, written.report)
 
     async def _end_now(self, message: Message) -> None:
         """Publish the report that is owed, if one is, and remove the message."""
@@ -158,8 +214,7 @@ class Settling:
         except (Absent, Corrupt):
             self._scheduler.remove(message.queue_id)
         else:
-            self._scheduler.remove(message.queue_id)
-            self._told_end(message, written.report)
+            self._ended(message, message.statuses, written.report)
 
     async def _write(
         self, attempt: Attempt, decision: Decision, marks: dict[int, Status], *, is_finished: bool
@@ -263,24 +318,18 @@ class Settling:
             delays=Delays(queued_ns=max(0, at_ns - message.envelope.arrival_at_ns)),
         )
 
-    def _told_end(self, message: Message, report: QueueId | None) -> None:
-        """Tell that a message is gone, and of the report about it."""
-        statuses = message.statuses
-        failed = [status for status in statuses if status.is_failure]
+    def _ended(self, message: Message, statuses: Sequence[Status], report: QueueId | None = None) -> None:
+        """Forget a message that is gone, and tell so, and of the report about it."""
+        self._scheduler.remove(message.queue_id)
+        failed = sum(map(_FAILED.__contains__, statuses))
         if report is not None:
             self._metrics.report_published("report")
             self._events.report_published(queue_id=message.queue_id, report_id=report)
             self._on_report()
         elif failed and message.envelope.is_null:
-            self._events.report_omitted(queue_id=message.queue_id, nrcpt=len(failed))
-        if Status.BOUNCED in statuses:
-            self._metrics.removed("bounced")
-        elif Status.EXPIRED in statuses:
-            self._metrics.removed("expired")
-        elif Status.DELETED in statuses:
-            self._metrics.removed("deleted")
-        else:
-            self._metrics.removed("relayed")
+            self._events.report_omitted(queue_id=message.queue_id, nrcpt=failed)
+        # What is worst for any of its recipients is what became of the message.
+        self._metrics.removed(next((word for status, word in _WORST_FIRST if status in statuses), "relayed"))
         self._events.removed(queue_id=message.queue_id)
 
     def _go_on(self, attempt: Attempt, decision: Decision) -> None:
@@ -306,15 +355,22 @@ class Settling:
                 pass
 
 
-def owes_report(message: Message) -> bool:
+class Backlog(NamedTuple):
+    """The queue in memory, the spool behind it, and what writes down how attempts ended."""
+
+    scheduler: Scheduler
+    spool_thread: SpoolThread
+    settling: Settling
+
+
+def _owes_report(message: Message, statuses: Iterable[Status]) -> bool:
     """Return whether the sender is to be told of recipients that failed."""
-    return not message.envelope.is_null and any(status.is_failure for status in message.statuses)
+    return not (_FAILED.isdisjoint(statuses) or message.envelope.is_null)
 
 
-def _after(message: Message, marks: dict[int, Status]) -> Message:
-    """Return a message as it is once these marks are on disk."""
-    statuses = tuple(marks.get(index, status) for index, status in enumerate(message.statuses))
-    return replace(message, statuses=statuses)
+def _after(message: Message, marks: dict[int, Status]) -> tuple[Status, ...]:
+    """Return the statuses of a message's recipients once these marks are on disk."""
+    return tuple([marks.get(index, status) for index, status in enumerate(message.statuses)])
 
 
 def _final(fate: Fate, answer: Answer) -> Answer:

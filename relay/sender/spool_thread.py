@@ -5,7 +5,7 @@ order notes, status bytes, report, removal, many messages at a time, and `settle
 only when it is durable.  When the disk is full a settlement waits and is tried again:
 nothing that happened is forgotten.  When the disk fails, SpoolFault ends the sender:
 only a restart may trust it again.
-Does not: decide anything; `relay.queue.settlement` does.
+Does not: decide anything; `relay.verdicts.decision` does.
 """
 
 import asyncio

@@ -15,12 +15,13 @@ from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy, Upstream
 from relay.policy.shipped import rules_of
 from relay.sender.accounts import Accounts
-from relay.sender.connections import Opener, account_of
+from relay.sender.connections import account_of, open_with_slot
+from relay.sender.delivery import Known
 from relay.sender.dispatcher import Dispatcher
 from relay.sender.lowered_limits import LoweredLimits
 from relay.sender.offers import KnownOffers
-from relay.sender.parts import Backlog, Known
 from relay.sender.pause import Pausing
+from relay.sender.settling import Backlog
 from relay.sender.state_file import kept_state
 from relay.sender.throttle_thread import ThrottleThread
 from relay.spool.durable import Disk
@@ -255,12 +256,13 @@ class Upstreams:
     def _opener(
         self, name: str, upstream: Upstream, known: Known, throttle: ThrottleThread
     ) -> Callable[[], Awaitable[Connection]]:
-        return Opener(
+        return functools.partial(
+            open_with_slot,
             throttle,
             functools.partial(self._accounts.account, name, upstream, known.judge),
             self._clock,
-            on_open=functools.partial(known.offers.seen, _server(upstream)),
-        ).open
+            functools.partial(known.offers.seen, _server(upstream)),
+        )
 
     async def guard(self, chore: Callable[[], Awaitable[None]]) -> None:
         """Run one of our loops; its end by an error ends the sender."""

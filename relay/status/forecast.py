@@ -27,8 +27,8 @@ from typing import NamedTuple, cast
 from relay.mail.envelope import QueueId
 from relay.policy.model import Upstream
 from relay.queue.scheduler import Queued, Scheduler, State
-from relay.sender.attempt import Attempt
 from relay.sender.dispatcher import Dispatcher
+from relay.sender.settling import Attempt
 from relay.status.eta import foretell
 from relay.throttle.expected import BACK_OFF, HOLD, NEXT, RESTS, SHIELD, Mail, Outlook, Place, limit_words
 from relay.throttle.keys import keys_of

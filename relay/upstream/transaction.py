@@ -12,7 +12,7 @@ Also where commands go out in turn, a reply that nobody asked for may come in th
 next one.  So a refusal for good stands only once the replies are proven in step: by 354, which
 answers DATA and nothing else, or at the end (`relay.upstream.step`).  Where nobody can know, since
 the upstream hung up, it is told as *unproven*, a deferral that its repetition confirms
-(`relay.verdicts.unproven`); where they were out of step, every refusal is doubted.
+(`relay.verdicts.shield`); where they were out of step, every refusal is doubted.
 Crash anywhere before the final dot: nothing was relayed.  From the dot to the end of
 `carry_out`: nobody knows, which is what `Outcome.is_ambiguous` says while we live.
 Does not: choose the recipients, count, or settle anything durably.

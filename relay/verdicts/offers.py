@@ -55,11 +55,9 @@ class Row:
 
     @property
     def is_believed(self) -> bool:
-        """Whether the upstream does not offer it."""
         return self.looks >= LOOKS
 
     def lacked(self, at_ns: int) -> Self:
-        """Return it with one connection more."""
         apart_ns = APART_AGAIN_NS if self.was_offered else APART_NS
         if self.is_believed or (self.looks and at_ns - self.last_at_ns < apart_ns):
             return self

@@ -9,7 +9,7 @@ Nor does one message that was taken end the block: where it speaks of a window (
 and refuses again within an hour, the back-off begins one step below where it ended, instead
 of at its first.  So a long block is met with fewer looks each time, and no block is waited for
 much longer than it lasts.  Without a window the refusal may be one message's fault
-(`relay.verdicts.suspect_message`), and then everybody would wait longer for it.
+(`relay.verdicts.decision`), and then everybody would wait longer for it.
 """
 
 import heapq

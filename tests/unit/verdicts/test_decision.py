@@ -162,7 +162,7 @@ def test_the_order_of_the_recipients_does_not_matter(
 
 
 @given(verdicts, spans_ns)
-def test_a_message_is_asked_again_at_once_only_where_that_makes_progress(
+def test_a_message_goes_again_at_once_only_where_it_made_progress(
     given_verdicts: list[Verdict], age_ns: int
 ) -> None:
     """Otherwise one refusing upstream would be asked in a circle, each time for a slot."""
@@ -181,7 +181,7 @@ def test_a_message_is_asked_again_at_once_only_where_that_makes_progress(
 
 
 @given(sixes, standings, scopes, st.booleans())
-def test_a_refusal_is_held_against_a_message_refused_often_while_all_is_well(
+def test_a_refusal_counts_against_a_message_refused_often(
     given_verdicts: list[Verdict], standing: Standing, scope: Scope, is_doubted: bool
 ) -> None:
     outcome = an_outcome(*given_verdicts, scope=scope)
@@ -205,7 +205,7 @@ def test_a_refusal_is_held_against_a_message_refused_often_while_all_is_well(
         }
 
 
-def test_recipients_that_were_not_asked_go_before_a_deferred_one_waits() -> None:
+def test_recipients_not_asked_go_before_a_deferred_one_waits() -> None:
     first = settled(Verdict.DEFER, more=1)
 
     assert first.next is Next.AGAIN

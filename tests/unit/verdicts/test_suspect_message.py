@@ -30,7 +30,7 @@ def goes(scheduler: Scheduler) -> str:
     return taken.queue_id.lstrip("0")
 
 
-def test_an_upstream_is_well_by_what_it_was_asked_after_its_last_refusal() -> None:
+def test_an_upstream_is_well_by_what_it_was_asked_since_a_refusal() -> None:
     world = World()
 
     def wellness(*, began_ns: int) -> bool:
@@ -46,7 +46,7 @@ def test_an_upstream_is_well_by_what_it_was_asked_after_its_last_refusal() -> No
     assert wellness(began_ns=world.clock.boottime_ns())
 
 
-def test_a_sender_is_refused_alone_only_where_others_are_relayed_between_all_its_refusals() -> None:
+def test_a_sender_is_refused_alone_where_others_are_relayed() -> None:
     resting, now_ns = SenderPauses(), 1
     for _ in range(EVIDENT):
         assert not resting.is_alone("bad", now_ns)
