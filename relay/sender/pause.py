@@ -1,4 +1,4 @@
-"""Whether an upstream is used just now: carries out what the table of `relay.verdicts.standing` says.
+"""Whether an upstream is used just now: carries out what the table of `relay.verdicts.health` says.
 
 How long a rest lasts: as the upstream asks for; where it speaks of a window ("per hour"), until the
 oldest of what our own history has in that window leaves it; else our own back-off, which is also the
@@ -13,20 +13,20 @@ from relay.clock import SECOND_NS
 from relay.mail.age import Here
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.limit_hints import Tally
-from relay.verdicts.outcome import Answer, Outcome, is_any_relayed
-from relay.verdicts.pauses import PROBE_NS, Paused, PauseRecord, Pauses, rest_ns, window_ns
-from relay.verdicts.slow_start import SlowStart
-from relay.verdicts.standing import (
+from relay.verdicts.health import (
     GRAVITY,
     RESTING,
     STOPPED,
     TABLE,
     Effect,
     Happening,
-    Standing,
+    Health,
     goes_on,
     refusal,
 )
+from relay.verdicts.outcome import Answer, Outcome, is_any_relayed
+from relay.verdicts.pauses import PROBE_NS, Paused, PauseRecord, Pauses, rest_ns, window_ns
+from relay.verdicts.slow_start import SlowStart
 from relay.verdicts.verdict import Ruling, Scope, Verdict
 
 NOTHING = Tally()
@@ -73,7 +73,7 @@ class Pausing:
         `on_refusal` is told of a pause after something had gone well, and what was refused.
         `here` tells when something of another boot was.
         """
-        self.standing = Standing.USED
+        self.health = Health.USED
         self.because = ""
         """Why it rests, to show; empty while it is used."""
         self.paused_until_ns = 0
@@ -118,17 +118,17 @@ class Pausing:
     @property
     def is_stopped(self) -> bool:
         """Whether it rests until somebody acts, or a look finds it well."""
-        return self.standing in STOPPED
+        return self.health in STOPPED
 
     @property
     def is_refused(self) -> bool:
         """Whether it is stopped because the upstream refused the account."""
-        return self.is_stopped and self.standing is not Standing.UNCOUNTED
+        return self.is_stopped and self.health is not Health.UNCOUNTED
 
     @property
     def is_proving(self) -> bool:
         """Whether one transaction must go well before the others follow."""
-        return self.standing is Standing.PROVING
+        return self.health is Health.PROVING
 
     @property
     def is_well(self) -> bool:
@@ -142,7 +142,7 @@ class Pausing:
     def rested_ns(self, now_ns: int) -> int:
         """Return for how long it has rested by now, pause after pause; 0 while it is used."""
         spans = self._pauses.spans
-        return max(0, now_ns - spans[-1][0]) if self.standing in RESTING and spans else 0
+        return max(0, now_ns - spans[-1][0]) if self.health in RESTING and spans else 0
 
     def recall(self, record: PauseRecord) -> None:
         """Go on from what was kept before a restart."""
@@ -151,11 +151,11 @@ class Pausing:
         left_ns = record.until_ns - now_ns
         self.in_a_row, self._doubts = record.in_a_row, self._redaction.hide(record.doubts)
         self._pauses = Pauses(record.spans)
-        self.standing = record.standing
+        self.health = record.health
         is_late = left_ns <= 0
         happening = Happening.LATE_RESTART if is_late else Happening.RESTART
         self._meet(Heard(happening, record.because, left_ns))
-        if self.standing not in RESTING:
+        if self.health not in RESTING:
             self._pauses.end(min(now_ns, record.until_ns))
 
     def until_ns(self, now_ns: int) -> int | None:
@@ -163,11 +163,11 @@ class Pausing:
 
         None also where the history is to be read anew: only `trust_history` ends that.
         """
-        if self.standing not in RESTING:
+        if self.health not in RESTING:
             return None
         if now_ns >= self.paused_until_ns:
             self._meet(Heard(Happening.OVER, length_ns=NEVER_NS))
-        return self.paused_until_ns if self.standing in RESTING and now_ns < self.paused_until_ns else None
+        return self.paused_until_ns if self.health in RESTING and now_ns < self.paused_until_ns else None
 
     def rest(self, answer: Answer, refused: Tally = NOTHING) -> None:
         """Hear a refusal that is about us; `refused` is what of our own history was not taken."""
@@ -209,7 +209,7 @@ class Pausing:
         )
 
     def _meet(self, heard: Heard) -> None:
-        self.standing, effects = TABLE[self.standing, heard.happening]
+        self.health, effects = TABLE[self.health, heard.happening]
         for effect in effects:
             self._hands[effect](heard)
 
@@ -219,9 +219,9 @@ class Pausing:
         if happening is Happening.BAR:
             return NEVER_NS
         if happening is not Happening.PAUSE:
-            left_ns = self.paused_until_ns - now_ns if self.standing in RESTING else 0
+            left_ns = self.paused_until_ns - now_ns if self.health in RESTING else 0
             return max(PROBE_NS, left_ns, 0 if ruling is None else ruling.wait_ns or 0)
-        if self.standing is Standing.PAUSED:
+        if self.health is Health.PAUSED:
             return rest_ns(ruling, 0, self._leaves_in_ns)
         if self.is_refused:
             return 0
@@ -298,23 +298,23 @@ class Pausing:
         self._events.upstream_stopped(upstream=self._upstream, reason=self.because)
 
     def _record(self, heard: Heard) -> None:
-        standing, because, until_ns = self.standing, self.because, self.paused_until_ns
+        health, because, until_ns = self.health, self.because, self.paused_until_ns
         if self._put_off is not None:
             heard, until_ns = self._put_off
-            standing = TABLE[Standing.PROVING, heard.happening].standing
+            health = TABLE[Health.PROVING, heard.happening].health
             because = self._shown(heard.text)
-        is_kept = goes_on(standing)
+        is_kept = goes_on(health)
         self._keep(
             PauseRecord(
                 self._clock.boot_id(),
                 self._clock.boottime_ns(),
                 self._clock.wall_ns(),
                 because if is_kept else "",
-                0 if standing is Standing.USED else until_ns,
+                0 if health is Health.USED else until_ns,
                 self.in_a_row,
                 self._pauses.spans,
-                is_stopped=is_kept and standing in STOPPED,
-                doubts=because if standing is Standing.DOUBTED else self._doubts,
+                is_stopped=is_kept and health in STOPPED,
+                doubts=because if health is Health.DOUBTED else self._doubts,
             )
         )
 

@@ -19,7 +19,7 @@ from relay.sender.connections import account_of, open_with_slot
 from relay.sender.delivery import Known
 from relay.sender.dispatcher import Dispatcher
 from relay.sender.lowered_limits import LoweredLimits
-from relay.sender.offers import KnownOffers
+from relay.sender.offers import KnownOffers, server_of
 from relay.sender.pause import Pausing
 from relay.sender.settling import Backlog
 from relay.sender.state_file import kept_state
@@ -95,15 +95,19 @@ class Upstreams:
         self._scheduler.ask_anew()
         self.wake()
 
+    @property
+    def _default(self) -> Dispatcher | None:
+        """Return that of the upstream that the queue goes through."""
+        return self.dispatchers.get(self._policy.default_upstream)
+
     def wake(self) -> None:
         """Look again whether something can be sent."""
-        if (dispatcher := self.dispatchers.get(self._policy.default_upstream)) is not None:
-            dispatcher.wake()
+        if self._default is not None:
+            self._default.wake()
 
     def default_pausing(self) -> Pausing | None:
         """Return the pauses of the upstream that the queue goes through."""
-        dispatcher = self.dispatchers.get(self._policy.default_upstream)
-        return None if dispatcher is None else dispatcher.pausing
+        return None if self._default is None else self._default.pausing
 
     def wake_all(self) -> None:
         """Have every upstream look at the time again."""
@@ -167,7 +171,6 @@ class Upstreams:
     def _known(self, name: str, upstream: Upstream, throttle: ThrottleThread) -> Known:
         kept = kept_state(self._policy, name, self._disk, self._events)
         lessons = LoweredLimits(name, self._telemetry, throttle, kept.lessons.keep)
-        lessons.use(upstream, self._policy.lanes)
         pausing = Pausing(
             name,
             self._telemetry,
@@ -176,17 +179,17 @@ class Upstreams:
             on_refusal=lessons.refused,
             here=self._here,
         )
-        offers = KnownOffers(_server(upstream), self._clock, keep=kept.offers.keep)
-        return Known(Judge(rules_of(name, upstream)), Shield(), pausing, lessons, offers, kept)
+        offers = KnownOffers(server_of(upstream), self._clock, keep=kept.offers.keep)
+        known = Known(Judge(()), Shield(), pausing, lessons, offers, kept)
+        known.use(rules_of(name, upstream), upstream, self._policy.lanes)
+        return known
 
     async def _change(self, dispatcher: Dispatcher, upstream: Upstream, *, upstream_changed: bool) -> None:
         self._set(dispatcher, upstream)
-        # What is said from now on is judged by the new rules, on the connections that there are.
-        rules = rules_of(dispatcher.name, upstream)
-        is_judged_anew = Judge(rules).rules != dispatcher.judge.rules
-        dispatcher.judge.use(rules)
-        dispatcher.offers.use(_server(upstream))
-        opener = self._opener(dispatcher.name, upstream, dispatcher.known, dispatcher.throttle)
+        known, throttle = dispatcher.known, dispatcher.throttle
+        rules_before = known.judge.rules
+        limits = known.use(rules_of(dispatcher.name, upstream), upstream, self._policy.lanes)
+        opener = self._opener(dispatcher.name, upstream, known, throttle)
         dispatcher.pool.reconfigure(
             opener=opener if upstream_changed else None,
             connections=upstream.connections,
@@ -196,9 +199,8 @@ class Upstreams:
         )
         if upstream_changed:
             dispatcher.renew()
-        limits = dispatcher.learning.use(upstream, self._policy.lanes)
-        await dispatcher.throttle.replan(limits, upstream.guard_ns, upstream.max_transaction_ns)
-        if upstream_changed or is_judged_anew:
+        await throttle.replan(limits, upstream.guard_ns, upstream.max_transaction_ns)
+        if upstream_changed or known.judge.rules != rules_before:
             # What made it rest may be what was edited.
             self._resume(dispatcher)
         dispatcher.wake()
@@ -219,8 +221,7 @@ class Upstreams:
         return True
 
     def _resume(self, dispatcher: Dispatcher) -> None:
-        dispatcher.pausing.end()
-        dispatcher.shield.clear()
+        dispatcher.known.resume()
         if dispatcher.is_used:
             for sender in self._scheduler.sender_pauses.senders():
                 self._scheduler.trust_sender(sender, self._clock.boottime_ns())
@@ -248,10 +249,6 @@ class Upstreams:
     def _set(self, dispatcher: Dispatcher, upstream: Upstream) -> None:
         dispatcher.connections, dispatcher.max_recipients = upstream.connections, upstream.max_recipients
         dispatcher.is_used = dispatcher.name == self._policy.default_upstream
-        dispatcher.shield.is_off = upstream.shield is None
-        if upstream.shield is not None:
-            dispatcher.shield.in_a_row = upstream.shield.in_a_row
-            dispatcher.shield.refused_percent = upstream.shield.refused_percent
 
     def _opener(
         self, name: str, upstream: Upstream, known: Known, throttle: ThrottleThread
@@ -261,7 +258,7 @@ class Upstreams:
             throttle,
             functools.partial(self._accounts.account, name, upstream, known.judge),
             self._clock,
-            functools.partial(known.offers.seen, _server(upstream)),
+            functools.partial(known.offers.seen, server_of(upstream)),
         )
 
     async def guard(self, chore: Callable[[], Awaitable[None]]) -> None:
@@ -274,7 +271,3 @@ class Upstreams:
     def _fail_history(self, name: str, text: str) -> None:
         self._metrics.history_failed(name)
         self._events.history_failed(upstream=name, error=text)
-
-
-def _server(upstream: Upstream) -> str:
-    return f"{upstream.host}:{upstream.port}"

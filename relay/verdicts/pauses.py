@@ -21,8 +21,8 @@ from typing import Self
 from relay.clock import SECOND_NS
 from relay.mail.age import Here
 from relay.mail.kept_format import KeptFormat
+from relay.verdicts.health import Health
 from relay.verdicts.retry_after import LONGEST_RETRY_NS
-from relay.verdicts.standing import Standing
 from relay.verdicts.verdict import Ruling, Span
 
 MOST_SPANS = 256
@@ -139,13 +139,13 @@ class PauseRecord:
     """Why the shield stopped it, until it has proved itself or somebody acts; empty where it did not."""
 
     @property
-    def standing(self) -> Standing:
+    def health(self) -> Health:
         """Return what the upstream was, as far as a restart has to know."""
         if self.because:
             if not self.is_stopped:
-                return Standing.PAUSED
-            return Standing.DOUBTED if self.doubts else Standing.BARRED
-        return Standing.PROVING if self.until_ns or self.in_a_row or self.doubts else Standing.USED
+                return Health.PAUSED
+            return Health.DOUBTED if self.doubts else Health.BARRED
+        return Health.PROVING if self.until_ns or self.in_a_row or self.doubts else Health.USED
 
     def moved(self, boot_id: str, now_ns: int, wall_ns: int, here: Here) -> Self:
         """Return it as it is to be read now; `here` brings an instant of a known boot into this one."""
