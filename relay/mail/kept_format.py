@@ -30,3 +30,11 @@ class KeptFormat(Generic[Record]):
         if fault := self._fault(record):
             raise ValueError(f"not a record of {self._of}: {fault}")
         return record
+
+
+def shift_ns(written_at_ns: int, written_wall_ns: int, now_ns: int, wall_ns: int) -> int:
+    """Return what to add to an instant of another boot to have it in this boot's time, by the wall clock.
+
+    No time has passed for a wall clock that was set back meanwhile.
+    """
+    return now_ns - max(0, wall_ns - written_wall_ns) - written_at_ns

@@ -151,7 +151,7 @@ class Pausing:
         left_ns = record.until_ns - now_ns
         self.in_a_row, self._doubts = record.in_a_row, self._redaction.hide(record.doubts)
         self._pauses = Pauses(record.spans)
-        self.health = record.health
+        self.health, self.paused_until_ns = record.health, record.until_ns
         is_late = left_ns <= 0
         happening = Happening.LATE_RESTART if is_late else Happening.RESTART
         self._meet(Heard(happening, record.because, left_ns))

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from relay.clock import SECOND_NS
-from relay.mail.kept_format import KeptFormat
+from relay.mail.kept_format import KeptFormat, shift_ns
 
 LOOKS = 3
 """So many connections in a row that agree are no odd host."""
@@ -137,18 +137,17 @@ class OffersRecord:
         """Return what is known, by the instants of this boot."""
         if boot_id == self.boot_id:
             return self.offers
-        # A wall clock that was set back makes looks less far apart, never more.
-        shift_ns = now_ns - max(0, wall_ns - self.wall_ns) - self.written_at_ns
+        by_ns = shift_ns(self.written_at_ns, self.wall_ns, now_ns, wall_ns)
         return replace(
             self.offers,
-            smtputf8=_shifted(self.offers.smtputf8, shift_ns),
-            eight_bit=_shifted(self.offers.eight_bit, shift_ns),
-            sizes=tuple((announced, _shifted(row, shift_ns)) for announced, row in self.offers.sizes),
+            smtputf8=_shifted(self.offers.smtputf8, by_ns),
+            eight_bit=_shifted(self.offers.eight_bit, by_ns),
+            sizes=tuple((announced, _shifted(row, by_ns)) for announced, row in self.offers.sizes),
         )
 
 
-def _shifted(row: Row, shift_ns: int) -> Row:
-    return replace(row, last_at_ns=row.last_at_ns + shift_ns) if row.looks else row
+def _shifted(row: Row, by_ns: int) -> Row:
+    return replace(row, last_at_ns=row.last_at_ns + by_ns) if row.looks else row
 
 
 def _fault(record: OffersRecord) -> str:

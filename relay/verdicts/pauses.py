@@ -20,7 +20,7 @@ from typing import Self
 
 from relay.clock import SECOND_NS
 from relay.mail.age import Here
-from relay.mail.kept_format import KeptFormat
+from relay.mail.kept_format import KeptFormat, shift_ns
 from relay.verdicts.health import Health
 from relay.verdicts.retry_after import LONGEST_RETRY_NS
 from relay.verdicts.verdict import Ruling, Span
@@ -151,20 +151,19 @@ class PauseRecord:
         """Return it as it is to be read now; `here` brings an instant of a known boot into this one."""
         if boot_id == self.boot_id:
             return self
-        passed_ns = max(0, wall_ns - self.wall_ns)
-        shift_ns = now_ns - passed_ns - self.written_at_ns
-        until_ns = self.until_ns and self.until_ns + shift_ns
+        by_ns = shift_ns(self.written_at_ns, self.wall_ns, now_ns, wall_ns)
+        until_ns = self.until_ns and self.until_ns + by_ns
 
         def moved(at_ns: int) -> int:
             here_ns = here(self.boot_id, at_ns)
-            return at_ns + shift_ns if here_ns is None else here_ns
+            return at_ns + by_ns if here_ns is None else here_ns
 
         # The one under way is over if it is so by the wall clock; it was under way until then.
         end_ns = FOREVER_NS if until_ns > now_ns else min(now_ns, moved(self.until_ns))
         return replace(
             self,
             boot_id=boot_id,
-            written_at_ns=self.written_at_ns + shift_ns,
+            written_at_ns=self.written_at_ns + by_ns,
             until_ns=until_ns,
             spans=tuple(
                 (moved(begin), max(moved(begin), end_ns) if end == FOREVER_NS else moved(end))
