@@ -2,8 +2,8 @@
 
 How long a rest lasts: as the upstream asks for; where it speaks of a window ("per hour"), until the
 oldest of what our own history has in that window leaves it; else our own back-off, which is also the
-least once a pause did not help (`relay.verdicts.pauses`).  A refusal of the account is looked into each
-hour, or as seldom as the refusal or its rule asks for.  The time of a rest is no message's age (`paused_ns`).
+least once a pause did not help.  A refusal of the account is looked into each hour, or as seldom as the
+refusal or its rule asks for.  The time of a rest is no message's age (`paused_ns`).
 """
 
 from collections.abc import Callable, Sequence

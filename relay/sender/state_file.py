@@ -27,22 +27,18 @@ LARGEST_BYTES = 64 * 1024
 
 
 def pause_path(policy: Policy, upstream: str) -> Path:
-    """Return where the pause of an upstream is kept: beside the history of its account."""
     return _beside_history(policy, upstream, "pause")
 
 
 def lessons_path(policy: Policy, upstream: str) -> Path:
-    """Return where is kept what the refusals of an upstream taught."""
     return _beside_history(policy, upstream, "lessons")
 
 
 def offers_path(policy: Policy, upstream: str) -> Path:
-    """Return where is kept what the connections of an upstream offered."""
     return _beside_history(policy, upstream, "offers")
 
 
 def boots_path(policy: Policy) -> Path:
-    """Return where is kept for how long relays of a spool ran, boot by boot."""
     return policy.spool / "boots"
 
 

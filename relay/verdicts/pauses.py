@@ -1,17 +1,16 @@
 """How long an upstream is paused, when it was, and how that is kept on disk.  Pure.
 
-A message may not grow old because its upstream refuses *us*: its age is the time since
-its arrival less the time that its upstream was paused since.  A pause that the next one
-follows without a success in between is one with it, the proving transaction included.
+A message's age is the time since its arrival less the time that its upstream was paused since: it may
+not grow old because its upstream refuses *us*.  A pause that the next one follows without a success in
+between is one with it, the proving transaction included.
 
-What is kept on disk is for courtesy, not for safety: it lets a restart go on with the
-pause instead of knocking at once at an upstream that extends a block at each attempt.
-Losing it costs that, and ages that include pauses.
+Losing the record loses no mail: a restart then knocks at once at an upstream that may extend its block
+for that, and ages include pauses.
 
-Instants are boottime of the current boot in nanoseconds; `PauseRecord.moved` brings those
-of another boot here.  When a pause ends is told by the wall clock: if that was set back
-meanwhile, the pause is as long again as it was when it was written, and never longer.  When
-the upstream was paused is told as ages are (`relay.mail.age`), since it is taken from them.
+Instants are boottime of the current boot in nanoseconds; `PauseRecord.moved` brings those of another
+boot here.  The wall clock tells when a pause ends: if it was set back meanwhile, the pause is as long
+again as it was when it was written, and never longer.  When the upstream was paused is told as ages
+are (`relay.mail.age`), since it is taken from them.
 """
 
 from collections.abc import Callable, Sequence
@@ -53,12 +52,11 @@ def rest_ns(
 ) -> int:
     """Return how long to rest after a refusal that is about us.
 
-    As long as the upstream, or its rule, asks for.  Where it speaks of a window ("per
-    hour", "in 3600s"), until the oldest of what our own history has in that window leaves it,
-    as `leaves_in_ns` tells, but for no more than two days: then it is time to look; or for the
-    whole window where looking earlier makes it worse.
-    Else, and at least this once a pause did not help, our own back-off: 15 s, doubled
-    with each of `in_a_row` pauses without a success, or `step` times, up to 15 minutes.
+    As long as the upstream, or its rule, asks for.  Where it speaks of a window, until the oldest of
+    what our own history has in that window leaves it, as `leaves_in_ns` tells, but for no more than
+    two days; or for the whole window where looking earlier makes it worse.
+    Else, and at least this once a pause did not help, our own back-off: 15 s, doubled with each of
+    `in_a_row` pauses without a success, or `step` times, up to 15 minutes.
     """
     back_off_ns = min(LONGEST_NS, FIRST_NS << min(in_a_row if step is None else step, 10))
     if ruling is None:
