@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from relay.cli.options import NotPermitted, policy_option, printable
-from relay.mail.times import rfc3339_or_none, span
+from relay.mail.formats import rfc3339_or_none, span
 from relay.policy.lane import with_ceilings
 from relay.policy.source import parse_policy, policy_bytes
 from relay.spool.durable import RealDisk

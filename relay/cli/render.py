@@ -14,7 +14,7 @@ from rich.text import Text
 
 from relay.cli.options import printable
 from relay.clock import SECOND_NS
-from relay.mail.times import span
+from relay.mail.formats import span
 from relay.status.snapshot import (
     Condition,
     LimitStatus,

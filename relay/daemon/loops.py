@@ -10,7 +10,7 @@ import os
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from relay.mail.words import described
+from relay.mail.formats import described
 from relay.spool.threads import started
 from relay.telemetry.events import Events
 from relay.verdicts.shortage import is_lack_of_means

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterable
 from html import escape
 
-from relay.mail.times import rfc3339, span
+from relay.mail.formats import rfc3339, span
 from relay.status.snapshot import (
     LimitStatus,
     QueueState,

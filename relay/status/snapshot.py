@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
-from relay.mail.times import SECOND_NS, rfc3339, rfc3339_or_none
+from relay.mail.formats import rfc3339, rfc3339_or_none
 from relay.spool.interface import Totals
 from relay.throttle.limit_hints import Hint, finding_to_json
 

@@ -15,7 +15,7 @@ from typing import cast
 from aiohttp import web
 
 from relay.listener.door import Door, into_protocol
-from relay.mail.words import described
+from relay.mail.formats import described
 from relay.telemetry.events import Events
 
 MOST = 64

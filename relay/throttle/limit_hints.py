@@ -27,8 +27,8 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from relay.clock import SECOND_NS
+from relay.mail.formats import elapsed, in_seconds, period
 from relay.mail.kept_format import KeptFormat
-from relay.mail.periods import elapsed, in_seconds, period
 from relay.throttle.limit import ForEach, Limit, Unit
 from relay.verdicts.pauses import SPAN_NS
 from relay.verdicts.verdict import Excess, Ruling, Span
