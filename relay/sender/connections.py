@@ -43,45 +43,30 @@ class NoRoomToConnect(Exception):  # noqa: N818 - a state, not an error of ours
     """A limit on connections leaves no room now; the throttle knows until when."""
 
 
-class Opener:
-    """Opens connections to one upstream."""
+async def open_with_slot(
+    throttle: ThrottleThread,
+    account: Callable[[], Awaitable[Account]],
+    clock: Clock,
+    on_open: Callable[[Connection], None],
+) -> Connection:
+    """Open a connection that is ready for MAIL; `account` may raise UpstreamUnavailable.
 
-    def __init__(
-        self,
-        throttle: ThrottleThread,
-        account: Callable[[], Awaitable[Account]],
-        clock: Clock,
-        *,
-        on_open: Callable[[Connection], None],
-    ) -> None:
-        """`account` is asked for each connection, and may raise UpstreamUnavailable.
-
-        `on_open` is told of each new connection.
-        """
-        self._throttle = throttle
-        self._account = account
-        self._clock = clock
-        self._on_open = on_open
-
-    async def open(self) -> Connection:
-        """Return a connection that is ready for MAIL.
-
-        Raises UpstreamUnavailable, NoMeans, NoRoomToConnect, and HistoryError before anything was begun.
-        """
-        account = await self._account()
-        reservation = await self._throttle.reserve_connection(OPENING_SECONDS * SECOND_NS)
-        if isinstance(reservation, Wait):
-            raise NoRoomToConnect(reservation.limit_label)
-        try:
-            async with asyncio.timeout(OPENING_SECONDS):
-                connection = await open_connection(account, self._clock)
-        except TimeoutError:
-            text = f"it was not ready for mail within {OPENING_SECONDS} s"
-            raise UpstreamUnavailable(Answer(Verdict.PAUSE, Phase.CONNECT, None, text)) from None
-        finally:
-            self._throttle.ended(reservation)
-        self._on_open(connection)
-        return connection
+    Raises UpstreamUnavailable, NoMeans, NoRoomToConnect, and HistoryError before anything was begun.
+    """
+    opened_for = await account()
+    reservation = await throttle.reserve_connection(OPENING_SECONDS * SECOND_NS)
+    if isinstance(reservation, Wait):
+        raise NoRoomToConnect(reservation.limit_label)
+    try:
+        async with asyncio.timeout(OPENING_SECONDS):
+            connection = await open_connection(opened_for, clock)
+    except TimeoutError:
+        text = f"it was not ready for mail within {OPENING_SECONDS} s"
+        raise UpstreamUnavailable(Answer(Verdict.PAUSE, Phase.CONNECT, None, text)) from None
+    finally:
+        throttle.ended(reservation)
+    on_open(connection)
+    return connection
 
 
 def account_of(upstream: Upstream) -> tuple[object, ...]:
@@ -171,7 +156,6 @@ class ReadyConnections:
             self._pool.release(self._ready.popleft())
 
     def stop(self) -> None:
-        """Open nothing more."""
         self._is_stopped = True
         for opening in self._opening:
             opening.cancel()

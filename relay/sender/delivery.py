@@ -9,29 +9,36 @@ final dot is sent once the reservation's deadline is past, by a clock that count
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.mail.text import clean
+from relay.policy.lane import Lanes
+from relay.policy.model import Upstream
 from relay.queue.queued import Queued
-from relay.sender.attempt import Attempt
-from relay.sender.parts import Backlog, Known
+from relay.sender.lowered_limits import LoweredLimits
+from relay.sender.offers import KnownOffers, server_of
+from relay.sender.pause import Pausing
+from relay.sender.settling import Attempt, Backlog
+from relay.sender.state_file import KeptState
 from relay.sender.throttle_thread import ThrottleThread
 from relay.smtp.dot_stuffing import UnsendableContent
 from relay.smtp.reply import Phase
-from relay.spool.interface import Absent, Corrupt, Message, SpoolFault
+from relay.spool.interface import Absent, Corrupt, Message
 from relay.spool.maildir.files import Unreadable
 from relay.telemetry.telemetry import Telemetry
+from relay.throttle.limit import Limit
 from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection
 from relay.upstream.pool import Pool
 from relay.upstream.transaction import Transaction
 from relay.verdicts.decision import REFUSALS_IN_PLACE, Decision, Standing, decide
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed
-from relay.verdicts.pauses import rest_ns
-from relay.verdicts.verdict import Scope, Verdict
+from relay.verdicts.shield import Shield
+from relay.verdicts.verdict import Judge, Rule, Scope, Verdict
 
 READ_RETRY_NS = SECOND_NS
 """How long a message waits that we could not read for lack of our own."""
@@ -43,6 +50,48 @@ UNSETTLED = 2
 
 class _Overslept(Exception):  # noqa: N818 - what this host did
     """A reservation's deadline is past though no timer said so: the host was suspended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of one upstream; most of it goes on over a restart."""
+
+    judge: Judge
+    shield: Shield
+    pausing: Pausing
+    learning: LoweredLimits
+    offers: KnownOffers
+    kept: KeptState
+
+    def use(self, rules: Iterable[Rule], upstream: Upstream, lanes: Lanes) -> Sequence[Limit]:
+        """Go on under a policy; return the limits that are to be in force."""
+        # What is said from now on is judged by the new rules, on the connections that there are.
+        self.judge.use(rules)
+        self.offers.use(server_of(upstream))
+        self.shield.is_off = upstream.shield is None
+        if upstream.shield is not None:
+            self.shield.in_a_row = upstream.shield.in_a_row
+            self.shield.refused_percent = upstream.shield.refused_percent
+        return self.learning.use(upstream, lanes)
+
+    def resume(self) -> None:
+        """Use the upstream again, carefully, by somebody's word, which answers what the shield asks."""
+        self.pausing.end()
+        self.shield.clear()
+
+    async def recall(self) -> None:
+        """Go on from what was known before a restart, ahead of the first decision."""
+        if (pause := await self.kept.pause.read()) is not None:
+            self.pausing.recall(pause)
+            self.shield.recall(pause.doubts)
+        if (lessons := await self.kept.lessons.read()) is not None:
+            self.learning.recall(lessons)
+        if (offers := await self.kept.offers.read()) is not None:
+            self.offers.recall(offers)
+
+    async def close(self) -> None:
+        """Wait until what a restart has to know is written."""
+        await self.kept.close()
 
 
 class Delivery:
@@ -66,6 +115,7 @@ class Delivery:
         """
         self._upstream = upstream
         self._scheduler, self._spool_thread, self._settling = backlog
+        self._senders = self._scheduler.sender_pauses
         self._pausing, self._shield = known.pausing, known.shield
         self._throttle = throttle
         self._pool = pool
@@ -81,7 +131,6 @@ class Delivery:
 
     @property
     def in_flight(self) -> int:
-        """Return how many messages are begun and not settled."""
         return len(self._sending)
 
     def room(self, connections: int) -> int:
@@ -89,7 +138,6 @@ class Delivery:
         return min(connections - self._transacting, UNSETTLED * connections - len(self._sending))
 
     def send(self, attempt: Attempt, reservation: Reservation) -> None:
-        """Begin to send to some recipients of one message."""
         # The reservation is on disk: a crash from here on wastes a slot, and can exceed no limit.
         attempt.reservation = reservation
         self._transacting += 1
@@ -112,19 +160,12 @@ class Delivery:
     async def load(self, taken: Sequence[Queued]) -> list[tuple[Queued, Message]]:
         """Read messages from the spool; what cannot be read is not sent.  Raises SpoolFault."""
         loaded: list[tuple[Queued, Message]] = []
-        for queued, message in zip(
-            taken, await self._spool_thread.load([queued.queue_id for queued in taken]), strict=True
-        ):
-            match message:
-                case Message():
-                    loaded.append((queued, message))
-                case Corrupt() | Absent():
-                    # It was set aside, or somebody removed it by hand: the spool has said so.
-                    self._scheduler.remove(queued.queue_id)
-                case SpoolFault():
-                    raise message
-                case _:
-                    self._postpone_unread(queued, message)
+        messages = await self._settling.load([queued.queue_id for queued in taken])
+        for queued, message in zip(taken, messages, strict=True):
+            if isinstance(message, Message):
+                loaded.append((queued, message))
+            elif message is not None:
+                self._postpone_unread(queued, message)
         return loaded
 
     def _begin(self, settling: Coroutine[Any, Any, None]) -> None:
@@ -237,10 +278,9 @@ class Delivery:
         await self._settling.settle(self._upstream, attempt, decision)
 
     def _standing(self, attempt: Attempt) -> Standing:
-        queued, pausing, senders = attempt.queued, self._pausing, self._scheduler.sender_pauses
-        sender = queued.sender
+        queued, pausing, sender = attempt.queued, self._pausing, attempt.queued.sender
         arrived_ns, ended_ns = queued.arrived_at_ns, attempt.ended_ns
-        rests = senders.rests_of(sender)
+        rests = self._senders.rests_of(sender)
         paused_ns = pausing.paused_ns(arrived_ns, ended_ns)
         return Standing(
             queue_id=queued.queue_id,
@@ -254,7 +294,7 @@ class Delivery:
             paused_ns=paused_ns,
             resting_ns=pausing.paused_ns(arrived_ns, ended_ns, rests) if rests else paused_ns,
             is_well=pausing.is_well,
-            is_sender_alone=senders.is_alone(sender, pausing.relayed_from_ns),
+            is_sender_alone=self._senders.is_alone(sender, pausing.relayed_from_ns),
         )
 
     def _feel_doubt(self, queued: Queued, decision: Decision) -> None:
@@ -275,13 +315,12 @@ class Delivery:
         """Let the mail of a sender wait that the upstream refuses, and go on once it takes some."""
         queued, refusal = attempt.queued, decision.sender_rests
         if refusal is not None:
-            until_ns = self._scheduler.sender_pauses.begin(
+            until_ns = self._senders.begin(
                 queued.sender,
                 attempt.ended_ns,
                 refusal.text,
                 self._pausing.relayed_from_ns,
-                # Of a sender's own window our history knows nothing.
-                asked_ns=rest_ns(refusal.ruling, 0, lambda _span_ns: None),
+                asked_ns=decision.rest_ns,
             )
             self._pausing.tell_sender(queued.reverse_path, refusal, until_ns - attempt.ended_ns)
         elif decision.is_relayed:

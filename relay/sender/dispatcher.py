@@ -17,10 +17,9 @@ from typing import cast
 from relay.clock import SECOND_NS
 from relay.mail.envelope import Shape
 from relay.queue.queued import Queued
-from relay.sender.attempt import Attempt
 from relay.sender.connections import ReadyConnections
-from relay.sender.delivery import Delivery
-from relay.sender.parts import Backlog, Known
+from relay.sender.delivery import Delivery, Known
+from relay.sender.settling import Attempt, Backlog
 from relay.sender.spool_thread import seconds
 from relay.sender.throttle_thread import ThrottleThread
 from relay.spool.interface import SpoolFault
@@ -45,8 +44,6 @@ SHORT_WAIT_NS = SECOND_NS
 
 
 class Dispatcher:
-    """Relays the queue through one upstream."""
-
     def __init__(
         self,
         name: str,
@@ -67,7 +64,7 @@ class Dispatcher:
         self.is_used = False
         """Whether the queue goes through this upstream: only the policy's first one gets mail."""
         self.connections = self.max_recipients = 1
-        self._known = known
+        self.known = known
         self._scheduler, self._make_room = backlog.scheduler, backlog.spool_thread.make_room
         self._events, self._metrics, _, self._clock = telemetry
         self._on_fault = on_fault
@@ -99,7 +96,6 @@ class Dispatcher:
 
     @property
     def in_flight(self) -> int:
-        """Return how many transactions are not at their end."""
         return self.relaying.in_flight
 
     def wake(self) -> None:
@@ -107,9 +103,8 @@ class Dispatcher:
         self._wake.set()
 
     async def run(self) -> None:
-        """Beat until `stop`."""
         try:
-            await self._known.recall()
+            await self.known.recall()
             while not self._is_stopping:
                 self._wake.clear()
                 try:
@@ -136,7 +131,7 @@ class Dispatcher:
         await self.relaying.finish(grace_seconds)
         await self.pool.close()
         await self.throttle.close()
-        await self._known.close()
+        await self.known.close()
 
     def renew(self) -> None:
         """Begin no transaction on a connection that was made ready for another account."""
@@ -340,7 +335,6 @@ class Dispatcher:
         return self.pausing.stop(str(error), HISTORY_RETRY_NS)
 
     async def _sleep_until(self, at_ns: int | None) -> None:
-        """Sleep until an instant of this boot, or until woken."""
         left_ns = None if at_ns is None else at_ns - self._clock.boottime_ns()
         if left_ns is None:
             await self._wake.wait()

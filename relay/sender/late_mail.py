@@ -30,8 +30,8 @@ from relay.mail.formats import rfc3339
 from relay.queue.scheduler import Queued, Scheduler, State
 from relay.sender.pause import Pausing
 from relay.sender.settling import Settling
-from relay.sender.spool_thread import SpoolThread, seconds
-from relay.spool.interface import Absent, Corrupt, Message, Note, SpoolFault
+from relay.sender.spool_thread import seconds
+from relay.spool.interface import Message, Note
 from relay.verdicts.decision import UNKNOWN_STATUS
 
 LOOK_NS = 60 * SECOND_NS
@@ -65,9 +65,7 @@ class Estimate(Protocol):
     """When one message will go, by estimate."""
 
     @property
-    def queue_id(self) -> QueueId:
-        """Which message."""
-        ...
+    def queue_id(self) -> QueueId: ...
 
     @property
     def next_attempt_at_ns(self) -> int | None:
@@ -81,12 +79,9 @@ class Estimate(Protocol):
 
 
 class LateMail:
-    """Looks for messages whose senders are to be warned."""
-
     def __init__(
         self,
         scheduler: Scheduler,
-        spool_thread: SpoolThread,
         settling: Settling,
         clock: Clock,
         *,
@@ -99,14 +94,12 @@ class LateMail:
         will go; `pausing` is the default upstream's.
         """
         self._scheduler = scheduler
-        self._spool_thread = spool_thread
         self._settling = settling
         self._clock = clock
         self._foresee = foresee
         self._pausing = pausing
 
     async def run(self) -> None:
-        """Look again and again, until cancelled.  Raises SpoolFault."""
         while True:
             warn_after_ns = self._settling.terms.warn_after_ns
             period_ns = LOOK_NS if warn_after_ns is None else min(LOOK_NS, soon_ns(warn_after_ns))
@@ -156,12 +149,7 @@ class LateMail:
         return max(goes_at_ns - self._clock.wall_ns(), rested_ns)
 
     async def _warn(self, queued: Queued, left_ns: int | None) -> bool:
-        (message,) = await self._spool_thread.load([queued.queue_id])
-        if isinstance(message, SpoolFault):
-            raise message
-        if isinstance(message, Absent | Corrupt):
-            self._scheduler.remove(queued.queue_id)
-            return False
+        (message,) = await self._settling.load([queued.queue_id])
         is_still_late = queued.state in (State.WAITING, State.DEFERRED) and not queued.is_warned
         if not (isinstance(message, Message) and is_still_late):
             return False

@@ -41,7 +41,6 @@ REASON = "only its report is left, which waits for reports.per_hour"
 
 
 def reports_path(policy: Policy) -> Path:
-    """Return the history of the reports of a spool."""
     return policy.spool / "reports"
 
 
@@ -90,7 +89,6 @@ class OwedReports:
         self._wake.set()
 
     def wake(self) -> None:
-        """Look at the time again."""
         self._wake.set()
 
     async def run(self, report: Callable[[QueueId], Awaitable[bool]]) -> None:
@@ -121,7 +119,6 @@ class OwedReports:
             await self._gate.close()
 
     async def _sleep(self, span_ns: int) -> None:
-        """Sleep for a while, or until woken."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds(span_ns)):
                 await self._wake.wait()

@@ -4,21 +4,23 @@ The order is the promise.  `relay.verdicts.decision` decides, the spool's thread
 only then does the log say so, the queue in memory change, and the operator see it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 from relay.mail.envelope import QueueId
 from relay.queue.queued import WaitKind, WaitReason
 from relay.queue.scheduler import Queued, Scheduler
-from relay.sender.attempt import Attempt
 from relay.sender.report_limit import OwedReports
 from relay.sender.spool_thread import Ending, SpoolThread
 from relay.smtp.reply import Phase
-from relay.spool.interface import Absent, Corrupt, Message, Note, SpoolFault, Status
+from relay.spool.interface import Absent, Corrupt, Message, Note, SpoolFault, Status, runs
 from relay.telemetry.events import Delays, Via
 from relay.telemetry.telemetry import Telemetry
+from relay.throttle.decision import run_of
+from relay.throttle.throttle import Reservation
+from relay.upstream.connection import Connection
 from relay.verdicts.decision import Decision, Fate, Next, Terms
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
@@ -31,6 +33,46 @@ _WORST_FIRST: tuple[tuple[Status, _Became], ...] = (
     (Status.DELETED, "deleted"),
 )
 _MARKS = {Fate.RELAYED: Status.RELAYED, Fate.BOUNCED: Status.BOUNCED, Fate.EXPIRED: Status.EXPIRED}
+
+
+@dataclass(slots=True)
+class Attempt:
+    """Some recipients of one message, on one connection; from its taking to its settlement."""
+
+    queued: Queued
+    message: Message
+    connection: Connection
+    indices: list[int]
+    """Of the recipients in the envelope."""
+    reservation: Reservation | None = None
+    """Its slot; None where the upstream is not asked."""
+    ended_ns: int = 0
+    conn_use: int = 1
+    """Which transaction of its connection it was."""
+
+    @property
+    def took_ns(self) -> int:
+        return 0 if self.reservation is None else self.ended_ns - self.reservation.reserved_at_ns
+
+    @property
+    def delays(self) -> Delays:
+        if self.reservation is None:
+            return Delays()
+        queued_ns = self.reservation.reserved_at_ns - self.queued.arrived_at_ns
+        return Delays(queued_ns=queued_ns, transmitting_ns=self.took_ns)
+
+    def domains_left(
+        self, gone: Collection[int], tried: Collection[int] | None = None
+    ) -> tuple[tuple[str, int], ...]:
+        """Return the domains of the recipients left but for some, in the order of asking for them.
+
+        First come those that were not tried yet; `tried` None: as before the attempt.
+        """
+        before = self.queued.tried if tried is None else tried
+        left = [index for index in self.message.left if index not in gone]
+        in_order = [i for i in left if i not in before] + [i for i in left if i in before]
+        addresses = (self.message.envelope.recipients[index] for index in in_order)
+        return tuple(run_of(domain, count) for domain, count in runs(addresses))
 
 
 class Settling:
@@ -53,6 +95,22 @@ class Settling:
         self._events, self._metrics, self._redaction, self._clock = telemetry
         self._owed = owed
         self._on_report = on_report
+
+    async def load(self, queue_ids: Sequence[QueueId]) -> list[Message | Exception | None]:
+        """Read queued messages; for each itself, or why it cannot be read now, or None where it is gone.
+
+        Raises SpoolFault.
+        """
+        loaded: list[Message | Exception | None] = []
+        for queue_id, message in zip(queue_ids, await self._spool_thread.load(queue_ids), strict=True):
+            if isinstance(message, SpoolFault):
+                raise message
+            is_gone = isinstance(message, Absent | Corrupt)
+            if is_gone:
+                # It was set aside, or somebody removed it by hand: the spool has said so.
+                self._scheduler.remove(queue_id)
+            loaded.append(None if is_gone else message)
+        return loaded
 
     async def settle(self, upstream: str, attempt: Attempt, decision: Decision) -> None:
         """Carry out durably what was decided about a message.  Raises SpoolFault."""
@@ -95,18 +153,10 @@ class Settling:
 
         Raises SpoolFault.
         """
-        (message,) = await self._spool_thread.load([queue_id])
-        match message:
-            case Message():
-                await self._end_now(message)
-            case SpoolFault():
-                raise message
-            case Absent() | Corrupt():
-                # It was set aside, or somebody removed it by hand: the spool has said so.
-                self._scheduler.remove(queue_id)
-            case _:
-                return False
-        return True
+        (message,) = await self.load([queue_id])
+        if isinstance(message, Message):
+            await self._end_now(message)
+        return message is None or isinstance(message, Message)
 
     async def end_silently(self, message: Message) -> None:
         """End a message of which only the report is left, without it, by an operator's word."""
@@ -304,6 +354,14 @@ class Settling:
                 self._scheduler.postpone(queue_id, due_at_ns, left, why)
             case Next.FINISH:
                 pass
+
+
+class Backlog(NamedTuple):
+    """The queue in memory, the spool behind it, and what writes down how attempts ended."""
+
+    scheduler: Scheduler
+    spool_thread: SpoolThread
+    settling: Settling
 
 
 def _owes_report(message: Message, statuses: Iterable[Status]) -> bool:

@@ -28,8 +28,8 @@ from relay.mail.envelope import QueueId
 from relay.policy.model import Upstream
 from relay.queue.queued import WaitKind, WaitReason, wait_reason
 from relay.queue.scheduler import Queued, Scheduler, State
-from relay.sender.attempt import Attempt
 from relay.sender.dispatcher import Dispatcher
+from relay.sender.settling import Attempt
 from relay.status.eta import foretell
 from relay.throttle.decision import keys_of
 from relay.throttle.expected import BACK_OFF, HOLD, NEXT, RESTS, SHIELD, Mail, Outlook, Place, limit_words

@@ -26,14 +26,13 @@ from relay.status.snapshot import (
     DiskStatus,
     LaneStatus,
     LimitStatus,
+    MessageView,
     PolicyStatus,
     QueueCounts,
     QueueState,
-    QueueTotals,
     Snapshot,
     UpstreamState,
     UpstreamStatus,
-    View,
 )
 from relay.throttle.decision import Place
 from relay.throttle.expected import ceiling_words, limit_words
@@ -69,10 +68,6 @@ class Watch:
 
     def snapshot(self) -> Snapshot:
         """Return what can be seen now."""
-        totals = self._sender.seen.totals
-        ledger = QueueTotals(
-            totals.accepted, totals.relayed, totals.bounced, totals.expired, totals.deleted, totals.queued
-        )
         counts = self._counts()
         counts[QueueState.INCOMING] = QueueCounts(messages=self._sender.seen.accepted)
         counts[QueueState.CORRUPT] = QueueCounts(messages=self._sender.seen.corrupt)
@@ -87,7 +82,7 @@ class Watch:
             self.refusing_because or full,
             tuple(self._upstream(name, counts) for name in self.policy.upstreams),
             counts,
-            ledger,
+            self._sender.seen.totals,
             self.policy_status,
             disk,
             self._lanes(),
@@ -120,9 +115,9 @@ class Watch:
         self._drain_is_fresh_until_ns = began_ns + max(FRESH_NS, OFTEN * cost_ns)
 
     @staticmethod
-    def set_aside(file: SetAside) -> View:
+    def set_aside(file: SetAside) -> MessageView:
         """Return a file in corrupt/ as a listing shows it: by its name, which in general is no id."""
-        return View(
+        return MessageView(
             QueueId(file.name),
             QueueState.CORRUPT,
             file.size_bytes,
@@ -277,7 +272,7 @@ class Listing:
         self._paused, self._upstream = watch.why()
         self._to_wall_ns = clock.wall_ns() - clock.boottime_ns()
 
-    def messages(self) -> list[View]:
+    def messages(self) -> list[MessageView]:
         """Return the messages, oldest first, each with when it will go; touches nothing of the relay."""
         messages = self._look.messages()
         pairs = zip(messages, self._look.expected(messages), strict=True)
@@ -285,7 +280,7 @@ class Listing:
         listed.sort(key=_by_queue_id)
         return listed
 
-    def message(self, queue_id: QueueId, recipients: tuple[str, ...]) -> View | None:
+    def message(self, queue_id: QueueId, recipients: tuple[str, ...]) -> MessageView | None:
         """Return one message, with all its recipients that are left; None if it is not there any more."""
         messages = self._look.messages()
         for queued, expected in zip(messages, self._look.expected(messages), strict=True):
@@ -293,8 +288,8 @@ class Listing:
                 return self._listed(queued, expected, recipients)
         return None
 
-    def _listed(self, queued: Queued, expected: Expected, recipients: tuple[str, ...]) -> View:
-        return View(
+    def _listed(self, queued: Queued, expected: Expected, recipients: tuple[str, ...]) -> MessageView:
+        return MessageView(
             queued.queue_id,
             QueueState(queued.state.value),
             queued.size_bytes,
@@ -311,5 +306,5 @@ class Listing:
         )
 
 
-def _by_queue_id(message: View) -> QueueId:
+def _by_queue_id(message: MessageView) -> QueueId:
     return message.queue_id

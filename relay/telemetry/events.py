@@ -40,7 +40,7 @@ SHORTAGE_AGAIN_NS = 60 * SECOND_NS
 
 
 MOST_REFUSALS = 100
-"""So many refusals of clients are told in a second, so that a flood of them is none of the log."""
+"""Refusals of clients that are logged in a second: a flood of them must not flood the log."""
 
 NO_PIECES: Mapping[str, str] = {}
 

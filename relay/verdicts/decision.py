@@ -33,6 +33,7 @@ from dataclasses import dataclass, replace
 from relay.mail.envelope import QueueId
 from relay.smtp.reply import Phase
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed
+from relay.verdicts.pauses import rest_ns
 from relay.verdicts.shield import Shield
 from relay.verdicts.verdict import Scope, Verdict
 
@@ -140,6 +141,8 @@ class Decision:
     """The sender should be told that the message is late."""
     sender_rests: Answer | None = None
     """The refusal for which the sender's mail waits."""
+    rest_ns: int = 0
+    """How long at least, by that refusal."""
     is_relayed: bool = False
     """Something of it was relayed: its sender is welcome."""
 
@@ -152,43 +155,29 @@ def decide(outcome: Outcome, standing: Standing, terms: Terms, shield: Shield) -
     """Decide what one outcome means.  Of what it is given only the shield's memory changes."""
     asked = [(index, standing.recipients[index]) for index in standing.asked]
     outcome = shield.judge(outcome, standing.queue_id, asked)
-    is_relayed = is_any_relayed(outcome)
-    refusals, singled_out = (0, 0) if is_relayed else (standing.refusals, standing.singled_out)
-    age_ns = standing.late_ns - standing.resting_ns
-    pause = outcome.pause
-    if is_relayed or pause is None:
-        pass
-    elif _is_singled_out(pause, standing):
-        singled_out += 1
-        if singled_out >= EVIDENT:
-            outcome = _as_its_own(outcome)
-    elif _is_about_sender(pause) and standing.is_sender_alone:
-        # Its rests were no age for any other refusal, but to this one they are.
-        with_rests_ns = standing.late_ns - standing.paused_ns
-        if with_rests_ns >= terms.lifetime_ns:
-            outcome, age_ns = _as_its_own(outcome), with_rests_ns
-    pause = outcome.pause
+    outcome, age_ns, singled_out = _blamed(outcome, standing, terms)
     fates = _fates(outcome, standing.asked, is_old=age_ns >= terms.lifetime_ns)
-    is_attempted = {fate for fate, _ in fates.values()} != {Fate.WAITING}
-    if pause is not None and pause.scope is Scope.UPSTREAM and not is_attempted:
+    is_relayed, is_attempted = is_any_relayed(outcome), {fate for fate, _ in fates.values()} != {Fate.WAITING}
+    about_upstream, about_sender = _paused(outcome, Scope.UPSTREAM), _paused(outcome, Scope.SENDER)
+    refusals = 0 if is_relayed else standing.refusals
+    if about_upstream is not None and not is_attempted:
         refusals += 1
+    deferring = {index: answer for index, (fate, answer) in fates.items() if fate is Fate.DEFERRED}
     still = [index for index in standing.left if index not in fates or fates[index][0] not in FINAL]
-    deferring = [answer for fate, answer in fates.values() if fate is Fate.DEFERRED]
-    tried = {index for index in still if index in standing.tried or _is_deferred(fates, index)}
+    tried = frozenset([index for index in still if index in deferring or index in standing.tried])
     if not still:
         to_do = Next.FINISH
-    elif not is_attempted:
-        is_refused = pause is not None and pause.scope is Scope.UPSTREAM
-        to_do = Next.REFUSED if is_refused else Next.GIVE_BACK
-    else:
+    elif is_attempted:
         to_do = Next.AGAIN if len(tried) < len(still) else Next.POSTPONE
-    because = deferring[0] if deferring else None if is_attempted else outcome.answers[0]
+    else:
+        to_do = Next.GIVE_BACK if about_upstream is None else Next.REFUSED
     is_postponed = to_do is Next.POSTPONE
+    because = next(iter(deferring.values()), None if is_attempted else outcome.answers[0])
     return Decision(
         outcome=outcome,
         fates=fates,
         next=to_do,
-        tried=frozenset() if is_postponed else frozenset(tried),
+        tried=frozenset() if is_postponed else tried,
         recipients_left=len(still),
         age_ns=age_ns,
         refusals=refusals,
@@ -198,7 +187,9 @@ def decide(outcome: Outcome, standing: Standing, terms: Terms, shield: Shield) -
         status=because.status if because is not None else UNKNOWN_STATUS,
         # It will be here for as long again as it is old: the rule of back-offs, before `retry.max` cuts them.
         warns=is_postponed and terms.warn_after_ns is not None and standing.late_ns >= terms.warn_after_ns,
-        sender_rests=pause if pause is not None and pause.scope is Scope.SENDER else None,
+        sender_rests=about_sender,
+        # Of a sender's own window our history knows nothing.
+        rest_ns=0 if about_sender is None else rest_ns(about_sender.ruling, 0, lambda _span_ns: None),
         is_relayed=is_relayed,
     )
 
@@ -211,15 +202,31 @@ def back_off_ns(age_ns: int, min_ns: int, max_ns: int) -> int:
     return max(min_ns, min(max_ns, age_ns))
 
 
-def _is_singled_out(pause: Answer, standing: Standing) -> bool:
-    """Whether a refusal, by itself, is more likely about the message than about us."""
+def _blamed(outcome: Outcome, standing: Standing, terms: Terms) -> tuple[Outcome, int, int]:
+    """Return an outcome with what is evidently the message's own, its age, how often it was singled out."""
+    pause, age_ns, singled_out = outcome.pause, standing.late_ns - standing.resting_ns, standing.singled_out
+    if is_any_relayed(outcome):
+        return outcome, age_ns, 0
+    if pause is None:
+        return outcome, age_ns, singled_out
     # What the shield doubts is the operator's to judge, however often.
-    is_ours = pause.scope is Scope.UPSTREAM and not (pause.verdict is Verdict.STOP and pause.is_doubted)
-    return is_ours and standing.is_well and standing.refusals >= REFUSALS_IN_PLACE
+    is_asked = pause.verdict is Verdict.STOP and pause.is_doubted
+    is_often = standing.is_well and standing.refusals >= REFUSALS_IN_PLACE
+    if pause.scope is Scope.UPSTREAM and not is_asked and is_often:
+        singled_out += 1
+        return _as_its_own(outcome) if singled_out >= EVIDENT else outcome, age_ns, singled_out
+    if pause.scope is Scope.SENDER and standing.is_sender_alone:
+        # Its rests were no age for any other refusal, but to this one they are.
+        with_rests_ns = standing.late_ns - standing.paused_ns
+        if with_rests_ns >= terms.lifetime_ns:
+            return _as_its_own(outcome), with_rests_ns, singled_out
+    return outcome, age_ns, singled_out
 
 
-def _is_about_sender(pause: Answer) -> bool:
-    return pause.verdict is Verdict.PAUSE and pause.scope is Scope.SENDER
+def _paused(outcome: Outcome, scope: Scope) -> Answer | None:
+    """Return the refusal about us, if it reaches so far."""
+    pause = outcome.pause
+    return pause if pause is not None and pause.scope is scope else None
 
 
 def _as_its_own(outcome: Outcome) -> Outcome:
@@ -256,7 +263,3 @@ def _fate(answer: Answer, *, is_only_later: bool, is_old: bool) -> Fate:
             # Silence refuses nobody: after the final dot the message may even have been taken.
             is_last = is_old and answer.reply is not None and not answer.is_doubted
             return Fate.EXPIRED if is_last else Fate.DEFERRED
-
-
-def _is_deferred(fates: dict[int, tuple[Fate, Answer]], index: int) -> bool:
-    return index in fates and fates[index][0] is Fate.DEFERRED

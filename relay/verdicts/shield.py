@@ -72,7 +72,6 @@ class Suspect:
 
     queue_id: QueueId
     index: int
-    """Which recipient of the envelope."""
     answer: Answer
     """The refusal as it came."""
 
@@ -211,7 +210,6 @@ class Shield:
         return ""
 
     def _told(self, said: str) -> set[str]:
-        """Return to whom of the last recipients this was said."""
         return {who for words, who in self._last if words == said}
 
     def _is_unknown(self, answer: Answer) -> bool:

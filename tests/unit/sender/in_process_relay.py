@@ -76,7 +76,6 @@ class Relay:
         self.watch = Watch(self.sender, policy, "relay.test", self.clock, PolicyStatus("", 0))
         self.late = LateMail(
             self.sender.scheduler,
-            self.sender.spool_thread,
             self.sender.settling,
             self.clock,
             foresee=lambda: self.watch.listing().messages,

@@ -17,7 +17,7 @@ from tests.unit.upstream.lines import caps
 from tests.unit.upstream.sessions import account
 
 
-async def test_after_one_connection_too_many_the_one_that_works_has_to_do_whoever_has_it() -> None:
+async def test_after_one_connection_too_many_the_one_that_works_must_do() -> None:
     clock, events, changed = SystemClock(), io.StringIO(), asyncio.Event()
     refusals: list[Answer] = []
     log = Events(events, "text", clock)

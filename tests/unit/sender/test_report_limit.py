@@ -46,7 +46,7 @@ def told(relay: Relay) -> str:
     return relay.log.getvalue()
 
 
-async def test_reports_beyond_the_cap_wait_with_their_messages_and_go_when_the_hour_allows(
+async def test_reports_beyond_the_cap_go_when_the_hour_allows(
     tmp_path: Path,
 ) -> None:
     clock = LeapingClock()
@@ -109,7 +109,7 @@ async def test_a_restart_forgets_neither_the_reports_nor_how_many_went(tmp_path:
         assert reports_path(policy).exists()
 
 
-async def test_what_was_relayed_is_marked_though_the_report_about_the_rest_waits(tmp_path: Path) -> None:
+async def test_what_was_relayed_is_marked_while_its_report_waits(tmp_path: Path) -> None:
     async with Smarthost(Script(rcpt=nobody)) as host:
         policy = capped(tmp_path, host.port, "1")
         async with Relay(policy) as relay:
@@ -137,7 +137,7 @@ async def test_an_edit_of_the_cap_counts_at_once_and_judges_the_same_hour(tmp_pa
         assert len(reports(host)) == 6
 
 
-async def test_an_operator_may_end_what_waits_for_its_report_without_it_and_nothing_else(
+async def test_an_operator_may_only_delete_what_waits_for_its_report(
     tmp_path: Path,
 ) -> None:
     async with Smarthost(Script(rcpt=nobody)) as host:
@@ -177,9 +177,7 @@ async def test_a_bounce_by_hand_is_capped_too_also_while_the_relay_is_down(tmp_p
 
 
 @pytest.mark.parametrize("content", [b"", b"not a history at all\n"])
-async def test_a_history_of_reports_that_cannot_be_read_holds_no_report_back(
-    tmp_path: Path, content: bytes
-) -> None:
+async def test_an_unreadable_history_of_reports_holds_none_back(tmp_path: Path, content: bytes) -> None:
     async with Smarthost(Script(rcpt=nobody)) as host:
         policy = capped(tmp_path, host.port, "1")
         policy.spool.mkdir(parents=True, mode=0o700)
@@ -203,7 +201,7 @@ async def test_mail_from_nobody_owes_no_report_and_takes_no_slot(tmp_path: Path)
         assert not reports_path(policy).exists()
 
 
-async def test_what_waited_alone_for_its_report_may_end_while_its_slot_is_taken(tmp_path: Path) -> None:
+async def test_what_waits_for_its_report_may_end_as_its_slot_is_taken(tmp_path: Path) -> None:
     clock, is_held, goes_on = LeapingClock(), threading.Event(), threading.Event()
     goes_on.set()
 

@@ -124,7 +124,7 @@ class Cap:
 
 @settings(max_examples=60, deadline=None)
 @given(steps)
-def test_no_hour_ever_holds_more_than_the_number_in_force_and_nobody_is_overtaken(
+def test_no_hour_holds_more_reports_than_allowed_first_come_first(
     given_steps: list[tuple[str, int]],
 ) -> None:
     cap = Cap(Path.cwd())

@@ -9,12 +9,12 @@ spans = st.integers(0, 1 << 60)
 
 
 @given(st.integers(0, 4 * HOUR_NS - 1), st.none() | spans)
-def test_what_is_not_late_yet_is_not_told_of_however_long_it_takes(late_ns: int, left_ns: int | None) -> None:
+def test_what_is_not_late_yet_is_not_told_of(late_ns: int, left_ns: int | None) -> None:
     assert not is_to_be_told(late_ns=late_ns, left_ns=left_ns, warn_after_ns=4 * HOUR_NS)
 
 
 @given(spans, spans)
-def test_whose_turn_comes_in_minutes_is_not_told_of_however_late_it_is(late_ns: int, more_ns: int) -> None:
+def test_whose_turn_comes_in_minutes_is_not_told_of(late_ns: int, more_ns: int) -> None:
     warn_after_ns = 4 * HOUR_NS + more_ns
 
     assert not is_to_be_told(late_ns=late_ns, left_ns=59 * MINUTE_NS, warn_after_ns=warn_after_ns)
@@ -31,9 +31,7 @@ def test_what_is_late_and_stays_for_an_hour_is_told_of(
 
 
 @given(spans, spans)
-def test_what_is_as_old_again_as_it_is_late_is_told_of_whatever_counts_as_soon(
-    warn_after_ns: int, more_ns: int
-) -> None:
+def test_what_stays_as_long_again_as_it_is_late_is_told_of(warn_after_ns: int, more_ns: int) -> None:
     late_ns = warn_after_ns + more_ns
 
     assert is_to_be_told(late_ns=late_ns, left_ns=late_ns, warn_after_ns=warn_after_ns)

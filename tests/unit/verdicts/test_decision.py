@@ -162,7 +162,7 @@ def test_the_order_of_the_recipients_does_not_matter(
 
 
 @given(verdicts, spans_ns)
-def test_a_message_is_asked_again_at_once_only_where_that_makes_progress(
+def test_a_message_goes_again_at_once_only_where_it_made_progress(
     given_verdicts: list[Verdict], age_ns: int
 ) -> None:
     """Otherwise one refusing upstream would be asked in a circle, each time for a slot."""
@@ -181,7 +181,7 @@ def test_a_message_is_asked_again_at_once_only_where_that_makes_progress(
 
 
 @given(sixes, standings, scopes, st.booleans())
-def test_a_refusal_is_held_against_a_message_refused_often_while_all_is_well(
+def test_a_refusal_counts_against_a_message_refused_often(
     given_verdicts: list[Verdict], standing: Standing, scope: Scope, is_doubted: bool
 ) -> None:
     outcome = an_outcome(*given_verdicts, scope=scope)
@@ -205,7 +205,7 @@ def test_a_refusal_is_held_against_a_message_refused_often_while_all_is_well(
         }
 
 
-def test_recipients_that_were_not_asked_go_before_a_deferred_one_waits() -> None:
+def test_recipients_not_asked_go_before_a_deferred_one_waits() -> None:
     first = settled(Verdict.DEFER, more=1)
 
     assert first.next is Next.AGAIN
@@ -216,6 +216,20 @@ def test_a_deferral_waits_as_long_as_the_message_is_old() -> None:
     decision = settled(Verdict.DEFER, age_ns=HOUR_NS)
 
     assert (decision.next, decision.back_off_ns) == (Next.POSTPONE, HOUR_NS)
+    assert decision.tried == frozenset(), "the next round asks all again"
+
+
+def test_a_refusal_about_us_counts_where_nobody_was_attempted() -> None:
+    assert settled(Verdict.PAUSE, Verdict.PAUSE).refusals == 1
+    assert settled(Verdict.BOUNCE, Verdict.PAUSE).refusals == 0
+
+
+def test_a_sender_rests_for_as_long_as_its_refusal_asks() -> None:
+    said = an_answer(Verdict.PAUSE, Scope.SENDER)
+    assert said.ruling is not None
+    asking = replace(said, ruling=replace(said.ruling, retry_after_ns=7 * HOUR_NS))
+
+    assert believed(Outcome((asking,), pause=asking), NEW).rest_ns == 7 * HOUR_NS
 
 
 def test_the_last_refusal_after_the_lifetime_expires_a_recipient() -> None:
@@ -293,6 +307,12 @@ class Meaning(NamedTuple):
         (an_outcome(Verdict.BOUNCE), NEW, Meaning(Fate.BOUNCED, Next.FINISH)),
         (an_outcome(Verdict.DEFER), NEW, Meaning(Fate.DEFERRED, Next.POSTPONE)),
         (an_outcome(Verdict.DEFER), OLD, Meaning(Fate.EXPIRED, Next.FINISH)),
+        # Neither pauses nor rests are age.
+        (
+            an_outcome(Verdict.DEFER),
+            replace(OLD, resting_ns=2 * HOUR_NS),
+            Meaning(Fate.DEFERRED, Next.POSTPONE),
+        ),
         (an_outcome(Verdict.LATER), NEW, Meaning(Fate.DEFERRED, Next.POSTPONE)),
         (an_outcome(Verdict.PAUSE), NEW, Meaning(Fate.WAITING, Next.REFUSED, refusals=1)),
         (an_outcome(Verdict.PAUSE), OLD, Meaning(Fate.WAITING, Next.REFUSED, refusals=1)),
@@ -300,6 +320,11 @@ class Meaning(NamedTuple):
         # Refused so often, it lets others prove the upstream.
         (an_outcome(Verdict.PAUSE), IN_PLACE, Meaning(Fate.WAITING, Next.REFUSED, refusals=3)),
         # Refused often where others are relayed, it is its own.
+        (
+            an_outcome(Verdict.PAUSE),
+            replace(NEW, refusals=REFUSALS_IN_PLACE, is_well=True),
+            Meaning(Fate.WAITING, Next.REFUSED, refusals=4, singled_out=1),
+        ),
         (
             an_outcome(Verdict.PAUSE),
             SINGLED_OUT,

@@ -37,7 +37,7 @@ def refuse(scheduler: Scheduler, queued: Queued) -> None:
     scheduler.refused(queued.queue_id, 1, "421 no")
 
 
-def test_what_was_in_flight_at_a_refusal_proves_nothing() -> None:
+def test_an_upstream_is_well_by_what_it_was_asked_since_a_refusal() -> None:
     world = World()
 
     def wellness(*, began_ns: int) -> bool:
@@ -53,7 +53,7 @@ def test_what_was_in_flight_at_a_refusal_proves_nothing() -> None:
     assert wellness(began_ns=world.clock.boottime_ns())
 
 
-def test_a_sender_refused_alone_has_others_relayed_in_between() -> None:
+def test_a_sender_is_refused_alone_where_others_are_relayed() -> None:
     resting, now_ns = SenderPauses(), 1
     for _ in range(EVIDENT):
         assert not resting.is_alone("bad", now_ns)
