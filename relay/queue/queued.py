@@ -135,10 +135,6 @@ class Queued:
         """Return why it is still here, in words for an operator."""
         return self.why.text
 
-    @reason.setter
-    def reason(self, text: str) -> None:
-        self.why = wait_reason(text)
-
     @property
     def refusal(self) -> WaitReason | None:
         """Return the refusal that a message in its back-off was deferred by, if one was."""
