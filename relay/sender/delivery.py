@@ -9,16 +9,18 @@ final dot is sent once the reservation's deadline is past, by a clock that count
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.mail.text import clean
+from relay.policy.lane import Lanes
+from relay.policy.model import Upstream
 from relay.queue.queued import Queued
 from relay.sender.lowered_limits import LoweredLimits
-from relay.sender.offers import KnownOffers
+from relay.sender.offers import KnownOffers, server_of
 from relay.sender.pause import Pausing
 from relay.sender.settling import Attempt, Backlog
 from relay.sender.state_file import KeptState
@@ -28,6 +30,7 @@ from relay.smtp.reply import Phase
 from relay.spool.interface import Absent, Corrupt, Message
 from relay.spool.maildir.files import Unreadable
 from relay.telemetry.telemetry import Telemetry
+from relay.throttle.limit import Limit
 from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection
 from relay.upstream.pool import Pool
@@ -35,7 +38,7 @@ from relay.upstream.transaction import Transaction
 from relay.verdicts.decision import REFUSALS_IN_PLACE, Decision, Standing, decide
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed
 from relay.verdicts.shield import Shield
-from relay.verdicts.verdict import Judge, Scope, Verdict
+from relay.verdicts.verdict import Judge, Rule, Scope, Verdict
 
 READ_RETRY_NS = SECOND_NS
 """How long a message waits that we could not read for lack of our own."""
@@ -59,6 +62,22 @@ class Known:
     learning: LoweredLimits
     offers: KnownOffers
     kept: KeptState
+
+    def use(self, rules: Iterable[Rule], upstream: Upstream, lanes: Lanes) -> Sequence[Limit]:
+        """Go on under a policy; return the limits that are to be in force."""
+        # What is said from now on is judged by the new rules, on the connections that there are.
+        self.judge.use(rules)
+        self.offers.use(server_of(upstream))
+        self.shield.is_off = upstream.shield is None
+        if upstream.shield is not None:
+            self.shield.in_a_row = upstream.shield.in_a_row
+            self.shield.refused_percent = upstream.shield.refused_percent
+        return self.learning.use(upstream, lanes)
+
+    def resume(self) -> None:
+        """Use the upstream again, carefully, by somebody's word, which answers what the shield asks."""
+        self.pausing.end()
+        self.shield.clear()
 
     async def recall(self) -> None:
         """Go on from what was known before a restart, ahead of the first decision."""

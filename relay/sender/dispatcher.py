@@ -64,7 +64,7 @@ class Dispatcher:
         self.is_used = False
         """Whether the queue goes through this upstream: only the policy's first one gets mail."""
         self.connections = self.max_recipients = 1
-        self._known = known
+        self.known = known
         self._scheduler, self._make_room = backlog.scheduler, backlog.spool_thread.make_room
         self._events, self._metrics, _, self._clock = telemetry
         self._on_fault = on_fault
@@ -104,7 +104,7 @@ class Dispatcher:
 
     async def run(self) -> None:
         try:
-            await self._known.recall()
+            await self.known.recall()
             while not self._is_stopping:
                 self._wake.clear()
                 try:
@@ -131,7 +131,7 @@ class Dispatcher:
         await self.relaying.finish(grace_seconds)
         await self.pool.close()
         await self.throttle.close()
-        await self._known.close()
+        await self.known.close()
 
     def renew(self) -> None:
         """Begin no transaction on a connection that was made ready for another account."""

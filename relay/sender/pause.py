@@ -1,33 +1,32 @@
-"""Whether an upstream is used just now: carries out what the table of `relay.verdicts.standing` says.
+"""Whether an upstream is used just now: carries out what the table of `relay.verdicts.health` says.
 
 How long a rest lasts: as the upstream asks for; where it speaks of a window ("per hour"), until the
 oldest of what our own history has in that window leaves it; else our own back-off, which is also the
-least once a pause did not help (`relay.verdicts.pauses`).  A refusal of the account is looked into each
-hour, or as seldom as the refusal or its rule asks for.  The time of a rest is no message's age (`paused_ns`).
+least once a pause did not help.  A refusal of the account is looked into each hour, or as seldom as the
+refusal or its rule asks for.  The time of a rest is no message's age (`paused_ns`).
 """
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from relay.clock import SECOND_NS, Clock
-from relay.telemetry.events import Events
-from relay.telemetry.metrics import Metrics
-from relay.telemetry.redaction import Redaction
+from relay.clock import SECOND_NS
+from relay.mail.age import Here
+from relay.telemetry.telemetry import Telemetry
 from relay.throttle.limit_hints import Tally
-from relay.verdicts.outcome import Answer, Outcome, is_any_relayed
-from relay.verdicts.pauses import PROBE_NS, Paused, PauseRecord, Pauses, rest_ns, window_ns
-from relay.verdicts.slow_start import SlowStart
-from relay.verdicts.standing import (
+from relay.verdicts.health import (
     GRAVITY,
     RESTING,
     STOPPED,
     TABLE,
     Effect,
     Happening,
-    Standing,
+    Health,
     goes_on,
     refusal,
 )
+from relay.verdicts.outcome import Answer, Outcome, is_any_relayed
+from relay.verdicts.pauses import PROBE_NS, Paused, PauseRecord, Pauses, rest_ns, window_ns
+from relay.verdicts.slow_start import SlowStart
 from relay.verdicts.verdict import Ruling, Scope, Verdict
 
 NOTHING = Tally()
@@ -36,8 +35,9 @@ NEVER_NS = 366 * 24 * PROBE_NS
 
 
 class Heard(NamedTuple):
-    """What comes with a happening."""
+    """A happening, and what comes with it."""
 
+    happening: Happening
     text: str = ""
     """The reason, to show."""
     length_ns: int = 0
@@ -53,39 +53,27 @@ class Heard(NamedTuple):
         return None if self.answer is None else self.answer.ruling
 
 
-NOTHING_HEARD = Heard()
-
-
-class PutOff(NamedTuple):
-    """The gravest refusal that came while the history failed."""
-
-    happening: Happening
-    until_ns: int
-    heard: Heard
-
-
 class Pausing:
     """The state of one upstream."""
 
     def __init__(
         self,
         upstream: str,
-        events: Events,
-        metrics: Metrics,
-        clock: Clock,
-        redaction: Redaction,
+        telemetry: Telemetry,
         *,
         keep: Callable[[PauseRecord], None],
         leaves_in_ns: Callable[[int], int | None],
         on_refusal: Callable[[Answer, Tally], None],
+        here: Here,
     ) -> None:
         """`keep` is given what a restart has to know, each time that it changes.
 
         `leaves_in_ns` tells in how many nanoseconds the oldest of what the history has
         within the last so many leaves that window, or None if it has nothing there.
         `on_refusal` is told of a pause after something had gone well, and what was refused.
+        `here` tells when something of another boot was.
         """
-        self.standing = Standing.USED
+        self.health = Health.USED
         self.because = ""
         """Why it rests, to show; empty while it is used."""
         self.paused_until_ns = 0
@@ -97,25 +85,23 @@ class Pausing:
         self.relayed_from_ns = 0
         """When the latest transaction began of those that relayed something."""
         self._upstream = upstream
-        self._events = events
-        self._metrics = metrics
-        self._clock = clock
-        self._redaction = redaction
+        self._events, self._metrics, self._redaction, self._clock = telemetry
         self._keep = keep
         self._leaves_in_ns = leaves_in_ns
         self._on_refusal = on_refusal
+        self._here = here
         self._doubts = ""  # what the shield asks, until something proves it well or somebody acts
-        self._put_off: PutOff | None = None
+        self._put_off: tuple[Heard, int] | None = None  # a refusal while the history failed; and its end
         self._pauses = Pauses()
         self._refused_at_ns = 0
         self._hands: dict[Effect, Callable[[Heard], None]] = {
-            Effect.SLOW: self._slow,
+            Effect.SLOW: lambda heard: self.slow_start.refused(heard.ruling, is_again=False),
             Effect.SLOW_AGAIN: self._slow_again,
             Effect.MORE: self._more,
             Effect.REST: self._rest,
             Effect.LENGTHEN: self._lengthen,
             Effect.LOOK_LATER: self._look_later,
-            Effect.COUNT: lambda _: metrics.upstream_paused(upstream),
+            Effect.COUNT: lambda _: self._metrics.upstream_paused(upstream),
             Effect.DOUBT: self._doubt,
             Effect.SETTLE: self._settle,
             Effect.TRUST: self._trust,
@@ -124,25 +110,25 @@ class Pausing:
             Effect.HEAR: self._hear,
             Effect.RECORD: self._record,
             Effect.TELL_PAUSED: self._tell_paused,
-            Effect.TELL_STOPPED: lambda _: events.upstream_stopped(upstream=upstream, reason=self.because),
-            Effect.TELL_RESUMED: lambda _: events.upstream_resumed(upstream=upstream),
+            Effect.TELL_STOPPED: self._tell_stopped,
+            Effect.TELL_RESUMED: lambda _: self._events.upstream_resumed(upstream=upstream),
             Effect.LEARN: self._learn,
         }
 
     @property
     def is_stopped(self) -> bool:
         """Whether it rests until somebody acts, or a look finds it well."""
-        return self.standing in STOPPED
+        return self.health in STOPPED
 
     @property
     def is_refused(self) -> bool:
         """Whether it is stopped because the upstream refused the account."""
-        return self.is_stopped and self.standing is not Standing.UNCOUNTED
+        return self.is_stopped and self.health is not Health.UNCOUNTED
 
     @property
     def is_proving(self) -> bool:
         """Whether one transaction must go well before the others follow."""
-        return self.standing is Standing.PROVING
+        return self.health is Health.PROVING
 
     @property
     def is_well(self) -> bool:
@@ -156,18 +142,20 @@ class Pausing:
     def rested_ns(self, now_ns: int) -> int:
         """Return for how long it has rested by now, pause after pause; 0 while it is used."""
         spans = self._pauses.spans
-        return max(0, now_ns - spans[-1][0]) if self.standing in RESTING and spans else 0
+        return max(0, now_ns - spans[-1][0]) if self.health in RESTING and spans else 0
 
     def recall(self, record: PauseRecord) -> None:
-        """Go on from what was kept before a restart; its instants are of this boot."""
+        """Go on from what was kept before a restart."""
         now_ns = self._clock.boottime_ns()
+        record = record.moved(self._clock.boot_id(), now_ns, self._clock.wall_ns(), self._here)
         left_ns = record.until_ns - now_ns
         self.in_a_row, self._doubts = record.in_a_row, self._redaction.hide(record.doubts)
         self._pauses = Pauses(record.spans)
-        self.standing = record.standing
+        self.health, self.paused_until_ns = record.health, record.until_ns
         is_late = left_ns <= 0
-        self._meet(Happening.LATE_RESTART if is_late else Happening.RESTART, Heard(record.because, left_ns))
-        if self.standing not in RESTING:
+        happening = Happening.LATE_RESTART if is_late else Happening.RESTART
+        self._meet(Heard(happening, record.because, left_ns))
+        if self.health not in RESTING:
             self._pauses.end(min(now_ns, record.until_ns))
 
     def until_ns(self, now_ns: int) -> int | None:
@@ -175,17 +163,17 @@ class Pausing:
 
         None also where the history is to be read anew: only `trust_history` ends that.
         """
-        if self.standing not in RESTING:
+        if self.health not in RESTING:
             return None
         if now_ns >= self.paused_until_ns:
-            self._meet(Happening.OVER, Heard(length_ns=NEVER_NS))
-        return self.paused_until_ns if self.standing in RESTING and now_ns < self.paused_until_ns else None
+            self._meet(Heard(Happening.OVER, length_ns=NEVER_NS))
+        return self.paused_until_ns if self.health in RESTING and now_ns < self.paused_until_ns else None
 
     def rest(self, answer: Answer, refused: Tally = NOTHING) -> None:
         """Hear a refusal that is about us; `refused` is what of our own history was not taken."""
         self._refused_at_ns = self._clock.boottime_ns()
         happening = refusal(answer)
-        self._meet(happening, Heard(answer.text, self._asked_ns(happening, answer), answer, refused))
+        self._meet(Heard(happening, answer.text, self._asked_ns(happening, answer), answer, refused))
 
     def feel(self, outcome: Outcome, began_ns: int = 0) -> None:
         """Learn from a transaction: pause, or trust again."""
@@ -195,20 +183,20 @@ class Pausing:
             taken = sum(answer.verdict is Verdict.RELAYED for answer in outcome.answers)
             self.rest(outcome.pause, Tally(0 if taken else 1, len(outcome.answers) - taken))
         elif proofs := sum(map(_is_proof, outcome.answers)):
-            self._meet(Happening.PROOF, Heard(proofs=proofs))
+            self._meet(Heard(Happening.PROOF, proofs=proofs))
 
     def stop(self, because: str, length_ns: int) -> int:
         """Send nothing because our own history failed; return until when (boottime)."""
-        self._meet(Happening.FAULT, Heard(because, length_ns))
+        self._meet(Heard(Happening.FAULT, because, length_ns))
         return self.paused_until_ns
 
     def trust_history(self) -> None:
         """Go on: the history was read and is sound."""
-        self._meet(Happening.SOUND)
+        self._meet(Heard(Happening.SOUND))
 
     def end(self) -> None:
         """Use the upstream again, carefully, by somebody's word: what the shield asked is answered."""
-        self._meet(Happening.RESUME)
+        self._meet(Heard(Happening.RESUME))
 
     def tell_sender(self, reverse_path: str, answer: Answer, length_ns: int) -> None:
         """Tell that the mail of one sender waits, and that of all others goes on."""
@@ -220,8 +208,8 @@ class Pausing:
             until_at_ns=self._clock.wall_ns() + length_ns,
         )
 
-    def _meet(self, happening: Happening, heard: Heard = NOTHING_HEARD) -> None:
-        self.standing, effects = TABLE[self.standing, happening]
+    def _meet(self, heard: Heard) -> None:
+        self.health, effects = TABLE[self.health, heard.happening]
         for effect in effects:
             self._hands[effect](heard)
 
@@ -231,17 +219,14 @@ class Pausing:
         if happening is Happening.BAR:
             return NEVER_NS
         if happening is not Happening.PAUSE:
-            left_ns = self.paused_until_ns - now_ns if self.standing in RESTING else 0
+            left_ns = self.paused_until_ns - now_ns if self.health in RESTING else 0
             return max(PROBE_NS, left_ns, 0 if ruling is None else ruling.wait_ns or 0)
-        if self.standing is Standing.PAUSED:
+        if self.health is Health.PAUSED:
             return rest_ns(ruling, 0, self._leaves_in_ns)
         if self.is_refused:
             return 0
         step = self.slow_start.step(ruling, self.in_a_row, now_ns)
         return rest_ns(ruling, self.in_a_row, self._leaves_in_ns, step)
-
-    def _slow(self, heard: Heard) -> None:
-        self.slow_start.refused(heard.ruling, is_again=False)
 
     def _slow_again(self, heard: Heard) -> None:
         is_mail = heard.answer is None or heard.refused.recipients > 0
@@ -286,21 +271,18 @@ class Pausing:
         self._metrics.upstream_resumed(self._upstream)
 
     def _hear_later(self, heard: Heard) -> None:
-        if heard.answer is None:
-            return
-        later, before = refusal(heard.answer), self._put_off
         until_ns = self._clock.boottime_ns() + heard.length_ns
-        if before is not None:
-            until_ns = max(until_ns, before.until_ns)
-            if GRAVITY.index(later) <= GRAVITY.index(before.happening):
-                later, heard = before.happening, before.heard
-        self._put_off = PutOff(later, until_ns, heard)
+        if self._put_off is not None:
+            before, before_until_ns = self._put_off
+            until_ns = max(until_ns, before_until_ns)
+            heard = max(before, heard, key=lambda each: GRAVITY.index(each.happening))
+        self._put_off = heard, until_ns
 
     def _hear(self, _: Heard) -> None:
-        later, self._put_off = self._put_off, None
-        if later is not None:
+        if self._put_off is not None:
+            (heard, until_ns), self._put_off = self._put_off, None
             now_ns = self._clock.boottime_ns()
-            self._meet(later.happening, later.heard._replace(length_ns=later.until_ns - now_ns))
+            self._meet(heard._replace(length_ns=until_ns - now_ns))
             self.until_ns(now_ns)  # its time may be over
 
     def _learn(self, heard: Heard) -> None:
@@ -312,24 +294,27 @@ class Pausing:
         until_at_ns = self._clock.wall_ns() + heard.length_ns
         self._events.upstream_paused(upstream=self._upstream, reason=self.because, until_at_ns=until_at_ns)
 
+    def _tell_stopped(self, _: Heard) -> None:
+        self._events.upstream_stopped(upstream=self._upstream, reason=self.because)
+
     def _record(self, heard: Heard) -> None:
-        standing, because, until_ns = self.standing, self.because, self.paused_until_ns
+        health, because, until_ns = self.health, self.because, self.paused_until_ns
         if self._put_off is not None:
-            happening, until_ns, heard = self._put_off
-            standing = TABLE[Standing.PROVING, happening].standing
+            heard, until_ns = self._put_off
+            health = TABLE[Health.PROVING, heard.happening].health
             because = self._shown(heard.text)
-        is_kept = goes_on(standing)
+        is_kept = goes_on(health)
         self._keep(
             PauseRecord(
                 self._clock.boot_id(),
                 self._clock.boottime_ns(),
                 self._clock.wall_ns(),
                 because if is_kept else "",
-                0 if standing is Standing.USED else until_ns,
+                0 if health is Health.USED else until_ns,
                 self.in_a_row,
                 self._pauses.spans,
-                is_stopped=is_kept and standing in STOPPED,
-                doubts=because if standing is Standing.DOUBTED else self._doubts,
+                is_stopped=is_kept and health in STOPPED,
+                doubts=because if health is Health.DOUBTED else self._doubts,
             )
         )
 

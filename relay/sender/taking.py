@@ -11,8 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from relay.clock import SECOND_NS
-from relay.mail import age
-from relay.mail.age import Boots, BootsRecord
+from relay.mail.age import BOOTS_FORMAT, Boots, BootsRecord
 from relay.policy.lane import sorter_of
 from relay.policy.model import Policy
 from relay.queue.queued import wait_reason
@@ -63,9 +62,8 @@ class Taking:
         self._kept_boots: KeptFile[BootsRecord] = KeptFile(
             boots_path(policy),
             disk,
-            parse=age.parse,
-            render=age.render,
-            on_error=lambda error: telemetry.events.boots_unrecorded(error=error),
+            BOOTS_FORMAT,
+            lambda error: telemetry.events.boots_unrecorded(error=error),
         )
         self._keeps_boots_at_ns = 0
 

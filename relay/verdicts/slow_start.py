@@ -1,15 +1,14 @@
 """How carefully an upstream is used that refused us for too much, until it is trusted again.  Pure.
 
-After such a refusal nobody knows how much it takes.  A proving transaction of the usual
-size may be more than it ever takes at once: then it is refused, and charged, each time, and
-nothing goes for ever.  So the first goes to one recipient, and each later one to no more
-than were taken since, and one: 1, 2, 4, 8.  Whatever the upstream takes at all, mail goes.
+After such a refusal nobody knows how much it takes.  A proving transaction of the usual size may be
+more than it ever takes at once: then it is refused, and charged, each time, and nothing goes for ever.
+So the first goes to one recipient, and each later one to no more than were taken since, and one: 1, 2,
+4, 8.  Whatever the upstream takes at all, mail goes.
 
-Nor does one message that was taken end the block: where it speaks of a window ("per hour")
-and refuses again within an hour, the back-off begins one step below where it ended, instead
-of at its first.  So a long block is met with fewer looks each time, and no block is waited for
-much longer than it lasts.  Without a window the refusal may be one message's fault
-(`relay.verdicts.decision`), and then everybody would wait longer for it.
+Nor does one message that was taken end a block.  Where the upstream speaks of a window ("per hour") and
+refuses again within an hour, the back-off begins one step below where it ended: a long block is met with
+fewer looks each time.  Without a window the refusal may be one message's fault, and then everybody would
+wait longer for it.
 """
 
 from dataclasses import dataclass

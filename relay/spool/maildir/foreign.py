@@ -100,7 +100,7 @@ def is_boots(disk: Disk, fd: int) -> bool:
     """Return whether an open file is a record of the boots: whole, as it is replaced.  Raises OSError."""
     content = disk.pread(fd, _LARGEST_BOOTS_BYTES, 0)
     try:
-        age.parse(content)
+        age.BOOTS_FORMAT.parse(content)
     except ValueError:
         return False
     return content.startswith(age.BEGINS)

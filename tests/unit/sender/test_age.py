@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.mail.age import parse
+from relay.mail.age import BOOTS_FORMAT
 from relay.queue.scheduler import State
 from relay.sender.state_file import boots_path
 from relay.spool.durable import RealDisk
@@ -143,7 +143,7 @@ async def test_a_stranger_s_file_in_place_of_the_boots_is_set_aside(tmp_path: Pa
     await relay.sender.stop()
 
     assert [path.read_bytes() for path in (policy.spool / "corrupt").iterdir()] == [content]
-    assert parse(boots_path(policy).read_bytes()).stretches
+    assert BOOTS_FORMAT.parse(boots_path(policy).read_bytes()).stretches
 
 
 async def test_a_record_of_the_boots_stays_where_it_is_over_a_restart(tmp_path: Path) -> None:
@@ -156,4 +156,4 @@ async def test_a_record_of_the_boots_stays_where_it_is_over_a_restart(tmp_path: 
 
         assert not list((policy.spool / "corrupt").iterdir())
         assert Inspector(str(policy.spool), RealDisk()).inspect().findings == []
-        assert len(parse(boots_path(policy).read_bytes()).stretches) == 1
+        assert len(BOOTS_FORMAT.parse(boots_path(policy).read_bytes()).stretches) == 1

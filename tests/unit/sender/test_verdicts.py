@@ -16,6 +16,7 @@ from relay.status.snapshot import UpstreamState
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.redaction import Redaction
+from relay.telemetry.telemetry import Telemetry
 from relay.verdicts.outcome import Answer
 from relay.verdicts.pauses import PROBE_NS, PauseRecord
 from relay.verdicts.verdict import Judge, Ruling, Scope, Verdict
@@ -183,13 +184,11 @@ class World:
         self.told: list[Answer] = []
         self.pausing = Pausing(
             "isp",
-            events,
-            metrics,
-            self.clock,
-            Redaction(),
+            Telemetry(events, metrics, Redaction(), self.clock),
             keep=self.kept.append,
             leaves_in_ns=lambda _: None,
             on_refusal=lambda answer, _: self.told.append(answer),
+            here=lambda _, at_ns: at_ns,
         )
 
     def refused(self, phase: Phase, line: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.mail.age import BootsRecord, Stretch, render
+from relay.mail.age import BOOTS_FORMAT, BootsRecord, Stretch
 from relay.spool.durable import RealDisk
 from relay.spool.interface import SpoolBusy, Totals
 from relay.spool.maildir.engine import MaildirSpool
@@ -57,7 +57,7 @@ def test_no_kind_of_thing_in_a_folder_keeps_mail_from_going(
 def test_a_record_of_boots_stays_where_it_is(engine: MaildirEngine) -> None:
     recovered(engine).close()
     record = Path(engine.root) / "boots"
-    record.write_bytes(render(BootsRecord((Stretch("boot", 1, 2, 0),))))
+    record.write_bytes(BOOTS_FORMAT.render(BootsRecord((Stretch("boot", 1, 2, 0),))))
 
     spool = recovered(engine)
 

@@ -3,12 +3,12 @@
 import sys
 from collections.abc import Iterator
 
-from relay.verdicts.standing import TABLE, Effect, Happening, Standing
+from relay.verdicts.health import TABLE, Effect, Happening, Health
 
 _BEGINNING = """\
 # The states of an upstream
 
-Made from `relay/verdicts/standing.py` by `make docs`; edit that, not this.
+Made from `relay/verdicts/health.py` by `make docs`; edit that, not this.
 
 An upstream is in one of these states. A refusal that is about us changes the state of the upstream, never
 that of the message: it stays as it was, and the time of a rest is no age of it.
@@ -44,21 +44,21 @@ def page() -> str:
 
 def _lines() -> Iterator[str]:
     yield _BEGINNING
-    yield f"| | {' | '.join(Standing)} |"
-    yield f"| --- |{' --- |' * len(Standing)}"
+    yield f"| | {' | '.join(Health)} |"
+    yield f"| --- |{' --- |' * len(Health)}"
     for happening in Happening:
-        after = [(standing, TABLE[standing, happening].standing) for standing in Standing]
+        after = [(health, TABLE[health, happening].health) for health in Health]
         yield f"| {happening} | {' | '.join('' if a is b else b for a, b in after)} |"
     yield _MIDDLE
     yield "| happens | in | effects |"
     yield "| --- | --- | --- |"
     for happening in Happening:
         together: dict[tuple[Effect, ...], list[str]] = {}
-        for standing in Standing:
-            together.setdefault(TABLE[standing, happening].effects, []).append(standing)
-        for effects, standings in together.items():
+        for health in Health:
+            together.setdefault(TABLE[health, happening].effects, []).append(health)
+        for effects, states in together.items():
             if effects:
-                yield f"| {happening} | {', '.join(standings)} | {', '.join(map(_name, effects))} |"
+                yield f"| {happening} | {', '.join(states)} | {', '.join(map(_name, effects))} |"
     yield ""
     yield "| effect | what it is |"
     yield "| --- | --- |"

@@ -1,13 +1,13 @@
-"""What an upstream is to us just now: one state, and one table of what changes it.  Pure.
+"""The state of an upstream, and the table of what changes it.  Pure.
 
-`TABLE` says for each standing and each happening what the standing is then, and what is done
-about it; `relay.sender.pause` carries the effects out.  docs/states.md prints it.
+`TABLE` says for each state and each happening what the state is then, and what is done about it;
+`relay.sender.pause` carries that out.  docs/states.md prints it.
 
-A refusal that is about us pauses or stops the upstream, not the message.  When that is over,
-one transaction goes first and has to prove that the upstream is well (PROVING): releasing the
-whole backlog at the end of a pause is how accounts get blocked for good.
+A refusal that is about us pauses or stops the upstream, not the message.  When that is over, one
+transaction goes first and has to prove that the upstream is well (PROVING): releasing the whole backlog
+at the end of a pause is how accounts get blocked for good.
 
-What a standing is called for is its reason's kind: the text beside it is only shown.
+The state itself says of what kind its reason is: the text beside it is only shown.
 """
 
 import enum
@@ -18,7 +18,7 @@ from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
 
 
-class Standing(enum.StrEnum):
+class Health(enum.StrEnum):
     """How far an upstream is used."""
 
     USED = "used"
@@ -36,14 +36,14 @@ class Standing(enum.StrEnum):
     """Our own history of it cannot be trusted, so nothing may be sent; it is read anew at an instant."""
 
 
-STOPPED = frozenset({Standing.REFUSED, Standing.BARRED, Standing.DOUBTED, Standing.UNCOUNTED})
+STOPPED = frozenset({Health.REFUSED, Health.BARRED, Health.DOUBTED, Health.UNCOUNTED})
 """Somebody has to act, or a look has to find it well."""
-RESTING = STOPPED | {Standing.PAUSED}
+RESTING = STOPPED | {Health.PAUSED}
 """Nothing is sent."""
 
 
 class Happening(enum.StrEnum):
-    """What changes the standing of an upstream."""
+    """What changes it."""
 
     PAUSE = "a refusal that pauses"
     STOP = "a refusal of the account"
@@ -89,12 +89,12 @@ class Effect(enum.StrEnum):
 class Cell(NamedTuple):
     """One cell of the table."""
 
-    standing: Standing
+    health: Health
     effects: tuple[Effect, ...] = ()
     """In the order in which they are carried out."""
 
 
-_S, _H, _E = Standing, Happening, Effect
+_S, _H, _E = Health, Happening, Effect
 _SAME = None
 _PAUSE = (_E.COUNT, _E.MORE, _E.REST, _E.RECORD, _E.TELL_PAUSED, _E.LEARN)
 _STOP = (_E.MORE, _E.REST, _E.RECORD, _E.TELL_STOPPED)
@@ -103,7 +103,7 @@ _USE = (_E.END, _E.RECORD, _E.TELL_RESUMED)
 _GO_ON = (_E.SLOW_AGAIN, _E.COUNT, _E.REST, _E.RECORD)
 _LASTING = (_S.BARRED, _S.DOUBTED)
 
-_ROWS: tuple[tuple[Happening, tuple[Standing, ...], Standing | None, tuple[Effect, ...]], ...] = (
+_ROWS: tuple[tuple[Happening, tuple[Health, ...], Health | None, tuple[Effect, ...]], ...] = (
     (_H.PAUSE, (_S.USED,), _S.PAUSED, (_E.SLOW, *_PAUSE)),
     (_H.PAUSE, (_S.PROVING,), _S.PAUSED, (_E.SLOW_AGAIN, *_PAUSE)),
     (_H.PAUSE, (_S.PAUSED,), _SAME, (_E.SLOW, _E.LENGTHEN)),
@@ -165,13 +165,13 @@ _ROWS: tuple[tuple[Happening, tuple[Standing, ...], Standing | None, tuple[Effec
 )
 
 
-def _cells() -> Iterator[tuple[tuple[Standing, Happening], Cell]]:
-    for happening, standings, after, effects in _ROWS:
-        for standing in standings:
-            yield (standing, happening), Cell(after or standing, effects)
+def _cells() -> Iterator[tuple[tuple[Health, Happening], Cell]]:
+    for happening, states, after, effects in _ROWS:
+        for health in states:
+            yield (health, happening), Cell(after or health, effects)
 
 
-TABLE: Mapping[tuple[Standing, Happening], Cell] = dict(_cells())
+TABLE: Mapping[tuple[Health, Happening], Cell] = dict(_cells())
 
 
 def refusal(answer: Answer) -> Happening:
@@ -183,6 +183,6 @@ def refusal(answer: Answer) -> Happening:
     return Happening.DOUBT if answer.is_doubted else Happening.STOP
 
 
-def goes_on(standing: Standing) -> bool:
+def goes_on(health: Health) -> bool:
     """Return whether a restart goes on with it, as long as its time is not over."""
-    return standing in RESTING and TABLE[standing, Happening.RESTART].standing is standing
+    return health in RESTING and TABLE[health, Happening.RESTART].health is health
