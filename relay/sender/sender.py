@@ -15,12 +15,12 @@ from relay.policy.lane import lanes_of, price_of
 from relay.policy.model import Policy
 from relay.queue.scheduler import Scheduler
 from relay.sender.accounts import Accounts
+from relay.sender.arrivals import Arrivals
 from relay.sender.dispatcher import Dispatcher
 from relay.sender.report_limit import OwedReports
 from relay.sender.reports import Reporter
 from relay.sender.settling import Backlog, Settling
 from relay.sender.spool_thread import SpoolThread
-from relay.sender.taking import Taking
 from relay.sender.upstreams import Upstreams
 from relay.spool.durable import Disk
 from relay.spool.interface import Spool, SpoolFull, Totals
@@ -90,7 +90,7 @@ class Sender:
         for _ in self._arranging():
             pass
         backlog = Backlog(self.scheduler, self.spool_thread, self.settling)
-        self._taking = Taking(
+        self._arrivals = Arrivals(
             backlog,
             policy,
             disk,
@@ -106,7 +106,7 @@ class Sender:
             disk,
             telemetry,
             on_fault=self.fail,
-            here=self._taking.here,
+            here=self._arrivals.here,
         )
 
     async def read(self, on_step: Callable[[], None] = lambda: None) -> None:
@@ -116,7 +116,7 @@ class Sender:
 
         Raises OSError and SpoolFault when the spool cannot be read.
         """
-        await self._taking.recover(on_step)
+        await self._arrivals.recover(on_step)
         await self.look()
 
     async def start(self, on_step: Callable[[], None] = lambda: None) -> None:
@@ -142,10 +142,10 @@ class Sender:
             for chore in self._chores:
                 chore.cancel()
             await asyncio.gather(*self._chores, return_exceptions=True)
-            await self._taking.stop()
+            await self._arrivals.stop()
             await self.upstreams.finish()
             await self.owed.close()
-            await self._taking.close()
+            await self._arrivals.close()
 
     def close(self) -> None:
         """Let go of the spool; another sender may have it from here on."""
@@ -166,7 +166,7 @@ class Sender:
             # A long queue is arranged in slices, so that it holds up nobody.
             await asyncio.sleep(0)
         await self.upstreams.apply(policy)
-        self._taking.use(policy)
+        self._arrivals.use(policy)
 
     def wake(self) -> None:
         """Look again whether something can be sent."""
@@ -202,7 +202,7 @@ class Sender:
                 async with asyncio.timeout(SWEEP_SECONDS):
                     await self._new_mail.wait()
             self._new_mail.clear()
-            await self._taking.take()
+            await self._arrivals.take()
 
     async def _look_forever(self) -> None:
         drafts_at_ns = now_ns = self._clock.boottime_ns()
@@ -217,7 +217,7 @@ class Sender:
                 self.upstreams.wake_all()
                 self.owed.wake()
             await self.look()
-            self._taking.keep_ages(now=False)
+            self._arrivals.keep_ages(now=False)
             await self.upstreams.try_new_passwords()
             if now_ns - drafts_at_ns > 3600 * SECOND_NS:
                 drafts_at_ns = now_ns
