@@ -55,7 +55,7 @@ def test_a_state_that_was_not_counted_is_zero() -> None:
     assert a_snapshot().counts(QueueState.HELD) == QueueCounts()
 
 
-def test_the_drain_is_an_instant_and_a_span_and_says_what_holds_the_next() -> None:
+def test_the_drain_says_when_and_what_holds_the_next() -> None:
     upstream = replace(an_upstream(), held_by="limit 8 messages per 60s")
     (shown,) = to_json(a_snapshot(upstream=upstream))["upstreams"]
 
