@@ -71,8 +71,8 @@ coverage: $(READY)
 	@rm -rf .coverage && mkdir .coverage
 	$(RUN) $(COVER) tests/unit/spool --deselect tests/unit/spool/test_crash.py \
 	    --deselect tests/unit/spool/test_small_scenarios.py & spool=$$!; \
-	  $(RUN) $(COVER) tests/unit/throttle tests/unit/mail/test_address.py tests/unit/smtp/test_reply.py tests/unit/mail/test_report*.py \
-	    tests/unit/cli/test_fsck.py tests/unit/cli/test_audit.py tests/unit/status/test_quarantine_counts.py tests/unit/sender/test_limits.py \
+	  $(RUN) $(COVER) tests/unit/throttle tests/unit/mail/test_address.py tests/unit/mail/test_text.py tests/unit/smtp/test_reply.py tests/unit/mail/test_report*.py \
+	    tests/unit/cli/test_fsck.py tests/unit/cli/test_audit.py tests/unit/status/test_quarantine_counts.py tests/unit/status/test_eta.py tests/unit/sender/test_limits.py \
 	    --deselect tests/unit/throttle/test_never_over_at_length.py --deselect tests/unit/throttle/test_crash.py \
 	    --deselect tests/unit/throttle/test_never_over.py --deselect tests/unit/throttle/test_many_processes.py; \
 	  others=$$?; wait $$spool && exit $$others
@@ -103,6 +103,7 @@ docs: $(READY)
 	$(RUN) -m relay explain-reply --table > docs/VERDICTS.md
 	$(RUN) -m tests.unit.policy.corpus > docs/REPLIES.md
 	$(RUN) -m tests.unit.verdicts.states_page > docs/states.md
+	$(RUN) -m tests.unit.throttle.history_page > docs/history-states.md
 
 # Not var/: there is the spool, and with it other people's mail.
 clean:

@@ -8,14 +8,14 @@ from typing import Any
 
 import click
 
-from relay.cli.options import policy_option, printable
-from relay.cli.reach import NotPermitted
+from relay.cli.options import NotPermitted, policy_option, printable
 from relay.mail.times import rfc3339_or_none, span
 from relay.policy.lane import with_ceilings
 from relay.policy.source import parse_policy, policy_bytes
 from relay.spool.durable import RealDisk
+from relay.throttle.history_check import audit_file
 from relay.throttle.history_format import HistoryError
-from relay.throttle.peaks import Audit, Peak, audit_file
+from relay.throttle.peaks import Audit, Peak
 
 EXCEEDED = 1
 """The exit code where a window held more than its limit, as the policy states it today."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from relay.cli.options import policy_option, printable
+from relay.cli.options import NotPermitted, policy_option, printable
 from relay.clock import SystemClock
 from relay.control.socket import ControlClient
 from relay.policy.faults import PolicyError, fault_of_file
@@ -36,15 +36,7 @@ class NotReadable(click.ClickException):
 
 
 class NoSpool(NotReadable):
-    """There is none where the policy says."""
-
     exit_code = os.EX_NOINPUT
-
-
-class NotPermitted(NotReadable):
-    """It belongs to somebody else."""
-
-    exit_code = os.EX_NOPERM
 
 
 @click.command()
@@ -64,7 +56,7 @@ def fsck(policy_path: Path, *, as_json: bool) -> int:
         findings = [*seen.findings, *_of_histories(policy)]
         holder = seen.holder or ("unknown" if ControlClient(policy.spool).is_up() else None)
     except OSError as error:
-        kinds: dict[type[OSError], type[NotReadable]]
+        kinds: dict[type[OSError], type[click.ClickException]]
         kinds = {FileNotFoundError: NoSpool, PermissionError: NotPermitted}
         kind = kinds.get(type(error), NotReadable)
         raise kind(f"{error.filename or policy.spool}: {error.strerror or error}") from error

@@ -18,12 +18,11 @@ from relay.mail.times import span
 from relay.status.snapshot import (
     Condition,
     LimitStatus,
-    MessageDetail,
-    QueuedMessage,
     QueueState,
     Snapshot,
     UpstreamState,
     UpstreamStatus,
+    View,
 )
 
 PIPE_COLUMNS = 100_000
@@ -49,7 +48,6 @@ def console() -> Console:
 
 
 def show_status(snapshot: Snapshot, out: Console) -> None:
-    """Show all of a snapshot."""
     up = "" if snapshot.started_at_ns is None else f" for {span(snapshot.at_ns - snapshot.started_at_ns)}"
     said = f"relay {snapshot.version} on {snapshot.hostname}: {snapshot.condition}{up}"
     if snapshot.refusing_because and snapshot.condition is not Condition.DOWN:
@@ -94,7 +92,7 @@ def show_status(snapshot: Snapshot, out: Console) -> None:
     out.print(_plain(f"disk: {snapshot.disk.free_bytes // 2**20} MiB free{inodes}"))
 
 
-def queue_lines(messages: Sequence[QueuedMessage], at_ns: int) -> Iterator[str]:
+def queue_lines(messages: Sequence[View], at_ns: int) -> Iterator[str]:
     """Return the listing, a line a message, with the beginning and the end that mailq has."""
     if not messages:
         yield "Mail queue is empty"
@@ -114,16 +112,14 @@ def queue_lines(messages: Sequence[QueuedMessage], at_ns: int) -> Iterator[str]:
     yield f"-- {kbytes} Kbytes in {len(messages)} Request{plural}."
 
 
-def detail_lines(detail: MessageDetail) -> Iterator[str]:
-    """Return everything about one message."""
-    message = detail.message
-    user = f", user {detail.user}" if detail.user else ""
+def detail_lines(message: View) -> Iterator[str]:
+    user = f", user {message.user}" if message.user else ""
     yield f"{message.queue_id}: {message.state}"
     yield f"  from        <{printable(message.reverse_path)}>"
     yield f"  arrived     {_local(message.arrival_at_ns)}, {message.size_bytes} bytes"
     yield (
-        f"  handed over by {printable(detail.client)}, helo {printable(detail.helo) or '-'}, "
-        f"{printable(detail.protocol)}{printable(user)}"
+        f"  handed over by {printable(message.client)}, helo {printable(message.helo) or '-'}, "
+        f"{printable(message.protocol)}{printable(user)}"
     )
     if message.upstream:
         yield f"  upstream    {printable(message.upstream)}"
@@ -137,23 +133,23 @@ def detail_lines(detail: MessageDetail) -> Iterator[str]:
         yield f"  held by     {printable(message.held_by)}"
     if message.eta_at_ns is not None:
         yield f"  ETA         {_local(message.eta_at_ns)}, by estimate"
-    yield f"  recipients  {message.recipients_left} left of {len(detail.recipients)}"
-    for recipient in detail.recipients:
+    yield f"  recipients  {message.recipients_left} left of {len(message.recipient_statuses)}"
+    for recipient in message.recipient_statuses:
         text = f"  ({printable(recipient.text)})" if recipient.text else ""
         yield f"    {recipient.status:<8} <{printable(recipient.address)}>{text}"
-    if detail.header:
+    if message.header:
         yield "  header"
-        for line in detail.header.splitlines():
+        for line in message.header.splitlines():
             yield f"    {printable(line)}".rstrip()
 
 
-def _sender(message: QueuedMessage) -> str:
+def _sender(message: View) -> str:
     if message.state is QueueState.CORRUPT and not message.recipients_left:
         return printable(message.reverse_path) or "unknown"
     return printable(message.reverse_path) or "MAILER-DAEMON"
 
 
-def _why(message: QueuedMessage, at_ns: int) -> str:
+def _why(message: View, at_ns: int) -> str:
     parts = [f"lane {printable(message.lane)}"] if message.lane else []
     parts += [printable(message.reason)] if message.reason else []
     if message.held_by and not _is_said(message):
@@ -163,7 +159,7 @@ def _why(message: QueuedMessage, at_ns: int) -> str:
     return f"({'; '.join(parts)})" if parts else ""
 
 
-def _is_said(message: QueuedMessage) -> bool:
+def _is_said(message: View) -> bool:
     """Return whether the reason says already what holds a message."""
     kind, _, what = message.held_by.partition(" ")
     return kind == "hold" or (bool(what) and message.reason.endswith(what))
@@ -252,9 +248,7 @@ def _lanes(snapshot: Snapshot) -> Table:
 
 def _used(limit: LimitStatus) -> str:
     by = f" by {limit.key or '<>'}" if limit.key is not None else ""
-    lowered = "" if limit.policy_count is None else f", effective {limit.count} of {limit.policy_count}"
-    crowded = ", more keys than are kept apart" if limit.is_crowded else ""
-    return f"{limit.used}/{limit.count}{by}{lowered}{crowded}"
+    return f"{limit.used}/{limit.count}{by}{limit.remarks}"
 
 
 def _next_slot(limit: LimitStatus, at_ns: int) -> str:

@@ -8,7 +8,7 @@ from typing import Literal
 import click
 
 from relay.cli.options import policy_option
-from relay.daemon.daemon import Daemon
+from relay.daemon.daemon import serve
 from relay.daemon.loops import run as run_loop
 from relay.policy.model import Policy
 from relay.spool.interface import SpoolBusy, SpoolFault, SpoolFull
@@ -35,12 +35,9 @@ def run(policy_path: Path, style: Literal["text", "json"], *, verbose: bool) -> 
     os.umask(0o077)
     divert()
 
-    async def serve() -> int:
-        level = Level.DEBUG if verbose else Level.INFO
-        return await Daemon(policy_path, style, _greet, level=level).run()
-
+    level = Level.DEBUG if verbose else Level.INFO
     try:
-        return run_loop(serve())
+        return run_loop(serve(policy_path, style, _greet, level=level))
     except SpoolBusy as busy:
         click.echo(f"another relay is running: {busy}", err=True)
         return os.EX_TEMPFAIL

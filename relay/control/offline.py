@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from relay.clock import SystemClock
-from relay.control.operations import ABSENT, OK, Results
+from relay.control.operations import ABSENT, OK, Results, Verb
 from relay.control.operator import Operator
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
@@ -23,7 +23,7 @@ from relay.sender.state_file import pause_path
 from relay.spool.durable import RealDisk
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.trigger import Trigger
-from relay.status.snapshot import Condition, MessageDetail, PolicyStatus, QueuedMessage, Snapshot
+from relay.status.snapshot import Condition, PolicyStatus, Snapshot, View
 from relay.status.watch import Watch
 from relay.telemetry.event_table import Level
 from relay.telemetry.events import Events
@@ -62,54 +62,23 @@ class OfflineOperations:
         status = PolicyStatus("", clock.wall_ns())
         self._watch = Watch(self._sender, policy, hostname, clock, status)
         self._watch.condition, self._watch.refusing_because = Condition.DOWN, "the relay is down"
-        self._operator = Operator(
-            self._sender.scheduler,
-            self._sender.spool_thread,
-            self._sender.settling,
-            events,
-            watch=self._watch,
-            wake=lambda: None,
-            resume=lambda _: False,
-            shield=lambda _: None,
-            on_fault=self._fail,
-        )
+        self._operator = Operator(self._sender, self._watch, events)
         self._is_read = False
 
     async def close(self) -> None:
-        """Let go of the spool."""
         await self._sender.stop()
 
     async def snapshot(self) -> Snapshot:
-        """Return what can be seen now."""
         return await (await self._read()).snapshot()
 
-    async def queue(self) -> Sequence[QueuedMessage]:
-        """Return the queue, oldest first."""
+    async def queue(self) -> Sequence[View]:
         return await (await self._read()).queue()
 
-    async def show(self, queue_id: QueueId) -> MessageDetail | str:
-        """Return one message, or ABSENT, or what went wrong."""
+    async def show(self, queue_id: QueueId) -> View | str:
         return await (await self._read()).show(queue_id)
 
-    async def hold(self, queue_ids: Sequence[QueueId]) -> Results:
-        """Set messages aside until they are released."""
-        return await (await self._read()).hold(queue_ids)
-
-    async def release(self, queue_ids: Sequence[QueueId]) -> Results:
-        """Let held messages go on."""
-        return await (await self._read()).release(queue_ids)
-
-    async def retry(self, queue_ids: Sequence[QueueId]) -> Results:
-        """Let deferred messages go at the next start."""
-        return await (await self._read()).retry(queue_ids)
-
-    async def bounce(self, queue_ids: Sequence[QueueId]) -> Results:
-        """End messages and report their remaining recipients."""
-        return await (await self._read()).bounce(queue_ids)
-
-    async def delete(self, queue_ids: Sequence[QueueId]) -> Results:
-        """End messages and tell nobody."""
-        return await (await self._read()).delete(queue_ids)
+    async def act(self, verb: Verb, queue_ids: Sequence[QueueId]) -> Results:
+        return await (await self._read()).act(verb, queue_ids)
 
     async def resume(self, upstream: str, *, believes: bool = False) -> str:
         """Forget a pause that the next start would go on with."""
@@ -130,9 +99,6 @@ class OfflineOperations:
             await self._sender.read()
             self._is_read = True
         return self._operator
-
-    def _snapshot(self) -> Snapshot:
-        return self._watch.snapshot()
 
     @staticmethod
     def _fail(error: BaseException) -> None:

@@ -34,7 +34,6 @@ class Child:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether it was seen to have ended."""
         return self._process.returncode is not None
 
     async def lines(self) -> AsyncIterator[bytes]:
@@ -45,12 +44,10 @@ class Child:
                 yield line
 
     def end_orders(self) -> None:
-        """End its standard input."""
         with contextlib.suppress(OSError, RuntimeError):  # it has ended, and its end was noticed
             self._orders.write_eof()
 
     def kill(self) -> None:
-        """End it at once."""
         self._process.kill()
 
     async def wait(self) -> int:
@@ -70,7 +67,6 @@ class Child:
         return self._process.wait()
 
     def close(self) -> None:
-        """Let go of it."""
         self._orders.transport.abort()
         os.close(self._pidfd)
 
@@ -98,7 +94,6 @@ class Starter:
             raise
 
     def close(self) -> None:
-        """Start nothing more."""
         self._thread.shutdown()
 
     async def _start(self, command: Sequence[str], orders: bytes, fds: Sequence[int]) -> Child:

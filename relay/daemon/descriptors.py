@@ -55,7 +55,6 @@ class Budget:
 
     @property
     def is_short(self) -> bool:
-        """Whether the policy allows more clients than there are descriptors for."""
         return self.clients < self.wanted_clients
 
     def fitted(self, listen: Listen) -> Listen:
@@ -82,12 +81,10 @@ def raise_limit() -> int:
 
 
 def most_visitors(limit: int) -> int:
-    """Return how many connections to the status port there may be."""
     return min(visitors.MOST, max(FEWEST_VISITORS, limit // ONE_VISITOR_OF))
 
 
 def sender_budget(policy: Policy, limit: int) -> Budget:
-    """Return the budget of the process that holds the spool's lock."""
     connections = sum(upstream.connections for upstream in policy.upstreams.values())
     disk = EACH_SPOOL + EACH_UPSTREAM * len(policy.upstreams) + EACH_MARK * connections
     network = BASE + CONTROL + EACH_CONNECTION * connections + len(policy.listen)
@@ -100,7 +97,6 @@ def sender_budget(policy: Policy, limit: int) -> Budget:
 
 
 def listener_budget(listen: Listen, limit: int) -> Budget:
-    """Return the budget of a listener process."""
     return _budget(limit, BASE, EACH_SPOOL, listen.max_connections, at_least=1)
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from relay.clock import Clock
 from relay.daemon.policy_watch import Waiting
-from relay.policy.changes import changes_needing_restart
 from relay.policy.faults import PolicyError
+from relay.policy.loosening import changes_needing_restart
 from relay.policy.model import Policy
 from relay.sender.sender import Sender
 from relay.status.snapshot import PolicyStatus
@@ -23,8 +23,6 @@ from relay.telemetry.metrics import Metrics
 
 
 class Reload:
-    """What happens when the policy file was edited."""
-
     def __init__(
         self,
         path: Path,

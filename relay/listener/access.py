@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import NamedTuple
 
-from relay.listener import replies
+from relay.smtp import replies
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,6 @@ class MayRelay:
         self._networks = tuple(networks)
 
     def is_allowed(self, client: Client) -> bool:
-        """Return whether the client is in one of the networks."""
         return any(client.ip in network for network in self._networks)
 
 
@@ -108,17 +107,14 @@ class Admission:
 
     @property
     def total(self) -> int:
-        """Return how many places are taken."""
         return len(self._strangers) + len(self._others)
 
     @property
     def strangers(self) -> int:
-        """Return how many of them by strangers."""
         return len(self._strangers)
 
     @property
     def clients(self) -> int:
-        """Return how many different clients are connected."""
         return len(self._open)
 
     def enter(self, place: ClientPlace, *, is_short: bool = False) -> AccessEntry:
@@ -149,7 +145,6 @@ class Admission:
             self._strangers[place] = None
 
     def log_in(self, place: ClientPlace) -> None:
-        """Note that a stranger may relay now."""
         place.may_relay = True
         if place in self._strangers:
             del self._strangers[place]

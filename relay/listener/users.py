@@ -15,6 +15,7 @@ from argon2 import PasswordHasher
 from argon2.exceptions import VerifyMismatchError
 
 from relay.clock import SECOND_NS, Clock
+from relay.smtp.sasl import PasswordCheck
 
 _THREADS = 2
 
@@ -49,15 +50,6 @@ class Users:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-class PasswordCheck(enum.Enum):
-    """What becomes of one guess."""
-
-    RIGHT = enum.auto()
-    WRONG = enum.auto()
-    LATER = enum.auto()
-    """It was not looked at: the client has to wait."""
-
-
 class Admittance(enum.Enum):
     """Whether a guess may be looked at."""
 
@@ -90,7 +82,6 @@ class BackOff:
         return len(self._failures)
 
     def is_blocked(self, origin: str, now_ns: int) -> bool:
-        """Return whether this client has to wait before it may try again."""
         self._forget_old(now_ns)
         count, last_at_ns = self._failures.get(origin, (0, 0))
         if count < self.FREE_FAILURES:
@@ -111,7 +102,6 @@ class BackOff:
         return Admittance.NOW
 
     def failed(self, origin: str, now_ns: int) -> None:
-        """Count a guess as a failure."""
         self._end(origin)
         self._forget_old(now_ns)
         count, _ = self._failures.pop(origin, (0, 0))
@@ -125,7 +115,6 @@ class BackOff:
         self._failures.pop(origin, None)
 
     def unanswered(self, origin: str) -> None:
-        """Give a guess back that got no answer."""
         self._end(origin)
 
     def _end(self, origin: str) -> None:
@@ -150,7 +139,6 @@ class Guesses:
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
 
     def is_blocked(self, origin: str) -> bool:
-        """Return whether it is no use to ask this client for a password now."""
         return self.back_off.is_blocked(origin, self._clock.boottime_ns())
 
     async def judge(self, origin: str, verify: Callable[[], Awaitable[bool]]) -> PasswordCheck:

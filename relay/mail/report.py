@@ -26,7 +26,7 @@ from ipaddress import ip_address
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import Envelope, QueueId
-from relay.smtp.reply import clean
+from relay.mail.text import clean
 
 MAX_HEADER_BYTES = 64 * 1024
 """How much of the original header is returned; cut at the end of a line."""

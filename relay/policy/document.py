@@ -39,8 +39,6 @@ _PLAIN_KEY = re.compile(r"(?:[A-Za-z0-9_-]+|\?)\Z")
 
 
 class Mark(NamedTuple):
-    """A position; both count from 1, columns in characters."""
-
     line: int
     column: int
 
@@ -59,8 +57,6 @@ START = Mark(1, 1)
 
 
 class KeyValue(NamedTuple):
-    """A value in a mapping, and where its key stands."""
-
     key_mark: Mark
     node: "Node"
 
@@ -88,7 +84,6 @@ class Document:
     flaws: tuple[Flaw, ...]
 
     def value(self) -> object:
-        """Return the tree as dict, tuple and scalars."""
         return None if self.root is None else _plain(self.root)
 
     def is_mapping(self, steps: Sequence[Step]) -> bool:
@@ -350,7 +345,6 @@ class _Builder:
             top.key = None
 
     def _add(self, node: Node, mark: Mark) -> None:
-        """Put a whole value where it belongs, or refuse it as a key."""
         if not self.open:
             self.root = node
             return

@@ -49,7 +49,6 @@ class SecretError(Unfit):
         super().__init__(words.format(*("it" for _ in named)), words.format(*named))
 
     def __str__(self) -> str:
-        """Return the text with the names."""
         return self.shown
 
 
@@ -103,30 +102,25 @@ def read_users(path: Path) -> dict[str, str]:
 
 
 class FileInspector:
-    """Looks at what a policy names: the `Inspector` for a policy that is to be put to work.
+    """Looks at what a policy names: the `SurroundingsInspector` for a policy that is to be put to work.
 
     Every method raises SecretError.
     """
 
     def password_file(self, path: Path) -> None:
-        """Check a file that holds a password."""
         read_password_file(path)
 
     def password_env(self, name: str) -> None:
-        """Check an environment variable that holds a password."""
         _password_in_variable(name)
 
     def password_credential(self, name: str) -> None:
-        """Check a systemd credential that holds a password."""
         read_password_file(_credential(name))
 
     def users_file(self, path: Path) -> None:
-        """Check a file of users and the hashes of their passwords."""
         if not read_users(path):
             raise SecretError("{} names no user", path)
 
     def authorities(self, path: Path) -> None:
-        """Check a PEM file of certificates."""
         descriptor = _open_pem(path)
         try:
             trusting(path, descriptor)
@@ -134,12 +128,10 @@ class FileInspector:
             os.close(descriptor)
 
     def key_pair(self, certificate: Path, key: Path | None) -> None:
-        """Check that a private key is kept private and belongs to a certificate."""
         load_key_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), certificate, key)
 
 
 def open_authorities(path: Path) -> int:
-    """Return a descriptor of a PEM file of certificates, which is not read yet.  Raises SecretError."""
     return _open_pem(path)
 
 
@@ -217,7 +209,6 @@ def _is_hash(hashed: str) -> bool:
 
 
 def _read_private(path: Path, most_bytes: int) -> bytes:
-    """Return what is in a file that only its owner can read.  Raises SecretError."""
     descriptor = _open_regular(path)
     try:
         exposed = stat.S_IRWXG | stat.S_IRWXO
@@ -237,7 +228,6 @@ def _read_private(path: Path, most_bytes: int) -> bytes:
 
 
 def _open_regular(path: Path, most_bytes: int | None = None) -> int:
-    """Return a descriptor of a regular file.  Raises SecretError."""
     try:
         return open_regular(path, most_bytes=most_bytes)
     except IsADirectoryError:

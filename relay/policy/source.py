@@ -66,7 +66,6 @@ def policy_bytes(path: Path) -> bytes:
 
 
 def fault_of_unread(path: Path, error: OSError) -> PolicyFault:
-    """Return the fault of a file that cannot be read."""
     return fault_of_file(path, f"cannot read it: {error.strerror}")
 
 

@@ -74,11 +74,9 @@ class PracticeAccount:
         self._kept = 0 if keep is None else _last_kept(keep)
 
     def now_ns(self) -> int:
-        """Return the instant by the clock that counts."""
         return self._clock.boottime_ns()
 
     def delay_seconds(self) -> float:
-        """Return how late the next reply to a final dot shall be."""
         return self._rng.randint(0, self._longest_delay_ns) / SECOND_NS
 
     def settle(self, transaction: PracticeTransaction, content: bytes, fault: str | None) -> str:

@@ -16,8 +16,8 @@ from relay.policy.limits import LimitSettings
 from relay.policy.units import HostPort
 from relay.practice.account import Counting, PracticeAccount
 from relay.practice.conversation import PracticeSession, PracticeTerms
-from relay.practice.login import PracticeCredentials
 from relay.practice.witness import Witness
+from relay.smtp.sasl import Credentials
 
 REMEMBERED_ENTRIES = 100_000
 
@@ -61,7 +61,7 @@ class PracticeSmarthost:
             clock=clock or SystemClock(),
             why_refused=why_refused,
         )
-        self._terms = PracticeTerms(account, PracticeCredentials(user.encode(), password.encode()), tls)
+        self._terms = PracticeTerms(account, Credentials(user, password), tls)
         self._address = address
         self._server: asyncio.Server | None = None
 

@@ -23,10 +23,10 @@ by its id, or that one is no longer ready (`remove` says so).
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import chain, count, islice
 from math import lcm
 from typing import NamedTuple
 
@@ -161,6 +161,7 @@ class Order:
         """Who changed since `watch`; None where nobody watches."""
         self._found: tuple[int, tuple[_Flow, _Line, QueueId] | None] | None = None
         """What goes next, and as of when; None where that changed since."""
+        self._preferred: QueueId | None = None
 
     def __len__(self) -> int:
         return len(self._spots)
@@ -276,6 +277,21 @@ class Order:
             line.room += 1
         return True
 
+    def prefer(self, queue_id: QueueId | None) -> None:
+        """Have a message that is ready go next, whosever turn it is; None: nothing but the order counts."""
+        if queue_id != self._preferred:
+            self._found, self._preferred = None, queue_id
+
+    def near(self, most: int) -> Iterator[QueueId]:
+        """Yield those that stand first in each lane that may give any: so many, or of so many senders."""
+        for line in self._lines.values():
+            if line.room == 0:
+                continue
+            yield from islice(line.ahead, most)
+            for sender, its in islice(line.senders.items(), most):
+                first = chain(line.fronts.get(sender, ()), its)
+                yield from islice(first, 1 if self._has_turns else most)
+
     def let(self, lane: str, room: int | None) -> None:
         """Let a lane give so many more (None: any number), until it is told another number."""
         if lane in self._lines and self._lines[lane].room != room:
@@ -329,6 +345,7 @@ class Order:
             queue_id: each._replace(flow=flows.get(id(each.flow), twin._overdue), line=flows[id(each.line)])
             for queue_id, each in self._charged.items()
         }
+        twin._preferred = self._preferred
         twin._numbers = count(next(self._numbers))
         return twin
 
@@ -342,6 +359,10 @@ class Order:
         lines = [line for line in self._lines.values() if line.length and line.room != 0]
         if not lines:
             return None
+        if self._preferred is not None and (spot := self._spots.get(self._preferred)) is not None:
+            line = self._lines[spot.lane]
+            if line.room != 0:
+                return line, line, self._preferred
         line = min(lines, key=self._rank)
         if late := [age for each in lines if (age := self._oldest(each)) is not None and age[0] <= now_ns]:
             queue_id = min(late)[2]

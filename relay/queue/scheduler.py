@@ -20,18 +20,24 @@ returns None, `next_due_at_ns` says at once, and what comes meanwhile stands beh
 
 import heapq
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import chain
 
 from relay.mail.envelope import QueueId
+from relay.queue.counts import Counts
 from relay.queue.lanes import Lane, Order, Price
 from relay.queue.parking import AT_ONCE_NS, Parking
-from relay.queue.probe_order import ProbeOrder
+from relay.queue.queued import AFTER, NO_REASON, Move, WaitKind, WaitReason, wait_reason
 from relay.queue.queued import Queued as Queued  # noqa: PLC0414 - part of the door
 from relay.queue.queued import State as State  # noqa: PLC0414 - part of the door
 from relay.queue.sender_pauses import SenderPauses
-from relay.verdicts.decision import REFUSALS_IN_PLACE, UNKNOWN_STATUS
+from relay.verdicts.decision import REFUSALS_IN_PLACE
 
 SLICE = 1000
 """Messages of one slice of an edit, or of one look at what goes next: some ten milliseconds."""
+MOST_PASSED_OVER = 64
+"""Messages of suspect senders, in each lane, that one of another sender may go before."""
+MOST_SUSPECTS = 10_000
+"""Suspect senders that are remembered."""
 
 
 class Scheduler:
@@ -50,7 +56,13 @@ class Scheduler:
         self._is_waking = False
         """Not all back-offs that ended are moved: they go ahead of `_coming`."""
         self._is_cut_off, self._steps_left = False, SLICE
-        self._probe_order = ProbeOrder()
+        self._suspect_senders: set[str] = set()
+        """Senders of mail that the upstream refused, as if for our fault, since it last relayed any."""
+        self._suspects: dict[QueueId, None] = {}
+        """Messages that were refused so, out of the order: the first of them goes where no other can."""
+        self._probing: QueueId | None = None
+        """The suspect that goes, since no other can."""
+        self.counts = Counts()
         self._parking = Parking(self._messages, self._order)
         self._last_turn = self._now_ns = 0
         self._has_lanes = False
@@ -63,14 +75,16 @@ class Scheduler:
     def twin(self, messages: Iterable[Queued] = ()) -> "Scheduler":
         """Return a queue in the same order that goes its own way, of copies of its messages.
 
-        O(n), and quick.  Of a message that is not among the copies nothing is known there.  No sender
-        rests there: `SenderPauses.foresee`.
+        O(n), and quick.  Of a message that is not among the copies nothing is known there.
         """
         twin = Scheduler()
         twin._messages.update((message.queue_id, message) for message in messages)
         twin._order, twin._has_lanes = self._order.copy(), self._has_lanes
         twin._parking = self._parking.copy(twin._messages, twin._order)
-        twin._probe_order = self._probe_order.copy()
+        twin._suspect_senders, twin._suspects = self._suspect_senders.copy(), self._suspects.copy()
+        twin._probing = self._probing
+        twin.sender_pauses = self.sender_pauses.copy()
+        twin._sitting_out = {sender: its.copy() for sender, its in self._sitting_out.items()}
         twin._coming, twin._is_waking = self._coming.copy(), self._is_waking
         twin._deferred, twin._opens_at_ns = self._deferred.copy(), self._opens_at_ns.copy()
         twin._last_turn, twin._now_ns = self._last_turn, self._now_ns
@@ -96,6 +110,55 @@ class Scheduler:
         # Its place may have let it go while somebody had it; who still has no room is parked again, in turn.
         self._leave_place(message)
         self._place(message)
+        self.counts.note(message)
+
+    def seize(self, queue_id: QueueId) -> State | None:
+        """Have nobody send a message until it is put back; return its state before, None if it is active."""
+        message = self._messages.get(queue_id)
+        before = None if message is None else message.state
+        return before if message is not None and self._become(message, Move.SEIZE) else None
+
+    def put_back(self, queue_id: QueueId, state: State, recipients_left: int | None = None) -> None:
+        """Put a message that was seized into a state, with so many recipients by now; None: as many."""
+        message = self._messages.get(queue_id)
+        if message is not None and message.state is State.ACTIVE:
+            message.state = state
+            if recipients_left is not None:
+                message.recipients_left = recipients_left
+            self.add(message)
+
+    def owe_report(self, message: Queued, why: WaitReason | str) -> None:
+        """Have a message wait whose recipients are all done, for the turn of the report that it owes."""
+        message.state, message.recipients_left, message.why = State.REPORTING, 0, wait_reason(why)
+        self.add(message)
+
+    def explain(self, queue_id: QueueId, why: WaitReason | str) -> None:
+        """Say why a message waits."""
+        if (message := self._messages.get(queue_id)) is not None:
+            message.why = wait_reason(why)
+
+    def warned(self, queue_id: QueueId) -> None:
+        """Know that the sender of a message was told that it is late."""
+        if (message := self._messages.get(queue_id)) is not None:
+            message.is_warned = True
+
+    def attempted(
+        self,
+        queue_id: QueueId,
+        *,
+        tried: frozenset[int],
+        refusals: int,
+        singled_out: int,
+        domains: tuple[tuple[str, int], ...],
+    ) -> None:
+        """Learn what an attempt left of a message.
+
+        `tried` are the recipients that wait for the others to be tried; `domains` are of those left, in the
+        order in which they will be asked for.
+        """
+        if (message := self._messages.get(queue_id)) is not None:
+            message.tried, message.domains = tried, domains
+            message.refusals, message.singled_out = refusals, singled_out
 
     def arrange(self, lanes: Sequence[Lane], price: Price, most_recipients: int) -> None:
         """Go on by other lanes; what a transaction costs one, and how many recipients it has at most."""
@@ -165,10 +228,11 @@ class Scheduler:
             return
         if message.place is not None:
             self._parking.move(message, lane)
-            return
-        message.lane = lane
-        if queue_id in self._order:
-            self._line_up(message)
+        else:
+            message.lane = lane
+            if queue_id in self._order:
+                self._line_up(message)
+        self.counts.note(message)
 
     def lane_of(self, message: Queued) -> str:
         """Return the lane that a message goes by, empty where there are none."""
@@ -204,7 +268,8 @@ class Scheduler:
         if (message := self._first(now_ns)) is None:
             return None
         self._order.take(now_ns, self._cost(message))
-        place, message.place, message.state = message.place, None, State.ACTIVE
+        place, message.place = message.place, None
+        self._become(message, Move.TAKE)
         self._parking.left(place, message.lane, was_let=True)
         self.sender_pauses.prove(message.sender, now_ns)
         return message
@@ -245,16 +310,13 @@ class Scheduler:
             dues.append(place_due_ns)
         return min(dues, default=None)
 
-    def park(self, queue_id: QueueId, place: Hashable, due_at_ns: int, reason: str) -> bool:
+    def park(self, queue_id: QueueId, place: Hashable, due_at_ns: int, why: WaitReason | str) -> bool:
         """Park an active message that was not attempted until its place is due; say if it is alone there."""
-        message = self._messages.get(queue_id)
-        if message is None or message.state is not State.ACTIVE:
+        if (message := self._returned(queue_id, why)) is None:
             return False
         if message.turn == 0:
             self._last_turn += 1
             message.turn = self._last_turn
-        self._not_attempted(message)
-        message.state, message.reason = State.WAITING, reason
         message.place, message.due_at_ns = place, due_at_ns
         return self._parking.park(message, place, due_at_ns)
 
@@ -274,50 +336,14 @@ class Scheduler:
         """Have every place be due: there may be other limits now."""
         self._parking.ask_anew()
 
-    def attempted(
-        self,
-        queue_id: QueueId,
-        *,
-        tried: frozenset[int],
-        refusals: int,
-        singled_out: int,
-        domains: tuple[tuple[str, int], ...],
-    ) -> None:
-        """Learn what an attempt left of a message; `domains` are of the recipients that are left."""
-        if (message := self._messages.get(queue_id)) is not None:
-            message.tried, message.domains = tried, domains
-            message.refusals, message.singled_out = refusals, singled_out
-
-    def explain(self, queue_id: QueueId, reason: str) -> None:
-        """Say why a message is still here."""
-        if (message := self._messages.get(queue_id)) is not None:
-            message.reason = reason
-
-    def warned(self, queue_id: QueueId) -> None:
-        """Know that the sender of a message was told that it is late."""
-        if (message := self._messages.get(queue_id)) is not None:
-            message.is_warned = True
-
-    def owe_report(self, message: Queued, reason: str) -> None:
-        """Keep a message of which only its report is left; it goes nowhere any more."""
-        message.state, message.reason, message.recipients_left = State.REPORTING, reason, 0
-        self.add(message)
-
-    def give_back(self, queue_id: QueueId, reason: str) -> None:
+    def give_back(self, queue_id: QueueId, why: WaitReason | str) -> None:
         """Put an active message that was not attempted back in front."""
-        message = self._messages.get(queue_id)
-        if message is not None and message.state is State.ACTIVE:
-            self._not_attempted(message)
-            message.state, message.reason = State.WAITING, reason
+        if (message := self._returned(queue_id, why)) is not None:
             self._order.add_ahead(queue_id, message.lane, message.since_ns)
 
-    def again(self, queue_id: QueueId, recipients_left: int, reason: str) -> None:
-        """Put a message that made progress, or was told to come again at once, at the end of the line."""
-        message = self._messages.get(queue_id)
-        if message is not None:
-            self._order.refund(queue_id)
-            message.recipients_left, message.reason = recipients_left, reason
-            message.state, message.turn = State.WAITING, 0
+    def again(self, queue_id: QueueId, recipients_left: int, why: WaitReason | str) -> None:
+        """Put an active message at the end of the line: it made progress, or was told to come again."""
+        if (message := self._settled(queue_id, Move.RETURN, recipients_left, why)) is not None:
             # Or a large one would be overdue for all of its transactions once it is for one.
             message.ready_at_ns = self._now_ns
             self._line_up(message)
@@ -327,17 +353,29 @@ class Scheduler:
         queue_id: QueueId,
         due_at_ns: int,
         recipients_left: int,
-        reason: str,
-        status: str = UNKNOWN_STATUS,
+        why: WaitReason | str,
     ) -> None:
-        """Defer a message until an instant; `status` is the enhanced code of its refusal."""
-        message = self._messages.get(queue_id)
-        if message is not None:
-            self._order.refund(queue_id)
-            message.recipients_left, message.reason, message.status = recipients_left, reason, status
-            message.state, message.due_at_ns = State.DEFERRED, due_at_ns
-            message.turn = 0
+        """Defer an active message until an instant."""
+        if (message := self._settled(queue_id, Move.DEFER, recipients_left, why)) is not None:
+            message.due_at_ns = due_at_ns
             self._place(message)
+
+    def refused(self, queue_id: QueueId, recipients_left: int, why: WaitReason | str) -> None:
+        """Put back an active message that the upstream refused as if for our fault.
+
+        It keeps its place, so that it proves the upstream; but in doubt, or once it was refused often,
+        others do.  Else one message that the upstream takes for an offence each time would keep all for ever.
+        """
+        message = self._messages.get(queue_id)
+        if message is None or message.state is not State.ACTIVE:
+            return
+        if self._suspect_senders:
+            self._returned(queue_id, why)
+            self._suspects[queue_id] = None
+        elif message.refusals < REFUSALS_IN_PLACE:
+            self.give_back(queue_id, why)
+        else:
+            self.again(queue_id, recipients_left, why)
 
     def trust_sender(self, sender: str, now_ns: int) -> None:
         """End the rest of a sender: the upstream took mail of it, or somebody acted."""
@@ -345,14 +383,28 @@ class Scheduler:
         self._coming.update(self._sitting_out.pop(sender, {}))
 
     def doubt(self, sender: str) -> None:
-        """Let others go before the mail of a sender: the upstream took some of it for an offence of ours."""
-        self._probe_order.add(sender)
+        """Let others prove the upstream, not this sender: some of its mail was refused as if for our fault.
+
+        While the upstream is in doubt each refusal pauses it once more, and everybody waits.  So a message
+        of a sender that was not refused goes next; else any that was not; else the one refused longest ago.
+        """
+        self._probing = None
+        if len(self._suspect_senders) < MOST_SUSPECTS:
+            self._suspect_senders.add(sender)
 
     def trust(self) -> None:
-        """Give all that let others go first their places again: the upstream is well."""
-        known = [self._messages.get(queue_id) for queue_id in self._probe_order.clear()]
-        waiting = [it for it in known if it is not None and it.state is State.WAITING]
-        aside = [message for message in waiting if message.queue_id not in self._order]
+        """Give all their places again that let others go first: the upstream is well."""
+        aside = [
+            message
+            for queue_id in self._suspects
+            if (message := self._messages.get(queue_id)) is not None
+            and message.state is State.WAITING
+            and queue_id not in self._order
+        ]
+        self._suspect_senders.clear()
+        self._suspects.clear()
+        self._probing = None
+        self._order.prefer(None)
         for message in reversed(aside):
             if message.refusals < REFUSALS_IN_PLACE:
                 self._order.add_ahead(message.queue_id, message.lane, message.since_ns)
@@ -363,15 +415,15 @@ class Scheduler:
     def hold(self, queue_id: QueueId) -> None:
         """Take a message out of the order until it is released."""
         if (message := self._messages.get(queue_id)) is not None:
-            message.state = State.HELD
+            self._become(message, Move.HOLD)
             self._leave_order(message)
 
     def release(self, queue_id: QueueId) -> None:
         """Bring a held or deferred message to the end of the line, to be attempted at once."""
         message = self._messages.get(queue_id)
-        if message is not None and message.state in (State.HELD, State.DEFERRED):
-            message.state, message.reason = State.WAITING, ""
-            message.turn = 0
+        if message is not None and self._become(message, Move.RELEASE):
+            message.why, message.turn = NO_REASON, 0
+            self._sit_out_no_more(message)
             message.ready_at_ns = self._now_ns
             self._leave_place(message)
             self._place(message)
@@ -380,6 +432,43 @@ class Scheduler:
         """Forget a message that is gone from the spool."""
         if (message := self._messages.pop(queue_id, None)) is not None:
             self._leave_order(message)
+            self.counts.forget(queue_id)
+
+    def _become(self, message: Queued, move: Move) -> bool:
+        """Make a move by the table; return False where it is none for a message in this state."""
+        from_states, state = AFTER[move]
+        if message.state not in from_states:
+            return False
+        message.state = state
+        self.counts.note(message)
+        return True
+
+    def _returned(self, queue_id: QueueId, why: WaitReason | str) -> Queued | None:
+        """Return an active message to the queue: it was not attempted, and has lost nothing."""
+        message = self._messages.get(queue_id)
+        if message is None or not self._become(message, Move.RETURN):
+            return None
+        if self._order.refund(queue_id):
+            self.sender_pauses.withdraw(message.sender, self._now_ns)
+        message.why = wait_reason(why)
+        return message
+
+    def _settled(
+        self,
+        queue_id: QueueId,
+        move: Move,
+        recipients_left: int,
+        why: WaitReason | str,
+    ) -> Queued | None:
+        """Move a message on after an attempt."""
+        message = self._messages.get(queue_id)
+        if message is None or message.state is not State.ACTIVE:
+            return None
+        self._order.refund(queue_id)
+        message.recipients_left, message.why = recipients_left, wait_reason(why)
+        message.turn = 0
+        self._become(message, move)
+        return message
 
     def _leave_place(self, message: Queued) -> None:
         place, message.place = message.place, None
@@ -388,29 +477,24 @@ class Scheduler:
     def _leave_order(self, message: Queued) -> None:
         self._order.refund(message.queue_id)
         self._order.remove(message.queue_id)
-        self._probe_order.forget(message.queue_id)
+        self._suspects.pop(message.queue_id, None)
         self._sit_out_no_more(message)
         self._parking.left(message.place, message.lane)
 
-    def _not_attempted(self, message: Queued) -> None:
-        """Undo what taking a message did, unless it was attempted."""
-        if self._order.refund(message.queue_id):
-            self.sender_pauses.withdraw(message.sender, self._now_ns)
-
     def _sit_out_no_more(self, message: Queued) -> None:
-        if message.is_sitting_out:
-            message.is_sitting_out = False
-            its = self._sitting_out.get(message.sender, {})
+        if (its := self._sitting_out.get(message.sender)) is not None:
             its.pop(message.queue_id, None)
             if not its:
-                self._sitting_out.pop(message.sender, None)
+                del self._sitting_out[message.sender]
 
     def _first(self, now_ns: int) -> Queued | None:
         """Return what goes next, in as many steps as are left; None also where they do not suffice."""
         self._now_ns, self._is_cut_off = now_ns, False
         if not self._catch_up(now_ns):
             return None
-        while (queue_id := self._order.first(now_ns) or self._from_aside(now_ns)) is not None:
+        if self._suspect_senders:
+            self._prefer_unsuspected(now_ns)
+        while (queue_id := self._order.first(now_ns) or self._from_suspects(now_ns)) is not None:
             message = self._messages.get(queue_id)
             place = None if message is None else message.place
             if message is not None and self._may_go(message, now_ns):
@@ -429,27 +513,51 @@ class Scheduler:
             self._steps_left, self._is_cut_off = SLICE, True
         return self._is_cut_off
 
-    def _from_aside(self, now_ns: int) -> QueueId | None:
-        """Have one go that let others go first, since there is none; return who goes next by now."""
-        while (queue_id := self._probe_order.take()) is not None:
+    def _prefer_unsuspected(self, now_ns: int) -> None:
+        """Have the first message go next, of a bounded look, whose sender is not suspect; if there is one."""
+        self._order.prefer(None)
+        first = self._order.first(now_ns)
+        for queue_id in chain([] if first is None else [first], self._order.near(MOST_PASSED_OVER)):
+            message = self._messages.get(queue_id)
+            if (
+                message is not None
+                and self._is_ready(message)
+                and not message.refusals
+                and message.sender not in self._suspect_senders
+                and self.sender_pauses.of(message.sender, now_ns) is None
+            ):
+                self._order.prefer(queue_id)
+                return
+
+    def _from_suspects(self, now_ns: int) -> QueueId | None:
+        """Have a suspect go, since no other can; return the message that goes next by now."""
+        while self._suspects:
+            queue_id = self._probing = next(iter(self._suspects))
+            del self._suspects[queue_id]
             if (message := self._messages.get(queue_id)) is not None:
                 self._order.add_ahead(queue_id, message.lane, message.since_ns, is_first=False)
                 if (first := self._order.first(now_ns)) is not None:
                     return first
         return None
 
+    def _is_ready(self, message: Queued) -> bool:
+        return message.state is State.WAITING and (message.place is None or self._parking.is_let(message))
+
     def _may_go(self, message: Queued, now_ns: int) -> bool:
         """Return whether a message of the order may go; one that others go before leaves it."""
-        if message.state is not State.WAITING or not (message.place is None or self._parking.is_let(message)):
+        if not self._is_ready(message):
             return False
         self._sit_out_no_more(message)
         rest = self.sender_pauses.of(message.sender, now_ns)
-        if rest is None and not self._probe_order.keep(message):
+        is_suspect = self._suspect_senders and message.refusals and message.queue_id != self._probing
+        if rest is None and not is_suspect:
             return True
         message.place, message.turn = None, 0
-        if rest is not None:
-            message.state, message.due_at_ns, message.reason = State.DEFERRED, rest.until_ns, rest.reason
-            message.is_sitting_out = True
+        if rest is None:
+            self._suspects[message.queue_id] = None
+        else:
+            self._become(message, Move.SIT_OUT)
+            message.due_at_ns, message.why = rest.until_ns, WaitReason(WaitKind.SENDER_PAUSE, rest.reason)
             self._sitting_out.setdefault(message.sender, {})[message.queue_id] = None
             heapq.heappush(self._deferred, (message.due_at_ns, message.queue_id))
         return False
@@ -495,7 +603,8 @@ class Scheduler:
         due_at_ns, queue_id = heapq.heappop(self._deferred)
         if self._is_deferred_until(queue_id, due_at_ns):
             message = self._messages[queue_id]
-            message.state, message.ready_at_ns = State.WAITING, due_at_ns
+            self._become(message, Move.WAKE)
+            message.ready_at_ns = due_at_ns
             self._line_up_now(message)
 
     def _has_due(self, now_ns: int) -> bool:
@@ -506,10 +615,11 @@ class Scheduler:
         del self._coming[queue_id]
         if (message := self._messages.get(queue_id)) is None:
             return
-        if message.state is State.DEFERRED and message.is_sitting_out:
-            message.state, message.reason, message.turn = State.WAITING, "", 0
+        if message.is_sitting_out:
+            self._become(message, Move.WAKE)
+            message.why, message.turn = NO_REASON, 0
             message.ready_at_ns = self._now_ns
-        elif message.is_sitting_out and message.state is State.ACTIVE:
+        elif message.why.kind is WaitKind.SENDER_PAUSE and message.state is State.ACTIVE:
             # An operator has it just now; it may come back as it was.
             self._sitting_out.setdefault(message.sender, {})[queue_id] = None
         if message.state is State.WAITING and queue_id not in self._order:

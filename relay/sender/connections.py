@@ -14,9 +14,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from relay.clock import SECOND_NS, Clock
+from relay.mail.text import clean
 from relay.policy.model import Upstream
 from relay.sender.throttle_thread import ThrottleThread
-from relay.smtp.reply import Phase, clean
+from relay.smtp.reply import Phase
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.decision import Wait
 from relay.throttle.history_format import HistoryError

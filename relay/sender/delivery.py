@@ -15,6 +15,7 @@ from typing import Any
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
+from relay.mail.text import clean
 from relay.policy.lane import Lanes
 from relay.policy.model import Upstream
 from relay.queue.queued import Queued
@@ -25,7 +26,7 @@ from relay.sender.settling import Attempt, Backlog
 from relay.sender.state_file import KeptState
 from relay.sender.throttle_thread import ThrottleThread
 from relay.smtp.dot_stuffing import UnsendableContent
-from relay.smtp.reply import Phase, clean
+from relay.smtp.reply import Phase
 from relay.spool.interface import Absent, Corrupt, Message
 from relay.spool.maildir.files import Unreadable
 from relay.telemetry.telemetry import Telemetry

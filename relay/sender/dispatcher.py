@@ -25,9 +25,8 @@ from relay.sender.throttle_thread import ThrottleThread
 from relay.spool.interface import SpoolFault
 from relay.spool.maildir.files import is_lack_of_room
 from relay.telemetry.telemetry import Telemetry
-from relay.throttle.decision import Place, Wait
+from relay.throttle.decision import Place, Request, Wait, request_for
 from relay.throttle.history_format import HistoryError
-from relay.throttle.keys import Request, request_for
 from relay.throttle.limit_hints import Tally
 from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection

@@ -32,6 +32,7 @@ from relay.sender.pause import Pausing
 from relay.sender.settling import Settling
 from relay.sender.spool_thread import seconds
 from relay.spool.interface import Message, Note
+from relay.verdicts.decision import UNKNOWN_STATUS
 
 LOOK_NS = 60 * SECOND_NS
 SHORTEST_LOOK_NS = SECOND_NS
@@ -169,7 +170,8 @@ class LateMail:
     def _why(self, queued: Queued) -> tuple[str, str]:
         """Return the status and the words for a sender, who learns nothing of others' mail by them."""
         if queued.state is State.DEFERRED and not queued.is_sitting_out:
-            return queued.status, queued.reason or "refused for now"
+            status = queued.refusal.status if queued.refusal is not None else UNKNOWN_STATUS
+            return status, queued.reason or "refused for now"
         if queued.is_sitting_out or self._is_paused():
             return CONGESTED, "the next mail server takes no mail from here at present"
         return CONGESTED, "it waits for its turn: the next mail server limits how much may be sent"

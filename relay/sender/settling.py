@@ -10,14 +10,15 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from relay.mail.envelope import QueueId
+from relay.queue.queued import WaitKind, WaitReason
 from relay.queue.scheduler import Queued, Scheduler
 from relay.sender.report_limit import OwedReports
 from relay.sender.spool_thread import Ending, SpoolThread
 from relay.smtp.reply import Phase
 from relay.spool.interface import Absent, Corrupt, Message, Note, SpoolFault, Status, runs
-from relay.telemetry.events import Delays
+from relay.telemetry.events import Delays, Via
 from relay.telemetry.telemetry import Telemetry
-from relay.throttle.keys import run_of
+from relay.throttle.decision import run_of
 from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection
 from relay.verdicts.decision import Decision, Fate, Next, Terms
@@ -291,18 +292,17 @@ class Settling:
             attempt.message.envelope.recipients,
             attempt.delays,
         )
+        tls = None if connection.tls == "none" else connection.tls
+        via = Via(upstream, connection.name, attempt.conn_use, tls)
         for index, (fate, answer) in decision.fates.items():
             if fate is not Fate.WAITING:
                 self._events.delivery(
                     queue_id=attempt.message.queue_id,
-                    upstream=upstream,
                     recipient=recipients[index],
                     fate=fate,
                     answer=_final(fate, answer),
                     delays=delays,
-                    relay=connection.name,
-                    conn_use=attempt.conn_use,
-                    tls=None if connection.tls == "none" else connection.tls,
+                    via=via,
                 )
         if decision.is_relayed:
             self._metrics.relayed_after(delays)
@@ -311,7 +311,6 @@ class Settling:
         """Tell of a recipient that is given up without a further attempt."""
         self._events.delivery(
             queue_id=message.queue_id,
-            upstream="",
             recipient=message.envelope.recipients[index],
             fate=Fate.BOUNCED,
             answer=answer,
@@ -342,15 +341,17 @@ class Settling:
             singled_out=decision.singled_out,
             domains=attempt.domains_left(decision.gone(), decision.tried),
         )
-        reason = self._redaction.hide(decision.reason)
+        why = WaitReason(WaitKind.REFUSAL, self._redaction.hide(decision.reason), decision.status)
         match decision.next:
+            case Next.REFUSED:
+                self._scheduler.refused(queue_id, left, why)
             case Next.GIVE_BACK:
-                self._scheduler.give_back(queue_id, reason)
+                self._scheduler.give_back(queue_id, why)
             case Next.AGAIN:
-                self._scheduler.again(queue_id, left, reason)
+                self._scheduler.again(queue_id, left, why)
             case Next.POSTPONE:
                 due_at_ns = self._clock.boottime_ns() + decision.back_off_ns
-                self._scheduler.postpone(queue_id, due_at_ns, left, reason, decision.status)
+                self._scheduler.postpone(queue_id, due_at_ns, left, why)
             case Next.FINISH:
                 pass
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Generic
 
 from relay.mail.kept_format import KeptFormat, Record
+from relay.mail.text import clean
 from relay.policy.model import Policy
-from relay.smtp.reply import clean
 from relay.spool.durable import Disk, opened
 from relay.spool.replacing import replace_file
 from relay.telemetry.events import Events

@@ -14,6 +14,7 @@ from relay.clock import SECOND_NS
 from relay.mail.age import BOOTS_FORMAT, Boots, BootsRecord
 from relay.policy.lane import sorter_of
 from relay.policy.model import Policy
+from relay.queue.queued import wait_reason
 from relay.queue.scheduler import SLICE, Queued, State
 from relay.sender.settling import Backlog
 from relay.sender.state_file import KeptFile, boots_path
@@ -21,7 +22,7 @@ from relay.spool.durable import Disk
 from relay.spool.interface import Absent, Corrupt, Entry, Message, SpoolFull
 from relay.spool.maildir.files import Unreadable
 from relay.telemetry.telemetry import Telemetry
-from relay.throttle.keys import run_of
+from relay.throttle.decision import run_of
 
 BOOTS_NS = 300 * SECOND_NS
 """How much age a crash of the host can cost what is queued."""
@@ -174,7 +175,7 @@ class Taking:
             entry.recipients_left,
             state,
             now_ns + wait_ns if is_deferred else 0,
-            "deferred before the last start" if is_deferred else "",
+            wait_reason("deferred before the last start" if is_deferred else ""),
             is_warned=entry.is_warned,
             recipients_shown=entry.recipients_shown,
             client=entry.client,

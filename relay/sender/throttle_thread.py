@@ -13,14 +13,10 @@ from typing import TypeVar
 
 from relay.clock import Clock
 from relay.spool.threads import started
-from relay.throttle.decision import Place, Wait
-from relay.throttle.expected import Limited
+from relay.throttle.decision import Request, Wait
 from relay.throttle.history_format import HistoryError
-from relay.throttle.keys import Request
 from relay.throttle.limit import Limit
-from relay.throttle.limit_hints import Tally
-from relay.throttle.throttle import Reservation, SlotSettlement, Throttle
-from relay.throttle.usage import Usage
+from relay.throttle.throttle import Reservation, Throttle, View
 
 Returned = TypeVar("Returned")
 
@@ -28,8 +24,8 @@ FLUSH_SECONDS = 0.2
 """How long an end may wait to be written for others that share the history."""
 
 
-class ThrottleThread:
-    """Lets transactions through, no more than the limits allow."""
+class ThrottleThread(View):
+    """Lets transactions through, no more than the limits allow; its questions do not wait for the thread."""
 
     def __init__(
         self,
@@ -39,8 +35,8 @@ class ThrottleThread:
         on_begun: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_error` is told when an end could not be written, `on_begun` when an empty history was begun."""
+        super().__init__(throttle.slots, clock)
         self._throttle = throttle
-        self._clock = clock
         self._on_error = on_error
         self._on_begun = on_begun
         self._thread = started(1, "history")
@@ -70,63 +66,12 @@ class ThrottleThread:
 
         Without it a slot of theirs would seem taken until its deadline.  Raises HistoryError.
         """
-        if self._throttle.has_others():
+        if self.slots.has_others():
             await self._call(self._throttle.flush)
-
-    def opens_at_ns(self) -> int:
-        """Return when a message may find room (boottime), as far as is known; cheap."""
-        return self._throttle.opens_at(1)
-
-    def room(self) -> int | None:
-        """Return how many messages may find room now, as far as is known; None: as many as there are.
-
-        Their own keys may still keep some of them back.
-        """
-        return self._throttle.room()[0]
-
-    def full(self) -> list[str]:
-        """Return which limits leave no room for any message now."""
-        return self._throttle.room()[1]
-
-    def room_for_connections(self) -> tuple[int | None, int, str]:
-        """Return how many may be opened now (None: any number), when the next may, and by which limit."""
-        return self._throttle.room_for_connections()
-
-    def room_at(self, place: Place) -> tuple[int, int]:
-        """Return how many messages may leave a place now, and when (boottime) the next one may."""
-        return self._throttle.room_at(place)
-
-    def full_at(self, place: Place) -> list[str]:
-        """Return which limits let nobody leave a place now."""
-        return self._throttle.full_at(place)
-
-    def room_in(self, lane: str) -> tuple[int | None, int]:
-        """Return how many messages may go of a lane now (None: any number), and when (boottime) one may."""
-        return self._throttle.room_in(lane)
-
-    def usage(self) -> list[Usage]:
-        """Return each limit and how much of it is occupied."""
-        return self._throttle.usage()
-
-    def limited(self, transaction_ns: int) -> tuple[Limited, ...]:
-        """Return each limit with all that occupies it; what we have in flight lasts so long."""
-        return self._throttle.limited(transaction_ns)
-
-    def leaves_in_ns(self, span_ns: int) -> int | None:
-        """Return in how long the oldest of what the history has within a span leaves it."""
-        return self._throttle.leaves_in_ns(span_ns)
-
-    def tally(self, span_ns: int) -> Tally:
-        """Return how much ended within the last `span_ns`."""
-        return self._throttle.tally(span_ns)
-
-    def peak(self, span_ns: int) -> Tally:
-        """Return the most that a window of a length held that was over before the present one began."""
-        return self._throttle.peak(span_ns)
 
     def ended(self, reservation: Reservation) -> None:
         """Tell that a transaction ended just now, however it ended."""
-        self._throttle.settle([SlotSettlement(reservation, self._clock.boottime_ns())])
+        self._throttle.settle(reservation, self._clock.boottime_ns())
         if self._flush is None:
             self._flush = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._start_flush)
 

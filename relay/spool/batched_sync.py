@@ -29,8 +29,6 @@ BEGUN_BYTES = 64 * 1024
 
 
 class BatchedSync:
-    """Syncs batches of files."""
-
     def __init__(self) -> None:
         self._clock = SystemClock()
         self._submission = KernelAio()

@@ -1,26 +1,67 @@
-"""Small files that are replaced whole.
+"""Files that are replaced whole: written beside the old one, synced, renamed over it, the folder synced.
 
-Guarantees: after a crash it is the old one or the new.  Assumes one writer at a time.
+Guarantees, once `put_in_place` returned: the new file is in force, also after loss of power.  At any
+instant before, a crash leaves the old file or the new one, whole, and perhaps the draft beside it.
+Assumes: one writer of a path at a time.  Does not: make folders, but for `replace_file`.
 """
 
+import contextlib
 import os
+from collections.abc import Callable, Iterator
 
 from relay.spool.durable import Disk, opened
 
 
-def replace_file(disk: Disk, path: str, content: bytes) -> None:
-    """Put a small file in the place of another, durably: after a crash it is the old one or the new.
+class InDoubt(OSError):  # noqa: N818 - a state of the disk
+    """From the rename on something failed: either file may be in force, now and after a crash."""
 
-    Raises OSError; then either may be there.  One writer at a time.
+
+def put_in_place(
+    disk: Disk,
+    path: str,
+    content: bytes,
+    *,
+    draft: str | None = None,
+    clear_the_way: Callable[[str], None] | None = None,
+) -> int:
+    """Put a file in the place of another, or where there was none; return its open descriptor.
+
+    `draft` is where it is written, by default PATH.new.  What stands there is given to
+    `clear_the_way`, or removed: one that died before its rename left it.
+    Raises OSError: up to the rename the old file is in force, and from there on it is InDoubt.
+    No draft is left then, if the disk lets us remove it.
     """
-    new_path = f"{path}.new"
-    disk.make_directory(os.path.dirname(path) or ".")
-    if disk.inode(new_path) is not None:
-        # One that died before its rename left it.
-        disk.unlink(new_path)
-    with opened(disk, disk.open_new(new_path)) as fd:
+    draft = draft or f"{path}.new"
+    if disk.inode(draft) is not None:
+        (clear_the_way or disk.unlink)(draft)
+    fd = disk.open_new(draft)
+    try:
         disk.write_all(fd, content)
         disk.sync(fd)
-    # Crash here: the old file is in force.
-    disk.rename(new_path, path)
-    disk.sync_directory(os.path.dirname(path) or ".")
+        # Crash here: the old file is in force.
+        with _in_doubt():
+            disk.rename(draft, path)
+            # Crash here: either may be in force, whatever was seen of the new one.
+            disk.sync_directory(os.path.dirname(path) or ".")
+    except OSError:
+        disk.close(fd)
+        with contextlib.suppress(OSError):
+            # Where the disk is full, half a file only makes it fuller.
+            disk.unlink(draft)
+        raise
+    return fd
+
+
+@contextlib.contextmanager
+def _in_doubt() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InDoubt(error.errno, error.strerror, error.filename) from error
+
+
+def replace_file(disk: Disk, path: str, content: bytes) -> None:
+    """Make the folder where it is not there, and put a file in the place of another.  Raises OSError."""
+    disk.make_directory(os.path.dirname(path) or ".")
+    with opened(disk, put_in_place(disk, path, content)):
+        pass

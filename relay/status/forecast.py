@@ -26,12 +26,13 @@ from typing import NamedTuple, cast
 
 from relay.mail.envelope import QueueId
 from relay.policy.model import Upstream
+from relay.queue.queued import WaitKind, WaitReason, wait_reason
 from relay.queue.scheduler import Queued, Scheduler, State
 from relay.sender.dispatcher import Dispatcher
 from relay.sender.settling import Attempt
 from relay.status.eta import foretell
+from relay.throttle.decision import keys_of
 from relay.throttle.expected import BACK_OFF, HOLD, NEXT, RESTS, SHIELD, Mail, Outlook, Place, limit_words
-from relay.throttle.keys import keys_of
 
 DOWN = "stop: the relay is down"
 REPORTS = "reports.per_hour"
@@ -107,8 +108,6 @@ class Forecast:
             kind, key = seen.place
             labels = (limit.label for limit in self.outlook.limits if limit.for_each == kind)
             reason = limit_words(next(labels, kind), key)
-        elif seen.is_sitting_out:
-            reason = RESTS
         return Queued(
             queued.queue_id,
             queued.reverse_path,
@@ -118,7 +117,7 @@ class Forecast:
             seen.recipients_left,
             seen.state,
             seen.due_at_ns,
-            reason,
+            WaitReason(WaitKind.SENDER_PAUSE, RESTS) if seen.is_sitting_out else wait_reason(reason),
             ready_at_ns=queued.ready_at_ns,
             refusals=queued.refusals,
             place=seen.place,
@@ -228,7 +227,7 @@ class Look:
         self._doubted: frozenset[QueueId] = frozenset()
         if dispatcher is not None:
             self._stop = stop_words(dispatcher.pausing.because) if dispatcher.pausing.is_stopped else ""
-            self._outlook = _outlook(scheduler, dispatcher, upstream, back_off_ns, now_ns)
+            self._outlook = _outlook(dispatcher, upstream, back_off_ns, now_ns)
             self._under_way = dict(dispatcher.relaying.under_way)
             self._doubted = frozenset(suspect.queue_id for suspect in dispatcher.shield.suspects)
 
@@ -263,7 +262,7 @@ class Look:
             state,
             due_ns,
             left,
-            queued.is_sitting_out,
+            queued.why.kind is WaitKind.SENDER_PAUSE and state in (State.WAITING, State.DEFERRED),
             cast(Place | None, place),
             queued.turn,
             queued.domains,
@@ -285,7 +284,6 @@ def pause_words(because: str) -> str:
 
 
 def _outlook(
-    scheduler: Scheduler,
     dispatcher: Dispatcher,
     upstream: Upstream,
     back_off_ns: tuple[int, int],
@@ -305,7 +303,6 @@ def _outlook(
         dispatcher.pausing.is_proving,
         dispatcher.pausing.slow_start.taken,
         tuple(len(portion.indices) for _, portion in dispatcher.relaying.under_way.values()),
-        scheduler.sender_pauses.senders(),
         upstream.max_messages,
         upstream.idle_ns,
         dispatcher.pool.idle,

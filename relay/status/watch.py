@@ -5,7 +5,7 @@ at most a second or so.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import cast
 
 from relay import __version__
@@ -13,6 +13,7 @@ from relay.clock import SECOND_NS, Clock
 from relay.mail.envelope import QueueId
 from relay.policy.lane import lanes_of
 from relay.policy.model import Policy
+from relay.queue.counts import Sums, total
 from relay.queue.lanes import DEFAULT_LANE
 from relay.queue.scheduler import Queued, State
 from relay.sender.dispatcher import Dispatcher
@@ -20,19 +21,19 @@ from relay.sender.sender import Sender
 from relay.spool.interface import SetAside
 from relay.spool.maildir.headroom import why_no_room
 from relay.status.forecast import Expected, Look, Seen, pause_words, stop_words
-from relay.status.lane_status import LaneStatus
 from relay.status.snapshot import (
     Condition,
     DiskStatus,
+    LaneStatus,
     LimitStatus,
     PolicyStatus,
     QueueCounts,
-    QueuedMessage,
     QueueState,
     QueueTotals,
     Snapshot,
     UpstreamState,
     UpstreamStatus,
+    View,
 )
 from relay.throttle.decision import Place
 from relay.throttle.expected import ceiling_words, limit_words
@@ -80,7 +81,7 @@ class Watch:
         ledger = QueueTotals(
             totals.accepted, totals.relayed, totals.bounced, totals.expired, totals.deleted, totals.queued
         )
-        counts = self._counts(self._sender.scheduler)
+        counts = self._counts()
         counts[QueueState.INCOMING] = QueueCounts(messages=self._sender.seen.accepted)
         counts[QueueState.CORRUPT] = QueueCounts(messages=self._sender.seen.corrupt)
         disk = DiskStatus(self._sender.seen.free_bytes, self._sender.seen.free_inodes)
@@ -127,9 +128,9 @@ class Watch:
         self._drain_is_fresh_until_ns = began_ns + max(FRESH_NS, OFTEN * cost_ns)
 
     @staticmethod
-    def set_aside(file: SetAside) -> QueuedMessage:
+    def set_aside(file: SetAside) -> View:
         """Return a file in corrupt/ as a listing shows it: by its name, which in general is no id."""
-        return QueuedMessage(
+        return View(
             QueueId(file.name),
             QueueState.CORRUPT,
             file.size_bytes,
@@ -179,35 +180,36 @@ class Watch:
             full = dispatcher.throttle.full_at(cast(Place, place))
         return " and ".join(held + [limit_words(label) for label in full])
 
-    def _counts(self, messages: Iterable[Queued]) -> dict[QueueState, QueueCounts]:
-        now_ns = self._clock.boottime_ns()
-        sums = {state: [0, 0, 0, 0] for state in _STATES.values()}
-        for queued in messages:
-            of_state = sums[_STATES[queued.state]]
-            of_state[0] += 1
-            of_state[1] += queued.recipients_left
-            of_state[2] += queued.size_bytes
-            of_state[3] = max(of_state[3], now_ns - queued.arrived_at_ns)
-        return {state: QueueCounts(*of_state) for state, of_state in sums.items()}
+    def _counts(self) -> dict[QueueState, QueueCounts]:
+        sums = {state: total(self._sender.scheduler.counts.of(state)) for state in State}
+        return {
+            _STATES[state]: QueueCounts(its.messages, its.recipients, its.size_bytes, self._age_ns(its))
+            for state, its in sums.items()
+        }
+
+    def _age_ns(self, sums: Sums) -> int:
+        """Return how old the oldest of some messages is; 0 where there are none."""
+        arrived_at_ns = sums.oldest_arrived_at_ns
+        return 0 if arrived_at_ns is None else max(0, self._clock.boottime_ns() - arrived_at_ns)
 
     def _lanes(self) -> tuple[LaneStatus, ...]:
         """Return the lanes of the policy, with what waits in each."""
         lanes = lanes_of(self.policy.lanes)
-        waiting: dict[str, list[Queued]] = {lane.name: [] for lane in lanes}
-        for queued in self._sender.scheduler if lanes else ():
-            if queued.state is State.WAITING:
-                waiting.get(queued.lane, waiting[DEFAULT_LANE]).append(queued)
-        now_ns, total = self._clock.boottime_ns(), sum(lane.weight for lane in lanes)
+        waiting: dict[str, dict[str, Sums]] = {lane.name: {} for lane in lanes}
+        for name, sums in self._sender.scheduler.counts.of(State.WAITING).items() if lanes else ():
+            # Mail of a lane that an edit took away is in the default one.
+            waiting.get(name, waiting[DEFAULT_LANE])[name] = sums
+        weights = sum(lane.weight for lane in lanes)
         return tuple(
             LaneStatus(
                 lane.name,
-                100 * lane.weight / total,
+                100 * lane.weight / weights,
                 self.policy.lanes[lane.name].ceiling if lane.has_ceiling else None,
-                len(its),
-                sum(queued.recipients_left for queued in its),
-                max((now_ns - queued.arrived_at_ns for queued in its), default=0),
+                its.messages,
+                its.recipients,
+                self._age_ns(its),
             )
-            for lane, its in zip(lanes, waiting.values(), strict=True)
+            for lane, its in zip(lanes, map(total, waiting.values()), strict=True)
         )
 
     def _upstream(self, name: str, counts: dict[QueueState, QueueCounts]) -> UpstreamStatus:
@@ -281,7 +283,7 @@ class Listing:
         self._paused, self._upstream = watch.why()
         self._to_wall_ns = clock.wall_ns() - clock.boottime_ns()
 
-    def messages(self) -> list[QueuedMessage]:
+    def messages(self) -> list[View]:
         """Return the messages, oldest first, each with when it will go; touches nothing of the relay."""
         forecast = self._look.forecast()
         pairs = zip(forecast.seen, forecast.expected(), strict=True)
@@ -289,7 +291,7 @@ class Listing:
         listed.sort(key=_by_queue_id)
         return listed
 
-    def message(self, queue_id: QueueId, recipients: tuple[str, ...]) -> QueuedMessage | None:
+    def message(self, queue_id: QueueId, recipients: tuple[str, ...]) -> View | None:
         """Return one message, with all its recipients that are left; None if it is not there any more."""
         forecast = self._look.forecast()
         for seen, expected in zip(forecast.seen, forecast.expected(), strict=True):
@@ -297,9 +299,9 @@ class Listing:
                 return self._listed(seen, expected, recipients)
         return None
 
-    def _listed(self, seen: Seen, expected: Expected, recipients: tuple[str, ...]) -> QueuedMessage:
+    def _listed(self, seen: Seen, expected: Expected, recipients: tuple[str, ...]) -> View:
         queued = seen.queued
-        return QueuedMessage(
+        return View(
             queued.queue_id,
             _STATES[seen.state],
             queued.size_bytes,
@@ -316,5 +318,5 @@ class Listing:
         )
 
 
-def _by_queue_id(message: QueuedMessage) -> QueueId:
+def _by_queue_id(message: View) -> QueueId:
     return message.queue_id

@@ -1,19 +1,21 @@
 """May it go?  Exact windows over a history that survives everything.
 
-window    how much of N is occupied, and when room opens (pure)
-gauge     one limit: a window, or one for each key (pure)
-keys      what a limit tells messages apart by (pure)
-decision  what of a message may go now, and what it waits for otherwise (pure)
-merging   old ends rounded up and added together (pure)
-sharing   whose old ends were, by the slice (pure)
-proof     what limits held at most, laid on a line and counted (pure)
-slots     all that is known of an account's past, and the limits that judge it
-record    the bytes of a history file (pure)
-reached   how far a history was durable, in its lock: what is missing is noticed (pure)
-repair    what an operator can do about one that cannot be used (pure)
-history   the file: locked, shared, durable before anything is sent
-throttle  the room's door: reserve, settle, replan
-usage     how full a limit is, for showing (pure)
-tally     how much was charged lately, for comparing with a refusal
-audit     the proof of what is in the file: the most that any window held
+A request goes down this list, and a grant comes up durable:
+
+throttle        the door: reserve, settle, replan; and what can be asked of an account
+decision        what of a message may go now, what it waits for otherwise, and its keys (pure)
+slots           memory: what is in flight, what has ended, and the limits that judge it
+gauge           one limit: a window, or one for each key (pure)
+window          the rule and its proof: how much of N is occupied, when room opens (pure)
+compaction      old ends told more briefly, so that memory and the file stay bounded (pure)
+
+history         the file: locked, shared, durable before anything is sent
+history_states  what may be found of it, and what becomes of that: one table (pure)
+history_format  its bytes, and those of its lock (pure)
+history_check   what `relay fsck` and `relay audit` read, without the lock
+
+peaks           the most that any window can have held, counted another way (pure)
+limit           what a limit is to all of these (pure)
+limit_hints     what a refusal for too much mail teaches (pure)
+expected        what the estimate of `relay.status` is made from (pure)
 """

@@ -1,19 +1,91 @@
 """What of a message may go now, and what it waits for otherwise.  Pure.
 
-All limits are asked before any is touched: a message gets a slot in each of them, or in
-none.  One that names more recipients than there is room for goes to those there is room
-for, by all limits together; since every N is at least 1, no message is too large to ever
-go.  It waits only where not even one recipient may be named.
+All limits are asked before any is touched: a message gets a slot in each of them, or in none.  One
+that names more recipients than there is room for goes to those there is room for, by all limits
+together; since every N is at least 1, no message is too large to ever go.  It waits only where not
+even one recipient may be named.
+
+The questions behind `room` tell what many messages may do; the estimate of `relay.status.eta` asks
+the same ones, of gauges with a clock of their own.
+
+Addresses and domains are compared without regard to their spelling (`address.comparable`): where
+the upstream tells apart what we do not, two of its keys share a window here, which wastes and never
+exceeds.
 """
 
-from collections.abc import Sequence
+import functools
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from relay.throttle.gauge import Gauge
-from relay.throttle.history_format import Reserved, Share
-from relay.throttle.keys import Request
+from relay.mail.address import comparable, comparable_domain
+from relay.mail.envelope import Envelope
+from relay.throttle.gauge import Gauge, Usage
+from relay.throttle.history_format import Reserved, Share, address_key, key_of
 from relay.throttle.limit import ForEach
+
+_CLIENT_ADDRESS = re.compile(r"\[([^\[\]]*)\]\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One message that is ready to go to so many recipients."""
+
+    recipients: int
+    sender: str = ""
+    sender_domain: str = ""
+    client: str = ""
+    lane: str = ""
+    """Empty where the policy has none."""
+    recipient_domains: tuple[str, ...] = ()
+    """One for each recipient; none at all stands for one and the same."""
+    most: int | None = None
+    """How many of them one transaction may name at most."""
+
+    def __post_init__(self) -> None:
+        if self.recipients < 1:
+            raise ValueError("a transaction has at least one recipient")
+        if self.recipient_domains and len(self.recipient_domains) != self.recipients:
+            raise ValueError("each recipient has a domain, or none has")
+
+    @property
+    def largest(self) -> int:
+        """Return how many recipients one transaction may name, limits apart."""
+        return self.recipients if self.most is None else min(self.most, self.recipients)
+
+
+@functools.lru_cache(maxsize=4096)
+def keys_of(reverse_path: str, client: str) -> tuple[str, str, str]:
+    """Return a message's keys: its sender, the sender's domain, and who handed it over."""
+    found = _CLIENT_ADDRESS.search(client)
+    address = key_of((found[1] if found else client).lower())
+    return address_key(comparable(reverse_path)), _domain(reverse_path), address
+
+
+@functools.lru_cache(maxsize=65_536)
+def run_of(address: str, count: int) -> tuple[str, int]:
+    """Return so many recipients of the domain of an address: the same object each time, for many messages."""
+    return _domain(address), count
+
+
+def request_for(envelope: Envelope, indices: Iterable[int], most: int, lane: str = "") -> Request:
+    """Return what to ask for, to send a message to some of its recipients, at most so many at once."""
+    domains = tuple(_domain(envelope.recipients[index]) for index in indices)
+    sender, sender_domain, client = keys_of(envelope.reverse_path, envelope.client)
+    return Request(
+        len(domains),
+        sender=sender,
+        sender_domain=sender_domain,
+        client=client,
+        lane=lane,
+        recipient_domains=domains,
+        most=most,
+    )
+
+
+def _domain(address: str) -> str:
+    return key_of(comparable_domain(address.rpartition("@")[2])) if "@" in address else ""
 
 
 class Place(NamedTuple):
@@ -48,6 +120,71 @@ def for_all(gauges: Sequence[Gauge]) -> list[Gauge]:
     return [gauge for gauge in gauges if gauge.unit != "connections" and gauge.for_each is None]
 
 
+def of_connections(gauges: Sequence[Gauge]) -> list[Gauge]:
+    """Return the limits of connections."""
+    return [gauge for gauge in gauges if gauge.unit == "connections"]
+
+
+def _of_place(gauges: Sequence[Gauge], place: Place) -> list[Gauge]:
+    kind, key = place
+    return [gauge for gauge in gauges if gauge.for_each == kind and gauge.is_about(key)]
+
+
+def room(gauges: Sequence[Gauge], now_ns: int) -> int | None:
+    """Return how many messages may go now, None for any number, as far as limits without keys have a say."""
+    return min((gauge.room(None, now_ns) for gauge in for_all(gauges)), default=None)
+
+
+def full(gauges: Sequence[Gauge], now_ns: int) -> list[str]:
+    """Return which limits leave no room for any message now."""
+    return [gauge.label for gauge in for_all(gauges) if not gauge.room(None, now_ns)]
+
+
+def opens_at(gauges: Sequence[Gauge], recipients: int, now_ns: int) -> int:
+    """Return the earliest instant at which a message with so many recipients may fit unsplit.
+
+    As far as limits without keys have a say.
+    """
+    opens = (g.opens_at(None, now_ns, recipients if g.unit == "recipients" else 1) for g in for_all(gauges))
+    return max(opens, default=now_ns)
+
+
+def room_for_connections(gauges: Sequence[Gauge], now_ns: int) -> tuple[int | None, int, str]:
+    """Return how many may be opened now (None: any number), when the next may, and by which limit."""
+    limits = of_connections(gauges)
+    opens = [(gauge.opens_at(None, now_ns), gauge.label) for gauge in limits]
+    free = min((gauge.room(None, now_ns) for gauge in limits), default=None)
+    return free, *max(opens, default=(now_ns, ""))
+
+
+def room_at(gauges: Sequence[Gauge], place: Place, now_ns: int) -> tuple[int, int]:
+    """Return how many messages may leave a place now, and when the next one may.
+
+    At least one may be tried where it has other recipients, or the limits are gone: only asking tells.
+    """
+    limits, (kind, key) = _of_place(gauges, place), place
+    least = 1 if kind == "recipient_domain" or not limits else 0
+    free = min((gauge.room(key, now_ns) for gauge in limits), default=least)
+    return max(least, free), max((gauge.opens_at(key, now_ns) for gauge in limits), default=now_ns)
+
+
+def full_at(gauges: Sequence[Gauge], place: Place, now_ns: int) -> list[str]:
+    """Return which limits let no message leave a place now."""
+    return [gauge.label for gauge in _of_place(gauges, place) if not gauge.room(place.key, now_ns)]
+
+
+def room_in(gauges: Sequence[Gauge], lane: str, now_ns: int) -> tuple[int | None, int]:
+    """Return how many messages a lane's ceilings let go now (None: any number), and when one may."""
+    ceilings = _of_place(gauges, Place("lane", lane))
+    free = min((gauge.room(lane, now_ns) for gauge in ceilings), default=None)
+    return free, max((gauge.opens_at(lane, now_ns) for gauge in ceilings), default=now_ns)
+
+
+def usage(gauges: Sequence[Gauge], now_ns: int) -> list[Usage]:
+    """Return how full each limit is, in their order.  Looks at every key."""
+    return [gauge.usage(now_ns) for gauge in gauges]
+
+
 def choose(gauges: Sequence[Gauge], request: Request, now_ns: int) -> Sequence[int]:
     """Return which recipients there is room for; none where the message has to wait."""
     most, by_domain = request.largest, []
@@ -60,8 +197,8 @@ def choose(gauges: Sequence[Gauge], request: Request, now_ns: int) -> Sequence[i
         key = _key(request, gauge.for_each)
         if not gauge.is_about(key):
             continue
-        room = gauge.room(key, now_ns)
-        most = min(most, room if gauge.unit == "recipients" or room < 1 else most)
+        free = gauge.room(key, now_ns)
+        most = min(most, free if gauge.unit == "recipients" or free < 1 else most)
     return _choose_by_domain(by_domain, request, most, now_ns) if by_domain and most > 0 else range(most)
 
 

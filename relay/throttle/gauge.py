@@ -5,7 +5,7 @@ be told apart is counted in one more window that every key shares: what was reco
 without this kind of key, and the keys that memory has no room for.  A key's room is N less
 its own window less the shared one.  All of a key's past is in those two, so no key ever
 exceeds N; a shared slot counts against more keys than it has to, which wastes and never
-exceeds.  `is_crowded` tells of it.
+exceeds.  `Usage.is_crowded` tells of it.
 
 A ceiling is a limit of kind `lane` with `only` one key: it knows nothing of any other.
 
@@ -19,11 +19,12 @@ Instants are boottime of the current boot in nanoseconds.
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 
 from relay.throttle.expected import Limited, Openings
 from relay.throttle.history_format import UNKNOWN, Charged, Reserved
-from relay.throttle.limit import Limit
+from relay.throttle.limit import ForEach, Limit, Unit
 from relay.throttle.window import KeptSlots, Window
 
 MOST_ENTRIES = 1_000_000
@@ -35,6 +36,25 @@ LOOKED_AT = 2
 LONGEST_DEFAULT_GUARD_NS = 1_000_000_000
 
 
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """One limit, as a status line shows it; of one with keys, the key that is fullest."""
+
+    label: str
+    unit: Unit
+    used: int
+    """May be above `count` after an edit that lowered it."""
+    count: int
+    span_ns: int
+    """The period and its guard."""
+    opens_at_ns: int
+    """Boottime at which there may be room for one more; now, if there is."""
+    for_each: ForEach | None = None
+    key: str | None = None
+    is_crowded: bool = False
+    """There were more keys than are kept apart, and some of them count for every key."""
+
+
 class Gauge:
     """A limit and how full it is."""
 
@@ -42,7 +62,7 @@ class Gauge:
         self.label = limit.label
         self.unit = limit.unit
         self.for_each = limit.for_each
-        self._only = limit.only
+        self.only = limit.only
         self.count = limit.count
         self._weight: Callable[[Reserved | Charged], int] = attrgetter(limit.unit)
         self._period_ns = limit.per_ns
@@ -61,11 +81,11 @@ class Gauge:
 
     def is_about(self, key: str | None) -> bool:
         """Return whether it has a say about what has this key."""
-        return self._only is None or self._only == key
+        return self.only is None or self.only == key
 
     def goes_on_as(self, limit: Limit, guard_ns: int | None) -> bool:
         """Judge by a limit from now on if only its N is another, and return whether it is so."""
-        mine = self.unit, self.for_each, self._only, self._period_ns, self._guard_ns
+        mine = self.unit, self.for_each, self.only, self._period_ns, self._guard_ns
         if mine != (limit.unit, limit.for_each, limit.only, limit.per_ns, _guard_of(limit, guard_ns)):
             return False
         if not self._shared.is_as_fine_for(limit.count):
@@ -115,12 +135,21 @@ class Gauge:
 
     def opens_at(self, key: str | None, now_ns: int, weight: int = 1) -> int:
         """Return the earliest instant at which so much of a key may fit, as `Window.opens_at` does."""
-        return self._shared.opens_at(weight, now_ns, self._own(key))
+        return self._shared.opens_at(weight, now_ns, None if key is None else self._of_key.get(key))
 
-    def fullest(self, now_ns: int) -> str | None:
-        """Return the key with the most used; None without keys.  Looks at every key."""
-        return self._only or max(
-            self._of_key, key=lambda key: self._of_key[key].occupied(now_ns), default=None
+    def usage(self, now_ns: int) -> Usage:
+        """Return how full it is; with keys, that of the fullest.  Looks at every key."""
+        key = self.only or max(self._of_key, key=lambda key: self._of_key[key].occupied(now_ns), default=None)
+        return Usage(
+            self.label,
+            self.unit,
+            self.used(key, now_ns),
+            self.count,
+            self.span_ns,
+            self.opens_at(key, now_ns),
+            self.for_each,
+            key,
+            now_ns < self._crowded_until_ns,
         )
 
     def limited(self, in_flight: Sequence[tuple[Reserved, int]], now_ns: int) -> Limited:
@@ -145,11 +174,8 @@ class Gauge:
             openings(self._shared),
             self.for_each,
             {key: openings(window) for key, window in self._of_key.items()},
-            self._only,
+            self.only,
         )
-
-    def _own(self, key: str | None) -> Window | None:
-        return None if key is None else self._of_key.get(key)
 
     def _home(self, key: str | None, now_ns: int) -> Window:
         """Return the window in which a key is counted from now on."""
@@ -162,10 +188,6 @@ class Gauge:
                 return self._shared
             window = self._of_key[key] = self._window()
         return window
-
-    def is_crowded(self, now_ns: int) -> bool:
-        """Return whether there were, within a span, more keys than can be kept apart: some count for all."""
-        return now_ns < self._crowded_until_ns
 
     def _is_coarse(self, window: Window) -> bool:
         # What all share holds no more than N of the keys that have no window.

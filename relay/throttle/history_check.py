@@ -1,73 +1,92 @@
-"""Looks at a history file and says what is not as it should be; takes no lock, changes nothing.
+"""Looks at a history file without its lock: for `relay fsck`, and for `relay audit`.  Changes nothing.
 
-What a process that uses the history would do with each is in `history`; beside one, a
-group that is just being appended looks like one that a crash tore.
+`relay fsck` says of each history what a relay that starts now would do with it, by the table in
+`history_states`.  A group that is just being appended looks like one that a crash tore; a rewrite
+shows the old file or the new one.
 """
 
 import errno
 import glob
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from relay.clock import Clock
 from relay.spool.durable import Disk, opened, why_of_others
 from relay.spool.finding import NOTHING_SENT, Finding
-from relay.throttle import high_water, repair
-from relay.throttle.history import CLOCK_SKEW_NS, LARGEST_BYTES, is_left_of_a_rewrite
-from relay.throttle.history_format import Contents, HistoryError, read_groups, read_header
+from relay.throttle.history import is_left_of_a_rewrite
+from relay.throttle.history_format import MARK_BYTES, HistoryError, read_mark
+from relay.throttle.history_states import (
+    REMEDIES,
+    Effect,
+    Event,
+    Found,
+    Looker,
+    at_a_start,
+    examine,
+    missing,
+    of_the_future,
+    oversized,
+)
+from relay.throttle.limit import Limit
+from relay.throttle.peaks import Audit, audit
+
+_KINDS = {
+    Event.TORN: "torn_group",
+    Event.FOREIGN: "foreign",
+    Event.OWNER: "owner",
+    Event.FUTURE: "future_history",
+}
+"""The kinds of findings; all others are `damaged_history`."""
 
 
 def history_findings(path: Path, disk: Disk, clock: Clock, owner: int) -> Iterator[Finding]:
     """Yield what is to be said of one history; `owner` is the user of the relay.  Raises OSError."""
     # Ahead of the history, which can only have more by then.
-    reached_ns = reached_by(f"{path}.lock", disk)
+    mark_ns = _mark_in(f"{path}.lock", disk)
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         # Made by the first reservation, if there never was one.
-        yield from _lost_findings(str(path), None, reached_ns)
+        yield from _told(path, [missing(None, mark_ns) or Found(Event.ABSENT)])
         return
     yield from _beside_findings(f"{path}.new", disk)
-    if not stat.S_ISREG(found.st_mode):
-        yield Finding(str(path), "foreign", "not a file", NOTHING_SENT, f"see what it is; {repair.ANEW}")
+    if not stat.S_ISREG(status.st_mode):
+        yield from _told(path, [Found(Event.FOREIGN, "not a file")])
         return
     # Only root can open what is safe from others and belongs to somebody else.
     users = {owner, path.parent.stat().st_uid} if owner == 0 else {owner}
-    if (why := why_of_others(found.st_uid, stat.S_IMODE(found.st_mode), users)) is not None:
-        yield Finding(str(path), "owner", why, NOTHING_SENT, f"chown it to user {owner}, chmod 600")
-    if found.st_size > LARGEST_BYTES:
-        yield Finding(str(path), "damaged_history", f"{found.st_size} bytes", NOTHING_SENT, repair.ANEW)
-        return
+    if (why := why_of_others(status.st_uid, stat.S_IMODE(status.st_mode), users)) is not None:
+        yield from _told(path, [Found(Event.OWNER, why)])
+    looker = Looker(clock.boot_id(), clock.boottime_ns(), mark_ns)
+    yield from _told(path, _found(path, status.st_size, disk, looker))
+
+
+def _found(path: Path, length_bytes: int, disk: Disk, looker: Looker) -> list[Found]:
+    """Return what a relay would find in a file of ours, as far as it would get."""
+    if (too_long := oversized(length_bytes)) is not None:
+        return [too_long]
     try:
         with opened(disk, disk.open_read(str(path))) as fd:
             content = disk.pread(fd, disk.size(fd), 0)
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EIO):
             raise
-        yield Finding(
-            str(path), "damaged_history", f"cannot be read: {error.strerror}", NOTHING_SENT, repair.ANEW
-        )
-        return
-    yield from _content_findings(str(path), content, clock, reached_ns)
+        return [Found(Event.DISK_ERROR, f"cannot be read: {error.strerror}")]
+    examination = examine(content, looker)
+    ahead = of_the_future(examination.last, looker.now_ns) if examination.is_of_this_boot else None
+    return [*examination.found, *([ahead] if ahead else [])]
 
 
-def reached_by(path: str, disk: Disk) -> int | None:
-    """Return what the lock says; None also where it is no lock of ours, which its use will tell."""
-    try:
-        with opened(disk, disk.open_read(path)) as fd:
-            return high_water.read(disk.pread(fd, high_water.LENGTH, 0))
-    except (OSError, HistoryError):
-        return None
-
-
-def _lost_findings(path: str, mark_ns: int | None, reached_ns: int | None) -> Iterator[Finding]:
-    """Yield what is to be said of a history that has less than its lock says."""
-    try:
-        high_water.compare(mark_ns, reached_ns)
-    except HistoryError as error:
-        yield Finding(path, "damaged_history", str(error), NOTHING_SENT, repair.ANEW)
+def _told(path: Path, found: Sequence[Found]) -> Iterator[Finding]:
+    """Yield a finding for each of these that somebody should know of."""
+    for (event, what), effect in at_a_start(found):
+        if effect is Effect.REFUSE:
+            kind = _KINDS.get(event, "damaged_history")
+            yield Finding(str(path), kind, what, NOTHING_SENT, REMEDIES[event])
+        elif effect is Effect.CUT:
+            yield Finding(str(path), _KINDS[event], what, "cut at the next use", "")
 
 
 def _beside_findings(path: str, disk: Disk) -> Iterator[Finding]:
@@ -84,25 +103,32 @@ def _beside_findings(path: str, disk: Disk) -> Iterator[Finding]:
         )
 
 
-def _content_findings(path: str, content: bytes, clock: Clock, reached_ns: int | None) -> Iterator[Finding]:
+def _mark_in(lock_path: str, disk: Disk) -> int | None:
+    """Return what the lock says; None also where it is no lock of ours, which its use will tell."""
     try:
-        boot_id, start = read_header(content)
-        contents = read_groups(content, start)
-        if contents.at is None:
-            raise HistoryError(f"byte {start}: its first group is damaged")
+        with opened(disk, disk.open_read(lock_path)) as fd:
+            return read_mark(disk.pread(fd, MARK_BYTES, 0))
+    except (OSError, HistoryError):
+        return None
+
+
+def audit_file(path: Path, limits: Sequence[Limit], disk: Disk) -> Audit:
+    """Judge a history as it is on the disk.  Raises FileNotFoundError, PermissionError and HistoryError."""
+    try:
+        with opened(disk, disk.open_read(str(path))) as fd:
+            size = disk.size(fd)
+            content = b"" if oversized(size) else disk.pread(fd, size, 0)
+    except FileNotFoundError:
+        if (lost := missing(None, _mark_in(f"{path}.lock", disk))) is not None:
+            raise HistoryError(f"{path}: {lost.what}") from None
+        raise
+    except PermissionError:
+        raise
+    except OSError as error:
+        raise HistoryError(f"{path}: cannot read: {error.strerror or error}") from error
+    if (too_long := oversized(size)) is not None:
+        raise HistoryError(f"{path}: {too_long.what}")
+    try:
+        return audit(content, limits)
     except HistoryError as error:
-        yield Finding(path, "damaged_history", str(error), NOTHING_SENT, repair.ANEW)
-        return
-    if lost := list(_lost_findings(path, contents.at.mark_ns, reached_ns)):
-        yield from lost
-        return
-    if contents.end < len(content):
-        what = f"byte {contents.end}: its last group is not whole; nothing was sent on it"
-        yield Finding(path, "torn_group", what, "cut at the next use", "")
-    if boot_id == clock.boot_id() and _is_of_the_future(contents, clock):
-        what = "written in the future of this boot, so in another time namespace"
-        yield Finding(path, "future_history", what, NOTHING_SENT, "do not share it between containers")
-
-
-def _is_of_the_future(contents: Contents, clock: Clock) -> bool:
-    return contents.at is not None and contents.at.boottime_ns > clock.boottime_ns() + CLOCK_SKEW_NS
+        raise HistoryError(f"{path}: {error}") from error

@@ -33,6 +33,18 @@ first of it was reserved, or `-` where that was not kept.
 Version 1 is read too, and written anew as version 2 before anything is added: it had no
 connections, starts and shares, so `reserved` and `charged` end after RECIPIENTS.
 
+The high-water mark.  The file's lock holds one line, written in place within one sector:
+
+    relay-history-end +000001760000000123456789 1b2c3d4e
+
+The number is the MARK of a group.  Marks ascend through groups, rewrites and boots: a sync lies
+between any two groups, so no two are of one instant.  The line is written once that group is
+durable, and is not synced itself: it is never ahead of what a crash leaves, and costs no wait.  A
+history whose last whole group has a lesser mark has lost durable groups: it was cut, damaged at its
+end, removed, or put back from a copy.  A kill takes nothing of the line.  A power cut may take what
+the kernel had not yet written back by itself, some half a minute, or leave it torn: then there is
+less to compare with, or nothing.  An empty lock, as older versions leave it, says nothing either.
+
 Does not: touch a disk, or know what time it is.
 """
 
@@ -43,7 +55,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, get_args
 
 from relay.mail.address import comparable, comparable_domain, folded
-from relay.smtp.reply import clean
+from relay.mail.text import clean
 from relay.throttle.limit import ForEach, Unit
 
 UNKNOWN = "%"
@@ -174,6 +186,10 @@ _RESPELLED = re.compile(r'["\\%\[]|xn--|\.\Z')
 """In a key that may have another form today; most have none of these."""
 _OCTET = re.compile(rb"%([0-9a-f]{2})")
 _UNFIT_FOR_A_KEY = re.compile(rb"[^!-$&-~]")
+
+MARK_BYTES = 53
+_MARK_WORD = b"relay-history-end "
+_MARK = re.compile(rb"(relay-history-end ([+-][0-9]{24})) ([0-9a-f]{8})\n")
 
 
 def key_of(text: str) -> str:
@@ -441,3 +457,20 @@ def _shares(words: str) -> tuple[Share, ...]:
         Share(match[1], comparable_key(match[1], match[2]), int(match[3]), int(match[4]))
         for match in _SHARE.finditer(words)
     )
+
+
+def mark_line(mark_ns: int) -> bytes:
+    """Return the line in a lock that says how far its history is durable."""
+    text = _MARK_WORD + b"%+025d" % mark_ns
+    return text + b" %08x\n" % zlib.crc32(text)
+
+
+def read_mark(content: bytes) -> int | None:
+    """Return the mark in a lock; None if it says nothing.  Raises HistoryError if it is no lock of ours."""
+    match = _MARK.match(content)
+    if match is not None and zlib.crc32(match[1]) == int(match[3], 16):
+        return int(match[2])
+    front = content.rstrip(b"\0")
+    if not front.startswith(_MARK_WORD) and not _MARK_WORD.startswith(front):
+        raise HistoryError("not the lock of a history")
+    return None

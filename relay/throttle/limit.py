@@ -1,7 +1,6 @@
-"""What a limit is to whoever counts by it, compares with it or foresees it: N of a unit in any T.  Pure.
+"""A limit: at most N of a unit in any window of length T.  Pure.
 
-The policy's limits, those lowered by `relay.throttle.limit_hints` and the cap on reports are ones.
-Does not: count, or read a policy.
+The policy's limits, those that `limit_hints` lowers and the cap on reports all have this shape.
 """
 
 from typing import Literal, Protocol
@@ -11,34 +10,21 @@ ForEach = Literal["sender", "sender_domain", "recipient_domain", "client", "lane
 
 
 class Limit(Protocol):
-    """One limit."""
+    """One limit: N is `count`, at least 1; T is `per_ns`.
+
+    `for_each` says what has a window each, None for one window over all; `only` is the one key that
+    it is about, None for all keys; `label` is how a status line names it.
+    """
 
     @property
-    def unit(self) -> Unit:
-        """Return what is counted."""
-        ...
-
+    def unit(self) -> Unit: ...
     @property
-    def count(self) -> int:
-        """Return N, the most that any window may hold; at least 1."""
-        ...
-
+    def count(self) -> int: ...
     @property
-    def per_ns(self) -> int:
-        """Return T, the length of the window."""
-        ...
-
+    def per_ns(self) -> int: ...
     @property
-    def for_each(self) -> ForEach | None:
-        """Return what has a window each; None for one window over all."""
-        ...
-
+    def for_each(self) -> ForEach | None: ...
     @property
-    def only(self) -> str | None:
-        """Return the one key that it is about, if it is about one alone."""
-        ...
-
+    def only(self) -> str | None: ...
     @property
-    def label(self) -> str:
-        """Return how a status line names it."""
-        ...
+    def label(self) -> str: ...

@@ -1,17 +1,16 @@
 """What a refusal for having sent too much teaches, by our own history.  Pure.
 
-At such a refusal the history tells how much was charged in a window that ended there: so
-much went well.  `suggest` makes a limit of it; `tighten` may lower one that is in force.
+At such a refusal the history tells how much was charged in a window that ended there: so much went
+well.  `suggest` makes a limit of it; `tighten` may lower a limit that is in force.
 
-Which limit: where the reply names a window ("per hour"), those of that length; else all.
-Where it names its own N too ("50 recipients per hour"), that limit, and that N if it is
-lower.  Of several, one that held more in an earlier window is not it: a relay that paces keeps its
-short windows full for hours, and that went well.  (What was blamed before cannot be
-cleared so: then those windows went not well.)  Of what is left, the one that was nearest
-to its N, since one refusal tells no more.  Where the policy has none, the window that the
-reply names, else a minute, an hour and a day.
-Connections are compared with limits on connections, and mail with the others.  Limits
-`for_each` key are left out: the reply does not say whose window it was.
+Which limit: where the reply names a window ("per hour"), those of that length; else all.  Where it
+names its own N too ("50 recipients per hour"), that limit, and that N if it is lower.  Of several
+limits, one that held more in an earlier window is cleared: a relay that paces keeps its short
+windows full for hours, and those went well.  A limit that was blamed before is not cleared so, since
+the windows before that refusal prove nothing.  Of what is left, the limit that was nearest to its N,
+since one refusal tells no more.  Where the policy has none, the window that the reply names, else a
+minute, an hour and a day.  Connections are compared with limits on connections, and mail with the
+others.  Limits `for_each` key are left out: the reply does not say whose window it was.
 
 What cannot be known, and is not claimed:
 - what else uses the account.  But where the upstream names its N, and all of ours that it
@@ -55,22 +54,14 @@ class Tally:
 
     def less(self, refused: "Tally") -> "Tally":
         """Return it without what was refused."""
-        return Tally(
-            max(0, self.messages - refused.messages),
-            max(0, self.recipients - refused.recipients),
-            max(0, self.connections - refused.connections),
-            self.since_ns,
-        )
+        messages = max(0, self.messages - refused.messages)
+        recipients = max(0, self.recipients - refused.recipients)
+        return Tally(messages, recipients, max(0, self.connections - refused.connections), self.since_ns)
 
     def of(self, unit: Unit) -> int:
-        """Return how much of a unit it is."""
-        match unit:
-            case "messages":
-                return self.messages
-            case "recipients":
-                return self.recipients
-            case "connections":
-                return self.connections
+        return {"messages": self.messages, "recipients": self.recipients, "connections": self.connections}[
+            unit
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,27 +91,18 @@ class Hint:
 
     @property
     def label(self) -> str:
-        """Return the label of the policy's limit; without N where it has none."""
+        """The label of the policy's limit; without N where it has none."""
         count = "" if self.limit is None else f"{self.limit} "
         return f"{count}{self.unit} per {in_seconds(self.per_ns)}"
 
     def is_met_by(self, limits: Iterable[Limit]) -> bool:
         """Return whether one of the policy's limits is as strict by now."""
-        return any(
-            limit.unit == self.unit
-            and limit.for_each is None
-            and limit.count <= self.suggested
-            and limit.per_ns >= self.per_ns
-            for limit in limits
-        )
+        alike = [limit for limit in limits if limit.unit == self.unit and limit.for_each is None]
+        return any(limit.count <= self.suggested and limit.per_ns >= self.per_ns for limit in alike)
 
     def beside(self, limits: Iterable[Limit]) -> "Hint":
         """Return it with the N that the policy has by now."""
-        counts = [
-            limit.count
-            for limit in limits
-            if limit.for_each is None and (limit.unit, limit.per_ns) == (self.unit, self.per_ns)
-        ]
+        counts = [limit.count for limit in _in_windows(limits, self.unit, self.per_ns)]
         return replace(self, limit=min(counts, default=None))
 
     def __str__(self) -> str:
@@ -156,7 +138,6 @@ class Lowered:
 
     @property
     def key(self) -> tuple[Unit, int, int]:
-        """Return what tells it from others."""
         return (self.unit, self.per_ns, self.limit)
 
     def is_of(self, limit: Limit) -> bool:
@@ -173,11 +154,7 @@ class Effective:
     per_ns: int
     for_each: ForEach | None
     label: str
-
-    @property
-    def only(self) -> None:
-        """Return None: each key of a `for_each` counts, not one alone."""
-        return
+    only: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,34 +190,23 @@ def compare(
     began (None: not known), `before` are earlier findings, and `charged` says by the label
     of a limit all that occupies it now.
     """
-    units: tuple[Unit, ...]
-    found: list[tuple[Unit, int, int | None]]
-    match ruling.excess:
-        case Excess.MAIL:
-            units = ("messages", "recipients")
-        case Excess.CONNECTIONS:
-            units = ("connections",)
-        case None:
-            return ()
+    if ruling.excess is None:
+        return ()
+    units: tuple[Unit, ...] = ("messages", "recipients")
+    if ruling.excess is Excess.CONNECTIONS:
+        units = ("connections",)
     named_ns = None if ruling.span is None else SPAN_NS[ruling.span]
+    named = ruling.named
+    # A reply that names its own N says which limit it is.
+    if named is not None and (its := _in_windows(limits, named.unit, named.per_ns or named_ns)):
+        found_named = _as_named(min(its, key=lambda limit: limit.count), named.slots, tally, at_ns)
+        return (replace(found_named, charged=(charged or {}).get(found_named.label)),)
     suspects = [
         limit
         for limit in limits
         if limit.unit in units and limit.for_each is None and _is_as_long(limit.per_ns, named_ns)
     ]
-    named = ruling.named
-    if named is not None:
-        # It says itself which one it is.
-        period_ns = named.per_ns or named_ns
-        its = [
-            each
-            for each in limits
-            if each.for_each is None and (each.unit, each.per_ns) == (named.unit, period_ns)
-        ]
-        if its:
-            its_own = min(its, key=lambda limit: limit.count)
-            found_named = _as_named(its_own, named.slots, tally, at_ns)
-            return (replace(found_named, charged=(charged or {}).get(found_named.label)),)
+    found: list[tuple[Unit, int, int | None]]
     if suspects:
         if peak is not None:
             suspects = _not_cleared(suspects, tally, peak, before) or suspects
@@ -254,6 +220,10 @@ def compare(
         for unit, per_ns, count in found
         if (sent := (known := tally(per_ns)).of(unit)) > 0
     )
+
+
+def _in_windows(limits: Iterable[Limit], unit: Unit, per_ns: int | None) -> list[Limit]:
+    return [each for each in limits if each.for_each is None and (each.unit, each.per_ns) == (unit, per_ns)]
 
 
 def _as_named(limit: Limit, named: int, tally: Callable[[int], Tally], at_ns: int) -> Hint:
@@ -299,12 +269,9 @@ def in_force(limits: Iterable[AnyLimit], lowered: Sequence[Lowered]) -> list[Any
     """Return the limits as they are in force: those of the policy, or lower."""
     found: list[AnyLimit | Effective] = []
     for limit in limits:
-        counts = [each.count for each in lowered if each.is_of(limit)]
-        if counts:
-            count = min(limit.count, *counts)
-            found.append(Effective(limit.unit, count, limit.per_ns, limit.for_each, limit.label))
-        else:
-            found.append(limit)
+        count = min([limit.count, *(each.count for each in lowered if each.is_of(limit))])
+        effective = Effective(limit.unit, count, limit.per_ns, limit.for_each, limit.label)
+        found.append(effective if count < limit.count else limit)
     return found
 
 

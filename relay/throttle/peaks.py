@@ -1,27 +1,218 @@
-"""The proof on the user's own history: the most that any window can have held.
+"""The most that any window of a limit can have held, laid on a line and counted.  Pure.
 
-What a slot is, and what counts where something is known only roughly, says `proof`, which
-shares no arithmetic with what lets messages go.  Older transactions are merged into fewer
-lines; what limits held before that was counted then, and stands in the file (`Highest`).
+Shares no arithmetic with `window`, `gauge` and `decision`, which it judges.  A slot is occupied
+from its reservation until T after its end.  Whatever an upstream counted in one window of length T
+was occupied at the instant at which the last of it began; so the most that is occupied at one
+instant is the most that any window can hold.  T is the policy's; the guard is beyond what is
+promised.  `audit` judges a history by today's limits: where N was lowered, or a limit added, what
+was sent before may well exceed it.
 
-The history is judged by today's limits.  Where N was lowered, or a limit added, what was
-sent before may well exceed it: `most_at_ns` tells when.
+What is not known exactly is told apart, and never taken for less than it can be:
+- a transaction without an end counts until its deadline;
+- one whose start was not kept counts from its end (version 1 of the format);
+- merged transactions have the earliest start and the latest end of their parts: they are in
+  `at_most` only, with everything else; `most` has the rest, exactly;
+- of a limit with keys, what is of no known key counts for every key, in `at_most` only.
 
-Reads without the lock: what is being added at this moment is not there yet, and a
-rewrite shows the old file or the new one.
+So it is counted before anything is merged, and kept as `history_format.Highest`: `raised` goes on
+from what that says.  Where what is known roughly cannot prove a limit, as for one that is new, the
+proof begins where no more of that counts, and says so (`since_ns`).
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import NamedTuple
 
-from relay.spool.durable import Disk
-from relay.throttle import high_water
-from relay.throttle.history import LARGEST_BYTES
-from relay.throttle.history_check import reached_by
-from relay.throttle.history_format import Highest, HistoryError, read_groups, read_header
-from relay.throttle.limit import Limit
-from relay.throttle.proof import highest, stretches_of, subject_of
+from relay.throttle.history_format import (
+    UNKNOWN,
+    Charged,
+    Ended,
+    Highest,
+    HistoryError,
+    Record,
+    Reserved,
+    read_groups,
+    read_header,
+)
+from relay.throttle.limit import ForEach, Limit, Unit
+
+MOST_KEPT = 64
+"""What is kept of limits, those of today and, as far as there is room, those of other policies."""
+
+Subject = tuple[Unit, int, ForEach | None, str | None]
+"""What is counted, of which T and of whom: whatever its N, it is the same question."""
+Slot = tuple[int, int, int]
+"""From, to and how much."""
+
+
+class ProofSpan(NamedTuple):
+    """One transaction or connection, or several that were merged, from start to end."""
+
+    started_at_ns: int
+    ended_at_ns: int
+    record: Reserved | Charged
+    """With its weights, and whose it was."""
+    is_merged: bool = False
+    has_start: bool = True
+
+
+class _Held(NamedTuple):
+    """What a limit held at one instant of some."""
+
+    most: int
+    most_at_ns: int | None
+    key: str | None
+    at_most: int
+
+
+def subject_of(limit: Limit | Highest) -> Subject:
+    """Return what it is that a limit, or what is kept of one, is about."""
+    return limit.unit, limit.per_ns, limit.for_each, limit.only
+
+
+def spans_of(records: Iterable[Record]) -> tuple[list[ProofSpan], int]:
+    """Return every transaction once, and how many of them have no end."""
+    known: dict[int, ProofSpan] = {}
+    others: list[ProofSpan] = []
+    open_ids: set[int] = set()
+    for record in records:
+        match record:
+            case Reserved(reservation_id, deadline_ns):
+                open_ids.add(reservation_id)
+                known[reservation_id] = ProofSpan(reservation_id, deadline_ns, record)
+            case Ended(reservation_id, ended_at_ns):
+                if reservation_id in open_ids:
+                    open_ids.remove(reservation_id)
+                    known[reservation_id] = known[reservation_id]._replace(ended_at_ns=ended_at_ns)
+            case Highest():
+                continue
+            case Charged(ended_at_ns=ended_at_ns, started_at_ns=started_at_ns, is_merged=is_merged):
+                start_ns = ended_at_ns if started_at_ns is None else started_at_ns
+                span = ProofSpan(start_ns, ended_at_ns, record, is_merged, started_at_ns is not None)
+                if is_merged or started_at_ns is None:
+                    others.append(span)
+                elif (before := known.get(started_at_ns)) is None or before.ended_at_ns < ended_at_ns:
+                    # One that outlived its deadline was charged twice, and is one transaction.
+                    open_ids.discard(started_at_ns)
+                    known[started_at_ns] = (
+                        span if before is None else before._replace(ended_at_ns=ended_at_ns)
+                    )
+    return [*known.values(), *others], len(open_ids)
+
+
+def raised(
+    before: Iterable[Highest], limits: Sequence[Limit], records: Iterable[Record], until_ns: int
+) -> list[Highest]:
+    """Return what limits held at any instant before `until_ns`, going on from what is known already.
+
+    Nothing that is not in `records` may begin before `until_ns`.
+    """
+    kept = {subject_of(each): each for each in before}
+    subjects = [subject_of(limit) for limit in limits]
+    if all(subject in kept for subject in subjects):
+        # What was free again by then is in what was counted.
+        from_ns = min((kept[each].until_ns - kept[each].per_ns for each in subjects), default=until_ns)
+        records = (
+            record
+            for record in records
+            if not (isinstance(record, Charged) and record.ended_at_ns <= from_ns)
+        )
+    spans, _ = spans_of(records)
+    for limit, subject in zip(limits, subjects, strict=True):
+        # Behind those that nobody goes on with.
+        kept[subject] = highest(limit, kept.pop(subject, None), spans, until_ns)
+    return list(kept.values())[-MOST_KEPT:]
+
+
+def highest(limit: Limit, before: Highest | None, spans: Sequence[ProofSpan], until_ns: int) -> Highest:
+    """Return what one limit held at any instant before `until_ns`."""
+    exact, rough = _slots_by_key(limit, spans)
+    if before is None:
+        first_ns = min((span.started_at_ns for span in spans), default=until_ns)
+        before = Highest(first_ns, first_ns, 0, 0, 0, None, None, *subject_of(limit))
+    found = _held(exact, rough, before.until_ns, until_ns)
+    if found.most > before.most:
+        before = before._replace(most=found.most, most_at_ns=found.most_at_ns, key=found.key)
+    since_ns, earlier, at_most = before.since_ns, before.earlier, max(before.at_most, found.at_most)
+    if at_most > limit.count >= before.most:
+        # What is known only roughly cannot tell: begin where no more of it counts.
+        ends_ns = (end_ns for slots in rough.values() for _, end_ns, _ in slots)
+        since_ns = max(since_ns, min(until_ns, max(ends_ns, default=before.until_ns)))
+        earlier, at_most = max(earlier, at_most), _held(exact, rough, since_ns, until_ns).at_most
+    return before._replace(since_ns=since_ns, until_ns=until_ns, at_most=at_most, earlier=earlier)
+
+
+def _held(
+    exact: dict[str | None, list[Slot]], rough: dict[str | None, list[Slot]], from_ns: int, until_ns: int
+) -> _Held:
+    """Return the most at one instant from one on until before another."""
+    most, most_at_ns, most_key = 0, None, None
+    for key, slots in exact.items():
+        if sum(weight for _, _, weight in slots) > most:
+            found, at_ns = _most(slots, from_ns, until_ns)
+            if found > most:
+                most, most_at_ns, most_key = found, at_ns, key
+    at_most = most
+    for key in rough.keys() - {None}:
+        slots = [*exact.get(key, ()), *rough[key]]
+        if sum(weight for _, _, weight in slots) > at_most:
+            at_most = max(at_most, _most(slots, from_ns, until_ns)[0])
+    if None in exact and None in rough:
+        # Without keys all of it is one.
+        at_most = _most([*exact[None], *rough[None]], from_ns, until_ns)[0]
+    elif None in rough:
+        # What may be of any key counts for each.
+        at_most += _most(rough[None], from_ns, until_ns)[0]
+    return _Held(most, most_at_ns, most_key, at_most)
+
+
+def _slots_by_key(
+    limit: Limit, spans: Iterable[ProofSpan]
+) -> tuple[dict[str | None, list[Slot]], dict[str | None, list[Slot]]]:
+    """Return what is known exactly and what is known roughly, by key."""
+    exact: dict[str | None, list[Slot]] = {}
+    rough: dict[str | None, list[Slot]] = {}
+    for started_at_ns, ended_at_ns, record, is_merged, _ in spans:
+        for key, weight in _of_keys(limit, record):
+            slot = (started_at_ns, ended_at_ns + limit.per_ns, weight)
+            # Without a key, where keys are asked for, it may be of any of them.
+            is_rough = is_merged or (limit.for_each is not None and key is None)
+            (rough if is_rough else exact).setdefault(key, []).append(slot)
+    return exact, rough
+
+
+def _of_keys(limit: Limit, record: Reserved | Charged) -> list[tuple[str | None, int]]:
+    """Return what a record weighs by a limit, for each of its keys; None for no or any key."""
+    weight = getattr(record, limit.unit)
+    shares = [share for share in record.shares if share.for_each == limit.for_each]
+    if not shares:
+        return [(None, weight)] if weight else []
+    found: list[tuple[str | None, int]] = []
+    for share in shares:
+        if limit.only is not None and share.key not in (limit.only, UNKNOWN):
+            continue
+        if of_key := share.messages if limit.unit == "messages" else share.recipients:
+            found.append((None if share.key == UNKNOWN else share.key, of_key))
+    return found
+
+
+def _most(slots: Iterable[Slot], from_ns: int, until_ns: int) -> tuple[int, int | None]:
+    """Return the most weight at one instant, and the first such instant; each slot is [from, to)."""
+    steps: list[tuple[int, int]] = [(from_ns, 0)]
+    all_along = 0
+    for start_ns, end_ns, weight in slots:
+        if start_ns <= from_ns and end_ns >= until_ns:
+            all_along += weight
+        elif start_ns < until_ns and end_ns > from_ns:
+            steps.append((max(start_ns, from_ns), weight))
+            steps.append((end_ns, -weight))
+    # Of one instant, what goes comes first: no sum in between is more than those beside it.
+    steps.sort()
+    occupied = list(itertools.accumulate(weight for _, weight in steps))
+    most = max(occupied)
+    is_any = all_along + most > 0 and from_ns < until_ns
+    return (all_along + most, steps[occupied.index(most)][0]) if is_any else (0, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,35 +266,6 @@ class Audit:
     """One a limit, in their order."""
 
 
-def audit_file(path: Path, limits: Sequence[Limit], disk: Disk) -> Audit:
-    """Judge a history as it is on the disk.  Raises FileNotFoundError, PermissionError and HistoryError."""
-    try:
-        fd = disk.open_read(str(path))
-    except FileNotFoundError:
-        try:
-            high_water.compare(None, reached_by(f"{path}.lock", disk))
-        except HistoryError as error:
-            raise HistoryError(f"{path}: {error}") from None
-        raise
-    except PermissionError:
-        raise
-    except OSError as error:
-        raise HistoryError(f"{path}: cannot read: {error.strerror or error}") from error
-    try:
-        size = disk.size(fd)
-        if size > LARGEST_BYTES:
-            raise HistoryError(f"{path}: {size} bytes are no history")
-        content = disk.pread(fd, size, 0)
-    except OSError as error:
-        raise HistoryError(f"{path}: cannot read: {error.strerror or error}") from error
-    finally:
-        disk.close(fd)
-    try:
-        return audit(content, limits)
-    except HistoryError as error:
-        raise HistoryError(f"{path}: {error}") from error
-
-
 def audit(content: bytes, limits: Sequence[Limit]) -> Audit:
     """Judge the content of a history.  Raises HistoryError where it is none."""
     _, start = read_header(content)
@@ -111,21 +273,21 @@ def audit(content: bytes, limits: Sequence[Limit]) -> Audit:
     if contents.at is None:
         raise HistoryError(f"byte {start}: its first group is damaged")
     wall_ns = contents.at.wall_ns - contents.at.boottime_ns
-    stretches, in_flight = stretches_of(contents.records)
-    known = [stretch for stretch in stretches if not stretch.is_merged]
+    spans, in_flight = spans_of(contents.records)
+    known = [span for span in spans if not span.is_merged]
     # Behind all that the file tells of.
-    until_ns = 1 + max([contents.at.boottime_ns, *(stretch.started_at_ns for stretch in stretches)])
+    until_ns = 1 + max([contents.at.boottime_ns, *(span.started_at_ns for span in spans)])
     before = {subject_of(each): each for each in contents.records if isinstance(each, Highest)}
     findings = []
     for limit in limits:
         counted = before.get(subject_of(limit))
-        findings.append(_finding(limit, highest(limit, counted, stretches, until_ns), counted, wall_ns))
+        findings.append(_finding(limit, highest(limit, counted, spans, until_ns), counted, wall_ns))
     return Audit(
         len(known),
         in_flight,
-        sum(each.record.messages + each.record.connections for each in stretches if each.is_merged),
-        sum(not each.has_start for each in stretches),
-        min((wall_ns + stretch.started_at_ns for stretch in stretches), default=None),
+        sum(each.record.messages + each.record.connections for each in spans if each.is_merged),
+        sum(not each.has_start for each in spans),
+        min((wall_ns + span.started_at_ns for span in spans), default=None),
         contents.at.wall_ns,
         tuple(findings),
     )

@@ -1,11 +1,10 @@
 """All that is known of an account's past, and the limits that judge it.  No disk.
 
-Guarantees: a reservation occupies every window until it is settled, or until its
-deadline, at which it counts as ended.  What ended is kept for as long as any policy
-could ask for it, in bounded memory: the newest EXACT_ENDS to the nanosecond, older
-ones merged with their instants rounded *up* by less than 1/1024 of their age (once for
-each reboot that they live through, which moves the grid); and whose they were as `sharing`
-says.  So new limits judge the same past (`judge_by`), and a sum never falls too early.
+Guarantees: a reservation occupies every window until it is settled, or until its deadline, at
+which it counts as ended.  What ended is kept for as long as any policy could ask for it, in bounded
+memory: the newest EXACT_ENDS to the nanosecond, and older ones as `compaction` says, rounded *up*
+by less than 1/1024 of their age, once for each reboot that they live through, since that moves the
+grid.  So new limits judge the same past (`judge_by`), and a sum never falls too early.
 
 KEEP_NS is no policy's longest period but the longest that can be written: processes
 with different policies share one history, and none may drop what another needs.
@@ -18,27 +17,27 @@ Instants are boottime of the current boot in nanoseconds.
 
 import heapq
 from bisect import bisect_right, insort
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from threading import Lock
+from typing import TypeVar
 
-from relay.throttle.compaction import merge
-from relay.throttle.decision import Grant, Place, Wait, choose, for_all, shares_of, wait
+from relay.throttle.compaction import merge, thinned
+from relay.throttle.decision import Grant, Request, Wait, choose, room_for_connections, shares_of, wait
 from relay.throttle.expected import Limited
 from relay.throttle.gauge import Gauge
 from relay.throttle.history_format import Charged, Ended, Highest, Record, Reserved, Share
-from relay.throttle.keys import Request
 from relay.throttle.limit import Limit
 from relay.throttle.limit_hints import Tally
-from relay.throttle.proof import raised
-from relay.throttle.sharing import thinned
-from relay.throttle.tally import peak_of, tally_of
-from relay.throttle.usage import Usage, usage_of
+from relay.throttle.peaks import raised
 from relay.throttle.window import EXACT_SLOTS
+
+Answer = TypeVar("Answer")
 
 EXACT_ENDS = 2 * EXACT_SLOTS
 """What an exact window admits in two spans, so that rounding what is older cannot reach into it."""
 MOST_SHARES = 262_144
-"""Shares of what has ended that are kept as they are, some 40 MB at most; of older ones see `sharing`."""
+"""Shares of what has ended that are kept as they are, some 40 MB at most; of older ones see `compaction`."""
 SHARE_BYTES = 40
 """How long a share is as written, about; after so many as MOST_SHARES it is seen to that they are no more."""
 
@@ -140,38 +139,16 @@ class Slots:
         with self._mutex:
             self._advance(now_ns)
             now_ns = self._now_ns
-            opens = [(g.opens_at(None, now_ns), g.label) for g in self._gauges if g.unit == "connections"]
-            until_ns, label = max(opens, default=(now_ns, ""))
+            _, until_ns, label = room_for_connections(self._gauges, now_ns)
             if until_ns > now_ns:
                 return Wait(until_ns, label)
             return self._occupy(transaction_ns, now_ns, (0, 0, 1))
 
-    def opens_at(self, recipients: int, now_ns: int) -> int:
-        """Return the earliest instant at which a message with so many recipients may fit unsplit.
-
-        As far as limits without keys have a say.
-        """
+    def ask(self, question: Callable[[Sequence[Gauge], int], Answer], now_ns: int) -> Answer:
+        """Ask all limits as they are now; most questions are `decision`'s."""
         with self._mutex:
             self._advance(now_ns)
-            return max(
-                (
-                    gauge.opens_at(None, now_ns, recipients if gauge.unit == "recipients" else 1)
-                    for gauge in for_all(self._gauges)
-                ),
-                default=now_ns,
-            )
-
-    def room(self, now_ns: int) -> tuple[int | None, list[str]]:
-        """Return how many messages may go now, None for any number, and which limits keep back the next one.
-
-        As far as limits without keys have a say.
-        """
-        with self._mutex:
-            self._advance(now_ns)
-            rooms = [(gauge.room(None, now_ns), gauge.label) for gauge in for_all(self._gauges)]
-            return min((room for room, _ in rooms), default=None), [
-                label for room, label in rooms if not room
-            ]
+            return question(self._gauges, now_ns)
 
     def leaves_in_ns(self, span_ns: int, now_ns: int) -> int | None:
         """Return in how long the oldest end within the last `span_ns` is that old, or None without one."""
@@ -185,57 +162,13 @@ class Slots:
         with self._mutex:
             self._advance(now_ns)
             index = bisect_right(self._ended, now_ns - span_ns, key=_ended_at)
-            return tally_of(self._ended[index:], now_ns)
+            return _sum_of(self._ended[index:], now_ns)
 
     def peak(self, span_ns: int, now_ns: int) -> Tally:
         """Return the most, of each unit, that one window held which was over `span_ns` ago."""
         with self._mutex:
             index = bisect_right(self._ended, now_ns - span_ns, key=_ended_at)
-            return peak_of(self._ended[:index], span_ns)
-
-    def room_for_connections(self, now_ns: int) -> tuple[int | None, int, str]:
-        """Return how many may be opened now (None: any number), when the next may, and by which limit."""
-        with self._mutex:
-            self._advance(now_ns)
-            gauges = [gauge for gauge in self._gauges if gauge.unit == "connections"]
-            opens = [(gauge.opens_at(None, now_ns), gauge.label) for gauge in gauges]
-            room = min((gauge.room(None, now_ns) for gauge in gauges), default=None)
-            return room, *max(opens, default=(now_ns, ""))
-
-    def room_at(self, place: Place, now_ns: int) -> tuple[int, int]:
-        """Return how many messages may leave a place now, and when the next one may.
-
-        At least one may be tried where it has other recipients, or the limits are gone: only asking tells.
-        """
-        with self._mutex:
-            self._advance(now_ns)
-            kind, key = place
-            gauges = [gauge for gauge in self._gauges if gauge.for_each == kind and gauge.is_about(key)]
-            least = 1 if place.for_each == "recipient_domain" or not gauges else 0
-            room = min((gauge.room(place.key, now_ns) for gauge in gauges), default=least)
-            opens_at_ns = max((gauge.opens_at(place.key, now_ns) for gauge in gauges), default=now_ns)
-            return max(least, room), opens_at_ns
-
-    def full_at(self, place: Place, now_ns: int) -> list[str]:
-        """Return which limits let nobody leave a place now."""
-        with self._mutex:
-            self._advance(now_ns)
-            gauges = [gauge for gauge in self._gauges if gauge.for_each == place.for_each]
-            return [gauge.label for gauge in gauges if gauge.room(place.key, now_ns) < 1]
-
-    def room_in(self, lane: str, now_ns: int) -> tuple[int | None, int]:
-        """Return how many messages a lane's ceilings let go now (None: any number), and when one may."""
-        with self._mutex:
-            self._advance(now_ns)
-            gauges = [gauge for gauge in self._gauges if gauge.for_each == "lane" and gauge.is_about(lane)]
-            room = min((gauge.room(lane, now_ns) for gauge in gauges), default=None)
-            return room, max((gauge.opens_at(lane, now_ns) for gauge in gauges), default=now_ns)
-
-    def usage(self, now_ns: int) -> list[Usage]:
-        """Return how full each limit is, in their order.  Looks at every key."""
-        with self._mutex:
-            self._advance(now_ns)
-            return [usage_of(gauge, now_ns) for gauge in self._gauges]
+            return _peak_of(self._ended[:index], span_ns)
 
     def limited(self, transaction_ns: int, now_ns: int) -> tuple[Limited, ...]:
         """Return each limit with all that occupies it; ours in flight last `transaction_ns`."""
@@ -392,3 +325,40 @@ def _ended_at(charged: Charged) -> int:
 def _length(record: Reserved | Charged) -> int:
     """Return about how long its shares are, as written."""
     return sum(len(share.for_each) + len(share.key) + 10 for share in record.shares)
+
+
+def _sum_of(charges: Iterable[Charged], now_ns: int) -> Tally:
+    """Add up what ended."""
+    messages = recipients = connections = 0
+    first_ns = now_ns
+    for charged in charges:
+        messages += charged.messages
+        recipients += charged.recipients
+        connections += charged.connections
+        started_at_ns = charged.ended_at_ns if charged.started_at_ns is None else charged.started_at_ns
+        first_ns = min(first_ns, started_at_ns)
+    return Tally(messages, recipients, connections, now_ns - first_ns)
+
+
+def _peak_of(charges: Sequence[Charged], span_ns: int) -> Tally:
+    """Return the most, of each unit, that ended within any `span_ns`; by what is known one by one.
+
+    `charges` ascend.  What was merged may have ended at any time before, and is left out.
+    """
+    most = [0, 0, 0]
+    held = [0, 0, 0]
+    inside: deque[Charged] = deque()
+    for charged in charges:
+        if charged.is_merged:
+            continue
+        inside.append(charged)
+        _add(held, charged, 1)
+        while inside[0].ended_at_ns <= charged.ended_at_ns - span_ns:
+            _add(held, inside.popleft(), -1)
+        most = [max(pair) for pair in zip(most, held, strict=True)]
+    return Tally(*most)
+
+
+def _add(held: list[int], charged: Charged, sign: int) -> None:
+    for index, weight in enumerate((charged.messages, charged.recipients, charged.connections)):
+        held[index] += sign * weight

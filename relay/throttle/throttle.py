@@ -1,47 +1,46 @@
-"""The door of the room: what may start now, and when to ask again.
+"""The door of the room: what may start now, when to ask again, and what can be asked meanwhile.
 
-Guarantees: in any window of any limit the upstream never sees more than N, wherever between
-a transaction's start and its end it counts (the proof is in `window`); through crashes,
-clock steps and edits, and together with every other process that uses the same history.
-What `reserve` grants is durable before it returns, so before the first byte of MAIL.
+Guarantees: in any window of any limit the upstream never sees more than N, wherever between a
+transaction's start and its end it counts (the proof is in `window`); through crashes, clock steps
+and edits, and together with every other process that uses the same history.  What `reserve` grants
+is durable before it returns, so before the first byte of MAIL.  An account without limits is
+recorded too: the first limit that an edit gives it judges all that went before.
 
-Asks of its caller:
-- to start nothing without a grant, and to ask for no more than it grants;
-- that no transaction outlives `Reservation.deadline_ns`, by boottime: from then on it
-  counts as ended.  One that did, and is settled later, is charged once more from its
-  real end, which is the most that can still be done;
-- to `settle` when the reply was seen, or the upstream hung up before the final dot; and
-  not where it may go on unheard, so that the slot ends at its deadline.  A settlement is known
-  at once and becomes durable with the next group; one that a crash takes wastes the
-  slot until deadline + T, and nothing else;
-- to back off on HistoryError, and send nothing meanwhile: it is an account that cannot
-  be judged, not a message that failed.
+Assumes that its caller
+- starts nothing without a grant, and asks the upstream for no more than it grants;
+- ends each transaction by `Reservation.deadline_ns` (boottime), from which on it counts as ended.  A
+  transaction that is settled later is charged once more from its real end, which is the most that
+  can still be done;
+- settles when the reply was seen, or the upstream hung up before the final dot.  Where the
+  transaction may go on unheard, it does not settle, and the slot ends at its deadline;
+- backs off on HistoryError, and sends nothing meanwhile: the account cannot be judged.
 
-An account without limits is recorded all the same, as durably: the first limit that an
-edit gives it judges all that went before, in flight or ended.
+A settlement is known at once and becomes durable with the next group; one that a crash takes wastes
+the slot until deadline + T, and nothing else.
 
-Threads: every method may be called from any.  `reserve`, `flush`, `replan` and `close` take
-turns and may wait for the disk and for other processes; `settle`, `opens_at`, `usage` and
-`tally` are memory only, and do for an event loop.
+Threads: every method may be called from any.  `reserve`, `flush`, `replan` and `close` take turns and
+may wait for the disk and for other processes; `settle` and the questions of `View` are memory only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
 from relay.clock import Clock
 from relay.spool.durable import Disk
+from relay.throttle import decision
 from relay.throttle.decision import Grant, Place, Wait
+from relay.throttle.decision import Request as Request  # noqa: PLC0414 - part of the door
 from relay.throttle.expected import Limited
+from relay.throttle.gauge import Gauge, Usage
 from relay.throttle.history import History
+from relay.throttle.history_check import audit_file
 from relay.throttle.history_format import Charged, Ended, Record
-from relay.throttle.keys import Request as Request  # noqa: PLC0414 - part of the door
 from relay.throttle.limit import Limit
 from relay.throttle.limit_hints import Tally
-from relay.throttle.peaks import Audit, audit_file
-from relay.throttle.slots import Slots
-from relay.throttle.usage import Usage
+from relay.throttle.peaks import Audit
+from relay.throttle.slots import Answer, Slots
 
 TRANSACTION_NS = 30 * 60 * 1_000_000_000
 """The longest transaction: 10 minutes for the reply to the final dot (RFC 5321, 4.5.3.2.6), and the rest."""
@@ -64,16 +63,73 @@ class Reservation:
     """What it weighs; a connection that is opened is neither message nor recipient."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlotSettlement:
-    """The end of a transaction: from then on the upstream counts nothing more of it."""
+class View:
+    """What can be asked of an account's limits and of its past.
 
-    reservation: Reservation
-    ended_at_ns: int
-    """Boottime."""
+    Answers come from memory, so they know other processes as of the last decision; none waits for
+    the disk.  An instant at which something opens is never later than the truth: other processes
+    can only make it later, and `reserve` will say so.
+    """
+
+    def __init__(self, slots: Slots, clock: Clock) -> None:
+        self.slots, self._clock = slots, clock
+
+    def _ask(self, question: Callable[[Sequence[Gauge], int], Answer]) -> Answer:
+        return self.slots.ask(question, self._clock.boottime_ns())
+
+    def room(self) -> int | None:
+        """Return how many messages may go now, None for any number; their keys may keep them back."""
+        return self._ask(decision.room)
+
+    def full(self) -> list[str]:
+        """Return which limits leave no room for any message now."""
+        return self._ask(decision.full)
+
+    def opens_at_ns(self, recipients: int = 1) -> int:
+        """Return the boottime at which a message to so many may go unsplit; now, if it may already."""
+        return self._ask(lambda gauges, now_ns: decision.opens_at(gauges, recipients, now_ns))
+
+    def room_for_connections(self) -> tuple[int | None, int, str]:
+        """Return how many may be opened now (None: any number), when the next may, and by which limit."""
+        return self._ask(decision.room_for_connections)
+
+    def room_at(self, place: Place) -> tuple[int, int]:
+        """Return how many messages may leave a place now, and when (boottime) the next one may."""
+        return self._ask(lambda gauges, now_ns: decision.room_at(gauges, place, now_ns))
+
+    def full_at(self, place: Place) -> list[str]:
+        """Return which limits let no message leave a place now."""
+        return self._ask(lambda gauges, now_ns: decision.full_at(gauges, place, now_ns))
+
+    def room_in(self, lane: str) -> tuple[int | None, int]:
+        """Return how many messages a lane's ceilings let go (None: any number), and when one may."""
+        return self._ask(lambda gauges, now_ns: decision.room_in(gauges, lane, now_ns))
+
+    def usage(self) -> list[Usage]:
+        """Return how full each limit is, in their order.  Looks at every key."""
+        return self._ask(decision.usage)
+
+    def limited(self, transaction_ns: int) -> tuple[Limited, ...]:
+        """Return each limit with all that occupies it; what we have in flight lasts so long."""
+        return self.slots.limited(transaction_ns, self._clock.boottime_ns())
+
+    def leaves_in_ns(self, span_ns: int) -> int | None:
+        """Return in how many nanoseconds the oldest end of the last `span_ns` is that old; None without one.
+
+        It is what an upstream that speaks of such a window may be counting.
+        """
+        return self.slots.leaves_in_ns(span_ns, self._clock.boottime_ns())
+
+    def tally(self, span_ns: int) -> Tally:
+        """Return what ended within the last `span_ns`."""
+        return self.slots.tally(span_ns, self._clock.boottime_ns())
+
+    def peak(self, span_ns: int) -> Tally:
+        """Return the most, of each unit, that a window held which was over when the present one began."""
+        return self.slots.peak(span_ns, self._clock.boottime_ns())
 
 
-class Throttle:
+class Throttle(View):
     """The limits of one account, over its history."""
 
     def __init__(
@@ -87,23 +143,21 @@ class Throttle:
         transaction_ns: int = TRANSACTION_NS,
     ) -> None:
         """Touch no disk yet.  `guard_ns` None: 1 % of each period, at most a second."""
-        self._clock = clock
+        super().__init__(Slots(), clock)
         self._transaction_ns = transaction_ns
-        self._slots = Slots()
-        self._history = History(history_path, disk, clock, self._slots)
+        self._history = History(history_path, disk, clock, self.slots)
         self._turn = Lock()
         self._path = history_path
         self._disk = disk
         self._has_begun = False
         self._limits = tuple(limits)
-        self._slots.judge_by(limits, guard_ns)
+        self.slots.judge_by(limits, guard_ns)
 
     def reserve(self, requests: Sequence[Request]) -> list[Reservation | Wait]:
         """Decide requests in their order, all in one critical section with one sync.
 
-        Once one has to wait for what all need, so do all behind it: no small message
-        overtakes a large one.  One that waits in a `place` of its own keeps back none.
-        Raises HistoryError, and then nothing is granted.
+        Once a request has to wait for what all need, so do all behind it: no small message overtakes a
+        large one.  A request that waits in a `place` of its own keeps back none.  Raises HistoryError.
         """
         with self._turn:
             with self._history.locked() as now_ns:
@@ -112,129 +166,50 @@ class Throttle:
             return answers
 
     def reserve_connection(self, opening_ns: int) -> Reservation | Wait:
-        """Decide whether a connection may be opened now, which takes so long at most.
+        """Decide whether a connection may be opened now, which takes so long at most.  Raises HistoryError.
 
-        To be settled when it is ready for mail, or will not be.  Raises HistoryError.
+        To be settled when it is ready for mail, or will not be.
         """
         with self._turn:
             with self._history.locked() as now_ns:
-                answer = self._slots.reserve_connection(opening_ns, now_ns)
+                answer = self.slots.reserve_connection(opening_ns, now_ns)
                 self._write([] if isinstance(answer, Wait) else [answer], now_ns)
             if isinstance(answer, Wait):
                 return answer
             return Reservation(answer.id, 0, now_ns, answer.deadline_ns, (), 0, 1)
 
-    def settle(self, settlements: Sequence[SlotSettlement]) -> None:
-        """Take note of ends; memory only."""
-        now_ns = self._clock.boottime_ns()
-        for settlement in settlements:
-            reservation = settlement.reservation
-            ended_at_ns = max(reservation.reserved_at_ns, min(settlement.ended_at_ns, now_ns))
-            if ended_at_ns <= reservation.deadline_ns:
-                self._slots.settle(Ended(reservation.id, ended_at_ns))
-            else:
-                self._slots.settle(self._late(reservation, ended_at_ns))
-
-    def _late(self, reservation: Reservation, ended_at_ns: int) -> Charged:
-        """Return the charge for a transaction that outlived its deadline; whose it was is not told apart."""
-        return Charged(
-            ended_at_ns,
-            reservation.messages,
-            reservation.recipients,
-            reservation.connections,
-            # The same as of its reservation: it is one transaction, not another.
-            reservation.id,
-        )
+    def settle(self, reservation: Reservation, ended_at_ns: int) -> None:
+        """Take note of an end (boottime), in memory: from then on the upstream counts nothing more of it."""
+        ended_at_ns = max(reservation.reserved_at_ns, min(ended_at_ns, self._clock.boottime_ns()))
+        if ended_at_ns <= reservation.deadline_ns:
+            self.slots.settle(Ended(reservation.id, ended_at_ns))
+            return
+        # It outlived its deadline.  With the start of its reservation it is the same transaction, not
+        # another; whose it was is not told apart.
+        weights = reservation.messages, reservation.recipients, reservation.connections
+        self.slots.settle(Charged(ended_at_ns, *weights, reservation.id))
 
     def flush(self) -> None:
         """Learn what others recorded, and make settlements durable.  Raises HistoryError.
 
-        To be called at the start, for `usage` and `opens_at` to know the past, and at the end.
-        After an append that failed this appends in any case: a history that can be read and
-        not written must not be taken for sound.
+        To be called at the start, for the questions to know the past, and at the end.  After an append
+        that failed it appends in any case: a history that can be read and not written is not sound.
         """
         with self._turn, self._history.locked() as now_ns:
             self._write([], now_ns)
 
-    def opens_at(self, recipients: int) -> int:
-        """Return the boottime at which a message to so many may go unsplit; now, if it may already.
-
-        From memory, and never later than the truth: other processes can only make it
-        later, and `reserve` will say so.  For any part of it, ask with 1.
-        """
-        return self._slots.opens_at(recipients, self._clock.boottime_ns())
-
-    def leaves_in_ns(self, span_ns: int) -> int | None:
-        """Return in how many nanoseconds the oldest end of the last `span_ns` is that old; None without one.
-
-        From memory: what an upstream that speaks of such a window may be counting.
-        """
-        return self._slots.leaves_in_ns(span_ns, self._clock.boottime_ns())
-
-    def tally(self, span_ns: int) -> Tally:
-        """Return what ended within the last `span_ns`: by memory, so of others as of the last look."""
-        return self._slots.tally(span_ns, self._clock.boottime_ns())
-
-    def peak(self, span_ns: int) -> Tally:
-        """Return the most, of each unit, that a window held which was over when the present one began."""
-        return self._slots.peak(span_ns, self._clock.boottime_ns())
-
-    def has_others(self) -> bool:
-        """Return whether memory has something in flight of another process, which may have ended since."""
-        return self._slots.has_others()
-
-    def room(self) -> tuple[int | None, list[str]]:
-        """Return how many messages may go now, None for any number, and which limits keep back the next one.
-
-        From memory, and as far as limits without keys have a say.
-        """
-        return self._slots.room(self._clock.boottime_ns())
-
-    def room_for_connections(self) -> tuple[int | None, int, str]:
-        """Return how many may be opened now (None: any number), when the next may, and by which limit.
-
-        From memory.
-        """
-        return self._slots.room_for_connections(self._clock.boottime_ns())
-
-    def room_at(self, place: Place) -> tuple[int, int]:
-        """Return how many messages may leave a place now, and when the next one may; from memory."""
-        return self._slots.room_at(place, self._clock.boottime_ns())
-
-    def full_at(self, place: Place) -> list[str]:
-        """Return which limits let nobody leave a place now; from memory."""
-        return self._slots.full_at(place, self._clock.boottime_ns())
-
-    def room_in(self, lane: str) -> tuple[int | None, int]:
-        """Return how many messages may go of a lane by its ceilings (None: any number), and when one may.
-
-        From memory.
-        """
-        return self._slots.room_in(lane, self._clock.boottime_ns())
-
-    def usage(self) -> list[Usage]:
-        """Return how full each limit is, in their order, as far as memory knows.  Looks at every key."""
-        return self._slots.usage(self._clock.boottime_ns())
-
-    def limited(self, transaction_ns: int) -> tuple[Limited, ...]:
-        """Return each limit with all that occupies it, for an estimate; ours in flight last so long.
-
-        From memory; looks at every slot.
-        """
-        return self._slots.limited(transaction_ns, self._clock.boottime_ns())
-
     def replan(
         self, limits: Sequence[Limit], guard_ns: int | None, *, transaction_ns: int | None = None
     ) -> None:
-        """Judge the same history by new numbers, from the next `reserve` on.
+        """Judge the same history by new numbers; `transaction_ns` None: as before.
 
-        `transaction_ns` None: as before.  What was reserved keeps its deadline.
+        What was reserved keeps its deadline.
         """
         with self._turn:
             self._limits = tuple(limits)
             if transaction_ns is not None:
                 self._transaction_ns = transaction_ns
-            self._slots.judge_by(limits, guard_ns)
+            self.slots.judge_by(limits, guard_ns)
 
     def has_begun(self) -> bool:
         """Return, once, that there was no history and one was begun: nothing before it is known."""
@@ -242,9 +217,9 @@ class Throttle:
         return has_begun
 
     def audit(self) -> Audit:
-        """Count anew, from the file alone, what every limit held at most.
+        """Count anew what every limit held at most, from the file and without its lock.
 
-        Waits for no lock.  Raises HistoryError, and OSError where there is no file or it is not ours.
+        Raises HistoryError, and OSError where there is no file or it is not ours.
         """
         return audit_file(self._path, self._limits, self._disk)
 
@@ -263,7 +238,7 @@ class Throttle:
             if wait is not None:
                 answers.append(wait)
                 continue
-            answer = self._slots.reserve(request, self._transaction_ns, now_ns)
+            answer = self.slots.reserve(request, self._transaction_ns, now_ns)
             if isinstance(answer, Wait):
                 wait = answer if answer.place is None else None
                 answers.append(answer)
@@ -273,10 +248,10 @@ class Throttle:
         return answers, granted
 
     def _write(self, granted: list[Record], now_ns: int) -> None:
-        ended = self._slots.unwritten()
+        ended = self.slots.unwritten()
         if ended or granted or self._history.is_doubtful:
             self._has_begun |= self._history.append(now_ns, [*ended, *granted])
-            self._slots.written(len(ended))
+            self.slots.written(len(ended))
 
 
 def _reservation(grant: Grant, now_ns: int) -> Reservation:

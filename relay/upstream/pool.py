@@ -73,12 +73,10 @@ class Pool(Generic[C]):
 
     @property
     def open(self) -> int:
-        """Return how many connections are established: in use or idle."""
         return len(self._busy) + self.idle
 
     @property
     def idle(self) -> int:
-        """Return how many wait for a transaction."""
         return sum(connection.is_usable for connection, _ in self._idle)
 
     def try_acquire(self) -> C | None:
@@ -124,7 +122,6 @@ class Pool(Generic[C]):
         self._serve()
 
     def discard(self, connection: C) -> None:
-        """Give back a connection of no more use."""
         del self._busy[connection]
         connection.abort()
         self._serve()
@@ -202,7 +199,6 @@ class Pool(Generic[C]):
             task.add_done_callback(self._opened)
 
     def _opened(self, task: asyncio.Task[C]) -> None:
-        """Take what came of an attempt to open."""
         generation = self._opening.pop(task)
         is_current = generation == self._generation and not self._is_closed
         error = None if task.cancelled() else task.exception()

@@ -17,7 +17,6 @@ Assumes: one user at a time.  Works on asyncio's loop and on uvloop's.
 
 import asyncio
 import fcntl
-import re
 import ssl
 import struct
 import termios
@@ -29,15 +28,15 @@ from aiosmtplib.errors import SMTPException, SMTPResponseException
 from aiosmtplib.protocol import SMTPProtocol
 from aiosmtplib.response import SMTPResponse
 
+from relay.mail.text import clean
+from relay.smtp.commands import is_one_line
 from relay.smtp.dot_stuffing import DotStuffing
-from relay.smtp.reply import MalformedReply, Phase, Reply, ReplyParser, clean
+from relay.smtp.reply import MalformedReply, Phase, Reply, ReplyParser
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
 
 BLOCK_BYTES = 64 * 1024
 """Content is sent in blocks of at least this many octets; less goes with its dot in one write."""
-
-_FORBIDDEN = re.compile(rb"[\r\n\0]")
 
 
 class Broken(Exception):  # noqa: N818 - it is what became of the connection, and reads as such
@@ -109,7 +108,6 @@ class StrictProtocol(SMTPProtocol):
         return self._fault is None and not self._due and not self._replies and self.is_connected
 
     async def greeting(self, timeout_s: float) -> Reply:
-        """Wait for the greeting."""
         return await self._next_reply(timeout_s)
 
     async def command(self, line: bytes, phase: Phase, timeout_s: float) -> Reply:
@@ -127,7 +125,7 @@ class StrictProtocol(SMTPProtocol):
         Raises ValueError, and sends nothing, for a line that would be two.
         """
         for line in lines:
-            if _FORBIDDEN.search(line):
+            if not is_one_line(line):
                 raise ValueError(f"CR, LF or NUL in a command line ({self.phase})")
         self._begin(len(lines))
         self._write(b"\r\n".join([*lines, b""]))
@@ -215,12 +213,10 @@ class StrictProtocol(SMTPProtocol):
             cast("asyncio.WriteTransport", self.transport).abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the transport; called by the event loop."""
         super().connection_made(transport)
         self._bound_buffer()
 
     def data_received(self, data: bytes) -> None:
-        """Take what arrived; called by the event loop."""
         if self._fault is not None or self._is_closing:
             return
         if self._is_dotted:
@@ -238,12 +234,10 @@ class StrictProtocol(SMTPProtocol):
             self._wake()
 
     def eof_received(self) -> bool:
-        """Take the end of what the upstream says; called by the event loop."""
         self._lose("the upstream closed the connection")
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Take the end of the connection; called by the event loop."""
         reason = clean(str(exc)) if exc is not None else ""
         self._lose(f"the connection was lost: {reason}" if reason else "the connection was closed")
         super().connection_lost(exc)
@@ -253,7 +247,6 @@ class StrictProtocol(SMTPProtocol):
         self._wake()
 
     def resume_writing(self) -> None:
-        """Take that there is room to write again; called by the event loop."""
         super().resume_writing()
         self._wake()
 

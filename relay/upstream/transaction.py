@@ -14,7 +14,7 @@ answers DATA and nothing else, or at the end (`relay.upstream.step`).  Where nob
 the upstream hung up, it is told as *unproven*, a deferral that its repetition confirms
 (`relay.verdicts.shield`); where they were out of step, every refusal is doubted.
 Crash anywhere before the final dot: nothing was relayed.  From the dot to the end of
-`carry_out`: nobody knows, which is what `Outcome.is_ambiguous` says while we live.
+`Exchange.run`: nobody knows, which is what `Outcome.is_ambiguous` says while we live.
 Does not: choose the recipients, count, or settle anything durably.
 """
 
@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from relay.clock import SECOND_NS
 from relay.mail.address import is_valid_address
 from relay.mail.envelope import Shape
+from relay.smtp.commands import mail_line, rcpt_line
 from relay.smtp.extensions import Extensions
 from relay.smtp.reply import Phase, Reply
 from relay.upstream.protocol import Broken, Desynchronised, Late, Lost, StrictProtocol, Unexpected
@@ -81,54 +82,35 @@ def unfit(extensions: Extensions, shape: Shape) -> Answer | None:
     return None
 
 
-async def carry_out(
-    protocol: StrictProtocol,
-    extensions: Extensions,
-    timeouts: Timeouts,
-    transaction: Transaction,
-    *,
-    judge: Judge,
-    proof: StepProof,
-    is_reused: bool,
-) -> Outcome:
-    """Do one transaction; `is_reused` is whether the connection has done one before.
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """What all transactions on one connection share."""
 
-    The connection is usable afterwards if `protocol.is_quiet`.  Raises only what the
-    content raises (nothing was relayed then), and CancelledError; the caller aborts.
-    """
-    exchange = _Exchange(
-        protocol, extensions, timeouts, transaction, judge=judge, proof=proof, is_reused=is_reused
-    )
-    return await exchange.run()
+    protocol: StrictProtocol
+    extensions: Extensions
+    timeouts: Timeouts
+    judge: Judge
+    proof: StepProof
 
 
-class _Exchange:
+class Exchange:
     """A transaction under way."""
 
-    def __init__(
-        self,
-        protocol: StrictProtocol,
-        extensions: Extensions,
-        timeouts: Timeouts,
-        transaction: Transaction,
-        *,
-        judge: Judge,
-        proof: StepProof,
-        is_reused: bool,
-    ) -> None:
-        self._protocol = protocol
-        self._extensions = extensions
-        self._timeouts = timeouts
+    def __init__(self, channel: Channel, transaction: Transaction, *, is_reused: bool) -> None:
+        """`is_reused` is whether the connection has done one before."""
+        self._protocol = channel.protocol
+        self._extensions = channel.extensions
+        self._timeouts = channel.timeouts
+        self._judge = channel.judge
+        self._proof = channel.proof
         self._transaction = transaction
-        self._judge = judge
-        self._proof = proof
         self._is_reused = is_reused
         self._loop = asyncio.get_running_loop()
         longest_s = transaction.longest_ns / SECOND_NS
         self._end = self._loop.time() + longest_s
-        self._dot_until = self._end - min(timeouts.eod_s, longest_s * LAST_REPLY_SHARE)
+        self._dot_until = self._end - min(self._timeouts.eod_s, longest_s * LAST_REPLY_SHARE)
         self._answers: list[Answer | None] = [None] * len(transaction.recipients)
-        self._is_pipelined = extensions.pipelining
+        self._is_pipelined = channel.extensions.pipelining
         self._ahead = 0  # commands that were sent, whose replies nobody took yet
         self._proven: frozenset[int] = frozenset()  # whose answers came in step
         self._is_dotted = False
@@ -137,6 +119,11 @@ class _Exchange:
         self._beginning: list[bytes] = []  # of the content, as far as it was sent: HEADER_BYTES and a little
 
     async def run(self) -> Outcome:
+        """Do it.  The connection is usable afterwards if `protocol.is_quiet`.
+
+        Raises only what the content raises (nothing was relayed then), and CancelledError;
+        the caller aborts.
+        """
         is_ambiguous, is_over = False, True
         refusal = self._refusal_of_ours()
         if refusal is not None:
@@ -241,19 +228,16 @@ class _Exchange:
         return True
 
     def _mail_line(self) -> bytes:
-        """Return MAIL with the parameters that the upstream offers and the message needs."""
         shape, offered = self._transaction.shape, self._extensions
-        line = f"MAIL FROM:<{self._transaction.reverse_path}>"
-        if offered.has_size:
-            line += f" SIZE={shape.size_bytes}"
-        if shape.eight_bit:
-            line += " BODY=8BITMIME"
-        if shape.smtputf8:
-            line += " SMTPUTF8"
-        return line.encode("utf-8")
+        return mail_line(
+            self._transaction.reverse_path,
+            size_bytes=shape.size_bytes if offered.has_size else None,
+            eight_bit=shape.eight_bit,
+            smtputf8=shape.smtputf8,
+        )
 
     def _rcpt_line(self, index: int) -> bytes:
-        return f"RCPT TO:<{self._transaction.recipients[index]}>".encode()
+        return rcpt_line(self._transaction.recipients[index])
 
     async def _name_recipients(self, named: Sequence[int]) -> list[int]:
         """Do the RCPTs; settle the refused, return the places of the accepted.
@@ -284,7 +268,6 @@ class _Exchange:
         return accepted
 
     def _refusal_of_one(self, reply: Reply, of_all: Answer | None, *, is_first: bool) -> Answer:
-        """Return what a refused RCPT means behind a refusal of all, or behind none."""
         if of_all is not None and of_all.verdict is not Verdict.BOUNCE:
             self._check_refused(reply)
             return of_all
@@ -380,7 +363,6 @@ class _Exchange:
         return await self._protocol.command(line, phase, min(timeout_s, self._check_time()))
 
     async def _reply_ahead(self, phase: Phase, timeout_s: float) -> Reply:
-        """Return the next reply to what was sent ahead."""
         self._protocol.phase = phase
         self._ahead -= 1
         return await self._protocol.reply(phase, min(timeout_s, self._check_time()))
@@ -412,7 +394,6 @@ class _Exchange:
         return Answer(ruling.verdict, phase, reply, str(reply), ruling=ruling)
 
     def _words(self, phase: Phase) -> ClientWords:
-        """Return what the upstream was told of the message when it said this."""
         recipients = self._transaction.recipients
         if phase is Phase.MAIL:
             recipients = ()

@@ -8,7 +8,8 @@
    that message keeps everybody waiting and never grows old.  So:
    - the first refusals of a message always pause or stop the upstream, and so does each that comes
      while the upstream has relayed nothing since it last refused us;
-   - a message that was refused `REFUSALS_IN_PLACE` times goes to the end of the line;
+   - behind a message that was refused `REFUSALS_IN_PLACE` times others prove the upstream
+     (`relay.queue.scheduler`): else that one would keep all others for ever;
    - after `EVIDENT` more refusals, each of them where the upstream had just relayed others, such a refusal
      is the message's own: an attempt, with its back-off, until its lifetime;
    - where a sender's mail waits: after `EVIDENT` refusals in a row, each after others had been relayed, a
@@ -71,6 +72,8 @@ class Next(enum.StrEnum):
     """All were tried, some are deferred."""
     GIVE_BACK = "give back"
     """It was not attempted: back to the front."""
+    REFUSED = "refused"
+    """It was not attempted, for the upstream refused us: the queue says who proves the upstream next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +170,7 @@ def decide(outcome: Outcome, standing: Standing, terms: Terms, shield: Shield) -
     elif is_attempted:
         to_do = Next.AGAIN if len(tried) < len(still) else Next.POSTPONE
     else:
-        # Another one proves the upstream behind so many: else a single message that it takes for an offence
-        # of ours each time would keep all others for ever.
-        is_in_place = outcome.pause is None or refusals < REFUSALS_IN_PLACE
-        to_do = Next.GIVE_BACK if is_in_place else Next.AGAIN
+        to_do = Next.GIVE_BACK if about_upstream is None else Next.REFUSED
     is_postponed = to_do is Next.POSTPONE
     because = next(iter(deferring.values()), None if is_attempted else outcome.answers[0])
     return Decision(
@@ -215,7 +215,7 @@ def _blamed(outcome: Outcome, standing: Standing, terms: Terms) -> tuple[Outcome
     if pause.scope is Scope.UPSTREAM and not is_asked and is_often:
         singled_out += 1
         return _as_its_own(outcome) if singled_out >= EVIDENT else outcome, age_ns, singled_out
-    if pause.scope is Scope.SENDER and pause.verdict is Verdict.PAUSE and standing.is_sender_alone:
+    if pause.scope is Scope.SENDER and standing.is_sender_alone:
         # Its rests were no age for any other refusal, but to this one they are.
         with_rests_ns = standing.late_ns - standing.paused_ns
         if with_rests_ns >= terms.lifetime_ns:

@@ -11,8 +11,6 @@ fewer looks each time.  Without a window the refusal may be one message's fault,
 wait longer for it.
 """
 
-import heapq
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from relay.verdicts.pauses import PROBE_NS, window_ns
@@ -65,26 +63,6 @@ class SlowStart:
         if is_windowed:
             self._at_ns, self._step = now_ns, step
         return step
-
-
-class Foreseen:
-    """How an upstream will be trusted with more, where all that is sent to it is taken."""
-
-    def __init__(self, taken: int | None, under_way: Iterable[tuple[int, int]]) -> None:
-        """`taken` is as of `SlowStart`; `under_way` is when each transaction ends, and to how many."""
-        self._taken = taken
-        self._under_way = sorted(under_way)
-
-    def goes(self, recipients: int, end_ns: int) -> None:
-        """Have a transaction begin, to so many recipients."""
-        if self._taken is not None:
-            heapq.heappush(self._under_way, (end_ns, recipients))
-
-    def largest(self, usual: int, at_ns: int) -> int:
-        """Return how many recipients a transaction may have at an instant; instants ascend."""
-        while self._taken is not None and self._under_way and self._under_way[0][0] <= at_ns:
-            self._taken += heapq.heappop(self._under_way)[1]
-        return largest(usual, self._taken)
 
 
 def _is_too_much(ruling: Ruling | None) -> bool:

@@ -36,11 +36,10 @@ from typing import Any, NamedTuple
 
 from relay.clock import SECOND_NS
 from relay.spool.durable import RealDisk
-from relay.throttle.decision import Grant
+from relay.throttle.decision import Grant, Request
 from relay.throttle.history_format import Ended
-from relay.throttle.keys import Request
 from relay.throttle.slots import Slots
-from relay.throttle.throttle import Reservation, SlotSettlement, Throttle
+from relay.throttle.throttle import Reservation, Throttle
 from relay.throttle.window import EXACT_SLOTS
 from tests.fakes.clock import FakeClock
 from tests.unit.throttle.limits import messages
@@ -118,7 +117,7 @@ def _relay_durable(count: int) -> Iterator[Contender]:
             (answer,) = account.reserve([Request(1)])
             if not isinstance(answer, Reservation):
                 return False
-            account.settle([SlotSettlement(answer, now_ns)])
+            account.settle(answer, now_ns)
             return True
 
         def fill(instants_ns: Sequence[int]) -> None:
@@ -130,7 +129,8 @@ def _relay_durable(count: int) -> Iterator[Contender]:
                 clock.advance(batch[-1] - clock.boottime_ns())
                 granted = [answer for answer in answers if isinstance(answer, Reservation)]
                 assert len(granted) == len(batch), "there was room"
-                account.settle([SlotSettlement(*pair) for pair in zip(granted, batch, strict=True)])
+                for each, end_ns in zip(granted, batch, strict=True):
+                    account.settle(each, end_ns)
 
         yield Contender(decide, fill)
         account.close()

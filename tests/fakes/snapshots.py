@@ -1,21 +1,22 @@
 """A snapshot with something in every part of it, and messages that wait."""
 
+from dataclasses import replace
+
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.status.snapshot import (
     Condition,
     DiskStatus,
     LimitStatus,
-    MessageDetail,
     PolicyStatus,
     QueueCounts,
-    QueuedMessage,
     QueueState,
     QueueTotals,
-    RecipientStatus,
+    RecipientView,
     Snapshot,
     UpstreamState,
     UpstreamStatus,
+    View,
 )
 from tests.fakes.clock import START_WALL_NS
 
@@ -93,8 +94,8 @@ def a_message(
     reverse_path: str = "list@example.org",
     reason: str = "no room in 8 messages per 60s",
     size_bytes: int = 1_500,
-) -> QueuedMessage:
-    return QueuedMessage(
+) -> View:
+    return View(
         queue_id=queue_id,
         state=state,
         size_bytes=size_bytes,
@@ -110,17 +111,17 @@ def a_message(
     )
 
 
-def a_detail(message: QueuedMessage) -> MessageDetail:
-    return MessageDetail(
-        message=message,
+def a_detail(message: View) -> View:
+    return replace(
+        message,
         client="mail.example.org[192.0.2.1]",
         helo="mail.example.org",
         protocol="ESMTPSA",
         user="ann",
-        recipients=(
-            RecipientStatus("ann@example.net", "to do"),
-            RecipientStatus("bob@example.com", "to do"),
-            RecipientStatus("eve@example.com", "bounced", "550 5.1.1 no such user"),
+        recipient_statuses=(
+            RecipientView("ann@example.net", "to do"),
+            RecipientView("bob@example.com", "to do"),
+            RecipientView("eve@example.com", "bounced", "550 5.1.1 no such user"),
         ),
         header="Subject: hello\r\nX-Trick: \x1b[2J",
     )

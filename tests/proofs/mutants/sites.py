@@ -25,10 +25,19 @@ SYNCS = frozenset(
 )
 CHANGES = SYNCS | frozenset(
     {"write_all", "write_at", "truncate", "link", "rename", "unlink", "make_directory", "make_fifo", "mkdir"}
-    | {"open_new", "replace_file", "drop_second_name", "set_aside", "move", "recover", "prepare", "accept"}
+    | {"open_new", "replace_file", "put_in_place", "set_aside", "move", "recover", "prepare", "accept"}
     | {"append", "rewrite", "enter", "leave", "put_aside", "go_on", "_append", "_rewrite", "_add_group"}
-    | {"_publish", "discard", "_write", "_write_statuses", "_remove_orphaned_notes", "_begin_ledger"}
-    | {"remove_abandoned_drafts", "clear_the_way", "forget_removals", "keep", "spend", "_fill"}
+    | {
+        "_publish",
+        "discard",
+        "_write",
+        "write_marks",
+        "write_warned",
+        "_remove_ended",
+        "_remove_orphaned_notes",
+        "_begin_ledger",
+    }
+    | {"remove_abandoned_drafts", "clear_the_way", "forget_removals", "keep", "spend", "_fill", "_carry_out"}
 )
 """Methods of the disk, and those of the spool and the history that change it, by name."""
 OF_THE_SPOOL = frozenset({"note", "mark", "mark_warned", "publish_report", "finish"})

@@ -101,7 +101,7 @@ def edited(tmp_path: Path) -> Iterator[Edited]:
         yield Edited(RelayProcess(tmp_path, {"isp": isp}), sink)
 
 
-def test_every_way_to_save_the_policy_takes_effect_on_the_same_history(edited: Edited) -> None:
+def test_every_way_to_save_a_policy_keeps_the_history(edited: Edited) -> None:
     with edited.relay as relay:
         edited.hand_over(7)
         edited.sink.wait_for(2)
@@ -355,7 +355,7 @@ def test_a_password_at_a_wrong_key_is_told_nowhere(edited: Edited) -> None:
         assert edited.limit() == 2
 
 
-def test_an_edit_of_what_needs_a_restart_says_so_and_the_rest_of_it_counts(edited: Edited) -> None:
+def test_an_edit_that_needs_a_restart_says_so_and_the_rest_counts(edited: Edited) -> None:
     with edited.relay as relay, smtp_sink() as other:
         edited.hand_over(1)
         edited.sink.wait_for(1)

@@ -10,7 +10,7 @@ from relay.clock import SECOND_NS, SystemClock
 from relay.policy.source import parse_policy
 from relay.spool.durable import RealDisk
 from relay.throttle import slots
-from relay.throttle.throttle import Request, SlotSettlement, Throttle
+from relay.throttle.throttle import Request, Throttle
 from tests.fakes.clock import FakeClock
 from tests.unit.cli.control import POLICY, code_of, write_policy
 
@@ -27,7 +27,7 @@ def policy_path(tmp_path: Path) -> Path:
     clock = SystemClock()
     account = Throttle(policy.history_path("isp"), policy.upstreams["isp"].limits, None, RealDisk(), clock)
     for answer in account.reserve([Request(2)] * 3):
-        account.settle([SlotSettlement(answer, clock.boottime_ns())])  # type: ignore[arg-type]  # all have room
+        account.settle(answer, clock.boottime_ns())  # type: ignore[arg-type]  # all have room
     account.flush()
     account.close()
     return path

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.control.operations import SpoolBusy
 from relay.policy.model import Policy
+from relay.spool.interface import SpoolBusy
 from relay.status import snapshot as snapshots
-from relay.status.lane_status import LaneStatus
-from relay.status.snapshot import Condition, PolicyStatus, QueueTotals, UpstreamState
+from relay.status.snapshot import Condition, LaneStatus, PolicyStatus, QueueTotals, UpstreamState
 from relay.throttle.limit_hints import Hint
 from tests.fakes.operations import FakeOperations
 from tests.fakes.snapshots import AT_NS, a_limit, a_snapshot, an_upstream
@@ -58,7 +57,7 @@ def test_people_see_upstreams_limits_queue_and_ledger(
     assert "recipients: 1000 accepted = 190 relayed + 4 bounced + 1 expired + 1 deleted + 804 queued" in lines
 
 
-def test_what_a_refusal_taught_is_said_and_which_limit_is_lower_for_it(
+def test_what_a_refusal_taught_is_told_with_its_limit(
     policy_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     operations = FakeOperations()

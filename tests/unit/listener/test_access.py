@@ -7,8 +7,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from relay.listener import replies
 from relay.listener.access import Admission, Client, ClientPlace, MayRelay, most_strangers
+from relay.smtp import replies
 
 
 @pytest.mark.parametrize(

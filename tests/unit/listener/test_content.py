@@ -44,7 +44,7 @@ def _decode(
     content = b""
     for piece in pieces:
         if decoder.is_ended:
-            decoder.rest += piece
+            decoder._unstuffing.rest += piece
         else:
             content += decoder.feed(piece)
     return decoder, content
@@ -189,7 +189,7 @@ def test_decoder_holds_next_to_nothing_back() -> None:
     decoder = ContentDecoder(10**9, 5, normalise=False)
     for piece in (b"x" * 100_000, b"\r\n.", b"\r", b"x" * 100_000, b"\r\n.\r"):
         decoder.feed(piece)
-        assert len(decoder._held) <= 4
+        assert len(decoder._unstuffing._held) <= 4
         assert len(decoder._trace._carry) <= 10
 
 

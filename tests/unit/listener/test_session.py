@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from relay.listener import replies
+from relay.smtp import replies
 from tests.unit.listener.conversation import TRANSACTION, codes, listening
 
 
@@ -184,7 +184,6 @@ async def test_web_browser_is_turned_away_before_it_can_post_a_message() -> None
 
 async def test_every_reply_of_ours_has_an_enhanced_code_where_one_belongs() -> None:
     texts = {name: text for name, text in vars(replies).items() if name.isupper() and isinstance(text, str)}
-    texts |= {fault.name: text for fault, text in replies.FAULTS.items()}
 
     for name, text in texts.items():
         if name in {"GO_AHEAD", "HELO_NEEDS_NAME"}:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from relay.clock import SECOND_NS
-from relay.listener.users import Admittance, BackOff, Guesses, PasswordCheck, Users
+from relay.listener.users import Admittance, BackOff, Guesses, Users
+from relay.smtp.sasl import PasswordCheck
 from tests.fakes.clock import FakeClock
 
 CHEAP = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)

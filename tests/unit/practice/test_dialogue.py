@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.practice.account import Counting, PracticeAccount
-from relay.practice.dialogue import MAX_CONTENT_BYTES, MAX_RECIPIENTS, Dialogue, Then
-from relay.practice.login import PracticeCredentials
+from relay.practice.dialogue import MAX_CONTENT_BYTES, MAX_RECIPIENTS, Dialogue
 from relay.practice.witness import Witness
+from relay.smtp.sasl import Credentials
+from relay.smtp.session_machine import Then
 from tests.unit.practice.tools import PASSWORD, PLAIN, USER, HandClock, limit
 
 
@@ -29,7 +30,7 @@ class Case:
             rng=random.Random(1),
             clock=HandClock(),
         )
-        credentials = PracticeCredentials(USER.encode(), PASSWORD.encode())
+        credentials = Credentials(USER, PASSWORD)
         self.dialogue = Dialogue(account, credentials, client="unknown[127.0.0.1]", has_tls=has_tls)
         if is_logged_in:
             self.said("EHLO client.example", f"AUTH PLAIN {PLAIN}")
@@ -54,25 +55,29 @@ def test_what_is_offered() -> None:
 
     assert case.said("EHLO client.example").split("\r\n") == [
         "250-practice.invalid",
+        "250-PIPELINING",
         f"250-SIZE {MAX_CONTENT_BYTES}",
         "250-8BITMIME",
         "250-SMTPUTF8",
-        "250-PIPELINING",
-        "250-ENHANCEDSTATUSCODES",
-        "250 AUTH PLAIN LOGIN CRAM-MD5",
+        "250-AUTH PLAIN LOGIN CRAM-MD5",
+        "250 ENHANCEDSTATUSCODES",
     ]
 
 
 def test_where_there_is_tls_nothing_goes_without_it_and_what_was_said_before_is_forgotten() -> None:
     case = Case(has_tls=True, is_logged_in=False)
 
-    assert case.said("EHLO client.example").endswith("250 STARTTLS")
+    offered = case.said("EHLO client.example")
+    assert "250-STARTTLS" in offered
+    assert "AUTH" not in offered
     assert case.said(f"AUTH PLAIN {PLAIN}").startswith("530 5.7.0 Must issue")
     assert case.said("MAIL FROM:<a@b>").startswith("530 5.7.0 Must issue")
     assert case.dialogue.answer(b"STARTTLS").then is Then.TLS
     case.dialogue.secured()
     assert case.said(f"AUTH PLAIN {PLAIN}").startswith("503 ")
-    assert case.said("EHLO client.example").endswith("250 AUTH PLAIN LOGIN CRAM-MD5")
+    offered = case.said("EHLO client.example")
+    assert "250-AUTH PLAIN LOGIN CRAM-MD5" in offered
+    assert "STARTTLS" not in offered
     assert case.said(f"AUTH PLAIN {PLAIN}").startswith("235 ")
     assert case.said("STARTTLS").startswith("503 ")
     assert case.settled(b"").startswith("250 ")
@@ -121,7 +126,7 @@ def test_cram_md5_never_asks_twice_the_same_and_checks_the_digest(key: str, code
         (["AUTH CRAM-MD5 bWpk"], "501 5.7.0"),
         (["AUTH CRAM-MD5", b64(b"mjd")], "535 5.7.8"),
         (["AUTH GSSAPI"], "504 5.5.4"),
-        (["AUTH"], "504 5.5.4"),
+        (["AUTH"], "501 5.5.4"),
         (["HELO x", f"AUTH PLAIN {PLAIN}"], "503 5.5.1"),
     ],
 )
@@ -214,7 +219,7 @@ def test_content_without_a_transaction_is_nobodys() -> None:
 
 
 def test_credentials_are_in_no_output() -> None:
-    assert PASSWORD not in repr(PracticeCredentials(USER.encode(), PASSWORD.encode()))
+    assert PASSWORD not in repr(Credentials(USER, PASSWORD))
 
 
 LINES = st.one_of(
@@ -243,6 +248,8 @@ def test_any_line_gets_one_well_formed_reply_and_no_mail_goes_without_authentica
         assert all(re.fullmatch(r"[2-5][0-9][0-9][ -]", code) for code in codes)
         assert [code[3] for code in codes] == ["-"] * (len(codes) - 1) + [" "]
         is_authenticated = is_authenticated or answer.reply.startswith("235 ")
+        if answer.then is Then.END:
+            case, is_authenticated = Case(has_tls=has_tls, is_logged_in=False), False
         if answer.then is Then.TLS:
             case.dialogue.secured()
         if answer.then is Then.CONTENT:

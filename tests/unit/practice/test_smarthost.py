@@ -279,7 +279,7 @@ async def mail_under_tls(certificates: Certificates) -> None:
     async with bare_client(smarthost.port) as client:
         assert (await client.ask(f"AUTH PLAIN {PLAIN}")).startswith("530 5.7.0")
         client.send(b"EHLO x\r\nSTARTTLS\r\nNOOP\r\nFOO\r\n")
-        assert (await client.reply()).endswith("STARTTLS")
+        assert "250-STARTTLS" in await client.reply()
         assert (await client.reply()).startswith("220 ")
         await client.writer.start_tls(trusting, server_hostname="localhost")
         await client.log_in()

@@ -81,17 +81,7 @@ class Relay:
             foresee=lambda: self.watch.listing().messages,
             pausing=self.sender.upstreams.default_pausing,
         )
-        self.operator = Operator(
-            self.sender.scheduler,
-            self.sender.spool_thread,
-            self.sender.settling,
-            self.events,
-            watch=self.watch,
-            wake=self.sender.wake,
-            resume=self.sender.upstreams.resume,
-            shield=self.sender.upstreams.shield,
-            on_fault=self.sender.fail,
-        )
+        self.operator = Operator(self.sender, self.watch, self.events)
 
     def _snapshot(self) -> Snapshot:
         return self.watch.snapshot()

@@ -222,7 +222,7 @@ async def test_neither_held_mail_nor_mail_from_nobody_is_told_of(tmp_path: Path)
         await relay.until(lambda: host.relayed)
         held, _ = relay.accept("held@there.example"), relay.accept("x@there.example", sender="")
         await relay.until(lambda: len(relay.sender.scheduler) == 2 and relay.dispatcher.in_flight == 0)
-        assert await relay.operator.hold([held]) == {held: OK}
+        assert await relay.operator.act("hold", [held]) == {held: OK}
         clock.ahead_ns += 10 * HOUR_NS
 
         assert await relay.late.look() == 0

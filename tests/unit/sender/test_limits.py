@@ -9,8 +9,8 @@ from relay.spool.durable import RealDisk
 from relay.status.page import render
 from relay.status.snapshot import to_json
 from relay.throttle import gauge
-from relay.throttle.peaks import audit_file
-from relay.throttle.throttle import Request, Reservation, SlotSettlement, Throttle
+from relay.throttle.history_check import audit_file
+from relay.throttle.throttle import Request, Reservation, Throttle
 from tests.fakes.clock import LeapingClock
 from tests.fakes.smarthost import Script, Smarthost
 from tests.unit.sender.in_process_relay import Relay, policy_of
@@ -187,7 +187,7 @@ async def test_a_slot_that_another_relay_had_in_flight_is_used_when_it_opens_not
             assert isinstance(theirs, Reservation)
             relay.accept("r@x.example")
             await relay.until(lambda: _reasons(relay) == {"no room in 1 messages per 0.3s"})
-            other.settle([SlotSettlement(theirs, clock.boottime_ns())])
+            other.settle(theirs, clock.boottime_ns())
             other.flush()
             other.close()
 

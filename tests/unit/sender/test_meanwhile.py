@@ -32,7 +32,7 @@ async def test_a_parked_message_not_held_goes_when_there_is_room(tmp_path: Path)
             await asyncio.sleep(0)
         scheduler.places_due(now_ns)
 
-    results, _ = await asyncio.gather(relay.operator.hold([queue_id]), look())
+    results, _ = await asyncio.gather(relay.operator.act("hold", [queue_id]), look())
 
     assert "No space left" in results[queue_id]
     for place in scheduler.places_due(now_ns):

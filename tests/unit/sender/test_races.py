@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS, SystemClock
-from relay.control.operations import OK
+from relay.control.operations import OK, Verb
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from relay.queue.scheduler import State
@@ -178,15 +178,15 @@ async def test_nothing_more_is_sent_once_the_disk_failed(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("verb", ["bounce", "delete"])
-async def test_what_an_operator_ended_is_gone_from_the_queue(tmp_path: Path, verb: str) -> None:
+async def test_what_an_operator_ended_is_gone_from_the_queue(tmp_path: Path, verb: Verb) -> None:
     async with (
         Smarthost(Script(connect="421 not yet")) as host,
         Relay(policy_of(tmp_path, host.port)) as relay,
     ):
         queue_id = relay.accept(sender="")
         await relay.until(lambda: relay.queued(queue_id) and relay.dispatcher.pausing.because)
-        assert await relay.operator.hold([queue_id]) == {queue_id: OK}
-        assert await getattr(relay.operator, verb)([queue_id]) == {queue_id: OK}
+        assert await relay.operator.act("hold", [queue_id]) == {queue_id: OK}
+        assert await relay.operator.act(verb, [queue_id]) == {queue_id: OK}
 
         assert relay.queued(queue_id) is None
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.control.operations import OK
-from relay.control.operator import ONLY_REPORT_LEFT
+from relay.control.operations import OK, ONLY_REPORT_LEFT, VERBS
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
 from relay.queue.scheduler import State
@@ -148,10 +147,9 @@ async def test_an_operator_may_only_delete_what_waits_for_its_report(
             await relay.until(lambda: reports(host))
             await relay.until(lambda: len(waiting(relay)) == len(relay.sender.scheduler) == 2)
             first, second = [queued.queue_id for queued in relay.sender.scheduler]
-            for verb in (relay.operator.hold, relay.operator.release, relay.operator.retry):
-                assert await verb([first]) == {first: ONLY_REPORT_LEFT}
-            assert await relay.operator.bounce([first]) == {first: ONLY_REPORT_LEFT}
-            assert await relay.operator.delete([first]) == {first: OK}
+            for verb in set(VERBS) - {"delete"}:
+                assert await relay.operator.act(verb, [first]) == {first: ONLY_REPORT_LEFT}
+            assert await relay.operator.act("delete", [first]) == {first: OK}
 
             assert waiting(relay) == [second]
             assert f"{first}: no report of 1 failed" in told(relay)
@@ -174,7 +172,7 @@ async def test_a_bounce_by_hand_is_capped_too_also_while_the_relay_is_down(tmp_p
         queue_id = relay.accept("late@there.example")
         await relay.until(lambda: relay.dispatcher.pausing.because and relay.dispatcher.in_flight == 0)
 
-        assert await relay.operator.bounce([queue_id]) == {queue_id: OK}
+        assert await relay.operator.act("bounce", [queue_id]) == {queue_id: OK}
         assert waiting(relay) == [queue_id]
 
 
@@ -226,7 +224,7 @@ async def test_what_waits_for_its_report_may_end_as_its_slot_is_taken(tmp_path: 
             clock.ahead_ns += HOUR_NS + SECOND_NS
             relay.sender.owed.wake()
             await relay.until(is_held.is_set)
-            assert await relay.operator.delete([QueueId(alone)]) == {alone: OK}
+            assert await relay.operator.act("delete", [QueueId(alone)]) == {alone: OK}
             relay.accept("gone@there.example")
             await relay.until(lambda: any("gone@" in command for command in host.commands))
             await turns_of_the_loop()

@@ -263,9 +263,9 @@ async def test_an_operator_holds_releases_bounces_and_deletes(tmp_path: Path) ->
         )
         await relay.until(lambda: len(relay.sender.scheduler) == 3 and relay.dispatcher.pausing.because)
 
-        assert await relay.operator.hold([held]) == {held: OK}
-        assert await relay.operator.bounce([bounced]) == {bounced: OK}
-        assert await relay.operator.delete([deleted]) == {deleted: OK}
+        assert await relay.operator.act("hold", [held]) == {held: OK}
+        assert await relay.operator.act("bounce", [bounced]) == {bounced: OK}
+        assert await relay.operator.act("delete", [deleted]) == {deleted: OK}
         host.script = Script()
         relay.dispatcher.pausing.end()
         relay.dispatcher.wake()
@@ -275,7 +275,7 @@ async def test_an_operator_holds_releases_bounces_and_deletes(tmp_path: Path) ->
         assert queued is not None
         assert queued.state is State.HELD
         assert (relay.policy.spool / "hold" / held).exists()
-        assert await relay.operator.release([held]) == {held: OK}
+        assert await relay.operator.act("release", [held]) == {held: OK}
         await relay.until_empty()
         assert sorted(r.recipients[0] for r in host.relayed) == ["a@here.example", "held@x.example"]
         assert await relay.sender.spool_thread.totals() == Totals(accepted=4, relayed=2, bounced=1, deleted=1)

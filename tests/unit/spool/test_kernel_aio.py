@@ -105,7 +105,7 @@ def handed_over(
 
 
 @KINDS
-def test_the_kernel_takes_a_whole_batch_and_we_sync_nothing_of_it_ourselves(
+def test_the_kernel_takes_a_whole_batch_and_we_sync_none_of_it(
     files: list[int], by_hand: list[int], *, content_only: bool
 ) -> None:
     demand(why_missing())
@@ -114,7 +114,7 @@ def test_the_kernel_takes_a_whole_batch_and_we_sync_nothing_of_it_ourselves(
 
 
 @KINDS
-def test_what_the_kernel_does_not_take_is_synced_by_ourselves_with_all_behind_it(
+def test_what_the_kernel_does_not_take_we_sync_with_all_behind(
     files: list[int], by_hand: list[int], *, content_only: bool
 ) -> None:
     demand(why_missing())
@@ -126,7 +126,7 @@ def test_what_the_kernel_does_not_take_is_synced_by_ourselves_with_all_behind_it
     assert by_hand == fds[3:]
 
 
-def test_a_file_that_cannot_be_synced_has_the_error_that_fsync_gives_it(files: list[int]) -> None:
+def test_a_file_that_cannot_be_synced_has_the_error_of_fsync(files: list[int]) -> None:
     demand(why_missing())
     reading, writing = os.pipe()
     with pytest.raises(OSError, match="Invalid") as alone:
@@ -141,7 +141,7 @@ def test_a_file_that_cannot_be_synced_has_the_error_that_fsync_gives_it(files: l
     os.close(writing)
 
 
-def test_more_than_the_kernel_takes_at_once_is_handed_over_in_turns_as_long_as_it_takes_any(
+def test_more_than_the_kernel_takes_is_handed_over_in_turns(
     files: list[int], by_hand: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     demand(why_missing())
@@ -173,7 +173,7 @@ def test_each_thread_has_a_queue_of_its_own_which_ends_with_it(files: list[int])
     assert sorted(Path("/proc/self/fd").iterdir()) == before
 
 
-def test_where_there_is_no_queue_to_be_had_all_is_synced_by_ourselves(
+def test_where_the_kernel_gives_no_queue_we_sync_all(
     files: list[int], by_hand: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def nothing_left(_room: int) -> Any:
@@ -186,7 +186,7 @@ def test_where_there_is_no_queue_to_be_had_all_is_synced_by_ourselves(
         by_hand.clear()
 
 
-def test_an_error_that_the_kernel_tells_of_is_the_one_that_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_the_kernel_tells_of_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     # As caio tells it: by its text.
     room, damage = SystemError(os.strerror(errno.ENOSPC)), SystemError(os.strerror(errno.EIO))
     other = SystemError("no text of any error")
@@ -205,7 +205,7 @@ def test_a_wait_that_a_signal_interrupts_goes_on(monkeypatch: pytest.MonkeyPatch
     assert handed_over(monkeypatch, Queue(signal, 1, signal, 1), None, None) == [None, None]
 
 
-def test_a_sync_whose_end_the_kernel_does_not_tell_is_never_taken_for_done(
+def test_a_sync_whose_end_is_not_told_is_never_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lost = SystemError(errno.EINVAL, "Invalid argument")
@@ -213,7 +213,7 @@ def test_a_sync_whose_end_the_kernel_does_not_tell_is_never_taken_for_done(
     assert handed_over(monkeypatch, Queue(1, lost), None, None) == [None, errno.EIO]
 
 
-def test_what_a_batch_left_behind_is_never_taken_for_the_end_of_the_next_one(
+def test_what_a_batch_left_is_not_the_end_of_the_next_one(
     files: list[int], by_hand: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     demand(why_missing())

@@ -14,8 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from relay.clock import SECOND_NS
 from relay.smtp.reply import Phase, Reply
 from relay.status.collector import collect
-from relay.status.lane_status import LaneStatus
-from relay.status.snapshot import QueueTotals, Snapshot, UpstreamState
+from relay.status.snapshot import LaneStatus, QueueTotals, Snapshot, UpstreamState
 from relay.telemetry.events import Delays, Events
 from relay.telemetry.listener_counts import ListenerCounts
 from relay.telemetry.metric_table import METRICS
@@ -67,7 +66,7 @@ def answer(verdict: Verdict, phase: Phase, said: Reply | None) -> Answer:
     return Answer(verdict, phase, said, str(said))
 
 
-def test_every_row_of_the_table_is_there_from_the_start_with_its_type_and_meaning(world: World) -> None:
+def test_every_metric_is_there_from_the_start_with_its_type(world: World) -> None:
     families = {
         family.name + ("_total" if family.type == "counter" else ""): family
         for family in text_string_to_metric_families(world.scrape())
@@ -104,7 +103,7 @@ def test_nothing_has_a_created_twin(world: World) -> None:
     assert "_created" not in world.scrape()
 
 
-def test_a_transaction_counts_each_recipient_once_and_a_shared_reply_once(world: World) -> None:
+def test_each_recipient_counts_once_and_a_shared_reply_once(world: World) -> None:
     dot = reply(250, "ok")
     outcome = Outcome(
         (
@@ -203,7 +202,7 @@ def test_the_snapshot_is_what_a_scrape_shows(world: World) -> None:
     assert 49 * 60 < eta <= 50 * 60
 
 
-def test_what_waits_is_counted_by_lane_and_without_lanes_in_the_default_one(world: World) -> None:
+def test_what_waits_is_counted_by_lane(world: World) -> None:
     assert world.value("relay_lane_waiting_messages", lane="default") == 400
 
     lanes = (LaneStatus("resets", 70.0, 50, 3, 4, 5 * SECOND_NS), LaneStatus("default", 30.0, None))
@@ -263,7 +262,7 @@ def test_a_listener_process_counts_as_if_it_were_here(world: World) -> None:
     assert world.value(f"{name}_sum", listener=LISTENER) == pytest.approx(0.006)
 
 
-def test_the_most_that_a_limit_held_is_never_less_than_what_it_holds(world: World) -> None:
+def test_the_most_that_a_limit_held_covers_what_it_holds(world: World) -> None:
     counted = replace(a_limit(used=3), most=8)
     since = replace(a_limit(used=9, count=10), most=8)
     world.shown = a_snapshot(upstream=an_upstream(limits=(counted, since)))

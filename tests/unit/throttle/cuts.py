@@ -21,7 +21,7 @@ from pathlib import Path
 
 from relay.clock import SECOND_NS
 from relay.throttle.history_format import HistoryError
-from relay.throttle.throttle import Request, Reservation, SlotSettlement, Throttle
+from relay.throttle.throttle import Request, Reservation, Throttle
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model, Platter
@@ -133,7 +133,7 @@ class Account:
         """End the oldest transaction of a process, if it has one."""
         if self._flying[which]:
             index, reservation = self._flying[which].pop(0)
-            self.throttles[which].settle([SlotSettlement(reservation, self.clock.boottime_ns())])
+            self.throttles[which].settle(reservation, self.clock.boottime_ns())
             self.slots[index] = replace(self.slots[index], ended_ns=self.true_ns)
             self.keep(self.disks[which])
 

@@ -8,7 +8,7 @@ from relay.clock import SECOND_NS
 from relay.spool.durable import Disk
 from relay.throttle.decision import Wait
 from relay.throttle.limit import ForEach, Limit, Unit
-from relay.throttle.throttle import Request, Reservation, SlotSettlement, Throttle
+from relay.throttle.throttle import Request, Reservation, Throttle
 from tests.fakes.clock import FakeClock
 
 TRANSACTION_NS = 100 * SECOND_NS
@@ -74,4 +74,5 @@ def waiting(throttle: Throttle, recipients: int = 1) -> Wait:
 
 def settle(throttle: Throttle, clock: FakeClock, *reservations: Reservation) -> None:
     """End transactions now."""
-    throttle.settle([SlotSettlement(each, clock.boottime_ns()) for each in reservations])
+    for each in reservations:
+        throttle.settle(each, clock.boottime_ns())

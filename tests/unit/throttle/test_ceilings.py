@@ -4,10 +4,10 @@ from pathlib import Path
 
 from relay.clock import SECOND_NS
 from relay.spool.durable import Disk
-from relay.throttle.decision import Place, Wait
+from relay.throttle.decision import Place, Request, Wait
+from relay.throttle.expected import ceiling_words, limit_words
 from relay.throttle.gauge import Gauge
 from relay.throttle.history_format import UNKNOWN, Charged, Share
-from relay.throttle.keys import Request
 from relay.throttle.throttle import Reservation
 from tests.fakes.clock import FakeClock
 from tests.unit.throttle.limits import PerPeriod, connections, messages, recipients, settle, throttle
@@ -87,7 +87,7 @@ def test_of_what_was_merged_the_part_of_nobody_known_counts_for_every_ceiling() 
     gauge.charge(Charged(0, 9, 9, shares=shares), 0)
 
     assert gauge.used("list", 1) == 2 + 4
-    assert gauge.fullest(1) == "list"
+    assert gauge.usage(1).key == "list"
     assert gauge.used("list", MINUTE_NS) == 0
 
 
@@ -136,3 +136,12 @@ def test_what_other_lanes_have_in_flight_is_not_foretold_to_occupy_a_ceiling(
 
     assert (len(of_all.shared), of_list.only, of_list.shared) == (3, "list", ())
     assert [weight for _, weight in of_list.of_key["list"]] == [1]
+
+
+def test_a_ceiling_is_told_by_its_lane_and_a_limit_by_its_key() -> None:
+    assert ceiling_words("list") == "ceiling of lane list"
+    assert [limit_words("5 a day"), limit_words("5 a day", "x"), limit_words("5 a day", "")] == [
+        "limit 5 a day",
+        "limit 5 a day (x)",
+        "limit 5 a day (<>)",
+    ]

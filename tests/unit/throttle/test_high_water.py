@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
 from relay.spool.durable import Disk
-from relay.throttle import high_water
-from relay.throttle.history_format import HistoryError
+from relay.throttle.history_format import MARK_BYTES, HistoryError, mark_line, read_mark
 from tests.fakes.clock import FakeClock
 from tests.unit.throttle.limits import ask, granted, messages, settle, throttle
 from tests.unit.throttle.memory_disk import Killed, MemoryDisk
@@ -149,7 +148,7 @@ def test_no_loss_of_power_is_taken_for_a_cut(seed: int, memory: MemoryDisk, cloc
             clock.reboot()
 
 
-@pytest.mark.parametrize("said", [b"", bytes(53), high_water.line(7)[:30], high_water.line(7)[:-3] + b"00\n"])
+@pytest.mark.parametrize("said", [b"", bytes(53), mark_line(7)[:30], mark_line(7)[:-3] + b"00\n"])
 def test_a_lock_that_says_nothing_stops_nothing_and_is_told_how_far_it_goes_by_the_next(
     said: bytes, memory: MemoryDisk, clock: FakeClock
 ) -> None:
@@ -157,7 +156,7 @@ def test_a_lock_that_says_nothing_stops_nothing_and_is_told_how_far_it_goes_by_t
     memory.put(LOCK, said)
 
     assert len(granted(throttle(PATH, memory, clock, LIMITS), 1)) == 1
-    assert high_water.read(memory.read(LOCK) or b"") == clock.wall_ns()
+    assert read_mark(memory.read(LOCK) or b"") == clock.wall_ns()
 
 
 @pytest.mark.parametrize("mine", [b"1234\n", b"relay-history of mine"])
@@ -182,15 +181,15 @@ def test_a_lock_that_cannot_be_written_grants_nothing(memory: MemoryDisk, clock:
 
 @given(st.integers(-(10**24) + 1, 10**24 - 1))
 def test_a_line_of_any_mark_is_as_long_and_says_it(mark_ns: int) -> None:
-    assert len(high_water.line(mark_ns)) == high_water.LENGTH
-    assert high_water.read(high_water.line(mark_ns)) == mark_ns
+    assert len(mark_line(mark_ns)) == MARK_BYTES
+    assert read_mark(mark_line(mark_ns)) == mark_ns
 
 
-@pytest.mark.parametrize("n", range(high_water.LENGTH))
+@pytest.mark.parametrize("n", range(MARK_BYTES))
 def test_a_damaged_line_names_no_mark(n: int) -> None:
-    line = high_water.line(1_760_000_000_123_456_789)
+    line = mark_line(1_760_000_000_123_456_789)
     damaged = line[:n] + bytes([line[n] ^ 1]) + line[n + 1 :]
     try:
-        assert high_water.read(damaged) is None
+        assert read_mark(damaged) is None
     except HistoryError:
         assert n < len("relay-history-end ")

@@ -6,10 +6,10 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.spool.durable import RealDisk, opened
-from relay.throttle.decision import Grant
-from relay.throttle.history import LARGEST_BYTES
+from relay.throttle import decision
+from relay.throttle.decision import Grant, Request
 from relay.throttle.history_format import Ended, HistoryError
-from relay.throttle.keys import Request
+from relay.throttle.history_states import LARGEST_BYTES
 from relay.throttle.slots import Slots
 from relay.throttle.window import EXACT_SLOTS
 from tests.fakes.clock import FakeClock
@@ -74,6 +74,6 @@ def test_memory_follows_what_is_in_flight_though_every_deadline_is_far_away() ->
     assert len(slots._deadlines) <= 2 * (1 + EXACT_SLOTS) + 1
     # Who is still in flight was not forgotten with the rest.
     now_ns = last.reserved.deadline_ns + SECOND_NS - 1
-    assert [usage.used for usage in slots.usage(now_ns)] == [1]
+    assert [usage.used for usage in slots.ask(decision.usage, now_ns)] == [1]
     # A limit of a million keeps its slots in buckets of 1/1024 of the period.
-    assert [usage.used for usage in slots.usage(now_ns + SECOND_NS // 512)] == [0]
+    assert [usage.used for usage in slots.ask(decision.usage, now_ns + SECOND_NS // 512)] == [0]

@@ -7,9 +7,9 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.spool.durable import RealDisk
-from relay.throttle.history import LARGEST_BYTES
 from relay.throttle.history_check import history_findings
 from relay.throttle.history_format import HistoryError
+from relay.throttle.history_states import LARGEST_BYTES
 from tests.fakes.clock import FakeClock
 from tests.fakes.denying import BROKEN, DENIED, TOO_MANY, Denying
 from tests.fakes.foreign import KINDS, kind_of, plant

@@ -15,6 +15,7 @@ from relay.throttle.limit_hints import (
     Lowered,
     Tally,
     compare,
+    finding_to_json,
     in_force,
     suggest,
     tighten,
@@ -375,3 +376,25 @@ def test_what_would_raise_a_limit_or_is_not_ours_is_not_read(content: bytes) -> 
 )
 def test_what_there_was_too_much_of_is_told_by_the_words(text: str, excess: Excess | None) -> None:
     assert excess_of(text) is excess
+
+
+@pytest.mark.parametrize(("days", "is_it"), [(27, False), (28, True), (31, True), (32, False)])
+def test_a_month_is_any_limit_of_28_to_31_days(days: int, is_it: bool) -> None:
+    (finding, *_) = compare(refusal(Span.MONTH), [a_limit(100, days * DAY_NS)], lambda _: Tally(0, 97), 0)
+
+    assert (finding.limit == 100) is is_it
+
+
+def test_a_finding_for_scripts_has_seconds_and_no_instant() -> None:
+    assert finding_to_json(a_finding(at_ns=7)) == {
+        "text": str(a_finding()),
+        "limit": "100 recipients per 3600s",
+        "unit": "recipients",
+        "period_seconds": 3600,
+        "sent": 97,
+        "over_seconds": 3420,
+        "count": 100,
+        "named": None,
+        "charged": None,
+        "suggested": 90,
+    }

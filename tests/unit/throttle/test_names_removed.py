@@ -8,8 +8,8 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.spool.durable import Disk, RealDisk
+from relay.throttle.history_check import audit_file
 from relay.throttle.history_format import HistoryError
-from relay.throttle.peaks import audit_file
 from relay.throttle.throttle import Throttle
 from tests.fakes.clock import FakeClock
 from tests.unit.throttle.limits import ask, granted, messages, settle, throttle

@@ -31,7 +31,7 @@ from hypothesis.stateful import (
 
 from relay.throttle import history, slots
 from relay.throttle.history_format import HistoryError, header
-from relay.throttle.throttle import Request, Reservation, SlotSettlement, Throttle
+from relay.throttle.throttle import Request, Reservation, Throttle
 from tests.fakes.clock import FakeClock
 from tests.unit.throttle.limits import PerPeriod
 from tests.unit.throttle.memory_disk import Killed, MemoryDisk
@@ -134,7 +134,7 @@ class NeverOver(RuleBasedStateMachine):
             return
         sender.flying.remove(flight)
         late_ns = max(0, self.true_ns - flight.latest_end_ns)
-        sender.throttle.settle([SlotSettlement(flight.reservation, self.clock.boottime_ns() - late_ns)])
+        sender.throttle.settle(flight.reservation, self.clock.boottime_ns() - late_ns)
         flight.seen.ended_at_ns = self.true_ns - late_ns
 
     @rule(which=SENDERS)

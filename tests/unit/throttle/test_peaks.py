@@ -8,6 +8,7 @@ import pytest
 from relay.clock import SECOND_NS
 from relay.spool.durable import RealDisk
 from relay.throttle import compaction, history, slots
+from relay.throttle.history_check import audit_file
 from relay.throttle.history_format import (
     At,
     Charged,
@@ -20,9 +21,9 @@ from relay.throttle.history_format import (
     group,
     header,
 )
+from relay.throttle.history_states import LARGEST_BYTES
 from relay.throttle.limit import ForEach
-from relay.throttle.peaks import audit, audit_file
-from relay.throttle.proof import MOST_KEPT, raised
+from relay.throttle.peaks import MOST_KEPT, audit, raised
 from relay.throttle.throttle import Request, Reservation, Throttle
 from tests.fakes.clock import START_WALL_NS, FakeClock
 from tests.fakes.denying import BROKEN, DENIED, Denying
@@ -310,7 +311,7 @@ def test_what_cannot_be_read_is_no_proof(tmp_path: Path) -> None:
     with pytest.raises(PermissionError):
         audit_file(path, limits, Denying("isp", DENIED))
     with path.open("r+b") as file:
-        file.truncate(history.LARGEST_BYTES + 1)
+        file.truncate(LARGEST_BYTES + 1)
     with pytest.raises(HistoryError, match="no history"):
         audit_file(path, limits, RealDisk())
 
@@ -332,7 +333,7 @@ def test_what_opens_while_the_disk_is_slow_is_not_given_away_as_of_before(tmp_pa
             if self.stall_ns:
                 clock.advance(self.stall_ns)
                 self.stall_ns = 0
-                account.opens_at(1)
+                account.opens_at_ns(1)
             return super().inode(path)
 
     disk, limits = Slow(), [messages(1, seconds=60)]

@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
 from relay.throttle import history, slots
-from relay.throttle.compaction import merge
+from relay.throttle.compaction import LEAST_OF_A_SLICE, PARTS, merge, thinned
 from relay.throttle.decision import Grant
 from relay.throttle.gauge import Gauge
 from relay.throttle.history_format import UNKNOWN, Charged, Ended, Share
-from relay.throttle.sharing import LEAST_OF_A_SLICE, PARTS, thinned
 from relay.throttle.slots import Slots
 from relay.throttle.throttle import Request, Reservation
 from tests.fakes.clock import FakeClock
@@ -51,7 +50,7 @@ def _used(ended: list[Charged], limit: PerPeriod, key: str, now_ns: int) -> int:
 def test_no_key_counts_for_less_or_for_shorter_however_often_it_is_done(
     least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relay.throttle.sharing.LEAST_OF_A_SLICE", least)
+    monkeypatch.setattr("relay.throttle.compaction.LEAST_OF_A_SLICE", least)
 
     @settings(max_examples=100)
     @given(ENDS, AGES, st.integers(0, 20), st.booleans())

@@ -10,6 +10,7 @@ from relay.clock import SECOND_NS
 from relay.mail.address import is_valid_address
 from relay.mail.envelope import Envelope
 from relay.spool.durable import Disk
+from relay.throttle.decision import keys_of, request_for
 from relay.throttle.history_format import (
     LONGEST_KEY,
     UNKNOWN,
@@ -22,7 +23,6 @@ from relay.throttle.history_format import (
     header,
     key_of,
 )
-from relay.throttle.keys import keys_of, request_for
 from relay.throttle.limit import ForEach
 from relay.throttle.throttle import Request, Reservation, Throttle
 from tests.fakes.clock import FakeClock

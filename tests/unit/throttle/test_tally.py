@@ -9,7 +9,7 @@ from relay.throttle.history_format import Charged, Ended, Reserved
 from relay.throttle.limit import Limit
 from relay.throttle.limit_hints import Tally
 from relay.throttle.slots import Slots
-from relay.throttle.throttle import Request, Reservation, SlotSettlement, Throttle
+from relay.throttle.throttle import Request, Reservation, Throttle
 from tests.fakes.clock import FakeClock
 from tests.unit.throttle import limits
 from tests.unit.throttle.memory_disk import MemoryDisk
@@ -86,10 +86,10 @@ def test_the_door_tells_of_both_kinds_of_account_what_ended_there(given_limits: 
         (granted,) = throttle.reserve([Request(recipients)])
         assert isinstance(granted, Reservation)
         clock.advance(SECOND_NS)
-        throttle.settle([SlotSettlement(granted, clock.boottime_ns())])
+        throttle.settle(granted, clock.boottime_ns())
     connection = throttle.reserve_connection(SECOND_NS)
     assert isinstance(connection, Reservation)
-    throttle.settle([SlotSettlement(connection, clock.boottime_ns())])
+    throttle.settle(connection, clock.boottime_ns())
 
     assert throttle.tally(HOUR_NS) == Tally(2, 7, 1, 2 * SECOND_NS)
     assert throttle.peak(HOUR_NS) == Tally()

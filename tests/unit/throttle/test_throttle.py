@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from relay.clock import SECOND_NS
 from relay.spool.durable import Disk
 from relay.throttle.history_format import HistoryError
-from relay.throttle.throttle import Request, Reservation, SlotSettlement
+from relay.throttle.throttle import Request, Reservation
 from tests.fakes.clock import FakeClock
 from tests.unit.throttle.limits import (
     TRANSACTION_NS,
@@ -180,7 +180,7 @@ def test_without_limits_everything_is_granted_at_once_and_recorded_as_durably_as
     assert [(each.recipients, list(each.chosen)) for each in reservations] == [(7, [*range(7)]), (1, [0])]
     assert reservations[0].deadline_ns == clock.boottime_ns() + TRANSACTION_NS
     assert account.usage() == []
-    assert account.opens_at(5) == clock.boottime_ns()
+    assert account.opens_at_ns(5) == clock.boottime_ns()
 
 
 def test_without_limits_a_history_that_fails_lets_nothing_through_either(
@@ -244,7 +244,7 @@ def test_it_opens_for_a_whole_message_later_than_for_a_part(path: Path, disk: Di
         settle(account, clock, *granted(account, 1))
         clock.advance(1 * SECOND_NS)
 
-    opens = [account.opens_at(wanted) - start_ns for wanted in (1, 3, 5, 50)]
+    opens = [account.opens_at_ns(wanted) - start_ns for wanted in (1, 3, 5, 50)]
 
     assert opens == [each * SECOND_NS for each in (60, 62, 64, 64)]
 
@@ -257,7 +257,8 @@ def test_an_end_before_its_start_or_in_the_future_is_put_right(
     start_ns = clock.boottime_ns()
     clock.advance(5 * SECOND_NS)
 
-    account.settle([SlotSettlement(early, 0), SlotSettlement(late, 10**18)])
+    account.settle(early, 0)
+    account.settle(late, 10**18)
 
     assert openings_ns(account, clock) == (start_ns + 60 * SECOND_NS, start_ns + 65 * SECOND_NS)
 
@@ -280,7 +281,7 @@ def test_an_event_loop_can_settle_and_ask_while_a_thread_waits_for_the_disk(cloc
 
     def meanwhile() -> None:
         settle(account, clock, first)
-        told.append(account.opens_at(1))
+        told.append(account.opens_at_ns(1))
         told.append(account.usage()[0].used)
 
     disk.meanwhile = meanwhile
@@ -341,7 +342,7 @@ def test_one_sender_never_exceeds_and_is_never_told_to_come_too_late(
             else:
                 assert answer.until_ns > now_ns
                 until_ns = answer.until_ns
-                assert account.opens_at(1) == until_ns
+                assert account.opens_at_ns(1) == until_ns
         clock.advance(passed_ns)
         for reservation, each in [pair for pair in in_flight if pair[1].started_at_ns + flown_ns <= now_ns]:
             each.ended_at_ns = clock.boottime_ns()

@@ -9,7 +9,7 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.throttle.decision import Wait
-from relay.throttle.throttle import Request, Reservation, SlotSettlement, Throttle
+from relay.throttle.throttle import Request, Reservation, Throttle
 from tests.fakes.clock import FakeClock
 from tests.unit.throttle.limits import PerPeriod
 from tests.unit.throttle.memory_disk import MemoryDisk
@@ -42,7 +42,7 @@ def _send(period_ns: int, guard_ns: int | None, mean_ns: int, random: Random) ->
         clock.advance(next_ns - clock.boottime_ns())
         while flying and flying[0][0] <= clock.boottime_ns():
             ended_at_ns, _, reservation = heapq.heappop(flying)
-            account.settle([SlotSettlement(reservation, ended_at_ns)])
+            account.settle(reservation, ended_at_ns)
     took_ns = clock.boottime_ns() - began_ns
     return sorted(counted_at_ns), took_ns, sum(lengths_ns) // len(lengths_ns)
 

@@ -7,9 +7,27 @@ from random import Random
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.throttle.history_format import HistoryError, is_current
+from relay.throttle.history_format import (
+    HistoryError,
+    group,
+    header,
+    is_current,
+    mark_line,
+    read_groups,
+    read_header,
+)
 from tests.fakes.clock import FakeClock
-from tests.unit.throttle.limits import granted, messages, openings_ns, recipients, settle, throttle, waiting
+from tests.unit.throttle.limits import (
+    PerPeriod,
+    connections,
+    granted,
+    messages,
+    openings_ns,
+    recipients,
+    settle,
+    throttle,
+    waiting,
+)
 from tests.unit.throttle.memory_disk import Killed, MemoryDisk
 
 PATH = Path("/history/isp")
@@ -98,3 +116,67 @@ def test_version_1_of_another_boot_is_told_in_this_one(memory: MemoryDisk, clock
     openings_s = [(each - clock.boottime_ns()) / SECOND_NS for each in openings_ns(account, clock)]
     assert openings_s == [20, 30]
     assert account.usage()[0].used == 3
+
+
+TODAYS = [
+    messages(3, 60),
+    recipients(10, 3600, "recipient_domain"),
+    connections(2, 60),
+    PerPeriod(5, 600 * SECOND_NS, "messages", "lane", "bulk"),
+    messages(4, 60, "sender"),
+]
+WRITTEN = Path(__file__).with_name("version-2.history").read_bytes()
+"""Every kind of line, as a relay of the second edition wrote it until 3189 s after the first boot."""
+
+
+def test_a_history_of_the_second_edition_counts_as_it_did(memory: MemoryDisk) -> None:
+    clock = FakeClock()
+    clock.advance(2189 * SECOND_NS)
+    memory.put(str(PATH), WRITTEN)
+    memory.put(f"{PATH}.lock", b"relay-history-end +000001760002189000000000 8d16283a\n")
+    account = throttle(PATH, memory, clock, TODAYS, guard_ns=None)
+    account.flush()
+
+    assert [usage.used for usage in account.usage()] == [3, 7, 0, 0, 1]
+    assert account.usage()[0].opens_at_ns == 3_249_600_000_000
+    found = account.audit()
+    assert (found.transactions, found.in_flight, found.merged, found.without_start) == (6, 2, 4, 0)
+    assert [(each.most, each.at_most, each.key) for each in found.findings] == [
+        (3, 3, None),
+        (5, 7, "x.example"),
+        (1, 1, None),
+        (3, 3, "bulk"),
+        (2, 2, "a@b.example"),
+    ]
+    assert memory.read(str(PATH)) == WRITTEN
+
+
+def test_a_history_of_the_second_edition_moves_to_the_next_boot(memory: MemoryDisk) -> None:
+    clock = FakeClock()
+    clock.advance(2189 * SECOND_NS)
+    clock.reboot(down_ns=5 * SECOND_NS)
+    memory.put(str(PATH), WRITTEN)
+    account = throttle(PATH, memory, clock, TODAYS, guard_ns=None)
+    account.flush()
+
+    assert [usage.used for usage in account.usage()] == [3, 7, 0, 0, 1]
+    assert account.usage()[0].opens_at_ns == 55_600_000_000
+    moved = memory.read(str(PATH)) or b""
+    assert (
+        b"\nreserved -7000000000 93000000000 1 1 0 recipient_domain=x.example:1:1 lane=:1:1 sender=" in moved
+    )
+    assert b"\ncharged -2007000000000 0 0 1 -2008000000000\n" in moved
+
+
+def test_each_line_of_the_second_edition_is_written_as_it_was() -> None:
+    boot_id, end = read_header(WRITTEN)
+    content = header(boot_id)
+    while end < len(WRITTEN):
+        after = WRITTEN.find(b"\ngroup ", end) + 1 or len(WRITTEN)
+        contents = read_groups(WRITTEN[:after], end)
+        assert contents.at is not None
+        content += group(contents.at, contents.records)
+        end = contents.end
+
+    assert content == WRITTEN
+    assert mark_line(1_760_002_189_000_000_000) == b"relay-history-end +000001760002189000000000 8d16283a\n"

@@ -1,19 +1,26 @@
 """Nothing wakes before its time: one look at each instant that matters, and who is looked at then goes."""
 
 from collections import Counter
+from collections.abc import Sequence
+from functools import partial
 
 import pytest
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.queue.scheduler import Queued, Scheduler
-from relay.throttle.decision import Place, Wait
+from relay.throttle import decision
+from relay.throttle.decision import Place, Request, Wait
+from relay.throttle.gauge import Gauge
 from relay.throttle.history_format import Ended
-from relay.throttle.keys import Request
 from relay.throttle.slots import Slots
 from tests.unit.throttle.limits import TRANSACTION_NS, PerPeriod, messages
 
 MAIL = [*["list@x.example"] * 40, *["news@y.example"] * 25, "owner@x.example"]
+
+
+def _room_at(place: Place, gauges: Sequence[Gauge], now_ns: int) -> tuple[int, int]:
+    return decision.room_at(gauges, place, now_ns)
 
 
 class Beats:
@@ -45,10 +52,10 @@ class Beats:
         """Try one message; return when to look again where there is none, None for at once."""
         for place in self.scheduler.places_due(self.now_ns):
             assert isinstance(place, Place)
-            self.scheduler.let_leave(place, *self.slots.room_at(place, self.now_ns))
-        room, _ = self.slots.room(self.now_ns)
+            self.scheduler.let_leave(place, *self.slots.ask(partial(_room_at, place), self.now_ns))
+        room = self.slots.ask(decision.room, self.now_ns)
         if room == 0:
-            return self.slots.opens_at(1, self.now_ns)
+            return self.slots.ask(lambda gauges, now_ns: decision.opens_at(gauges, 1, now_ns), self.now_ns)
         queued = self.scheduler.next_ready(self.now_ns)
         if queued is None:
             return self.scheduler.next_due_at_ns() or 2**62

@@ -14,7 +14,7 @@ from random import Random
 from relay.clock import SECOND_NS, SystemClock
 from relay.spool.durable import RealDisk
 from relay.throttle import history
-from relay.throttle.throttle import Request, Reservation, SlotSettlement, Throttle
+from relay.throttle.throttle import Request, Reservation, Throttle
 from tests.unit.throttle.limits import PerPeriod
 
 FILE_OUTGROWN_BYTES = 4096
@@ -36,9 +36,9 @@ def main() -> None:
                 _say("granted", answer.id, clock.boottime_ns(), answer.deadline_ns)
                 time.sleep(random.random() * flight_ns / SECOND_NS)
                 end_ns = clock.boottime_ns()
-                account.settle([SlotSettlement(answer, end_ns)])
+                account.settle(answer, end_ns)
                 _say("ended" if end_ns < answer.deadline_ns else "late", answer.id, end_ns)
-        until_ns = account.opens_at(1)
+        until_ns = account.opens_at_ns(1)
         time.sleep(max(0, until_ns - clock.boottime_ns()) / SECOND_NS)
     account.flush()
 

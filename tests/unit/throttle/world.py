@@ -15,7 +15,7 @@ from relay.clock import SECOND_NS
 from relay.throttle.decision import Wait
 from relay.throttle.history_format import HistoryError
 from relay.throttle.limit import ForEach, Unit
-from relay.throttle.throttle import Request, Reservation, SlotSettlement, Throttle
+from relay.throttle.throttle import Request, Reservation, Throttle
 from tests.fakes.clock import FakeClock
 from tests.unit.throttle.limits import PerPeriod
 from tests.unit.throttle.memory_disk import Killed, MemoryDisk
@@ -208,7 +208,7 @@ class World:
             return
         flight = sender.flying.pop(self.random.randrange(len(sender.flying)))
         late_ns = max(0, self.true_ns - flight.latest_end_ns)
-        sender.throttle.settle([SlotSettlement(flight.reservation, self.clock.boottime_ns() - late_ns)])
+        sender.throttle.settle(flight.reservation, self.clock.boottime_ns() - late_ns)
         flight.ended_at_ns = self.true_ns - late_ns
 
     def _pass_time(self) -> None:

@@ -102,7 +102,7 @@ def test_a_refusal_that_is_about_us_changes_nothing_of_the_message(
 ) -> None:
     decision = settled(*[verdict] * count, age_ns=age_ns, more=more)
 
-    assert decision.next is Next.GIVE_BACK
+    assert decision.next is Next.REFUSED
     assert not decision.warns
     assert decision.recipients_left == count + more
 
@@ -216,6 +216,20 @@ def test_a_deferral_waits_as_long_as_the_message_is_old() -> None:
     decision = settled(Verdict.DEFER, age_ns=HOUR_NS)
 
     assert (decision.next, decision.back_off_ns) == (Next.POSTPONE, HOUR_NS)
+    assert decision.tried == frozenset(), "the next round asks all again"
+
+
+def test_a_refusal_about_us_counts_where_nobody_was_attempted() -> None:
+    assert settled(Verdict.PAUSE, Verdict.PAUSE).refusals == 1
+    assert settled(Verdict.BOUNCE, Verdict.PAUSE).refusals == 0
+
+
+def test_a_sender_rests_for_as_long_as_its_refusal_asks() -> None:
+    said = an_answer(Verdict.PAUSE, Scope.SENDER)
+    assert said.ruling is not None
+    asking = replace(said, ruling=replace(said.ruling, retry_after_ns=7 * HOUR_NS))
+
+    assert believed(Outcome((asking,), pause=asking), NEW).rest_ns == 7 * HOUR_NS
 
 
 def test_the_last_refusal_after_the_lifetime_expires_a_recipient() -> None:
@@ -293,13 +307,24 @@ class Meaning(NamedTuple):
         (an_outcome(Verdict.BOUNCE), NEW, Meaning(Fate.BOUNCED, Next.FINISH)),
         (an_outcome(Verdict.DEFER), NEW, Meaning(Fate.DEFERRED, Next.POSTPONE)),
         (an_outcome(Verdict.DEFER), OLD, Meaning(Fate.EXPIRED, Next.FINISH)),
+        # Neither pauses nor rests are age.
+        (
+            an_outcome(Verdict.DEFER),
+            replace(OLD, resting_ns=2 * HOUR_NS),
+            Meaning(Fate.DEFERRED, Next.POSTPONE),
+        ),
         (an_outcome(Verdict.LATER), NEW, Meaning(Fate.DEFERRED, Next.POSTPONE)),
-        (an_outcome(Verdict.PAUSE), NEW, Meaning(Fate.WAITING, Next.GIVE_BACK, refusals=1)),
-        (an_outcome(Verdict.PAUSE), OLD, Meaning(Fate.WAITING, Next.GIVE_BACK, refusals=1)),
-        (an_outcome(Verdict.STOP), NEW, Meaning(Fate.WAITING, Next.GIVE_BACK, refusals=1)),
+        (an_outcome(Verdict.PAUSE), NEW, Meaning(Fate.WAITING, Next.REFUSED, refusals=1)),
+        (an_outcome(Verdict.PAUSE), OLD, Meaning(Fate.WAITING, Next.REFUSED, refusals=1)),
+        (an_outcome(Verdict.STOP), NEW, Meaning(Fate.WAITING, Next.REFUSED, refusals=1)),
         # Refused so often, it lets others prove the upstream.
-        (an_outcome(Verdict.PAUSE), IN_PLACE, Meaning(Fate.WAITING, Next.AGAIN, refusals=3)),
+        (an_outcome(Verdict.PAUSE), IN_PLACE, Meaning(Fate.WAITING, Next.REFUSED, refusals=3)),
         # Refused often where others are relayed, it is its own.
+        (
+            an_outcome(Verdict.PAUSE),
+            replace(NEW, refusals=REFUSALS_IN_PLACE, is_well=True),
+            Meaning(Fate.WAITING, Next.REFUSED, refusals=4, singled_out=1),
+        ),
         (
             an_outcome(Verdict.PAUSE),
             SINGLED_OUT,

@@ -3,9 +3,8 @@
 import copy
 
 from relay.mail.envelope import QueueId
-from relay.queue.probe_order import MOST_ASIDE
 from relay.queue.queued import Queued
-from relay.queue.scheduler import Scheduler
+from relay.queue.scheduler import MOST_PASSED_OVER, Scheduler
 from relay.queue.sender_pauses import SenderPauses
 from relay.smtp.reply import Phase, Reply
 from relay.verdicts.decision import EVIDENT, REFUSALS_IN_PLACE
@@ -67,9 +66,8 @@ def test_in_doubt_the_untried_go_first_then_the_sender_s_others_then_whose_refus
         order.append(goes(scheduler))
         queued = scheduler.get(QueueId(f"{int(order[-1]):016d}"))
         assert queued is not None
-        queued.refusals += 1
         scheduler.doubt(queued.reverse_path)
-        scheduler.give_back(queued.queue_id, "421 no")
+        scheduler.refused(queued.queue_id, 1, "421 no")
     assert order == ["1", "3", "4", "2", "1", "3"]
     # A copy goes on the same way, and nobody is forgotten.
     twin = scheduler.twin(copy.copy(queued) for queued in scheduler)
@@ -86,7 +84,7 @@ def test_out_of_doubt_each_has_its_place_again_but_for_who_was_refused_too_often
     assert bad is not None
     bad.refusals = REFUSALS_IN_PLACE
     scheduler.doubt("bad")
-    scheduler.again(bad.queue_id, 1, "421 no")
+    scheduler.refused(bad.queue_id, 1, "421 no")
     assert goes(scheduler) == "4"
     scheduler.trust()
     assert [goes(scheduler) for _ in range(4)] == ["2", "3", "5", "1"]
@@ -109,9 +107,17 @@ def test_what_is_aside_can_be_held_and_removed_and_comes_back_where_it_was_not()
 
 def test_no_more_than_a_few_of_a_long_queue_are_passed_over() -> None:
     scheduler = Scheduler()
-    for number in range(1, MOST_ASIDE + 10):
+    for number in range(1, MOST_PASSED_OVER):
         scheduler.add(a_message(number, "bad"))
+    for number in range(2):
+        scheduler.add(a_message(MOST_PASSED_OVER + number, "good"))
     scheduler.doubt("bad")
-    assert goes(scheduler) == f"{MOST_ASIDE + 1}"
+    assert [goes(scheduler) for _ in range(3)] == [f"{MOST_PASSED_OVER}", f"{MOST_PASSED_OVER + 1}", "1"]
+    for number in range(MOST_PASSED_OVER + 2, MOST_PASSED_OVER + 4):
+        scheduler.add(a_message(number, "bad"))
+    scheduler.add(a_message(2 * MOST_PASSED_OVER, "good"))
+    # One further behind waits for its turn: a look is bounded.
+    assert goes(scheduler) == "2"
+    assert goes(scheduler) == f"{2 * MOST_PASSED_OVER}"
     scheduler.trust()
-    assert [goes(scheduler) for _ in range(3)] == ["1", "2", "3"]
+    assert [goes(scheduler) for _ in range(3)] == ["3", "4", "5"]
