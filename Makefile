@@ -39,7 +39,7 @@ help:
 	@echo 'make crash   the long crash runs (SEED=, BUDGET= in seconds)'
 	@echo 'make bench   compare with Postfix and other rate limiters here (OPTIONS=--help)'
 	@echo 'make fmt     format the code          make clean   remove what these commands made'
-	@echo 'make docs    make docs/VERDICTS.md and docs/REPLIES.md of the rules and the known replies'
+	@echo 'make docs    make the pages of docs/ that are made of the code: verdicts, replies, states'
 	@echo 'make lock    pin new versions (needs uv)'
 
 # exec: the relay takes the place of the shell, so signals and its exit status reach make unchanged.
@@ -71,7 +71,7 @@ coverage: $(READY)
 	@rm -rf .coverage && mkdir .coverage
 	$(RUN) $(COVER) tests/unit/spool --deselect tests/unit/spool/test_crash.py \
 	    --deselect tests/unit/spool/test_small_scenarios.py & spool=$$!; \
-	  $(RUN) $(COVER) tests/unit/throttle tests/unit/mail/test_address.py tests/unit/smtp/test_reply.py tests/unit/mail/test_report*.py \
+	  $(RUN) $(COVER) tests/unit/throttle tests/unit/mail/test_address.py tests/unit/mail/test_text.py tests/unit/smtp/test_reply.py tests/unit/mail/test_report*.py \
 	    tests/unit/cli/test_fsck.py tests/unit/cli/test_audit.py tests/unit/status/test_quarantine_counts.py tests/unit/status/test_eta.py tests/unit/sender/test_limits.py \
 	    --deselect tests/unit/throttle/test_never_over_at_length.py --deselect tests/unit/throttle/test_crash.py \
 	    --deselect tests/unit/throttle/test_never_over.py --deselect tests/unit/throttle/test_many_processes.py; \
@@ -98,10 +98,11 @@ fmt: $(READY)
 	$(RUN) -m ruff format relay tests
 	$(RUN) -m ruff check --fix relay tests
 
-# The pages of all verdicts are made of the rules and the corpus; tests hold them to it.
+# These pages are made of the rules, the corpus and the table of states; tests hold them to it.
 docs: $(READY)
 	$(RUN) -m relay explain-reply --table > docs/VERDICTS.md
 	$(RUN) -m tests.unit.policy.corpus > docs/REPLIES.md
+	$(RUN) -m tests.unit.verdicts.states_page > docs/states.md
 	$(RUN) -m tests.unit.throttle.history_page > docs/history-states.md
 
 # Not var/: there is the spool, and with it other people's mail.

@@ -5,14 +5,14 @@ the page docs/VERDICTS.md.  Sends nothing and needs no relay that runs.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
 
 from relay.cli.options import DEFAULT_POLICY, POLICY_VARIABLE, printable
-from relay.cli.verdict_table import page
-from relay.policy.shipped import provider_of, provider_rules, rules_of, standard_rules
+from relay.policy.rules import VerdictRule
+from relay.policy.shipped import provider_of, provider_rules, providers, rules_file, rules_of, standard_rules
 from relay.policy.source import place_of, read_policy
 from relay.smtp.reply import MalformedReply, Phase, Reply, ReplyParser
 from relay.verdicts.echo import ClientWords
@@ -26,7 +26,7 @@ _ASKED = {
     Layer.WORDING: "the wording",
     Layer.DEFAULT: "the first digit: no rule knows this refusal",
 }
-_IN_DOUBT = "nothing: the words that would decide may be the client's"
+_IN_DOUBT = "nothing: the deciding words may be the client's own"
 _FOLLOWS = {
     (Verdict.RELAYED, Scope.MESSAGE): "the message is relayed",
     (
@@ -59,7 +59,7 @@ _FOLLOWS = {
     "recipients",
     multiple=True,
     metavar="ADDRESS",
-    help="Whom the reply may be about; may be repeated.",
+    help="A recipient of the message under way; may be repeated.",
 )
 @click.option("--host", metavar="HOST", help="Judge as for an upstream at this host, without a policy.")
 @click.option(
@@ -70,7 +70,7 @@ _FOLLOWS = {
     metavar="FILE",
     help=f"The policy; default: ${POLICY_VARIABLE}, then ./{DEFAULT_POLICY}, else the shipped rules alone.",
 )
-@click.option("--table", "is_table", is_flag=True, help="Print all shipped rules as Markdown.")
+@click.option("--table", "is_table", is_flag=True, help="Print all shipped rules as a Markdown page.")
 def explain_reply(
     *,
     phase: str | None,
@@ -82,7 +82,7 @@ def explain_reply(
     policy_path: Path | None,
     is_table: bool,
 ) -> int:
-    r"""Tell what the reply TEXT to PHASE means, which rule decides, and what the relay does.
+    r"""Explain the reply TEXT to PHASE: which rule decides, and what the relay does.
 
     TEXT begins with the reply code, as the upstream sends it; `\n` stands between the
     lines of a long reply.  Example: relay explain-reply rcpt "550 5.1.1 no such user"
@@ -159,7 +159,6 @@ def _reply(text: str) -> Reply:
 def _rules(
     policy_path: Path | None, upstream: str | None, host: str | None
 ) -> tuple[tuple[Rule, ...], Path | None]:
-    """Return the rules to judge by, and the policy that they are from."""
     if host is not None:
         return (*provider_rules(provider_of(None, host)), *standard_rules()), None
     path = policy_path or DEFAULT_POLICY
@@ -172,3 +171,106 @@ def _rules(
         known = ", ".join(policy.upstreams)
         raise click.UsageError(f"there is no upstream {printable(name)} in {path}; known: {known}")
     return rules_of(name, policy.upstreams[name]), path
+
+
+_BEGINNING = """\
+# What replies mean
+
+Made from `relay/policy/verdicts.yaml` and `relay/policy/providers.yaml` by `make docs`; edit those, not this.
+
+A refusal is looked up from top to bottom, and the first row that matches decides: your own
+`upstreams.NAME.verdicts`, the provider's rows, enhanced codes, wording, defaults. A row matches where all
+of its columns do. In a phrase `*` is at most 80 characters, case does not count. In our rows a phrase that
+makes a refusal not ours (*text* of defer, later and bounce, *but not* of pause and stop) begins a word:
+`mail quota` is not in `outmail quota`. Others, and all of yours, are found anywhere. `relay explain-reply`
+says which row decides about a reply of yours. Before MAIL no row can touch a message, and only `250` to
+the final dot relays.
+
+| verdict | what follows |
+| --- | --- |
+| defer recipient, defer message | an attempt: tried again after its back-off, until `lifetime` |
+| later | the recipient goes in the next transaction, at once; no attempt |
+| bounce recipient, bounce message | failed for good, its sender gets a report |
+| pause | the upstream rests; messages stay as they are: no attempt, no age. But see below |
+| pause sender | the same for one sender; all others go on |
+| stop | the upstream rests until somebody acts, or a probe finds it well: hourly, or as seldom as asked for |
+
+A pause of a message that was refused so six times, the last three of them right after others had been
+relayed, is its own: an attempt. Of a sender that is refused four times in a row, others having been relayed
+each time between, a message that is older than `lifetime` is returned.
+"""
+
+
+def page() -> str:
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    yield _BEGINNING
+    for name, provider in providers().items():
+        if not provider.verdicts or not provider.hosts:
+            continue
+        yield f"## {name}: {', '.join(f'`{host}`' for host in provider.hosts)}"
+        yield ""
+        yield from _table(provider.verdicts)
+    file = rules_file()
+    for title, rules in (
+        ("Enhanced codes", file.codes),
+        ("Wording", file.wording),
+        ("Defaults", file.default),
+    ):
+        yield f"## {title}"
+        yield ""
+        yield from _table(rules)
+    yield "## Presets"
+    yield ""
+    yield "| `provider` | host | limits | note | source, and when it said so |"
+    yield "| --- | --- | --- | --- | --- |"
+    for name, provider in providers().items():
+        preset = provider.preset
+        yield (
+            f"| {name} | {preset['host']}:{preset['port']}, {preset['tls']} | {_limits(preset)} "
+            f"| {_cell(provider.note)} | {_cell(provider.source)}, {provider.checked} |"
+        )
+
+
+def _limits(preset: dict[str, object]) -> str:
+    match preset.get("limits"):
+        case tuple() as limits:
+            return ", ".join(_limit(limit) for limit in limits)
+        case _:
+            return "write your own"
+
+
+def _limit(limit: object) -> str:
+    match limit:
+        case {"messages": count, "per": per}:
+            return f"{count} messages per {per}"
+        case {"recipients": count, "per": per}:
+            return f"{count} recipients per {per}"
+        case _:
+            return "?"
+
+
+def _table(rules: Iterable[VerdictRule]) -> Iterator[str]:
+    yield "| phase | code | text | but not | verdict | source |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for rule in rules:
+        codes = " ".join((*(rule.code or ()), *(rule.enhanced or ())))
+        text = _phrases(rule.text) + (" and the sender" if rule.names_sender else "")
+        wait = "" if rule.wait_ns is None else f", at least {rule.wait_ns // 1_000_000_000} s"
+        probe = "" if rule.probe else ", no probes"
+        but_not = " · ".join(filter(None, (" ".join(rule.but_not_enhanced or ()), _phrases(rule.but_not))))
+        yield (
+            f"| {' '.join(rule.phase)} | {codes} | {text} | {but_not} "
+            f"| {rule.verdict}{wait}{probe} | {_cell(rule.source or '')} |"
+        )
+    yield ""
+
+
+def _phrases(phrases: tuple[str, ...] | None) -> str:
+    return " · ".join(f"`{phrase}`" for phrase in phrases or ())
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")

@@ -19,7 +19,7 @@ from relay.policy.faults import PolicyError
 from relay.policy.secrets import SecretError
 
 
-class Verb(NamedTuple):
+class Command(NamedTuple):
     """Where a verb is, and what `relay --help` says of it."""
 
     module: str
@@ -27,21 +27,21 @@ class Verb(NamedTuple):
     summary: str
 
 
-VERBS: dict[str, Verb] = {
-    "run": Verb("relay.cli.run", "run", "Take mail and relay it, in the foreground."),
-    "status": Verb("relay.cli.status", "status", "Show upstreams, limits and the queue by state."),
-    "queue": Verb("relay.cli.queue", "queue", "List the queue, or act on messages in it."),
-    "resume": Verb("relay.cli.resume", "resume", "Use an upstream again that is paused or stopped."),
-    "explain-reply": Verb(
-        "relay.cli.explain_reply", "explain_reply", "Tell what a reply of an upstream means, and why."
+VERBS: dict[str, Command] = {
+    "run": Command("relay.cli.run", "run", "Accept mail and relay it, in the foreground."),
+    "status": Command("relay.cli.operate", "status", "Show upstreams, limits and the queue by state."),
+    "queue": Command("relay.cli.operate", "queue", "List the queue, or act on messages in it."),
+    "resume": Command("relay.cli.operate", "resume", "Use a paused or stopped upstream again."),
+    "explain-reply": Command(
+        "relay.cli.explain_reply", "explain_reply", "Explain what a reply of an upstream means for the relay."
     ),
-    "audit": Verb("relay.cli.audit", "audit", "Prove from the history that no limit was exceeded."),
-    "demo": Verb(
-        "relay.cli.demo.command", "demo", "Watch it pace mail through a strict upstream; takes half a minute."
+    "audit": Command("relay.cli.audit", "audit", "Prove from the history that no limit was exceeded."),
+    "demo": Command(
+        "relay.cli.demo", "demo", "Watch it pace mail through a strict upstream, for half a minute."
     ),
-    "check": Verb("relay.cli.check", "check", "Tell all that is wrong with a policy, or sum it up."),
-    "fsck": Verb("relay.cli.fsck", "fsck", "Verify the spool and the histories; changes nothing."),
-    "hash-password": Verb("relay.cli.password", "hash_password", "Make a line for a users_file."),
+    "check": Command("relay.cli.check", "check", "Check a policy: print every fault, or a summary."),
+    "fsck": Command("relay.cli.fsck", "fsck", "Check the spool and the histories; changes nothing."),
+    "hash-password": Command("relay.cli.password", "hash_password", "Hash a password for a users_file."),
 }
 
 
@@ -49,11 +49,9 @@ class VerbGroup(click.Group):
     """A group whose verbs are imported when they are called, and not for `--help`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """Return the verbs in the order of the table."""
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
-        """Return a verb, imported now."""
         verb = VERBS.get(cmd_name)
         if verb is None:
             return None
@@ -63,7 +61,7 @@ class VerbGroup(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the verb; whoever closed the pipe, as in `relay queue | head`, has seen enough."""
+        """Run the verb; a closed pipe, as in `relay queue | head`, is a success."""
         try:
             outcome = super().invoke(ctx)
             sys.stdout.flush()
@@ -74,7 +72,6 @@ class VerbGroup(click.Group):
         return outcome
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
-        """Write the verbs and their summaries."""
         with formatter.section("Verbs"):
             formatter.write_dl([(name, verb.summary) for name, verb in VERBS.items()])
 
@@ -95,7 +92,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    """Return the exit code."""
     try:
         outcome = relay.main(args=arguments, prog_name="relay", standalone_mode=False)
     except click.UsageError as error:

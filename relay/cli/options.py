@@ -1,5 +1,6 @@
-"""What several verbs have in common: the option `--policy`, and text for a terminal."""
+"""What several commands have in common: the option `--policy`, and text for a terminal."""
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +13,10 @@ from relay.policy.faults import PolicyError
 DEFAULT_POLICY = Path("policy.yaml")
 POLICY_VARIABLE = "RELAY_POLICY"
 
-_Verb = TypeVar("_Verb", bound=Callable[..., Any])
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-def policy_option(verb: _Verb) -> _Verb:
+def policy_option(verb: _Command) -> _Command:
     """Give a verb the option `--policy FILE`, which it takes as `policy_path: Path`."""
     return click.option(
         "--policy",
@@ -26,6 +27,12 @@ def policy_option(verb: _Verb) -> _Verb:
         metavar="FILE",
         help=f"The policy; default: ${POLICY_VARIABLE}, then ./{DEFAULT_POLICY}.",
     )(verb)
+
+
+class NotPermitted(click.ClickException):
+    """The spool or the history belongs to another user."""
+
+    exit_code = os.EX_NOPERM
 
 
 def error_text(error: PolicyError) -> str:

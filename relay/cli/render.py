@@ -14,12 +14,11 @@ from rich.text import Text
 
 from relay.cli.options import printable
 from relay.clock import SECOND_NS
-from relay.mail.times import span
+from relay.mail.formats import span
 from relay.status.snapshot import (
     Condition,
     LimitStatus,
-    MessageDetail,
-    QueuedMessage,
+    MessageView,
     QueueState,
     Snapshot,
     UpstreamState,
@@ -49,7 +48,6 @@ def console() -> Console:
 
 
 def show_status(snapshot: Snapshot, out: Console) -> None:
-    """Show all of a snapshot."""
     up = "" if snapshot.started_at_ns is None else f" for {span(snapshot.at_ns - snapshot.started_at_ns)}"
     said = f"relay {snapshot.version} on {snapshot.hostname}: {snapshot.condition}{up}"
     if snapshot.refusing_because and snapshot.condition is not Condition.DOWN:
@@ -94,7 +92,7 @@ def show_status(snapshot: Snapshot, out: Console) -> None:
     out.print(_plain(f"disk: {snapshot.disk.free_bytes // 2**20} MiB free{inodes}"))
 
 
-def queue_lines(messages: Sequence[QueuedMessage], at_ns: int) -> Iterator[str]:
+def queue_lines(messages: Sequence[MessageView], at_ns: int) -> Iterator[str]:
     """Return the listing, a line a message, with the beginning and the end that mailq has."""
     if not messages:
         yield "Mail queue is empty"
@@ -114,16 +112,14 @@ def queue_lines(messages: Sequence[QueuedMessage], at_ns: int) -> Iterator[str]:
     yield f"-- {kbytes} Kbytes in {len(messages)} Request{plural}."
 
 
-def detail_lines(detail: MessageDetail) -> Iterator[str]:
-    """Return everything about one message."""
-    message = detail.message
-    user = f", user {detail.user}" if detail.user else ""
+def detail_lines(message: MessageView) -> Iterator[str]:
+    user = f", user {message.user}" if message.user else ""
     yield f"{message.queue_id}: {message.state}"
     yield f"  from        <{printable(message.reverse_path)}>"
     yield f"  arrived     {_local(message.arrival_at_ns)}, {message.size_bytes} bytes"
     yield (
-        f"  handed over by {printable(detail.client)}, helo {printable(detail.helo) or '-'}, "
-        f"{printable(detail.protocol)}{printable(user)}"
+        f"  handed over by {printable(message.client)}, helo {printable(message.helo) or '-'}, "
+        f"{printable(message.protocol)}{printable(user)}"
     )
     if message.upstream:
         yield f"  upstream    {printable(message.upstream)}"
@@ -137,23 +133,23 @@ def detail_lines(detail: MessageDetail) -> Iterator[str]:
         yield f"  held by     {printable(message.held_by)}"
     if message.eta_at_ns is not None:
         yield f"  ETA         {_local(message.eta_at_ns)}, by estimate"
-    yield f"  recipients  {message.recipients_left} left of {len(detail.recipients)}"
-    for recipient in detail.recipients:
+    yield f"  recipients  {message.recipients_left} left of {len(message.recipient_statuses)}"
+    for recipient in message.recipient_statuses:
         text = f"  ({printable(recipient.text)})" if recipient.text else ""
         yield f"    {recipient.status:<8} <{printable(recipient.address)}>{text}"
-    if detail.header:
+    if message.header:
         yield "  header"
-        for line in detail.header.splitlines():
+        for line in message.header.splitlines():
             yield f"    {printable(line)}".rstrip()
 
 
-def _sender(message: QueuedMessage) -> str:
+def _sender(message: MessageView) -> str:
     if message.state is QueueState.CORRUPT and not message.recipients_left:
         return printable(message.reverse_path) or "unknown"
     return printable(message.reverse_path) or "MAILER-DAEMON"
 
 
-def _why(message: QueuedMessage, at_ns: int) -> str:
+def _why(message: MessageView, at_ns: int) -> str:
     parts = [f"lane {printable(message.lane)}"] if message.lane else []
     parts += [printable(message.reason)] if message.reason else []
     if message.held_by and not _is_said(message):
@@ -163,7 +159,7 @@ def _why(message: QueuedMessage, at_ns: int) -> str:
     return f"({'; '.join(parts)})" if parts else ""
 
 
-def _is_said(message: QueuedMessage) -> bool:
+def _is_said(message: MessageView) -> bool:
     """Return whether the reason says already what holds a message."""
     kind, _, what = message.held_by.partition(" ")
     return kind == "hold" or (bool(what) and message.reason.endswith(what))
@@ -188,21 +184,24 @@ def _table(*columns: str, numbers: Sequence[str] = ()) -> Table:
     return table
 
 
+def _add(table: Table, *cells: object, style: str = "") -> None:
+    table.add_row(*(cell if isinstance(cell, Text) else _plain(str(cell), style) for cell in cells))
+
+
 def _upstreams(snapshot: Snapshot) -> Table:
-    table = _table(
-        "upstream", "host", "state", "connections", "in flight", "waiting", "held by", "will have gone"
-    )
+    table = _table("upstream", "host", "state", "connections", "in flight", "waiting", "held by", "drained")
     for upstream in snapshot.upstreams:
         style = "green" if upstream.state is UpstreamState.OPEN else "bold red"
-        table.add_row(
-            _plain(upstream.name),
-            _plain(f"{upstream.host}:{upstream.port}"),
+        _add(
+            table,
+            upstream.name,
+            f"{upstream.host}:{upstream.port}",
             _plain(_state(upstream, snapshot.at_ns), style),
-            _plain(f"{upstream.connections_open} open, {upstream.connections_idle} idle"),
-            _plain(str(upstream.in_flight)),
-            _plain(f"{upstream.waiting_messages} messages, {upstream.waiting_recipients} recipients"),
-            _plain(upstream.held_by or "-"),
-            _plain(_drain(upstream, snapshot.at_ns)),
+            f"{upstream.connections_open} open, {upstream.connections_idle} idle",
+            upstream.in_flight,
+            f"{upstream.waiting_messages} messages, {upstream.waiting_recipients} recipients",
+            upstream.held_by or "-",
+            _drain(upstream, snapshot.at_ns),
         )
     return table
 
@@ -225,40 +224,27 @@ def _limits(snapshot: Snapshot) -> Table:
     table = _table("upstream", "limit", "used", "next slot", numbers=("used",))
     for upstream in snapshot.upstreams:
         for limit in upstream.limits:
-            style = "yellow" if limit.opens_at_ns is not None else ""
-            table.add_row(
-                _plain(upstream.name),
-                _plain(limit.label),
-                _plain(_used(limit), style),
-                _plain(_next_slot(limit, snapshot.at_ns)),
-            )
+            opens_ns = limit.opens_at_ns
+            used = _plain(_used(limit), "" if opens_ns is None else "yellow")
+            opens = "now" if opens_ns is None else f"in {span(opens_ns - snapshot.at_ns)}"
+            _add(table, upstream.name, limit.label, used, opens)
     return table
+
+
+def _used(limit: LimitStatus) -> str:
+    by = f" by {limit.key or '<>'}" if limit.key is not None else ""
+    return f"{limit.used}/{limit.count}{by}{limit.remarks}"
 
 
 def _lanes(snapshot: Snapshot) -> Table:
     numbers = ("share", "ceiling", "messages", "recipients", "oldest")
     table = _table("lane", *numbers, numbers=numbers)
     for lane in snapshot.lanes:
-        table.add_row(
-            _plain(lane.name),
-            _plain(f"{lane.share_percent:.4g} %"),
-            _plain("-" if lane.ceiling_percent is None else f"{lane.ceiling_percent} %"),
-            _plain(str(lane.waiting_messages)),
-            _plain(str(lane.waiting_recipients)),
-            _plain(span(lane.oldest_age_ns) if lane.waiting_messages else "-"),
-        )
+        ceiling = "-" if lane.ceiling_percent is None else f"{lane.ceiling_percent} %"
+        oldest = span(lane.oldest_age_ns) if lane.waiting_messages else "-"
+        share = f"{lane.share_percent:.4g} %"
+        _add(table, lane.name, share, ceiling, lane.waiting_messages, lane.waiting_recipients, oldest)
     return table
-
-
-def _used(limit: LimitStatus) -> str:
-    by = f" by {limit.key or '<>'}" if limit.key is not None else ""
-    lowered = "" if limit.policy_count is None else f", effective {limit.count} of {limit.policy_count}"
-    crowded = ", more keys than are kept apart" if limit.is_crowded else ""
-    return f"{limit.used}/{limit.count}{by}{lowered}{crowded}"
-
-
-def _next_slot(limit: LimitStatus, at_ns: int) -> str:
-    return "now" if limit.opens_at_ns is None else f"in {span(limit.opens_at_ns - at_ns)}"
 
 
 def _queue(snapshot: Snapshot) -> Table:
@@ -267,9 +253,6 @@ def _queue(snapshot: Snapshot) -> Table:
     for state in QueueState:
         counts = snapshot.counts(state)
         style = "bold red" if state is QueueState.CORRUPT and counts.messages else ""
-        values = (counts.messages, counts.recipients, counts.size_bytes)
         age = span(counts.oldest_age_ns) if counts.messages else "-"
-        table.add_row(
-            _plain(state, style), *(_plain(str(value), style) for value in values), _plain(age, style)
-        )
+        _add(table, state, counts.messages, counts.recipients, counts.size_bytes, age, style=style)
     return table

@@ -8,7 +8,7 @@ from typing import Literal
 import click
 
 from relay.cli.options import policy_option
-from relay.daemon.daemon import Daemon
+from relay.daemon.daemon import serve
 from relay.daemon.loops import run as run_loop
 from relay.policy.model import Policy
 from relay.spool.interface import SpoolBusy, SpoolFault, SpoolFull
@@ -30,17 +30,14 @@ _ADDRESS_ERRORS = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES
 )
 @click.option("--verbose", is_flag=True, help="Log connections too.")
 def run(policy_path: Path, style: Literal["text", "json"], *, verbose: bool) -> int:
-    """Take mail and relay it until SIGTERM; SIGHUP reads the policy again."""
-    # Everything we create is for us alone, whatever the umask of who started us.
+    """Accept mail and relay it until SIGTERM; SIGHUP reads the policy again."""
+    # Files that the relay creates are private, whatever umask it was started with.
     os.umask(0o077)
     divert()
 
-    async def serve() -> int:
-        level = Level.DEBUG if verbose else Level.INFO
-        return await Daemon(policy_path, style, _greet, level=level).run()
-
+    level = Level.DEBUG if verbose else Level.INFO
     try:
-        return run_loop(serve())
+        return run_loop(serve(policy_path, style, _greet, level=level))
     except SpoolBusy as busy:
         click.echo(f"another relay is running: {busy}", err=True)
         return os.EX_TEMPFAIL

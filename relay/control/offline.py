@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from relay.clock import SystemClock
-from relay.control.operations import ABSENT, OK, Results
+from relay.control.operations import ABSENT, OK, Results, Verb
 from relay.control.operator import Operator
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
@@ -23,12 +23,13 @@ from relay.sender.state_file import pause_path
 from relay.spool.durable import RealDisk
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.trigger import Trigger
-from relay.status.snapshot import Condition, MessageDetail, PolicyStatus, QueuedMessage, Snapshot
+from relay.status.snapshot import Condition, MessageView, PolicyStatus, Snapshot
 from relay.status.watch import Watch
 from relay.telemetry.event_table import Level
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.redaction import Redaction
+from relay.telemetry.telemetry import Telemetry
 
 
 class OfflineOperations:
@@ -37,8 +38,8 @@ class OfflineOperations:
     def __init__(self, policy: Policy) -> None:
         """Take the spool.
 
-        Raises SpoolBusy, OSError, PermissionError among them where the spool is somebody
-        else's, and ValueError for one of another format.
+        Raises SpoolBusy; PermissionError where another user owns the spool, and other OSErrors;
+        ValueError for another format.
         """
         _refuse_strangers(policy.spool)
         self._policy = policy
@@ -55,63 +56,29 @@ class OfflineOperations:
             policy=policy,
             hostname=hostname,
             disk=disk,
-            events=events,
-            metrics=metrics,
-            redaction=Redaction(),
-            clock=clock,
+            telemetry=Telemetry(events, metrics, Redaction(), clock),
             on_fault=self._fail,
         )
         status = PolicyStatus("", clock.wall_ns())
         self._watch = Watch(self._sender, policy, hostname, clock, status)
         self._watch.condition, self._watch.refusing_because = Condition.DOWN, "the relay is down"
-        self._operator = Operator(
-            self._sender.scheduler,
-            self._sender.spool_thread,
-            self._sender.settling,
-            events,
-            watch=self._watch,
-            wake=lambda: None,
-            resume=lambda _: False,
-            shield=lambda _: None,
-            on_fault=self._fail,
-        )
+        self._operator = Operator(self._sender, self._watch, events)
         self._is_read = False
 
     async def close(self) -> None:
-        """Let go of the spool."""
         await self._sender.stop()
 
     async def snapshot(self) -> Snapshot:
-        """Return what can be seen now."""
         return await (await self._read()).snapshot()
 
-    async def queue(self) -> Sequence[QueuedMessage]:
-        """Return the queue, oldest first."""
+    async def queue(self) -> Sequence[MessageView]:
         return await (await self._read()).queue()
 
-    async def show(self, queue_id: QueueId) -> MessageDetail | str:
-        """Return one message, or ABSENT, or what went wrong."""
+    async def show(self, queue_id: QueueId) -> MessageView | str:
         return await (await self._read()).show(queue_id)
 
-    async def hold(self, queue_ids: Sequence[QueueId]) -> Results:
-        """Set messages aside until they are released."""
-        return await (await self._read()).hold(queue_ids)
-
-    async def release(self, queue_ids: Sequence[QueueId]) -> Results:
-        """Let held messages go on."""
-        return await (await self._read()).release(queue_ids)
-
-    async def retry(self, queue_ids: Sequence[QueueId]) -> Results:
-        """Let deferred messages go at the next start."""
-        return await (await self._read()).retry(queue_ids)
-
-    async def bounce(self, queue_ids: Sequence[QueueId]) -> Results:
-        """End messages and report their remaining recipients."""
-        return await (await self._read()).bounce(queue_ids)
-
-    async def delete(self, queue_ids: Sequence[QueueId]) -> Results:
-        """End messages and tell nobody."""
-        return await (await self._read()).delete(queue_ids)
+    async def act(self, verb: Verb, queue_ids: Sequence[QueueId]) -> Results:
+        return await (await self._read()).act(verb, queue_ids)
 
     async def resume(self, upstream: str, *, believes: bool = False) -> str:
         """Forget a pause that the next start would go on with."""
@@ -133,20 +100,17 @@ class OfflineOperations:
             self._is_read = True
         return self._operator
 
-    def _snapshot(self) -> Snapshot:
-        return self._watch.snapshot()
-
     @staticmethod
     def _fail(error: BaseException) -> None:
         raise error
 
 
 def _refuse_strangers(spool: Path) -> None:
-    """Raise PermissionError where a relay of another user would not be able to read what we write.
+    """Raise PermissionError where the spool belongs to another user.
 
-    Root may open everything, and files that root makes would keep that relay from starting.
+    Root may open everything, but files that root makes would keep the relay from starting.
     """
-    # Before its first start a relay has no more than a folder that somebody made for it.
+    # Before the first start there is only the folder, if that.
     path = next((path for path in (spool / "ledger", spool) if path.exists()), None)
     if path is not None and (owner := path.stat().st_uid) != os.geteuid():
         raise PermissionError(errno.EPERM, f"it belongs to user {owner}", str(spool))

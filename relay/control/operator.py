@@ -1,282 +1,192 @@
 """What an operator sees and does, on the queue in memory and the spool behind it.
 
-The same class answers for a running relay (over the control socket) and for one that is
-down (the command line holds the spool itself): `Operations` in both cases.
+The same class answers for a running relay, over the control socket, and for one that is
+down, whose spool the command line holds itself.  What a verb does to a message is said in
+`relay.control.operations.TABLE`; here it is done.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from relay.control.operations import ABSENT, BUSY, OK, Results
+from relay.control.operations import ABSENT, OK, TABLE, Deed, Results, Verb
 from relay.mail.envelope import QueueId
-from relay.queue.scheduler import Queued, Scheduler, State
-from relay.sender.settling import Settling
-from relay.sender.spool_thread import Change, SpoolThread
-from relay.smtp.reply import clean
-from relay.spool.interface import Absent, Corrupt, Message, SpoolFault, SpoolFull, Status
-from relay.status.snapshot import MessageDetail, QueuedMessage, RecipientStatus, Snapshot
+from relay.mail.text import clean
+from relay.queue.scheduler import Queued, State
+from relay.sender.sender import Sender
+from relay.sender.spool_thread import Change
+from relay.spool.interface import Absent, Corrupt, Message, Note, SpoolFault, SpoolFull, Status
+from relay.status.snapshot import MessageView, RecipientStatus, RecipientView, Snapshot
 from relay.status.watch import Watch
 from relay.telemetry.events import Events
 from relay.verdicts.outcome import Answer
-from relay.verdicts.shield import Shield
 
 MOST_SET_ASIDE_LISTED = 1000
 MOVED_AT_ONCE = 256
-"""Messages that share the syncs of a verb that reads none; some ten milliseconds of the loop."""
+"""Messages that share the syncs of a verb that reads none."""
 LOADED_AT_ONCE = 32
 """Messages of a verb that reads them: up to 256 KiB each are in memory."""
 HELD_REASON = "held by the operator"
-ONLY_REPORT_LEFT = "only its report is left, which waits for reports.per_hour: `delete` ends it without"
 
-_STATUS_WORDS: dict[Status, Literal["to do", "relayed", "bounced", "expired", "deleted"]] = {
+_STATUS_WORDS: Mapping[Status, RecipientStatus] = {
     Status.TODO: "to do",
     Status.RELAYED: "relayed",
     Status.BOUNCED: "bounced",
     Status.EXPIRED: "expired",
     Status.DELETED: "deleted",
 }
-
-
-Action = Callable[[Queued, State], Awaitable[str]]
-"""What to do with a message, and in which state it was; returns what to tell."""
+_Refusals = Mapping[QueueId, Mapping[int, Answer]]
+"""What the shield doubts: of each message, the refusals by the index of the recipient."""
 
 
 class Operator:
-    """Carries out what an operator asks for."""
+    """Carries out what an operator asks for: `Operations`."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        spool_thread: SpoolThread,
-        settling: Settling,
-        events: Events,
-        *,
-        watch: Watch,
-        wake: Callable[[], None],
-        resume: Callable[[str], bool],
-        shield: Callable[[str], Shield | None],
-        on_fault: Callable[[BaseException], None],
-    ) -> None:
-        """`on_fault` is told when the disk failed, of which the operator learns too."""
-        self._scheduler = scheduler
-        self._spool_thread = spool_thread
-        self._settling = settling
-        self._events = events
+    def __init__(self, sender: Sender, watch: Watch, events: Events) -> None:
+        self._sender = sender
+        self._scheduler = sender.scheduler
+        self._spool_thread = sender.spool_thread
+        self._settling = sender.settling
+        self._upstreams = sender.upstreams
         self._watch = watch
-        self._wake = wake
-        self._resume = resume
-        self._shield = shield
-        self._on_fault = on_fault
+        self._tell = {Deed.HOLD: events.held, Deed.RELEASE: events.released, Deed.RETRY: events.retried}
 
     async def snapshot(self) -> Snapshot:
-        """Return what can be seen now."""
         await self._watch.look()
         return self._watch.snapshot()
 
-    async def queue(self) -> Sequence[QueuedMessage]:
-        """Return the queue, oldest first, and what is set aside; of recipients only the first ones."""
+    async def queue(self) -> Sequence[MessageView]:
         spool = self._spool_thread.spool
         aside = await self._spool_thread.call(lambda: spool.set_aside_files(MOST_SET_ASIDE_LISTED))
         messages = await asyncio.to_thread(self._watch.listing().messages)
         return [*messages, *map(self._watch.set_aside, aside)]
 
-    async def show(self, queue_id: QueueId) -> MessageDetail | str:
-        """Return one message with all its recipients, or ABSENT, or what went wrong."""
-        queued = self._scheduler.get(queue_id)
-        if queued is None:
+    async def show(self, queue_id: QueueId) -> MessageView | str:
+        if queue_id not in self._scheduler:
             return ABSENT
         message = await self._load(queue_id)
         if isinstance(message, str):
             return message
-        notes = {
-            n.index: n
-            for n in await self._spool_thread.call(lambda: self._spool_thread.spool.notes(queue_id))
-        }
-        recipients = tuple(
-            RecipientStatus(
-                address,
-                _STATUS_WORDS[status],
-                (notes[index].diagnostic or "") if index in notes else "",
-            )
-            for index, (address, status) in enumerate(
-                zip(message.envelope.recipients, message.statuses, strict=True)
-            )
-        )
+        spool = self._spool_thread.spool
+        notes = await self._spool_thread.call(lambda: spool.notes(queue_id))
         left = tuple(message.envelope.recipients[index] for index in message.left)
-        envelope = message.envelope
-        header = (message.content or b"").partition(b"\r\n\r\n")[0].decode("utf-8", "replace")
-        listing = self._watch.listing()
-        shown = await asyncio.to_thread(listing.message, queue_id, left)
-        if shown is None:
-            return ABSENT
-        return MessageDetail(
-            shown,
-            envelope.client,
-            envelope.helo,
-            envelope.protocol,
-            envelope.user,
-            recipients,
-            header,
-        )
+        view = await asyncio.to_thread(self._watch.listing().message, queue_id, left)
+        return ABSENT if view is None else _whole(view, message, notes)
 
-    async def hold(self, queue_ids: Sequence[QueueId]) -> Results:
-        """Set messages aside until they are released."""
-        return await self._each(queue_ids, self._hold, MOVED_AT_ONCE)
-
-    async def release(self, queue_ids: Sequence[QueueId]) -> Results:
-        """Let held messages go on."""
-        return await self._each(queue_ids, self._release, MOVED_AT_ONCE)
-
-    async def retry(self, queue_ids: Sequence[QueueId]) -> Results:
-        """Let deferred messages go now instead of when their back-off ends; limits still hold."""
-        return await self._each(queue_ids, self._retry, MOVED_AT_ONCE)
-
-    async def bounce(self, queue_ids: Sequence[QueueId]) -> Results:
-        """End messages and report their remaining recipients to their senders."""
-        return await self._each(queue_ids, self._bounce)
-
-    async def delete(self, queue_ids: Sequence[QueueId]) -> Results:
-        """End messages and tell nobody."""
-        return await self._each(queue_ids, self._delete)
+    async def act(self, verb: Verb, queue_ids: Sequence[QueueId]) -> Results:
+        return await self._each(verb, queue_ids, {})
 
     async def resume(self, upstream: str, *, believes: bool = False) -> str:
-        """Use an upstream that rests again, with one transaction first."""
-        if (shield := self._shield(upstream)) is None:
+        if (shield := self._upstreams.shield(upstream)) is None:
             return ABSENT
         suspects = shield.suspects
-        by_message: dict[QueueId, dict[int, Answer]] = {}
+        refusals: dict[QueueId, dict[int, Answer]] = {}
         for suspect in suspects:
-            by_message.setdefault(suspect.queue_id, {})[suspect.index] = suspect.answer
-
-        async def bounce(queued: Queued, before: State) -> str:
-            return await self._believe(queued, before, by_message[queued.queue_id])
-
-        results = await self._each(list(by_message), bounce if believes else self._again)
-        failed = {result for result in results.values() if result not in (OK, ABSENT, ONLY_REPORT_LEFT)}
-        if failed:
+            refusals.setdefault(suspect.queue_id, {})[suspect.index] = suspect.answer
+        results = await self._each("believe" if believes else "resume", refusals, refusals)
+        if failed := set(results.values()) - {OK, ABSENT}:
             return f"not all refused recipients could be settled: {', '.join(sorted(failed))}"
         if believes:
             shield.believe(suspects)
-        return OK if self._resume(upstream) else ABSENT
+        return OK if self._upstreams.resume(upstream) else ABSENT
 
-    async def _each(
-        self, queue_ids: Sequence[QueueId], act: Action, at_once: int = LOADED_AT_ONCE
-    ) -> dict[QueueId, str]:
+    async def _each(self, verb: Verb, queue_ids: Iterable[QueueId], refusals: _Refusals) -> Results:
         """Act on messages, some at a time: they share their syncs, and other work goes on in between."""
-        results: dict[QueueId, str] = {}
+        at_once = LOADED_AT_ONCE if TABLE[verb].reads_content else MOVED_AT_ONCE
         each_once = list(dict.fromkeys(queue_ids))
+        results: dict[QueueId, str] = {}
         try:
             for start in range(0, len(each_once), at_once):
                 some = each_once[start : start + at_once]
-                acting = (self._one(queue_id, act) for queue_id in some)
-                for queue_id, result in zip(
-                    some, await asyncio.gather(*acting, return_exceptions=True), strict=True
-                ):
+                acting = (self._one(verb, queue_id, refusals.get(queue_id, {})) for queue_id in some)
+                done = await asyncio.gather(*acting, return_exceptions=True)
+                for queue_id, result in zip(some, done, strict=True):
                     if isinstance(result, BaseException):
                         raise result
                     results[queue_id] = result
         finally:
-            self._wake()
+            self._sender.wake()
         return results
 
-    async def _one(self, queue_id: QueueId, act: Action) -> str:
+    async def _one(self, verb: Verb, queue_id: QueueId, refusals: Mapping[int, Answer]) -> str:
+        """Act on a message, which is ACTIVE meanwhile; put it back as it was if that fails."""
         queued = self._scheduler.get(queue_id)
         if queued is None:
             return ABSENT
-        if queued.state is State.ACTIVE:
-            return BUSY
-        if queued.state is State.REPORTING and act != self._delete:
-            return ONLY_REPORT_LEFT
-        return await self._seized(queued, act)
-
-    async def _seized(self, queued: Queued, act: Action) -> str:
-        """Act on a message that nobody sends meanwhile; put it back as it was if that fails."""
-        before = queued.state
-        queued.state = State.ACTIVE
+        deed = TABLE[verb].deeds[queued.state]
+        if isinstance(deed, str):
+            return deed
+        if deed is Deed.NOTHING:
+            return OK
+        before, queued.state = queued.state, State.ACTIVE
         try:
-            result = await act(queued, before)
+            result = await (
+                self._end(queued, before, deed, refusals) if deed.reads_content else self._move(queued, deed)
+            )
         except (Absent, Corrupt):
-            self._scheduler.remove(queued.queue_id)
+            self._scheduler.remove(queue_id)
             return ABSENT
         except (SpoolFull, SpoolFault, OSError) as error:
             if isinstance(error, SpoolFault):
                 # Memory and disk may differ from here on.
-                self._on_fault(error)
+                self._sender.fail(error)
             result = clean(str(error)) or "the disk failed"
         finally:
-            if queued.state is State.ACTIVE and queued.queue_id in self._scheduler:
+            if queued.state is State.ACTIVE and queue_id in self._scheduler:
                 queued.state = before
                 self._scheduler.add(queued)
         return result
 
-    async def _hold(self, queued: Queued, before: State) -> str:
-        if before is not State.HELD:
-            await self._spool_thread.change(queued.queue_id, Change.HOLD)
-            self._events.held(queue_id=queued.queue_id)
-        self._scheduler.hold(queued.queue_id)
-        queued.reason = HELD_REASON
+    async def _move(self, queued: Queued, deed: Deed) -> str:
+        # For RETRY too: while the relay is down, the hint in the file has the next start try it at once.
+        await self._spool_thread.change(queued.queue_id, Change[deed.name])
+        self._tell[deed](queue_id=queued.queue_id)
+        if deed is Deed.HOLD:
+            self._scheduler.hold(queued.queue_id)
+            queued.reason = HELD_REASON
+        else:
+            queued.state = State.HELD if deed is Deed.RELEASE else State.DEFERRED
+            self._scheduler.release(queued.queue_id)
         return OK
 
-    async def _release(self, queued: Queued, before: State) -> str:
-        if before is not State.HELD:
-            queued.state = before
-            self._scheduler.add(queued)
-            return OK
-        await self._spool_thread.change(queued.queue_id, Change.RELEASE)
-        self._events.released(queue_id=queued.queue_id)
-        queued.state = State.HELD
-        self._scheduler.release(queued.queue_id)
-        return OK
-
-    async def _retry(self, queued: Queued, before: State) -> str:
-        if before is State.HELD:
-            queued.state = before
-            return "held: release it first"
-        # While the relay is down, only the hint in the file would let the next start try it at once.
-        await self._spool_thread.change(queued.queue_id, Change.RETRY)
-        self._events.retried(queue_id=queued.queue_id)
-        queued.state = State.DEFERRED
-        self._scheduler.release(queued.queue_id)
-        return OK
-
-    async def _bounce(self, queued: Queued, _before: State) -> str:
+    async def _end(self, queued: Queued, before: State, deed: Deed, refusals: Mapping[int, Answer]) -> str:
         message = await self._load(queued.queue_id)
         if isinstance(message, str):
             return message
-        await self._settling.bounce(message, "removed from the queue by the operator of this relay")
+        match deed:
+            case Deed.BOUNCE:
+                await self._settling.bounce(message, "removed from the queue by the operator of this relay")
+            case Deed.DELETE:
+                await self._settling.delete(message)
+            case Deed.END_REPORT:
+                await self._settling.end_silently(message)
+            case _:
+                doubted = {index: refusals[index] for index in message.left if index in refusals}
+                if left := await self._settling.believe(message, doubted):
+                    queued.recipients_left, queued.state = left, before
+                    self._scheduler.add(queued)
         return OK
-
-    async def _delete(self, queued: Queued, before: State) -> str:
-        message = await self._load(queued.queue_id)
-        if isinstance(message, str):
-            return message
-        if before is State.REPORTING:
-            await self._settling.end_silently(message)
-            return OK
-        await self._settling.delete(message)
-        return OK
-
-    async def _believe(self, queued: Queued, before: State, refusals: dict[int, Answer]) -> str:
-        """Bounce some recipients of a message after all, and let the others go on."""
-        message = await self._load(queued.queue_id)
-        if isinstance(message, str):
-            return message
-        left = await self._settling.believe(message, {i: refusals[i] for i in message.left if i in refusals})
-        if left:
-            queued.recipients_left, queued.state = left, before
-            self._scheduler.add(queued)
-        return OK
-
-    async def _again(self, queued: Queued, before: State) -> str:
-        """Try a message at once whose refusal is not believed, unless it is held."""
-        if before is State.HELD:
-            queued.state = before
-            return OK
-        return await self._retry(queued, before)
 
     async def _load(self, queue_id: QueueId) -> Message | str:
         (message,) = await self._spool_thread.load([queue_id])
-        if isinstance(message, (Absent, Corrupt)):
+        if isinstance(message, Absent | Corrupt):
             return ABSENT
         return clean(str(message)) if isinstance(message, Exception) else message
+
+
+def _whole(view: MessageView, message: Message, notes: Iterable[Note]) -> MessageView:
+    """Return a view with all that only the message on disk tells."""
+    envelope, why = message.envelope, {note.index: note.diagnostic or "" for note in notes}
+    pairs = zip(envelope.recipients, message.statuses, strict=True)
+    return replace(
+        view,
+        client=envelope.client,
+        helo=envelope.helo,
+        protocol=envelope.protocol,
+        user=envelope.user,
+        recipient_statuses=tuple(
+            RecipientView(address, _STATUS_WORDS[status], why.get(index, ""))
+            for index, (address, status) in enumerate(pairs)
+        ),
+        header=(message.content or b"").partition(b"\r\n\r\n")[0].decode("utf-8", "replace"),
+    )

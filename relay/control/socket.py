@@ -1,9 +1,10 @@
 """The socket in the spool folder over which a running relay is asked: `control.sock`, mode 0600.
 
-HTTP over a unix socket, one method per question: `GET /snapshot`, `GET /queue` (a line
-of JSON per message), `GET /queue/ID`, `POST /queue/VERB` with ids, and
-`POST /upstreams/NAME/resume` and `…/believe`.  Both ends are in this file; values go over the wire as
-they are in `snapshot`, in nanoseconds.
+HTTP over a unix socket: `GET /snapshot`, `GET /queue` (a line of JSON per message),
+`GET /queue/ID`, `POST /queue/VERB` with ids, `POST /upstreams/NAME/VERB`; the verbs are those of
+`relay.control.operations.TABLE`.  Both ends are in this file.  Values go over the wire as they are in
+`relay.status.snapshot`, in nanoseconds; fields may be added with a default, so that a command line
+and a relay of different versions understand each other.
 
 A path to a unix socket has at most 107 bytes (unix(7)), a spool's may be longer: both
 ends go through `/proc/self/fd/N/`, where N is the opened folder.
@@ -15,20 +16,20 @@ import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import aiohttp
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
-from relay.control.operations import ABSENT, VERBS, Operations, Results, Unreachable, Verb, act
+from relay.control.operations import ABSENT, TABLE, Operations, Results, Unreachable, Verb
 from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
 from relay.spool.durable import RealDisk
 from relay.spool.maildir.files import set_aside
 from relay.spool.maildir.layout import Layout
-from relay.status.snapshot import MessageDetail, QueuedMessage, Snapshot
-from relay.status.visitors import KEEP_ALIVE_SECONDS, Visitors
+from relay.status.snapshot import READ_ONLY, MessageView, Snapshot
+from relay.status.visitors import Visitors
 from relay.telemetry.events import Events
 
 SOCKET_NAME = "control.sock"
@@ -37,17 +38,18 @@ IDS_AT_ONCE = 1000
 LONGEST_QUESTION_BYTES = 64 * 1024
 LINES_AT_ONCE = 200
 """Messages of a listing between two turns of the loop: a long queue does not hold up mail."""
-STOP_SECONDS = 1.0
 LONGEST_ANSWER_SECONDS = 600.0
-"""For a thousand messages on a slow disk; and how long a reader that is stuck holds a listing in memory."""
+"""Enough for a thousand messages on a slow disk; a stuck reader holds a listing in memory for so long."""
 MOST_AT_ONCE = 16
 """Connections."""
 ANSWER_SECONDS = 120.0
 """How long the command line waits for the next byte."""
 
 _SNAPSHOT = TypeAdapter(Snapshot)
-_MESSAGE = TypeAdapter(QueuedMessage)
-_DETAIL = TypeAdapter(MessageDetail)
+_VIEW = TypeAdapter(MessageView)
+_WIRE: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
+_ON_THE_WIRE = {"recipient_statuses": "recipients"}
+"""A message that was read goes as {"message": what a listing has, …: its other fields}, by these names."""
 _RESULTS: TypeAdapter[dict[QueueId, str]] = TypeAdapter(dict[QueueId, str])
 _IDS = TypeAdapter(list[str])
 
@@ -66,8 +68,7 @@ def _short_path(spool: Path) -> Iterator[str]:
 
 
 def _bind(spool: Path) -> socket.socket:
-    """Return a socket of that name.  Raises OSError."""
-    # A socket that is there belongs to a relay that died: we hold the spool's lock.
+    # We hold the spool's lock, so a socket of this name is that of a dead relay.
     _remove(spool)
     listening = socket.socket(socket.AF_UNIX)
     try:
@@ -82,7 +83,7 @@ def _bind(spool: Path) -> socket.socket:
 
 
 def _remove(spool: Path) -> None:
-    """Remove the socket; what stands there and is none goes to corrupt/.  Raises OSError."""
+    """Remove the socket; a file of that name that is no socket goes to corrupt/.  Raises OSError."""
     with _short_path(spool) as path, contextlib.suppress(FileNotFoundError):
         if Path(path).is_socket() and not Path(path).is_symlink():
             Path(path).unlink()
@@ -91,17 +92,17 @@ def _remove(spool: Path) -> None:
 
 
 class ControlServer:
-    """The relay's end.  Whoever starts it holds the spool's lock."""
+    """The relay's end.  Its process holds the spool's lock."""
 
     def __init__(self, spool: Path, operations: Operations, events: Events) -> None:
         self._spool = spool
         self._operations = operations
         self._events = events
-        self._runner: web.AppRunner | None = None
-        self._visitors = Visitors(answer_seconds=LONGEST_ANSWER_SECONDS, most=MOST_AT_ONCE)
+        self._visitors = Visitors(
+            events, "the control socket", answer_seconds=LONGEST_ANSWER_SECONDS, most=MOST_AT_ONCE
+        )
 
     async def start(self) -> None:
-        """Open the socket.  Raises OSError."""
         app = web.Application(middlewares=[self._guard], client_max_size=LONGEST_QUESTION_BYTES)
         app.add_routes(
             [
@@ -109,31 +110,14 @@ class ControlServer:
                 web.get("/queue", self._queue),
                 web.get("/queue/{id}", self._show),
                 web.post("/queue/{verb}", self._act),
-                web.post("/upstreams/{name}/{verb:resume|believe}", self._resume),
+                web.post("/upstreams/{name}/{verb}", self._resume),
             ]
         )
-        runner = web.AppRunner(
-            app,
-            access_log=None,
-            handle_signals=False,
-            shutdown_timeout=STOP_SECONDS,
-            keepalive_timeout=KEEP_ALIVE_SECONDS,
-        )
-        await runner.setup()
-        self._runner = runner
-        try:
-            self._visitors.receive(_bind(self._spool), runner, self._events, "the control socket")
-        except OSError:
-            await runner.cleanup()
-            self._runner = None
-            raise
+        await self._visitors.receive(app, lambda: _bind(self._spool))
 
     async def stop(self) -> None:
         """Close the socket and remove it."""
-        self._visitors.close()
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        if await self._visitors.close():
             _remove(self._spool)
 
     @web.middleware
@@ -143,7 +127,7 @@ class ControlServer:
                 return await handler(request)
         except (web.HTTPException, ConnectionError):
             raise
-        except Exception as error:  # noqa: BLE001 - whoever asked is told, and the log
+        except Exception as error:  # noqa: BLE001 - told to the client and in the log
             self._events.fault(where="control", error=error)
             return web.Response(status=500, text="A fault of the relay; see its log.")
 
@@ -155,9 +139,8 @@ class ControlServer:
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(request)
         for start in range(0, len(messages), LINES_AT_ONCE):
-            lines = [
-                _MESSAGE.dump_json(message) + b"\n" for message in messages[start : start + LINES_AT_ONCE]
-            ]
+            some = messages[start : start + LINES_AT_ONCE]
+            lines = [_VIEW.dump_json(message, exclude_defaults=True) + b"\n" for message in some]
             await response.write(b"".join(lines))
         await response.write_eof()
         return response
@@ -167,21 +150,19 @@ class ControlServer:
         shown = await self._operations.show(queue_id)
         if isinstance(shown, str):
             return web.Response(status=404 if shown == ABSENT else 409, text=shown)
-        return _json(_DETAIL.dump_json(shown))
+        return _json(_to_wire(shown))
 
     async def _act(self, request: web.Request) -> web.Response:
-        verb = next((verb for verb in VERBS if verb == request.match_info["verb"]), None)
-        if verb is None:
-            raise web.HTTPNotFound(text="no such verb")
+        verb = _verb(request, needs_upstream=False)
         try:
             queue_ids = _checked(_IDS.validate_json(await request.read()))
         except ValidationError:
             raise web.HTTPBadRequest(text="expected a list of queue ids") from None
-        return _json(_RESULTS.dump_json(dict(await act(self._operations, verb)(queue_ids))))
+        return _json(_RESULTS.dump_json(dict(await self._operations.act(verb, queue_ids))))
 
     async def _resume(self, request: web.Request) -> web.Response:
-        name, believes = request.match_info["name"], request.match_info["verb"] == "believe"
-        return web.Response(text=await self._operations.resume(name, believes=believes))
+        believes = _verb(request, needs_upstream=True) == "believe"
+        return web.Response(text=await self._operations.resume(request.match_info["name"], believes=believes))
 
 
 class ControlClient:
@@ -202,55 +183,31 @@ class ControlClient:
         return True
 
     async def close(self) -> None:
-        """Let go of the connection."""
         await self._resources.aclose()
 
     async def snapshot(self) -> Snapshot:
-        """Return what can be seen now."""
         return await self._ask(_SNAPSHOT.validate_json, "GET", "/snapshot")
 
-    async def queue(self) -> list[QueuedMessage]:
-        """Return the queue, oldest first."""
+    async def queue(self) -> list[MessageView]:
         return await self._ask(_messages, "GET", "/queue")
 
-    async def show(self, queue_id: QueueId) -> MessageDetail | str:
-        """Return one message, or ABSENT, or what went wrong."""
+    async def show(self, queue_id: QueueId) -> MessageView | str:
         async with self._request("GET", f"/queue/{queue_id}") as response:
             if response.status in (404, 409):
                 return await response.text()
-            return _DETAIL.validate_json(await _content(response))
+            return _from_wire(await _content(response))
 
-    async def hold(self, queue_ids: Sequence[QueueId]) -> Results:
-        """Set messages aside until they are released."""
-        return await self._act("hold", queue_ids)
-
-    async def release(self, queue_ids: Sequence[QueueId]) -> Results:
-        """Let held messages go on."""
-        return await self._act("release", queue_ids)
-
-    async def retry(self, queue_ids: Sequence[QueueId]) -> Results:
-        """Let deferred messages go now."""
-        return await self._act("retry", queue_ids)
-
-    async def bounce(self, queue_ids: Sequence[QueueId]) -> Results:
-        """End messages and report their remaining recipients."""
-        return await self._act("bounce", queue_ids)
-
-    async def delete(self, queue_ids: Sequence[QueueId]) -> Results:
-        """End messages and tell nobody."""
-        return await self._act("delete", queue_ids)
-
-    async def resume(self, upstream: str, *, believes: bool = False) -> str:
-        """Use an upstream that rests again."""
-        verb = "believe" if believes else "resume"
-        return await self._ask(bytes.decode, "POST", f"/upstreams/{quote(upstream, safe='')}/{verb}")
-
-    async def _act(self, verb: Verb, queue_ids: Sequence[QueueId]) -> Results:
+    async def act(self, verb: Verb, queue_ids: Sequence[QueueId]) -> Results:
+        """Do what a verb says with messages, in requests of bounded size."""
         results: dict[QueueId, str] = {}
         for start in range(0, len(queue_ids), IDS_AT_ONCE):
             asked = json.dumps(queue_ids[start : start + IDS_AT_ONCE]).encode("ascii")
             results |= await self._ask(_RESULTS.validate_json, "POST", f"/queue/{verb}", asked)
         return results
+
+    async def resume(self, upstream: str, *, believes: bool = False) -> str:
+        verb = "believe" if believes else "resume"
+        return await self._ask(bytes.decode, "POST", f"/upstreams/{quote(upstream, safe='')}/{verb}")
 
     async def _ask(
         self, read: Callable[[bytes], Answer], method: str, path: str, content: bytes | None = None
@@ -269,7 +226,9 @@ class ControlClient:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unreachable(f"the relay did not answer: {str(error) or type(error).__name__}") from error
         except ValidationError as error:
-            raise Unreachable("the relay answers in another version's words; restart it") from error
+            raise Unreachable(
+                "the relay is of another version and its answer cannot be read; restart it"
+            ) from error
 
     async def _connected(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -286,12 +245,32 @@ async def _content(response: aiohttp.ClientResponse) -> bytes:
     return await response.read()
 
 
-def _messages(lines: bytes) -> list[QueuedMessage]:
-    return [_MESSAGE.validate_json(line) for line in lines.splitlines()]
+def _messages(lines: bytes) -> list[MessageView]:
+    return [_VIEW.validate_json(line) for line in lines.splitlines()]
+
+
+def _to_wire(view: MessageView) -> bytes:
+    listed = _VIEW.dump_python(view, mode="json")
+    read = {_ON_THE_WIRE.get(field, field): listed.pop(field) for field in READ_ONLY}
+    return _WIRE.dump_json({"message": listed, **read})
+
+
+def _from_wire(content: bytes) -> MessageView:
+    """Return a message that was read.  Raises ValidationError."""
+    wire = _WIRE.validate_json(content)
+    read = {field: wire.get(_ON_THE_WIRE.get(field, field)) for field in READ_ONLY}
+    return _VIEW.validate_python({**_WIRE.validate_python(wire.get("message")), **read})
+
+
+def _verb(request: web.Request, *, needs_upstream: bool) -> Verb:
+    for verb, row in TABLE.items():
+        if verb == request.match_info["verb"] and row.needs_upstream is needs_upstream:
+            return verb
+    raise web.HTTPNotFound(text="no such verb")
 
 
 def _checked(queue_ids: Sequence[str]) -> list[QueueId]:
-    """Return the ids; what is none never comes near a path."""
+    """Return the ids.  Raises HTTPBadRequest: an id becomes part of a path."""
     if not all(QUEUE_ID_PATTERN.match(queue_id) for queue_id in queue_ids):
         raise web.HTTPBadRequest(text="not a queue id")
     return [QueueId(queue_id) for queue_id in queue_ids]

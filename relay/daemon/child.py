@@ -1,9 +1,9 @@
 """A program of ours in a process of its own, with its standard input and output in our hands.
 
-Guarantees: it has the priority that this process had when its `Starter` was made, whatever
-was given up since.  A start that is cancelled leaves nothing running.  No thread but the
-starter's is needed, so that it does not matter how many there may be.
-Assumes: Linux 5.3 (pidfd_open).  Does not: start it again, or know what it says.
+Guarantees: the program has the priority that this process had when its `Starter` was made.
+A cancelled start leaves nothing running.  Only the starter's own thread is used, so a start
+does not wait for the loop's threads.
+Assumes: Linux 5.3 (pidfd_open).  Does not: restart the program, or read its output.
 """
 
 import asyncio
@@ -34,7 +34,6 @@ class Child:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether it was seen to have ended."""
         return self._process.returncode is not None
 
     async def lines(self) -> AsyncIterator[bytes]:
@@ -45,12 +44,10 @@ class Child:
                 yield line
 
     def end_orders(self) -> None:
-        """End its standard input."""
         with contextlib.suppress(OSError, RuntimeError):  # it has ended, and its end was noticed
             self._orders.write_eof()
 
     def kill(self) -> None:
-        """End it at once."""
         self._process.kill()
 
     async def wait(self) -> int:
@@ -70,7 +67,6 @@ class Child:
         return self._process.wait()
 
     def close(self) -> None:
-        """Let go of it."""
         self._orders.transport.abort()
         os.close(self._pidfd)
 
@@ -79,7 +75,7 @@ class Starter:
     """Starts programs from a thread of its own: a program has the priority of the thread that starts it."""
 
     def __init__(self) -> None:
-        # Now, not with the first program: a thread has the priority of the one that starts it, too.
+        # Start the thread now: it inherits the priority of the thread that starts it.
         self._thread = started(1, "start")
 
     async def start(self, command: Sequence[str], orders: bytes, fds: Sequence[int]) -> Child:
@@ -98,7 +94,6 @@ class Starter:
             raise
 
     def close(self) -> None:
-        """Start nothing more."""
         self._thread.shutdown()
 
     async def _start(self, command: Sequence[str], orders: bytes, fds: Sequence[int]) -> Child:

@@ -1,13 +1,11 @@
 """How many descriptors a process has, and how many of them clients may take.
 
-Every connection of a client costs two: its socket, and the file of a message that is longer
-than memory should hold.  All else is counted ahead and kept: the spool's and the histories'
-files, connections to upstreams, the status port.  So what runs out first is room for one more
-client, who is asked to come again.
+Every connection of a client costs two: its socket, and the file of a message that is too long
+for memory.  All other uses are counted beforehand and reserved: the spool's and the histories'
+files, connections to upstreams, the status port.  So clients are refused (421) first.
 
-As a second line no socket of a client keeps a number from `ceiling` on: the kernel gives each
-new descriptor the lowest number that is free (POSIX, open(2)), so one below it says that those
-above are there for the disk.
+As a second line of defence no client's socket keeps a number from `ceiling` on.  The kernel gives
+each new descriptor the lowest free number (POSIX, open(2)), so the numbers above stay free for the disk.
 """
 
 import contextlib
@@ -55,7 +53,6 @@ class Budget:
 
     @property
     def is_short(self) -> bool:
-        """Whether the policy allows more clients than there are descriptors for."""
         return self.clients < self.wanted_clients
 
     def fitted(self, listen: Listen) -> Listen:
@@ -82,12 +79,10 @@ def raise_limit() -> int:
 
 
 def most_visitors(limit: int) -> int:
-    """Return how many connections to the status port there may be."""
     return min(visitors.MOST, max(FEWEST_VISITORS, limit // ONE_VISITOR_OF))
 
 
 def sender_budget(policy: Policy, limit: int) -> Budget:
-    """Return the budget of the process that holds the spool's lock."""
     connections = sum(upstream.connections for upstream in policy.upstreams.values())
     disk = EACH_SPOOL + EACH_UPSTREAM * len(policy.upstreams) + EACH_MARK * connections
     network = BASE + CONTROL + EACH_CONNECTION * connections + len(policy.listen)
@@ -100,7 +95,6 @@ def sender_budget(policy: Policy, limit: int) -> Budget:
 
 
 def listener_budget(listen: Listen, limit: int) -> Budget:
-    """Return the budget of a listener process."""
     return _budget(limit, BASE, EACH_SPOOL, listen.max_connections, at_least=1)
 
 

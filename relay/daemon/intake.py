@@ -9,10 +9,11 @@ import asyncio
 import errno
 from collections.abc import Callable, Sequence
 
-from relay.listener.ports import DraftPort, NotAccepted
+from relay.listener.ports import NotAccepted
 from relay.mail.envelope import Envelope, QueueId
+from relay.mail.intake import Draft
 from relay.sender.batch import Batch
-from relay.spool.maildir.drafts import MaildirDraft, MaildirIntake
+from relay.spool.interface import Intake
 from relay.spool.maildir.headroom import HEADROOM_BYTES, NoHeadroom, why_no_room
 from relay.spool.maildir.trigger import Trigger
 from relay.spool.threads import started
@@ -29,7 +30,7 @@ class SpoolIntake:
 
     def __init__(
         self,
-        intake: MaildirIntake,
+        intake: Intake,
         trigger: Trigger,
         on_error: Callable[[OSError], None] = lambda _error: None,
     ) -> None:
@@ -39,14 +40,13 @@ class SpoolIntake:
         self._on_error = on_error
         self._commits = started(1, "commit")
         self._spills = started(_SPILLS_AT_ONCE, "spill")
-        self._batch: Batch[tuple[MaildirDraft, Envelope], None] = Batch(self._commit, self._commits)
+        self._batch: Batch[tuple[Draft, Envelope], None] = Batch(self._commit, self._commits)
         self._under_way: dict[QueueId, asyncio.Future[None]] = {}
         """What threads do with drafts just now."""
         self._free: tuple[int, int | None] = (HEADROOM_BYTES * 4, None)
         """As of the last look; before the first one it is taken for enough."""
 
-    def draft(self) -> MaildirDraft:
-        """Begin a message.  No I/O."""
+    def draft(self) -> Draft:
         return self._intake.draft()
 
     def refusal(self, size_bytes: int) -> str | None:
@@ -66,43 +66,41 @@ class SpoolIntake:
         except OSError as error:
             self._on_error(error)
 
-    async def spill(self, draft: DraftPort) -> None:
+    async def spill(self, draft: Draft) -> None:
         """Move what is buffered out of memory.  Raises NotAccepted; the draft is gone then."""
         loop = asyncio.get_running_loop()
-        writing = loop.run_in_executor(self._spills, self._intake.spill, _ours(draft))
+        writing = loop.run_in_executor(self._spills, self._intake.spill, draft)
         try:
             await self._undisturbed(draft, writing)
         except OSError as error:
             raise self._refused(error) from error
 
-    async def accept(self, draft: DraftPort, envelope: Envelope) -> None:
+    async def accept(self, draft: Draft, envelope: Envelope) -> None:
         """Store the message durably and take responsibility: on return, 250 may be sent.
 
         Raises NotAccepted, and then nothing is queued.
         """
         try:
-            await self._undisturbed(draft, self._batch.submit((_ours(draft), envelope)))
+            await self._undisturbed(draft, self._batch.submit((draft, envelope)))
         except OSError as error:
             raise self._refused(error) from error
 
-    async def discard(self, draft: DraftPort) -> None:
+    async def discard(self, draft: Draft) -> None:
         """Forget a draft; never raises.  One that is being stored is left to that."""
-        ours = _ours(draft)
-        if (under_way := self._under_way.get(ours.queue_id)) is not None:
+        if (under_way := self._under_way.get(draft.queue_id)) is not None:
             # Its caller was cancelled, the thread was not, and has its descriptor.
             await asyncio.wait([under_way])
-        if ours.fd is None:
-            ours.take_buffer()
+        if not self._intake.is_on_disk(draft):
+            self._intake.discard(draft)
             return
         loop = asyncio.get_running_loop()
-        await asyncio.shield(loop.run_in_executor(self._spills, self._intake.discard, ours))
+        await asyncio.shield(loop.run_in_executor(self._spills, self._intake.discard, draft))
 
     def close(self) -> None:
-        """Finish what is under way."""
         self._commits.shutdown()
         self._spills.shutdown()
 
-    async def _undisturbed(self, draft: DraftPort, call: "asyncio.Future[None]") -> None:
+    async def _undisturbed(self, draft: Draft, call: "asyncio.Future[None]") -> None:
         """Wait for a call about a draft, which goes on where the caller is cancelled."""
         self._under_way[draft.queue_id] = call
         call.add_done_callback(lambda ended: self._ended(draft.queue_id, ended))
@@ -113,7 +111,7 @@ class SpoolIntake:
         if not call.cancelled():
             call.exception()  # told to the caller, if there still is one
 
-    def _commit(self, drafts: Sequence[tuple[MaildirDraft, Envelope]]) -> Sequence[OSError | None]:
+    def _commit(self, drafts: Sequence[tuple[Draft, Envelope]]) -> Sequence[OSError | None]:
         results = self._intake.accept(drafts)
         if None in results:
             self._trigger.pull()
@@ -124,10 +122,3 @@ class SpoolIntake:
             # A full disk is told of by each refusal, and by what cannot be written about mail that is ours.
             self._on_error(error)
         return NotAccepted(NO_ROOM if error.errno in _ROOM_ERRORS else NO_LUCK)
-
-
-def _ours(draft: DraftPort) -> MaildirDraft:
-    """Return a draft as the engine made it: listeners only pass on what `draft` gave them."""
-    if not isinstance(draft, MaildirDraft):
-        raise TypeError("a draft of another spool")
-    return draft

@@ -25,8 +25,7 @@ from relay.listener.server import Listener
 from relay.policy.source import parse_policy
 from relay.spool.durable import RealDisk
 from relay.telemetry.events import Events
-from relay.telemetry.listener_counts import ListenerCounts
-from relay.telemetry.observer import ListenerObserver
+from relay.telemetry.listener_counts import ListenerCounts, ListenerObserver
 from relay.telemetry.stderr import divert
 
 REPORT_SECONDS = 1.0

@@ -13,7 +13,9 @@ import errno
 import json
 import socket
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from relay.clock import Clock
 from relay.daemon.child import Child, Starter
@@ -25,8 +27,7 @@ from relay.spool.durable import Disk
 from relay.spool.maildir.drafts import MaildirIntake
 from relay.spool.maildir.trigger import Trigger
 from relay.telemetry.events import Events
-from relay.telemetry.listener_counts import ListenerCounts
-from relay.telemetry.observer import ListenerObserver
+from relay.telemetry.listener_counts import ListenerCounts, ListenerObserver
 
 CLOSE_SECONDS = 10.0
 """How long content in flight may take at a stop."""
@@ -40,7 +41,6 @@ LOOK_WHEN_FULL_SECONDS = 0.2
 
 
 def spool_intake(root: str, disk: Disk, clock: Clock, events: Events) -> SpoolIntake:
-    """Return the way into a spool for the listeners of one process."""
     return SpoolIntake(
         MaildirIntake(root, disk, clock),
         Trigger(root, disk),
@@ -55,33 +55,29 @@ async def look_for_room(intake: SpoolIntake) -> None:
         await asyncio.sleep(LOOK_WHEN_FULL_SECONDS if intake.is_full else LOOK_SECONDS)
 
 
-class Listening:
-    """All listeners of a policy."""
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a relay was started with: its listener processes are told the same."""
 
+    path: Path
+    text: bytes
+    policy: Policy
+    """Of the text."""
+    hostname: str
+    style: Literal["text", "json"]
+    """Of the log."""
+
+
+class Listening:
     def __init__(
-        self,
-        policy: Policy,
-        policy_text: bytes,
-        policy_path: Path,
-        *,
-        hostname: str,
-        disk: Disk,
-        clock: Clock,
-        events: Events,
-        counts: ListenerCounts,
-        style: str,
-        budget: Budget,
+        self, start: Start, intake: SpoolIntake, events: Events, counts: ListenerCounts, budget: Budget
     ) -> None:
-        """Nothing is bound yet."""
-        self._budget = budget
-        self._policy = policy
-        self._policy_text = policy_text
-        self._policy_path = policy_path
-        self._hostname = hostname
+        self._start = start
+        self._listens = start.policy.listen
+        self._intake = intake
         self._events = events
         self._counts = counts
-        self._style = style
-        self._intake = spool_intake(str(policy.spool), disk, clock, events)
+        self._budget = budget
         self._observer = ListenerObserver(events, counts)
         self._sockets: list[socket.socket] = []
         self._listeners: list[Listener] = []
@@ -91,24 +87,22 @@ class Listening:
 
     @property
     def has_processes(self) -> bool:
-        """Return whether some mail is taken in other processes."""
-        return any(listen.processes for listen in self._policy.listen)
+        return any(listen.processes for listen in self._listens)
 
     async def bind(self) -> None:
         """Bind every address.  Raises OSError, naming the address in `filename`."""
-        for listen in self._policy.listen:
+        for listen in self._listens:
             try:
                 self._sockets.append(await self._bind(listen))
             except OSError as error:
                 raise OSError(error.errno, error.strerror, str(listen.address)) from error
 
     async def start(self) -> None:
-        """Take mail on what was bound."""
-        for index, (listen, bound) in enumerate(zip(self._policy.listen, self._sockets, strict=True)):
+        for index, (listen, bound) in enumerate(zip(self._listens, self._sockets, strict=True)):
             if listen.processes == 0:
                 listener = Listener(
                     self._budget.fitted(listen),
-                    self._hostname,
+                    self._start.hostname,
                     self._intake,
                     self._observer,
                     ceiling=self._budget.ceiling,
@@ -173,12 +167,12 @@ class Listening:
 
     async def _start_process(self, index: int, bound: socket.socket) -> Child:
         orders = {
-            "policy": self._policy_text.decode("utf-8"),
-            "path": str(self._policy_path),
+            "policy": self._start.text.decode("utf-8"),
+            "path": str(self._start.path),
             "listen": index,
             "fd": bound.fileno(),
-            "hostname": self._hostname,
-            "style": self._style,
+            "hostname": self._start.hostname,
+            "style": self._start.style,
         }
         command = [sys.executable, "-m", "relay.daemon.listener_process"]
         return await self._starter.start(command, json.dumps(orders).encode() + b"\n", [bound.fileno()])
@@ -186,10 +180,7 @@ class Listening:
     async def _attend(self, process: Child) -> str:
         """Collect what a process counts until it ends; return how it ended."""
         try:
-            async for line in process.lines():
-                # What a dying process wrote half of is nothing that counts.
-                with contextlib.suppress(ValueError):
-                    self._counts.add_delta(json.loads(line), str(process.pid))
+            await self._collect(process)
             code = await process.wait()
         except asyncio.CancelledError:
             # Its end of file is its order to stop: it finishes content in flight and goes.
@@ -203,12 +194,16 @@ class Listening:
         process.close()
         return f"signal {-code}" if code < 0 else f"exit status {code}"
 
+    async def _collect(self, process: Child) -> None:
+        async for line in process.lines():
+            # What a dying process wrote half of is nothing that counts.
+            with contextlib.suppress(ValueError):
+                self._counts.add_delta(json.loads(line), str(process.pid))
+
     async def _drain(self, process: Child) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS + 2):
-                async for line in process.lines():
-                    with contextlib.suppress(ValueError):
-                        self._counts.add_delta(json.loads(line), str(process.pid))
+                await self._collect(process)
                 await process.wait()
         if not process.has_ended:
             process.kill()

@@ -1,12 +1,16 @@
-"""Which event loop everything runs on: uvloop where it is available, else asyncio's own."""
+"""What a process of ours runs on: its event loop, the threads of that, and their priority.
+
+The loop is uvloop where it is available, else asyncio's own.
+"""
 
 import asyncio
+import contextlib
 import gc
 import os
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from relay.mail.words import described
+from relay.mail.formats import described
 from relay.spool.threads import started
 from relay.telemetry.events import Events
 from relay.verdicts.shortage import is_lack_of_means
@@ -14,12 +18,14 @@ from relay.verdicts.shortage import is_lack_of_means
 Returned = TypeVar("Returned")
 
 
+STEPS = 10
+"""Of niceness (nice(2)); each lowers the share of a contended processor by a fifth."""
+_LEAST_PRIORITY = 19
 GARBAGE_THRESHOLD = 20_000
 """New objects before the collector looks for cycles: we make few, and a long queue is many objects."""
 
 
 def run(main: Coroutine[Any, Any, Returned]) -> Returned:
-    """Run a program's one coroutine to its end."""
     gc.set_threshold(GARBAGE_THRESHOLD, 20, 50)
     try:
         from uvloop import new_event_loop  # noqa: PLC0415 - optional where it has no wheel
@@ -47,3 +53,18 @@ def tell_unhandled(events: Events) -> None:
             events.fault(where="the event loop", error=error)
 
     asyncio.get_running_loop().set_exception_handler(tell)
+
+
+def give_way() -> None:
+    """Have this thread, and the threads and programs that it starts, give way to others.
+
+    Only the superuser may undo it.  Where it is not permitted, nothing changes.
+
+    A client and its connection wait while a message is accepted, but nobody waits for the sender.
+    So the sender yields to listener processes; against one that is always busy it keeps a tenth
+    of its processor.
+    """
+    with contextlib.suppress(OSError):
+        # Of a thread, though POSIX says process (setpriority(2), "C library/kernel differences").
+        now = os.getpriority(os.PRIO_PROCESS, 0)
+        os.setpriority(os.PRIO_PROCESS, 0, min(now + STEPS, _LEAST_PRIORITY))

@@ -11,12 +11,12 @@ Meanwhile the limits of both hold, so that a tighter one waits for nothing.
 """
 
 import asyncio
+import enum
 import hashlib
 import os
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from watchfiles import awatch
 
@@ -34,9 +34,8 @@ SETTLE_SECONDS = 0.1
 
 
 class Sight(NamedTuple):
-    """What a look at the file saw."""
-
     text: bytes
+    sha256: str
     writing: Writing
     """CLOSED where nothing is new: then it was not asked."""
 
@@ -51,54 +50,106 @@ class Waiting:
     """Boottime at which it comes into force; None: not by itself, or not while it is being written."""
 
 
-@dataclass(slots=True)
-class _Resting:
-    """A good edit that allows more than the policy in force."""
+@dataclass(frozen=True, slots=True)
+class _Edit:
+    """A good edit, and what it comes to beside the policy in force."""
 
     sha256: str
     found: Loosening
     has_end: bool
-    since_ns: int
     meanwhile: Policy
-    """The one in force, or that with tighter limits of the edit."""
+    """What counts while the edit rests: the policy in force, or that with tighter limits of the edit."""
+    since_ns: int
+    """Its rest began at this boottime."""
+
+
+class FileState(enum.Enum):
+    """How the file stands to the policy in force."""
+
+    DECIDED = "decided"
+    """Its text is in force, or was refused."""
+    RESTING = "resting"
+    """It holds a good edit that allows more, which is not in force yet."""
+    UNREAD = "unread"
+    """It cannot be read, and that was told."""
+
+
+class FileEvent(enum.Enum):
+    """What a look at the file found."""
+
+    SAME = "the text that was decided about"
+    FAULTY = "another text, which is no policy"
+    EARLY = "an edit that has to rest, or to rest on"
+    DUE = "an edit that may come into force"
+    GONE = "no text, for the first time, by another error, or on request"
+    STILL_GONE = "no text, as before"
+
+
+class FileEffect(enum.Enum):
+    """What follows for the relay."""
+
+    RESTRAIN = "the tighter limits of the edit count, and why it rests is told"
+    RESTORE = "the policy in force counts alone again"
+    REFUSE = "what is wrong is told; what is in force stays"
+    APPLY = "the edit comes into force"
+
+
+STATES: dict[tuple[FileState, FileEvent], tuple[FileState, tuple[FileEffect, ...]]] = {
+    (FileState.DECIDED, FileEvent.SAME): (FileState.DECIDED, ()),
+    (FileState.DECIDED, FileEvent.FAULTY): (FileState.DECIDED, (FileEffect.REFUSE,)),
+    (FileState.DECIDED, FileEvent.EARLY): (FileState.RESTING, (FileEffect.RESTRAIN,)),
+    (FileState.DECIDED, FileEvent.DUE): (FileState.DECIDED, (FileEffect.APPLY,)),
+    (FileState.DECIDED, FileEvent.GONE): (FileState.UNREAD, (FileEffect.REFUSE,)),
+    # The edit was taken back: the file holds again what it held before.
+    (FileState.RESTING, FileEvent.SAME): (FileState.DECIDED, (FileEffect.RESTORE,)),
+    (FileState.RESTING, FileEvent.FAULTY): (FileState.DECIDED, (FileEffect.RESTORE, FileEffect.REFUSE)),
+    (FileState.RESTING, FileEvent.EARLY): (FileState.RESTING, (FileEffect.RESTRAIN,)),
+    (FileState.RESTING, FileEvent.DUE): (FileState.DECIDED, (FileEffect.APPLY,)),
+    (FileState.RESTING, FileEvent.GONE): (FileState.UNREAD, (FileEffect.RESTORE, FileEffect.REFUSE)),
+    # Every text is another one than none.
+    (FileState.UNREAD, FileEvent.FAULTY): (FileState.DECIDED, (FileEffect.REFUSE,)),
+    (FileState.UNREAD, FileEvent.EARLY): (FileState.RESTING, (FileEffect.RESTRAIN,)),
+    (FileState.UNREAD, FileEvent.DUE): (FileState.DECIDED, (FileEffect.APPLY,)),
+    (FileState.UNREAD, FileEvent.GONE): (FileState.UNREAD, (FileEffect.REFUSE,)),
+    (FileState.UNREAD, FileEvent.STILL_GONE): (FileState.UNREAD, ()),
+}
+"""From a state, by what a look found, to the next one and its effects; what is not here cannot be found."""
+
+
+class Edits(Protocol):
+    """Carries out what the watch decides."""
+
+    async def apply(self, policy: Policy, sha256: str) -> None:
+        """Go by a new policy."""
+        ...
+
+    async def hold(self, policy: Policy) -> None:
+        """Go by the policy in force with tighter limits, or without them again."""
+        ...
+
+    def refuse(self, error: PolicyError) -> None:
+        """Stay with what is in force, and tell why."""
+        ...
+
+    def wait(self, waiting: Waiting | None) -> None:
+        """Tell of an edit that rests, again when its end changed or by request; None: no edit rests."""
+        ...
 
 
 class PolicyWatch:
-    """One policy file and what was last seen in it."""
-
-    def __init__(
-        self,
-        path: Path,
-        in_force: Policy,
-        seen: bytes,
-        *,
-        on_policy: Callable[[Policy, str], Awaitable[None]],
-        on_meanwhile: Callable[[Policy], Awaitable[None]],
-        on_refused: Callable[[PolicyError], None],
-        on_waiting: Callable[[Waiting | None], None],
-        clock: Clock,
-    ) -> None:
-        """`seen` is the text of what is in force; `on_policy` gets a new policy and its sha256.
-
-        `on_waiting` gets an edit that has to rest, again when its end is another or somebody asks, and
-        None once the file holds another text or the edit is in force.  `on_meanwhile` gets the
-        policy in force with tighter limits while such an edit rests, and without them where it is gone.
-        """
+    def __init__(self, path: Path, in_force: Policy, seen: bytes, edits: Edits, clock: Clock) -> None:
+        """`seen` is the text of what is in force."""
         self._path = path
-        self._in_force = in_force
-        """The last whole one."""
-        self._applied = in_force
-        """That, or what counts while an edit rests."""
+        self._in_force = self._counts = in_force
         self._seen = digest(seen)
-        self._on_policy = on_policy
-        self._on_meanwhile = on_meanwhile
-        self._on_refused = on_refused
-        self._on_waiting = on_waiting
+        """Of the text that was decided about; empty where there was none."""
+        self._edits = edits
         self._clock = clock
-        self._resting: _Resting | None = None
+        self._state = FileState.DECIDED
+        self._edit: _Edit | None = None
+        """The one that rests."""
         self._waiting: Waiting | None = None
         self._unread_because: int | None = None
-        """The errno that was told of, while the file cannot be read."""
         self._turn = asyncio.Lock()
 
     async def watch(self) -> None:
@@ -121,102 +172,110 @@ class PolicyWatch:
                 await self.look(is_asked=False)
 
     async def look(self, *, is_asked: bool) -> None:
-        """Read the file again if its content changed, or in any case when somebody asked."""
+        """Read the file again if its content changed, or if `is_asked` (SIGHUP)."""
         async with self._turn:
             try:
                 sight = await self._settled()
             except OSError as error:
-                await self._forget_resting()
-                self._seen = ""
-                if is_asked or error.errno != self._unread_because:
-                    self._unread_because = error.errno
-                    self._on_refused(PolicyError([fault_of_unread(self._path, error)]))
+                await self._not_read(error, is_asked=is_asked)
                 return
             self._unread_because = None
-            sha256 = digest(sight.text)
-            if sha256 == self._seen and not is_asked:
-                await self._forget_resting()
+            if sight.sha256 == self._seen and not is_asked:
+                await self._enter(FileEvent.SAME)
                 return
-            if self._is_resting(sha256) and not is_asked and self._is_early(sight):
+            edit = self._rested(sight)
+            if edit is not None and not is_asked and (waiting := self._rest(edit, sight)):
+                await self._enter(FileEvent.EARLY, edit, waiting)
                 return
             try:
                 policy = await asyncio.to_thread(inspected_policy, sight.text, self._path)
             except PolicyError as error:
-                await self._forget_resting()
-                self._seen = sha256
-                self._on_refused(error)
+                self._seen = sight.sha256
+                await self._enter(FileEvent.FAULTY, error=error)
                 return
-            if not self._is_resting(sha256):
-                self._resting = self._judged(sight.text, sha256, policy)
-            if self._resting is not None and self._is_early(sight, is_asked=is_asked):
-                await self._go_by(self._resting.meanwhile)
+            edit = edit or self._judged(sight, policy)
+            if waiting := self._rest(edit, sight, is_asked=is_asked):
+                # A request is answered, even with what was told before.
+                await self._enter(FileEvent.EARLY, edit, waiting, again=is_asked)
                 return
-            self._seen = sha256
-            self._in_force = self._applied = policy
-            await self._forget_resting()
-            await self._on_policy(policy, sha256)
+            self._seen, self._in_force = sight.sha256, policy
+            await self._enter(FileEvent.DUE)
+
+    async def _not_read(self, error: OSError, *, is_asked: bool) -> None:
+        is_told = error.errno == self._unread_because and not is_asked
+        self._seen, self._unread_because = "", error.errno
+        fault = PolicyError([fault_of_unread(self._path, error)])
+        await self._enter(FileEvent.STILL_GONE if is_told else FileEvent.GONE, error=fault)
+
+    async def _enter(
+        self,
+        found: FileEvent,
+        edit: _Edit | None = None,
+        waiting: Waiting | None = None,
+        *,
+        error: PolicyError | None = None,
+        again: bool = False,
+    ) -> None:
+        self._state, effects = STATES[self._state, found]
+        self._edit = edit
+        if waiting != self._waiting or again:
+            self._waiting = waiting
+            self._edits.wait(waiting)
+        for effect in effects:
+            match effect:
+                case FileEffect.RESTRAIN | FileEffect.RESTORE:
+                    counts = self._in_force if edit is None else edit.meanwhile
+                    if counts is not self._counts:
+                        self._counts = counts
+                        await self._edits.hold(counts)
+                case FileEffect.APPLY:
+                    self._counts = self._in_force
+                    await self._edits.apply(self._in_force, self._seen)
+                case _ if error is not None:
+                    self._edits.refuse(error)
 
     async def _settled(self) -> Sight:
         """Return the content, once it stays as it is if it is another.  Raises OSError."""
         sight = await asyncio.to_thread(_read, self._path, self._seen)
-        while (sha256 := digest(sight.text)) != self._seen and not self._is_resting(sha256):
+        while sight.sha256 != self._seen and self._rested(sight) is None:
             await asyncio.sleep(SETTLE_SECONDS)
             before, sight = sight, await asyncio.to_thread(_read, self._path, self._seen)
             if before.text == sight.text:
                 break
         return sight
 
-    def _judged(self, text: bytes, sha256: str, policy: Policy) -> _Resting:
-        """Return what an edit comes to, beside the last whole policy."""
-        unfinished = read_document(text).unfinished()
-        found = loosening(self._in_force, policy, unfinished)
-        has_end = not unfinished or text.endswith(b"\n")
-        meanwhile = restrained(self._in_force, policy)
-        return _Resting(sha256, found, has_end, self._clock.boottime_ns(), meanwhile)
+    def _rested(self, sight: Sight) -> _Edit | None:
+        """Return the edit that rests if the file still holds it; its rest begins anew while it is written."""
+        edit = self._edit
+        if edit is None or edit.sha256 != sight.sha256:
+            return None
+        return replace(edit, since_ns=self._clock.boottime_ns()) if sight.writing is Writing.OPEN else edit
 
-    def _is_resting(self, sha256: str) -> bool:
-        return self._resting is not None and self._resting.sha256 == sha256
+    def _judged(self, sight: Sight, policy: Policy) -> _Edit:
+        unfinished = read_document(sight.text).unfinished()
+        return _Edit(
+            sight.sha256,
+            loosening(self._in_force, policy, unfinished),
+            not unfinished or sight.text.endswith(b"\n"),
+            restrained(self._in_force, policy),
+            self._clock.boottime_ns(),
+        )
 
-    def _is_early(self, sight: Sight, *, is_asked: bool = False) -> bool:
-        """Return whether the resting edit has to rest on, and tell so."""
-        resting = self._resting
-        if resting is None:
-            return False
-        now_ns = self._clock.boottime_ns()
-        if sight.writing is Writing.OPEN:
-            resting.since_ns = now_ns
-        rest = rest_of(resting.found, sight.writing, has_end=resting.has_end, is_asked=is_asked)
-        until_ns = None if rest.ns is None else resting.since_ns + rest.ns
-        if until_ns is not None and now_ns >= until_ns:
-            return False
-        is_tighter = resting.meanwhile is not self._in_force
+    def _rest(self, edit: _Edit, sight: Sight, *, is_asked: bool = False) -> Waiting | None:
+        """Return why an edit has to rest, or to rest on; None: it may come into force."""
+        rest = rest_of(edit.found, sight.writing, has_end=edit.has_end, is_asked=is_asked)
+        until_ns = None if rest.ns is None else edit.since_ns + rest.ns
+        if until_ns is not None and self._clock.boottime_ns() >= until_ns:
+            return None
+        is_tighter = edit.meanwhile is not self._in_force
         because = rest.because + ("; its tighter limits count already" if is_tighter else "")
-        # Who asked is told, though it was told before.
-        self._tell(Waiting(resting.sha256, because, until_ns), again=is_asked)
-        return True
-
-    async def _forget_resting(self) -> None:
-        self._resting = None
-        self._tell(None)
-        await self._go_by(self._in_force)
-
-    async def _go_by(self, policy: Policy) -> None:
-        """Have this policy count, which is not the file's."""
-        if policy is not self._applied:
-            self._applied = policy
-            await self._on_meanwhile(policy)
-
-    def _tell(self, waiting: Waiting | None, *, again: bool = False) -> None:
-        if again or waiting != self._waiting:
-            self._waiting = waiting
-            self._on_waiting(waiting)
+        return Waiting(edit.sha256, because, until_ns)
 
     def _folders(self) -> set[Path]:
         return {self._path.absolute().parent, self._path.resolve().parent}
 
 
 def digest(text: bytes) -> str:
-    """Return the sha256 of a policy's text, in hexadecimal."""
     return hashlib.sha256(text).hexdigest()
 
 
@@ -224,7 +283,8 @@ def _read(path: Path, seen: str) -> Sight:
     descriptor = open_regular(path)
     try:
         text = read_descriptor(descriptor, MAX_BYTES)
+        sha256 = digest(text)
         # Only for an edit: a writer that opens the file at that moment waits for us.
-        return Sight(text, Writing.CLOSED if digest(text) == seen else writing(descriptor))
+        return Sight(text, sha256, Writing.CLOSED if sha256 == seen else writing(descriptor))
     finally:
         os.close(descriptor)

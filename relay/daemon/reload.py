@@ -12,8 +12,8 @@ from pathlib import Path
 
 from relay.clock import Clock
 from relay.daemon.policy_watch import Waiting
-from relay.policy.changes import changes_needing_restart
 from relay.policy.faults import PolicyError
+from relay.policy.loosening import changes_needing_restart
 from relay.policy.model import Policy
 from relay.sender.sender import Sender
 from relay.status.snapshot import PolicyStatus
@@ -23,8 +23,6 @@ from relay.telemetry.metrics import Metrics
 
 
 class Reload:
-    """What happens when the policy file was edited."""
-
     def __init__(
         self,
         path: Path,
@@ -57,7 +55,7 @@ class Reload:
             self._events.policy_needs_restart(path=str(self._path), keys=keys)
 
     async def hold(self, policy: Policy) -> None:
-        """Go on by what counts while an edit rests: it is not in force, so nothing is told of it."""
+        """Go by the limits that count while an edit rests; nothing is told: no policy came into force."""
         await self._go_on_by(policy, changes_needing_restart(self._started_with, policy))
 
     async def _go_on_by(self, policy: Policy, fixed: Collection[str]) -> bool:

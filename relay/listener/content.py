@@ -1,21 +1,28 @@
-"""Finds the end of content, takes the dot-stuffing off, and judges what is between.  Pure.
+"""The content of one message, from 354 to the verdict on it.
 
-Content ends at CRLF `.` CRLF and nowhere else (RFC 5321, 4.1.1.4); the CRLF that ended
-the DATA command counts as the first of the two.  A dot is taken off only after a true
-CRLF.  No verdict depends on how the network cut the bytes: every flag is a property of
-the octets up to the end, so that a client cannot choose an answer by its packets.
+`ContentDecoder` judges, and is pure: no verdict depends on how the network cut the bytes,
+since every flag is a property of the octets up to the end, so that a client cannot choose
+an answer by its packets.  It takes a few searches at memory speed per chunk, no step per line.
 
-Costs: a few searches at memory speed per chunk, no step per line.  Holds at most four
-octets back, plus ten of the header; what was decoded is the caller's.
-Does not: store, know the time, or say how a refusal is worded.
+`Transfer` takes the content in.  Guarantees: memory is bounded by `_CHUNK_BYTES`,
+`SPILL_BYTES` and one read, whatever is sent; content is read to its true end or the session
+ends, so that no octet of it is ever taken for a command; a draft that is not accepted is
+discarded, also when the client is lost or the session is cancelled half-way.
 """
 
 import enum
 import re
+from collections.abc import Callable
 
-_END = b"\r\n.\r\n"
-# What a chunk may end in that the next one could turn into the end, or into a stuffed dot.
-_HELD_BACK = (b"\r\n.\r", b"\r\n.", b"\r\n", b"\r")
+from relay.listener.ports import DraftPort, IntakePort, NotAccepted
+from relay.listener.wire import ClientConnection, SessionEnd
+from relay.mail.envelope import Envelope
+from relay.smtp import replies
+from relay.smtp.dot_stuffing import DotUnstuffing
+
+SPILL_BYTES = 256 * 1024
+_CHUNK_BYTES = 32 * 1024
+
 _ANY_NEWLINE = re.compile(rb"\r\n|\r|\n")
 # How much more than max_size may come over the wire before the end: dots double at most a
 # third of the octets, so no content that fits is ever cut off by this.
@@ -31,6 +38,14 @@ class Fault(enum.Enum):
     LOOP = enum.auto()
 
 
+_REFUSALS = {
+    Fault.TOO_BIG: replies.TOO_BIG,
+    Fault.NUL: replies.HAS_NUL,
+    Fault.BARE_NEWLINE: replies.BARE_NEWLINE,
+    Fault.LOOP: replies.LOOPING,
+}
+
+
 class ContentDecoder:
     """The content of one message: feed it what arrives after 354, store what it returns."""
 
@@ -39,20 +54,23 @@ class ContentDecoder:
         self._max_hops = max_hops
         self._normalise = normalise
         self._wire_bytes = 0
-        self._held = b"\r\n"  # the one that ended the DATA command; not content
-        self._skip_bytes = 2
+        self._unstuffing = DotUnstuffing()
         self._trace = TraceCounter()
         self._has_nul = False
         self._has_bare_newline = False
         self.size_bytes = 0
         """Octets of content so far, without stuffing; goes on counting after a fault."""
-        self.is_ended = False
-        self.rest = b""
-        """What came after the end: commands, never content."""
+
+    @property
+    def is_ended(self) -> bool:
+        return self._unstuffing.is_ended
+
+    @property
+    def rest(self) -> bytes:
+        return self._unstuffing.rest
 
     @property
     def hops(self) -> int:
-        """Return how many Received: lines the header has so far."""
         return self._trace.count
 
     @property
@@ -77,33 +95,14 @@ class ContentDecoder:
         Once `is_ended`, feed no more: `rest` holds what was too much.
         """
         self._wire_bytes += len(received)
-        text = self._held + received
-        end = text.find(_END)
-        if end >= 0:
-            self.is_ended = True
-            self.rest = text[end + len(_END) :]
-            self._held = b""
-            return self._decode(text[: end + 2])
-        for tail in _HELD_BACK:
-            if text.endswith(tail):
-                self._held = tail
-                return self._decode(text[: -len(tail)])
-        self._held = b""
-        return self._decode(text)
-
-    def _decode(self, block: bytes) -> bytes:
-        """Judge and unstuff a block that splits no CRLF and no CRLF-dot."""
+        block = self._unstuffing.feed(received)
         if not block:
             return b""
         line_ends = block.count(b"\r\n")
         self._has_nul = self._has_nul or b"\0" in block
-        is_bare = block.count(b"\n") != line_ends or block.count(b"\r") != line_ends
-        block = block.replace(b"\r\n.", b"\r\n")
-        if is_bare:
+        if block.count(b"\n") != line_ends or block.count(b"\r") != line_ends:
             self._has_bare_newline = True
             block = _ANY_NEWLINE.sub(b"\r\n", block) if self._normalise else block
-        # The first block begins with the CRLF that is not content.
-        block, self._skip_bytes = block[self._skip_bytes :], 0
         self.size_bytes += len(block)
         if self.size_bytes > self._max_size_bytes:
             return b""
@@ -134,3 +133,98 @@ class TraceCounter:
         self.count += text.lower().count(self._LINE)
         # One octet less than the line, so that none is counted twice.
         self._carry = text[1 - len(self._LINE) :]
+
+
+class Transfer:
+    """One message arriving.  First `receive`, then `accept` unless there was a refusal."""
+
+    def __init__(
+        self,
+        intake: IntakePort,
+        draft: DraftPort,
+        decoder: ContentDecoder,
+        on_fault: Callable[[BaseException], None],
+    ) -> None:
+        self._intake = intake
+        self._draft: DraftPort | None = draft
+        self._decoder = decoder
+        self._on_fault = on_fault
+        self._pending = bytearray()
+        self._not_stored: str | None = None
+
+    @property
+    def refusal(self) -> str | None:
+        # What is wrong with the message comes first: the client need not try it again.
+        fault = self._decoder.fault
+        return _REFUSALS[fault] if fault is not None else self._not_stored
+
+    async def receive(self, wire: ClientConnection, idle_s: float, transfer_s: float) -> str | None:
+        """Take the content in, to its end; return the refusal, or None if the draft is whole.
+
+        Raises SessionEnd if the end never came.
+        """
+        until = wire.loop.time() + transfer_s
+        try:
+            while True:
+                chunk = await wire.read_chunk(min(wire.loop.time() + idle_s, until))
+                content = self._decoder.feed(chunk)
+                is_ended = self._decoder.is_ended
+                if is_ended:
+                    wire.unread(self._decoder.rest)
+                await self._store(content)
+                if is_ended:
+                    return self.refusal
+                if self._decoder.is_hopeless:
+                    raise SessionEnd("refused", self.refusal or replies.TOO_BIG)
+        except BaseException:
+            await self._discard()
+            raise
+
+    async def accept(self, envelope: Envelope) -> str | None:
+        """Hand the draft to the intake; return the refusal, or None when it is durably ours.
+
+        Nothing here is cancelled when the client goes away: the message is then queued
+        though the 250 is lost, and the client may send it again (RFC 1047).
+        """
+        draft, self._draft = self._draft, None
+        if draft is None:
+            return self.refusal
+        try:
+            await self._intake.accept(draft, envelope)
+        except NotAccepted as refused:
+            return refused.reply
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not become a 5yz
+            self._on_fault(error)
+            return replies.INTERNAL_FAULT
+        return None
+
+    async def _store(self, content: bytes) -> None:
+        """Pass content on in pieces that are not small, and out of memory when it is much."""
+        if self.refusal is not None:
+            await self._discard()
+            return
+        if self._draft is None:
+            return
+        if self._pending or len(content) < _CHUNK_BYTES:
+            self._pending += content
+            if len(self._pending) < _CHUNK_BYTES and not self._decoder.is_ended:
+                return
+            content = bytes(self._pending)
+            self._pending.clear()
+        self._draft.append(content)
+        if self._draft.buffered_bytes < SPILL_BYTES:
+            return
+        try:
+            await self._intake.spill(self._draft)
+        except NotAccepted as refused:
+            self._not_stored, self._draft = refused.reply, None
+        except Exception as error:  # noqa: BLE001 - as in accept
+            self._on_fault(error)
+            self._not_stored = replies.INTERNAL_FAULT
+            await self._discard()
+
+    async def _discard(self) -> None:
+        self._pending.clear()
+        draft, self._draft = self._draft, None
+        if draft is not None:
+            await self._intake.discard(draft)

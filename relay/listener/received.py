@@ -17,14 +17,6 @@ MAX_HELO_CHARACTERS = 255
 _NOT_A_NAME = re.compile(r"[^A-Za-z0-9.:_\-\[\]]")
 
 
-def protocol_name(*, extended: bool, tls: bool, authenticated: bool, smtputf8: bool) -> str:
-    """Return the `with` of the line, from the registry of RFC 3848 and RFC 6531, 4.3."""
-    if not extended:
-        return "SMTP"
-    name = "UTF8SMTP" if smtputf8 else "ESMTP"
-    return name + ("S" if tls else "") + ("A" if authenticated else "")
-
-
 def received_line(
     *, helo: str, address: str, hostname: str, protocol: str, queue_id: QueueId, wall_ns: int
 ) -> bytes:

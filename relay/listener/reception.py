@@ -9,15 +9,18 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from relay.clock import Clock
-from relay.listener import replies
 from relay.listener.access import Admission, Client, ClientPlace, MayRelay, most_strangers
 from relay.listener.ports import IntakePort, Observer
 from relay.listener.received import as_name
-from relay.listener.register import Register
 from relay.listener.users import Guesses, Users
+from relay.listener.wire import Register
 from relay.policy.model import Listen, TimeoutSettings, Tls
 from relay.policy.secrets import load_key_pair, read_users
+from relay.smtp import replies
+from relay.smtp.session_machine import ServerTerms
 
+MECHANISMS = ("PLAIN", "LOGIN")
+"""CRAM-MD5 would need the passwords themselves, not their hashes."""
 _SECOND_NS = 1e9
 _STRANGERS_COMMAND_S = 60.0
 _STRANGERS_SESSION_S = 120.0
@@ -34,7 +37,6 @@ class Seconds(NamedTuple):
 
     @classmethod
     def of(cls, timeouts: TimeoutSettings) -> "Seconds":
-        """Return a policy's timeouts in seconds."""
         return cls(
             timeouts.command_ns / _SECOND_NS,
             timeouts.content_ns / _SECOND_NS,
@@ -43,7 +45,6 @@ class Seconds(NamedTuple):
         )
 
     def of_strangers(self) -> "Seconds":
-        """Return what a client has until it may relay."""
         return self._replace(
             command=min(self.command, _STRANGERS_COMMAND_S), session=min(self.session, _STRANGERS_SESSION_S)
         )
@@ -83,21 +84,25 @@ class Reception:
         strangers = most_strangers(listen.max_connections, can_log_in=self.users is not None)
         self.admission = Admission(listen.max_connections, listen.max_connections_per_client, strangers)
         self.tls = _tls_context(listen)
+        self.max_errors = listen.max_errors
+        self.content_limits = listen.max_size, listen.max_hops
+        self.normalises = listen.bare_newlines == "normalise"
+        self.terms = ServerTerms(
+            self.hostname,
+            listen.max_size,
+            listen.max_recipients,
+            mechanisms=MECHANISMS if self.users is not None else (),
+            has_starttls=self.tls is not None and not self.is_implicit_tls,
+        )
         self.is_closing = False
         self.greeting = f"220 {self.hostname} ESMTP relay"
 
     @property
     def is_implicit_tls(self) -> bool:
-        """Return whether TLS comes before the greeting."""
         return self.listen.tls is Tls.IMPLICIT
 
-    @property
-    def offers_starttls(self) -> bool:
-        """Return whether a session in the clear may ask for TLS."""
-        return self.tls is not None and not self.is_implicit_tls
-
-    def place_for(self, client: Client, give_way: Callable[[], None]) -> ClientPlace:
-        """Return the place that a connection of this client asks for."""
+    def place_for(self, host: str, give_way: Callable[[], None]) -> ClientPlace:
+        client = Client.of_peer(host)
         return ClientPlace(client, self.relaying.is_allowed(client), give_way)
 
     def enter(self, place: ClientPlace, fd: int) -> str | None:
@@ -110,24 +115,6 @@ class Reception:
         if gives_way is not None:
             gives_way.give_way()
         return refusal
-
-    def offers_auth(self, client: Client, *, is_tls: bool) -> bool:
-        """Return whether a password may be asked for: not where others could read it."""
-        return self.users is not None and (is_tls or client.is_loopback)
-
-    def ehlo_reply(self, *, starttls: bool, auth: bool) -> str:
-        """Return the whole reply to EHLO."""
-        keywords = [
-            self.hostname,
-            "PIPELINING",
-            f"SIZE {self.listen.max_size}",
-            "8BITMIME",
-            "SMTPUTF8",
-            *(("STARTTLS",) if starttls else ()),
-            *(("AUTH PLAIN LOGIN",) if auth else ()),
-            "ENHANCEDSTATUSCODES",
-        ]
-        return "\r\n".join(f"250-{keyword}" for keyword in keywords[:-1]) + f"\r\n250 {keywords[-1]}"
 
 
 def _tls_context(listen: Listen) -> ssl.SSLContext | None:

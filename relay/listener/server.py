@@ -6,15 +6,20 @@ Assumes: one event loop, asyncio's or uvloop's.
 
 import asyncio
 import socket
+import ssl
+from collections.abc import Callable
+from typing import Any
 
 from relay.clock import Clock, SystemClock
+from relay.listener.access import ClientPlace
 from relay.listener.door import Door, into_protocol
-from relay.listener.handshakes import Handshakes
 from relay.listener.ports import IntakePort, Observer
 from relay.listener.reception import Reception
 from relay.listener.session import ClientSession
+from relay.listener.wire import HANDSHAKE_S, ClientConnection
 from relay.policy.model import Listen
 from relay.policy.units import HostPort
+from relay.smtp import replies
 
 _BACKLOG = 1024
 
@@ -28,6 +33,63 @@ def bind(listen: Listen) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     dual_stack = host == "::" and socket.has_dualstack_ipv6()
     return socket.create_server((host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=dual_stack)
+
+
+class Handshakes:
+    """Connections of a listener with implicit TLS: counted first, and only then shaken hands with.
+
+    `loop.create_server(ssl=…)` shows nobody a connection before its handshake is over, so
+    that silent clients could hold any number of them open.  Here a connection has its slot
+    from the moment it is accepted, and a session, which `open_session` makes, from the moment
+    it is under TLS.
+    """
+
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        reception: Reception,
+        open_session: Callable[[ClientPlace], ClientConnection],
+    ) -> None:
+        self._context = context
+        self._reception = reception
+        self._admission = reception.admission
+        self._observer = reception.observer
+        self._open_session = open_session
+
+    async def shake_hands(self, accepted: socket.socket, peer: Any) -> None:
+        """Begin a session under TLS, or close; a `Receive` of a `Door`."""
+        room = self._reception
+        loop, handshake = asyncio.get_running_loop(), asyncio.current_task()
+
+        def give_way() -> None:
+            if session.has_begun:
+                # Not before its coroutine has run: cancelled earlier, it would clean up nothing.
+                loop.call_soon(session.send_away, replies.GIVES_WAY)
+            elif handshake is not None:
+                self._observer.refused(room.name, str(place.client), "connect", replies.GIVES_WAY)
+                handshake.cancel()
+
+        place = room.place_for(peer[0], give_way)
+        refusal = room.enter(place, accepted.fileno())
+        if refusal is not None:
+            # No reply: before its handshake the client could not read it.
+            accepted.close()
+            self._observer.refused(room.name, str(place.client), "connect", refusal)
+            return
+        session = self._open_session(place)
+        try:
+            await loop.connect_accepted_socket(
+                lambda: session,
+                accepted,
+                ssl=self._context,
+                ssl_handshake_timeout=HANDSHAKE_S,
+            )
+        except BaseException as error:
+            if not session.has_begun:  # else it gives its place back itself
+                accepted.close()
+                self._admission.leave(place)
+            if not isinstance(error, OSError):  # ssl.SSLError is one, and a handshake that took too long
+                raise
 
 
 class Listener:
@@ -57,7 +119,6 @@ class Listener:
 
     @property
     def open_connections(self) -> int:
-        """Return how many clients are connected and let in."""
         return self._reception.admission.total
 
     async def start(self, bound: socket.socket | None = None) -> None:

@@ -15,6 +15,7 @@ from argon2 import PasswordHasher
 from argon2.exceptions import VerifyMismatchError
 
 from relay.clock import SECOND_NS, Clock
+from relay.smtp.sasl import PasswordCheck
 
 _THREADS = 2
 
@@ -31,7 +32,7 @@ class Users:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="relay-auth")
 
     async def verify(self, name: str, password: str) -> bool:
-        """Return whether the user exists and this is the password; any error means that nobody knows."""
+        """Return whether the user exists and this is the password.  Raises what keeps it from being known."""
         known = self._hashes.get(name)
         loop = asyncio.get_running_loop()
         matches = await loop.run_in_executor(self._threads, self._matches, known or self._decoy, password)
@@ -49,29 +50,20 @@ class Users:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-class PasswordCheck(enum.Enum):
-    """What becomes of one guess."""
-
-    RIGHT = enum.auto()
-    WRONG = enum.auto()
-    LATER = enum.auto()
-    """It was not looked at: the client has to wait."""
-
-
 class Admittance(enum.Enum):
     """Whether a guess may be looked at."""
 
     NOW = enum.auto()
     AFTER_OTHERS = enum.auto()
-    """Not before one of those that are being looked at has its verdict."""
+    """Not before a guess that is being looked at has its verdict."""
     LATER = enum.auto()
 
 
 class BackOff:
-    """Makes who guesses passwords wait, across sessions: 2 s after the third failure, then double.  Pure.
+    """Makes origins that guess wait, across sessions: 2 s after the third failure, then double.  Pure.
 
-    A guess is counted from `begin` on, so that sessions at once have no more of them than
-    sessions one after the other.  Bounded: who has not failed for an hour is forgotten,
+    A guess is counted from `begin` on, so that sessions at once have no more guesses than
+    sessions one after the other.  Bounded: an origin without a failure for an hour is forgotten,
     and of more than `MAX_ORIGINS` the one whose last failure is longest ago.
     """
 
@@ -90,7 +82,6 @@ class BackOff:
         return len(self._failures)
 
     def is_blocked(self, origin: str, now_ns: int) -> bool:
-        """Return whether this client has to wait before it may try again."""
         self._forget_old(now_ns)
         count, last_at_ns = self._failures.get(origin, (0, 0))
         if count < self.FREE_FAILURES:
@@ -104,14 +95,13 @@ class BackOff:
             return Admittance.LATER
         begun = self._begun.get(origin, 0)
         failures, _ = self._failures.get(origin, (0, 0))
-        # As if those that are being looked at had failed; the first after a wait has nobody to wait for.
+        # As if all guesses under way had failed; the first after a wait has none to wait for.
         if begun and failures + begun >= self.FREE_FAILURES:
             return Admittance.AFTER_OTHERS
         self._begun[origin] = begun + 1
         return Admittance.NOW
 
     def failed(self, origin: str, now_ns: int) -> None:
-        """Count a guess as a failure."""
         self._end(origin)
         self._forget_old(now_ns)
         count, _ = self._failures.pop(origin, (0, 0))
@@ -120,12 +110,11 @@ class BackOff:
             self._failures.popitem(last=False)
 
     def succeeded(self, origin: str) -> None:
-        """Give a guess back, and forget the failures of a client that knew a password."""
+        """End a guess, and forget the failures of a client that knew a password."""
         self._end(origin)
         self._failures.pop(origin, None)
 
     def unanswered(self, origin: str) -> None:
-        """Give a guess back that got no answer."""
         self._end(origin)
 
     def _end(self, origin: str) -> None:
@@ -150,7 +139,6 @@ class Guesses:
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
 
     def is_blocked(self, origin: str) -> bool:
-        """Return whether it is no use to ask this client for a password now."""
         return self.back_off.is_blocked(origin, self._clock.boottime_ns())
 
     async def judge(self, origin: str, verify: Callable[[], Awaitable[bool]]) -> PasswordCheck:

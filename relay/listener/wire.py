@@ -15,12 +15,13 @@ import asyncio
 import contextlib
 import math
 import ssl
+from collections.abc import Iterator
 from typing import cast
 
 from aiosmtpd.smtp import SMTP, Session
 
-from relay.listener import replies
-from relay.listener.command import MAX_LINE_BYTES, has_control
+from relay.smtp import replies
+from relay.smtp.commands import MAX_LINE_BYTES, has_control
 
 READ_AHEAD_BYTES = 64 * 1024
 REPLIES_BYTES = 16 * 1024
@@ -30,6 +31,8 @@ LINGER_BYTES = 1024 * 1024
 HANDSHAKE_S = 60.0
 TURN_COMMANDS = 8
 """How many commands of one client, sent ahead, are read before others have their turn."""
+LONGEST_TICK_S = 1.0
+SHORTEST_TICK_S = 0.01
 
 
 class SessionEnd(Exception):  # noqa: N818 - how a session ends is not an error
@@ -44,9 +47,10 @@ class SessionEnd(Exception):  # noqa: N818 - how a session ends is not an error
 class BadLine(Exception):  # noqa: N818 - it is what the client sent
     """Not a command line; it was skipped to its end.  `reply` is the refusal."""
 
-    def __init__(self, reply: str) -> None:
+    def __init__(self, reply: str, *, is_too_long: bool = False) -> None:
         super().__init__(reply)
         self.reply = reply
+        self.is_too_long = is_too_long
 
 
 class ClientConnection(SMTP):
@@ -84,7 +88,6 @@ class ClientConnection(SMTP):
     # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start the session's coroutine."""
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are none by inheritance
         self.is_tls = transport.get_extra_info("sslcontext") is not None
         self.session = self._create_session()
@@ -111,7 +114,6 @@ class ClientConnection(SMTP):
         return not self.is_tls
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - lost is lost
-        """Note that nothing can be sent or received any more."""
         asyncio.StreamReaderProtocol.connection_lost(self, None)
         self._is_lost = True
         self._wake()
@@ -128,12 +130,11 @@ class ClientConnection(SMTP):
     # Called by the register and the listener.
 
     def expire(self) -> None:
-        """Learn that the deadline has passed."""
         self._is_expired = True
         self._wake()
 
     def shut_down(self) -> None:
-        """Learn that the listener is closing: the session ends where it waits for a command."""
+        """Note that the listener is closing: the session ends where it waits for a command."""
         self._is_closing_down = True
         self._wake()
 
@@ -154,7 +155,6 @@ class ClientConnection(SMTP):
         self.task.cancel()
 
     def abort(self) -> None:
-        """Drop the connection, whatever it is doing."""
         self.transport.abort()
         self.task.cancel()
 
@@ -162,7 +162,6 @@ class ClientConnection(SMTP):
 
     @property
     def has_unread(self) -> bool:
-        """Return whether the client sent more than was taken."""
         return self._position < len(self._received)
 
     def reply(self, text: str) -> None:
@@ -170,7 +169,7 @@ class ClientConnection(SMTP):
         self._replies += text.encode("ascii") + b"\r\n"
 
     async def flush(self, deadline: float) -> None:
-        """Send what was replied; wait while the client does not read it.  Raises SessionEnd."""
+        """Send the replies; wait while the client does not read them.  Raises SessionEnd."""
         if self._is_lost:
             raise SessionEnd("lost")
         if self._replies:
@@ -185,9 +184,9 @@ class ClientConnection(SMTP):
                 raise SessionEnd("timeout")
 
     async def flush_much(self, deadline: float) -> None:
-        """Send what was replied if it is much, and let other sessions run after some commands.
+        """Send the replies if they are many, and let other sessions run after TURN_COMMANDS.
 
-        So a client that pipelines makes neither others wait for it, nor us hold more or wait.
+        So a client that pipelines neither makes others wait nor fills memory.
         """
         if len(self._replies) > REPLIES_BYTES:
             await self.flush(deadline)
@@ -335,7 +334,6 @@ class ClientConnection(SMTP):
             self.transport.resume_reading()
 
     async def _wait(self, deadline: float) -> None:
-        """Wait for anything at all to happen on this connection."""
         self.deadline = deadline
         self._is_expired = False
         self._waiter = self.loop.create_future()
@@ -352,8 +350,53 @@ class ClientConnection(SMTP):
 
 
 def _check_line(line: bytes) -> None:
-    """Refuse a line for what is wrong first in it, so that the network's cuts make no difference."""
+    """Refuse a line for its first fault, so that the network's cuts make no difference."""
     if has_control(line[:MAX_LINE_BYTES]):
         raise BadLine(replies.BAD_LINE_END)
     if len(line) > MAX_LINE_BYTES:
-        raise BadLine(replies.LINE_TOO_LONG)
+        raise BadLine(replies.LINE_TOO_LONG, is_too_long=True)
+
+
+class Register:
+    """The open connections of a listener, and one timer for the deadlines of them all.
+
+    A timer per wait would cost more than the waits do: each connection only writes down
+    when it will have waited too long, and one call per tick looks at them.  A deadline is
+    therefore kept a little late, by at most a quarter of the shortest timeout or a second.
+    Nothing runs while no connection is open.  Used from one event loop.
+    """
+
+    def __init__(self, shortest_timeout_s: float) -> None:
+        self._tick_s = min(LONGEST_TICK_S, max(SHORTEST_TICK_S, shortest_timeout_s / 4))
+        self._open: set[ClientConnection] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[ClientConnection]:
+        return iter(tuple(self._open))
+
+    def add(self, connection: ClientConnection) -> None:
+        self._open.add(connection)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
+
+    def remove(self, connection: ClientConnection) -> None:
+        self._open.discard(connection)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tick(self) -> None:
+        self._timer = None
+        if not self._open:
+            return
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for connection in tuple(self._open):
+            if connection.deadline <= now:
+                connection.expire()
+        self._timer = loop.call_later(self._tick_s, self._tick)

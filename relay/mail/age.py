@@ -18,7 +18,7 @@ kept no boot, and no longer than the wall clock says.
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
-from pydantic import TypeAdapter, ValidationError
+from relay.mail.kept_format import KeptFormat
 
 MOST_STRETCHES = 200
 """Boots that are remembered: a message of an older one counts from when it is met again."""
@@ -119,25 +119,14 @@ class Boots:
         return current.begins_at_ns + now_ns - current.from_ns
 
 
-_RECORD = TypeAdapter(BootsRecord)
-
-
-def render(record: BootsRecord) -> bytes:
-    """Return a record as the bytes of its file: JSON, for `cat`."""
-    return _RECORD.dump_json(record, indent=1) + b"\n"
-
-
-def parse(content: bytes) -> BootsRecord:
-    """Return what a file says.  Raises ValueError for what is none of ours."""
-    try:
-        record = _RECORD.validate_json(content, strict=True)
-    except ValidationError as error:
-        raise ValueError(f"not a record of boots: {error.error_count()} errors in it") from None
+def _fault(record: BootsRecord) -> str:
     witnessed_ns = 0
     for stretch in record.stretches:
         if stretch.until_ns < stretch.from_ns or stretch.begins_at_ns < witnessed_ns:
-            raise ValueError("not a record of boots: its stretches are out of order")
+            return "its stretches are out of order"
         witnessed_ns = stretch.ends_at_ns
-    if any(at_ns > witnessed_ns for at_ns in record.met_at_ns.values()):
-        raise ValueError("not a record of boots: a message was met in the future")
-    return record
+    is_early = any(at_ns > witnessed_ns for at_ns in record.met_at_ns.values())
+    return "a message was met in the future" if is_early else ""
+
+
+BOOTS_FORMAT = KeptFormat(BootsRecord, "boots", _fault)

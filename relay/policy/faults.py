@@ -1,10 +1,10 @@
 """The errors of a policy: where, at which key, and what would have been right.  Pure.
 
-Turns what pydantic says into words for whoever wrote the policy: no class names, and
-nothing that was written, since a password may stand at any place by mistake, as a value or
-as a key.  So a fault has file, line, column, the keys that are a policy's own, and what kind
-of fault it is; in place of any other key stands `?`.  Only whoever has the file open on a terminal
-sees the values too (`on_terminal`), and not even there those of an account and of its host.
+Turns pydantic's errors into words for the owner of the policy, without class names.  A fault
+quotes nothing of the file, since a password may stand at any place by mistake, as a value or as a
+key: it has file, line, column, the kind of fault, and of keys only those that the policy defines;
+any other key is shown as `?`.  A terminal shows the values too (`on_terminal`), but never those of
+an account or its host.
 """
 
 import difflib
@@ -19,9 +19,8 @@ from pydantic_core import ErrorDetails
 
 from relay.policy.document import START, WHOLE, Document, Step, key_path
 from relay.policy.model import Policy, Practice, Upstream
-from relay.policy.section import Section
 from relay.policy.surroundings import RULE
-from relay.policy.units import Unfit, kind
+from relay.policy.units import Section, Unfit, kind
 
 MOST_FAULTS = 200
 """Told of one file; the rest is only counted."""
@@ -72,7 +71,6 @@ class PolicyError(Exception):
         super().__init__(*self.errors)
 
     def __str__(self) -> str:
-        """Return a line for each fault, fit for any output."""
         return "\n".join(str(fault) for fault in self.errors)
 
     def on_terminal(self) -> str:
@@ -81,7 +79,6 @@ class PolicyError(Exception):
 
 
 def fault_of_file(path: Path, message: str) -> PolicyFault:
-    """Return a fault of the file itself, which was not read."""
     return PolicyFault(path, *START, WHOLE, message)
 
 
@@ -159,7 +156,6 @@ class _Teller:
         return known, is_secret
 
     def _is_named(self, steps: Sequence[Step], index: int) -> bool:
-        """Return whether a step is the name of a section, such as an upstream's; names are no secret."""
         return index + 1 < len(steps) or self.document.is_mapping(steps)
 
 
@@ -207,7 +203,6 @@ def _faults_of(told: _Teller, detail: ErrorDetails) -> Iterator[PolicyFault]:
 
 
 def _follow(steps: Sequence[Step], at: Sequence[Step]) -> list[Step]:
-    """Return where a path leads that starts at some steps; `..` goes up."""
     found = list(steps)
     for step in at:
         if step == "..":
@@ -251,7 +246,6 @@ def _keys(section: type[Section]) -> list[str]:
 
 
 def _annotations(section: type[Section]) -> dict[str, object]:
-    """Return the type of each key."""
     return {each.alias or name: each.annotation for name, each in section.model_fields.items()}
 
 

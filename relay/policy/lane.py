@@ -12,13 +12,13 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from relay.policy.limits import LimitSettings
-from relay.policy.section import Section
 from relay.policy.surroundings import UnusableSetting
 from relay.policy.units import (
     AnyNetwork,
     Duration,
     NotEmpty,
     PositiveInt,
+    Section,
     any_network,
     each,
     unfit,
@@ -97,12 +97,14 @@ def faults_of(of_policy: Lanes) -> list[UnusableSetting]:
         asked = [key for key in MATCHING if getattr(lane, key) is not None]
         if name == lanes.DEFAULT_LANE:
             found += [
-                UnusableSetting("default is the lane of what no other takes; it asks nothing", (name, k))
+                UnusableSetting("default takes what no other lane takes, so it has no conditions", (name, k))
                 for k in asked
             ]
         elif not asked:
             found.append(
-                UnusableSetting(f"this would take all mail: name one of {', '.join(MATCHING)}", (name,))
+                UnusableSetting(
+                    f"a lane without a condition takes all mail: write one of {', '.join(MATCHING)}", (name,)
+                )
             )
     if len(of_policy) > MOST_LANES:
         found.append(UnusableSetting(f"at most {MOST_LANES} lanes, got {len(of_policy)}", ()))
@@ -137,7 +139,6 @@ def lanes_of(of_policy: Lanes) -> tuple[lanes.Lane, ...]:
 
 
 def sorter_of(of_policy: Lanes) -> sorting.Sorter:
-    """Return what tells which lane a message is in."""
     return sorting.Sorter(
         tuple(
             sorting.SortingRule(

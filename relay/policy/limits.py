@@ -7,10 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
-from relay.mail.periods import in_seconds
-from relay.policy.section import AnyOrder, Section
+from relay.mail.formats import in_seconds
 from relay.policy.surroundings import broken
-from relay.policy.units import Duration, PositiveInt, choice
+from relay.policy.units import AnyOrder, Duration, PositiveInt, Section, choice
 
 
 class LimitSettings(Section):
@@ -43,12 +42,13 @@ class LimitSettings(Section):
     @classmethod
     def _no_connection_is_of_a_message(cls, for_each: str | None, info: ValidationInfo) -> str | None:
         if for_each is not None and info.data.get("connections") is not None:
-            raise ValueError("a connection carries mail of anybody to anybody: it cannot be counted for each")
+            raise ValueError(
+                "a limit on connections cannot have for_each: one connection carries mail of many"
+            )
         return for_each
 
     @property
     def unit(self) -> Literal["messages", "recipients", "connections"]:
-        """Return what is counted."""
         if self.connections is not None:
             return "connections"
         return "messages" if self.messages is not None else "recipients"
@@ -60,7 +60,6 @@ class LimitSettings(Section):
 
     @property
     def count(self) -> int:
-        """Return N, the most that any window may hold."""
         return self.messages or self.recipients or self.connections or 0
 
     @property
@@ -75,7 +74,7 @@ def _no_two_alike(limits: tuple[LimitSettings, ...]) -> tuple[LimitSettings, ...
     for index, limit in enumerate(limits):
         other = first.setdefault((limit.unit, limit.count, limit.per_ns, limit.for_each), index)
         if other != index:
-            same, all_said = f"the same limit as limits[{other}]", "one of them says it all"
+            same, all_said = f"the same limit as limits[{other}]", "remove one of the two"
             raise broken(f"{same}: {all_said}", index, shown=f"{same}, {limit.label}: {all_said}")
     return limits
 

@@ -1,12 +1,12 @@
-"""Whether a new policy allows more than the one in force, and how long it must rest for that.  Pure.
+"""What an edit changes: what needs a restart, whether it allows more, how long it must rest for that.  Pure.
 
-A file that is written in place is a whole policy at more than one moment, and the half of it is
-often one that allows more: its limits come last.  So an edit that allows more has to rest, the
-longer the more it looks like half of one; an edit that allows less or the same counts at once.
+A file that is written in place is a valid policy at several moments, and half of it often allows
+more, because limits come last.  So an edit that allows more has to rest, for longer the more it looks
+like half of one; an edit that allows less or the same counts at once.
 
-What lacks something of the policy in force looks like half of one, but only where it could still
-come: where the file goes on (`Document.unfinished`).  A key that is missing in the middle, or in
-brackets that were closed, is missing on purpose.
+An edit that lacks a key of the policy in force looks like half of one, but only if the key could
+still follow: at the end of the file (`Document.unfinished`).  A key that is missing in the middle, or
+inside closed brackets, was removed on purpose.
 
 Guarantees: `loosening` takes for allowing more whatever it does not know to allow less.
 Keys that count after a restart only are no part of this.
@@ -16,19 +16,20 @@ import enum
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from relay.policy.changes import RESTART_KEYS
 from relay.policy.document import Step, key_path
 from relay.policy.lane import LaneSettings
 from relay.policy.limits import LimitSettings
 from relay.policy.model import Policy, Upstream
 from relay.policy.named_file import Writing
-from relay.policy.section import Section
 from relay.policy.shipped import preset_limits
+from relay.policy.units import Section
 
+RESTART_KEYS = ("spool", "listen", "http", "hostname", "practice")
+"""Taken up at the start only; every other key is live."""
 REST_NS = 3 * 1_000_000_000
-"""Of an edit that allows more, once nobody writes the file any more."""
+"""Of an edit that allows more, from when no program has the file open for writing."""
 UNSURE_REST_NS = 10 * 1_000_000_000
-"""Where the system does not say whether somebody writes it."""
+"""Where the system does not say whether a program has it open."""
 LONG_REST_NS = 60 * 1_000_000_000
 """Where something of the policy in force is not there any more, or the last line has no end."""
 
@@ -74,11 +75,14 @@ class Gone(NamedTuple):
 
 
 class RestPeriod(NamedTuple):
-    """How an edit has to rest."""
-
     ns: int | None
     """None: until its owner says that it is meant, or writes another one."""
     because: str
+
+
+def changes_needing_restart(old: Policy, new: Policy) -> list[str]:
+    """Return the keys that differ and count only after a restart."""
+    return [key for key in RESTART_KEYS if getattr(old, key) != getattr(new, key)]
 
 
 def loosening(old: Policy, new: Policy, unfinished: Collection[Steps]) -> Loosening:
@@ -132,7 +136,9 @@ def rest_of(found: Loosening, writing: Writing, *, has_end: bool, is_asked: bool
             LONG_REST_NS, f"it allows more, and is without {keys}; a reload (SIGHUP) takes it now"
         )
     if not has_end:
-        return RestPeriod(LONG_REST_NS, f"it allows more ({keys}), and its last line has no end")
+        return RestPeriod(
+            LONG_REST_NS, f"it allows more ({keys}), and its last line does not end with a newline"
+        )
     return RestPeriod(REST_NS if writing is Writing.CLOSED else UNSURE_REST_NS, f"it allows more ({keys})")
 
 
@@ -240,7 +246,6 @@ def _unbounded(old: Policy, new: Policy) -> Iterator[Gone]:
 
 
 def _is_written(upstream: Upstream, key: str) -> bool:
-    """Return whether the owner wrote a key, and something behind it."""
     value = getattr(upstream, key)
     return key in upstream.model_fields_set and value is not None and not _is_preset(upstream, key)
 

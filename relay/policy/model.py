@@ -20,7 +20,6 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from relay.policy.lane import LaneSettings, faults_of
 from relay.policy.limits import Limits, LimitSettings
 from relay.policy.rules import PROVIDERS, Rules
-from relay.policy.section import AnyOrder, Section
 from relay.policy.surroundings import (
     CertificateFile,
     PasswordCredential,
@@ -34,6 +33,7 @@ from relay.policy.surroundings import (
     inspector_of,
 )
 from relay.policy.units import (
+    AnyOrder,
     Duration,
     Endpoint,
     HostPort,
@@ -42,6 +42,7 @@ from relay.policy.units import (
     NotEmpty,
     OwnName,
     PositiveInt,
+    Section,
     Size,
     Text,
     Unfit,
@@ -299,7 +300,7 @@ class Practice(Section):
     def _it_counts_what_it_can(cls, limit: LimitSettings) -> LimitSettings:
         if limit.connections is not None or limit.for_each is not None:
             key = "connections" if limit.connections is not None else "for_each"
-            raise broken("it counts messages or recipients, whoever they are from", key)
+            raise broken("the practice smarthost counts messages or recipients, without for_each", key)
         return limit
 
     @field_validator("address")
@@ -371,7 +372,6 @@ class Policy(Section):
 
     @property
     def default_upstream(self) -> str:
-        """Return the name of the upstream that gets all mail not routed elsewhere."""
         return next(iter(self.upstreams))
 
     def history_path(self, upstream: str) -> Path:

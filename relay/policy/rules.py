@@ -13,8 +13,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from relay.policy.section import AnyOrder, Section
-from relay.policy.units import Duration, Text, choice, each, unfit
+from relay.policy.units import AnyOrder, Duration, Section, Text, choice, each, unfit
 from relay.smtp.reply import Phase
 from relay.verdicts.phrases import Phrases
 from relay.verdicts.verdict import ABOUT_US, FROM_MAIL, WORDS, Layer, Rule
@@ -106,7 +105,9 @@ class VerdictRule(Section):
             Rule(Layer.OPERATOR, *WORDS[verdict], "", "", phases=frozenset(info.data["phase"]))
         keys = ("code", "enhanced", "text", "names_sender")
         if all(key in info.data for key in keys) and not any(info.data[key] for key in keys):
-            raise ValueError("this would match every refusal: name a code, an enhanced code or a text")
+            raise ValueError(
+                "a rule without a condition matches every refusal: write a code, an enhanced code or a text"
+            )
         return verdict
 
     @field_validator("wait_ns", "probe")
@@ -115,10 +116,9 @@ class VerdictRule(Section):
         words = info.data.get("verdict")
         if value is None or value is True or words is None or WORDS[words][0] in ABOUT_US:
             return value
-        raise ValueError(f"{words} rests nothing: only pause, pause sender and stop do")
+        raise ValueError(f"{words} has no rest: wait and probe belong to pause, pause sender and stop")
 
     def rule(self, layer: Layer, place: str) -> Rule:
-        """Return it ready to be asked."""
         verdict, scope = WORDS[self.verdict]
         is_ours, is_about_us = layer is not Layer.OPERATOR, verdict in ABOUT_US
         return Rule(
@@ -153,8 +153,6 @@ class DefaultRule(VerdictRule):
 
 
 class SourcedRule(VerdictRule):
-    """A rule of ours."""
-
     source: Text
 
 

@@ -18,8 +18,7 @@ from relay.policy.faults import PolicyError, faults_of_document, faults_of_valid
 from relay.policy.limits import Limits
 from relay.policy.model import Upstream
 from relay.policy.rules import DefaultRules, SourcedRules, VerdictRule
-from relay.policy.section import AnyOrder, Section
-from relay.policy.units import Text
+from relay.policy.units import AnyOrder, Section, Text
 from relay.verdicts.verdict import Judge, Layer, Rule
 
 FOLDER = Path(__file__).parent
@@ -79,13 +78,11 @@ def _rules() -> tuple[RulesFile, Document]:
 
 
 def rules_file() -> RulesFile:
-    """Return the rules for any upstream as they are written."""
     return _rules()[0]
 
 
 @functools.cache
 def standard_rules() -> tuple[Rule, ...]:
-    """Return the rules for any upstream."""
     file, document = _rules()
     layers = (
         ("codes", Layer.CODE, file.codes),

@@ -25,18 +25,6 @@ from relay.policy.secrets import FileInspector
 from relay.policy.shipped import with_presets
 from relay.policy.surroundings import Surroundings, SurroundingsInspector
 
-__all__ = [
-    "PolicyError",
-    "PolicyFault",
-    "fault_of_unread",
-    "inspected_policy",
-    "parse_policy",
-    "place_of",
-    "policy_bytes",
-    "read_policy",
-    "value_in",
-]
-
 
 def read_policy(path: Path, *, looks_at_files: bool = True) -> Policy:
     """Return the policy in a file, having looked at the files that it names, unless told not to.
@@ -66,7 +54,6 @@ def policy_bytes(path: Path) -> bytes:
 
 
 def fault_of_unread(path: Path, error: OSError) -> PolicyFault:
-    """Return the fault of a file that cannot be read."""
     return fault_of_file(path, f"cannot read it: {error.strerror}")
 
 

@@ -1,22 +1,21 @@
 """What a policy is read in: its folder, and a look at the files that it names.  Pure.
 
-The model knows neither the folder nor the disk.  Whoever reads a policy passes
-`Surroundings` as the context of the validation; `relay.policy.secrets` has the real
-`SurroundingsInspector`.  Without one, as in code that builds a policy, nothing is looked at and a
-path in text must be absolute.  So a bad file is an error of its key like any other,
-found together with all the others.
+The model knows neither the folder nor the disk: `Surroundings` is the context of the validation,
+and `relay.policy.secrets` has the real `SurroundingsInspector`.  Without one, no file is looked at
+and paths must be absolute.  So a bad file is an error of its key, found together with all others.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple, Protocol
+from typing import Annotated, NamedTuple, Protocol, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from relay.policy.units import CredentialName, VariableName, unfit
 
+Named = TypeVar("Named", str, Path)
 RULE = "rule"
 """The type of the errors that `broken_rules` makes."""
 
@@ -27,43 +26,27 @@ class SurroundingsInspector(Protocol):
     Every method raises Unfit if not, with texts that never hold a secret that is where it belongs.
     """
 
-    def password_file(self, path: Path) -> None:
-        """Check a file that holds a password."""
-        ...
+    def password_file(self, path: Path) -> None: ...
 
-    def password_env(self, name: str) -> None:
-        """Check an environment variable that holds a password."""
-        ...
+    def password_env(self, name: str) -> None: ...
 
-    def password_credential(self, name: str) -> None:
-        """Check a systemd credential that holds a password."""
-        ...
+    def password_credential(self, name: str) -> None: ...
 
-    def users_file(self, path: Path) -> None:
-        """Check a file of users and the hashes of their passwords."""
-        ...
+    def users_file(self, path: Path) -> None: ...
 
-    def authorities(self, path: Path) -> None:
-        """Check a PEM file of certificates."""
-        ...
+    def authorities(self, path: Path) -> None: ...
 
-    def key_pair(self, certificate: Path, key: Path | None) -> None:
-        """Check that a private key is kept private and belongs to a certificate."""
-        ...
+    def key_pair(self, certificate: Path, key: Path | None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The context of a validation."""
-
     folder: Path
     """Absolute; relative paths start here."""
     inspector: SurroundingsInspector | None = None
 
 
 class UnusableSetting(NamedTuple):
-    """A rule between keys that does not hold."""
-
     message: str
     """With no value of the policy in it, as that of `Unfit`."""
     at: tuple[str | int, ...]
@@ -85,7 +68,6 @@ def broken(message: str, *at: str | int, shown: str | None = None) -> PydanticCu
 
 
 def inspector_of(info: ValidationInfo) -> SurroundingsInspector | None:
-    """Return who looks at files during this validation, if anybody does."""
     return info.context.inspector if isinstance(info.context, Surroundings) else None
 
 
@@ -108,17 +90,8 @@ def absolute_path(value: object, info: ValidationInfo) -> Path:
     return path
 
 
-def _path_seen_by(look: Callable[[SurroundingsInspector, Path], None]) -> AfterValidator:
-    def check(value: Path, info: ValidationInfo) -> Path:
-        if inspector := inspector_of(info):
-            look(inspector, value)
-        return value
-
-    return AfterValidator(check)
-
-
-def _name_seen_by(look: Callable[[SurroundingsInspector, str], None]) -> AfterValidator:
-    def check(value: str, info: ValidationInfo) -> str:
+def _seen_by(look: Callable[[SurroundingsInspector, Named], None]) -> AfterValidator:
+    def check(value: Named, info: ValidationInfo) -> Named:
         if inspector := inspector_of(info):
             look(inspector, value)
         return value
@@ -127,12 +100,10 @@ def _name_seen_by(look: Callable[[SurroundingsInspector, str], None]) -> AfterVa
 
 
 PolicyPath = Annotated[Path, BeforeValidator(absolute_path)]
-PasswordFile = Annotated[PolicyPath, _path_seen_by(lambda inspector, path: inspector.password_file(path))]
-PasswordVariable = Annotated[
-    VariableName, _name_seen_by(lambda inspector, name: inspector.password_env(name))
-]
+PasswordFile = Annotated[PolicyPath, _seen_by(lambda inspector, path: inspector.password_file(path))]
+PasswordVariable = Annotated[VariableName, _seen_by(lambda inspector, name: inspector.password_env(name))]
 PasswordCredential = Annotated[
-    CredentialName, _name_seen_by(lambda inspector, name: inspector.password_credential(name))
+    CredentialName, _seen_by(lambda inspector, name: inspector.password_credential(name))
 ]
-UsersFile = Annotated[PolicyPath, _path_seen_by(lambda inspector, path: inspector.users_file(path))]
-CertificateFile = Annotated[PolicyPath, _path_seen_by(lambda inspector, path: inspector.authorities(path))]
+UsersFile = Annotated[PolicyPath, _seen_by(lambda inspector, path: inspector.users_file(path))]
+CertificateFile = Annotated[PolicyPath, _seen_by(lambda inspector, path: inspector.authorities(path))]

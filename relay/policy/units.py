@@ -1,6 +1,6 @@
-"""Scalars of a policy: numbers, durations, sizes, endpoints, networks, names.  Pure.
+"""What a policy is made of: sections, and scalars (numbers, durations, sizes, endpoints, names).  Pure.
 
-Each is one annotated type whose validator takes what YAML gives (text, a whole number,
+Each scalar is one annotated type whose validator takes what YAML gives (text, a whole number,
 true, false or nothing) and says in its error, in an operator's words, what would have
 been right; what was written instead is told apart from that, as `Unfit`.  Every validator
 also takes its own result, so that code may build a policy.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_interface, ip_network
 from typing import Annotated
 
-from pydantic import BeforeValidator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 _DURATION = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?) ?(ms|s|m|h|d|w)\Z")
 _DURATION_UNIT_NS = {
@@ -28,7 +28,7 @@ _SIZE_UNIT_BYTES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _PORT = re.compile(r"[0-9]{1,5}\Z")
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST_NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*\Z")
-_UPSTREAM_NAME = re.compile(r"[a-z0-9_-]{1,64}\Z")
+_NAME = re.compile(r"[a-z0-9_-]{1,64}\Z")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _CREDENTIAL_NAME = re.compile(r"[^/]{1,255}\Z")
 
@@ -40,6 +40,16 @@ SHORTEST_PREFIX = {4: 8, 6: 7}
 (RFC 1918, 3; RFC 4193, 3.1); anything wider is a part of the Internet, and an open relay."""
 _NETWORK_WORDS = "expected a network such as 192.0.2.0/24 or '2001:db8::/32'"
 _LONGEST_SHOWN = 40
+
+
+AnyOrder = Field(strict=False)
+"""Lets a list stand for a tuple; what is in it is as strict as ever."""
+
+
+class Section(BaseModel):
+    """What every part of a policy is: frozen, strict, and closed to unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
 
 
 class Unfit(ValueError):  # noqa: N818 - said of a value, and reads as such
@@ -58,7 +68,6 @@ def unfit(words: str, value: object) -> Unfit:
 
 
 def kind(value: object) -> str:
-    """Return what a value of a policy is, without showing it."""
     match value:
         case None:
             return "nothing"
@@ -149,7 +158,6 @@ def choice(options: Iterable[str]) -> BeforeValidator:
 
 
 def text(value: object) -> str:
-    """Return text that is not empty.  Raises ValueError for anything else."""
     if isinstance(value, str) and value:
         return value
     if value == "":
@@ -159,7 +167,6 @@ def text(value: object) -> str:
 
 
 def at_least_one(value: object) -> object:
-    """Return a list or a mapping unless it is empty.  Raises ValueError."""
     # Not `min_length`, which counts only the entries without a fault.
     if isinstance(value, tuple | list | dict) and not value:
         raise ValueError("expected at least one")
@@ -195,12 +202,10 @@ class HostPort:
     port: int
 
     def __str__(self) -> str:
-        """Return it as it is written: `127.0.0.1:2525`, `[::1]:2525`."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this host can reach it."""
         return ip_address(self.host).is_loopback
 
 
@@ -263,7 +268,6 @@ def any_network(value: object) -> IPv4Network | IPv6Network:
 
 
 def upstream_host(value: object) -> str:
-    """Return the name or the IP address of an upstream.  Raises ValueError for anything else."""
     if isinstance(value, str):
         # A last label of digits is an IP address or a slip in one, never a domain (RFC 3696, 2).
         if _HOST_NAME.match(value.removesuffix(".")) and not value.rpartition(".")[2].isdigit():
@@ -301,18 +305,15 @@ def own_name(value: object) -> str:
     raise unfit("expected a domain name such as mail.example.net", value)
 
 
-def upstream_name(value: object) -> str:
-    """Return the name of an upstream, which is also a file name and a label.  Raises ValueError."""
-    if isinstance(value, str) and _UPSTREAM_NAME.match(value):
-        return value
-    raise ValueError("the name of an upstream is made of a-z, 0-9, _ and -, at most 64 of them")
+def _name_of(what: str) -> BeforeValidator:
+    """Return the validator of a name, which is also a label of metrics and part of a file name or key."""
 
+    def check(value: object) -> str:
+        if isinstance(value, str) and _NAME.match(value):
+            return value
+        raise ValueError(f"the name of {what} is made of a-z, 0-9, _ and -, at most 64 of them")
 
-def lane_name(value: object) -> str:
-    """Return the name of a lane, which is also a key in the history and a label.  Raises ValueError."""
-    if isinstance(value, str) and _UPSTREAM_NAME.match(value):
-        return value
-    raise ValueError("the name of a lane is made of a-z, 0-9, _ and -, at most 64 of them")
+    return BeforeValidator(check)
 
 
 Duration = Annotated[int, BeforeValidator(duration_ns)]
@@ -324,8 +325,8 @@ Text = Annotated[str, BeforeValidator(text)]
 Network = Annotated[IPv4Network | IPv6Network, BeforeValidator(network)]
 AnyNetwork = Annotated[IPv4Network | IPv6Network, BeforeValidator(any_network)]
 UpstreamHost = Annotated[str, BeforeValidator(upstream_host)]
-UpstreamName = Annotated[str, BeforeValidator(upstream_name)]
-LaneName = Annotated[str, BeforeValidator(lane_name)]
+UpstreamName = Annotated[str, _name_of("an upstream")]
+LaneName = Annotated[str, _name_of("a lane")]
 OwnName = Annotated[str, BeforeValidator(own_name)]
 VariableName = Annotated[
     str,

@@ -10,18 +10,17 @@ Does not: know a command (see `dialogue`).
 import asyncio
 import contextlib
 import ssl
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
 from relay.practice.account import PracticeAccount
-from relay.practice.dialogue import HOSTNAME, MAX_CONTENT_BYTES, Dialogue, DialogueReply, Then
-from relay.practice.login import PracticeCredentials
+from relay.practice.dialogue import HOSTNAME, MAX_CONTENT_BYTES, Dialogue
+from relay.smtp.dot_stuffing import DotUnstuffing
+from relay.smtp.sasl import Credentials
+from relay.smtp.session_machine import SessionStep, Then
 
 MAX_COMMAND_BYTES = 12_288
 """RFC 4954, 4: what a line of AUTH may need."""
-
-_DOT = b"\r\n.\r\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,7 @@ class PracticeTerms:
     """What all connections to one practice smarthost share."""
 
     account: PracticeAccount
-    credentials: PracticeCredentials
+    credentials: Credentials
     tls: ssl.SSLContext | None
     open: set["PracticeSession"] = field(default_factory=set)
     """The connections that there are, and those lost whose last message is not decided yet."""
@@ -46,9 +45,10 @@ class PracticeSession(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._buffer = bytearray()
         self._replies: list[str] = []
-        self._is_content = False
+        self._unstuffing: DotUnstuffing | None = None
+        """While content comes in."""
+        self._content = bytearray()
         self._is_overlong = False
-        self._searched_bytes = 0
         self._is_held = False
         self._is_over = False
         self._late_reply: asyncio.TimerHandle | None = None
@@ -57,7 +57,6 @@ class PracticeSession(asyncio.Protocol):
         """Done once the connection is lost."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Greet."""
         # Not isinstance: uvloop's transports are asyncio's by behaviour, not by class.
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
@@ -90,7 +89,6 @@ class PracticeSession(asyncio.Protocol):
         self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Take what came."""
         self._buffer += data
         if self._is_held and len(self._buffer) > MAX_COMMAND_BYTES:
             self._transport.pause_reading()
@@ -101,15 +99,13 @@ class PracticeSession(asyncio.Protocol):
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """Read again."""
         if not self._is_held:
             self._transport.resume_reading()
 
     def _advance(self) -> None:
-        """Answer all that is here and may be answered now."""
-        step: Callable[[], bool] = self._take_content if self._is_content else self._take_line
-        while not self._is_held and not self._is_over and step():
-            step = self._take_content if self._is_content else self._take_line
+        is_more = True
+        while is_more and not self._is_held and not self._is_over:
+            is_more = self._take_line() if self._unstuffing is None else self._take_content(self._unstuffing)
         self._flush()
 
     def _flush(self) -> None:
@@ -121,7 +117,7 @@ class PracticeSession(asyncio.Protocol):
         """Answer the first line; return False if it is not all here."""
         end = self._buffer.find(b"\r\n")
         if end > MAX_COMMAND_BYTES or (end < 0 and len(self._buffer) > MAX_COMMAND_BYTES):
-            self._follow(DialogueReply("500 5.5.2 Line too long", Then.END))
+            self._follow(SessionStep("500 5.5.2 Line too long", Then.END))
             return False
         if end < 0:
             return False
@@ -130,13 +126,11 @@ class PracticeSession(asyncio.Protocol):
         self._follow(self._dialogue.answer(line))
         return True
 
-    def _follow(self, answer: DialogueReply) -> None:
+    def _follow(self, answer: SessionStep) -> None:
         self._replies.append(answer.reply)
         match answer.then:
             case Then.CONTENT:
-                # The CRLF that ended the command begins the content: a lone dot ends it at once.
-                self._buffer[:0] = b"\r\n"
-                self._is_content, self._is_overlong, self._searched_bytes = True, False, 0
+                self._unstuffing, self._is_overlong = DotUnstuffing(), False
             case Then.TLS if self._terms.tls is not None:
                 self._start_tls(self._terms.tls)
             case Then.END:
@@ -144,19 +138,18 @@ class PracticeSession(asyncio.Protocol):
                 self._is_over = True
                 self._transport.close()
 
-    def _take_content(self) -> bool:
-        """Look for the final dot and settle the message; return False if it is not here."""
-        end = self._buffer.find(_DOT, max(0, self._searched_bytes - len(_DOT) + 1))
-        if end < 0:
-            if len(self._buffer) > MAX_CONTENT_BYTES:
-                self._is_overlong = True
-                del self._buffer[: 1 - len(_DOT)]
-            self._searched_bytes = len(self._buffer)
+    def _take_content(self, unstuffing: DotUnstuffing) -> bool:
+        """Take content up to the final dot and settle the message; return False if the dot is not here."""
+        self._content += unstuffing.feed(bytes(self._buffer))
+        self._buffer = bytearray(unstuffing.rest)
+        if len(self._content) > MAX_CONTENT_BYTES:
+            self._is_overlong = True
+            self._content.clear()
+        if not unstuffing.is_ended:
             return False
-        # RFC 5321, 4.5.2: a leading dot is the client's stuffing.
-        content = bytes(self._buffer[: end + 2]).replace(b"\r\n.", b"\r\n")[2:]
-        del self._buffer[: end + len(_DOT)]
-        self._is_content = False
+        self._unstuffing = None
+        content = b"" if self._is_overlong else bytes(self._content)
+        self._content.clear()
         self._dialogue.dot()
         delay_seconds = self._terms.account.delay_seconds()
         if delay_seconds > 0:
@@ -167,8 +160,7 @@ class PracticeSession(asyncio.Protocol):
         return True
 
     def _settle(self, content: bytes) -> None:
-        kept = b"" if self._is_overlong else content
-        self._replies.append(self._dialogue.settle(kept, is_overlong=self._is_overlong))
+        self._replies.append(self._dialogue.settle(content, is_overlong=self._is_overlong))
 
     def _reply_late(self, content: bytes) -> None:
         self._late_reply = None

@@ -67,7 +67,6 @@ class Witness:
         self._seen_weights = array("q")
 
     def is_cut_off(self, now_ns: int) -> bool:
-        """Return whether everything is refused now."""
         return self._cut_off_until_ns is not None and now_ns < self._cut_off_until_ns
 
     def admit(self, counted_at_ns: int, recipients: int, now_ns: int) -> bool:

@@ -1,11 +1,13 @@
 """A message as the queue in memory has it.  Pure.
 
-All instants but the arrival are nanoseconds of one boot (`Clock.boottime_ns`).
+Only the scheduler changes a `Queued`.  All instants but the arrival are nanoseconds of one
+boot (`Clock.boottime_ns`).
 """
 
 import enum
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 
 from relay.mail.address import comparable
 from relay.mail.envelope import QueueId
@@ -18,13 +20,76 @@ class State(enum.StrEnum):
     WAITING = "waiting"
     """Not attempted yet, or back from its back-off; it goes when there is room."""
     ACTIVE = "active"
-    """In a transaction, or about to be."""
+    """In a transaction or about to be, or in the hands of an operator's verb."""
     DEFERRED = "deferred"
-    """Attempted, refused for now."""
+    """Attempted and refused for now, or its sender is paused (`Queued.is_sitting_out`)."""
     HELD = "held"
     """An operator said stop."""
     REPORTING = "reporting"
     """No recipient is left; only the report about those that failed is owed."""
+
+
+class Move(enum.Enum):
+    """What the scheduler may do to the state of a message."""
+
+    TAKE = enum.auto()
+    """For a transaction."""
+    RETURN = enum.auto()
+    """Back to the queue, untried or for its next transaction."""
+    DEFER = enum.auto()
+    SIT_OUT = enum.auto()
+    """Its sender is paused."""
+    WAKE = enum.auto()
+    """Its back-off, or its sender's pause, is over."""
+    HOLD = enum.auto()
+    RELEASE = enum.auto()
+    SEIZE = enum.auto()
+    """An operator's verb, or the wait for a report, has it; `Scheduler.put_back` ends that."""
+
+
+_ALL = frozenset(State)
+AFTER: dict[Move, tuple[frozenset[State], State]] = {
+    Move.TAKE: (frozenset({State.WAITING}), State.ACTIVE),
+    Move.RETURN: (frozenset({State.ACTIVE}), State.WAITING),
+    Move.DEFER: (frozenset({State.ACTIVE}), State.DEFERRED),
+    Move.SIT_OUT: (frozenset({State.WAITING}), State.DEFERRED),
+    Move.WAKE: (frozenset({State.DEFERRED}), State.WAITING),
+    Move.HOLD: (_ALL, State.HELD),
+    Move.RELEASE: (frozenset({State.HELD, State.DEFERRED}), State.WAITING),
+    Move.SEIZE: (_ALL - {State.ACTIVE}, State.ACTIVE),
+}
+"""From which states each move is made, and to which; in another state it changes nothing."""
+
+
+class WaitKind(enum.Enum):
+    """What kind of thing keeps a message in the queue."""
+
+    WORDS = "words"
+    """Nothing that a rule asks about; its text is for the operator."""
+    REFUSAL = "refusal"
+    """The last reply of the upstream, or what went wrong instead of one."""
+    SENDER_PAUSE = "sender pause"
+
+
+@dataclass(frozen=True, slots=True)
+class WaitReason:
+    """Why a message is still here."""
+
+    kind: WaitKind
+    text: str
+    """For showing only."""
+    status: str = ""
+    """The enhanced status code that a REFUSAL came with (RFC 3463)."""
+
+
+NO_REASON = WaitReason(WaitKind.WORDS, "")
+
+Why = WaitReason | str
+"""A reason; in plain words where no rule asks about it."""
+
+
+def wait_reason(why: Why) -> WaitReason:
+    return why if isinstance(why, WaitReason) else WaitReason(WaitKind.WORDS, why) if why else NO_REASON
 
 
 @dataclass(slots=True)
@@ -42,15 +107,13 @@ class Queued:
     state: State = State.WAITING
     due_at_ns: int = 0
     """When a deferred one may be attempted again, or the first of a parked one's place may go."""
-    reason: str = ""
-    """Why it is still here: the last refusal, or what it waits for."""
+    why: WaitReason = NO_REASON
     is_warned: bool = False
+    """Its sender was told that it is late."""
     recipients_shown: tuple[str, ...] = ()
     """The first few, for a listing."""
     ready_at_ns: int = 0
     """Since when it could go, but for limits and connections."""
-    is_sitting_out: bool = False
-    """DEFERRED only because its sender rests: it was not attempted."""
     tried: frozenset[int] = frozenset()
     """Recipients that were deferred in this round and wait for the others to be tried."""
     refusals: int = 0
@@ -65,7 +128,27 @@ class Queued:
     client: str = ""
     """Who handed it over, as the envelope has it."""
     domains: tuple[tuple[str, int], ...] = ()
-    """Of its recipients, in their order: how many of one domain there are in a row; for the estimate."""
+    """Of its recipients, in their order: how many there are of one domain in a row; for the estimate."""
+
+    @property
+    def reason(self) -> str:
+        """Return why it is still here, in words for an operator."""
+        return self.why.text
+
+    @reason.setter
+    def reason(self, text: str) -> None:
+        self.why = wait_reason(text)
+
+    @property
+    def refusal(self) -> WaitReason | None:
+        """Return the refusal that a message in its back-off was deferred by, if one was."""
+        is_refused = self.state is State.DEFERRED and self.why.kind is WaitKind.REFUSAL
+        return self.why if is_refused else None
+
+    @property
+    def is_sitting_out(self) -> bool:
+        """Whether it is DEFERRED only because its sender is paused: it was not attempted."""
+        return self.state is State.DEFERRED and self.why.kind is WaitKind.SENDER_PAUSE
 
     @property
     def sender(self) -> str:
@@ -77,10 +160,8 @@ class Queued:
         """Return since when it could go, but for limits and connections; never before it came in."""
         return max(self.ready_at_ns, self.arrived_at_ns)
 
+    def __copy__(self) -> "Queued":
+        return Queued(*_VALUES(self))
 
-def back_off_ns(age_ns: int, min_ns: int, max_ns: int) -> int:
-    """Return how long to wait after a deferral: as long as the message is old (Postfix's rule).
 
-    Never shorter than `min_ns`, never longer than `max_ns`; nothing has to be remembered.
-    """
-    return max(min_ns, min(max_ns, age_ns))
+_VALUES = attrgetter(*(field.name for field in fields(Queued)))

@@ -1,37 +1,46 @@
 """Which message next, and when to look again.  Pure: no clock, no disk, no waiting.
 
-The queue in memory: one `Queued` a message.  `relay.queue.lanes` has the order of those that may
-go: without lanes, first come, first served.  A deferred one comes back when its back-off is
-over; one that was taken but could not be attempted (no room in a window, no connection)
-goes back to the front of its lane and has lost nothing: that is *waiting*, not *deferred*.
+The queue in memory: one `Queued` a message, whose state only the scheduler changes, by the
+table `relay.queue.queued.AFTER`.  `relay.queue.lanes` orders the messages that may go:
+without lanes, first come, first served.
 
-All instants are nanoseconds of one boot (`Clock.boottime_ns`), so that no step of the
-wall clock moves a message; the caller converts once, when a message comes in.
+- A *deferred* message comes back when its back-off is over.
+- A message that was taken and not attempted (no room in a window, no connection) goes back to
+  the front of its lane and has lost nothing: it is *waiting*.
+- A message that only a limit of its own keeps back (no room for its sender, say) is parked in a
+  place (`relay.queue.parking`), and keeps back no other.
+- The mail of a sender that the upstream refuses sits out that sender's pause
+  (`relay.queue.sender_pauses`).
+- While the upstream is in doubt, messages that it refused are set aside (`doubt`).
 
-A message that only something of its own keeps back (no room for its sender, say) is parked
-in a place (`relay.queue.parking`), behind those that came there before it, and out of the way of all
-others.  When the place may be left, its first message is next in its sender's turn; without
-lanes, where nobody takes turns, it leaves before all that was not parked.
+No call takes longer for a long queue.  `first_ready` moves at most `SLICE` messages; if that is
+not all it returns None, `next_due_at_ns` says at once, and what comes meanwhile stands behind
+the messages that are yet to be moved.
 
-No call takes longer for a long queue, however many back-offs end at once and however much mail a sender
-has whose rest begins or ends: `first_ready` moves at most `SLICE` messages.  Where that is not all it
-returns None, `next_due_at_ns` says at once, and what comes meanwhile stands behind what is yet to be moved.
+All instants are nanoseconds of one boot (`Clock.boottime_ns`), so that no step of the wall
+clock moves a message; the caller converts once, when a message comes in.
 """
 
 import heapq
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import chain
 
 from relay.mail.envelope import QueueId
+from relay.queue.counts import Counts
 from relay.queue.lanes import Lane, Order, Price
 from relay.queue.parking import AT_ONCE_NS, Parking
-from relay.queue.probe_order import ProbeOrder
+from relay.queue.queued import AFTER, NO_REASON, Move, WaitKind, WaitReason, Why, wait_reason
 from relay.queue.queued import Queued as Queued  # noqa: PLC0414 - part of the door
 from relay.queue.queued import State as State  # noqa: PLC0414 - part of the door
 from relay.queue.sender_pauses import SenderPauses
-from relay.verdicts.suspect_message import REFUSALS_IN_PLACE
+from relay.verdicts.decision import REFUSALS_IN_PLACE
 
 SLICE = 1000
 """Messages of one slice of an edit, or of one look at what goes next: some ten milliseconds."""
+MOST_PASSED_OVER = 64
+"""Messages of suspect senders, in each lane, that one of another sender may go before."""
+MOST_SUSPECTS = 10_000
+"""Suspect senders that are remembered."""
 
 
 class Scheduler:
@@ -50,27 +59,33 @@ class Scheduler:
         self._is_waking = False
         """Not all back-offs that ended are moved: they go ahead of `_coming`."""
         self._is_cut_off, self._steps_left = False, SLICE
-        self._probe_order = ProbeOrder()
+        self._suspect_senders: set[str] = set()
+        """Senders of mail that the upstream refused, as if for our fault, since it last relayed any."""
+        self._suspects: dict[QueueId, None] = {}
+        """Messages that were refused so, out of the order: the first of them goes where no other can."""
+        self._probing: QueueId | None = None
+        """The suspect that goes, since no other can."""
+        self.counts = Counts()
         self._parking = Parking(self._messages, self._order)
         self._last_turn = self._now_ns = 0
         self._has_lanes = False
         self._price, self._most_recipients = Price(), 1
-        self._editing: object = None
-        """The edit of the lanes that is under way."""
         self._opens_at_ns: dict[str, int] = {}
         """When a lane that may give nothing now may give something."""
 
     def twin(self, messages: Iterable[Queued] = ()) -> "Scheduler":
         """Return a queue in the same order that goes its own way, of copies of its messages.
 
-        O(n), and quick.  Of a message that is not among the copies nothing is known there.  No sender
-        rests there: `SenderPauses.foresee`.
+        O(n), and quick.  Of a message that is not among the copies nothing is known there.
         """
         twin = Scheduler()
         twin._messages.update((message.queue_id, message) for message in messages)
         twin._order, twin._has_lanes = self._order.copy(), self._has_lanes
         twin._parking = self._parking.copy(twin._messages, twin._order)
-        twin._probe_order = self._probe_order.copy()
+        twin._suspect_senders, twin._suspects = self._suspect_senders.copy(), self._suspects.copy()
+        twin._probing = self._probing
+        twin.sender_pauses = self.sender_pauses.copy()
+        twin._sitting_out = {sender: its.copy() for sender, its in self._sitting_out.items()}
         twin._coming, twin._is_waking = self._coming.copy(), self._is_waking
         twin._deferred, twin._opens_at_ns = self._deferred.copy(), self._opens_at_ns.copy()
         twin._last_turn, twin._now_ns = self._last_turn, self._now_ns
@@ -96,67 +111,72 @@ class Scheduler:
         # Its place may have let it go while somebody had it; who still has no room is parked again, in turn.
         self._leave_place(message)
         self._place(message)
+        self.counts.note(message)
+
+    def seize(self, queue_id: QueueId) -> State | None:
+        """Have nobody send a message until it is put back; return its state before, None if it is active."""
+        message = self._messages.get(queue_id)
+        before = None if message is None else message.state
+        return before if message is not None and self._become(message, Move.SEIZE) else None
+
+    def put_back(self, queue_id: QueueId, state: State, recipients_left: int | None = None) -> None:
+        """Put a message that was seized into a state, with so many recipients by now; None: as many."""
+        message = self._messages.get(queue_id)
+        if message is not None and message.state is State.ACTIVE:
+            message.state = state
+            if recipients_left is not None:
+                message.recipients_left = recipients_left
+            self.add(message)
+
+    def attempted(
+        self,
+        queue_id: QueueId,
+        *,
+        tried: frozenset[int],
+        refusals: int,
+        singled_out: int,
+        domains: tuple[tuple[str, int], ...],
+    ) -> None:
+        """Learn what an attempt left of a message; `domains` are of the recipients that are left."""
+        if (message := self._messages.get(queue_id)) is not None:
+            message.tried, message.domains = tried, domains
+            message.refusals, message.singled_out = refusals, singled_out
+
+    def explain(self, queue_id: QueueId, why: Why) -> None:
+        """Say why a message is still here."""
+        if (message := self._messages.get(queue_id)) is not None:
+            message.why = wait_reason(why)
+
+    def warned(self, queue_id: QueueId) -> None:
+        """Know that the sender of a message was told that it is late."""
+        if (message := self._messages.get(queue_id)) is not None:
+            message.is_warned = True
+
+    def owe_report(self, message: Queued, why: Why) -> None:
+        """Keep a message of which only its report is left; it goes nowhere any more."""
+        message.state, message.recipients_left, message.why = State.REPORTING, 0, wait_reason(why)
+        self.add(message)
 
     def arrange(self, lanes: Sequence[Lane], price: Price, most_recipients: int) -> None:
-        """Go on by other lanes; what a transaction costs one, and how many recipients it has at most."""
-        for _ in self.arranging(lanes, price, most_recipients):
-            pass
+        """Go on by other lanes; `price` is what a transaction costs its lane, for so many recipients at most.
 
-    def arranging(self, lanes: Sequence[Lane], price: Price, most_recipients: int) -> Iterator[None]:
-        """Go on by other lanes, in slices between which anything else may happen.
-
-        The order before is in force until the last slice.  Then it is as if the edit had come
-        in one go when it began, and all else after it.  A later edit takes the place of one under way.
+        The messages that wait move to the new order in slices, as any others that come to the line do.
+        Takes 20 ms for 20,000 of them.
         """
-        self._editing = editing = object()
         before = self._order.lanes if self._has_lanes else ()
-        if (tuple(lanes), price) == (before, self._price):
-            self._order.unwatch()
-            self._most_recipients = most_recipients
+        is_as_before = (tuple(lanes), price) == (before, self._price)
+        self._price, self._most_recipients = price, most_recipients
+        if is_as_before:
             return
         # Also for another price alone: what was charged so far is in another unit.
-        old, new = self._order, Order(lanes)
-        for _ in self._copying(old, new):
-            yield
-            if self._editing is not editing:
-                return
-        self._line_up_anew(old, new, old.touched())
+        old, self._order = self._order, Order(lanes)
+        self._has_lanes = bool(lanes)
+        self._opens_at_ns.clear()
+        self._parking.go_by(self._order)
         for queue_id, since_ns in old.ahead():
             if (message := self._messages.get(queue_id)) is not None:
-                new.add_ahead(queue_id, message.lane, since_ns, is_first=False)
-        self._order, self._has_lanes = new, bool(lanes)
-        self._price, self._most_recipients = price, most_recipients
-        self._opens_at_ns.clear()
-        self._parking.go_by(new)
-
-    def _copying(self, old: Order, new: Order) -> Iterator[None]:
-        """Have messages stand in a new order as in the old one, in slices; some changed since."""
-        names = old.watch()
-        runs = []
-        for start in range(0, len(names), SLICE):
-            runs.append(old.in_line(names[start : start + SLICE]))
-            yield
-        for number, (since_ns, _, queue_id) in enumerate(heapq.merge(*runs), 1):
-            # Also one that changed since: the last slice puts it right.
-            self._line_up_in(new, queue_id, since_ns)
-            if number % SLICE == 0:
-                yield
-        while old.touched_count > SLICE:
-            self._line_up_anew(old, new, old.touched())
-            yield
-
-    def _line_up_anew(self, old: Order, new: Order, touched: Iterable[QueueId]) -> None:
-        """Have messages stand as they do in the old order by now: behind those that nothing happened to."""
-        for queue_id in touched:
-            new.remove(queue_id)
-        for _, since_ns, queue_id in sorted(
-            (n, since, queue_id) for since, n, queue_id in old.in_line(touched)
-        ):
-            self._line_up_in(new, queue_id, since_ns)
-
-    def _line_up_in(self, order: Order, queue_id: QueueId, since_ns: int) -> None:
-        if (message := self._messages.get(queue_id)) is not None:
-            order.add(queue_id, message.lane, message.reverse_path, since_ns)
+                self._order.add_ahead(queue_id, message.lane, since_ns, is_first=False)
+        self._coming = dict.fromkeys([*old.in_line(), *self._coming])
 
     def move(self, queue_id: QueueId, lane: str) -> None:
         """Have a message be in a lane from now on; who is ready goes behind the others there."""
@@ -165,10 +185,11 @@ class Scheduler:
             return
         if message.place is not None:
             self._parking.move(message, lane)
-            return
-        message.lane = lane
-        if queue_id in self._order:
-            self._line_up(message)
+        else:
+            message.lane = lane
+            if queue_id in self._order:
+                self._line_up(message)
+        self.counts.note(message)
 
     def lane_of(self, message: Queued) -> str:
         """Return the lane that a message goes by, empty where there are none."""
@@ -204,7 +225,8 @@ class Scheduler:
         if (message := self._first(now_ns)) is None:
             return None
         self._order.take(now_ns, self._cost(message))
-        place, message.place, message.state = message.place, None, State.ACTIVE
+        place, message.place = message.place, None
+        self._become(message, Move.TAKE)
         self._parking.left(place, message.lane, was_let=True)
         self.sender_pauses.prove(message.sender, now_ns)
         return message
@@ -245,16 +267,13 @@ class Scheduler:
             dues.append(place_due_ns)
         return min(dues, default=None)
 
-    def park(self, queue_id: QueueId, place: Hashable, due_at_ns: int, reason: str) -> bool:
+    def park(self, queue_id: QueueId, place: Hashable, due_at_ns: int, why: Why) -> bool:
         """Park an active message that was not attempted until its place is due; say if it is alone there."""
-        message = self._messages.get(queue_id)
-        if message is None or message.state is not State.ACTIVE:
+        if (message := self._returned(queue_id, why)) is None:
             return False
         if message.turn == 0:
             self._last_turn += 1
             message.turn = self._last_turn
-        self._not_attempted(message)
-        message.state, message.reason = State.WAITING, reason
         message.place, message.due_at_ns = place, due_at_ns
         return self._parking.park(message, place, due_at_ns)
 
@@ -274,33 +293,42 @@ class Scheduler:
         """Have every place be due: there may be other limits now."""
         self._parking.ask_anew()
 
-    def give_back(self, queue_id: QueueId, reason: str) -> None:
-        """Put an active message that was not attempted back in front."""
-        message = self._messages.get(queue_id)
-        if message is not None and message.state is State.ACTIVE:
-            self._not_attempted(message)
-            message.state, message.reason = State.WAITING, reason
+    def give_back(self, queue_id: QueueId, why: Why) -> None:
+        """Put an active message that was not attempted back in front; one that is suspect, aside."""
+        if (message := self._returned(queue_id, why)) is None:
+            return
+        if self._is_suspect(message):
+            self._suspects[queue_id] = None
+        else:
             self._order.add_ahead(queue_id, message.lane, message.since_ns)
 
-    def again(self, queue_id: QueueId, recipients_left: int, reason: str) -> None:
-        """Put a message that made progress, or was told to come again at once, at the end of the line."""
-        message = self._messages.get(queue_id)
-        if message is not None:
-            self._order.refund(queue_id)
-            message.recipients_left, message.reason = recipients_left, reason
-            message.state, message.turn = State.WAITING, 0
-            # Or a large one would be overdue for all of its transactions once it is for one.
-            message.ready_at_ns = self._now_ns
+    def again(self, queue_id: QueueId, recipients_left: int, why: Why) -> None:
+        """Put an active message at the end of the line: it made progress, or is to come again at once."""
+        if (message := self._settled(queue_id, Move.RETURN, recipients_left, why)) is None:
+            return
+        # Or a large one would be overdue for all of its transactions once it is for one.
+        message.ready_at_ns = self._now_ns
+        if self._is_suspect(message):
+            self._suspects[queue_id] = None
+        else:
             self._line_up(message)
 
-    def postpone(self, queue_id: QueueId, due_at_ns: int, recipients_left: int, reason: str) -> None:
-        """Defer a message until an instant."""
+    def refused(self, queue_id: QueueId, recipients_left: int, why: Why) -> None:
+        """Put back an active message that the upstream refused as if for our fault; `attempted` counted it.
+
+        It keeps its place, so that it proves the upstream; once it was refused often, others do.
+        Else one message that the upstream takes for an offence each time would keep all for ever.
+        """
         message = self._messages.get(queue_id)
-        if message is not None:
-            self._order.refund(queue_id)
-            message.recipients_left, message.reason = recipients_left, reason
-            message.state, message.due_at_ns = State.DEFERRED, due_at_ns
-            message.turn = 0
+        if message is not None and message.refusals < REFUSALS_IN_PLACE:
+            self.give_back(queue_id, why)
+        else:
+            self.again(queue_id, recipients_left, why)
+
+    def postpone(self, queue_id: QueueId, due_at_ns: int, recipients_left: int, why: Why) -> None:
+        """Defer an active message until an instant."""
+        if (message := self._settled(queue_id, Move.DEFER, recipients_left, why)) is not None:
+            message.due_at_ns = due_at_ns
             self._place(message)
 
     def trust_sender(self, sender: str, now_ns: int) -> None:
@@ -309,14 +337,28 @@ class Scheduler:
         self._coming.update(self._sitting_out.pop(sender, {}))
 
     def doubt(self, sender: str) -> None:
-        """Let others go before the mail of a sender: the upstream took some of it for an offence of ours."""
-        self._probe_order.add(sender)
+        """Let others prove the upstream, not this sender: some of its mail was refused as if for our fault.
+
+        While the upstream is in doubt each refusal pauses it once more, and everybody waits.  So a message
+        of a sender that was not refused goes next; else any that was not; else the one refused longest ago.
+        """
+        self._probing = None
+        if len(self._suspect_senders) < MOST_SUSPECTS:
+            self._suspect_senders.add(sender)
 
     def trust(self) -> None:
-        """Give all that let others go first their places again: the upstream is well."""
-        known = [self._messages.get(queue_id) for queue_id in self._probe_order.clear()]
-        waiting = [it for it in known if it is not None and it.state is State.WAITING]
-        aside = [message for message in waiting if message.queue_id not in self._order]
+        """Give all their places again that let others go first: the upstream is well."""
+        aside = [
+            message
+            for queue_id in self._suspects
+            if (message := self._messages.get(queue_id)) is not None
+            and message.state is State.WAITING
+            and queue_id not in self._order
+        ]
+        self._suspect_senders.clear()
+        self._suspects.clear()
+        self._probing = None
+        self._order.prefer(None)
         for message in reversed(aside):
             if message.refusals < REFUSALS_IN_PLACE:
                 self._order.add_ahead(message.queue_id, message.lane, message.since_ns)
@@ -327,15 +369,15 @@ class Scheduler:
     def hold(self, queue_id: QueueId) -> None:
         """Take a message out of the order until it is released."""
         if (message := self._messages.get(queue_id)) is not None:
-            message.state = State.HELD
+            self._become(message, Move.HOLD)
             self._leave_order(message)
 
     def release(self, queue_id: QueueId) -> None:
         """Bring a held or deferred message to the end of the line, to be attempted at once."""
         message = self._messages.get(queue_id)
-        if message is not None and message.state in (State.HELD, State.DEFERRED):
-            message.state, message.reason = State.WAITING, ""
-            message.turn = 0
+        if message is not None and self._become(message, Move.RELEASE):
+            message.why, message.turn = NO_REASON, 0
+            self._sit_out_no_more(message)
             message.ready_at_ns = self._now_ns
             self._leave_place(message)
             self._place(message)
@@ -344,6 +386,40 @@ class Scheduler:
         """Forget a message that is gone from the spool."""
         if (message := self._messages.pop(queue_id, None)) is not None:
             self._leave_order(message)
+            self.counts.forget(queue_id)
+
+    def _become(self, message: Queued, move: Move) -> bool:
+        """Make a move by the table; return False where it is none for a message in this state."""
+        from_states, state = AFTER[move]
+        if message.state not in from_states:
+            return False
+        message.state = state
+        self.counts.note(message)
+        return True
+
+    def _returned(self, queue_id: QueueId, why: Why) -> Queued | None:
+        """Return an active message to the queue: it was not attempted, and has lost nothing."""
+        message = self._messages.get(queue_id)
+        if message is None or not self._become(message, Move.RETURN):
+            return None
+        if self._order.refund(queue_id):
+            self.sender_pauses.withdraw(message.sender, self._now_ns)
+        message.why = wait_reason(why)
+        return message
+
+    def _settled(self, queue_id: QueueId, move: Move, recipients_left: int, why: Why) -> Queued | None:
+        """Move a message on after an attempt."""
+        message = self._messages.get(queue_id)
+        if message is None or message.state is not State.ACTIVE:
+            return None
+        self._order.refund(queue_id)
+        message.recipients_left, message.why, message.turn = recipients_left, wait_reason(why), 0
+        self._become(message, move)
+        return message
+
+    def _is_suspect(self, message: Queued) -> bool:
+        """Whether others are to prove the upstream, and not this message: it is in doubt, and refused it."""
+        return bool(self._suspect_senders and message.refusals) and message.queue_id != self._probing
 
     def _leave_place(self, message: Queued) -> None:
         place, message.place = message.place, None
@@ -352,29 +428,24 @@ class Scheduler:
     def _leave_order(self, message: Queued) -> None:
         self._order.refund(message.queue_id)
         self._order.remove(message.queue_id)
-        self._probe_order.forget(message.queue_id)
+        self._suspects.pop(message.queue_id, None)
         self._sit_out_no_more(message)
         self._parking.left(message.place, message.lane)
 
-    def _not_attempted(self, message: Queued) -> None:
-        """Undo what taking a message did, unless it was attempted."""
-        if self._order.refund(message.queue_id):
-            self.sender_pauses.withdraw(message.sender, self._now_ns)
-
     def _sit_out_no_more(self, message: Queued) -> None:
-        if message.is_sitting_out:
-            message.is_sitting_out = False
-            its = self._sitting_out.get(message.sender, {})
+        if (its := self._sitting_out.get(message.sender)) is not None:
             its.pop(message.queue_id, None)
             if not its:
-                self._sitting_out.pop(message.sender, None)
+                del self._sitting_out[message.sender]
 
     def _first(self, now_ns: int) -> Queued | None:
         """Return what goes next, in as many steps as are left; None also where they do not suffice."""
         self._now_ns, self._is_cut_off = now_ns, False
         if not self._catch_up(now_ns):
             return None
-        while (queue_id := self._order.first(now_ns) or self._from_aside(now_ns)) is not None:
+        if self._suspect_senders:
+            self._prefer_unsuspected(now_ns)
+        while (queue_id := self._order.first(now_ns) or self._from_suspects(now_ns)) is not None:
             message = self._messages.get(queue_id)
             place = None if message is None else message.place
             if message is not None and self._may_go(message, now_ns):
@@ -393,27 +464,50 @@ class Scheduler:
             self._steps_left, self._is_cut_off = SLICE, True
         return self._is_cut_off
 
-    def _from_aside(self, now_ns: int) -> QueueId | None:
-        """Have one go that let others go first, since there is none; return who goes next by now."""
-        while (queue_id := self._probe_order.take()) is not None:
+    def _prefer_unsuspected(self, now_ns: int) -> None:
+        """Have the first message go next, of a bounded look, whose sender is not suspect; if there is one."""
+        self._order.prefer(None)
+        first = self._order.first(now_ns)
+        for queue_id in chain([] if first is None else [first], self._order.near(MOST_PASSED_OVER)):
+            message = self._messages.get(queue_id)
+            if (
+                message is not None
+                and self._is_ready(message)
+                and not message.refusals
+                and message.sender not in self._suspect_senders
+                and self.sender_pauses.of(message.sender, now_ns) is None
+            ):
+                self._order.prefer(queue_id)
+                return
+
+    def _from_suspects(self, now_ns: int) -> QueueId | None:
+        """Have a suspect go, since no other can; return the message that goes next by now."""
+        while self._suspects:
+            queue_id = self._probing = next(iter(self._suspects))
+            del self._suspects[queue_id]
             if (message := self._messages.get(queue_id)) is not None:
                 self._order.add_ahead(queue_id, message.lane, message.since_ns, is_first=False)
                 if (first := self._order.first(now_ns)) is not None:
                     return first
         return None
 
+    def _is_ready(self, message: Queued) -> bool:
+        return message.state is State.WAITING and (message.place is None or self._parking.is_let(message))
+
     def _may_go(self, message: Queued, now_ns: int) -> bool:
         """Return whether a message of the order may go; one that others go before leaves it."""
-        if message.state is not State.WAITING or not (message.place is None or self._parking.is_let(message)):
+        if not self._is_ready(message):
             return False
         self._sit_out_no_more(message)
         rest = self.sender_pauses.of(message.sender, now_ns)
-        if rest is None and not self._probe_order.keep(message):
+        if rest is None and not self._is_suspect(message):
             return True
         message.place, message.turn = None, 0
-        if rest is not None:
-            message.state, message.due_at_ns, message.reason = State.DEFERRED, rest.until_ns, rest.reason
-            message.is_sitting_out = True
+        if rest is None:
+            self._suspects[message.queue_id] = None
+        else:
+            self._become(message, Move.SIT_OUT)
+            message.due_at_ns, message.why = rest.until_ns, WaitReason(WaitKind.SENDER_PAUSE, rest.reason)
             self._sitting_out.setdefault(message.sender, {})[message.queue_id] = None
             heapq.heappush(self._deferred, (message.due_at_ns, message.queue_id))
         return False
@@ -459,7 +553,8 @@ class Scheduler:
         due_at_ns, queue_id = heapq.heappop(self._deferred)
         if self._is_deferred_until(queue_id, due_at_ns):
             message = self._messages[queue_id]
-            message.state, message.ready_at_ns = State.WAITING, due_at_ns
+            self._become(message, Move.WAKE)
+            message.ready_at_ns = due_at_ns
             self._line_up_now(message)
 
     def _has_due(self, now_ns: int) -> bool:
@@ -470,10 +565,11 @@ class Scheduler:
         del self._coming[queue_id]
         if (message := self._messages.get(queue_id)) is None:
             return
-        if message.state is State.DEFERRED and message.is_sitting_out:
-            message.state, message.reason, message.turn = State.WAITING, "", 0
+        if message.is_sitting_out:
+            self._become(message, Move.WAKE)
+            message.why, message.turn = NO_REASON, 0
             message.ready_at_ns = self._now_ns
-        elif message.is_sitting_out and message.state is State.ACTIVE:
+        elif message.why.kind is WaitKind.SENDER_PAUSE and message.state is State.ACTIVE:
             # An operator has it just now; it may come back as it was.
             self._sitting_out.setdefault(message.sender, {})[queue_id] = None
         if message.state is State.WAITING and queue_id not in self._order:

@@ -7,10 +7,10 @@ A sender is told by what all spellings of its address share (`Queued.sender`).  
 are nanoseconds of one boot.  Memory is bounded, and lost at a restart.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from relay.verdicts.decision import EVIDENT
 from relay.verdicts.pauses import FOREVER_NS, Paused, Pauses
-from relay.verdicts.suspect_message import EVIDENT
 
 FIRST_REST_NS = 15 * 60 * 10**9
 """How long the mail of a sender waits that the upstream refuses, if no more is asked for."""
@@ -81,9 +81,11 @@ class SenderPauses:
         if (rest := self._rests.pop(sender, None)) is not None:
             self._remember(sender, rest, now_ns)
 
-    def foresee(self, sender: str, until_ns: int, reason: str) -> None:
-        """Let a sender rest, or the others of one that is being proven, until an instant; for an estimate."""
-        self._rests[sender] = Rest(until_ns, reason, until_ns)
+    def copy(self) -> "SenderPauses":
+        """Return the rests that are not over, to go their own way."""
+        twin = SenderPauses()
+        twin._rests = {sender: replace(rest) for sender, rest in self._rests.items()}
+        return twin
 
     def is_alone(self, sender: str, relayed_from_ns: int) -> bool:
         """Return whether a refusal of a sender now is one more, of enough, that is evidently about it alone.

@@ -9,9 +9,10 @@ of one that is being written would have the account refused.
 import asyncio
 import hashlib
 
+from relay.mail.text import clean
 from relay.policy.model import Auth, Mechanism, Upstream
 from relay.policy.secrets import SecretError, is_being_written, read_password
-from relay.smtp.reply import Phase, clean
+from relay.smtp.reply import Phase
 from relay.telemetry.redaction import Redaction
 from relay.upstream.connection import Account, NoMeans, UpstreamUnavailable
 from relay.verdicts.outcome import Answer

@@ -1,7 +1,18 @@
 """Senders of messages that wait for long are warned, once each.
 
 A refusal warns by itself (`settling`); this looks now and then at what was not attempted
-since: no room in a window, a pause, a back-off.  `relay.queue.delay_warnings` says who is told.
+since: no room in a window, a pause, a back-off.
+
+A warning is for what the sender can do something about: call, or send it another way.  So
+it tells of a message that is late already *and* will be for long enough to matter, by our
+estimate.  One whose turn comes in minutes gives none.  Late is counted from acceptance, pauses
+included: who waits does not care whose fault it is.  The estimate, for a message that
+- waits for room or for its turn: its ETA;
+- waits while its upstream is paused: its ETA, but at least as long again as the upstream
+  has rested so far, pause after pause, since the next one may be as useless;
+- sits out a back-off: its next attempt, which will tell more.
+Where nobody can tell (its upstream is stopped, or refuses its sender) it may take any time.
+A held message is its operator's matter.
 
 Guarantees: a message is warned of at most once, over restarts too, and none from `<>`; a
 look is one pass over the queue in memory where no message is late, and costs at most a
@@ -10,19 +21,18 @@ Does not: promise that nobody is told of a message that goes a moment later.
 """
 
 import asyncio
-import re
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from relay.clock import SECOND_NS, Clock
 from relay.mail.envelope import QueueId
-from relay.mail.times import rfc3339
-from relay.queue.delay_warnings import is_to_be_told, soon_ns
+from relay.mail.formats import rfc3339
 from relay.queue.scheduler import Queued, Scheduler, State
 from relay.sender.pause import Pausing
 from relay.sender.settling import Settling
-from relay.sender.spool_thread import SpoolThread, seconds
-from relay.spool.interface import Absent, Corrupt, Message, Note, SpoolFault
+from relay.sender.spool_thread import seconds
+from relay.spool.interface import Message, Note
+from relay.verdicts.decision import UNKNOWN_STATUS
 
 LOOK_NS = 60 * SECOND_NS
 SHORTEST_LOOK_NS = SECOND_NS
@@ -32,16 +42,30 @@ SHARE = 100
 """What a look takes, so many times as long nobody looks."""
 CONGESTED = "4.4.5"
 """RFC 3463, 3.5: X.4.5 is mail system congestion, which is what a full window is."""
-_REFUSAL = re.compile(r"4[0-9][0-9] (4\.[0-9]{1,3}\.[0-9]{1,3})\b")
+LONGEST_SOON_NS = 3600 * SECOND_NS
+
+
+def soon_ns(warn_after_ns: int) -> int:
+    """Return what is too short to be told of: a quarter of `retry.warn_after`, an hour at most."""
+    return min(warn_after_ns // 4, LONGEST_SOON_NS)
+
+
+def is_to_be_told(*, late_ns: int, left_ns: int | None, warn_after_ns: int | None) -> bool:
+    """Return whether a warning is due.
+
+    `late_ns` is how long ago the message was accepted, `left_ns` how long it will still be
+    here, by estimate; None where nobody can tell.
+    """
+    if warn_after_ns is None or late_ns < warn_after_ns:
+        return False
+    return left_ns is None or left_ns >= soon_ns(warn_after_ns)
 
 
 class Estimate(Protocol):
     """When one message will go, by estimate."""
 
     @property
-    def queue_id(self) -> QueueId:
-        """Which message."""
-        ...
+    def queue_id(self) -> QueueId: ...
 
     @property
     def next_attempt_at_ns(self) -> int | None:
@@ -55,12 +79,9 @@ class Estimate(Protocol):
 
 
 class LateMail:
-    """Looks for messages whose senders are to be warned."""
-
     def __init__(
         self,
         scheduler: Scheduler,
-        spool_thread: SpoolThread,
         settling: Settling,
         clock: Clock,
         *,
@@ -73,14 +94,12 @@ class LateMail:
         will go; `pausing` is the default upstream's.
         """
         self._scheduler = scheduler
-        self._spool_thread = spool_thread
         self._settling = settling
         self._clock = clock
         self._foresee = foresee
         self._pausing = pausing
 
     async def run(self) -> None:
-        """Look again and again, until cancelled.  Raises SpoolFault."""
         while True:
             warn_after_ns = self._settling.terms.warn_after_ns
             period_ns = LOOK_NS if warn_after_ns is None else min(LOOK_NS, soon_ns(warn_after_ns))
@@ -130,12 +149,7 @@ class LateMail:
         return max(goes_at_ns - self._clock.wall_ns(), rested_ns)
 
     async def _warn(self, queued: Queued, left_ns: int | None) -> bool:
-        (message,) = await self._spool_thread.load([queued.queue_id])
-        if isinstance(message, SpoolFault):
-            raise message
-        if isinstance(message, Absent | Corrupt):
-            self._scheduler.remove(queued.queue_id)
-            return False
+        (message,) = await self._settling.load([queued.queue_id])
         is_still_late = queued.state in (State.WAITING, State.DEFERRED) and not queued.is_warned
         if not (isinstance(message, Message) and is_still_late):
             return False
@@ -156,8 +170,8 @@ class LateMail:
     def _why(self, queued: Queued) -> tuple[str, str]:
         """Return the status and the words for a sender, who learns nothing of others' mail by them."""
         if queued.state is State.DEFERRED and not queued.is_sitting_out:
-            refusal = _REFUSAL.match(queued.reason)
-            return (refusal[1] if refusal else "4.0.0"), queued.reason or "refused for now"
+            status = queued.refusal.status if queued.refusal is not None else UNKNOWN_STATUS
+            return status, queued.reason or "refused for now"
         if queued.is_sitting_out or self._is_paused():
             return CONGESTED, "the next mail server takes no mail from here at present"
         return CONGESTED, "it waits for its turn: the next mail server limits how much may be sent"

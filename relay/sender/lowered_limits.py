@@ -8,18 +8,16 @@ Does not: judge replies (`relay.verdicts.verdict`), or decide what a refusal tea
 (`relay.throttle.limit_hints`).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-from relay.clock import Clock
+from relay.policy.lane import Lanes, ceilings_of
 from relay.policy.limits import LimitSettings
 from relay.policy.model import Upstream
-from relay.telemetry.events import Events
-from relay.telemetry.metrics import Metrics
-from relay.throttle.gauge import Usage
-from relay.throttle.limit_hints import Effective, Hint, Lessons, Tally, compare, in_force, tighten
+from relay.sender.throttle_thread import ThrottleThread
+from relay.telemetry.telemetry import Telemetry
+from relay.throttle.limit import Limit
+from relay.throttle.limit_hints import Hint, Lessons, Tally, compare, in_force, tighten
 from relay.verdicts.outcome import Answer
-
-InForce = Sequence[LimitSettings | Effective]
 
 
 class LoweredLimits:
@@ -28,33 +26,18 @@ class LoweredLimits:
     def __init__(
         self,
         upstream: str,
-        events: Events,
-        metrics: Metrics,
-        clock: Clock,
-        *,
+        telemetry: Telemetry,
+        throttle: ThrottleThread,
         keep: Callable[[Lessons], None],
-        tally: Callable[[int], Tally],
-        peak: Callable[[int], Tally],
-        usage: Callable[[], Iterable[Usage]],
-        judge_by: Callable[[InForce, int | None], None],
     ) -> None:
-        """`keep` is given what a restart has to know.
-
-        `tally` tells what the history has of a window, `peak` the most that it has of an
-        earlier one, `usage` what occupies each limit.  `judge_by` puts other limits in force,
-        with the policy's guard, before the next decision.
-        """
+        """`keep` is given what a restart has to know, each time that it changes."""
         self._upstream = upstream
-        self._events = events
-        self._metrics = metrics
-        self._clock = clock
+        self._events, self._metrics, _, self._clock = telemetry
+        self._throttle = throttle
         self._keep = keep
-        self._tally = tally
-        self._peak = peak
-        self._usage = usage
-        self._judge_by = judge_by
         self._lessons = Lessons()
         self._limits: Sequence[LimitSettings] = ()
+        self._ceilings: Sequence[Limit] = ()
         self._guard_ns: int | None = None
         self._adapts = False
 
@@ -63,12 +46,14 @@ class LoweredLimits:
         """Return what the last refusal said, as long as the policy's limits are not as strict."""
         return self._lessons.findings
 
-    def use(self, upstream: Upstream) -> InForce:
+    def use(self, upstream: Upstream, lanes: Lanes) -> Sequence[Limit]:
         """Go on under a policy; return the limits that are to be in force."""
         self._limits, self._guard_ns = upstream.limits, upstream.guard_ns
+        # Parts of what the owner wrote, not of what is in force.
+        self._ceilings = ceilings_of(upstream.limits, lanes)
         self._adapts = upstream.adapt is not None
         self._set(self._lessons)
-        return in_force(self._limits, self._lessons.lowered)
+        return self._in_force()
 
     def recall(self, kept: Lessons) -> None:
         """Go on from what was kept before a restart, as far as the policy is still the same."""
@@ -83,11 +68,11 @@ class LoweredLimits:
         findings = compare(
             answer.ruling,
             self._limits,
-            lambda span_ns: self._tally(span_ns).less(refused),
+            lambda span_ns: self._throttle.tally(span_ns).less(refused),
             self._clock.wall_ns(),
-            peak=self._peak,
+            peak=self._throttle.peak,
             before=self.findings,
-            charged={usage.label: usage.used for usage in self._usage() if usage.for_each is None},
+            charged={usage.label: usage.used for usage in self._throttle.usage() if usage.for_each is None},
         )
         if not findings:
             return
@@ -111,4 +96,7 @@ class LoweredLimits:
 
     def _judge(self) -> None:
         if self._lessons.lowered:
-            self._judge_by(in_force(self._limits, self._lessons.lowered), self._guard_ns)
+            self._throttle.judge_by(self._in_force(), self._guard_ns)
+
+    def _in_force(self) -> Sequence[Limit]:
+        return (*in_force(self._limits, self._lessons.lowered), *self._ceilings)

@@ -9,10 +9,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from relay.clock import Clock
+from relay.policy.model import Upstream
 from relay.upstream.connection import Connection
 from relay.verdicts.offers import APART_NS, Offers, OffersRecord
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
+
+
+def server_of(upstream: Upstream) -> str:
+    """Return the name of what is known: of another host or port nothing is."""
+    return f"{upstream.host}:{upstream.port}"
 
 
 class KnownOffers:

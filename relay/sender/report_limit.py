@@ -20,15 +20,14 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from relay.clock import SECOND_NS, Clock
+from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
 from relay.queue.scheduler import Queued, Scheduler, State
 from relay.sender.spool_thread import seconds
 from relay.sender.throttle_thread import ThrottleThread
 from relay.spool.durable import Disk
-from relay.telemetry.events import Events
-from relay.telemetry.metrics import Metrics
+from relay.telemetry.telemetry import Telemetry
 from relay.throttle.decision import Request
 from relay.throttle.history_format import HistoryError
 from relay.throttle.limit_hints import Effective
@@ -42,7 +41,6 @@ REASON = "only its report is left, which waits for reports.per_hour"
 
 
 def reports_path(policy: Policy) -> Path:
-    """Return the history of the reports of a spool."""
     return policy.spool / "reports"
 
 
@@ -53,21 +51,16 @@ class OwedReports:
         self,
         policy: Policy,
         scheduler: Scheduler,
-        *,
         disk: Disk,
-        events: Events,
-        metrics: Metrics,
-        clock: Clock,
+        telemetry: Telemetry,
     ) -> None:
         """Touch no disk before the first report."""
+        self._events, self._metrics, _, self._clock = telemetry
         throttle = Throttle(
-            reports_path(policy), _limits(policy), 0, disk, clock, transaction_ns=PUBLISHING_NS
+            reports_path(policy), _limits(policy), 0, disk, self._clock, transaction_ns=PUBLISHING_NS
         )
-        self._gate = ThrottleThread(throttle, clock, self._tell_uncounted)
+        self._gate = ThrottleThread(throttle, self._clock, self._tell_uncounted)
         self._scheduler = scheduler
-        self._events = events
-        self._metrics = metrics
-        self._clock = clock
         self._waiting: deque[QueueId] = deque()
         self._wake = asyncio.Event()
         self._is_asked = self._is_closed = False
@@ -91,13 +84,11 @@ class OwedReports:
             self._events.reports_capped(until_at_ns=self._wall(self._gate.opens_at_ns()))
         self._metrics.report_capped()
         self._events.report_waiting(queue_id=queued.queue_id)
-        queued.state, queued.reason, queued.recipients_left = State.REPORTING, REASON, 0
-        self._scheduler.add(queued)
+        self._scheduler.owe_report(queued, REASON)
         self._waiting.append(queued.queue_id)
         self._wake.set()
 
     def wake(self) -> None:
-        """Look at the time again."""
         self._wake.set()
 
     async def run(self, report: Callable[[QueueId], Awaitable[bool]]) -> None:
@@ -128,7 +119,6 @@ class OwedReports:
             await self._gate.close()
 
     async def _sleep(self, span_ns: int) -> None:
-        """Sleep for a while, or until woken."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds(span_ns)):
                 await self._wake.wait()

@@ -14,15 +14,12 @@ _LOST = "The reason is no longer known."
 
 
 class Reporter:
-    """Writes reports in the name of one relay."""
-
     def __init__(self, hostname: str) -> None:
         self._hostname = hostname
 
     def failures(
         self, message: Message, header: bytes, failed: Sequence[int], notes: Mapping[int, Note]
     ) -> tuple[Envelope, bytes]:
-        """Return envelope and content of the report about recipients that failed."""
         failures = [self._failure(message, index, notes.get(index), Action.FAILED) for index in failed]
         at_ns = max(failure.at_ns for failure in failures)
         reported = ReportedMessage(message.queue_id, message.envelope, header)
@@ -32,7 +29,6 @@ class Reporter:
     def delays(
         self, message: Message, header: bytes, delays: Sequence[Note], until_at_ns: int
     ) -> tuple[Envelope, bytes]:
-        """Return envelope and content of the warning that recipients are still waiting."""
         failures = [self._failure(message, note.index, note, Action.DELAYED) for note in delays]
         at_ns = max(failure.at_ns for failure in failures)
         reported = ReportedMessage(message.queue_id, message.envelope, header)

@@ -1,4 +1,4 @@
-"""The sender: the one holder of the spool's lock, with the queue in memory and a heart per upstream.
+"""The sender: the one holder of the spool's lock, with the queue in memory and a dispatcher per upstream.
 
 Takes new mail when the trigger is pulled, and every few seconds in case a pull was lost;
 starts by recovering; keeps the numbers that an operator sees; applies a policy edit.
@@ -7,52 +7,40 @@ Stopping is finishing the transactions in flight, then dying.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from relay.clock import SECOND_NS, Clock
-from relay.mail import age
-from relay.mail.age import Boots, BootsRecord
-from relay.policy.lane import lanes_of, price_of, sorter_of
+from relay.clock import SECOND_NS
+from relay.policy.lane import lanes_of, price_of
 from relay.policy.model import Policy
-from relay.queue.scheduler import SLICE, Queued, Scheduler, State
-from relay.queue.settlement import Terms
+from relay.queue.scheduler import Scheduler
 from relay.sender.accounts import Accounts
 from relay.sender.dispatcher import Dispatcher
 from relay.sender.report_limit import OwedReports
 from relay.sender.reports import Reporter
-from relay.sender.settling import Settling
+from relay.sender.settling import Backlog, Settling
 from relay.sender.spool_thread import SpoolThread
-from relay.sender.state_file import KeptFile, boots_path
+from relay.sender.taking import Taking
 from relay.sender.upstreams import Upstreams
 from relay.spool.durable import Disk
-from relay.spool.interface import Absent, Corrupt, Entry, Message, Spool, SpoolFull, Totals
-from relay.spool.maildir.files import Unreadable
+from relay.spool.interface import Spool, SpoolFull, Totals
 from relay.spool.maildir.trigger import Trigger
-from relay.telemetry.events import Events
-from relay.telemetry.metrics import Metrics
-from relay.telemetry.redaction import Redaction
-from relay.throttle.decision import run_of
+from relay.telemetry.telemetry import Telemetry
+from relay.verdicts.decision import Terms
 from relay.verdicts.shortage import is_lack_of_means
 
 SWEEP_SECONDS = 3.0
 """How long a lost trigger can cost."""
-BOOTS_NS = 300 * SECOND_NS
-"""How much age a crash of the host can cost what is queued."""
-END_SECONDS = 1.0
-"""How long a start waits for the end of a message that only lacks that; then others go meanwhile."""
 SUSPEND_NS = SECOND_NS
 """How much more the time of this boot may have passed than the loop's before we call it a suspend."""
 AUDIT_SECONDS = 300.0
 """How old the count of what each limit held at most may be."""
-SORTED_AT_ONCE = 100
-"""Messages read between two other calls of the spool, when an edit of the lanes sorts the queue anew."""
 LOOK_SECONDS = 1.0
 """How old the account and the free space in a snapshot may be."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SpoolLook:
     """What was last read off the spool, for showing."""
 
     totals: Totals = field(default_factory=Totals)
@@ -63,12 +51,10 @@ class Seen:
     """Messages that were not taken yet: no more than milliseconds' worth, unless the disk is full."""
 
 
-NOT_SEEN = Seen()
+NOT_SEEN = SpoolLook()
 
 
 class Sender:
-    """Relays what is in one spool."""
-
     def __init__(
         self,
         spool: Spool,
@@ -77,57 +63,49 @@ class Sender:
         policy: Policy,
         hostname: str,
         disk: Disk,
-        events: Events,
-        metrics: Metrics,
-        redaction: Redaction,
-        clock: Clock,
+        telemetry: Telemetry,
         on_fault: Callable[[BaseException], None],
     ) -> None:
         """`on_fault` is told of what must end the sender: a disk that cannot be trusted, a fault of ours."""
         self.scheduler = Scheduler()
         self.spool_thread = SpoolThread(spool, Reporter(hostname), self._tell_full)
         self.seen = NOT_SEEN
-        self._trigger = trigger
+        self._spool, self._trigger = spool, trigger
         self._policy = policy
-        self._events = events
-        self._metrics = metrics
-        self._clock = clock
+        self._events, self._metrics, redaction, self._clock = telemetry
         self._on_fault = on_fault
         self._new_mail = asyncio.Event()
         self._chores: list[asyncio.Task[None]] = []
-        self._sorter = sorter_of(policy.lanes)
-        self._sorting: asyncio.Task[None] | None = None
-        self._boots = Boots(clock.boot_id(), clock.boottime_ns())
-        self._kept_boots = _kept_boots(policy, disk, events)
-        self._keeps_boots_at_ns = 0
         self._finishing = asyncio.Lock()
-        self._is_finished = self._is_ending = False  # ending: what only lacks its end waits for room
-        self.owed = OwedReports(
-            policy, self.scheduler, disk=disk, events=events, metrics=metrics, clock=clock
-        )
-        told = events, metrics, clock
+        self._is_finished = False
+        self.owed = OwedReports(policy, self.scheduler, disk, telemetry)
         self.settling = Settling(
             self.scheduler,
             self.spool_thread,
-            *told,
+            telemetry,
             terms=_terms(policy),
-            redaction=redaction,
             owed=self.owed,
             on_report=self._new_mail.set,
         )
         self._arrange()
+        backlog = Backlog(self.scheduler, self.spool_thread, self.settling)
+        self._taking = Taking(
+            backlog,
+            policy,
+            disk,
+            telemetry,
+            guard=lambda chore: self.upstreams.guard(chore),  # noqa: PLW0108 - they are made later
+            wake=self.wake,
+            on_full=self._tell_full,
+        )
         self.upstreams = Upstreams(
             policy,
             Accounts(hostname, redaction),
-            scheduler=self.scheduler,
-            spool_thread=self.spool_thread,
-            settling=self.settling,
-            disk=disk,
-            events=events,
-            metrics=metrics,
-            clock=clock,
+            backlog,
+            disk,
+            telemetry,
             on_fault=self.fail,
-            here=self._here,
+            here=self._taking.here,
         )
 
     async def read(self, on_step: Callable[[], None] = lambda: None) -> None:
@@ -137,21 +115,7 @@ class Sender:
 
         Raises OSError and SpoolFault when the spool cannot be read.
         """
-        began_ns = self._clock.boottime_ns()
-        self._boots = Boots(self._clock.boot_id(), began_ns, await self._kept_boots.read())
-        recovery = await self.spool_thread.recover(self._sorter, on_step)
-        self._boots.forget_but({entry.boot_id for entry in recovery.entries})
-        for number, entry in enumerate(sorted(recovery.entries, key=lambda entry: entry.queue_id), 1):
-            await self._admit(entry)
-            on_step()
-            if number % SLICE == 0:
-                await asyncio.sleep(0)
-        self._events.recovered(
-            counts={"queued": len(self.scheduler), **recovery.audit},
-            duration_ns=self._clock.boottime_ns() - began_ns,
-        )
-        await self.take_now()
-        self._keep_boots()
+        await self._taking.recover(on_step)
         await self.look()
 
     async def start(self, on_step: Callable[[], None] = lambda: None) -> None:
@@ -164,7 +128,6 @@ class Sender:
         self._new_mail.set()
 
     async def stop(self) -> None:
-        """Finish the transactions in flight and let go of the spool."""
         await self.finish()
         self.close()
 
@@ -175,14 +138,13 @@ class Sender:
                 return
             self._is_finished = True
             asyncio.get_running_loop().remove_reader(self._trigger.listen())
-            chores = [*self._chores, *([self._sorting] if self._sorting else [])]
-            for chore in chores:
+            for chore in self._chores:
                 chore.cancel()
-            await asyncio.gather(*chores, return_exceptions=True)
+            await asyncio.gather(*self._chores, return_exceptions=True)
+            await self._taking.stop()
             await self.upstreams.finish()
             await self.owed.close()
-            self._keep_boots()
-            await self._kept_boots.close()
+            await self._taking.close()
 
     def close(self) -> None:
         """Let go of the spool; another sender may have it from here on."""
@@ -199,14 +161,9 @@ class Sender:
         self._policy = policy
         self.settling.terms = _terms(policy)
         await self.owed.use(policy)
-        for _ in self._arranging():
-            # A long queue is arranged in slices, so that it holds up nobody.
-            await asyncio.sleep(0)
+        self._arrange()
         await self.upstreams.apply(policy)
-        sorter = sorter_of(policy.lanes)
-        if sorter != self._sorter:
-            self._sorter = sorter
-            self._begin_sorting()
+        self._taking.use(policy)
 
     def wake(self) -> None:
         """Look again whether something can be sent."""
@@ -214,22 +171,7 @@ class Sender:
 
     @property
     def dispatchers(self) -> Mapping[str, Dispatcher]:
-        """Return what relays through each upstream."""
         return self.upstreams.dispatchers
-
-    async def take_now(self) -> None:
-        """Take what listeners accepted so far into the queue.  Raises SpoolFault."""
-        try:
-            while entries := await self.spool_thread.take(sorter := self._sorter):
-                for entry in entries:
-                    await self._admit(entry)
-                if sorter is not self._sorter:
-                    # An edit came while they were read, by the rules before it.
-                    self._begin_sorting()
-                self.wake()
-        except SpoolFull as full:
-            # What is queued already goes on, and gives room.
-            self._tell_full(full)
 
     @property
     def queued(self) -> int:
@@ -238,95 +180,14 @@ class Sender:
 
     @property
     def in_flight(self) -> int:
-        """Return how many transactions are not at their end."""
         return self.upstreams.in_flight
 
-    async def _admit(self, entry: Entry) -> None:
-        """Put a message into the queue, or end one that only lacks its end."""
-        if entry.queue_id in self.scheduler:
-            return  # somebody moved its file to new/; it may be under way, and would go twice
-        if entry.recipients_left > 0:
-            self.scheduler.add(self._queued(entry))
-            return
-        (message,) = await self.spool_thread.load([entry.queue_id])
-        ending = asyncio.create_task(self._end(entry, message))
-        await asyncio.wait([ending], timeout=0 if self._is_ending else END_SECONDS)
-        if ending.done():
-            await ending
-        else:
-            # It has to wait for room, which perhaps only the others give.
-            self._is_ending = True
-            self._chores.append(asyncio.create_task(self.upstreams.guard(lambda: ending)))
-
-    async def _end(self, entry: Entry, message: Message | Exception) -> None:
-        # One that is corrupt was set aside just now, and one that cannot be read now stays for the next
-        # start; both have been told of.
-        with contextlib.suppress(Absent, Corrupt, Unreadable):
-            if isinstance(message, Exception):
-                raise message
-            await self.settling.finish(message, self._queued(entry))
-
-    def _queued(self, entry: Entry) -> Queued:
-        """Convert an entry of the spool to the queue's own time."""
-        now_ns, wall_ns = self._clock.boottime_ns(), self._clock.wall_ns()
-        queued = Queued(
-            entry.queue_id,
-            entry.reverse_path,
-            entry.size_bytes,
-            self._boots.arrived_at_ns(
-                entry.boot_id, entry.boottime_ns, now_ns, wall_ns - entry.arrival_at_ns
-            ),
-            entry.arrival_at_ns,
-            entry.recipients_left,
-            is_warned=entry.is_warned,
-            recipients_shown=entry.recipients_shown,
-            client=entry.client,
-            domains=tuple(run_of(domain, count) for domain, count in entry.domains),
-            lane=entry.lane,
-        )
-        wait_ns = (entry.next_attempt_at_ns or 0) - wall_ns
-        if entry.is_held:
-            queued.state = State.HELD
-        elif 0 < wait_ns <= self._policy.retry.max_ns:
-            queued.state, queued.due_at_ns = State.DEFERRED, now_ns + wait_ns
-            queued.reason = "deferred before the last start"
-        return queued
-
-    def _keep_boots(self) -> None:
-        """Have a restart in another boot know how old what is queued is by now; nobody ages where none is."""
-        if len(self.scheduler):
-            now_ns = self._clock.boottime_ns()
-            self._keeps_boots_at_ns = now_ns + BOOTS_NS
-            self._kept_boots.keep(self._boots.record(now_ns))
-
-    def _here(self, boot_id: str, at_ns: int) -> int | None:
-        return self._boots.here(boot_id, at_ns)
-
     def _arrange(self) -> None:
-        for _ in self._arranging():
-            pass
-
-    def _arranging(self) -> Iterator[None]:
-        """Have the queue go by the lanes of the policy, and by what the upstream in use counts; in slices."""
+        """Have the queue go by the lanes of the policy, and by what the upstream in use counts."""
         upstream = self._policy.upstreams[self._policy.default_upstream]
-        return self.scheduler.arranging(
+        self.scheduler.arrange(
             lanes_of(self._policy.lanes), price_of(upstream.limits), upstream.max_recipients
         )
-
-    def _begin_sorting(self) -> None:
-        if self._sorting is not None:
-            self._sorting.cancel()
-        self._sorting = asyncio.create_task(self.upstreams.guard(self._sort_anew))
-
-    async def _sort_anew(self) -> None:
-        """Find the lane of every message that came in before an edit; mail goes on meanwhile."""
-        sorter = self._sorter
-        queue_ids = sorted(queued.queue_id for queued in self.scheduler)
-        for start in range(0, len(queue_ids), SORTED_AT_ONCE):
-            found = await self.spool_thread.sort(queue_ids[start : start + SORTED_AT_ONCE], sorter)
-            for queue_id, lane in found.items():
-                self.scheduler.move(queue_id, lane)
-        self.wake()
 
     def _pulled(self) -> None:
         self._trigger.clear()
@@ -338,7 +199,7 @@ class Sender:
                 async with asyncio.timeout(SWEEP_SECONDS):
                     await self._new_mail.wait()
             self._new_mail.clear()
-            await self.take_now()
+            await self._taking.take()
 
     async def _look_forever(self) -> None:
         drafts_at_ns = now_ns = self._clock.boottime_ns()
@@ -353,13 +214,12 @@ class Sender:
                 self.upstreams.wake_all()
                 self.owed.wake()
             await self.look()
-            if now_ns >= self._keeps_boots_at_ns:
-                self._keep_boots()
+            self._taking.keep_ages(now=False)
             await self.upstreams.try_new_passwords()
             if now_ns - drafts_at_ns > 3600 * SECOND_NS:
                 drafts_at_ns = now_ns
                 with contextlib.suppress(SpoolFull):
-                    await self.spool_thread.call(self.spool_thread.spool.clean_up)
+                    await self.spool_thread.call(self._spool.clean_up)
 
     async def _audit_forever(self) -> None:
         while True:
@@ -383,10 +243,11 @@ class Sender:
                 raise
             self._tell_full(error)
 
-    def _read_spool(self) -> Seen:
-        free_bytes, free_inodes = self.spool_thread.spool.free()
-        spool = self.spool_thread.spool
-        return Seen(spool.totals(), free_bytes, free_inodes, spool.corrupt_count(), spool.accepted_count())
+    def _read_spool(self) -> SpoolLook:
+        spool, (free_bytes, free_inodes) = self._spool, self._spool.free()
+        return SpoolLook(
+            spool.totals(), free_bytes, free_inodes, spool.corrupt_count(), spool.accepted_count()
+        )
 
     def _tell_full(self, error: SpoolFull | OSError) -> None:
         if is_lack_of_means(error) or is_lack_of_means(error.__cause__):
@@ -394,16 +255,6 @@ class Sender:
             return
         self._metrics.spool_failed()
         self._events.spool_failed(error=str(error))
-
-
-def _kept_boots(policy: Policy, disk: Disk, events: Events) -> KeptFile[BootsRecord]:
-    return KeptFile(
-        boots_path(policy),
-        disk,
-        parse=age.parse,
-        render=age.render,
-        on_error=lambda error: events.boots_unrecorded(error=error),
-    )
 
 
 def _terms(policy: Policy) -> Terms:

@@ -5,7 +5,7 @@ order notes, status bytes, report, removal, many messages at a time, and `settle
 only when it is durable.  When the disk is full a settlement waits and is tried again:
 nothing that happened is forgotten.  When the disk fails, SpoolFault ends the sender:
 only a restart may trust it again.
-Does not: decide anything; `relay.queue.settlement` does.
+Does not: decide anything; `relay.verdicts.decision` does.
 """
 
 import asyncio
@@ -92,7 +92,6 @@ class SpoolThread:
         self._changes: Batch[tuple[QueueId, Change], None] = Batch(self._change, self._thread)
 
     async def call(self, function: Callable[[], Returned]) -> Returned:
-        """Run a call of the spool in its thread."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
     async def recover(self, sorter: Sorter, on_step: Callable[[], None]) -> Recovery:
@@ -104,7 +103,6 @@ class SpoolThread:
         return await self.call(lambda: self.spool.take(TAKE_AT_ONCE, sorter))
 
     async def sort(self, queue_ids: Sequence[QueueId], sorter: Sorter) -> dict[QueueId, str]:
-        """Return the lanes of messages that can be read."""
         return await self.call(lambda: self.spool.sort(queue_ids, sorter))
 
     async def load(self, queue_ids: Sequence[QueueId]) -> list[Message | Exception]:
@@ -149,15 +147,12 @@ class SpoolThread:
         await self._changes.submit((queue_id, change))
 
     async def make_room(self) -> bool:
-        """Give up the room that is kept for a full disk; return whether there was any."""
         return await self.call(self.spool.make_room)
 
     async def totals(self) -> Totals:
-        """Return the account of all recipients."""
         return await self.call(self.spool.totals)
 
     def close(self) -> None:
-        """Finish what is under way and let go of the spool."""
         self._thread.shutdown()
         self.spool.close()
 

@@ -10,65 +10,53 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic
 
+from relay.mail.kept_format import KeptFormat, Record
+from relay.mail.text import clean
 from relay.policy.model import Policy
-from relay.smtp.reply import clean
 from relay.spool.durable import Disk, opened
 from relay.spool.replacing import replace_file
-from relay.throttle.limit_hints import Lessons
-from relay.verdicts.offers import OffersRecord
-from relay.verdicts.pauses import PauseRecord
-
-
-def pause_path(policy: Policy, upstream: str) -> Path:
-    """Return where the pause of an upstream is kept: beside the history of its account."""
-    history = policy.history_path(upstream)
-    return history.with_name(f"{history.name}.pause")
-
-
-def lessons_path(policy: Policy, upstream: str) -> Path:
-    """Return where is kept what the refusals of an upstream taught."""
-    history = policy.history_path(upstream)
-    return history.with_name(f"{history.name}.lessons")
-
-
-def offers_path(policy: Policy, upstream: str) -> Path:
-    """Return where is kept what the connections of an upstream offered."""
-    history = policy.history_path(upstream)
-    return history.with_name(f"{history.name}.offers")
-
-
-def boots_path(policy: Policy) -> Path:
-    """Return where is kept for how long relays of a spool ran, boot by boot."""
-    return policy.spool / "boots"
-
+from relay.telemetry.events import Events
+from relay.throttle.limit_hints import LESSONS_FORMAT, Lessons
+from relay.verdicts.offers import OFFERS_FORMAT, OffersRecord
+from relay.verdicts.pauses import PAUSE_FORMAT, PauseRecord
 
 LARGEST_BYTES = 64 * 1024
 """Twice as much as the most that is remembered takes."""
-Record = TypeVar("Record")
+
+
+def pause_path(policy: Policy, upstream: str) -> Path:
+    return _beside_history(policy, upstream, "pause")
+
+
+def lessons_path(policy: Policy, upstream: str) -> Path:
+    return _beside_history(policy, upstream, "lessons")
+
+
+def offers_path(policy: Policy, upstream: str) -> Path:
+    return _beside_history(policy, upstream, "offers")
+
+
+def boots_path(policy: Policy) -> Path:
+    return policy.spool / "boots"
+
+
+def _beside_history(policy: Policy, upstream: str, what: str) -> Path:
+    history = policy.history_path(upstream)
+    return history.with_name(f"{history.name}.{what}")
 
 
 class KeptFile(Generic[Record]):
-    """One upstream's record on disk.  All of it belongs to one event loop."""
+    """One record on disk.  All of it belongs to one event loop."""
 
     def __init__(
-        self,
-        path: Path,
-        disk: Disk,
-        *,
-        parse: Callable[[bytes], Record],
-        render: Callable[[Record], bytes],
-        on_error: Callable[[str], None],
+        self, path: Path, disk: Disk, records: KeptFormat[Record], on_error: Callable[[str], None]
     ) -> None:
-        """`on_error` is told, with the file's name, what could not be read or written.
-
-        `parse` raises ValueError for what is none of ours.
-        """
+        """`on_error` is told, with the file's name, what could not be read or written."""
         self._path = str(path)
         self._disk = disk
-        self._parse = parse
-        self._render = render
+        self._records = records
         self._on_error = on_error
         self._next: Record | None = None
         self._writing: asyncio.Task[None] | None = None
@@ -95,9 +83,9 @@ class KeptFile(Generic[Record]):
     async def _write_all(self) -> None:
         try:
             while self._next is not None:
-                record, self._next = self._next, None
+                content, self._next = self._records.render(self._next), None
                 try:
-                    await asyncio.to_thread(replace_file, self._disk, self._path, self._render(record))
+                    await asyncio.to_thread(replace_file, self._disk, self._path, content)
                 except OSError as error:
                     self._tell(error)
         finally:
@@ -109,7 +97,7 @@ class KeptFile(Generic[Record]):
         with opened(self._disk, self._disk.open_read(self._path)) as fd:
             if self._disk.size(fd) > LARGEST_BYTES:
                 raise ValueError("too large for a record of ours")
-            return self._parse(self._disk.pread(fd, LARGEST_BYTES, 0))
+            return self._records.parse(self._disk.pread(fd, LARGEST_BYTES, 0))
 
     def _tell(self, error: Exception) -> None:
         self._on_error(clean(f"{self._path}: {error}"))
@@ -128,3 +116,27 @@ class KeptState:
         await self.pause.close()
         await self.lessons.close()
         await self.offers.close()
+
+
+def kept_state(policy: Policy, upstream: str, disk: Disk, events: Events) -> KeptState:
+    """Return the files that carry over a restart what is known of an upstream."""
+    return KeptState(
+        KeptFile(
+            pause_path(policy, upstream),
+            disk,
+            PAUSE_FORMAT,
+            lambda error: events.pause_unrecorded(upstream=upstream, error=error),
+        ),
+        KeptFile(
+            lessons_path(policy, upstream),
+            disk,
+            LESSONS_FORMAT,
+            lambda error: events.lessons_unrecorded(upstream=upstream, error=error),
+        ),
+        KeptFile(
+            offers_path(policy, upstream),
+            disk,
+            OFFERS_FORMAT,
+            lambda error: events.offers_unrecorded(upstream=upstream, error=error),
+        ),
+    )

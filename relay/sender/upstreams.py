@@ -8,34 +8,27 @@ Does not: decide about messages, or read the spool.
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
-from relay.clock import Clock
 from relay.mail.age import Here
-from relay.policy.lane import ceilings_of, with_ceilings
+from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy, Upstream
 from relay.policy.shipped import rules_of
-from relay.queue.scheduler import Scheduler
 from relay.sender.accounts import Accounts
+from relay.sender.connections import account_of, open_with_slot
+from relay.sender.delivery import Known
 from relay.sender.dispatcher import Dispatcher
-from relay.sender.lowered_limits import InForce, LoweredLimits
-from relay.sender.offers import KnownOffers
-from relay.sender.opener import Opener, account_of
+from relay.sender.lowered_limits import LoweredLimits
+from relay.sender.offers import KnownOffers, server_of
 from relay.sender.pause import Pausing
-from relay.sender.settling import Settling
-from relay.sender.spool_thread import SpoolThread
-from relay.sender.state_file import KeptFile, KeptState, lessons_path, offers_path, pause_path
+from relay.sender.settling import Backlog
+from relay.sender.state_file import kept_state
 from relay.sender.throttle_thread import ThrottleThread
 from relay.spool.durable import Disk
-from relay.telemetry.events import Events
-from relay.telemetry.metrics import Metrics
-from relay.throttle import limit_hints
-from relay.throttle.limit import Limit
+from relay.telemetry.telemetry import Telemetry
 from relay.throttle.throttle import Throttle
 from relay.upstream.connection import Connection
 from relay.upstream.pool import Pool
-from relay.verdicts import offers, pauses
-from relay.verdicts.pauses import PauseRecord
 from relay.verdicts.shield import Shield
 from relay.verdicts.verdict import Judge
 
@@ -50,14 +43,10 @@ class Upstreams:
         self,
         policy: Policy,
         accounts: Accounts,
-        *,
-        scheduler: Scheduler,
-        spool_thread: SpoolThread,
-        settling: Settling,
+        backlog: Backlog,
         disk: Disk,
-        events: Events,
-        metrics: Metrics,
-        clock: Clock,
+        telemetry: Telemetry,
+        *,
         on_fault: Callable[[BaseException], None],
         here: Here,
     ) -> None:
@@ -65,13 +54,10 @@ class Upstreams:
         self.dispatchers: dict[str, Dispatcher] = {}
         self._policy = policy
         self._accounts = accounts
-        self._scheduler = scheduler
-        self._spool_thread = spool_thread
-        self._settling = settling
+        self._backlog, self._scheduler = backlog, backlog.scheduler
         self._disk = disk
-        self._events = events
-        self._metrics = metrics
-        self._clock = clock
+        self._telemetry = telemetry
+        self._events, self._metrics, _, self._clock = telemetry
         self._on_fault = on_fault
         self._here = here
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -109,15 +95,19 @@ class Upstreams:
         self._scheduler.ask_anew()
         self.wake()
 
+    @property
+    def _default(self) -> Dispatcher | None:
+        """Return that of the upstream that the queue goes through."""
+        return self.dispatchers.get(self._policy.default_upstream)
+
     def wake(self) -> None:
         """Look again whether something can be sent."""
-        if (dispatcher := self.dispatchers.get(self._policy.default_upstream)) is not None:
-            dispatcher.wake()
+        if self._default is not None:
+            self._default.wake()
 
     def default_pausing(self) -> Pausing | None:
         """Return the pauses of the upstream that the queue goes through."""
-        dispatcher = self.dispatchers.get(self._policy.default_upstream)
-        return None if dispatcher is None else dispatcher.pausing
+        return None if self._default is None else self._default.pausing
 
     def wake_all(self) -> None:
         """Have every upstream look at the time again."""
@@ -137,6 +127,31 @@ class Upstreams:
         return sum(dispatcher.in_flight for dispatcher in self.dispatchers.values())
 
     def _add(self, name: str, upstream: Upstream) -> None:
+        throttle = self._throttle(name, upstream)
+        known = self._known(name, upstream, throttle)
+        pool = Pool(
+            self._opener(name, upstream, known, throttle),
+            connections=upstream.connections,
+            max_messages=upstream.max_messages,
+            max_age_ns=upstream.max_age_ns,
+            idle_ns=upstream.idle_ns,
+            clock=self._clock,
+        )
+        dispatcher = Dispatcher(
+            name,
+            self._backlog,
+            known,
+            throttle=throttle,
+            pool=pool,
+            telemetry=self._telemetry,
+            on_fault=self._on_fault,
+            wake_others=self.wake,
+        )
+        self._set(dispatcher, upstream)
+        self.dispatchers[name] = dispatcher
+        self._running[name] = asyncio.create_task(self.guard(dispatcher.run))
+
+    def _throttle(self, name: str, upstream: Upstream) -> ThrottleThread:
         history = self._policy.history_path(name)
         exact = Throttle(
             history,
@@ -146,119 +161,35 @@ class Upstreams:
             self._clock,
             transaction_ns=upstream.max_transaction_ns,
         )
-        judge = Judge(rules_of(name, upstream))
-        throttle = ThrottleThread(
+        return ThrottleThread(
             exact,
             self._clock,
             lambda error: self._fail_history(name, str(error)),
             lambda: self._events.history_begun(upstream=name, path=str(history)),
         )
-        kept = self._kept(name)
-        known = KnownOffers(_server(upstream), self._clock, keep=kept.offers.keep)
-        pool = Pool(
-            self._opener(name, upstream, judge, throttle, known),
-            connections=upstream.connections,
-            max_messages=upstream.max_messages,
-            max_age_ns=upstream.max_age_ns,
-            idle_ns=upstream.idle_ns,
-            clock=self._clock,
-        )
-        lessons = self._learning(name, upstream, kept, throttle)
+
+    def _known(self, name: str, upstream: Upstream, throttle: ThrottleThread) -> Known:
+        kept = kept_state(self._policy, name, self._disk, self._events)
+        lessons = LoweredLimits(name, self._telemetry, throttle, kept.lessons.keep)
         pausing = Pausing(
             name,
-            self._events,
-            self._metrics,
-            self._clock,
-            self._settling.redaction,
+            self._telemetry,
             keep=kept.pause.keep,
             leaves_in_ns=throttle.leaves_in_ns,
             on_refusal=lessons.refused,
+            here=self._here,
         )
-        dispatcher = Dispatcher(
-            name,
-            scheduler=self._scheduler,
-            spool_thread=self._spool_thread,
-            throttle=throttle,
-            pool=pool,
-            settling=self._settling,
-            pausing=pausing,
-            learning=lessons,
-            offers=known,
-            kept=kept,
-            events=self._events,
-            metrics=self._metrics,
-            clock=self._clock,
-            on_fault=self._on_fault,
-            wake_others=self.wake,
-            judge=judge,
-        )
-        self._set(dispatcher, upstream)
-        self.dispatchers[name] = dispatcher
-        self._running[name] = asyncio.create_task(self.guard(dispatcher.run))
-
-    def _learning(
-        self, name: str, upstream: Upstream, kept: KeptState, throttle: ThrottleThread
-    ) -> LoweredLimits:
-        lessons = LoweredLimits(
-            name,
-            self._events,
-            self._metrics,
-            self._clock,
-            keep=kept.lessons.keep,
-            tally=throttle.tally,
-            peak=throttle.peak,
-            usage=throttle.usage,
-            judge_by=lambda limits, guard_ns: throttle.judge_by(self._in_force(name, limits), guard_ns),
-        )
-        lessons.use(upstream)
-        return lessons
-
-    def _in_force(self, name: str, limits: InForce) -> Sequence[Limit]:
-        """Return limits with the ceilings of lanes, which are parts of what the owner wrote."""
-        return (*limits, *ceilings_of(self._policy.upstreams[name].limits, self._policy.lanes))
-
-    def _kept(self, name: str) -> KeptState:
-        """Return the files that carry over a restart what is known of an upstream."""
-        return KeptState(
-            KeptFile(
-                pause_path(self._policy, name),
-                self._disk,
-                parse=self._pause_of,
-                render=pauses.render,
-                on_error=lambda error: self._events.pause_unrecorded(upstream=name, error=error),
-            ),
-            KeptFile(
-                lessons_path(self._policy, name),
-                self._disk,
-                parse=limit_hints.parse,
-                render=limit_hints.render,
-                on_error=lambda error: self._events.lessons_unrecorded(upstream=name, error=error),
-            ),
-            KeptFile(
-                offers_path(self._policy, name),
-                self._disk,
-                parse=offers.parse,
-                render=offers.render,
-                on_error=lambda error: self._events.offers_unrecorded(upstream=name, error=error),
-            ),
-        )
-
-    def _pause_of(self, content: bytes) -> PauseRecord:
-        """Return what a file says of a pause, in this boot's time.  Raises ValueError."""
-        clock = self._clock
-        record = pauses.parse(content)
-        return record.moved(clock.boot_id(), clock.boottime_ns(), clock.wall_ns(), self._here)
+        offers = KnownOffers(server_of(upstream), self._clock, keep=kept.offers.keep)
+        known = Known(Judge(()), Shield(), pausing, lessons, offers, kept)
+        known.use(rules_of(name, upstream), upstream, self._policy.lanes)
+        return known
 
     async def _change(self, dispatcher: Dispatcher, upstream: Upstream, *, upstream_changed: bool) -> None:
         self._set(dispatcher, upstream)
-        # What is said from now on is judged by the new rules, on the connections that there are.
-        rules = rules_of(dispatcher.name, upstream)
-        is_judged_anew = Judge(rules).rules != dispatcher.judge.rules
-        dispatcher.judge.use(rules)
-        dispatcher.offers.use(_server(upstream))
-        opener = self._opener(
-            dispatcher.name, upstream, dispatcher.judge, dispatcher.throttle, dispatcher.offers
-        )
+        known, throttle = dispatcher.known, dispatcher.throttle
+        rules_before = known.judge.rules
+        limits = known.use(rules_of(dispatcher.name, upstream), upstream, self._policy.lanes)
+        opener = self._opener(dispatcher.name, upstream, known, throttle)
         dispatcher.pool.reconfigure(
             opener=opener if upstream_changed else None,
             connections=upstream.connections,
@@ -268,9 +199,8 @@ class Upstreams:
         )
         if upstream_changed:
             dispatcher.renew()
-        limits = self._in_force(dispatcher.name, dispatcher.learning.use(upstream))
-        await dispatcher.throttle.replan(limits, upstream.guard_ns, upstream.max_transaction_ns)
-        if upstream_changed or is_judged_anew:
+        await throttle.replan(limits, upstream.guard_ns, upstream.max_transaction_ns)
+        if upstream_changed or known.judge.rules != rules_before:
             # What made it rest may be what was edited.
             self._resume(dispatcher)
         dispatcher.wake()
@@ -291,8 +221,7 @@ class Upstreams:
         return True
 
     def _resume(self, dispatcher: Dispatcher) -> None:
-        dispatcher.pausing.end()
-        dispatcher.shield.clear()
+        dispatcher.known.resume()
         if dispatcher.is_used:
             for sender in self._scheduler.sender_pauses.senders():
                 self._scheduler.trust_sender(sender, self._clock.boottime_ns())
@@ -320,20 +249,17 @@ class Upstreams:
     def _set(self, dispatcher: Dispatcher, upstream: Upstream) -> None:
         dispatcher.connections, dispatcher.max_recipients = upstream.connections, upstream.max_recipients
         dispatcher.is_used = dispatcher.name == self._policy.default_upstream
-        dispatcher.shield.is_off = upstream.shield is None
-        if upstream.shield is not None:
-            dispatcher.shield.in_a_row = upstream.shield.in_a_row
-            dispatcher.shield.refused_percent = upstream.shield.refused_percent
 
     def _opener(
-        self, name: str, upstream: Upstream, judge: Judge, throttle: ThrottleThread, known: KnownOffers
+        self, name: str, upstream: Upstream, known: Known, throttle: ThrottleThread
     ) -> Callable[[], Awaitable[Connection]]:
-        return Opener(
+        return functools.partial(
+            open_with_slot,
             throttle,
-            functools.partial(self._accounts.account, name, upstream, judge),
+            functools.partial(self._accounts.account, name, upstream, known.judge),
             self._clock,
-            on_open=functools.partial(known.seen, _server(upstream)),
-        ).open
+            functools.partial(known.offers.seen, server_of(upstream)),
+        )
 
     async def guard(self, chore: Callable[[], Awaitable[None]]) -> None:
         """Run one of our loops; its end by an error ends the sender."""
@@ -345,7 +271,3 @@ class Upstreams:
     def _fail_history(self, name: str, text: str) -> None:
         self._metrics.history_failed(name)
         self._events.history_failed(upstream=name, error=text)
-
-
-def _server(upstream: Upstream) -> str:
-    return f"{upstream.host}:{upstream.port}"

@@ -1,13 +1,19 @@
-r"""Content as it travels: dot-stuffed and ended (RFC 5321, 4.5.2).  Pure.
+"""Content as it travels, dot-stuffed and ended, both ways (RFC 5321, 4.5.2).  Pure.
 
-Guarantees: however content is cut into chunks, the octets are the same; nothing but the
-stuffed dots and the final dot is added, nothing is changed or left out; the sequence
+Guarantees, out: however content is cut into chunks, the octets are the same; nothing but
+the stuffed dots and the final dot is added, nothing is changed or left out; the sequence
 CRLF.CRLF stands at the very end and nowhere else, and neither do the sequences that
 lenient servers take for it (LF.LF, CR.CR and their mixtures: SMTP smuggling).
-Assumes: what the spool holds has CRLF line ends only and ends in one; the listener saw
+Guarantees, in: content ends at CRLF.CRLF and nowhere else (RFC 5321, 4.1.1.4), and a dot is
+taken off only after a true CRLF, however the network cut the octets.
+Assumes, out: what the spool holds has CRLF line ends only and ends in one; the listener saw
 to it.  Content that has not is refused here, before its end was sent: repairing it would
 break signatures, sending it as it is would let a message forge another.
 """
+
+_END = b"\r\n.\r\n"
+# What a chunk may end in that the next one could turn into the end, or into a stuffed dot.
+_HELD_BACK = (b"\r\n.\r", b"\r\n.", b"\r\n", b"\r")
 
 
 class UnsendableContent(Exception):  # noqa: N818 - it is what the spool held, and reads as such
@@ -46,3 +52,32 @@ class DotStuffing:
             raise UnsendableContent("an LF without CR in the content")
         if chunk.count(b"\r") != pairs + chunk.endswith(b"\r"):
             raise UnsendableContent("a CR without LF in the content")
+
+
+class DotUnstuffing:
+    """One content on its way in: feed it what arrives after 354.  Holds at most four octets back."""
+
+    def __init__(self) -> None:
+        self._held = b"\r\n"  # the CRLF that ended the DATA command begins the end of empty content
+        self._skip_bytes = 2  # and is not content
+        self.is_ended = False
+        self.rest = b""
+        """What came after the end: commands, never content."""
+
+    def feed(self, received: bytes) -> bytes:
+        """Return the content that is now certain; it splits no CRLF.  Once `is_ended`, feed no more."""
+        text = self._held + received
+        end = text.find(_END)
+        if end >= 0:
+            self.is_ended = True
+            self.rest = text[end + len(_END) :]
+            block, self._held = text[: end + 2], b""
+        else:
+            self._held = next((tail for tail in _HELD_BACK if text.endswith(tail)), b"")
+            block = text[: len(text) - len(self._held)]
+        if not block:
+            return b""
+        # The first block begins with the CRLF that is not content.
+        block = block.replace(b"\r\n.", b"\r\n")[self._skip_bytes :]
+        self._skip_bytes = 0
+        return block

@@ -1,13 +1,12 @@
-"""What the upstream promised in its reply to EHLO.  Pure.
+"""The extensions that a server offers in its reply to EHLO: read, and written.  Pure.
 
-Valid for the connection that heard it and no other: capabilities differ between the
+What is read is valid for the connection that heard it and no other: capabilities differ between the
 hosts behind one name, and before and after TLS (RFC 3207, 4.2).
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-from aiosmtplib.esmtp import parse_esmtp_extensions
 
 from relay.smtp.reply import Reply
 
@@ -41,7 +40,15 @@ class Extensions:
 
 def extensions_of(reply: Reply) -> Extensions:
     """Read a positive reply to EHLO; what is not understood is not offered."""
-    offered, mechanisms = parse_esmtp_extensions("\n".join(reply.lines))
+    offered: dict[str, str] = {}
+    mechanisms: list[str] = []
+    for line in reply.lines[1:]:  # the first names the host
+        # Before RFC 2554 some servers wrote `AUTH=PLAIN`, and some still write both.
+        old_style = line[:5].lower() == "auth="
+        keyword, _, parameters = line.partition("=" if old_style else " ")
+        offered[keyword.lower()] = parameters
+        if keyword.lower() == "auth":
+            mechanisms += parameters.lower().split()
     size = offered.get("size", "").strip()
     # RFC 1870, 4: zero, or no number, is no fixed maximum.
     max_size_bytes = int(size) if _NUMBER.match(size) else 0
@@ -57,6 +64,18 @@ def extensions_of(reply: Reply) -> Extensions:
         max_recipients=limits.get("RCPTMAX"),
         max_transactions=limits.get("MAILMAX"),
     )
+
+
+def offer(max_size_bytes: int, *, starttls: bool, mechanisms: Sequence[str]) -> list[str]:
+    return [
+        "PIPELINING",
+        f"SIZE {max_size_bytes}",
+        "8BITMIME",
+        "SMTPUTF8",
+        *(("STARTTLS",) if starttls else ()),
+        *((f"AUTH {' '.join(mechanisms)}",) if mechanisms else ()),
+        "ENHANCEDSTATUSCODES",
+    ]
 
 
 def _limits(parameters: str) -> dict[str, int]:

@@ -16,6 +16,8 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+from relay.mail.text import clean
+
 
 class Phase(enum.StrEnum):
     """Where in a transaction a reply was due.  `EOD` is the one to the final dot."""
@@ -48,17 +50,14 @@ class Reply:
 
     @property
     def is_positive(self) -> bool:
-        """Whether it is 2yz."""
         return 200 <= self.code <= 299
 
     @property
     def is_transient(self) -> bool:
-        """Whether it is 4yz."""
         return 400 <= self.code <= 499
 
     @property
     def is_permanent(self) -> bool:
-        """Whether it is 5yz."""
         return 500 <= self.code <= 599
 
     def __str__(self) -> str:
@@ -74,11 +73,9 @@ MAX_LINE_BYTES = 2048
 """RFC 5321, 4.5.3.1.5 says 512 including CRLF; real servers send longer ones."""
 MAX_REPLY_BYTES = 32 * 1024
 """One reply with all its lines; the longest real EHLO replies are a few KiB."""
-MAX_TEXT_CHARACTERS = 2000
 
 _LINE = re.compile(rb"([2-5][0-9][0-9])(?:([ -])(.*))?\Z", re.DOTALL)
 _BEGINNING = re.compile(rb"(?:[2-5](?:[0-9](?:[0-9](?:[ \-\r].*)?)?)?)?\Z", re.DOTALL)
-_PRINTABLE = re.compile(r"[ -~]*\Z")
 _ENHANCED = re.compile(r"([245]\.[0-9]{1,3}\.[0-9]{1,3})(?:\s|\Z)")
 
 
@@ -143,26 +140,12 @@ class ReplyParser:
         return match[2] != b"-"
 
 
-def clean(text: bytes | str) -> str:
-    """Return foreign text as printable ASCII on one line, cut to MAX_TEXT_CHARACTERS.
-
-    Everything that is not printable ASCII becomes `?`, tabs and line ends become
-    spaces: nothing from outside can break a log line, a header or a terminal.
-    """
-    decoded = text if isinstance(text, str) else text.decode("utf-8", "replace")
-    if _PRINTABLE.match(decoded):  # nearly always, and ten times as fast
-        return decoded.strip()[:MAX_TEXT_CHARACTERS]
-    folded = "".join(" " if c in "\t\r\n" else c if " " <= c <= "~" else "?" for c in decoded)
-    return folded.strip()[:MAX_TEXT_CHARACTERS]
-
-
 def _reply(code: int, raw_lines: list[bytes]) -> Reply:
     return Reply(code, *_said(code, tuple(raw_lines)))
 
 
 @lru_cache(64)  # an upstream says the same to every MAIL, and to nearly every RCPT
 def _said(code: int, raw_lines: tuple[bytes, ...]) -> tuple[str | None, str, tuple[str, ...]]:
-    """Return the enhanced code, the text and the lines of a reply."""
     lines = tuple(clean(line) for line in raw_lines)
     match = _ENHANCED.match(lines[0])
     # RFC 2034, 4: the class of the enhanced code must be that of the reply code.

@@ -2,8 +2,8 @@
 
 Guarantees, once a method returned: `write_all` and `write_at` wrote every byte asked for;
 after `sync` the file's content and size, after `sync_directory` its names, survive loss
-of power.  Assumes one local file system that honours fsync (`mounts` knows
-some that do not).
+of power.  Assumes one local file system that honours fsync (`doubt_about`
+knows some that do not).
 
 Rules, measured on ext4, xfs and btrfs with real crash images:
 - a name is durable only after `sync_directory` of its folder; `sync_content`
@@ -39,123 +39,93 @@ class Disk(Protocol):
 
     def open_new(self, path: str) -> int:
         """Create a file for reading and writing; FileExistsError if the name is taken."""
-        ...
 
     def open_append(self, path: str) -> int:
         """Open or create a file for reading and for writing at its end."""
-        ...
 
     def open_read(self, path: str) -> int:
         """Open a regular file for reading; never follows a link, never blocks on a FIFO."""
-        ...
 
     def open_update(self, path: str) -> int:
         """Open an existing regular file for reading and for writing in place."""
-        ...
 
     def close(self, fd: int) -> None:
         """Close a descriptor."""
-        ...
 
     def write_all(self, fd: int, content: bytes) -> None:
         """Write every byte at the file's position; a short write goes on or raises."""
-        ...
 
     def write_at(self, fd: int, content: bytes, offset: int) -> None:
         """Write every byte at an offset."""
-        ...
 
     def pread(self, fd: int, size: int, offset: int) -> bytes:
         """Read up to `size` bytes at an offset; shorter only at the end of the file."""
-        ...
 
     def size(self, fd: int) -> int:
         """Return the length of an open file in bytes."""
-        ...
 
     def truncate(self, fd: int, size: int) -> None:
         """Cut an open file."""
-        ...
 
     def sync(self, fd: int) -> None:
         """Make content, size and times of a file durable (fsync)."""
-        ...
 
     def sync_content(self, fd: int) -> None:
         """Make content and size of a file durable (fdatasync); never its name."""
-        ...
 
     def sync_each(self, fds: Sequence[int], *, content_only: bool) -> list[OSError | None]:
         """Sync several files as one batch, fsync or fdatasync; one result each, never retried."""
-        ...
 
     def sync_directory(self, path: str) -> None:
         """Make the names in a folder durable."""
-        ...
 
     def link(self, source: str, target: str) -> None:
         """Give a file a second name; FileExistsError if that is taken."""
-        ...
 
     def rename(self, source: str, target: str) -> None:
         """Change a name, replacing what stood there."""
-        ...
 
     def unlink(self, path: str) -> None:
         """Remove a name."""
-        ...
 
     def names(self, path: str) -> list[str]:
         """Return the names in a folder, in no order; an error is never "no more files"."""
-        ...
 
     def inode(self, path: str) -> int | None:
         """Return the inode number behind a name, or None if there is none."""
-        ...
 
     def leads_to(self, path: str, fd: int) -> bool:
         """Return whether a name stands for an open file, and for no other that took its place."""
-        ...
 
     def length(self, path: str) -> int | None:
         """Return the length of the regular file behind a name, or None if there is none."""
-        ...
 
     def modified_at_ns(self, fd: int) -> int:
         """Return the modification time of an open file: a hint, lost in a crash."""
-        ...
 
     def set_modified_at_ns(self, fd: int, at_ns: int) -> None:
         """Set the modification time of an open file, as a hint."""
-        ...
 
     def owner_and_mode(self, fd: int) -> tuple[int, int]:
         """Return to which user an open file belongs, and its permission bits."""
-        ...
 
     def users(self, folder: str) -> frozenset[int]:
         """Return whose files are ours in a folder: our own, and those of whom it belongs to."""
-        ...
 
     def make_directory(self, path: str) -> None:
         """Create a folder and its parents, for us alone, durably; fine if it is there."""
-        ...
 
     def make_fifo(self, path: str) -> None:
         """Create a FIFO; fine if it is there, FileExistsError if something else is."""
-        ...
 
     def lock(self, path: str, *, wait: bool) -> int | None:
         """Return a descriptor that holds the lock until it is closed, or None if it is taken."""
-        ...
 
     def lock_open(self, fd: int) -> bool:
         """Lock an open file until its descriptor is closed; return whether we got the lock."""
-        ...
 
     def free(self, path: str) -> tuple[int, int | None]:
         """Return free bytes and free inodes for us; None where the file system counts none."""
-        ...
 
 
 class RealDisk:
@@ -165,28 +135,22 @@ class RealDisk:
         self._together = BatchedSync()
 
     def open_new(self, path: str) -> int:
-        """Create a file for reading and writing; FileExistsError if the name is taken."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
 
     def open_append(self, path: str) -> int:
-        """Open or create a file for reading and for writing at its end."""
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         return os.open(path, flags, FILE_MODE)
 
     def open_read(self, path: str) -> int:
-        """Open a regular file for reading; never follows a link, never blocks on a FIFO."""
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
 
     def open_update(self, path: str) -> int:
-        """Open an existing regular file for reading and for writing in place."""
         return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
 
     def close(self, fd: int) -> None:
-        """Close a descriptor."""
         os.close(fd)
 
     def write_all(self, fd: int, content: bytes) -> None:
-        """Write every byte at the file's position; a short write goes on or raises."""
         view = memoryview(content)
         while view:
             written = os.write(fd, view)
@@ -195,7 +159,6 @@ class RealDisk:
             view = view[written:]
 
     def write_at(self, fd: int, content: bytes, offset: int) -> None:
-        """Write every byte at an offset."""
         view = memoryview(content)
         while view:
             written = os.pwrite(fd, view, offset)
@@ -204,7 +167,6 @@ class RealDisk:
             view, offset = view[written:], offset + written
 
     def pread(self, fd: int, size: int, offset: int) -> bytes:
-        """Read up to `size` bytes at an offset; shorter only at the end of the file."""
         chunks = []
         while size > 0 and (chunk := os.pread(fd, size, offset)):
             chunks.append(chunk)
@@ -212,27 +174,21 @@ class RealDisk:
         return b"".join(chunks) if len(chunks) != 1 else chunks[0]
 
     def size(self, fd: int) -> int:
-        """Return the length of an open file in bytes."""
         return os.fstat(fd).st_size
 
     def truncate(self, fd: int, size: int) -> None:
-        """Cut an open file."""
         os.ftruncate(fd, size)
 
     def sync(self, fd: int) -> None:
-        """Make content, size and times of a file durable (fsync)."""
         os.fsync(fd)
 
     def sync_content(self, fd: int) -> None:
-        """Make content and size of a file durable (fdatasync); never its name."""
         os.fdatasync(fd)
 
     def sync_each(self, fds: Sequence[int], *, content_only: bool) -> list[OSError | None]:
-        """Sync several files as one batch, fsync or fdatasync; one result each, never retried."""
         return self._together.sync(fds, content_only=content_only)
 
     def sync_directory(self, path: str) -> None:
-        """Make the names in a folder durable."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -240,30 +196,24 @@ class RealDisk:
             os.close(fd)
 
     def link(self, source: str, target: str) -> None:
-        """Give a file a second name; FileExistsError if that is taken."""
         os.link(source, target, follow_symlinks=False)
 
     def rename(self, source: str, target: str) -> None:
-        """Change a name, replacing what stood there."""
         os.rename(source, target)
 
     def unlink(self, path: str) -> None:
-        """Remove a name."""
         os.unlink(path)
 
     def names(self, path: str) -> list[str]:
-        """Return the names in a folder, in no order; an error is never "no more files"."""
         return os.listdir(path)
 
     def inode(self, path: str) -> int | None:
-        """Return the inode number behind a name, or None if there is none."""
         try:
             return os.stat(path, follow_symlinks=False).st_ino
         except FileNotFoundError:
             return None
 
     def leads_to(self, path: str, fd: int) -> bool:
-        """Return whether a name stands for an open file, and for no other that took its place."""
         # An inode number is not given to another file while this one is open.
         try:
             return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
@@ -271,32 +221,26 @@ class RealDisk:
             return False
 
     def length(self, path: str) -> int | None:
-        """Return the length of the regular file behind a name, or None if there is none."""
         try:
             return os.stat(path, follow_symlinks=False).st_size
         except FileNotFoundError:
             return None
 
     def modified_at_ns(self, fd: int) -> int:
-        """Return the modification time of an open file: a hint, lost in a crash."""
         return os.fstat(fd).st_mtime_ns
 
     def set_modified_at_ns(self, fd: int, at_ns: int) -> None:
-        """Set the modification time of an open file, as a hint."""
         os.utime(fd, ns=(at_ns, at_ns))
 
     def owner_and_mode(self, fd: int) -> tuple[int, int]:
-        """Return to which user an open file belongs, and its permission bits."""
         found = os.fstat(fd)
         return found.st_uid, stat.S_IMODE(found.st_mode)
 
     def users(self, folder: str) -> frozenset[int]:
-        """Return whose files are ours in a folder: our own, and those of whom it belongs to."""
         # Root may run the relay of another user, and some file systems show all files as one user's.
         return frozenset({os.geteuid(), os.stat(folder).st_uid})
 
     def make_directory(self, path: str) -> None:
-        """Create a folder and its parents, for us alone, durably; fine if it is there."""
         if os.path.isdir(path):
             return
         parent = os.path.dirname(path.rstrip("/")) or "."
@@ -307,7 +251,6 @@ class RealDisk:
         self.sync_directory(parent)
 
     def make_fifo(self, path: str) -> None:
-        """Create a FIFO; fine if it is there, FileExistsError if something else is."""
         try:
             os.mkfifo(path, FILE_MODE)
         except FileExistsError:
@@ -315,7 +258,6 @@ class RealDisk:
                 raise
 
     def lock(self, path: str, *, wait: bool) -> int | None:
-        """Return a descriptor that holds the lock until it is closed, or None if it is taken."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -328,7 +270,6 @@ class RealDisk:
         return fd
 
     def lock_open(self, fd: int) -> bool:
-        """Lock an open file until its descriptor is closed; return whether we got the lock."""
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -336,7 +277,6 @@ class RealDisk:
         return True
 
     def free(self, path: str) -> tuple[int, int | None]:
-        """Return free bytes and free inodes for us; None where the file system counts none."""
         counts = os.statvfs(path)
         # btrfs reports no inodes at all, which is not "no inodes left".
         return counts.f_bavail * counts.f_frsize, counts.f_favail if counts.f_files else None
@@ -385,3 +325,23 @@ def sync_above(disk: Disk, path: str) -> None:
             if error.errno not in _NEVER_OURS:
                 raise
         path = above
+
+
+_UNFIT_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "tmpfs", "ramfs", "fuse.sshfs"})
+
+
+def doubt_about(path: str) -> str | None:
+    """Return why a folder may not keep what is stored in it, or None.
+
+    Memory is not durable, and file systems of other hosts promise neither locks nor names.
+    """
+    best, kind = "", ""
+    real = os.path.realpath(path)
+    with open("/proc/self/mounts", encoding="utf-8", errors="replace") as mounts:
+        for line in mounts:
+            _, mount_point, file_system, *_ = line.split(" ")
+            point = mount_point.replace("\\040", " ")
+            is_above = point in ("/", real) or real.startswith(point + "/")
+            if is_above and len(point) >= len(best):
+                best, kind = point, file_system
+    return f"{best} is {kind}, which does not keep what it is told" if kind in _UNFIT_FILE_SYSTEMS else None

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from relay.mail.envelope import Envelope, QueueId, Shape
+from relay.mail.intake import Draft
 from relay.queue.lanes import DEFAULT_LANE
 from relay.queue.sorting import Sorter
 
@@ -123,7 +124,6 @@ class Message:
 
     @property
     def entry(self) -> Entry:
-        """Return what the scheduler keeps of it."""
         left = self.left
         return Entry(
             self.queue_id,
@@ -175,6 +175,11 @@ class Totals:
     deleted: int = 0
     queued: int = 0
     """Those to do, counted from the message files themselves, not from the account."""
+
+    @property
+    def imbalance(self) -> int:
+        """Return how many are unaccounted for; anything but 0 is a fault of ours."""
+        return self.accepted - self.relayed - self.bounced - self.expired - self.deleted - self.queued
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,43 +239,26 @@ class SetAside:
     """What is wrong with it; of what can be read whole, that it can."""
 
 
-class Draft(Protocol):
-    """A message that is still arriving (see relay.listener.ports.Draft)."""
-
-    queue_id: QueueId
-
-    def append(self, chunk: bytes) -> None:
-        """Add content in memory."""
-        ...
-
-    @property
-    def buffered_bytes(self) -> int:
-        """Return how much content waits in memory."""
-        ...
-
-
 class Intake(Protocol):
-    """The listener's side."""
+    """The listener's side.  It takes the drafts that it gave, and no others: TypeError."""
 
     def draft(self) -> Draft:
         """Begin a message; no I/O."""
-        ...
 
     def spill(self, draft: Draft) -> None:
         """Write what is buffered to disk.  Raises OSError; the draft is discarded then."""
-        ...
+
+    def is_on_disk(self, draft: Draft) -> bool:
+        """Whether something of a draft is written; else to discard it is no I/O."""
 
     def discard(self, draft: Draft) -> None:
         """Forget a draft and what it wrote; never raises."""
-        ...
 
     def accept(self, drafts: Sequence[tuple[Draft, Envelope]]) -> list[OSError | None]:
         """Publish messages durably as one batch; an error, and nothing queued, or None, for each."""
-        ...
 
     def free(self) -> tuple[int, int | None]:
         """Return free bytes and free inodes where messages are stored."""
-        ...
 
 
 class Spool(Protocol):
@@ -285,98 +273,84 @@ class Spool(Protocol):
 
         `on_step` is called for each file or folder that was dealt with: the disk still answers.
         """
-        ...
 
     def take(self, most: int, sorter: Sorter | None = None) -> list[Entry]:
         """Take up to `most` messages into the queue: newly accepted, or left by the start."""
-        ...
 
     def sort(self, queue_ids: Sequence[QueueId], sorter: Sorter) -> dict[QueueId, str]:
-        """Return the lane of each message; of one that cannot be read, nothing."""
-        ...
+        """Return the lane of each message; one that cannot be read is met when its turn comes."""
 
     def at_hand(self, queue_id: QueueId) -> Message | None:
         """Return a message that `take` left in memory and that has not changed since, or None.
 
         No I/O; the one method that may be called from any thread.
         """
-        ...
 
     def load(self, queue_id: QueueId) -> Message:
         """Read a message.  Raises Corrupt after setting it aside."""
-        ...
 
     def content(self, queue_id: QueueId) -> Generator[bytes, None, None]:
         """Stream the content; raises Corrupt *before* the last chunk if the checksum is wrong."""
-        ...
 
     def note(self, notes: Mapping[QueueId, Sequence[Note]]) -> None:
         """Make notes durable."""
-        ...
 
     def notes(self, queue_id: QueueId) -> list[Note]:
         """Return the notes about a message; some may be missing after damage."""
-        ...
 
     def mark(self, marks: Mapping[QueueId, Mapping[int, Status]]) -> None:
-        """Set status bytes durably, each verified to be TODO and of that recipient."""
-        ...
+        """Set status bytes durably, each verified to be TODO and of that recipient.
+
+        Raises Absent or Corrupt about one message after those of all others were set.
+        """
 
     def mark_warned(self, queue_id: QueueId) -> None:
         """Remember durably that the sender was told of the delay."""
-        ...
 
     def postpone(self, queue_id: QueueId, next_attempt_at_ns: int) -> None:
         """Keep the next attempt as a hint; not durable, never raises SpoolFault."""
-        ...
 
     def publish_report(self, queue_id: QueueId, envelope: Envelope, content: bytes) -> bool:
-        """Queue a report durably under its derived id; return False if it is there already."""
-        ...
+        """Queue a report durably under its derived id; return False if it is there already.
+
+        Raises SpoolFull where there is no room for it; the message that it is about must stay then.
+        """
 
     def make_room(self) -> bool:
         """Give up the room that is kept for a full disk; return whether there was any."""
-        ...
 
     def finish(self, queue_ids: Sequence[QueueId]) -> None:
         """Remove messages with nothing left to do, counting them in the ledger first."""
-        ...
 
     def hold(self, *queue_ids: QueueId) -> None:
-        """Set messages aside, durably; one that is held stays so.  Raises Absent when all others are."""
-        ...
+        """Set messages aside, durably; one that is held stays so.
+
+        Raises Absent about one after all others were moved.
+        """
 
     def release(self, *queue_ids: QueueId) -> None:
-        """Bring held messages back, durably; the others stay so.  Raises Absent when all others are."""
-        ...
+        """Bring held messages back, durably; the others stay so.  Raises as `hold` does."""
 
     def clean_up(self) -> int:
         """Remove what dead listeners left; return how much.  Run hourly.
 
         The next calls of `take` read again what a start had to leave.
         """
-        ...
 
     def totals(self) -> Totals:
         """Return what ever came in and went, messages still queued included as far as they got."""
-        ...
 
     def corrupt_count(self) -> int:
         """Return how many files are set aside as corrupt."""
-        ...
 
     def set_aside_files(self, most: int) -> list[SetAside]:
         """Return what is left or set aside, the first `most`, with why; damage never raises."""
-        ...
 
     def accepted_count(self) -> int:
         """Return how many accepted messages no sender has taken yet."""
-        ...
 
     def free(self) -> tuple[int, int | None]:
         """Return free bytes and free inodes where messages are stored."""
-        ...
 
     def close(self) -> None:
         """Let go of the spool."""
-        ...

@@ -12,8 +12,7 @@ from prometheus_client.registry import Collector
 
 from relay.clock import SECOND_NS, Clock
 from relay.queue.lanes import DEFAULT_LANE
-from relay.status.lane_status import LaneStatus
-from relay.status.snapshot import QueueState, Snapshot, UpstreamState, UpstreamStatus
+from relay.status.snapshot import LaneStatus, QueueState, Snapshot, UpstreamState, UpstreamStatus
 from relay.telemetry.events import Events
 from relay.telemetry.listener_counts import ListenerCounts
 from relay.telemetry.metric_table import DISK_SECONDS, METRICS, Source
@@ -52,7 +51,6 @@ class _Families:
                     )
 
     def set(self, name: str, value: float, *labels: str) -> None:
-        """Give a gauge or a counter a value."""
         self._plain[name].add_metric(labels, value)
 
     def set_histogram(

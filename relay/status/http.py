@@ -22,11 +22,9 @@ from prometheus_client.exposition import choose_encoder
 from relay.policy.units import HostPort
 from relay.status import page
 from relay.status.snapshot import Condition, Snapshot, public, to_json
-from relay.status.visitors import BACKLOG, KEEP_ALIVE_SECONDS, MOST, Visitors
+from relay.status.visitors import BACKLOG, MOST, Visitors
 from relay.telemetry.events import Events
 
-STOP_SECONDS = 1.0
-"""How long a response may still take when the relay stops."""
 ANSWER_SECONDS = 30.0
 """How long an answer may take, with the time in which it is read."""
 ONE_OF = 5
@@ -43,14 +41,11 @@ _HEADERS = {
 
 
 def _bind(address: HostPort) -> socket.socket:
-    """Return a listening socket.  Raises OSError."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     return socket.create_server((address.host, address.port), family=family, backlog=BACKLOG)
 
 
 class StatusServer:
-    """Serves one address."""
-
     def __init__(
         self,
         address: HostPort,
@@ -73,8 +68,7 @@ class StatusServer:
         self._registry = registry
         self._events = events
         self._names = {"localhost", *(name.lower().rstrip(".") for name in names)}
-        self._runner: web.AppRunner | None = None
-        self._visitors = Visitors(answer_seconds=ANSWER_SECONDS, most=most)
+        self._visitors = Visitors(events, "http", answer_seconds=ANSWER_SECONDS, most=most)
         self._turn = asyncio.Lock()
         self._is_stopping = False
 
@@ -90,33 +84,15 @@ class StatusServer:
                 web.get("/status.json", self._in_turn(self._status)),
             ]
         )
-        runner = web.AppRunner(
-            app,
-            access_log=None,
-            handle_signals=False,
-            shutdown_timeout=STOP_SECONDS,
-            keepalive_timeout=KEEP_ALIVE_SECONDS,
-            # A client that hangs up leaves the line of `_in_turn`, which would grow without end.
-            handler_cancellation=True,
-        )
-        await runner.setup()
-        self._runner = runner
-        try:
-            bound = _bind(self._address)
-            self._visitors.receive(bound, runner, self._events, "http")
-        except OSError:
-            await self.stop()
-            raise
+        # A client that hangs up leaves the line of `_in_turn`, which would grow without end.
+        bound = await self._visitors.receive(app, lambda: _bind(self._address), breaks_off=True)
         host, port = bound.getsockname()[:2]
         return HostPort(host, port)
 
     async def stop(self) -> None:
         """Close the address; waits a moment for responses under way."""
         self._is_stopping = True
-        self._visitors.close()
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        await self._visitors.close()
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
@@ -124,7 +100,7 @@ class StatusServer:
             if request.method not in ("GET", "HEAD"):
                 raise web.HTTPMethodNotAllowed(request.method, ("GET", "HEAD"))
             if not self._is_ours(request.headers.get("Host", "")):
-                # RFC 9110, 15.5.20: 421, a request for somebody that this server does not speak for.
+                # RFC 9110, 15.5.20: 421, this server does not speak for that host.
                 raise web.HTTPMisdirectedRequest(text="This is not a name of this server.\n")
             with self._visitors.asking(request):
                 response = await handler(request)

@@ -6,9 +6,10 @@ Content-Security-Policy that allows exactly its style sheet and nothing else.
 
 import base64
 import hashlib
+from collections.abc import Iterable
 from html import escape
 
-from relay.mail.times import rfc3339, span
+from relay.mail.formats import rfc3339, span
 from relay.status.snapshot import (
     LimitStatus,
     QueueState,
@@ -61,11 +62,8 @@ def render(snapshot: Snapshot) -> str:
 
 
 def _condition(snapshot: Snapshot) -> str:
-    up = (
-        ""
-        if snapshot.started_at_ns is None
-        else f" for {escape(span(snapshot.at_ns - snapshot.started_at_ns))}"
-    )
+    began_ns = snapshot.started_at_ns
+    up = "" if began_ns is None else f" for {escape(span(snapshot.at_ns - began_ns))}"
     said = f"<p>{escape(snapshot.condition.value)}{up}; "
     if snapshot.refusing_because:
         return said + f'<span class="bad">refusing mail: {escape(snapshot.refusing_because)}</span></p>'
@@ -89,7 +87,7 @@ def _upstream(upstream: UpstreamStatus, at_ns: int) -> str:
         ("connections", f"{upstream.connections_open} open, {upstream.connections_idle} idle"),
         ("in flight", f"{upstream.in_flight}"),
         ("waiting", f"{upstream.waiting_messages} messages, {upstream.waiting_recipients} recipients"),
-        ("will have gone", escape(drain)),
+        ("drained", escape(drain)),
         *((escape(limit.label), _limit(limit, at_ns)) for limit in upstream.limits),
         *(("last refusal", f'<span class="bad">{escape(str(each))}</span>') for each in upstream.findings),
     ]
@@ -100,31 +98,35 @@ def _upstream(upstream: UpstreamStatus, at_ns: int) -> str:
 def _limit(limit: LimitStatus, at_ns: int) -> str:
     opens = "room now" if limit.opens_at_ns is None else f"next slot in {span(limit.opens_at_ns - at_ns)}"
     bar = f'<meter min="0" max="{limit.count}" value="{min(limit.used, limit.count)}"></meter>'
-    lowered = "" if limit.policy_count is None else f", effective {limit.count} of {limit.policy_count}"
-    crowded = ", more keys than are kept apart" if limit.is_crowded else ""
-    return f"{bar} {limit.used}/{limit.count}{lowered}{crowded}, {escape(opens)}"
+    return f"{bar} {limit.used}/{limit.count}{limit.remarks}, {escape(opens)}"
 
 
 def _queue(snapshot: Snapshot) -> str:
-    head = "".join(f'<th class="n">{name}</th>' for name in ("messages", "recipients", "bytes", "oldest"))
     rows = []
     for state in QueueState:
         counts = snapshot.counts(state)
         values = (counts.messages, counts.recipients, counts.size_bytes, span(counts.oldest_age_ns))
-        cells = "".join(f'<td class="n">{escape(str(value))}</td>' for value in values)
-        rows.append(f"<tr><th>{escape(state.value)}</th>{cells}</tr>")
-    return f"<table><tr><th></th>{head}</tr>{''.join(rows)}</table>"
+        rows.append((state.value, values))
+    return _table(("messages", "recipients", "bytes", "oldest"), rows)
 
 
 def _lanes(snapshot: Snapshot) -> str:
-    head = "".join(f'<th class="n">{name}</th>' for name in ("share", "ceiling", "messages", "oldest"))
     rows = []
     for lane in snapshot.lanes:
         ceiling = "-" if lane.ceiling_percent is None else f"{lane.ceiling_percent} %"
         values = (f"{lane.share_percent:.4g} %", ceiling, lane.waiting_messages, span(lane.oldest_age_ns))
+        rows.append((lane.name, values))
+    table = _table(("share", "ceiling", "messages", "oldest"), rows)
+    return f"<p>Waiting, by lane.</p>{table}" if rows else ""
+
+
+def _table(columns: Iterable[str], rows: Iterable[tuple[str, Iterable[object]]]) -> str:
+    head = "".join(f'<th class="n">{name}</th>' for name in columns)
+    lines = []
+    for name, values in rows:
         cells = "".join(f'<td class="n">{escape(str(value))}</td>' for value in values)
-        rows.append(f"<tr><th>{escape(lane.name)}</th>{cells}</tr>")
-    return f"<p>Waiting, by lane.</p><table><tr><th></th>{head}</tr>{''.join(rows)}</table>" if rows else ""
+        lines.append(f"<tr><th>{escape(name)}</th>{cells}</tr>")
+    return f"<table><tr><th></th>{head}</tr>{''.join(lines)}</table>"
 
 
 def _ledger(snapshot: Snapshot) -> str:

@@ -1,24 +1,23 @@
 """What an operator can see, at one instant.  Pure.
 
-The service fills these values; metrics, /status.json, the status page and the command
-line render them and look nowhere else, so that they cannot disagree.  `to_json` is the
-form for scripts: RFC 3339 for instants, plain seconds for spans.  The control socket
-carries the values themselves.
+Metrics, /status.json, the status page and the command line render these values and look
+nowhere else, so that they cannot disagree.  `to_json` is the form for scripts: RFC 3339 for
+instants, seconds for spans.  The control socket carries the values themselves.
 
-Texts in here were written by others (an upstream's reply); they are one line of
-printable characters and may name an address.  `public` removes addresses, for pages
-that more people than the operator can read.
+Texts may quote an upstream's reply: one line of printable characters that may name an
+address.  `public` removes addresses, for pages that others than the operator can read.
 """
 
 import enum
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
-from relay.mail.times import SECOND_NS, rfc3339, rfc3339_or_none
-from relay.status.lane_status import LaneStatus, lane_json
+from relay.mail.formats import rfc3339, rfc3339_or_none
+from relay.spool.interface import Totals
 from relay.throttle.limit_hints import Hint, finding_to_json
 
 
@@ -63,8 +62,6 @@ class QueueState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LimitStatus:
-    """One limit and its window."""
-
     upstream: str
     label: str
     """As the policy's limit shows itself, e.g. `8 messages per 60s`."""
@@ -88,11 +85,15 @@ class LimitStatus:
     is_crowded: bool = False
     """There were more keys than are kept apart, and some of them count for every key."""
 
+    @property
+    def remarks(self) -> str:
+        """Return what else there is to say behind `used/count`; begins with a comma."""
+        lowered = "" if self.policy_count is None else f", effective {self.count} of {self.policy_count}"
+        return lowered + (", more keys than are kept apart" if self.is_crowded else "")
+
 
 @dataclass(frozen=True, slots=True)
 class UpstreamStatus:
-    """One upstream."""
-
     name: str
     host: str
     port: int
@@ -118,32 +119,28 @@ class UpstreamStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueCounts:
-    """What is in one state."""
+class LaneStatus:
+    """A lane of the policy and what waits in it."""
 
+    name: str
+    share_percent: float
+    """Of what goes, while every lane has mail."""
+    ceiling_percent: int | None
+    """Of each limit's N, the most that it may hold; None: all."""
+    waiting_messages: int = 0
+    waiting_recipients: int = 0
+    oldest_age_ns: int = 0
+    """Of what waits, since acceptance; 0 where nothing does."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueCounts:
     messages: int = 0
     recipients: int = 0
     """Those still to do."""
     size_bytes: int = 0
     oldest_age_ns: int = 0
     """Since acceptance; 0 where there is none."""
-
-
-@dataclass(frozen=True, slots=True)
-class QueueTotals:
-    """Recipients that ever came in, and what became of each.  It must add up."""
-
-    accepted: int = 0
-    relayed: int = 0
-    bounced: int = 0
-    expired: int = 0
-    deleted: int = 0
-    queued: int = 0
-
-    @property
-    def imbalance(self) -> int:
-        """Return how many are unaccounted for; anything but 0 is a fault of ours."""
-        return self.accepted - self.relayed - self.bounced - self.expired - self.deleted - self.queued
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +162,6 @@ class PolicyStatus:
 
 @dataclass(frozen=True, slots=True)
 class DiskStatus:
-    """Room where the spool is."""
-
     free_bytes: int
     free_inodes: int | None
     """None where the file system has no fixed number of them."""
@@ -174,8 +169,6 @@ class DiskStatus:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All of it."""
-
     at_ns: int
     """Wall clock."""
     version: str
@@ -188,7 +181,7 @@ class Snapshot:
     upstreams: tuple[UpstreamStatus, ...]
     """In the order of the policy; the first is the default."""
     queue: Mapping[QueueState, QueueCounts]
-    ledger: QueueTotals
+    ledger: Totals
     policy: PolicyStatus
     disk: DiskStatus
     lanes: tuple[LaneStatus, ...] = ()
@@ -199,9 +192,20 @@ class Snapshot:
         return self.queue.get(state, _NOTHING)
 
 
+RecipientStatus = Literal["to do", "relayed", "bounced", "expired", "deleted"]
+
+
 @dataclass(frozen=True, slots=True)
-class QueuedMessage:
-    """One message in the queue: a line of the listing."""
+class RecipientView:
+    address: str
+    status: RecipientStatus
+    text: str = ""
+    """Why, where it failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageView:
+    """One message, as an operator sees it."""
 
     queue_id: QueueId
     state: QueueState
@@ -224,27 +228,12 @@ class QueuedMessage:
     lane: str = ""
     """Empty where the policy has none."""
 
-
-@dataclass(frozen=True, slots=True)
-class RecipientStatus:
-    """One recipient of one message."""
-
-    address: str
-    status: Literal["to do", "relayed", "bounced", "expired", "deleted"]
-    text: str = ""
-    """Why, where it failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class MessageDetail:
-    """One message, for `relay queue show`."""
-
-    message: QueuedMessage
-    client: str
-    helo: str
-    protocol: str
-    user: str | None
-    recipients: tuple[RecipientStatus, ...]
+    client: str = ""
+    """From here on only of a message that was read for `relay queue show`: a listing reads none."""
+    helo: str = ""
+    protocol: str = ""
+    user: str | None = None
+    recipient_statuses: tuple[RecipientView, ...] = ()
     """All, in the order of the envelope."""
     header: str = ""
     """The header section of the content as it is, foreign text; empty where it was not read."""
@@ -272,64 +261,52 @@ def public(snapshot: Snapshot) -> Snapshot:
     )
 
 
-def _seconds(span_ns: int) -> float:
-    return span_ns / SECOND_NS
+_NULL_WHERE_EMPTY = frozenset({
+    "refusing_because", "paused_because", "held_by", "last_error", "waiting_because", "reason", "upstream",
+    "lane",
+})  # fmt: skip
+
+
+def _json(value: object, *others: str) -> dict[str, Any]:
+    """Return a value for scripts, but for some of its fields: texts for instants, seconds for spans."""
+    told: dict[str, Any] = {}
+    for field in fields(value):  # type: ignore[arg-type]  # every caller has a dataclass
+        name, its = field.name, getattr(value, field.name)
+        if name in others:
+            continue
+        if name.endswith(("at_ns", "until_ns")):
+            told[name.removesuffix("_ns")] = rfc3339_or_none(its)
+        elif name.endswith("_ns"):
+            told[name.removesuffix("_ns") + "_seconds"] = its / SECOND_NS
+        elif isinstance(its, enum.StrEnum):
+            told[name] = its.value
+        else:
+            told[name] = None if its == "" and name in _NULL_WHERE_EMPTY else its
+    return told
 
 
 def to_json(snapshot: Snapshot) -> dict[str, Any]:
     """Return the snapshot as `relay status --json` and /status.json show it.
 
-    Every queue state is there; keys may be added, never renamed.
+    Every queue state is there; keys may be added, never renamed, and they are the fields' names.
     """
     ledger = snapshot.ledger
     return {
-        "at": rfc3339(snapshot.at_ns),
-        "version": snapshot.version,
-        "hostname": snapshot.hostname,
-        "condition": snapshot.condition.value,
-        "started_at": rfc3339_or_none(snapshot.started_at_ns),
-        "refusing_because": snapshot.refusing_because or None,
+        **_json(snapshot, "upstreams", "queue", "ledger", "policy", "disk", "lanes"),
         "upstreams": [_upstream_json(upstream, snapshot.at_ns) for upstream in snapshot.upstreams],
-        "lanes": [lane_json(lane) for lane in snapshot.lanes],
-        "queue": {state.value: _counts_json(snapshot.counts(state)) for state in QueueState},
-        "ledger": {
-            "accepted": ledger.accepted,
-            "relayed": ledger.relayed,
-            "bounced": ledger.bounced,
-            "expired": ledger.expired,
-            "deleted": ledger.deleted,
-            "queued": ledger.queued,
-            "imbalance": ledger.imbalance,
-        },
-        "policy": {
-            "sha256": snapshot.policy.sha256,
-            "loaded_at": rfc3339(snapshot.policy.loaded_at_ns),
-            "last_reload_ok": snapshot.policy.last_reload_ok,
-            "last_error": snapshot.policy.last_error or None,
-            "waiting_because": snapshot.policy.waiting_because or None,
-            "waiting_until": rfc3339_or_none(snapshot.policy.waiting_until_ns),
-        },
-        "disk": {"free_bytes": snapshot.disk.free_bytes, "free_inodes": snapshot.disk.free_inodes},
+        "lanes": [{**_json(each), "share_percent": round(each.share_percent, 3)} for each in snapshot.lanes],
+        "queue": {state.value: _json(snapshot.counts(state)) for state in QueueState},
+        "ledger": {**_json(ledger), "imbalance": ledger.imbalance},
+        "policy": _json(snapshot.policy),
+        "disk": _json(snapshot.disk),
     }
 
 
 def _upstream_json(upstream: UpstreamStatus, at_ns: int) -> dict[str, Any]:
     drained_ns = upstream.drained_at_ns
     return {
-        "name": upstream.name,
-        "host": upstream.host,
-        "port": upstream.port,
-        "state": upstream.state.value,
-        "paused_until": rfc3339_or_none(upstream.paused_until_ns),
-        "paused_because": upstream.paused_because or None,
-        "connections_open": upstream.connections_open,
-        "connections_idle": upstream.connections_idle,
-        "waiting_messages": upstream.waiting_messages,
-        "waiting_recipients": upstream.waiting_recipients,
-        "in_flight": upstream.in_flight,
-        "drained_at": rfc3339_or_none(drained_ns),
-        "drain_seconds": None if drained_ns is None else _seconds(drained_ns - at_ns),
-        "held_by": upstream.held_by or None,
+        **_json(upstream, "limits", "findings"),
+        "drain_seconds": None if drained_ns is None else (drained_ns - at_ns) / SECOND_NS,
         "limits": [_limit_json(limit, at_ns) for limit in upstream.limits],
         "findings": [{"at": rfc3339(each.at_ns), **finding_to_json(each)} for each in upstream.findings],
     }
@@ -339,57 +316,23 @@ def _limit_json(limit: LimitStatus, at_ns: int) -> dict[str, Any]:
     opens_ns = limit.opens_at_ns
     return {
         "limit": limit.label,
-        "unit": limit.unit,
-        "for_each": limit.for_each,
-        "key": limit.key,
-        "used": limit.used,
-        "count": limit.count,
+        **_json(limit, "upstream", "label", "policy_count", "is_crowded"),
         "policy_count": limit.policy_count or limit.count,
-        "most": limit.most,
         "crowded": limit.is_crowded,
-        "period_seconds": _seconds(limit.period_ns),
-        "opens_at": rfc3339_or_none(opens_ns),
-        "opens_in_seconds": 0.0 if opens_ns is None else _seconds(max(0, opens_ns - at_ns)),
+        "opens_in_seconds": 0.0 if opens_ns is None else max(0, opens_ns - at_ns) / SECOND_NS,
     }
 
 
-def _counts_json(counts: QueueCounts) -> dict[str, Any]:
-    return {
-        "messages": counts.messages,
-        "recipients": counts.recipients,
-        "size_bytes": counts.size_bytes,
-        "oldest_age_seconds": _seconds(counts.oldest_age_ns),
-    }
+READ_ONLY = ("client", "helo", "protocol", "user", "recipient_statuses", "header")
+"""The fields of a `MessageView` that only a message that was read has."""
 
 
-def message_to_json(message: QueuedMessage) -> dict[str, Any]:
+def message_to_json(message: MessageView) -> dict[str, Any]:
     """Return a message as a line of `relay queue --json` shows it."""
-    return {
-        "queue_id": message.queue_id,
-        "state": message.state.value,
-        "size_bytes": message.size_bytes,
-        "arrival_at": rfc3339(message.arrival_at_ns),
-        "reverse_path": message.reverse_path,
-        "recipients_left": message.recipients_left,
-        "recipients": list(message.recipients),
-        "reason": message.reason or None,
-        "next_attempt_at": rfc3339_or_none(message.next_attempt_at_ns),
-        "eta_at": rfc3339_or_none(message.eta_at_ns),
-        "upstream": message.upstream or None,
-        "held_by": message.held_by or None,
-        "lane": message.lane or None,
-    }
+    return {**_json(message, *READ_ONLY), "recipients": list(message.recipients)}
 
 
-def detail_to_json(detail: MessageDetail) -> dict[str, Any]:
+def detail_to_json(message: MessageView) -> dict[str, Any]:
     """Return a message as `relay queue show --json` shows it."""
-    return message_to_json(detail.message) | {
-        "client": detail.client,
-        "helo": detail.helo,
-        "protocol": detail.protocol,
-        "user": detail.user,
-        "recipient_statuses": [
-            {"address": r.address, "status": r.status, "text": r.text} for r in detail.recipients
-        ],
-        "header": detail.header,
-    }
+    statuses = [_json(each) for each in message.recipient_statuses]
+    return {**_json(message), "recipients": list(message.recipients), "recipient_statuses": statuses}

@@ -1,22 +1,21 @@
 """Connections to our HTTP servers: few, short, and the first to go.
 
-Guarantees: at most `most` at once, for one more the one that was idle for longest is closed;
-a request is there within REQUEST_SECONDS of its connection, an answer is taken within
-`answer_seconds` of its request, whoever reads or writes it slowly; a connection that is kept
-lasts KEEP_ALIVE_SECONDS.  Nothing of aiohttp's is made for a connection that says nothing.
-Does not: know what is asked for.
+Guarantees: at most `most` connections at once; one more closes the one that was idle longest.
+A connection is closed unless its request is complete within REQUEST_SECONDS and its answer is
+read within `answer_seconds`; an idle one after KEEP_ALIVE_SECONDS.  A silent connection costs no
+object of aiohttp's.  Does not: know any route.
 """
 
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import cast
 
 from aiohttp import web
 
 from relay.listener.door import Door, into_protocol
-from relay.mail.words import described
+from relay.mail.formats import described
 from relay.telemetry.events import Events
 
 MOST = 64
@@ -24,41 +23,71 @@ MOST = 64
 REQUEST_SECONDS = 5.0
 KEEP_ALIVE_SECONDS = 10.0
 BACKLOG = 128
+STOP_SECONDS = 1.0
+"""How long an answer may still take when the server stops."""
 
 
 class Visitors:
     """All connections to one server.  For one event loop."""
 
-    def __init__(self, *, answer_seconds: float, most: int = MOST) -> None:
-        """Nothing is open yet."""
+    def __init__(self, events: Events, where: str, *, answer_seconds: float, most: int = MOST) -> None:
+        """`where` is what an event calls the server."""
+        self._events = events
+        self._where = where
         self._answer_seconds = answer_seconds
         self._most = most
+        self._runner: web.AppRunner | None = None
         self._visits: dict[_Visit, None] = {}
         """Least recently active first."""
         self._answering: dict[object, _Visit] = {}
-        """By aiohttp's handler, who has asked something."""
+        """Those that sent something, by aiohttp's handler."""
         self._door: Door | None = None
 
-    def receive(self, bound: socket.socket, runner: web.AppRunner, events: Events, where: str) -> None:
-        """Accept connections for a runner of aiohttp that is set up."""
+    async def receive(
+        self, app: web.Application, bind: Callable[[], socket.socket], *, breaks_off: bool = False
+    ) -> socket.socket:
+        """Answer on the socket that `bind` makes, and return it.  Raises OSError, and then holds nothing.
+
+        `breaks_off`: whose client hangs up is not answered any further.
+        """
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=STOP_SECONDS,
+            keepalive_timeout=KEEP_ALIVE_SECONDS,
+            handler_cancellation=breaks_off,
+        )
+        await runner.setup()
         server = runner.server
         if server is None:
-            raise ValueError("a runner that is not set up")
+            raise AssertionError("a runner that is not set up")
+        try:
+            bound = bind()
+        except OSError:
+            await runner.cleanup()
+            raise
         bound.listen(BACKLOG)
+        self._runner = runner
         self._door = Door(
             bound,
             into_protocol(lambda: _Visit(self, server)),
-            lambda error: events.shortage(where=where, error=described(error)),
+            lambda error: self._events.shortage(where=self._where, error=described(error)),
         )
+        return bound
 
-    def close(self) -> None:
-        """Accept no more."""
+    async def close(self) -> bool:
+        """Accept no more, and wait a moment for answers under way; return whether anything was open."""
         if self._door is not None:
             self._door.close()
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+        return runner is not None
 
     @contextlib.contextmanager
     def asking(self, request: web.BaseRequest) -> Iterator[None]:
-        """Give whoever asks the time for an answer."""
+        """Give the connection of a request the time for an answer."""
         visit = self._answering.get(request.protocol)
         if visit is not None:
             self._touch(visit)
@@ -71,7 +100,7 @@ class Visitors:
                 visit.is_asking = False
 
     def enter(self, visit: "_Visit") -> None:
-        """Count a connection in; for one too many another one goes."""
+        """Count a connection in; if it is one too many, close another."""
         if len(self._visits) >= self._most:
             idle = (each for each in self._visits if not each.is_asking)
             next(idle, next(iter(self._visits))).abort()
@@ -79,7 +108,7 @@ class Visitors:
         visit.expire_in(REQUEST_SECONDS)
 
     def heard(self, visit: "_Visit", handler: object) -> None:
-        """Learn who handles a connection."""
+        """Remember which handler of aiohttp's has a connection."""
         self._answering[handler] = visit
 
     def leave(self, visit: "_Visit", handler: object) -> None:
@@ -105,12 +134,10 @@ class _Visit(asyncio.Protocol):
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to count."""
         self._transport = cast(asyncio.Transport, transport)
         self._visitors.enter(self)
 
     def data_received(self, data: bytes) -> None:
-        """Pass on what came."""
         if self._handler is None:
             self._handler = self._server()
             self._visitors.heard(self, self._handler)
@@ -118,11 +145,10 @@ class _Visit(asyncio.Protocol):
         self._handler.data_received(data)
 
     def eof_received(self) -> bool | None:
-        """Pass on the end of input; who has asked nothing gets nothing."""
+        """Pass on the end of input; a silent connection is closed."""
         return None if self._handler is None else self._handler.eof_received()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """End."""
         if self._deadline is not None:
             self._deadline.cancel()
         self._visitors.leave(self, self._handler)
@@ -130,17 +156,15 @@ class _Visit(asyncio.Protocol):
             self._handler.connection_lost(error)
 
     def pause_writing(self) -> None:
-        """Pass on that the other side does not read."""
         if self._handler is not None:
             self._handler.pause_writing()
 
     def resume_writing(self) -> None:
-        """Pass on that it does again."""
         if self._handler is not None:
             self._handler.resume_writing()
 
     def expire_in(self, seconds: float) -> None:
-        """Be closed then, unless this is called again."""
+        """Close after so many seconds, unless this is called again."""
         if self._deadline is not None:
             self._deadline.cancel()
         self._deadline = asyncio.get_running_loop().call_later(seconds, self.abort)

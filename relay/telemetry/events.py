@@ -15,19 +15,17 @@ import socket
 import traceback as tracebacks
 from collections.abc import Iterable, Mapping
 from string import Formatter
-from typing import Literal, TextIO
+from typing import Literal, NamedTuple, TextIO
 
 from relay.clock import SECOND_NS, Clock
 from relay.mail.envelope import Envelope, QueueId
-from relay.mail.times import rfc3339, rfc3339_or_none
-from relay.mail.words import Value, described, postfix_delay, shown_as_text
-from relay.queue.settlement import Fate
+from relay.mail.formats import Value, described, postfix_delay, rfc3339, rfc3339_or_none, shown_as_text
 from relay.smtp.reply import Phase
 from relay.telemetry.event_table import KINDS, Kind, Level
-from relay.telemetry.lines import CallSoon, LineWriter, is_journal, one_line
 from relay.telemetry.redaction import Redaction
-from relay.telemetry.stderr import UnwaitingStream
+from relay.telemetry.stderr import CallSoon, LineWriter, UnwaitingStream, is_journal, one_line
 from relay.throttle.limit_hints import Hint, Lowered
+from relay.verdicts.decision import Fate
 from relay.verdicts.outcome import Answer
 
 _LEVEL_NAMES = {level: level.name.lower() for level in Level}
@@ -42,7 +40,33 @@ SHORTAGE_AGAIN_NS = 60 * SECOND_NS
 
 
 MOST_REFUSALS = 100
-"""So many refusals of clients are told in a second, so that a flood of them is none of the log."""
+"""Refusals of clients that are logged in a second: a flood of them must not flood the log."""
+
+NO_PIECES: Mapping[str, str] = {}
+
+
+class Via(NamedTuple):
+    """What a transaction went over."""
+
+    upstream: str
+    relay: str
+    """`host[address]:port`."""
+    conn_use: int
+    tls: str | None
+
+
+NO_TRANSACTION = Via("", "none", 1, None)
+
+
+class Delays(NamedTuple):
+    """Where a message spent its time, in nanoseconds, in the order of Postfix."""
+
+    before_ns: int = 0
+    """Before the queue."""
+    queued_ns: int = 0
+    """In the queue and the throttle."""
+    connecting_ns: int = 0
+    transmitting_ns: int = 0
 
 
 class Events:
@@ -84,37 +108,30 @@ class Events:
         self._lines.collect(call_soon)
 
     def flush(self) -> None:
-        """Write what was collected."""
         self._tell_untold()
         self._lines.flush()
 
     def started(self, *, version: str, hostname: str, path: str) -> None:
-        """Tell that the relay begins."""
-        self._tell("started", {"version": version, "hostname": hostname, "path": path})
+        self._tell("started", version=version, hostname=hostname, path=path)
 
     def recovered(self, *, counts: Mapping[str, int], duration_ns: int) -> None:
-        """Tell what the start found in the spool."""
-        self._tell("recovered", {"counts": counts, "duration_seconds": _seconds(duration_ns)})
+        self._tell("recovered", counts=counts, duration_seconds=_seconds(duration_ns))
 
     def listening(self, *, listener: str, protocol: str) -> None:
         """Tell of an open address; `protocol` is smtp, http or control."""
-        self._tell("listening", {"listener": listener, "protocol": protocol})
+        self._tell("listening", listener=listener, protocol=protocol)
 
     def stopping(self, *, reason: str, in_flight: int) -> None:
-        """Tell that the relay was told to stop."""
-        self._tell("stopping", {"reason": reason, "in_flight": in_flight})
+        self._tell("stopping", reason=reason, in_flight=in_flight)
 
     def stopped(self, *, queued: int) -> None:
-        """Tell of a clean stop."""
-        self._tell("stopped", {"queued": queued})
+        self._tell("stopped", queued=queued)
 
     def connected(self, *, listener: str, client: str) -> None:
-        """Tell of a client's connection."""
-        self._tell("connected", {"listener": listener, "client": client})
+        self._tell("connected", listener=listener, client=client)
 
     def disconnected(self, *, listener: str, client: str, reason: str) -> None:
-        """Tell of the end of a client's connection."""
-        self._tell("disconnected", {"listener": listener, "client": client, "reason": reason})
+        self._tell("disconnected", listener=listener, client=client, reason=reason)
 
     def refused(self, *, listener: str, client: str, phase: str, reply: str) -> None:
         """Tell of a 4yz or 5yz reply to a client; of very many in a second, how many there were."""
@@ -128,30 +145,28 @@ class Events:
             return
         # Postfix names the reply to the final dot after what ended.
         shown = "END-OF-MESSAGE" if phase == "eod" else phase.upper()
-        fields: dict[str, Value] = {"listener": listener, "client": client, "phase": phase, "reply": reply}
-        self._tell("refused", fields, {"_phase": shown})
+        self._tell("refused", {"_phase": shown}, listener=listener, client=client, phase=phase, reply=reply)
 
     def refusals_untold(self, *, untold: int) -> None:
-        """Tell how many refusals were not told."""
-        self._tell("refusals_untold", {"untold": untold})
+        self._tell("refusals_untold", untold=untold)
 
     def accepted(
         self, *, listener: str, queue_id: QueueId, envelope: Envelope, size_bytes: int, commit_ns: int
     ) -> None:
-        """Tell of a message that became ours."""
-        fields: dict[str, Value] = {
-            "queue_id": queue_id,
-            "listener": listener,
-            "client": envelope.client,
-            "helo": envelope.helo,
-            "protocol": envelope.protocol,
-            "user": envelope.user,
-            "reverse_path": envelope.reverse_path,
-            "size_bytes": size_bytes,
-            "nrcpt": len(envelope.recipients),
-            "commit_seconds": _seconds(commit_ns),
-        }
-        self._tell("accepted", fields, {"_user": f", sasl_username={envelope.user}" if envelope.user else ""})
+        self._tell(
+            "accepted",
+            {"_user": f", sasl_username={envelope.user}" if envelope.user else ""},
+            queue_id=queue_id,
+            listener=listener,
+            client=envelope.client,
+            helo=envelope.helo,
+            protocol=envelope.protocol,
+            user=envelope.user,
+            reverse_path=envelope.reverse_path,
+            size_bytes=size_bytes,
+            nrcpt=len(envelope.recipients),
+            commit_seconds=_seconds(commit_ns),
+        )
 
     def waiting(
         self,
@@ -165,251 +180,214 @@ class Events:
         """Tell that a message has to wait for a limit; call it once for a message, not per wake-up."""
         self._tell(
             "waiting",
-            {
-                "queue_id": queue_id,
-                "upstream": upstream,
-                "lane": lane,
-                "reason": reason,
-                "until_at": rfc3339_or_none(until_at_ns),
-            },
+            queue_id=queue_id,
+            upstream=upstream,
+            lane=lane,
+            reason=reason,
+            until_at=rfc3339_or_none(until_at_ns),
         )
 
     def upstream_connected(self, *, upstream: str, relay: str, tls: str | None) -> None:
-        """Tell of a connection that is ready."""
-        self._tell("upstream_connected", {"upstream": upstream, "relay": relay, "tls": tls})
+        self._tell("upstream_connected", upstream=upstream, relay=relay, tls=tls)
 
     def delivery(
         self,
         *,
         queue_id: QueueId,
-        upstream: str,
         recipient: str,
         fate: Fate,
         answer: Answer,
-        delays_ns: tuple[int, int, int, int],
-        relay: str = "none",
-        conn_use: int = 1,
-        tls: str | None = None,
+        delays: Delays,
+        via: Via = NO_TRANSACTION,
     ) -> None:
-        """Tell what became of a recipient, and by which answer.
-
-        `delays_ns` is before the queue, queue and throttle, connecting, transmitting;
-        `relay` is `host[address]:port`.
-        """
-        fields: dict[str, Value] = {
-            "queue_id": queue_id,
-            "upstream": upstream,
-            "recipient": recipient,
-            "relay": relay,
-            "conn_use": conn_use,
-            "delay_seconds": _seconds(sum(delays_ns)),
-            "delays_seconds": [_seconds(delay_ns) for delay_ns in delays_ns],
-            "tls": tls,
-            "dsn": answer.status,
-            "status": fate.value,
-            "command": "." if answer.phase is Phase.EOD else answer.phase.value,
-            "code": answer.reply.code if answer.reply else None,
-            "text": answer.text,
-        }
+        """Tell what became of a recipient, and by which answer."""
         pieces = {
-            "_conn_use": f"conn_use={conn_use}, " if conn_use > 1 else "",
-            "_delay": postfix_delay(sum(delays_ns)),
-            "_delays": "/".join(map(postfix_delay, delays_ns)),
-            "_tls": f"tls={tls}, " if tls else "",
+            "_conn_use": f"conn_use={via.conn_use}, " if via.conn_use > 1 else "",
+            "_delay": postfix_delay(sum(delays)),
+            "_delays": "/".join(map(postfix_delay, delays)),
+            "_tls": f"tls={via.tls}, " if via.tls else "",
             "_status": "sent" if fate is Fate.RELAYED else fate.value,
         }
-        self._tell("delivery", fields, pieces)
+        self._tell(
+            "delivery",
+            pieces,
+            queue_id=queue_id,
+            upstream=via.upstream,
+            recipient=recipient,
+            relay=via.relay,
+            conn_use=via.conn_use,
+            delay_seconds=_seconds(sum(delays)),
+            delays_seconds=[_seconds(delay_ns) for delay_ns in delays],
+            tls=via.tls,
+            dsn=answer.status,
+            status=fate.value,
+            command="." if answer.phase is Phase.EOD else answer.phase.value,
+            code=answer.reply.code if answer.reply else None,
+            text=answer.text,
+        )
 
     def removed(self, *, queue_id: QueueId) -> None:
-        """Tell that a message is gone from the spool."""
-        self._tell("removed", {"queue_id": queue_id})
+        self._tell("removed", queue_id=queue_id)
 
     def report_published(self, *, queue_id: QueueId, report_id: QueueId) -> None:
-        """Tell of a report about failed recipients."""
-        self._tell("report_published", {"queue_id": queue_id, "report_id": report_id})
+        self._tell("report_published", queue_id=queue_id, report_id=report_id)
 
     def warning_published(self, *, queue_id: QueueId, report_id: QueueId) -> None:
-        """Tell of a warning that a message is late."""
-        self._tell("warning_published", {"queue_id": queue_id, "report_id": report_id})
+        self._tell("warning_published", queue_id=queue_id, report_id=report_id)
 
     def report_omitted(self, *, queue_id: QueueId, nrcpt: int) -> None:
-        """Tell of failed recipients of a message from `<>`, which no report may answer."""
-        self._tell("report_omitted", {"queue_id": queue_id, "nrcpt": nrcpt})
+        self._tell("report_omitted", queue_id=queue_id, nrcpt=nrcpt)
 
     def report_waiting(self, *, queue_id: QueueId) -> None:
-        """Tell that a report may not go yet."""
-        self._tell("report_waiting", {"queue_id": queue_id})
+        self._tell("report_waiting", queue_id=queue_id)
 
     def reports_capped(self, *, until_at_ns: int) -> None:
         """Tell that from now on reports wait; the next one goes then (wall clock)."""
-        self._tell("reports_capped", {"until_at": rfc3339(until_at_ns)})
+        self._tell("reports_capped", until_at=rfc3339(until_at_ns))
 
     def reports_uncounted(self, *, error: str) -> None:
-        """Tell that reports go uncounted."""
-        self._tell("reports_uncounted", {"error": error})
+        self._tell("reports_uncounted", error=error)
 
     def upstream_paused(self, *, upstream: str, reason: str, until_at_ns: int | None) -> None:
-        """Tell that an upstream rests."""
         until_at = rfc3339_or_none(until_at_ns)
-        self._tell("upstream_paused", {"upstream": upstream, "until_at": until_at, "reason": reason})
+        self._tell("upstream_paused", upstream=upstream, until_at=until_at, reason=reason)
 
     def upstream_stopped(self, *, upstream: str, reason: str) -> None:
-        """Tell that an upstream is not used until somebody acts."""
-        self._tell("upstream_stopped", {"upstream": upstream, "reason": reason})
+        self._tell("upstream_stopped", upstream=upstream, reason=reason)
 
     def sender_paused(self, *, upstream: str, reverse_path: str, reason: str, until_at_ns: int) -> None:
-        """Tell that the upstream refuses a sender, whose messages wait until then (wall clock)."""
-        fields: dict[str, Value] = {
-            "upstream": upstream,
-            "reverse_path": reverse_path,
-            "until_at": rfc3339(until_at_ns),
-            "reason": reason,
-        }
-        self._tell("sender_paused", fields)
+        self._tell(
+            "sender_paused",
+            upstream=upstream,
+            reverse_path=reverse_path,
+            until_at=rfc3339(until_at_ns),
+            reason=reason,
+        )
 
     def upstream_resumed(self, *, upstream: str) -> None:
-        """Tell that an upstream is used again."""
-        self._tell("upstream_resumed", {"upstream": upstream})
+        self._tell("upstream_resumed", upstream=upstream)
 
     def pause_unrecorded(self, *, upstream: str, error: str) -> None:
-        """Tell that a pause is not kept over a restart."""
-        self._tell("pause_unrecorded", {"upstream": upstream, "error": error})
+        self._tell("pause_unrecorded", upstream=upstream, error=error)
 
     def cut_off(self, *, upstream: str, finding: Hint) -> None:
-        """Tell what our history says of a refusal for having sent too much."""
-        fields: dict[str, Value] = {
-            "upstream": upstream,
-            "unit": finding.unit,
-            "sent": finding.sent,
-            "over_seconds": _seconds(finding.over_ns),
-            "per_seconds": _seconds(finding.per_ns),
-            "slots": finding.limit,
-            "named_slots": finding.named,
-            "charged_slots": finding.charged,
-            "suggested_slots": finding.suggested,
-        }
-        self._tell("cut_off", fields, {"_finding": str(finding)})
+        self._tell(
+            "cut_off",
+            {"_finding": str(finding)},
+            upstream=upstream,
+            unit=finding.unit,
+            sent=finding.sent,
+            over_seconds=_seconds(finding.over_ns),
+            per_seconds=_seconds(finding.per_ns),
+            slots=finding.limit,
+            named_slots=finding.named,
+            charged_slots=finding.charged,
+            suggested_slots=finding.suggested,
+        )
 
     def limit_lowered(self, *, upstream: str, lowered: Lowered) -> None:
-        """Tell that a limit is in force with a lower N than the policy's."""
-        fields: dict[str, Value] = {
-            "upstream": upstream,
-            "unit": lowered.unit,
-            "per_seconds": _seconds(lowered.per_ns),
-            "slots": lowered.limit,
-            "effective_slots": lowered.count,
-        }
-        self._tell("limit_lowered", fields)
+        self._tell(
+            "limit_lowered",
+            upstream=upstream,
+            unit=lowered.unit,
+            per_seconds=_seconds(lowered.per_ns),
+            slots=lowered.limit,
+            effective_slots=lowered.count,
+        )
 
     def keys_crowded(self, *, upstream: str, limit: str) -> None:
-        """Tell that a limit has more keys than it can keep apart."""
-        self._tell("keys_crowded", {"upstream": upstream, "limit": limit})
+        self._tell("keys_crowded", upstream=upstream, limit=limit)
 
     def boots_unrecorded(self, *, error: str) -> None:
-        """Tell that the ages of what is queued are not kept for the next boot."""
-        self._tell("boots_unrecorded", {"error": error})
+        self._tell("boots_unrecorded", error=error)
 
     def lessons_unrecorded(self, *, upstream: str, error: str) -> None:
-        """Tell that what refusals taught is not kept over a restart."""
-        self._tell("lessons_unrecorded", {"upstream": upstream, "error": error})
+        self._tell("lessons_unrecorded", upstream=upstream, error=error)
 
     def offers_unrecorded(self, *, upstream: str, error: str) -> None:
-        """Tell that what the connections offered is not kept over a restart."""
-        self._tell("offers_unrecorded", {"upstream": upstream, "error": error})
+        self._tell("offers_unrecorded", upstream=upstream, error=error)
 
     def history_begun(self, *, upstream: str, path: str) -> None:
-        """Tell that an account has no past that is known."""
-        self._tell("history_begun", {"upstream": upstream, "path": path})
+        self._tell("history_begun", upstream=upstream, path=path)
 
     def history_failed(self, *, upstream: str, error: str) -> None:
-        """Tell that a history could not be read or written."""
-        self._tell("history_failed", {"upstream": upstream, "error": error})
+        self._tell("history_failed", upstream=upstream, error=error)
 
     def shortage(self, *, where: str, error: str) -> None:
         """Tell that something has to wait for descriptors or memory; once a minute for each place."""
         now_ns = self._clock.boottime_ns()
         if now_ns >= self._tells_shortage_at_ns.get(where, now_ns):
             self._tells_shortage_at_ns[where] = now_ns + SHORTAGE_AGAIN_NS
-            self._tell("shortage", {"where": where, "error": error})
+            self._tell("shortage", where=where, error=error)
 
     def descriptors_short(self, *, where: str, descriptors: int, needed: int, connections: int) -> None:
-        """Tell that a process takes fewer connections than the policy allows."""
-        fields: dict[str, Value] = {
-            "where": where,
-            "descriptors": descriptors,
-            "needed": needed,
-            "connections": connections,
-        }
-        self._tell("descriptors_short", fields)
+        self._tell(
+            "descriptors_short", where=where, descriptors=descriptors, needed=needed, connections=connections
+        )
 
     def spool_failed(self, *, error: str) -> None:
-        """Tell that the disk failed the spool."""
-        self._tell("spool_failed", {"error": error})
+        self._tell("spool_failed", error=error)
 
     def corrupt(self, *, queue_id: str, reason: str) -> None:
         """Tell of a file that was set aside; `queue_id` is its name, which may be no id."""
-        self._tell("corrupt", {"queue_id": queue_id, "reason": reason})
+        self._tell("corrupt", queue_id=queue_id, reason=reason)
 
     def policy_loaded(self, *, path: str, sha256: str) -> None:
-        """Tell that a policy came into force."""
-        self._tell("policy_loaded", {"path": path, "sha256": sha256})
+        self._tell("policy_loaded", path=path, sha256=sha256)
 
     def policy_refused(self, *, path: str, faults: Iterable[str]) -> None:
-        """Tell of an edit that is not valid, a line for each fault."""
         for fault in faults:
-            self._tell("policy_refused", {"path": path, "fault": fault})
+            self._tell("policy_refused", path=path, fault=fault)
 
     def policy_waiting(self, *, path: str, sha256: str, reason: str, until_at_ns: int | None) -> None:
-        """Tell of an edit that is not in force yet, and why."""
         until_at = rfc3339_or_none(until_at_ns)
-        fields: dict[str, Value] = {"path": path, "sha256": sha256, "reason": reason, "until_at": until_at}
-        self._tell("policy_waiting", fields, {"_until": f" until {until_at}" if until_at else ""})
+        self._tell(
+            "policy_waiting",
+            {"_until": f" until {until_at}" if until_at else ""},
+            path=path,
+            sha256=sha256,
+            reason=reason,
+            until_at=until_at,
+        )
 
     def policy_needs_restart(self, *, path: str, keys: Iterable[str]) -> None:
-        """Tell of changed keys that a restart would bring into force."""
-        self._tell("policy_needs_restart", {"path": path, "keys": list(keys)})
+        self._tell("policy_needs_restart", path=path, keys=list(keys))
 
     def listener_died(self, *, listener: str, pid: int, status: str) -> None:
-        """Tell of a listener process that ended by itself."""
-        self._tell("listener_died", {"listener": listener, "pid": pid, "status": status})
+        self._tell("listener_died", listener=listener, pid=pid, status=status)
 
     def listener_restarted(self, *, listener: str, pid: int) -> None:
-        """Tell of the process that took its place."""
-        self._tell("listener_restarted", {"listener": listener, "pid": pid})
+        self._tell("listener_restarted", listener=listener, pid=pid)
 
     def held(self, *, queue_id: QueueId) -> None:
-        """Tell that an operator holds a message."""
-        self._tell("held", {"queue_id": queue_id})
+        self._tell("held", queue_id=queue_id)
 
     def released(self, *, queue_id: QueueId) -> None:
-        """Tell that an operator released a message."""
-        self._tell("released", {"queue_id": queue_id})
+        self._tell("released", queue_id=queue_id)
 
     def retried(self, *, queue_id: QueueId) -> None:
-        """Tell that an operator wants a message tried at once."""
-        self._tell("retried", {"queue_id": queue_id})
+        self._tell("retried", queue_id=queue_id)
 
     def deleted(self, *, queue_id: QueueId, nrcpt: int) -> None:
-        """Tell that an operator deleted a message, with so many recipients left."""
-        self._tell("deleted", {"queue_id": queue_id, "nrcpt": nrcpt})
+        self._tell("deleted", queue_id=queue_id, nrcpt=nrcpt)
 
     def log_lines_dropped(self, *, lines: int) -> None:
         """Tell of lines that are missing.  A stream that drops them tells so itself, in their place."""
-        self._tell("log_lines_dropped", {"lines": lines})
+        self._tell("log_lines_dropped", lines=lines)
 
     def fault(self, *, where: str, error: BaseException, client: str | None = None) -> None:
-        """Tell of a fault of our own, with the frames that it came through."""
         frames: list[str | float] = [
             f"{os.path.basename(frame.filename)}:{frame.lineno} {frame.name}"  # noqa: PTH119 - a name, no file
             for frame in tracebacks.extract_tb(error.__traceback__)[-8:]
         ]
-        fields: dict[str, Value] = {
-            "where": where,
-            "client": client,
-            "error": described(error),
-            "traceback": frames,
-        }
-        self._tell("fault", fields, {"_client": f" (client {client})" if client else ""})
+        self._tell(
+            "fault",
+            {"_client": f" (client {client})" if client else ""},
+            where=where,
+            client=client,
+            error=described(error),
+            traceback=frames,
+        )
 
     def _tell_untold(self) -> None:
         untold, self._refusals_untold = self._refusals_untold, 0
@@ -420,12 +398,12 @@ class Events:
         """Return the line that stands for lines that were dropped.  Called in the thread that writes them."""
         return self._told(KINDS["log_lines_dropped"], {"lines": count}, {})[0]
 
-    def _tell(self, name: str, fields: dict[str, Value], pieces: Mapping[str, str] | None = None) -> None:
+    def _tell(self, name: str, pieces: Mapping[str, str] = NO_PIECES, /, **fields: Value) -> None:
         kind = KINDS[name]
         if kind.level > self._level:
             return
         try:
-            for line in self._told(kind, fields, pieces or {}):
+            for line in self._told(kind, fields, pieces):
                 # An error may be the last thing that this process says.
                 self._lines.add(line, is_urgent=kind.level <= Level.ERROR)
         except Exception:  # noqa: BLE001 - mail goes on whatever is wrong with a line about it

@@ -14,7 +14,11 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter
 
 from relay.clock import SECOND_NS
+from relay.mail.envelope import Envelope, QueueId
+from relay.mail.formats import described
+from relay.telemetry.events import Events
 from relay.telemetry.metric_table import DISK_SECONDS
+from relay.verdicts.shortage import is_lack_of_means
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -33,8 +37,6 @@ USUAL_REJECTS = (
 
 @dataclass(slots=True)
 class OneListener:
-    """The counts of one address."""
-
     connections: Count = 0
     open: int = 0
     messages: Count = 0
@@ -52,13 +54,16 @@ class OneListener:
 
     def add(self, other: "OneListener") -> None:
         """Add all but `open`."""
-        self.connections += other.connections
-        self.messages += other.messages
-        self.recipients += other.recipients
-        self.size_bytes += other.size_bytes
-        self.faults += other.faults
-        self.lost_lines += other.lost_lines
-        self.commit_ns += other.commit_ns
+        for name in (
+            "connections",
+            "messages",
+            "recipients",
+            "size_bytes",
+            "faults",
+            "lost_lines",
+            "commit_ns",
+        ):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         self.commits = [mine + theirs for mine, theirs in zip(self.commits, other.commits, strict=True)]
         for name, count in other.rejects.items():
             phase, _, code = name.partition(" ")
@@ -91,21 +96,17 @@ class ListenerCounts:
             yield listener, counts, counts.open + elsewhere
 
     def opened(self, listener: str) -> None:
-        """Count a connection."""
         counts = self._of(listener)
         counts.connections += 1
         counts.open += 1
 
     def closed(self, listener: str) -> None:
-        """Count its end."""
         self._of(listener).open -= 1
 
     def rejected(self, listener: str, phase: str, code: str) -> None:
-        """Count a 4yz or 5yz reply."""
         self._of(listener).count_reject(phase, code)
 
     def accepted(self, listener: str, *, recipients: int, size_bytes: int, commit_ns: int) -> None:
-        """Count a message that became ours."""
         counts = self._of(listener)
         counts.messages += 1
         counts.recipients += recipients
@@ -114,11 +115,9 @@ class ListenerCounts:
         counts.commits[bisect_left(DISK_SECONDS, commit_ns / SECOND_NS)] += 1
 
     def fault(self, listener: str) -> None:
-        """Count a fault of our own."""
         self._of(listener).faults += 1
 
     def lost_lines(self, listener: str, count: int) -> None:
-        """Count lines of the log that were lost."""
         self._of(listener).lost_lines += count
 
     def take_delta(self) -> dict[str, Any]:
@@ -143,10 +142,49 @@ class ListenerCounts:
         self._open_elsewhere[source] = {listener: counts.open for listener, counts in counted.items()}
 
     def drop_source(self, source: str) -> None:
-        """Forget the open connections of a process that is gone."""
         self._open_elsewhere.pop(source, None)
 
     def _of(self, listener: str) -> OneListener:
         if (counts := self._counts.get(listener)) is None:
             counts = self._counts[listener] = OneListener()
         return counts
+
+
+class ListenerObserver:
+    """The `Observer` of `relay.listener.ports`: tells the log, and counts; in any process that listens."""
+
+    def __init__(self, events: Events, counts: ListenerCounts) -> None:
+        self._events = events
+        self._counts = counts
+
+    def connection_opened(self, listener: str, client: str) -> None:
+        self._counts.opened(listener)
+        self._events.connected(listener=listener, client=client)
+
+    def connection_closed(self, listener: str, client: str, reason: str) -> None:
+        self._counts.closed(listener)
+        self._events.disconnected(listener=listener, client=client, reason=reason)
+
+    def refused(self, listener: str, client: str, phase: str, reply: str) -> None:
+        self._counts.rejected(listener, phase, reply[:3])
+        self._events.refused(listener=listener, client=client, phase=phase, reply=reply)
+
+    def accepted(
+        self, listener: str, queue_id: QueueId, envelope: Envelope, size_bytes: int, commit_ns: int
+    ) -> None:
+        recipients = len(envelope.recipients)
+        self._counts.accepted(listener, recipients=recipients, size_bytes=size_bytes, commit_ns=commit_ns)
+        self._events.accepted(
+            listener=listener,
+            queue_id=queue_id,
+            envelope=envelope,
+            size_bytes=size_bytes,
+            commit_ns=commit_ns,
+        )
+
+    def fault(self, listener: str, client: str, error: BaseException) -> None:
+        if is_lack_of_means(error):
+            self._events.shortage(where=f"listener {listener}", error=described(error))
+            return
+        self._counts.fault(listener)
+        self._events.fault(where=f"listener {listener}", error=error, client=client)

@@ -1,6 +1,7 @@
 """Every number that the relay exposes to Prometheus: name, type, labels, meaning.  Pure, data only.
 
-`METRICS` is the reference; README repeats it and a test holds it to that.  Names and
+`METRICS` is the reference; docs/events-and-metrics.md
+repeats it and a test holds it to that.  Names and
 units follow Prometheus' rules (base units, `_total` for counters, no label without a
 bound: never an address).  `process_*` of prometheus_client is exposed beside these.
 
@@ -17,8 +18,6 @@ Source = Literal["live", "snapshot", "listener"]
 
 @dataclass(frozen=True, slots=True)
 class MetricRow:
-    """One row."""
-
     name: str
     type: Type
     source: Source

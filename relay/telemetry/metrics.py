@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client import disable_created_metrics as disable_created
 
 from relay.clock import SECOND_NS, Clock
+from relay.telemetry.events import Delays
 from relay.telemetry.metric_table import DELAY_PARTS, LABEL_VALUES, METRICS, USUAL_REPLIES, MetricRow
 from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.verdict import Verdict
@@ -55,11 +56,9 @@ class Metrics:
         self._touch(list(upstreams))
 
     def collector_failed(self) -> None:
-        """Count a scrape for which a collector found no numbers."""
         self._counters["relay_collector_errors_total"].inc()
 
     def attempted(self, upstream: str, outcome: Outcome, duration_ns: int) -> None:
-        """Count a transaction that reached an end."""
         self._counter("relay_attempts_total", upstream).inc()
         self._histogram("relay_attempt_duration_seconds", upstream).observe(duration_ns / SECOND_NS)
         if outcome.is_ambiguous:
@@ -74,17 +73,15 @@ class Metrics:
             last = self._gauge("relay_upstream_last_relayed_timestamp_seconds", upstream)
             last.set(self._clock.wall_ns() / SECOND_NS)
 
-    def relayed_after(self, delays_ns: tuple[int, int, int, int]) -> None:
-        """Count the delays of a transaction that was relayed, in the order of a delivery event."""
-        for part, delay_ns in zip(DELAY_PARTS, delays_ns, strict=True):
+    def relayed_after(self, delays: Delays) -> None:
+        """Count the delays of a transaction that was relayed."""
+        for part, delay_ns in zip(DELAY_PARTS, delays, strict=True):
             self._histogram("relay_delay_seconds", part).observe(max(0, delay_ns) / SECOND_NS)
 
     def connected(self, upstream: str) -> None:
-        """Count a connection that is ready for mail."""
         self._counter("relay_upstream_connects_total", upstream, "ready").inc()
 
     def connect_failed(self, upstream: str, answer: Answer) -> None:
-        """Count a connection that failed on the way to being ready."""
         self._counter("relay_upstream_connects_total", upstream, "failed").inc()
         self._count_reply(upstream, answer)
 
@@ -93,65 +90,50 @@ class Metrics:
         self._counter("relay_throttle_waits_total", upstream).inc()
 
     def reserved_after(self, upstream: str, wait_ns: int) -> None:
-        """Count how long a message was ready to go before its slot was reserved."""
         self._histogram("relay_throttle_wait_seconds", upstream).observe(max(0, wait_ns) / SECOND_NS)
 
     def decided(self, upstream: str, duration_ns: int) -> None:
-        """Count a decision taken on the history."""
         self._counter("relay_history_operations_total", upstream).inc()
         self._histogram("relay_history_duration_seconds", upstream).observe(duration_ns / SECOND_NS)
 
     def history_failed(self, upstream: str) -> None:
-        """Count a history that could not be read or written."""
         self._counter("relay_history_operations_total", upstream).inc()
         self._counter("relay_history_errors_total", upstream).inc()
 
     def upstream_paused(self, upstream: str) -> None:
-        """Count a pause or a stop."""
         self._counter("relay_upstream_pauses_total", upstream).inc()
 
     def cut_off(self, upstream: str) -> None:
-        """Count a refusal for having sent too much that was compared with the history."""
         self._counter("relay_upstream_cut_offs_total", upstream).inc()
 
     def sender_paused(self, upstream: str) -> None:
-        """Count a sender whose mail the upstream refuses."""
         self._counter("relay_sender_pauses_total", upstream).inc()
 
     def upstream_resumed(self, upstream: str) -> None:
-        """Count its end."""
         self._counter("relay_upstream_resumes_total", upstream).inc()
 
     def removed(self, reason: Literal["relayed", "bounced", "expired", "deleted"]) -> None:
-        """Count a message that left the queue."""
         self._counter("relay_queue_removed_total", reason).inc()
 
     def report_published(self, kind: Literal["report", "warning"]) -> None:
-        """Count a report or a warning."""
         self._counter("relay_reports_total", kind).inc()
 
     def report_capped(self) -> None:
-        """Count a report that has to wait."""
         self._counters["relay_reports_capped_total"].inc()
 
     def corrupt_found(self) -> None:
-        """Count a file that was set aside."""
         self._counters["relay_spool_corrupt_total"].inc()
 
     def spool_failed(self) -> None:
-        """Count a failure of the disk under the spool."""
         self._counters["relay_spool_errors_total"].inc()
 
     def policy_reloaded(self, *, is_ok: bool) -> None:
-        """Count an edit of the policy."""
         self._counter("relay_policy_reloads_total", "ok" if is_ok else "refused").inc()
 
     def fault(self) -> None:
-        """Count a fault of our own."""
         self._counters["relay_faults_total"].inc()
 
     def woke_late(self, lag_ns: int) -> None:
-        """Count how late the event loop woke up."""
         self._histograms["relay_event_loop_lag_seconds"].observe(max(0, lag_ns) / SECOND_NS)
 
     def _count_reply(self, upstream: str, answer: Answer) -> None:

@@ -1,15 +1,19 @@
-"""Standard error that nobody waits for: a bounded buffer, and a thread that writes it.
+"""Standard error that never blocks: a bounded buffer, and a thread that writes it.
 
-Guarantees: `write` never blocks, whatever became of who reads; what does not fit into
-MOST_HELD_BYTES is dropped and counted, and once the reader reads again a line in its place
-says how many lines are missing.  Lines keep their order and stay whole, also where several
+Guarantees: `write` never blocks, even if the reader is stuck.  Lines that do not fit into
+MOST_HELD_BYTES are dropped and counted; once the reader reads again, a line in their place says
+how many are missing.  Lines keep their order and stay whole, also where several
 threads write.  `drain` waits for a bounded time; what a reader does not take by then is lost.
 
 `divert` puts it in the place of `sys.stderr`, so that whatever else writes there (asyncio,
-aiohttp, an exception in a thread, the last words of the command line) waits for nobody either.
+aiohttp, an exception in a thread, the last words of the command line) does not block either.
 
 O_NONBLOCK instead of a thread would not do: it belongs to the open file description, which
 other programs share.
+
+`LineWriter` collects lines and writes them together once per turn of the event loop, in writes
+small enough that those of several processes on one pipe do not mix.  It never raises; `lines_lost`
+counts what could not be written.  One thread only.
 """
 
 import atexit
@@ -22,14 +26,19 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, TextIO
 
-from relay.telemetry.lines import WHOLE_WRITE_BYTES
+WHOLE_WRITE_BYTES = 4096
+"""PIPE_BUF of Linux: what one write puts into a pipe in one piece (pipe(7))."""
 
+LONGEST_LINE = 8000
+"""Characters; a reply of 2,000 and two addresses of the longest kind fit."""
+
+CallSoon = Callable[[Callable[[], None]], object]
 MOST_HELD_BYTES = 1024 * 1024
 """Some 5,000 lines: a reader that is slow for seconds loses none, one that is stuck costs no memory."""
 MOST_PARTIAL_CHARACTERS = 64 * 1024
 """Of a line without an end."""
 LAST_WORDS_SECONDS = 1.0
-"""How long the end of the program waits for who reads."""
+"""How long the end of the program waits for the reader."""
 
 
 class _Lines(NamedTuple):
@@ -71,7 +80,6 @@ class UnwaitingStream(io.TextIOBase):
 
     @property
     def lines_lost(self) -> int:
-        """Return how many lines were dropped, or could not be written."""
         return self._dropped + self._failed
 
     def write(self, text: str) -> int:
@@ -94,20 +102,16 @@ class UnwaitingStream(io.TextIOBase):
             return self._drained.wait_for(lambda: self._is_idle, within_seconds)
 
     def fileno(self) -> int:
-        """Return the descriptor that is written to."""
         return self._fd
 
     def isatty(self) -> bool:
-        """Return whether a terminal reads."""
         return os.isatty(self._fd)
 
     def writable(self) -> bool:
-        """Return True."""
         return True
 
     @property
     def encoding(self) -> str:  # type: ignore[override]  # a property there too, which typeshed does not say
-        """Return the encoding of what is written."""
         return "utf-8"
 
     def _add(self, whole: str) -> None:
@@ -164,7 +168,7 @@ class UnwaitingStream(io.TextIOBase):
             try:
                 left = left[os.write(self._fd, left) :]
             except BlockingIOError:
-                # Somebody who shares it made it so: wait as a blocking write does.
+                # A process that shares the descriptor set O_NONBLOCK: wait as a blocking write does.
                 _wait_until_writable(self._fd)
             except OSError:
                 # Gone, full, broken: the next line may find it well again, and begins as a line.
@@ -186,7 +190,7 @@ def divert() -> UnwaitingStream | None:
     try:
         stream = UnwaitingStream(sys.stderr.fileno())
     except (OSError, ValueError, AttributeError):
-        return None  # closed by who started us, or a test's
+        return None  # closed, or a test's
     sys.stderr = stream
     atexit.register(stream.drain)
     return stream
@@ -196,3 +200,70 @@ def drain(stream: TextIO) -> None:
     """Give the last words of a program that ends at once a moment to be read."""
     if isinstance(stream, UnwaitingStream):
         stream.drain()
+
+
+class LineWriter:
+    def __init__(self, stream: TextIO) -> None:
+        self.lines_lost = 0
+        self._stream = stream
+        self._collected: list[str] = []
+        self._call_soon: CallSoon | None = None
+        self._is_flush_due = False
+
+    def collect(self, call_soon: CallSoon | None) -> None:
+        """Write once per turn of a loop, given its `call_soon`; None: write each line at once."""
+        self._call_soon = call_soon
+        self.flush()
+
+    def add(self, line: str, *, is_urgent: bool) -> None:
+        """Add a line, without its end; an urgent one is written now, and all before it."""
+        self._collected.append(line + "\n")
+        if self._call_soon is None or is_urgent:
+            self.flush()
+        elif not self._is_flush_due:
+            try:
+                self._call_soon(self.flush)
+                self._is_flush_due = True
+            except RuntimeError:  # the loop is closed already
+                self.flush()
+
+    def flush(self) -> None:
+        lines, self._collected, self._is_flush_due = self._collected, [], False
+        chunk: list[str] = []
+        size_bytes = 0
+        for line in lines:
+            line_bytes = len(line.encode("utf-8", "replace"))
+            if chunk and size_bytes + line_bytes > WHOLE_WRITE_BYTES:
+                self._put(chunk)
+                chunk, size_bytes = [], 0
+            chunk.append(line)
+            size_bytes += line_bytes
+        if chunk:
+            self._put(chunk)
+
+    def _put(self, lines: list[str]) -> None:
+        try:
+            self._stream.write("".join(lines))
+            self._stream.flush()
+        except (OSError, ValueError):  # gone, full, closed, or an encoding that lacks a character
+            self.lines_lost += len(lines)
+
+
+def one_line(text: str) -> str:
+    """Return foreign text on one line, without anything that is not printable, cut to LONGEST_LINE."""
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else " " if c in "\t\r\n" else "?" for c in text)
+    return text[:LONGEST_LINE]
+
+
+def is_journal(stream: TextIO) -> bool:
+    """Return whether the stream is the one that systemd connected to the journal.
+
+    systemd.exec(5), $JOURNAL_STREAM: device and inode are compared, since a child may
+    inherit the variable and write elsewhere.
+    """
+    try:
+        status = os.fstat(stream.fileno())
+    except (OSError, ValueError, AttributeError):
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"

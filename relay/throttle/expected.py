@@ -43,6 +43,11 @@ class Limited:
     only: str | None = None
     """The one key that it is about, if it is about one alone: the lane of a ceiling."""
 
+    @property
+    def per_ns(self) -> int:
+        """Return the length of the window, its guard included."""
+        return self.span_ns
+
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
@@ -67,8 +72,6 @@ class Outlook:
     """How many recipients it took since it refused: one more may go at once.  None: as many as usual."""
     carried: tuple[int, ...] = ()
     """How many are in each of those under way; of interest with `taken`."""
-    rests_until_ns: Mapping[str, int] = field(default_factory=dict)
-    """By reverse path: senders whose mail waits."""
     max_messages: int = 1 << 30
     """Over one connection; of interest where connections are limited, as what follows."""
     idle_ns: int = 1 << 62

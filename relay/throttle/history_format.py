@@ -55,7 +55,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, cast, get_args
 
 from relay.mail.address import comparable, comparable_domain, folded
-from relay.smtp.reply import clean
+from relay.mail.text import clean
 from relay.throttle.limit import ForEach, Unit
 
 UNKNOWN = "%"

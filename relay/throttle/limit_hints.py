@@ -26,10 +26,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from pydantic import TypeAdapter, ValidationError
-
 from relay.clock import SECOND_NS
-from relay.mail.periods import elapsed, in_seconds, period
+from relay.mail.formats import elapsed, in_seconds, period
+from relay.mail.kept_format import KeptFormat
 from relay.throttle.limit import ForEach, Limit, Unit
 from relay.verdicts.pauses import SPAN_NS
 from relay.verdicts.verdict import Excess, Ruling, Span
@@ -288,28 +287,18 @@ def finding_to_json(finding: Hint) -> dict[str, int | float | str | None]:
     }
 
 
-_LESSONS = TypeAdapter(Lessons)
-
-
-def render(lessons: Lessons) -> bytes:
-    return _LESSONS.dump_json(lessons, indent=1) + b"\n"
-
-
-def parse(content: bytes) -> Lessons:
-    """Return what a file says.  Raises ValueError for what is none of ours."""
-    try:
-        lessons = _LESSONS.validate_json(content, strict=True)
-    except ValidationError as error:
-        raise ValueError(f"not a record of refusals: {error.error_count()} errors in it") from None
+def _fault(lessons: Lessons) -> str:
     # Nothing need have been sent where the upstream named its own N: something else used the account.
     counts = [number for each in lessons.findings for number in (each.suggested, each.sent + 1, each.per_ns)]
     counts += [each.charged + 1 for each in lessons.findings if each.charged is not None]
     counts += [each.named for each in lessons.findings if each.named is not None]
     counts += [number for each in lessons.lowered for number in (each.count, each.per_ns)]
     is_raised = any(each.count > each.limit for each in lessons.lowered)
-    if min(counts, default=1) < 1 or is_raised or len(counts) > 3 * MOST_KEPT:
-        raise ValueError("not a record of refusals: its numbers make no sense")
-    return lessons
+    is_wrong = min(counts, default=1) < 1 or is_raised or len(counts) > 3 * MOST_KEPT
+    return "its numbers make no sense" if is_wrong else ""
+
+
+LESSONS_FORMAT = KeptFormat(Lessons, "refusals", _fault)
 
 
 def _not_cleared(

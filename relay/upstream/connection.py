@@ -21,23 +21,25 @@ from pathlib import Path
 
 from relay.clock import Clock
 from relay.mail.envelope import Shape
+from relay.mail.text import clean
 from relay.policy.model import Mechanism, Tls
 from relay.policy.secrets import SecretError, open_authorities, trusting
 from relay.policy.shipped import standard_judge
 from relay.smtp.extensions import Extensions, extensions_of
-from relay.smtp.reply import Phase, Reply, clean
-from relay.upstream import sasl
+from relay.smtp.reply import Phase, Reply
+from relay.smtp.sasl import Credentials
+from relay.upstream.login import choose, log_in
 from relay.upstream.protocol import Broken, StrictProtocol
 from relay.upstream.step import Hello, StepProof
 from relay.upstream.timeouts import Timeouts
-from relay.upstream.transaction import Transaction, carry_out, unfit
+from relay.upstream.transaction import Channel, Exchange, Transaction, unfit
 from relay.verdicts.echo import ClientWords
 from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.shortage import is_lack_of_means
 from relay.verdicts.verdict import Judge, Layer, Verdict
 
 EHLO_NOT_KNOWN = frozenset({500, 502, 504})
-"""After these HELO may do, where they say nothing of us.  501 is about our name, 550 about us."""
+"""HELO may do after these, unless a rule says that they are about us; 501 is about our name, 550 about us."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,58 +77,34 @@ class NoMeans(Exception):  # noqa: N818 - a state of ours
 class Connection:
     """One open session; for one transaction at a time."""
 
-    def __init__(
-        self,
-        protocol: StrictProtocol,
-        extensions: Extensions,
-        timeouts: Timeouts,
-        *,
-        name: str,
-        opened_at_ns: int,
-        judge: Judge,
-        hello: Hello | None = None,
-    ) -> None:
-        """`hello` is how the upstream greeted us, by which it proves itself in step; without it, by QUIT."""
+    def __init__(self, channel: Channel, *, name: str, opened_at_ns: int) -> None:
         self.name = name
         """`host[address]:port`, for the log."""
         self.opened_at_ns = opened_at_ns
         """Boottime at which it became ready."""
         self.transactions = 0
         """How many were begun on it."""
-        self._protocol = protocol
-        self._extensions = extensions
-        self._timeouts = timeouts
-        self._judge = judge
-        self._proof = StepProof(protocol, hello)
-        self._tls = _tls_version(protocol)
+        self.tls = _tls_version(channel.protocol)
+        """As the library names it, such as `TLSv1.3`, or `none`."""
+        self.extensions = channel.extensions
+        """What the upstream offers, by the word of this connection."""
+        self.max_recipients = channel.extensions.max_recipients
+        """In a transaction, where the upstream says so (RFC 9422)."""
+        self._channel = channel
+        self._protocol = channel.protocol
 
     def __repr__(self) -> str:
-        return f"<Connection {self.name} {self._tls}, {self.transactions} transactions>"
-
-    @property
-    def tls(self) -> str:
-        """Return the version of TLS as the library names it, such as `TLSv1.3`, or `none`."""
-        return self._tls
-
-    @property
-    def max_recipients(self) -> int | None:
-        """Return how many recipients the upstream takes in a transaction, where it says so (RFC 9422)."""
-        return self._extensions.max_recipients
+        return f"<Connection {self.name} {self.tls}, {self.transactions} transactions>"
 
     @property
     def is_usable(self) -> bool:
         """Whether another transaction may be begun: alive, silent, and not used up (RFC 9422, MAILMAX)."""
-        most = self._extensions.max_transactions
+        most = self.extensions.max_transactions
         return self._protocol.is_quiet and (most is None or self.transactions < most)
-
-    @property
-    def extensions(self) -> Extensions:
-        """Return what the upstream offers, by the word of this connection."""
-        return self._extensions
 
     def unfit(self, shape: Shape) -> Answer | None:
         """Return why this connection cannot carry a message, as a DEFER, or None.  Sends nothing."""
-        return unfit(self._extensions, shape)
+        return unfit(self.extensions, shape)
 
     async def transact(self, transaction: Transaction) -> Outcome:
         """Carry out one transaction.
@@ -139,26 +117,17 @@ class Connection:
         is_reused = self.transactions > 0
         self.transactions += 1
         try:
-            return await carry_out(
-                self._protocol,
-                self._extensions,
-                self._timeouts,
-                transaction,
-                judge=self._judge,
-                proof=self._proof,
-                is_reused=is_reused,
-            )
+            return await Exchange(self._channel, transaction, is_reused=is_reused).run()
         except BaseException:
             # Crash here: the final dot was not sent, or its reply was not read.
             self._protocol.abort()
             raise
 
     async def close(self) -> None:
-        """Say QUIT, if there is anybody to say it to, and close; short, and never raises."""
-        await self._protocol.quit(self._timeouts.quit_s)
+        """Say QUIT if the connection is usable, and close; short, and never raises."""
+        await self._protocol.quit(self._channel.timeouts.quit_s)
 
     def abort(self) -> None:
-        """Close at once and say nothing."""
         self._protocol.abort()
 
 
@@ -183,15 +152,9 @@ class _Opening:
         except BaseException:
             self._protocol.abort()
             raise
-        return Connection(
-            self._protocol,
-            extensions,
-            self._timeouts,
-            name=self._name,
-            opened_at_ns=clock.boottime_ns(),
-            judge=self._account.judge,
-            hello=hello,
-        )
+        proof = StepProof(self._protocol, hello)
+        channel = Channel(self._protocol, extensions, self._timeouts, self._account.judge, proof)
+        return Connection(channel, name=self._name, opened_at_ns=clock.boottime_ns())
 
     async def _open(self) -> tuple[Extensions, Hello]:
         try:
@@ -230,7 +193,6 @@ class _Opening:
         return await self._hello()
 
     async def _connect(self, context: ssl.SSLContext | None) -> None:
-        """Connect to the first address that answers."""
         last = OSError("the name has no address")
         for address in await self._addresses():
             self._name = f"{self._account.host}[{address}]:{self._account.port}"
@@ -249,7 +211,7 @@ class _Opening:
                 connected.close()
                 raise
             else:
-                # The upstream has seen this one: whatever becomes of it, another address would be another.
+                # The upstream has counted this connection; another address would be a second one.
                 await self._begin(connected, context)
                 return
         raise last
@@ -291,7 +253,7 @@ class _Opening:
         return addresses
 
     async def _hello(self) -> tuple[Extensions, Hello]:
-        """Say EHLO, or HELO to who does not know it where nothing of EHLO is needed."""
+        """Say EHLO; or HELO, to an upstream that does not know EHLO, if nothing of it is needed."""
         name = self._account.helo_name.encode("ascii", "replace")
         line = b"EHLO " + name
         reply = await self._protocol.command(line, Phase.EHLO, self._timeouts.hello_s)
@@ -313,15 +275,12 @@ class _Opening:
         if account.user is None:
             return
         self._protocol.phase = Phase.AUTH
-        mechanism = sasl.choose(
-            extensions.mechanisms, account.mechanism, is_encrypted=account.tls is not Tls.NONE
-        )
+        mechanism = choose(extensions.mechanisms, account.mechanism, is_encrypted=account.tls is not Tls.NONE)
         if mechanism is None:
             offered = " ".join(sorted(extensions.mechanisms)).upper() or "none"
             raise self._unavailable(f"no usable mechanism to log in with; the upstream offers {offered}")
-        reply = await sasl.authenticate(
-            self._protocol, account.user, account.password or "", mechanism, self._timeouts.auth_s
-        )
+        credentials = Credentials(account.user, account.password or "")
+        reply = await log_in(self._protocol, credentials, mechanism, self._timeouts.auth_s)
         self._expect(reply, 235)
 
     def _expect(self, reply: Reply, code: int) -> None:
@@ -387,7 +346,6 @@ def _tls_version(protocol: StrictProtocol) -> str:
 
 
 def _why(error: OSError) -> str:
-    """Return an error of the network or of TLS in words."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the certificate was refused: {error.verify_message}"
     if isinstance(error, ssl.SSLError):

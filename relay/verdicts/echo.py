@@ -43,7 +43,7 @@ from itertools import islice
 from typing import Literal, NamedTuple, TypeVar
 
 from relay.mail.header import header_fields
-from relay.smtp.reply import MAX_TEXT_CHARACTERS, clean
+from relay.mail.text import MAX_TEXT_CHARACTERS, clean
 
 HEADER_BYTES = 16 * 1024
 """How much of a content's beginning is looked at for the fields that an upstream prints."""

@@ -21,9 +21,8 @@ import enum
 from dataclasses import dataclass, replace
 from typing import Self
 
-from pydantic import TypeAdapter, ValidationError
-
 from relay.clock import SECOND_NS
+from relay.mail.kept_format import KeptFormat, shift_ns
 
 LOOKS = 3
 """So many connections in a row that agree are no odd host."""
@@ -56,11 +55,9 @@ class Row:
 
     @property
     def is_believed(self) -> bool:
-        """Whether the upstream does not offer it."""
         return self.looks >= LOOKS
 
     def lacked(self, at_ns: int) -> Self:
-        """Return it with one connection more."""
         apart_ns = APART_AGAIN_NS if self.was_offered else APART_NS
         if self.is_believed or (self.looks and at_ns - self.last_at_ns < apart_ns):
             return self
@@ -140,36 +137,25 @@ class OffersRecord:
         """Return what is known, by the instants of this boot."""
         if boot_id == self.boot_id:
             return self.offers
-        # A wall clock that was set back makes looks less far apart, never more.
-        shift_ns = now_ns - max(0, wall_ns - self.wall_ns) - self.written_at_ns
+        by_ns = shift_ns(self.written_at_ns, self.wall_ns, now_ns, wall_ns)
         return replace(
             self.offers,
-            smtputf8=_shifted(self.offers.smtputf8, shift_ns),
-            eight_bit=_shifted(self.offers.eight_bit, shift_ns),
-            sizes=tuple((announced, _shifted(row, shift_ns)) for announced, row in self.offers.sizes),
+            smtputf8=_shifted(self.offers.smtputf8, by_ns),
+            eight_bit=_shifted(self.offers.eight_bit, by_ns),
+            sizes=tuple((announced, _shifted(row, by_ns)) for announced, row in self.offers.sizes),
         )
 
 
-def _shifted(row: Row, shift_ns: int) -> Row:
-    return replace(row, last_at_ns=row.last_at_ns + shift_ns) if row.looks else row
+def _shifted(row: Row, by_ns: int) -> Row:
+    return replace(row, last_at_ns=row.last_at_ns + by_ns) if row.looks else row
 
 
-_RECORD = TypeAdapter(OffersRecord)
-
-
-def render(record: OffersRecord) -> bytes:
-    """Return a record as the bytes of its file: JSON, for `cat`."""
-    return _RECORD.dump_json(record, indent=1) + b"\n"
-
-
-def parse(content: bytes) -> OffersRecord:
-    """Return what a file says.  Raises ValueError for what is none of ours."""
-    try:
-        record = _RECORD.validate_json(content, strict=True)
-    except ValidationError as error:
-        raise ValueError(f"not a record of offers: {error.error_count()} errors in it") from None
+def _fault(record: OffersRecord) -> str:
     announced = [size for size, _ in record.offers.sizes]
     rows = [record.offers.smtputf8, record.offers.eight_bit, *(row for _, row in record.offers.sizes)]
-    if announced != sorted(set(announced)) or any(row.last_at_ns > record.written_at_ns for row in rows):
-        raise ValueError("not a record of offers: its numbers are out of order")
-    return record
+    is_ordered = announced == sorted(set(announced))
+    is_past = all(row.last_at_ns <= record.written_at_ns for row in rows)
+    return "" if is_ordered and is_past else "its numbers are out of order"
+
+
+OFFERS_FORMAT = KeptFormat(OffersRecord, "offers", _fault)

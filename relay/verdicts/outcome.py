@@ -91,6 +91,11 @@ class Outcome:
     """
 
 
+def is_any_relayed(outcome: Outcome) -> bool:
+    """Return whether some of it went through."""
+    return Verdict.RELAYED in [answer.verdict for answer in outcome.answers]
+
+
 def gravest(answers: Iterable[Answer]) -> Answer | None:
     """Return the answer that says most of what is about us: a stop, else a pause, else None."""
     about_us = [answer for answer in answers if answer.is_about_us]

@@ -1,27 +1,26 @@
 """How long an upstream is paused, when it was, and how that is kept on disk.  Pure.
 
-A message may not grow old because its upstream refuses *us*: its age is the time since
-its arrival less the time that its upstream was paused since.  A pause that the next one
-follows without a success in between is one with it, the proving transaction included.
+A message's age is the time since its arrival less the time that its upstream was paused since: it may
+not grow old because its upstream refuses *us*.  A pause that the next one follows without a success in
+between is one with it, the proving transaction included.
 
-What is kept on disk is for courtesy, not for safety: it lets a restart go on with the
-pause instead of knocking at once at an upstream that extends a block at each attempt.
-Losing it costs that, and ages that include pauses.
+Losing the record loses no mail: a restart then knocks at once at an upstream that may extend its block
+for that, and ages include pauses.
 
-Instants are boottime of the current boot in nanoseconds; `PauseRecord.moved` brings those
-of another boot here.  When a pause ends is told by the wall clock: if that was set back
-meanwhile, the pause is as long again as it was when it was written, and never longer.  When
-the upstream was paused is told as ages are (`relay.mail.age`), since it is taken from them.
+Instants are boottime of the current boot in nanoseconds; `PauseRecord.moved` brings those of another
+boot here.  The wall clock tells when a pause ends: if it was set back meanwhile, the pause is as long
+again as it was when it was written, and never longer.  When the upstream was paused is told as ages
+are (`relay.mail.age`), since it is taken from them.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from pydantic import TypeAdapter, ValidationError
-
 from relay.clock import SECOND_NS
 from relay.mail.age import Here
+from relay.mail.kept_format import KeptFormat, shift_ns
+from relay.verdicts.health import Health
 from relay.verdicts.retry_after import LONGEST_RETRY_NS
 from relay.verdicts.verdict import Ruling, Span
 
@@ -53,12 +52,11 @@ def rest_ns(
 ) -> int:
     """Return how long to rest after a refusal that is about us.
 
-    As long as the upstream, or its rule, asks for.  Where it speaks of a window ("per
-    hour", "in 3600s"), until the oldest of what our own history has in that window leaves it,
-    as `leaves_in_ns` tells, but for no more than two days: then it is time to look; or for the
-    whole window where looking earlier makes it worse.
-    Else, and at least this once a pause did not help, our own back-off: 15 s, doubled
-    with each of `in_a_row` pauses without a success, or `step` times, up to 15 minutes.
+    As long as the upstream, or its rule, asks for.  Where it speaks of a window, until the oldest of
+    what our own history has in that window leaves it, as `leaves_in_ns` tells, but for no more than
+    two days; or for the whole window where looking earlier makes it worse.
+    Else, and at least this once a pause did not help, our own back-off: 15 s, doubled with each of
+    `in_a_row` pauses without a success, or `step` times, up to 15 minutes.
     """
     back_off_ns = min(LONGEST_NS, FIRST_NS << min(in_a_row if step is None else step, 10))
     if ruling is None:
@@ -128,8 +126,9 @@ class PauseRecord:
     wall_ns: int
     """The wall clock at that instant."""
     because: str
-    """Empty while the upstream is used."""
+    """Empty where a restart does not go on with its rest."""
     until_ns: int
+    """When its rest ends, or ended; 0 while the upstream is used."""
     in_a_row: int
     spans: tuple[Paused, ...]
     is_stopped: bool = False
@@ -137,24 +136,32 @@ class PauseRecord:
     doubts: str = ""
     """Why the shield stopped it, until it has proved itself or somebody acts; empty where it did not."""
 
+    @property
+    def health(self) -> Health:
+        """Return what the upstream was, as far as a restart has to know."""
+        if self.because:
+            if not self.is_stopped:
+                return Health.PAUSED
+            return Health.DOUBTED if self.doubts else Health.BARRED
+        return Health.PROVING if self.until_ns or self.in_a_row or self.doubts else Health.USED
+
     def moved(self, boot_id: str, now_ns: int, wall_ns: int, here: Here) -> Self:
         """Return it as it is to be read now; `here` brings an instant of a known boot into this one."""
         if boot_id == self.boot_id:
             return self
-        passed_ns = max(0, wall_ns - self.wall_ns)
-        shift_ns = now_ns - passed_ns - self.written_at_ns
-        until_ns = self.until_ns + shift_ns
+        by_ns = shift_ns(self.written_at_ns, self.wall_ns, now_ns, wall_ns)
+        until_ns = self.until_ns and self.until_ns + by_ns
 
         def moved(at_ns: int) -> int:
             here_ns = here(self.boot_id, at_ns)
-            return at_ns + shift_ns if here_ns is None else here_ns
+            return at_ns + by_ns if here_ns is None else here_ns
 
         # The one under way is over if it is so by the wall clock; it was under way until then.
         end_ns = FOREVER_NS if until_ns > now_ns else min(now_ns, moved(self.until_ns))
         return replace(
             self,
             boot_id=boot_id,
-            written_at_ns=self.written_at_ns + shift_ns,
+            written_at_ns=self.written_at_ns + by_ns,
             until_ns=until_ns,
             spans=tuple(
                 (moved(begin), max(moved(begin), end_ns) if end == FOREVER_NS else moved(end))
@@ -163,21 +170,10 @@ class PauseRecord:
         )
 
 
-_RECORD = TypeAdapter(PauseRecord)
-
-
-def render(record: PauseRecord) -> bytes:
-    """Return a record as the bytes of its file: JSON, for `cat`."""
-    return _RECORD.dump_json(record, indent=1) + b"\n"
-
-
-def parse(content: bytes) -> PauseRecord:
-    """Return what a file says.  Raises ValueError for what is none of ours."""
-    try:
-        record = _RECORD.validate_json(content, strict=True)
-    except ValidationError as error:
-        raise ValueError(f"not a record of pauses: {error.error_count()} errors in it") from None
+def _fault(record: PauseRecord) -> str:
     edges = [edge for span in record.spans for edge in span]
-    if edges != sorted(edges) or record.in_a_row < 0 or max(edges, default=0) > FOREVER_NS:
-        raise ValueError("not a record of pauses: its instants are out of order")
-    return record
+    is_sound = edges == sorted(edges) and record.in_a_row >= 0 and max(edges, default=0) <= FOREVER_NS
+    return "" if is_sound else "its instants are out of order"
+
+
+PAUSE_FORMAT = KeptFormat(PauseRecord, "pauses", _fault)

@@ -20,17 +20,14 @@ class Phrases:
         self._begin_words = begin_words
 
     def __eq__(self, other: object) -> bool:
-        """Return whether they say the same: then an edit has not changed them."""
         if not isinstance(other, Phrases):
             return NotImplemented
         return (self._phrases, self._begin_words) == (other._phrases, other._begin_words)
 
     def __hash__(self) -> int:
-        """Agree with `==`."""
         return hash(self._phrases)
 
     def are_in(self, text: str) -> bool:
-        """Return whether one of them is in the text."""
         return any(
             all(part in text for part in parts) and _is_in(text, parts, begins_word=self._begin_words)
             for parts in self._phrases

@@ -1,6 +1,6 @@
-"""The bounce shield: doubts refusals that look like one refusal of us, said many times.  Pure.
+"""Which refusals are not believed yet: the bounce shield, and refusals of which nobody knows whose they are.
 
-An upstream that cuts an account off may say so in words that no rule knows, to each
+The shield.  An upstream that cuts an account off may say so in words that no rule knows, to each
 recipient, with a permanent code; and where it counts what is sent, to some recipients
 only, while it takes others.  Believing it bounces a whole list.  So a permanent refusal
 of which nothing but the first digit is recognised (`Layer.DEFAULT`) is *unknown*, and:
@@ -29,11 +29,18 @@ The same words are the same text but for addresses, numbers and ids (`same_words
 counts as different: recipients, where it was said to RCPT; messages, where it was said to
 MAIL, DATA or the content, since one such refusal is about all recipients at once.
 
+Unproven refusals.  An upstream that hangs up right behind a refusal leaves it open whether the refusal
+answered its own command (`relay.upstream.step`).  Believed at once, an unasked reply bounces a recipient
+that the upstream would take; never believed, mail that an upstream refuses and hangs up on is sent to it
+for days.  So the recipient is deferred, and its refusal counts when the same words meet it again, on
+another connection.  Where the shield is off, this is done all the same.
+
 Memory is bounded, and lost at a restart but for the stop (`recall`): what was doubted then
 is asked and doubted again.
 Does not: know time, or touch a queue.
 """
 
+import operator
 import re
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -51,7 +58,7 @@ SEVERAL = 3
 MOST_WORDS = 100
 """Of how many words it is remembered whether they are true."""
 MOST_KEPT = 10_000
-"""How many doubted or stopped recipients are remembered for the operator; then the oldest are forgotten."""
+"""How many recipients are remembered as doubted, and as refused without proof; then the oldest go."""
 
 # Both begin where a word does, or a long one would be read again from each of its characters.
 _ADDRESS = re.compile(r"<[^<>]*>|(?<![^\s<>@])[^\s<>@]+@[^\s<>@]+")
@@ -65,13 +72,12 @@ class Suspect:
 
     queue_id: QueueId
     index: int
-    """Which recipient of the envelope."""
     answer: Answer
     """The refusal as it came."""
 
 
 class Shield:
-    """The shield of one upstream."""
+    """What is doubted of one upstream."""
 
     def __init__(self, in_a_row: int = 10, refused_percent: int = 50, *, is_off: bool = False) -> None:
         """Begin with nothing said; the numbers may be changed while it is used."""
@@ -94,6 +100,8 @@ class Shield:
         self._suspects: dict[tuple[QueueId, int], tuple[Suspect, int]] = {}
         """With how often the upstream had relayed when it was first refused."""
         self._relayed = 0
+        self._unproven: dict[tuple[QueueId, int], str] = {}
+        """Which words each recipient was told last, where nobody knows whether they were about it."""
 
     @property
     def suspects(self) -> tuple[Suspect, ...]:
@@ -106,23 +114,33 @@ class Shield:
         `asked` names each recipient of the transaction, index and address, in the order
         of the answers.
         """
-        if self.is_off:
-            return outcome
+        is_judged = not self.is_off
         trip: str | None = None
+        has_refusal = False
+        answers: list[Answer] = []
         for (index, recipient), answer in zip(asked, outcome.answers, strict=True):
-            trip = self._count(answer, recipient, queue_id) or trip
-            if answer.verdict is Verdict.RELAYED:
-                self._disprove((queue_id, index))
-        answers = tuple(
-            self._believed(Suspect(queue_id, index, answer), recipient, trip)
-            for (index, recipient), answer in zip(asked, outcome.answers, strict=True)
-        )
-        pause = gravest(answers) or outcome.pause
+            proven = (
+                self._proven(answer, (queue_id, index)) if answer.is_unproven or self._unproven else answer
+            )
+            answers.append(proven)
+            if is_judged and proven.verdict is Verdict.RELAYED:
+                self._relay((queue_id, index), recipient)
+            elif is_judged and _is_refusal(proven):
+                has_refusal = True
+                trip = self._count(proven, recipient, queue_id) or trip
+        if has_refusal:
+            answers = [
+                self._believed(Suspect(queue_id, index, answer), recipient, trip)
+                if _is_refusal(answer)
+                else answer
+                for (index, recipient), answer in zip(asked, answers, strict=True)
+            ]
+        if all(map(operator.is_, answers, outcome.answers)):
+            return outcome  # as nearly always
+        pause = gravest(answers)
         if trip is not None and pause is not None:
             pause = replace(pause, text=trip, is_doubted=True)
-        if answers == outcome.answers and pause is outcome.pause:
-            return outcome  # as nearly always
-        return replace(outcome, answers=answers, pause=pause)
+        return replace(outcome, answers=tuple(answers), pause=pause)
 
     def recall(self, because: str) -> None:
         """Be tripped as before a restart; empty where it was not."""
@@ -139,26 +157,37 @@ class Shield:
         for suspect in suspects:
             self._learn(same_words(suspect.answer), is_true=True)
 
-    def _disprove(self, key: tuple[QueueId, int]) -> None:
-        """Learn that a recipient was relayed, whatever it was told before."""
-        if (known := self._suspects.pop(key, None)) is not None:
-            self._learn(same_words(known[0].answer), is_true=False)
-
     def _learn(self, said: str, *, is_true: bool) -> None:
         self._is_true.pop(said, None)
         self._is_true[said] = is_true
         if len(self._is_true) > MOST_WORDS:
             del self._is_true[next(iter(self._is_true))]
 
+    def _proven(self, answer: Answer, key: tuple[QueueId, int]) -> Answer:
+        """Return a refusal for good where it said the same before; any other answer begins anew."""
+        before = self._unproven.pop(key, None)
+        if not answer.is_unproven:
+            return answer
+        said = same_words(answer)
+        if said == before:
+            return replace(answer, verdict=Verdict.BOUNCE, is_unproven=False)
+        self._unproven[key] = said
+        if len(self._unproven) > MOST_KEPT:
+            del self._unproven[next(iter(self._unproven))]
+        return answer
+
+    def _relay(self, key: tuple[QueueId, int], recipient: str) -> None:
+        """Count a recipient that was relayed; what it was told before was not true."""
+        self._relayed += 1
+        if self._said:
+            self._said, self._who = "", set()
+        self._tripped = ""
+        self._last.append(("", recipient))
+        if self._suspects and (known := self._suspects.pop(key, None)) is not None:
+            self._learn(same_words(known[0].answer), is_true=False)
+
     def _count(self, answer: Answer, recipient: str, queue_id: QueueId) -> str | None:
-        """Count one answer; return why the shield is tripped, if it is and this is a refusal."""
-        if answer.verdict is Verdict.RELAYED:
-            self._relayed += 1
-            self._said, self._who, self._tripped = "", set(), ""
-            self._last.append(("", recipient))
-            return None
-        if not _is_refusal(answer):
-            return None
+        """Count a refusal; return why the shield is tripped, if it is."""
         said, who = same_words(answer), _whom(answer, recipient, queue_id)
         if said != self._said:
             self._said, self._who = said, set()
@@ -181,7 +210,6 @@ class Shield:
         return ""
 
     def _told(self, said: str) -> set[str]:
-        """Return to whom of the last recipients this was said."""
         return {who for words, who in self._last if words == said}
 
     def _is_unknown(self, answer: Answer) -> bool:
@@ -193,8 +221,6 @@ class Shield:
 
     def _believed(self, suspect: Suspect, recipient: str, trip: str | None) -> Answer:
         answer, key = suspect.answer, (suspect.queue_id, suspect.index)
-        if not _is_refusal(answer):
-            return answer
         known = self._suspects.get(key)
         if trip is None and (not self._is_unknown(answer) or self._is_proven(suspect, recipient)):
             self._suspects.pop(key, None)

@@ -1,19 +1,16 @@
 """How carefully an upstream is used that refused us for too much, until it is trusted again.  Pure.
 
-After such a refusal nobody knows how much it takes.  A proving transaction of the usual
-size may be more than it ever takes at once: then it is refused, and charged, each time, and
-nothing goes for ever.  So the first goes to one recipient, and each later one to no more
-than were taken since, and one: 1, 2, 4, 8.  Whatever the upstream takes at all, mail goes.
+After such a refusal nobody knows how much it takes.  A proving transaction of the usual size may be
+more than it ever takes at once: then it is refused, and charged, each time, and nothing goes for ever.
+So the first goes to one recipient, and each later one to no more than were taken since, and one: 1, 2,
+4, 8.  Whatever the upstream takes at all, mail goes.
 
-Nor does one message that was taken end the block: where it speaks of a window ("per hour")
-and refuses again within an hour, the back-off begins one step below where it ended, instead
-of at its first.  So a long block is met with fewer looks each time, and no block is waited for
-much longer than it lasts.  Without a window the refusal may be one message's fault
-(`relay.verdicts.suspect_message`), and then everybody would wait longer for it.
+Nor does one message that was taken end a block.  Where the upstream speaks of a window ("per hour") and
+refuses again within an hour, the back-off begins one step below where it ended: a long block is met with
+fewer looks each time.  Without a window the refusal may be one message's fault, and then everybody would
+wait longer for it.
 """
 
-import heapq
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from relay.verdicts.pauses import PROBE_NS, window_ns
@@ -66,26 +63,6 @@ class SlowStart:
         if is_windowed:
             self._at_ns, self._step = now_ns, step
         return step
-
-
-class Foreseen:
-    """How an upstream will be trusted with more, where all that is sent to it is taken."""
-
-    def __init__(self, taken: int | None, under_way: Iterable[tuple[int, int]]) -> None:
-        """`taken` is as of `SlowStart`; `under_way` is when each transaction ends, and to how many."""
-        self._taken = taken
-        self._under_way = sorted(under_way)
-
-    def goes(self, recipients: int, end_ns: int) -> None:
-        """Have a transaction begin, to so many recipients."""
-        if self._taken is not None:
-            heapq.heappush(self._under_way, (end_ns, recipients))
-
-    def largest(self, usual: int, at_ns: int) -> int:
-        """Return how many recipients a transaction may have at an instant; instants ascend."""
-        while self._taken is not None and self._under_way and self._under_way[0][0] <= at_ns:
-            self._taken += heapq.heappop(self._under_way)[1]
-        return largest(usual, self._taken)
 
 
 def _is_too_much(ruling: Ruling | None) -> bool:

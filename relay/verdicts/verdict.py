@@ -165,7 +165,6 @@ class Rule:
             raise ValueError("later is about one recipient: only in phase rcpt")
 
     def matches(self, said: Said) -> bool:
-        """Return whether the row speaks of this refusal."""
         return (
             said.phase in self.phases
             and (self.code is None or self.code.match(said.code) is not None)
@@ -200,7 +199,6 @@ class Ruling:
 
     @property
     def layer(self) -> Layer:
-        """Return who decided."""
         return Layer.PHASE if self.rule is None else self.rule.layer
 
     @property
@@ -217,7 +215,6 @@ class Ruling:
 
     @property
     def words(self) -> str:
-        """Return the verdict as it is written in a rule."""
         pair = (self.verdict, self.scope)
         return next((words for words, known in WORDS.items() if known == pair), str(self.verdict))
 
@@ -237,11 +234,9 @@ class Judge:
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """Return the rules in the order of asking."""
         return self._rules
 
     def use(self, rules: Iterable[Rule]) -> None:
-        """Judge by these rules from now on."""
         self._rules = tuple(sorted(rules, key=lambda rule: rule.layer))
 
     def ruling(self, phase: Phase, reply: Reply, words: ClientWords = NOTHING_SAID) -> Ruling:
@@ -269,7 +264,6 @@ class Judge:
         return Ruling(Verdict.DEFER, scope, said=other.said, is_in_doubt=True)
 
     def _ruling(self, said: Said) -> Ruling:
-        """Return what the rules make of a refusal."""
         text = said.text
         for rule in self._rules:
             if rule.matches(said):

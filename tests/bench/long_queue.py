@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from relay.clock import SystemClock
+from relay.control.operations import Verb
 from relay.mail.envelope import Envelope
 from relay.spool.durable import RealDisk
 from relay.spool.maildir.drafts import MaildirIntake, prepare
@@ -73,8 +74,9 @@ async def _run(folder: Path, count: int) -> None:
     ids = [queued.queue_id for queued in relay.sender.scheduler]
     await _measured("edit of the lanes", relay.sender.apply(policy_of(folder, 1, rest=LANES)))
     await _measured("snapshot", relay.operator.snapshot())
-    for verb in ("hold", "release", "retry"):
-        await _measured(f"{verb} ALL", getattr(relay.operator, verb)(ids))
+    verbs: tuple[Verb, ...] = ("hold", "release", "retry")
+    for verb in verbs:
+        await _measured(f"{verb} ALL", relay.operator.act(verb, ids))
     await relay.sender.stop()
 
 

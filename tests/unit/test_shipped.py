@@ -1,22 +1,48 @@
-"""What is shipped beside the code is true, whole and usable: README, policies, lock, deploy."""
+"""What is shipped beside the code is true, whole and usable: pages, policies, lock, deploy."""
 
+import enum
 import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 import yaml
+from pydantic import BaseModel
 
+from relay.cli.main import relay
+from relay.policy.lane import LaneSettings
+from relay.policy.limits import LimitSettings
+from relay.policy.model import (
+    Auth,
+    Listen,
+    Policy,
+    Practice,
+    Reports,
+    Retry,
+    ShieldSettings,
+    TimeoutSettings,
+    Upstream,
+)
+from relay.policy.rules import VerdictRule
 from relay.policy.source import parse_policy
-from relay.telemetry.event_table import KINDS
+from relay.telemetry.event_table import FIELDS, KINDS
 from relay.telemetry.metric_table import METRICS
 from tests.proofs.peers import postfix, prometheus
 from tests.proofs.peers.demand import demand, missing_program
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
+ARCHITECTURE = ROOT / "ARCHITECTURE.md"
+DOCS = ROOT / "docs"
+EVENTS_AND_METRICS = DOCS / "events-and-metrics.md"
+PAGES = [README, ARCHITECTURE, *sorted(DOCS.glob("*.md"))]
+MOST_LINES = {README: 150, ARCHITECTURE: 250}
+TO_BE_MADE = {DOCS / "states.md", DOCS / "history-states.md"}
+"""Pages that are made of the tables of states, as soon as there is what makes them."""
 UNIT = ROOT / "deploy" / "relay.service"
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
 
@@ -48,19 +74,55 @@ def test_the_top_level_is_closed() -> None:
     _none(sorted({path.name for path in ROOT.iterdir()} - TOP_LEVEL - LEFT_BEHIND - {".git"}))
 
 
-def test_readme_lists_every_metric() -> None:
-    text = README.read_text()
-
-    _none([name for name in METRICS if f"`{name}`" not in text])
-
-
-def test_readme_lists_every_event() -> None:
-    text = README.read_text()
-
-    _none([name for name in KINDS if f"`{name}`" not in text])
+def _rows(page: str) -> Iterator[list[str]]:
+    """Yield the cells of each row of each table of a page."""
+    for line in page.splitlines():
+        if line.startswith("| ") and not line.startswith("| ---"):
+            yield [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
 
 
-def test_readme_lists_every_make_target() -> None:
+def _named(names: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def test_the_page_of_metrics_has_each_with_its_type_and_labels() -> None:
+    rows = [cells[:3] for cells in _rows(EVENTS_AND_METRICS.read_text())]
+
+    _none([m.name for m in METRICS.values() if [f"`{m.name}`", m.type, _named(m.labels)] not in rows])
+
+
+def test_the_page_of_events_has_each_with_its_level_and_fields() -> None:
+    rows = [cells[:3] for cells in _rows(EVENTS_AND_METRICS.read_text())]
+
+    _none(
+        [
+            k.name
+            for k in KINDS.values()
+            if [f"`{k.name}`", k.level.name.lower(), _named(k.fields)] not in rows
+        ]
+    )
+
+
+def test_the_page_of_events_has_each_field() -> None:
+    rows = [cells[0] for cells in _rows(EVENTS_AND_METRICS.read_text()) if len(cells) == 2]
+
+    _none([field for field in FIELDS if f"`{field}`" not in rows])
+
+
+def test_the_page_of_alerts_has_each_with_its_severity() -> None:
+    rules = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
+    rows = [cells[:2] for cells in _rows(EVENTS_AND_METRICS.read_text())]
+
+    _none([r["alert"] for r in rules if [f"`{r['alert']}`", r["labels"]["severity"]] not in rows])
+
+
+def test_readme_begins_with_the_two_commands() -> None:
+    commands = re.findall(r"(?m)^    (\S.*?)(?:  .*)?$", README.read_text())
+
+    assert commands[:2] == ["make run", "make test"]
+
+
+def test_architecture_lists_every_make_target() -> None:
     targets = re.search(r"(?m)^\.PHONY: (.*)$", (ROOT / "Makefile").read_text())
     assert targets is not None
 
@@ -68,13 +130,13 @@ def test_readme_lists_every_make_target() -> None:
         [
             target
             for target in targets[1].split()
-            if target not in {"help", "lint", "lock"} and f"make {target}" not in README.read_text()
+            if target not in {"help", "lint", "lock"} and f"make {target}" not in ARCHITECTURE.read_text()
         ]
     )
 
 
 @pytest.mark.parametrize(
-    "path", [README, ALERTS, ALERTS.with_name("alerts_test.yml")], ids=lambda path: path.name
+    "path", [*PAGES, ALERTS, ALERTS.with_name("alerts_test.yml")], ids=lambda path: path.name
 )
 def test_no_page_names_a_metric_that_is_not_there(path: Path) -> None:
     suffixed = {name + suffix for name in METRICS for suffix in ("", "_bucket", "_count", "_sum")}
@@ -85,6 +147,190 @@ def test_no_page_names_a_metric_that_is_not_there(path: Path) -> None:
     )
 
     _none(sorted(named - suffixed))
+
+
+@pytest.mark.parametrize("page", MOST_LINES, ids=lambda path: path.name)
+def test_the_first_pages_stay_short(page: Path) -> None:
+    assert len(page.read_text().splitlines()) <= MOST_LINES[page]
+
+
+def _anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings: lower case, no punctuation, a hyphen for each space."""
+    text = re.sub(r"(?ms)^```.*?^```$", "", page.read_text())
+    anchors: set[str] = set()
+    for heading in re.findall(r"(?m)^#+ (.*)$", text):
+        anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        anchors.add(next(a for a in (anchor, *(f"{anchor}-{n}" for n in range(1, 99))) if a not in anchors))
+    return anchors
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    text = re.sub(r"``.*?``|`[^`]*`", "", re.sub(r"(?ms)^ *```.*?^ *```$", "", page.read_text()))
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if target in TO_BE_MADE and not target.exists():
+            continue
+        is_there = target.exists() and (not anchor or anchor in _anchors(target))
+        broken += [] if is_there else [link]
+
+    _none(broken)
+
+
+def test_readme_or_architecture_links_to_every_page() -> None:
+    texts = README.read_text() + ARCHITECTURE.read_text()
+    linked = {(ROOT / name).resolve() for name in re.findall(r"\]\(([^)\s#]+)", texts)}
+
+    _none([page.name for page in PAGES if page not in linked | {README}])
+
+
+MINIMAL = {
+    "spool": "./spool",
+    "listen": [{"address": "127.0.0.1:2525", "clients": ["127.0.0.0/8"]}],
+    "upstreams": {"isp": {"host": "smtp.example.net"}},
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_every_example_of_a_policy_is_valid(page: Path) -> None:
+    """What an example leaves out is taken from a minimal policy."""
+    for _, example in re.findall(r"(?ms)^( *)```yaml\n(.*?)^\1```$", page.read_text()):
+        policy = yaml.safe_dump({**MINIMAL, **yaml.safe_load(example)})
+
+        assert parse_policy(policy.encode(), ROOT / "example.yaml").upstreams, example
+
+
+def test_the_examples_of_readme_are_whole_policies() -> None:
+    for example in re.findall(r"(?ms)^```yaml\n(.*?)^```$", README.read_text()):
+        assert parse_policy(example.encode(), ROOT / "example.yaml").upstreams
+
+
+SECOND_NS = 1_000_000_000
+UNITS = {
+    "ms": 1_000_000,
+    "s": SECOND_NS,
+    "m": 60 * SECOND_NS,
+    "h": 3600 * SECOND_NS,
+    "d": 86400 * SECOND_NS,
+    "M": 1 << 20,
+    "": 1,
+}
+SECTIONS: dict[str, tuple[type[BaseModel], str]] = {
+    "Top level": (Policy, ""),
+    "listen": (Listen, ""),
+    "upstreams": (Upstream, ""),
+    "limits": (LimitSettings, "limits[]."),
+    "verdicts": (VerdictRule, "verdicts[]."),
+    "shield": (ShieldSettings, "shield."),
+    "retry": (Retry, "retry."),
+    "reports": (Reports, "reports."),
+    "lanes": (LaneSettings, "lanes.NAME."),
+    "practice": (Practice, "practice."),
+}
+WITHIN: dict[str, dict[str, type[BaseModel]]] = {
+    "listen": {"timeouts": TimeoutSettings},
+    "upstreams": {"auth": Auth},
+}
+WITHOUT_A_ROW = {"timeouts"}
+"""A key that only groups others, all of which have a default."""
+
+
+def _keys(
+    section: type[BaseModel], prefix: str, within: dict[str, type[BaseModel]]
+) -> Iterator[tuple[str, object]]:
+    """Each key and its default; `...` of one that is required."""
+    for name, field in section.model_fields.items():
+        key = f"{prefix}{field.alias or name}"
+        yield key, ... if field.is_required() else field.default
+        if name in within:
+            yield from _keys(within[name], f"{key}.", {})
+
+
+def _says(cell: str, default: object) -> bool:
+    """Whether a cell of the column `default` tells it, or is there where it has no short form."""
+    written = cell.strip("`")
+    if default is ...:
+        return written == "required"
+    if default is True or default is False:
+        return written == str(default).lower()
+    if isinstance(default, enum.Enum):
+        return written == str(default.value)
+    if isinstance(default, int):
+        amount = re.fullmatch(r"([0-9]+)(ms|s|m|h|d|M|)", written)
+        return amount is not None and int(amount[1]) * UNITS[amount[2]] == default
+    return bool(written) and (not isinstance(default, str) or written == default)
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_the_page_of_the_policy_has_each_key_and_its_default(name: str) -> None:
+    page = (DOCS / "policy.md").read_text()
+    part = re.search(rf"(?ms)^## {name}$(.*?)(?=^## |\Z)", page)
+    assert part is not None
+    rows = {cells[0].strip("`"): cells[2] for cells in _rows(part[1]) if len(cells) > 3 and cells[0] != "key"}
+    section, prefix = SECTIONS[name]
+    keys = dict(_keys(section, prefix, WITHIN.get(name, {})))
+    for key in WITHOUT_A_ROW:
+        keys.pop(key, None)
+
+    _none(
+        [
+            f"{key}: {rows.get(key, 'no row')}"
+            for key, is_ in keys.items()
+            if not _says(rows.get(key, ""), is_)
+        ]
+    )
+    _none(sorted(set(rows) - set(keys)))
+
+
+def test_the_page_of_commands_has_each_and_its_options() -> None:
+    page = (DOCS / "commands.md").read_text()
+    context = click.Context(relay)
+    missing = []
+    for name in relay.list_commands(context):
+        command = relay.get_command(context, name)
+        part = re.search(rf"(?ms)^## relay {name}$(.*?)(?=^## |\Z)", page)
+        if command is None or part is None:
+            missing.append(name)
+            continue
+        verbs = dict(command.commands) if isinstance(command, click.Group) else {}
+        missing += [f"{name} {verb}" for verb in verbs if f"`relay {name} {verb} " not in part[1]]
+        options = {
+            option
+            for each in (command, *verbs.values())
+            for param in each.params
+            for option in param.opts
+            if option[:2] == "--"
+        }
+        missing += [
+            f"{name} {option}" for option in options - {"--help", "--policy"} if option not in part[1]
+        ]
+
+    _none(missing)
+
+
+def test_the_page_of_providers_has_each_preset() -> None:
+    shipped = yaml.safe_load((ROOT / "relay" / "policy" / "providers.yaml").read_text())["providers"]
+    rows = {cells[0]: cells[1:] for cells in _rows((DOCS / "providers.md").read_text()) if len(cells) == 6}
+    missing = []
+    for name, provider in shipped.items():
+        preset = provider["preset"]
+        where = f"`{preset['host']}`, {preset['port']}, {preset['tls']}"
+        limits = [
+            f"{count:,} {unit} per {limit['per']}"
+            for limit in preset.get("limits", ())
+            for unit, count in limit.items()
+            if unit != "per"
+        ]
+        cells = rows.get(f"`{name}`", [""] * 5)
+        told = (cells[0], cells[2], cells[4])
+        wanted = (where, "; ".join(limits) or "none: write your own", provider["source"])
+        missing += [] if told == wanted else [f"{name}: {told}, not {wanted}"]
+
+    _none(missing)
 
 
 @pytest.mark.parametrize("name", ["policy.yaml", "deploy/policy.yaml"])
@@ -116,7 +362,7 @@ def test_the_practice_upstream_and_its_account_agree() -> None:
     assert account.limits == (practice.limit,)
 
 
-def test_the_lock_pins_every_dependency_by_hash_and_names_no_registry() -> None:
+def test_the_lock_pins_by_hash_and_names_no_registry() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wanted = project["project"]["dependencies"] + project["project"]["optional-dependencies"]["test"]
     wanted += project["build-system"]["requires"]

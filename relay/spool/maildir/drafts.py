@@ -15,11 +15,13 @@ from dataclasses import replace
 
 from relay.clock import Clock
 from relay.mail.envelope import Envelope, QueueId
+from relay.mail.intake import Draft
 from relay.spool.durable import Disk, opened, sync_above
 from relay.spool.identity import Identities
 from relay.spool.maildir import message_file
 from relay.spool.maildir.headroom import NoHeadroom, why_no_room
 from relay.spool.maildir.layout import FORMAT, Layout
+from relay.spool.replacing import put_in_place
 
 
 class MaildirDraft:
@@ -36,7 +38,6 @@ class MaildirDraft:
         self._buffer: list[bytes] = []
 
     def append(self, chunk: bytes) -> None:
-        """Add content in memory."""
         self.content_bytes += len(chunk)
         self.crc = message_file.checksum(chunk, self.crc)
         self.eight_bit = self.eight_bit or not chunk.isascii()
@@ -44,7 +45,6 @@ class MaildirDraft:
 
     @property
     def buffered_bytes(self) -> int:
-        """Return how much content waits in memory."""
         return sum(map(len, self._buffer))
 
     def take_buffer(self) -> bytes:
@@ -73,19 +73,23 @@ class MaildirIntake:
         self._leaves_headroom = headroom
 
     def draft(self) -> MaildirDraft:
-        """Begin a message; no I/O."""
         return MaildirDraft(self._identities.next_id())
 
-    def spill(self, draft: MaildirDraft) -> None:
-        """Write what is buffered to disk.  Raises OSError; the draft is discarded then."""
+    def spill(self, draft: Draft) -> None:
+        ours = _ours(draft)
         try:
-            self._write(draft, draft.take_buffer())
+            self._write(ours, ours.take_buffer())
         except OSError:
-            self.discard(draft)
+            self._discard(ours)
             raise
 
-    def discard(self, draft: MaildirDraft) -> None:
-        """Forget a draft and what it wrote; never raises."""
+    def is_on_disk(self, draft: Draft) -> bool:
+        return _ours(draft).fd is not None
+
+    def discard(self, draft: Draft) -> None:
+        self._discard(_ours(draft))
+
+    def _discard(self, draft: MaildirDraft) -> None:
         draft.take_buffer()
         if draft.fd is None:
             return
@@ -96,9 +100,8 @@ class MaildirIntake:
             self._disk.close(draft.fd)
         draft.fd = None
 
-    def accept(self, drafts: Sequence[tuple[MaildirDraft, Envelope]]) -> list[OSError | None]:
-        """Publish messages durably as one batch; an error, and nothing queued, or None, for each."""
-        completed = [self._complete(draft, envelope) for draft, envelope in drafts]
+    def accept(self, drafts: Sequence[tuple[Draft, Envelope]]) -> list[OSError | None]:
+        completed = [self._complete(_ours(draft), envelope) for draft, envelope in drafts]
         results = [each if isinstance(each, OSError) else None for each in completed]
         whole = [i for i, error in enumerate(results) if error is None]
         # Crash here: drafts in tmp/, no 250 was sent; their locks died with us, clean-up removes them.
@@ -140,7 +143,6 @@ class MaildirIntake:
         return True
 
     def free(self) -> tuple[int, int | None]:
-        """Return free bytes and free inodes where messages are stored."""
         return self._disk.free(self._layout.folder("tmp"))
 
     def _complete(self, draft: MaildirDraft, envelope: Envelope) -> int | OSError:
@@ -214,6 +216,12 @@ class MaildirIntake:
         return None
 
 
+def _ours(draft: Draft) -> MaildirDraft:
+    if not isinstance(draft, MaildirDraft):
+        raise TypeError("a draft of another spool")
+    return draft
+
+
 def prepare(root: str, disk: Disk) -> None:
     """Create a spool's folders, or check that the one that is there is of our format.
 
@@ -233,12 +241,6 @@ def prepare(root: str, disk: Disk) -> None:
                 raise ValueError(f"{path} says {found[:60]!r}, which this version does not know")
         return
     # Several may start at once: each writes its own file, and whose name comes last does not matter.
-    draft = f"{path}.{os.getpid()}"
-    with contextlib.suppress(FileNotFoundError):
-        disk.unlink(draft)
-    with opened(disk, disk.open_new(draft)) as fd:
-        disk.write_all(fd, FORMAT)
-        disk.sync(fd)
     # Crash here: a file more that nobody looks at.
-    disk.rename(draft, path)
-    disk.sync_directory(root)
+    with opened(disk, put_in_place(disk, path, FORMAT, draft=f"{path}.{os.getpid()}")):
+        pass

@@ -10,8 +10,9 @@ keep.  Does not: decide what becomes of a message, or build reports.
 """
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+import os
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar, cast
 
 from relay.clock import Clock
 from relay.mail.envelope import Envelope, QueueId
@@ -25,24 +26,22 @@ from relay.spool.interface import (
     Note,
     Recovery,
     SetAside,
+    SpoolBusy,
     SpoolFull,
     Status,
     Totals,
 )
 from relay.spool.maildir import files, notes
-from relay.spool.maildir.arrivals import Arrivals
-from relay.spool.maildir.disk_faults import absence, faults
 from relay.spool.maildir.drafts import MaildirIntake, prepare
+from relay.spool.maildir.files import absence, faults
 from relay.spool.maildir.headroom import Reserve, gives_way
 from relay.spool.maildir.layout import Layout, is_queue_id
 from relay.spool.maildir.ledger import Ledger, fates_of
-from relay.spool.maildir.lock import take_lock
-from relay.spool.maildir.marks import verify, warn, write
+from relay.spool.maildir.message_file import Opened
 from relay.spool.maildir.quarantine import Quarantine, make_trigger
 from relay.spool.maildir.recent import Recent
 from relay.spool.maildir.recovery import forget_removals, recover, remove_abandoned_drafts
-from relay.spool.maildir.removal import remove_ended
-from relay.spool.maildir.unread import Unread
+from relay.spool.maildir.taking import Arrivals, Taker, Unread
 
 _Called = TypeVar("_Called")
 
@@ -64,7 +63,7 @@ class MaildirSpool:
         prepare(root, disk)
         self._layout = Layout(root)
         self._disk = disk
-        self._lock_fd = take_lock(self._layout, disk)
+        self._lock_fd = _take_lock(self._layout, disk)
         self._aside = Quarantine(disk, self._layout, on_corrupt)
         make_trigger(disk, self._layout, self._aside)
         self._intake = MaildirIntake(root, disk, clock, headroom=False)
@@ -72,8 +71,9 @@ class MaildirSpool:
         self._reserve = Reserve(self._layout, disk)
         self._reserve.keep()
         self._held: set[QueueId] = set()
-        self._arrivals = Arrivals(disk, self._layout, self._aside, self._try_to_set_aside)
-        self._left = Unread(disk, self._layout, self._ledger, self._aside, self._try_to_set_aside)
+        taker = Taker(disk, self._layout, self._aside, self._try_to_set_aside, disk.unlink)
+        self._arrivals = Arrivals(disk, self._layout, taker)
+        self._left = Unread(disk, self._layout, self._aside, taker)
         self._out_of_sight: set[QueueId] = set()
         """Messages that cannot be read, or are in corrupt/, and count as queued in the account."""
         self._memory = Recent()
@@ -82,11 +82,6 @@ class MaildirSpool:
         self._queued_recipients = 0
 
     def recover(self, sorter: Sorter | None = None, on_step: Callable[[], None] = lambda: None) -> Recovery:
-        """Read everything there is, finish what can be finished, set aside what is damaged.
-
-        `on_step` is called for each file or folder that was dealt with.
-        Raises OSError; the start must not go on then.
-        """
         found, recovery = recover(
             self._disk, self._layout, self._ledger, self._aside, sorter, on_step=on_step
         )
@@ -108,8 +103,9 @@ class MaildirSpool:
         """
         self._reserve.keep()
         with faults("new"):
-            taken = self._arrivals.take(most, lambda: self._memory.has_room, sorter)
-            left = self._left.take(most - len(taken), sorter)
+            ended = self._ledger.closed
+            taken = self._arrivals.take(most, lambda: self._memory.has_room, ended, sorter)
+            left = self._left.take(most - len(taken), ended, sorter)
         self._held.update(message.queue_id for message, is_held in left if is_held)
         taken += [message for message, _ in left]
         self._come_into_sight(taken)
@@ -124,7 +120,6 @@ class MaildirSpool:
         return [message.entry(is_held=message.queue_id in self._held) for message in taken]
 
     def sort(self, queue_ids: Sequence[QueueId], sorter: Sorter) -> dict[QueueId, str]:
-        """Return the lane of each message; one that cannot be read is met when its turn comes."""
         sorted_into = {}
         for queue_id in queue_ids:
             with contextlib.suppress(Corrupt, OSError):
@@ -134,7 +129,6 @@ class MaildirSpool:
         return sorted_into
 
     def load(self, queue_id: QueueId) -> Message:
-        """Read a message.  Raises Absent; Corrupt after setting it aside; OSError for a lack of our own."""
         if self._memory.whole(queue_id) is not None:
             # Who does not take what is at hand wants what is on the disk.
             self._memory.forget(queue_id)
@@ -144,12 +138,10 @@ class MaildirSpool:
         return message
 
     def at_hand(self, queue_id: QueueId) -> Message | None:
-        """Return a message as it was taken, if it is in memory yet; no I/O, and from any thread."""
         known = self._memory.whole(queue_id)
         return None if known is None else known.message(is_held=queue_id in self._held)
 
     def content(self, queue_id: QueueId) -> Generator[bytes, None, None]:
-        """Stream the content; raises Corrupt *before* the last chunk if the checksum is wrong."""
         path = self._path(queue_id)
         try:
             with absence(queue_id):
@@ -160,22 +152,16 @@ class MaildirSpool:
 
     @gives_way
     def note(self, noted: Mapping[QueueId, Sequence[Note]]) -> None:
-        """Make notes durable."""
         self._noted.update(noted)
         with faults("bounce"):
             notes.append(self._disk, self._layout, self._not_ended(noted))
 
     def notes(self, queue_id: QueueId) -> list[Note]:
-        """Return the notes about a message; some may be missing after damage."""
         with faults("bounce"):
             return notes.read(self._disk, self._layout, queue_id)
 
     @gives_way
     def mark(self, marks: Mapping[QueueId, Mapping[int, Status]]) -> None:
-        """Set status bytes durably, each verified to be TODO and of that recipient.
-
-        Raises Absent or Corrupt about one message after those of all others were set.
-        """
         fds: list[int] = []
         lost: Absent | Corrupt | None = None
         try:
@@ -185,12 +171,12 @@ class MaildirSpool:
                         known = self._known(queue_id)
                         with self._faults_of(queue_id) as path:
                             fds.append(self._disk.open_update(path))
-                            verify(self._disk, fds[-1], known, of_message)
+                            files.verify_marks(self._disk, fds[-1], known, of_message)
                     except (Absent, Corrupt) as loss:
                         self._memory.forget(queue_id)
                         lost = loss
                         continue
-                    self._count(queue_id, write(self._disk, fds[-1], known, of_message))
+                    self._count(queue_id, files.write_marks(self._disk, fds[-1], known, of_message))
                 # Crash here: some marks are durable, some are not; each that is not repeats its recipient.
                 for error in self._disk.sync_each(fds, content_only=True):
                     if error is not None:
@@ -203,15 +189,13 @@ class MaildirSpool:
 
     @gives_way
     def mark_warned(self, queue_id: QueueId) -> None:
-        """Remember durably that the sender was told of the delay."""
         with faults("status bytes"):
             known = self._known(queue_id)
             with self._faults_of(queue_id) as path, opened(self._disk, self._disk.open_update(path)) as fd:
-                warn(self._disk, fd, known)
+                files.write_warned(self._disk, fd, known)
                 self._disk.sync_content(fd)
 
     def postpone(self, queue_id: QueueId, next_attempt_at_ns: int) -> None:
-        """Keep the next attempt as a hint; not durable, never raises SpoolFault."""
         # A file may change while it waits for hours: it is read whole again then.
         self._memory.forget(queue_id)
         with (
@@ -222,10 +206,6 @@ class MaildirSpool:
 
     @gives_way
     def publish_report(self, queue_id: QueueId, envelope: Envelope, content: bytes) -> bool:
-        """Queue a report durably under its derived id; return False if it is there already.
-
-        Raises SpoolFull when there is no room for it; the message it is about must stay then.
-        """
         if queue_id in self._ledger.closed:
             # Relayed already, while there was no room to end the message that it is about.
             return False
@@ -233,12 +213,10 @@ class MaildirSpool:
             return self._intake.publish_once(queue_id, envelope, content)
 
     def make_room(self) -> bool:
-        """Give up the room that is kept for a full disk; return whether there was any."""
         return self._reserve.spend()
 
     @gives_way
     def finish(self, queue_ids: Sequence[QueueId]) -> None:
-        """Remove messages with nothing left to do, counting them in the ledger first."""
         known = {}
         for queue_id in queue_ids:
             # Absent: this is the second call, after there was no room in the first.
@@ -253,7 +231,7 @@ class MaildirSpool:
         with faults("removal"):
             paths = {queue_id: self._path(queue_id) for queue_id in known}
             reported = [q for q, message in known.items() if any(s.is_failure for s in message.statuses)]
-            remove_ended(self._disk, self._layout, paths, reported, self._noted)
+            _remove_ended(self._disk, self._layout, paths, reported, self._noted)
         for queue_id in queue_ids:
             self._held.discard(queue_id)
             self._memory.forget(queue_id)
@@ -266,16 +244,13 @@ class MaildirSpool:
 
     @gives_way
     def hold(self, *queue_ids: QueueId) -> None:
-        """Set messages aside, durably.  Raises Absent about one after all others were moved."""
         self._move([(q, self._layout.queued(q), self._layout.held(q)) for q in queue_ids])
 
     @gives_way
     def release(self, *queue_ids: QueueId) -> None:
-        """Bring held messages back, durably.  Raises Absent about one after all others were moved."""
         self._move([(q, self._layout.held(q), self._layout.queued(q)) for q in queue_ids])
 
     def clean_up(self) -> int:
-        """Remove drafts of dead listeners; return how many.  The next `take` reads again what was left."""
         with faults("clean-up"):
             removed = remove_abandoned_drafts(self._disk, self._layout, self._aside)
             self._aside.recount()
@@ -283,32 +258,26 @@ class MaildirSpool:
             return removed
 
     def totals(self) -> Totals:
-        """Return what ever came in and went, messages still queued included as far as they got."""
         ended = self._ledger.totals
         before = (ended.relayed, ended.bounced, ended.expired, ended.deleted)
         relayed, bounced, expired, deleted = map(sum, zip(before, *self._progress.values(), strict=True))
         return Totals(ended.accepted, relayed, bounced, expired, deleted, self._queued_recipients)
 
     def corrupt_count(self) -> int:
-        """Return how many files are set aside as corrupt."""
         return self._aside.count
 
     def set_aside_files(self, most: int) -> list[SetAside]:
-        """Return what is set aside, the first `most`, with why; damage never raises."""
         with faults("corrupt"):
             return self._aside.listed(most)
 
     def accepted_count(self) -> int:
-        """Return how many accepted messages no sender has taken yet."""
         with faults("new"):
             return sum(map(is_queue_id, self._disk.names(self._layout.folder("new"))))
 
     def free(self) -> tuple[int, int | None]:
-        """Return free bytes and free inodes where messages are stored."""
         return self._intake.free()
 
     def close(self) -> None:
-        """Let go of the spool."""
         self._ledger.close()
         self._disk.close(self._lock_fd)
 
@@ -316,7 +285,7 @@ class MaildirSpool:
         """Leave out what was counted out: it is the second call, after `finish` met a full disk."""
         return {q: called for q, called in called_for.items() if q not in self._ledger.closed}
 
-    def _come_into_sight(self, taken: Sequence[files.Opened]) -> None:
+    def _come_into_sight(self, taken: Sequence[Opened]) -> None:
         """Count no longer as out of sight, in full or as far as they got, what was taken and counts anew."""
         for queue_id in self._out_of_sight.intersection(message.queue_id for message in taken):
             self._out_of_sight.remove(queue_id)
@@ -326,11 +295,11 @@ class MaildirSpool:
     def _path(self, queue_id: QueueId) -> str:
         return self._layout.held(queue_id) if queue_id in self._held else self._layout.queued(queue_id)
 
-    def _read(self, queue_id: QueueId, *, with_content: bool) -> files.Opened:
+    def _read(self, queue_id: QueueId, *, with_content: bool) -> Opened:
         with self._faults_of(queue_id) as path:
             return files.read(self._disk, path, queue_id, with_content=with_content)
 
-    def _read_again(self, queue_id: QueueId) -> files.Opened:
+    def _read_again(self, queue_id: QueueId) -> Opened:
         """Read a message, but its recipients only if they are not known."""
         if (known := self._memory.known(queue_id)) is None:
             return self._read(queue_id, with_content=True)
@@ -351,7 +320,7 @@ class MaildirSpool:
             self._aside.tell_once(queue_id, f"cannot be read, and is left: {error.strerror}")
             raise
 
-    def _known(self, queue_id: QueueId) -> files.Opened:
+    def _known(self, queue_id: QueueId) -> Opened:
         known = self._memory.known(queue_id)
         return known or self._memory.remember(self._read(queue_id, with_content=False))
 
@@ -402,3 +371,53 @@ class MaildirSpool:
         with contextlib.suppress(OSError):
             # For the account only; the next start sees it there, if nobody removed it meanwhile.
             self._ledger.put_aside(queue_id)
+
+
+def _take_lock(layout: Layout, disk: Disk) -> int:
+    """Return the descriptor that holds the spool's lock.  Raises SpoolBusy, naming the holder."""
+    # Another file's lock, for no longer than this takes: who finds the spool taken finds whose it is too.
+    # Waiting, it never comes back without one.
+    naming = cast("int", disk.lock(layout.file("format"), wait=True))
+    with opened(disk, naming):
+        return _take_named_lock(layout, disk)
+
+
+def _take_named_lock(layout: Layout, disk: Disk) -> int:
+    path = layout.file("lock")
+    fd = disk.lock(path, wait=False)
+    if fd is None:
+        holder = ""
+        # The lock is what counts; who wrote what into the file is for people.
+        with contextlib.suppress(OSError), opened(disk, disk.open_read(path)) as reader:
+            text = disk.pread(reader, 32, 0).decode("ascii", "replace").strip()
+            holder = text if text.isdecimal() else ""
+        raise SpoolBusy(f"{layout.root} is held by process {holder or 'unknown'}")
+    # A full disk must not keep the sender from emptying the spool.
+    with contextlib.suppress(OSError):
+        disk.truncate(fd, 0)
+        disk.write_all(fd, b"%d\n" % os.getpid())
+    return fd
+
+
+def _remove_ended(
+    disk: Disk,
+    layout: Layout,
+    paths: Mapping[QueueId, str],
+    reported: Collection[QueueId],
+    noted: Collection[str],
+) -> None:
+    """Remove messages, durably those that were `reported`, and the notes of those that are `noted`.
+
+    Raises OSError; what is gone already is no error.
+    """
+    for path in paths.values():
+        # Crash here: counted and all done; the next start removes it, and counts it no more.
+        with contextlib.suppress(FileNotFoundError):
+            disk.unlink(path)
+    for folder in {paths[queue_id].rpartition("/")[0] for queue_id in reported}:
+        # Its report may be relayed from now on: the message must not come back and report again.
+        disk.sync_directory(folder)
+    for queue_id in [queue_id for queue_id in paths if queue_id in noted]:
+        # Also of one that was relayed in the end: its note may be of an attempt before a crash.
+        with contextlib.suppress(FileNotFoundError):
+            disk.unlink(layout.notes(queue_id))

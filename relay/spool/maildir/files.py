@@ -1,7 +1,8 @@
-"""Reading message files, and setting aside those that are none.
+"""Message files on the disk: read, marked, set aside; and what an error of the disk says of one.
 
 Guarantees: what is returned matched every length, checksum and id; what did not is
-`Corrupt` and can be moved to corrupt/, where nothing is sent or deleted.  A lack of our
+`Corrupt` and can be moved to corrupt/, where nothing is sent or deleted.  No byte is written into
+a file that is not the message that was read, or whose recipients changed.  A lack of our
 own (descriptors, memory) raises OSError and says nothing about the file.  So does
 Unreadable, where the disk gives no bytes: they may come the next time, from a disk that
 was away or another controller, so the message keeps its place.
@@ -10,18 +11,16 @@ was away or another controller, so the message keeps its place.
 import contextlib
 import errno
 import os
-from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
 
-from relay.mail.envelope import Envelope, QueueId
-from relay.queue.lanes import DEFAULT_LANE
+from relay.mail.envelope import QueueId
+from relay.mail.text import clean
 from relay.queue.sorting import Sorter
-from relay.smtp.reply import clean
 from relay.spool.durable import Disk, opened, why_a_strangers
-from relay.spool.interface import INLINE_BYTES, Corrupt, Entry, Message, Status
+from relay.spool.interface import INLINE_BYTES, Absent, Corrupt, SpoolFault, SpoolFull, Status
 from relay.spool.maildir import message_file
 from relay.spool.maildir.layout import Layout
+from relay.spool.maildir.message_file import Opened
 from relay.verdicts.shortage import NO_MEANS
 
 LONGEST_NAME_BYTES = 250
@@ -33,8 +32,6 @@ _NOT_NOW = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EUCLEAN, e
 _ABOUT_THE_FILE = frozenset(
     {errno.EPERM, errno.EACCES, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EBUSY}
 )
-_PLAUSIBLE_DEFERRAL_NS = 1_000_000_000
-"""A file modified less than this after its arrival was never postponed."""
 
 
 class StillArriving(Exception):  # noqa: N818 - a state, not an error
@@ -43,44 +40,6 @@ class StillArriving(Exception):  # noqa: N818 - a state, not an error
 
 class Unreadable(OSError):  # noqa: N818 - a state of the disk
     """The disk does not give us a file's bytes now, which says nothing about what they are."""
-
-
-@dataclass(slots=True)
-class Opened:
-    """A message file as read: everything but long content."""
-
-    queue_id: QueueId
-    header: message_file.Header
-    envelope: Envelope
-    statuses: list[Status]
-    offsets: "array[int]"
-    """Where each recipient's line begins in the file."""
-    modified_at_ns: int
-    content: bytes | None = field(repr=False)
-    lane: str = DEFAULT_LANE
-
-    @property
-    def next_attempt_at_ns(self) -> int | None:
-        """Return the hint that `postpone` left, if it did."""
-        is_postponed = self.modified_at_ns > self.envelope.arrival_at_ns + _PLAUSIBLE_DEFERRAL_NS
-        return self.modified_at_ns if is_postponed else None
-
-    def message(self, *, is_held: bool) -> Message:
-        """Return it as the sender sees it."""
-        return Message(
-            self.queue_id,
-            self.envelope,
-            self.header.shape,
-            tuple(self.statuses),
-            is_held,
-            self.header.is_warned,
-            self.content,
-            self.next_attempt_at_ns,
-        )
-
-    def entry(self, *, is_held: bool) -> Entry:
-        """Return what the scheduler keeps of it."""
-        return replace(self.message(is_held=is_held).entry, lane=self.lane)
 
 
 def is_our_own_lack(error: OSError) -> bool:
@@ -99,8 +58,31 @@ def is_about_the_file(error: OSError) -> bool:
 
 
 def is_not_now(error: OSError) -> bool:
-    """Return whether the disk does not give us a file's bytes now, which says nothing about what they are."""
     return error.errno in _NOT_NOW
+
+
+@contextlib.contextmanager
+def faults(what: str) -> Iterator[None]:
+    """Turn a lack of ours into SpoolFull, a failing disk into SpoolFault: memory and disk may differ then.
+
+    A sync that failed for lack of room is never taken for done: the call is made again from
+    its start, and that writes the same bytes again before it syncs them.
+    """
+    try:
+        yield
+    except OSError as error:
+        if is_our_own_lack(error):
+            raise SpoolFull(f"{what}: {error.strerror}") from error
+        raise SpoolFault(f"{what}: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def absence(queue_id: QueueId) -> Iterator[None]:
+    """Turn the lack of a message's file into Absent: somebody removed it by hand."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise Absent(queue_id) from error
 
 
 def read(
@@ -175,6 +157,8 @@ def write_marks_again(disk: Disk, found: Sequence[tuple[str, Opened]]) -> None:
     with contextlib.ExitStack() as stack:
         fds = []
         for path, message in found:
+            if message.statuses.count(Status.TODO) == len(message.statuses):
+                continue
             fds.append(stack.enter_context(opened(disk, disk.open_update(path))))
             try:
                 there = _read(disk, fds[-1], message.queue_id, with_content=False)
@@ -191,6 +175,41 @@ def write_marks_again(disk: Disk, found: Sequence[tuple[str, Opened]]) -> None:
                 raise error
 
 
+def verify_marks(disk: Disk, fd: int, known: Opened, marks: Mapping[int, Status]) -> None:
+    """Look whether a file still has these recipients, to do or marked so already.
+
+    Raises Corrupt where it changed under us, SpoolFault for a recipient who is known to
+    have another fate: that would be a fault of ours, which no file explains.
+    """
+    if disk.size(fd) != known.header.file_bytes:
+        raise Corrupt("its length changed while it was being sent")
+    for index, status in marks.items():
+        line = known.envelope.recipients[index].encode() + b"\n"
+        found = disk.pread(fd, len(line) + 1, known.offsets[index])
+        if found in (Status.TODO.value + line, status.value + line):
+            continue
+        if found == known.statuses[index].value + line:
+            raise SpoolFault(f"{known.queue_id}: recipient {index} is {known.statuses[index].name} already")
+        raise Corrupt(f"the line of recipient {index} changed while it was being sent")
+
+
+def write_marks(disk: Disk, fd: int, known: Opened, marks: Mapping[int, Status]) -> Iterator[Status]:
+    """Set status bytes, in the file and in memory; yield each of a recipient who was to do once it is set."""
+    for index, status in marks.items():
+        disk.write_at(fd, status.value, known.offsets[index])
+        before, known.statuses[index] = known.statuses[index], status
+        if before is Status.TODO:
+            yield status
+
+
+def write_warned(disk: Disk, fd: int, known: Opened) -> None:
+    """Write down that the sender was told of the delay.  Raises Corrupt for the file of another message."""
+    found = message_file.decode_header(disk.pread(fd, message_file.HEADER_BYTES, 0))
+    if not found.is_of_the_same_as(known.header):
+        raise Corrupt("it is the file of another message")
+    disk.write_at(fd, message_file.WARNED_BYTE, message_file.WARNED_OFFSET)
+
+
 def set_aside(disk: Disk, layout: Layout, path: str, prefix: str = "") -> None:
     """Move a file to corrupt/, never over another; `prefix` goes before its name.  Raises OSError."""
     folder = layout.folder("corrupt")
@@ -204,18 +223,7 @@ def set_aside(disk: Disk, layout: Layout, path: str, prefix: str = "") -> None:
     disk.rename(path, target)
 
 
-def drop_second_name(disk: Disk, path: str, home: str) -> None:
-    """Remove a name that a crash kept beside the one that a rename gave.
-
-    Raises Corrupt where it is another file, so a copy, and OSError.
-    """
-    if disk.inode(path) != disk.inode(home):
-        raise Corrupt("a message of this id is queued already")
-    disk.unlink(path)
-
-
 def describe(name: str) -> str:
-    """Return a foreign file's name as a log may show it."""
     return clean(name)[:80]
 
 
@@ -245,25 +253,16 @@ def _read(
     first = disk.pread(fd, _FIRST_READ_BYTES, 0)
     header = _header(disk, fd, first)
     raw = _part(disk, fd, first, header.envelope_offset, header.envelope_bytes)
-    recipients = message_file.decode_envelope(queue_id, header, raw)
-    content = _content(disk, fd, first, header) if with_content else None
-    lane = DEFAULT_LANE
+    message = message_file.decode_envelope(queue_id, header, raw)
+    if with_content:
+        message.content = _content(disk, fd, first, header)
     if sorter is not None:
         # Read already: it costs no call, and no memory longer than this.
-        lane = sorter.lane_of(
-            recipients.envelope, lambda: first[message_file.HEADER_BYTES : header.envelope_offset]
+        message.lane = sorter.lane_of(
+            message.envelope, lambda: first[message_file.HEADER_BYTES : header.envelope_offset]
         )
-    offsets = array("Q", (header.envelope_offset + offset for offset in recipients.offsets))
-    return Opened(
-        queue_id,
-        header,
-        recipients.envelope,
-        list(recipients.statuses),
-        offsets,
-        disk.modified_at_ns(fd),
-        content,
-        lane,
-    )
+    message.modified_at_ns = disk.modified_at_ns(fd)
+    return message
 
 
 def _header(disk: Disk, fd: int, first: bytes) -> message_file.Header:

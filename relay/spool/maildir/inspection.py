@@ -11,7 +11,8 @@ Does not: repair.  Starting is recovering, and what that does is what each findi
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,22 +20,21 @@ from relay.mail.envelope import QueueId
 from relay.spool.durable import Disk, opened, why_of_others
 from relay.spool.finding import STOPS_THE_START, Finding, unreadable
 from relay.spool.interface import Corrupt, Status
-from relay.spool.maildir import crash_remains, files, quarantine
-from relay.spool.maildir.headroom import is_reserve
-from relay.spool.maildir.layout import FORMAT, Layout, is_queue_id
-from relay.spool.maildir.ledger_inspection import ledger_findings, notes_findings
+from relay.spool.maildir import files, foreign, quarantine
+from relay.spool.maildir.layout import FORMAT, NOT_OUR_NAME, Layout, is_queue_id
+from relay.spool.maildir.ledger import Ledger
+from relay.spool.maildir.message_file import Opened
+from relay.spool.maildir.notes import parse
+from relay.spool.maildir.taking import Found, Look, look
 
 _FOLDERS = ("tmp", "new", "cur", "hold", "corrupt", "bounce")
 _FILES = ("lock", "ledger", "trigger", "format", "reserve", "boots", "control.sock")
-_REWRITES: dict[str, Callable[[Disk, int], bool]] = {
-    "ledger.new": crash_remains.is_draft_of_the_ledger,
-    "boots.new": crash_remains.is_draft_of_the_boots,
-}
-_KEPT: dict[str, Callable[[Disk, int], bool]] = {"reserve": is_reserve, "boots": crash_remains.is_boots}
 _REPORTS = ("reports", "reports.lock", "reports.new")
 """The history of the reports, of which `relay.throttle.history_check` tells."""
 _ASIDE = "moved to corrupt/ when the relay starts, never sent, never deleted"
 _NEW_ASIDE = "moved to corrupt/ when the relay next meets it, never sent, never deleted"
+_SEND_OR_REMOVE = "while no relay runs, move it to new/ to have it sent, or remove it"
+_NEW_ACCOUNT = "stop the relay, remove the file `ledger`, start: a new account begins"
 _LOOK = "look at it, and move it out of the spool if it is nobody's mail"
 
 
@@ -60,8 +60,8 @@ class Inspector:
         self._disk = disk
         self._locked = locked_inodes()
         self._seen = Inspection(root)
-        self._places: dict[QueueId, str] = {}
-        """Where each message that was read is."""
+        self._brought_home: dict[QueueId, str] = {}
+        """Where each message that was read is, which a start will have in its home."""
         self._recipients: dict[QueueId, int] = {}
         # Root looks for the relay, which it seldom runs; anybody else can only be its user.
         self._user = os.geteuid() or Path(root).stat().st_uid
@@ -75,14 +75,18 @@ class Inspector:
         seen.holder = self._holder()
         self._look_at_drafts()
         # In the order in which mail moves on: what moves meanwhile is seen twice rather than never.
-        tops = self._layout.folder("hold"), self._layout.folder("corrupt")
-        for folder in (self._layout.folder("new"), *self._layout.queued_folders(), *tops):
+        for folder in (
+            self._layout.folder("new"),
+            *self._layout.queued_folders(),
+            self._layout.folder("hold"),
+        ):
             self._each(folder)
+        self._each_set_aside(self._layout.folder("corrupt"))
         seen.messages = len(self._recipients)
         corrupt = {quarantine.subject_name(name) for name in self._names(self._layout.folder("corrupt"))}
         here = {*self._recipients, *corrupt}
-        seen.findings += notes_findings(self._disk, self._layout, here, self._failed)
-        seen.findings += ledger_findings(self._disk, self._layout, self._recipients, corrupt)
+        seen.findings += _notes_findings(self._disk, self._layout, here, self._failed)
+        seen.findings += _ledger_findings(self._disk, self._layout, self._recipients, corrupt)
         return seen
 
     def _find(self, path: str, kind: str, what: str, becomes: str, advice: str = "") -> None:
@@ -111,9 +115,9 @@ class Inspector:
             path = f"{layout.root}/{name}"
             if name in (*_FOLDERS, *_FILES, *_REPORTS):
                 continue
-            if name in _REWRITES and not self._is_ours(path, _REWRITES[name]):
+            if name in foreign.REWRITES and not self._is_ours(path, foreign.REWRITES[name]):
                 self._find(path, "foreign", "not written by us", _ASIDE, _LOOK)
-            elif name in _REWRITES or name.startswith("format."):
+            elif name in foreign.REWRITES or name.startswith("format."):
                 self._find(path, "leftover", "a rewrite that a crash cut off", "replaced by the next one")
             else:
                 self._find(path, "stray", "no file of ours", "left where it is, never looked at", _LOOK)
@@ -165,7 +169,7 @@ class Inspector:
                 elif is_needed and self._user in (0, found.st_uid) and found.st_mode & stat.S_IRUSR:
                     becomes = "used all the same"
                 self._find(path, "owner", what, becomes, f"chown it to user {self._user}, chmod 600")
-            elif name in _KEPT and not self._is_ours(path, _KEPT[name]):
+            elif name in foreign.KEPT and not self._is_ours(path, foreign.KEPT[name]):
                 self._find(path, "foreign", "not written by us", becomes, advice)
             elif name == "format":
                 with opened(self._disk, self._disk.open_read(path)) as fd:
@@ -177,89 +181,97 @@ class Inspector:
     def _is_ours(self, path: str, is_ours: Callable[[Disk, int], bool]) -> bool:
         """Return whether we may have written a file, also where the disk does not let us see that now."""
         try:
-            return quarantine.why_not_ours(self._disk, path, is_ours, self._disk.open_read) is None
+            return foreign.why_not_ours(self._disk, path, is_ours, self._disk.open_read) is None
         except OSError as error:
             if not files.is_not_now(error):
                 raise
             return True
 
     def _each(self, folder: str) -> None:
-        """Look at each file in a folder of messages."""
-        is_corner = folder == self._layout.folder("corrupt")
         for name in self._names(folder):
             path = f"{folder}/{name}"
             try:
-                fault = self._fault_of(path, quarantine.subject_name(name) if is_corner else name)
+                is_file = stat.S_ISREG((found := os.lstat(path)).st_mode)
             except FileNotFoundError:
                 continue  # it moved on
+            if not is_file:
+                self._tell(path, Look(Found.DAMAGED, f"{_kind(found)}, no message"))
+            else:
+                self._tell(path, look(self._disk, self._layout, path, self._reader(path)))
+
+    def _each_set_aside(self, folder: str) -> None:
+        becomes = "kept and counted, never sent, never deleted"
+        for name in self._names(folder):
+            path, queue_id = f"{folder}/{name}", quarantine.subject_name(name)
+            what, advice = "a message that can be read whole", _SEND_OR_REMOVE
+            try:
+                if not stat.S_ISREG((found := os.lstat(path)).st_mode):
+                    raise Corrupt(f"{_kind(found)}, no message")
+                if not is_queue_id(queue_id):
+                    raise Corrupt(NOT_OUR_NAME)
+                self._reader(path)(queue_id)
+            except FileNotFoundError:
+                continue
+            except Corrupt as fault:
+                what, advice = str(fault), "send by hand what is worth it, then remove it"
             except files.Unreadable as error:
                 self._seen.findings.append(unreadable(path, error.strerror))
                 continue
-            if is_corner:
-                self._tell_set_aside(path, fault)
-            elif fault is not None:
-                advice = "see in corrupt/ what it is, and what the log says"
-                self._find(path, "corrupt_message", fault, _NEW_ASIDE, advice)
-            else:
-                self._tell_place(path, QueueId(name))
+            self._find(path, "set_aside", what, becomes, advice)
 
-    def _fault_of(self, path: str, name: str) -> str | None:
-        """Return what is wrong with a file that ought to be a message; reads all of it."""
-        found = os.lstat(path)
-        if not stat.S_ISREG(found.st_mode):
-            return f"{_kind(found)}, no message"
-        if not is_queue_id(name):
-            return "not a name that we give"
-        if (why := self._why_a_strangers(path, found)) is not None:
-            return why
-        try:
-            message = files.read(self._disk, path, QueueId(name), with_content=False, is_shown_only=True)
-            for _ in files.stream(self._disk, path, message.queue_id):
+    def _reader(self, path: str) -> Callable[[QueueId], Opened]:
+        """Return what reads all of a message, its content too."""
+
+        def read(queue_id: QueueId) -> Opened:
+            if (why := self._why_a_strangers(path, os.lstat(path))) is not None:
+                raise Corrupt(why)
+            message = files.read(self._disk, path, queue_id, with_content=False, is_shown_only=True)
+            for _ in files.stream(self._disk, path, queue_id):
                 pass
-        except Corrupt as fault:
-            return str(fault)
-        if not path.startswith(self._layout.folder("corrupt")):
-            self._look_into(path, message)
-        return None
+            return message
+
+        return read
+
+    def _tell(self, path: str, seen: Look) -> None:
+        """Tell of a file in a folder of messages what the next start will do with it."""
+        match seen.found:
+            case Found.FOREIGN | Found.DAMAGED:
+                advice = "see in corrupt/ what it is, and what the log says"
+                self._find(path, "corrupt_message", seen.why, _NEW_ASIDE, advice)
+            case Found.UNREADABLE:
+                self._seen.findings.append(unreadable(path, seen.why))
+            case Found.SECOND_NAME:
+                what = f"a second name of {seen.other}, left by a crash"
+                self._find(path, "second_name", what, "dropped at the next start")
+            case Found.COPY:
+                advice = "compare the two; a restored backup is in use twice"
+                self._find(path, "copy", f"its id is also that of {seen.other}", _ASIDE, advice)
+        if seen.message is not None:
+            self._tell_of_message(path, seen.message)
+
+    def _tell_of_message(self, path: str, message: Opened) -> None:
+        queue_id = message.queue_id
+        home = self._layout.queued(queue_id)
+        other = self._brought_home.setdefault(queue_id, path)
+        inode, other_inode = self._disk.inode(path), self._disk.inode(other)
+        if other != path and inode is not None and other_inode is not None:
+            # The start brings the first one home, and then finds this one.
+            self._tell(path, Look(Found.SECOND_NAME if inode == other_inode else Found.COPY, other=other))
+            return
+        if any(status.is_failure for status in message.statuses) and message.envelope.reverse_path:
+            self._failed.add(queue_id)
+        if Status.TODO not in message.statuses:
+            what = "no recipient is left; a crash, or a full disk, came before its end"
+            becomes = "reported if that is owed, counted and removed at the next start"
+            self._find(path, "finished", what, becomes)
+        self._recipients.setdefault(queue_id, len(message.statuses))
+        if path != home and path.startswith(self._layout.folder("cur")):
+            self._find(path, "misplaced", f"belongs into {home}", "moved there at the next start")
 
     def _why_a_strangers(self, path: str, found: os.stat_result) -> str | None:
         """Return what keeps the relay's user from taking a file for its own."""
         users = {self._user, Path(path).parent.stat().st_uid}
         return why_of_others(found.st_uid, stat.S_IMODE(found.st_mode), users)
-
-    def _look_into(self, path: str, message: files.Opened) -> None:
-        if any(status.is_failure for status in message.statuses) and message.envelope.reverse_path:
-            self._failed.add(message.queue_id)
-        if Status.TODO not in message.statuses:
-            what = "no recipient is left; a crash, or a full disk, came before its end"
-            self._find(
-                path, "finished", what, "reported if that is owed, counted and removed at the next start"
-            )
-        self._recipients.setdefault(message.queue_id, len(message.statuses))
-
-    def _tell_set_aside(self, path: str, fault: str | None) -> None:
-        becomes = "kept and counted, never sent, never deleted"
-        if fault is None:
-            advice = "while no relay runs, move it to new/ to have it sent, or remove it"
-            self._find(path, "set_aside", "a message that can be read whole", becomes, advice)
-        else:
-            advice = "send by hand what is worth it, then remove it"
-            self._find(path, "set_aside", fault, becomes, advice)
-
-    def _tell_place(self, path: str, queue_id: QueueId) -> None:
-        other = self._places.setdefault(queue_id, path)
-        inode, other_inode = self._disk.inode(path), self._disk.inode(other)
-        if other == path or inode is None or other_inode is None:
-            pass
-        elif inode == other_inode:
-            what = f"a second name of {other}, left by a crash"
-            self._find(path, "second_name", what, "dropped at the next start")
-        else:
-            advice = "compare the two; a restored backup is in use twice"
-            self._find(path, "copy", f"its id is also that of {other}", _ASIDE, advice)
-        home = self._layout.queued(queue_id)
-        if path != home and path.startswith(self._layout.folder("cur")):
-            self._find(path, "misplaced", f"belongs into {home}", "moved there at the next start")
 
     def _look_at_drafts(self) -> None:
         folder = self._layout.folder("tmp")
@@ -271,7 +283,7 @@ class Inspector:
                 why = self._why_a_strangers(path, found) if is_ours else None
                 if is_ours:
                     with opened(self._disk, self._disk.open_read(path)) as fd:
-                        is_ours = why is None and crash_remains.is_draft(self._disk, fd, QueueId(name))
+                        is_ours = why is None and foreign.is_draft(self._disk, fd, QueueId(name))
             except FileNotFoundError:
                 continue  # published, or given up
             except OSError as error:
@@ -289,6 +301,111 @@ class Inspector:
                 self._find(path, "foreign", why or f"{_kind(found)}, not written by us", _ASIDE, _LOOK)
 
 
+def _notes_findings(
+    disk: Disk, layout: Layout, here: Collection[str], failed: Collection[QueueId]
+) -> Iterator[Finding]:
+    """Yield what is to be said of bounce/; `here` are ids in the spool, `failed` those that owe reasons."""
+    noted = set()
+    for name in sorted(
+        disk.names(layout.folder("bounce")) if disk.inode(layout.folder("bounce")) is not None else []
+    ):
+        path = f"{layout.folder('bounce')}/{name}"
+        aside = "moved to corrupt/ when the relay starts, never deleted"
+        if not is_queue_id(name):
+            yield Finding(path, "foreign", NOT_OUR_NAME, aside, "see what it is")
+            continue
+        try:
+            why = foreign.why_not_ours(disk, path, foreign.is_notes, disk.open_read)
+            content = _content_of(disk, path) if why is None else b""
+        except OSError as error:
+            if not files.is_not_now(error):
+                raise
+            yield unreadable(path, error.strerror, "the report may give no reasons")
+            noted.add(name)
+            continue
+        if why is not None:
+            yield Finding(path, "foreign", why, aside, "see what it is")
+            continue
+        noted.add(name)
+        if name not in here and not _is_there(disk, layout, QueueId(name)):
+            if foreign.why_not_ours(disk, path, foreign.is_notes_only, disk.open_read) is not None:
+                yield Finding(path, "foreign", "not only notes", aside, "see what it is")
+                continue
+            yield Finding(path, "leftover", "notes about a message that is gone", "removed at the next start")
+            continue
+        lines = content.split(b"\n")
+        bad = [number for number, line in enumerate(lines, start=1) if line and parse(line) is None]
+        if bad and bad[-1] < len(lines):
+            what = f"line {bad[0]} is no note, or one that a crash tore"
+            yield Finding(path, "torn_note", what, "skipped: the report will give no reason for it")
+    for queue_id in sorted(set(failed) - noted):
+        path = layout.notes(queue_id)
+        yield Finding(path, "no_notes", "is not there", "the report will say that the reason is not known")
+
+
+def _ledger_findings(
+    disk: Disk, layout: Layout, recipients: Mapping[QueueId, int], corrupt: Collection[str]
+) -> Iterator[Finding]:
+    """Yield what is to be said of the account, given what is in the spool."""
+    path = layout.file("ledger")
+    try:
+        if disk.length(path) is None or (
+            foreign.why_not_ours(disk, path, foreign.is_anything, disk.open_read) is not None
+        ):
+            return  # made at the next start; or told of already
+        content = _content_of(disk, path)
+    except OSError as error:
+        if not files.is_not_now(error):
+            raise
+        yield unreadable(path, error.strerror, STOPS_THE_START)
+        return
+    ledger, lines = _ledger(disk, layout, content), content.split(b"\n")
+    bad = [number for number, line in enumerate(lines, start=1) if line and not _is_whole(line)]
+    if bad and bad[0] >= len(lines):
+        yield Finding(
+            path, "torn_line", "its last line is torn, by a crash", "skipped: it was counted for nobody"
+        )
+    elif bad:
+        what = f"{len(bad)} damaged lines, the first is line {bad[0]}"
+        yield Finding(path, "damaged_ledger", what, "skipped: figures are wrong, no message is", _NEW_ACCOUNT)
+    for queue_id, count in sorted(ledger.open.items()):
+        if queue_id in recipients or queue_id in corrupt:
+            continue
+        if queue_id in ledger.aside:
+            what = f"{queue_id}, {count} recipients, was removed from corrupt/"
+            yield Finding(path, "removed", what, "counted as deleted at the next start")
+        elif not _is_there(disk, layout, queue_id) and not _has_ended(disk, layout, queue_id):
+            what = f"{queue_id}, {count} recipients, is in the account and in no folder"
+            advice = f"ask who removed it; restore it into new/, or else {_NEW_ACCOUNT}"
+            yield Finding(path, "missing", what, "counted as missing at each start", advice)
+
+
+def _is_there(disk: Disk, layout: Layout, queue_id: QueueId) -> bool:
+    """Return whether a message is anywhere by now: it may have moved while we looked."""
+    places = (layout.accepted, layout.queued, layout.held)
+    return any(disk.inode(place(queue_id)) is not None for place in places)
+
+
+def _has_ended(disk: Disk, layout: Layout, queue_id: QueueId) -> bool:
+    return queue_id not in _ledger(disk, layout, _content_of(disk, layout.file("ledger"))).open
+
+
+def _ledger(disk: Disk, layout: Layout, content: bytes) -> Ledger:
+    ledger = Ledger(layout, disk)
+    ledger.learn(content)
+    return ledger
+
+
+def _content_of(disk: Disk, path: str) -> bytes:
+    with opened(disk, disk.open_read(path)) as fd:
+        return disk.pread(fd, disk.size(fd), 0)
+
+
+def _is_whole(line: bytes) -> bool:
+    text, _, check = line.rpartition(b" ")
+    return check == b"%08x" % zlib.crc32(text)
+
+
 def locked_inodes() -> frozenset[int]:
     """Return the inode numbers of all files that somebody on this host holds with flock.
 
@@ -302,7 +419,6 @@ def locked_inodes() -> frozenset[int]:
 
 
 def _kind(found: os.stat_result) -> str:
-    """Return what a thing in a folder is."""
     kinds = (
         (stat.S_ISREG, "a file"),
         (stat.S_ISDIR, "a folder"),

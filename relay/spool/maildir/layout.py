@@ -14,7 +14,7 @@ about failed recipients and goes after its message.  An absent file never means
 "finished": what ends a message is its own status bytes.
 
 Beside them: `lock` (who may send), `ledger`, `trigger` (a FIFO), `control.sock`, `format`,
-`reserve` (see `room`), `reports` and `boots`, which the sender keeps.
+`reserve` (see `headroom`), `reports` and `boots`, which the sender keeps.
 """
 
 import zlib
@@ -24,6 +24,7 @@ from typing import Literal
 from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
 
 SPLITS = 64
+NOT_OUR_NAME = "not a name that we give"
 FORMAT = b"relay spool 1 maildir\n"
 
 
@@ -34,17 +35,14 @@ class Layout:
     root: str
 
     def folder(self, name: Literal["tmp", "new", "cur", "hold", "corrupt", "bounce"]) -> str:
-        """Return one of the folders."""
         return f"{self.root}/{name}"
 
     def file(
         self, name: Literal["lock", "ledger", "trigger", "format", "reserve", "boots", "control.sock"]
     ) -> str:
-        """Return one of the files beside the folders."""
         return f"{self.root}/{name}"
 
     def folders(self) -> list[str]:
-        """Return every folder, parents first."""
         tops = [self.folder(name) for name in ("tmp", "new", "cur", "hold", "corrupt", "bounce")]
         return [self.root, *tops, *self.queued_folders()]
 
@@ -53,27 +51,29 @@ class Layout:
         return [f"{self.root}/cur/{split:02d}" for split in range(SPLITS)]
 
     def queued_folder(self, queue_id: QueueId) -> str:
-        """Return the part of cur/ that a message belongs to."""
         return f"{self.root}/cur/{zlib.crc32(queue_id.encode()) % SPLITS:02d}"
 
     def draft(self, queue_id: QueueId) -> str:
-        """Return the path of a message that is being written."""
         return f"{self.folder('tmp')}/{queue_id}"
 
     def accepted(self, queue_id: QueueId) -> str:
-        """Return the path of a message that no sender has taken yet."""
         return f"{self.root}/new/{queue_id}"
 
     def queued(self, queue_id: QueueId) -> str:
-        """Return the path of a message in the queue."""
         return f"{self.queued_folder(queue_id)}/{queue_id}"
 
     def held(self, queue_id: QueueId) -> str:
-        """Return the path of a held message."""
         return f"{self.root}/hold/{queue_id}"
 
+    def before(self, path: str, queue_id: QueueId) -> list[str]:
+        """Return where a message of this id goes before the one at `path`: held, then in its queued home."""
+        places = [self.held(queue_id), self.queued(queue_id)]
+        return places[: places.index(path)] if path in places else places
+
+    def is_new(self, path: str) -> bool:
+        return path.startswith(f"{self.root}/new/")
+
     def notes(self, queue_id: QueueId) -> str:
-        """Return the path of the notes about a message's failed recipients."""
         return f"{self.root}/bounce/{queue_id}"
 
 

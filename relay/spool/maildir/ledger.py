@@ -20,7 +20,6 @@ crash tore counts for both.  The file is rewritten when it has grown long; befor
 removals that it tells of must be durable, because the new file forgets them.
 """
 
-import contextlib
 import re
 import zlib
 from collections.abc import Collection, Mapping, Sequence
@@ -30,10 +29,10 @@ from relay.mail.envelope import QueueId
 from relay.spool.durable import Disk, opened
 from relay.spool.identity import subject_of
 from relay.spool.interface import Status, Totals
-from relay.spool.maildir.crash_remains import is_draft_of_the_ledger
 from relay.spool.maildir.files import set_aside
+from relay.spool.maildir.foreign import is_draft_of_the_ledger, why_not_ours
 from relay.spool.maildir.layout import Layout, is_queue_id
-from relay.spool.maildir.quarantine import why_not_ours
+from relay.spool.replacing import put_in_place
 
 LINES_BEFORE_REWRITE = 100_000
 LARGEST_BYTES = 256 * 1024 * 1024
@@ -82,7 +81,6 @@ class Ledger:
 
     @property
     def is_long(self) -> bool:
-        """Whether it is time to rewrite it."""
         return self._lines > LINES_BEFORE_REWRITE + len(self.open)
 
     def rewrite(self, still_there: Collection[QueueId] = ()) -> int:
@@ -98,25 +96,16 @@ class Ledger:
         lines += [_line("in", queue_id, count) for queue_id, count in self.open.items()]
         lines += [_line("out", queue_id, 0, 0, 0, 0) for queue_id in kept]
         lines += [_line("aside", queue_id) for queue_id in sorted(self.aside & set(self.open))]
-        draft = self._path + ".new"
-        if self._disk.length(draft) is not None:
-            self._clear_the_way(draft)
-        fd = self._disk.open_new(draft)
         try:
-            self._disk.write_all(fd, b"".join(lines))
-            self._disk.sync(fd)
-            # Crash here: the old file, still true.
-            self._disk.rename(draft, self._path)
+            fd = put_in_place(self._disk, self._path, b"".join(lines), clear_the_way=self._clear_the_way)
         except OSError:
-            self._disk.close(fd)
-            with contextlib.suppress(OSError):
-                # Where the disk is full, half a file only makes it fuller.
-                self._disk.unlink(draft)
+            if self._fd is not None and not self._disk.leads_to(self._path, self._fd):
+                # The new one took its place and may not be durable: the next line brings another.
+                self.close()
             raise
         self.close()
         self._fd, self._lines = fd, len(lines)
         self._is_torn = self._is_doubtful = False
-        self._disk.sync_directory(self._root)
         self.closed = set(kept)
         return fd
 
@@ -193,7 +182,6 @@ class Ledger:
         return count
 
     def close(self) -> None:
-        """Let go of the file."""
         if self._fd is not None:
             self._disk.close(self._fd)
             self._fd = None
@@ -267,7 +255,6 @@ class Ledger:
 
 
 def fates_of(statuses: Sequence[Status]) -> tuple[int, int, int, int]:
-    """Return how many recipients were relayed, bounced, expired and deleted."""
     return (
         statuses.count(Status.RELAYED),
         statuses.count(Status.BOUNCED),

@@ -22,11 +22,12 @@ import re
 import zlib
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from relay.mail.envelope import Envelope, QueueId, Shape
-from relay.spool.interface import Corrupt, Status
+from relay.queue.lanes import DEFAULT_LANE
+from relay.spool.interface import Corrupt, Entry, Message, Status
 
 MAGIC = b"relay-message 1 "
 _HEADER = re.compile(
@@ -41,6 +42,8 @@ WARNED_BYTE = b"W"
 _CHECKED_BYTES = HEADER_BYTES - 3 - 8
 """How much of the header its own checksum covers."""
 _ANY_HEADER = b"relay-message 1 000000000000000 0000000000 0000000 -- 00000000 00000000 00000000 -\n"
+_PLAUSIBLE_DEFERRAL_NS = 1_000_000_000
+"""A file modified less than this after its arrival was never postponed."""
 _STATUSES = {status.value[0]: status for status in Status}
 _TYPES: dict[str, tuple[type, ...]] = {
     "reverse_path": (str,),
@@ -75,12 +78,10 @@ class Header:
 
     @property
     def file_bytes(self) -> int:
-        """Return how long the file must be."""
         return HEADER_BYTES + self.content_bytes + self.envelope_bytes
 
     @property
     def envelope_offset(self) -> int:
-        """Return where the envelope begins."""
         return HEADER_BYTES + self.content_bytes
 
     def is_of_the_same_as(self, other: "Header") -> bool:
@@ -89,18 +90,43 @@ class Header:
 
     @property
     def shape(self) -> Shape:
-        """Return what an upstream must be able to carry."""
         return Shape(self.content_bytes, self.eight_bit, self.smtputf8)
 
 
-@dataclass(frozen=True, slots=True)
-class Recipients:
-    """The envelope's recipients as they stand on disk."""
+@dataclass(slots=True)
+class Opened:
+    """A message file as read: everything but long content; its statuses change with the file."""
 
+    queue_id: QueueId
+    header: Header
     envelope: Envelope
-    statuses: tuple[Status, ...]
+    statuses: list[Status]
     offsets: "array[int]"
-    """Where each recipient's line begins, counted from the envelope's first byte."""
+    """Where each recipient's line begins in the file."""
+    modified_at_ns: int = 0
+    content: bytes | None = field(default=None, repr=False)
+    lane: str = DEFAULT_LANE
+
+    @property
+    def next_attempt_at_ns(self) -> int | None:
+        """Return the hint that `postpone` left, if it did."""
+        is_postponed = self.modified_at_ns > self.envelope.arrival_at_ns + _PLAUSIBLE_DEFERRAL_NS
+        return self.modified_at_ns if is_postponed else None
+
+    def message(self, *, is_held: bool) -> Message:
+        return Message(
+            self.queue_id,
+            self.envelope,
+            self.header.shape,
+            tuple(self.statuses),
+            is_held,
+            self.header.is_warned,
+            self.content,
+            self.next_attempt_at_ns,
+        )
+
+    def entry(self, *, is_held: bool) -> Entry:
+        return replace(self.message(is_held=is_held).entry, lane=self.lane)
 
 
 def encode_header(content_bytes: int, envelope: bytes, recipient_count: int, shape: Shape, crc: int) -> bytes:
@@ -125,7 +151,6 @@ def is_begun(raw: bytes) -> bool:
 
 
 def decode_header(raw: bytes) -> Header:
-    """Return the header; raises Corrupt."""
     match = _HEADER.match(raw)
     if match is None:
         raise Corrupt("no relay-message 1 header" if raw else "empty file")
@@ -167,8 +192,7 @@ def encode_envelope(queue_id: QueueId, envelope: Envelope) -> bytes:
     return ("\n".join(lines) + "\n").encode()
 
 
-def decode_envelope(queue_id: QueueId, header: Header, raw: bytes) -> Recipients:
-    """Return the envelope and the statuses; raises Corrupt."""
+def decode_envelope(queue_id: QueueId, header: Header, raw: bytes) -> Opened:
     end = raw.find(b"\n") + 1
     lines = raw[end:].split(b"\n")
     if lines.pop() != b"" or len(lines) != header.recipient_count or not lines:
@@ -177,7 +201,7 @@ def decode_envelope(queue_id: QueueId, header: Header, raw: bytes) -> Recipients
     if zlib.crc32(as_accepted) != header.envelope_crc:
         raise Corrupt("the envelope does not match its checksum")
     try:
-        statuses = tuple(_STATUSES[line[0]] for line in lines)
+        statuses = [_STATUSES[line[0]] for line in lines]
         facts = json.loads(raw[:end])
         recorded_id = facts.pop("id")
         envelope = Envelope(recipients=tuple(line[1:].decode() for line in lines), **facts)
@@ -190,7 +214,8 @@ def decode_envelope(queue_id: QueueId, header: Header, raw: bytes) -> Recipients
     if recorded_id != queue_id:
         raise AnotherMessage(f"the file of another message, {str(recorded_id)[:20]!r}")
     lengths = (len(line) + 1 for line in lines[:-1])
-    return Recipients(envelope, statuses, array("Q", accumulate(lengths, initial=end)))
+    offsets = array("Q", accumulate(lengths, initial=header.envelope_offset + end))
+    return Opened(queue_id, header, envelope, statuses, offsets)
 
 
 def shape_of(envelope: Envelope, size_bytes: int, *, eight_bit: bool) -> Shape:

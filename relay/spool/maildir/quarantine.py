@@ -1,12 +1,9 @@
-"""Files that stand where one of ours belongs: told apart by what they are, and moved out of the way.
+"""The way to corrupt/: for damaged messages, and for what others put where our own files belong.
 
-Whatever lies in the spool and is none of ours is moved to corrupt/, which deletes
-nothing, opens nothing that could block and follows no link.  What is ours by its name is
-believed to be ours only if we may have written it (`leftovers`), so that nobody's file is
-removed for a draft or for notes of ours.  For the holder of the spool's lock.
-
-Does not: judge message files (`files`), or touch `lock` and `format`: who finds
-those unusable must not start at all.
+Guarantees: a move deletes nothing, opens nothing that could block and follows no link.  A file that
+cannot be moved, or read, is told of once, counted and listed where it is.
+Assumes: the holder of the spool's lock.  Does not: judge messages (`taking`) or other files
+(`foreign`), or touch `lock` and `format`: on those that are unusable no relay starts.
 """
 
 import contextlib
@@ -17,20 +14,17 @@ from itertools import chain
 from relay.mail.envelope import QueueId
 from relay.spool.durable import Disk, opened, why_a_strangers
 from relay.spool.interface import Corrupt, SetAside
-from relay.spool.maildir import crash_remains, files
-from relay.spool.maildir.headroom import is_reserve
-from relay.spool.maildir.layout import Layout, is_queue_id
+from relay.spool.maildir import files, foreign
+from relay.spool.maildir.layout import NOT_OUR_NAME, Layout, is_queue_id
 
 LISTED_BYTES = 64 * 1024
 """Content up to here is checked for a listing; `relay fsck` checks all of it."""
-LARGEST_BYTES = 256 * 1024 * 1024
-"""No ledger and no notes of ours are a tenth of this; reading more would be a memory bomb."""
 _LEFT = "left where it is, and tried again within the hour"
 _LEFT_FOR_LONG = "left where it is, and tried again by the next start"
 
 
 class Quarantine:
-    """The way to corrupt/, and what went it."""
+    """Moves files to corrupt/, and knows those that had to stay where they are."""
 
     def __init__(self, disk: Disk, layout: Layout, on_corrupt: Callable[[str, str], None]) -> None:
         """`on_corrupt` is told the name and the fault of each file."""
@@ -76,7 +70,7 @@ class Quarantine:
         if files.is_not_now(error):
             self.tell_once(prefix + path.rpartition("/")[2], f"cannot be read, and is left: {error.strerror}")
         else:
-            self.move(path, why_unusable(error), prefix)
+            self.move(path, foreign.why_unusable(error), prefix)
 
     def leave(self, path: str, why: str, fault: str = "") -> None:
         """Tell of a file that stays where it is, and list it; `fault` is what is known to be wrong with it.
@@ -165,15 +159,6 @@ def subject_name(name: str) -> QueueId:
     return QueueId(name.partition(".")[0])
 
 
-def why_unusable(error: OSError) -> str:
-    """Return what an error says about one file; raises it again where it is about us or the disk."""
-    if error.errno == errno.ESPIPE:
-        return "not a file"
-    if not files.is_about_the_file(error):
-        raise error
-    return f"cannot be opened: {error.strerror}"
-
-
 def make_trigger(disk: Disk, layout: Layout, aside: Quarantine) -> None:
     """Have the FIFO `trigger` where listeners and sender look for it.  Raises OSError."""
     path = layout.file("trigger")
@@ -190,25 +175,16 @@ def make_trigger(disk: Disk, layout: Layout, aside: Quarantine) -> None:
         disk.make_fifo(path)
 
 
-def is_anything(_disk: Disk, _fd: int) -> bool:
-    """Return True: any file may stand there."""
-    return True
-
-
 def clear_the_way(disk: Disk, layout: Layout, aside: Quarantine) -> None:
     """Move away what keeps our own files from being made, read and written.  Raises OSError."""
-    in_the_way: list[tuple[str, Callable[[Disk, int], bool]]] = [
-        (layout.file("ledger"), is_anything),
-        (layout.file("ledger") + ".new", crash_remains.is_draft_of_the_ledger),
-        (layout.file("boots") + ".new", crash_remains.is_draft_of_the_boots),
-    ]
-    for path, is_ours in in_the_way:
-        if (fault := why_not_ours(disk, path, is_ours, disk.open_update)) is not None:
+    for name, is_ours in foreign.NEEDED.items():
+        path = f"{layout.root}/{name}"
+        if (fault := foreign.why_not_ours(disk, path, is_ours, disk.open_update)) is not None:
             aside.move(path, fault)
-    dispensable = [(layout.file("reserve"), is_reserve), (layout.file("boots"), crash_remains.is_boots)]
-    for path, is_ours in dispensable:
+    for name, is_ours in foreign.KEPT.items():
+        path = f"{layout.root}/{name}"
         try:
-            if (fault := why_not_ours(disk, path, is_ours, disk.open_update)) is not None:
+            if (fault := foreign.why_not_ours(disk, path, is_ours, disk.open_update)) is not None:
                 aside.move(path, fault)
         except OSError as error:
             # A bad sector in what holds no mail stops no start.
@@ -221,10 +197,10 @@ def clear_the_way(disk: Disk, layout: Layout, aside: Quarantine) -> None:
 def _clear_the_notes(disk: Disk, layout: Layout, aside: Quarantine) -> None:
     for name in disk.names(layout.folder("bounce")):
         path = f"{layout.folder('bounce')}/{name}"
-        why: str | None = "not a name that we give"
+        why: str | None = NOT_OUR_NAME
         if is_queue_id(name):
             try:
-                why = why_not_ours(disk, path, crash_remains.is_notes, disk.open_update)
+                why = foreign.why_not_ours(disk, path, foreign.is_notes, disk.open_update)
             except OSError as error:
                 aside.move_unusable(path, error, "bounce-")
                 continue
@@ -240,21 +216,3 @@ def _is_socket(disk: Disk, path: str) -> bool:
     except OSError as error:
         return error.errno == errno.ENXIO
     return False
-
-
-def why_not_ours(
-    disk: Disk, path: str, is_ours: Callable[[Disk, int], bool], open_file: Callable[[str], int]
-) -> str | None:
-    """Return why we cannot have written a file; None if we may have, or it is not there.  Raises OSError."""
-    try:
-        with opened(disk, open_file(path)) as fd:
-            if (size := disk.size(fd)) > LARGEST_BYTES:
-                return f"{size} bytes are more than we write"
-            disk.pread(fd, 1, 0)
-            if (why := why_a_strangers(disk, fd, path)) is not None:
-                return why
-            return None if is_ours(disk, fd) else "not written by us"
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        return why_unusable(error)

@@ -11,7 +11,7 @@ Assumes: one thread, but for `whole`.
 from collections import OrderedDict
 
 from relay.mail.envelope import QueueId
-from relay.spool.maildir.files import Opened
+from relay.spool.maildir.message_file import Opened
 
 MOST = 2048
 MOST_BYTES = 16 * 1024 * 1024
@@ -28,7 +28,6 @@ class Recent:
 
     @property
     def has_room(self) -> bool:
-        """Return whether one more would be kept whole."""
         return len(self._whole) < MOST and self._bytes < MOST_BYTES
 
     def keep(self, message: Opened) -> None:

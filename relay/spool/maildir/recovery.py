@@ -16,10 +16,12 @@ from relay.mail.envelope import QueueId
 from relay.queue.sorting import Sorter
 from relay.spool.durable import Disk, opened, why_a_strangers
 from relay.spool.identity import subject_of
-from relay.spool.interface import Corrupt, Entry, Recovery, Status
-from relay.spool.maildir import crash_remains, files, quarantine
-from relay.spool.maildir.layout import Layout, is_queue_id
+from relay.spool.interface import Entry, Recovery
+from relay.spool.maildir import files, foreign, quarantine
+from relay.spool.maildir.layout import NOT_OUR_NAME, Layout, is_queue_id
 from relay.spool.maildir.ledger import Ledger, fates_of
+from relay.spool.maildir.message_file import Opened
+from relay.spool.maildir.taking import Taker
 
 Fates = tuple[int, int, int, int]
 
@@ -45,10 +47,10 @@ def recover(
     # Who held or released a message may have been killed before that was durable, and now it is seen.
     disk.sync_directory(layout.folder("hold"))
     # Held first: where a crash kept both names, what an operator stopped stays stopped.
-    walk.look_into(layout.folder("hold"), is_held=True)
+    walk.look_into(layout.folder("hold"))
     for folder in layout.queued_folders():
         walk.look_into(folder)
-    walk.look_into(layout.folder("new"), is_new=True)
+    walk.look_into(layout.folder("new"))
     walk.write_marks_again()
     accepted = {QueueId(name) for name in disk.names(layout.folder("new"))} - walk.ended - aside.stuck.keys()
     in_corrupt = {quarantine.subject_name(name) for name in aside.recount()}
@@ -130,7 +132,7 @@ def remove_abandoned_drafts(
         on_step()
         path = f"{layout.folder('tmp')}/{name}"
         if not is_queue_id(name):
-            aside.move(path, "not a name that we give", "tmp-")
+            aside.move(path, NOT_OUR_NAME, "tmp-")
             continue
         try:
             fd = disk.open_update(path)
@@ -144,7 +146,7 @@ def remove_abandoned_drafts(
                 continue
             try:
                 why = why_a_strangers(disk, fd, path)
-                if why is None and not crash_remains.is_draft(disk, fd, QueueId(name)):
+                if why is None and not foreign.is_draft(disk, fd, QueueId(name)):
                     why = "not written by us"
             except OSError as error:
                 aside.move_unusable(path, error, "tmp-")
@@ -176,80 +178,51 @@ class _Walk:
         self._disk = disk
         self._layout = layout
         self._ledger = ledger
-        self._aside = aside
+        self.remains: list[str] = []
+        """Messages that were counted out, and not yet removed when a crash came."""
+        self._taker = Taker(disk, layout, aside, aside.move, self.remains.append)
         self.entries: list[Entry] = []
         self.fates: dict[QueueId, Fates] = {}
         self.counts: dict[QueueId, int] = {}
         """How many recipients each message has."""
-        self.ended: set[QueueId] = set()
-        """Messages that were counted out, and not yet removed when a crash came."""
-        self.remains: list[str] = []
-        """Their names."""
         self.taken = 0
         """How many were in new/."""
-        self._homes: dict[QueueId, str] = {}
-        self._marked: list[tuple[str, files.Opened]] = []
+        self._homes: set[str] = set()
+        self._marked: list[tuple[str, Opened]] = []
 
-    def look_into(self, folder: str, *, is_held: bool = False, is_new: bool = False) -> None:
+    @property
+    def ended(self) -> set[QueueId]:
+        return {QueueId(path.rpartition("/")[2]) for path in self.remains}
+
+    def look_into(self, folder: str) -> None:
         """Take in what is in a folder; set aside what is no message."""
         for name in self._disk.names(folder):
             self._on_step()
             path = f"{folder}/{name}"
-            try:
-                self._look_at(path, name, is_held=is_held, is_new=is_new)
-            except (FileNotFoundError, files.StillArriving):
-                continue
-            except Corrupt as fault:
-                self._aside.move(path, str(fault))
-            except OSError as error:
-                if not files.is_about_the_file(error):
-                    raise
-                self._aside.leave(path, f"cannot be taken: {error.strerror}")
+            # What was brought here from another folder just now was seen there.
+            if path not in self._homes:
+                seen = self._taker.take(path, self._ledger.closed, sorter=self._sorter)
+                if seen.queued is not None:
+                    self._enter(seen.queued, path)
 
     def write_marks_again(self) -> None:
-        """Make the marks durable that were read but may be in memory only."""
         files.write_marks_again(self._disk, self._marked)
         self._marked.clear()
 
-    def _look_at(self, path: str, name: str, *, is_held: bool, is_new: bool) -> None:
-        if not is_queue_id(name):
-            raise Corrupt("not a name that we give")
-        queue_id = QueueId(name)
-        home = self._layout.held(queue_id) if is_held else self._layout.queued(queue_id)
-        if (known := self._homes.get(queue_id) or self._unread(queue_id, path)) is not None:
-            if path != known:  # else it was brought here from another folder just now
-                files.drop_second_name(self._disk, path, known)
-            return
-        message = files.read(
-            self._disk, path, queue_id, with_content=False, is_new=is_new, sorter=self._sorter
-        )
-        if Status.TODO not in message.statuses and queue_id in self._ledger.closed:
-            # A crash came between its `out` and its removal.
-            self.ended.add(queue_id)
-            self.remains.append(path)
-            return
-        if path != home:
-            if self._disk.inode(home) is not None:
-                files.drop_second_name(self._disk, path, home)
-                return
-            self._disk.rename(path, home)
-        self.taken += is_new
+    def _enter(self, message: Opened, path: str) -> None:
+        queue_id = message.queue_id
+        is_held = path == self._layout.held(queue_id)
+        home = path if is_held else self._layout.queued(queue_id)
+        self.taken += self._layout.is_new(path)
+        self._homes.add(home)
         entry = message.entry(is_held=is_held)
         self.entries.append(entry)
-        self._homes[queue_id] = home
         self.fates[queue_id] = fates_of(message.statuses)
         self.counts[queue_id] = len(message.statuses)
         if entry.recipients_left < len(message.statuses):
             self._marked.append((home, message))
             if len(self._marked) == _MARKED_AT_ONCE:
                 self.write_marks_again()
-
-    def _unread(self, queue_id: QueueId, path: str) -> str | None:
-        """Return where else a message is that could not be read there just now."""
-        if queue_id not in self._aside.stuck:
-            return None
-        others = (self._layout.held(queue_id), self._layout.queued(queue_id))
-        return next((p for p in others if p != path and self._disk.inode(p) is not None), None)
 
 
 def _sync_all(
@@ -274,9 +247,7 @@ def _remove_orphaned_notes(
             continue
         path = layout.notes(QueueId(name))
         with contextlib.suppress(OSError):
-            if (
-                why := quarantine.why_not_ours(disk, path, crash_remains.is_notes_only, disk.open_read)
-            ) is None:
+            if (why := foreign.why_not_ours(disk, path, foreign.is_notes_only, disk.open_read)) is None:
                 disk.unlink(path)
             else:
                 aside.move(path, f"among notes: {why}", "bounce-")

@@ -62,7 +62,6 @@ class Trigger:
         return fd
 
     def close(self) -> None:
-        """Let go of the FIFO."""
         for fd in (self._write_fd, self._read_fd):
             if fd is not None:
                 os.close(fd)

@@ -1,7 +1,7 @@
 """The arguments of MAIL and RCPT, of any bytes: the address as it was sent, or a refusal in ASCII."""
 
-from relay.listener.command import Refused, has_control, parse_mail, parse_rcpt, split_command
 from relay.mail.address import is_valid_address
+from relay.smtp.commands import Refused, has_control, parse_mail, parse_rcpt, split_command
 from tests.proofs.fuzz.choices import Choices
 from tests.proofs.fuzz.work import bounded, must_be_shown
 

@@ -4,10 +4,10 @@ import asyncio
 import re
 from dataclasses import dataclass
 
-from relay.listener.command import MAX_LINE_BYTES
 from relay.listener.reception import Reception
 from relay.listener.session import ClientSession
 from relay.policy.model import Listen
+from relay.smtp.commands import MAX_LINE_BYTES
 from tests.fakes.clock import FakeClock
 from tests.fakes.intake import Accepted, MemoryIntake, MemoryObserver
 from tests.proofs.fuzz.choices import Choices

@@ -102,7 +102,7 @@ def target(raw: bytes) -> None:
     _check(message, content)
 
 
-def _check(message: files.Opened, content: bytes) -> None:
+def _check(message: message_file.Opened, content: bytes) -> None:
     """Whatever was believed is of the types that it says, and is what this version writes."""
     envelope = message.envelope
     addresses = (envelope.reverse_path, *envelope.recipients)

@@ -11,10 +11,10 @@ kernel       system calls that Python does not have: mount, loop devices, namesp
 recorder     the FUSE file system; a program of its own
 blocks       the log of writes and flushes, and the images that it makes possible
 filesystems  ext4, xfs and btrfs: made, mounted, checked
-book         what those outside know, and since which place in the log of blocks
-upstream     an upstream that refuses, defers, hangs up and keeps the book
-play         the relay at work: clients, an operator, a kill
-judge        what must hold of each image, by the book alone
+observations what those outside know, and since which place in the log of blocks
+upstream     an upstream that refuses, defers, hangs up and keeps observations
+workload     the relay at work: clients, an operator, a kill
+judge        what must hold of each image, by the observations alone
 experiment   one play recorded, and its images judged
 careless     a relay that leaves out a sync, to show that the laboratory sees it
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from relay.spool.durable import RealDisk
 from tests.proofs.lab import kernel
 from tests.proofs.lab.blocks import Cut, Epoch, Platter, cuts, read_log
-from tests.proofs.lab.book import Book, Scribe
 from tests.proofs.lab.filesystems import FileSystem
 from tests.proofs.lab.judge import Judgement, is_as_handed_over, judge
-from tests.proofs.lab.play import play
+from tests.proofs.lab.observations import Observations, Scribe
+from tests.proofs.lab.workload import work
 from tests.proofs.peers.relay import PROJECT
 from tests.proofs.peers.waiting import HANG_S
 from tests.unit.spool.world import Violation
@@ -95,16 +95,16 @@ class Laboratory:
         self._log = folder / "log"
         self._mount = folder / "image-mount"
         self._mount.mkdir()
-        self._book = Book()
+        self._observed = Observations()
         file_system.make_on(self._base)
 
     def record(self, letters: int) -> list[Epoch]:
         """Have the relay work on the disk as it is; return what was written."""
         (self._folder / "relay").mkdir(exist_ok=True)
         with recording(self._file_system, self._base, self._folder) as recorded:
-            scribe = Scribe(recorded.log, self._book)
+            scribe = Scribe(recorded.log, self._observed)
             try:
-                play(
+                work(
                     self._folder / "relay",
                     recorded.mount,
                     scribe,
@@ -123,7 +123,7 @@ class Laboratory:
         self.figures.flushes += len(epochs) - 1
         self.figures.writes += sum(len(epoch.writes) for epoch in epochs)
         self.figures.letters += letters
-        self.figures.accepted = len(self._book.accepted)
+        self.figures.accepted = len(self._observed.accepted)
         return epochs
 
     def judge_images(
@@ -158,7 +158,7 @@ class Laboratory:
 
     def _draw(self, epochs: Sequence[Epoch], most: int) -> list[Cut]:
         """Draw cuts: half where a promise had just been made and is all that a flush keeps."""
-        owed = self._book.obligations()
+        owed = self._observed.obligations()
         groups: tuple[list[Cut], list[Cut], list[Cut]] = ([], [], [])
         for cut in cuts(epochs, self._rng, CUTS_PER_EPOCH):
             epoch = epochs[cut.epoch]
@@ -178,7 +178,7 @@ class Laboratory:
         platter.build(cut)
         platter.close()
         platter.image.rename(self._base)
-        self._book = self._book.until(cut.place).at_the_beginning()
+        self._observed = self._observed.until(cut.place).at_the_beginning()
 
     def _judge(self, image: Path, device: str, cut: Cut) -> None:
         name = self._file_system.name
@@ -192,15 +192,17 @@ class Laboratory:
                     # No promise of ours, nor of a disk that writes its blocks whole.
                     self.figures.unmountable.append(f"{story}: {error}")
                     return
-                self.figures.seen.add(judge(self._mount, self._book.until(cut.place), self._disk))
+                self.figures.seen.add(judge(self._mount, self._observed.until(cut.place), self._disk))
         except (Violation, OSError, ValueError) as violation:
             self.figures.violations.append(f"{story}: {type(violation).__name__}: {violation}")
         if complaint := self._file_system.complaint(image):
             self.figures.violations.append(f"{story}: {complaint}")
 
     def _check_what_was_taken(self, scribe: Scribe) -> None:
-        letters = {each: letter for _, letter in self._book.offered.values() for each in letter.recipients}
-        for recipient, facts in self._book.taken.items():
+        letters = {
+            each: letter for _, letter in self._observed.offered.values() for each in letter.recipients
+        }
+        for recipient, facts in self._observed.taken.items():
             for _, content in facts:
                 letter = letters.get(recipient)
                 if letter is not None and not is_as_handed_over(content, letter):

@@ -1,6 +1,6 @@
 """What must hold of a spool and a history that a power cut left, by what those outside knew then.
 
-`judge` starts our recovery on a mounted image, compares what it finds with the book, and lets
+`judge` starts our recovery on a mounted image, compares what it finds with the observations, and lets
 it go on to the end.  It raises Violation with everything that is wrong, and knows nothing
 of how an engine keeps messages, but for the folders that must be empty at the end.
 """
@@ -18,7 +18,7 @@ from relay.spool.maildir.engine import MaildirSpool
 from relay.throttle.history_format import HistoryError
 from relay.throttle.throttle import Throttle
 from tests.fakes.clock import FakeClock
-from tests.proofs.lab.book import Book, Letter
+from tests.proofs.lab.observations import Letter, Observations
 from tests.unit.spool.world import Violation
 from tests.unit.throttle.limits import messages, recipients
 
@@ -53,7 +53,7 @@ class Judgement:
         self.statuses += other.statuses
 
 
-def judge(folder: Path, book: Book, disk: RealDisk) -> Judgement:
+def judge(folder: Path, observed: Observations, disk: RealDisk) -> Judgement:
     """Judge what is mounted on a folder by what was known.  Raises Violation."""
     clock = FakeClock(boottime_ns=5 * SECOND_NS, wall_ns=SystemClock().wall_ns())
     corrupt: list[str] = []
@@ -61,14 +61,14 @@ def judge(folder: Path, book: Book, disk: RealDisk) -> Judgement:
         str(folder / "spool"), disk, clock, lambda name, why: corrupt.append(f"{name}: {why}")
     )
     try:
-        case = _Case(book, spool)
+        case = _Case(observed, spool)
         case.recover(corrupt)
         case.look_at_each()
         case.look_for_the_absent()
         case.say()
     finally:
         spool.close()
-    _check_history(folder / "history", book, disk, clock)
+    _check_history(folder / "history", observed, disk, clock)
     _live_on(folder, disk, clock, case.found)
     return case.seen
 
@@ -76,15 +76,15 @@ def judge(folder: Path, book: Book, disk: RealDisk) -> Judgement:
 class _Case:
     """One image: what was found, and all that is wrong with it."""
 
-    def __init__(self, book: Book, spool: Spool) -> None:
+    def __init__(self, observed: Observations, spool: Spool) -> None:
         self.found: dict[QueueId, Message] = {}
         self.seen = Judgement()
-        self._book = book
+        self._observed = observed
         self._spool = spool
         self._wrong: list[str] = []
-        self._letters = {letter.recipients[0]: letter for _, letter in book.offered.values()}
-        self._by_sender = {letter.reverse_path: letter for _, letter in book.offered.values()}
-        self._numbers = {queue_id: number for number, (_, queue_id) in book.accepted.items()}
+        self._letters = {letter.recipients[0]: letter for _, letter in observed.offered.values()}
+        self._by_sender = {letter.reverse_path: letter for _, letter in observed.offered.values()}
+        self._numbers = {queue_id: number for number, (_, queue_id) in observed.accepted.items()}
 
     def recover(self, corrupt: list[str]) -> None:
         """Start, take everything in, and read all of it."""
@@ -118,10 +118,10 @@ class _Case:
 
     def look_for_the_absent(self) -> None:
         """Account for each recipient of each message that had its 250 and is not in the queue."""
-        for number, (_, queue_id) in self._book.accepted.items():
+        for number, (_, queue_id) in self._observed.accepted.items():
             if queue_id in self.found:
                 continue
-            letter = self._book.offered[number][1]
+            letter = self._observed.offered[number][1]
             lost = [each for each in letter.recipients if not self._is_accounted_for(queue_id, letter, each)]
             self.seen.ended += not lost
             if lost:
@@ -138,8 +138,8 @@ class _Case:
             self._wrong.append(f"{queue_id}: another envelope than that of letter {letter.number}")
         if not is_as_handed_over(self._content(queue_id, message), letter, queue_id):
             self._wrong.append(f"{queue_id}: other content than that of letter {letter.number}")
-        orders = [order for _, order in self._book.orders if order.queue_id == queue_id]
-        if self._book.is_told(f"{queue_id}r", letter.reverse_path):
+        orders = [order for _, order in self._observed.orders if order.queue_id == queue_id]
+        if self._observed.is_told(f"{queue_id}r", letter.reverse_path):
             self._wrong.append(
                 f"{queue_id} is back, though the report about it had its end: a second one follows"
             )
@@ -167,20 +167,20 @@ class _Case:
 
     def _look_at_statuses(self, queue_id: QueueId, message: Message) -> None:
         noted = {note.index for note in self._spool.notes(queue_id)}
-        ordered = {order.verb for _, order in self._book.orders if order.queue_id == queue_id}
+        ordered = {order.verb for _, order in self._observed.orders if order.queue_id == queue_id}
         done = {
             order.verb
-            for _, order in self._book.orders
+            for _, order in self._observed.orders
             if order.queue_id == queue_id and order.done is not None
         }
         for index, (recipient, status) in enumerate(
             zip(message.envelope.recipients, message.statuses, strict=True)
         ):
-            is_taken = recipient in self._book.taken
+            is_taken = recipient in self._observed.taken
             match status:
                 case Status.TODO:
                     self.seen.repeats += is_taken
-                    is_possible = not self._book.is_told(queue_id, recipient) and not done & {
+                    is_possible = not self._observed.is_told(queue_id, recipient) and not done & {
                         "delete",
                         "bounce",
                     }
@@ -191,28 +191,28 @@ class _Case:
                 case _:
                     is_possible = index in noted and self._may_have_failed(queue_id, recipient)
             if not is_possible:
-                told = self._book.told.get((queue_id, recipient))
+                told = self._observed.told.get((queue_id, recipient))
                 self._wrong.append(f"{queue_id}: {recipient} is {status.name}; told {told}, taken {is_taken}")
 
     def _is_accounted_for(self, queue_id: str, letter: Letter, recipient: str) -> bool:
-        if recipient in self._book.taken:
+        if recipient in self._observed.taken:
             return True
-        if any(order.verb == "delete" and order.queue_id == queue_id for _, order in self._book.orders):
+        if any(order.verb == "delete" and order.queue_id == queue_id for _, order in self._observed.orders):
             return True
         if not self._may_have_failed(queue_id, recipient):
             return False
         report = self.found.get(QueueId(f"{queue_id}r"))
-        reports = [content for _, content in self._book.taken.get(letter.reverse_path, [])]
+        reports = [content for _, content in self._observed.taken.get(letter.reverse_path, [])]
         if report is not None:
             reports.append(self._content(report.queue_id, report))
         # The report itself may have been refused: then its own account is at its end.
-        return letter.reverse_path in self._book.refused or any(
+        return letter.reverse_path in self._observed.refused or any(
             (recipient, "failed") in _told_of(each) for each in reports
         )
 
     def _may_have_failed(self, queue_id: str, recipient: str) -> bool:
-        return recipient in self._book.refused or any(
-            order.verb == "bounce" and order.queue_id == queue_id for _, order in self._book.orders
+        return recipient in self._observed.refused or any(
+            order.verb == "bounce" and order.queue_id == queue_id for _, order in self._observed.orders
         )
 
     def _content(self, queue_id: QueueId, message: Message) -> bytes:
@@ -235,7 +235,7 @@ def _told_of(content: bytes) -> set[tuple[str, str]]:
     return {(recipient.decode(), action.decode()) for recipient, action in re.findall(fields, content)}
 
 
-def _check_history(path: Path, book: Book, disk: RealDisk, clock: FakeClock) -> None:
+def _check_history(path: Path, observed: Observations, disk: RealDisk, clock: FakeClock) -> None:
     """Each MAIL that the upstream saw is still charged, after a reboot, with its recipients."""
     limits = [messages(10**6, DAY_S), recipients(10**6, DAY_S)]
     throttle = Throttle(path, limits, None, disk, clock)
@@ -246,7 +246,7 @@ def _check_history(path: Path, book: Book, disk: RealDisk, clock: FakeClock) -> 
         raise Violation(f"the history is lost: {error}") from error
     finally:
         throttle.close()
-    seen = [len(book.mails), len(book.rcpts)]
+    seen = [len(observed.mails), len(observed.rcpts)]
     if charged[0] < seen[0] or charged[1] < seen[1]:
         raise Violation(f"messages and recipients charged {charged}, seen by the upstream {seen}")
 

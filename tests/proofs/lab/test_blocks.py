@@ -39,7 +39,7 @@ def _images(folder: Path, epochs: list[Epoch], made: Iterable[Cut]) -> list[tupl
     return images
 
 
-def test_what_a_flush_covers_is_in_every_image_and_what_was_not_written_yet_in_none(tmp_path: Path) -> None:
+def test_an_image_has_what_was_flushed_and_nothing_unwritten(tmp_path: Path) -> None:
     writes = [(number * PAGE, bytes([number + 1]) * PAGE) for number in range(6)]
     epochs = _log(tmp_path / "log", *writes[:2], FLUSH, *writes[2:4], FLUSH, *writes[4:])
 
@@ -55,7 +55,7 @@ def test_what_a_flush_covers_is_in_every_image_and_what_was_not_written_yet_in_n
                 assert there == bytes(PAGE)
 
 
-def test_a_write_that_no_flush_covers_is_there_not_there_or_torn_between_sectors(tmp_path: Path) -> None:
+def test_an_unflushed_write_is_there_absent_or_torn_by_sectors(tmp_path: Path) -> None:
     epochs = _log(tmp_path / "log", (0, b"a" * PAGE), (PAGE, b"b" * PAGE))
 
     images = _images(tmp_path, epochs, cuts(epochs, random.Random(2), 200))

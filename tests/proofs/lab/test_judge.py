@@ -14,8 +14,8 @@ from relay.spool.identity import report_id, warning_id
 from relay.spool.maildir.drafts import MaildirIntake, prepare
 from relay.spool.maildir.engine import MaildirSpool
 from tests.fakes.clock import START_WALL_NS, FakeClock
-from tests.proofs.lab.book import Book, Letter, Order
 from tests.proofs.lab.judge import judge
+from tests.proofs.lab.observations import Letter, Observations, Order
 from tests.unit.spool.world import Violation
 
 SENDER, RECIPIENT = "front0@front.test", "ok0-0@list.test"
@@ -24,7 +24,7 @@ PLACE = 100
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> Book:
+def observed(tmp_path: Path) -> Observations:
     """Return what is known of one message that is in the spool as it was handed over."""
     root, disk, clock = str(tmp_path / "spool"), RealDisk(), FakeClock()
     prepare(root, disk)
@@ -38,59 +38,59 @@ def book(tmp_path: Path) -> Book:
     draft.append(LETTER.content)
     envelope = Envelope(SENDER, LETTER.recipients, START_WALL_NS, "unknown[127.0.0.1]", "c", "ESMTP")
     assert intake.accept([(draft, envelope)]) == [None]
-    known = Book()
+    known = Observations()
     known.offered[0] = (0, LETTER)
     known.accepted[0] = (PLACE, draft.queue_id)
     return known
 
 
-def _id(book: Book) -> str:
-    return book.accepted[0][1]
+def _id(observed: Observations) -> str:
+    return observed.accepted[0][1]
 
 
-def test_a_message_as_it_was_handed_over_breaks_no_promise(tmp_path: Path, book: Book) -> None:
-    seen = judge(tmp_path, book, RealDisk())
+def test_a_message_as_it_was_handed_over_breaks_no_promise(tmp_path: Path, observed: Observations) -> None:
+    seen = judge(tmp_path, observed, RealDisk())
 
     assert (seen.found, seen.ended, seen.repeats) == (1, 0, 0)
 
 
-def _lost(book: Book) -> None:
-    book.offered[1] = (0, Letter(1, "front1@front.test", ("ok1-0@list.test",), b"x\r\n"))
-    book.accepted[1] = (PLACE, "0" * 16)
+def _lost(observed: Observations) -> None:
+    observed.offered[1] = (0, Letter(1, "front1@front.test", ("ok1-0@list.test",), b"x\r\n"))
+    observed.accepted[1] = (PLACE, "0" * 16)
 
 
-def _other_content(book: Book) -> None:
-    book.offered[0] = (0, Letter(0, SENDER, LETTER.recipients, LETTER.content + b"!"))
+def _other_content(observed: Observations) -> None:
+    observed.offered[0] = (0, Letter(0, SENDER, LETTER.recipients, LETTER.content + b"!"))
 
 
-def _other_envelope(book: Book) -> None:
-    book.offered[0] = (0, Letter(0, SENDER, (*LETTER.recipients, "ok0-1@list.test"), LETTER.content))
+def _other_envelope(observed: Observations) -> None:
+    observed.offered[0] = (0, Letter(0, SENDER, (*LETTER.recipients, "ok0-1@list.test"), LETTER.content))
 
 
-def _never_offered(book: Book) -> None:
-    book.offered.clear()
-    book.accepted.clear()
+def _never_offered(observed: Observations) -> None:
+    observed.offered.clear()
+    observed.accepted.clear()
 
 
-def _told_relayed(book: Book) -> None:
-    book.taken[RECIPIENT] = [(PLACE, LETTER.content)]
-    book.told[_id(book), RECIPIENT] = [(PLACE, "sent")]
+def _told_relayed(observed: Observations) -> None:
+    observed.taken[RECIPIENT] = [(PLACE, LETTER.content)]
+    observed.told[_id(observed), RECIPIENT] = [(PLACE, "sent")]
 
 
-def _reported(book: Book) -> None:
-    book.told[f"{_id(book)}r", SENDER] = [(PLACE, "sent")]
+def _reported(observed: Observations) -> None:
+    observed.told[f"{_id(observed)}r", SENDER] = [(PLACE, "sent")]
 
 
-def _held(book: Book) -> None:
-    book.orders.append((PLACE, Order("hold", _id(book), PLACE, PLACE)))
+def _held(observed: Observations) -> None:
+    observed.orders.append((PLACE, Order("hold", _id(observed), PLACE, PLACE)))
 
 
-def _deleted(book: Book) -> None:
-    book.orders.append((PLACE, Order("delete", _id(book), PLACE, PLACE)))
+def _deleted(observed: Observations) -> None:
+    observed.orders.append((PLACE, Order("delete", _id(observed), PLACE, PLACE)))
 
 
-def _counted_upstream(book: Book) -> None:
-    book.mails.append((PLACE, None))
+def _counted_upstream(observed: Observations) -> None:
+    observed.mails.append((PLACE, None))
 
 
 @pytest.mark.parametrize(
@@ -108,34 +108,34 @@ def _counted_upstream(book: Book) -> None:
     ],
 )
 def test_each_broken_promise_is_seen(
-    tmp_path: Path, book: Book, broken: Callable[[Book], None], verdict: str
+    tmp_path: Path, observed: Observations, broken: Callable[[Observations], None], verdict: str
 ) -> None:
-    broken(book)
+    broken(observed)
 
     with pytest.raises(Violation, match=verdict):
-        judge(tmp_path, book, RealDisk())
+        judge(tmp_path, observed, RealDisk())
 
 
-def test_what_was_learned_later_obliges_nobody_earlier(tmp_path: Path, book: Book) -> None:
-    _told_relayed(book)
-    _held(book)
-    _counted_upstream(book)
+def test_what_was_learned_later_obliges_nobody_earlier(tmp_path: Path, observed: Observations) -> None:
+    _told_relayed(observed)
+    _held(observed)
+    _counted_upstream(observed)
 
-    judge(tmp_path, book.until(PLACE - 1), RealDisk())
-
-
-def test_an_order_that_was_not_answered_yet_may_be_done_or_not(tmp_path: Path, book: Book) -> None:
-    book.orders.append((PLACE, Order("hold", _id(book), PLACE, PLACE + 1)))
-
-    assert book.until(PLACE).obligations() == [PLACE]
-    judge(tmp_path, book.until(PLACE), RealDisk())
+    judge(tmp_path, observed.until(PLACE - 1), RealDisk())
 
 
-def test_what_was_known_at_a_cut_is_known_from_the_beginning_of_the_next_play(
-    tmp_path: Path, book: Book
+def test_an_order_that_was_not_answered_yet_may_be_done_or_not(
+    tmp_path: Path, observed: Observations
 ) -> None:
-    _lost(book)
-    known = book.until(PLACE).at_the_beginning()
+    observed.orders.append((PLACE, Order("hold", _id(observed), PLACE, PLACE + 1)))
+
+    assert observed.until(PLACE).obligations() == [PLACE]
+    judge(tmp_path, observed.until(PLACE), RealDisk())
+
+
+def test_what_was_known_at_a_cut_is_known_to_the_next_run(tmp_path: Path, observed: Observations) -> None:
+    _lost(observed)
+    known = observed.until(PLACE).at_the_beginning()
 
     assert known.until(0) == known
     with pytest.raises(Violation, match="accepted, and lost"):
@@ -150,36 +150,36 @@ def _publish(folder: Path, queue_id: QueueId, content: bytes) -> None:
     spool.close()
 
 
-def _warning(book: Book) -> bytes:
-    message, waits = _reported_as(book, Action.DELAYED)
+def _warning(observed: Observations) -> bytes:
+    message, waits = _reported_as(observed, Action.DELAYED)
     return delay_warning(message, waits, hostname="h", at_ns=START_WALL_NS, will_retry_until_ns=START_WALL_NS)
 
 
-def _reported_as(book: Book, action: Action) -> tuple[ReportedMessage, list[Failure]]:
+def _reported_as(observed: Observations, action: Action) -> tuple[ReportedMessage, list[Failure]]:
     envelope = Envelope(SENDER, LETTER.recipients, START_WALL_NS, "unknown[127.0.0.1]", "c", "ESMTP")
-    message = ReportedMessage(QueueId(_id(book)), envelope, b"Subject: 0\r\n")
+    message = ReportedMessage(QueueId(_id(observed)), envelope, b"Subject: 0\r\n")
     return message, [Failure(RECIPIENT, "4.4.7", action, None, None, START_WALL_NS, Reason.EXPIRED)]
 
 
-def test_who_only_waits_may_be_warned_of(tmp_path: Path, book: Book) -> None:
-    _publish(tmp_path, warning_id(QueueId(_id(book))), _warning(book))
+def test_who_only_waits_may_be_warned_of(tmp_path: Path, observed: Observations) -> None:
+    _publish(tmp_path, warning_id(QueueId(_id(observed))), _warning(observed))
 
-    assert judge(tmp_path, book, RealDisk()).found == 2
+    assert judge(tmp_path, observed, RealDisk()).found == 2
 
 
-def test_who_was_never_refused_may_not_be_reported(tmp_path: Path, book: Book) -> None:
-    message, fails = _reported_as(book, Action.FAILED)
+def test_who_was_never_refused_may_not_be_reported(tmp_path: Path, observed: Observations) -> None:
+    message, fails = _reported_as(observed, Action.FAILED)
     report = failure_report(message, fails, hostname="h", at_ns=START_WALL_NS)
     _publish(tmp_path, report_id(message.queue_id), report)
 
     with pytest.raises(Violation, match="never failed"):
-        judge(tmp_path, book, RealDisk())
+        judge(tmp_path, observed, RealDisk())
 
 
-def test_a_warning_is_no_report(tmp_path: Path, book: Book) -> None:
-    book.taken[SENDER] = [(PLACE, _warning(book))]
-    book.refused[RECIPIENT] = [(PLACE, "550 5.1.1 nobody")]
+def test_a_warning_is_no_report(tmp_path: Path, observed: Observations) -> None:
+    observed.taken[SENDER] = [(PLACE, _warning(observed))]
+    observed.refused[RECIPIENT] = [(PLACE, "550 5.1.1 nobody")]
     shutil.rmtree(tmp_path / "spool" / "new")
 
     with pytest.raises(Violation, match="accepted, and lost"):
-        judge(tmp_path, book, RealDisk())
+        judge(tmp_path, observed, RealDisk())

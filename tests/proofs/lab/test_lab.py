@@ -95,7 +95,7 @@ def test_no_power_cut_of_a_real_disk_breaks_a_promise(name: str, experiments: Ex
 @pytest.mark.parametrize(
     "name", ["ext4", *(pytest.param(name, marks=pytest.mark.crash) for name in ("xfs", "btrfs"))]
 )
-def test_a_relay_that_does_not_sync_the_folder_of_a_message_is_caught(name: str, tmp_path: Path) -> None:
+def test_a_relay_that_leaves_out_a_folder_sync_is_caught(name: str, tmp_path: Path) -> None:
     _demand(name)
     careless = ("--careless", "sync_directory:new", "--letters", 24)
     with _experiment(tmp_path, name, *careless, "--images", 150, "--until-violation") as experiment:
@@ -110,7 +110,7 @@ def test_a_relay_that_does_not_sync_the_folder_of_a_message_is_caught(name: str,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGINT])
-def test_whatever_ends_an_experiment_no_loop_device_and_no_child_stays(
+def test_an_ended_experiment_leaves_no_loop_device_and_no_child(
     tmp_path: Path, signal_number: signal.Signals
 ) -> None:
     _demand("ext4")
@@ -138,7 +138,7 @@ def _is_over(path: Path, folder: Path) -> bool:
 
 
 @pytest.mark.crash
-def test_play_after_play_on_what_the_last_cut_left_breaks_no_promise(
+def test_cut_after_cut_on_one_disk_breaks_no_promise(
     crash_seed: int, crash_budget_s: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _demand(*FILE_SYSTEMS)

@@ -10,7 +10,7 @@ from tests.proofs.peers.demand import demand
 from tests.proofs.peers.relay import PROJECT
 
 
-def test_a_disk_that_has_less_room_than_it_says_loses_nothing_that_was_accepted() -> None:
+def test_a_disk_with_less_room_than_it_says_loses_nothing() -> None:
     demand(kernel.why_missing(), FILE_SYSTEMS["ext4"].why_missing())
 
     ran = subprocess.run(

@@ -1,4 +1,4 @@
-"""An upstream that takes, refuses, defers and hangs up, as the recipients' names say, and keeps the book.
+"""An upstream that takes, refuses, defers and hangs up, as recipients are named, and writes observations.
 
     ok…        taken
     no…        refused at RCPT
@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from tests.fakes.smarthost import CLOSE, DEFAULT, Script, Smarthost, Turn
-from tests.proofs.lab.book import Scribe
+from tests.proofs.lab.observations import Scribe
 from tests.proofs.peers.waiting import HANG_S
 
 REFUSED, DEFERRED = "550 5.1.1 nobody of that name", "450 4.2.0 come again"

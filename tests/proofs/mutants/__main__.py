@@ -25,6 +25,7 @@ JUDGED = (
     "relay/spool/**/*.py",
     "relay/throttle/*.py",
     "relay/mail/address.py",
+    "relay/mail/text.py",
     "relay/smtp/reply.py",
     "relay/mail/report.py",
 )

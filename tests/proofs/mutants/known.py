@@ -20,6 +20,7 @@ TESTS = (
     "tests/unit/spool",
     "tests/unit/throttle",
     "tests/unit/mail/test_address.py",
+    "tests/unit/mail/test_text.py",
     "tests/unit/smtp/test_reply.py",
     "tests/unit/mail/test_report.py",
     "tests/unit/cli/test_fsck.py",

@@ -50,7 +50,7 @@ def test_every_sync_order_and_check_is_left_out_once() -> None:
     }
 
 
-def test_a_check_is_what_ends_in_leaving_and_what_stands_beside_it_is_left() -> None:
+def test_a_check_ends_in_leaving_and_its_else_is_left() -> None:
     several = "def f(a):\n    if a:\n        a.pop()\n        return 1\n    return 2\n"
     last = "    else:\n        a.pop()\n"
     other = f"def f(a):\n    if a:\n        return 1\n    elif a is None:\n        raise ValueError\n{last}"
@@ -64,7 +64,7 @@ def test_a_check_is_what_ends_in_leaving_and_what_stands_beside_it_is_left() -> 
     assert found(none) == set()
 
 
-def test_an_order_is_changed_over_what_stands_between_by_whichever_may_move() -> None:
+def test_an_order_changes_by_whichever_statement_may_move() -> None:
     def orders(*lines: str) -> set[str]:
         text = "def f(disk):\n" + "".join(f"    {line}\n" for line in lines)
         return {made.partition("\n")[2] for kind, made in found(text) if kind == "order"}
@@ -81,7 +81,7 @@ def test_an_order_is_changed_over_what_stands_between_by_whichever_may_move() ->
     assert orders("x = disk.rename(a, b)", "c = x", sync) == set()
 
 
-def test_a_loop_that_goes_on_within_itself_can_be_moved_and_what_leaves_cannot() -> None:
+def test_a_loop_that_stays_inside_moves_and_what_leaves_does_not() -> None:
     loop = "    for a in disk.names('a'):\n        if a:\n            continue\n        disk.unlink(a)\n"
     left = "    if disk.rename('a', 'b'):\n        return\n"
     sync = "    disk.sync(1)\n"
@@ -90,7 +90,7 @@ def test_a_loop_that_goes_on_within_itself_can_be_moved_and_what_leaves_cannot()
     assert {kind for kind, _ in found(f"def f(disk):\n{left}{sync}")} == {"check", "sync"}
 
 
-def test_what_a_spool_is_asked_to_keep_is_a_sync_and_so_is_what_is_written_in_place() -> None:
+def test_spool_verbs_and_writes_in_place_count_as_syncs() -> None:
     source = "def f(disk, note):\n    self.spool.mark(1)\n    note(2)\n    disk.write_at(1, b'', 0)\n"
 
     assert {made for kind, made in found(source) if kind == "sync"} == {
@@ -213,7 +213,7 @@ except ValueError:
 """
 
 
-def test_a_mutant_that_is_swapped_in_is_in_force_and_one_that_is_none_is_refused() -> None:
+def test_a_mutant_swapped_in_is_in_force_and_a_wrong_one_refused() -> None:
     # In a process of its own: nobody else may run with a mutant.
     subprocess.run([sys.executable, "-c", SWAPPED], cwd=ROOT, check=True, timeout=60)
 
@@ -234,7 +234,7 @@ def test_a_sample_changes_little_where_the_code_changes_little() -> None:
     assert 0 < len(of_others) < 40
 
 
-def test_a_run_remembers_what_noticed_in_the_one_before_and_nothing_else(tmp_path: Path) -> None:
+def test_a_run_remembers_only_what_noticed_before(tmp_path: Path) -> None:
     module, test = "relay/smtp/reply.py", "tests/unit/smtp/test_reply.py::test_any"
     one, two, three = operators((ROOT / module).read_text())[:3]
     first = Earlier(tmp_path / "found")

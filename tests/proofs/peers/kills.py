@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from relay.practice.witness import Witnessed
-from relay.sender.dispatcher import UNSETTLED
+from relay.sender.delivery import UNSETTLED
 from tests.proofs.peers.feeder import SENDER, Letter, letter
 from tests.proofs.peers.practice import Practice, Seen
 

@@ -10,10 +10,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from relay.control.operations import OK, Verb, act
+from relay.control.operations import OK, Verb
 from relay.control.socket import ControlClient
 from relay.mail.envelope import QueueId
-from relay.status.snapshot import QueuedMessage, QueueState
+from relay.status.snapshot import MessageView, QueueState
 
 ORDERS: tuple[Verb, ...] = ("hold", "release", "delete")
 
@@ -76,7 +76,7 @@ class Operator:
         finally:
             await client.close()
 
-    async def _order(self, client: ControlClient, message: QueuedMessage) -> None:
+    async def _order(self, client: ControlClient, message: MessageView) -> None:
         orders = self._orders.setdefault(message.queue_id, Orders(message.recipients))
         self._look(orders, message)
         if orders.answered == len(ORDERS):
@@ -85,12 +85,12 @@ class Operator:
         if orders.asked == orders.answered:
             orders.asked += 1
             orders.asked_at_ns.append(_now_ns())
-        results = await act(client, verb)([message.queue_id])
+        results = await client.act(verb, [message.queue_id])
         if results[message.queue_id] == OK:
             orders.answered += 1
             orders.answered_at_ns.append(_now_ns())
 
-    def _look(self, orders: Orders, message: QueuedMessage) -> None:
+    def _look(self, orders: Orders, message: MessageView) -> None:
         """Compare what the queue says with what was answered; between order and answer both are right."""
         is_held = message.state is QueueState.HELD
         if orders.answered == len(ORDERS):

@@ -44,7 +44,7 @@ def _log_in(upstream: Postfix, password: str) -> smtplib.SMTP:
 
 
 @pytest.mark.usefixtures("_postfix")
-def test_front_passes_every_byte_of_every_message_to_an_upstream_with_tls_and_sasl() -> None:
+def test_front_passes_every_byte_to_an_upstream_with_tls_and_sasl() -> None:
     sent = {f"r{number}@list.test": _content(number) for number in range(20)}
 
     with postfix.upstream(USER, PASSWORD) as upstream:
@@ -71,7 +71,7 @@ def test_front_passes_every_byte_of_every_message_to_an_upstream_with_tls_and_sa
 
 
 @pytest.mark.usefixtures("_postfix")
-def test_front_takes_mail_from_its_own_sendmail_and_keeps_what_nobody_takes() -> None:
+def test_front_takes_mail_from_sendmail_and_keeps_the_untaken() -> None:
     with postfix.front(9) as front:
         front.submit(_content(1), sender="mjd@front.test", recipients=["a@list.test", "b@list.test"])
         front.wait_for_log(r"(?s)(status=deferred.*){2}")
@@ -109,7 +109,7 @@ def test_upstream_refuses_mail_without_a_log_in() -> None:
 
 
 @pytest.mark.usefixtures("_postfix")
-def test_an_instance_that_is_stopped_and_started_again_keeps_its_queue() -> None:
+def test_a_stopped_instance_keeps_its_queue() -> None:
     with postfix.front(9) as front:
         front.submit(_content(1), sender="mjd@front.test", recipients=["a@list.test"])
         front.wait_for_log("status=deferred")

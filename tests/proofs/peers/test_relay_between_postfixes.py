@@ -171,7 +171,7 @@ def test_a_thousand_messages_arrive_once_each_byte_for_byte(chain: Chain) -> Non
     assert [after[fate] - before[fate] for fate in fates] == [len(sent), len(sent), 0]
 
 
-def test_who_is_unknown_upstream_comes_back_as_a_report_and_the_others_arrive(chain: Chain) -> None:
+def test_an_unknown_recipient_is_reported_and_the_others_arrive(chain: Chain) -> None:
     recipients = ["ann@list.test", "nobody@list.test", "bob@list.test"]
     with smtplib.SMTP("127.0.0.1", chain.front.port, timeout=60) as session:
         session.sendmail(SENDER, recipients, _content(1), mail_options=["BODY=8BITMIME"])

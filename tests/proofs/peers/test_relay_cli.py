@@ -159,7 +159,7 @@ def test_wrong_calls_are_told_apart_by_their_exit_codes(operator: Desk) -> None:
         assert operator.states() == {queue_id: "held"}
 
 
-def test_what_is_done_while_the_relay_is_down_counts_when_it_runs_again(operator: Desk) -> None:
+def test_what_is_done_while_the_relay_is_down_counts_later(operator: Desk) -> None:
     with operator.relay:
         held, bounced, deleted, released, retried, kept = ids = operator.hand_over(6)
         for queue_id in ids:

@@ -101,7 +101,7 @@ def edited(tmp_path: Path) -> Iterator[Edited]:
         yield Edited(RelayProcess(tmp_path, {"isp": isp}), sink)
 
 
-def test_every_way_to_save_the_policy_takes_effect_on_the_same_history(edited: Edited) -> None:
+def test_every_way_to_save_a_policy_keeps_the_history(edited: Edited) -> None:
     with edited.relay as relay:
         edited.hand_over(7)
         edited.sink.wait_for(2)
@@ -246,7 +246,7 @@ def test_limits_go_only_by_the_word_of_their_owner(edited: Edited) -> None:
         relay.policy_path.write_text(half := edited.half())
         edited.wait_for_waiting(half, "upstreams.isp.limits is gone: write it (limits: [] for none)")
         assert "waits: upstreams.isp.limits is gone" in relay.command("status").stdout
-        assert "does not go by its last edit yet: upstreams.isp.limits is gone" in _checked(relay)
+        assert "has not applied the last edit yet: upstreams.isp.limits is gone" in _checked(relay)
         assert edited.sink.count == 2
 
         relay.policy_path.write_text(edited.text(1))
@@ -355,7 +355,7 @@ def test_a_password_at_a_wrong_key_is_told_nowhere(edited: Edited) -> None:
         assert edited.limit() == 2
 
 
-def test_an_edit_of_what_needs_a_restart_says_so_and_the_rest_of_it_counts(edited: Edited) -> None:
+def test_an_edit_that_needs_a_restart_says_so_and_the_rest_counts(edited: Edited) -> None:
     with edited.relay as relay, smtp_sink() as other:
         edited.hand_over(1)
         edited.sink.wait_for(1)

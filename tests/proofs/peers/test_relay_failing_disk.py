@@ -44,7 +44,7 @@ def _hand_over(port: int) -> bytes:
     return b"%d %s" % (code, text)
 
 
-def test_a_relay_whose_marks_cannot_be_synced_ends_with_74_and_the_next_one_goes_on(tmp_path: Path) -> None:
+def test_a_failed_sync_of_marks_exits_74_and_a_restart_goes_on(tmp_path: Path) -> None:
     demand(smtp_tools.why_missing(), missing_program("strace"))
     # It answers DATA late: by then the slot is durable, and what follows is the status byte.
     with smtp_sink("-w", "3") as sink:
@@ -64,7 +64,7 @@ def test_a_relay_whose_marks_cannot_be_synced_ends_with_74_and_the_next_one_goes
         assert sink.count == 1
 
 
-def test_mail_that_cannot_be_synced_is_answered_451_and_given_up_and_the_relay_goes_on(
+def test_mail_that_cannot_be_synced_gets_451_and_is_given_up(
     tmp_path: Path,
 ) -> None:
     demand(smtp_tools.why_missing(), missing_program("strace"))

@@ -52,7 +52,7 @@ class Sending:
         return code == 250
 
 
-def test_at_64_levels_of_a_full_disk_nothing_is_lost_and_relaying_goes_on(tmp_path: Path) -> None:
+def test_64_levels_of_a_full_disk_lose_nothing_and_relaying_goes_on(tmp_path: Path) -> None:
     demand(small_disk.why_missing(), smtp_tools.why_missing())
     assert len(LEVELS) == 64
     with ext4(tmp_path / "small", size_bytes=DISK_BYTES) as disk, smtp_sink() as sink:

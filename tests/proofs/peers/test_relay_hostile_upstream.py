@@ -123,7 +123,7 @@ def test_a_hostile_upstream_makes_the_relay_break_no_promise(
 
 
 @pytest.mark.crash
-def test_no_drawn_run_of_a_hostile_upstream_with_kills_breaks_a_promise(
+def test_a_hostile_upstream_with_kills_breaks_no_promise(
     tmp_path: Path, tell: Callable[[str], None], crash_seed: int, crash_budget_s: float
 ) -> None:
     seconds = crash_budget_s / 4

@@ -237,7 +237,7 @@ def _instants(ordeal: Ordeal, deck: Sequence[str], messages: int) -> Iterator[st
 
 
 @pytest.mark.slow
-def test_kills_in_the_middle_of_everything_lose_nothing_and_repeat_only_what_was_in_flight(
+def test_kills_lose_nothing_and_repeat_only_what_was_in_flight(
     tmp_path: Path, tell: Callable[[str], None]
 ) -> None:
     figures = Figures()
@@ -265,7 +265,7 @@ def test_kills_in_the_middle_of_everything_lose_nothing_and_repeat_only_what_was
 
 
 @pytest.mark.crash
-def test_kills_for_hours_lose_nothing_and_repeat_only_what_was_in_flight(
+def test_hours_of_kills_lose_nothing_and_repeat_only_the_in_flight(
     tmp_path: Path, tell: Callable[[str], None], crash_seed: int, crash_budget_s: float
 ) -> None:
     figures, seeds = Figures(), random.Random(crash_seed)
@@ -297,7 +297,7 @@ def test_kills_for_hours_lose_nothing_and_repeat_only_what_was_in_flight(
 
 
 @pytest.mark.slow
-def test_of_two_relays_started_at_once_one_gives_way_to_the_other_and_no_mail_is_hurt(tmp_path: Path) -> None:
+def test_of_two_relays_on_one_spool_one_gives_way(tmp_path: Path) -> None:
     dice, kills = random.Random(6), Kills()
     keep = tmp_path / "kept"
     with Practice(tmp_path, NEVER_REACHED, seed=6, keep=keep) as host, Warm() as one, Warm() as other:

@@ -67,7 +67,7 @@ def _kill_again_and_again(folder: Path, warm: Warm, *, seed: int, times: int) ->
 
 
 @pytest.mark.slow
-def test_ten_thousand_recipients_through_many_kills_get_one_copy_but_for_those_in_flight(
+def test_10_000_recipients_through_kills_get_one_copy_but_in_flight(
     tmp_path: Path, tell: Callable[[str], None]
 ) -> None:
     kills = 10

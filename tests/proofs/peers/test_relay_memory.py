@@ -82,7 +82,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(tmp_path)
 
 
-def test_twenty_clients_with_fifty_megabytes_each_cost_hardly_any_memory(folder: Path) -> None:
+def test_twenty_clients_with_50_megabytes_each_need_little_memory(folder: Path) -> None:
     demand(smtp_tools.why_missing())
     down = {"host": "127.0.0.1", "port": free_port(), "tls": "none"}
     with RelayProcess(folder, {"isp": down}) as relay:

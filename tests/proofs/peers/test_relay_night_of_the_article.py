@@ -21,7 +21,7 @@ NAMED = "the upstream says 50; suggested 50$"
 WAIT = {"phase": "eod", "text": "exceeded your sending limit", "verdict": "pause", "wait": HOUR}
 
 
-def test_an_isp_that_halves_its_limit_in_the_middle_of_a_list_bounces_and_loses_nobody(
+def test_an_isp_that_halves_its_limit_mid_list_bounces_nobody(
     tmp_path: Path,
 ) -> None:
     with Practice(tmp_path, BEFORE, seed=5, cut_off_s=2) as host:

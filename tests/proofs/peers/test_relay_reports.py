@@ -36,7 +36,7 @@ async def beside(host: Smarthost, act: Callable[[Smarthost], None]) -> None:
         await asyncio.to_thread(act, host)
 
 
-async def test_reports_that_wait_survive_kills_and_the_cap_holds_through_them(tmp_path: Path) -> None:
+async def test_reports_that_wait_and_their_cap_survive_kills(tmp_path: Path) -> None:
     def nobody(argument: str) -> str:
         return "550 5.1.1 no such user" if "gone" in argument else "250 ok"
 
@@ -92,9 +92,7 @@ async def test_the_daemon_warns_of_what_waits_for_a_window(tmp_path: Path) -> No
     await beside(Smarthost(Script()), act)
 
 
-def test_a_limit_that_was_set_too_high_is_found_and_kept_to_from_then_on(
-    tmp_path: Path, tell: Callable[[str], None]
-) -> None:
+def test_a_limit_set_too_high_is_found_and_kept_to(tmp_path: Path, tell: Callable[[str], None]) -> None:
     with Practice(tmp_path, {"messages": 20, "per": "2s"}, seed=SEED) as host:
         limits = [{"messages": 30, "per": "2s"}]
         wait = {"phase": "eod", "text": "exceeded your sending limit", "verdict": "pause", "wait": "3s"}

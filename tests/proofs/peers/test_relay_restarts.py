@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.daemon.priority import STEPS
+from relay.daemon.loops import STEPS
 from tests.proofs.peers import smtp_tools
 from tests.proofs.peers.demand import demand
 from tests.proofs.peers.practice import Practice
@@ -24,7 +24,7 @@ CONTENT = "Subject: x\r\n\r\nx\r\n"
 SEED = 5
 
 
-def test_sigterm_finishes_what_is_in_flight_and_leaves_the_rest_for_the_next_start(tmp_path: Path) -> None:
+def test_sigterm_finishes_what_is_in_flight_and_leaves_the_rest(tmp_path: Path) -> None:
     limit = {"messages": 1000, "per": "1s"}
     with Practice(tmp_path, limit, seed=SEED, latest_reply_s=1) as host:
         relay = RelayProcess(tmp_path, {"isp": host.upstream(connections=3)})
@@ -79,7 +79,7 @@ def _session_with(relay: RelayProcess, listener: int, others: Sequence[int]) -> 
         return smtplib.SMTP("127.0.0.1", relay.port, timeout=60)
 
 
-def test_a_listener_process_that_dies_is_replaced_and_harms_nobody_else(tmp_path: Path) -> None:
+def test_a_listener_process_that_dies_is_replaced(tmp_path: Path) -> None:
     demand(smtp_tools.why_missing())
     with smtp_sink() as sink:
         upstreams = {"isp": {"host": "127.0.0.1", "port": sink.port, "tls": "none"}}
@@ -117,7 +117,7 @@ def test_a_listener_process_that_dies_is_replaced_and_harms_nobody_else(tmp_path
         assert not is_alive(survivor)
 
 
-def test_the_sender_gives_way_to_its_listener_processes_also_to_one_that_is_replaced(tmp_path: Path) -> None:
+def test_the_sender_gives_way_to_old_and_new_listener_processes(tmp_path: Path) -> None:
     relay = RelayProcess(tmp_path, {"isp": {"host": "127.0.0.1", "port": 9, "tls": "none"}})
     relay.policy["listen"][0]["processes"] = 1
     relay.write_policy()
@@ -135,7 +135,7 @@ def test_the_sender_gives_way_to_its_listener_processes_also_to_one_that_is_repl
         assert os.getpriority(os.PRIO_PROCESS, heir) == ours
 
 
-def test_a_stop_is_told_to_listener_processes_and_by_them_to_their_clients(tmp_path: Path) -> None:
+def test_a_stop_reaches_listener_processes_and_their_clients(tmp_path: Path) -> None:
     relay = RelayProcess(tmp_path, {"isp": {"host": "127.0.0.1", "port": 9, "tls": "none"}})
     relay.policy["listen"][0]["processes"] = 1
     relay.write_policy()
@@ -148,7 +148,7 @@ def test_a_stop_is_told_to_listener_processes_and_by_them_to_their_clients(tmp_p
         assert relay.wait() == 0
 
 
-def test_a_relay_with_listener_processes_starts_again_right_after_a_kill(tmp_path: Path) -> None:
+def test_a_relay_with_listener_processes_starts_after_a_kill(tmp_path: Path) -> None:
     demand(smtp_tools.why_missing())
     with smtp_sink() as sink:
         upstreams = {"isp": {"host": "127.0.0.1", "port": sink.port, "tls": "none"}}
@@ -170,7 +170,7 @@ def test_a_relay_with_listener_processes_starts_again_right_after_a_kill(tmp_pat
                 wait_until(lambda: not any(is_alive(pid) for pid in orphans))
 
 
-def test_a_relay_starts_while_a_listener_of_the_killed_one_still_holds_the_address(tmp_path: Path) -> None:
+def test_a_relay_starts_while_an_orphan_listener_has_the_address(tmp_path: Path) -> None:
     demand(smtp_tools.why_missing())
     with smtp_sink() as sink:
         upstreams = {"isp": {"host": "127.0.0.1", "port": sink.port, "tls": "none"}}

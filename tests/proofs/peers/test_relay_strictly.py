@@ -77,7 +77,7 @@ def test_what_was_begun_is_judged_by_the_rule_of_that_moment(seen: list[Seen], o
 
 
 @pytest.mark.slow
-def test_late_and_lost_replies_kills_and_edits_never_make_it_exceed(
+def test_late_and_lost_replies_kills_and_edits_never_exceed(
     tmp_path: Path, tell: Callable[[str], None]
 ) -> None:
     with Warm() as warm:
@@ -90,7 +90,7 @@ def test_late_and_lost_replies_kills_and_edits_never_make_it_exceed(
 
 
 @pytest.mark.crash
-def test_late_and_lost_replies_and_edits_waste_hardly_an_instant_of_any_window(
+def test_late_and_lost_replies_and_edits_waste_little(
     tmp_path: Path, tell: Callable[[str], None], crash_seed: int, crash_budget_s: float
 ) -> None:
     with Warm() as warm:
@@ -102,7 +102,7 @@ def test_late_and_lost_replies_and_edits_waste_hardly_an_instant_of_any_window(
 
 
 @pytest.mark.crash
-def test_a_kill_each_second_wastes_what_nobody_can_know_and_little_else(
+def test_a_kill_each_second_wastes_little(
     tmp_path: Path, tell: Callable[[str], None], crash_seed: int, crash_budget_s: float
 ) -> None:
     terms = replace(WHOLE, seed=crash_seed, is_killed=True, count=COUNT_WITH_KILLS)

@@ -127,7 +127,7 @@ def test_nobody_relays_without_logging_in_where_users_are_known(relay: House) ->
         assert re.search(r"^<[~*-]\*+ +530 5\.7\.0 ", ran.stdout, re.MULTILINE), ran.stdout
 
 
-def test_a_foreign_client_relays_nothing_where_no_users_are_known(relay: House) -> None:
+def test_a_foreign_client_relays_nothing_without_users(relay: House) -> None:
     ran = swaks(relay.nobodys_port, *FROM_TO)
 
     assert ran.returncode == REFUSED_SENDER

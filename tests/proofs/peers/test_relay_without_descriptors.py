@@ -88,9 +88,7 @@ def test_silent_connections_to_the_status_port_end_no_mail(tmp_path: Path, descr
 
 @pytest.mark.parametrize("processes", [0, 1])
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
-def test_silent_clients_of_every_port_leave_descriptors_for_the_spool(
-    tmp_path: Path, loop: str, processes: int
-) -> None:
+def test_silent_clients_leave_descriptors_for_the_spool(tmp_path: Path, loop: str, processes: int) -> None:
     # More sessions than descriptors, by the policy.
     many: dict[str, Any] = {
         "max_connections": 5000,

@@ -158,7 +158,7 @@ def test_a_listener_that_nobody_may_use_is_noted(check: Check, tmp_path: Path) -
     assert "note: nobody may relay through it" in out
 
 
-def test_the_policy_is_by_default_that_of_the_environment_then_that_of_the_folder(
+def test_the_policy_is_of_the_environment_then_of_the_folder(
     check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -19,10 +19,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from relay.cli.demo.command import Demo, NotFinished
-from relay.cli.demo.host import reserved_port
-from relay.cli.demo.picture import Frame, Picture
-from relay.cli.demo.plan import Judgement, Plan, judge, verdict_lines
+from relay.cli.demo import (
+    Demo,
+    Frame,
+    Judgement,
+    NotFinished,
+    Picture,
+    Plan,
+    judge,
+    reserved_port,
+    verdict_lines,
+)
 from relay.clock import SECOND_NS
 from relay.mail.envelope import Envelope
 from relay.policy.limits import LimitSettings
@@ -277,7 +284,7 @@ def test_every_frame_fits_into_80_columns(plan: Plan, encoding: str, draw: st.Da
     assert all(len(row.rstrip()) <= COLUMNS for row in rows)
 
 
-def test_a_frame_before_the_relay_told_anything_is_empty_not_wrong() -> None:
+def test_a_frame_before_the_relay_tells_anything_is_empty() -> None:
     rows = painted(a_plan(), Frame(0, None, 0, 0, 0, [0]), "utf-8")
 
     assert rows[0].split()[-1] == "starting"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.cli.verdict_table import page
+from relay.cli.explain_reply import page
 from tests.unit.cli.control import code_of
 from tests.unit.policy.examples import SMALL
 
@@ -71,12 +71,12 @@ def test_a_reply_of_several_lines_is_one(explain: Explain) -> None:
         assert explain("rcpt", text)[1].startswith("verdict  defer recipient\n")
 
 
-def test_what_the_recipient_is_called_decides_nothing_where_it_is_given(explain: Explain) -> None:
+def test_the_name_of_a_recipient_decides_nothing(explain: Explain) -> None:
     reply = "550 no such user throttl"
 
     assert explain("rcpt", reply)[1].startswith("verdict  pause\n")
     told = explain("rcpt", reply, "--recipient", "throttl@b.example")[1]
-    assert told.startswith("verdict  defer recipient\nby       nothing: the words")
+    assert told.startswith("verdict  defer recipient\nby       nothing: the deciding words")
 
 
 def test_the_sender_counts_where_it_is_given(explain: Explain) -> None:

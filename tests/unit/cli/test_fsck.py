@@ -32,7 +32,7 @@ def test_a_clean_spool_is_said_to_be_clean(engine: MaildirEngine, capsys: pytest
     assert said(capsys) == [f"{engine.root}: 1 messages, clean"]
 
 
-def test_a_damaged_history_of_reports_stops_nothing_and_is_told_of_as_such(
+def test_a_damaged_history_of_reports_stops_nothing_and_is_told(
     engine: MaildirEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recovered(engine).close()
@@ -120,7 +120,7 @@ def test_a_sender_that_holds_the_spool_is_named(
     spool.close()
 
 
-def test_a_relay_whose_lock_cannot_be_seen_is_known_by_its_socket(
+def test_a_relay_with_an_unseen_lock_is_known_by_its_socket(
     engine: MaildirEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As in another container, whose locks this one's /proc does not list."""

@@ -39,9 +39,7 @@ def test_help_and_version_exit_0(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("name", list(VERBS))
-def test_every_verb_of_the_table_is_a_command_that_explains_itself(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_of_the_table_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     verb = VERBS[name]
     assert isinstance(getattr(importlib.import_module(verb.module), verb.name), click.Command)
     assert code_of(name, "--help") == 0

@@ -25,9 +25,7 @@ def test_a_running_relay_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert a_snapshot().upstreams[0].name == name
 
 
-def test_a_relay_that_is_down_forgets_the_pause_that_it_would_go_on_with(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_relay_that_is_down_forgets_its_pause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     policy = write_policy(tmp_path)
     assert code_of("resume", "isp", "--policy", str(policy)) == 0
     kept = pause_path(parse_policy(policy.read_bytes(), policy), "isp")

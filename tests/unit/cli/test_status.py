@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.control.operations import SpoolBusy
 from relay.policy.model import Policy
+from relay.spool.interface import SpoolBusy, Totals
 from relay.status import snapshot as snapshots
-from relay.status.lane_status import LaneStatus
-from relay.status.snapshot import Condition, PolicyStatus, QueueTotals, UpstreamState
+from relay.status.snapshot import Condition, LaneStatus, PolicyStatus, UpstreamState
 from relay.throttle.limit_hints import Hint
 from tests.fakes.operations import FakeOperations
 from tests.fakes.snapshots import AT_NS, a_limit, a_snapshot, an_upstream
@@ -58,7 +57,7 @@ def test_people_see_upstreams_limits_queue_and_ledger(
     assert "recipients: 1000 accepted = 190 relayed + 4 bounced + 1 expired + 1 deleted + 804 queued" in lines
 
 
-def test_what_a_refusal_taught_is_said_and_which_limit_is_lower_for_it(
+def test_what_a_refusal_taught_is_told_with_its_limit(
     policy_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     operations = FakeOperations()
@@ -103,7 +102,7 @@ def test_what_is_wrong_is_said(policy_path: Path, capsys: pytest.CaptureFixture[
             paused_until_ns=AT_NS + 60 * SECOND_NS,
         ),
         refusing_because="no room on the disk",
-        ledger=QueueTotals(accepted=3, queued=1),
+        ledger=Totals(accepted=3, queued=1),
         policy=PolicyStatus("ab", AT_NS, last_reload_ok=False, last_error="policy.yaml:3:1: spoool: unknown"),
     )
     with relay_up(policy_path.parent / "spool", operations):

@@ -1,6 +1,7 @@
 """Both ends of the control socket, over a real one."""
 
 import io
+import json
 import os
 import socket
 import stat
@@ -11,15 +12,16 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from pydantic import ValidationError
 
-from relay.control.operations import ABSENT, BUSY, OK, VERBS, Unreachable, act
-from relay.control.socket import IDS_AT_ONCE, SOCKET_NAME, ControlClient, ControlServer
+from relay.control.operations import ABSENT, BUSY, OK, VERBS, Unreachable, Verb
+from relay.control.socket import IDS_AT_ONCE, SOCKET_NAME, ControlClient, ControlServer, _from_wire
 from relay.mail.envelope import QueueId
 from relay.status.snapshot import QueueState
 from relay.telemetry.events import Events
 from tests.fakes.clock import FakeClock
 from tests.fakes.operations import FakeOperations
-from tests.fakes.snapshots import FIRST, REPORT, SECOND, a_message, a_snapshot
+from tests.fakes.snapshots import FIRST, REPORT, SECOND, a_detail, a_message, a_snapshot
 
 
 @asynccontextmanager
@@ -34,6 +36,16 @@ async def serving(
     finally:
         await client.close()
         await server.stop()
+
+
+@asynccontextmanager
+async def asking(spool: Path, path: str) -> AsyncIterator[aiohttp.ClientResponse]:
+    connector = aiohttp.UnixConnector(str(spool / SOCKET_NAME))
+    async with (
+        aiohttp.ClientSession(connector=connector) as session,
+        session.get(f"http://relay{path}") as response,
+    ):
+        yield response
 
 
 def many(count: int) -> list[QueueId]:
@@ -68,12 +80,11 @@ async def test_a_message_is_shown_or_it_is_said_why_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-async def test_a_verb_reaches_its_method_and_each_id_has_its_result(tmp_path: Path, verb: str) -> None:
+async def test_a_verb_reaches_its_method_and_each_id_has_its_result(tmp_path: Path, verb: Verb) -> None:
     operations = FakeOperations([a_message(FIRST), a_message(SECOND, state=QueueState.ACTIVE)])
-    (named,) = (known for known in VERBS if known == verb)
 
     async with serving(tmp_path, operations) as client:
-        results = await act(client, named)([FIRST, SECOND, REPORT])
+        results = await client.act(verb, [FIRST, SECOND, REPORT])
 
     assert results == {FIRST: OK, SECOND: BUSY, REPORT: ABSENT}
     assert operations.asked == [(verb, (FIRST, SECOND, REPORT))]
@@ -84,7 +95,7 @@ async def test_any_number_of_ids_goes_in_requests_of_bounded_size(tmp_path: Path
     queue_ids = many(2 * IDS_AT_ONCE + 1)
 
     async with serving(tmp_path, operations) as client:
-        results = await client.delete(queue_ids)
+        results = await client.act("delete", queue_ids)
 
     assert list(results) == queue_ids
     assert [len(asked) for _, asked in operations.asked] == [IDS_AT_ONCE, IDS_AT_ONCE, 1]
@@ -184,7 +195,7 @@ async def test_what_is_no_question_reaches_nothing(
     assert operations.asked == []
 
 
-async def test_a_folder_that_cannot_hold_the_socket_is_an_error_and_nothing_stays_open(
+async def test_a_folder_without_room_for_the_socket_leaves_nothing_open(
     tmp_path: Path,
 ) -> None:
     server = ControlServer(tmp_path / "nothing", FakeOperations(), Events(io.StringIO(), "text", FakeClock()))
@@ -192,3 +203,64 @@ async def test_a_folder_that_cannot_hold_the_socket_is_an_error_and_nothing_stay
     with pytest.raises(FileNotFoundError):
         await server.start()
     await server.stop()
+
+
+AS_BEFORE = {
+    "message": {
+        "queue_id": "0000000000000001",
+        "state": "waiting",
+        "size_bytes": 1500,
+        "arrival_at_ns": 1759999910000000000,
+        "reverse_path": "list@example.org",
+        "recipients_left": 2,
+        "recipients": ["ann@example.net", "bob@example.com"],
+        "reason": "no room in 8 messages per 60s",
+        "next_attempt_at_ns": None,
+        "eta_at_ns": 1760000020000000000,
+        "upstream": "isp",
+        "held_by": "limit 8 messages per 60s",
+        "lane": "",
+    },
+    "client": "mail.example.org[192.0.2.1]",
+    "helo": "mail.example.org",
+    "protocol": "ESMTPSA",
+    "user": "ann",
+    "recipients": [
+        {"address": "ann@example.net", "status": "to do", "text": ""},
+        {"address": "bob@example.com", "status": "to do", "text": ""},
+        {"address": "eve@example.com", "status": "bounced", "text": "550 5.1.1 no such user"},
+    ],
+    "header": "Subject: hello\r\nX-Trick: \x1b[2J",
+}
+"""A message on the wire as version 0.1.0 writes and reads it."""
+
+
+async def test_a_shown_message_is_on_the_wire_as_before(tmp_path: Path) -> None:
+    operations = FakeOperations([a_message()])
+
+    async with serving(tmp_path, operations), asking(tmp_path, f"/queue/{FIRST}") as response:
+        assert await response.json() == AS_BEFORE
+
+
+async def test_a_line_of_the_queue_lacks_nothing_that_it_had_to_have(tmp_path: Path) -> None:
+    operations = FakeOperations([a_message()])
+    before = AS_BEFORE["message"]
+    assert isinstance(before, dict)
+    defaults = {"next_attempt_at_ns", "lane"}  # an older command line fills them in
+
+    async with serving(tmp_path, operations), asking(tmp_path, "/queue") as response:
+        line = json.loads(await response.read())
+
+    assert line == {key: value for key, value in before.items() if key not in defaults}
+
+
+async def test_an_older_relays_message_is_understood() -> None:
+    view = _from_wire(json.dumps(AS_BEFORE).encode())
+
+    assert view == a_detail(a_message())
+
+
+@pytest.mark.parametrize("content", [b"{}", b"[]", b'{"message": 7}', b'{"message": {}, "recipients": 1}'])
+def test_a_message_in_other_words_is_refused(content: bytes) -> None:
+    with pytest.raises(ValidationError):
+        _from_wire(content)

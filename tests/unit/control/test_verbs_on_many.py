@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.control.operations import ABSENT, OK
+from relay.control.operations import ABSENT, OK, Verb
 from relay.control.operator import MOVED_AT_ONCE
 from relay.mail.envelope import QueueId
 from relay.queue.scheduler import State
@@ -31,9 +31,10 @@ async def test_many_share_the_syncs_of_a_verb(tmp_path: Path) -> None:
     relay = Relay(policy_of(tmp_path, 1), disk)
     ids = [relay.accept() for _ in range(MANY)]
     await relay.sender.read()
-    for verb, state in ((relay.operator.hold, State.HELD), (relay.operator.release, State.WAITING)):
+    moves: tuple[tuple[Verb, State], ...] = (("hold", State.HELD), ("release", State.WAITING))
+    for verb, state in moves:
         before = disk.synced
-        assert await verb([*ids, ids[0]]) == dict.fromkeys(ids, OK)
+        assert await relay.operator.act(verb, [*ids, ids[0]]) == dict.fromkeys(ids, OK)
         # hold/ and each part of cur/ once a batch, and not twice a message.
         assert disk.synced - before <= MANY // MOVED_AT_ONCE * (SPLITS + 1)
         assert {queued.state for queued in relay.sender.scheduler} == {state}
@@ -49,7 +50,7 @@ async def test_one_that_is_gone_keeps_back_no_other(tmp_path: Path) -> None:
     await relay.sender.read()
     RealDisk().unlink(relay.spool._layout.queued(ids[7]))
 
-    results = await relay.operator.hold([*ids, QueueId("0123456789abcdef")])
+    results = await relay.operator.act("hold", [*ids, QueueId("0123456789abcdef")])
 
     assert [results[queue_id] for queue_id in ids] == [OK] * 7 + [ABSENT] + [OK] * 12
     assert results[QueueId("0123456789abcdef")] == ABSENT
@@ -58,7 +59,7 @@ async def test_one_that_is_gone_keeps_back_no_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["hold", "retry", "delete", "bounce"])
-async def test_other_work_goes_on_between_the_batches_of_a_verb(tmp_path: Path, verb: str) -> None:
+async def test_other_work_goes_on_between_the_batches_of_a_verb(tmp_path: Path, verb: Verb) -> None:
     relay = Relay(policy_of(tmp_path, 1, rest="reports: {per_hour: null}"))
     ids = [relay.accept() for _ in range(MANY)]
     await relay.sender.read()
@@ -71,7 +72,7 @@ async def test_other_work_goes_on_between_the_batches_of_a_verb(tmp_path: Path, 
             await asyncio.sleep(0)
 
     other = asyncio.create_task(other_work())
-    assert await getattr(relay.operator, verb)(ids) == dict.fromkeys(ids, OK)
+    assert await relay.operator.act(verb, ids) == dict.fromkeys(ids, OK)
     other.cancel()
 
     assert turns > MANY // MOVED_AT_ONCE

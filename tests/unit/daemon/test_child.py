@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from relay.daemon.child import Child, Starter
-from relay.daemon.priority import STEPS, give_way
+from relay.daemon.loops import STEPS, give_way
 from tests.proofs.peers.processes import children_of
 from tests.proofs.peers.waiting import HANG_S, wait_until
 
@@ -66,7 +66,7 @@ async def test_a_program_inherits_the_descriptors_that_it_is_given(tmp_path: Pat
     starter.close()
 
 
-async def test_a_program_that_ends_before_it_read_its_orders_is_one_that_ended() -> None:
+async def test_a_program_that_reads_no_orders_has_ended() -> None:
     starter = Starter()
     child = await started(starter, "raise SystemExit(3)", LONG)
 
@@ -101,7 +101,7 @@ async def test_what_cannot_be_started_raises_and_the_next_one_starts(tmp_path: P
     starter.close()
 
 
-async def test_a_program_whose_end_could_not_be_seen_is_not_left_running(
+async def test_a_program_whose_end_cannot_be_seen_is_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def none_left(_pid: int) -> int:
@@ -168,7 +168,7 @@ def test_programs_that_end_leave_no_descriptor(
     assert others == [first] * 4
 
 
-def test_who_gives_way_does_so_alone_and_with_what_it_starts_but_not_what_its_starter_starts() -> None:
+def test_giving_way_spares_what_the_starter_starts() -> None:
     seen: dict[str, int] = {}
 
     async def relaying() -> None:

@@ -89,23 +89,23 @@ class Followed:
             self.path,
             self.in_force,
             text.encode(),
-            on_policy=self._apply,
-            on_meanwhile=self._hold,
-            on_refused=self.refusals.append,
-            on_waiting=self._wait,
-            clock=self.clock,
+            self,
+            self.clock,
         )
 
     def policy_in(self, text: str) -> Policy:
         return parse_policy(text.encode(), self.path)
 
-    async def _apply(self, policy: Policy, _sha256: str) -> None:
+    async def apply(self, policy: Policy, _sha256: str) -> None:
         self.in_force = self.counts = policy
 
-    async def _hold(self, policy: Policy) -> None:
+    async def hold(self, policy: Policy) -> None:
         self.counts = policy
 
-    def _wait(self, waiting: Waiting | None) -> None:
+    def refuse(self, error: PolicyError) -> None:
+        self.refusals.append(error)
+
+    def wait(self, waiting: Waiting | None) -> None:
         self.waiting = waiting
         self.told += waiting is not None
 

@@ -20,7 +20,7 @@ THREADS = min(32, (os.cpu_count() or 1) + 4)
 NO_ROOM = "no room in 5 messages per 3600s"
 
 
-async def test_the_first_limit_of_an_upstream_counts_what_went_before_it(tmp_path: Path) -> None:
+async def test_a_first_limit_counts_what_went_before_it(tmp_path: Path) -> None:
     async with Smarthost() as host, Relay(policy_of(tmp_path, host.port)) as relay:
         await _relay(relay, 3)
 
@@ -30,7 +30,7 @@ async def test_the_first_limit_of_an_upstream_counts_what_went_before_it(tmp_pat
         assert len(host.relayed) == 5
 
 
-async def test_the_first_limit_of_an_upstream_has_no_room_where_more_than_that_went_before_it(
+async def test_a_first_limit_has_no_room_where_more_went_before(
     tmp_path: Path,
 ) -> None:
     async with Smarthost() as host, Relay(policy_of(tmp_path, host.port)) as relay:
@@ -42,7 +42,7 @@ async def test_the_first_limit_of_an_upstream_has_no_room_where_more_than_that_w
         assert len(host.relayed) == 7
 
 
-async def test_a_limit_that_comes_back_counts_what_went_while_there_was_none(tmp_path: Path) -> None:
+async def test_a_limit_that_comes_back_counts_what_went_meanwhile(tmp_path: Path) -> None:
     async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, FIVE_AN_HOUR)) as relay:
         await _relay(relay, 1)
         await relay.sender.apply(policy_of(tmp_path, host.port))
@@ -54,7 +54,7 @@ async def test_a_limit_that_comes_back_counts_what_went_while_there_was_none(tmp
         assert len(host.relayed) == 5
 
 
-async def test_the_first_limit_that_a_start_finds_counts_what_went_before_it(tmp_path: Path) -> None:
+async def test_a_first_limit_at_a_start_counts_what_went_before(tmp_path: Path) -> None:
     async with Smarthost() as host:
         async with Relay(policy_of(tmp_path, host.port)) as relay:
             await _relay(relay, 3)

@@ -14,8 +14,8 @@ from relay.clock import SystemClock
 from relay.control.offline import OfflineOperations
 from relay.daemon.descriptors import sender_budget
 from relay.daemon.intake import SpoolIntake
-from relay.daemon.listening import Listening
-from relay.daemon.policy_watch import PolicyWatch
+from relay.daemon.listening import Listening, Start, spool_intake
+from relay.daemon.policy_watch import PolicyWatch, Waiting
 from relay.mail.envelope import Envelope
 from relay.policy.faults import PolicyError
 from relay.policy.model import Policy
@@ -68,7 +68,7 @@ def open_files(root: Path) -> list[str]:
     return [str(fd.readlink()) for fd in folder.iterdir() if fd.is_symlink() and str(root) in os.readlink(fd)]  # noqa: PTH115 - may be gone
 
 
-async def test_a_draft_whose_client_goes_while_it_is_written_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_a_draft_whose_client_goes_leaves_nothing_behind(tmp_path: Path) -> None:
     disk = SlowDisk("write")
     intake = intake_on(disk, tmp_path)
     draft = intake.draft()
@@ -84,7 +84,7 @@ async def test_a_draft_whose_client_goes_while_it_is_written_leaves_nothing_behi
     intake.close()
 
 
-async def test_a_message_whose_client_goes_while_it_is_stored_is_stored_whole(tmp_path: Path) -> None:
+async def test_a_message_whose_client_goes_is_stored_whole(tmp_path: Path) -> None:
     disk = SlowDisk("sync")
     intake = intake_on(disk, tmp_path)
     draft, other = intake.draft(), intake.draft()
@@ -103,7 +103,7 @@ async def test_a_message_whose_client_goes_while_it_is_stored_is_stored_whole(tm
     intake.close()
 
 
-async def test_a_listener_process_that_cannot_be_started_is_tried_again(
+async def test_a_listener_process_that_cannot_start_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("relay.daemon.listening.RESTART_FIRST_SECONDS", 0.001)
@@ -112,16 +112,11 @@ async def test_a_listener_process_that_cannot_be_started_is_tried_again(
     policy = policy.model_copy(update={"listen": (listen.model_copy(update={"processes": 1}),)})
     relay = Relay(policy)
     listening = Listening(
-        policy,
-        b"",
-        tmp_path / "policy.yaml",
-        hostname="relay.test",
-        disk=RealDisk(),
-        clock=SystemClock(),
-        events=relay.events,
-        counts=ListenerCounts([]),
-        style="text",
-        budget=sender_budget(policy, 1024),
+        Start(tmp_path / "policy.yaml", b"", policy, "relay.test", "text"),
+        spool_intake(str(policy.spool), RealDisk(), SystemClock(), relay.events),
+        relay.events,
+        ListenerCounts([]),
+        sender_budget(policy, 1024),
     )
     await listening.bind()
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python-here"))
@@ -147,16 +142,13 @@ class Edited:
 
     def file(self, path: Path) -> PolicyWatch:
         in_force = parse_policy(policy_text("").encode(), path)
-        return PolicyWatch(
-            path,
-            in_force,
-            b"another",
-            on_policy=self.apply,
-            on_meanwhile=self.hold,
-            on_refused=self.refusals.append,
-            on_waiting=lambda _: None,
-            clock=SystemClock(),
-        )
+        return PolicyWatch(path, in_force, b"another", self, SystemClock())
+
+    def refuse(self, error: PolicyError) -> None:
+        self.refusals.append(error)
+
+    def wait(self, waiting: Waiting | None) -> None:
+        assert waiting is None
 
     async def apply(self, policy: Policy, _sha256: str) -> None:
         self.policies.append(policy)
@@ -228,7 +220,7 @@ def test_an_operator_who_is_not_the_relays_user_changes_nothing(tmp_path: Path) 
     assert refused.value.errno == errno.EPERM
 
 
-def test_an_operator_makes_no_spool_of_their_own_in_the_empty_folder_of_the_relays_user(
+def test_an_operator_makes_no_spool_in_the_relays_empty_folder(
     tmp_path: Path,
 ) -> None:
     policy = policy_of(tmp_path, 25)

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relay.listener.received import as_name, protocol_name, received_line
+from relay.listener.received import as_name, received_line
 from relay.mail.envelope import QueueId
+from relay.smtp.session_machine import protocol_name
 
 INSTANT_NS = 1_763_688_780_999_999_999
 

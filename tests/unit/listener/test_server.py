@@ -7,11 +7,12 @@ import weakref
 from relay.listener.server import Listener, bind
 from relay.listener.session import ClientSession
 from relay.policy.model import Listen
+from relay.smtp.session_machine import TABLE
 from tests.fakes.intake import MemoryIntake, MemoryObserver
 from tests.unit.listener.conversation import TRANSACTION, codes, listening
 
 
-async def test_idle_session_is_told_421_at_close_and_new_ones_are_not_let_in() -> None:
+async def test_close_tells_idle_sessions_421_and_lets_no_new_ones_in() -> None:
     async with listening() as room:
         idle = await room.greeted()
         await idle.ask(b"MAIL FROM:<a@b>")
@@ -100,4 +101,4 @@ async def test_ended_session_costs_nothing() -> None:
 def test_no_command_of_the_library_is_left_in_place() -> None:
     inherited = {name.removeprefix("smtp_") for name in dir(ClientSession) if name.startswith("smtp_")}
 
-    assert inherited == set(ClientSession.COMMANDS)
+    assert inherited == set(TABLE)

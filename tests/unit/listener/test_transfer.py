@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from relay.listener.content import SPILL_BYTES
 from relay.listener.ports import NotAccepted
-from relay.listener.transfer import SPILL_BYTES
 from tests.fakes.intake import MemoryIntake
 from tests.unit.listener.conversation import TRANSACTION, Client, Room, codes, listening
 from tests.unit.listener.test_content import LOOKALIKES

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from relay.clock import SECOND_NS
-from relay.listener.users import Admittance, BackOff, Guesses, PasswordCheck, Users
+from relay.listener.users import Admittance, BackOff, Guesses, Users
+from relay.smtp.sasl import PasswordCheck
 from tests.fakes.clock import FakeClock
 
 CHEAP = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
@@ -85,7 +86,7 @@ def _fail(back_off: BackOff, origin: str, now_ns: int) -> None:
     back_off.failed(origin, now_ns)
 
 
-def test_wait_doubles_from_the_third_failure_up_to_a_quarter_of_an_hour() -> None:
+def test_wait_doubles_from_the_third_failure_up_to_15_minutes() -> None:
     back_off = BackOff()
     waits_s = []
     now_ns = 0

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from relay.mail.age import Boots, BootsRecord, Stretch, parse, render
+from relay.mail.age import BOOTS_FORMAT, Boots, BootsRecord, Stretch
 
 DAY_NS = 86400 * 10**9
 spans_ns = st.integers(0, 3 * DAY_NS)
@@ -70,7 +70,7 @@ class Hosts(RuleBasedStateMachine):
     @rule()
     def the_record_is_kept(self) -> None:
         assert self.boots is not None
-        self.kept = parse(render(self.boots.record(self.boottime_ns)))
+        self.kept = BOOTS_FORMAT.parse(BOOTS_FORMAT.render(self.boots.record(self.boottime_ns)))
         self.kept_at_ns = self.boottime_ns
 
     @rule()
@@ -184,9 +184,9 @@ def test_the_record_of_many_boots_stays_small() -> None:
     record = BootsRecord()
     for number in range(1000):
         record = Boots(f"{number:036}", 0, record).record(10)
-    assert len(render(record)) < 64 * 1024
+    assert len(BOOTS_FORMAT.render(record)) < 64 * 1024
     assert record.stretches[-1].ends_at_ns == 10_000
-    assert parse(render(record)) == record
+    assert BOOTS_FORMAT.parse(BOOTS_FORMAT.render(record)) == record
 
 
 @pytest.mark.parametrize(
@@ -199,4 +199,4 @@ def test_the_record_of_many_boots_stays_small() -> None:
 )
 def test_instants_out_of_order_are_no_record_of_boots(record: BootsRecord) -> None:
     with pytest.raises(ValueError, match="not a record of boots"):
-        parse(render(record))
+        BOOTS_FORMAT.parse(BOOTS_FORMAT.render(record))

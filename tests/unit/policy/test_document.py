@@ -140,7 +140,7 @@ def test_a_flaw_of_the_encoding_has_its_position() -> None:
     assert only_flaw("ü: 1\r\nöö: \x01").mark == Mark(2, 5)
 
 
-def test_a_syntax_error_has_its_position_and_keeps_the_flaws_before_it() -> None:
+def test_a_syntax_error_has_a_position_and_keeps_earlier_flaws() -> None:
     duplicate, syntax = flaws("a: 1\na: 2\nb: [1,\n")
     assert duplicate.mark == Mark(2, 1)
     assert syntax.mark == Mark(4, 1)

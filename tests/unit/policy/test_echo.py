@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relay.mail.text import MAX_TEXT_CHARACTERS
 from relay.policy.shipped import provider_rules, providers, standard_rules
-from relay.smtp.reply import MAX_TEXT_CHARACTERS, Phase, Reply, ReplyParser
+from relay.smtp.reply import Phase, Reply, ReplyParser
 from relay.verdicts.echo import ClientWords, without_echo
 from relay.verdicts.outcome import Answer
 from relay.verdicts.shield import same_words
@@ -245,7 +246,7 @@ def test_refusals_that_differ_by_what_clients_said_are_alike() -> None:
     assert alike("joe") == "550 @ may not be written to"
 
 
-def test_of_ten_thousand_recipients_only_those_in_the_reply_are_looked_at() -> None:
+def test_of_many_recipients_only_those_in_the_reply_are_read() -> None:
     recipients = [f"joe{number}@d{number}.example" for number in range(10_000)]
     words = ClientWords("list@here.example", recipients)
 
@@ -304,7 +305,7 @@ ACCOUNT = "550 your account has been suspended"
         (Phase.RCPT, "550 5.1.0 Sending limit exceeded", ClientWords(), "pause"),
     ],
 )
-def test_where_it_is_open_whose_words_decide_nobody_else_is_harmed(
+def test_where_the_words_may_be_the_clients_nobody_is_harmed(
     phase: Phase, reply: str, words: ClientWords, verdict: str
 ) -> None:
     assert JUDGES[None].ruling(phase, on_the_wire(reply), words).words == verdict

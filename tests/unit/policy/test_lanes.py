@@ -80,7 +80,7 @@ def test_who_writes_no_share_has_an_equal_part_of_what_is_left(
     assert {name: share * 100 for name, share in _shares(parse(_with(*lines))).items()} == wanted
 
 
-def test_a_ceiling_is_a_part_of_each_limit_over_all_mail_and_at_least_one_slot() -> None:
+def test_a_ceiling_is_a_part_of_each_limit_and_never_nothing() -> None:
     limits = "limits: [{messages: 100, per: 1h}, {recipients: 3, per: 1d}, {connections: 9, per: 1h}, "
     limits += "{messages: 5, per: 1h, for_each: sender}]"
     text = SMALL.replace("limits:\n      - {messages: 8, per: 1m}", limits)
@@ -96,7 +96,7 @@ def test_a_ceiling_is_a_part_of_each_limit_over_all_mail_and_at_least_one_slot()
     ]
 
 
-def test_a_slot_costs_its_part_of_the_window_by_the_tightest_limit() -> None:
+def test_a_slot_costs_its_part_of_the_tightest_window() -> None:
     limits = "limits: [{messages: 10, per: 1m}, {messages: 30, per: 1h}, {recipients: 1000, per: 1h}]"
     policy = parse(SMALL.replace("limits:\n      - {messages: 8, per: 1m}", limits))
 
@@ -117,8 +117,8 @@ def test_a_slot_costs_its_part_of_the_window_by_the_tightest_limit() -> None:
         (["a: {header: {List-Id: ''}}"], "0:25 lanes.a.header.List-Id", "got none"),
         (["a: {sender: '@x', share: 0}"], "0:28 lanes.a.share", "from 1 to 100"),
         (["a: {sender: '@x', ceiling: 101}"], "0:30 lanes.a.ceiling", "from 1 to 100"),
-        (["a: {share: 5}"], "0:6 lanes.a", "would take all mail: name one of sender, client"),
-        (["default: {sender: '@x'}"], "0:21 lanes.default.sender", "what no other takes"),
+        (["a: {share: 5}"], "0:6 lanes.a", "without a condition takes all mail: write one of sender, client"),
+        (["default: {sender: '@x'}"], "0:21 lanes.default.sender", "what no other lane takes"),
         (["A: {sender: '@x'}"], "0:3 lanes.A", "a-z, 0-9, _ and -"),
         (
             ["a: {sender: '@x', share: 60}", "b: {sender: '@y', share: 41}"],

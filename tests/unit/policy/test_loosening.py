@@ -159,7 +159,7 @@ def test_limits_and_a_history_do_not_go_by_time_alone(old: str, new: str, key: s
         (TWO_UPSTREAMS, "{" + ", ".join(SMALL_IN_BRACKETS) + "}"),
     ],
 )
-def test_what_is_gone_where_the_file_has_an_end_is_gone_on_purpose(old: str, new: str) -> None:
+def test_what_is_gone_before_the_end_is_gone_on_purpose(old: str, new: str) -> None:
     assert degree(old, new) is Degree.MORE
 
 

@@ -35,7 +35,7 @@ def test_no_more_is_read_than_tells_that_it_is_too_much(tmp_path: Path) -> None:
         open_regular(tmp_path / "endless", most_bytes=100_000)
 
 
-def test_a_file_is_being_written_until_its_last_writer_has_closed_it(tmp_path: Path) -> None:
+def test_a_file_is_being_written_until_its_last_writer_closes_it(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with path.open("w"), path.open():
         with path.open("a"):

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relay.mail.text import MAX_TEXT_CHARACTERS
 from relay.policy.rules import VerdictRule
 from relay.policy.shipped import provider_rules, providers, standard_rules
-from relay.smtp.reply import MAX_TEXT_CHARACTERS, Phase, Reply
+from relay.smtp.reply import Phase, Reply
 from relay.verdicts.phrases import Phrases
 from relay.verdicts.verdict import ABOUT_US, Judge, Layer
 

@@ -6,7 +6,7 @@ from datetime import date
 
 import pytest
 
-from relay.cli.policy_text import policy_text
+from relay.cli.check import policy_text
 from relay.policy.document import read_document
 from relay.policy.model import Policy, Tls, Upstream
 from relay.policy.rules import PROVIDERS
@@ -135,7 +135,7 @@ def shown_rules(shown: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", PROVIDERS)
-def test_a_policy_written_out_tells_the_rules_of_its_provider_and_where_each_is_from(name: str) -> None:
+def test_a_policy_written_out_tells_where_each_rule_is_from(name: str) -> None:
     text = with_upstream(f"provider: {name}")
     shown = policy_text(parse(text), read_document(text.encode()).value())
     rules = shown_rules(shown)
@@ -153,7 +153,7 @@ def test_a_policy_written_out_tells_the_rules_of_its_provider_and_where_each_is_
     assert lines[begin + 2 + len(rules)].startswith("    # asked last, those for any upstream: ")
 
 
-def test_the_rules_that_count_by_the_host_alone_are_told_too_and_come_after_the_owners() -> None:
+def test_rules_known_by_the_host_are_told_after_the_owners() -> None:
     text = with_upstream("host: smtp.gmail.com") + VERDICTS
 
     lines = policy_text(parse(text), read_document(text.encode()).value()).splitlines()
@@ -163,7 +163,7 @@ def test_the_rules_that_count_by_the_host_alone_are_told_too_and_come_after_the_
     assert len(shown_rules("\n".join(lines))) == len(provider_rules("gmail"))
 
 
-def test_an_upstream_that_nobody_knows_has_no_rules_of_a_provider() -> None:
+def test_an_unknown_upstream_has_no_rules_of_a_provider() -> None:
     shown = policy_text(parse(SMALL), read_document(SMALL.encode()).value())
 
     assert shown_rules(shown) == []

@@ -50,7 +50,7 @@ def test_a_listener_that_is_safe_is_taken(lines: list[str]) -> None:
     assert len(parse(with_listen(*lines)).listen) == 1
 
 
-def test_an_open_relay_is_told_beside_an_unrelated_fault_of_the_same_listener() -> None:
+def test_an_open_relay_is_told_beside_an_unrelated_fault() -> None:
     text = with_listen("address: 0.0.0.0:2525", "max_errors: 0", "colour: red")
     assert places(text) == ["3:14 listen[0].address", "4:17 listen[0].max_errors", "5:5 listen[0].colour"]
 

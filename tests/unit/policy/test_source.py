@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from relay.policy.document import MAX_BYTES
-from relay.policy.faults import MOST_FAULTS
+from relay.policy.faults import MOST_FAULTS, PolicyError
 from relay.policy.model import Mechanism, Tls
-from relay.policy.source import PolicyError, read_policy
+from relay.policy.source import read_policy
 from relay.policy.units import HostPort
 from tests.fakes.odd_files import ODD_FILES
 from tests.unit.policy.examples import INTERFACE, SMALL, with_upstream
@@ -48,7 +48,7 @@ def test_null_switches_a_warning_off() -> None:
     assert parse(SMALL + "retry: {warn_after: null, lifetime: 1h, max: 10m}\n").retry.warn_after_ns is None
 
 
-def test_nothing_adapts_and_reports_are_limited_unless_the_policy_says_otherwise() -> None:
+def test_by_default_nothing_adapts_and_reports_are_limited() -> None:
     assert (parse(SMALL).upstreams["isp"].adapt, parse(SMALL).reports.per_hour) == (None, 60)
 
     other = parse(with_upstream("host: smtp.example.net", "adapt: tighten") + "reports: {per_hour: null}\n")
@@ -56,7 +56,7 @@ def test_nothing_adapts_and_reports_are_limited_unless_the_policy_says_otherwise
     assert (other.upstreams["isp"].adapt, other.reports.per_hour) == ("tighten", None)
 
 
-def test_a_limit_is_never_told_to_adapt_upwards_and_no_hour_is_without_reports() -> None:
+def test_no_limit_adapts_upwards_and_no_hour_lacks_reports() -> None:
     text = with_upstream("host: smtp.example.net", "adapt: loosen") + "reports: {per_hour: 0}\n"
 
     assert [str(fault) for fault in faults(text)] == [
@@ -141,7 +141,7 @@ def test_an_unknown_key_is_an_error_with_a_suggestion(unknown: str, suggestion: 
     assert fault.message == f"unknown key; {suggestion}"
 
 
-def test_a_suggestion_is_from_the_same_section_even_below_an_upstream_named_like_a_key() -> None:
+def test_a_suggestion_is_from_the_same_section() -> None:
     fault = only_fault(SMALL.replace("isp:", "auth:") + "    prt: 25\n")
     assert fault.key == "upstreams.auth.prt"
     assert fault.message == "unknown key; did you mean port?"
@@ -227,7 +227,7 @@ def test_two_upstreams_may_share_a_history() -> None:
     assert policy.history_path("isp") == policy.history_path("two")
 
 
-def test_paths_start_at_the_folder_of_the_policy_and_not_behind_its_link(tmp_path: Path) -> None:
+def test_paths_start_at_the_folder_of_the_policy_not_of_its_target(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "policy.yaml").write_text(SMALL)
     link = tmp_path / "policy.yaml"

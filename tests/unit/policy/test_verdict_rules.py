@@ -54,14 +54,24 @@ def with_verdict(rule: str) -> str:
         ),
         ("{phase: [mail, connect], code: 4xx, verdict: later}", 54, "verdict", "before MAIL no message"),
         ("{phase: mail, code: 452, verdict: later}", 43, "verdict", "only in phase rcpt"),
-        ("{phase: mail, verdict: pause}", 32, "verdict", "would match every refusal"),
+        ("{phase: mail, verdict: pause}", 32, "verdict", "without a condition matches every refusal"),
         ("{code: 550, verdict: pause, wait: 5}", 43, "wait", "a duration with a unit"),
         ("{code: 550, verdict: pause, texts: x}", 37, "texts", "unknown key; did you mean text?"),
         ("{code: 550, verdict: pause, probe: often}", 44, "probe", "does not fit here"),
-        ("{code: 550, verdict: bounce message, wait: 5m}", 52, "wait", "bounce message rests nothing: only"),
-        ("{wait: 5m, code: 450, verdict: defer recipient}", 16, "wait", "only pause, pause sender and stop"),
-        ("{code: 450, phase: rcpt, verdict: later, wait: 5m}", 56, "wait", "later rests nothing"),
-        ("{code: 450, verdict: defer message, probe: false}", 52, "probe", "defer message rests nothing"),
+        (
+            "{code: 550, verdict: bounce message, wait: 5m}",
+            52,
+            "wait",
+            "bounce message has no rest: wait and probe",
+        ),
+        (
+            "{wait: 5m, code: 450, verdict: defer recipient}",
+            16,
+            "wait",
+            "belong to pause, pause sender and stop",
+        ),
+        ("{code: 450, phase: rcpt, verdict: later, wait: 5m}", 56, "wait", "later has no rest"),
+        ("{code: 450, verdict: defer message, probe: false}", 52, "probe", "defer message has no rest"),
     ],
 )
 def test_a_wrong_rule_is_told_at_its_place(rule: str, column: int, key: str, words: str) -> None:
@@ -72,7 +82,7 @@ def test_a_wrong_rule_is_told_at_its_place(rule: str, column: int, key: str, wor
     assert words in fault.message
 
 
-def test_a_wait_and_no_probes_on_a_rule_that_rests_nothing_are_two_faults() -> None:
+def test_wait_and_probe_on_a_rule_without_a_rest_are_two_faults() -> None:
     rule = "{code: 550, verdict: bounce message, wait: 5m, probe: false}"
 
     assert places(with_verdict(rule)) == [
@@ -135,7 +145,7 @@ def test_a_provider_is_asked_by_name_behind_another_host() -> None:
     assert (ruling.words, ruling.layer, ruling.may_probe) == ("pause", Layer.PROVIDER, False)
 
 
-def test_every_shipped_rule_names_its_source_and_the_line_where_it_stands() -> None:
+def test_every_shipped_rule_names_its_source_and_its_line() -> None:
     shipped = [*standard_rules(), *(rule for name in providers() for rule in provider_rules(name))]
 
     assert all(rule.source for rule in shipped)

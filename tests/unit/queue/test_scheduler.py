@@ -5,10 +5,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from relay.mail.envelope import QueueId
-from relay.queue.queued import back_off_ns
 from relay.queue.scheduler import Queued, Scheduler, State
 from relay.queue.sender_pauses import FIRST_REST_NS, LONGEST_REST_NS, MOST_RESTING
+from relay.verdicts.decision import back_off_ns
 from relay.verdicts.pauses import FOREVER_NS
+from tests.unit.queue.test_counts import assert_counted
 
 MINUTE_NS = 60 * 10**9
 
@@ -263,6 +264,10 @@ class Order(RuleBasedStateMachine):
             self.held.discard(name)
             self.scheduler.release(name)
             self.line.append(name)
+
+    @invariant()
+    def all_are_counted(self) -> None:
+        assert_counted(self.scheduler)
 
     @invariant()
     def the_next_due_is_the_earliest(self) -> None:

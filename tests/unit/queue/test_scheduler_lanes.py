@@ -217,14 +217,11 @@ def test_a_parked_message_that_was_seized_and_put_back_is_not_forgotten() -> Non
     scheduler = _scheduler(_message("a"), lanes=())
     assert _take(scheduler) == ["a"]
     scheduler.park(QueueId("a"), "place", 100, "")
-    seized = scheduler.get(QueueId("a"))
-    assert seized is not None
-    seized.state = State.ACTIVE
+    assert scheduler.seize(QueueId("a")) is State.WAITING
     # Somebody looks at the place meanwhile and finds nobody there.
     assert scheduler.places_due(100) == []
 
-    seized.state = State.WAITING
-    scheduler.add(seized)
+    scheduler.put_back(QueueId("a"), State.WAITING)
 
     assert _take(scheduler, 100) == ["a"]
 
@@ -376,12 +373,10 @@ def _seize(scheduler: Scheduler, name: QueueId, becomes: State, by_ns: int) -> N
     message = scheduler.get(name)
     if message is None or message.state is not State.WAITING:
         return
-    message.state = State.ACTIVE
+    scheduler.seize(name)
     if by_ns % 2:
         scheduler.has_ready(0)
-    message.state = becomes
-    if becomes is State.WAITING:
-        scheduler.add(message)
+    scheduler.put_back(name, becomes)
 
 
 def _go_on(scheduler: Scheduler, name: QueueId, act: str, by_ns: int, now_ns: int) -> None:

@@ -13,6 +13,7 @@ from relay.queue.lanes import DEFAULT_LANE, Lane, Order, Price
 from relay.queue.parking import Parking
 from relay.queue.scheduler import SLICE, Queued, Scheduler, State
 from relay.queue.sender_pauses import FIRST_REST_NS
+from tests.unit.queue.test_counts import assert_counted
 
 LANES: tuple[Lane, ...] = (Lane("a", 3), Lane("b", 1, patience_ns=20), Lane(DEFAULT_LANE, 1))
 MANY = 10 * SLICE
@@ -291,13 +292,13 @@ class Slices(RuleBasedStateMachine):
         for queue in self.queues if idle else ():
             queued = queue.get(idle[number % len(idle)].queue_id)
             assert queued is not None
-            before, queued.state = queued.state, State.ACTIVE
+            before = queue.seize(queued.queue_id)
             if is_trusted:
                 queue.trust_sender(queued.sender, self.now_ns)
             while queue.first_ready(self.now_ns) is None and queue.is_behind:
                 pass
-            queued.state = before
-            queue.add(queued)
+            assert before is not None
+            queue.put_back(queued.queue_id, before)
 
     @precondition(is_level)
     @rule(sender=senders)
@@ -331,6 +332,11 @@ class Slices(RuleBasedStateMachine):
             return [(q.queue_id, q.state, q.due_at_ns, q.ready_at_ns, q.place, q.turn) for q in queue]
 
         assert seen(self.sliced) == seen(self.whole)
+
+    @invariant()
+    def all_are_counted(self) -> None:
+        for queue in self.queues:
+            assert_counted(queue)
 
     @precondition(is_level)
     @invariant()

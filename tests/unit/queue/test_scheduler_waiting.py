@@ -8,7 +8,7 @@ from relay.mail.envelope import QueueId
 from relay.queue.lanes import DEFAULT_LANE, Lane, Price
 from relay.queue.scheduler import Queued, Scheduler, State
 from relay.queue.sender_pauses import PROOF_NS
-from relay.verdicts.suspect_message import REFUSALS_IN_PLACE
+from relay.verdicts.decision import REFUSALS_IN_PLACE
 
 LANES = (Lane("list", 20, has_ceiling=True), Lane(DEFAULT_LANE, 80))
 

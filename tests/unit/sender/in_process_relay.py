@@ -26,6 +26,7 @@ from relay.status.watch import Watch
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.redaction import Redaction
+from relay.telemetry.telemetry import Telemetry
 
 PATIENCE_SECONDS = 120.0
 """How long something may take before it counts as hung; nothing is decided by how long it took."""
@@ -69,32 +70,18 @@ class Relay:
             policy=policy,
             hostname="relay.test",
             disk=self.disk,
-            events=self.events,
-            metrics=metrics,
-            redaction=Redaction(),
-            clock=self.clock,
+            telemetry=Telemetry(self.events, metrics, Redaction(), self.clock),
             on_fault=self.faults.append,
         )
         self.watch = Watch(self.sender, policy, "relay.test", self.clock, PolicyStatus("", 0))
         self.late = LateMail(
             self.sender.scheduler,
-            self.sender.spool_thread,
             self.sender.settling,
             self.clock,
             foresee=lambda: self.watch.listing().messages,
             pausing=self.sender.upstreams.default_pausing,
         )
-        self.operator = Operator(
-            self.sender.scheduler,
-            self.sender.spool_thread,
-            self.sender.settling,
-            self.events,
-            watch=self.watch,
-            wake=self.sender.wake,
-            resume=self.sender.upstreams.resume,
-            shield=self.sender.upstreams.shield,
-            on_fault=self.sender.fail,
-        )
+        self.operator = Operator(self.sender, self.watch, self.events)
 
     def _snapshot(self) -> Snapshot:
         return self.watch.snapshot()

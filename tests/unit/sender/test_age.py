@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.mail.age import parse
+from relay.mail.age import BOOTS_FORMAT
 from relay.queue.scheduler import State
 from relay.sender.state_file import boots_path
 from relay.spool.durable import RealDisk
@@ -113,7 +113,7 @@ async def test_a_next_attempt_waits_no_longer_than_a_back_off_after_a_step(tmp_p
         assert len(host.relayed) == 1
 
 
-async def test_time_that_an_upstream_was_paused_is_no_age_after_a_reboot_with_another_clock(
+async def test_a_pause_is_no_age_after_a_reboot_with_another_clock(
     tmp_path: Path,
 ) -> None:
     clock = FakeClock()
@@ -133,9 +133,7 @@ async def test_time_that_an_upstream_was_paused_is_no_age_after_a_reboot_with_an
 
 
 @pytest.mark.parametrize("content", [b"", b"mine\n", b'{\n "stretches": [', b"{}", b'{"mine": 1}'])
-async def test_a_file_of_somebody_in_the_place_of_the_boots_is_set_aside_whole(
-    tmp_path: Path, content: bytes
-) -> None:
+async def test_a_stranger_s_file_in_place_of_the_boots_is_set_aside(tmp_path: Path, content: bytes) -> None:
     policy = policy_of(tmp_path, 1)
     relay = Relay(policy)
     relay.accept()
@@ -145,7 +143,7 @@ async def test_a_file_of_somebody_in_the_place_of_the_boots_is_set_aside_whole(
     await relay.sender.stop()
 
     assert [path.read_bytes() for path in (policy.spool / "corrupt").iterdir()] == [content]
-    assert parse(boots_path(policy).read_bytes()).stretches
+    assert BOOTS_FORMAT.parse(boots_path(policy).read_bytes()).stretches
 
 
 async def test_a_record_of_the_boots_stays_where_it_is_over_a_restart(tmp_path: Path) -> None:
@@ -158,4 +156,4 @@ async def test_a_record_of_the_boots_stays_where_it_is_over_a_restart(tmp_path: 
 
         assert not list((policy.spool / "corrupt").iterdir())
         assert Inspector(str(policy.spool), RealDisk()).inspect().findings == []
-        assert len(parse(boots_path(policy).read_bytes()).stretches) == 1
+        assert len(BOOTS_FORMAT.parse(boots_path(policy).read_bytes()).stretches) == 1

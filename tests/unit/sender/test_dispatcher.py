@@ -34,7 +34,7 @@ async def test_a_slot_that_opens_while_the_heart_looks_is_not_missed(tmp_path: P
         assert len(host.relayed) == 150
 
 
-async def test_a_message_that_cannot_be_read_for_lack_of_our_own_is_tried_again_unasked(
+async def test_a_message_unread_for_lack_of_our_own_is_tried_again(
     tmp_path: Path,
 ) -> None:
     disk = ShortOfDescriptors()

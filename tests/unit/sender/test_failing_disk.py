@@ -94,7 +94,7 @@ async def _goes_on_or_stops(policy: Policy, disk: FailsAt) -> str:
     return " ".join(map(str, relay.faults)) or relay.log.getvalue()
 
 
-async def test_whatever_sync_fails_the_sender_says_so_and_a_restart_brings_all_to_its_end(
+async def test_whatever_sync_fails_a_restart_brings_all_to_its_end(
     tmp_path: Path,
 ) -> None:
     said = []

@@ -133,9 +133,7 @@ async def test_a_start_at_any_level_of_a_full_disk_drains(
         await _drains_at(level, small, host, policy)
 
 
-async def test_a_neighbour_who_takes_all_room_as_it_comes_costs_time_and_nothing_else(
-    small: SmallDisk, host: Smarthost
-) -> None:
+async def test_a_neighbour_who_takes_all_room_costs_only_time(small: SmallDisk, host: Smarthost) -> None:
     async def take_all() -> None:
         while True:
             small.fill_to(0)
@@ -154,9 +152,7 @@ async def test_a_neighbour_who_takes_all_room_as_it_comes_costs_time_and_nothing
     assert not relay.faults
 
 
-async def test_what_was_relayed_is_marked_though_there_is_no_room_for_the_reasons_of_the_rest(
-    small: SmallDisk, host: Smarthost
-) -> None:
+async def test_what_was_relayed_is_marked_without_room_for_reasons(small: SmallDisk, host: Smarthost) -> None:
     # The history has room, on another disk.
     policy = policy_of(small.path, host.port, ", history: ../history")
     first = Relay(policy)
@@ -168,7 +164,7 @@ async def test_what_was_relayed_is_marked_though_there_is_no_room_for_the_reason
     with contextlib.suppress(asyncio.CancelledError):
         async with first:
             await first.until(lambda: "spool failed" in _said(first))
-            for sending in first.dispatcher._sending:
+            for sending in first.dispatcher.relaying._sending:
                 sending.cancel()
     second = Relay(policy)
     (entry,) = second.spool.recover().entries
@@ -182,7 +178,7 @@ def _said(relay: Relay) -> str:
     return relay.log.getvalue()
 
 
-async def test_new_mail_is_refused_while_there_is_room_for_reports_and_the_ledger(small: SmallDisk) -> None:
+async def test_new_mail_leaves_room_for_reports_and_the_ledger(small: SmallDisk) -> None:
     root = str(small.path / "spool")
     prepare(root, RealDisk())
     errors: list[OSError] = []

@@ -148,11 +148,11 @@ async def test_nobody_wakes_for_a_message_of_a_full_lane_that_is_held(tmp_path: 
             await relay.until(lambda: scheduler.closed_lanes() == ["list"])
             (waits,) = scheduler
 
-            await relay.operator.hold([waits.queue_id])
+            await relay.operator.act("hold", [waits.queue_id])
 
             assert scheduler.next_due_at_ns() is None
             assert relay.watch.snapshot().upstreams[0].held_by == ""
-            await relay.operator.release([waits.queue_id])
+            await relay.operator.act("release", [waits.queue_id])
             await relay.until(lambda: scheduler.closed_lanes() == ["list"])
 
 
@@ -236,7 +236,7 @@ async def test_an_edit_of_the_lanes_sorts_the_queue_anew(tmp_path: Path) -> None
         reset = relay.accept(sender="noreply@here.example")
         held = relay.accept(sender="noreply@here.example")
         await relay.until(lambda: len(relay.sender.scheduler) == 22)
-        await relay.operator.hold([held])
+        await relay.operator.act("hold", [held])
         assert relay.watch.snapshot().lanes == ()
 
         await _edit(relay, policy_of(tmp_path, host.port, upstream, LANES))

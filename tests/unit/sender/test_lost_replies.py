@@ -21,9 +21,7 @@ async def _settled(relay: Relay) -> None:
 
 
 @pytest.mark.parametrize("lost", [CLOSE, RESET, b"25", b"nonsense\r\n"])
-async def test_a_slot_whose_last_reply_was_lost_is_occupied_until_the_deadline_and_one_window(
-    tmp_path: Path, lost: Turn
-) -> None:
+async def test_a_slot_with_a_lost_reply_opens_a_window_past_its_deadline(tmp_path: Path, lost: Turn) -> None:
     clock = FakeClock()  # to the second, whatever this machine takes
     script = Script(eod=turns([lost, CLOSE] if isinstance(lost, bytes) else lost))
     async with (
@@ -44,7 +42,7 @@ async def test_a_slot_whose_last_reply_was_lost_is_occupied_until_the_deadline_a
         assert len(host.transactions) == 2
 
 
-async def test_a_slot_whose_upstream_hung_up_before_the_dot_opens_one_window_later(tmp_path: Path) -> None:
+async def test_a_slot_whose_upstream_hung_up_opens_one_window_later(tmp_path: Path) -> None:
     clock = LeapingClock()
     script = Script(data=turns(CLOSE))
     async with (
@@ -61,9 +59,7 @@ async def test_a_slot_whose_upstream_hung_up_before_the_dot_opens_one_window_lat
 
 
 @pytest.mark.parametrize("phase", ["mail", "rcpt", "data", "eod"])
-async def test_an_upstream_that_says_nothing_keeps_its_slot_until_the_deadline(
-    tmp_path: Path, phase: str
-) -> None:
+async def test_a_silent_upstream_keeps_its_slot_until_the_deadline(tmp_path: Path, phase: str) -> None:
     clock = LeapingClock()
     limit = LIMIT.replace("10m", "300ms")
     script = at(phase, turns(SILENCE))
@@ -89,7 +85,7 @@ async def test_what_a_stop_cut_off_is_occupied_until_its_deadline(tmp_path: Path
         async with Relay(policy, clock=clock) as relay:
             relay.accept()
             await host.until(lambda: host.transactions)
-            for sending in relay.dispatcher._sending:
+            for sending in relay.dispatcher.relaying._sending:
                 sending.cancel()
             await relay.until(lambda: relay.dispatcher.in_flight == 0)
         clock.ahead_ns += 2 * MINUTE_NS

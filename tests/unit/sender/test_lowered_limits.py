@@ -110,7 +110,7 @@ async def test_adapt_lowers_the_limit_that_is_in_force_and_says_so(tmp_path: Pat
         assert upstream.taken == 19
 
 
-async def test_a_lowered_limit_holds_after_a_restart_from_the_first_decision_on(tmp_path: Path) -> None:
+async def test_a_lowered_limit_holds_at_once_after_a_restart(tmp_path: Path) -> None:
     clock = LeapingClock()
     upstream = Counting(19)
     async with Smarthost(Script(rcpt=upstream.rcpt)) as host:

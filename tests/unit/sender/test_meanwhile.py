@@ -18,7 +18,7 @@ class NoRoomToHold(RealDisk):
         super().rename(source, target)
 
 
-async def test_a_parked_message_that_could_not_be_held_goes_when_there_is_room(tmp_path: Path) -> None:
+async def test_a_parked_message_not_held_goes_when_there_is_room(tmp_path: Path) -> None:
     relay = Relay(policy_of(tmp_path, 9), NoRoomToHold())
     queue_id = relay.accept()
     await relay.sender.read()
@@ -32,7 +32,7 @@ async def test_a_parked_message_that_could_not_be_held_goes_when_there_is_room(t
             await asyncio.sleep(0)
         scheduler.places_due(now_ns)
 
-    results, _ = await asyncio.gather(relay.operator.hold([queue_id]), look())
+    results, _ = await asyncio.gather(relay.operator.act("hold", [queue_id]), look())
 
     assert "No space left" in results[queue_id]
     for place in scheduler.places_due(now_ns):
@@ -42,7 +42,7 @@ async def test_a_parked_message_that_could_not_be_held_goes_when_there_is_room(t
     relay.trigger.close()
 
 
-async def test_a_queued_message_that_somebody_moves_to_new_is_not_queued_twice(tmp_path: Path) -> None:
+async def test_a_queued_message_moved_to_new_is_not_queued_twice(tmp_path: Path) -> None:
     relay = Relay(policy_of(tmp_path, 9))
     queue_id = relay.accept()
     await relay.sender.read()
@@ -50,7 +50,7 @@ async def test_a_queued_message_that_somebody_moves_to_new_is_not_queued_twice(t
     (path,) = (policy_of(tmp_path, 9).spool / "cur").glob(f"*/{queue_id}")
     path.rename(policy_of(tmp_path, 9).spool / "new" / queue_id)
 
-    await relay.sender.take_now()
+    await relay.sender._taking.take()
 
     assert relay.queued(queue_id) is under_way
     assert not relay.sender.scheduler.has_ready(relay.clock.boottime_ns())

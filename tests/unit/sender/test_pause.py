@@ -8,11 +8,12 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.queue.scheduler import State
-from relay.verdicts.suspect_message import REFUSALS_IN_PLACE
+from relay.verdicts.decision import REFUSALS_IN_PLACE
 from tests.fakes.before_sync import BeforeSync
 from tests.fakes.clock import FakeClock, LeapingClock
 from tests.fakes.smarthost import Script, Smarthost, Until, turns
 from tests.unit.sender.in_process_relay import Relay, policy_of
+from tests.unit.sender.test_races import turns_of_the_loop
 
 REFUSED = "421 4.7.0 too much from you, come back later"
 LIMIT = ", limits: [{messages: 100, per: 1h}]"
@@ -52,6 +53,27 @@ async def test_a_message_that_met_a_refusal_about_us_keeps_its_place(tmp_path: P
         assert len(host.relayed) == 3
 
 
+async def test_a_proving_upstream_gets_one_transaction_until_it_went_well(tmp_path: Path) -> None:
+    goes_well = asyncio.Event()
+    script = Script(mail=turns(REFUSED), eod=turns([Until(goes_well), "250 ok"]))
+    async with Smarthost(script) as host, Relay(policy_of(tmp_path, host.port, connections=4)) as relay:
+        relay.accept("first@there.example")
+        await _paused(relay)
+        for number in range(4):
+            relay.accept(f"{number}@there.example")
+        await relay.until(lambda: len(relay.sender.scheduler) == 5)
+        _over(relay)
+        await relay.until(lambda: mails(host) == 2)
+        for _ in range(3):
+            relay.dispatcher.wake()
+            await turns_of_the_loop()
+
+        assert relay.dispatcher.in_flight == 1
+        assert mails(host) == 2
+        goes_well.set()
+        await relay.until_empty()
+
+
 async def test_nothing_is_begun_behind_a_refusal_though_it_was_about_to_be(tmp_path: Path) -> None:
     is_armed, is_deciding, may_go_on = threading.Event(), threading.Event(), threading.Event()
     refuse = asyncio.Event()
@@ -83,7 +105,7 @@ async def test_nothing_is_begun_behind_a_refusal_though_it_was_about_to_be(tmp_p
             assert mails(host) == 3
 
 
-async def test_a_message_that_is_always_refused_as_an_offence_of_ours_stops_nobody_for_ever(
+async def test_a_message_that_is_always_refused_stops_nobody_for_ever(
     tmp_path: Path,
 ) -> None:
     def mail(argument: str) -> str:
@@ -156,7 +178,7 @@ async def test_a_restart_goes_on_with_the_pause_and_does_not_knock(tmp_path: Pat
         assert len(host.relayed) == 1
 
 
-async def test_a_pause_that_ended_while_nobody_ran_is_over_and_its_time_is_still_no_age(
+async def test_a_pause_that_ended_while_nobody_ran_is_over_and_no_age(
     tmp_path: Path,
 ) -> None:
     clock = FakeClock()  # no time passes but that of the pause, which is longer than the lifetime

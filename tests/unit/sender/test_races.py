@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS, SystemClock
-from relay.control.operations import OK
+from relay.control.operations import OK, Verb
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from relay.queue.scheduler import State
@@ -78,7 +78,7 @@ async def turns_of_the_loop(count: int = 50) -> None:
         await asyncio.to_thread(lambda: None)
 
 
-async def test_a_message_that_comes_back_from_an_upstream_of_the_past_goes_through_the_new_one(
+async def test_what_a_former_upstream_gives_back_goes_through_the_new_one(
     tmp_path: Path,
 ) -> None:
     held = asyncio.Event()
@@ -178,15 +178,15 @@ async def test_nothing_more_is_sent_once_the_disk_failed(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("verb", ["bounce", "delete"])
-async def test_what_an_operator_ended_is_gone_from_the_queue(tmp_path: Path, verb: str) -> None:
+async def test_what_an_operator_ended_is_gone_from_the_queue(tmp_path: Path, verb: Verb) -> None:
     async with (
         Smarthost(Script(connect="421 not yet")) as host,
         Relay(policy_of(tmp_path, host.port)) as relay,
     ):
         queue_id = relay.accept(sender="")
         await relay.until(lambda: relay.queued(queue_id) and relay.dispatcher.pausing.because)
-        assert await relay.operator.hold([queue_id]) == {queue_id: OK}
-        assert await getattr(relay.operator, verb)([queue_id]) == {queue_id: OK}
+        assert await relay.operator.act("hold", [queue_id]) == {queue_id: OK}
+        assert await relay.operator.act(verb, [queue_id]) == {queue_id: OK}
 
         assert relay.queued(queue_id) is None
 
@@ -214,7 +214,7 @@ async def test_a_full_disk_keeps_nobody_whose_end_needs_no_room(
         disk.is_full = False
 
 
-async def test_the_ends_of_one_batch_are_written_each_for_itself_where_one_cannot_be(
+async def test_where_one_end_of_a_batch_cannot_be_written_others_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("relay.sender.spool_thread.RETRY_FULL_SECONDS", 3600.0)
@@ -239,7 +239,7 @@ async def test_the_ends_of_one_batch_are_written_each_for_itself_where_one_canno
         refused.cancel()
 
 
-async def test_one_message_that_the_upstream_always_takes_for_an_offence_does_not_keep_the_others(
+async def test_one_message_taken_for_an_offence_does_not_keep_the_others(
     tmp_path: Path,
 ) -> None:
     def mail(argument: str) -> Turn:
@@ -261,7 +261,7 @@ async def test_one_message_that_the_upstream_always_takes_for_an_offence_does_no
         assert relay.queued(bad) is not None
 
 
-async def test_no_final_dot_is_sent_after_a_suspend_that_outlasted_the_reservation(tmp_path: Path) -> None:
+async def test_no_final_dot_is_sent_after_a_suspend_past_the_deadline(tmp_path: Path) -> None:
     clock = LeapingClock()
 
     def data(_: str) -> Turn:
@@ -280,7 +280,7 @@ async def test_no_final_dot_is_sent_after_a_suspend_that_outlasted_the_reservati
         assert await relay.sender.spool_thread.totals() == Totals(accepted=1, relayed=1)
 
 
-async def test_no_mail_is_sent_after_a_suspend_that_outlasted_the_reservation(tmp_path: Path) -> None:
+async def test_no_mail_is_sent_after_a_suspend_past_the_deadline(tmp_path: Path) -> None:
     clock = LeapingClock()
 
     def sleep(path: str) -> None:
@@ -343,7 +343,7 @@ async def test_a_fault_of_ours_in_opening_is_told_and_tried_again(tmp_path: Path
     assert "something that nobody thought of" in relay.log.getvalue()
 
 
-async def test_an_edit_to_another_account_counts_in_the_history_of_that_account(tmp_path: Path) -> None:
+async def test_an_edit_to_another_account_counts_in_its_history(tmp_path: Path) -> None:
     async with Smarthost() as host:
         limit = ", limits: [{messages: 1, per: 1h}]"
         async with Relay(policy_of(tmp_path, host.port, limit)) as relay:

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.control.operations import OK
-from relay.control.operator import ONLY_REPORT_LEFT
+from relay.control.operations import OK, ONLY_REPORT_LEFT, VERBS
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
 from relay.queue.scheduler import State
@@ -47,7 +46,7 @@ def told(relay: Relay) -> str:
     return relay.log.getvalue()
 
 
-async def test_reports_beyond_the_cap_wait_with_their_messages_and_go_when_the_hour_allows(
+async def test_reports_beyond_the_cap_go_when_the_hour_allows(
     tmp_path: Path,
 ) -> None:
     clock = LeapingClock()
@@ -110,7 +109,7 @@ async def test_a_restart_forgets_neither_the_reports_nor_how_many_went(tmp_path:
         assert reports_path(policy).exists()
 
 
-async def test_what_was_relayed_is_marked_though_the_report_about_the_rest_waits(tmp_path: Path) -> None:
+async def test_what_was_relayed_is_marked_while_its_report_waits(tmp_path: Path) -> None:
     async with Smarthost(Script(rcpt=nobody)) as host:
         policy = capped(tmp_path, host.port, "1")
         async with Relay(policy) as relay:
@@ -138,7 +137,7 @@ async def test_an_edit_of_the_cap_counts_at_once_and_judges_the_same_hour(tmp_pa
         assert len(reports(host)) == 6
 
 
-async def test_an_operator_may_end_what_waits_for_its_report_without_it_and_nothing_else(
+async def test_an_operator_may_only_delete_what_waits_for_its_report(
     tmp_path: Path,
 ) -> None:
     async with Smarthost(Script(rcpt=nobody)) as host:
@@ -148,10 +147,9 @@ async def test_an_operator_may_end_what_waits_for_its_report_without_it_and_noth
             await relay.until(lambda: reports(host))
             await relay.until(lambda: len(waiting(relay)) == len(relay.sender.scheduler) == 2)
             first, second = [queued.queue_id for queued in relay.sender.scheduler]
-            for verb in (relay.operator.hold, relay.operator.release, relay.operator.retry):
-                assert await verb([first]) == {first: ONLY_REPORT_LEFT}
-            assert await relay.operator.bounce([first]) == {first: ONLY_REPORT_LEFT}
-            assert await relay.operator.delete([first]) == {first: OK}
+            for verb in set(VERBS) - {"delete"}:
+                assert await relay.operator.act(verb, [first]) == {first: ONLY_REPORT_LEFT}
+            assert await relay.operator.act("delete", [first]) == {first: OK}
 
             assert waiting(relay) == [second]
             assert f"{first}: no report of 1 failed" in told(relay)
@@ -174,14 +172,12 @@ async def test_a_bounce_by_hand_is_capped_too_also_while_the_relay_is_down(tmp_p
         queue_id = relay.accept("late@there.example")
         await relay.until(lambda: relay.dispatcher.pausing.because and relay.dispatcher.in_flight == 0)
 
-        assert await relay.operator.bounce([queue_id]) == {queue_id: OK}
+        assert await relay.operator.act("bounce", [queue_id]) == {queue_id: OK}
         assert waiting(relay) == [queue_id]
 
 
 @pytest.mark.parametrize("content", [b"", b"not a history at all\n"])
-async def test_a_history_of_reports_that_cannot_be_read_holds_no_report_back(
-    tmp_path: Path, content: bytes
-) -> None:
+async def test_an_unreadable_history_of_reports_holds_none_back(tmp_path: Path, content: bytes) -> None:
     async with Smarthost(Script(rcpt=nobody)) as host:
         policy = capped(tmp_path, host.port, "1")
         policy.spool.mkdir(parents=True, mode=0o700)
@@ -205,7 +201,7 @@ async def test_mail_from_nobody_owes_no_report_and_takes_no_slot(tmp_path: Path)
         assert not reports_path(policy).exists()
 
 
-async def test_what_waited_alone_for_its_report_may_end_while_its_slot_is_taken(tmp_path: Path) -> None:
+async def test_what_waits_for_its_report_may_end_as_its_slot_is_taken(tmp_path: Path) -> None:
     clock, is_held, goes_on = LeapingClock(), threading.Event(), threading.Event()
     goes_on.set()
 
@@ -228,7 +224,7 @@ async def test_what_waited_alone_for_its_report_may_end_while_its_slot_is_taken(
             clock.ahead_ns += HOUR_NS + SECOND_NS
             relay.sender.owed.wake()
             await relay.until(is_held.is_set)
-            assert await relay.operator.delete([QueueId(alone)]) == {alone: OK}
+            assert await relay.operator.act("delete", [QueueId(alone)]) == {alone: OK}
             relay.accept("gone@there.example")
             await relay.until(lambda: any("gone@" in command for command in host.commands))
             await turns_of_the_loop()

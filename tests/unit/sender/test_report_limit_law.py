@@ -14,6 +14,8 @@ from relay.queue.scheduler import Queued, Scheduler
 from relay.sender.report_limit import HOUR_NS, OwedReports
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
+from relay.telemetry.redaction import Redaction
+from relay.telemetry.telemetry import Telemetry
 from tests.fakes.clock import FakeClock
 from tests.unit.sender.in_process_relay import policy_of
 from tests.unit.throttle.memory_disk import MemoryDisk
@@ -53,10 +55,8 @@ class Cap:
         self.scheduler = Scheduler()
         self.log = io.StringIO()
         events = Events(self.log, "text", self.clock)
-        metrics = Metrics(self.clock)
-        return OwedReports(
-            self.policy, self.scheduler, disk=self.disk, events=events, metrics=metrics, clock=self.clock
-        )
+        telemetry = Telemetry(events, Metrics(self.clock), Redaction(), self.clock)
+        return OwedReports(self.policy, self.scheduler, self.disk, telemetry)
 
     async def ask(self, *, is_warning: bool) -> None:
         was_waiting = bool(self.waiting)
@@ -124,7 +124,7 @@ class Cap:
 
 @settings(max_examples=60, deadline=None)
 @given(steps)
-def test_no_hour_ever_holds_more_than_the_number_in_force_and_nobody_is_overtaken(
+def test_no_hour_holds_more_reports_than_allowed_first_come_first(
     given_steps: list[tuple[str, int]],
 ) -> None:
     cap = Cap(Path.cwd())

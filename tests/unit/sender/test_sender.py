@@ -33,7 +33,7 @@ async def test_content_beyond_what_is_kept_in_memory_arrives_whole(tmp_path: Pat
         assert [r.content for r in host.relayed] == [content]
 
 
-async def test_a_refused_recipient_is_reported_to_the_sender_through_the_same_queue(tmp_path: Path) -> None:
+async def test_a_refused_recipient_is_reported_through_the_same_queue(tmp_path: Path) -> None:
     script = Script(rcpt=turns("250 ok", "550 5.1.1 nobody here by that name"))
     async with Smarthost(script) as host, Relay(policy_of(tmp_path, host.port)) as relay:
         relay.accept("b@there.example", "nobody@there.example")
@@ -129,7 +129,7 @@ async def test_a_refused_login_stops_the_upstream_and_touches_no_message(tmp_pat
     assert "wrong" not in relay.log.getvalue()
 
 
-async def test_a_message_older_than_its_lifetime_expires_with_its_last_refusal(tmp_path: Path) -> None:
+async def test_a_message_past_its_lifetime_expires_with_a_refusal(tmp_path: Path) -> None:
     retry = "retry: {min: 1ms, max: 1ms, lifetime: 2ms, warn_after: null}"
     async with (
         Smarthost(Script(rcpt=lambda argument: "451 later" if "b@" in argument else "250 ok")) as host,
@@ -177,7 +177,7 @@ async def test_a_queue_survives_a_restart_and_goes_on(tmp_path: Path) -> None:
             assert await relay.sender.spool_thread.totals() == Totals(accepted=5, relayed=5)
 
 
-async def test_recipients_are_split_to_fit_the_limit_and_the_rest_goes_in_the_next_window(
+async def test_recipients_beyond_the_limit_go_in_the_next_window(
     tmp_path: Path,
 ) -> None:
     upstream = ", limits: [{recipients: 3, per: 300ms}]"
@@ -263,9 +263,9 @@ async def test_an_operator_holds_releases_bounces_and_deletes(tmp_path: Path) ->
         )
         await relay.until(lambda: len(relay.sender.scheduler) == 3 and relay.dispatcher.pausing.because)
 
-        assert await relay.operator.hold([held]) == {held: OK}
-        assert await relay.operator.bounce([bounced]) == {bounced: OK}
-        assert await relay.operator.delete([deleted]) == {deleted: OK}
+        assert await relay.operator.act("hold", [held]) == {held: OK}
+        assert await relay.operator.act("bounce", [bounced]) == {bounced: OK}
+        assert await relay.operator.act("delete", [deleted]) == {deleted: OK}
         host.script = Script()
         relay.dispatcher.pausing.end()
         relay.dispatcher.wake()
@@ -275,7 +275,7 @@ async def test_an_operator_holds_releases_bounces_and_deletes(tmp_path: Path) ->
         assert queued is not None
         assert queued.state is State.HELD
         assert (relay.policy.spool / "hold" / held).exists()
-        assert await relay.operator.release([held]) == {held: OK}
+        assert await relay.operator.act("release", [held]) == {held: OK}
         await relay.until_empty()
         assert sorted(r.recipients[0] for r in host.relayed) == ["a@here.example", "held@x.example"]
         assert await relay.sender.spool_thread.totals() == Totals(accepted=4, relayed=2, bounced=1, deleted=1)

@@ -24,7 +24,7 @@ def _asked(host: Smarthost) -> int:
     return sum(command.startswith("RCPT") for command in host.commands)
 
 
-async def test_a_list_that_is_cut_off_in_unknown_words_waits_and_goes_on_when_resumed(tmp_path: Path) -> None:
+async def test_a_list_cut_off_in_unknown_words_waits_to_be_resumed(tmp_path: Path) -> None:
     script = Script(rcpt=turns(*[CUT_OFF] * 30))
     async with Smarthost(script) as host, Relay(policy_of(tmp_path, host.port)) as relay:
         relay.accept(*SUBSCRIBERS)
@@ -43,7 +43,7 @@ async def test_a_list_that_is_cut_off_in_unknown_words_waits_and_goes_on_when_re
         assert len(host.relayed) == 1
 
 
-async def test_single_messages_that_are_cut_off_one_by_one_are_not_bounced_either(tmp_path: Path) -> None:
+async def test_single_messages_cut_off_one_by_one_are_not_bounced(tmp_path: Path) -> None:
     # Not ten turns: the eleventh transaction may have begun before the tenth refusal is heard.
     refuses = [True]
 
@@ -82,7 +82,7 @@ async def test_what_the_operator_believes_is_reported_and_the_rest_goes_on(tmp_p
         assert (totals.bounced, totals.relayed) == (30, 1)
 
 
-async def test_an_unknown_refusal_of_one_recipient_bounces_once_others_went_through(tmp_path: Path) -> None:
+async def test_an_unknown_refusal_bounces_once_others_went_through(tmp_path: Path) -> None:
     def rcpt(argument: str) -> str:
         return CUT_OFF if "gone@" in argument else "250 ok"
 
@@ -116,7 +116,7 @@ async def test_there_is_nothing_to_resume_where_there_is_no_such_upstream(tmp_pa
         assert await relay.operator.resume("nobody", believes=True) == ABSENT
 
 
-async def test_a_trickle_that_goes_through_does_not_make_the_refusals_of_the_others_believed(
+async def test_a_trickle_that_goes_through_makes_no_refusal_believed(
     tmp_path: Path,
 ) -> None:
     asked: list[str] = []
@@ -170,7 +170,7 @@ async def test_restarts_do_not_end_a_stop_and_bounce_nobody(tmp_path: Path) -> N
             assert len(host.relayed) == len(SUBSCRIBERS) - bounced
 
 
-async def test_an_end_in_the_middle_of_the_look_that_comes_each_hour_does_not_end_a_stop(
+async def test_a_restart_in_the_hourly_look_does_not_end_a_stop(
     tmp_path: Path,
 ) -> None:
     clock = LeapingClock()

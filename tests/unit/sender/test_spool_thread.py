@@ -177,7 +177,7 @@ WRITTEN = ["a batch of two", "bounced", "bounced, then expired", "two bounced", 
 @pytest.mark.usefixtures("_at_desks")
 @pytest.mark.parametrize("model", Model)
 @pytest.mark.parametrize("name", WRITTEN)
-def test_a_power_cut_at_any_instant_of_what_the_desk_writes_loses_nothing(name: str, model: Model) -> None:
+def test_a_power_cut_while_endings_are_written_loses_nothing(name: str, model: Model) -> None:
     judge, rng = Judge(), random.Random(name)
     snapshots = _run_of(name, model)
 
@@ -187,7 +187,7 @@ def test_a_power_cut_at_any_instant_of_what_the_desk_writes_loses_nothing(name: 
 
 @pytest.mark.usefixtures("_at_desks")
 @pytest.mark.parametrize("name", WRITTEN)
-def test_a_kill_at_any_instant_of_what_the_desk_writes_loses_nothing(name: str) -> None:
+def test_a_kill_while_endings_are_written_loses_nothing(name: str) -> None:
     Judge().judge(_run_of(name, Model.ANY_SUBSET), killed, story=name)
 
 
@@ -208,7 +208,7 @@ class Room:
         return message
 
 
-async def test_what_was_relayed_is_marked_before_there_is_room_for_why_the_rest_was_not(
+async def test_what_was_relayed_is_marked_without_room_for_reasons(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else a crash of who waits for room would send it again."""
@@ -229,7 +229,7 @@ async def test_what_was_relayed_is_marked_before_there_is_room_for_why_the_rest_
     assert room.spool.notes(room.queue_id) == [note(1)]
 
 
-async def test_a_short_message_is_sent_as_it_was_checked_whatever_the_disk_gives_later() -> None:
+async def test_a_short_message_is_sent_as_it_was_checked() -> None:
     room = Room()
     message = await room.loaded()
     _damage(room)
@@ -237,7 +237,7 @@ async def test_a_short_message_is_sent_as_it_was_checked_whatever_the_disk_gives
     assert [chunk async for chunk in room.spool_thread.content(message)] == [CONTENT]
 
 
-async def test_a_report_quotes_what_was_read_with_the_message_whatever_the_disk_gives_later() -> None:
+async def test_a_report_quotes_what_was_read_with_the_message() -> None:
     room = Room()
     message = await room.loaded()
     _damage(room)

@@ -5,6 +5,7 @@ import errno
 import threading
 from pathlib import Path
 
+from relay.mail.kept_format import KeptFormat
 from relay.sender.state_file import KeptFile
 from relay.spool.durable import RealDisk
 
@@ -24,9 +25,9 @@ class FailsHeld(RealDisk):
         super().sync(fd)
 
 
-async def test_a_record_that_was_given_while_another_could_not_be_written_is_written(tmp_path: Path) -> None:
+async def test_a_record_given_while_another_fails_to_be_written_is_written(tmp_path: Path) -> None:
     disk, told = FailsHeld(), list[str]()
-    kept = KeptFile(tmp_path / "isp.pause", disk, parse=bytes.decode, render=str.encode, on_error=told.append)
+    kept = KeptFile(tmp_path / "isp.pause", disk, KeptFormat(str, "words", lambda _: ""), told.append)
     kept.keep("paused")
     await asyncio.to_thread(disk.is_held.wait)
     kept.keep("stopped")

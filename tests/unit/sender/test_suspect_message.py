@@ -97,7 +97,7 @@ class Play(Relay):
     [(Script(mail=poisoned), 4), (Script(rcpt=denied), 7)],
     ids=["a pause each time", "a stop each time"],
 )
-async def test_a_message_that_alone_is_refused_again_and_again_is_returned_after_its_lifetime(
+async def test_a_message_refused_alone_is_returned_after_its_lifetime(
     tmp_path: Path, script: Script, most_hours: int
 ) -> None:
     async with Smarthost(script) as host, Play(tmp_path, host) as relay:
@@ -123,9 +123,7 @@ async def test_a_message_that_alone_is_refused_again_and_again_is_returned_after
 
 
 @pytest.mark.parametrize("senders", [1, 20])
-async def test_any_number_of_such_messages_keeps_others_for_no_longer_than_a_pause(
-    tmp_path: Path, senders: int
-) -> None:
+async def test_many_such_messages_keep_others_no_longer_than_a_pause(tmp_path: Path, senders: int) -> None:
     async with Smarthost(Script(mail=poisoned)) as host, Play(tmp_path, host) as relay:
         for number in range(20):
             relay.accept(sender=f"poison{number % senders}@here.example")
@@ -144,7 +142,7 @@ def _is_more(host: Smarthost, before: int) -> bool:
     return len(host.relayed) > before
 
 
-async def test_a_message_of_the_same_sender_goes_before_those_that_were_refused(tmp_path: Path) -> None:
+async def test_another_message_of_the_sender_goes_before_the_refused(tmp_path: Path) -> None:
     def rcpt(argument: str) -> Turn:
         return AN_OFFENCE if "poison" in argument else "250 ok"
 
@@ -183,7 +181,7 @@ async def test_a_quota_returns_nothing_however_long_everybody_is_refused(tmp_pat
 
 
 @pytest.mark.parametrize(("most", "per_ns"), [(1, 10 * 60 * SECOND_NS), (5, HOUR_NS), (3, DAY_NS)])
-async def test_mail_beyond_a_quota_that_opens_again_and_again_is_relayed_and_not_returned(
+async def test_mail_beyond_a_quota_that_opens_again_is_not_returned(
     tmp_path: Path, most: int, per_ns: int
 ) -> None:
     """The worst for it: others are relayed between the refusals of each message, for days."""
@@ -204,9 +202,7 @@ async def test_mail_beyond_a_quota_that_opens_again_and_again_is_relayed_and_not
 
 
 @pytest.mark.parametrize("sender", ["bad@here.example", ""])
-async def test_mail_of_a_sender_that_alone_is_refused_ends_after_its_lifetime(
-    tmp_path: Path, sender: str
-) -> None:
+async def test_mail_of_a_sender_refused_alone_ends_after_its_lifetime(tmp_path: Path, sender: str) -> None:
     def mail(argument: str) -> Turn:
         return NOT_HIS if f"<{sender}>" in argument else "250 ok"
 
@@ -226,7 +222,7 @@ async def test_mail_of_a_sender_that_alone_is_refused_ends_after_its_lifetime(
         assert len(reports) == (3 if sender else 0)
 
 
-async def test_mail_of_senders_that_all_are_refused_waits_for_as_long_as_that_lasts(tmp_path: Path) -> None:
+async def test_mail_waits_as_long_as_all_senders_are_refused(tmp_path: Path) -> None:
     async with Smarthost(Script(mail=NOT_HIS)) as host, Play(tmp_path, host) as relay:
         for number in range(3):
             relay.accept(sender=f"s{number}@here.example")

@@ -24,7 +24,7 @@ class Stalls(RealDisk):
         return super().sync_each(fds, content_only=content_only)
 
 
-async def test_a_connection_takes_the_next_while_one_is_written_down_and_no_more_than_two_wait_for_that(
+async def test_a_connection_takes_the_next_while_two_are_written_down(
     tmp_path: Path,
 ) -> None:
     disk, held = Stalls(), asyncio.Event()

@@ -16,6 +16,7 @@ from relay.status.snapshot import UpstreamState
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.redaction import Redaction
+from relay.telemetry.telemetry import Telemetry
 from relay.verdicts.outcome import Answer
 from relay.verdicts.pauses import PROBE_NS, PauseRecord
 from relay.verdicts.verdict import Judge, Ruling, Scope, Verdict
@@ -69,7 +70,7 @@ async def test_a_refused_sender_waits_untouched_and_all_other_mail_goes_on(tmp_p
     assert "mail from <bad@here.example> paused until" in relay.log.getvalue()
 
 
-async def test_a_sender_that_is_welcome_again_after_its_rest_sends_the_rest_of_its_mail(
+async def test_a_sender_welcome_again_sends_the_rest_of_its_mail(
     tmp_path: Path,
 ) -> None:
     refusal = "553 5.7.1 Sender address rejected: not owned by user mjd"
@@ -92,7 +93,7 @@ async def test_a_sender_that_is_welcome_again_after_its_rest_sends_the_rest_of_i
         assert len(host.relayed) == 5
 
 
-async def test_refused_credentials_stop_the_upstream_until_the_password_is_another(tmp_path: Path) -> None:
+async def test_refused_credentials_stop_until_the_password_is_another(tmp_path: Path) -> None:
     async with (
         Smarthost(accounts={"mjd": "right"}) as host,
         Relay(policy_of(tmp_path, host.port, with_password(tmp_path, "wrong"))) as relay,
@@ -113,7 +114,7 @@ async def test_refused_credentials_stop_the_upstream_until_the_password_is_anoth
     assert "upstream isp resumed" in log
 
 
-async def test_a_wrong_password_is_tried_once_however_much_mail_waits_and_may_connect(tmp_path: Path) -> None:
+async def test_a_wrong_password_is_tried_once_however_much_mail_waits(tmp_path: Path) -> None:
     async with Smarthost(accounts={"mjd": "right"}) as host:
         wrong = with_password(tmp_path, "wrong")
         relay = Relay(policy_of(tmp_path, host.port, wrong, connections=5))
@@ -138,7 +139,7 @@ async def test_an_operator_uses_a_stopped_upstream_again(tmp_path: Path) -> None
         assert len(host.relayed) == 1
 
 
-async def test_an_edit_of_the_verdicts_judges_the_next_reply_and_ends_a_stop(tmp_path: Path) -> None:
+async def test_an_edit_of_verdicts_judges_anew_and_ends_a_stop(tmp_path: Path) -> None:
     async with (
         Smarthost(Script(rcpt="554 5.7.1 Relay access denied")) as host,
         Relay(policy_of(tmp_path, host.port)) as relay,
@@ -183,13 +184,11 @@ class World:
         self.told: list[Answer] = []
         self.pausing = Pausing(
             "isp",
-            events,
-            metrics,
-            self.clock,
-            Redaction(),
+            Telemetry(events, metrics, Redaction(), self.clock),
             keep=self.kept.append,
             leaves_in_ns=lambda _: None,
             on_refusal=lambda answer, _: self.told.append(answer),
+            here=lambda _, at_ns: at_ns,
         )
 
     def refused(self, phase: Phase, line: str) -> None:
@@ -203,7 +202,7 @@ class World:
         return None if until_ns is None else until_ns - now_ns
 
 
-def test_a_stopped_upstream_is_looked_at_once_an_hour_with_one_transaction() -> None:
+def test_a_stopped_upstream_is_probed_once_an_hour() -> None:
     world = World()
     for _ in range(5):
         world.refused(Phase.AUTH, "535 5.7.8 wrong")
@@ -237,7 +236,7 @@ def test_a_stop_that_allows_no_probe_is_ended_by_somebody_only(days: int) -> Non
     assert world.rests_ns() is None
 
 
-def test_a_fault_of_our_own_history_is_not_ended_by_what_the_upstream_says() -> None:
+def test_a_fault_of_our_history_is_not_ended_by_the_upstream() -> None:
     world = World()
     world.pausing.stop("the history is torn", HOUR_NS)
     world.refused(Phase.AUTH, "535 5.7.8 wrong")

@@ -9,15 +9,7 @@ from aiosmtplib.response import SMTPResponse
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from relay.smtp.reply import (
-    MAX_LINE_BYTES,
-    MAX_REPLY_BYTES,
-    MAX_TEXT_CHARACTERS,
-    MalformedReply,
-    Reply,
-    ReplyParser,
-    clean,
-)
+from relay.smtp.reply import MAX_LINE_BYTES, MAX_REPLY_BYTES, MalformedReply, Reply, ReplyParser
 
 CODES = st.integers(200, 599)
 PRINTABLE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=60)
@@ -247,31 +239,6 @@ def theirs_of(octets: bytes) -> SMTPResponse | None:
         return protocol._read_response_from_buffer()
     finally:
         loop.close()
-
-
-@given(st.text() | st.binary())
-@example("\x9b31m\u2028\x00\t\r\n")
-def test_clean_text_is_one_printable_line(text: str | bytes) -> None:
-    cleaned = clean(text)
-
-    assert all(" " <= character <= "~" for character in cleaned)
-    assert len(cleaned) <= MAX_TEXT_CHARACTERS
-    assert clean(cleaned) == cleaned
-
-
-@pytest.mark.parametrize(
-    ("foreign", "expected"),
-    [
-        ("plain", "plain"),
-        ("  spaces  ", "spaces"),
-        ("two\r\nlines\tand a tab", "two  lines and a tab"),
-        ("caf\xe9", "caf?"),
-        (b"\xff", "?"),
-        ("x" * 3000, "x" * MAX_TEXT_CHARACTERS),
-    ],
-)
-def test_clean_replaces_what_could_break_a_line(foreign: str | bytes, expected: str) -> None:
-    assert clean(foreign) == expected
 
 
 def test_a_reply_is_shown_as_code_and_text() -> None:

@@ -54,7 +54,7 @@ class Conformance(HandingOver):
         assert message.left == tuple(i for i in range(10_000) if i not in done and i != 9_998)
         assert message.entry.recipients_left == len(message.left)
 
-    def test_every_status_survives_a_start_and_is_counted_as_what_it_is(self, engine: Engine) -> None:
+    def test_every_status_survives_a_start_and_is_counted(self, engine: Engine) -> None:
         everybody = tuple(f"r{number}@example.com" for number in range(5))
         spool = recovered(engine)
         queue_id = accept(engine.intake(), replace(ENVELOPE, recipients=everybody))
@@ -214,9 +214,7 @@ class Conformance(HandingOver):
         assert spool.totals() == Totals(accepted=3, relayed=1, bounced=1, deleted=1)
         assert again(engine, spool).totals() == Totals(accepted=3, relayed=1, bounced=1, deleted=1)
 
-    def test_what_was_marked_is_seen_by_the_next_load_whether_it_is_the_first_or_not(
-        self, engine: Engine
-    ) -> None:
+    def test_what_was_marked_is_seen_by_the_next_load(self, engine: Engine) -> None:
         spool, queue_id = recovered(engine), accept(engine.intake())
         taken(spool)
         spool.mark({queue_id: {1: RELAYED}})

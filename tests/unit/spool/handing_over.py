@@ -67,9 +67,7 @@ class HandingOver:
         assert again(engine, spool).load(queue_id).envelope == envelope
 
     @pytest.mark.parametrize("size", [0, 3 * INLINE_BYTES])
-    def test_a_message_is_in_the_same_lane_taken_recovered_held_and_sorted_anew(
-        self, engine: Engine, size: int
-    ) -> None:
+    def test_a_message_is_in_the_same_lane_however_it_is_read(self, engine: Engine, size: int) -> None:
         sorter = Sorter(
             (
                 SortingRule("list", headers=(("List-Id", ("*",)),)),

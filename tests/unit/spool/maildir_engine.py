@@ -4,7 +4,6 @@ import os
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
 from relay.mail.envelope import QueueId
 from relay.spool.durable import Disk, RealDisk, opened
@@ -36,10 +35,9 @@ class MaildirEngine:
     def intake(self) -> Intake:
         view = self._view()
         prepare(self.root, view)
-        # It takes back the drafts that it gave, and no others; the protocol cannot say that.
         self._intakes += 1
         chance = random.Random(self._intakes).randbytes
-        return cast("Intake", MaildirIntake(self.root, view, self.clock, chance))
+        return MaildirIntake(self.root, view, self.clock, chance)
 
     def damage(self, queue_id: QueueId) -> None:
         path = self.layout.queued(queue_id)
@@ -84,7 +82,7 @@ class MaildirOnModel:
         return MaildirSpool(self.root, disk, clock, on_corrupt)
 
     def listener(self, disk: ModelDisk, clock: FakeClock, chance: Callable[[int], bytes]) -> Intake:
-        return cast("Intake", MaildirIntake(self.root, disk, clock, chance))
+        return MaildirIntake(self.root, disk, clock, chance)
 
     def drafts(self, disk: ModelDisk) -> list[str]:
         return disk.names(f"{self.root}/tmp")

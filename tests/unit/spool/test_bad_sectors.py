@@ -31,7 +31,7 @@ def with_a_message(view: ModelDisk, engine: MaildirEngine) -> tuple[Spool, Queue
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EUCLEAN, errno.EBADMSG])
 @pytest.mark.parametrize("place", ["/tmp/", "/bounce/"])
-def test_a_file_beside_the_messages_that_cannot_be_read_now_stops_no_start(place: str, number: int) -> None:
+def test_an_unreadable_file_beside_the_messages_stops_no_start(place: str, number: int) -> None:
     engine = on_the_model()
     assert isinstance(engine.disk, ModelDisk)
     view = engine.disk.another()
@@ -62,7 +62,7 @@ def test_a_file_beside_the_messages_that_cannot_be_read_now_stops_no_start(place
         ("spool/ledger", "no relay starts on it"),
     ],
 )
-def test_fsck_tells_of_a_file_that_cannot_be_read_now_and_of_all_the_others(
+def test_fsck_tells_of_an_unreadable_file_and_all_the_others(
     tmp_path: Path, place: str, becomes: str
 ) -> None:
     engine = on_the_kernel(tmp_path)

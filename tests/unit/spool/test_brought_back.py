@@ -75,7 +75,7 @@ def before_a_start_on_a_full_disk(engine: MaildirEngine, spool: Spool, bring: Ca
 
 
 @pytest.mark.parametrize("when", [while_it_runs, before_a_start, before_a_start_on_a_full_disk])
-def test_a_message_that_is_brought_back_after_its_end_is_marked_as_any_other(
+def test_a_message_brought_back_after_its_end_is_marked(
     when: Callable[[MaildirEngine, Spool, Callable[[], None]], Spool],
 ) -> None:
     engine = on_the_model()
@@ -89,7 +89,7 @@ def test_a_message_that_is_brought_back_after_its_end_is_marked_as_any_other(
 
 
 @pytest.mark.parametrize("when", [while_it_runs, before_a_start, before_a_start_on_a_full_disk])
-def test_a_warning_that_is_brought_back_while_its_message_is_queued_is_marked_as_any_other(
+def test_a_warning_brought_back_beside_its_message_is_marked(
     when: Callable[[MaildirEngine, Spool, Callable[[], None]], Spool],
 ) -> None:
     engine = on_the_model()
@@ -107,7 +107,7 @@ def test_a_warning_that_is_brought_back_while_its_message_is_queued_is_marked_as
 
 
 @pytest.mark.parametrize("when", [while_it_runs, before_a_start, before_a_start_on_a_full_disk])
-def test_a_message_that_is_brought_back_after_its_report_is_reported_again_if_it_fails_again(
+def test_a_message_brought_back_after_its_report_is_reported_again(
     when: Callable[[MaildirEngine, Spool, Callable[[], None]], Spool],
 ) -> None:
     engine = on_the_model()

@@ -31,7 +31,7 @@ def half_a_draft(engine: MaildirEngine) -> tuple[MaildirIntake, MaildirDraft]:
 
 
 @pytest.mark.parametrize("step_ns", STEPS)
-def test_a_live_writers_draft_survives_clean_up_at_each_of_its_operations_though_the_clock_steps(
+def test_a_live_writers_draft_survives_clean_up_at_any_instant(
     step_ns: int,
 ) -> None:
     engine = on_the_model()
@@ -94,7 +94,7 @@ def test_times_that_a_reader_or_a_restore_left_decide_nothing(tmp_path: Path, at
     assert intake.free()
 
 
-def test_a_killed_listeners_draft_is_removed_and_a_living_ones_is_not(tmp_path: Path) -> None:
+def test_a_killed_listeners_draft_goes_and_a_living_ones_stays(tmp_path: Path) -> None:
     program = (
         "import sys; from relay.clock import SystemClock; from relay.spool.durable import RealDisk;"
         "from relay.spool.maildir.drafts import MaildirIntake;"
@@ -128,7 +128,7 @@ def test_what_a_crash_leaves_of_a_draft_is_removed(torn: bytes) -> None:
 
 
 @pytest.mark.parametrize("foreign", [b"From: me\r\n", b"relay-message 2 ", b"\0\0x", b"relay-messagf 1 "])
-def test_what_no_listener_of_ours_wrote_is_kept_though_nobody_holds_it(foreign: bytes) -> None:
+def test_what_no_listener_of_ours_wrote_is_kept(foreign: bytes) -> None:
     engine = on_the_model()
     spool = recovered(engine)
     engine.plant(f"{engine.root}/tmp/0000000000000000", foreign)
@@ -139,7 +139,7 @@ def test_what_no_listener_of_ours_wrote_is_kept_though_nobody_holds_it(foreign: 
 
 
 @pytest.mark.parametrize("name", ["mine", ".0000000000000000", "0000000000000000.tmp"])
-def test_what_begins_as_a_draft_of_ours_by_a_name_that_we_do_not_give_is_set_aside(name: str) -> None:
+def test_a_draft_by_a_name_that_we_do_not_give_is_set_aside(name: str) -> None:
     engine = on_the_model()
     spool = recovered(engine)
     # As a listener leaves a long message that it could not finish.
@@ -152,7 +152,7 @@ def test_what_begins_as_a_draft_of_ours_by_a_name_that_we_do_not_give_is_set_asi
     assert engine.content_of(f"{engine.root}/corrupt/tmp-{name}") == begun
 
 
-def test_a_message_is_due_within_bounds_whatever_time_its_file_bears(tmp_path: Path) -> None:
+def test_a_message_is_due_within_bounds_whatever_its_files_time(tmp_path: Path) -> None:
     """The hint of the next attempt is the one time of a file that is read: it is only a hint."""
     engine = on_the_kernel(tmp_path)
     spool, queue_id = recovered(engine), accept(engine.intake())
@@ -166,7 +166,7 @@ def test_a_message_is_due_within_bounds_whatever_time_its_file_bears(tmp_path: P
         assert entry.recipients_left == 3
 
 
-def test_notes_are_removed_only_after_their_message_and_only_if_they_are_notes() -> None:
+def test_only_notes_are_removed_and_only_after_their_message() -> None:
     engine = on_the_model()
     spool, queue_id = recovered(engine), accept(engine.intake())
     taken(spool)
@@ -181,7 +181,7 @@ def test_notes_are_removed_only_after_their_message_and_only_if_they_are_notes()
     assert engine.names("corrupt") == ["bounce-0000000000000001"]
 
 
-def test_what_is_removed_from_corrupt_by_hand_is_no_longer_counted_after_the_next_clean_up() -> None:
+def test_what_is_removed_from_corrupt_is_uncounted_by_clean_up() -> None:
     engine = on_the_model()
     spool = recovered(engine)
     engine.plant(f"{engine.root}/new/README", b"x")

@@ -62,7 +62,7 @@ def test_the_first_start_of_all_may_be_cut_or_killed_too(model: Model) -> None:
     judge.judge(snapshots, lambda snapshot: cuts(snapshot, rng, 2), story="from nothing")
 
 
-def test_what_a_killed_start_left_behind_is_durable_before_mail_is_accepted() -> None:
+def test_what_a_killed_start_left_is_durable_before_any_mail() -> None:
     """The folders, and which format the spool is of: else another version may start in it."""
     for snapshot in run_of("relayed", from_nothing=True):
         ((_, image),) = killed(snapshot)
@@ -70,6 +70,21 @@ def test_what_a_killed_start_left_behind_is_durable_before_mail_is_accepted() ->
         _, cut = next(prefixes(Snapshot(image.platter, snapshot.trace, snapshot.step)))
         assert not [folder for folder in ("/var", *Layout(ROOT).folders()) if not _is_there(cut, folder)]
         assert cut.peek(Layout(ROOT).file("format")) == FORMAT
+
+
+def test_a_start_that_is_killed_twice_has_durable_folders_too() -> None:
+    """Its format must not come before the names above it: who finds the format may look no further."""
+    for snapshot in run_of("relayed", from_nothing=True):
+        if not snapshot.step.startswith("make_directory"):
+            continue
+        ((_, image),) = killed(snapshot)
+        again: list[ModelDisk] = []
+        image.after = lambda image=image, again=again: again.append(image.after_kill())
+        prepare(ROOT, image)
+        for disk in again:
+            prepare(ROOT, disk)
+            cut = ModelDisk(disk.platter.after_cut(()))
+            assert not [folder for folder in ("/var", *Layout(ROOT).folders()) if not _is_there(cut, folder)]
 
 
 def _is_there(disk: ModelDisk, path: str) -> bool:
@@ -89,7 +104,7 @@ def test_a_lost_ledger_costs_its_figures_and_nothing_else(name: str) -> None:
             judge.go_on(image, snapshot, f"{name}, {label}, without the ledger")
 
 
-def test_a_ledger_that_is_rewritten_while_messages_end_counts_each_once(
+def test_a_ledger_rewritten_while_messages_end_counts_each_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ledger, "LINES_BEFORE_REWRITE", 0)
@@ -100,7 +115,7 @@ def test_a_ledger_that_is_rewritten_while_messages_end_counts_each_once(
     judge.judge(snapshots, lambda snapshot: cuts(snapshot, rng, 3), story="rewritten at every end")
 
 
-def test_a_kill_while_a_message_ends_and_a_cut_while_that_is_recovered_keep_the_account() -> None:
+def test_a_kill_at_the_end_and_a_cut_at_the_start_keep_the_account() -> None:
     judge, rng = Judge(), random.Random(5)
     for snapshot in run_of("relayed"):
         if re.match("write .*/ledger.new ", snapshot.step) and snapshot.trace.finishing:
@@ -132,7 +147,7 @@ def test_a_mark_whose_sync_failed_is_written_again_by_recovery() -> None:
 
 @pytest.mark.parametrize("model", Model)
 @pytest.mark.parametrize("name", ["a batch of two", "held and released"])
-def test_what_recovery_returned_survives_though_it_was_not_durable_before(name: str, model: Model) -> None:
+def test_what_recovery_returned_survives_the_next_cut(name: str, model: Model) -> None:
     """A killed sender leaves in memory what everybody can see and the disk does not have."""
     for snapshot in run_of(name, model):
         ((_, image),) = killed(snapshot)
@@ -182,7 +197,7 @@ CALLS_OF_AN_OFFER = range(1, 12)
 
 
 @pytest.mark.parametrize("fault_at", [0, *CALLS_OF_AN_OFFER])
-def test_a_sender_takes_nothing_that_its_listener_may_still_take_back(fault_at: int) -> None:
+def test_nothing_is_taken_that_its_listener_may_take_back(fault_at: int) -> None:
     taken_early = False
     for nth in CALLS_OF_AN_OFFER:
         world = World(prepared())
@@ -235,7 +250,7 @@ def test_a_listener_that_is_killed_leaves_whole_messages_or_none(model: Model) -
     assert nth > 10
 
 
-def test_a_published_report_is_durable_before_its_message_goes_though_its_sender_was_killed() -> None:
+def test_a_killed_senders_report_is_durable_before_its_message_goes() -> None:
     """Killed between the report's link and the sync of its folder: the next one finds it there."""
     judge = Judge()
     linked = next(s for s in run_of("bounced") if re.match("link .*/[^/]{17}$", s.step))

@@ -57,7 +57,7 @@ def flips(content: bytes) -> Iterator[tuple[int, bytes]]:
             yield offset, content[:offset] + changed + content[offset + 1 :]
 
 
-def test_each_flipped_bit_of_a_message_file_is_seen_but_in_a_status() -> None:
+def test_each_flipped_bit_of_a_message_is_seen_but_in_a_status() -> None:
     queue_id, whole = whole_file()
     assert why_corrupt(queue_id, whole) is None
     unseen = {offset for offset, content in flips(whole) if why_corrupt(queue_id, content) is None}
@@ -76,7 +76,7 @@ def test_the_one_damage_that_nothing_tells() -> None:
             assert (why_corrupt(queue_id, content) is None) == (changed in letters)
 
 
-def test_each_truncation_and_each_extension_of_a_message_file_is_seen() -> None:
+def test_each_truncation_and_extension_of_a_message_is_seen() -> None:
     queue_id, whole = whole_file()
     for length in range(len(whole)):
         assert why_corrupt(queue_id, whole[:length]) is not None
@@ -115,7 +115,7 @@ DAMAGE: dict[str, Callable[[bytes, int], bytes]] = {
 
 
 @pytest.mark.parametrize("what", DAMAGE)
-def test_a_start_meets_damage_at_each_byte_in_each_folder_and_keeps_every_file(what: str) -> None:
+def test_a_start_keeps_every_file_damaged_at_any_byte(what: str) -> None:
     engine = on_the_model()
     spool, intake = recovered(engine), engine.intake()
     length = len(whole_file()[1])
@@ -180,7 +180,7 @@ def _start(engine: MaildirEngine) -> tuple[MaildirSpool, Recovery]:
     return spool, spool.recover()
 
 
-def test_a_ledger_damaged_at_any_byte_costs_figures_and_no_message() -> None:
+def test_a_ledger_damaged_at_any_byte_costs_no_message() -> None:
     engine, queue_ids = _with_two_messages()
     path = engine.layout.file("ledger")
     whole = engine.content_of(path)
@@ -194,7 +194,7 @@ def test_a_ledger_damaged_at_any_byte_costs_figures_and_no_message() -> None:
             spool.close()
 
 
-def test_notes_damaged_at_any_bit_never_keep_a_report_from_being_written() -> None:
+def test_notes_damaged_at_any_bit_keep_no_report_back() -> None:
     engine, queue_ids = _with_two_messages()
     path = engine.layout.notes(queue_ids[0])
     whole = engine.content_of(path)
@@ -228,7 +228,7 @@ def test_a_message_that_is_all_sparse_costs_no_memory() -> None:
         message_file.decode_header(huge)
 
 
-def test_what_an_operator_removes_from_corrupt_is_counted_as_deleted_and_may_come_back() -> None:
+def test_what_is_removed_from_corrupt_is_deleted_and_may_come_back() -> None:
     engine, queue_ids = _with_two_messages()
     spool, _ = _start(engine)
     engine.damage(queue_ids[1])
@@ -254,7 +254,7 @@ def test_what_an_operator_removes_from_corrupt_is_counted_as_deleted_and_may_com
     assert spool.totals() == Totals(accepted=9, bounced=1, deleted=3, queued=5)
 
 
-def test_what_a_start_set_aside_and_somebody_removed_while_it_was_down_is_counted_as_deleted() -> None:
+def test_what_is_removed_from_corrupt_between_starts_is_deleted() -> None:
     engine, queue_ids = _with_two_messages()
     whole = engine.content_of(engine.layout.queued(queue_ids[1]))
     engine.disk.unlink(engine.layout.queued(queue_ids[1]))
@@ -270,7 +270,7 @@ def test_what_a_start_set_aside_and_somebody_removed_while_it_was_down_is_counte
     assert spool.totals() == Totals(accepted=6, bounced=1, deleted=3, queued=2)
 
 
-def test_a_message_that_vanished_from_the_queue_stays_missing_however_often_one_starts() -> None:
+def test_a_message_that_vanished_stays_missing_at_each_start() -> None:
     engine, queue_ids = _with_two_messages()
     engine.disk.unlink(engine.layout.queued(queue_ids[1]))
     for _ in range(3):

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from relay.spool import durable
-from relay.spool.durable import Disk, RealDisk, opened
-from relay.spool.mounts import doubt_about
+from relay.spool.durable import Disk, RealDisk, doubt_about, opened
 from tests.fakes.disk import ModelDisk
 
 Written = Callable[[str, bytes], None]
@@ -117,7 +116,7 @@ def test_a_link_is_a_second_name_and_never_replaces_one(place: tuple[Disk, str])
     assert read(disk, f"{folder}/c") == b"one"
 
 
-def test_a_rename_replaces_and_leaves_two_names_of_one_file_alone(place: tuple[Disk, str]) -> None:
+def test_a_rename_leaves_two_names_of_one_file_alone(place: tuple[Disk, str]) -> None:
     disk, folder = place
     write(disk, f"{folder}/a", b"one")
     write(disk, f"{folder}/b", b"two")
@@ -157,7 +156,7 @@ def test_a_name_leads_to_its_file_until_another_has_it(place: tuple[Disk, str]) 
         assert not disk.leads_to(f"{folder}/none/a", fd)
 
 
-def test_a_lock_is_held_by_one_descriptor_until_that_one_is_closed(place: tuple[Disk, str]) -> None:
+def test_a_lock_is_held_until_its_descriptor_is_closed(place: tuple[Disk, str]) -> None:
     disk, folder = place
     path = f"{folder}/lock"
     holder = disk.lock(path, wait=False)
@@ -235,7 +234,7 @@ def test_the_modification_time_can_be_kept_as_a_hint(place: tuple[Disk, str]) ->
         assert disk.modified_at_ns(fd) == 1_900_000_000_000_000_000
 
 
-def test_several_files_are_synced_as_one_batch_with_a_result_each(place: tuple[Disk, str]) -> None:
+def test_files_are_synced_as_one_batch_with_a_result_each(place: tuple[Disk, str]) -> None:
     disk, folder = place
     fds = [disk.open_new(f"{folder}/{number}") for number in range(10)]
     closed = fds.pop(4)

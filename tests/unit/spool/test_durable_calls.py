@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from relay.spool import kernel_aio
+from relay.spool import batched_sync
 from relay.spool.durable import RealDisk, sync_above
 from tests.fakes.disk import Fault, ModelDisk
 
@@ -20,7 +20,7 @@ Call = tuple[str, str]
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     """Return what is asked of the kernel from now on, by name and path, in its order; it does it, too."""
     seen: list[Call] = []
-    sync, sync_content, mkdir, opened = os.fsync, os.fdatasync, os.mkdir, kernel_aio._open
+    sync, sync_content, mkdir, opened = os.fsync, os.fdatasync, os.mkdir, batched_sync._open
 
     def syncs(name: str, fd: int, sync: Callable[[int], Any]) -> Any:
         seen.append((name, str(Path(f"/proc/self/fd/{fd}").readlink())))
@@ -44,7 +44,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     monkeypatch.setattr(os, "fsync", lambda fd: syncs("fsync", fd, sync))
     monkeypatch.setattr(os, "fdatasync", lambda fd: syncs("fdatasync", fd, sync_content))
     monkeypatch.setattr(os, "mkdir", makes)
-    monkeypatch.setattr(kernel_aio, "_open", opens)
+    monkeypatch.setattr(batched_sync, "_open", opens)
     return seen
 
 
@@ -80,9 +80,7 @@ def test_each_sync_is_one_of_that_very_file_and_kind(tmp_path: Path, calls: list
 
 
 @pytest.mark.usefixtures("descriptors")
-def test_a_folder_is_durable_once_it_was_made_and_so_are_its_parents(
-    tmp_path: Path, calls: list[Call]
-) -> None:
+def test_a_folder_that_was_made_is_durable_with_its_parents(tmp_path: Path, calls: list[Call]) -> None:
     top, inner = str(tmp_path / "spool"), str(tmp_path / "spool" / "cur")
 
     RealDisk().make_directory(inner)
@@ -101,7 +99,7 @@ def test_all_folders_above_one_are_synced_up_to_the_root(tmp_path: Path, calls: 
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS])
-def test_a_folder_above_that_cannot_be_synced_stops_us_unless_it_is_not_ours(number: int) -> None:
+def test_only_our_own_folder_above_must_be_synced(number: int) -> None:
     disk = ModelDisk()
     disk.make_directory("/var/spool")
     disk.fail(Fault(1, number, kinds=frozenset({"sync_directory"})))
@@ -115,7 +113,7 @@ def test_a_folder_above_that_cannot_be_synced_stops_us_unless_it_is_not_ours(num
 
 
 @pytest.mark.usefixtures("descriptors")
-def test_a_lock_that_is_taken_and_a_folder_that_cannot_be_synced_leave_no_descriptor(tmp_path: Path) -> None:
+def test_a_failed_lock_or_sync_leaves_no_descriptor(tmp_path: Path) -> None:
     disk, path = RealDisk(), str(tmp_path / "lock")
     held = disk.lock(path, wait=False)
     assert held is not None

@@ -48,7 +48,7 @@ def every_call(kinds: Iterable[str], fails: Callable[[str, int], bool]) -> None:
                 break
 
 
-def test_what_a_listener_was_refused_is_not_queued_and_what_it_was_told_is_ours_stays(
+def test_a_listeners_refused_mail_goes_and_its_accepted_mail_stays(
     engine: OnModel,
 ) -> None:
     base = prepared(engine=engine)
@@ -78,7 +78,7 @@ def test_what_a_listener_was_refused_is_not_queued_and_what_it_was_told_is_ours_
 @pytest.mark.parametrize(
     "name", few("a batch of two", "held and released", "warned, then bounced", "deleted")
 )
-def test_a_sender_whose_disk_fails_says_so_and_a_restart_finds_everything(name: str, engine: OnModel) -> None:
+def test_a_sender_whose_disk_fails_says_so_and_loses_nothing(name: str, engine: OnModel) -> None:
     base, (letters, meanwhile) = prepared(engine=engine), SCENARIOS[name]
     judging = Judging("simulated faults under a sender", engine)
 
@@ -100,9 +100,7 @@ def test_a_sender_whose_disk_fails_says_so_and_a_restart_finds_everything(name: 
 
 
 @pytest.mark.parametrize("name", few("bounced", "bounced while held"))
-def test_a_restart_whose_disk_fails_changes_nothing_of_what_the_next_one_finds(
-    name: str, engine: OnModel
-) -> None:
+def test_a_restart_whose_disk_fails_loses_nothing_for_the_next(name: str, engine: OnModel) -> None:
     judging = Judging("simulated faults under a recovery", engine)
     for snapshot in run_of(name, Model.ANY_SUBSET, engine=engine)[5::12]:
 
@@ -129,9 +127,7 @@ def _fails_to_recover(world: World, fault: Fault, judging: Judging, story: str) 
 
 
 @pytest.mark.parametrize("name", few("a batch of two", "bounced while held"))
-def test_a_lack_of_ours_holds_the_sender_up_and_the_same_calls_go_on_when_it_is_over(
-    name: str, engine: OnModel
-) -> None:
+def test_a_lack_of_ours_holds_the_sender_up_and_no_longer(name: str, engine: OnModel) -> None:
     base, (letters, meanwhile) = prepared(engine=engine), SCENARIOS[name]
     judging = Judging("simulated faults under a sender that goes on", engine)
 
@@ -208,7 +204,7 @@ def _failed(name: str, renames: Model, fault: Fault, engine: OnModel) -> Snapsho
     return Snapshot(world.sender_disk.platter, world.trace, f"{fault} of the run")
 
 
-def test_a_report_is_queued_once_though_its_message_cannot_be_ended_for_lack_of_room() -> None:
+def test_a_report_is_queued_once_though_its_message_cannot_end() -> None:
     world = World(prepared())
     sender = world.sender()
     sender.recover()
@@ -231,7 +227,7 @@ def test_a_report_is_queued_once_though_its_message_cannot_be_ended_for_lack_of_
     assert sender.spool.totals().queued == 0
 
 
-def test_a_draft_is_given_up_by_who_wrote_it_or_by_who_finds_it_dead() -> None:
+def test_a_draft_is_given_up_by_its_writer_or_its_finder() -> None:
     world = World(prepared())
     sender, listener = world.sender(), world.listener()
     sender.recover()

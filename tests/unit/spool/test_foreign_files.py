@@ -94,7 +94,7 @@ def test_what_is_no_message_is_set_aside_and_the_rest_goes_on(
 
 
 @pytest.mark.parametrize("what", FOREIGN)
-def test_what_is_no_message_is_set_aside_while_messages_are_taken(engine: MaildirEngine, what: str) -> None:
+def test_what_is_no_message_is_set_aside_while_mail_is_taken(engine: MaildirEngine, what: str) -> None:
     name, kind, content = FOREIGN[what]
     spool = recovered(engine)
     engine.plant(f"{engine.root}/new/{name}", content(one_message()), kind=kind)
@@ -105,7 +105,7 @@ def test_what_is_no_message_is_set_aside_while_messages_are_taken(engine: Maildi
     assert spool.corrupt_count() == len(engine.told) == 1
 
 
-def test_nothing_that_is_set_aside_replaces_what_was_set_aside_before(engine: MaildirEngine) -> None:
+def test_what_is_set_aside_replaces_nothing_in_corrupt(engine: MaildirEngine) -> None:
     for number in range(3):
         spool = recovered(engine)
         engine.plant(f"{engine.root}/new/{FOREIGN_ID}", b"%d" % number)
@@ -173,7 +173,7 @@ def test_a_message_in_another_part_of_the_queue_is_brought_home(engine: MaildirE
     assert recovered(engine).load(queue_id).content == CONTENT
 
 
-def test_an_operator_may_bring_a_message_back_by_moving_its_file_to_new(engine: MaildirEngine) -> None:
+def test_an_operator_may_bring_a_message_back_through_new(engine: MaildirEngine) -> None:
     spool, queue_id = recovered(engine), accept(engine.intake())
     taken(spool)
     spool = again(engine, spool)
@@ -192,7 +192,7 @@ def test_an_operator_may_bring_a_message_back_by_moving_its_file_to_new(engine: 
     assert spool.totals() == Totals(accepted=3, queued=3)
 
 
-def test_a_message_of_another_spool_may_be_moved_to_new_with_what_was_done_of_it(
+def test_a_message_of_another_spool_may_be_moved_to_new(
     engine: MaildirEngine,
 ) -> None:
     spool = recovered(engine)
@@ -245,7 +245,7 @@ def test_a_mark_never_hits_a_recipient_of_another_file(engine: MaildirEngine) ->
         assert engine.content_of(f"{engine.root}/corrupt/{queue_id}") == whole
 
 
-def test_a_message_that_somebody_removed_is_absent_and_missed_by_the_account(engine: MaildirEngine) -> None:
+def test_a_message_that_somebody_removed_is_absent_and_missed(engine: MaildirEngine) -> None:
     spool, queue_id = recovered(engine), accept(engine.intake())
     taken(spool)
     spool.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.mail.age import BootsRecord, Stretch, render
+from relay.mail.age import BOOTS_FORMAT, BootsRecord, Stretch
 from relay.spool.durable import RealDisk
 from relay.spool.interface import SpoolBusy, Totals
 from relay.spool.maildir.engine import MaildirSpool
@@ -57,7 +57,7 @@ def test_no_kind_of_thing_in_a_folder_keeps_mail_from_going(
 def test_a_record_of_boots_stays_where_it_is(engine: MaildirEngine) -> None:
     recovered(engine).close()
     record = Path(engine.root) / "boots"
-    record.write_bytes(render(BootsRecord((Stretch("boot", 1, 2, 0),))))
+    record.write_bytes(BOOTS_FORMAT.render(BootsRecord((Stretch("boot", 1, 2, 0),))))
 
     spool = recovered(engine)
 
@@ -69,7 +69,7 @@ def test_a_record_of_boots_stays_where_it_is(engine: MaildirEngine) -> None:
 @pytest.mark.parametrize(
     "name", ["ledger", "ledger.new", "trigger", "reserve", "control.sock", "boots", "boots.new"]
 )
-def test_no_kind_of_thing_in_the_place_of_a_file_that_can_be_made_anew_stops_a_start(
+def test_nothing_in_the_place_of_a_file_we_can_remake_stops_a_start(
     engine: MaildirEngine, name: str, kind: str, victim: Path
 ) -> None:
     spool, queue_id = recovered(engine), accept(engine.intake())
@@ -99,7 +99,7 @@ def test_no_kind_of_thing_in_the_place_of_a_file_that_can_be_made_anew_stops_a_s
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["lock", "format"])
-def test_what_says_who_may_send_is_never_moved_and_a_start_on_something_else_is_refused(
+def test_lock_and_format_are_never_moved_and_a_start_is_refused(
     engine: MaildirEngine, name: str, kind: str, victim: Path
 ) -> None:
     recovered(engine).close()

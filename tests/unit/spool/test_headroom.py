@@ -64,7 +64,7 @@ def test_new_mail_leaves_a_headroom_of_bytes_and_inodes(
     assert (why_no_room(free, wanted) is None) == is_room
 
 
-def test_a_listener_that_would_eat_the_headroom_leaves_nothing_behind_and_a_report_may_eat_it() -> None:
+def test_a_report_may_eat_the_headroom_and_new_mail_may_not() -> None:
     disk = Nearly(prepared(), HEADROOM_BYTES - 1)
     spool = _started(disk)
     intake = MaildirIntake(ROOT, disk, FakeClock())
@@ -93,7 +93,7 @@ def test_long_mail_leaves_the_headroom_while_it_still_arrives() -> None:
     intake.spill(draft)
 
 
-def test_the_reserve_is_there_from_the_first_start_and_comes_back_when_there_is_room() -> None:
+def test_the_reserve_is_there_at_once_and_comes_back_with_room() -> None:
     disk = Nearly(prepared(), 1 << 30)
     spool = _started(disk)
     assert disk.length(RESERVE) == RESERVE_BYTES
@@ -140,7 +140,7 @@ def test_a_reserve_whose_blocks_the_disk_did_not_give_is_none() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_takes_the_reserve_and_a_lack_of_descriptors_does_not(number: int) -> None:
+def test_only_a_full_disk_takes_the_reserve(number: int) -> None:
     disk = prepared()
     spool = _started(disk)
     queue_id = accept(_intake(disk))
@@ -155,7 +155,7 @@ def test_a_full_disk_takes_the_reserve_and_a_lack_of_descriptors_does_not(number
     assert disk.length(RESERVE) is None
 
 
-def test_a_start_on_a_full_disk_goes_on_with_the_long_ledger_and_counts_right() -> None:
+def test_a_start_on_a_full_disk_goes_on_with_the_long_ledger() -> None:
     disk = prepared()
     spool = _started(disk)
     intake = _intake(disk)
@@ -179,7 +179,7 @@ def test_a_start_on_a_full_disk_goes_on_with_the_long_ledger_and_counts_right() 
     assert is_balanced(_started(disk).totals())
 
 
-def test_what_a_start_on_a_full_disk_reads_of_the_ledger_is_durable_before_it_counts() -> None:
+def test_a_ledger_read_on_a_full_disk_is_durable_before_it_counts() -> None:
     """The lines are in memory only, of a sender whose sync failed; their message goes for good."""
     disk = prepared()
     spool = _started(disk)

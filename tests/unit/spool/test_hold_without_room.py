@@ -14,7 +14,7 @@ from tests.unit.spool.plays import prepared
 
 
 @pytest.mark.parametrize("is_held", [False, True])
-def test_what_could_not_be_moved_for_lack_of_room_is_still_read_where_it_is(*, is_held: bool) -> None:
+def test_what_could_not_be_moved_is_still_read_where_it_is(*, is_held: bool) -> None:
     disk, clock = prepared(), FakeClock()
     spool = MAILDIR.sender(disk, clock, lambda *_told: None)
     spool.recover()

@@ -20,7 +20,7 @@ def always(chance: bytes) -> Callable[[int], bytes]:
 YEARS_30_NS = 30 * 365 * 86400 * SECOND_NS
 
 
-def test_ids_are_unique_though_the_clock_stands_still_or_is_set_back() -> None:
+def test_ids_are_unique_though_the_clock_stands_or_goes_back() -> None:
     clock = FakeClock()
     identities = Identities(clock, bytes)
     found = []
@@ -84,7 +84,7 @@ def test_a_clock_before_the_epoch_still_gives_ids() -> None:
     assert all(is_queue_id(queue_id) for queue_id in found)
 
 
-def test_a_report_and_a_warning_have_the_id_of_their_message_and_one_letter() -> None:
+def test_a_report_has_the_id_of_its_message_and_one_letter() -> None:
     queue_id = Identities(FakeClock(), os.urandom).next_id()
 
     assert report_id(queue_id) == queue_id + "r"

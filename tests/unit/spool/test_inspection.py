@@ -81,7 +81,7 @@ def test_a_spool_at_rest_is_clean_and_so_is_one_at_work(engine: MaildirEngine) -
     assert at_rest.holder is None
 
 
-def test_an_inspection_changes_nothing_and_keeps_no_sender_from_starting(engine: MaildirEngine) -> None:
+def test_an_inspection_changes_nothing_and_stops_no_start(engine: MaildirEngine) -> None:
     spool, _ = a_spool(engine)
     spool.close()
     plant_everything(engine, ["tmp", "new", "cur/00", "hold", "bounce", "corrupt", "."])
@@ -92,13 +92,15 @@ def test_an_inspection_changes_nothing_and_keeps_no_sender_from_starting(engine:
     recovered(engine).close()
 
 
-def test_what_an_inspection_says_will_be_set_aside_is_what_the_next_start_sets_aside(
+def test_what_fsck_says_will_be_set_aside_the_next_start_sets_aside(
     engine: MaildirEngine,
 ) -> None:
     spool, queue_ids = a_spool(engine)
     spool.close()
     plant_everything(engine, ["tmp", "new", "cur/00", "hold", "bounce"])
     engine.damage(queue_ids[0])
+    # What an operator put into hold/ stays there: the one in the queue goes.
+    _copy(engine.layout.queued(queue_ids[3]), engine.layout.held(queue_ids[3]))
     findings = inspected(engine).findings
     said = {Path(f.path) for f in findings if "moved to corrupt/" in f.becomes}
     inodes = {path.lstat().st_ino for path in said}
@@ -157,11 +159,11 @@ CASES: dict[str, tuple[Break, list[tuple[str, str, bool]]]] = {
     ),
     "a second name of one message": (
         lambda engine, ids: os.link(engine.layout.queued(ids[3]), engine.layout.held(ids[3])),
-        [("hold/{id3}", "second_name", False)],
+        [("{3}", "second_name", False)],
     ),
     "a copy of a message": (
         lambda engine, ids: _copy(engine.layout.queued(ids[3]), engine.layout.held(ids[3])),
-        [("hold/{id3}", "copy", True)],
+        [("{3}", "copy", True)],
     ),
     "a message that was removed": (
         lambda engine, ids: _queued(engine, ids[3]).unlink(),
@@ -322,7 +324,7 @@ def test_each_thing_is_told_once_and_for_what_it_is(engine: MaildirEngine, what:
     assert [one for one in found(engine) if one[1] != "no_notes" or what.startswith("notes")] == said
 
 
-def test_every_finding_says_what_the_relay_does_with_it_and_damage_what_to_do(engine: MaildirEngine) -> None:
+def test_every_finding_says_what_becomes_of_it_and_what_to_do(engine: MaildirEngine) -> None:
     spool, queue_ids = a_spool(engine)
     spool.close()
     for what in ("a content with a wrong bit", "a stray in cur/", "a foreign draft", "foreign notes"):
@@ -334,7 +336,7 @@ def test_every_finding_says_what_the_relay_does_with_it_and_damage_what_to_do(en
     assert all("\n" not in f.what + f.becomes + f.advice for f in findings)
 
 
-def test_what_moves_on_while_it_is_looked_for_is_neither_missing_nor_double(
+def test_what_moves_meanwhile_is_neither_missing_nor_double(
     engine: MaildirEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sender that takes, holds, releases and ends messages between any two looks at a folder."""
@@ -361,6 +363,39 @@ def test_what_moves_on_while_it_is_looked_for_is_neither_missing_nor_double(
 
     assert not steps
     assert [finding.kind for finding in seen.findings if finding.kind != "finished"] == []
+
+
+def test_a_file_that_goes_before_it_is_looked_at_is_no_finding(
+    engine: MaildirEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool, _ = a_spool(engine)
+    spool.close()
+    disk = RealDisk()
+    names = disk.names
+
+    def listed(path: str) -> list[str]:
+        return names(path) if path.endswith("bounce") else [*names(path), FOREIGN_ID]
+
+    monkeypatch.setattr(disk, "names", listed)
+    findings = Inspector(engine.root, disk).inspect().findings
+    # Beside the folders names alone are looked at.
+    assert {os.path.relpath(f.path, engine.root) for f in findings} == {FOREIGN_ID, f"cur/{FOREIGN_ID}"}
+
+
+@pytest.mark.parametrize(("make", "kind"), [(os.link, "second_name"), (_copy, "copy")])
+def test_of_two_misplaced_files_of_one_id_the_first_comes_home(
+    engine: MaildirEngine, make: Callable[[str, str], object], kind: str
+) -> None:
+    spool, queue_ids = a_spool(engine)
+    spool.close()
+    home = engine.layout.queued_folder(queue_ids[3])
+    first, second = [f"{f}/{queue_ids[3]}" for f in engine.layout.queued_folders() if f != home][:2]
+    _queued(engine, queue_ids[3]).rename(first)
+    make(first, second)
+
+    findings = inspected(engine).findings
+    assert [(f.path, f.kind) for f in findings] == [(first, "misplaced"), (second, kind)]
+    assert first in findings[1].what
 
 
 def test_where_there_is_no_spool_there_is_nothing_to_say(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_folder_that_its_owner_may_not_use_is_told_of(engine: MaildirEngine) -
         (0o701, 0o701, True),
     ],
 )
-def test_a_folder_that_others_may_reach_is_told_of_and_one_behind_a_closed_door_is_not(
+def test_a_folder_that_others_may_reach_is_told_of(
     engine: MaildirEngine, root: int, folder: int, *, is_told: bool
 ) -> None:
     Path(engine.root).chmod(root)
@@ -86,14 +86,14 @@ def test_what_belongs_to_somebody_else_is_told_of(engine: MaildirEngine) -> None
     assert _said(engine) == [("format", "owner"), ("hold", "owner")]
 
 
-def test_a_draft_that_may_not_be_read_is_told_of_and_one_that_is_gone_is_not(engine: MaildirEngine) -> None:
+def test_a_draft_that_may_not_be_read_is_told_of(engine: MaildirEngine) -> None:
     draft = Path(engine.root) / "tmp" / "0123456789abcdef"
     draft.write_bytes(b"relay-message")
     assert _said(engine, Denying("/tmp/0123", DENIED)) == [("tmp/0123456789abcdef", "foreign")]
     assert _said(engine, Denying("/tmp/0123", GONE)) == []
 
 
-def test_a_message_that_moves_on_while_it_is_looked_at_is_no_finding(engine: MaildirEngine) -> None:
+def test_a_message_that_moves_on_meanwhile_is_no_finding(engine: MaildirEngine) -> None:
     assert ("cur", "foreign") not in _said(engine, Denying("/cur/", GONE))
 
 

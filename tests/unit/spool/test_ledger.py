@@ -78,7 +78,7 @@ def test_a_rewrite_keeps_the_meaning_and_forgets_what_is_gone() -> None:
         ledger.rewrite(still_there=ledger.closed)
 
 
-def test_what_left_is_durable_and_what_entered_becomes_so_with_it() -> None:
+def test_what_left_is_durable_and_so_is_what_entered_before() -> None:
     disk, ledger = started()
     ledger.enter([(queue_id(number), 2) for number in range(30)])
     ledger.leave({queue_id(0): [RELAYED, RELAYED]})
@@ -117,7 +117,7 @@ def test_what_changes_nothing_writes_nothing() -> None:
     assert disk.steps == []
 
 
-def test_a_long_ledger_that_goes_on_is_durable_under_its_name_whoever_left_it() -> None:
+def test_a_long_ledger_that_goes_on_is_durable_under_its_name() -> None:
     """Killed between the rename and the sync of the folder; the next start has no room for a new file."""
     disk, ledger = started()
     ledger.enter([(queue_id(1), 2)])
@@ -132,7 +132,7 @@ def test_a_long_ledger_that_goes_on_is_durable_under_its_name_whoever_left_it() 
         assert opened_on(image).open == {queue_id(1): 2}
 
 
-def test_who_removes_what_was_never_counted_in_counts_for_nothing() -> None:
+def test_what_was_never_counted_in_is_counted_out_for_nothing() -> None:
     _, ledger = started()
     ledger.enter([(queue_id(1), 2)])
 
@@ -252,3 +252,18 @@ class Account(RuleBasedStateMachine):
 
 Account.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestAccount = Account.TestCase
+
+
+def test_lines_go_on_in_the_file_that_a_failed_rewrite_left() -> None:
+    for kind in ("sync", "rename", "sync_directory"):
+        disk, ledger = started()
+        ledger.enter([(queue_id(1), 1)])
+        disk.fail(Fault(1, errno.ENOSPC, kinds=frozenset({kind})))
+        with pytest.raises(OSError, match="space"):
+            ledger.rewrite()
+        disk.heal()
+
+        ledger.leave({queue_id(1): [RELAYED]})
+
+        for image in (disk, *disk.cuts(random.Random(1), 16)):
+            assert opened_on(image).totals == Totals(accepted=1, relayed=1)

@@ -54,7 +54,7 @@ def test_a_line_that_is_there_twice_counts_once() -> None:
         f"out {ONE} 1 0 0 -1",
     ],
 )
-def test_a_line_with_a_right_checksum_and_no_meaning_is_counted_as_damaged(text: str) -> None:
+def test_a_right_checksum_without_a_meaning_is_a_damaged_line(text: str) -> None:
     ledger = read(line(f"in {ONE} 1") + line(text))
 
     assert ledger.damaged_lines == 1
@@ -76,7 +76,7 @@ def test_the_first_line_brings_the_account_into_being() -> None:
     assert again.totals == ledger.totals == Totals(accepted=1, relayed=1)
 
 
-def test_a_ledger_without_a_line_goes_on_where_there_is_no_room_for_a_new_one() -> None:
+def test_an_empty_ledger_goes_on_where_there_is_no_room() -> None:
     disk = ModelDisk()
     disk.make_directory(LAYOUT.root)
     disk.close(disk.open_append(PATH))

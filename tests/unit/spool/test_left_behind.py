@@ -12,7 +12,7 @@ from relay.spool.interface import Corrupt, Entry, Recovery, Spool
 from relay.spool.maildir.layout import Layout
 from relay.spool.maildir.message_file import HEADER_BYTES
 from relay.spool.maildir.quarantine import Quarantine
-from relay.spool.maildir.unread import FAILURES_AN_HOUR
+from relay.spool.maildir.taking import FAILURES_AN_HOUR
 from tests.fakes.disk import Fault, ModelDisk
 from tests.unit.spool.engine import (
     BOUNCED,
@@ -77,9 +77,7 @@ def listed(spool: Spool) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("marks", [False, True])
 @pytest.mark.parametrize("is_held", [False, True])
-def test_what_a_start_cannot_read_is_listed_and_queued_when_the_disk_is_well(
-    *, is_held: bool, marks: bool
-) -> None:
+def test_what_a_start_cannot_read_is_listed_and_queued_later(*, is_held: bool, marks: bool) -> None:
     found = prepared(is_held=is_held, marks=marks)
     folder = "/hold/" if is_held else "/cur/"
     found.start(
@@ -114,7 +112,7 @@ def test_what_a_start_cannot_read_is_listed_and_queued_when_the_disk_is_well(
     assert (is_balanced(spool.totals()), spool.recover().missing_recipients) == (True, 0)
 
 
-def test_marks_of_what_is_taken_again_are_durable_before_it_is_sent() -> None:
+def test_marks_of_what_is_taken_again_are_durable_first() -> None:
     """A killed sender may have left them in memory only."""
     found = prepared(marks=True)
     found.start("read", errno.EIO, found.engine.layout.queued(found.left))
@@ -127,7 +125,7 @@ def test_marks_of_what_is_taken_again_are_durable_before_it_is_sent() -> None:
 
 
 @pytest.mark.parametrize("marks", [False, True])
-def test_what_could_not_be_moved_out_of_a_wrong_folder_is_taken_from_there_later(*, marks: bool) -> None:
+def test_what_stays_in_a_wrong_folder_is_taken_from_there_later(*, marks: bool) -> None:
     found = prepared(marks=marks)
     home = found.engine.layout.queued(found.left)
     wrong = next(folder for folder in found.engine.layout.queued_folders() if not home.startswith(folder))
@@ -144,7 +142,7 @@ def test_what_could_not_be_moved_out_of_a_wrong_folder_is_taken_from_there_later
 
 
 @pytest.mark.parametrize("folder", ["new", "cur"])
-def test_new_mail_that_could_not_be_taken_is_no_longer_listed_once_it_is(folder: str) -> None:
+def test_new_mail_is_no_longer_listed_once_it_is_taken(folder: str) -> None:
     """In new/ it is looked at each time; also where a crash took back the rename, not the account."""
     found = prepared()
     path = found.engine.layout.accepted(found.left)
@@ -170,7 +168,7 @@ def damage(found: Left) -> None:
     found.view.poke(path, bytes(content))
 
 
-def test_what_is_damaged_and_could_not_be_moved_is_listed_and_moved_later() -> None:
+def test_damage_that_could_not_be_moved_is_listed_and_moved_later() -> None:
     found = prepared()
     found.start("rename", errno.EPERM, "/corrupt/")
     spool = found.spool
@@ -204,7 +202,7 @@ def test_what_is_read_again_and_found_damaged_goes_to_corrupt() -> None:
     assert (found.spool.corrupt_count(), is_balanced(found.spool.totals())) == (1, True)
 
 
-def test_what_somebody_removed_meanwhile_is_no_longer_listed_and_missed_by_the_next_start() -> None:
+def test_what_somebody_removed_is_unlisted_and_missed_by_the_next() -> None:
     found = prepared()
     found.start("read", errno.EIO, found.engine.layout.queued(found.left))
     found.view.unlink(found.engine.layout.queued(found.left))
@@ -216,7 +214,7 @@ def test_what_somebody_removed_meanwhile_is_no_longer_listed_and_missed_by_the_n
     assert found.engine.start().recover().missing_recipients == 3
 
 
-def test_what_somebody_removed_just_before_it_was_read_again_is_no_longer_listed() -> None:
+def test_what_is_removed_just_before_it_is_read_is_unlisted() -> None:
     found = prepared()
     path = found.engine.layout.queued(found.left)
     found.start("read", errno.EIO, path)
@@ -246,7 +244,7 @@ def test_a_strangers_file_that_could_not_be_moved_is_moved_later() -> None:
     assert found.engine.content_of(f"{found.engine.root}/corrupt/mine") == b"somebody's"
 
 
-def test_what_was_left_in_two_places_is_listed_until_both_are_gone() -> None:
+def test_what_was_left_in_two_places_is_listed_until_both_go() -> None:
     disk, told = ready_disk(), list[str]()
     aside = Quarantine(disk, LAYOUT, lambda name, _: told.append(name))
     queue_id = QueueId("0" * 16)
@@ -260,7 +258,7 @@ def test_what_was_left_in_two_places_is_listed_until_both_are_gone() -> None:
     assert (aside.count, aside.listed(9), told) == (0, [], [queue_id])
 
 
-def test_what_cannot_be_looked_at_any_more_is_listed_all_the_same(tmp_path: Path) -> None:
+def test_what_cannot_be_looked_at_any_more_is_listed(tmp_path: Path) -> None:
     engine = on_the_kernel(tmp_path)
     recovered(engine).close()
     aside = Quarantine(RealDisk(), Layout(engine.root), lambda _name, _why: None)
@@ -271,7 +269,7 @@ def test_what_cannot_be_looked_at_any_more_is_listed_all_the_same(tmp_path: Path
     assert [(each.name, each.size_bytes) for each in aside.listed(9)] == [("0" * 16, 0)]
 
 
-def test_what_was_counted_out_and_could_not_be_read_is_removed_and_not_sent_again() -> None:
+def test_what_was_counted_out_and_unreadable_is_not_sent_again() -> None:
     found = prepared()
     spool = recovered(found.engine)
     spool.mark({found.left: dict.fromkeys(range(3), RELAYED)})
@@ -291,7 +289,7 @@ def test_what_was_counted_out_and_could_not_be_read_is_removed_and_not_sent_agai
 
 
 @pytest.mark.parametrize("is_held", [False, True])
-def test_a_second_name_that_could_not_be_removed_is_no_second_message(*, is_held: bool) -> None:
+def test_a_second_name_that_stays_is_no_second_message(*, is_held: bool) -> None:
     found = prepared(is_held=is_held)
     layout = found.engine.layout
     home = layout.held(found.left) if is_held else layout.queued(found.left)
@@ -307,7 +305,7 @@ def test_a_second_name_that_could_not_be_removed_is_no_second_message(*, is_held
     assert found.view.inode(home) is not None
 
 
-def test_a_disk_that_gives_nothing_is_asked_a_few_times_an_hour_and_by_turns() -> None:
+def test_a_disk_that_gives_nothing_is_asked_a_few_times_an_hour() -> None:
     """Each read of a bad sector may take the disk half a minute, in which nothing is sent."""
     found = prepared()
     spool, intake = recovered(found.engine), found.engine.intake()
@@ -347,7 +345,7 @@ def test_a_lack_of_our_own_blames_no_message_and_ends_the_look() -> None:
     assert taken(found.spool) == [found.left]
 
 
-def test_what_is_listed_is_bounded_with_what_waits_for_the_disk_first() -> None:
+def test_the_list_is_bounded_with_what_waits_for_the_disk_first() -> None:
     found = prepared()
     found.engine.plant(f"{found.engine.root}/corrupt/0", b"no message")
     found.start("read", errno.EIO, found.engine.layout.queued(found.left))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from relay.mail.envelope import QueueId
 from relay.spool.identity import report_id
 from relay.spool.interface import SpoolBusy, Totals
 from relay.spool.maildir import ledger
@@ -82,7 +83,7 @@ def test_only_the_status_byte_of_a_message_ever_changes() -> None:
     assert after == before.replace(b"\nTbob@", b"\nFbob@")
 
 
-def test_a_never_attempted_message_is_due_at_once_and_so_is_one_whose_hint_was_lost() -> None:
+def test_a_message_without_a_hint_is_due_at_once() -> None:
     engine = on_the_model()
     assert isinstance(engine.disk, ModelDisk)
     spool, queue_id = recovered(engine), accept(engine.intake())
@@ -131,7 +132,7 @@ def test_several_first_starts_at_once_end_in_one_format(monkeypatch: pytest.Monk
     assert nth > 100
 
 
-def test_a_full_disk_does_not_keep_the_sender_from_starting_with_what_is_there() -> None:
+def test_a_full_disk_does_not_keep_the_sender_from_starting() -> None:
     engine = on_the_model()
     assert isinstance(engine.disk, ModelDisk)
     recovered(engine).close()
@@ -171,7 +172,7 @@ def test_a_report_of_a_message_is_not_its_own_subject() -> None:
     assert spool.load(queue_id).left == (0, 1, 2)
 
 
-def test_an_abandoned_report_does_not_stand_in_the_way_of_the_next_try() -> None:
+def test_an_abandoned_report_is_not_in_the_way_of_the_next_try() -> None:
     engine = on_the_model()
     spool, queue_id = recovered(engine), accept(engine.intake())
     spool.take(1)
@@ -260,7 +261,7 @@ def test_no_call_leaves_a_descriptor_open() -> None:
     assert len(view._fds) == 0
 
 
-def test_a_report_that_is_made_anew_is_not_taken_for_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_made_anew_is_not_taken_for_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the account forgot the first one, its id may come back, with another file."""
     monkeypatch.setattr(ledger, "LINES_BEFORE_REWRITE", 0)
     engine = on_the_model()
@@ -278,3 +279,17 @@ def test_a_report_that_is_made_anew_is_not_taken_for_the_one_before(monkeypatch:
         assert spool.load(own).content == content
         spool.mark({own: dict.fromkeys((1, 2), RELAYED)})
         spool.finish([own])
+
+
+def test_a_draft_of_another_engine_is_refused() -> None:
+    class Another:
+        queue_id = QueueId("0" * 16)
+        buffered_bytes = 0
+
+        def append(self, chunk: bytes) -> None:
+            """Keep nothing."""
+
+    intake = on_the_model().intake()
+    for call in (intake.spill, intake.discard, intake.is_on_disk):
+        with pytest.raises(TypeError, match="another spool"):
+            call(Another())

@@ -163,7 +163,7 @@ def test_a_recipient_whose_fate_is_known_keeps_it(engine: MaildirEngine) -> None
 
 
 @pytest.mark.parametrize("length", ["same", "other"])
-def test_recovery_writes_no_mark_into_a_file_that_it_did_not_read(engine: MaildirEngine, length: str) -> None:
+def test_a_start_writes_no_mark_into_a_file_it_did_not_read(engine: MaildirEngine, length: str) -> None:
     """What it makes durable are the marks that are there, whoever put the file there meanwhile."""
     assert isinstance(engine.disk, ModelDisk)
     spool, intake = recovered(engine), engine.intake()

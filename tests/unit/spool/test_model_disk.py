@@ -79,9 +79,7 @@ def test_a_newer_name_is_not_set_back_by_an_older_change(model: ModelDisk) -> No
 
 
 @pytest.mark.parametrize("drops_pages", [False, True])
-def test_after_a_failed_sync_the_content_never_arrives_whatever_the_next_one_says(
-    drops_pages: bool, model: ModelDisk
-) -> None:
+def test_after_a_failed_sync_the_content_never_arrives(drops_pages: bool, model: ModelDisk) -> None:
     with opened(model, model.open_new("/folder/a")) as fd:
         model.write_all(fd, b"old!")
         model.sync(fd)
@@ -95,7 +93,7 @@ def test_after_a_failed_sync_the_content_never_arrives_whatever_the_next_one_say
     assert all_left(model) == {frozenset({("a", b"old!")})}
 
 
-def test_after_a_failed_sync_a_file_may_have_its_new_size_without_the_content(model: ModelDisk) -> None:
+def test_a_failed_sync_may_leave_the_size_without_the_content(model: ModelDisk) -> None:
     with opened(model, model.open_new("/folder/a")) as fd:
         model.sync_directory("/folder")
         model.write_all(fd, b"lost")
@@ -219,7 +217,7 @@ def test_a_name_may_be_lost_just_where_real_file_systems_lose_it(protocol: str, 
 
 
 @pytest.mark.parametrize("model", Model)
-def test_removals_in_two_folders_are_reordered_by_btrfs_and_worse_but_not_by_one_log(model: Model) -> None:
+def test_removals_in_two_folders_are_reordered_by_btrfs(model: Model) -> None:
     disk = on(model)
     disk.plant("/other/second", b"")
     disk.unlink("/folder/kept")
@@ -231,7 +229,7 @@ def test_removals_in_two_folders_are_reordered_by_btrfs_and_worse_but_not_by_one
 
 
 @pytest.mark.parametrize("model", Model)
-def test_content_that_was_not_synced_may_be_missing_though_another_file_was_synced(model: Model) -> None:
+def test_another_files_sync_does_not_sync_this_one(model: Model) -> None:
     disk = on(model)
     note = disk.open_append("/other/note")
     disk.write_all(note, b"why")
@@ -246,7 +244,7 @@ def test_content_that_was_not_synced_may_be_missing_though_another_file_was_sync
 
 
 @pytest.mark.parametrize("model", Model)
-def test_appended_and_synced_is_there_and_what_follows_may_be_torn_at_512_octets(model: Model) -> None:
+def test_what_follows_a_sync_may_be_torn_at_512_octets(model: Model) -> None:
     disk = on(model)
     fd = disk.open_append("/folder/kept")
     disk.write_all(fd, b"a" * 511)
@@ -264,7 +262,7 @@ def test_appended_and_synced_is_there_and_what_follows_may_be_torn_at_512_octets
 
 
 @pytest.mark.parametrize("model", Model)
-def test_a_rename_is_never_missing_in_both_places_and_in_both_only_where_it_is_torn(model: Model) -> None:
+def test_a_rename_is_never_missing_in_both_places(model: Model) -> None:
     disk = on(model)
     disk.rename("/folder/kept", "/other/named")
 
@@ -274,7 +272,7 @@ def test_a_rename_is_never_missing_in_both_places_and_in_both_only_where_it_is_t
 
 
 @pytest.mark.parametrize("model", Model)
-def test_names_of_one_folder_come_in_their_order_but_where_there_is_none(model: Model) -> None:
+def test_names_of_one_folder_come_in_their_order(model: Model) -> None:
     disk = on(model)
     for name in ("a", "b"):
         disk.link("/folder/kept", f"/other/{name}")
@@ -295,7 +293,7 @@ def test_what_is_synced_is_the_same_after_every_cut(model: Model) -> None:
     assert {image.fingerprint() for image in cut(disk)} == {disk.fingerprint()}
 
 
-def test_disks_of_equal_content_have_one_fingerprint_and_a_second_name_is_no_copy() -> None:
+def test_disks_of_equal_content_have_one_fingerprint() -> None:
     disk, same, copied = on(Model.ANY_SUBSET), on(Model.ANY_SUBSET), on(Model.ANY_SUBSET)
     disk.link("/folder/kept", "/other/named")
     same.close(same.open_new("/other/draft"))

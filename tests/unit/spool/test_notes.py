@@ -49,7 +49,7 @@ def test_the_last_word_on_each_recipient_is_read_back(batches: list[list[Note]])
     assert notes.read(disk, LAYOUT, QUEUE_ID) == [expected[index] for index in sorted(expected)]
 
 
-def test_notes_are_durable_also_where_the_file_was_there_but_not_its_name() -> None:
+def test_notes_are_durable_where_only_the_name_was_not() -> None:
     disk = bare()
     disk.fail(Fault(1, errno.EIO, kinds=frozenset({"sync_directory"})))
     with pytest.raises(OSError, match="Input/output"):
@@ -104,7 +104,7 @@ def test_a_file_that_cannot_be_read_at_once_is_asked_again() -> None:
     assert disk.has_failed
 
 
-def test_a_file_that_cannot_be_read_holds_up_no_report_but_our_own_lack_does() -> None:
+def test_unreadable_notes_hold_up_no_report_but_our_own_lack_does() -> None:
     disk = bare()
     disk.plant(PATH, kind="folder")
     assert notes.read(disk, LAYOUT, QUEUE_ID) == []

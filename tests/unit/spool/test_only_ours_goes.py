@@ -158,7 +158,7 @@ def test_what_a_crash_leaves_of_a_draft_of_the_ledger_is_removed(
     assert engine.disk.inode(f"{engine.root}/ledger.new") is None
 
 
-def test_a_rewrite_of_the_ledger_in_use_sets_aside_what_others_put_in_its_way(engine: MaildirEngine) -> None:
+def test_a_rewrite_of_the_ledger_sets_aside_what_is_in_its_way(engine: MaildirEngine) -> None:
     disk = engine.disk
     assert isinstance(disk, ModelDisk)
     ledger = Ledger(engine.layout, disk)
@@ -187,9 +187,7 @@ TORN_DRAFTS: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("what", TORN_DRAFTS)
-def test_what_a_crash_leaves_of_a_draft_is_removed_and_told_to_nobody(
-    engine: MaildirEngine, what: str
-) -> None:
+def test_what_a_crash_leaves_of_a_draft_is_removed(engine: MaildirEngine, what: str) -> None:
     engine.plant(engine.layout.draft(SOME_ID), TORN_DRAFTS[what](a_draft()))
 
     recovered(engine)
@@ -241,9 +239,7 @@ TORN_NOTES: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("what", TORN_NOTES)
-def test_what_a_crash_leaves_of_notes_is_removed_after_their_message(
-    engine: MaildirEngine, what: str
-) -> None:
+def test_what_a_crash_leaves_of_notes_goes_after_their_message(engine: MaildirEngine, what: str) -> None:
     whole = notes_of(20)
     assert len(whole) > 3 * SECTOR_BYTES
     engine.plant(engine.layout.notes(SOME_ID), TORN_NOTES[what](whole))
@@ -274,7 +270,7 @@ def test_what_holds_a_line_that_is_no_note_is_never_removed(engine: MaildirEngin
     assert spool.corrupt_count() == 1
 
 
-def test_a_damaged_line_costs_a_queued_message_none_of_its_other_reasons(engine: MaildirEngine) -> None:
+def test_a_damaged_note_costs_none_of_the_other_reasons(engine: MaildirEngine) -> None:
     spool, queue_id = recovered(engine), accept(engine.intake())
     taken(spool)
     spool.note({queue_id: [note(0)]})

@@ -26,7 +26,7 @@ def model_of(engine: MaildirEngine) -> ModelDisk:
 
 
 @pytest.mark.parametrize("spills", [False, True])
-def test_a_draft_that_clean_up_has_taken_is_refused_and_leaves_nothing(*, spills: bool) -> None:
+def test_a_draft_that_clean_up_took_is_refused(*, spills: bool) -> None:
     """Clean-up holds the lock of a file that its writer has created and not locked yet."""
     engine = on_the_model()
     recovered(engine).close()
@@ -59,7 +59,7 @@ def test_a_draft_that_clean_up_has_taken_is_refused_and_leaves_nothing(*, spills
     assert taken(spool) == []
 
 
-def test_a_message_that_its_listener_may_still_take_back_is_left_for_the_next_look() -> None:
+def test_a_message_its_listener_may_take_back_is_left_for_later() -> None:
     """The sender looks between the link into new/ and the sync that makes it durable."""
     engine = on_the_model()
     spool, writer = recovered(engine), model_of(engine).another()
@@ -122,7 +122,7 @@ def test_clean_up_removes_no_live_draft_that_it_cannot_open(number: int) -> None
     assert engine.names("tmp") == [draft.queue_id]
 
 
-def test_a_start_that_fell_asleep_finds_what_another_hand_removed_to_be_absent() -> None:
+def test_a_start_that_slept_finds_what_was_removed_absent() -> None:
     """A name that was listed and is gone when it is opened is nobody's fault."""
     engine = on_the_model()
     spool, queue_id = recovered(engine), accept(engine.intake())
@@ -142,7 +142,7 @@ class Alarm(Exception):  # noqa: N818 - what rings
     """Somebody interrupts whoever waits."""
 
 
-def test_who_is_interrupted_while_waiting_for_a_lock_holds_no_descriptor(tmp_path: Path) -> None:
+def test_an_interrupted_wait_for_a_lock_leaves_no_descriptor(tmp_path: Path) -> None:
     disk, path = RealDisk(), str(tmp_path / "lock")
     holder = disk.lock(path, wait=False)
     assert holder is not None

@@ -4,7 +4,8 @@ import pytest
 
 from relay.mail.envelope import QueueId
 from relay.spool.maildir import recent
-from relay.spool.maildir.files import Opened, describe, read
+from relay.spool.maildir.files import describe, read
+from relay.spool.maildir.message_file import Opened
 from relay.spool.maildir.recent import Recent
 from tests.unit.spool.engine import ENVELOPE, accept, recovered, taken
 from tests.unit.spool.maildir_engine import on_the_model
@@ -25,9 +26,7 @@ def opened(count: int) -> list[Opened]:
 
 
 @pytest.mark.parametrize(("bound", "most"), [("MOST", 3), ("MOST_BYTES", 3 * len(CONTENT))])
-def test_as_much_is_kept_as_there_is_room_for_and_what_is_taken_makes_room(
-    bound: str, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_as_much_is_kept_as_there_is_room_for(bound: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recent, bound, most)
     messages, kept = opened(5), Recent()
     room = [kept.has_room]
@@ -57,7 +56,7 @@ def test_a_message_without_content_is_not_kept() -> None:
     assert kept.whole(QueueId("0" * 16)) is None
 
 
-def test_what_changes_is_known_without_content_and_what_is_forgotten_is_not_known() -> None:
+def test_what_changes_is_known_without_its_content() -> None:
     (message,), kept = opened(1), Recent()
     kept.keep(message)
 

@@ -54,9 +54,7 @@ def bounced_and_reported(
 
 
 @pytest.mark.parametrize("is_counted_in", [True, False])
-def test_a_report_that_was_relayed_before_its_message_could_end_is_not_sent_again_after_a_restart(
-    *, is_counted_in: bool
-) -> None:
+def test_a_relayed_report_is_not_sent_again_after_a_restart(*, is_counted_in: bool) -> None:
     engine = on_the_model()
     spool, queue_id = bounced_and_reported(engine, seen(engine), is_counted_in=is_counted_in)
 
@@ -69,7 +67,7 @@ def test_a_report_that_was_relayed_before_its_message_could_end_is_not_sent_agai
     assert taken(again(engine, spool)) == []
 
 
-def test_a_report_that_was_relayed_is_not_sent_again_after_a_long_ledger_was_rewritten(
+def test_a_relayed_report_is_not_sent_again_after_a_rewrite(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = on_the_model()
@@ -82,7 +80,7 @@ def test_a_report_that_was_relayed_is_not_sent_again_after_a_long_ledger_was_rew
     assert not spool.publish_report(report_id(queue_id), REPORT, TEXT)
 
 
-def test_a_warning_that_was_relayed_is_not_sent_again_though_a_kill_came_before_it_was_remembered() -> None:
+def test_a_relayed_warning_is_not_sent_again_after_a_kill() -> None:
     engine = on_the_model()
     spool = recovered(engine)
     queue_id = accept(engine.intake())
@@ -97,7 +95,7 @@ def test_a_warning_that_was_relayed_is_not_sent_again_though_a_kill_came_before_
         assert not spool.publish_report(warning_id(queue_id), REPORT, TEXT)
 
 
-def test_a_reported_message_that_a_start_could_not_read_ends_once_though_a_long_ledger_was_rewritten(
+def test_a_reported_message_that_was_unreadable_ends_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = on_the_model()

@@ -10,7 +10,7 @@ from tests.unit.spool.maildir_engine import MAILDIR
 from tests.unit.spool.plays import prepared
 
 
-def test_a_message_whose_held_name_is_not_durable_yet_keeps_the_other_until_it_is() -> None:
+def test_a_message_keeps_its_name_until_the_held_one_is_durable() -> None:
     disk, clock, layout = prepared(), FakeClock(), Layout(MAILDIR.root)
     spool = MAILDIR.sender(disk, clock, lambda *_told: None)
     spool.recover()

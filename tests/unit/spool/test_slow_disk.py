@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.spool import batched_sync, kernel_aio
+from relay.spool import batched_sync
 from relay.spool.durable import RealDisk
 from relay.spool.threads import started
 
@@ -16,12 +16,12 @@ from relay.spool.threads import started
 @pytest.fixture(autouse=True)
 def without_help(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have no kernel that does syncs for us."""
-    monkeypatch.setattr(kernel_aio, "_open", lambda: None)
+    monkeypatch.setattr(batched_sync, "_open", lambda: None)
 
 
 @pytest.mark.parametrize("slow_ns", [-1, 10**18])
 @pytest.mark.parametrize("content_only", [False, True])
-def test_a_batch_has_one_result_for_each_file_however_slow_the_disk_is(
+def test_a_batch_has_one_result_for_each_file_on_any_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, slow_ns: int, content_only: bool
 ) -> None:
     monkeypatch.setattr(batched_sync, "SLOW_SYNC_NS", slow_ns)
@@ -41,7 +41,7 @@ def test_a_batch_has_one_result_for_each_file_however_slow_the_disk_is(
 
 
 @pytest.mark.parametrize(("slow_ns", "at_once"), [(-1, 2), (10**18, 1)])
-def test_on_a_slow_disk_the_rest_of_a_batch_waits_together_and_on_a_quick_one_in_turn(
+def test_on_a_slow_disk_the_rest_of_a_batch_waits_together(
     monkeypatch: pytest.MonkeyPatch, slow_ns: int, at_once: int
 ) -> None:
     monkeypatch.setattr(batched_sync, "SLOW_SYNC_NS", slow_ns)
@@ -79,7 +79,7 @@ def test_a_second_slow_batch_starts_no_more_threads(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("content_only", [False, True])
-def test_the_writing_of_a_whole_batch_has_begun_before_the_first_sync_is_waited_for(
+def test_a_whole_batch_is_being_written_before_the_first_sync(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, content_only: bool
 ) -> None:
     disk = RealDisk()
@@ -106,7 +106,7 @@ def test_the_writing_of_a_whole_batch_has_begun_before_the_first_sync_is_waited_
         disk.close(fd)
 
 
-def test_where_the_writing_of_a_file_cannot_begin_early_it_is_synced_all_the_same(
+def test_a_file_whose_writing_cannot_begin_early_is_synced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     synced: list[int] = []

@@ -34,7 +34,7 @@ def tell(capsys: pytest.CaptureFixture[str], text: str) -> None:
 
 
 @pytest.mark.slow
-def test_one_recipient_with_any_fate_survives_any_crash_and_the_next_one(
+def test_one_recipient_survives_any_two_crashes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], engine: OnModel
 ) -> None:
     few_folders(monkeypatch)
@@ -52,7 +52,7 @@ def test_one_recipient_with_any_fate_survives_any_crash_and_the_next_one(
 
 
 @pytest.mark.crash
-def test_up_to_three_messages_of_up_to_four_recipients_survive_any_crash_and_the_next_one(
+def test_up_to_three_messages_survive_any_two_crashes(
     capsys: pytest.CaptureFixture[str], engine: OnModel
 ) -> None:
     seed = int(os.environ.get("RELAY_CRASH_SEED", "0"))

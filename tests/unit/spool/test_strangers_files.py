@@ -68,7 +68,7 @@ def one_in(engine: MaildirEngine, folder: str) -> tuple[Spool, QueueId]:
 
 @pytest.mark.parametrize(("change", "fault"), CHANGES)
 @pytest.mark.parametrize("folder", ["new", "cur", "hold"])
-def test_a_message_of_a_wrong_owner_or_mode_is_set_aside_told_counted_and_listed_as_fsck_said(
+def test_a_message_of_a_wrong_owner_is_set_aside_as_fsck_said(
     engine: MaildirEngine, folder: str, change: Change, fault: str
 ) -> None:
     spool, queue_id = one_in(engine, folder)
@@ -89,7 +89,7 @@ def test_a_message_of_a_wrong_owner_or_mode_is_set_aside_told_counted_and_listed
 
 
 @pytest.mark.parametrize(("change", "fault"), CHANGES)
-def test_a_message_of_a_wrong_owner_or_mode_is_not_sent_by_a_relay_that_runs(
+def test_a_message_of_a_wrong_owner_or_mode_is_not_sent(
     engine: MaildirEngine, change: Change, fault: str
 ) -> None:
     spool, known = one_in(engine, "cur")
@@ -106,7 +106,7 @@ def test_a_message_of_a_wrong_owner_or_mode_is_not_sent_by_a_relay_that_runs(
 
 
 @pytest.mark.parametrize(("change", "fault"), CHANGES)
-def test_drafts_notes_account_and_trigger_of_a_wrong_owner_or_mode_are_kept_and_made_anew(
+def test_other_files_of_a_wrong_owner_are_kept_and_made_anew(
     engine: MaildirEngine, change: Change, fault: str
 ) -> None:
     """A stranger's draft that begins as ours would be removed, and a stranger's notes be reported."""
@@ -134,7 +134,7 @@ def test_drafts_notes_account_and_trigger_of_a_wrong_owner_or_mode_are_kept_and_
 
 
 @as_root
-def test_root_sends_what_the_user_accepted_to_whom_the_spool_belongs(engine: MaildirEngine) -> None:
+def test_root_sends_what_the_spools_owner_accepted(engine: MaildirEngine) -> None:
     """Who starts the relay of another user as root by mistake must not set all its mail aside."""
     spool, queue_id = one_in(engine, "cur")
     spool.close()
@@ -147,7 +147,7 @@ def test_root_sends_what_the_user_accepted_to_whom_the_spool_belongs(engine: Mai
 
 
 @as_root
-def test_fsck_by_root_judges_for_the_user_to_whom_the_spool_belongs(engine: MaildirEngine) -> None:
+def test_fsck_by_root_judges_for_the_spools_owner(engine: MaildirEngine) -> None:
     spool, queue_id = one_in(engine, "cur")
     spool.close()
     for path in (Path(engine.root), *Path(engine.root).rglob("*")):
@@ -165,5 +165,5 @@ def test_a_file_that_others_may_only_read_is_ours(mode: int) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666, 0o400, 0o200, 0o000])
-def test_a_file_that_others_may_write_or_its_owner_may_not_is_none_of_ours(mode: int) -> None:
+def test_a_file_that_others_may_write_is_none_of_ours(mode: int) -> None:
     assert (why_of_others(7, mode, {7}) or "").startswith(f"mode {mode:04o}: ")

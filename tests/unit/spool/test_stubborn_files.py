@@ -22,7 +22,7 @@ def failing(engine: MaildirEngine) -> ModelDisk:
 
 
 @pytest.mark.parametrize("is_running", [False, True])
-def test_a_message_that_may_not_be_moved_is_told_and_left_and_the_others_go_on(*, is_running: bool) -> None:
+def test_a_message_that_may_not_be_moved_is_told_and_left(*, is_running: bool) -> None:
     engine = on_the_model()
     spool, intake = recovered(engine), engine.intake()
     stuck, other = accept(intake), accept(intake)
@@ -47,7 +47,7 @@ def test_a_message_that_may_not_be_moved_is_told_and_left_and_the_others_go_on(*
 
 
 @pytest.mark.parametrize("where", ["new", "corrupt"])
-def test_a_start_on_a_disk_that_fails_stops_and_the_next_one_finds_everything(where: str) -> None:
+def test_a_start_on_a_failing_disk_stops_and_loses_nothing(where: str) -> None:
     engine = on_the_model()
     spool, queue_id = recovered(engine), accept(engine.intake())
     spool.close()
@@ -66,7 +66,7 @@ def test_a_start_on_a_disk_that_fails_stops_and_the_next_one_finds_everything(wh
     assert engine.names("corrupt") == ["foreign000000000"]
 
 
-def test_taking_new_mail_on_a_disk_that_fails_says_so_and_the_next_start_finds_it() -> None:
+def test_taking_on_a_failing_disk_says_so_and_loses_nothing() -> None:
     """Only what is about one file lets the others go on."""
     engine = on_the_model()
     recovered(engine).close()
@@ -83,7 +83,7 @@ def test_taking_new_mail_on_a_disk_that_fails_says_so_and_the_next_start_finds_i
     assert recovered(engine).load(queue_id).left == (0, 1, 2)
 
 
-def test_a_report_that_a_failing_disk_did_not_take_is_not_said_to_be_queued() -> None:
+def test_a_report_that_the_disk_did_not_take_is_not_queued() -> None:
     engine = on_the_model()
     recovered(engine).close()
     view = failing(engine)
@@ -98,7 +98,7 @@ def test_a_report_that_a_failing_disk_did_not_take_is_not_said_to_be_queued() ->
 
 
 @pytest.mark.parametrize("nth", [1, 2])
-def test_a_start_whose_account_cannot_be_written_for_a_failing_disk_stops(nth: int) -> None:
+def test_a_start_that_cannot_write_its_account_stops(nth: int) -> None:
     """A lack of room is another matter: see test_room."""
     engine = on_the_model()
     recovered(engine).close()
@@ -145,7 +145,7 @@ def test_a_start_that_cannot_make_marks_durable_stops(nth: int) -> None:
     assert [entry.recipients_left for entry in entries] == [2] * 70
 
 
-def test_a_start_needs_no_more_descriptors_for_many_marked_messages_than_for_few() -> None:
+def test_many_marked_messages_need_no_more_descriptors() -> None:
     engine, spool = with_marks(150)
     spool.close()
     view, most = failing(engine), 0
@@ -160,7 +160,7 @@ def test_a_start_needs_no_more_descriptors_for_many_marked_messages_than_for_few
     assert most < 80
 
 
-def test_a_mark_hits_its_recipient_however_many_messages_are_under_way() -> None:
+def test_a_mark_hits_its_recipient_among_many_messages() -> None:
     """More than are remembered: the first is read anew, as it stands on disk."""
     engine, spool = with_marks(300)
     first, *_, last = spool.recover().entries

@@ -35,7 +35,7 @@ def test_a_pull_wakes_who_listens_until_it_is_cleared(root: str) -> None:
     listener.close()
 
 
-def test_a_pull_with_nobody_there_is_forgotten_and_the_next_one_counts(root: str) -> None:
+def test_a_pull_with_nobody_there_is_forgotten(root: str) -> None:
     listener = Trigger(root, RealDisk())
     listener.pull()
     sender = Trigger(root, RealDisk())
@@ -122,7 +122,7 @@ def test_something_else_of_that_name_is_not_written_to(root: str) -> None:
     assert path.read_bytes() == b"mine"
 
 
-def test_a_link_of_that_name_is_not_followed_though_it_leads_to_a_fifo(root: str) -> None:
+def test_a_link_of_that_name_is_not_followed_to_a_fifo(root: str) -> None:
     os.mkfifo(Path(root) / "elsewhere")
     (Path(root) / "trigger").symlink_to("elsewhere")
     with pytest.raises(OSError, match="symbolic links"):

@@ -30,7 +30,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MaildirE
         os.seteuid(0)
 
 
-def test_a_copy_that_somebody_else_made_in_new_is_set_aside_before_it_is_sent(engine: MaildirEngine) -> None:
+def test_a_strangers_copy_in_new_is_set_aside_before_it_is_sent(engine: MaildirEngine) -> None:
     spool = recovered(engine)
     intake = engine.intake()
     copied, other = accept(intake), accept(intake)
@@ -41,7 +41,7 @@ def test_a_copy_that_somebody_else_made_in_new_is_set_aside_before_it_is_sent(en
     assert engine.told == [(copied, "cannot be read and marked: Permission denied")]
 
 
-def test_a_message_that_may_not_be_marked_any_more_is_set_aside_before_it_is_sent(
+def test_a_message_that_may_not_be_marked_is_set_aside_unsent(
     engine: MaildirEngine,
 ) -> None:
     spool = recovered(engine)
@@ -58,7 +58,7 @@ def test_a_message_that_may_not_be_marked_any_more_is_set_aside_before_it_is_sen
     assert engine.names("corrupt") == [first, second]
 
 
-def test_a_marked_message_that_may_not_be_marked_any_more_stops_no_start(engine: MaildirEngine) -> None:
+def test_a_message_that_may_not_be_marked_again_stops_no_start(engine: MaildirEngine) -> None:
     spool = recovered(engine)
     intake = engine.intake()
     marked, other = accept(intake), accept(intake)
@@ -74,7 +74,7 @@ def test_a_marked_message_that_may_not_be_marked_any_more_stops_no_start(engine:
     assert engine.names("corrupt") == [marked]
 
 
-def test_on_a_disk_that_may_only_be_read_nothing_is_sent_and_nothing_is_corrupt() -> None:
+def test_on_a_read_only_disk_nothing_is_sent_and_none_corrupt() -> None:
     engine = on_the_model()
     assert isinstance(engine.disk, ModelDisk)
     view = engine.disk.another()

@@ -41,7 +41,7 @@ class Spool:
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EUCLEAN, errno.EBADMSG])
-def test_a_message_that_cannot_be_read_now_is_left_and_told_of_once(number: int) -> None:
+def test_a_message_that_cannot_be_read_is_left_and_told_of_once(number: int) -> None:
     spool = Spool()
     queue_id = spool.accept()
     taken(spool.sender)
@@ -58,7 +58,7 @@ def test_a_message_that_cannot_be_read_now_is_left_and_told_of_once(number: int)
     assert spool.sender.corrupt_count() == 0
 
 
-def test_content_that_ends_in_the_middle_for_a_while_is_no_corrupt_message() -> None:
+def test_content_that_ends_early_for_a_while_is_not_corrupt() -> None:
     spool = Spool()
     queue_id = spool.accept(LONG)
     taken(spool.sender)
@@ -82,7 +82,7 @@ def test_new_mail_that_cannot_be_read_now_is_taken_when_it_can() -> None:
     assert taken(spool.sender) == [queue_id]
 
 
-def test_a_start_leaves_what_it_cannot_read_and_the_next_one_finds_it() -> None:
+def test_a_start_leaves_what_it_cannot_read_to_the_next_one() -> None:
     spool = Spool()
     unread, other = spool.accept(), spool.accept()
     taken(spool.sender)
@@ -102,7 +102,7 @@ def test_a_start_leaves_what_it_cannot_read_and_the_next_one_finds_it() -> None:
     assert (recovery.corrupt, recovery.missing_recipients) == (0, 0)
 
 
-def test_a_folder_that_cannot_be_listed_is_never_taken_for_an_empty_one() -> None:
+def test_a_folder_that_cannot_be_listed_is_not_empty() -> None:
     spool = Spool()
     spool.accept()
     taken(spool.sender)
@@ -113,7 +113,7 @@ def test_a_folder_that_cannot_be_listed_is_never_taken_for_an_empty_one() -> Non
         spool.start().recover()
 
 
-def test_a_file_that_somebody_removes_during_its_transaction_is_absent_and_keeps_no_other() -> None:
+def test_a_file_that_is_removed_meanwhile_keeps_no_other_waiting() -> None:
     spool = Spool()
     gone, there = spool.accept(), spool.accept()
     taken(spool.sender)
@@ -130,7 +130,7 @@ def test_a_file_that_somebody_removes_during_its_transaction_is_absent_and_keeps
     assert MaildirSpool(ROOT, cut, FakeClock()).recover().entries[0].recipients_left in (2, 3)
 
 
-def test_a_damaged_message_that_cannot_be_moved_stays_and_is_told_of() -> None:
+def test_a_damaged_message_that_cannot_be_moved_is_told_of() -> None:
     spool = Spool()
     queue_id = spool.accept()
     taken(spool.sender)
@@ -150,7 +150,7 @@ def test_a_damaged_message_that_cannot_be_moved_stays_and_is_told_of() -> None:
     assert spool.disk.names(LAYOUT.folder("corrupt")) == [queue_id]
 
 
-def test_a_damaged_message_that_somebody_else_moved_meanwhile_is_only_told_of() -> None:
+def test_a_damaged_message_that_another_moved_is_only_told_of() -> None:
     disk, told = prepared(), list[tuple[str, str]]()
     aside = Quarantine(disk, LAYOUT, lambda name, why: told.append((name, why)))
     aside.move(LAYOUT.queued(QueueId("0" * 16)), "damaged")
@@ -158,7 +158,7 @@ def test_a_damaged_message_that_somebody_else_moved_meanwhile_is_only_told_of() 
 
 
 @pytest.mark.parametrize("folder", ["queued", "held"])
-def test_a_second_name_that_comes_back_after_the_start_is_no_second_message(folder: str) -> None:
+def test_a_second_name_that_comes_back_is_no_second_message(folder: str) -> None:
     """A rename that a crash cut in half leaves both names; a start that may not remove one leaves it."""
     spool = Spool()
     queue_id = spool.accept()
@@ -175,7 +175,7 @@ def test_a_second_name_that_comes_back_after_the_start_is_no_second_message(fold
 
 
 @pytest.mark.parametrize("folder", ["queued", "held"])
-def test_a_second_name_of_what_a_start_cannot_read_is_no_second_message(folder: str) -> None:
+def test_a_second_name_of_what_is_unreadable_is_no_message(folder: str) -> None:
     spool = Spool()
     queue_id = spool.accept()
     taken(spool.sender)
@@ -193,7 +193,7 @@ def test_a_second_name_of_what_a_start_cannot_read_is_no_second_message(folder: 
     assert [entry.queue_id for entry in spool.sender.recover().entries] == [queue_id]
 
 
-def test_a_second_name_in_a_folder_of_other_messages_is_no_second_message() -> None:
+def test_a_second_name_in_another_folder_is_no_second_message() -> None:
     spool = Spool()
     queue_id = spool.accept()
     taken(spool.sender)
@@ -208,7 +208,7 @@ def test_a_second_name_in_a_folder_of_other_messages_is_no_second_message() -> N
 
 
 @pytest.mark.parametrize("folder", ["new", "cur"])
-def test_what_a_start_could_not_read_and_a_repair_of_the_file_system_took_away_is_missed(folder: str) -> None:
+def test_what_a_repair_of_the_file_system_took_is_missed(folder: str) -> None:
     """Nobody decided about it: it was never in corrupt/."""
     spool = Spool()
     queue_id = spool.accept()

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import Envelope, QueueId
+from relay.mail.intake import Draft
 from relay.spool.identity import report_id, subject_of, warning_id
-from relay.spool.interface import Draft, Message, Note, Recovery, SpoolFull, Status
+from relay.spool.interface import Message, Note, Recovery, SpoolFull, Status
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
 from tests.fakes.platter import Platter

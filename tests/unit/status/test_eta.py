@@ -144,12 +144,15 @@ def test_a_deferred_one_comes_to_the_end_of_the_line_when_it_is_due() -> None:
 
 
 def test_one_of_a_sender_that_rests_goes_first_and_the_others_when_it_went_well() -> None:
-    outlook = Outlook(NOW, connections=9, transaction_ns=10, rests_until_ns={"a@x": NOW + 500})
-    mails = [Mail(1, reverse_path="a@x"), Mail(1, reverse_path="a@x"), Mail(1, reverse_path="b@x")]
+    line, mails = Scheduler(), []
+    for name, sender in ("a", "a@x"), ("b", "a@x"), ("c", "b@x"):
+        line.add(Queued(QueueId(name), sender, 1, 0, 0, 1))
+        mails.append(Mail(1, reverse_path=sender, queue_id=QueueId(name)))
+    until_ns = line.sender_pauses.begin("a@x", NOW, "553 not yours")
 
-    assert foretell(mails, outlook) == [
-        Foretold(NOW + 510, "sender rests"),
-        Foretold(NOW + 520, "sender rests"),
+    assert foretell(mails, Outlook(NOW, connections=9, transaction_ns=10), line) == [
+        Foretold(until_ns + 10, "sender rests"),
+        Foretold(until_ns + 20, "sender rests"),
         Foretold(NOW + 10, ""),
     ]
 

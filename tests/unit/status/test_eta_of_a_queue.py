@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
@@ -19,7 +19,7 @@ from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from relay.queue.scheduler import Queued
 from relay.spool.durable import RealDisk
-from relay.status.snapshot import QueuedMessage, QueueState, UpstreamStatus
+from relay.status.snapshot import MessageView, QueueState, UpstreamStatus
 from relay.status.watch import FEW
 from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import Script, Smarthost, Turn, Until
@@ -126,7 +126,7 @@ class Play:
 
     def __init__(self, scene: Scene, folder: Path, clock: FakeClock) -> None:
         self.scene, self.folder, self.clock = scene, folder, clock
-        self.foretold: dict[QueueId, QueuedMessage] = {}
+        self.foretold: dict[QueueId, MessageView] = {}
         self.at_ns = 0
         self.upstream: UpstreamStatus
         self.relayed_at_ns: dict[QueueId, int] = {}
@@ -153,7 +153,7 @@ class Play:
             await pass_time(self.scene.looks_after_s / 2)
             self._is_before = self._is_refusing = False
             queued = [self._ids[number] for number in self.scene.held if relay.queued(self._ids[number])]
-            await relay.operator.hold(queued)
+            await relay.operator.act("hold", queued)
             self.at_ns = self.clock.wall_ns()
             self.upstream = relay.watch.snapshot().upstreams[0]
             self.foretold = {message.queue_id: message for message in relay.watch.listing().messages()}
@@ -215,7 +215,26 @@ def played(scene: Scene) -> Play:
         return play
 
 
+# Parts of messages that were deferred together: the next message is taken before a part is settled.
+TOGETHER = Scene(
+    limits=("{messages: 4, per: 2s}",),
+    mails=(Mail(SENDERS[0], (DOMAINS[0],) * 3, is_deferred=True),) * 2,
+    max_recipients=1,
+    transaction_s=0.25,
+    looks_after_s=0.137,
+)
+# A second round begins in the order of the envelope again.
+ANOTHER_ROUND = Scene(
+    limits=("{messages: 3, per: 7s, for_each: recipient_domain}",),
+    mails=(Mail(SENDERS[0], DOMAINS, is_deferred=True), Mail(SENDERS[0], DOMAINS[:1], is_deferred=True)),
+    max_recipients=1,
+    looks_after_s=0.137,
+)
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@example(TOGETHER)
+@example(ANOTHER_ROUND)
 @given(scenes())
 def test_what_was_foretold_of_each_message_is_what_happens(scene: Scene) -> None:
     play = played(scene)

@@ -17,7 +17,7 @@ from tests.fakes.smarthost import Smarthost
 from tests.unit.sender.in_process_relay import Relay, policy_of
 
 
-async def test_what_is_set_aside_is_listed_behind_the_queue_and_cannot_be_acted_on(tmp_path: Path) -> None:
+async def test_what_is_set_aside_is_listed_behind_the_queue(tmp_path: Path) -> None:
     async with Smarthost() as host:
         policy = policy_of(tmp_path, host.port)
         relay = Relay(policy)
@@ -35,13 +35,15 @@ async def test_what_is_set_aside_is_listed_behind_the_queue_and_cannot_be_acted_
             lines = list(queue_lines(corrupt, relay.clock.wall_ns()))
             assert len(lines) == len(KINDS) + 2
             assert all(" corrupt " in line and "unknown" in line for line in lines[1:-1])
-            assert await relay.operator.delete([corrupt[0].queue_id]) == {corrupt[0].queue_id: "absent"}
+            assert await relay.operator.act("delete", [corrupt[0].queue_id]) == {
+                corrupt[0].queue_id: "absent"
+            }
             assert relay.watch.snapshot().counts(QueueState.CORRUPT).messages == len(KINDS)
     assert [relayed.recipients for relayed in host.relayed] == [["b@there.example"]]
     assert queue_id not in {message.queue_id for message in corrupt}
 
 
-async def test_what_is_accepted_and_not_taken_is_incoming_and_counts_as_queued(tmp_path: Path) -> None:
+async def test_what_is_accepted_and_not_taken_is_incoming(tmp_path: Path) -> None:
     async with Smarthost() as host, Relay(policy_of(tmp_path, host.port)) as relay:
         relay.accept()
         await relay.until_empty()
@@ -56,7 +58,7 @@ async def test_what_is_accepted_and_not_taken_is_incoming_and_counts_as_queued(t
         assert relay.sender.seen.totals == Totals(accepted=1, relayed=1)
 
 
-async def test_a_start_tells_in_one_line_what_it_found_resumed_and_set_aside(tmp_path: Path) -> None:
+async def test_a_start_tells_in_one_line_what_it_found(tmp_path: Path) -> None:
     async with Smarthost() as host:
         policy = policy_of(tmp_path, host.port)
         relay = Relay(policy)
@@ -82,7 +84,7 @@ async def test_a_start_tells_in_one_line_what_it_found_resumed_and_set_aside(tmp
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_stands_in_the_place_of_the_control_socket_is_set_aside(tmp_path: Path, kind: str) -> None:
+async def test_what_stands_in_the_sockets_place_is_set_aside(tmp_path: Path, kind: str) -> None:
     (tmp_path / "corrupt").mkdir()
     (tmp_path / "victim").write_text("untouched")
     plant(tmp_path / "control.sock", kind, tmp_path / "victim")
@@ -101,7 +103,7 @@ async def test_what_stands_in_the_place_of_the_control_socket_is_set_aside(tmp_p
     assert (tmp_path / "victim").read_text() == "untouched"
 
 
-async def test_a_link_in_the_place_of_the_control_socket_is_set_aside_though_it_leads_to_one(
+async def test_a_link_to_a_socket_in_its_place_is_set_aside(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "corrupt").mkdir()

@@ -81,7 +81,7 @@ async def test_a_request_has_to_be_there_soon(monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_a_kept_connection_is_closed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "KEEP_ALIVE_SECONDS", 0.01)
+    monkeypatch.setattr(visitors, "KEEP_ALIVE_SECONDS", 0.01)
     async with serving() as address:
         client = await connect(address)
         await ask(client)
@@ -144,7 +144,7 @@ async def test_who_hangs_up_leaves_the_line_for_an_answer() -> None:
         last[1].close()
 
 
-async def test_an_answer_that_was_begun_is_finished_though_nobody_waits() -> None:
+async def test_an_answer_that_was_begun_is_finished() -> None:
     """It may have cost much already, and what it cost sets the pause behind it."""
     foresee = Slow()
     async with serving(foresee) as address:

@@ -12,8 +12,7 @@ from relay.listener.ports import Observer
 from relay.mail.envelope import Envelope, QueueId
 from relay.telemetry.event_table import Level
 from relay.telemetry.events import Events
-from relay.telemetry.listener_counts import ListenerCounts, OneListener
-from relay.telemetry.observer import ListenerObserver
+from relay.telemetry.listener_counts import ListenerCounts, ListenerObserver, OneListener
 from tests.fakes.clock import FakeClock
 
 HERE, THERE = "127.0.0.1:2525", "[::1]:2525"

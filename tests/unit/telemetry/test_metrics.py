@@ -13,10 +13,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from relay.clock import SECOND_NS
 from relay.smtp.reply import Phase, Reply
+from relay.spool.interface import Totals
 from relay.status.collector import collect
-from relay.status.lane_status import LaneStatus
-from relay.status.snapshot import QueueTotals, Snapshot, UpstreamState
-from relay.telemetry.events import Events
+from relay.status.snapshot import LaneStatus, Snapshot, UpstreamState
+from relay.telemetry.events import Delays, Events
 from relay.telemetry.listener_counts import ListenerCounts
 from relay.telemetry.metric_table import METRICS
 from relay.telemetry.metrics import Metrics
@@ -67,7 +67,7 @@ def answer(verdict: Verdict, phase: Phase, said: Reply | None) -> Answer:
     return Answer(verdict, phase, said, str(said))
 
 
-def test_every_row_of_the_table_is_there_from_the_start_with_its_type_and_meaning(world: World) -> None:
+def test_every_metric_is_there_from_the_start_with_its_type(world: World) -> None:
     families = {
         family.name + ("_total" if family.type == "counter" else ""): family
         for family in text_string_to_metric_families(world.scrape())
@@ -104,7 +104,7 @@ def test_nothing_has_a_created_twin(world: World) -> None:
     assert "_created" not in world.scrape()
 
 
-def test_a_transaction_counts_each_recipient_once_and_a_shared_reply_once(world: World) -> None:
+def test_each_recipient_counts_once_and_a_shared_reply_once(world: World) -> None:
     dot = reply(250, "ok")
     outcome = Outcome(
         (
@@ -155,7 +155,7 @@ def test_each_call_counts_where_it_says(world: World) -> None:
     metrics.history_failed("isp")
     metrics.upstream_paused("isp")
     metrics.upstream_resumed("isp")
-    metrics.relayed_after((0, 5 * SECOND_NS, 0, SECOND_NS))
+    metrics.relayed_after(Delays(0, 5 * SECOND_NS, 0, SECOND_NS))
     metrics.removed("expired")
     metrics.report_published("warning")
     metrics.corrupt_found()
@@ -183,7 +183,7 @@ def test_each_call_counts_where_it_says(world: World) -> None:
 
 
 def test_the_snapshot_is_what_a_scrape_shows(world: World) -> None:
-    world.shown = a_snapshot(ledger=QueueTotals(accepted=10, relayed=7, queued=2))
+    world.shown = a_snapshot(ledger=Totals(accepted=10, relayed=7, queued=2))
     limit = {"upstream": "isp", "limit": "8 messages per 60s"}
 
     assert world.value("relay_queue_messages", state="waiting") == 400
@@ -203,7 +203,7 @@ def test_the_snapshot_is_what_a_scrape_shows(world: World) -> None:
     assert 49 * 60 < eta <= 50 * 60
 
 
-def test_what_waits_is_counted_by_lane_and_without_lanes_in_the_default_one(world: World) -> None:
+def test_what_waits_is_counted_by_lane(world: World) -> None:
     assert world.value("relay_lane_waiting_messages", lane="default") == 400
 
     lanes = (LaneStatus("resets", 70.0, 50, 3, 4, 5 * SECOND_NS), LaneStatus("default", 30.0, None))
@@ -263,7 +263,7 @@ def test_a_listener_process_counts_as_if_it_were_here(world: World) -> None:
     assert world.value(f"{name}_sum", listener=LISTENER) == pytest.approx(0.006)
 
 
-def test_the_most_that_a_limit_held_is_never_less_than_what_it_holds(world: World) -> None:
+def test_the_most_that_a_limit_held_covers_what_it_holds(world: World) -> None:
     counted = replace(a_limit(used=3), most=8)
     since = replace(a_limit(used=9, count=10), most=8)
     world.shown = a_snapshot(upstream=an_upstream(limits=(counted, since)))

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from relay.clock import SECOND_NS
 from relay.throttle.limit import Unit
 from relay.throttle.limit_hints import (
+    LESSONS_FORMAT,
     Effective,
     Hint,
     Lessons,
@@ -16,8 +17,6 @@ from relay.throttle.limit_hints import (
     compare,
     finding_to_json,
     in_force,
-    parse,
-    render,
     suggest,
     tighten,
 )
@@ -116,7 +115,7 @@ def test_a_finding_says_where_our_history_explains_nothing(went: int, charged: i
     )
 
     assert str(finding) == f"{says} says 100 per 1h; the upstream says 50; suggested 50"
-    assert parse(render(Lessons((finding,)))) == Lessons((finding,))
+    assert LESSONS_FORMAT.parse(LESSONS_FORMAT.render(Lessons((finding,)))) == Lessons((finding,))
 
 
 def test_a_named_window_that_we_lack_is_compared_as_ever() -> None:
@@ -324,7 +323,7 @@ findings = st.builds(
 def test_what_is_kept_is_read_back(found: list[Hint], count: int, more: int) -> None:
     lessons = Lessons(tuple(found), (Lowered("messages", HOUR_NS, count + more, count, 7),))
 
-    assert parse(render(lessons)) == lessons
+    assert LESSONS_FORMAT.parse(LESSONS_FORMAT.render(lessons)) == lessons
 
 
 @pytest.mark.parametrize(
@@ -334,17 +333,17 @@ def test_what_is_kept_is_read_back(found: list[Hint], count: int, more: int) -> 
         b"{",
         b"[]",
         b'{"findings": 1}',
-        render(Lessons((), (Lowered("messages", HOUR_NS, 10, 11, 0),))),
-        render(Lessons((), (Lowered("messages", HOUR_NS, 10, 0, 0),))),
-        render(Lessons((Hint(0, "messages", HOUR_NS, 5, 0, None, 0),))),
-        render(Lessons((Hint(0, "messages", HOUR_NS, -1, 0, None, 1),))),
-        render(Lessons((Hint(0, "messages", HOUR_NS, 5, 0, None, 1, 0),))),
-        render(Lessons((), tuple(Lowered("messages", n, 2, 1, 0) for n in range(1, 500)))),
+        LESSONS_FORMAT.render(Lessons((), (Lowered("messages", HOUR_NS, 10, 11, 0),))),
+        LESSONS_FORMAT.render(Lessons((), (Lowered("messages", HOUR_NS, 10, 0, 0),))),
+        LESSONS_FORMAT.render(Lessons((Hint(0, "messages", HOUR_NS, 5, 0, None, 0),))),
+        LESSONS_FORMAT.render(Lessons((Hint(0, "messages", HOUR_NS, -1, 0, None, 1),))),
+        LESSONS_FORMAT.render(Lessons((Hint(0, "messages", HOUR_NS, 5, 0, None, 1, 0),))),
+        LESSONS_FORMAT.render(Lessons((), tuple(Lowered("messages", n, 2, 1, 0) for n in range(1, 500)))),
     ],
 )
 def test_what_would_raise_a_limit_or_is_not_ours_is_not_read(content: bytes) -> None:
     with pytest.raises(ValueError, match="not a record of refusals"):
-        parse(content)
+        LESSONS_FORMAT.parse(content)
 
 
 @pytest.mark.parametrize(

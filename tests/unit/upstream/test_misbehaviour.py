@@ -289,7 +289,7 @@ async def test_a_kept_connection_that_dies_at_mail_is_no_attempt(turn: Turn) -> 
         await connection.transact(transaction())
         host.script = Script(mail=turn)
         if turn is SILENCE:
-            connection._timeouts = Timeouts(mail_s=SOON_S)
+            connection._channel = replace(connection._channel, timeouts=Timeouts(mail_s=SOON_S))
         outcome = await connection.transact(transaction())
 
         assert verdicts(outcome) == {LATER}

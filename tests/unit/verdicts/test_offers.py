@@ -13,12 +13,11 @@ from relay.verdicts.offers import (
     APART_NS,
     LOOKS,
     MOST_SIZES,
+    OFFERS_FORMAT,
     Need,
     Offers,
     OffersRecord,
     Row,
-    parse,
-    render,
 )
 from tests.fakes.clock import FakeClock
 
@@ -137,7 +136,7 @@ def a_record(offers: Offers, clock: FakeClock) -> OffersRecord:
 def test_a_record_is_read_as_it_was_written() -> None:
     offers = after(Seen(0), *lacking(0, APART_AGAIN_NS), Seen(1, size=100))
     clock = FakeClock(boottime_ns=10**15)
-    assert parse(render(a_record(offers, clock))) == a_record(offers, clock)
+    assert OFFERS_FORMAT.parse(OFFERS_FORMAT.render(a_record(offers, clock))) == a_record(offers, clock)
 
 
 @pytest.mark.parametrize("stepped_ns", [0, -(10**15)], ids=["true", "set back"])
@@ -158,7 +157,7 @@ def test_time_passes_over_a_reboot_and_never_too_much(stepped_ns: int) -> None:
 )
 def test_what_is_no_record_is_refused(content: bytes) -> None:
     with pytest.raises(ValueError, match="record of offers"):
-        parse(content)
+        OFFERS_FORMAT.parse(content)
 
 
 def test_a_record_out_of_order_is_refused() -> None:
@@ -167,4 +166,4 @@ def test_a_record_out_of_order_is_refused() -> None:
     twice = Offers(sizes=((100, Row()), (100, Row())))
     for offers in (later, twice):
         with pytest.raises(ValueError, match="out of order"):
-            parse(render(a_record(offers, clock)))
+            OFFERS_FORMAT.parse(OFFERS_FORMAT.render(a_record(offers, clock)))

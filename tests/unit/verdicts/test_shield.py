@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from relay.mail.envelope import QueueId
 from relay.policy.shipped import standard_judge
-from relay.queue.settlement import Fate, Terms, settle
 from relay.smtp.reply import Phase, Reply
 from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.shield import SEVERAL, WINDOW, Shield, same_words
@@ -38,7 +37,7 @@ def _verdicts(outcome: Outcome) -> list[Verdict]:
     return [answer.verdict for answer in outcome.answers]
 
 
-def test_a_refusal_that_nothing_recognises_is_doubted_until_others_went_through() -> None:
+def test_an_unknown_refusal_is_doubted_until_others_went_through() -> None:
     shield, refused = Shield(), _answer(UNKNOWN)
     assert refused.verdict is Verdict.BOUNCE
     assert _verdicts(_judge(shield, refused)) == [Verdict.DEFER]
@@ -46,19 +45,6 @@ def test_a_refusal_that_nothing_recognises_is_doubted_until_others_went_through(
     _judge(shield, RELAYED, first=7)
     assert _verdicts(_judge(shield, refused)) == [Verdict.BOUNCE]
     assert shield.suspects == ()
-
-
-def test_a_message_that_waited_too_long_is_not_expired_by_a_refusal_that_is_doubted_for_the_first_time() -> (
-    None
-):
-    shield, refused, fates = Shield(), _answer(UNKNOWN), []
-    terms = Terms(min_ns=1, max_ns=2, lifetime_ns=3, warn_after_ns=None)
-    for _ in range(2):
-        outcome = _judge(shield, refused)
-        settlement = settle(left=[0], asked=[0], tried_before=(), outcome=outcome, age_ns=9, terms=terms)
-        fates.append(settlement.fates[0][0])
-
-    assert fates == [Fate.DEFERRED, Fate.EXPIRED]
 
 
 def test_a_refusal_that_a_rule_recognises_is_believed_at_once() -> None:
@@ -86,7 +72,7 @@ def test_the_same_recipient_refused_again_and_again_is_one_in_a_row() -> None:
     assert [_verdicts(_judge(shield, _answer(UNKNOWN)))[0] for _ in range(20)] == [Verdict.DEFER] * 20
 
 
-def test_one_refusal_of_a_whole_message_is_one_however_many_recipients_it_has() -> None:
+def test_a_refusal_of_a_whole_message_counts_once() -> None:
     shield, refused = Shield(in_a_row=3), _answer("message rejected", 554, "5.6.0", Phase.EOD)
     assert refused.verdict is Verdict.BOUNCE
     assert set(_verdicts(_judge(shield, *[refused] * 20))) == {Verdict.BOUNCE}
@@ -114,7 +100,7 @@ def test_too_large_a_share_of_refusals_stops_whatever_they_say() -> None:
 
 
 @pytest.mark.parametrize("before", [0, WINDOW])
-def test_one_message_that_is_too_large_is_no_share_however_many_recipients_it_has(before: int) -> None:
+def test_one_message_that_is_too_large_is_no_share(before: int) -> None:
     shield, too_large = Shield(), _answer("message too large", 552, "5.3.4", Phase.EOD)
     for number in range(before):
         _judge(shield, RELAYED, first=number)
@@ -144,7 +130,7 @@ def _one(shield: Shield, answer: Answer, number: int) -> Verdict:
 
 
 @pytest.mark.parametrize("every", [2, 3, 5, 9])
-def test_an_upstream_that_lets_some_through_and_refuses_the_rest_in_unknown_words_bounces_nobody(
+def test_unknown_words_while_some_go_through_bounce_nobody(
     every: int,
 ) -> None:
     shield, waiting, asked = Shield(in_a_row=1000, refused_percent=100), list(range(60)), 0
@@ -157,7 +143,7 @@ def test_an_upstream_that_lets_some_through_and_refuses_the_rest_in_unknown_word
                 waiting.remove(number)
 
 
-def test_unknown_words_are_believed_of_a_few_recipients_and_not_of_several() -> None:
+def test_unknown_words_are_believed_of_few_and_not_of_several() -> None:
     refused = _answer(UNKNOWN)
     for others, verdict in ((0, Verdict.BOUNCE), (SEVERAL - 1, Verdict.BOUNCE), (SEVERAL, Verdict.DEFER)):
         shield = Shield()
@@ -176,7 +162,7 @@ def test_what_several_were_told_long_ago_is_no_reason_to_doubt() -> None:
     assert _one(shield, refused, 0) is Verdict.BOUNCE
 
 
-def test_unknown_words_after_which_a_recipient_was_relayed_are_not_believed_of_another() -> None:
+def test_unknown_words_that_were_untrue_of_one_are_not_believed() -> None:
     shield, refused = Shield(), _answer(UNKNOWN)
     assert _one(shield, refused, 0) is Verdict.DEFER
     assert _one(shield, RELAYED, 0) is Verdict.RELAYED
@@ -185,7 +171,7 @@ def test_unknown_words_after_which_a_recipient_was_relayed_are_not_believed_of_a
         assert _one(shield, RELAYED, 99) is Verdict.RELAYED
 
 
-def test_unknown_words_said_to_many_stop_though_others_go_through_in_between() -> None:
+def test_unknown_words_to_many_stop_though_others_go_through() -> None:
     shield, refused = Shield(in_a_row=10), _answer(UNKNOWN)
     for number in range(9):
         assert _one(shield, refused, number) is Verdict.DEFER
@@ -199,7 +185,7 @@ def test_unknown_words_said_to_many_stop_though_others_go_through_in_between() -
 
 
 @given(st.lists(st.booleans(), max_size=200))
-def test_dead_addresses_that_a_rule_recognises_bounce_at_once_while_no_row_and_no_share_is_too_large(
+def test_recognised_dead_addresses_bounce_at_once(
     are_dead: list[bool],
 ) -> None:
     shield, nobody = Shield(in_a_row=201, refused_percent=100), _answer(NOBODY, enhanced="5.1.1")
@@ -208,7 +194,7 @@ def test_dead_addresses_that_a_rule_recognises_bounce_at_once_while_no_row_and_n
         assert verdict is (Verdict.BOUNCE if is_dead else Verdict.RELAYED)
 
 
-def test_words_that_the_operator_believed_are_believed_of_others_too_but_not_of_a_row() -> None:
+def test_words_the_operator_believed_are_believed_but_not_of_a_row() -> None:
     shield, refused = Shield(in_a_row=3), _answer(UNKNOWN)
     for number in range(3):
         _one(shield, refused, number)
@@ -217,7 +203,7 @@ def test_words_that_the_operator_believed_are_believed_of_others_too_but_not_of_
     assert [_one(shield, refused, number) for number in range(3, 6)] == [Verdict.BOUNCE] * 2 + [Verdict.STOP]
 
 
-def test_words_that_the_operator_believed_are_doubted_again_once_one_of_those_is_relayed_after_all() -> None:
+def test_believed_words_are_doubted_again_once_they_were_untrue() -> None:
     shield, refused = Shield(in_a_row=3), _answer(UNKNOWN)
     _one(shield, refused, 0)
     shield.believe(shield.suspects)
@@ -228,7 +214,7 @@ def test_words_that_the_operator_believed_are_doubted_again_once_one_of_those_is
     assert _one(shield, _answer(UNKNOWN), 7) is not Verdict.BOUNCE
 
 
-def test_once_it_stopped_every_refusal_for_good_does_until_something_is_relayed() -> None:
+def test_once_tripped_every_refusal_stops_until_one_is_relayed() -> None:
     shield, nobody = Shield(in_a_row=3), _answer(NOBODY, enhanced="5.1.1")
     assert [_one(shield, nobody, number) for number in range(3)][-1] is Verdict.STOP
     outcome = _judge(shield, _answer("over quota", enhanced="5.2.2"), first=4)
@@ -240,7 +226,7 @@ def test_once_it_stopped_every_refusal_for_good_does_until_something_is_relayed(
     assert _one(shield, nobody, 6) is Verdict.BOUNCE
 
 
-def test_a_shield_that_had_stopped_before_a_restart_believes_nothing_until_something_is_relayed() -> None:
+def test_a_shield_tripped_before_a_restart_stays_tripped() -> None:
     nobody = _answer(NOBODY, enhanced="5.1.1")
     for ends in (lambda shield: _one(shield, RELAYED, 9), Shield.clear):
         shield = Shield()
@@ -251,7 +237,7 @@ def test_a_shield_that_had_stopped_before_a_restart_believes_nothing_until_somet
         assert _one(shield, nobody, 3) is Verdict.BOUNCE
 
 
-def test_after_an_operator_did_not_believe_it_a_second_refusal_is_the_first_again() -> None:
+def test_what_an_operator_did_not_believe_is_doubted_anew() -> None:
     shield, refused = Shield(), _answer(UNKNOWN)
     _one(shield, refused, 0)
     shield.clear()

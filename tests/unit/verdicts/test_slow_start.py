@@ -16,9 +16,7 @@ OTHER = Ruling(Verdict.PAUSE, Scope.UPSTREAM)
 
 
 @given(st.integers(1, 1000), st.integers(1, 1000))
-def test_whatever_an_upstream_takes_at_all_all_of_a_message_goes_through_it(
-    takes: int, recipients: int
-) -> None:
+def test_whatever_an_upstream_takes_at_all_a_message_goes_through(takes: int, recipients: int) -> None:
     """It takes so many in a window, and whoever exceeds has to wait for the next."""
     slow_start, left, windows = SlowStart(), recipients, 0
     while left:
@@ -33,7 +31,7 @@ def test_whatever_an_upstream_takes_at_all_all_of_a_message_goes_through_it(
         assert recipients - left >= min(recipients, (windows - 1) * min(takes, 100) // 2)
 
 
-def test_it_begins_with_one_recipient_and_doubles_until_it_is_as_usual() -> None:
+def test_it_begins_with_one_recipient_and_doubles_up_to_the_usual() -> None:
     slow_start = SlowStart()
     assert slow_start.largest(100) == 100
     slow_start.refused(TOO_MUCH, is_again=False)
@@ -46,7 +44,7 @@ def test_it_begins_with_one_recipient_and_doubles_until_it_is_as_usual() -> None
     assert sizes == [1, 2, 4, 8, 16, 32, 64, 100, 100]
 
 
-def test_only_a_refusal_for_too_much_or_one_more_of_mail_makes_it_small() -> None:
+def test_only_too_much_or_one_more_refusal_of_mail_makes_it_small() -> None:
     slow_start = SlowStart()
     slow_start.refused(OTHER, is_again=False)
     slow_start.refused(None, is_again=False)
@@ -60,7 +58,7 @@ def _block(slow_start: SlowStart, at_ns: int, refusals: int, ruling: Ruling = AN
     return [slow_start.step(ruling, in_a_row, at_ns) for in_a_row in range(refusals)]
 
 
-def test_a_block_that_comes_again_is_met_with_the_back_off_one_step_below_where_it_ended() -> None:
+def test_a_block_that_comes_again_is_met_one_step_below_its_end() -> None:
     slow_start = SlowStart()
 
     assert _block(slow_start, 0, 9) == [0, 1, 2, 3, 4, 5, 6, 6, 6]
@@ -68,7 +66,7 @@ def test_a_block_that_comes_again_is_met_with_the_back_off_one_step_below_where_
 
 
 @given(st.lists(st.integers(1, 600), min_size=1, max_size=30))
-def test_no_block_is_waited_for_three_times_as_long_as_the_longest_of_an_hour(lasts_s: list[int]) -> None:
+def test_no_block_is_waited_for_three_times_as_long_as_the_longest(lasts_s: list[int]) -> None:
     """It takes some after each, and refuses again at once."""
     slow_start, now_ns = SlowStart(), 0
     for each_s in lasts_s:
@@ -80,7 +78,7 @@ def test_no_block_is_waited_for_three_times_as_long_as_the_longest_of_an_hour(la
         assert now_ns - began_ns <= max(FIRST_NS, 3 * max(lasts_s) * SECOND_NS)
 
 
-def test_after_an_hour_or_for_another_reason_or_without_a_window_the_back_off_begins_anew() -> None:
+def test_an_hour_later_or_for_another_reason_the_back_off_is_new() -> None:
     slow_start = SlowStart()
     _block(slow_start, 0, 5)
 

@@ -1,23 +1,16 @@
 """What is evidence against one message, and what is not; who goes last while an upstream is in doubt."""
 
 import copy
-from dataclasses import replace
-
-from hypothesis import given
-from hypothesis import strategies as st
 
 from relay.mail.envelope import QueueId
-from relay.queue.probe_order import MOST_ASIDE
 from relay.queue.queued import Queued
-from relay.queue.scheduler import Scheduler
+from relay.queue.scheduler import MOST_PASSED_OVER, Scheduler
 from relay.queue.sender_pauses import SenderPauses
 from relay.smtp.reply import Phase, Reply
+from relay.verdicts.decision import EVIDENT, REFUSALS_IN_PLACE
 from relay.verdicts.outcome import Answer, Outcome, gravest
-from relay.verdicts.suspect_message import EVIDENT, REFUSALS_IN_PLACE, as_its_own, is_singled_out
 from relay.verdicts.verdict import Verdict
 from tests.unit.sender.test_verdicts import World
-
-verdicts = st.lists(st.sampled_from(list(Verdict)), min_size=1, max_size=5)
 
 
 def an_outcome(given_verdicts: list[Verdict]) -> Outcome:
@@ -36,30 +29,15 @@ def goes(scheduler: Scheduler) -> str:
     return taken.queue_id.lstrip("0")
 
 
-@given(verdicts, st.integers(0, 9), st.booleans(), st.booleans())
-def test_a_refusal_about_us_is_held_against_a_message_that_was_refused_often_while_the_upstream_is_well(
-    given_verdicts: list[Verdict], refusals: int, is_well: bool, is_doubted: bool
-) -> None:
-    outcome = an_outcome(given_verdicts)
-    if outcome.pause is not None:
-        outcome = replace(outcome, pause=replace(outcome.pause, is_doubted=is_doubted))
-    given = set(given_verdicts)
-    is_about_us = bool(given & {Verdict.PAUSE, Verdict.STOP}) and Verdict.RELAYED not in given
-    # Where the shield stopped it, the operator was asked.
-    is_asked = is_doubted and Verdict.STOP in given
-    expected = is_about_us and not is_asked and is_well and refusals >= REFUSALS_IN_PLACE
-    assert is_singled_out(outcome, refusals, is_well=is_well) == expected
+def refuse(scheduler: Scheduler, queued: Queued) -> None:
+    """Have the upstream refuse a message that was taken, as if for our fault."""
+    refusals = queued.refusals + 1
+    scheduler.attempted(queued.queue_id, tried=frozenset(), refusals=refusals, singled_out=0, domains=())
+    scheduler.doubt(queued.reverse_path)
+    scheduler.refused(queued.queue_id, 1, "421 no")
 
 
-@given(verdicts)
-def test_what_is_the_message_s_own_pauses_nobody_and_is_an_attempt(given_verdicts: list[Verdict]) -> None:
-    outcome = as_its_own(an_outcome(given_verdicts))
-    assert outcome.pause is None
-    for before, answer in zip(given_verdicts, outcome.answers, strict=True):
-        assert answer.verdict is (Verdict.DEFER if before in (Verdict.PAUSE, Verdict.STOP) else before)
-
-
-def test_an_upstream_is_well_by_what_it_was_asked_after_its_last_refusal() -> None:
+def test_an_upstream_is_well_by_what_it_was_asked_since_a_refusal() -> None:
     world = World()
 
     def wellness(*, began_ns: int) -> bool:
@@ -75,7 +53,7 @@ def test_an_upstream_is_well_by_what_it_was_asked_after_its_last_refusal() -> No
     assert wellness(began_ns=world.clock.boottime_ns())
 
 
-def test_a_sender_is_refused_alone_only_where_others_are_relayed_between_all_its_refusals() -> None:
+def test_a_sender_is_refused_alone_where_others_are_relayed() -> None:
     resting, now_ns = SenderPauses(), 1
     for _ in range(EVIDENT):
         assert not resting.is_alone("bad", now_ns)
@@ -87,7 +65,7 @@ def test_a_sender_is_refused_alone_only_where_others_are_relayed_between_all_its
     assert not resting.is_alone("bad", now_ns)
 
 
-def test_in_doubt_the_untried_go_first_then_the_sender_s_others_then_whose_refusal_is_longest_ago() -> None:
+def test_in_doubt_the_untried_go_first_then_the_longest_refused() -> None:
     scheduler = Scheduler()
     for number, sender in enumerate(["bad", "bad", "also", "good"], 1):
         scheduler.add(a_message(number, sender))
@@ -96,9 +74,7 @@ def test_in_doubt_the_untried_go_first_then_the_sender_s_others_then_whose_refus
         order.append(goes(scheduler))
         queued = scheduler.get(QueueId(f"{int(order[-1]):016d}"))
         assert queued is not None
-        queued.refusals += 1
-        scheduler.doubt(queued.reverse_path)
-        scheduler.give_back(queued.queue_id, "421 no")
+        refuse(scheduler, queued)
     assert order == ["1", "3", "4", "2", "1", "3"]
     # A copy goes on the same way, and nobody is forgotten.
     twin = scheduler.twin(copy.copy(queued) for queued in scheduler)
@@ -113,9 +89,8 @@ def test_out_of_doubt_each_has_its_place_again_but_for_who_was_refused_too_often
         scheduler.add(a_message(number, sender))
     bad = scheduler.next_ready(0)
     assert bad is not None
-    bad.refusals = REFUSALS_IN_PLACE
-    scheduler.doubt("bad")
-    scheduler.again(bad.queue_id, 1, "421 no")
+    bad.refusals = REFUSALS_IN_PLACE - 1
+    refuse(scheduler, bad)
     assert goes(scheduler) == "4"
     scheduler.trust()
     assert [goes(scheduler) for _ in range(4)] == ["2", "3", "5", "1"]
@@ -138,9 +113,17 @@ def test_what_is_aside_can_be_held_and_removed_and_comes_back_where_it_was_not()
 
 def test_no_more_than_a_few_of_a_long_queue_are_passed_over() -> None:
     scheduler = Scheduler()
-    for number in range(1, MOST_ASIDE + 10):
+    for number in range(1, MOST_PASSED_OVER):
         scheduler.add(a_message(number, "bad"))
+    for number in range(2):
+        scheduler.add(a_message(MOST_PASSED_OVER + number, "good"))
     scheduler.doubt("bad")
-    assert goes(scheduler) == f"{MOST_ASIDE + 1}"
+    assert [goes(scheduler) for _ in range(3)] == [f"{MOST_PASSED_OVER}", f"{MOST_PASSED_OVER + 1}", "1"]
+    for number in range(MOST_PASSED_OVER + 2, MOST_PASSED_OVER + 4):
+        scheduler.add(a_message(number, "bad"))
+    scheduler.add(a_message(2 * MOST_PASSED_OVER, "good"))
+    # One further behind waits for its turn: a look is bounded.
+    assert goes(scheduler) == "2"
+    assert goes(scheduler) == f"{2 * MOST_PASSED_OVER}"
     scheduler.trust()
-    assert [goes(scheduler) for _ in range(3)] == ["1", "2", "3"]
+    assert [goes(scheduler) for _ in range(3)] == ["3", "4", "5"]

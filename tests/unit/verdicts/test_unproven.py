@@ -5,7 +5,7 @@ from dataclasses import replace
 from relay.mail.envelope import QueueId
 from relay.smtp.reply import Phase, Reply
 from relay.verdicts.outcome import Answer, Outcome
-from relay.verdicts.unproven import MOST_KEPT, Unproven
+from relay.verdicts.shield import MOST_KEPT, Shield
 from relay.verdicts.verdict import Verdict
 
 ONE, OTHER = QueueId("0000000000000001"), QueueId("0000000000000002")
@@ -16,25 +16,25 @@ def unproven(text: str = "5.1.1 no such user", *, is_unproven: bool = True) -> O
     return Outcome((Answer(Verdict.DEFER, Phase.RCPT, reply, str(reply), is_unproven=is_unproven),))
 
 
-def judged(memory: Unproven, outcome: Outcome, queue_id: QueueId = ONE, index: int = 0) -> Verdict:
+def judged(memory: Shield, outcome: Outcome, queue_id: QueueId = ONE, index: int = 0) -> Verdict:
     return memory.judge(outcome, queue_id, [(index, "a@there.example")]).answers[0].verdict
 
 
 def test_what_is_said_twice_to_one_recipient_is_believed() -> None:
-    memory = Unproven()
+    memory = Shield(is_off=True)
     assert judged(memory, unproven("5.1.1 no <a@there.example> 17")) is Verdict.DEFER
     assert judged(memory, unproven("5.1.1 no <a@there.example> 18")) is Verdict.BOUNCE
 
 
 def test_what_another_recipient_or_message_was_told_confirms_nothing() -> None:
-    memory = Unproven()
+    memory = Shield(is_off=True)
     assert judged(memory, unproven()) is Verdict.DEFER
     assert judged(memory, unproven(), index=1) is Verdict.DEFER
     assert judged(memory, unproven(), OTHER) is Verdict.DEFER
 
 
 def test_other_words_and_any_other_answer_in_between_begin_anew() -> None:
-    memory = Unproven()
+    memory = Shield(is_off=True)
     for between in (unproven("5.7.1 in other words"), unproven(is_unproven=False)):
         assert judged(memory, unproven()) is Verdict.DEFER
         assert judged(memory, between) is Verdict.DEFER
@@ -45,11 +45,11 @@ def test_other_words_and_any_other_answer_in_between_begin_anew() -> None:
 def test_what_is_proven_is_left_as_it_is() -> None:
     proven = replace(unproven(is_unproven=False).answers[0], verdict=Verdict.BOUNCE)
     outcome = Outcome((proven,))
-    assert Unproven().judge(outcome, ONE, [(0, "a@there.example")]) is outcome
+    assert Shield(is_off=True).judge(outcome, ONE, [(0, "a@there.example")]) is outcome
 
 
 def test_of_too_many_the_oldest_is_forgotten() -> None:
-    memory = Unproven()
+    memory = Shield(is_off=True)
     for index in range(MOST_KEPT + 1):
         judged(memory, unproven(), index=index)
     assert judged(memory, unproven(), index=MOST_KEPT) is Verdict.BOUNCE

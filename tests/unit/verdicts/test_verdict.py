@@ -131,7 +131,7 @@ def test_nothing_before_mail_touches_a_message(
 
 
 @given(ANY_JUDGE, st.sampled_from(Phase), st.integers(200, 599), ENHANCED, TEXTS)
-def test_every_reply_has_a_verdict_and_only_a_permanent_refusal_bounces(
+def test_every_reply_has_a_verdict_and_only_5yz_bounces(
     judge: Judge, phase: Phase, code: int, enhanced: str | None, text: str
 ) -> None:
     ruling = judge.ruling(phase, Reply(code, enhanced, text))
@@ -166,7 +166,7 @@ def a_rule(layer: Layer, words: str, text: str = "no", **more: object) -> Rule:
     return Rule(layer, *WORDS[words], "here", "us", text=Phrases([text]), **more)  # type: ignore[arg-type]  # fields by name
 
 
-def test_layers_are_asked_in_their_order_whatever_the_order_of_the_rules() -> None:
+def test_layers_are_asked_in_order_whatever_the_order_of_rules() -> None:
     layers = [Layer.DEFAULT, Layer.WORDING, Layer.CODE, Layer.PROVIDER, Layer.OPERATOR]
     rules = [a_rule(layer, "pause") for layer in layers]
 
@@ -211,13 +211,13 @@ def test_a_phrase_is_found_across_the_lines_of_a_reply() -> None:
     assert standard_judge().ruling(Phase.RCPT, reply).words == "defer recipient"
 
 
-def test_an_enhanced_code_at_the_end_of_the_text_counts_where_there_is_none_in_front() -> None:
+def test_an_enhanced_code_at_the_end_counts_where_none_is_in_front() -> None:
     assert standard_judge().ruling(Phase.RCPT, reply_of("550 bad address (#5.1.1)")).layer is Layer.CODE
     assert standard_judge().ruling(Phase.RCPT, reply_of("550 bad address (#4.1.1)")).layer is Layer.DEFAULT
 
 
 @pytest.mark.parametrize("phase", [Phase.DATA, Phase.EOD])
-def test_a_disabled_account_with_the_code_of_a_recipients_mailbox_is_doubted_and_does_not_stop(
+def test_a_disabled_account_with_a_mailbox_code_is_doubted(
     phase: Phase,
 ) -> None:
     """If it is our account after all, nothing goes through meanwhile, and the refusal is not believed."""
@@ -228,7 +228,7 @@ def test_a_disabled_account_with_the_code_of_a_recipients_mailbox_is_doubted_and
     assert verdict_of(phase, reply_of("550 5.2.1 Your account is disabled")) is Verdict.STOP
 
 
-def test_a_policy_refusal_at_mail_that_quotes_the_sender_pauses_only_the_sender() -> None:
+def test_a_refusal_at_mail_that_quotes_the_sender_pauses_it_alone() -> None:
     judge, reply = standard_judge(), reply_of("550 5.7.1 <Bob@here.example>: no")
 
     assert judge.ruling(Phase.MAIL, reply, ClientWords("bob@here.example")).words == "pause sender"

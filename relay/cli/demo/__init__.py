@@ -1,1 +1,0 @@
-"""`relay demo`: a practice upstream that cuts off whoever is too fast, and mail paced through it."""

@@ -1,0 +1,19 @@
+"""A message that is still arriving, as the listener and every engine of the spool see it.  Pure."""
+
+from typing import Protocol
+
+from relay.mail.envelope import QueueId
+
+
+class Draft(Protocol):
+    """Nothing of it is promised to anybody."""
+
+    queue_id: QueueId
+    """The id that the message will have if it is accepted; goes into `Received:`."""
+
+    def append(self, chunk: bytes) -> None:
+        """Add content, in memory only; never blocks, never fails."""
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Return how much content is in memory, waiting to be spilled."""

@@ -1,0 +1,40 @@
+"""How a small record is kept on disk over a restart: as JSON, for `cat`.  Pure."""
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+Record = TypeVar("Record")
+
+
+class KeptFormat(Generic[Record]):
+    """The format of one kind of record."""
+
+    def __init__(self, kind: type[Record], of: str, fault: Callable[[Record], str]) -> None:
+        """`of` says what it is a record of; `fault` what makes no sense in one, or nothing."""
+        self._adapter = TypeAdapter(kind)
+        self._of = of
+        self._fault = fault
+
+    def render(self, record: Record) -> bytes:
+        """Return a record as the bytes of its file."""
+        return self._adapter.dump_json(record, indent=1) + b"\n"
+
+    def parse(self, content: bytes) -> Record:
+        """Return what a file says.  Raises ValueError for what is none of ours."""
+        try:
+            record = self._adapter.validate_json(content, strict=True)
+        except ValidationError as error:
+            raise ValueError(f"not a record of {self._of}: {error.error_count()} errors in it") from None
+        if fault := self._fault(record):
+            raise ValueError(f"not a record of {self._of}: {fault}")
+        return record
+
+
+def shift_ns(written_at_ns: int, written_wall_ns: int, now_ns: int, wall_ns: int) -> int:
+    """Return what to add to an instant of another boot to have it in this boot's time, by the wall clock.
+
+    No time has passed for a wall clock that was set back meanwhile.
+    """
+    return now_ns - max(0, wall_ns - written_wall_ns) - written_at_ns

@@ -1,0 +1,92 @@
+"""How much is queued, by state and lane, kept up to date message by message.  Pure.
+
+A snapshot of a long queue costs no pass over it: 20,000 messages would hold up the event
+loop for 40 ms.  Cost: O(log n) a change, O(states and lanes) a question.
+"""
+
+import heapq
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from relay.mail.envelope import QueueId
+from relay.queue.queued import Queued, State
+
+SPARE_AGES = 1024
+"""How many entries of messages that left a heap may hold beside twice as many as are there."""
+
+
+class Sums(NamedTuple):
+    """What is in some state."""
+
+    messages: int = 0
+    recipients: int = 0
+    size_bytes: int = 0
+    oldest_arrived_at_ns: int | None = None
+    """Boottime; None where there is no message."""
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    messages: int = 0
+    recipients: int = 0
+    size_bytes: int = 0
+    ages: list[tuple[int, QueueId]] = field(default_factory=list)
+    """A heap by arrival; a message that left is not taken out of it."""
+
+
+class Counts:
+    """The sums of one queue."""
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[State, str], _Group] = {}
+        self._counted: dict[QueueId, tuple[_Group, int, int]] = {}
+        """In which group each message is counted, with how many recipients and bytes."""
+
+    def note(self, message: Queued) -> None:
+        """Count a message as it is by now."""
+        key = message.state, message.lane
+        if (group := self._groups.get(key)) is None:
+            group = self._groups[key] = _Group()
+        before = self._counted.get(message.queue_id)
+        if before is not None and before[0] is group and before[1] == message.recipients_left:
+            return
+        self.forget(message.queue_id)
+        self._counted[message.queue_id] = group, message.recipients_left, message.size_bytes
+        group.messages += 1
+        group.recipients += message.recipients_left
+        group.size_bytes += message.size_bytes
+        heapq.heappush(group.ages, (message.arrived_at_ns, message.queue_id))
+        if len(group.ages) > 2 * group.messages + SPARE_AGES:
+            group.ages = list({age for age in group.ages if self._is_in(age[1], group)})
+            heapq.heapify(group.ages)
+
+    def forget(self, queue_id: QueueId) -> None:
+        """Count a message no longer, if it was."""
+        if (counted := self._counted.pop(queue_id, None)) is not None:
+            group, recipients, size_bytes = counted
+            group.messages -= 1
+            group.recipients -= recipients
+            group.size_bytes -= size_bytes
+
+    def of(self, state: State) -> dict[str, Sums]:
+        """Return the sums of a state by lane, of those lanes that have any."""
+        groups = ((lane, group) for (its, lane), group in self._groups.items() if its is state)
+        return {lane: self._sums(group) for lane, group in groups if group.messages}
+
+    def _sums(self, group: _Group) -> Sums:
+        while not self._is_in(group.ages[0][1], group):
+            heapq.heappop(group.ages)
+        return Sums(group.messages, group.recipients, group.size_bytes, group.ages[0][0])
+
+    def _is_in(self, queue_id: QueueId, group: _Group) -> bool:
+        counted = self._counted.get(queue_id)
+        return counted is not None and counted[0] is group
+
+
+def total(sums: dict[str, Sums]) -> Sums:
+    """Return the sums of several lanes as one."""
+    if not sums:
+        return Sums()
+    messages, recipients, sizes, oldest = zip(*sums.values(), strict=True)
+    oldest_ns = min(at_ns for at_ns in oldest if at_ns is not None)
+    return Sums(sum(messages), sum(recipients), sum(sizes), oldest_ns)

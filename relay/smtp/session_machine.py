@@ -1,0 +1,440 @@
+"""The server's side of an SMTP session: a table of states and commands.  Pure, without I/O.
+
+    state        what was said so far
+    GREETED      no HELO or EHLO, or TLS began since
+    READY        HELO or EHLO; no transaction
+    SENDER       MAIL was accepted
+    RECIPIENTS   so was a RCPT
+    EXCHANGE     a challenge of AUTH waits for its response
+    VERIFYING    the owner judges a proof, and tells `judged`
+    SECURING     the owner shakes hands, and tells `secured`
+    CONTENT      the owner takes the content, and tells `go_on`
+    OVER         the last reply was given
+
+`TABLE` says what each command does in the four states that take commands.  Before it come the
+rules that depend on who the client is (`_check`), behind it the grammar of the argument.
+Guarantees: one `SessionStep` for each line, with one reply; a refused command changes nothing; nobody
+gets to CONTENT who may not relay; after TLS begins, nothing said before it counts (RFC 3207, 4.2).
+Assumes: the owner does what `SessionStep.then` says before it comes again.
+"""
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple, Protocol
+
+from relay.smtp import replies
+from relay.smtp.commands import Refused, SmtpVerb, parse_host_name, parse_mail, parse_rcpt, split_command
+from relay.smtp.extensions import offer
+from relay.smtp.sasl import (
+    EXCHANGES,
+    SERVER_FIRST,
+    MalformedProof,
+    PasswordCheck,
+    Proof,
+    SaslExchange,
+    decode_response,
+    encode_challenge,
+)
+
+MAX_ATTEMPTS = 3
+"""Failed authentications in one session before 421."""
+
+# A page in the owner's browser can make it post text to a port on this host, which would
+# be read as commands (Postfix: smtpd_forbidden_commands).
+_WEB_VERBS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
+_NO_ARGUMENT = frozenset({SmtpVerb.RSET, SmtpVerb.QUIT, SmtpVerb.STARTTLS, SmtpVerb.DATA})
+_BEFORE_TLS = frozenset(
+    {SmtpVerb.EHLO, SmtpVerb.HELO, SmtpVerb.STARTTLS, SmtpVerb.NOOP, SmtpVerb.RSET, SmtpVerb.QUIT}
+)
+"""What RFC 3207, 4 has a server take that insists on TLS."""
+
+
+class SessionState(enum.IntEnum):
+    """Where a session stands; the first four take commands."""
+
+    GREETED = 0
+    READY = 1
+    SENDER = 2
+    RECIPIENTS = 3
+    EXCHANGE = 4
+    VERIFYING = 5
+    SECURING = 6
+    CONTENT = 7
+    OVER = 8
+
+
+GREETED, READY, SENDER, RECIPIENTS, EXCHANGE, VERIFYING, SECURING, CONTENT, OVER = SessionState
+
+
+class Then(enum.Enum):
+    """What the owner does once it has sent the reply of a step."""
+
+    COMMAND = enum.auto()
+    """Read the next command."""
+    RESPONSE = enum.auto()
+    """Read a response, and tell `respond`."""
+    VERIFY = enum.auto()
+    """There is no reply yet: judge `SessionStep.proof`."""
+    TLS = enum.auto()
+    CONTENT = enum.auto()
+    END = enum.auto()
+    """Close the connection."""
+
+
+class SessionStep(NamedTuple):
+    """What one line of the client comes to."""
+
+    reply: str
+    then: Then = Then.COMMAND
+    reason: str = ""
+    """Of an END: quit, refused or errors."""
+    proof: Proof | None = None
+
+
+@dataclass(slots=True)
+class MailTransaction:
+    """What MAIL and RCPT have said so far."""
+
+    reverse_path: str
+    smtputf8: bool
+    eight_bit: bool = False
+    recipients: list[str] = field(default_factory=list)
+    """In order."""
+    named: set[str] = field(default_factory=set)
+    """The same, to be looked up."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTerms:
+    """What all sessions of one server offer and demand."""
+
+    hostname: str
+    max_size_bytes: int
+    max_recipients: int
+    mechanisms: tuple[str, ...] = ()
+    """Of AUTH, as `sasl` names them; none where nobody can log in."""
+    has_starttls: bool = False
+    is_strict: bool = False
+    """As a careful upstream: TLS before everything where it is offered, AUTH before DATA is looked at,
+    no space before a path, recipients counted as often as they are named, and a proof that is
+    malformed is a wrong one."""
+    nonce: Callable[[], str] = lambda: ""
+    """Anew for each CRAM-MD5 challenge."""
+
+
+class SessionOwner(Protocol):
+    """Whom a machine asks about things that are not SMTP's.  Each returns a refusal, or None; cheap."""
+
+    def sender_refusal(self, size_bytes: int) -> str | None:
+        """Judge a MAIL with this declared size."""
+        ...
+
+    def recipient_refusal(self, recipient: str) -> str | None: ...
+
+    def login_refusal(self) -> str | None: ...
+
+
+_STAYS = (GREETED, READY, SENDER, RECIPIENTS)
+
+TABLE: dict[str, tuple[SessionState | str, ...]] = {
+    SmtpVerb.HELO: (READY, READY, READY, READY),
+    SmtpVerb.EHLO: (READY, READY, READY, READY),
+    SmtpVerb.STARTTLS: (SECURING, SECURING, SECURING, SECURING),
+    SmtpVerb.AUTH: (replies.NEEDS_EHLO, EXCHANGE, *(replies.AUTH_IN_TRANSACTION,) * 2),
+    SmtpVerb.MAIL: (replies.NEEDS_HELO, SENDER, replies.NESTED_MAIL, replies.NESTED_MAIL),
+    SmtpVerb.RCPT: (replies.NEEDS_MAIL, replies.NEEDS_MAIL, RECIPIENTS, RECIPIENTS),
+    SmtpVerb.DATA: (replies.NEEDS_MAIL, replies.NEEDS_MAIL, replies.NEEDS_RECIPIENT, CONTENT),
+    SmtpVerb.RSET: (GREETED, READY, READY, READY),
+    SmtpVerb.NOOP: _STAYS,
+    SmtpVerb.HELP: _STAYS,
+    SmtpVerb.VRFY: _STAYS,
+    SmtpVerb.EXPN: (replies.NOT_IMPLEMENTED,) * 4,
+    SmtpVerb.QUIT: (OVER, OVER, OVER, OVER),
+}
+"""For each command, in GREETED, READY, SENDER and RECIPIENTS: the state after it, or the refusal."""
+
+FIXED: dict[str, SessionStep] = {
+    SmtpVerb.STARTTLS: SessionStep(replies.TLS_READY, Then.TLS),
+    SmtpVerb.DATA: SessionStep(replies.GO_AHEAD, Then.CONTENT),
+    SmtpVerb.RSET: SessionStep(replies.OK),
+    SmtpVerb.NOOP: SessionStep(replies.OK),
+    SmtpVerb.HELP: SessionStep(replies.HELP),
+    # RFC 5321, 7.3: the same whatever is asked.
+    SmtpVerb.VRFY: SessionStep(replies.CANNOT_VERIFY),
+    SmtpVerb.QUIT: SessionStep(replies.BYE, Then.END, "quit"),
+}
+"""What an accepted command comes to, where its argument does not matter."""
+
+_AFTER_RESPONSE = {
+    Then.RESPONSE: EXCHANGE,
+    Then.VERIFY: VERIFYING,
+    Then.COMMAND: READY,
+}
+_WITHOUT_TRANSACTION = frozenset({GREETED, READY, OVER})
+_SENDER_OK = SessionStep(replies.SENDER_OK)
+_RECIPIENT_OK = SessionStep(replies.RECIPIENT_OK)
+
+
+class SessionMachine:
+    """One session."""
+
+    def __init__(
+        self, terms: ServerTerms, owner: SessionOwner, *, is_trusted: bool, is_private: bool, is_tls: bool
+    ) -> None:
+        """`is_trusted`: may relay without AUTH.  `is_private`: nobody reads a password in the clear."""
+        self.state = GREETED
+        self.phase = "connect"
+        """The last command in lower case, or `unknown`."""
+        self.helo: str | None = None
+        self.user: str | None = None
+        """Who logged in."""
+        self.is_tls = is_tls
+        self.transaction: MailTransaction | None = None
+        """In SENDER, RECIPIENTS and CONTENT."""
+        self._terms = terms
+        self._owner = owner
+        self._is_trusted = is_trusted
+        self._is_private = is_private
+        self._is_extended = False
+        self._attempts = 0
+        self._exchange: SaslExchange | None = None
+        self._claimed = ""
+
+    @property
+    def protocol(self) -> str:
+        """Return the `with` of a Received line for the transaction under way."""
+        smtputf8 = self.transaction is not None and self.transaction.smtputf8
+        return protocol_name(
+            extended=self._is_extended,
+            tls=self.is_tls,
+            authenticated=self.user is not None,
+            smtputf8=smtputf8,
+        )
+
+    def take(self, line: bytes) -> SessionStep:
+        """Obey one command line, given without its CRLF."""
+        before = self.state
+        if before > RECIPIENTS:
+            raise _out_of_order("a command", before)
+        name, argument = split_command(line)
+        row = TABLE.get(name)
+        if row is None:
+            return self._unknown(name)
+        self.phase = name.lower()
+        try:
+            self._check(name, argument)
+            after = row[before]
+            if isinstance(after, str):
+                return SessionStep(after)
+            step = FIXED.get(name) or self._ACTIONS[name](self, argument)
+        except Refused as refused:
+            return SessionStep(refused.reply)
+        self.state = VERIFYING if step.then is Then.VERIFY else after
+        if after in _WITHOUT_TRANSACTION:
+            self.transaction = None
+        return step
+
+    def respond(self, line: bytes) -> SessionStep:
+        """Take the response to a challenge."""
+        if self.state is not EXCHANGE or self._exchange is None:
+            raise _out_of_order("a response", self.state)
+        try:
+            step = self._advance(self._exchange, line)
+        except Refused as refused:
+            step = SessionStep(refused.reply)
+        self.state = _AFTER_RESPONSE[step.then]
+        return step
+
+    def judged(self, check: PasswordCheck) -> SessionStep:
+        """Take the judgement of a proof."""
+        if self.state is not VERIFYING:
+            raise _out_of_order("a judgement", self.state)
+        self.state = READY
+        match check:
+            case PasswordCheck.RIGHT:
+                self.user = self._claimed
+                return SessionStep(replies.AUTHENTICATED)
+            case PasswordCheck.LATER:
+                return SessionStep(replies.AUTH_LATER)
+        self._attempts += 1
+        if self._attempts >= MAX_ATTEMPTS:
+            return self._end(replies.TOO_MANY_ATTEMPTS, "errors")
+        return SessionStep(replies.AUTH_FAILED)
+
+    def secured(self) -> None:
+        """Begin anew under TLS: nothing said before counts (RFC 3207, 4.2)."""
+        if self.state is not SECURING:
+            raise _out_of_order("TLS", self.state)
+        self.is_tls = True
+        self.helo = self.user = self.transaction = None
+        self._is_extended = False
+        self.state = GREETED
+
+    def go_on(self) -> None:
+        """Take commands again, whatever came of the content, or of what could not be done.
+
+        With its content a transaction ends, accepted or not (RFC 5321, 4.1.1.4).
+        """
+        if RECIPIENTS < self.state < OVER:
+            self.state = GREETED if self.helo is None else READY
+            self.transaction = None
+
+    def _unknown(self, verb: str) -> SessionStep:
+        self.phase = "unknown"
+        if verb in _WEB_VERBS:
+            return self._end(replies.NOT_SMTP, "refused")
+        return SessionStep(replies.UNKNOWN_COMMAND)
+
+    def _end(self, reply: str, reason: str) -> SessionStep:
+        self.state, self.transaction = OVER, None
+        return SessionStep(reply, Then.END, reason)
+
+    # The rules that depend on who the client is.
+
+    @property
+    def _offers_auth(self) -> bool:
+        """Return whether a password may be asked for: not where others could read it."""
+        return bool(self._terms.mechanisms) and (self.is_tls or self._is_private)
+
+    def _check(self, verb: str, argument: str | None) -> None:
+        """Raise Refused for a command that this client may not give in any state."""
+        if argument is not None and verb in _NO_ARGUMENT:
+            raise Refused(replies.NO_ARGUMENT_ALLOWED)
+        if self._terms.is_strict:
+            if self._terms.has_starttls and not self.is_tls and verb not in _BEFORE_TLS:
+                raise Refused(replies.NEEDS_TLS_THEN_AUTH)
+            if verb == SmtpVerb.DATA:
+                self._check_may_relay()
+        check = self._CHECKS.get(verb)
+        if check is not None:
+            check(self)
+
+    def _check_may_relay(self) -> None:
+        if self._is_trusted or self.user is not None:
+            return
+        if self._offers_auth:
+            raise Refused(replies.NEEDS_AUTH)
+        if self._terms.mechanisms and self._terms.has_starttls:
+            raise Refused(replies.NEEDS_TLS_THEN_AUTH)
+        raise Refused(replies.NOT_A_CLIENT)
+
+    def _check_may_log_in(self) -> None:
+        """RFC 4954, 4."""
+        if not self._terms.mechanisms:
+            raise Refused(replies.AUTH_NOT_OFFERED)
+        if not self._is_extended:
+            raise Refused(replies.NEEDS_EHLO)
+        if not self._offers_auth:
+            raise Refused(replies.NEEDS_TLS)
+        if self.user is not None:
+            raise Refused(replies.AUTH_TWICE)
+
+    def _check_may_secure(self) -> None:
+        if self.is_tls:
+            raise Refused(replies.TLS_ACTIVE)
+        if not self._terms.has_starttls:
+            raise Refused(replies.TLS_NOT_OFFERED)
+
+    _CHECKS: ClassVar[dict[str, Callable[["SessionMachine"], None]]] = {
+        SmtpVerb.MAIL: _check_may_relay,
+        SmtpVerb.RCPT: _check_may_relay,
+        SmtpVerb.AUTH: _check_may_log_in,
+        SmtpVerb.STARTTLS: _check_may_secure,
+    }
+
+    # What an accepted command does.
+
+    def _helo(self, argument: str | None) -> SessionStep:
+        self.helo, self._is_extended = parse_host_name(argument), False
+        return SessionStep(f"250 {self._terms.hostname}")
+
+    def _ehlo(self, argument: str | None) -> SessionStep:
+        self.helo, self._is_extended = parse_host_name(argument), True
+        offered = offer(
+            self._terms.max_size_bytes,
+            starttls=self._terms.has_starttls and not self.is_tls,
+            mechanisms=self._terms.mechanisms if self._offers_auth else (),
+        )
+        return SessionStep(replies.ehlo(self._terms.hostname, offered))
+
+    def _auth(self, argument: str | None) -> SessionStep:
+        if argument is None:
+            raise Refused(replies.AUTH_SYNTAX)
+        if (refusal := self._owner.login_refusal()) is not None:
+            raise Refused(refusal)
+        name, _, initial = argument.partition(" ")
+        name = name.upper()
+        if name not in self._terms.mechanisms:
+            raise Refused(replies.auth_unknown(self._terms.mechanisms))
+        if initial and name in SERVER_FIRST:
+            raise Refused(replies.AUTH_SERVER_FIRST)
+        exchange = EXCHANGES[name](self._terms.nonce())
+        challenge = next(exchange)
+        if initial:
+            return self._advance(exchange, initial.encode("utf-8", "surrogateescape"))
+        self._exchange = exchange
+        return SessionStep(encode_challenge(challenge), Then.RESPONSE)
+
+    def _advance(self, exchange: SaslExchange, line: bytes) -> SessionStep:
+        self._exchange = None
+        try:
+            challenge = exchange.send(decode_response(line))
+        except StopIteration as end:
+            proof: Proof = end.value
+            self._claimed = proof.name
+            return SessionStep("", Then.VERIFY, proof=proof)
+        except MalformedProof:
+            if self._terms.is_strict:
+                raise Refused(replies.AUTH_FAILED) from None
+            raise
+        self._exchange = exchange
+        return SessionStep(encode_challenge(challenge), Then.RESPONSE)
+
+    def _mail(self, argument: str | None) -> SessionStep:
+        if self._terms.is_strict and argument is not None and argument[5:6] == " ":
+            raise Refused(replies.MAIL_SYNTAX)
+        mail = parse_mail(argument)
+        if mail.size_bytes > self._terms.max_size_bytes:
+            raise Refused(replies.TOO_BIG)
+        if (refusal := self._owner.sender_refusal(mail.size_bytes)) is not None:
+            raise Refused(refusal)
+        self.transaction = MailTransaction(mail.reverse_path, mail.smtputf8, mail.eight_bit)
+        return _SENDER_OK
+
+    def _rcpt(self, argument: str | None) -> SessionStep:
+        transaction, terms = self.transaction, self._terms
+        if transaction is None:
+            raise AssertionError("a recipient without a transaction")
+        if terms.is_strict and argument is not None and argument[3:4] == " ":
+            raise Refused(replies.RCPT_SYNTAX)
+        recipient = parse_rcpt(argument, smtputf8=transaction.smtputf8)
+        if recipient in transaction.named and not terms.is_strict:
+            return _RECIPIENT_OK
+        if len(transaction.recipients) >= terms.max_recipients:
+            raise Refused(replies.TOO_MANY_RECIPIENTS)
+        if (refusal := self._owner.recipient_refusal(recipient)) is not None:
+            raise Refused(refusal)
+        transaction.recipients.append(recipient)
+        transaction.named.add(recipient)
+        return _RECIPIENT_OK
+
+    _ACTIONS: ClassVar[dict[str, Callable[["SessionMachine", str | None], SessionStep]]] = {
+        SmtpVerb.HELO: _helo,
+        SmtpVerb.EHLO: _ehlo,
+        SmtpVerb.AUTH: _auth,
+        SmtpVerb.MAIL: _mail,
+        SmtpVerb.RCPT: _rcpt,
+    }
+
+
+def _out_of_order(what: str, state: SessionState) -> AssertionError:
+    return AssertionError(f"{what} while the session is {state.name}")
+
+
+def protocol_name(*, extended: bool, tls: bool, authenticated: bool, smtputf8: bool) -> str:
+    """Return the `with` of a Received line, from the registry of RFC 3848 and RFC 6531, 4.3."""
+    if not extended:
+        return "SMTP"
+    name = "UTF8SMTP" if smtputf8 else "ESMTP"
+    return name + ("S" if tls else "") + ("A" if authenticated else "")

@@ -1,0 +1,305 @@
+"""From new/, cur/ and hold/ into the queue: what a file there is, and what becomes of it.
+
+| found                                                | becomes                                      |
+| ---------------------------------------------------- | -------------------------------------------- |
+| a name that we do not give; a damaged file; a copy   | moved to corrupt/                            |
+| gone; still arriving                                 | nothing: its listener tells of it            |
+| a second name, which a crash kept beside another     | dropped                                      |
+| what the disk or its owner does not give us now      | left, told of once, read again by and by     |
+| all done, and counted out in the ledger              | removed                                      |
+| whole, in its home or not                            | queued, in its home                          |
+
+The start (`recovery`), the sender at work (`Arrivals`, `Unread`) and fsck (`inspection`, which
+only looks) decide by this table.  Of two files of one id a held one goes before a queued one, and
+that before any other: what an operator stopped stays stopped.
+
+Guarantees: a message is taken once.  Raises OSError only for a lack of our own or a disk that fails.
+Assumes: the holder of the spool's lock, but for `look`.  Does not: count.
+"""
+
+import enum
+from collections import deque
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+
+from relay.mail.envelope import QueueId
+from relay.queue.sorting import Sorter
+from relay.spool.durable import Disk
+from relay.spool.interface import Corrupt, Status
+from relay.spool.maildir import files
+from relay.spool.maildir.layout import NOT_OUR_NAME, Layout, is_queue_id
+from relay.spool.maildir.message_file import Opened
+from relay.spool.maildir.quarantine import Quarantine
+
+FAILURES_AN_HOUR = 8
+"""How often `Unread` asks a disk that fails between two calls of `look_again`, which come hourly."""
+
+
+class Found(enum.Enum):
+    """What a file in a folder of messages is."""
+
+    FOREIGN = enum.auto()
+    DAMAGED = enum.auto()
+    COPY = enum.auto()
+    GONE = enum.auto()
+    ARRIVING = enum.auto()
+    SECOND_NAME = enum.auto()
+    UNREADABLE = enum.auto()
+    COUNTED_OUT = enum.auto()
+    MISPLACED = enum.auto()
+    AT_HOME = enum.auto()
+
+
+class Becomes(enum.Enum):
+    """What the relay does with it."""
+
+    NOTHING = enum.auto()
+    SET_ASIDE = enum.auto()
+    DROPPED = enum.auto()
+    LEFT = enum.auto()
+    REMOVED = enum.auto()
+    QUEUED = enum.auto()
+
+
+BECOMES = {
+    Found.FOREIGN: Becomes.SET_ASIDE,
+    Found.DAMAGED: Becomes.SET_ASIDE,
+    Found.COPY: Becomes.SET_ASIDE,
+    Found.GONE: Becomes.NOTHING,
+    Found.ARRIVING: Becomes.NOTHING,
+    Found.SECOND_NAME: Becomes.DROPPED,
+    Found.UNREADABLE: Becomes.LEFT,
+    Found.COUNTED_OUT: Becomes.REMOVED,
+    Found.MISPLACED: Becomes.QUEUED,
+    Found.AT_HOME: Becomes.QUEUED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One file, looked at."""
+
+    found: Found
+    why: str = ""
+    """What is wrong with it."""
+    message: Opened | None = None
+    """Of one that was read."""
+    other: str = ""
+    """Where the file is that goes before it."""
+
+    @property
+    def becomes(self) -> Becomes:
+        return BECOMES[self.found]
+
+    @property
+    def queued(self) -> Opened | None:
+        """The message, if it goes into the queue."""
+        return self.message if self.becomes is Becomes.QUEUED else None
+
+
+def look(
+    disk: Disk,
+    layout: Layout,
+    path: str,
+    read: Callable[[QueueId], Opened],
+    counted_out: Container[QueueId] = (),
+) -> Look:
+    """Return what a file in new/, cur/ or hold/ is; changes nothing.
+
+    `read` is asked for the message once its name and its place say that there may be one.
+    """
+    name = path.rpartition("/")[2]
+    if not is_queue_id(name):
+        return Look(Found.FOREIGN, NOT_OUR_NAME)
+    queue_id = QueueId(name)
+    try:
+        return _gives_way(disk, layout, path, queue_id) or _judge(layout, path, read(queue_id), counted_out)
+    except FileNotFoundError:
+        return Look(Found.GONE)
+    except files.StillArriving:
+        return Look(Found.ARRIVING)
+    except Corrupt as fault:
+        return Look(Found.DAMAGED, str(fault))
+    except OSError as error:
+        return _unreadable(error)
+
+
+def _gives_way(disk: Disk, layout: Layout, path: str, queue_id: QueueId) -> Look | None:
+    for place in layout.before(path, queue_id):
+        if (other := disk.inode(place)) is not None and (inode := disk.inode(path)) is not None:
+            if inode == other:
+                return Look(Found.SECOND_NAME, other=place)
+            return Look(Found.COPY, "a message of this id is queued already", other=place)
+    return None
+
+
+def _judge(layout: Layout, path: str, message: Opened, counted_out: Container[QueueId]) -> Look:
+    queue_id = message.queue_id
+    if Status.TODO not in message.statuses and queue_id in counted_out:
+        # A crash came between its `out` in the ledger and its removal.
+        return Look(Found.COUNTED_OUT, message=message)
+    is_home = path in (layout.held(queue_id), layout.queued(queue_id))
+    return Look(Found.AT_HOME if is_home else Found.MISPLACED, message=message)
+
+
+def _unreadable(error: OSError) -> Look:
+    if not files.is_about_the_file(error):
+        raise error
+    return Look(Found.UNREADABLE, str(error.strerror))
+
+
+class Taker:
+    """Does with each file what the table says."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        layout: Layout,
+        aside: Quarantine,
+        set_aside: Callable[[str, str], object],
+        remove: Callable[[str], None],
+    ) -> None:
+        """`set_aside` is given the path of what is no message, and why; `remove` that of what has ended."""
+        self._disk = disk
+        self._layout = layout
+        self._aside = aside
+        self._set_aside = set_aside
+        self._remove = remove
+
+    def take(
+        self,
+        path: str,
+        counted_out: Container[QueueId],
+        *,
+        with_content: bool = False,
+        with_marks: bool = False,
+        sorter: Sorter | None = None,
+    ) -> Look:
+        """Look at a file and do what becomes of it; a message that is queued is in its home then.
+
+        `with_marks`: and its marks are durable, which a killed sender may have left in memory only.
+        """
+        is_new = self._layout.is_new(path)
+
+        def read(queue_id: QueueId) -> Opened:
+            return files.read(
+                self._disk, path, queue_id, with_content=with_content, is_new=is_new, sorter=sorter
+            )
+
+        seen = look(self._disk, self._layout, path, read, counted_out)
+        try:
+            if with_marks and seen.queued is not None:
+                files.write_marks_again(self._disk, [(path, seen.queued)])
+            self._carry_out(path, seen, is_new=is_new)
+        except FileNotFoundError:
+            seen = Look(Found.GONE)
+        except OSError as error:
+            seen = _unreadable(error)
+        if seen.becomes is Becomes.LEFT:
+            self._aside.leave(path, f"cannot be taken: {seen.why}")
+        elif seen.becomes is not Becomes.SET_ASIDE:
+            self._aside.forget(path)
+        return seen
+
+    def _carry_out(self, path: str, seen: Look, *, is_new: bool) -> None:
+        match seen.becomes:
+            case Becomes.SET_ASIDE:
+                self._set_aside(path, seen.why)
+            case Becomes.DROPPED:
+                self._disk.unlink(path)
+            case Becomes.REMOVED:
+                # Crash here: it is found counted out by the next start too.
+                self._remove(path)
+            case Becomes.QUEUED if seen.found is Found.MISPLACED:
+                queue_id = QueueId(path.rpartition("/")[2])
+                if is_new and self._disk.inode(self._layout.draft(queue_id)) is not None:
+                    # Its listener died between publishing it and making that durable.
+                    self._disk.sync_directory(self._layout.folder("new"))
+                # Crash here, or after the rename: accepted or queued, the next start finds either.
+                self._disk.rename(path, self._layout.queued(queue_id))
+            case _:
+                pass
+
+
+class Arrivals:
+    """The messages in new/ of one spool: taken oldest first."""
+
+    def __init__(self, disk: Disk, layout: Layout, taker: Taker) -> None:
+        self._disk = disk
+        self._folder = layout.folder("new")
+        self._taker = taker
+        self._pending: deque[str] = deque()
+
+    def take(
+        self,
+        most: int,
+        has_room: Callable[[], bool],
+        counted_out: Container[QueueId],
+        sorter: Sorter | None = None,
+    ) -> list[Opened]:
+        """Take up to `most` messages, sorted; with their content as long as there `has_room` for it.
+
+        Fewer where we lack descriptors or memory.  Raises OSError where the disk fails.
+        """
+        if len(self._pending) < most:
+            # Not only when none is left: what came since the last look was announced once.
+            self._pending = deque(sorted(self._disk.names(self._folder)))
+        taken: list[Opened] = []
+        while self._pending and len(taken) < most:
+            path = f"{self._folder}/{self._pending.popleft()}"
+            try:
+                seen = self._taker.take(path, counted_out, with_content=has_room(), sorter=sorter)
+            except OSError as error:
+                if files.is_our_own_lack(error):
+                    break
+                raise
+            if seen.queued is not None:
+                taken.append(seen.queued)
+        return taken
+
+
+class Unread:
+    """The messages in cur/ and hold/ of one spool that had to be left, read again now and then.
+
+    A disk that fails is asked FAILURES_AN_HOUR times, by turns, and once a call: each answer may
+    take it half a minute.
+    """
+
+    def __init__(self, disk: Disk, layout: Layout, aside: Quarantine, taker: Taker) -> None:
+        self._disk = disk
+        self._layout = layout
+        self._aside = aside
+        self._taker = taker
+        self._due: deque[str] = deque()
+        self._failures = 0
+
+    def look_again(self) -> None:
+        """Have the next calls of `take` read again what was left."""
+        folders = (*self._layout.queued_folders(), self._layout.folder("hold"))
+        self._due = deque(self._aside.left_in(folders))
+        self._failures = 0
+
+    def take(
+        self, most: int, counted_out: Container[QueueId], sorter: Sorter | None = None
+    ) -> list[tuple[Opened, bool]]:
+        """Return up to `most` messages that can be read and marked by now, and whether each is held."""
+        taken: list[tuple[Opened, bool]] = []
+        while self._due and len(taken) < most:
+            path = self._due.popleft()
+            try:
+                # With its content: what is damaged and cannot be moved must not come back each hour.
+                seen = self._taker.take(path, counted_out, with_content=True, with_marks=True, sorter=sorter)
+            except OSError as error:
+                if files.is_our_own_lack(error):
+                    self._due.appendleft(path)
+                    break
+                self._aside.leave(path, f"cannot be taken: {error.strerror}")
+                seen = Look(Found.UNREADABLE)
+            if seen.becomes is Becomes.LEFT:
+                self._failures += 1
+                if self._failures >= FAILURES_AN_HOUR:
+                    self._due.clear()
+                break
+            if seen.queued is not None:
+                taken.append((seen.queued, path == self._layout.held(seen.queued.queue_id)))
+        return taken

@@ -1,0 +1,17 @@
+"""What everything that is told goes through."""
+
+from typing import NamedTuple
+
+from relay.clock import Clock
+from relay.telemetry.events import Events
+from relay.telemetry.metrics import Metrics
+from relay.telemetry.redaction import Redaction
+
+
+class Telemetry(NamedTuple):
+    """The log, the numbers, what is hidden of them, and the clock by which they tell."""
+
+    events: Events
+    metrics: Metrics
+    redaction: Redaction
+    clock: Clock

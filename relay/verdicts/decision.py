@@ -1,0 +1,265 @@
+"""What one outcome means for its recipients, its message, its sender and its upstream.  Pure.
+
+`decide` is asked once for each attempt, with what is known at its end (`Standing`).  It asks, in this order:
+
+1. Is each refusal to be believed?  `Shield` answers, and remembers; nothing else is changed by a decision.
+2. Is a refusal about us evidently about this one message, or this one sender?  An upstream may say `421`,
+   speak of a limit, or deny relaying, because of something in one message.  Taken at its word each time,
+   that message keeps everybody waiting and never grows old.  So:
+   - the first refusals of a message always pause or stop the upstream, and so does each that comes
+     while the upstream has relayed nothing since it last refused us;
+   - behind a message that was refused `REFUSALS_IN_PLACE` times others prove the upstream
+     (`relay.queue.scheduler`): else that one would keep all others for ever;
+   - after `EVIDENT` more refusals, each of them where the upstream had just relayed others, such a refusal
+     is the message's own: an attempt, with its back-off, until its lifetime;
+   - where a sender's mail waits: after `EVIDENT` refusals in a row, each after others had been relayed, a
+     message of it that is older than its lifetime, the sender's rests included, is returned.
+   Where everybody is refused (a quota, a block) nothing is relayed in between, so nothing is evident.
+   What is known of a message is lost at a restart: then its next refusals pause again.
+3. What becomes of each recipient (`Fate`)?  Relayed and refused for good are final.  A transient refusal is
+   an attempt.  A refusal about us is none, and changes nothing.  Only a refusal can expire a recipient:
+   neither waiting for room, nor a lost reply, nor the first refusal of a recipient that is doubted.
+4. What becomes of the message (`Next`)?  Recipients that were not asked about (split by a limit, or by the
+   upstream's maximum) go in the next transaction, at once; deferred ones wait until all were tried, and
+   then as long as the message is old.
+5. Does the sender rest, or is it welcome again?
+What the upstream makes of it stands in the outcome: its `pause`, or that something was relayed.
+"""
+
+import enum
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from relay.mail.envelope import QueueId
+from relay.smtp.reply import Phase
+from relay.verdicts.outcome import Answer, Outcome, is_any_relayed
+from relay.verdicts.pauses import rest_ns
+from relay.verdicts.shield import Shield
+from relay.verdicts.verdict import Scope, Verdict
+
+REFUSALS_IN_PLACE = 3
+"""A message that met so many refusals about us in its transactions lets the others go first."""
+EVIDENT = 3
+"""So many refusals between others that were relayed are no chance."""
+EARLIER = "deferred by an earlier transaction"
+"""Why a message waits of which nobody was deferred by the last one."""
+UNKNOWN_STATUS = "4.0.0"
+"""RFC 3463: a transient failure of which no more is known."""
+
+
+class Fate(enum.StrEnum):
+    """What an attempt came to for one recipient."""
+
+    RELAYED = "relayed"
+    DEFERRED = "deferred"
+    BOUNCED = "bounced"
+    EXPIRED = "expired"
+    WAITING = "waiting"
+    """Not attempted after all."""
+
+
+FINAL = frozenset({Fate.RELAYED, Fate.BOUNCED, Fate.EXPIRED})
+
+
+class Next(enum.StrEnum):
+    """What becomes of the message."""
+
+    FINISH = "finish"
+    """No recipient is left."""
+    AGAIN = "again"
+    """Some were not tried yet, or not for a reason of theirs: at once, behind the others."""
+    POSTPONE = "postpone"
+    """All were tried, some are deferred."""
+    GIVE_BACK = "give back"
+    """It was not attempted: back to the front."""
+    REFUSED = "refused"
+    """It was not attempted, for the upstream refused us: the queue says who proves the upstream next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The policy's `retry`, as spans in nanoseconds."""
+
+    min_ns: int
+    max_ns: int
+    lifetime_ns: int
+    warn_after_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is known of a message, its sender and its upstream when an attempt ends."""
+
+    queue_id: QueueId
+    recipients: Sequence[str]
+    """All of the envelope."""
+    left: Sequence[int]
+    """Indices of those that were to do before the attempt."""
+    asked: Sequence[int]
+    """Of those, whom the attempt was for, in the order of the outcome's answers."""
+    tried: Collection[int] = ()
+    """Those that are deferred and wait for the others to be tried."""
+    refusals: int = 0
+    """In how many transactions of the message the upstream refused us."""
+    singled_out: int = 0
+    """How often it did so where it had just relayed others."""
+    late_ns: int = 0
+    """Since the message was accepted."""
+    paused_ns: int = 0
+    """How much of that its upstream was paused."""
+    resting_ns: int = 0
+    """How much of that its upstream was paused or its sender rested: no part of its age."""
+    is_well: bool = False
+    """The upstream relayed something that it was asked after its last refusal about us."""
+    is_sender_alone: bool = False
+    """A refusal of the sender now is one more, of enough, with others relayed in between."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is to be done: written down, told, and moved on in the queue."""
+
+    outcome: Outcome
+    """As it counts; its `pause` is for the upstream, or for the sender by the pause's scope."""
+    fates: dict[int, tuple[Fate, Answer]]
+    """By index of the recipient in the envelope."""
+    next: Next
+    tried: frozenset[int]
+    """Recipients that are deferred and wait for the others to be tried."""
+    recipients_left: int
+    age_ns: int
+    """Of the message: since it was accepted, but for pauses and rests."""
+    refusals: int = 0
+    singled_out: int = 0
+    back_off_ns: int = 0
+    """For POSTPONE."""
+    reason: str = ""
+    """Why recipients are left."""
+    status: str = UNKNOWN_STATUS
+    """The enhanced code of the refusal that defers it."""
+    warns: bool = False
+    """The sender should be told that the message is late."""
+    sender_rests: Answer | None = None
+    """The refusal for which the sender's mail waits."""
+    rest_ns: int = 0
+    """How long at least, by that refusal."""
+    is_relayed: bool = False
+    """Something of it was relayed: its sender is welcome."""
+
+    def gone(self) -> set[int]:
+        """Return the recipients that are through, one way or another."""
+        return {index for index, (fate, _) in self.fates.items() if fate in FINAL}
+
+
+def decide(outcome: Outcome, standing: Standing, terms: Terms, shield: Shield) -> Decision:
+    """Decide what one outcome means.  Of what it is given only the shield's memory changes."""
+    asked = [(index, standing.recipients[index]) for index in standing.asked]
+    outcome = shield.judge(outcome, standing.queue_id, asked)
+    outcome, age_ns, singled_out = _blamed(outcome, standing, terms)
+    fates = _fates(outcome, standing.asked, is_old=age_ns >= terms.lifetime_ns)
+    is_relayed, is_attempted = is_any_relayed(outcome), {fate for fate, _ in fates.values()} != {Fate.WAITING}
+    about_upstream, about_sender = _paused(outcome, Scope.UPSTREAM), _paused(outcome, Scope.SENDER)
+    refusals = 0 if is_relayed else standing.refusals
+    if about_upstream is not None and not is_attempted:
+        refusals += 1
+    deferring = {index: answer for index, (fate, answer) in fates.items() if fate is Fate.DEFERRED}
+    still = [index for index in standing.left if index not in fates or fates[index][0] not in FINAL]
+    tried = frozenset([index for index in still if index in deferring or index in standing.tried])
+    if not still:
+        to_do = Next.FINISH
+    elif is_attempted:
+        to_do = Next.AGAIN if len(tried) < len(still) else Next.POSTPONE
+    else:
+        to_do = Next.GIVE_BACK if about_upstream is None else Next.REFUSED
+    is_postponed = to_do is Next.POSTPONE
+    because = next(iter(deferring.values()), None if is_attempted else outcome.answers[0])
+    return Decision(
+        outcome=outcome,
+        fates=fates,
+        next=to_do,
+        tried=frozenset() if is_postponed else tried,
+        recipients_left=len(still),
+        age_ns=age_ns,
+        refusals=refusals,
+        singled_out=singled_out,
+        back_off_ns=back_off_ns(age_ns, terms.min_ns, terms.max_ns) if is_postponed else 0,
+        reason=because.text if because is not None else EARLIER if is_postponed else "",
+        status=because.status if because is not None else UNKNOWN_STATUS,
+        # It will be here for as long again as it is old: the rule of back-offs, before `retry.max` cuts them.
+        warns=is_postponed and terms.warn_after_ns is not None and standing.late_ns >= terms.warn_after_ns,
+        sender_rests=about_sender,
+        # Of a sender's own window our history knows nothing.
+        rest_ns=0 if about_sender is None else rest_ns(about_sender.ruling, 0, lambda _span_ns: None),
+        is_relayed=is_relayed,
+    )
+
+
+def back_off_ns(age_ns: int, min_ns: int, max_ns: int) -> int:
+    """Return how long to wait after a deferral: as long as the message is old (Postfix's rule).
+
+    Never shorter than `min_ns`, never longer than `max_ns`; nothing has to be remembered.
+    """
+    return max(min_ns, min(max_ns, age_ns))
+
+
+def _blamed(outcome: Outcome, standing: Standing, terms: Terms) -> tuple[Outcome, int, int]:
+    """Return an outcome with what is evidently the message's own, its age, how often it was singled out."""
+    pause, age_ns, singled_out = outcome.pause, standing.late_ns - standing.resting_ns, standing.singled_out
+    if is_any_relayed(outcome):
+        return outcome, age_ns, 0
+    if pause is None:
+        return outcome, age_ns, singled_out
+    # What the shield doubts is the operator's to judge, however often.
+    is_asked = pause.verdict is Verdict.STOP and pause.is_doubted
+    is_often = standing.is_well and standing.refusals >= REFUSALS_IN_PLACE
+    if pause.scope is Scope.UPSTREAM and not is_asked and is_often:
+        singled_out += 1
+        return _as_its_own(outcome) if singled_out >= EVIDENT else outcome, age_ns, singled_out
+    if pause.scope is Scope.SENDER and standing.is_sender_alone:
+        # Its rests were no age for any other refusal, but to this one they are.
+        with_rests_ns = standing.late_ns - standing.paused_ns
+        if with_rests_ns >= terms.lifetime_ns:
+            return _as_its_own(outcome), with_rests_ns, singled_out
+    return outcome, age_ns, singled_out
+
+
+def _paused(outcome: Outcome, scope: Scope) -> Answer | None:
+    """Return the refusal about us, if it reaches so far."""
+    pause = outcome.pause
+    return pause if pause is not None and pause.scope is scope else None
+
+
+def _as_its_own(outcome: Outcome) -> Outcome:
+    """Return an outcome whose refusals about us are the message's own."""
+    answers = tuple(
+        replace(answer, verdict=Verdict.DEFER, ruling=None) if answer.is_about_us else answer
+        for answer in outcome.answers
+    )
+    return replace(outcome, answers=answers, pause=None)
+
+
+def _fates(outcome: Outcome, asked: Sequence[int], *, is_old: bool) -> dict[int, tuple[Fate, Answer]]:
+    # LATER for every recipient is no progress: it would be asked again without end.
+    is_only_later = {answer.verdict for answer in outcome.answers} == {Verdict.LATER}
+    return {
+        index: (_fate(answer, is_only_later=is_only_later, is_old=is_old), answer)
+        for index, answer in zip(asked, outcome.answers, strict=True)
+    }
+
+
+def _fate(answer: Answer, *, is_only_later: bool, is_old: bool) -> Fate:
+    match answer.verdict:
+        case Verdict.RELAYED:
+            return Fate.RELAYED
+        case Verdict.BOUNCE:
+            return Fate.BOUNCED
+        case Verdict.PAUSE | Verdict.STOP:
+            return Fate.WAITING
+        case Verdict.LATER if not is_only_later or answer.phase is Phase.MAIL:
+            # The others made progress, or it was about us; or at MAIL, where nobody was asked
+            # yet: a kept connection had died.
+            return Fate.WAITING
+        case _:
+            # Silence refuses nobody: after the final dot the message may even have been taken.
+            is_last = is_old and answer.reply is not None and not answer.is_doubted
+            return Fate.EXPIRED if is_last else Fate.DEFERRED

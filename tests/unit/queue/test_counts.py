@@ -1,0 +1,84 @@
+"""The running counts of the queue, held against a count of every message."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.mail.envelope import QueueId
+from relay.queue.counts import SPARE_AGES, Counts, Sums, total
+from relay.queue.queued import Queued, State
+from relay.queue.scheduler import Scheduler
+
+
+def assert_counted(scheduler: Scheduler) -> None:
+    """Check that the counts of a queue are what a pass over it finds."""
+    for state in State:
+        lanes: dict[str, list[Queued]] = {}
+        for queued in scheduler:
+            if queued.state is state:
+                lanes.setdefault(queued.lane, []).append(queued)
+        assert scheduler.counts.of(state) == {lane: _sums(its) for lane, its in lanes.items()}
+        assert total(scheduler.counts.of(state)) == _sums([q for its in lanes.values() for q in its])
+
+
+def _sums(messages: list[Queued]) -> Sums:
+    return Sums(
+        len(messages),
+        sum(queued.recipients_left for queued in messages),
+        sum(queued.size_bytes for queued in messages),
+        min((queued.arrived_at_ns for queued in messages), default=None),
+    )
+
+
+acts = st.sampled_from(
+    ["take", "back", "again", "postpone", "park", "refuse", "hold", "release", "remove", "move", "report"]
+)
+
+
+@given(st.lists(st.tuples(acts, st.integers(0, 7), st.integers(0, 3)), max_size=60))
+def test_the_counts_are_what_a_pass_finds(steps: list[tuple[str, int, int]]) -> None:
+    scheduler = Scheduler()
+    for number in range(8):
+        queued = Queued(QueueId(f"{number}"), f"s{number % 3}", 10 + number, -number % 5, 0, 1 + number)
+        scheduler.add(queued)
+    scheduler.sender_pauses.begin("s2", 0, "no", asked_ns=5)
+    for now_ns, (act, number, more) in enumerate(steps):
+        queue_id = QueueId(f"{number}")
+        _do(scheduler, act, queue_id, more, now_ns)
+        scheduler.has_ready(now_ns)
+        assert_counted(scheduler)
+
+
+def _do(scheduler: Scheduler, act: str, queue_id: QueueId, more: int, now_ns: int) -> None:
+    match act:
+        case "take":
+            scheduler.next_ready(now_ns)
+        case "back":
+            scheduler.give_back(queue_id, "")
+        case "again":
+            scheduler.again(queue_id, more, "")
+        case "postpone":
+            scheduler.postpone(queue_id, now_ns + more, more, "")
+        case "park":
+            scheduler.park(queue_id, more, now_ns, "")
+        case "refuse":
+            scheduler.doubt(f"s{more}")
+            scheduler.attempted(queue_id, tried=frozenset(), refusals=1, singled_out=0, domains=())
+            scheduler.give_back(queue_id, "421 no")
+        case "move":
+            scheduler.move(queue_id, f"lane {more}")
+        case "report":
+            if (before := scheduler.seize(queue_id)) is not None:
+                scheduler.put_back(queue_id, State.REPORTING if more else before, more)
+        case _:
+            getattr(scheduler, act)(queue_id)
+
+
+def test_what_left_long_ago_takes_no_memory() -> None:
+    counts = Counts()
+    queued = Queued(QueueId("a"), "s", 1, 0, 0, 1)
+    for number in range(5 * SPARE_AGES):
+        queued.state = State.ACTIVE if number % 2 else State.WAITING
+        counts.note(queued)
+
+    assert max(len(group.ages) for group in counts._groups.values()) <= SPARE_AGES + 3
+    assert counts.of(State.ACTIVE) == {"default": Sums(1, 1, 1, 0)}

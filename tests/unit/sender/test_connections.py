@@ -1,0 +1,51 @@
+"""Connections in readiness: how many are opened."""
+
+import asyncio
+import io
+
+from relay.clock import SystemClock
+from relay.sender.connections import ReadyConnections
+from relay.telemetry.events import Events
+from relay.telemetry.metrics import Metrics
+from relay.telemetry.redaction import Redaction
+from relay.telemetry.telemetry import Telemetry
+from relay.upstream.connection import Connection, open_connection
+from relay.upstream.pool import Pool
+from relay.verdicts.outcome import Answer
+from tests.fakes.smarthost import DEFAULT, Script, Smarthost, turns
+from tests.unit.upstream.lines import caps
+from tests.unit.upstream.sessions import account
+
+
+async def test_after_one_connection_too_many_the_one_that_works_must_do() -> None:
+    clock, events, changed = SystemClock(), io.StringIO(), asyncio.Event()
+    refusals: list[Answer] = []
+    log = Events(events, "text", clock)
+    async with Smarthost(Script(connect=turns(DEFAULT, *["421 4.7.0 too many"] * 9))) as host:
+        pool: Pool[Connection] = Pool(lambda: open_connection(account(host), clock), **caps(), clock=clock)
+        ready = ReadyConnections(
+            "isp",
+            pool,
+            Telemetry(log, Metrics(clock), Redaction(), clock),
+            on_change=changed.set,
+            on_unavailable=refusals.append,
+        )
+        ready.take(1, openings=None)
+        await changed.wait()
+        (connection,) = ready.take(1, openings=None)
+        changed.clear()
+        ready.take(1, openings=None)
+        await changed.wait()
+
+        # It is neither idle nor ready, and no transaction need have begun on it.
+        assert not ready.take(5, openings=None)
+        assert not ready.is_opening
+        assert not refusals
+        # Once none is open, what is refused has to be tried again.
+        pool.discard(connection)
+        changed.clear()
+        ready.take(1, openings=None)
+        await changed.wait()
+        assert len(refusals) == 1
+        ready.stop()
+        await pool.close()

@@ -1,0 +1,504 @@
+"""The server's side of a session: every command in every state, and who may what."""
+
+import itertools
+from base64 import b64encode
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.smtp import replies
+from relay.smtp.commands import SmtpVerb
+from relay.smtp.sasl import Credentials, PasswordCheck
+from relay.smtp.session_machine import FIXED, TABLE, ServerTerms, SessionMachine, SessionState, Then
+
+MECHANISMS = ("PLAIN", "LOGIN", "CRAM-MD5")
+GOOD = b64encode(b"\0mjd\0open sesame")
+TAKING = (SessionState.GREETED, SessionState.READY, SessionState.SENDER, SessionState.RECIPIENTS)
+"""The states that take commands."""
+PREFIXES: dict[SessionState, tuple[bytes, ...]] = {
+    SessionState.GREETED: (),
+    SessionState.READY: (b"EHLO x",),
+    SessionState.SENDER: (b"EHLO x", b"MAIL FROM:<a@b>"),
+    SessionState.RECIPIENTS: (b"EHLO x", b"MAIL FROM:<a@b>", b"RCPT TO:<c@d>"),
+    SessionState.EXCHANGE: (b"EHLO x", b"AUTH LOGIN"),
+    SessionState.VERIFYING: (b"EHLO x", b"AUTH PLAIN " + GOOD),
+    SessionState.SECURING: (b"STARTTLS",),
+    SessionState.CONTENT: (b"EHLO x", b"MAIL FROM:<a@b>", b"RCPT TO:<c@d>", b"DATA"),
+    SessionState.OVER: (b"QUIT",),
+}
+VALID = {
+    SmtpVerb.HELO: b"HELO y",
+    SmtpVerb.EHLO: b"EHLO y",
+    SmtpVerb.AUTH: b"AUTH LOGIN",
+    SmtpVerb.MAIL: b"MAIL FROM:<e@f>",
+    SmtpVerb.RCPT: b"RCPT TO:<g@h>",
+    **{verb: verb.encode() for verb in ("STARTTLS", "DATA", "RSET", "NOOP", "HELP", "VRFY", "EXPN", "QUIT")},
+}
+OFFERED = (
+    "250-relay.example\r\n250-PIPELINING\r\n250-SIZE 1000\r\n250-8BITMIME\r\n250-SMTPUTF8\r\n"
+    "250-STARTTLS\r\n250-AUTH PLAIN LOGIN CRAM-MD5\r\n250 ENHANCEDSTATUSCODES"
+)
+USERNAME = "334 VXNlcm5hbWU6"
+# In GREETED, READY, SENDER and RECIPIENTS: the state after it, and the reply.
+EXPECTED: dict[str, list[tuple[SessionState, str]]] = {
+    "HELO": [(SessionState.READY, "250 relay.example")] * 4,
+    "EHLO": [(SessionState.READY, OFFERED)] * 4,
+    "STARTTLS": [(SessionState.SECURING, replies.TLS_READY)] * 4,
+    "AUTH": [
+        (SessionState.GREETED, replies.NEEDS_EHLO),
+        (SessionState.EXCHANGE, USERNAME),
+        (SessionState.SENDER, replies.AUTH_IN_TRANSACTION),
+        (SessionState.RECIPIENTS, replies.AUTH_IN_TRANSACTION),
+    ],
+    "MAIL": [
+        (SessionState.GREETED, replies.NEEDS_HELO),
+        (SessionState.SENDER, replies.SENDER_OK),
+        (SessionState.SENDER, replies.NESTED_MAIL),
+        (SessionState.RECIPIENTS, replies.NESTED_MAIL),
+    ],
+    "RCPT": [
+        (SessionState.GREETED, replies.NEEDS_MAIL),
+        (SessionState.READY, replies.NEEDS_MAIL),
+        (SessionState.RECIPIENTS, replies.RECIPIENT_OK),
+        (SessionState.RECIPIENTS, replies.RECIPIENT_OK),
+    ],
+    "DATA": [
+        (SessionState.GREETED, replies.NEEDS_MAIL),
+        (SessionState.READY, replies.NEEDS_MAIL),
+        (SessionState.SENDER, replies.NEEDS_RECIPIENT),
+        (SessionState.CONTENT, replies.GO_AHEAD),
+    ],
+    "RSET": [(state, replies.OK) for state in (SessionState.GREETED, *[SessionState.READY] * 3)],
+    "NOOP": [(state, replies.OK) for state in TAKING],
+    "HELP": [(state, replies.HELP) for state in TAKING],
+    "VRFY": [(state, replies.CANNOT_VERIFY) for state in TAKING],
+    "EXPN": [(state, replies.NOT_IMPLEMENTED) for state in TAKING],
+    "QUIT": [(SessionState.OVER, replies.BYE)] * 4,
+}
+THEN = {
+    SessionState.EXCHANGE: Then.RESPONSE,
+    SessionState.SECURING: Then.TLS,
+    SessionState.CONTENT: Then.CONTENT,
+    SessionState.OVER: Then.END,
+}
+
+
+class Refusing:
+    """An owner that says what it is told to."""
+
+    def __init__(self) -> None:
+        self.sender: str | Exception | None = None
+        self.recipient: str | None = None
+        self.login: str | None = None
+
+    def sender_refusal(self, size_bytes: int) -> str | None:
+        assert size_bytes <= 1000
+        if isinstance(self.sender, Exception):
+            raise self.sender
+        return self.sender
+
+    def recipient_refusal(self, recipient: str) -> str | None:
+        assert "@" in recipient
+        return self.recipient
+
+    def login_refusal(self) -> str | None:
+        return self.login
+
+
+def machine(
+    state: SessionState = SessionState.GREETED,
+    *,
+    owner: Refusing | None = None,
+    mechanisms: tuple[str, ...] = MECHANISMS,
+    has_starttls: bool = True,
+    is_strict: bool = False,
+    is_trusted: bool = True,
+    is_private: bool = True,
+    is_tls: bool = False,
+) -> SessionMachine:
+    """Return a machine in a state."""
+    terms = ServerTerms(
+        "relay.example",
+        1000,
+        3,
+        mechanisms,
+        has_starttls=has_starttls,
+        is_strict=is_strict,
+        nonce=lambda: "n",
+    )
+    made = SessionMachine(
+        terms, owner or Refusing(), is_trusted=is_trusted, is_private=is_private, is_tls=is_tls
+    )
+    for line in PREFIXES[state]:
+        made.take(line)
+    assert made.state is state
+    return made
+
+
+def snapshot(of: SessionMachine) -> tuple[object, ...]:
+    transaction = of.transaction
+    recipients = None if transaction is None else tuple(transaction.recipients)
+    return of.state, of.helo, of.user, of.is_tls, transaction, recipients, of._is_extended
+
+
+def test_the_table_has_a_row_and_an_action_for_each_command() -> None:
+    assert set(TABLE) == set(SmtpVerb) == set(EXPECTED) == set(VALID)
+    assert {len(row) for row in TABLE.values()} == {len(TAKING)}
+    allowed = {verb for verb, row in TABLE.items() if any(isinstance(cell, SessionState) for cell in row)}
+    assert sorted([*FIXED, *SessionMachine._ACTIONS]) == sorted(allowed)
+
+
+@pytest.mark.parametrize(("verb", "state"), list(itertools.product(SmtpVerb, TAKING)))
+def test_a_command_has_its_reply_and_its_state(verb: SmtpVerb, state: SessionState) -> None:
+    session = machine(state)
+    before = snapshot(session)
+    after, reply = EXPECTED[verb][TAKING.index(state)]
+
+    step = session.take(VALID[verb])
+
+    assert (session.state, step.reply) == (after, reply)
+    assert step.then is THEN.get(after, Then.COMMAND)
+    assert session.phase == verb.lower()
+    assert (session.transaction is not None) == (
+        after in (SessionState.SENDER, SessionState.RECIPIENTS, SessionState.CONTENT)
+        or (after is SessionState.SECURING and state in (SessionState.SENDER, SessionState.RECIPIENTS))
+    )
+    if reply[0] in "45":
+        assert snapshot(session) == before
+
+
+@pytest.mark.parametrize(
+    ("verb", "state"), list(itertools.product(SmtpVerb, list(SessionState)[len(TAKING) :]))
+)
+def test_no_command_is_taken_where_something_else_is_due(verb: SmtpVerb, state: SessionState) -> None:
+    session = machine(state)
+
+    with pytest.raises(AssertionError, match=state.name):
+        session.take(VALID[verb])
+
+
+@pytest.mark.parametrize("state", [state for state in SessionState if state is not SessionState.EXCHANGE])
+def test_no_response_is_taken_where_none_is_due(state: SessionState) -> None:
+    with pytest.raises(AssertionError, match=state.name):
+        machine(state).respond(GOOD)
+
+
+@pytest.mark.parametrize("state", list(SessionState))
+def test_the_owner_tells_only_what_it_was_asked_for(state: SessionState) -> None:
+    if state is not SessionState.VERIFYING:
+        with pytest.raises(AssertionError, match=state.name):
+            machine(state).judged(PasswordCheck.RIGHT)
+    if state is not SessionState.SECURING:
+        with pytest.raises(AssertionError, match=state.name):
+            machine(state).secured()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(b"HELO", b"EHLO", b"EHLO a b", b"STARTTLS x", b"AUTH", b"AUTH GSSAPI", b"AUTH PLAIN ?", b"MAIL"),
+        *(b"MAIL FROM:<a>", b"MAIL FROM:<a@b> SIZE=1001", b"MAIL FROM:<a@b> X=Y", b"RCPT", b"RCPT TO:<>"),
+        *(b"RCPT TO:<a@b> X=Y", b"DATA x", b"RSET x", b"QUIT x", b"BDAT 1", b"", b"\xff"),
+    ],
+)
+@pytest.mark.parametrize("state", TAKING)
+def test_a_refused_line_changes_nothing(line: bytes, state: SessionState) -> None:
+    session = machine(state)
+    before = snapshot(session)
+
+    step = session.take(line)
+
+    assert step.reply[0] == "5"
+    assert step.then is Then.COMMAND
+    assert snapshot(session) == before
+
+
+FACTS = list(itertools.product([False, True], repeat=5))
+
+
+@pytest.mark.parametrize("facts", FACTS)
+@pytest.mark.parametrize("line", [b"MAIL FROM:<a@b>", b"RCPT TO:<a@b>"])
+def test_nobody_relays_who_may_not(facts: tuple[bool, ...], line: bytes) -> None:
+    is_trusted, has_users, has_starttls, is_private, is_tls = facts
+    session = machine(
+        mechanisms=MECHANISMS if has_users else (),
+        has_starttls=has_starttls,
+        is_trusted=is_trusted,
+        is_private=is_private,
+        is_tls=is_tls,
+    )
+    session.take(b"EHLO x")
+    told = session.take(line).reply
+
+    if is_trusted:
+        assert told == (replies.SENDER_OK if line.startswith(b"MAIL") else replies.NEEDS_MAIL)
+    elif has_users and (is_private or is_tls):
+        assert told == replies.NEEDS_AUTH
+    elif has_users and has_starttls:
+        assert told == replies.NEEDS_TLS_THEN_AUTH
+    else:
+        assert told == replies.NOT_A_CLIENT
+
+
+@pytest.mark.parametrize(("is_extended", "has_users", "has_starttls", "is_private", "is_tls"), FACTS)
+def test_a_password_is_asked_for_only_where_nobody_reads_it(
+    is_extended: bool, has_users: bool, has_starttls: bool, is_private: bool, is_tls: bool
+) -> None:
+    session = machine(
+        mechanisms=MECHANISMS if has_users else (),
+        has_starttls=has_starttls,
+        is_private=is_private,
+        is_tls=is_tls,
+    )
+    offered = session.take(b"EHLO x" if is_extended else b"HELO x").reply
+    told = session.take(b"AUTH LOGIN").reply
+
+    may_ask = has_users and (is_private or is_tls)
+    assert ("AUTH PLAIN LOGIN" in offered) == (is_extended and may_ask)
+    assert ("STARTTLS" in offered) == (is_extended and has_starttls and not is_tls)
+    if not has_users:
+        assert told == replies.AUTH_NOT_OFFERED
+    elif not is_extended:
+        assert told == replies.NEEDS_EHLO
+    else:
+        assert told == (USERNAME if may_ask else replies.NEEDS_TLS)
+
+
+@pytest.mark.parametrize(("has_starttls", "is_tls"), list(itertools.product([False, True], repeat=2)))
+def test_tls_begins_once_and_where_it_is_offered(has_starttls: bool, is_tls: bool) -> None:
+    told = machine(has_starttls=has_starttls, is_tls=is_tls).take(b"STARTTLS").reply
+
+    if is_tls:
+        assert told == replies.TLS_ACTIVE
+    else:
+        assert told == (replies.TLS_READY if has_starttls else replies.TLS_NOT_OFFERED)
+
+
+def logged_in() -> SessionMachine:
+    session = machine(SessionState.VERIFYING, is_trusted=False)
+    assert session.judged(PasswordCheck.RIGHT).reply == replies.AUTHENTICATED
+    return session
+
+
+def test_under_tls_nothing_said_before_counts() -> None:
+    session = logged_in()
+    session.take(b"MAIL FROM:<a@b>")
+    session.take(b"RCPT TO:<c@d>")
+    session.take(b"STARTTLS")
+    session.secured()
+
+    assert snapshot(session) == (SessionState.GREETED, None, None, True, None, None, False)
+    assert session.take(b"MAIL FROM:<a@b>").reply == replies.NEEDS_AUTH
+    assert session.take(b"AUTH LOGIN").reply == replies.NEEDS_EHLO
+
+
+def test_auth_needs_ehlo_also_in_a_transaction() -> None:
+    session = machine()
+    session.take(b"HELO x")
+    session.take(b"MAIL FROM:<a@b>")
+
+    assert session.take(b"AUTH LOGIN").reply == replies.NEEDS_EHLO
+    assert session.protocol == "SMTP"
+
+
+def test_who_logged_in_may_relay_and_not_log_in_again() -> None:
+    session = logged_in()
+
+    assert session.user == "mjd"
+    assert session.take(b"AUTH LOGIN").reply == replies.AUTH_TWICE
+    assert session.take(b"MAIL FROM:<a@b>").reply == replies.SENDER_OK
+    assert session.take(b"AUTH LOGIN").reply == replies.AUTH_TWICE
+    assert session.protocol == "ESMTPA"
+
+
+def test_the_third_wrong_password_ends_the_session() -> None:
+    session = machine()
+    session.take(b"EHLO x")
+    steps = []
+    for _ in range(3):
+        session.take(b"AUTH PLAIN " + GOOD)
+        steps.append(session.judged(PasswordCheck.WRONG))
+
+    assert [step.reply for step in steps] == [
+        *[replies.AUTH_FAILED] * 2,
+        replies.TOO_MANY_ATTEMPTS,
+    ]
+    assert (steps[-1].then, steps[-1].reason) == (Then.END, "errors")
+    assert session.state is SessionState.OVER
+    assert session.user is None
+
+
+def test_a_proof_that_was_not_looked_at_is_no_attempt() -> None:
+    session = machine()
+    session.take(b"EHLO x")
+    for _ in range(5):
+        session.take(b"AUTH PLAIN " + GOOD)
+        assert session.judged(PasswordCheck.LATER).reply == replies.AUTH_LATER
+
+    assert session.state is SessionState.READY
+    assert session.user is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "reply", "strict_reply"),
+    [
+        ([b"AUTH PLAIN", b"*"], replies.AUTH_CANCELLED, None),
+        ([b"AUTH PLAIN *"], replies.AUTH_CANCELLED, None),
+        ([b"AUTH PLAIN", b"?"], replies.AUTH_MALFORMED, None),
+        ([b"AUTH PLAIN ="], replies.AUTH_MALFORMED, replies.AUTH_FAILED),
+        ([b"AUTH PLAIN", b64encode(b"mjd")], replies.AUTH_MALFORMED, replies.AUTH_FAILED),
+        ([b"AUTH PLAIN", b64encode(b"root\0mjd\0x")], replies.AUTH_FAILED, None),
+        ([b"AUTH LOGIN", b64encode(b"\xff")], replies.AUTH_MALFORMED, replies.AUTH_FAILED),
+        ([b"AUTH LOGIN", b64encode(b"mjd"), b"*"], replies.AUTH_CANCELLED, None),
+        ([b"AUTH CRAM-MD5 bWpk"], replies.AUTH_SERVER_FIRST, None),
+        ([b"AUTH X"], "504 5.5.4 Only PLAIN and LOGIN and CRAM-MD5 are known", None),
+    ],
+)
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_an_exchange_that_proves_nothing_is_over(
+    lines: list[bytes], reply: str, strict_reply: str | None, is_strict: bool
+) -> None:
+    session = machine(SessionState.READY, is_strict=is_strict, has_starttls=False)
+    step = session.take(lines[0])
+    for line in lines[1:]:
+        assert step.then is Then.RESPONSE
+        step = session.respond(line)
+
+    assert step.reply == (strict_reply if is_strict and strict_reply else reply)
+    assert session.state is SessionState.READY
+    assert session.user is None
+
+
+def test_a_proof_is_handed_over_and_not_shown() -> None:
+    session = machine(SessionState.READY)
+    session.take(b"AUTH LOGIN " + b64encode(b"mjd"))
+    step = session.respond(b64encode(b"open sesame"))
+
+    assert step == ("", Then.VERIFY, "", Credentials("mjd", "open sesame"))
+    assert "sesame" not in repr(step)
+
+
+def test_two_mechanisms_are_named_as_ever() -> None:
+    session = machine(SessionState.READY, mechanisms=("PLAIN", "LOGIN"))
+
+    assert session.take(b"AUTH CRAM-MD5").reply == "504 5.5.4 Only PLAIN and LOGIN are known"
+
+
+def test_the_owner_refuses_what_it_cannot_take() -> None:
+    owner = Refusing()
+    session = machine(SessionState.READY, owner=owner)
+    owner.sender, owner.recipient, owner.login = "452 4.3.1 Full", "550 5.1.1 Gone", "454 4.7.0 Wait"
+
+    assert session.take(b"AUTH LOGIN").reply == "454 4.7.0 Wait"
+    assert session.take(b"MAIL FROM:<a@b>").reply == "452 4.3.1 Full"
+    assert snapshot(session) == snapshot(machine(SessionState.READY))
+    owner.sender = None
+    session.take(b"MAIL FROM:<a@b>")
+    assert session.take(b"RCPT TO:<c@d>").reply == "550 5.1.1 Gone"
+    assert session.state is SessionState.SENDER
+
+
+def test_a_fault_of_the_owner_changes_nothing() -> None:
+    owner = Refusing()
+    session = machine(SessionState.READY, owner=owner)
+    owner.sender = OSError("broken")
+    with pytest.raises(OSError, match="broken"):
+        session.take(b"MAIL FROM:<a@b>")
+
+    assert session.state is SessionState.READY
+    assert session.transaction is None
+    assert session.phase == "mail"
+
+
+@pytest.mark.parametrize("state", list(SessionState))
+def test_what_is_broken_off_leaves_a_session_that_takes_commands(state: SessionState) -> None:
+    session = machine(state)
+    session.go_on()
+
+    if state in TAKING or state is SessionState.OVER:
+        assert session.state is state
+    else:
+        assert session.state is (
+            SessionState.GREETED if state is SessionState.SECURING else SessionState.READY
+        )
+        assert session.transaction is None
+
+
+def test_a_recipient_is_taken_once_and_too_many_are_refused() -> None:
+    session = machine(SessionState.SENDER)
+    told = [session.take(b"RCPT TO:<%d@b>" % number).reply for number in (1, 2, 1, 3, 4, 3)]
+
+    ok, many = replies.RECIPIENT_OK, replies.TOO_MANY_RECIPIENTS
+    assert told == [ok, ok, ok, ok, many, ok]
+    assert session.transaction is not None
+    assert session.transaction.recipients == ["1@b", "2@b", "3@b"]
+
+
+def test_a_strict_server_counts_each_naming_and_wants_no_space() -> None:
+    session = machine(SessionState.READY, is_strict=True, has_starttls=False)
+
+    assert session.take(b"MAIL FROM: <a@b>").reply == replies.MAIL_SYNTAX
+    session.take(b"MAIL FROM:<a@b>")
+    assert session.take(b"RCPT TO: <a@b>").reply == replies.RCPT_SYNTAX
+    told = [session.take(b"RCPT TO:<1@b>").reply for _ in range(4)]
+    assert told == [replies.RECIPIENT_OK] * 3 + [replies.TOO_MANY_RECIPIENTS]
+
+
+@pytest.mark.parametrize("verb", list(SmtpVerb))
+def test_a_strict_server_wants_tls_first_where_it_offers_it(verb: SmtpVerb) -> None:
+    told = machine(is_strict=True, is_private=False).take(VALID[verb]).reply
+
+    is_free = verb in {"EHLO", "HELO", "STARTTLS", "NOOP", "RSET", "QUIT"}
+    assert (told == replies.NEEDS_TLS_THEN_AUTH) != is_free
+
+
+def test_a_strict_server_wants_auth_before_it_looks_at_data() -> None:
+    session = machine(SessionState.READY, is_strict=True, has_starttls=False, is_trusted=False)
+
+    assert session.take(b"DATA").reply == replies.NEEDS_AUTH
+    assert machine(SessionState.READY, is_trusted=False).take(b"DATA").reply == replies.NEEDS_MAIL
+
+
+@pytest.mark.parametrize("verb", ["GET", "post", "CONNECT"])
+def test_a_browser_is_sent_away(verb: str) -> None:
+    session = machine(SessionState.RECIPIENTS)
+    step = session.take(verb.encode() + b" / HTTP/1.1")
+
+    assert step == (replies.NOT_SMTP, Then.END, "refused", None)
+    assert session.state is SessionState.OVER
+    assert session.phase == "unknown"
+
+
+LINES = st.one_of(
+    st.binary(max_size=40),
+    st.sampled_from([*VALID.values(), b"AUTH PLAIN " + GOOD, b"RCPT TO:<c@d>", GOOD, b"*", b"GET /"]),
+)
+
+
+@given(lines=st.lists(LINES, max_size=40), is_trusted=st.booleans(), is_strict=st.booleans())
+def test_any_walk_keeps_the_promises(lines: list[bytes], is_trusted: bool, is_strict: bool) -> None:
+    session = machine(is_trusted=is_trusted, is_strict=is_strict)
+    has_proven = False
+    for line in lines:
+        step = session.respond(line) if session.state is SessionState.EXCHANGE else session.take(line)
+        if step.then is Then.VERIFY:
+            step = session.judged(PasswordCheck.RIGHT if line.endswith(GOOD) else PasswordCheck.WRONG)
+            has_proven = has_proven or line.endswith(GOOD)
+
+        assert step.reply.isascii()
+        assert step.reply[0] in "2345"
+        assert (session.transaction is not None) <= (is_trusted or has_proven)
+        match step.then:
+            case Then.END:
+                return
+            case Then.TLS:
+                session.secured()
+                has_proven = False
+            case Then.CONTENT:
+                assert session.transaction is not None
+                assert session.transaction.recipients
+                session.go_on()
+        assert (session.state in (SessionState.SENDER, SessionState.RECIPIENTS)) == (
+            session.transaction is not None
+        )

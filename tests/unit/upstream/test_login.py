@@ -1,0 +1,135 @@
+"""Authentication: which mechanism, only once, and no secret in anything that is shown."""
+
+import base64
+from collections.abc import Callable
+
+import pytest
+
+from relay.policy.model import Mechanism
+from relay.smtp.reply import Phase
+from relay.upstream.connection import UpstreamUnavailable
+from relay.upstream.login import choose
+from relay.verdicts.verdict import Verdict
+from tests.fakes.smarthost import Script, Smarthost
+from tests.unit.upstream.sessions import account, connected
+
+USER, PASSWORD = "mjd@example.com", "s3cret & p\xe4ss"
+MECHANISMS = [Mechanism.PLAIN, Mechanism.LOGIN, Mechanism.CRAM_MD5]
+EVERYTHING = frozenset({"plain", "login", "cram-md5", "xoauth2", "gssapi"})
+
+
+def secrets() -> list[str]:
+    plain = f"\0{USER}\0{PASSWORD}".encode()
+    return [PASSWORD, *(base64.b64encode(text).decode().rstrip("=") for text in (PASSWORD.encode(), plain))]
+
+
+@pytest.mark.parametrize(
+    ("offered", "wanted", "is_encrypted", "expected"),
+    [
+        (EVERYTHING, Mechanism.AUTO, True, Mechanism.PLAIN),
+        (EVERYTHING, Mechanism.AUTO, False, Mechanism.CRAM_MD5),
+        (frozenset({"login", "cram-md5"}), Mechanism.AUTO, True, Mechanism.LOGIN),
+        (frozenset({"cram-md5"}), Mechanism.AUTO, True, Mechanism.CRAM_MD5),
+        (frozenset({"login", "plain"}), Mechanism.AUTO, False, Mechanism.PLAIN),
+        (EVERYTHING, Mechanism.LOGIN, True, Mechanism.LOGIN),
+        (EVERYTHING, Mechanism.CRAM_MD5, True, Mechanism.CRAM_MD5),
+        (frozenset({"plain"}), Mechanism.LOGIN, True, None),
+        (frozenset({"xoauth2", "gssapi"}), Mechanism.AUTO, True, None),
+        (frozenset(), Mechanism.AUTO, False, None),
+    ],
+)
+def test_choice(
+    offered: frozenset[str], wanted: Mechanism, is_encrypted: bool, expected: Mechanism | None
+) -> None:
+    assert choose(offered, wanted, is_encrypted=is_encrypted) is expected
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+async def test_every_mechanism_logs_in(mechanism: Mechanism) -> None:
+    async with Smarthost(accounts={USER: PASSWORD}) as host:
+        async with connected(account(host, user=USER, password=PASSWORD, mechanism=mechanism)) as connection:
+            assert connection.is_usable
+
+        assert host.sessions[0].user == USER
+        assert host.commands[1].startswith(f"AUTH {mechanism.value.upper()}")
+
+
+@pytest.mark.parametrize("mechanism", [Mechanism.AUTO, *MECHANISMS])
+async def test_a_refused_login_is_the_only_one(mechanism: Mechanism) -> None:
+    async with Smarthost(accounts={USER: "another"}) as host:
+        with pytest.raises(UpstreamUnavailable) as caught:
+            async with connected(account(host, user=USER, password=PASSWORD, mechanism=mechanism)):
+                pass
+
+        answer = caught.value.answer
+        assert (answer.verdict, answer.phase, answer.status) == (Verdict.STOP, Phase.AUTH, "5.7.8")
+        assert sum(command.startswith("AUTH ") for command in host.commands) == 1
+        assert len(host.sessions) == 1
+
+
+@pytest.mark.parametrize(
+    "offered", [(), ("XOAUTH2",), ("LOGIN", "CRAM-MD5")], ids=["none", "other", "not the one"]
+)
+async def test_without_the_mechanism_no_login_is_tried(offered: tuple[str, ...]) -> None:
+    wanted = Mechanism.PLAIN if len(offered) > 1 else Mechanism.AUTO
+    async with Smarthost(accounts={USER: PASSWORD}, mechanisms=offered) as host:
+        with pytest.raises(UpstreamUnavailable, match="no usable mechanism") as caught:
+            async with connected(account(host, user=USER, password=PASSWORD, mechanism=wanted)):
+                pass
+
+        assert caught.value.answer.phase is Phase.AUTH
+        assert host.commands == ["EHLO client.example"]
+
+
+def echo(line: str) -> bytes:
+    return f"500 5.5.1 unknown: AUTH {line}; password {PASSWORD}\r\n".encode()
+
+
+def cut_echo(line: str) -> bytes:
+    return f"500 5.5.1 unknown: AUTH {line[: len(line) - 9]}\r\n".encode()
+
+
+def malformed_echo(line: str) -> bytes:
+    return f"AUTH {line}?\r\n".encode()
+
+
+def farewell_echo(line: str) -> bytes:
+    return f"421 4.7.0 no AUTH {line} here\r\n".encode()
+
+
+@pytest.mark.parametrize("said", [echo, cut_echo, malformed_echo, farewell_echo])
+async def test_a_host_that_echoes_shows_no_secret(said: Callable[[str], bytes]) -> None:
+    async with Smarthost(Script(auth=said), accounts={USER: PASSWORD}) as host:
+        with pytest.raises(UpstreamUnavailable) as caught:
+            async with connected(
+                account(host, user=USER, password=PASSWORD, mechanism=Mechanism.PLAIN)
+            ) as connection:
+                raise AssertionError(connection)
+
+        shown = repr(caught.value) + repr(caught.value.answer) + str(caught.value.__cause__)
+        assert "***" in shown
+        assert not [secret for secret in secrets() if secret in shown or secret[:8] in shown]
+
+
+def test_an_account_does_not_show_its_password() -> None:
+    assert PASSWORD not in repr(account(Smarthost(), user=USER, password=PASSWORD))
+
+
+async def test_a_challenge_that_is_none_ends_the_login() -> None:
+    script = Script(challenge="334 x")
+    async with Smarthost(script, accounts={USER: PASSWORD}) as host:
+        with pytest.raises(UpstreamUnavailable, match="challenge") as caught:
+            async with connected(account(host, user=USER, password=PASSWORD, mechanism=Mechanism.CRAM_MD5)):
+                pass
+
+        assert caught.value.answer.verdict is Verdict.PAUSE
+        assert host.commands[1:] == ["AUTH CRAM-MD5"]
+
+
+async def test_a_password_with_nul_is_not_sent() -> None:
+    async with Smarthost(accounts={USER: PASSWORD}) as host:
+        with pytest.raises(UpstreamUnavailable, match="NUL"):
+            async with connected(account(host, user=USER, password="a\0b", mechanism=Mechanism.PLAIN)):
+                pass
+
+        assert host.commands == ["EHLO client.example"]

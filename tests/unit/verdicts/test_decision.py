@@ -1,0 +1,357 @@
+"""What an outcome means: the promises, for any replies in any mixture, and each rule on a case of its own."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.mail.envelope import QueueId
+from relay.smtp.reply import Phase, Reply
+from relay.verdicts.decision import (
+    EARLIER,
+    EVIDENT,
+    REFUSALS_IN_PLACE,
+    UNKNOWN_STATUS,
+    Decision,
+    Fate,
+    Next,
+    Standing,
+    Terms,
+    decide,
+)
+from relay.verdicts.outcome import Answer, Outcome, gravest
+from relay.verdicts.shield import Shield
+from relay.verdicts.verdict import ABOUT_US, Layer, Rule, Ruling, Scope, Verdict
+
+HOUR_NS = 3600 * 10**9
+TERMS = Terms(HOUR_NS // 12, 4 * HOUR_NS, 120 * HOUR_NS, 4 * HOUR_NS)
+MESSAGE = QueueId("0123456789abcdef")
+RECIPIENTS = tuple(f"r{number}@there.example" for number in range(12))
+NEW = Standing(MESSAGE, RECIPIENTS, [0], [0])
+CODES = {
+    Verdict.RELAYED: 250,
+    Verdict.DEFER: 451,
+    Verdict.LATER: 452,
+    Verdict.BOUNCE: 550,
+    Verdict.PAUSE: 421,
+    Verdict.STOP: 535,
+}
+
+verdicts = st.lists(st.sampled_from(list(Verdict)), min_size=1, max_size=6)
+spans_ns = st.integers(0, 200 * HOUR_NS)
+
+
+def an_answer(verdict: Verdict, scope: Scope = Scope.UPSTREAM) -> Answer:
+    code = CODES[verdict]
+    rule = None
+    if verdict in ABOUT_US:
+        rule = Rule(Layer.CODE, verdict, scope, "here", "this test")
+    ruling = None if rule is None else Ruling(verdict, scope, rule)
+    return Answer(verdict, Phase.EOD, Reply(code, None, "said"), f"{code} said", ruling=ruling)
+
+
+def an_outcome(*given_verdicts: Verdict, scope: Scope = Scope.UPSTREAM) -> Outcome:
+    answers = tuple(an_answer(verdict, scope) for verdict in given_verdicts)
+    return Outcome(answers, pause=gravest(answers))
+
+
+def believed(outcome: Outcome, standing: Standing) -> Decision:
+    """Return the decision where every refusal is believed."""
+    return decide(outcome, standing, TERMS, Shield(is_off=True))
+
+
+def settled(
+    *given_verdicts: Verdict, age_ns: int = 0, more: int = 0, tried: frozenset[int] = frozenset()
+) -> Decision:
+    count = len(given_verdicts)
+    standing = Standing(MESSAGE, RECIPIENTS, range(count + more), range(count), tried, late_ns=age_ns)
+    return believed(an_outcome(*given_verdicts), standing)
+
+
+@given(verdicts, spans_ns, st.integers(0, 3))
+def test_only_a_refusal_of_the_recipient_itself_can_fail_it(
+    given_verdicts: list[Verdict], age_ns: int, more: int
+) -> None:
+    decision = settled(*given_verdicts, age_ns=age_ns, more=more)
+
+    for index, (fate, answer) in decision.fates.items():
+        assert (fate is Fate.RELAYED) == (answer.verdict is Verdict.RELAYED)
+        assert (fate is Fate.BOUNCED) == (answer.verdict is Verdict.BOUNCE)
+        if fate is Fate.EXPIRED:
+            assert answer.verdict in (Verdict.DEFER, Verdict.LATER)
+            assert age_ns >= TERMS.lifetime_ns
+        if given_verdicts[index] in ABOUT_US:
+            assert fate is Fate.WAITING
+
+
+@given(verdicts, spans_ns, st.integers(0, 3))
+def test_every_recipient_is_through_or_still_left(
+    given_verdicts: list[Verdict], age_ns: int, more: int
+) -> None:
+    decision = settled(*given_verdicts, age_ns=age_ns, more=more)
+
+    assert decision.recipients_left == len(given_verdicts) + more - len(decision.gone())
+    assert (decision.next is Next.FINISH) == (decision.recipients_left == 0)
+
+
+@given(st.sampled_from(sorted(ABOUT_US)), spans_ns, st.integers(1, 4), st.integers(0, 3))
+def test_a_refusal_that_is_about_us_changes_nothing_of_the_message(
+    verdict: Verdict, age_ns: int, count: int, more: int
+) -> None:
+    decision = settled(*[verdict] * count, age_ns=age_ns, more=more)
+
+    assert decision.next is Next.REFUSED
+    assert not decision.warns
+    assert decision.recipients_left == count + more
+
+
+standings = st.builds(
+    Standing,
+    st.just(MESSAGE),
+    st.just(RECIPIENTS),
+    st.just(range(8)),
+    st.just(range(6)),
+    st.frozensets(st.integers(0, 7)),
+    refusals=st.integers(0, 9),
+    singled_out=st.integers(0, 4),
+    late_ns=st.integers(0, 200 * HOUR_NS),
+    paused_ns=st.integers(0, 50 * HOUR_NS),
+    resting_ns=st.integers(0, 100 * HOUR_NS),
+    is_well=st.booleans(),
+    is_sender_alone=st.booleans(),
+)
+sixes = st.lists(st.sampled_from(list(Verdict)), min_size=6, max_size=6)
+scopes = st.sampled_from([Scope.UPSTREAM, Scope.SENDER])
+
+
+@given(sixes, standings, scopes, st.booleans())
+def test_a_refusal_about_us_bounces_nobody_whatever_is_known(
+    given_verdicts: list[Verdict], standing: Standing, scope: Scope, is_off: bool
+) -> None:
+    """It may expire one: where it is evidently the message's or its sender's own, and the message is old."""
+    outcome = an_outcome(*given_verdicts, scope=scope)
+    decision = decide(outcome, standing, TERMS, Shield(is_off=is_off))
+
+    for index, verdict in enumerate(given_verdicts):
+        fate, _ = decision.fates[index]
+        if verdict in ABOUT_US:
+            assert fate is not Fate.BOUNCED
+            if fate is not Fate.WAITING:
+                assert standing.is_sender_alone or (standing.is_well and standing.singled_out + 1 >= EVIDENT)
+        assert (fate is Fate.RELAYED) == (verdict is Verdict.RELAYED), "what is relayed is never sent again"
+
+
+@given(sixes, standings, scopes, st.permutations(range(6)))
+def test_the_order_of_the_recipients_does_not_matter(
+    given_verdicts: list[Verdict], standing: Standing, scope: Scope, order: list[int]
+) -> None:
+    one = believed(an_outcome(*given_verdicts, scope=scope), standing)
+    shuffled = [given_verdicts[index] for index in order]
+    other = believed(an_outcome(*shuffled, scope=scope), replace(standing, asked=order))
+
+    assert {i: fate for i, (fate, _) in one.fates.items()} == {i: f for i, (f, _) in other.fates.items()}
+    assert (one.next, one.tried, one.refusals, one.singled_out) == (
+        other.next,
+        other.tried,
+        other.refusals,
+        other.singled_out,
+    )
+    assert (one.back_off_ns, one.warns, one.is_relayed) == (other.back_off_ns, other.warns, other.is_relayed)
+
+
+@given(verdicts, spans_ns)
+def test_a_message_goes_again_at_once_only_where_it_made_progress(
+    given_verdicts: list[Verdict], age_ns: int
+) -> None:
+    """Otherwise one refusing upstream would be asked in a circle, each time for a slot."""
+    tried: frozenset[int] = frozenset()
+    left = list(range(len(given_verdicts)))
+    for _ in range(len(given_verdicts) + 1):
+        asked = [index for index in left if index not in tried] or left
+        standing = Standing(MESSAGE, RECIPIENTS, left, asked, tried, late_ns=age_ns)
+        decision = believed(an_outcome(*(given_verdicts[index] for index in asked)), standing)
+        if decision.next is not Next.AGAIN:
+            return
+        assert decision.tried > tried or decision.recipients_left < len(left)
+        tried = decision.tried
+        left = [index for index in left if index not in decision.gone()]
+    raise AssertionError("asked in a circle")
+
+
+@given(sixes, standings, scopes, st.booleans())
+def test_a_refusal_counts_against_a_message_refused_often(
+    given_verdicts: list[Verdict], standing: Standing, scope: Scope, is_doubted: bool
+) -> None:
+    outcome = an_outcome(*given_verdicts, scope=scope)
+    if outcome.pause is not None:
+        outcome = replace(outcome, pause=replace(outcome.pause, is_doubted=is_doubted))
+    decision = believed(outcome, standing)
+
+    given = set(given_verdicts)
+    is_about_us = bool(given & ABOUT_US) and Verdict.RELAYED not in given and scope is Scope.UPSTREAM
+    # Where the shield stopped it, the operator was asked.
+    is_asked = is_doubted and Verdict.STOP in given
+    is_held = is_about_us and not is_asked and standing.is_well and standing.refusals >= REFUSALS_IN_PLACE
+    before = 0 if Verdict.RELAYED in given else standing.singled_out
+    assert decision.singled_out == before + is_held
+    if is_held and decision.singled_out >= EVIDENT:
+        # What is the message's own pauses nobody and is an attempt.
+        assert decision.outcome.pause is None
+        assert all(answer.verdict not in ABOUT_US for answer in decision.outcome.answers)
+        assert Fate.WAITING not in {
+            decision.fates[i][0] for i, v in enumerate(given_verdicts) if v in ABOUT_US
+        }
+
+
+def test_recipients_not_asked_go_before_a_deferred_one_waits() -> None:
+    first = settled(Verdict.DEFER, more=1)
+
+    assert first.next is Next.AGAIN
+    assert first.tried == {0}
+
+
+def test_a_deferral_waits_as_long_as_the_message_is_old() -> None:
+    decision = settled(Verdict.DEFER, age_ns=HOUR_NS)
+
+    assert (decision.next, decision.back_off_ns) == (Next.POSTPONE, HOUR_NS)
+    assert decision.tried == frozenset(), "the next round asks all again"
+
+
+def test_a_refusal_about_us_counts_where_nobody_was_attempted() -> None:
+    assert settled(Verdict.PAUSE, Verdict.PAUSE).refusals == 1
+    assert settled(Verdict.BOUNCE, Verdict.PAUSE).refusals == 0
+
+
+def test_a_sender_rests_for_as_long_as_its_refusal_asks() -> None:
+    said = an_answer(Verdict.PAUSE, Scope.SENDER)
+    assert said.ruling is not None
+    asking = replace(said, ruling=replace(said.ruling, retry_after_ns=7 * HOUR_NS))
+
+    assert believed(Outcome((asking,), pause=asking), NEW).rest_ns == 7 * HOUR_NS
+
+
+def test_the_last_refusal_after_the_lifetime_expires_a_recipient() -> None:
+    decision = settled(Verdict.DEFER, Verdict.RELAYED, age_ns=TERMS.lifetime_ns)
+
+    assert decision.fates[0][0] is Fate.EXPIRED
+    assert decision.next is Next.FINISH
+
+
+def test_silence_never_expires_a_message_however_old() -> None:
+    """After the final dot it may even have been relayed: nobody refused it."""
+    lost = Outcome((Answer(Verdict.DEFER, Phase.EOD, None, "no reply to the final dot"),), is_ambiguous=True)
+
+    decision = believed(lost, replace(NEW, late_ns=2 * TERMS.lifetime_ns))
+
+    assert (decision.next, decision.fates[0][0]) == (Next.POSTPONE, Fate.DEFERRED)
+    assert decision.status == "4.4.2"
+
+
+def test_too_many_recipients_is_no_attempt_while_others_are_taken() -> None:
+    decision = settled(Verdict.RELAYED, Verdict.LATER, age_ns=TERMS.lifetime_ns)
+
+    assert decision.fates[1][0] is Fate.WAITING
+    assert decision.next is Next.AGAIN
+
+
+def test_a_kept_connection_that_died_before_mail_is_no_attempt() -> None:
+    unasked = Answer(Verdict.LATER, Phase.MAIL, None, "the upstream closed the connection")
+
+    decision = believed(Outcome((unasked,)), replace(NEW, late_ns=2 * TERMS.lifetime_ns))
+
+    assert (decision.next, decision.fates[0][0]) == (Next.GIVE_BACK, Fate.WAITING)
+
+
+def test_a_late_message_warns_once_it_is_deferred() -> None:
+    assert settled(Verdict.DEFER, age_ns=TERMS.warn_after_ns or 0).warns
+    assert not settled(Verdict.DEFER, age_ns=(TERMS.warn_after_ns or 0) - 1).warns
+
+
+def test_late_is_counted_with_pauses_and_age_without() -> None:
+    standing = replace(NEW, late_ns=5 * HOUR_NS, paused_ns=4 * HOUR_NS, resting_ns=4 * HOUR_NS)
+    decision = believed(an_outcome(Verdict.DEFER), standing)
+
+    assert decision.warns
+    assert (decision.age_ns, decision.back_off_ns) == (HOUR_NS, HOUR_NS)
+
+
+def test_a_message_deferred_for_who_was_refused_before_has_a_reason() -> None:
+    decision = settled(Verdict.RELAYED, more=1, tried=frozenset({1}))
+
+    assert (decision.next, decision.reason, decision.status) == (Next.POSTPONE, EARLIER, UNKNOWN_STATUS)
+
+
+OLD = replace(NEW, late_ns=121 * HOUR_NS)
+IN_PLACE = replace(NEW, refusals=REFUSALS_IN_PLACE - 1)
+SINGLED_OUT = replace(NEW, refusals=9, singled_out=EVIDENT - 1, is_well=True)
+OF_SENDER = an_outcome(Verdict.PAUSE, scope=Scope.SENDER)
+ALONE = replace(OLD, resting_ns=100 * HOUR_NS, is_sender_alone=True)
+
+
+class Meaning(NamedTuple):
+    """What a decision says of a message with one recipient."""
+
+    fate: Fate
+    next: Next
+    refusals: int = 0
+    singled_out: int = 0
+    rests: bool = False
+
+
+@pytest.mark.parametrize(
+    ("outcome", "standing", "meaning"),
+    [
+        (an_outcome(Verdict.RELAYED), SINGLED_OUT, Meaning(Fate.RELAYED, Next.FINISH)),
+        (an_outcome(Verdict.BOUNCE), NEW, Meaning(Fate.BOUNCED, Next.FINISH)),
+        (an_outcome(Verdict.DEFER), NEW, Meaning(Fate.DEFERRED, Next.POSTPONE)),
+        (an_outcome(Verdict.DEFER), OLD, Meaning(Fate.EXPIRED, Next.FINISH)),
+        # Neither pauses nor rests are age.
+        (
+            an_outcome(Verdict.DEFER),
+            replace(OLD, resting_ns=2 * HOUR_NS),
+            Meaning(Fate.DEFERRED, Next.POSTPONE),
+        ),
+        (an_outcome(Verdict.LATER), NEW, Meaning(Fate.DEFERRED, Next.POSTPONE)),
+        (an_outcome(Verdict.PAUSE), NEW, Meaning(Fate.WAITING, Next.REFUSED, refusals=1)),
+        (an_outcome(Verdict.PAUSE), OLD, Meaning(Fate.WAITING, Next.REFUSED, refusals=1)),
+        (an_outcome(Verdict.STOP), NEW, Meaning(Fate.WAITING, Next.REFUSED, refusals=1)),
+        # Refused so often, it lets others prove the upstream.
+        (an_outcome(Verdict.PAUSE), IN_PLACE, Meaning(Fate.WAITING, Next.REFUSED, refusals=3)),
+        # Refused often where others are relayed, it is its own.
+        (
+            an_outcome(Verdict.PAUSE),
+            replace(NEW, refusals=REFUSALS_IN_PLACE, is_well=True),
+            Meaning(Fate.WAITING, Next.REFUSED, refusals=4, singled_out=1),
+        ),
+        (
+            an_outcome(Verdict.PAUSE),
+            SINGLED_OUT,
+            Meaning(Fate.DEFERRED, Next.POSTPONE, refusals=9, singled_out=3),
+        ),
+        (OF_SENDER, NEW, Meaning(Fate.WAITING, Next.GIVE_BACK, rests=True)),
+        # Its rests are no age, but where its sender alone is refused.
+        (OF_SENDER, replace(ALONE, is_sender_alone=False), Meaning(Fate.WAITING, Next.GIVE_BACK, rests=True)),
+        (OF_SENDER, ALONE, Meaning(Fate.EXPIRED, Next.FINISH)),
+        (OF_SENDER, replace(ALONE, paused_ns=2 * HOUR_NS), Meaning(Fate.WAITING, Next.GIVE_BACK, rests=True)),
+    ],
+)
+def test_one_recipient_one_answer(outcome: Outcome, standing: Standing, meaning: Meaning) -> None:
+    decision = believed(outcome, standing)
+
+    assert meaning == (
+        decision.fates[0][0],
+        decision.next,
+        decision.refusals,
+        decision.singled_out,
+        decision.sender_rests is not None,
+    )
+
+
+def test_a_refusal_doubted_for_the_first_time_expires_nobody() -> None:
+    unknown = Answer(Verdict.BOUNCE, Phase.RCPT, Reply(550, None, "no"), "550 no")
+    shield = Shield()
+    decisions = [decide(Outcome((unknown,)), OLD, TERMS, shield) for _ in range(2)]
+
+    assert [decision.fates[0][0] for decision in decisions] == [Fate.DEFERRED, Fate.EXPIRED]
