@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from relay.cli.options import NotPermitted, policy_option, printable
-from relay.mail.times import rfc3339_or_none, span
+from relay.mail.formats import rfc3339_or_none, span
 from relay.policy.lane import with_ceilings
 from relay.policy.source import parse_policy, policy_bytes
 from relay.spool.durable import RealDisk
@@ -27,10 +27,10 @@ EXCEEDED = 1
 def audit(policy_path: Path, *, as_json: bool) -> int:
     """Prove from the history that no limit was exceeded.
 
-    For each limit, the most that any window of its length can have held, wherever in its
-    transactions the upstream counts; with the relay up or down.  Changes nothing.  The
-    exit code is 1 where that is more than the limit: by an edit that lowered it, or because
-    something else went through the account's history.
+    For each limit: the most that any window of its length can have held, wherever within a
+    transaction the upstream counts.  Reads only; works with the relay up or down.  Exit code 1:
+    some window held more than the limit allows today, because an edit lowered the limit, or
+    because something else was sent through the account's history.
     """
     policy = parse_policy(policy_bytes(policy_path), policy_path)
     is_exceeded = is_unreadable = False
@@ -70,7 +70,7 @@ def _lines(name: str, path: Path, found: Audit) -> Iterator[str]:
         )
         yield f"  {found.merged} older ones were merged by compaction, and are known only roughly{until}"
     if found.without_start:
-        yield f"  {found.without_start} have no start that was kept, and count from their end"
+        yield f"  {found.without_start} have no recorded start, and count from their end"
     for finding in found.findings:
         key = f" (by {finding.key or '<>'})" if finding.key is not None else ""
         at = f" at {rfc3339_or_none(finding.most_at_ns)}" if finding.most_at_ns is not None else ""

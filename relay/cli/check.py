@@ -27,11 +27,11 @@ from relay.policy.units import Section
 )
 @click.option("--show", "is_shown", is_flag=True, help="Print the policy with all presets and defaults.")
 def check(path: Path, *, is_shown: bool) -> None:
-    """Tell all that is wrong with a policy, or sum it up.
+    """Check a policy: print every fault, or a summary.
 
-    FILE is by default $RELAY_POLICY, then ./policy.yaml.  Every fault is a line
-    FILE:LINE:COLUMN: KEY: MESSAGE on stderr, and the exit code is 78.  The files that a
-    policy names are looked at too, so run this as the user that the relay runs as.
+    FILE is by default $RELAY_POLICY, then ./policy.yaml.  Each fault is a line
+    FILE:LINE:COLUMN: KEY: MESSAGE on stderr; the exit code is then 78.  The files that the
+    policy names are checked too, so run this as the user that the relay runs as.
     """
     policy = read_policy(path)
     if is_shown:
@@ -41,7 +41,7 @@ def check(path: Path, *, is_shown: bool) -> None:
     for line in summary(policy):
         click.echo(printable(line))
     if because := _why_an_edit_waits(policy.spool):
-        click.echo(printable(f"waits     the relay that runs does not go by its last edit yet: {because}"))
+        click.echo(printable(f"waits     the running relay has not applied the last edit yet: {because}"))
 
 
 def summary(policy: Policy) -> Iterator[str]:

@@ -37,6 +37,7 @@ from relay.control.operations import Unreachable
 from relay.control.socket import ControlClient
 from relay.policy.limits import LimitSettings
 from relay.policy.units import HostPort, duration_ns
+from relay.practice.account import PracticeBehaviour
 from relay.practice.smarthost import PracticeSmarthost
 from relay.practice.witness import Witness, Witnessed
 from relay.status.snapshot import LimitStatus, QueueState, Snapshot
@@ -47,7 +48,7 @@ PATIENCE_NS = 30 * SECOND_NS
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """So many messages, as fast as they can be handed over, through an upstream with this limit."""
+    """How many messages go through an upstream with which limit."""
 
     messages: int
     limit: LimitSettings
@@ -70,7 +71,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What the upstream saw, next to what was planned."""
+    """What the upstream saw, beside the plan."""
 
     plan: Plan
     most: int
@@ -78,7 +79,7 @@ class Judgement:
     relayed: int
     """Messages, each counted once."""
     repeated: int
-    """Relayed again, although nobody crashed."""
+    """Relayed twice, although nothing crashed."""
     refused: int
     taken_ns: int
     """From the first message to the last, by the instants that counted."""
@@ -165,7 +166,7 @@ class RelayEnded(Exception):  # noqa: N818 - a state, not an error of ours
 
 @contextlib.contextmanager
 def reserved_port() -> Iterator[int]:
-    """Keep a free loopback port for whoever listens on it first, while the context lasts.
+    """Reserve a free loopback port for the first listener, while the context lasts.
 
     The kernel gives a bound port to nobody else, and lets a second socket with
     SO_REUSEADDR take it as long as the first does not listen (socket(7)).
@@ -178,7 +179,7 @@ def reserved_port() -> Iterator[int]:
 
 
 class DemoRelay:
-    """One relay.  Whoever called `start` calls `stop`, whatever became of it."""
+    """One relay.  `stop` is called after `start`, also where that failed."""
 
     def __init__(self, folder: Path, plan: Plan, *, port: int, upstream_port: int, password: str) -> None:
         """Write the policy and the password into the folder.  Raises OSError."""
@@ -247,7 +248,7 @@ class DemoRelay:
             await self._hearing
 
     async def _hear(self, process: asyncio.subprocess.Process, listening: "asyncio.Future[str]") -> None:
-        """Read its log to the end: a relay whose log nobody reads would come to a halt."""
+        """Read its log to the end, so that the pipe never fills up."""
         if process.stderr is None:
             raise AssertionError("a process was started without its pipes")
         async for line in process.stderr:
@@ -402,7 +403,11 @@ def _duration(_context: click.Context, _parameter: click.Parameter, text: str) -
 
 @click.command()
 @click.option(
-    "--messages", type=click.IntRange(1, MOST_MESSAGES), default=60, show_default=True, help="To relay."
+    "--messages",
+    type=click.IntRange(1, MOST_MESSAGES),
+    default=60,
+    show_default=True,
+    help="Messages to relay.",
 )
 @click.option(
     "--limit",
@@ -471,9 +476,7 @@ class Demo:
             HostPort("127.0.0.1", 0),
             USER,
             password,
-            plan.limit,
-            duration_ns(CUT_OFF),
-            longest_delay_ns=plan.longest_delay_ns,
+            PracticeBehaviour(plan.limit, duration_ns(CUT_OFF), longest_delay_ns=plan.longest_delay_ns),
             clock=self._clock,
         )
         why_not = ""

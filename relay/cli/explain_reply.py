@@ -26,7 +26,7 @@ _ASKED = {
     Layer.WORDING: "the wording",
     Layer.DEFAULT: "the first digit: no rule knows this refusal",
 }
-_IN_DOUBT = "nothing: the words that would decide may be the client's"
+_IN_DOUBT = "nothing: the deciding words may be the client's own"
 _FOLLOWS = {
     (Verdict.RELAYED, Scope.MESSAGE): "the message is relayed",
     (
@@ -59,7 +59,7 @@ _FOLLOWS = {
     "recipients",
     multiple=True,
     metavar="ADDRESS",
-    help="Whom the reply may be about; may be repeated.",
+    help="A recipient of the message under way; may be repeated.",
 )
 @click.option("--host", metavar="HOST", help="Judge as for an upstream at this host, without a policy.")
 @click.option(
@@ -70,7 +70,7 @@ _FOLLOWS = {
     metavar="FILE",
     help=f"The policy; default: ${POLICY_VARIABLE}, then ./{DEFAULT_POLICY}, else the shipped rules alone.",
 )
-@click.option("--table", "is_table", is_flag=True, help="Print all shipped rules as Markdown.")
+@click.option("--table", "is_table", is_flag=True, help="Print all shipped rules as a Markdown page.")
 def explain_reply(
     *,
     phase: str | None,
@@ -82,7 +82,7 @@ def explain_reply(
     policy_path: Path | None,
     is_table: bool,
 ) -> int:
-    r"""Tell what the reply TEXT to PHASE means, which rule decides, and what the relay does.
+    r"""Explain the reply TEXT to PHASE: which rule decides, and what the relay does.
 
     TEXT begins with the reply code, as the upstream sends it; `\n` stands between the
     lines of a long reply.  Example: relay explain-reply rcpt "550 5.1.1 no such user"

@@ -3,7 +3,7 @@
 Reads only, and takes no lock, so that it may be run beside a relay.  Exit codes: 0 clean,
 1 findings that need nobody (the next start, or the next use, puts them right), 65
 (EX_DATAERR) damage: somebody has to look; 66 there is no spool, 74 it cannot be read, 77
-it belongs to somebody else.
+it belongs to another user.
 """
 
 import json
@@ -43,12 +43,12 @@ class NoSpool(NotReadable):
 @policy_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
 def fsck(policy_path: Path, *, as_json: bool) -> int:
-    """Verify the spool and the histories; read only.
+    """Check the spool and the histories; read only.
 
-    Every finding is a line: its path, what it is, what the relay does with it, and behind
-    an arrow what you can do, if anything.  Works with the relay up or down; while it is
-    up, a finding may have passed when you read it.  Exit code 0 for nothing, 1 for what
-    the relay puts right by itself, 65 for damage.
+    Each finding is a line: the path, what is wrong, what the relay does about it, and after
+    an arrow what you can do, if anything.  Works with the relay up or down; while it is up,
+    a finding may be outdated when you read it.  Exit codes: 0 nothing found, 1 the relay
+    repairs it by itself, 65 damage.
     """
     policy = _policy(policy_path)
     try:
@@ -76,7 +76,7 @@ def fsck(policy_path: Path, *, as_json: bool) -> int:
 
 
 def _policy(path: Path) -> Policy:
-    """Return the policy without a look at its secrets, which nobody here needs.  Raises PolicyError."""
+    """Return the policy, without checking its secrets.  Raises PolicyError."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -118,7 +118,7 @@ def _summary(seen: Inspection, holder: str | None, findings: list[Finding], dama
     if holder is not None:
         yield (
             f"a sender holds the spool (process {holder}), and {seen.arriving} messages were arriving: "
-            "what was found may have passed; look again before you act"
+            "findings may be outdated; run fsck again before you act"
         )
 
 

@@ -28,20 +28,20 @@ class Command(NamedTuple):
 
 
 VERBS: dict[str, Command] = {
-    "run": Command("relay.cli.run", "run", "Take mail and relay it, in the foreground."),
+    "run": Command("relay.cli.run", "run", "Accept mail and relay it, in the foreground."),
     "status": Command("relay.cli.operate", "status", "Show upstreams, limits and the queue by state."),
     "queue": Command("relay.cli.operate", "queue", "List the queue, or act on messages in it."),
-    "resume": Command("relay.cli.operate", "resume", "Use an upstream again that is paused or stopped."),
+    "resume": Command("relay.cli.operate", "resume", "Use a paused or stopped upstream again."),
     "explain-reply": Command(
-        "relay.cli.explain_reply", "explain_reply", "Tell what a reply of an upstream means, and why."
+        "relay.cli.explain_reply", "explain_reply", "Explain what a reply of an upstream means for the relay."
     ),
     "audit": Command("relay.cli.audit", "audit", "Prove from the history that no limit was exceeded."),
     "demo": Command(
-        "relay.cli.demo", "demo", "Watch it pace mail through a strict upstream; takes half a minute."
+        "relay.cli.demo", "demo", "Watch it pace mail through a strict upstream, for half a minute."
     ),
-    "check": Command("relay.cli.check", "check", "Tell all that is wrong with a policy, or sum it up."),
-    "fsck": Command("relay.cli.fsck", "fsck", "Verify the spool and the histories; changes nothing."),
-    "hash-password": Command("relay.cli.password", "hash_password", "Make a line for a users_file."),
+    "check": Command("relay.cli.check", "check", "Check a policy: print every fault, or a summary."),
+    "fsck": Command("relay.cli.fsck", "fsck", "Check the spool and the histories; changes nothing."),
+    "hash-password": Command("relay.cli.password", "hash_password", "Hash a password for a users_file."),
 }
 
 
@@ -61,7 +61,7 @@ class VerbGroup(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the verb; whoever closed the pipe, as in `relay queue | head`, has seen enough."""
+        """Run the verb; a closed pipe, as in `relay queue | head`, is a success."""
         try:
             outcome = super().invoke(ctx)
             sys.stdout.flush()

@@ -40,7 +40,7 @@ from relay.policy.document import read_document
 from relay.policy.faults import PolicyError
 from relay.policy.source import parse_policy, policy_bytes
 from relay.spool.interface import SpoolBusy
-from relay.status.snapshot import QueueState, View, detail_to_json, message_to_json, to_json
+from relay.status.snapshot import MessageView, QueueState, detail_to_json, message_to_json, to_json
 
 Answer = TypeVar("Answer")
 EVERYTHING = "ALL"
@@ -74,14 +74,14 @@ def status(policy_path: Path, *, as_json: bool) -> None:
 
 @click.command()
 @click.argument("upstream")
-@click.option("--bounce", "believes", is_flag=True, help="Bounce the refusals that the shield doubts, first.")
+@click.option("--bounce", "believes", is_flag=True, help="First bounce the refusals that the shield doubts.")
 @policy_option
 def resume(policy_path: Path, upstream: str, *, believes: bool) -> int:
-    """Use UPSTREAM again though it is paused or stopped; senders that it refused too.
+    """Use UPSTREAM again although it is paused or stopped.
 
-    It begins with a single transaction; the others follow when that one went well.  Limits still hold.
-    What was refused and is doubted (`relay queue` shows it) is tried again, or with --bounce reported
-    to its senders.
+    Senders that it refused are tried again too.  One transaction goes first; the others follow once it
+    has succeeded.  Limits still hold.  Refusals that the shield doubts (`relay queue` shows them) are
+    tried again, or with --bounce reported to their senders.
     """
     result = ask(policy_path, lambda session: session.resume(upstream, believes=believes))
     if result == OK:
@@ -97,7 +97,7 @@ def resume(policy_path: Path, upstream: str, *, believes: bool) -> int:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
 @click.pass_context
 def queue(context: click.Context, policy_path: Path, *, as_json: bool) -> None:
-    """List the queue, a line a message; or show or change single messages.
+    """List the queue, one line per message; or show or change single messages.
 
     Works with the relay up or down.
     """
@@ -131,7 +131,7 @@ def show(group_path: Path, policy_path: Path | None, ids: Sequence[str], *, as_j
     """Show messages with all their recipients; `-` reads ids from stdin."""
     queue_ids = _checked(ids)
 
-    async def question(session: Session) -> dict[QueueId, View | str]:
+    async def question(session: Session) -> dict[QueueId, MessageView | str]:
         return {queue_id: await session.show(queue_id) for queue_id in queue_ids}
 
     not_shown: dict[QueueId, str] = {}
@@ -148,11 +148,11 @@ def show(group_path: Path, policy_path: Path | None, ids: Sequence[str], *, as_j
 
 def _verb(verb: Verb) -> None:
     row = TABLE[verb]
-    words = f"{row.summary}  `-` reads ids from stdin; ALL, with --yes, is everything queued."
+    words = f"{row.summary}  `-` reads ids from stdin; ALL with --yes means the whole queue."
 
     @queue.command(verb, help=words)
     @_options
-    @click.option("--yes", "is_confirmed", is_flag=True, help="Mean it, with ALL.")
+    @click.option("--yes", "is_confirmed", is_flag=True, help="Confirm ALL.")
     def command(group_path: Path, policy_path: Path | None, ids: Sequence[str], *, is_confirmed: bool) -> int:
         is_everything = EVERYTHING in ids
         if is_everything and (len(ids) > 1 or not is_confirmed):
@@ -167,7 +167,7 @@ def _verb(verb: Verb) -> None:
         for queue_id, result in results.items():
             if result == OK:
                 click.echo(f"{queue_id}: {row.done}")
-        unanswered = dict.fromkeys(named, "the relay said nothing of it")
+        unanswered = dict.fromkeys(named, "the relay gave no answer about it")
         return _told(unanswered | dict(results))
 
 

@@ -14,15 +14,15 @@ from rich.text import Text
 
 from relay.cli.options import printable
 from relay.clock import SECOND_NS
-from relay.mail.times import span
+from relay.mail.formats import span
 from relay.status.snapshot import (
     Condition,
     LimitStatus,
+    MessageView,
     QueueState,
     Snapshot,
     UpstreamState,
     UpstreamStatus,
-    View,
 )
 
 PIPE_COLUMNS = 100_000
@@ -92,7 +92,7 @@ def show_status(snapshot: Snapshot, out: Console) -> None:
     out.print(_plain(f"disk: {snapshot.disk.free_bytes // 2**20} MiB free{inodes}"))
 
 
-def queue_lines(messages: Sequence[View], at_ns: int) -> Iterator[str]:
+def queue_lines(messages: Sequence[MessageView], at_ns: int) -> Iterator[str]:
     """Return the listing, a line a message, with the beginning and the end that mailq has."""
     if not messages:
         yield "Mail queue is empty"
@@ -112,7 +112,7 @@ def queue_lines(messages: Sequence[View], at_ns: int) -> Iterator[str]:
     yield f"-- {kbytes} Kbytes in {len(messages)} Request{plural}."
 
 
-def detail_lines(message: View) -> Iterator[str]:
+def detail_lines(message: MessageView) -> Iterator[str]:
     user = f", user {message.user}" if message.user else ""
     yield f"{message.queue_id}: {message.state}"
     yield f"  from        <{printable(message.reverse_path)}>"
@@ -143,13 +143,13 @@ def detail_lines(message: View) -> Iterator[str]:
             yield f"    {printable(line)}".rstrip()
 
 
-def _sender(message: View) -> str:
+def _sender(message: MessageView) -> str:
     if message.state is QueueState.CORRUPT and not message.recipients_left:
         return printable(message.reverse_path) or "unknown"
     return printable(message.reverse_path) or "MAILER-DAEMON"
 
 
-def _why(message: View, at_ns: int) -> str:
+def _why(message: MessageView, at_ns: int) -> str:
     parts = [f"lane {printable(message.lane)}"] if message.lane else []
     parts += [printable(message.reason)] if message.reason else []
     if message.held_by and not _is_said(message):
@@ -159,7 +159,7 @@ def _why(message: View, at_ns: int) -> str:
     return f"({'; '.join(parts)})" if parts else ""
 
 
-def _is_said(message: View) -> bool:
+def _is_said(message: MessageView) -> bool:
     """Return whether the reason says already what holds a message."""
     kind, _, what = message.held_by.partition(" ")
     return kind == "hold" or (bool(what) and message.reason.endswith(what))
@@ -184,21 +184,24 @@ def _table(*columns: str, numbers: Sequence[str] = ()) -> Table:
     return table
 
 
+def _add(table: Table, *cells: object, style: str = "") -> None:
+    table.add_row(*(cell if isinstance(cell, Text) else _plain(str(cell), style) for cell in cells))
+
+
 def _upstreams(snapshot: Snapshot) -> Table:
-    table = _table(
-        "upstream", "host", "state", "connections", "in flight", "waiting", "held by", "will have gone"
-    )
+    table = _table("upstream", "host", "state", "connections", "in flight", "waiting", "held by", "drained")
     for upstream in snapshot.upstreams:
         style = "green" if upstream.state is UpstreamState.OPEN else "bold red"
-        table.add_row(
-            _plain(upstream.name),
-            _plain(f"{upstream.host}:{upstream.port}"),
+        _add(
+            table,
+            upstream.name,
+            f"{upstream.host}:{upstream.port}",
             _plain(_state(upstream, snapshot.at_ns), style),
-            _plain(f"{upstream.connections_open} open, {upstream.connections_idle} idle"),
-            _plain(str(upstream.in_flight)),
-            _plain(f"{upstream.waiting_messages} messages, {upstream.waiting_recipients} recipients"),
-            _plain(upstream.held_by or "-"),
-            _plain(_drain(upstream, snapshot.at_ns)),
+            f"{upstream.connections_open} open, {upstream.connections_idle} idle",
+            upstream.in_flight,
+            f"{upstream.waiting_messages} messages, {upstream.waiting_recipients} recipients",
+            upstream.held_by or "-",
+            _drain(upstream, snapshot.at_ns),
         )
     return table
 
@@ -221,28 +224,10 @@ def _limits(snapshot: Snapshot) -> Table:
     table = _table("upstream", "limit", "used", "next slot", numbers=("used",))
     for upstream in snapshot.upstreams:
         for limit in upstream.limits:
-            style = "yellow" if limit.opens_at_ns is not None else ""
-            table.add_row(
-                _plain(upstream.name),
-                _plain(limit.label),
-                _plain(_used(limit), style),
-                _plain(_next_slot(limit, snapshot.at_ns)),
-            )
-    return table
-
-
-def _lanes(snapshot: Snapshot) -> Table:
-    numbers = ("share", "ceiling", "messages", "recipients", "oldest")
-    table = _table("lane", *numbers, numbers=numbers)
-    for lane in snapshot.lanes:
-        table.add_row(
-            _plain(lane.name),
-            _plain(f"{lane.share_percent:.4g} %"),
-            _plain("-" if lane.ceiling_percent is None else f"{lane.ceiling_percent} %"),
-            _plain(str(lane.waiting_messages)),
-            _plain(str(lane.waiting_recipients)),
-            _plain(span(lane.oldest_age_ns) if lane.waiting_messages else "-"),
-        )
+            opens_ns = limit.opens_at_ns
+            used = _plain(_used(limit), "" if opens_ns is None else "yellow")
+            opens = "now" if opens_ns is None else f"in {span(opens_ns - snapshot.at_ns)}"
+            _add(table, upstream.name, limit.label, used, opens)
     return table
 
 
@@ -251,8 +236,15 @@ def _used(limit: LimitStatus) -> str:
     return f"{limit.used}/{limit.count}{by}{limit.remarks}"
 
 
-def _next_slot(limit: LimitStatus, at_ns: int) -> str:
-    return "now" if limit.opens_at_ns is None else f"in {span(limit.opens_at_ns - at_ns)}"
+def _lanes(snapshot: Snapshot) -> Table:
+    numbers = ("share", "ceiling", "messages", "recipients", "oldest")
+    table = _table("lane", *numbers, numbers=numbers)
+    for lane in snapshot.lanes:
+        ceiling = "-" if lane.ceiling_percent is None else f"{lane.ceiling_percent} %"
+        oldest = span(lane.oldest_age_ns) if lane.waiting_messages else "-"
+        share = f"{lane.share_percent:.4g} %"
+        _add(table, lane.name, share, ceiling, lane.waiting_messages, lane.waiting_recipients, oldest)
+    return table
 
 
 def _queue(snapshot: Snapshot) -> Table:
@@ -261,9 +253,6 @@ def _queue(snapshot: Snapshot) -> Table:
     for state in QueueState:
         counts = snapshot.counts(state)
         style = "bold red" if state is QueueState.CORRUPT and counts.messages else ""
-        values = (counts.messages, counts.recipients, counts.size_bytes)
         age = span(counts.oldest_age_ns) if counts.messages else "-"
-        table.add_row(
-            _plain(state, style), *(_plain(str(value), style) for value in values), _plain(age, style)
-        )
+        _add(table, state, counts.messages, counts.recipients, counts.size_bytes, age, style=style)
     return table

@@ -30,8 +30,8 @@ _ADDRESS_ERRORS = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES
 )
 @click.option("--verbose", is_flag=True, help="Log connections too.")
 def run(policy_path: Path, style: Literal["text", "json"], *, verbose: bool) -> int:
-    """Take mail and relay it until SIGTERM; SIGHUP reads the policy again."""
-    # Everything we create is for us alone, whatever the umask of who started us.
+    """Accept mail and relay it until SIGTERM; SIGHUP reads the policy again."""
+    # Files that the relay creates are private, whatever umask it was started with.
     os.umask(0o077)
     divert()
 

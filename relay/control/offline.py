@@ -23,7 +23,7 @@ from relay.sender.state_file import pause_path
 from relay.spool.durable import RealDisk
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.trigger import Trigger
-from relay.status.snapshot import Condition, PolicyStatus, Snapshot, View
+from relay.status.snapshot import Condition, MessageView, PolicyStatus, Snapshot
 from relay.status.watch import Watch
 from relay.telemetry.event_table import Level
 from relay.telemetry.events import Events
@@ -38,8 +38,8 @@ class OfflineOperations:
     def __init__(self, policy: Policy) -> None:
         """Take the spool.
 
-        Raises SpoolBusy, OSError, PermissionError among them where the spool is somebody
-        else's, and ValueError for one of another format.
+        Raises SpoolBusy; PermissionError where another user owns the spool, and other OSErrors;
+        ValueError for another format.
         """
         _refuse_strangers(policy.spool)
         self._policy = policy
@@ -71,10 +71,10 @@ class OfflineOperations:
     async def snapshot(self) -> Snapshot:
         return await (await self._read()).snapshot()
 
-    async def queue(self) -> Sequence[View]:
+    async def queue(self) -> Sequence[MessageView]:
         return await (await self._read()).queue()
 
-    async def show(self, queue_id: QueueId) -> View | str:
+    async def show(self, queue_id: QueueId) -> MessageView | str:
         return await (await self._read()).show(queue_id)
 
     async def act(self, verb: Verb, queue_ids: Sequence[QueueId]) -> Results:
@@ -106,11 +106,11 @@ class OfflineOperations:
 
 
 def _refuse_strangers(spool: Path) -> None:
-    """Raise PermissionError where a relay of another user would not be able to read what we write.
+    """Raise PermissionError where the spool belongs to another user.
 
-    Root may open everything, and files that root makes would keep that relay from starting.
+    Root may open everything, but files that root makes would keep the relay from starting.
     """
-    # Before its first start a relay has no more than a folder that somebody made for it.
+    # Before the first start there is only the folder, if that.
     path = next((path for path in (spool / "ledger", spool) if path.exists()), None)
     if path is not None and (owner := path.stat().st_uid) != os.geteuid():
         raise PermissionError(errno.EPERM, f"it belongs to user {owner}", str(spool))

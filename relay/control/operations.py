@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 from relay.mail.envelope import QueueId
 from relay.queue.scheduler import State
-from relay.status.snapshot import Snapshot, View
+from relay.status.snapshot import MessageView, Snapshot
 
 OK = "ok"
 ABSENT = "absent"
@@ -120,11 +120,11 @@ class Operations(Protocol):
         """Return what can be seen now."""
         ...
 
-    async def queue(self) -> Sequence[View]:
+    async def queue(self) -> Sequence[MessageView]:
         """Return the queue, oldest first; of each message's recipients only the first ones."""
         ...
 
-    async def show(self, queue_id: QueueId) -> View | str:
+    async def show(self, queue_id: QueueId) -> MessageView | str:
         """Return one message with all its recipients, or ABSENT, or what went wrong."""
         ...
 
@@ -141,7 +141,7 @@ class Operations(Protocol):
 
 
 class Session(Operations, Protocol):
-    """Operations that somebody opened, and has to close."""
+    """Operations that have to be closed."""
 
     async def close(self) -> None:
         """Let go of the socket or the spool."""

@@ -16,7 +16,7 @@ from relay.queue.scheduler import Queued, State
 from relay.sender.sender import Sender
 from relay.sender.spool_thread import Change
 from relay.spool.interface import Absent, Corrupt, Message, Note, SpoolFault, SpoolFull, Status
-from relay.status.snapshot import RecipientStatus, RecipientView, Snapshot, View
+from relay.status.snapshot import MessageView, RecipientStatus, RecipientView, Snapshot
 from relay.status.watch import Watch
 from relay.telemetry.events import Events
 from relay.verdicts.outcome import Answer
@@ -55,13 +55,13 @@ class Operator:
         await self._watch.look()
         return self._watch.snapshot()
 
-    async def queue(self) -> Sequence[View]:
+    async def queue(self) -> Sequence[MessageView]:
         spool = self._spool_thread.spool
         aside = await self._spool_thread.call(lambda: spool.set_aside_files(MOST_SET_ASIDE_LISTED))
         messages = await asyncio.to_thread(self._watch.listing().messages)
         return [*messages, *map(self._watch.set_aside, aside)]
 
-    async def show(self, queue_id: QueueId) -> View | str:
+    async def show(self, queue_id: QueueId) -> MessageView | str:
         if queue_id not in self._scheduler:
             return ABSENT
         message = await self._load(queue_id)
@@ -109,7 +109,7 @@ class Operator:
         return results
 
     async def _one(self, verb: Verb, queue_id: QueueId, refusals: Mapping[int, Answer]) -> str:
-        """Act on a message that nobody sends meanwhile; put it back as it was if that fails."""
+        """Act on a message, which is ACTIVE meanwhile; put it back as it was if that fails."""
         queued = self._scheduler.get(queue_id)
         if queued is None:
             return ABSENT
@@ -174,7 +174,7 @@ class Operator:
         return clean(str(message)) if isinstance(message, Exception) else message
 
 
-def _whole(view: View, message: Message, notes: Iterable[Note]) -> View:
+def _whole(view: MessageView, message: Message, notes: Iterable[Note]) -> MessageView:
     """Return a view with all that only the message on disk tells."""
     envelope, why = message.envelope, {note.index: note.diagnostic or "" for note in notes}
     pairs = zip(envelope.recipients, message.statuses, strict=True)

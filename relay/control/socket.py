@@ -28,7 +28,7 @@ from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
 from relay.spool.durable import RealDisk
 from relay.spool.maildir.files import set_aside
 from relay.spool.maildir.layout import Layout
-from relay.status.snapshot import READ_ONLY, Snapshot, View
+from relay.status.snapshot import READ_ONLY, MessageView, Snapshot
 from relay.status.visitors import Visitors
 from relay.telemetry.events import Events
 
@@ -39,14 +39,14 @@ LONGEST_QUESTION_BYTES = 64 * 1024
 LINES_AT_ONCE = 200
 """Messages of a listing between two turns of the loop: a long queue does not hold up mail."""
 LONGEST_ANSWER_SECONDS = 600.0
-"""For a thousand messages on a slow disk; and how long a reader that is stuck holds a listing in memory."""
+"""Enough for a thousand messages on a slow disk; a stuck reader holds a listing in memory for so long."""
 MOST_AT_ONCE = 16
 """Connections."""
 ANSWER_SECONDS = 120.0
 """How long the command line waits for the next byte."""
 
 _SNAPSHOT = TypeAdapter(Snapshot)
-_VIEW = TypeAdapter(View)
+_VIEW = TypeAdapter(MessageView)
 _WIRE: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 _ON_THE_WIRE = {"recipient_statuses": "recipients"}
 """A message that was read goes as {"message": what a listing has, …: its other fields}, by these names."""
@@ -68,7 +68,7 @@ def _short_path(spool: Path) -> Iterator[str]:
 
 
 def _bind(spool: Path) -> socket.socket:
-    # A socket that is there belongs to a relay that died: we hold the spool's lock.
+    # We hold the spool's lock, so a socket of this name is that of a dead relay.
     _remove(spool)
     listening = socket.socket(socket.AF_UNIX)
     try:
@@ -83,7 +83,7 @@ def _bind(spool: Path) -> socket.socket:
 
 
 def _remove(spool: Path) -> None:
-    """Remove the socket; what stands there and is none goes to corrupt/.  Raises OSError."""
+    """Remove the socket; a file of that name that is no socket goes to corrupt/.  Raises OSError."""
     with _short_path(spool) as path, contextlib.suppress(FileNotFoundError):
         if Path(path).is_socket() and not Path(path).is_symlink():
             Path(path).unlink()
@@ -92,7 +92,7 @@ def _remove(spool: Path) -> None:
 
 
 class ControlServer:
-    """The relay's end.  Whoever starts it holds the spool's lock."""
+    """The relay's end.  Its process holds the spool's lock."""
 
     def __init__(self, spool: Path, operations: Operations, events: Events) -> None:
         self._spool = spool
@@ -127,7 +127,7 @@ class ControlServer:
                 return await handler(request)
         except (web.HTTPException, ConnectionError):
             raise
-        except Exception as error:  # noqa: BLE001 - whoever asked is told, and the log
+        except Exception as error:  # noqa: BLE001 - told to the client and in the log
             self._events.fault(where="control", error=error)
             return web.Response(status=500, text="A fault of the relay; see its log.")
 
@@ -188,10 +188,10 @@ class ControlClient:
     async def snapshot(self) -> Snapshot:
         return await self._ask(_SNAPSHOT.validate_json, "GET", "/snapshot")
 
-    async def queue(self) -> list[View]:
+    async def queue(self) -> list[MessageView]:
         return await self._ask(_messages, "GET", "/queue")
 
-    async def show(self, queue_id: QueueId) -> View | str:
+    async def show(self, queue_id: QueueId) -> MessageView | str:
         async with self._request("GET", f"/queue/{queue_id}") as response:
             if response.status in (404, 409):
                 return await response.text()
@@ -226,7 +226,9 @@ class ControlClient:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unreachable(f"the relay did not answer: {str(error) or type(error).__name__}") from error
         except ValidationError as error:
-            raise Unreachable("the relay answers in another version's words; restart it") from error
+            raise Unreachable(
+                "the relay is of another version and its answer cannot be read; restart it"
+            ) from error
 
     async def _connected(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -243,17 +245,17 @@ async def _content(response: aiohttp.ClientResponse) -> bytes:
     return await response.read()
 
 
-def _messages(lines: bytes) -> list[View]:
+def _messages(lines: bytes) -> list[MessageView]:
     return [_VIEW.validate_json(line) for line in lines.splitlines()]
 
 
-def _to_wire(view: View) -> bytes:
+def _to_wire(view: MessageView) -> bytes:
     listed = _VIEW.dump_python(view, mode="json")
     read = {_ON_THE_WIRE.get(field, field): listed.pop(field) for field in READ_ONLY}
     return _WIRE.dump_json({"message": listed, **read})
 
 
-def _from_wire(content: bytes) -> View:
+def _from_wire(content: bytes) -> MessageView:
     """Return a message that was read.  Raises ValidationError."""
     wire = _WIRE.validate_json(content)
     read = {field: wire.get(_ON_THE_WIRE.get(field, field)) for field in READ_ONLY}
@@ -268,7 +270,7 @@ def _verb(request: web.Request, *, needs_upstream: bool) -> Verb:
 
 
 def _checked(queue_ids: Sequence[str]) -> list[QueueId]:
-    """Return the ids; what is none never comes near a path."""
+    """Return the ids.  Raises HTTPBadRequest: an id becomes part of a path."""
     if not all(QUEUE_ID_PATTERN.match(queue_id) for queue_id in queue_ids):
         raise web.HTTPBadRequest(text="not a queue id")
     return [QueueId(queue_id) for queue_id in queue_ids]

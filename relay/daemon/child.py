@@ -1,9 +1,9 @@
 """A program of ours in a process of its own, with its standard input and output in our hands.
 
-Guarantees: it has the priority that this process had when its `Starter` was made, whatever
-was given up since.  A start that is cancelled leaves nothing running.  No thread but the
-starter's is needed, so that it does not matter how many there may be.
-Assumes: Linux 5.3 (pidfd_open).  Does not: start it again, or know what it says.
+Guarantees: the program has the priority that this process had when its `Starter` was made.
+A cancelled start leaves nothing running.  Only the starter's own thread is used, so a start
+does not wait for the loop's threads.
+Assumes: Linux 5.3 (pidfd_open).  Does not: restart the program, or read its output.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ class Starter:
     """Starts programs from a thread of its own: a program has the priority of the thread that starts it."""
 
     def __init__(self) -> None:
-        # Now, not with the first program: a thread has the priority of the one that starts it, too.
+        # Start the thread now: it inherits the priority of the thread that starts it.
         self._thread = started(1, "start")
 
     async def start(self, command: Sequence[str], orders: bytes, fds: Sequence[int]) -> Child:

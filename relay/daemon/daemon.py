@@ -29,14 +29,14 @@ from relay.daemon.reload import Reload
 from relay.policy.model import Policy
 from relay.policy.secrets import read_password_file
 from relay.policy.source import inspected_policy, policy_bytes
+from relay.practice.account import PracticeBehaviour
 from relay.practice.smarthost import PracticeSmarthost
 from relay.sender.late_mail import LateMail
 from relay.sender.sender import Sender
-from relay.spool.durable import RealDisk
+from relay.spool.durable import RealDisk, doubt_about
 from relay.spool.interface import SpoolFault
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.trigger import Trigger
-from relay.spool.mounts import doubt_about
 from relay.status.collector import collect
 from relay.status.http import StatusServer
 from relay.status.snapshot import Condition, PolicyStatus
@@ -197,7 +197,7 @@ class Daemon:
             if http is not None:
                 ends.push_async_callback(http.stop)
             self._stop.listen()
-            # Its lock is let go last: the control socket's name belongs to whoever holds it.
+            # Release the lock last: the control socket's name belongs to the holder of the lock.
             ends.callback(sender.close)
             ends.push_async_callback(sender.finish)
             try:
@@ -310,9 +310,7 @@ async def _practise(policy: Policy, clock: SystemClock) -> PracticeSmarthost | N
         practice.address,
         practice.user,
         await asyncio.to_thread(read_password_file, practice.password_file),
-        practice.limit,
-        practice.cut_off_ns,
-        keep=practice.keep,
+        PracticeBehaviour(practice.limit, practice.cut_off_ns, keep=practice.keep),
         clock=clock,
     )
     await smarthost.start()

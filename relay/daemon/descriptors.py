@@ -1,13 +1,11 @@
 """How many descriptors a process has, and how many of them clients may take.
 
-Every connection of a client costs two: its socket, and the file of a message that is longer
-than memory should hold.  All else is counted ahead and kept: the spool's and the histories'
-files, connections to upstreams, the status port.  So what runs out first is room for one more
-client, who is asked to come again.
+Every connection of a client costs two: its socket, and the file of a message that is too long
+for memory.  All other uses are counted beforehand and reserved: the spool's and the histories'
+files, connections to upstreams, the status port.  So clients are refused (421) first.
 
-As a second line no socket of a client keeps a number from `ceiling` on: the kernel gives each
-new descriptor the lowest number that is free (POSIX, open(2)), so one below it says that those
-above are there for the disk.
+As a second line of defence no client's socket keeps a number from `ceiling` on.  The kernel gives
+each new descriptor the lowest free number (POSIX, open(2)), so the numbers above stay free for the disk.
 """
 
 import contextlib

@@ -10,7 +10,7 @@ import os
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from relay.mail.words import described
+from relay.mail.formats import described
 from relay.spool.threads import started
 from relay.telemetry.events import Events
 from relay.verdicts.shortage import is_lack_of_means
@@ -19,7 +19,7 @@ Returned = TypeVar("Returned")
 
 
 STEPS = 10
-"""Of niceness (nice(2)): each is a share of a processor smaller by a fifth, against who asks for it too."""
+"""Of niceness (nice(2)); each lowers the share of a contended processor by a fifth."""
 _LEAST_PRIORITY = 19
 GARBAGE_THRESHOLD = 20_000
 """New objects before the collector looks for cycles: we make few, and a long queue is many objects."""
@@ -58,12 +58,11 @@ def tell_unhandled(events: Events) -> None:
 def give_way() -> None:
     """Have this thread, and the threads and programs that it starts, give way to others.
 
-    For good: only the superuser may take it back.  Where it is not permitted, nothing changes.
+    Only the superuser may undo it.  Where it is not permitted, nothing changes.
 
-    Mail that is sent a little later is late by that much; what is taken slowly keeps a client
-    and its connection waiting.  Where taking is the work of other processes, the sender gives
-    way to them, and has all that they leave; against one that is always busy, a tenth of its
-    processor.  So does a listener that is in the sender's own process.
+    A client and its connection wait while a message is accepted, but nobody waits for the sender.
+    So the sender yields to listener processes; against one that is always busy it keeps a tenth
+    of its processor.
     """
     with contextlib.suppress(OSError):
         # Of a thread, though POSIX says process (setpriority(2), "C library/kernel differences").

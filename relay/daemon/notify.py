@@ -1,4 +1,4 @@
-"""Telling systemd how we are: sd_notify(3) in a few lines, and nothing where nobody listens."""
+"""sd_notify(3) in a few lines: tells the service manager the relay's state, if there is a manager."""
 
 import contextlib
 import os

@@ -81,7 +81,7 @@ class FileEvent(enum.Enum):
     FAULTY = "another text, which is no policy"
     EARLY = "an edit that has to rest, or to rest on"
     DUE = "an edit that may come into force"
-    GONE = "no text, since now or by another error; or somebody asked"
+    GONE = "no text, for the first time, by another error, or on request"
     STILL_GONE = "no text, as before"
 
 
@@ -117,7 +117,7 @@ STATES: dict[tuple[FileState, FileEvent], tuple[FileState, tuple[FileEffect, ...
 
 
 class Edits(Protocol):
-    """Who carries out what becomes of an edit."""
+    """Carries out what the watch decides."""
 
     async def apply(self, policy: Policy, sha256: str) -> None:
         """Go by a new policy."""
@@ -132,7 +132,7 @@ class Edits(Protocol):
         ...
 
     def wait(self, waiting: Waiting | None) -> None:
-        """Tell of an edit that rests, again when its end changed or somebody asked; None: none does."""
+        """Tell of an edit that rests, again when its end changed or by request; None: no edit rests."""
         ...
 
 
@@ -172,7 +172,7 @@ class PolicyWatch:
                 await self.look(is_asked=False)
 
     async def look(self, *, is_asked: bool) -> None:
-        """Read the file again if its content changed, or in any case when somebody asked."""
+        """Read the file again if its content changed, or if `is_asked` (SIGHUP)."""
         async with self._turn:
             try:
                 sight = await self._settled()
@@ -195,7 +195,7 @@ class PolicyWatch:
                 return
             edit = edit or self._judged(sight, policy)
             if waiting := self._rest(edit, sight, is_asked=is_asked):
-                # Who asks is told, though it was told before.
+                # A request is answered, even with what was told before.
                 await self._enter(FileEvent.EARLY, edit, waiting, again=is_asked)
                 return
             self._seen, self._in_force = sight.sha256, policy

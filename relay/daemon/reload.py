@@ -55,7 +55,7 @@ class Reload:
             self._events.policy_needs_restart(path=str(self._path), keys=keys)
 
     async def hold(self, policy: Policy) -> None:
-        """Go on by what counts while an edit rests: it is not in force, so nothing is told of it."""
+        """Go by the limits that count while an edit rests; nothing is told: no policy came into force."""
         await self._go_on_by(policy, changes_needing_restart(self._started_with, policy))
 
     async def _go_on_by(self, policy: Policy, fixed: Collection[str]) -> bool:

@@ -45,7 +45,7 @@ class Client:
 
     @property
     def origin(self) -> str:
-        """Return who is to blame: the address, or for IPv6 the /64 that one host usually has."""
+        """Return what failures are counted by: the address, or for IPv6 the /64 that one host usually has."""
         if isinstance(self.ip, IPv6Address):
             return str(ip_network((self.ip, 64), strict=False))
         return self.address
@@ -71,7 +71,7 @@ class ClientPlace:
     give_way: Callable[[], None]
     """Ends the connection at once.  `Admission` names who gives way, and calls nothing."""
     counted_as: str = field(init=False)
-    """A host in `clients` is known by its address, any other by its origin: a /64 is one host's to number."""
+    """The address of a host in `clients`; the origin of any other, since one host numbers its whole /64."""
 
     def __post_init__(self) -> None:
         self.counted_as = self.client.address if self.may_relay else self.client.origin
@@ -90,11 +90,11 @@ class Admission:
     """Counts open connections, in all and per client, and says which is one too many.
 
     A stranger is a connection that may not relay, or not yet.  Guarantees: at most
-    `max_connections` places; no stranger keeps one from a client that may relay; the
-    newest stranger finds one too, so that a user gets as far as its password.  Of the
-    origins with the most strangers the one loses its place whose last step towards a
-    login is longest ago: a single host crowds out itself, and many hosts have to take
-    all places anew in the time that a user needs for one step.
+    `max_connections` places; no stranger keeps a place from a client that may relay; the
+    newest stranger gets one too, so that a user gets as far as its password.  The stranger
+    that gives way is of the origin with the most strangers, the one whose last step towards
+    a login is longest ago.  So a single host crowds out itself, and many hosts would have to
+    take all places anew in the time that a user needs for one step.
     """
 
     def __init__(self, max_connections: int, max_per_client: int, max_strangers: int) -> None:
@@ -139,7 +139,7 @@ class Admission:
         return AccessEntry(None, gives_way)
 
     def step(self, place: ClientPlace) -> None:
-        """Note that a stranger came nearer to a login: it did more than whoever did nothing since."""
+        """Note that a stranger came nearer to a login."""
         if place in self._strangers:
             del self._strangers[place]
             self._strangers[place] = None
@@ -167,7 +167,7 @@ class Admission:
         held = Counter(place.counted_as for place in self._strangers)
         if not newcomer.may_relay:
             held[newcomer.counted_as] += 1
-        # Of equals the first, which is the one without a step for longest.
+        # `max` returns the first of equals: the one whose last step is longest ago.
         return max(self._strangers, key=lambda place: held[place.counted_as], default=None)
 
 

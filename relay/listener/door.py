@@ -1,8 +1,8 @@
 """Accepting connections on one socket, also where there is no descriptor for one.
 
-`loop.create_server` will not do: without a descriptor asyncio's tells of each of a backlog's
-tries, with a traceback, and uvloop's asks the kernel again and again with a whole processor.
-Here it is told once and tried again after PAUSE_S; who waits in the kernel meanwhile keeps waiting.
+`loop.create_server` will not do: without a descriptor, asyncio logs a traceback for each of a
+backlog's tries, and uvloop asks the kernel again and again, at the cost of a whole processor.
+`Door` tells of it once and tries again after PAUSE_S; clients wait in the kernel meanwhile.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Any
 PAUSE_S = 1.0
 """After accept failed, as asyncio's own servers wait."""
 AT_ONCE = 8
-"""Connections accepted in a turn of the loop, so that those that are there get theirs."""
+"""Connections accepted in a turn of the loop, so that open ones get their turn."""
 
 
 Receive = Callable[[socket.socket, Any], Coroutine[None, None, None]]

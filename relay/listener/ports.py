@@ -1,8 +1,8 @@
-"""What the listener needs from the rest, and nothing more.
+"""What the listener needs from other rooms.
 
 The listener knows no spool and no metrics.  It hands content to a `DraftPort`, asks an
-`IntakePort` to take responsibility, and tells an `Observer` what happened.  The service
-room plugs the real ones in; tests plug in their own.
+`IntakePort` to take responsibility, and tells an `Observer` what happened.  `daemon`
+plugs the real ones in; tests plug in their own.
 """
 
 from typing import Protocol
@@ -22,7 +22,7 @@ class NotAccepted(Exception):  # noqa: N818 - it is an answer to the client, not
 
 
 class DraftPort(Protocol):
-    """A message that is still arriving: nothing of it is promised to anybody."""
+    """A message that is still arriving: nothing about it is promised."""
 
     queue_id: QueueId
     """The id that the message will have if it is accepted; goes into `Received:`."""
@@ -55,8 +55,8 @@ class IntakePort(Protocol):
     async def accept(self, draft: DraftPort, envelope: Envelope) -> None:
         """Store the message durably and take responsibility: on return, 250 may be sent.
 
-        Raises NotAccepted, and then nothing is queued.  If the caller is cancelled the
-        message is either not there or whole; either is right (RFC 5321, 4.1.1.4; RFC 1047).
+        Raises NotAccepted, and then nothing is queued.  If the caller is cancelled, the
+        message is queued whole or not at all; both are right (RFC 5321, 4.1.1.4; RFC 1047).
         """
         ...
 

@@ -52,6 +52,8 @@ class Handshakes:
     ) -> None:
         self._context = context
         self._reception = reception
+        self._admission = reception.admission
+        self._observer = reception.observer
         self._open_session = open_session
 
     async def shake_hands(self, accepted: socket.socket, peer: Any) -> None:
@@ -64,7 +66,7 @@ class Handshakes:
                 # Not before its coroutine has run: cancelled earlier, it would clean up nothing.
                 loop.call_soon(session.send_away, replies.GIVES_WAY)
             elif handshake is not None:
-                room.observer.refused(room.name, str(place.client), "connect", replies.GIVES_WAY)
+                self._observer.refused(room.name, str(place.client), "connect", replies.GIVES_WAY)
                 handshake.cancel()
 
         place = room.place_for(peer[0], give_way)
@@ -72,7 +74,7 @@ class Handshakes:
         if refusal is not None:
             # No reply: before its handshake the client could not read it.
             accepted.close()
-            room.observer.refused(room.name, str(place.client), "connect", refusal)
+            self._observer.refused(room.name, str(place.client), "connect", refusal)
             return
         session = self._open_session(place)
         try:
@@ -85,7 +87,7 @@ class Handshakes:
         except BaseException as error:
             if not session.has_begun:  # else it gives its place back itself
                 accepted.close()
-                room.admission.leave(place)
+                self._admission.leave(place)
             if not isinstance(error, OSError):  # ssl.SSLError is one, and a handshake that took too long
                 raise
 

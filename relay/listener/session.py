@@ -41,6 +41,8 @@ class ClientSession(ClientConnection):
         self._observer = reception.observer
         self._admission = reception.admission
         self._intake = reception.intake
+        self._guesses = reception.guesses
+        self._clock = reception.clock
         self._admitted = admitted
         self._place: ClientPlace
         self._machine: SessionMachine
@@ -66,7 +68,7 @@ class ClientSession(ClientConnection):
         return None
 
     def login_refusal(self) -> str | None:
-        is_blocked = self._reception.guesses.is_blocked(self._place.client.origin)
+        is_blocked = self._guesses.is_blocked(self._place.client.origin)
         return replies.AUTH_LATER if is_blocked else None
 
     async def _handle_client(self) -> None:
@@ -132,14 +134,18 @@ class ClientSession(ClientConnection):
 
     async def _obey_next(self) -> None:
         """Read one command and obey it.  Raises SessionEnd."""
-        now = self.loop.time()
-        session_until = self._began_at + self._seconds.session
+        now, seconds = self.loop.time(), self._seconds
+        session_until = self._began_at + seconds.session
         if now >= session_until:
             raise SessionEnd("timeout", replies.IDLE_TOO_LONG)
-        deadline = min(now + self._seconds.command, session_until)
+        deadline = min(now + seconds.command, session_until)
         errors = self._errors
         try:
-            await self._carry_out(self._machine.take(await self.read_line(deadline)))
+            step = self._machine.take(await self.read_line(deadline))
+            if step.then is Then.COMMAND:
+                self.say(step.reply)
+            else:
+                await self._carry_out(step)
         except BadLine as bad:
             self.say(bad.reply)
         except SessionEnd:
@@ -184,7 +190,7 @@ class ClientSession(ClientConnection):
             self._errors += reply[0] == "5"
 
     async def _carry_out(self, step: SessionStep) -> None:
-        """Reply to a command, after all that it needs.  Raises BadLine, SessionEnd."""
+        """Do what a command needs, and reply to it.  Raises BadLine, SessionEnd."""
         while step.then is not Then.COMMAND:
             match step.then:
                 case Then.RESPONSE:
@@ -214,7 +220,7 @@ class ClientSession(ClientConnection):
         if users is None or not isinstance(proof, Credentials):
             raise AssertionError("a proof that was not asked for")
         self._admission.step(place)
-        check = await self._reception.guesses.judge(
+        check = await self._guesses.judge(
             place.client.origin, lambda: users.verify(proof.name, proof.password)
         )
         if check is PasswordCheck.RIGHT:
@@ -251,7 +257,7 @@ class ClientSession(ClientConnection):
             hostname=room.hostname,
             protocol=protocol,
             queue_id=draft.queue_id,
-            wall_ns=room.clock.wall_ns(),
+            wall_ns=self._clock.wall_ns(),
         )
         draft.append(trace)
         decoder = ContentDecoder(*room.content_limits, normalise=room.normalises)
@@ -262,11 +268,11 @@ class ClientSession(ClientConnection):
         self._is_in_content = False
         machine.go_on()
         machine.phase = "eod"
-        ended_at_ns = room.clock.boottime_ns()
+        ended_at_ns = self._clock.boottime_ns()
         envelope = Envelope(
             reverse_path=transaction.reverse_path,
             recipients=tuple(transaction.recipients),
-            arrival_at_ns=room.clock.wall_ns(),
+            arrival_at_ns=self._clock.wall_ns(),
             client=self._label,
             helo=helo,
             protocol=protocol,
@@ -276,7 +282,7 @@ class ClientSession(ClientConnection):
         refusal = refusal or await transfer.accept(envelope)
         if refusal is not None:
             return refusal
-        commit_ns = room.clock.boottime_ns() - ended_at_ns
+        commit_ns = self._clock.boottime_ns() - ended_at_ns
         size_bytes = len(trace) + decoder.size_bytes
         self._observer.accepted(room.name, draft.queue_id, envelope, size_bytes, commit_ns)
         self._errors = 0

@@ -32,7 +32,7 @@ class Users:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="relay-auth")
 
     async def verify(self, name: str, password: str) -> bool:
-        """Return whether the user exists and this is the password; any error means that nobody knows."""
+        """Return whether the user exists and this is the password.  Raises what keeps it from being known."""
         known = self._hashes.get(name)
         loop = asyncio.get_running_loop()
         matches = await loop.run_in_executor(self._threads, self._matches, known or self._decoy, password)
@@ -55,15 +55,15 @@ class Admittance(enum.Enum):
 
     NOW = enum.auto()
     AFTER_OTHERS = enum.auto()
-    """Not before one of those that are being looked at has its verdict."""
+    """Not before a guess that is being looked at has its verdict."""
     LATER = enum.auto()
 
 
 class BackOff:
-    """Makes who guesses passwords wait, across sessions: 2 s after the third failure, then double.  Pure.
+    """Makes origins that guess wait, across sessions: 2 s after the third failure, then double.  Pure.
 
-    A guess is counted from `begin` on, so that sessions at once have no more of them than
-    sessions one after the other.  Bounded: who has not failed for an hour is forgotten,
+    A guess is counted from `begin` on, so that sessions at once have no more guesses than
+    sessions one after the other.  Bounded: an origin without a failure for an hour is forgotten,
     and of more than `MAX_ORIGINS` the one whose last failure is longest ago.
     """
 
@@ -95,7 +95,7 @@ class BackOff:
             return Admittance.LATER
         begun = self._begun.get(origin, 0)
         failures, _ = self._failures.get(origin, (0, 0))
-        # As if those that are being looked at had failed; the first after a wait has nobody to wait for.
+        # As if all guesses under way had failed; the first after a wait has none to wait for.
         if begun and failures + begun >= self.FREE_FAILURES:
             return Admittance.AFTER_OTHERS
         self._begun[origin] = begun + 1
@@ -110,7 +110,7 @@ class BackOff:
             self._failures.popitem(last=False)
 
     def succeeded(self, origin: str) -> None:
-        """Give a guess back, and forget the failures of a client that knew a password."""
+        """End a guess, and forget the failures of a client that knew a password."""
         self._end(origin)
         self._failures.pop(origin, None)
 

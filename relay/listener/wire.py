@@ -134,7 +134,7 @@ class ClientConnection(SMTP):
         self._wake()
 
     def shut_down(self) -> None:
-        """Learn that the listener is closing: the session ends where it waits for a command."""
+        """Note that the listener is closing: the session ends where it waits for a command."""
         self._is_closing_down = True
         self._wake()
 
@@ -169,7 +169,7 @@ class ClientConnection(SMTP):
         self._replies += text.encode("ascii") + b"\r\n"
 
     async def flush(self, deadline: float) -> None:
-        """Send what was replied; wait while the client does not read it.  Raises SessionEnd."""
+        """Send the replies; wait while the client does not read them.  Raises SessionEnd."""
         if self._is_lost:
             raise SessionEnd("lost")
         if self._replies:
@@ -184,9 +184,9 @@ class ClientConnection(SMTP):
                 raise SessionEnd("timeout")
 
     async def flush_much(self, deadline: float) -> None:
-        """Send what was replied if it is much, and let other sessions run after some commands.
+        """Send the replies if they are many, and let other sessions run after TURN_COMMANDS.
 
-        So a client that pipelines makes neither others wait for it, nor us hold more or wait.
+        So a client that pipelines neither makes others wait nor fills memory.
         """
         if len(self._replies) > REPLIES_BYTES:
             await self.flush(deadline)
@@ -350,7 +350,7 @@ class ClientConnection(SMTP):
 
 
 def _check_line(line: bytes) -> None:
-    """Refuse a line for what is wrong first in it, so that the network's cuts make no difference."""
+    """Refuse a line for its first fault, so that the network's cuts make no difference."""
     if has_control(line[:MAX_LINE_BYTES]):
         raise BadLine(replies.BAD_LINE_END)
     if len(line) > MAX_LINE_BYTES:

@@ -26,6 +26,7 @@ from ipaddress import ip_address
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import Envelope, QueueId
+from relay.mail.formats import LAST_SECOND
 from relay.mail.text import clean
 
 MAX_HEADER_BYTES = 64 * 1024
@@ -36,8 +37,6 @@ SPELLED_OUT = 100
 """How many recipients the part for people names; the part for machines names all."""
 
 _LINE_CHARACTERS = 76
-_LAST_SECOND = 253_402_300_799
-"""9999-12-31 23:59:59 UTC, the last instant that has a four-digit year."""
 _STATUS = re.compile(r"[245]\.[0-9]{1,3}\.[0-9]{1,3}\Z")
 _SMTP_REPLY = re.compile(r"[2-5][0-9][0-9](?: |\Z)")
 _PLAIN_HEADER = re.compile(rb"(?:[\t\x20-\x7e]{0,998}\r\n)*\Z")
@@ -364,7 +363,7 @@ def _words(text: str) -> Iterator[str]:
 
 def _date(at_ns: int) -> str:
     """Return an instant as RFC 5322, 3.3 writes it, in UTC; one without a four-digit year, the nearest."""
-    seconds = min(max(at_ns // SECOND_NS, 0), _LAST_SECOND)
+    seconds = min(max(at_ns // SECOND_NS, 0), LAST_SECOND)
     return format_datetime(datetime.fromtimestamp(seconds, UTC))
 
 

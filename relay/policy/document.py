@@ -90,13 +90,10 @@ class Document:
         """Return whether a mapping stands at the end of the steps."""
         node = self.root
         for step in steps:
-            match node.value if node else None:
-                case dict() as entries if (entry := entries.get(str(step))) is not None:
-                    node = entry.node
-                case list() as nodes if isinstance(step, int) and 0 <= step < len(nodes):
-                    node = nodes[step]
-                case _:
-                    return False
+            entry = None if node is None else _entry(node, step)
+            if entry is None:
+                return False
+            node = entry.node
         return node is not None and isinstance(node.value, dict)
 
     def unfinished(self) -> frozenset[tuple[Step, ...]]:
@@ -129,15 +126,22 @@ class Document:
         for step in steps:
             if node is None:
                 break
-            mark = node.mark
-            match node.value:
-                case dict() as entries if (entry := entries.get(str(step))) is not None:
-                    mark, node = (entry.key_mark, entry.node)
-                case list() as nodes if isinstance(step, int) and 0 <= step < len(nodes):
-                    mark, node = (nodes[step].mark, nodes[step])
-                case _:
-                    return mark
+            entry = _entry(node, step)
+            if entry is None:
+                return node.mark
+            mark, node = entry
         return mark if of_key or node is None else node.mark
+
+
+def _entry(node: Node, step: Step) -> KeyValue | None:
+    """Return what stands in a collection at a step, and where its key does; of a list the value itself."""
+    match node.value:
+        case dict() as entries:
+            return entries.get(str(step))
+        case list() as nodes if isinstance(step, int) and 0 <= step < len(nodes):
+            return KeyValue(nodes[step].mark, nodes[step])
+        case _:
+            return None
 
 
 class _Hopeless(Exception):  # noqa: N818 - it carries the flaw that ends the reading

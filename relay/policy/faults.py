@@ -1,10 +1,10 @@
 """The errors of a policy: where, at which key, and what would have been right.  Pure.
 
-Turns what pydantic says into words for whoever wrote the policy: no class names, and
-nothing that was written, since a password may stand at any place by mistake, as a value or
-as a key.  So a fault has file, line, column, the keys that are a policy's own, and what kind
-of fault it is; in place of any other key stands `?`.  Only whoever has the file open on a terminal
-sees the values too (`on_terminal`), and not even there those of an account and of its host.
+Turns pydantic's errors into words for the owner of the policy, without class names.  A fault
+quotes nothing of the file, since a password may stand at any place by mistake, as a value or as a
+key: it has file, line, column, the kind of fault, and of keys only those that the policy defines;
+any other key is shown as `?`.  A terminal shows the values too (`on_terminal`), but never those of
+an account or its host.
 """
 
 import difflib

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
-from relay.mail.periods import in_seconds
+from relay.mail.formats import in_seconds
 from relay.policy.surroundings import broken
 from relay.policy.units import AnyOrder, Duration, PositiveInt, Section, choice
 

@@ -1,12 +1,12 @@
 """What an edit changes: what needs a restart, whether it allows more, how long it must rest for that.  Pure.
 
-A file that is written in place is a whole policy at more than one moment, and the half of it is
-often one that allows more: its limits come last.  So an edit that allows more has to rest, the
-longer the more it looks like half of one; an edit that allows less or the same counts at once.
+A file that is written in place is a valid policy at several moments, and half of it often allows
+more, because limits come last.  So an edit that allows more has to rest, for longer the more it looks
+like half of one; an edit that allows less or the same counts at once.
 
-What lacks something of the policy in force looks like half of one, but only where it could still
-come: where the file goes on (`Document.unfinished`).  A key that is missing in the middle, or in
-brackets that were closed, is missing on purpose.
+An edit that lacks a key of the policy in force looks like half of one, but only if the key could
+still follow: at the end of the file (`Document.unfinished`).  A key that is missing in the middle, or
+inside closed brackets, was removed on purpose.
 
 Guarantees: `loosening` takes for allowing more whatever it does not know to allow less.
 Keys that count after a restart only are no part of this.
@@ -27,9 +27,9 @@ from relay.policy.units import Section
 RESTART_KEYS = ("spool", "listen", "http", "hostname", "practice")
 """Taken up at the start only; every other key is live."""
 REST_NS = 3 * 1_000_000_000
-"""Of an edit that allows more, once nobody writes the file any more."""
+"""Of an edit that allows more, from when no program has the file open for writing."""
 UNSURE_REST_NS = 10 * 1_000_000_000
-"""Where the system does not say whether somebody writes it."""
+"""Where the system does not say whether a program has it open."""
 LONG_REST_NS = 60 * 1_000_000_000
 """Where something of the policy in force is not there any more, or the last line has no end."""
 

@@ -20,8 +20,8 @@ _PIECE_BYTES = 1 << 16
 _KNOWS_ALL_WRITERS = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "bcachefs", "zfs", "tmpfs", "ramfs", "overlay"}
 )
-"""File systems on which a lease tells the truth.  NFS and CIFS refuse one as if somebody wrote whenever their
-server grants them none; on FUSE, 9p and virtiofs a program of the other side writes unseen."""
+"""File systems on which a lease tells the truth.  NFS and CIFS refuse a lease whenever their server grants
+none; on FUSE, 9p and virtiofs a program on the other side writes unseen."""
 
 
 class Writing(enum.Enum):
@@ -79,8 +79,8 @@ def path_of(descriptor: int) -> str:
 def writing(descriptor: int) -> Writing:
     """Return whether any program has an open file open for writing now.
 
-    The kernel grants a read lease on a file only while nobody writes it, to the owner of the
-    file.  A program that opens it for writing at this very moment waits until the lease is given back,
+    The kernel grants a read lease on a file only to its owner, and only while no program writes
+    it.  A program that opens it for writing at this very moment waits until the lease is given back,
     in the next line, and we get a signal: SIGURG, which is ignored, instead of SIGIO, which kills.
     """
     try:

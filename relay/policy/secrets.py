@@ -7,10 +7,12 @@ Does not: keep anything.  A password is read when a connection needs it, so that
 one counts from the next connection on.
 """
 
+import contextlib
 import os
 import re
 import ssl
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from relay.policy.model import Auth
@@ -70,11 +72,8 @@ def is_being_written(auth: Auth) -> bool:
     """Return whether a program has the file of a password open for writing.  Raises SecretError."""
     if auth.password_env is not None:
         return False
-    descriptor = _open_regular(auth.password_file or _credential(auth.password_credential or ""))
-    try:
+    with _opened(auth.password_file or _credential(auth.password_credential or "")) as descriptor:
         return writing(descriptor) is Writing.OPEN
-    finally:
-        os.close(descriptor)
 
 
 def read_users(path: Path) -> dict[str, str]:
@@ -121,18 +120,16 @@ class FileInspector:
             raise SecretError("{} names no user", path)
 
     def authorities(self, path: Path) -> None:
-        descriptor = _open_pem(path)
-        try:
+        with _opened(path, LONGEST_PEM_BYTES) as descriptor:
             trusting(path, descriptor)
-        finally:
-            os.close(descriptor)
 
     def key_pair(self, certificate: Path, key: Path | None) -> None:
         load_key_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), certificate, key)
 
 
 def open_authorities(path: Path) -> int:
-    return _open_pem(path)
+    """Return a descriptor of a PEM file, not read yet, which the caller closes.  Raises SecretError."""
+    return _open_regular(path, LONGEST_PEM_BYTES)
 
 
 def trusting(path: Path, descriptor: int) -> ssl.SSLContext:
@@ -152,24 +149,18 @@ def load_key_pair(context: ssl.SSLContext, certificate: Path, key: Path | None) 
     Raises SecretError.
     """
     key_path = key or certificate
-    descriptor = _open_pem(certificate)
-    try:
-        key_descriptor = _open_pem(key_path)
+    with (
+        _opened(certificate, LONGEST_PEM_BYTES) as descriptor,
+        _opened(key_path, LONGEST_PEM_BYTES) as key_descriptor,
+    ):
+        # A group may read it: Debian's ssl-cert group is how several daemons share one.
+        _refuse_exposed(key_descriptor, key_path, stat.S_IRWXO | stat.S_IWGRP)
         try:
-            # A group may read it: Debian's ssl-cert group is how several daemons share one.
-            _refuse_exposed(key_descriptor, key_path, stat.S_IRWXO | stat.S_IWGRP)
             # The empty passphrase keeps OpenSSL from asking the terminal for one.
             context.load_cert_chain(path_of(descriptor), path_of(key_descriptor), password="")
         except OSError:
-            raise SecretError(
-                "{} holds no private key of the certificate in {} (PEM, without a passphrase)",
-                key_path,
-                certificate,
-            ) from None
-        finally:
-            os.close(key_descriptor)
-    finally:
-        os.close(descriptor)
+            words = "{} holds no private key of the certificate in {} (PEM, without a passphrase)"
+            raise SecretError(words, key_path, certificate) from None
 
 
 def _credential(name: str) -> Path:
@@ -209,22 +200,30 @@ def _is_hash(hashed: str) -> bool:
 
 
 def _read_private(path: Path, most_bytes: int) -> bytes:
-    descriptor = _open_regular(path)
-    try:
-        exposed = stat.S_IRWXG | stat.S_IRWXO
-        if path.parent == Path(os.environ.get("CREDENTIALS_DIRECTORY") or "/nonexistent"):
-            # systemd grants a credential to the service's user by an ACL, and the mask of
-            # an ACL shows as group-readable; the folder lets nobody else in.  systemd #29435.
-            exposed &= ~stat.S_IRGRP
-        _refuse_exposed(descriptor, path, exposed)
-        content = read_descriptor(descriptor, most_bytes)
-    except OSError as error:
-        raise SecretError(f"cannot read {{}}: {error.strerror}", path) from error
-    finally:
-        os.close(descriptor)
+    exposed = stat.S_IRWXG | stat.S_IRWXO
+    if path.parent == Path(os.environ.get("CREDENTIALS_DIRECTORY") or "/nonexistent"):
+        # systemd grants a credential to the service's user by an ACL, and the mask of
+        # an ACL shows as group-readable; the folder lets nobody else in.  systemd #29435.
+        exposed &= ~stat.S_IRGRP
+    with _opened(path) as descriptor:
+        try:
+            _refuse_exposed(descriptor, path, exposed)
+            content = read_descriptor(descriptor, most_bytes)
+        except OSError as error:
+            raise SecretError(f"cannot read {{}}: {error.strerror}", path) from error
     if len(content) > most_bytes:
         raise SecretError(f"{{}} is larger than {most_bytes} bytes", path)
     return content
+
+
+@contextlib.contextmanager
+def _opened(path: Path, most_bytes: int | None = None) -> Iterator[int]:
+    """Give a descriptor of a regular file, and close it.  Raises SecretError."""
+    descriptor = _open_regular(path, most_bytes)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _open_regular(path: Path, most_bytes: int | None = None) -> int:
@@ -236,10 +235,6 @@ def _open_regular(path: Path, most_bytes: int | None = None) -> int:
         raise SecretError(f"cannot open {{}}: {error.strerror}", path) from error
     except ValueError:
         raise SecretError("cannot open {}: not a path", path) from None
-
-
-def _open_pem(path: Path) -> int:
-    return _open_regular(path, LONGEST_PEM_BYTES)
 
 
 def _refuse_exposed(descriptor: int, path: Path, exposed: int) -> None:

@@ -25,18 +25,6 @@ from relay.policy.secrets import FileInspector
 from relay.policy.shipped import with_presets
 from relay.policy.surroundings import Surroundings, SurroundingsInspector
 
-__all__ = [
-    "PolicyError",
-    "PolicyFault",
-    "fault_of_unread",
-    "inspected_policy",
-    "parse_policy",
-    "place_of",
-    "policy_bytes",
-    "read_policy",
-    "value_in",
-]
-
 
 def read_policy(path: Path, *, looks_at_files: bool = True) -> Policy:
     """Return the policy in a file, having looked at the files that it names, unless told not to.

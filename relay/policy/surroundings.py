@@ -1,10 +1,8 @@
 """What a policy is read in: its folder, and a look at the files that it names.  Pure.
 
-The model knows neither the folder nor the disk.  Whoever reads a policy passes
-`Surroundings` as the context of the validation; `relay.policy.secrets` has the real
-`SurroundingsInspector`.  Without one, as in code that builds a policy, nothing is looked at and a
-path in text must be absolute.  So a bad file is an error of its key like any other,
-found together with all the others.
+The model knows neither the folder nor the disk: `Surroundings` is the context of the validation,
+and `relay.policy.secrets` has the real `SurroundingsInspector`.  Without one, no file is looked at
+and paths must be absolute.  So a bad file is an error of its key, found together with all others.
 """
 
 from collections.abc import Callable, Sequence

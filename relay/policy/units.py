@@ -28,7 +28,7 @@ _SIZE_UNIT_BYTES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _PORT = re.compile(r"[0-9]{1,5}\Z")
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST_NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*\Z")
-_UPSTREAM_NAME = re.compile(r"[a-z0-9_-]{1,64}\Z")
+_NAME = re.compile(r"[a-z0-9_-]{1,64}\Z")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _CREDENTIAL_NAME = re.compile(r"[^/]{1,255}\Z")
 
@@ -305,16 +305,15 @@ def own_name(value: object) -> str:
     raise unfit("expected a domain name such as mail.example.net", value)
 
 
-def upstream_name(value: object) -> str:
-    if isinstance(value, str) and _UPSTREAM_NAME.match(value):
-        return value
-    raise ValueError("the name of an upstream is made of a-z, 0-9, _ and -, at most 64 of them")
+def _name_of(what: str) -> BeforeValidator:
+    """Return the validator of a name, which is also a label of metrics and part of a file name or key."""
 
+    def check(value: object) -> str:
+        if isinstance(value, str) and _NAME.match(value):
+            return value
+        raise ValueError(f"the name of {what} is made of a-z, 0-9, _ and -, at most 64 of them")
 
-def lane_name(value: object) -> str:
-    if isinstance(value, str) and _UPSTREAM_NAME.match(value):
-        return value
-    raise ValueError("the name of a lane is made of a-z, 0-9, _ and -, at most 64 of them")
+    return BeforeValidator(check)
 
 
 Duration = Annotated[int, BeforeValidator(duration_ns)]
@@ -326,8 +325,8 @@ Text = Annotated[str, BeforeValidator(text)]
 Network = Annotated[IPv4Network | IPv6Network, BeforeValidator(network)]
 AnyNetwork = Annotated[IPv4Network | IPv6Network, BeforeValidator(any_network)]
 UpstreamHost = Annotated[str, BeforeValidator(upstream_host)]
-UpstreamName = Annotated[str, BeforeValidator(upstream_name)]
-LaneName = Annotated[str, BeforeValidator(lane_name)]
+UpstreamName = Annotated[str, _name_of("an upstream")]
+LaneName = Annotated[str, _name_of("a lane")]
 OwnName = Annotated[str, BeforeValidator(own_name)]
 VariableName = Annotated[
     str,

@@ -3,10 +3,9 @@
 An owner without an account practises on it, and tests and the demo take it as their
 judge.  So that it can judge, it shares no arithmetic with the throttle.
 
-ledger      what was attempted, and whether any window held too much.  Pure
-account     when an attempt counts, what is answered, what is kept
-sasl        who may log in.  Pure
-dialogue    commands and replies: SMTP as a strict server speaks it.  Pure
-session     one connection: bytes to lines and content, TLS, late replies
-smarthost   the address that it listens on
+    smarthost      the address that it listens on
+    conversation   one connection: lines and content, TLS, late replies
+    dialogue       what one client says, and what the account makes of it
+    account        when an attempt counts, what is answered, what is kept
+    witness        what was attempted, and whether any window held too much.  Pure
 """

@@ -10,13 +10,15 @@ import enum
 import hashlib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 from relay.clock import SECOND_NS, Clock
 from relay.mail.envelope import Envelope
+from relay.policy.limits import LimitSettings
 from relay.practice.witness import Sighting, Witness, Witnessed
+from relay.smtp.session_machine import MailTransaction
 
 
 class Counting(enum.StrEnum):
@@ -33,45 +35,46 @@ class Counting(enum.StrEnum):
 class PracticeTransaction:
     """A mail transaction (RFC 5321, 3.3) while it lasts.  Instants are the account's."""
 
+    said: MailTransaction
     mail_at_ns: int
-    reverse_path: str
     client: str
     helo: str
     protocol: str
     user: str
-    is_eight_bit: bool
-    """MAIL carried BODY=8BITMIME."""
-    smtputf8: bool
-    recipients: list[str] = field(default_factory=list)
     dot_at_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PracticeBehaviour:
+    """What an account allows, and how its smarthost answers."""
+
+    limit: LimitSettings
+    cut_off_ns: int
+    """How long everything is refused once the limit was exceeded."""
+    counting: Counting = Counting.AT_RANDOM
+    longest_delay_ns: int = 0
+    """How late a reply to a final dot may be, at random."""
+    keep: Path | None = None
+    """The folder of what was accepted."""
+    remember: int = 100_000
+    """How many attempts the ledger keeps whole, the newest."""
+    why_refused: Callable[[str], str | None] = lambda _: None
+    """Returns the reply to a recipient that is not taken, or None."""
 
 
 class PracticeAccount:
     """One account at the practice smarthost, with its limit."""
 
-    def __init__(
-        self,
-        ledger: Witness,
-        *,
-        counting: Counting,
-        longest_delay_ns: int,
-        keep: Path | None,
-        rng: Random,
-        clock: Clock,
-        why_refused: Callable[[str], str | None] = lambda _: None,
-    ) -> None:
-        """Open the account; makes the folder `keep`.  Raises OSError.
-
-        `why_refused` returns the reply to a recipient that is not taken, or None.
-        """
-        self.why_refused = why_refused
-        self._ledger = ledger
-        self._counting = counting
-        self._longest_delay_ns = longest_delay_ns
-        self._keep = keep
+    def __init__(self, behaviour: PracticeBehaviour, rng: Random, clock: Clock) -> None:
+        """Open the account; makes the folder `keep`.  Raises OSError."""
+        self.ledger = Witness(behaviour.limit, behaviour.cut_off_ns, remember=behaviour.remember)
+        self.why_refused = behaviour.why_refused
+        self._counting = behaviour.counting
+        self._longest_delay_ns = behaviour.longest_delay_ns
+        self._keep = behaviour.keep
         self._rng = rng
         self._clock = clock
-        self._kept = 0 if keep is None else _last_kept(keep)
+        self._kept = 0 if behaviour.keep is None else _last_kept(behaviour.keep)
 
     def now_ns(self) -> int:
         return self._clock.boottime_ns()
@@ -87,7 +90,7 @@ class PracticeAccount:
         """
         now_ns = self.now_ns()
         counted_at_ns = self._instant(transaction, now_ns)
-        if not self._ledger.admit(counted_at_ns, len(transaction.recipients), now_ns):
+        if not self.ledger.admit(counted_at_ns, len(transaction.said.recipients), now_ns):
             fate, reply = Witnessed.REFUSED, self._refusal()
         elif fault is not None:
             fate, reply = Witnessed.REFUSED, fault
@@ -102,7 +105,7 @@ class PracticeAccount:
             return
         now_ns = self.now_ns()
         counted_at_ns = self._instant(transaction, now_ns)
-        self._ledger.admit(counted_at_ns, len(transaction.recipients), now_ns)
+        self.ledger.admit(counted_at_ns, len(transaction.said.recipients), now_ns)
         self._enter(transaction, counted_at_ns, b"", "", Witnessed.ABANDONED)
 
     def _instant(self, transaction: PracticeTransaction, now_ns: int) -> int:
@@ -117,11 +120,11 @@ class PracticeAccount:
                 return self._rng.randint(transaction.mail_at_ns, now_ns)
 
     def _refusal(self) -> str:
-        return f"550 5.7.1 You have exceeded your sending limit of {self._ledger.limit.label}"
+        return f"550 5.7.1 You have exceeded your sending limit of {self.ledger.limit.label}"
 
     def _take(self, content: bytes) -> tuple[Witnessed, str]:
         """Take content; deliver it to nobody, but keep it for looking at where that is wanted."""
-        number = self._ledger.relayed + 1
+        number = self.ledger.relayed + 1
         if self._keep is not None:
             number = self._kept + 1
             try:
@@ -141,17 +144,17 @@ class PracticeAccount:
         fate: Witnessed,
     ) -> None:
         envelope = Envelope(
-            reverse_path=transaction.reverse_path,
-            recipients=tuple(transaction.recipients),
+            reverse_path=transaction.said.reverse_path,
+            recipients=tuple(transaction.said.recipients),
             arrival_at_ns=self._clock.wall_ns(),
             client=transaction.client,
             helo=transaction.helo,
             protocol=transaction.protocol,
             user=transaction.user,
-            smtputf8=transaction.smtputf8,
+            smtputf8=transaction.said.smtputf8,
         )
         digest = hashlib.sha256(content).hexdigest()
-        self._ledger.enter(Sighting(counted_at_ns, envelope, len(content), digest, reply, fate))
+        self.ledger.enter(Sighting(counted_at_ns, envelope, len(content), digest, reply, fate))
 
 
 def _last_kept(folder: Path) -> int:

@@ -49,9 +49,7 @@ class Dialogue:
         self._credentials = credentials
         self._client = client
         self._machine = SessionMachine(terms, self, is_trusted=False, is_private=not has_tls, is_tls=False)
-        self._said: MailTransaction | None = None
         self._transaction: PracticeTransaction | None = None
-        """What the account knows of `_said`."""
 
     def answer(self, line: bytes) -> SessionStep:
         """Return the answer to one line, given without its CRLF; never a VERIFY."""
@@ -62,7 +60,7 @@ class Dialogue:
         if step.then is Then.VERIFY and step.proof is not None:
             is_right = self._credentials.are_proven_by(step.proof)
             step = machine.judged(PasswordCheck.RIGHT if is_right else PasswordCheck.WRONG)
-        if machine.transaction is not self._said:
+        if machine.transaction is not (self._transaction and self._transaction.said):
             self.abandon()
             self._begin(machine.transaction)
         return step
@@ -77,16 +75,16 @@ class Dialogue:
 
     def settle(self, content: bytes, *, is_overlong: bool) -> str:
         """Return the reply to the final dot, decided now; the transaction is over."""
-        transaction, self._transaction, self._said = self._transaction, None, None
+        transaction, self._transaction = self._transaction, None
         self._machine.go_on()
         if transaction is None:
             return replies.NEEDS_MAIL
-        fault = replies.TOO_BIG if is_overlong else _fault(transaction, content)
+        fault = replies.TOO_BIG if is_overlong else _fault(transaction.said, content)
         return self._account.settle(transaction, content, fault)
 
     def abandon(self) -> None:
         """Drop the transaction, if there is one: by RSET, by a new EHLO, or with the connection."""
-        transaction, self._transaction, self._said = self._transaction, None, None
+        transaction, self._transaction = self._transaction, None
         if transaction is not None:
             self._account.abandon(transaction)
 
@@ -104,23 +102,19 @@ class Dialogue:
     def _begin(self, said: MailTransaction | None) -> None:
         if said is None:
             return
-        self._said = said
         self._transaction = PracticeTransaction(
+            said,
             mail_at_ns=self._account.now_ns(),
-            reverse_path=said.reverse_path,
             client=self._client,
             helo=self._machine.helo or "",
             protocol=self._machine.protocol,
             user=self._credentials.name,
-            is_eight_bit=said.eight_bit,
-            smtputf8=said.smtputf8,
-            recipients=said.recipients,
         )
 
 
-def _fault(transaction: PracticeTransaction, content: bytes) -> str | None:
+def _fault(said: MailTransaction, content: bytes) -> str | None:
     if not content.count(b"\r\n") == content.count(b"\r") == content.count(b"\n"):
         return _BARE
-    if not (content.isascii() or transaction.is_eight_bit or transaction.smtputf8):
+    if not (content.isascii() or said.eight_bit or said.smtputf8):
         return _EIGHT_BIT
     return None

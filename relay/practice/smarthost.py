@@ -8,18 +8,12 @@ Assumes: one event loop, the standard library's or uvloop.
 import asyncio
 import random
 import ssl
-from collections.abc import Callable
-from pathlib import Path
 
 from relay.clock import Clock, SystemClock
-from relay.policy.limits import LimitSettings
 from relay.policy.units import HostPort
-from relay.practice.account import Counting, PracticeAccount
+from relay.practice.account import PracticeAccount, PracticeBehaviour
 from relay.practice.conversation import PracticeSession, PracticeTerms
-from relay.practice.witness import Witness
 from relay.smtp.sasl import Credentials
-
-REMEMBERED_ENTRIES = 100_000
 
 
 class PracticeSmarthost:
@@ -30,37 +24,22 @@ class PracticeSmarthost:
         address: HostPort,
         user: str,
         password: str,
-        limit: LimitSettings,
-        cut_off_ns: int,
+        behaviour: PracticeBehaviour,
         *,
-        keep: Path | None = None,
-        counting: Counting = Counting.AT_RANDOM,
-        longest_delay_ns: int = 0,
-        remember: int = REMEMBERED_ENTRIES,
         tls: ssl.SSLContext | None = None,
         rng: random.Random | None = None,
         clock: Clock | None = None,
-        why_refused: Callable[[str], str | None] = lambda _: None,
     ) -> None:
         """Set up, but do not listen yet.
 
-        `longest_delay_ns` is how late a reply to a final dot may be, at random; `remember`
-        is how many entries the ledger keeps; `why_refused` returns the reply to a recipient
-        that it does not take, or None.  Raises OSError if `keep` cannot be made, and
-        ValueError for an address that others reach without TLS.
+        Raises OSError if the folder `keep` cannot be made, and ValueError for an address that
+        others reach without TLS.
         """
         if tls is None and not address.is_loopback:
             raise ValueError(f"{address}: without TLS a practice smarthost listens on loopback only")
-        self.ledger = Witness(limit, cut_off_ns, remember=remember)
-        account = PracticeAccount(
-            self.ledger,
-            counting=counting,
-            longest_delay_ns=longest_delay_ns,
-            keep=keep,
-            rng=rng or random.Random(),  # noqa: S311 - lateness and counting, not secrets
-            clock=clock or SystemClock(),
-            why_refused=why_refused,
-        )
+        rng = rng or random.Random()  # noqa: S311 - lateness and counting, not secrets
+        account = PracticeAccount(behaviour, rng, clock or SystemClock())
+        self.ledger = account.ledger
         self._terms = PracticeTerms(account, Credentials(user, password), tls)
         self._address = address
         self._server: asyncio.Server | None = None

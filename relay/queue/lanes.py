@@ -3,7 +3,7 @@
 Guarantees, while nothing waits beyond its patience:
 - between two lanes that both have something ready all the time, neither is behind the other
   by more than one message each, measured in shares; no lane is above its own by more than one;
-- a lane that had nothing ready has saved nothing, and goes next, unless it had its share just before;
+- an idle lane earns no credit; once it has mail it goes next, unless it had its share just before;
 - within a lane senders take turns, a message each; each one's own leave in their order, behind
   what stands in front of them (`add_in_front`); only what was taken and given back goes ahead of all;
 - a lane that may give nothing (its ceiling) keeps back no other.
@@ -17,13 +17,13 @@ the last one that went.  What a message costs is the caller's, in one unit for a
 
 Without lanes there is one, and senders do not take turns: first come, first served.
 
-Every call but `copy`, `watch` and `in_line` is O(lanes + log n).  Does not: know a message but
+Every call but `copy` and `in_line` is O(lanes + log n).  Does not: know a message but
 by its id, or that one is no longer ready (`remove` says so).
 """
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import chain, count, islice
@@ -157,8 +157,6 @@ class Order:
         self._tag = 0
         """Of what went last: no flow is behind it."""
         self._numbers = count()
-        self._touched: set[QueueId] | None = None
-        """Who changed since `watch`; None where nobody watches."""
         self._found: tuple[int, tuple[_Flow, _Line, QueueId] | None] | None = None
         """What goes next, and as of when; None where that changed since."""
         self._preferred: QueueId | None = None
@@ -209,11 +207,9 @@ class Order:
             line.ahead.move_to_end(queue_id, last=False)
 
     def remove(self, queue_id: QueueId) -> None:
-        """Forget a message; one that is not there is none too many."""
+        """Forget a message; absent ids are ignored."""
         if (spot := self._spots.pop(queue_id, None)) is None:
             return
-        if self._touched is not None:
-            self._touched.add(queue_id)
         self._found = None
         line = self._lines[spot.lane]
         line.length -= 1
@@ -298,36 +294,18 @@ class Order:
             self._found = None
             self._lines[lane].room = room
 
-    def watch(self) -> list[QueueId]:
-        """Return who is ready; from here on `touched` gives who came, went or stood elsewhere since."""
-        self._touched = set()
-        return list(self._spots)
+    def in_line(self) -> list[QueueId]:
+        """Return who stands behind others of their sender, by since when they are ready, then as they came.
 
-    def touched(self) -> set[QueueId]:
-        """Return who changed since `watch` or the last call."""
-        touched, self._touched = self._touched or set(), set()
-        return touched
-
-    @property
-    def touched_count(self) -> int:
-        """Return how many `touched` would give."""
-        return len(self._touched or ())
-
-    def unwatch(self) -> None:
-        """Remember no longer who changes."""
-        self._touched = None
-
-    def in_line(self, queue_ids: Iterable[QueueId]) -> list[tuple[int, int, QueueId]]:
-        """Return since when those of some messages are ready that stand behind others of their sender.
-
-        By that, and for equals by when they came; who goes ahead of its lane is not among them.
+        What goes ahead of its lane, or in front of its sender's others, is not among them.
         """
-        spots = ((queue_id, self._spots.get(queue_id)) for queue_id in queue_ids)
-        return sorted(
+        spots = self._spots.items()
+        behind = [
             (spot.since_ns, spot.number, queue_id)
             for queue_id, spot in spots
-            if spot is not None and spot.sender is not None and not spot.is_in_front
-        )
+            if spot.sender is not None and not spot.is_in_front
+        ]
+        return [queue_id for _, _, queue_id in sorted(behind)]
 
     def ahead(self) -> list[tuple[QueueId, int]]:
         """Return who goes ahead of its lane, in that order, and since when it is ready."""
@@ -383,8 +361,6 @@ class Order:
     def _enter(self, queue_id: QueueId, spot: _Spot) -> None:
         self.remove(queue_id)
         self._found = None
-        if self._touched is not None:
-            self._touched.add(queue_id)
         self._spots[queue_id] = spot
         line = self._lines[spot.lane]
         line.length += 1

@@ -1,15 +1,15 @@
-"""Where messages are parked that only something of their own keeps back.  Pure: no clock.
+"""Where messages are parked that only a limit of their own keeps back.  Pure: no clock.
 
-A place is due at an instant, and is asked then, once, how many may leave it (`let`).  While any
-may, the first of each lane stands in the order for those behind it, in front of its sender's
-others; so a lane that may give nothing keeps back no other, neither elsewhere nor in the same
-place.  When so many left, it is asked again; where none may, it is due at another instant.
+A place is due at an instant; then the dispatcher asks, once, how many may leave it (`let`).
+While a place has room, its first message in each lane stands for it in the order, in front of
+the other mail of that sender.  So a lane at its ceiling keeps back no other lane.  When as
+many left as were let, the place is due again; where none may leave, at a later instant.
 
-Guarantees: who is parked in one lane leaves a place in turn; no more leave than were let; a
-place that nobody may leave has nobody in the order.
+Guarantees: parked messages of one lane leave their place in turn; no more leave than were let;
+a place that nobody may leave has no message in the order.
 
-Cost: O(log n) a call, times the lanes that one place has somebody of.  Does not: know a limit,
-or what a message costs.
+Cost: O(log n) a call, times the lanes of the place.  Does not: know a limit, or what a message
+costs.
 """
 
 import heapq
@@ -28,7 +28,7 @@ AT_ONCE_NS = 0
 
 
 @dataclass(slots=True)
-class _Spot:
+class _Lot:
     """One place, and who is parked there."""
 
     due_at_ns: int | None = None
@@ -41,9 +41,9 @@ class _Spot:
     following: dict[str, int] = field(default_factory=dict)
     """By lane, how many may leave behind who stands."""
 
-    def copy(self) -> "_Spot":
+    def copy(self) -> "_Lot":
         turns = {lane: its.copy() for lane, its in self.turns.items()}
-        return _Spot(self.due_at_ns, self.may_leave, turns, self.stands.copy(), self.following.copy())
+        return _Lot(self.due_at_ns, self.may_leave, turns, self.stands.copy(), self.following.copy())
 
 
 class Parking:
@@ -52,7 +52,7 @@ class Parking:
     def __init__(self, messages: Mapping[QueueId, Queued], order: Order) -> None:
         """`messages` are all of the queue, and `order` those that are ready; both change."""
         self._messages, self._order = messages, order
-        self._parked: dict[Hashable, _Spot] = {}
+        self._parked: dict[Hashable, _Lot] = {}
         self._until: list[tuple[int, int, Hashable]] = []
         """A heap; what a place says itself counts."""
         self._due: dict[Hashable, None] = {}
@@ -66,7 +66,7 @@ class Parking:
     def park(self, message: Queued, place: Hashable, due_at_ns: int) -> bool:
         """Park a message until its place is due; say if nobody was there."""
         is_first = place not in self._parked
-        parking = self._parked.setdefault(place, _Spot())
+        parking = self._parked.setdefault(place, _Lot())
         self._enter(parking, message)
         self._put_off(place, parking, due_at_ns)
         return is_first
@@ -168,14 +168,14 @@ class Parking:
         twin.following = self.following.copy()
         return twin
 
-    def _enter(self, parking: _Spot, message: Queued) -> None:
+    def _enter(self, parking: _Lot, message: Queued) -> None:
         heapq.heappush(parking.turns.setdefault(message.lane, []), (message.turn, message.queue_id))
 
-    def _homes(self, parking: _Spot) -> list[str]:
+    def _homes(self, parking: _Lot) -> list[str]:
         """Return the lanes that those of a place go by."""
         return list(dict.fromkeys(map(self._order.home_of, parking.turns)))
 
-    def _first(self, place: Hashable, parking: _Spot, home: str) -> Queued | None:
+    def _first(self, place: Hashable, parking: _Lot, home: str) -> Queued | None:
         """Return whose turn it is at a place in a lane, and forget who left it another way."""
         firsts = []
         for lane in [lane for lane in parking.turns if self._order.home_of(lane) == home]:
@@ -196,10 +196,10 @@ class Parking:
             lane,
         )
 
-    def _is_empty(self, place: Hashable, parking: _Spot) -> bool:
+    def _is_empty(self, place: Hashable, parking: _Lot) -> bool:
         return all(self._first(place, parking, lane) is None for lane in self._homes(parking))
 
-    def _stand(self, place: Hashable, parking: _Spot, lane: str) -> None:
+    def _stand(self, place: Hashable, parking: _Lot, lane: str) -> None:
         """Have the first of a lane stand in the order for a place that may be left."""
         message = self._first(place, parking, lane)
         if message is None:
@@ -212,7 +212,7 @@ class Parking:
             self._order.add_in_front(message.queue_id, message.lane, message.reverse_path, message.since_ns)
         self._count(parking, self._homes(parking))
 
-    def _close(self, place: Hashable, parking: _Spot) -> None:
+    def _close(self, place: Hashable, parking: _Lot) -> None:
         """Have nobody leave a place."""
         for queue_id in parking.stands.values():
             if (message := self._messages.get(queue_id)) is not None and message.place == place:
@@ -222,7 +222,7 @@ class Parking:
         self._open.pop(place, None)
         self._count(parking, ())
 
-    def _count(self, parking: _Spot, lanes: Iterable[str]) -> None:
+    def _count(self, parking: _Lot, lanes: Iterable[str]) -> None:
         """Know how many may leave a place behind who stands."""
         self.following.subtract(parking.following)
         lengths = Counter[str]()
@@ -231,7 +231,7 @@ class Parking:
         parking.following = {lane: min(parking.may_leave, lengths[lane]) - 1 for lane in lanes}
         self.following.update(parking.following)
 
-    def _put_off(self, place: Hashable, parking: _Spot, due_at_ns: int) -> None:
+    def _put_off(self, place: Hashable, parking: _Lot, due_at_ns: int) -> None:
         self._close(place, parking)
         self._due.pop(place, None)
         if parking.due_at_ns == due_at_ns:

@@ -6,7 +6,8 @@ boot (`Clock.boottime_ns`).
 
 import enum
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 
 from relay.mail.address import comparable
 from relay.mail.envelope import QueueId
@@ -78,14 +79,16 @@ class WaitReason:
     text: str
     """For showing only."""
     status: str = ""
-    """Of a REFUSAL by a 4yz reply: the enhanced status code that it came with (RFC 3463)."""
+    """The enhanced status code that a REFUSAL came with (RFC 3463)."""
 
 
 NO_REASON = WaitReason(WaitKind.WORDS, "")
 
+Why = WaitReason | str
+"""A reason; in plain words where no rule asks about it."""
 
-def wait_reason(why: WaitReason | str) -> WaitReason:
-    """Return a reason as a value."""
+
+def wait_reason(why: Why) -> WaitReason:
     return why if isinstance(why, WaitReason) else WaitReason(WaitKind.WORDS, why) if why else NO_REASON
 
 
@@ -156,3 +159,9 @@ class Queued:
     def since_ns(self) -> int:
         """Return since when it could go, but for limits and connections; never before it came in."""
         return max(self.ready_at_ns, self.arrived_at_ns)
+
+    def __copy__(self) -> "Queued":
+        return Queued(*_VALUES(self))
+
+
+_VALUES = attrgetter(*(field.name for field in fields(Queued)))

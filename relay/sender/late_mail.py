@@ -26,7 +26,7 @@ from typing import Protocol
 
 from relay.clock import SECOND_NS, Clock
 from relay.mail.envelope import QueueId
-from relay.mail.times import rfc3339
+from relay.mail.formats import rfc3339
 from relay.queue.scheduler import Queued, Scheduler, State
 from relay.sender.pause import Pausing
 from relay.sender.settling import Settling

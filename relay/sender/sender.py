@@ -7,7 +7,7 @@ Stopping is finishing the transactions in flight, then dying.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from relay.clock import SECOND_NS
@@ -87,8 +87,7 @@ class Sender:
             owed=self.owed,
             on_report=self._new_mail.set,
         )
-        for _ in self._arranging():
-            pass
+        self._arrange()
         backlog = Backlog(self.scheduler, self.spool_thread, self.settling)
         self._taking = Taking(
             backlog,
@@ -162,9 +161,7 @@ class Sender:
         self._policy = policy
         self.settling.terms = _terms(policy)
         await self.owed.use(policy)
-        for _ in self._arranging():
-            # A long queue is arranged in slices, so that it holds up nobody.
-            await asyncio.sleep(0)
+        self._arrange()
         await self.upstreams.apply(policy)
         self._taking.use(policy)
 
@@ -185,10 +182,10 @@ class Sender:
     def in_flight(self) -> int:
         return self.upstreams.in_flight
 
-    def _arranging(self) -> Iterator[None]:
-        """Have the queue go by the lanes of the policy, and by what the upstream in use counts; in slices."""
+    def _arrange(self) -> None:
+        """Have the queue go by the lanes of the policy, and by what the upstream in use counts."""
         upstream = self._policy.upstreams[self._policy.default_upstream]
-        return self.scheduler.arranging(
+        self.scheduler.arrange(
             lanes_of(self._policy.lanes), price_of(upstream.limits), upstream.max_recipients
         )
 

@@ -1,9 +1,9 @@
 """The throttle of one upstream, off the event loop.
 
-Guarantees: when `reserve` returned a reservation, it is on disk; several are decided in
-one critical section of the history.  A history that fails lets nothing through: its
-error goes to whoever asked.  Ends of transactions are known here at once and written
-with the next decision, or soon after: losing one wastes a slot and nothing else.
+Guarantees: a reservation that `reserve` returned is on disk; several are decided in one critical
+section of the history.  A history that fails lets nothing through: its error goes to the caller.  Ends
+of transactions are known here at once and written with the next decision, or FLUSH_SECONDS later:
+losing one wastes a slot and nothing else.
 """
 
 import asyncio
@@ -58,7 +58,6 @@ class ThrottleThread(View):
         return await self._call(lambda: self._throttle.reserve(requests))
 
     async def reserve_connection(self, opening_ns: int) -> Reservation | Wait:
-        """Decide about opening a connection.  Raises HistoryError; then none may be opened."""
         return await self._call(lambda: self._throttle.reserve_connection(opening_ns))
 
     async def hear_of_others(self) -> None:
@@ -70,7 +69,6 @@ class ThrottleThread(View):
             await self._call(self._throttle.flush)
 
     def ended(self, reservation: Reservation) -> None:
-        """Tell that a transaction ended just now, however it ended."""
         self._throttle.settle(reservation, self._clock.boottime_ns())
         if self._flush is None:
             self._flush = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._start_flush)
@@ -101,7 +99,6 @@ class ThrottleThread(View):
         self._thread.submit(self._throttle.replan, limits, guard_ns)
 
     async def close(self) -> None:
-        """Write what is not written yet and let go of the history."""
         if self._flush is not None:
             self._flush.cancel()
         try:

@@ -8,7 +8,8 @@ Strict as RFC 5321, but for what `relay.mail.address` says.
 import enum
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 from relay.mail.address import (
     MalformedAddress,
@@ -27,6 +28,8 @@ MAX_LINE_BYTES = 2048
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _LINE_END = re.compile(rb"[\r\n\0]")
 _HOST_NAME = re.compile(r"[!-~]{1,255}\Z")
+_FORWARD_UTF8 = partial(parse_forward_path, smtputf8=True)
+_FORWARD_ASCII = partial(parse_forward_path, smtputf8=False)
 # RFC 3461, 4: xtext; `<>` is one too.
 _XTEXT = re.compile(r"(?:[!-*,-<>-~]|\+[0-9A-Fa-f]{2})+\Z")
 _SIZE = re.compile(r"[0-9]{1,20}\Z")  # RFC 1870, 4
@@ -58,8 +61,7 @@ class Refused(Exception):  # noqa: N818 - it is an answer to the client, not a f
         self.reply = reply
 
 
-@dataclass(frozen=True, slots=True)
-class MailCommand:
+class MailCommand(NamedTuple):
     """What a MAIL command asked for."""
 
     reverse_path: str
@@ -83,7 +85,7 @@ def is_one_line(line: bytes) -> bool:
 def split_command(line: bytes) -> tuple[str, str | None]:
     """Return the verb in upper case and the argument, None where there is none.
 
-    Octets outside UTF-8 become lone surrogates, so that `_octets` gives them back.
+    Octets outside UTF-8 become lone surrogates, so that `_path` has them back.
     """
     verb, _, argument = line.rstrip(b" \t").decode("utf-8", "surrogateescape").partition(" ")
     return verb.upper(), argument or None
@@ -100,15 +102,16 @@ def parse_mail(argument: str | None) -> MailCommand:
     """Return what the argument of MAIL means (RFC 5321, 4.1.1.2).  Raises Refused."""
     if argument is None or argument[:5].upper() != "FROM:":
         raise Refused(replies.MAIL_SYNTAX)
-    path = _path(lambda: parse_reverse_path(_octets(argument[5:])), replies.malformed_sender)
-    size_bytes = 0
+    path = _path(argument[5:], parse_reverse_path, replies.malformed_sender)
+    size_bytes, eight_bit = 0, False
     for keyword, value in path.parameters.items():
         match keyword:
             case "SIZE":
                 is_valid = value is not None and _SIZE.match(value) is not None
                 size_bytes = int(value) if value is not None and is_valid else 0
             case "BODY":
-                is_valid = value is not None and value.upper() in {"7BIT", "8BITMIME"}
+                eight_bit = value is not None and value.upper() == "8BITMIME"
+                is_valid = eight_bit or (value is not None and value.upper() == "7BIT")
             case "SMTPUTF8":
                 is_valid = value is None
             case "AUTH":
@@ -118,7 +121,6 @@ def parse_mail(argument: str | None) -> MailCommand:
                 raise Refused(replies.UNKNOWN_PARAMETER)
         if not is_valid:
             raise Refused(replies.BAD_PARAMETER)
-    eight_bit = (path.parameters.get("BODY") or "").upper() == "8BITMIME"
     return MailCommand(path.address, size_bytes, "SMTPUTF8" in path.parameters, eight_bit)
 
 
@@ -126,9 +128,8 @@ def parse_rcpt(argument: str | None, *, smtputf8: bool) -> str:
     """Return the recipient that the argument of RCPT names (RFC 5321, 4.1.1.3).  Raises Refused."""
     if argument is None or argument[:3].upper() != "TO:":
         raise Refused(replies.RCPT_SYNTAX)
-    path = _path(
-        lambda: parse_forward_path(_octets(argument[3:]), smtputf8=smtputf8), replies.malformed_recipient
-    )
+    parse = _FORWARD_UTF8 if smtputf8 else _FORWARD_ASCII
+    path = _path(argument[3:], parse, replies.malformed_recipient)
     if path.parameters:
         raise Refused(replies.UNKNOWN_PARAMETER)
     return path.address
@@ -150,13 +151,9 @@ def rcpt_line(recipient: str) -> bytes:
     return f"RCPT TO:<{recipient}>".encode()
 
 
-def _octets(argument: str) -> bytes:
-    return argument.encode("utf-8", "surrogateescape")
-
-
-def _path(parse: Callable[[], Path], malformed: Callable[[str], str]) -> Path:
+def _path(argument: str, parse: Callable[[bytes], Path], malformed: Callable[[str], str]) -> Path:
     try:
-        return parse()
+        return parse(argument.encode("utf-8", "surrogateescape"))
     except MalformedAddress as error:
         raise Refused(malformed(str(error))) from None
     except MalformedParameters as error:

@@ -64,6 +64,9 @@ class SessionState(enum.IntEnum):
     OVER = 8
 
 
+GREETED, READY, SENDER, RECIPIENTS, EXCHANGE, VERIFYING, SECURING, CONTENT, OVER = SessionState
+
+
 class Then(enum.Enum):
     """What the owner does once it has sent the reply of a step."""
 
@@ -132,22 +135,22 @@ class SessionOwner(Protocol):
     def login_refusal(self) -> str | None: ...
 
 
-_STAYS = (SessionState.GREETED, SessionState.READY, SessionState.SENDER, SessionState.RECIPIENTS)
+_STAYS = (GREETED, READY, SENDER, RECIPIENTS)
 
 TABLE: dict[str, tuple[SessionState | str, ...]] = {
-    SmtpVerb.HELO: (SessionState.READY,) * 4,
-    SmtpVerb.EHLO: (SessionState.READY,) * 4,
-    SmtpVerb.STARTTLS: (SessionState.SECURING,) * 4,
-    SmtpVerb.AUTH: (replies.NEEDS_EHLO, SessionState.EXCHANGE, *(replies.AUTH_IN_TRANSACTION,) * 2),
-    SmtpVerb.MAIL: (replies.NEEDS_HELO, SessionState.SENDER, replies.NESTED_MAIL, replies.NESTED_MAIL),
-    SmtpVerb.RCPT: (replies.NEEDS_MAIL, replies.NEEDS_MAIL, SessionState.RECIPIENTS, SessionState.RECIPIENTS),
-    SmtpVerb.DATA: (replies.NEEDS_MAIL, replies.NEEDS_MAIL, replies.NEEDS_RECIPIENT, SessionState.CONTENT),
-    SmtpVerb.RSET: (SessionState.GREETED, SessionState.READY, SessionState.READY, SessionState.READY),
+    SmtpVerb.HELO: (READY, READY, READY, READY),
+    SmtpVerb.EHLO: (READY, READY, READY, READY),
+    SmtpVerb.STARTTLS: (SECURING, SECURING, SECURING, SECURING),
+    SmtpVerb.AUTH: (replies.NEEDS_EHLO, EXCHANGE, *(replies.AUTH_IN_TRANSACTION,) * 2),
+    SmtpVerb.MAIL: (replies.NEEDS_HELO, SENDER, replies.NESTED_MAIL, replies.NESTED_MAIL),
+    SmtpVerb.RCPT: (replies.NEEDS_MAIL, replies.NEEDS_MAIL, RECIPIENTS, RECIPIENTS),
+    SmtpVerb.DATA: (replies.NEEDS_MAIL, replies.NEEDS_MAIL, replies.NEEDS_RECIPIENT, CONTENT),
+    SmtpVerb.RSET: (GREETED, READY, READY, READY),
     SmtpVerb.NOOP: _STAYS,
     SmtpVerb.HELP: _STAYS,
     SmtpVerb.VRFY: _STAYS,
     SmtpVerb.EXPN: (replies.NOT_IMPLEMENTED,) * 4,
-    SmtpVerb.QUIT: (SessionState.OVER,) * 4,
+    SmtpVerb.QUIT: (OVER, OVER, OVER, OVER),
 }
 """For each command, in GREETED, READY, SENDER and RECIPIENTS: the state after it, or the refusal."""
 
@@ -163,6 +166,12 @@ FIXED: dict[str, SessionStep] = {
 }
 """What an accepted command comes to, where its argument does not matter."""
 
+_AFTER_RESPONSE = {
+    Then.RESPONSE: EXCHANGE,
+    Then.VERIFY: VERIFYING,
+    Then.COMMAND: READY,
+}
+_WITHOUT_TRANSACTION = frozenset({GREETED, READY, OVER})
 _SENDER_OK = SessionStep(replies.SENDER_OK)
 _RECIPIENT_OK = SessionStep(replies.RECIPIENT_OK)
 
@@ -174,7 +183,7 @@ class SessionMachine:
         self, terms: ServerTerms, owner: SessionOwner, *, is_trusted: bool, is_private: bool, is_tls: bool
     ) -> None:
         """`is_trusted`: may relay without AUTH.  `is_private`: nobody reads a password in the clear."""
-        self.state = SessionState.GREETED
+        self.state = GREETED
         self.phase = "connect"
         """The last command in lower case, or `unknown`."""
         self.helo: str | None = None
@@ -206,8 +215,8 @@ class SessionMachine:
     def take(self, line: bytes) -> SessionStep:
         """Obey one command line, given without its CRLF."""
         before = self.state
-        if before > SessionState.RECIPIENTS:
-            raise AssertionError(f"a command while the session is {before.name}")
+        if before > RECIPIENTS:
+            raise _out_of_order("a command", before)
         name, argument = split_command(line)
         row = TABLE.get(name)
         if row is None:
@@ -218,31 +227,30 @@ class SessionMachine:
             after = row[before]
             if isinstance(after, str):
                 return SessionStep(after)
-            self.state = after
             step = FIXED.get(name) or self._ACTIONS[name](self, argument)
         except Refused as refused:
-            self.state = before
             return SessionStep(refused.reply)
-        except BaseException:
-            self.state = before
-            raise
-        if after <= SessionState.READY or after is SessionState.OVER:
+        self.state = VERIFYING if step.then is Then.VERIFY else after
+        if after in _WITHOUT_TRANSACTION:
             self.transaction = None
         return step
 
     def respond(self, line: bytes) -> SessionStep:
         """Take the response to a challenge."""
-        if self.state is not SessionState.EXCHANGE or self._exchange is None:
-            raise AssertionError(f"a response while the session is {self.state.name}")
+        if self.state is not EXCHANGE or self._exchange is None:
+            raise _out_of_order("a response", self.state)
         try:
-            return self._advance(self._exchange, line)
+            step = self._advance(self._exchange, line)
         except Refused as refused:
-            self.state = SessionState.READY
-            return SessionStep(refused.reply)
+            step = SessionStep(refused.reply)
+        self.state = _AFTER_RESPONSE[step.then]
+        return step
 
     def judged(self, check: PasswordCheck) -> SessionStep:
         """Take the judgement of a proof."""
-        self.state = SessionState.READY
+        if self.state is not VERIFYING:
+            raise _out_of_order("a judgement", self.state)
+        self.state = READY
         match check:
             case PasswordCheck.RIGHT:
                 self.user = self._claimed
@@ -256,23 +264,20 @@ class SessionMachine:
 
     def secured(self) -> None:
         """Begin anew under TLS: nothing said before counts (RFC 3207, 4.2)."""
+        if self.state is not SECURING:
+            raise _out_of_order("TLS", self.state)
         self.is_tls = True
         self.helo = self.user = self.transaction = None
         self._is_extended = False
-        self.state = SessionState.GREETED
+        self.state = GREETED
 
     def go_on(self) -> None:
         """Take commands again, whatever came of the content, or of what could not be done.
 
         With its content a transaction ends, accepted or not (RFC 5321, 4.1.1.4).
         """
-        if self.state in (
-            SessionState.EXCHANGE,
-            SessionState.VERIFYING,
-            SessionState.SECURING,
-            SessionState.CONTENT,
-        ):
-            self.state = SessionState.GREETED if self.helo is None else SessionState.READY
+        if RECIPIENTS < self.state < OVER:
+            self.state = GREETED if self.helo is None else READY
             self.transaction = None
 
     def _unknown(self, verb: str) -> SessionStep:
@@ -282,7 +287,7 @@ class SessionMachine:
         return SessionStep(replies.UNKNOWN_COMMAND)
 
     def _end(self, reply: str, reason: str) -> SessionStep:
-        self.state, self.transaction = SessionState.OVER, None
+        self.state, self.transaction = OVER, None
         return SessionStep(reply, Then.END, reason)
 
     # The rules that depend on who the client is.
@@ -294,23 +299,16 @@ class SessionMachine:
 
     def _check(self, verb: str, argument: str | None) -> None:
         """Raise Refused for a command that this client may not give in any state."""
-        terms = self._terms
         if argument is not None and verb in _NO_ARGUMENT:
             raise Refused(replies.NO_ARGUMENT_ALLOWED)
-        if terms.is_strict and terms.has_starttls and not self.is_tls and verb not in _BEFORE_TLS:
-            raise Refused(replies.NEEDS_TLS_THEN_AUTH)
-        match verb:
-            case SmtpVerb.MAIL | SmtpVerb.RCPT:
+        if self._terms.is_strict:
+            if self._terms.has_starttls and not self.is_tls and verb not in _BEFORE_TLS:
+                raise Refused(replies.NEEDS_TLS_THEN_AUTH)
+            if verb == SmtpVerb.DATA:
                 self._check_may_relay()
-            case SmtpVerb.DATA if terms.is_strict:
-                self._check_may_relay()
-            case SmtpVerb.AUTH:
-                self._check_may_log_in()
-            case SmtpVerb.STARTTLS:
-                if self.is_tls:
-                    raise Refused(replies.TLS_ACTIVE)
-                if not terms.has_starttls:
-                    raise Refused(replies.TLS_NOT_OFFERED)
+        check = self._CHECKS.get(verb)
+        if check is not None:
+            check(self)
 
     def _check_may_relay(self) -> None:
         if self._is_trusted or self.user is not None:
@@ -331,6 +329,19 @@ class SessionMachine:
             raise Refused(replies.NEEDS_TLS)
         if self.user is not None:
             raise Refused(replies.AUTH_TWICE)
+
+    def _check_may_secure(self) -> None:
+        if self.is_tls:
+            raise Refused(replies.TLS_ACTIVE)
+        if not self._terms.has_starttls:
+            raise Refused(replies.TLS_NOT_OFFERED)
+
+    _CHECKS: ClassVar[dict[str, Callable[["SessionMachine"], None]]] = {
+        SmtpVerb.MAIL: _check_may_relay,
+        SmtpVerb.RCPT: _check_may_relay,
+        SmtpVerb.AUTH: _check_may_log_in,
+        SmtpVerb.STARTTLS: _check_may_secure,
+    }
 
     # What an accepted command does.
 
@@ -372,7 +383,6 @@ class SessionMachine:
         except StopIteration as end:
             proof: Proof = end.value
             self._claimed = proof.name
-            self.state = SessionState.VERIFYING
             return SessionStep("", Then.VERIFY, proof=proof)
         except MalformedProof:
             if self._terms.is_strict:
@@ -416,6 +426,10 @@ class SessionMachine:
         SmtpVerb.MAIL: _mail,
         SmtpVerb.RCPT: _rcpt,
     }
+
+
+def _out_of_order(what: str, state: SessionState) -> AssertionError:
+    return AssertionError(f"{what} while the session is {state.name}")
 
 
 def protocol_name(*, extended: bool, tls: bool, authenticated: bool, smtputf8: bool) -> str:

@@ -2,5 +2,6 @@
 
 `interface` is what any engine promises, and the values it speaks in; `maildir/` is the default
 engine.  `durable` is the port of the disk, the only place that syncs, links, renames and locks;
-`batched_sync` and `kernel_aio` let the files of one batch wait for the disk together.
+`replacing` puts one file in the place of another; `batched_sync` lets the files of one batch wait for
+the disk together.
 """

@@ -2,8 +2,8 @@
 
 Guarantees, once a method returned: `write_all` and `write_at` wrote every byte asked for;
 after `sync` the file's content and size, after `sync_directory` its names, survive loss
-of power.  Assumes one local file system that honours fsync (`mounts` knows
-some that do not).
+of power.  Assumes one local file system that honours fsync (`doubt_about`
+knows some that do not).
 
 Rules, measured on ext4, xfs and btrfs with real crash images:
 - a name is durable only after `sync_directory` of its folder; `sync_content`
@@ -325,3 +325,23 @@ def sync_above(disk: Disk, path: str) -> None:
             if error.errno not in _NEVER_OURS:
                 raise
         path = above
+
+
+_UNFIT_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "tmpfs", "ramfs", "fuse.sshfs"})
+
+
+def doubt_about(path: str) -> str | None:
+    """Return why a folder may not keep what is stored in it, or None.
+
+    Memory is not durable, and file systems of other hosts promise neither locks nor names.
+    """
+    best, kind = "", ""
+    real = os.path.realpath(path)
+    with open("/proc/self/mounts", encoding="utf-8", errors="replace") as mounts:
+        for line in mounts:
+            _, mount_point, file_system, *_ = line.split(" ")
+            point = mount_point.replace("\\040", " ")
+            is_above = point in ("/", real) or real.startswith(point + "/")
+            if is_above and len(point) >= len(best):
+                best, kind = point, file_system
+    return f"{best} is {kind}, which does not keep what it is told" if kind in _UNFIT_FILE_SYSTEMS else None

@@ -176,6 +176,11 @@ class Totals:
     queued: int = 0
     """Those to do, counted from the message files themselves, not from the account."""
 
+    @property
+    def imbalance(self) -> int:
+        """Return how many are unaccounted for; anything but 0 is a fault of ours."""
+        return self.accepted - self.relayed - self.bounced - self.expired - self.deleted - self.queued
+
 
 @dataclass(frozen=True, slots=True)
 class Recovery:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 from relay.mail.envelope import QueueId
-from relay.queue.queued import NO_REASON, Queued, State, WaitKind
+from relay.queue.queued import Queued, State, WaitKind
 from relay.queue.scheduler import Scheduler
 from relay.throttle.decision import Place, Request, choose, for_all, room_at, room_in, shares_of, wait
 from relay.throttle.expected import (
@@ -158,7 +158,7 @@ class _Future:
                 taken.append(mail.queue_id)
         # What was taken and is not on its way yet is next.
         for queue_id in reversed(taken):
-            self._line.give_back(queue_id, NO_REASON)
+            self._line.give_back(queue_id, NEXT)
         if self._outlook.pause:
             self._wait_until(self._outlook.paused_until_ns, self._outlook.pause)
         while self._passes():
@@ -218,7 +218,7 @@ class _Future:
         mail = course.mail
         if course.left:
             tried = 0 if course.is_second_round else mail.tried
-            self._line.again(mail.queue_id, course.left + tried, NO_REASON)
+            self._line.again(mail.queue_id, course.left + tried, NEXT)
         elif mail.tried and not course.is_second_round:
             self._begin_second_round(course, transaction.end_ns)
         else:
@@ -232,7 +232,7 @@ class _Future:
         course.is_second_round, course.left = True, mail.tried
         course.domains = self._each_domain(mail.tried_domains)
         course.joined_ns, course.until_then = until_ns, BACK_OFF
-        self._line.postpone(mail.queue_id, until_ns, mail.tried, NO_REASON)
+        self._line.postpone(mail.queue_id, until_ns, mail.tried, NEXT)
 
     def _beat(self, at_ns: int) -> tuple[bool, int | None, str]:
         """Start what can start; return whether something did, else until when and for what to wait."""
@@ -305,7 +305,7 @@ class _Future:
         # As the dispatcher does it: what waits goes back to the front, the last one first.
         for queued, reserved in reversed(decided):
             if reserved is None:
-                self._line.give_back(queued.queue_id, queued.why)
+                self._line.give_back(queued.queue_id, queued.reason)
                 continue
             self._line.reserved(queued.queue_id, reserved.recipients)
             course = self._courses[queued.queue_id]
@@ -369,7 +369,7 @@ class _Future:
         closed_ns = self._closed_ns[lane]
         if closed_ns and 2 * closed_ns >= started_ns - now_ns:
             return ceiling_words(lane)
-        if queued.why is not NO_REASON and queued.why.kind is WaitKind.WORDS:
+        if queued.why.kind is WaitKind.WORDS and queued.reason:
             return queued.reason
         if joined_ns - now_ns >= started_ns - joined_ns:
             return until_then

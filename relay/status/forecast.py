@@ -1,6 +1,6 @@
 """What is to be expected of the queue: a look at it at one instant, and the estimate made from that.
 
-The look is taken on the event loop and is quick; the estimate takes its time with a long
+A `Look` is taken on the event loop and is quick; its estimate takes its time with a long
 queue, touches nothing of the relay, and may be made in another thread.
 
 `held_by` has one of these forms, whatever holds a message:
@@ -20,8 +20,8 @@ queue, touches nothing of the relay, and may be made in another thread.
 | `connections` | a connection that is free |
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
+from copy import copy
 from typing import NamedTuple, cast
 
 from relay.mail.envelope import QueueId
@@ -39,25 +39,6 @@ REPORTS = "reports.per_hour"
 _OUT_OF_LINE = {State.HELD: HOLD, State.REPORTING: REPORTS}
 
 
-class Seen(NamedTuple):
-    """One message, as it was at the instant of the look."""
-
-    queued: Queued
-    state: State
-    due_at_ns: int
-    recipients_left: int
-    is_sitting_out: bool
-    place: Place | None
-    turn: int
-    domains: tuple[tuple[str, int], ...]
-    reason: str
-    tried: int
-    """How many of its recipients were deferred in this round."""
-    age_ns: int
-    """As back-offs count it; of those with such recipients only."""
-    lane: str
-
-
 class Expected(NamedTuple):
     """What is to be expected of one message."""
 
@@ -66,120 +47,140 @@ class Expected(NamedTuple):
     held_by: str
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """The queue at one instant, and all that decides what becomes of it."""
+class Look:
+    """The queue at one instant: quick enough for the event loop, even where it is long."""
 
-    seen: tuple[Seen, ...]
-    """Everything queued, in no order."""
-    active: tuple[int, ...]
-    """Which of them are in a transaction, or about to be."""
-    leaving: tuple[int, ...]
-    """Which of them wait or are deferred."""
-    line: Scheduler
-    """The order of the queue, without its messages."""
-    outlook: Outlook
-    under_way: Mapping[QueueId, tuple[int, Attempt]]
-    doubted: frozenset[QueueId]
-    stop: str
-    """Why nothing is sent until somebody acts; empty where it is."""
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        dispatcher: Dispatcher | None,
+        upstream: Upstream,
+        back_off_ns: tuple[int, int],
+        now_ns: int,
+    ) -> None:
+        """Look at a queue that goes through an upstream; without a dispatcher the relay is down."""
+        self._queue = list(scheduler)
+        # Lists of what is there already: making an object for each message takes ten times as long.
+        self._states = [queued.state for queued in self._queue]
+        self._due_ns = [queued.due_at_ns for queued in self._queue]
+        self._left = [queued.recipients_left for queued in self._queue]
+        self._places = [queued.place for queued in self._queue]
+        self._line = scheduler.twin()
+        self._rests_of = scheduler.sender_pauses.rests_of
+        self._dispatcher = dispatcher
+        self._stop, self._outlook = DOWN, Outlook(now_ns)
+        self._under_way: dict[QueueId, tuple[int, Attempt]] = {}
+        self._doubted: frozenset[QueueId] = frozenset()
+        if dispatcher is not None:
+            self._stop = stop_words(dispatcher.pausing.because) if dispatcher.pausing.is_stopped else ""
+            self._outlook = _outlook(dispatcher, upstream, back_off_ns, now_ns)
+            self._under_way = dict(dispatcher.relaying.under_way)
+            self._doubted = frozenset(suspect.queue_id for suspect in dispatcher.shield.suspects)
 
-    def expected(self) -> list[Expected]:
-        """Return what is to be expected of each of `seen`; takes time in proportion to their number."""
-        if self.stop:
-            return [Expected(None, _OUT_OF_LINE.get(seen.state, self.stop)) for seen in self.seen]
-        expected = [Expected(None, _OUT_OF_LINE.get(seen.state, NEXT)) for seen in self.seen]
-        indices, mails = [], []
-        for index, left, joins_ns in self._lined_up():
-            if left:
-                indices.append(index)
-                mails.append(self._mail(self.seen[index], left, joins_ns))
-            else:
-                expected[index] = Expected(joins_ns, NEXT)
-        line = self.line.twin(self._copy(self.seen[index]) for index in indices)
-        for index, foretold in zip(indices, foretell(mails, self.outlook, line), strict=True):
-            expected[index] = Expected(*foretold)
-        return expected
+    def messages(self) -> list[Queued]:
+        """Return copies of all messages, as they were at that instant; takes time in proportion to them."""
+        copies = []
+        columns = zip(self._queue, self._states, self._due_ns, self._left, self._places, strict=True)
+        for queued, state, due_at_ns, left, place in columns:
+            twin = copy(queued)
+            twin.state, twin.due_at_ns, twin.recipients_left, twin.place = state, due_at_ns, left, place
+            copies.append(twin)
+        return copies
 
-    def _copy(self, seen: Seen) -> Queued:
-        """Return a message for the estimate to move; what it waits for is in its reason."""
-        queued, reason = seen.queued, NEXT
-        if seen.place is not None:
-            kind, key = seen.place
-            labels = (limit.label for limit in self.outlook.limits if limit.for_each == kind)
-            reason = limit_words(next(labels, kind), key)
-        return Queued(
-            queued.queue_id,
-            queued.reverse_path,
-            queued.size_bytes,
-            queued.arrived_at_ns,
-            queued.arrival_at_ns,
-            seen.recipients_left,
-            seen.state,
-            seen.due_at_ns,
-            WaitReason(WaitKind.SENDER_PAUSE, RESTS) if seen.is_sitting_out else wait_reason(reason),
-            ready_at_ns=queued.ready_at_ns,
-            refusals=queued.refusals,
-            place=seen.place,
-            turn=seen.turn,
-            lane=seen.lane,
-        )
+    def expected(self, messages: Sequence[Queued]) -> list[Expected]:
+        """Return what is to be expected of each of `messages`; takes time in proportion to their number."""
+        foretold = {
+            queued.queue_id: Expected(None, _OUT_OF_LINE.get(queued.state, self._stop or NEXT))
+            for queued in messages
+        }
+        if not self._stop:
+            mails = []
+            for queued in self._lined_up(messages):
+                mail = self._mail(queued)
+                if mail.recipients:
+                    mails.append(mail)
+                else:
+                    foretold[queued.queue_id] = Expected(mail.joins_at_ns, NEXT)
+            lined_up = {mail.queue_id for mail in mails}
+            line = self._line.twin(self._in_line(each) for each in messages if each.queue_id in lined_up)
+            for mail, each in zip(mails, foretell(mails, self._outlook, line), strict=True):
+                foretold[mail.queue_id] = Expected(*each)
+        return [foretold[queued.queue_id] for queued in messages]
 
     def drained_ns(self) -> int | None:
         """Return when the last of what waits will have been relayed, what is deferred apart.
 
         None where nobody can tell; now, where nothing waits.
         """
-        if self.stop:
+        if self._stop:
             return None
-        latest_ns = self.outlook.now_ns
-        for seen, expected in zip(self.seen, self.expected(), strict=True):
-            if seen.state in (State.WAITING, State.ACTIVE) and expected.eta_ns is not None:
-                latest_ns = max(latest_ns, expected.eta_ns)
-        return latest_ns
+        messages = self.messages()
+        etas = [
+            expected.eta_ns
+            for queued, expected in zip(messages, self.expected(messages), strict=True)
+            if queued.state in (State.WAITING, State.ACTIVE) and expected.eta_ns is not None
+        ]
+        return max(etas, default=self._outlook.now_ns)
 
-    def _lined_up(self) -> Iterator[tuple[int, int, int]]:
-        """Yield who goes, in order: which one, how many of its recipients, and when it joins the line.
+    def _lined_up(self, messages: Sequence[Queued]) -> list[Queued]:
+        """Return what goes: first what was taken, and of that, last what is on its way, as it was begun."""
+        begun = {queue_id: number for number, queue_id in enumerate(self._under_way)}
+        actives = [queued for queued in messages if queued.state is State.ACTIVE]
+        actives.sort(key=lambda queued: begun.get(queued.queue_id, -1))
+        return actives + [each for each in messages if each.state in (State.WAITING, State.DEFERRED)]
 
-        With none of them: when the transaction that it is in will have ended.
-        """
-        now_ns = self.outlook.now_ns
-        for index in self.active:
-            seen = self.seen[index]
-            left, joins_ns = seen.recipients_left, now_ns
-            if (begun := self.under_way.get(seen.queued.queue_id)) is not None:
-                left = max(0, left - len(begun[1].indices))
-                joins_ns = max(now_ns, begun[0] + self.outlook.transaction_ns)
-            yield index, left, joins_ns
-        for index in self.leaving:
-            seen = self.seen[index]
-            yield index, seen.recipients_left, seen.due_at_ns if seen.state is State.DEFERRED else 0
+    def _in_line(self, queued: Queued) -> Queued:
+        """Return a copy for the estimate to move; what it waits for is in its reason."""
+        twin, words = copy(queued), NEXT
+        if queued.place is not None:
+            kind, key = cast(Place, queued.place)
+            labels = (limit.label for limit in self._outlook.limits if limit.for_each == kind)
+            words = limit_words(next(labels, kind), key)
+        twin.why = WaitReason(WaitKind.SENDER_PAUSE, RESTS) if _rests(queued) else wait_reason(words)
+        return twin
 
-    def _mail(self, seen: Seen, left: int, joins_ns: int) -> Mail:
-        queued = seen.queued
-        until_then = BACK_OFF
-        if seen.is_sitting_out:
-            until_then = RESTS
-        elif queued.queue_id in self.doubted:
-            until_then = SHIELD
-        keys = keys_of(queued.reverse_path, queued.client)
-        domains = seen.domains
-        if seen.state is State.ACTIVE and (begun := self.under_way.get(queued.queue_id)) is not None:
-            domains = begun[1].domains_left(begun[1].indices)
-        mail = Mail(left, joins_ns, until_then, queued.reverse_path, *keys, domains)
-        is_under_way = seen.state is State.ACTIVE and queued.queue_id in self.under_way
-        mail = mail._replace(queue_id=queued.queue_id, is_under_way=is_under_way)
+    def _mail(self, queued: Queued) -> Mail:
+        """Return a message for the estimate; to none where all that is left of it is on its way."""
+        now_ns, left = self._outlook.now_ns, queued.recipients_left
+        joins_at_ns = queued.due_at_ns if queued.state is State.DEFERRED else 0
+        until_then = RESTS if _rests(queued) else SHIELD if queued.queue_id in self._doubted else BACK_OFF
+        domains, begun = queued.domains, None
+        if queued.state is State.ACTIVE:
+            joins_at_ns = now_ns
+            if (begun := self._under_way.get(queued.queue_id)) is not None:
+                reserved_at_ns, attempt = begun
+                left = max(0, left - len(attempt.indices))
+                joins_at_ns = max(now_ns, reserved_at_ns + self._outlook.transaction_ns)
+                domains = attempt.domains_left(attempt.indices)
+        tried = len(queued.tried) if len(queued.tried) < left else 0
         # Where it has only those left that were tried, they are simply next.
-        if not 0 < seen.tried < left:
-            return mail
-        untried, tried = split_runs(domains, left - seen.tried)
-        return mail._replace(
-            recipients=left - seen.tried,
-            domains=untried,
-            tried=seen.tried,
-            tried_domains=tried,
-            age_ns=seen.age_ns,
+        untried_domains, tried_domains = split_runs(domains, left - tried) if tried else (domains, ())
+        return Mail(
+            left - tried,
+            joins_at_ns,
+            until_then,
+            queued.reverse_path,
+            *keys_of(queued.reverse_path, queued.client),
+            untried_domains,
+            tried,
+            tried_domains,
+            self._age_ns(queued) if tried else 0,
+            queued.queue_id,
+            begun is not None,
         )
+
+    def _age_ns(self, queued: Queued) -> int:
+        """Return how old a message is, as back-offs count it."""
+        now_ns, arrived_at_ns = self._outlook.now_ns, queued.arrived_at_ns
+        if self._dispatcher is None:
+            return now_ns - arrived_at_ns
+        rests = self._rests_of(queued.sender)
+        return now_ns - arrived_at_ns - self._dispatcher.pausing.paused_ns(arrived_at_ns, now_ns, rests)
+
+
+def _rests(queued: Queued) -> bool:
+    """Return whether a message waits, or did till now, for the end of its sender's pause."""
+    return queued.why.kind is WaitKind.SENDER_PAUSE and queued.state in (State.WAITING, State.DEFERRED)
 
 
 def split_runs(
@@ -198,79 +199,6 @@ def split_runs(
         if count > taken:
             after.append((domain, count - taken))
     return tuple(before), tuple(after)
-
-
-class Look:
-    """The queue at one instant, copied: quick enough for the event loop, even where it is long."""
-
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        dispatcher: Dispatcher | None,
-        upstream: Upstream,
-        back_off_ns: tuple[int, int],
-        now_ns: int,
-    ) -> None:
-        """Look at a queue that goes through an upstream; without a heart the relay is down."""
-        self._queue = list(scheduler)
-        # Lists of what is there already: making an object for each message takes ten times as long.
-        self._states = [queued.state for queued in self._queue]
-        self._due_ns = [queued.due_at_ns for queued in self._queue]
-        self._left = [queued.recipients_left for queued in self._queue]
-        self._places = [queued.place for queued in self._queue]
-        self._line = scheduler.twin()
-        self._rests_of = scheduler.sender_pauses.rests_of
-        self._dispatcher = dispatcher
-        self._now_ns = now_ns
-        self._stop, self._outlook = DOWN, Outlook(now_ns)
-        self._under_way: dict[QueueId, tuple[int, Attempt]] = {}
-        self._doubted: frozenset[QueueId] = frozenset()
-        if dispatcher is not None:
-            self._stop = stop_words(dispatcher.pausing.because) if dispatcher.pausing.is_stopped else ""
-            self._outlook = _outlook(dispatcher, upstream, back_off_ns, now_ns)
-            self._under_way = dict(dispatcher.relaying.under_way)
-            self._doubted = frozenset(suspect.queue_id for suspect in dispatcher.shield.suspects)
-
-    def forecast(self) -> Forecast:
-        """Return what there is to go by; takes time in proportion to the queue."""
-        columns = zip(self._queue, self._states, self._due_ns, self._left, self._places, strict=True)
-        seen = tuple(self._seen(*column) for column in columns)
-        leaving = [i for i, each in enumerate(seen) if each.state in (State.WAITING, State.DEFERRED)]
-        actives = [index for index, each in enumerate(seen) if each.state is State.ACTIVE]
-        # Those that are not on their way yet come first; of the others the one that was begun first.
-        begun = {queue_id: number for number, queue_id in enumerate(self._under_way)}
-        actives.sort(key=lambda index: begun.get(seen[index].queued.queue_id, -1))
-        return Forecast(
-            seen,
-            tuple(actives),
-            tuple(leaving),
-            self._line,
-            self._outlook,
-            self._under_way,
-            self._doubted,
-            self._stop,
-        )
-
-    def _seen(self, queued: Queued, state: State, due_ns: int, left: int, place: object) -> Seen:
-        age_ns = 0
-        if queued.tried and self._dispatcher is not None:
-            rests = self._rests_of(queued.sender)
-            paused_ns = self._dispatcher.pausing.paused_ns(queued.arrived_at_ns, self._now_ns, rests)
-            age_ns = self._now_ns - queued.arrived_at_ns - paused_ns
-        return Seen(
-            queued,
-            state,
-            due_ns,
-            left,
-            queued.why.kind is WaitKind.SENDER_PAUSE and state in (State.WAITING, State.DEFERRED),
-            cast(Place | None, place),
-            queued.turn,
-            queued.domains,
-            queued.reason,
-            len(queued.tried),
-            age_ns,
-            queued.lane,
-        )
 
 
 def stop_words(because: str) -> str:
@@ -302,7 +230,7 @@ def _outlook(
         pause_words(because) if because else "",
         dispatcher.pausing.is_proving,
         dispatcher.pausing.slow_start.taken,
-        tuple(len(portion.indices) for _, portion in dispatcher.relaying.under_way.values()),
+        tuple(len(attempt.indices) for _, attempt in dispatcher.relaying.under_way.values()),
         upstream.max_messages,
         upstream.idle_ns,
         dispatcher.pool.idle,

@@ -100,7 +100,7 @@ class StatusServer:
             if request.method not in ("GET", "HEAD"):
                 raise web.HTTPMethodNotAllowed(request.method, ("GET", "HEAD"))
             if not self._is_ours(request.headers.get("Host", "")):
-                # RFC 9110, 15.5.20: 421, a request for somebody that this server does not speak for.
+                # RFC 9110, 15.5.20: 421, this server does not speak for that host.
                 raise web.HTTPMisdirectedRequest(text="This is not a name of this server.\n")
             with self._visitors.asking(request):
                 response = await handler(request)

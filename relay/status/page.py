@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterable
 from html import escape
 
-from relay.mail.times import rfc3339, span
+from relay.mail.formats import rfc3339, span
 from relay.status.snapshot import (
     LimitStatus,
     QueueState,
@@ -87,7 +87,7 @@ def _upstream(upstream: UpstreamStatus, at_ns: int) -> str:
         ("connections", f"{upstream.connections_open} open, {upstream.connections_idle} idle"),
         ("in flight", f"{upstream.in_flight}"),
         ("waiting", f"{upstream.waiting_messages} messages, {upstream.waiting_recipients} recipients"),
-        ("will have gone", escape(drain)),
+        ("drained", escape(drain)),
         *((escape(limit.label), _limit(limit, at_ns)) for limit in upstream.limits),
         *(("last refusal", f'<span class="bad">{escape(str(each))}</span>') for each in upstream.findings),
     ]

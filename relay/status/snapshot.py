@@ -1,13 +1,11 @@
 """What an operator can see, at one instant.  Pure.
 
-The service fills these values; metrics, /status.json, the status page and the command
-line render them and look nowhere else, so that they cannot disagree.  `to_json` is the
-form for scripts: RFC 3339 for instants, plain seconds for spans.  The control socket
-carries the values themselves.
+Metrics, /status.json, the status page and the command line render these values and look
+nowhere else, so that they cannot disagree.  `to_json` is the form for scripts: RFC 3339 for
+instants, seconds for spans.  The control socket carries the values themselves.
 
-Texts in here were written by others (an upstream's reply); they are one line of
-printable characters and may name an address.  `public` removes addresses, for pages
-that more people than the operator can read.
+Texts may quote an upstream's reply: one line of printable characters that may name an
+address.  `public` removes addresses, for pages that others than the operator can read.
 """
 
 import enum
@@ -16,8 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
-from relay.mail.times import SECOND_NS, rfc3339, rfc3339_or_none
+from relay.mail.formats import rfc3339, rfc3339_or_none
+from relay.spool.interface import Totals
 from relay.throttle.limit_hints import Hint, finding_to_json
 
 
@@ -144,23 +144,6 @@ class QueueCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueTotals:
-    """Recipients that ever came in, and what became of each.  It must add up."""
-
-    accepted: int = 0
-    relayed: int = 0
-    bounced: int = 0
-    expired: int = 0
-    deleted: int = 0
-    queued: int = 0
-
-    @property
-    def imbalance(self) -> int:
-        """Return how many are unaccounted for; anything but 0 is a fault of ours."""
-        return self.accepted - self.relayed - self.bounced - self.expired - self.deleted - self.queued
-
-
-@dataclass(frozen=True, slots=True)
 class PolicyStatus:
     """The policy in force."""
 
@@ -198,7 +181,7 @@ class Snapshot:
     upstreams: tuple[UpstreamStatus, ...]
     """In the order of the policy; the first is the default."""
     queue: Mapping[QueueState, QueueCounts]
-    ledger: QueueTotals
+    ledger: Totals
     policy: PolicyStatus
     disk: DiskStatus
     lanes: tuple[LaneStatus, ...] = ()
@@ -221,7 +204,7 @@ class RecipientView:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class MessageView:
     """One message, as an operator sees it."""
 
     queue_id: QueueId
@@ -341,15 +324,15 @@ def _limit_json(limit: LimitStatus, at_ns: int) -> dict[str, Any]:
 
 
 READ_ONLY = ("client", "helo", "protocol", "user", "recipient_statuses", "header")
-"""The fields of a `View` that only a message that was read has."""
+"""The fields of a `MessageView` that only a message that was read has."""
 
 
-def message_to_json(message: View) -> dict[str, Any]:
+def message_to_json(message: MessageView) -> dict[str, Any]:
     """Return a message as a line of `relay queue --json` shows it."""
     return {**_json(message, *READ_ONLY), "recipients": list(message.recipients)}
 
 
-def detail_to_json(message: View) -> dict[str, Any]:
+def detail_to_json(message: MessageView) -> dict[str, Any]:
     """Return a message as `relay queue show --json` shows it."""
     statuses = [_json(each) for each in message.recipient_statuses]
     return {**_json(message), "recipients": list(message.recipients), "recipient_statuses": statuses}

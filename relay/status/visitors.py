@@ -1,10 +1,9 @@
 """Connections to our HTTP servers: few, short, and the first to go.
 
-Guarantees: at most `most` at once, for one more the one that was idle for longest is closed;
-a request is there within REQUEST_SECONDS of its connection, an answer is taken within
-`answer_seconds` of its request, whoever reads or writes it slowly; a connection that is kept
-lasts KEEP_ALIVE_SECONDS.  Nothing of aiohttp's is made for a connection that says nothing.
-Does not: know what is asked for.
+Guarantees: at most `most` connections at once; one more closes the one that was idle longest.
+A connection is closed unless its request is complete within REQUEST_SECONDS and its answer is
+read within `answer_seconds`; an idle one after KEEP_ALIVE_SECONDS.  A silent connection costs no
+object of aiohttp's.  Does not: know any route.
 """
 
 import asyncio
@@ -16,7 +15,7 @@ from typing import cast
 from aiohttp import web
 
 from relay.listener.door import Door, into_protocol
-from relay.mail.words import described
+from relay.mail.formats import described
 from relay.telemetry.events import Events
 
 MOST = 64
@@ -41,7 +40,7 @@ class Visitors:
         self._visits: dict[_Visit, None] = {}
         """Least recently active first."""
         self._answering: dict[object, _Visit] = {}
-        """By aiohttp's handler, who has asked something."""
+        """Those that sent something, by aiohttp's handler."""
         self._door: Door | None = None
 
     async def receive(
@@ -88,7 +87,7 @@ class Visitors:
 
     @contextlib.contextmanager
     def asking(self, request: web.BaseRequest) -> Iterator[None]:
-        """Give whoever asks the time for an answer."""
+        """Give the connection of a request the time for an answer."""
         visit = self._answering.get(request.protocol)
         if visit is not None:
             self._touch(visit)
@@ -101,7 +100,7 @@ class Visitors:
                 visit.is_asking = False
 
     def enter(self, visit: "_Visit") -> None:
-        """Count a connection in; for one too many another one goes."""
+        """Count a connection in; if it is one too many, close another."""
         if len(self._visits) >= self._most:
             idle = (each for each in self._visits if not each.is_asking)
             next(idle, next(iter(self._visits))).abort()
@@ -109,7 +108,7 @@ class Visitors:
         visit.expire_in(REQUEST_SECONDS)
 
     def heard(self, visit: "_Visit", handler: object) -> None:
-        """Learn who handles a connection."""
+        """Remember which handler of aiohttp's has a connection."""
         self._answering[handler] = visit
 
     def leave(self, visit: "_Visit", handler: object) -> None:
@@ -146,7 +145,7 @@ class _Visit(asyncio.Protocol):
         self._handler.data_received(data)
 
     def eof_received(self) -> bool | None:
-        """Pass on the end of input; who has asked nothing gets nothing."""
+        """Pass on the end of input; a silent connection is closed."""
         return None if self._handler is None else self._handler.eof_received()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -165,7 +164,7 @@ class _Visit(asyncio.Protocol):
             self._handler.resume_writing()
 
     def expire_in(self, seconds: float) -> None:
-        """Be closed then, unless this is called again."""
+        """Close after so many seconds, unless this is called again."""
         if self._deadline is not None:
             self._deadline.cancel()
         self._deadline = asyncio.get_running_loop().call_later(seconds, self.abort)

@@ -20,20 +20,19 @@ from relay.sender.dispatcher import Dispatcher
 from relay.sender.sender import Sender
 from relay.spool.interface import SetAside
 from relay.spool.maildir.headroom import why_no_room
-from relay.status.forecast import Expected, Look, Seen, pause_words, stop_words
+from relay.status.forecast import Expected, Look, pause_words, stop_words
 from relay.status.snapshot import (
     Condition,
     DiskStatus,
     LaneStatus,
     LimitStatus,
+    MessageView,
     PolicyStatus,
     QueueCounts,
     QueueState,
-    QueueTotals,
     Snapshot,
     UpstreamState,
     UpstreamStatus,
-    View,
 )
 from relay.throttle.decision import Place
 from relay.throttle.expected import ceiling_words, limit_words
@@ -43,14 +42,6 @@ FEW = 200
 FRESH_NS = 5 * SECOND_NS
 OFTEN = 20
 """The estimate of a long queue takes at most one twentieth of the time."""
-
-_STATES = {
-    State.WAITING: QueueState.WAITING,
-    State.ACTIVE: QueueState.ACTIVE,
-    State.DEFERRED: QueueState.DEFERRED,
-    State.HELD: QueueState.HELD,
-    State.REPORTING: QueueState.REPORTING,
-}
 
 
 class Watch:
@@ -77,10 +68,6 @@ class Watch:
 
     def snapshot(self) -> Snapshot:
         """Return what can be seen now."""
-        totals = self._sender.seen.totals
-        ledger = QueueTotals(
-            totals.accepted, totals.relayed, totals.bounced, totals.expired, totals.deleted, totals.queued
-        )
         counts = self._counts()
         counts[QueueState.INCOMING] = QueueCounts(messages=self._sender.seen.accepted)
         counts[QueueState.CORRUPT] = QueueCounts(messages=self._sender.seen.corrupt)
@@ -95,7 +82,7 @@ class Watch:
             self.refusing_because or full,
             tuple(self._upstream(name, counts) for name in self.policy.upstreams),
             counts,
-            ledger,
+            self._sender.seen.totals,
             self.policy_status,
             disk,
             self._lanes(),
@@ -123,14 +110,14 @@ class Watch:
             return
         self._drain_is_fresh_until_ns = began_ns + FRESH_NS
         look = self._look_at_queue()
-        self._drained_ns = await asyncio.to_thread(lambda: look.forecast().drained_ns())
+        self._drained_ns = await asyncio.to_thread(look.drained_ns)
         cost_ns = self._clock.boottime_ns() - began_ns
         self._drain_is_fresh_until_ns = began_ns + max(FRESH_NS, OFTEN * cost_ns)
 
     @staticmethod
-    def set_aside(file: SetAside) -> View:
+    def set_aside(file: SetAside) -> MessageView:
         """Return a file in corrupt/ as a listing shows it: by its name, which in general is no id."""
-        return View(
+        return MessageView(
             QueueId(file.name),
             QueueState.CORRUPT,
             file.size_bytes,
@@ -163,7 +150,7 @@ class Watch:
         if not waiting and not dispatcher.in_flight:
             return self._wall(now_ns)
         is_short = len(self._sender.scheduler) <= FEW
-        drained_ns = self._look_at_queue().forecast().drained_ns() if is_short else self._drained_ns
+        drained_ns = self._look_at_queue().drained_ns() if is_short else self._drained_ns
         return None if drained_ns is None else self._wall(max(now_ns, drained_ns))
 
     def _held_by(self, dispatcher: Dispatcher, waiting: int) -> str:
@@ -183,7 +170,9 @@ class Watch:
     def _counts(self) -> dict[QueueState, QueueCounts]:
         sums = {state: total(self._sender.scheduler.counts.of(state)) for state in State}
         return {
-            _STATES[state]: QueueCounts(its.messages, its.recipients, its.size_bytes, self._age_ns(its))
+            QueueState(state.value): QueueCounts(
+                its.messages, its.recipients, its.size_bytes, self._age_ns(its)
+            )
             for state, its in sums.items()
         }
 
@@ -283,34 +272,33 @@ class Listing:
         self._paused, self._upstream = watch.why()
         self._to_wall_ns = clock.wall_ns() - clock.boottime_ns()
 
-    def messages(self) -> list[View]:
+    def messages(self) -> list[MessageView]:
         """Return the messages, oldest first, each with when it will go; touches nothing of the relay."""
-        forecast = self._look.forecast()
-        pairs = zip(forecast.seen, forecast.expected(), strict=True)
-        listed = [self._listed(seen, expected, seen.queued.recipients_shown) for seen, expected in pairs]
+        messages = self._look.messages()
+        pairs = zip(messages, self._look.expected(messages), strict=True)
+        listed = [self._listed(queued, expected, queued.recipients_shown) for queued, expected in pairs]
         listed.sort(key=_by_queue_id)
         return listed
 
-    def message(self, queue_id: QueueId, recipients: tuple[str, ...]) -> View | None:
+    def message(self, queue_id: QueueId, recipients: tuple[str, ...]) -> MessageView | None:
         """Return one message, with all its recipients that are left; None if it is not there any more."""
-        forecast = self._look.forecast()
-        for seen, expected in zip(forecast.seen, forecast.expected(), strict=True):
-            if seen.queued.queue_id == queue_id:
-                return self._listed(seen, expected, recipients)
+        messages = self._look.messages()
+        for queued, expected in zip(messages, self._look.expected(messages), strict=True):
+            if queued.queue_id == queue_id:
+                return self._listed(queued, expected, recipients)
         return None
 
-    def _listed(self, seen: Seen, expected: Expected, recipients: tuple[str, ...]) -> View:
-        queued = seen.queued
-        return View(
+    def _listed(self, queued: Queued, expected: Expected, recipients: tuple[str, ...]) -> MessageView:
+        return MessageView(
             queued.queue_id,
-            _STATES[seen.state],
+            QueueState(queued.state.value),
             queued.size_bytes,
             queued.arrival_at_ns,
             queued.reverse_path,
-            seen.recipients_left,
+            queued.recipients_left,
             recipients,
-            self._paused if self._paused and seen.state is State.WAITING else seen.reason,
-            seen.due_at_ns + self._to_wall_ns if seen.state is State.DEFERRED else None,
+            self._paused if self._paused and queued.state is State.WAITING else queued.reason,
+            queued.due_at_ns + self._to_wall_ns if queued.state is State.DEFERRED else None,
             None if expected.eta_ns is None else expected.eta_ns + self._to_wall_ns,
             self._upstream,
             expected.held_by,
@@ -318,5 +306,5 @@ class Listing:
         )
 
 
-def _by_queue_id(message: View) -> QueueId:
+def _by_queue_id(message: MessageView) -> QueueId:
     return message.queue_id

@@ -19,8 +19,7 @@ from typing import Literal, NamedTuple, TextIO
 
 from relay.clock import SECOND_NS, Clock
 from relay.mail.envelope import Envelope, QueueId
-from relay.mail.times import rfc3339, rfc3339_or_none
-from relay.mail.words import Value, described, postfix_delay, shown_as_text
+from relay.mail.formats import Value, described, postfix_delay, rfc3339, rfc3339_or_none, shown_as_text
 from relay.smtp.reply import Phase
 from relay.telemetry.event_table import KINDS, Kind, Level
 from relay.telemetry.redaction import Redaction
@@ -41,7 +40,7 @@ SHORTAGE_AGAIN_NS = 60 * SECOND_NS
 
 
 MOST_REFUSALS = 100
-"""So many refusals of clients are told in a second, so that a flood of them is none of the log."""
+"""Refusals of clients that are logged in a second: a flood of them must not flood the log."""
 
 NO_PIECES: Mapping[str, str] = {}
 

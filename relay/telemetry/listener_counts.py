@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import Envelope, QueueId
-from relay.mail.words import described
+from relay.mail.formats import described
 from relay.telemetry.events import Events
 from relay.telemetry.metric_table import DISK_SECONDS
 from relay.verdicts.shortage import is_lack_of_means
@@ -54,13 +54,16 @@ class OneListener:
 
     def add(self, other: "OneListener") -> None:
         """Add all but `open`."""
-        self.connections += other.connections
-        self.messages += other.messages
-        self.recipients += other.recipients
-        self.size_bytes += other.size_bytes
-        self.faults += other.faults
-        self.lost_lines += other.lost_lines
-        self.commit_ns += other.commit_ns
+        for name in (
+            "connections",
+            "messages",
+            "recipients",
+            "size_bytes",
+            "faults",
+            "lost_lines",
+            "commit_ns",
+        ):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         self.commits = [mine + theirs for mine, theirs in zip(self.commits, other.commits, strict=True)]
         for name, count in other.rejects.items():
             phase, _, code = name.partition(" ")

@@ -1,8 +1,8 @@
 """The texts that no output may contain: passwords, and the forms in which they travel.
 
 An upstream may echo a command that it did not understand ("500 unknown: AUTH PLAIN
-AGpvZQBz..."), and its reply goes to the log, the status page and the listing.  Whoever
-reads a credential registers it here first.
+AGpvZQBz..."), and its reply goes to the log, the status page and the listing.  So every
+credential is registered here before it is used.
 """
 
 import base64

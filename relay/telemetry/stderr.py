@@ -1,12 +1,12 @@
-"""Standard error that nobody waits for: a bounded buffer, and a thread that writes it.
+"""Standard error that never blocks: a bounded buffer, and a thread that writes it.
 
-Guarantees: `write` never blocks, whatever became of who reads; what does not fit into
-MOST_HELD_BYTES is dropped and counted, and once the reader reads again a line in its place
-says how many lines are missing.  Lines keep their order and stay whole, also where several
+Guarantees: `write` never blocks, even if the reader is stuck.  Lines that do not fit into
+MOST_HELD_BYTES are dropped and counted; once the reader reads again, a line in their place says
+how many are missing.  Lines keep their order and stay whole, also where several
 threads write.  `drain` waits for a bounded time; what a reader does not take by then is lost.
 
 `divert` puts it in the place of `sys.stderr`, so that whatever else writes there (asyncio,
-aiohttp, an exception in a thread, the last words of the command line) waits for nobody either.
+aiohttp, an exception in a thread, the last words of the command line) does not block either.
 
 O_NONBLOCK instead of a thread would not do: it belongs to the open file description, which
 other programs share.
@@ -38,7 +38,7 @@ MOST_HELD_BYTES = 1024 * 1024
 MOST_PARTIAL_CHARACTERS = 64 * 1024
 """Of a line without an end."""
 LAST_WORDS_SECONDS = 1.0
-"""How long the end of the program waits for who reads."""
+"""How long the end of the program waits for the reader."""
 
 
 class _Lines(NamedTuple):
@@ -168,7 +168,7 @@ class UnwaitingStream(io.TextIOBase):
             try:
                 left = left[os.write(self._fd, left) :]
             except BlockingIOError:
-                # Somebody who shares it made it so: wait as a blocking write does.
+                # A process that shares the descriptor set O_NONBLOCK: wait as a blocking write does.
                 _wait_until_writable(self._fd)
             except OSError:
                 # Gone, full, broken: the next line may find it well again, and begins as a line.
@@ -190,7 +190,7 @@ def divert() -> UnwaitingStream | None:
     try:
         stream = UnwaitingStream(sys.stderr.fileno())
     except (OSError, ValueError, AttributeError):
-        return None  # closed by who started us, or a test's
+        return None  # closed, or a test's
     sys.stderr = stream
     atexit.register(stream.drain)
     return stream

@@ -1,20 +1,18 @@
-"""Old ends told more briefly, so that memory and the history stay bounded.  Pure.
+"""Compaction: old ends in fewer records, so that memory and the history stay bounded.  Pure.
 
-`merge` rounds ends up and adds up those that fall together.  No end is moved to an earlier instant,
-past now, or by more than 1/1024 of its age; none is dropped that some window can still ask for; how
-often it is done makes no difference to that.
+`merge` rounds the instants of old ends up, and adds up ends that fall on one instant.  It moves no
+end to an earlier instant, past now, or by more than 1/1024 of its age.  It drops an end only when no
+window can ask for it any more.  Merging twice adds no error.
 
-`thinned` bounds what is kept of whose they were.  No key ever counts for less, or for shorter, than
-it had; weights apart from keys stay as they are.  While there are few shares nothing is changed.
-Beyond that the newest half stay as they are, and older ones are told
+`thinned` bounds the number of shares, which say of which key an end is.  A key never counts for less,
+or for a shorter time, than it had, and the total weights stay as they are.  Up to a bound nothing
+changes.  Beyond it, the newest half of the shares stay as they are.  Older ends are cut into slices
+on the grid of `rounded_up`:
 
-- by the slice: the last end of each has the shares of all in it, added up by key, and the others
-  say that nothing is to be counted with them.  So a key's share counts longer by less than 1/PARTS
-  of its age;
-- and where even these are too many, of the lightest keys of a slice only what the heaviest of them
-  had, as what may be anybody's: no key had more.
-
-Slices are cut on the grid of `rounded_up`, so doing it again adds no error.
+- the last end of a slice gets the shares of the whole slice, added up by key, and the others say
+  that they count for no key.  So a share counts longer by less than 1/PARTS of its age;
+- where even that is too much, the lightest keys of a slice become one share of UNKNOWN, as heavy as
+  the heaviest of them.  UNKNOWN counts for every key.
 """
 
 import heapq
@@ -27,9 +25,9 @@ from relay.throttle.window import BUCKETS
 KEEP_NS = 2 * LONGEST_DURATION_NS
 """The longest period and the longest guard that a policy can hold."""
 PARTS = 16
-"""How many slices there are, at least, in as much time as has passed since the newest of them."""
+"""A slice is at most 1/PARTS of its age long."""
 LEAST_OF_A_SLICE = 16
-"""The heaviest keys of a slice and kind, which are told apart however many shares there are."""
+"""So many keys of each kind keep a share of their own in a slice, however many shares there are."""
 
 
 def merge(ended: Iterable[Charged], now_ns: int) -> list[Charged]:
@@ -44,31 +42,19 @@ def merge(ended: Iterable[Charged], now_ns: int) -> list[Charged]:
 
 
 def _as_one(at_ns: int, ended: Sequence[Charged]) -> Charged:
-    """Return ends as one, at an instant that none of them is after."""
     if len(ended) == 1:
         (charged,) = ended
         is_moved = at_ns != charged.ended_at_ns
         return charged._replace(ended_at_ns=at_ns, is_merged=True) if is_moved else charged
-    starts_ns = [charged.started_at_ns for charged in ended]
-    return Charged(
-        at_ns,
-        sum(charged.messages for charged in ended),
-        sum(charged.recipients for charged in ended),
-        sum(charged.connections for charged in ended),
-        earliest(starts_ns),
-        _shares_of_all(ended),
-        is_merged=True,
-    )
+    messages, recipients, connections = map(sum, zip(*(charged.weights for charged in ended), strict=True))
+    start_ns = earliest(charged.started_at_ns for charged in ended)
+    return Charged(at_ns, messages, recipients, connections, start_ns, _shares_of_all(ended), is_merged=True)
 
 
 def earliest(starts_ns: Iterable[int | None]) -> int | None:
     """Return the first of some starts; None where one was not kept."""
-    known_ns: list[int] = []
-    for start_ns in starts_ns:
-        if start_ns is None:
-            return None
-        known_ns.append(start_ns)
-    return min(known_ns)
+    known_ns = list(starts_ns)
+    return None if None in known_ns else min(each for each in known_ns if each is not None)
 
 
 def _shares_of_all(ended: Sequence[Charged]) -> tuple[Share, ...]:
@@ -98,7 +84,7 @@ def rounded_up(ended_at_ns: int, age_ns: int, parts: int) -> int:
 
 
 def thinned(ended: Sequence[Charged], most: int, now_ns: int) -> list[Charged]:
-    """Return ends, which ascend, with about `most` shares; those that only say nothing come on top."""
+    """Return ends, which ascend, with about `most` shares; empty shares come on top."""
     if sum(len(charged.shares) for charged in ended) <= most:
         return list(ended)
     spare, split = most // 2, len(ended)
@@ -140,7 +126,6 @@ def _by_the_last(ended: Sequence[Charged], spare: int) -> list[Charged]:
 
 
 def _elsewhere(charged: Charged) -> tuple[Share, ...]:
-    """Return what stands for shares that a later end tells."""
     kinds = dict.fromkeys(share.for_each for share in charged.shares)
     return tuple(Share(kind, UNKNOWN, 0, 0) for kind in kinds)
 

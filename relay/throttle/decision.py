@@ -1,9 +1,9 @@
 """What of a message may go now, and what it waits for otherwise.  Pure.
 
-All limits are asked before any is touched: a message gets a slot in each of them, or in none.  One
-that names more recipients than there is room for goes to those there is room for, by all limits
-together; since every N is at least 1, no message is too large to ever go.  It waits only where not
-even one recipient may be named.
+All limits are asked before any is touched: a message gets a slot in each of them, or in none.  A
+message with more recipients than all limits have room for goes to as many as there is room for.
+Since every N is at least 1, no message is too large to ever go: it waits only where not even one
+recipient may be named.
 
 The questions behind `room` tell what many messages may do; the estimate of `relay.status.eta` asks
 the same ones, of gauges with a clock of their own.
@@ -51,7 +51,6 @@ class Request:
 
     @property
     def largest(self) -> int:
-        """Return how many recipients one transaction may name, limits apart."""
         return self.recipients if self.most is None else min(self.most, self.recipients)
 
 
@@ -104,12 +103,10 @@ class Wait:
     limit_label: str
     """The limit that opens last."""
     place: Place | None = None
-    """None where nobody has room, else what has none: others may go meanwhile."""
+    """The key that has no room, while other messages may go; None where no message has room."""
 
 
 class Grant(NamedTuple):
-    """What a message got."""
-
     reserved: Reserved
     chosen: Sequence[int]
     """Which of the recipients that were asked for."""
@@ -121,13 +118,7 @@ def for_all(gauges: Sequence[Gauge]) -> list[Gauge]:
 
 
 def of_connections(gauges: Sequence[Gauge]) -> list[Gauge]:
-    """Return the limits of connections."""
     return [gauge for gauge in gauges if gauge.unit == "connections"]
-
-
-def _of_place(gauges: Sequence[Gauge], place: Place) -> list[Gauge]:
-    kind, key = place
-    return [gauge for gauge in gauges if gauge.for_each == kind and gauge.is_about(key)]
 
 
 def room(gauges: Sequence[Gauge], now_ns: int) -> int | None:
@@ -136,7 +127,6 @@ def room(gauges: Sequence[Gauge], now_ns: int) -> int | None:
 
 
 def full(gauges: Sequence[Gauge], now_ns: int) -> list[str]:
-    """Return which limits leave no room for any message now."""
     return [gauge.label for gauge in for_all(gauges) if not gauge.room(None, now_ns)]
 
 
@@ -157,27 +147,10 @@ def room_for_connections(gauges: Sequence[Gauge], now_ns: int) -> tuple[int | No
     return free, *max(opens, default=(now_ns, ""))
 
 
-def room_at(gauges: Sequence[Gauge], place: Place, now_ns: int) -> tuple[int, int]:
-    """Return how many messages may leave a place now, and when the next one may.
-
-    At least one may be tried where it has other recipients, or the limits are gone: only asking tells.
-    """
-    limits, (kind, key) = _of_place(gauges, place), place
-    least = 1 if kind == "recipient_domain" or not limits else 0
-    free = min((gauge.room(key, now_ns) for gauge in limits), default=least)
-    return max(least, free), max((gauge.opens_at(key, now_ns) for gauge in limits), default=now_ns)
-
-
 def full_at(gauges: Sequence[Gauge], place: Place, now_ns: int) -> list[str]:
-    """Return which limits let no message leave a place now."""
-    return [gauge.label for gauge in _of_place(gauges, place) if not gauge.room(place.key, now_ns)]
-
-
-def room_in(gauges: Sequence[Gauge], lane: str, now_ns: int) -> tuple[int | None, int]:
-    """Return how many messages a lane's ceilings let go now (None: any number), and when one may."""
-    ceilings = _of_place(gauges, Place("lane", lane))
-    free = min((gauge.room(lane, now_ns) for gauge in ceilings), default=None)
-    return free, max((gauge.opens_at(lane, now_ns) for gauge in ceilings), default=now_ns)
+    kind, key = place
+    limits = [gauge for gauge in gauges if gauge.for_each == kind and gauge.is_about(key)]
+    return [gauge.label for gauge in limits if not gauge.room(key, now_ns)]
 
 
 def usage(gauges: Sequence[Gauge], now_ns: int) -> list[Usage]:
@@ -242,6 +215,25 @@ def wait(gauges: Sequence[Gauge], request: Request, now_ns: int) -> Wait:
     needed += [min(of_domains, key=lambda place: opens_of[place])] if of_domains else []
     last = max(needed, key=lambda place: opens_of[place])
     return Wait(*opens_of[last], last)
+
+
+def room_at(gauges: Sequence[Gauge], place: Place, now_ns: int) -> tuple[int, int]:
+    """Return how many messages may leave a place now, and when the next one may.
+
+    At least one may be tried where it has other recipients, or the limits are gone: only asking tells.
+    """
+    kind, key = place
+    of_place = [gauge for gauge in gauges if gauge.for_each == kind and gauge.is_about(key)]
+    least = 1 if kind == "recipient_domain" or not of_place else 0
+    room = min((gauge.room(key, now_ns) for gauge in of_place), default=least)
+    return max(least, room), max((gauge.opens_at(key, now_ns) for gauge in of_place), default=now_ns)
+
+
+def room_in(gauges: Sequence[Gauge], lane: str, now_ns: int) -> tuple[int | None, int]:
+    """Return how many messages a lane's ceilings let go now (None: any number), and when one may."""
+    ceilings = [gauge for gauge in gauges if gauge.for_each == "lane" and gauge.is_about(lane)]
+    room = min((gauge.room(lane, now_ns) for gauge in ceilings), default=None)
+    return room, max((gauge.opens_at(lane, now_ns) for gauge in ceilings), default=now_ns)
 
 
 def shares_of(gauges: Sequence[Gauge], request: Request, chosen: Sequence[int]) -> tuple[Share, ...]:

@@ -109,8 +109,6 @@ class Mail(NamedTuple):
 
 
 class Foretold(NamedTuple):
-    """What is to be expected of one message."""
-
     eta_ns: int
     """When the last of its recipients will have been relayed."""
     held_by: str

@@ -1,18 +1,16 @@
 """One limit with what it knows: a window, or one for each key.  Pure.
 
-A limit that says `for_each` has a window for each sender, domain or client.  What cannot
-be told apart is counted in one more window that every key shares: what was recorded
-without this kind of key, and the keys that memory has no room for.  A key's room is N less
-its own window less the shared one.  All of a key's past is in those two, so no key ever
-exceeds N; a shared slot counts against more keys than it has to, which wastes and never
-exceeds.  `Usage.is_crowded` tells of it.
+A limit that says `for_each` has a window for each sender, domain or client.  One more window is
+shared by all keys: it holds what was recorded without this kind of key, and the keys that memory has
+no room for.  A key's room is N less its own window less the shared one.  All of a key's past is in
+those two, so no key ever exceeds N; a shared slot counts against more keys than it has to, which
+wastes and never exceeds.  `Usage.is_crowded` tells of it.
 
 A ceiling is a limit of kind `lane` with `only` one key: it knows nothing of any other.
 
-Memory is bounded by MOST_ENTRIES instants, with a key for as many as it weighs.  Beyond
-that no key gets a window, and those that have one keep further ends more coarsely.  A key
-leaves once its window is empty: each new key looks at two others, so the cost of none
-depends on how many there are.
+Memory is bounded by MOST_ENTRIES instants, where a key weighs KEY_ENTRIES.  Beyond that no further key
+gets a window, and the keys that have one keep further ends more coarsely.  A key leaves once its
+window is empty: each new key looks at two others, so its cost does not depend on how many there are.
 
 Instants are boottime of the current boot in nanoseconds.
 """
@@ -56,8 +54,6 @@ class Usage:
 
 
 class Gauge:
-    """A limit and how full it is."""
-
     def __init__(self, limit: Limit, guard_ns: int | None) -> None:
         self.label = limit.label
         self.unit = limit.unit
@@ -76,11 +72,9 @@ class Gauge:
 
     @property
     def span_ns(self) -> int:
-        """Return T and its guard."""
         return self._shared.span_ns
 
     def is_about(self, key: str | None) -> bool:
-        """Return whether it has a say about what has this key."""
         return self.only is None or self.only == key
 
     def goes_on_as(self, limit: Limit, guard_ns: int | None) -> bool:
@@ -96,7 +90,6 @@ class Gauge:
         return True
 
     def start(self, reserved: Reserved, now_ns: int) -> None:
-        """Occupy what a reservation weighs until further notice."""
         if self.for_each is None:
             self._shared.start(self._weight(reserved))
             return
@@ -108,7 +101,6 @@ class Gauge:
             places.append((window, weight))
 
     def end(self, reserved: Reserved, ended_at_ns: int) -> None:
-        """Count a reservation that was in flight as ended."""
         if self.for_each is None:
             self._shared.end(self._weight(reserved), ended_at_ns)
             return
@@ -130,7 +122,6 @@ class Gauge:
         return occupied
 
     def room(self, key: str | None, now_ns: int) -> int:
-        """Return the most that may start now of a key."""
         return max(0, self.count - self.used(key, now_ns))
 
     def opens_at(self, key: str | None, now_ns: int, weight: int = 1) -> int:
@@ -178,7 +169,6 @@ class Gauge:
         )
 
     def _home(self, key: str | None, now_ns: int) -> Window:
-        """Return the window in which a key is counted from now on."""
         if key is None:
             return self._shared
         if (window := self._of_key.get(key)) is None:

@@ -9,7 +9,7 @@ their deadline + T, since their process may have died.
 
 Names.  A process keeps the lock open as long as it uses the history.  In each critical section,
 before it decides and after it wrote, it checks that both names still stand for the files it has.
-A lock that was removed or replaced excludes nobody any more, so nothing is sent until the names
+A lock that was removed or replaced excludes no other process, so nothing is sent until the names
 are put back, or the owner begins anew.  A process that finds the name of the lock gone leaves a
 lock there that says how far the history reached (the high-water mark in `history_format`), so
 that a restart does not take the account for a new one.  Not noticed: both files removed and
@@ -195,7 +195,6 @@ class History:
         raise self._refusal(Found(Event.LOCK_REPLACED, "removed or replaced while in use"), self._lock_path)
 
     def _leave_a_lock(self) -> None:
-        """Where there is no lock, leave one that says how far the history reached."""
         if self._own_mark_ns is None:
             return
         # What is there by now is another's; without the folder there is no place for it.
@@ -258,7 +257,6 @@ class History:
             self._disk.close(fd)
 
     def _look(self, now_ns: int) -> None:
-        """Learn what is in the file and not yet in memory."""
         inode = self._disk.inode(self._path)
         length = self._disk.length(self._path)
         looker = self._looker(now_ns)
@@ -285,7 +283,6 @@ class History:
         return Looker(self._clock.boot_id(), now_ns, max(marks, default=None), self._has_used_it)
 
     def _found_without_it(self, looker: Looker) -> Found:
-        """Return what it means that the file is gone or cut."""
         if self._at is None:
             return missing(None, looker.mark_ns) or Found(Event.ABSENT)
         if self._lock_mark_ns is None:
@@ -293,7 +290,6 @@ class History:
         return missing(self._at.mark_ns, looker.mark_ns) or Found(Event.GONE)
 
     def _load(self, inode: int, looker: Looker) -> None:
-        """Forget memory and read the whole file."""
         self._close_file()
         self._inode, self._offset = inode, 0
         self._fd = fd = self._disk.open_update(self._path)
@@ -342,7 +338,7 @@ class History:
         content = group(at, records)
         try:
             self._disk.write_at(fd, content, self._offset)
-            # Crash here: the group may be whole, torn or gone; nobody was told of it yet.
+            # Crash here: the group may be whole, torn or gone; no grant of it was given yet.
             self._sync_content(fd)
         except OSError:
             with contextlib.suppress(OSError):

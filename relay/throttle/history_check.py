@@ -55,7 +55,7 @@ def history_findings(path: Path, disk: Disk, clock: Clock, owner: int) -> Iterat
     if not stat.S_ISREG(status.st_mode):
         yield from _told(path, [Found(Event.FOREIGN, "not a file")])
         return
-    # Only root can open what is safe from others and belongs to somebody else.
+    # Only root can open what is safe from others and belongs to another user.
     users = {owner, path.parent.stat().st_uid} if owner == 0 else {owner}
     if (why := why_of_others(status.st_uid, stat.S_IMODE(status.st_mode), users)) is not None:
         yield from _told(path, [Found(Event.OWNER, why)])
@@ -80,7 +80,6 @@ def _found(path: Path, length_bytes: int, disk: Disk, looker: Looker) -> list[Fo
 
 
 def _told(path: Path, found: Sequence[Found]) -> Iterator[Finding]:
-    """Yield a finding for each of these that somebody should know of."""
     for (event, what), effect in at_a_start(found):
         if effect is Effect.REFUSE:
             kind = _KINDS.get(event, "damaged_history")
@@ -90,7 +89,6 @@ def _told(path: Path, found: Sequence[Found]) -> Iterator[Finding]:
 
 
 def _beside_findings(path: str, disk: Disk) -> Iterator[Finding]:
-    """Yield what is to be said of the place where a rewrite begins."""
     if os.path.lexists(path):
         if is_left_of_a_rewrite(disk, path):
             yield Finding(path, "leftover", "a rewrite that a crash cut off", "removed by the next one")

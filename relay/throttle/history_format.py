@@ -52,7 +52,7 @@ import functools
 import re
 import zlib
 from collections.abc import Iterable
-from typing import NamedTuple, get_args
+from typing import NamedTuple, cast, get_args
 
 from relay.mail.address import comparable, comparable_domain, folded
 from relay.mail.text import clean
@@ -82,6 +82,10 @@ class Share(NamedTuple):
     recipients: int
 
 
+Weights = tuple[int, int, int]
+"""Messages, recipients and connections."""
+
+
 class Reserved(NamedTuple):
     """A transaction, or a connection being opened, that may be in flight until its deadline."""
 
@@ -93,10 +97,12 @@ class Reserved(NamedTuple):
     connections: int = 0
     shares: tuple[Share, ...] = ()
 
+    @property
+    def weights(self) -> Weights:
+        return self.messages, self.recipients, self.connections
+
 
 class Ended(NamedTuple):
-    """The end of a reservation."""
-
     id: int
     ended_at_ns: int
 
@@ -113,6 +119,10 @@ class Charged(NamedTuple):
     shares: tuple[Share, ...] = ()
     is_merged: bool = False
     """They ended at that instant or somewhat before it, some perhaps earlier than others."""
+
+    @property
+    def weights(self) -> Weights:
+        return self.messages, self.recipients, self.connections
 
 
 class Highest(NamedTuple):
@@ -167,20 +177,23 @@ _ANY_VERSION = re.compile(_WORD + rb"[0-9]")
 _HEADER = re.compile(rb"(relay-history [12] ([0-9A-Za-z-]{1,64})) ([0-9a-f]{8})\n")
 _GROUP = re.compile(rb"group ([0-9]{1,9}) ([0-9a-f]{8})\n")
 """Wherever it stands: the end of the line before it may be what is damaged."""
-_NUMBER = re.compile(r"-?[0-9]{1,24}")
+_NUMBER = "-?[0-9]{1,24}"
 _SHARE = re.compile(r" ([a-z_]{1,32})=([!-~]{0,96}):([0-9]{1,18}):([0-9]{1,18})")
 _SHARES = "((?: [a-z_]{1,32}=[!-~]{0,96}:[0-9]{1,18}:[0-9]{1,18})*)"
 # A negative weight would make room for others.
 _WEIGHT = "([0-9]{1,24})"
-_ENDED = re.compile(rf"ended ({_NUMBER.pattern}) ({_NUMBER.pattern})")
+_ENDED = re.compile(rf"ended ({_NUMBER}) ({_NUMBER})")
 # Version 1 ends each line behind RECIPIENTS.
-_RESERVED = re.compile(
-    rf"reserved ({_NUMBER.pattern}) ({_NUMBER.pattern}) {_WEIGHT} {_WEIGHT}(?: {_WEIGHT}{_SHARES})?"
-)
+_RESERVED = re.compile(rf"reserved ({_NUMBER}) ({_NUMBER}) {_WEIGHT} {_WEIGHT}(?: {_WEIGHT}{_SHARES})?")
 _CHARGED = re.compile(
-    rf"(charged|merged) ({_NUMBER.pattern}) {_WEIGHT} {_WEIGHT}(?: {_WEIGHT} ({_NUMBER.pattern}|-){_SHARES})?"
+    rf"(charged|merged) ({_NUMBER}) {_WEIGHT} {_WEIGHT}(?: {_WEIGHT} ({_NUMBER}|-){_SHARES})?"
 )
-_KEY = re.compile(r"=([!-~]{0,96})")
+_KEY = "=([!-~]{0,96})"
+_HIGHEST = re.compile(
+    rf"highest ({_NUMBER}) ({_NUMBER}) {_WEIGHT} {_WEIGHT} {_WEIGHT} ({_NUMBER}|-) (?:{_KEY}|-) "
+    rf"({'|'.join(get_args(Unit))}) {_WEIGHT} (?:({'|'.join(get_args(ForEach))})(?:{_KEY})?|-)"
+)
+_AT = re.compile(rf"at ({_NUMBER}) ({_NUMBER}) ({_NUMBER})")
 _OF_ADDRESSES = frozenset({"sender", "sender_domain", "recipient_domain"})
 _RESPELLED = re.compile(r'["\\%\[]|xn--|\.\Z')
 """In a key that may have another form today; most have none of these."""
@@ -258,13 +271,11 @@ def shifted(record: Record, by_ns: int) -> Record:
 
 
 def header(boot_id: str) -> bytes:
-    """Return the first line of a file whose instants belong to this boot."""
     line = _VERSION + boot_id.encode("ascii")
     return line + f" {zlib.crc32(line):08x}\n".encode()
 
 
 def group(at: At, records: Iterable[Record]) -> bytes:
-    """Return one group: what is appended at once."""
     lines = [f"at {at.boottime_ns} {at.wall_ns} {at.mark_ns}\n"]
     lines += [_line(record) for record in records]
     content = "".join(lines).encode("ascii")
@@ -320,7 +331,7 @@ def read_groups(content: bytes, start: int, origin: int = 0) -> Contents:
 def _may_hold_a_group(content: bytes, start: int) -> bool:
     """Return whether a whole group stands somewhere behind an offset, or looking for one has no end.
 
-    What a crash tore is a part of one group, and has no such line in it; so whoever meets
+    The tail that a crash tore is a part of one group, and has no such line in it; so a reader that meets
     many that claim much is not looking at what a crash left.
     """
     left_bytes = SEARCHED_TIMES * len(content)
@@ -350,10 +361,9 @@ def _read_lines(lines: bytes, records: list[Record], start: int) -> At:
     """Add the records of one group; its checksum was right, so anything odd is another program's."""
     try:
         first, *others = lines.decode("ascii").splitlines()
-        word, boottime_ns, wall_ns, mark_ns = first.split(" ")
-        if word != "at":
+        if (match := _AT.fullmatch(first)) is None:
             raise ValueError(first)
-        at = At(_number(boottime_ns), _number(wall_ns), _number(mark_ns))
+        at = At(int(match[1]), int(match[2]), int(match[3]))
         records += [_record(line) for line in others]
     except ValueError as error:
         raise HistoryError(f"byte {start}: a group that this version cannot read") from error
@@ -364,19 +374,22 @@ def _line(record: Record) -> str:
     if isinstance(record, Ended):
         return f"ended {record.id} {record.ended_at_ns}\n"
     if isinstance(record, Highest):
-        most_at = "-" if record.most_at_ns is None else record.most_at_ns
         front = f"highest {record.since_ns} {record.until_ns} {record.at_most} {record.earlier} {record.most}"
-        kind = f"{record.for_each or '-'}{_word_of(record.only)}"
-        return f"{front} {most_at} {_word_of(record.key) or '-'} {record.unit} {record.per_ns} {kind}\n"
-    weights = f"{record.messages} {record.recipients} {record.connections}"
+        key, only = _word_of(record.key) or "-", _word_of(record.only)
+        kind = f"{record.unit} {record.per_ns} {record.for_each or '-'}{only}"
+        return f"{front} {_or_none(record.most_at_ns)} {key} {kind}\n"
     if isinstance(record, Reserved):
-        front = f"reserved {record.id} {record.deadline_ns} {weights}"
+        front, start = f"reserved {record.id} {record.deadline_ns}", ""
     else:
-        word = "merged" if record.is_merged else "charged"
-        start = "-" if record.started_at_ns is None else record.started_at_ns
-        front = f"{word} {record.ended_at_ns} {weights} {start}"
+        front = f"{'merged' if record.is_merged else 'charged'} {record.ended_at_ns}"
+        start = f" {_or_none(record.started_at_ns)}"
+    weights = " ".join(map(str, record.weights))
     shares = [f" {share.for_each}={share.key}:{share.messages}:{share.recipients}" for share in record.shares]
-    return f"{front}{''.join(shares)}\n"
+    return f"{front} {weights}{start}{''.join(shares)}\n"
+
+
+def _or_none(at_ns: int | None) -> int | str:
+    return "-" if at_ns is None else at_ns
 
 
 def _word_of(key: str | None) -> str:
@@ -384,7 +397,6 @@ def _word_of(key: str | None) -> str:
 
 
 def _record(line: str) -> Record:
-    """Return what a line says.  Raises ValueError."""
     if (match := _ENDED.fullmatch(line)) is not None:
         return Ended(int(match[1]), int(match[2]))
     if (match := _RESERVED.fullmatch(line)) is not None:
@@ -398,53 +410,22 @@ def _record(line: str) -> Record:
         weights = _weights(messages, recipients, connections or "0")
         started_at_ns = None if start in (None, "-") else int(start)
         return Charged(int(ended_at_ns), *weights, started_at_ns, _shares(shares or ""), word == "merged")
-    word, *others = line.split(" ")
-    if word != "highest":
+    if (match := _HIGHEST.fullmatch(line)) is None:
         raise ValueError(line)
-    return _highest(others)
-
-
-def _highest(words: list[str]) -> Highest:
-    since, until, at_most, earlier, most, most_at, key, unit_word, period, kind = words
-    for_each_word, is_one, only = kind.partition("=")
-    unit = next((each for each in get_args(Unit) if each == unit_word), None)
-    for_each = next((each for each in get_args(ForEach) if each == for_each_word), None)
-    if unit is None or (for_each is None and kind != "-"):
-        raise ValueError(words)
+    since_ns, until_ns, at_most, earlier, most = map(int, match.groups()[:5])
+    most_at, key, unit, period, for_each, only = match.groups()[5:]
     return Highest(
-        _number(since),
-        _number(until),
-        _count(at_most),
-        _count(earlier),
-        _count(most),
-        None if most_at == "-" else _number(most_at),
-        None if key == "-" else _key(key),
-        unit,
-        _count(period),
-        for_each,
-        _key(f"={only}") if is_one else None,
+        *(since_ns, until_ns, at_most, earlier, most),
+        None if most_at == "-" else int(most_at),
+        key,
+        cast(Unit, unit),
+        int(period),
+        cast(ForEach | None, for_each),
+        only,
     )
 
 
-def _key(word: str) -> str:
-    if (match := _KEY.fullmatch(word)) is None:
-        raise ValueError(word)
-    return match[1]
-
-
-def _number(word: str) -> int:
-    if not _NUMBER.fullmatch(word):
-        raise ValueError(word)
-    return int(word)
-
-
-def _count(word: str) -> int:
-    if (count := _number(word)) < 0:
-        raise ValueError(word)
-    return count
-
-
-def _weights(messages: str, recipients: str, connections: str) -> tuple[int, int, int]:
+def _weights(messages: str, recipients: str, connections: str) -> Weights:
     weights = int(messages), int(recipients), int(connections)
     if not any(weights):
         raise ValueError(weights)
@@ -452,7 +433,6 @@ def _weights(messages: str, recipients: str, connections: str) -> tuple[int, int
 
 
 def _shares(words: str) -> tuple[Share, ...]:
-    """Return what the words at the end of a line say."""
     return tuple(
         Share(match[1], comparable_key(match[1], match[2]), int(match[3]), int(match[4]))
         for match in _SHARE.finditer(words)

@@ -35,7 +35,7 @@ class Event(Enum):
     """What is asked of a history, what is found, and what came of it."""
 
     LOOK = "a decision begins: what is in the file?"
-    OTHER_FILE = "another file has its name: somebody rewrote it, or put it back"
+    OTHER_FILE = "another file has its name: another process rewrote it, or an operator put one back"
     APPEND = "records are to become durable"
 
     ABSENT = "there is no file, and no sign that there ever was"
@@ -54,7 +54,7 @@ class Event(Enum):
     OWNER = "it belongs to another user, or others may write it"
     FUTURE = "its last group is later than now: another time namespace wrote it"
     OTHER_HOST = "another boot wrote it while this one uses it: another host shares it"
-    LOCK_REPLACED = "the name of its lock is gone, or leads to another file: it excludes nobody any more"
+    LOCK_REPLACED = "the name of its lock is gone, or leads to another file: it excludes no other process"
     LOCK_FOREIGN = "its lock is another program's file"
     NAME_REPLACED = "the name of the file was removed or replaced while it was written"
     DISK_ERROR = "the disk refuses a read or a write"
@@ -64,8 +64,6 @@ class Event(Enum):
 
 
 class Effect(Enum):
-    """What a process does."""
-
     READ_ALL = "forget memory and read the whole file"
     READ_ADDED = "read what was added"
     GO_ON = "go on"
@@ -78,8 +76,6 @@ class Effect(Enum):
 
 
 class Step(NamedTuple):
-    """One cell of the table."""
-
     next: Known
     effect: Effect
 
@@ -153,7 +149,6 @@ _OF_ERRORS = {
 
 
 def refusal(path: str, event: Event, what: str) -> HistoryError:
-    """Return the error that says what is wrong with which file, and what to do."""
     return HistoryError(f"{path}: {what}; nothing is sent. To repair: {REMEDIES[event]}")
 
 
@@ -172,7 +167,7 @@ class Found(NamedTuple):
 
 
 class Looker(NamedTuple):
-    """Who looks at a history, when, and what is known of it."""
+    """The process that looks at a history, when, and what is known of the history."""
 
     boot_id: str
     now_ns: int
@@ -235,7 +230,6 @@ def missing(mark_ns: int | None, reached_ns: int | None) -> Found | None:
 
 
 def of_the_future(last: At, now_ns: int) -> Found | None:
-    """Return that a group of this boot is later than now, where it is so."""
     if last.boottime_ns <= now_ns + CLOCK_SKEW_NS:
         return None
     what = f"written in the future of this boot ({last.boottime_ns} ns, now {now_ns})"
@@ -243,7 +237,6 @@ def of_the_future(last: At, now_ns: int) -> Found | None:
 
 
 def oversized(length_bytes: int) -> Found | None:
-    """Return that no relay wrote a file of this length, where it is so."""
     if length_bytes > LARGEST_BYTES:
         return Found(Event.OVERSIZED, f"{length_bytes} bytes are no history")
     return None

@@ -27,8 +27,8 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from relay.clock import SECOND_NS
+from relay.mail.formats import elapsed, in_seconds, period
 from relay.mail.kept_format import KeptFormat
-from relay.mail.periods import elapsed, in_seconds, period
 from relay.throttle.limit import ForEach, Limit, Unit
 from relay.verdicts.pauses import SPAN_NS
 from relay.verdicts.verdict import Excess, Ruling, Span
@@ -53,7 +53,6 @@ class Tally:
     """How long ago the first of it began."""
 
     def less(self, refused: "Tally") -> "Tally":
-        """Return it without what was refused."""
         messages = max(0, self.messages - refused.messages)
         recipients = max(0, self.recipients - refused.recipients)
         return Tally(messages, recipients, max(0, self.connections - refused.connections), self.since_ns)
@@ -91,7 +90,6 @@ class Hint:
 
     @property
     def label(self) -> str:
-        """The label of the policy's limit; without N where it has none."""
         count = "" if self.limit is None else f"{self.limit} "
         return f"{count}{self.unit} per {in_seconds(self.per_ns)}"
 
@@ -227,7 +225,6 @@ def _in_windows(limits: Iterable[Limit], unit: Unit, per_ns: int | None) -> list
 
 
 def _as_named(limit: Limit, named: int, tally: Callable[[int], Tally], at_ns: int) -> Hint:
-    """Return what a refusal says that names the upstream's own N for a limit of the policy."""
     known = tally(limit.per_ns)
     sent = known.of(limit.unit)
     # Where ours is as strict, something else uses the account too, or counts in other windows: leave room.
@@ -266,7 +263,6 @@ def tighten(finding: Hint, limits: Sequence[Limit], lowered: Sequence[Lowered]) 
 
 
 def in_force(limits: Iterable[AnyLimit], lowered: Sequence[Lowered]) -> list[AnyLimit | Effective]:
-    """Return the limits as they are in force: those of the policy, or lower."""
     found: list[AnyLimit | Effective] = []
     for limit in limits:
         count = min([limit.count, *(each.count for each in lowered if each.is_of(limit))])

@@ -7,16 +7,16 @@ instant is the most that any window can hold.  T is the policy's; the guard is b
 promised.  `audit` judges a history by today's limits: where N was lowered, or a limit added, what
 was sent before may well exceed it.
 
-What is not known exactly is told apart, and never taken for less than it can be:
+What is not known exactly is counted apart, and never for less than it can be:
 - a transaction without an end counts until its deadline;
 - one whose start was not kept counts from its end (version 1 of the format);
 - merged transactions have the earliest start and the latest end of their parts: they are in
   `at_most` only, with everything else; `most` has the rest, exactly;
 - of a limit with keys, what is of no known key counts for every key, in `at_most` only.
 
-So it is counted before anything is merged, and kept as `history_format.Highest`: `raised` goes on
-from what that says.  Where what is known roughly cannot prove a limit, as for one that is new, the
-proof begins where no more of that counts, and says so (`since_ns`).
+Therefore each limit's peak is counted before ends are merged, and kept as `history_format.Highest`;
+`raised` goes on from that.  Where merged records cannot prove a limit, as for a new one, the proof
+begins when they no longer count, and says so (`since_ns`).
 """
 
 import itertools
@@ -58,8 +58,6 @@ class ProofSpan(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """What a limit held at one instant of some."""
-
     most: int
     most_at_ns: int | None
     key: str | None
@@ -67,7 +65,6 @@ class _Held(NamedTuple):
 
 
 def subject_of(limit: Limit | Highest) -> Subject:
-    """Return what it is that a limit, or what is kept of one, is about."""
     return limit.unit, limit.per_ns, limit.for_each, limit.only
 
 
@@ -120,7 +117,7 @@ def raised(
         )
     spans, _ = spans_of(records)
     for limit, subject in zip(limits, subjects, strict=True):
-        # Behind those that nobody goes on with.
+        # Moved behind the limits of other policies, which are dropped first.
         kept[subject] = highest(limit, kept.pop(subject, None), spans, until_ns)
     return list(kept.values())[-MOST_KEPT:]
 
@@ -136,7 +133,7 @@ def highest(limit: Limit, before: Highest | None, spans: Sequence[ProofSpan], un
         before = before._replace(most=found.most, most_at_ns=found.most_at_ns, key=found.key)
     since_ns, earlier, at_most = before.since_ns, before.earlier, max(before.at_most, found.at_most)
     if at_most > limit.count >= before.most:
-        # What is known only roughly cannot tell: begin where no more of it counts.
+        # Merged records cannot prove it: begin when they no longer count.
         ends_ns = (end_ns for slots in rough.values() for _, end_ns, _ in slots)
         since_ns = max(since_ns, min(until_ns, max(ends_ns, default=before.until_ns)))
         earlier, at_most = max(earlier, at_most), _held(exact, rough, since_ns, until_ns).at_most
@@ -170,7 +167,6 @@ def _held(
 def _slots_by_key(
     limit: Limit, spans: Iterable[ProofSpan]
 ) -> tuple[dict[str | None, list[Slot]], dict[str | None, list[Slot]]]:
-    """Return what is known exactly and what is known roughly, by key."""
     exact: dict[str | None, list[Slot]] = {}
     rough: dict[str | None, list[Slot]] = {}
     for started_at_ns, ended_at_ns, record, is_merged, _ in spans:
@@ -217,8 +213,6 @@ def _most(slots: Iterable[Slot], from_ns: int, until_ns: int) -> tuple[int, int 
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """What the history says about one limit."""
-
     label: str
     unit: str
     count: int
@@ -243,14 +237,11 @@ class Peak:
 
     @property
     def is_proven(self) -> bool:
-        """Whether no window can have held more than N."""
         return self.at_most <= self.count
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What the history of one account says."""
-
     transactions: int
     """That are known one by one."""
     in_flight: int
@@ -267,7 +258,6 @@ class Audit:
 
 
 def audit(content: bytes, limits: Sequence[Limit]) -> Audit:
-    """Judge the content of a history.  Raises HistoryError where it is none."""
     _, start = read_header(content)
     contents = read_groups(content, start)
     if contents.at is None:

@@ -43,7 +43,7 @@ SHARE_BYTES = 40
 
 
 class Slots:
-    """What is in flight, what has ended, and what of it no disk has yet been told."""
+    """What is in flight, what has ended, and which ends are not yet in the history."""
 
     def __init__(self) -> None:
         self._mutex = Lock()
@@ -56,7 +56,7 @@ class Slots:
         """The latest instant that is known to have come."""
         self._in_flight: dict[int, Reserved] = {}
         self._own: set[int] = set()
-        """Reservations of this process; one of another may have nobody left to settle it."""
+        """Reservations of this process; another process may have died and never settle its own."""
         self._deadlines: list[tuple[int, int]] = []
         """A heap of (deadline, id); what was settled meanwhile is not taken out of it."""
         self._ended: list[Charged] = []
@@ -84,7 +84,6 @@ class Slots:
                     self._gauges.append(same)
 
     def time_is(self, now_ns: int) -> None:
-        """Know that an instant has come."""
         with self._mutex:
             self._now_ns = max(self._now_ns, now_ns)
 
@@ -100,7 +99,6 @@ class Slots:
             self._gauges = [self._filled(limit) for limit in self._limits]
 
     def learn(self, records: Iterable[Record]) -> None:
-        """Add what others recorded."""
         with self._mutex:
             self._apply(records)
         self._stay_bounded(self._now_ns)
@@ -112,7 +110,6 @@ class Slots:
             self._unwritten.append(record)
 
     def unwritten(self) -> list[Record]:
-        """Return the ends that no group holds yet."""
         with self._mutex:
             return list(self._unwritten)
 
@@ -135,7 +132,6 @@ class Slots:
             return Grant(self._occupy(transaction_ns, now_ns, (1, len(chosen), 0), shares), chosen)
 
     def reserve_connection(self, transaction_ns: int, now_ns: int) -> Reserved | Wait:
-        """Occupy one connection, in all windows or none."""
         with self._mutex:
             self._advance(now_ns)
             now_ns = self._now_ns
@@ -151,27 +147,23 @@ class Slots:
             return question(self._gauges, now_ns)
 
     def leaves_in_ns(self, span_ns: int, now_ns: int) -> int | None:
-        """Return in how long the oldest end within the last `span_ns` is that old, or None without one."""
         with self._mutex:
             self._advance(now_ns)
             index = bisect_right(self._ended, now_ns - span_ns, key=_ended_at)
             return None if index == len(self._ended) else self._ended[index].ended_at_ns + span_ns - now_ns
 
     def tally(self, span_ns: int, now_ns: int) -> Tally:
-        """Return what ended within the last `span_ns`."""
         with self._mutex:
             self._advance(now_ns)
             index = bisect_right(self._ended, now_ns - span_ns, key=_ended_at)
             return _sum_of(self._ended[index:], now_ns)
 
     def peak(self, span_ns: int, now_ns: int) -> Tally:
-        """Return the most, of each unit, that one window held which was over `span_ns` ago."""
         with self._mutex:
             index = bisect_right(self._ended, now_ns - span_ns, key=_ended_at)
             return _peak_of(self._ended[:index], span_ns)
 
     def limited(self, transaction_ns: int, now_ns: int) -> tuple[Limited, ...]:
-        """Return each limit with all that occupies it; ours in flight last `transaction_ns`."""
         with self._mutex:
             self._advance(now_ns)
             ends = [(r, self._likely_end(r, transaction_ns, now_ns)) for r in self._in_flight.values()]
@@ -196,7 +188,6 @@ class Slots:
 
     @property
     def shares_bytes(self) -> int:
-        """Return about how long the shares in them are, as written."""
         return self._shares_bytes
 
     def _occupy(
@@ -214,7 +205,6 @@ class Slots:
         return likely_ns if reserved.id in self._own else reserved.deadline_ns
 
     def _filled(self, limit: Limit) -> Gauge:
-        """Return a new limit with all that is known of the past."""
         gauge = Gauge(limit, self._guard_ns)
         for reserved in self._in_flight.values():
             gauge.start(reserved, self._now_ns)
@@ -247,16 +237,7 @@ class Slots:
 
     def _end(self, reserved: Reserved, ended_at_ns: int) -> None:
         self._own.discard(reserved.id)
-        self._keep(
-            Charged(
-                ended_at_ns,
-                reserved.messages,
-                reserved.recipients,
-                reserved.connections,
-                reserved.id,
-                reserved.shares,
-            )
-        )
+        self._keep(Charged(ended_at_ns, *reserved.weights, reserved.id, reserved.shares))
         for gauge in self._gauges:
             gauge.end(reserved, ended_at_ns)
 
@@ -306,7 +287,6 @@ class Slots:
             self._merge(now_ns)
 
     def _merge(self, now_ns: int) -> None:
-        """Round old ends up and add up those that fall together; drop what no window can ask for."""
         split = max(0, len(self._ended) - EXACT_ENDS)
         merged = merge(self._ended[:split], now_ns)
         self._ended = sorted([*merged, *self._ended[split:]], key=_ended_at)
@@ -323,21 +303,17 @@ def _ended_at(charged: Charged) -> int:
 
 
 def _length(record: Reserved | Charged) -> int:
-    """Return about how long its shares are, as written."""
     return sum(len(share.for_each) + len(share.key) + 10 for share in record.shares)
 
 
-def _sum_of(charges: Iterable[Charged], now_ns: int) -> Tally:
-    """Add up what ended."""
-    messages = recipients = connections = 0
-    first_ns = now_ns
+def _sum_of(charges: Sequence[Charged], now_ns: int) -> Tally:
+    held = [0, 0, 0]
     for charged in charges:
-        messages += charged.messages
-        recipients += charged.recipients
-        connections += charged.connections
-        started_at_ns = charged.ended_at_ns if charged.started_at_ns is None else charged.started_at_ns
-        first_ns = min(first_ns, started_at_ns)
-    return Tally(messages, recipients, connections, now_ns - first_ns)
+        _add(held, charged, 1)
+    # A start that was not kept is taken for the end.
+    starts_ns = (each.ended_at_ns if each.started_at_ns is None else each.started_at_ns for each in charges)
+    messages, recipients, connections = held
+    return Tally(messages, recipients, connections, now_ns - min([now_ns, *starts_ns]))
 
 
 def _peak_of(charges: Sequence[Charged], span_ns: int) -> Tally:
@@ -360,5 +336,5 @@ def _peak_of(charges: Sequence[Charged], span_ns: int) -> Tally:
 
 
 def _add(held: list[int], charged: Charged, sign: int) -> None:
-    for index, weight in enumerate((charged.messages, charged.recipients, charged.connections)):
+    for index, weight in enumerate(charged.weights):
         held[index] += sign * weight

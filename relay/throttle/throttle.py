@@ -64,11 +64,11 @@ class Reservation:
 
 
 class View:
-    """What can be asked of an account's limits and of its past.
+    """What can be asked of an account's limits and of its past: the questions of `decision`, now.
 
     Answers come from memory, so they know other processes as of the last decision; none waits for
-    the disk.  An instant at which something opens is never later than the truth: other processes
-    can only make it later, and `reserve` will say so.
+    the disk.  A room of None is for any number.  An instant at which something opens is boottime, and
+    never later than the truth: other processes can only make it later, and `reserve` will say so.
     """
 
     def __init__(self, slots: Slots, clock: Clock) -> None:
@@ -82,7 +82,6 @@ class View:
         return self._ask(decision.room)
 
     def full(self) -> list[str]:
-        """Return which limits leave no room for any message now."""
         return self._ask(decision.full)
 
     def opens_at_ns(self, recipients: int = 1) -> int:
@@ -90,27 +89,21 @@ class View:
         return self._ask(lambda gauges, now_ns: decision.opens_at(gauges, recipients, now_ns))
 
     def room_for_connections(self) -> tuple[int | None, int, str]:
-        """Return how many may be opened now (None: any number), when the next may, and by which limit."""
         return self._ask(decision.room_for_connections)
 
     def room_at(self, place: Place) -> tuple[int, int]:
-        """Return how many messages may leave a place now, and when (boottime) the next one may."""
         return self._ask(lambda gauges, now_ns: decision.room_at(gauges, place, now_ns))
 
     def full_at(self, place: Place) -> list[str]:
-        """Return which limits let no message leave a place now."""
         return self._ask(lambda gauges, now_ns: decision.full_at(gauges, place, now_ns))
 
     def room_in(self, lane: str) -> tuple[int | None, int]:
-        """Return how many messages a lane's ceilings let go (None: any number), and when one may."""
         return self._ask(lambda gauges, now_ns: decision.room_in(gauges, lane, now_ns))
 
     def usage(self) -> list[Usage]:
-        """Return how full each limit is, in their order.  Looks at every key."""
         return self._ask(decision.usage)
 
     def limited(self, transaction_ns: int) -> tuple[Limited, ...]:
-        """Return each limit with all that occupies it; what we have in flight lasts so long."""
         return self.slots.limited(transaction_ns, self._clock.boottime_ns())
 
     def leaves_in_ns(self, span_ns: int) -> int | None:
@@ -121,11 +114,9 @@ class View:
         return self.slots.leaves_in_ns(span_ns, self._clock.boottime_ns())
 
     def tally(self, span_ns: int) -> Tally:
-        """Return what ended within the last `span_ns`."""
         return self.slots.tally(span_ns, self._clock.boottime_ns())
 
     def peak(self, span_ns: int) -> Tally:
-        """Return the most, of each unit, that a window held which was over when the present one began."""
         return self.slots.peak(span_ns, self._clock.boottime_ns())
 
 

@@ -65,11 +65,10 @@ class Window:
         return (self.count <= EXACT_SLOTS) == (count <= EXACT_SLOTS)
 
     def start(self, weight: int) -> None:
-        """Occupy `weight` until further notice.  The caller has asked `room` first."""
+        """Occupy `weight` until further notice.  The caller has asked first."""
         self._in_flight += weight
 
     def end(self, weight: int, ended_at_ns: int, *, is_short: bool = False) -> None:
-        """Count a weight that was in flight as ended."""
         self._in_flight -= weight
         self.charge(weight, ended_at_ns, is_short=is_short)
 
@@ -97,10 +96,6 @@ class Window:
             self._ended -= sum(self._weights[:index])
             del self._free_at_ns[:index], self._weights[:index]
         return self._in_flight + self._ended
-
-    def room(self, now_ns: int) -> int:
-        """Return the most that may start now."""
-        return max(0, self.count - self.occupied(now_ns))
 
     def opens_at(self, weight: int, now_ns: int, beside: "Window | None" = None) -> int:
         """Return the earliest instant at which `weight` may fit; `now_ns` if it fits now.

@@ -2,13 +2,11 @@
 
     pool          keeps connections and hands them out
     connection    opens one (address, TLS, EHLO, AUTH), and carries out transactions on it
+    login         one mechanism, one attempt
     transaction   MAIL, RCPT, DATA, content, final dot: one Outcome, whatever the upstream does
     step          whether each reply answered the command that it was taken for
-    extensions    what the reply to EHLO promised
-    sasl          one mechanism, one attempt
     protocol      the wire: a command out, exactly one strict reply in
-    stuffing      content as it travels
     timeouts      how long each of these may take (RFC 5321, 4.5.3.2)
 
-Knows no spool, no throttle and no policy file: the service plugs them together.
+Knows no spool, no throttle and no policy file: the sender plugs them together.
 """

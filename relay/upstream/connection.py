@@ -39,7 +39,7 @@ from relay.verdicts.shortage import is_lack_of_means
 from relay.verdicts.verdict import Judge, Layer, Verdict
 
 EHLO_NOT_KNOWN = frozenset({500, 502, 504})
-"""After these HELO may do, where they say nothing of us.  501 is about our name, 550 about us."""
+"""HELO may do after these, unless a rule says that they are about us; 501 is about our name, 550 about us."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Connection:
             raise
 
     async def close(self) -> None:
-        """Say QUIT, if there is anybody to say it to, and close; short, and never raises."""
+        """Say QUIT if the connection is usable, and close; short, and never raises."""
         await self._protocol.quit(self._channel.timeouts.quit_s)
 
     def abort(self) -> None:
@@ -211,7 +211,7 @@ class _Opening:
                 connected.close()
                 raise
             else:
-                # The upstream has seen this one: whatever becomes of it, another address would be another.
+                # The upstream has counted this connection; another address would be a second one.
                 await self._begin(connected, context)
                 return
         raise last
@@ -253,7 +253,7 @@ class _Opening:
         return addresses
 
     async def _hello(self) -> tuple[Extensions, Hello]:
-        """Say EHLO, or HELO to who does not know it where nothing of EHLO is needed."""
+        """Say EHLO; or HELO, to an upstream that does not know EHLO, if nothing of it is needed."""
         name = self._account.helo_name.encode("ascii", "replace")
         line = b"EHLO " + name
         reply = await self._protocol.command(line, Phase.EHLO, self._timeouts.hello_s)

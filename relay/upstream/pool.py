@@ -2,10 +2,10 @@
 
 Guarantees: never more connections than the cap, those being opened and those saying QUIT
 included (upstreams count them too); each is used by one holder at a time; a connection
-that died, spoke or was closed while it was idle is dropped without anybody noticing, so
-it costs no slot and no attempt.  Who waits is served in order, by whatever comes first:
-a connection released or one opened.
-Does not: send anything, or wait after a failure: whoever asks again opens again.
+that died, spoke or was closed while it was idle is dropped silently, so it costs no slot
+and no attempt.  Waiters are served in order, by a connection released or one opened,
+whichever comes first.
+Does not: send anything, or wait after a failure: the next `acquire` opens again.
 """
 
 import asyncio
@@ -35,9 +35,7 @@ class Poolable(Protocol):
         """Close it politely; short, and never raises."""
         ...
 
-    def abort(self) -> None:
-        """Close it at once."""
-        ...
+    def abort(self) -> None: ...
 
 
 C = TypeVar("C", bound=Poolable)
@@ -107,7 +105,7 @@ class Pool(Generic[C]):
             return await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self.release(waiter.result())  # it was given one in the same moment
+                self.release(waiter.result())  # it was given a connection in that moment
             raise
 
     def release(self, connection: C) -> None:
@@ -183,7 +181,7 @@ class Pool(Generic[C]):
         )
 
     def _serve(self) -> None:
-        """Give what is idle to those who wait, and open for the rest as far as the cap goes."""
+        """Give idle connections to the waiters, and open for the rest as far as the cap allows."""
         while self._waiters:
             if self._waiters[0].done():
                 self._waiters.popleft()  # cancelled
@@ -211,8 +209,8 @@ class Pool(Generic[C]):
             else:
                 self._retire(connection)
         elif is_current and not self._opening:
-            # Also where others are in use: whoever asked must learn of it, or would open again, and
-            # be refused again, each time that one of those is free.
+            # Also while other connections are in use: a waiter that does not learn of the failure
+            # would open again, and be refused again, each time that one of them is free.
             while self._waiters:
                 waiter = self._waiters.popleft()
                 if not waiter.done():

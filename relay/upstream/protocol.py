@@ -45,10 +45,10 @@ class Broken(Exception):  # noqa: N818 - it is what became of the connection, an
     reply: Reply | None = None
     """The proper reply that said so, where there was one."""
     is_unasked = False
-    """It was so before the command that met it was sent."""
+    """The connection had ended before the command was sent."""
 
     def answer(self, phase: Phase, verdict: Verdict) -> Answer:
-        """Return it as what the upstream, or its silence, says."""
+        """Return this end of the connection as an answer."""
         text = str(self.reply) if self.reply else f"waiting for the reply to {_named(phase)}: {self}"
         return Answer(verdict, phase, self.reply, text)
 
@@ -88,7 +88,7 @@ class StrictProtocol(SMTPProtocol):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
         self.phase = Phase.CONNECT
-        """What the last reply was, or the next one will be, due to."""
+        """Of the last reply, or of the one that is due."""
         self._parser = ReplyParser()
         self._due = 1  # replies to come; the greeting comes unasked
         self._replies: deque[Reply] = deque()  # came, and nobody took them yet
@@ -269,8 +269,9 @@ class StrictProtocol(SMTPProtocol):
     def _unacknowledged_bytes(self) -> int:
         """Return how much of what was written the other host does not have yet.
 
-        A segment acknowledges all that arrived before it left: so whatever is open when a reply is
-        here was not there when the reply was sent.  That holds for Linux' SIOCOUTQ (tcp(7)).
+        A TCP segment acknowledges all that arrived before it left.  So octets that are not
+        acknowledged when a reply is here had not arrived when the reply was sent.  Linux counts
+        them by SIOCOUTQ (tcp(7)).
         """
         transport = cast("asyncio.WriteTransport", self.transport)
         connected = transport.get_extra_info("socket")
@@ -310,7 +311,7 @@ class StrictProtocol(SMTPProtocol):
         self._raise_fault()
         transport = cast("asyncio.WriteTransport", self.transport)
         transport.write(block)
-        # Lets an early reply in, and the other connections have their turn.
+        # An early reply can come in, and other connections have their turn.
         await asyncio.sleep(0)
         unsent_bytes = transport.get_write_buffer_size()
         while not self._replies:
@@ -328,7 +329,7 @@ class StrictProtocol(SMTPProtocol):
                         self._give_up(f"nothing could be sent for {block_s:g} s")
 
     def _give_up(self, text: str) -> None:
-        """Make it Late, unless something came in the very moment."""
+        """End the connection as Late, unless something came in that moment."""
         if not self._replies and self._fault is None:
             self._fault = Late(text)
 
@@ -337,7 +338,7 @@ class StrictProtocol(SMTPProtocol):
             self.transport.close()
 
     def _take_due(self) -> None:
-        """Take the replies that commands wait for; behind 421 none of them is obeyed any more."""
+        """Take the replies that commands wait for; behind 421 the upstream obeys none of them."""
         while self._due and (reply := self._parser.next_reply()) is not None:
             self._replies.append(reply)
             self._due -= 1
@@ -345,7 +346,7 @@ class StrictProtocol(SMTPProtocol):
                 self._due, self._is_closing, self._parser = 0, True, ReplyParser()
 
     def _take_unasked(self) -> None:
-        """Judge what follows a reply, or came between two commands."""
+        """Judge octets that no command asked for."""
         unasked = self._parser.next_reply()
         if unasked is not None and unasked.code == 421 and self._parser.is_empty:
             self._fault = Farewell(unasked, is_unasked=True)
@@ -363,7 +364,7 @@ class StrictProtocol(SMTPProtocol):
     async def _wait(self) -> bool:
         """Wait until something happened, or return False once the deadline passed."""
         if self._timer is None:
-            # It rang while nobody waited: what woke the one who did was not what it waits for.
+            # The timer fired while nobody waited; re-arm it.
             self._set_timer()
         self._waiter = self._loop.create_future()
         try:
@@ -390,7 +391,7 @@ class StrictProtocol(SMTPProtocol):
     def _ring(self) -> None:
         self._timer = None
         if self._waiter is None or self._waiter.done():
-            return  # nobody waits; the next command sets it again
+            return  # the next wait sets it again
         if self._loop.time() < self._deadline:
             self._set_timer()
         else:

@@ -1,13 +1,13 @@
 """The proof that every reply answered the command that it was taken for.
 
-A reply that nobody asked for may arrive just behind the next command, and then each later
-reply is taken for the answer to its neighbour.  Nothing in a `250` or a `550` tells whose it is.
-Two replies cannot be mistaken: the one to a second EHLO, which names the host and its
-extensions over several lines as the first one did (RFC 5321, 4.1.4 allows it, and it resets like
-RSET), and 221 to QUIT.  Where one of them answers its own command, as many replies came
-as commands were sent, so each had its own.
-Costs: a round trip, where no RSET was due anyway; and the connection, where the second EHLO
-is not answered like the first, or was asked for often enough.
+An unasked reply may arrive just behind the next command; then each later reply is taken for the
+answer to its neighbour.  A `250` or a `550` does not tell which command it answers.
+Two replies do: the reply to a second EHLO, which names the host and its extensions over several
+lines as the first one did (RFC 5321, 4.1.4 allows it, and it resets like RSET), and 221 to QUIT.
+If one of them answers its own command, as many replies came as commands were sent, so each
+command had its own.
+Costs: a round trip, unless an RSET was due anyway.  The connection too, if the second EHLO is not
+answered like the first, or MOST_HELLOS were sent.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Hello:
 
 
 class StepProof:
-    """Proves one connection in step."""
+    """Proves that the replies of one connection are in step."""
 
     def __init__(self, protocol: StrictProtocol, hello: Hello | None) -> None:
         """Without `hello` only QUIT is left."""
@@ -41,9 +41,9 @@ class StepProof:
         self._hellos = MOST_HELLOS
 
     async def prove(self, timeout_s: float) -> None:
-        """Return where the replies are in step: reset, and in use or at its end.
+        """Return if the replies are in step; the connection is then reset, or closed.
 
-        Raises Desynchronised where they are not, and another Broken where nobody can know.
+        Raises Desynchronised if they are not, and another Broken if that cannot be known.
         """
         if self._hello is not None and self._hellos:
             self._hellos -= 1

@@ -5,14 +5,13 @@ recipient; a recipient is RELAYED only by 250 to the final dot, BOUNCE only by a
 well-formed refusal that the rules of the `Judge` call so, or by our own refusal of what
 cannot be sent; whatever is unclear ends the connection.
 Where PIPELINING is offered (RFC 2920), MAIL, RCPTs and DATA go out at once: a round trip for ten
-recipients, not for each.  A reply is then known with its phase by its place.  So one too many or
-too few, and replies that contradict each other, make every refusal before them doubtful, and
-nobody bounces.  No content is sent, and no dot, where nobody was accepted.
-Also where commands go out in turn, a reply that nobody asked for may come in the place of the
-next one.  So a refusal for good stands only once the replies are proven in step: by 354, which
-answers DATA and nothing else, or at the end (`relay.upstream.step`).  Where nobody can know, since
-the upstream hung up, it is told as *unproven*, a deferral that its repetition confirms
-(`relay.verdicts.shield`); where they were out of step, every refusal is doubted.
+recipients, not for each.  Only its place then tells which command a reply answers.  So one reply too
+many or too few, or replies that contradict each other, make every refusal before them doubtful, and
+no recipient bounces.  If no recipient was accepted, neither content nor a dot is sent.
+An unasked reply may take the place of the next one in any case.  So a permanent refusal stands only
+once the replies are proven in step: by 354, which answers DATA and nothing else, or at the end
+(`relay.upstream.step`).  If the upstream hung up before, the refusal is *unproven*: a deferral that
+its repetition confirms (`relay.verdicts.shield`).  If replies were out of step, each is doubted.
 Crash anywhere before the final dot: nothing was relayed.  From the dot to the end of
 `Exchange.run`: nobody knows, which is what `Outcome.is_ambiguous` says while we live.
 Does not: choose the recipients, count, or settle anything durably.
@@ -66,7 +65,7 @@ class Transaction:
 def unfit(extensions: Extensions, shape: Shape) -> Answer | None:
     """Return why this connection cannot carry the message, as a DEFER, or None; nothing is sent.
 
-    Whether its upstream can is for others to say: the hosts behind one name differ.
+    Another connection to the same upstream may: the hosts behind one name differ.
     A relay may not make content 7-bit that it did not write (it breaks signatures), and
     sending it as it is would break it elsewhere (RFC 6152, 3; RFC 6531, 3.2; RFC 1870, 6.1).
     """
@@ -145,17 +144,17 @@ class Exchange:
     def _may_be_out_of_step(self, broken: Broken) -> bool:
         """Return whether a reply may have answered the neighbour of the command it was taken for.
 
-        One too many shows in the end, and so does one too few where commands go out at once:
-        the reply to the last of them never comes.
+        A reply too many shows in the end.  So does a reply too few where commands go out at once:
+        the reply to the last command never comes.
         """
         is_one_missing = isinstance(broken, Late) and self._protocol.phase is not Phase.RSET
         return isinstance(broken, Desynchronised | Unexpected) or (self._is_pipelined and is_one_missing)
 
     def _is_over(self, broken: Broken) -> bool:
-        """Return whether the upstream counts nothing more of it, though the connection broke.
+        """Return whether the upstream counts nothing more of this transaction, though the connection broke.
 
-        Whom we no longer hear may be slow, not gone: it reads our MAIL, or decides about our
-        dot, when we have long closed.  Whoever hung up before the dot has nothing left to do.
+        A silent upstream may be slow: it may read our MAIL, or decide about our dot, long after we
+        closed.  An upstream that hung up before the dot counts nothing more.
         """
         is_dot_open = self._is_dotted and not self._is_dot_answered
         if broken.reply is not None or (isinstance(broken, Lost) and not is_dot_open):
@@ -164,7 +163,7 @@ class Exchange:
         return phase is Phase.RSET or (phase is Phase.MAIL and broken.is_unasked)
 
     def _refusal_of_ours(self) -> Answer | None:
-        """Refuse what must not go onto the wire; a bad recipient alone is refused alone."""
+        """Return the refusal of a message that must not be sent; refuse each bad recipient alone."""
         transaction, smtputf8 = self._transaction, self._transaction.shape.smtputf8
         for index, recipient in enumerate(transaction.recipients):
             if not is_valid_address(recipient, smtputf8=smtputf8):
@@ -174,7 +173,7 @@ class Exchange:
         return unfit(self._extensions, transaction.shape)
 
     async def _speak(self) -> None:
-        """Do MAIL, RCPT, DATA and the content, as far as the upstream goes along."""
+        """Do MAIL, RCPT, DATA and the content, up to a refusal."""
         named = [index for index, answer in enumerate(self._answers) if answer is None]
         if self._is_pipelined:
             self._protocol.phase = Phase.MAIL
@@ -200,7 +199,7 @@ class Exchange:
             await self._reset()
 
     def _send_ahead(self, lines: list[bytes], left: Sequence[int]) -> None:
-        """Send commands and the next RCPTs, and DATA behind the last; `_command` then only waits for each."""
+        """Send commands, the next RCPTs, and DATA behind the last; `_command` then only takes replies."""
         self._check_time()
         lines += map(self._rcpt_line, left[:AHEAD])
         if len(left) <= AHEAD:
@@ -209,9 +208,9 @@ class Exchange:
         self._ahead = len(lines)
 
     async def _hear_out(self, rcpts: int) -> bool:
-        """Take the replies to what was sent ahead, though nobody is accepted: `rcpts` to RCPT, then DATA.
+        """Take the replies to commands sent ahead, `rcpts` to RCPT and one to DATA; no recipient is accepted.
 
-        Behind a refused MAIL everything must be refused: else that refusal was of something else.
+        Behind a refused MAIL everything must be refused, else the refusal was not of MAIL.
         Returns whether the connection is still of use.
         """
         for _ in range(rcpts):
@@ -220,7 +219,7 @@ class Exchange:
             return True
         reply = await self._reply_ahead(Phase.DATA, self._timeouts.data_s)
         if reply.code == 354 and not rcpts:
-            # It would take content for nobody (RFC 2920, 3.1).  It gets none, and no dot.
+            # The upstream would take content for no recipient (RFC 2920, 3.1); send none, and no dot.
             self._know_in_step()
             self._protocol.abort()
             return False
@@ -240,12 +239,11 @@ class Exchange:
         return rcpt_line(self._transaction.recipients[index])
 
     async def _name_recipients(self, named: Sequence[int]) -> list[int]:
-        """Do the RCPTs; settle the refused, return the places of the accepted.
+        """Do the RCPTs; settle the refused recipients, return the places of the accepted.
 
-        What says that there are too many, or is about the message or us, holds for those behind
-        it as well, named or not, but for whom the upstream accepts all the same.  The accepted
-        go on to DATA: else a message with more recipients than the upstream's quota would
-        never get any of them relayed.
+        A refusal because of their number, or about the message or us, holds for all recipients behind
+        it too, unless the upstream accepts one all the same.  The accepted go on to DATA: else a message
+        with more recipients than the upstream's quota would never get any of them relayed.
         """
         accepted: list[int] = []
         of_all: Answer | None = None
@@ -275,8 +273,8 @@ class Exchange:
         if of_all is not None and answer.verdict is Verdict.BOUNCE:
             return of_all
         if answer.verdict is Verdict.LATER and is_first:
-            # Too many, yet none was taken: it is no limit of this transaction, and
-            # to try again at once would never end.
+            # Too many, yet none was accepted: no limit of this transaction, and trying
+            # again at once would never end.
             return replace(answer, verdict=Verdict.DEFER, ruling=None)
         return answer
 
@@ -307,11 +305,11 @@ class Exchange:
             await self._prove_refusals()
 
     def _know_in_step(self) -> None:
-        """Take it that every reply so far answered its own command."""
+        """Note that every reply so far answered its own command."""
         self._proven = frozenset(index for index, answer in enumerate(self._answers) if answer is not None)
 
     def _unproven(self) -> list[int]:
-        """Return who bounces by a reply that may have been the answer to another command."""
+        """Return the recipients that bounce by a reply that may have answered another command."""
         return [
             index
             for index, answer in enumerate(self._answers)
@@ -322,7 +320,7 @@ class Exchange:
         ]
 
     async def _prove_refusals(self) -> bool:
-        """Have the replies proven in step, if somebody bounces by them; return whether they were.
+        """Have the replies proven in step, if a recipient bounces by them; return whether they were.
 
         The connection is then as after RSET.
         """
@@ -334,13 +332,13 @@ class Exchange:
         return True
 
     def _leave_unproven(self) -> None:
-        """Defer who bounces by a reply that was not proven; to be told it again confirms it."""
+        """Defer recipients that bounce by an unproven reply; the same reply another time confirms it."""
         for index in self._unproven():
             if (answer := self._answers[index]) is not None:
                 self._answers[index] = replace(answer, verdict=Verdict.DEFER, is_unproven=True)
 
     async def _noted(self, content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield the content; keep its beginning at hand, which a refusal may print."""
+        """Yield the content; keep its beginning, which a refusal may quote."""
         noted_bytes = 0
         async for chunk in content:
             if noted_bytes < HEADER_BYTES:
@@ -379,7 +377,7 @@ class Exchange:
         self._check_refused(reply)
         answer = self._answer(reply)
         if reply.code == 503 and answer.verdict is Verdict.BOUNCE and self._is_pipelined:
-            # What it takes to be out of order has lost its place, or the replies have.
+            # A command was lost, or the replies are out of step.
             raise Unexpected(f"a command was in its order, but: {reply}")
         return answer
 
@@ -402,11 +400,11 @@ class Exchange:
         return ClientWords(self._transaction.reverse_path, recipients, b"".join(self._beginning))
 
     def _answer_to_break(self, broken: Broken) -> Answer:
-        """Return what it means that the connection broke, for those not settled yet."""
+        """Return what the end of the connection means for recipients without an answer."""
         phase = self._protocol.phase
         if phase is Phase.MAIL and (broken.is_unasked or (self._is_reused and broken.reply is None)):
-            # A kept connection that died while nobody looked says nothing of the
-            # message: at once on another one, and a fresh one ends this.
+            # A kept connection that died while idle says nothing of the message: try
+            # another connection at once; a fresh one that dies pauses the upstream.
             return broken.answer(phase, Verdict.LATER if self._is_reused else Verdict.PAUSE)
         if broken.reply is not None:
             return self._answer(broken.reply)
@@ -419,11 +417,11 @@ class Exchange:
             if answer is None or answer.reply is None or index in self._proven:
                 continue
             if answer.verdict in refused:
-                # Doubted: nor may it be the last one of a message that is old.
+                # Doubted: it may not expire an old message either.
                 self._answers[index] = replace(answer, verdict=Verdict.DEFER, ruling=None, is_doubted=True)
 
     def _settle_rest(self, answer: Answer, *, but: list[int] | None = None) -> None:
-        """Give the answer to everybody who has none yet, but for these places."""
+        """Give the answer to every recipient without one, but for these places."""
         kept = frozenset(but or ())
         for index, settled in enumerate(self._answers):
             if settled is None and index not in kept:

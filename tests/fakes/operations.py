@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from relay.control.operations import ABSENT, BUSY, OK, Verb
 from relay.mail.envelope import QueueId
-from relay.status.snapshot import QueueState, Snapshot, View
+from relay.status.snapshot import MessageView, QueueState, Snapshot
 from tests.fakes.snapshots import a_detail, a_snapshot
 
 AFTERWARDS: dict[Verb, QueueState] = {
@@ -19,7 +19,7 @@ AFTERWARDS: dict[Verb, QueueState] = {
 class FakeOperations:
     """Acts on messages that are not active; is `Session` too."""
 
-    def __init__(self, messages: Iterable[View] = ()) -> None:
+    def __init__(self, messages: Iterable[MessageView] = ()) -> None:
         self.messages = {message.queue_id: message for message in messages}
         self.asked: list[tuple[str, tuple[QueueId, ...]]] = []
         self.resumed: list[str] = []
@@ -32,12 +32,12 @@ class FakeOperations:
             raise self.raises
         return self.shown
 
-    async def queue(self) -> Sequence[View]:
+    async def queue(self) -> Sequence[MessageView]:
         if self.raises is not None:
             raise self.raises
         return list(self.messages.values())
 
-    async def show(self, queue_id: QueueId) -> View | str:
+    async def show(self, queue_id: QueueId) -> MessageView | str:
         message = self.messages.get(queue_id)
         if message is not None and message.state is QueueState.CORRUPT:
             return "its checksum is wrong"

@@ -4,19 +4,19 @@ from dataclasses import replace
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
+from relay.spool.interface import Totals
 from relay.status.snapshot import (
     Condition,
     DiskStatus,
     LimitStatus,
+    MessageView,
     PolicyStatus,
     QueueCounts,
     QueueState,
-    QueueTotals,
     RecipientView,
     Snapshot,
     UpstreamState,
     UpstreamStatus,
-    View,
 )
 from tests.fakes.clock import START_WALL_NS
 
@@ -64,7 +64,7 @@ def a_snapshot(
     upstream: UpstreamStatus | None = None,
     condition: Condition = Condition.RUNNING,
     refusing_because: str = "",
-    ledger: QueueTotals | None = None,
+    ledger: Totals | None = None,
     policy: PolicyStatus | None = None,
 ) -> Snapshot:
     return Snapshot(
@@ -80,8 +80,7 @@ def a_snapshot(
             QueueState.DEFERRED: QueueCounts(3, 4, 5_000, 3_600 * SECOND_NS),
             QueueState.CORRUPT: QueueCounts(1, 0, 17, 0),
         },
-        ledger=ledger
-        or QueueTotals(accepted=1_000, relayed=190, bounced=4, expired=1, deleted=1, queued=804),
+        ledger=ledger or Totals(accepted=1_000, relayed=190, bounced=4, expired=1, deleted=1, queued=804),
         policy=policy or PolicyStatus("ab" * 32, AT_NS - 60 * SECOND_NS),
         disk=DiskStatus(7 * 2**30, 12_345),
     )
@@ -94,8 +93,8 @@ def a_message(
     reverse_path: str = "list@example.org",
     reason: str = "no room in 8 messages per 60s",
     size_bytes: int = 1_500,
-) -> View:
-    return View(
+) -> MessageView:
+    return MessageView(
         queue_id=queue_id,
         state=state,
         size_bytes=size_bytes,
@@ -111,7 +110,7 @@ def a_message(
     )
 
 
-def a_detail(message: View) -> View:
+def a_detail(message: MessageView) -> MessageView:
     return replace(
         message,
         client="mail.example.org[192.0.2.1]",

@@ -1,11 +1,10 @@
-"""Tells what a crash left of our own files from what others put under their names.
+"""Tells our own files, drafts, notes, ledger and the like, from what others put under their names.
 
-What is left of a file that was never synced is its front, with zeros for each sector that
-did not reach the disk, and so for its beginning too.  Whatever else is there was not
-written by us, and nobody may remove it.  Not to be told apart from ours: a file that
-begins with zeros as long as a header, in tmp/, or as a sector, elsewhere.
-
-Does not: move or remove anything (`quarantine`, `recovery`).
+A crash leaves of a file that was never synced its front, with zeros for each sector that did not
+reach the disk, perhaps the first one too.  Whatever else is there we did not write, and nobody may
+remove it.  A file of others that begins with zeros, as long as a header in tmp/ and as a sector
+elsewhere, is taken for ours.
+Does not: judge messages (`taking`); move or remove anything (`quarantine`, `recovery`).
 """
 
 import errno

@@ -14,7 +14,7 @@ about failed recipients and goes after its message.  An absent file never means
 "finished": what ends a message is its own status bytes.
 
 Beside them: `lock` (who may send), `ledger`, `trigger` (a FIFO), `control.sock`, `format`,
-`reserve` (see `room`), `reports` and `boots`, which the sender keeps.
+`reserve` (see `headroom`), `reports` and `boots`, which the sender keeps.
 """
 
 import zlib

@@ -1,12 +1,9 @@
-"""Files that stand where one of ours belongs: told apart by what they are, and moved out of the way.
+"""The way to corrupt/: for damaged messages, and for what others put where our own files belong.
 
-Whatever lies in the spool and is none of ours is moved to corrupt/, which deletes
-nothing, opens nothing that could block and follows no link.  What is ours by its name is
-believed to be ours only if we may have written it (`leftovers`), so that nobody's file is
-removed for a draft or for notes of ours.  For the holder of the spool's lock.
-
-Does not: judge message files (`files`), or touch `lock` and `format`: who finds
-those unusable must not start at all.
+Guarantees: a move deletes nothing, opens nothing that could block and follows no link.  A file that
+cannot be moved, or read, is told of once, counted and listed where it is.
+Assumes: the holder of the spool's lock.  Does not: judge messages (`taking`) or other files
+(`foreign`), or touch `lock` and `format`: on those that are unusable no relay starts.
 """
 
 import contextlib
@@ -27,7 +24,7 @@ _LEFT_FOR_LONG = "left where it is, and tried again by the next start"
 
 
 class Quarantine:
-    """The way to corrupt/, and what went it."""
+    """Moves files to corrupt/, and knows those that had to stay where they are."""
 
     def __init__(self, disk: Disk, layout: Layout, on_corrupt: Callable[[str, str], None]) -> None:
         """`on_corrupt` is told the name and the fault of each file."""

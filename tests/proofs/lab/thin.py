@@ -13,7 +13,7 @@ from pathlib import Path
 
 from relay.clock import SystemClock
 from relay.mail.envelope import Envelope
-from relay.spool import kernel_aio
+from relay.spool import batched_sync
 from relay.spool.durable import RealDisk
 from relay.spool.maildir.drafts import MaildirDraft, MaildirIntake, prepare
 from tests.proofs.lab import kernel
@@ -66,9 +66,9 @@ def _accept(root: str) -> list[str]:
 def main() -> None:
     """Try both ways on disks of all sizes."""
     kernel.enter_private_namespace()
-    helped, found = kernel_aio._open, {}
+    helped, found = batched_sync._open, {}
     for way in ("beside each other", "in turn"):
-        kernel_aio._open = helped if way == "beside each other" else lambda: None
+        batched_sync._open = helped if way == "beside each other" else lambda: None
         for size_bytes in SIZES_BYTES:
             with tempfile.TemporaryDirectory(prefix="relay-thin-") as name:
                 folder = Path(name)

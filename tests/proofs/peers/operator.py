@@ -13,7 +13,7 @@ from pathlib import Path
 from relay.control.operations import OK, Verb
 from relay.control.socket import ControlClient
 from relay.mail.envelope import QueueId
-from relay.status.snapshot import QueueState, View
+from relay.status.snapshot import MessageView, QueueState
 
 ORDERS: tuple[Verb, ...] = ("hold", "release", "delete")
 
@@ -76,7 +76,7 @@ class Operator:
         finally:
             await client.close()
 
-    async def _order(self, client: ControlClient, message: View) -> None:
+    async def _order(self, client: ControlClient, message: MessageView) -> None:
         orders = self._orders.setdefault(message.queue_id, Orders(message.recipients))
         self._look(orders, message)
         if orders.answered == len(ORDERS):
@@ -90,7 +90,7 @@ class Operator:
             orders.answered += 1
             orders.answered_at_ns.append(_now_ns())
 
-    def _look(self, orders: Orders, message: View) -> None:
+    def _look(self, orders: Orders, message: MessageView) -> None:
         """Compare what the queue says with what was answered; between order and answer both are right."""
         is_held = message.state is QueueState.HELD
         if orders.answered == len(ORDERS):

@@ -18,6 +18,7 @@ from typing import Any, Self
 from relay.clock import SECOND_NS
 from relay.policy.limits import LimitSettings
 from relay.policy.units import HostPort
+from relay.practice.account import PracticeBehaviour
 from relay.practice.smarthost import PracticeSmarthost
 from relay.practice.witness import Sighting, Witness
 from tests.proofs.peers.waiting import HANG_S, free_port, wait_until
@@ -89,12 +90,14 @@ class Practice:
             HostPort("127.0.0.1", free_port()),
             USER,
             PASSWORD,
-            LimitSettings.model_validate(limit),
-            int(cut_off_s * SECOND_NS),
-            keep=keep,
-            longest_delay_ns=int(latest_reply_s * SECOND_NS),
+            PracticeBehaviour(
+                LimitSettings.model_validate(limit),
+                int(cut_off_s * SECOND_NS),
+                longest_delay_ns=int(latest_reply_s * SECOND_NS),
+                keep=keep,
+                why_refused=self._why_refused,
+            ),
             rng=self._instants,
-            why_refused=self._why_refused,
         )
         self.tried: list[tuple[str, int]] = []
         """Each recipient that it did not take, and when RCPT came, by its clock."""

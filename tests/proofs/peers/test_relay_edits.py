@@ -246,7 +246,7 @@ def test_limits_go_only_by_the_word_of_their_owner(edited: Edited) -> None:
         relay.policy_path.write_text(half := edited.half())
         edited.wait_for_waiting(half, "upstreams.isp.limits is gone: write it (limits: [] for none)")
         assert "waits: upstreams.isp.limits is gone" in relay.command("status").stdout
-        assert "does not go by its last edit yet: upstreams.isp.limits is gone" in _checked(relay)
+        assert "has not applied the last edit yet: upstreams.isp.limits is gone" in _checked(relay)
         assert edited.sink.count == 2
 
         relay.policy_path.write_text(edited.text(1))

@@ -76,7 +76,7 @@ def test_the_name_of_a_recipient_decides_nothing(explain: Explain) -> None:
 
     assert explain("rcpt", reply)[1].startswith("verdict  pause\n")
     told = explain("rcpt", reply, "--recipient", "throttl@b.example")[1]
-    assert told.startswith("verdict  defer recipient\nby       nothing: the words")
+    assert told.startswith("verdict  defer recipient\nby       nothing: the deciding words")
 
 
 def test_the_sender_counts_where_it_is_given(explain: Explain) -> None:

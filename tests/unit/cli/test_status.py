@@ -9,9 +9,9 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.policy.model import Policy
-from relay.spool.interface import SpoolBusy
+from relay.spool.interface import SpoolBusy, Totals
 from relay.status import snapshot as snapshots
-from relay.status.snapshot import Condition, LaneStatus, PolicyStatus, QueueTotals, UpstreamState
+from relay.status.snapshot import Condition, LaneStatus, PolicyStatus, UpstreamState
 from relay.throttle.limit_hints import Hint
 from tests.fakes.operations import FakeOperations
 from tests.fakes.snapshots import AT_NS, a_limit, a_snapshot, an_upstream
@@ -102,7 +102,7 @@ def test_what_is_wrong_is_said(policy_path: Path, capsys: pytest.CaptureFixture[
             paused_until_ns=AT_NS + 60 * SECOND_NS,
         ),
         refusing_because="no room on the disk",
-        ledger=QueueTotals(accepted=3, queued=1),
+        ledger=Totals(accepted=3, queued=1),
         policy=PolicyStatus("ab", AT_NS, last_reload_ok=False, last_error="policy.yaml:3:1: spoool: unknown"),
     )
     with relay_up(policy_path.parent / "spool", operations):

@@ -142,7 +142,7 @@ def test_strangers_of_one_network_of_64_bits_count_as_one() -> None:
     assert admission.enter(_place("2001:db8:1:2::1", may_relay=False)).refusal is None
 
 
-def test_strangers_may_hold_all_places_only_where_they_can_log_in() -> None:
+def test_strangers_hold_all_places_only_where_they_can_log_in() -> None:
     assert most_strangers(200, can_log_in=True) == 200
     assert most_strangers(200, can_log_in=False) == 20
     assert most_strangers(5, can_log_in=False) == 1

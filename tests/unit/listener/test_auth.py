@@ -88,7 +88,7 @@ async def test_auth_is_not_permitted_inside_a_transaction(users_file: Path) -> N
         assert codes(await client.ask(b"AUTH PLAIN " + GOOD)) == [503]
 
 
-async def test_third_wrong_password_ends_the_session_and_the_client_has_to_wait(users_file: Path) -> None:
+async def test_third_wrong_password_ends_the_session_and_begins_a_wait(users_file: Path) -> None:
     async with listening(_policy(users_file)) as room:
         client = await room.greeted()
         told = [await client.ask(b"AUTH PLAIN " + WRONG) for _ in range(3)]

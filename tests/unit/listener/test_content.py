@@ -77,9 +77,7 @@ def _wires() -> st.SearchStrategy[list[bytes]]:
 @example([b"\r", b"\n", b".", b"\r", b"\n"], False)
 @example([b"Received:\r\n" * 3 + b"\r\n.\r\n"], False)
 @example([b"Received:\r\n" * 2 + b"\r\nReceived:\r\n.\r\n"], False)
-def test_decoder_agrees_with_the_reference_however_the_octets_are_cut(
-    pieces: list[bytes], normalise: bool
-) -> None:
+def test_decoder_agrees_with_the_reference_at_every_cut(pieces: list[bytes], normalise: bool) -> None:
     is_ended, fault, content, rest = _reference(b"".join(pieces), normalise=normalise)
 
     decoder, decoded = _decode(pieces, normalise=normalise)
@@ -131,7 +129,7 @@ def test_nothing_but_the_end_ends_content_however_it_is_cut(lookalike: bytes, no
         assert decoder.rest == b""
 
 
-def test_end_is_found_at_every_cut_and_what_follows_is_given_back() -> None:
+def test_end_is_found_at_every_cut_and_the_rest_given_back() -> None:
     wire = b"a\r\n..\r\n.b\r\n.\r\nNOOP\r\n"
     for first in range(len(wire) + 1):
         for second in range(first, len(wire) + 1):
@@ -140,7 +138,7 @@ def test_end_is_found_at_every_cut_and_what_follows_is_given_back() -> None:
             assert decoder.rest == b"NOOP\r\n"
 
 
-def test_after_the_limit_nothing_is_given_out_but_the_end_is_still_found() -> None:
+def test_after_the_limit_only_the_end_is_still_found() -> None:
     decoder = ContentDecoder(10, 5, normalise=False)
 
     pieces = [b"12345678", b"90", b"1", b"x" * 100, b"\r\n.\r", b"\nNOOP\r\n"]

@@ -94,7 +94,7 @@ async def test_a_closed_door_accepts_nobody_and_may_be_closed_again() -> None:
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
-async def test_a_connection_being_made_is_let_go_of_when_the_door_is_left(has_begun: bool) -> None:
+async def test_a_connection_being_made_ends_when_the_door_is_left(has_begun: bool) -> None:
     begun = asyncio.Event()
 
     async def never(accepted: socket.socket, _peer: object) -> None:

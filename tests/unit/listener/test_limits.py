@@ -30,7 +30,7 @@ async def test_connections_per_client_are_limited() -> None:
         assert await refused.rest() == b"421 4.7.0 Too many connections from your address\r\n"
 
 
-async def test_recipients_beyond_the_limit_are_for_the_next_transaction() -> None:
+async def test_recipients_above_the_limit_are_for_the_next_transaction() -> None:
     """RFC 5321, 4.5.3.1.10; the session must survive it, and 50,000 of them at once."""
     async with listening({"max_recipients": 100, "max_errors": 5}) as room:
         client = await room.greeted()
@@ -84,7 +84,7 @@ async def test_accepted_message_forgives_the_errors_before_it() -> None:
         (b"NOOP \t", b"250 "),
     ],
 )
-async def test_line_that_is_no_command_gets_one_reply_however_it_is_cut(line: bytes, reply: bytes) -> None:
+async def test_line_that_is_no_command_gets_one_reply_at_every_cut(line: bytes, reply: bytes) -> None:
     async with listening() as room:
         client = await room.greeted()
         wire = line + b"\r\nVRFY x\r\n"
@@ -99,7 +99,7 @@ async def test_line_that_is_no_command_gets_one_reply_however_it_is_cut(line: by
             room.sessions[0]._errors = room.sessions[0]._idle_commands = 0  # lines are meant, not budgets
 
 
-async def test_line_without_an_end_is_refused_before_it_ends_and_not_held() -> None:
+async def test_line_without_an_end_is_refused_at_once_and_not_held() -> None:
     async with listening() as room:
         client = await room.greeted()
         await client.send(b"x" * 5_000_000)
@@ -120,7 +120,7 @@ async def test_every_octet_in_front_of_a_command_is_answered() -> None:
         assert await client.ask(b"NOOP") == b"250 2.0.0 Ok\r\n"
 
 
-async def test_client_that_reads_no_replies_is_not_answered_into_memory() -> None:
+async def test_client_that_reads_no_replies_fills_no_memory() -> None:
     async with listening({"timeouts": {"command": "300ms"}, "max_errors": 10_000_000}) as room:
         client = await room.connect()
         client.reader._transport.pause_reading()  # type: ignore[attr-defined]  # asyncio's own, to stop the kernel's buffer from draining
@@ -150,7 +150,7 @@ async def test_client_that_reads_no_replies_is_not_answered_into_memory() -> Non
         ("session", b"EHLO x\r\n", [220, 250]),
     ],
 )
-async def test_silent_client_has_the_time_of_its_phase_and_is_then_told_421(
+async def test_silent_client_is_told_421_after_the_time_of_its_phase(
     phase: str, sent: bytes, replied: list[int]
 ) -> None:
     timeouts = {
@@ -178,7 +178,7 @@ async def test_deadlines_are_kept_by_themselves() -> None:
             assert codes(await client.rest()) == [220, 421]
 
 
-async def test_session_without_deadline_is_not_timed_out_while_we_store() -> None:
+async def test_session_is_not_timed_out_while_we_store() -> None:
     async with listening({"timeouts": {"command": "1d", "content": "1d", "transfer": "1d"}}) as room:
         room.intake.gate.clear()
         client = await room.connect()
@@ -194,7 +194,7 @@ async def test_session_without_deadline_is_not_timed_out_while_we_store() -> Non
         assert codes(await client.rest()) == [220, 250, 250, 250, 354, 250, 421]
 
 
-async def test_busy_session_ends_between_two_commands_when_its_time_is_over() -> None:
+async def test_busy_session_ends_between_commands_when_its_time_is_over() -> None:
     async with listening({"timeouts": {"session": "100ms"}, "max_errors": 10_000_000}) as room:
         client = await room.connect()
         told = await client.reply()

@@ -12,7 +12,7 @@ from tests.fakes.intake import MemoryIntake, MemoryObserver
 from tests.unit.listener.conversation import TRANSACTION, codes, listening
 
 
-async def test_idle_session_is_told_421_at_close_and_new_ones_are_not_let_in() -> None:
+async def test_close_tells_idle_sessions_421_and_lets_no_new_ones_in() -> None:
     async with listening() as room:
         idle = await room.greeted()
         await idle.ask(b"MAIL FROM:<a@b>")

@@ -133,7 +133,7 @@ async def test_command_gets_its_reply(before: bytes, command: bytes, reply: str)
         assert await client.ask(command) == reply.encode() + b"\r\n"
 
 
-async def test_smtputf8_is_needed_and_enough_for_an_address_outside_ascii() -> None:
+async def test_an_address_outside_ascii_needs_smtputf8_and_no_more() -> None:
     async with listening() as room:
         client = await room.greeted()
         assert (await client.ask("MAIL FROM:<é@b>".encode())).startswith(b"553 5.6.7 ")
@@ -182,7 +182,7 @@ async def test_web_browser_is_turned_away_before_it_can_post_a_message() -> None
         assert room.intake.accepted == []
 
 
-async def test_every_reply_of_ours_has_an_enhanced_code_where_one_belongs() -> None:
+async def test_every_reply_has_an_enhanced_code_where_one_belongs() -> None:
     texts = {name: text for name, text in vars(replies).items() if name.isupper() and isinstance(text, str)}
 
     for name, text in texts.items():

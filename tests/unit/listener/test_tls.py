@@ -60,7 +60,7 @@ async def test_octets_pipelined_behind_starttls_end_the_session(
         assert room.intake.drafts == []
 
 
-async def test_octets_in_the_clear_after_the_reply_to_starttls_are_no_commands(
+async def test_octets_in_the_clear_after_starttls_are_no_commands(
     certificates: Certificates,
 ) -> None:
     async with listening(_offering(certificates)) as room:

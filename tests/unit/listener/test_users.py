@@ -86,7 +86,7 @@ def _fail(back_off: BackOff, origin: str, now_ns: int) -> None:
     back_off.failed(origin, now_ns)
 
 
-def test_wait_doubles_from_the_third_failure_up_to_a_quarter_of_an_hour() -> None:
+def test_wait_doubles_from_the_third_failure_up_to_15_minutes() -> None:
     back_off = BackOff()
     waits_s = []
     now_ns = 0

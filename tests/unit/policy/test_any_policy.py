@@ -6,7 +6,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.policy.source import PolicyError, parse_policy
+from relay.policy.faults import PolicyError
+from relay.policy.source import parse_policy
 from tests.unit.policy.examples import INTERFACE, SMALL
 
 HERE = Path("/etc/relay/policy.yaml")

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from relay.policy.document import MAX_BYTES
-from relay.policy.faults import MOST_FAULTS
+from relay.policy.faults import MOST_FAULTS, PolicyError
 from relay.policy.model import Mechanism, Tls
-from relay.policy.source import PolicyError, read_policy
+from relay.policy.source import read_policy
 from relay.policy.units import HostPort
 from tests.fakes.odd_files import ODD_FILES
 from tests.unit.policy.examples import INTERFACE, SMALL, with_upstream

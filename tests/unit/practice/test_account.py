@@ -7,8 +7,9 @@ from random import Random
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.practice.account import Counting, PracticeAccount, PracticeTransaction
-from relay.practice.witness import Witness, Witnessed
+from relay.practice.account import Counting, PracticeAccount, PracticeBehaviour, PracticeTransaction
+from relay.practice.witness import Witnessed
+from relay.smtp.session_machine import MailTransaction
 from tests.unit.practice.tools import MINUTE_NS, HandClock, limit
 
 CONTENT = b"Subject: x\r\n\r\nHello\r\n"
@@ -21,27 +22,20 @@ class Case:
         self, counting: Counting = Counting.AT_DOT, *, keep: Path | None = None, seed: int = 1
     ) -> None:
         self.clock = HandClock()
-        self.ledger = Witness(limit("messages", 2), MINUTE_NS, remember=100)
-        self.account = PracticeAccount(
-            self.ledger,
-            counting=counting,
-            longest_delay_ns=2 * SECOND_NS,
-            keep=keep,
-            rng=Random(seed),
-            clock=self.clock,
+        behaviour = PracticeBehaviour(
+            limit("messages", 2), MINUTE_NS, counting, longest_delay_ns=2 * SECOND_NS, keep=keep
         )
+        self.account = PracticeAccount(behaviour, Random(seed), self.clock)
+        self.ledger = self.account.ledger
 
     def begin(self) -> PracticeTransaction:
         return PracticeTransaction(
+            MailTransaction("a@example.org", smtputf8=False, recipients=["b@example.com", "c@example.com"]),
             mail_at_ns=self.clock.now_ns,
-            reverse_path="a@example.org",
             client="unknown[127.0.0.1]",
             helo="client.example",
             protocol="ESMTPA",
             user="mjd",
-            is_eight_bit=False,
-            smtputf8=False,
-            recipients=["b@example.com", "c@example.com"],
             dot_at_ns=self.clock.now_ns,
         )
 
@@ -57,9 +51,7 @@ class Case:
 @pytest.mark.parametrize(
     ("counting", "after_seconds"), [(Counting.AT_MAIL, 0), (Counting.AT_DOT, 10), (Counting.AT_REPLY, 20)]
 )
-def test_an_attempt_counts_at_the_instant_that_the_account_counts(
-    counting: Counting, after_seconds: int
-) -> None:
+def test_an_attempt_counts_at_the_instant_of_its_account(counting: Counting, after_seconds: int) -> None:
     case = Case(counting)
     start_ns = case.clock.now_ns
 
@@ -97,7 +89,7 @@ def test_an_entry_holds_all_that_was_seen() -> None:
     )
 
 
-def test_the_attempt_above_the_limit_gets_the_reply_of_the_story_and_so_does_the_next() -> None:
+def test_attempts_above_the_limit_get_the_reply_of_the_story() -> None:
     case = Case()
     replies = [case.settle_slowly() for _ in range(4)]
 
@@ -116,7 +108,7 @@ def test_content_at_fault_is_refused_and_counts() -> None:
 
 
 @pytest.mark.parametrize("counting", list(Counting))
-def test_an_abandoned_transaction_counts_where_the_account_counts_before_the_dot(counting: Counting) -> None:
+def test_an_abandoned_transaction_counts_if_counted_before_the_dot(counting: Counting) -> None:
     case = Case(counting)
 
     case.account.abandon(case.begin())
@@ -134,7 +126,7 @@ def test_a_delay_is_never_longer_than_the_longest() -> None:
     assert 0 <= min(delays) < max(delays) <= 2
 
 
-def test_what_is_accepted_is_kept_byte_for_byte_beside_what_was_kept_before(tmp_path: Path) -> None:
+def test_accepted_content_is_kept_byte_for_byte_beside_the_older(tmp_path: Path) -> None:
     keep = tmp_path / "made" / "on demand"
     Case(keep=keep).settle_slowly()
     (keep / "notes.txt").write_text("not ours")

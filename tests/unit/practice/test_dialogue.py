@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.practice.account import Counting, PracticeAccount
+from relay.practice.account import Counting, PracticeAccount, PracticeBehaviour
 from relay.practice.dialogue import MAX_CONTENT_BYTES, MAX_RECIPIENTS, Dialogue
-from relay.practice.witness import Witness
 from relay.smtp.sasl import Credentials
 from relay.smtp.session_machine import Then
 from tests.unit.practice.tools import PASSWORD, PLAIN, USER, HandClock, limit
@@ -21,15 +20,9 @@ class Case:
     """A dialogue and the ledger behind it."""
 
     def __init__(self, *, has_tls: bool = False, is_logged_in: bool = True) -> None:
-        self.ledger = Witness(limit("messages", 1000), 1, remember=1000)
-        account = PracticeAccount(
-            self.ledger,
-            counting=Counting.AT_MAIL,
-            longest_delay_ns=0,
-            keep=None,
-            rng=random.Random(1),
-            clock=HandClock(),
-        )
+        behaviour = PracticeBehaviour(limit("messages", 1000), 1, Counting.AT_MAIL)
+        account = PracticeAccount(behaviour, random.Random(1), HandClock())
+        self.ledger = account.ledger
         credentials = Credentials(USER, PASSWORD)
         self.dialogue = Dialogue(account, credentials, client="unknown[127.0.0.1]", has_tls=has_tls)
         if is_logged_in:
@@ -64,7 +57,7 @@ def test_what_is_offered() -> None:
     ]
 
 
-def test_where_there_is_tls_nothing_goes_without_it_and_what_was_said_before_is_forgotten() -> None:
+def test_with_tls_nothing_goes_without_it_or_was_said_before_it() -> None:
     case = Case(has_tls=True, is_logged_in=False)
 
     offered = case.said("EHLO client.example")
@@ -100,7 +93,7 @@ def test_login_asks_for_the_user_and_for_the_password() -> None:
 
 
 @pytest.mark.parametrize(("key", "code"), [(PASSWORD, "235"), ("wrong", "535")])
-def test_cram_md5_never_asks_twice_the_same_and_checks_the_digest(key: str, code: str) -> None:
+def test_cram_md5_asks_anew_each_time_and_checks_the_digest(key: str, code: str) -> None:
     challenges = set()
     for _ in range(2):
         case = Case(is_logged_in=False)
@@ -235,9 +228,7 @@ LINES = st.one_of(
 
 
 @given(lines=st.lists(LINES, max_size=30), has_tls=st.booleans())
-def test_any_line_gets_one_well_formed_reply_and_no_mail_goes_without_authentication(
-    lines: list[bytes], *, has_tls: bool
-) -> None:
+def test_any_line_gets_one_reply_and_no_mail_goes_without_auth(lines: list[bytes], *, has_tls: bool) -> None:
     case = Case(has_tls=has_tls, is_logged_in=False)
     is_authenticated = False
     for line in lines:

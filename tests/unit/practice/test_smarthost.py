@@ -14,7 +14,7 @@ import uvloop
 
 from relay.clock import SECOND_NS
 from relay.policy.units import HostPort
-from relay.practice.account import Counting
+from relay.practice.account import Counting, PracticeBehaviour
 from relay.practice.conversation import MAX_COMMAND_BYTES
 from relay.practice.dialogue import MAX_CONTENT_BYTES
 from relay.practice.smarthost import PracticeSmarthost
@@ -43,9 +43,9 @@ class Practice:
 
     async def start(self, count: int = 1000, unit: str = "messages", **options: Any) -> PracticeSmarthost:
         options.setdefault("counting", Counting.AT_DOT)
-        smarthost = PracticeSmarthost(
-            LOOPBACK, USER, PASSWORD, limit(unit, count), 10 * MINUTE_NS, clock=self.clock, **options
-        )
+        ours = {name: options.pop(name) for name in ("tls", "rng") if name in options}
+        behaviour = PracticeBehaviour(limit(unit, count), 10 * MINUTE_NS, **options)
+        smarthost = PracticeSmarthost(LOOPBACK, USER, PASSWORD, behaviour, clock=self.clock, **ours)
         await smarthost.start()
         self.started.append(smarthost)
         return smarthost
@@ -79,9 +79,7 @@ async def until(condition: Any) -> None:
 
 
 @pytest.mark.parametrize("mechanism", ["auth_plain", "auth_login", "auth_crammd5"])
-async def test_a_client_logs_in_by_each_mechanism_and_only_with_the_password(
-    practice: Practice, mechanism: str
-) -> None:
+async def test_each_mechanism_logs_in_and_only_with_the_password(practice: Practice, mechanism: str) -> None:
     smarthost = await practice.start()
     async with aiosmtplib.SMTP(hostname="127.0.0.1", port=smarthost.port, start_tls=False) as client:
         await client.ehlo()
@@ -126,7 +124,7 @@ async def test_a_client_that_waits_a_whole_window_is_never_refused(practice: Pra
     assert (smarthost.ledger.refused, smarthost.ledger.most_in_any_window()) == (0, 4)
 
 
-async def test_the_limit_is_that_of_the_account_whatever_the_connection(practice: Practice) -> None:
+async def test_all_connections_share_the_limit_of_the_account(practice: Practice) -> None:
     smarthost = await practice.start(20)
 
     async def send_two() -> list[str]:
@@ -149,9 +147,7 @@ CODES = ["250", "235", "250", "250", "354", "550", "250", "250", "250", "354", "
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 7, len(CONVERSATION)])
-async def test_pipelined_commands_are_answered_in_order_however_they_are_cut(
-    practice: Practice, step: int
-) -> None:
+async def test_pipelined_commands_are_answered_in_order_at_every_cut(practice: Practice, step: int) -> None:
     smarthost = await practice.start()
     async with bare_client(smarthost.port) as client:
         for start in range(0, len(CONVERSATION), step):
@@ -184,7 +180,7 @@ async def test_every_place_to_cut_the_end_of_content_is_the_same(practice: Pract
     assert smarthost.ledger.relayed == len(octets) - 1
 
 
-async def test_late_replies_keep_their_order_and_hold_back_what_follows(practice: Practice) -> None:
+async def test_late_replies_keep_their_order_and_hold_back_the_next(practice: Practice) -> None:
     smarthost = await practice.start(longest_delay_ns=SECOND_NS // 50, rng=Random(1))
     async with bare_client(smarthost.port) as client:
         await client.log_in()
@@ -195,7 +191,7 @@ async def test_late_replies_keep_their_order_and_hold_back_what_follows(practice
     assert codes == ["250", "250", "354", "250", "252"] * 5
 
 
-async def test_a_message_whose_client_is_gone_before_a_late_reply_still_counts(practice: Practice) -> None:
+async def test_a_message_counts_though_its_client_left_before_the_reply(practice: Practice) -> None:
     smarthost = await practice.start(
         longest_delay_ns=SECOND_NS // 4, rng=Random(1), counting=Counting.AT_MAIL
     )
@@ -209,7 +205,7 @@ async def test_a_message_whose_client_is_gone_before_a_late_reply_still_counts(p
     assert smarthost.ledger.abandoned == 0
 
 
-async def test_what_is_sent_during_a_late_reply_waits_however_much_it_is(practice: Practice) -> None:
+async def test_octets_sent_during_a_late_reply_wait_however_many(practice: Practice) -> None:
     smarthost = await practice.start(longest_delay_ns=SECOND_NS // 4, rng=Random(1))
     async with bare_client(smarthost.port) as client:
         await client.log_in()
@@ -222,7 +218,7 @@ async def test_what_is_sent_during_a_late_reply_waits_however_much_it_is(practic
     assert codes == ["250", "250", "354", "250"] + ["252"] * 100_000 + ["221"]
 
 
-async def test_a_client_that_does_not_read_is_not_read_and_loses_no_reply(practice: Practice) -> None:
+async def test_a_client_that_does_not_read_is_not_read_either(practice: Practice) -> None:
     smarthost = await practice.start()
     async with bare_client(smarthost.port) as client:
         one = (await client.ask("EHLO x")).replace("\n", "\r\n") + "\r\n"
@@ -265,7 +261,7 @@ async def test_what_is_too_long_is_refused_and_not_kept_in_memory(practice: Prac
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_mail_goes_under_tls_and_nothing_said_in_clear_behind_starttls_is_heard(
+def test_nothing_said_in_clear_behind_starttls_is_heard_under_tls(
     run: Callable[[Coroutine[Any, Any, None]], None], certificates: Certificates
 ) -> None:
     run(mail_under_tls(certificates))
@@ -340,4 +336,6 @@ async def test_closing_ends_every_connection_and_frees_the_port(practice: Practi
 
 def test_passwords_in_clear_are_taken_on_loopback_only() -> None:
     with pytest.raises(ValueError, match="loopback only"):
-        PracticeSmarthost(HostPort("0.0.0.0", 0), USER, PASSWORD, limit("messages", 1), MINUTE_NS)
+        PracticeSmarthost(
+            HostPort("0.0.0.0", 0), USER, PASSWORD, PracticeBehaviour(limit("messages", 1), MINUTE_NS)
+        )

@@ -34,7 +34,7 @@ def test_the_most_in_any_window_is_that_of_trying_them_all(attempts: list[tuple[
 
 
 @given(attempts=ATTEMPTS, count=st.integers(1, 12))
-def test_an_attempt_is_refused_exactly_when_a_window_with_it_is_too_full(
+def test_an_attempt_is_refused_when_a_window_with_it_is_too_full(
     attempts: list[tuple[int, int]], count: int
 ) -> None:
     judged = ledger("recipients", count)
@@ -54,7 +54,7 @@ def test_attempts_exactly_one_period_apart_share_no_window() -> None:
     assert judged.most_in_any_window() == 2
 
 
-def test_a_message_weighs_one_whatever_its_recipients_and_recipients_weigh_each() -> None:
+def test_a_message_weighs_one_and_recipients_weigh_each() -> None:
     by_message, by_recipient = ledger("messages", 2), ledger("recipients", 2)
 
     assert by_message.admit(0, 50, 0)
@@ -63,7 +63,7 @@ def test_a_message_weighs_one_whatever_its_recipients_and_recipients_weigh_each(
     assert (by_message.most_in_any_window(), by_recipient.most_in_any_window()) == (1, 3)
 
 
-def test_whoever_exceeds_is_cut_off_for_exactly_that_long_and_no_attempt_lengthens_it() -> None:
+def test_a_cut_off_lasts_so_long_and_no_attempt_lengthens_it() -> None:
     cut_off_ns = 5 * PER_NS
     judged = ledger("messages", 1, cut_off_ns=cut_off_ns)
     assert judged.admit(0, 1, 0)
@@ -77,7 +77,7 @@ def test_whoever_exceeds_is_cut_off_for_exactly_that_long_and_no_attempt_lengthe
     assert judged.cut_offs == 1
 
 
-def test_what_was_refused_counts_against_what_comes_after_the_cut_off() -> None:
+def test_refused_attempts_count_after_the_cut_off() -> None:
     judged = ledger("messages", 1, cut_off_ns=PER_NS)
     assert judged.admit(0, 1, 0)
     assert not judged.admit(1, 1, 1)
@@ -87,7 +87,7 @@ def test_what_was_refused_counts_against_what_comes_after_the_cut_off() -> None:
     assert judged.is_cut_off(2 * PER_NS)
 
 
-def test_only_the_newest_entries_are_kept_whole_but_all_are_counted() -> None:
+def test_the_newest_entries_are_kept_whole_and_all_are_counted() -> None:
     judged = ledger("messages", 100, remember=3)
     envelope = Envelope("", ("a@example.org",), 0, "local", "", "ESMTP")
     fates = [

@@ -62,7 +62,8 @@ def _do(scheduler: Scheduler, act: str, queue_id: QueueId, more: int, now_ns: in
             scheduler.park(queue_id, more, now_ns, "")
         case "refuse":
             scheduler.doubt(f"s{more}")
-            scheduler.refused(queue_id, 1, "421 no")
+            scheduler.attempted(queue_id, tried=frozenset(), refusals=1, singled_out=0, domains=())
+            scheduler.give_back(queue_id, "421 no")
         case "move":
             scheduler.move(queue_id, f"lane {more}")
         case "report":

@@ -1,7 +1,6 @@
 """An edit of the lanes in slices: whatever happens in between, nothing leaves the order or is there twice."""
 
 import copy
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from relay.mail.envelope import QueueId
 from relay.queue import scheduler as scheduler_module
-from relay.queue.lanes import DEFAULT_LANE, Lane, Order, Price
+from relay.queue.lanes import DEFAULT_LANE, Lane, Price
 from relay.queue.scheduler import SLICE, Queued, Scheduler, State
 
 NONE: tuple[Lane, ...] = ()
@@ -39,7 +38,7 @@ def drained(queue: Scheduler, now_ns: int) -> list[Queued]:
 
 
 class Edits(RuleBasedStateMachine):
-    """A queue that is edited slice by slice while all else goes on."""
+    """A queue that is edited, and moves slice by slice, while all else goes on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,8 +50,6 @@ class Edits(RuleBasedStateMachine):
         self.calm: list[QueueId] = []
         """Nothing happened to those since they came, in that order."""
         self.active: list[QueueId] = []
-        self.editing: Iterator[None] | None = None
-        self.lanes: tuple[Lane, ...] = NONE
 
     def teardown(self) -> None:
         self.patch.undo()
@@ -105,26 +102,11 @@ class Edits(RuleBasedStateMachine):
 
     @rule(edit=edits)
     def edit(self, edit: tuple[tuple[Lane, ...], Price]) -> None:
-        """Begin an edit, perhaps while another one is under way."""
-        self.lanes = edit[0]
-        self.editing = self.queue.arranging(*edit, 100)
-        self.slice()
-
-    @precondition(lambda self: self.editing is not None)
-    @rule()
-    def slice(self) -> None:
-        assert self.editing is not None
-        if next(self.editing, self) is self:
-            self.editing = None
-            assert [lane.name for lane in self.lanes] == (
-                [lane.name for lane in self.queue._order.lanes] if self.queue._has_lanes else []
-            )
-
-    @precondition(lambda self: self.editing is not None)
-    @rule()
-    def finish(self) -> None:
-        while self.editing is not None:
-            self.slice()
+        """Edit the lanes, perhaps while not all have moved by the edit before."""
+        self.queue.arrange(*edit, 100)
+        assert [lane.name for lane in edit[0]] == (
+            [lane.name for lane in self.queue._order.lanes] if self.queue._has_lanes else []
+        )
 
     def touch(self, queue_id: QueueId) -> None:
         if queue_id in self.calm:
@@ -177,31 +159,31 @@ def test_an_edit_in_slices_is_the_edit_in_one_go(
 
 
 def test_no_slice_is_longer_than_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler_module, "SLICE", SLICE)
     queue = Scheduler()
     for number in range(10 * SLICE):
         queue.add(a_message(number, f"{number % 7}@a.example", "a"))
+    assert queue.next_ready(0) is not None
 
-    lengths, before = [], 0
-    editing = queue.arranging(TWO, Price(), 100)
-    lined_up = _counting(queue, monkeypatch)
-    for _ in editing:
-        lengths.append(lined_up[0] - before)
-        before = lined_up[0]
+    queue.arrange(TWO, Price(), 100)
 
-    assert before >= 9 * SLICE
-    assert max(*lengths, lined_up[0] - before) <= SLICE
-    assert len(lengths) >= 20
+    lengths, counted = [], _counting(queue, monkeypatch)
+    while queue.first_ready(0) is None:
+        assert queue.is_behind
+        lengths.append(counted[0])
+        counted[0] = 0
+    assert sum(lengths) + counted[0] == 10 * SLICE - 1
+    assert max(*lengths, counted[0]) <= SLICE
+    assert len(lengths) >= 9
 
 
 def _counting(queue: Scheduler, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Count how many messages were lined up in the new order."""
+    """Count how many messages were lined up."""
     counted = [0]
-    line_up = queue._line_up_in
+    line_up = queue._line_up_now
 
-    def line_up_and_count(order: Order, queue_id: QueueId, since_ns: int) -> None:
+    def line_up_and_count(message: Queued) -> None:
         counted[0] += 1
-        line_up(order, queue_id, since_ns)
+        line_up(message)
 
-    monkeypatch.setattr(queue, "_line_up_in", line_up_and_count)
+    monkeypatch.setattr(queue, "_line_up_now", line_up_and_count)
     return counted

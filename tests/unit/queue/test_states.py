@@ -3,7 +3,7 @@
 import pytest
 
 from relay.mail.envelope import QueueId
-from relay.queue.queued import AFTER, Move, Queued, State, WaitKind, WaitReason, wait_reason
+from relay.queue.queued import AFTER, Move, Queued, State, WaitKind, WaitReason
 from relay.queue.scheduler import Scheduler
 
 W, A, D, H, R = State.WAITING, State.ACTIVE, State.DEFERRED, State.HELD, State.REPORTING
@@ -13,7 +13,6 @@ CELLS = {
     "give_back": (W, W, D, H, R),
     "again": (W, W, D, H, R),
     "park": (W, W, D, H, R),
-    "refused": (W, W, D, H, R),
     "postpone": (W, D, D, H, R),
     "hold": (H, H, H, H, H),
     "release": (W, A, W, W, R),
@@ -34,8 +33,8 @@ def test_each_verb_does_to_each_state_what_the_table_says(verb: str, state: Stat
             scheduler.next_ready(0)
         case "give_back":
             scheduler.give_back(queue_id, "")
-        case "again" | "refused":
-            getattr(scheduler, verb)(queue_id, 1, "")
+        case "again":
+            scheduler.again(queue_id, 1, "")
         case "park":
             scheduler.park(queue_id, "place", 100, "")
         case "postpone":
@@ -57,17 +56,16 @@ def test_the_table_has_a_line_for_each_move() -> None:
 
 
 def test_a_refusal_is_told_apart_from_what_else_keeps_a_message() -> None:
-    refusal = WaitReason(WaitKind.REFUSAL, "450 4.2.1 later", "4.2.1")
     scheduler = Scheduler()
     queued = Queued(QueueId("a"), "s", 1, 0, 0, 1)
     scheduler.add(queued)
     scheduler.next_ready(0)
+    refusal = WaitReason(WaitKind.REFUSAL, "450 4.2.1 later", "4.2.1")
     scheduler.postpone(queued.queue_id, 100, 1, refusal)
     assert (queued.refusal, queued.reason, queued.is_sitting_out) == (refusal, "450 4.2.1 later", False)
 
     scheduler.sender_pauses.begin("s", 0, "553 not yours")
     scheduler.release(queued.queue_id)
-    assert (queued.refusal, queued.reason) == (None, "")
+    assert (queued.why.kind, queued.reason) == (WaitKind.WORDS, "")
     assert not scheduler.has_ready(0)
     assert (queued.refusal, queued.is_sitting_out, queued.reason) == (None, True, "553 not yours")
-    assert wait_reason("words") == WaitReason(WaitKind.WORDS, "words")

@@ -16,6 +16,7 @@ from relay.clock import SECOND_NS
 from relay.mail.envelope import Envelope
 from relay.policy.limits import LimitSettings
 from relay.policy.model import Policy
+from relay.practice.account import PracticeBehaviour
 from relay.practice.smarthost import PracticeSmarthost
 from relay.practice.witness import Sighting, Witnessed
 from relay.queue.scheduler import State
@@ -35,7 +36,8 @@ OTHERS = Envelope(USER, ("friend@else.example",), 0, "phone", "phone", "ESMTP")
 async def _isp(clock: LeapingClock) -> AsyncIterator[PracticeSmarthost]:
     """Run an ISP of 100 recipients an hour, that cuts off for an hour."""
     allows = LimitSettings.model_validate({"recipients": 100, "per": "1h"})
-    isp = PracticeSmarthost(LOOPBACK, USER, PASSWORD, allows, HOUR_NS, clock=clock, rng=Random(1))
+    behaviour = PracticeBehaviour(allows, HOUR_NS)
+    isp = PracticeSmarthost(LOOPBACK, USER, PASSWORD, behaviour, clock=clock, rng=Random(1))
     await isp.start()
     try:
         yield isp

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from relay.smtp.commands import (
     MailCommand,
+    Refused,
     SmtpVerb,
     has_control,
     is_one_line,
@@ -43,3 +44,29 @@ def test_rcpt_is_read_as_it_was_written(address: str) -> None:
 def test_what_holds_no_control_is_one_line(line: bytes) -> None:
     assert is_one_line(line) == (not set(line) & set(b"\r\n\0"))
     assert is_one_line(line) or has_control(line)
+
+
+@pytest.mark.parametrize(
+    ("argument", "code"),
+    [
+        ("FROM:<a>", "501 5.1.7"),
+        ("FROM:<a@b>x", "501 5.5.4"),
+        ("FROM:<é@b>", "553 5.6.7"),
+        ("FROM:<a@b> BODY", "501 5.5.4"),
+        ("FROM:<a@b> BODY=9BIT", "501 5.5.4"),
+        ("FROM:<a@b> AUTH=+0", "501 5.5.4"),
+        ("FROM:<a@b> X", "555 5.5.4"),
+        ("TO:<a@b>", "501 5.5.4"),
+        (None, "501 5.5.4"),
+    ],
+)
+def test_a_mail_that_is_none_is_refused(argument: str | None, code: str) -> None:
+    with pytest.raises(Refused) as refused:
+        parse_mail(argument)
+
+    assert refused.value.reply.startswith(code)
+
+
+@pytest.mark.parametrize(("body", "eight_bit"), [("7BIT", False), ("8bitmime", True)])
+def test_body_says_whether_octets_have_eight_bits(body: str, eight_bit: bool) -> None:
+    assert parse_mail(f"FROM:<a@b> BODY={body} AUTH=a+2B").eight_bit is eight_bit

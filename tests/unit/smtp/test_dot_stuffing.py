@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from relay.smtp.dot_stuffing import DotStuffing, UnsendableContent
+from relay.smtp.dot_stuffing import DotStuffing, DotUnstuffing, UnsendableContent
 
 LINES = st.lists(st.sampled_from([b"", b".", b"..", b".x", b"x.", b"text", b". .", b"\xff\0."]), max_size=8)
 CONTENT = LINES.map(lambda lines: b"".join(line + b"\r\n" for line in lines))
@@ -85,3 +85,33 @@ def test_content_that_is_not_lines_is_refused(chunks: list[bytes], why: str) -> 
 def test_empty_content_is_only_its_end() -> None:
     assert stuffed() == b".\r\n"
     assert stuffed(b"", b"") == b".\r\n"
+
+
+@given(st.lists(st.sampled_from([b".", b"..", b"x", b"", b".x"]), max_size=8), st.lists(st.integers(0, 60)))
+def test_what_is_stuffed_is_read_as_it_was_at_every_cut(lines: list[bytes], cuts: list[int]) -> None:
+    content = b"".join(line + b"\r\n" for line in lines)
+    stuffing = DotStuffing()
+    sent = stuffing.add(content) + stuffing.finish() + b"QUIT\r\n"
+    edges = [0, *sorted(min(cut, len(sent)) for cut in cuts), len(sent)]
+    unstuffing, read, rest = DotUnstuffing(), b"", b""
+    for start, stop in itertools.pairwise(edges):
+        if unstuffing.is_ended:
+            rest += sent[start:stop]
+        else:
+            read += unstuffing.feed(sent[start:stop])
+
+    assert unstuffing.is_ended
+    assert read == content
+    assert unstuffing.rest + rest == b"QUIT\r\n"
+
+
+@pytest.mark.parametrize(
+    "octets",
+    [b"\n.\n", b"\r.\r", b"\n.\r\n", b"\r\n.\n", b"\r\n.\rx", b"\r\n..\r\n", b"x.\r\n", b"\r\n\0.\r\n"],
+)
+def test_nothing_ends_content_but_a_lone_dot_between_true_line_ends(octets: bytes) -> None:
+    unstuffing = DotUnstuffing()
+    read = unstuffing.feed(b"x" + octets + b"QUIT\r\n")
+
+    assert not unstuffing.is_ended
+    assert read.endswith(b"QUIT")

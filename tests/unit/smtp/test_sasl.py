@@ -111,3 +111,10 @@ def test_an_echo_is_hidden_also_where_it_is_cut() -> None:
     assert without_secrets(f"500 {said.decode()[:-7]} what?", account) == "500 *** what?"
     assert without_secrets("500 open sesame, ple", account) == "500 ***"
     assert without_secrets("500 nothing of it", account) == "500 nothing of it"
+
+
+def test_a_challenge_that_is_not_base64_is_no_challenge() -> None:
+    (answer,) = responses("CRAM-MD5", Credentials("a", "b")).later
+
+    with pytest.raises(ValueError, match="challenge is not base64"):
+        answer("x")

@@ -184,6 +184,16 @@ def test_no_response_is_taken_where_none_is_due(state: SessionState) -> None:
         machine(state).respond(GOOD)
 
 
+@pytest.mark.parametrize("state", list(SessionState))
+def test_the_owner_tells_only_what_it_was_asked_for(state: SessionState) -> None:
+    if state is not SessionState.VERIFYING:
+        with pytest.raises(AssertionError, match=state.name):
+            machine(state).judged(PasswordCheck.RIGHT)
+    if state is not SessionState.SECURING:
+        with pytest.raises(AssertionError, match=state.name):
+            machine(state).secured()
+
+
 @pytest.mark.parametrize(
     "line",
     [

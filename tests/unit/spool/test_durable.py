@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from relay.spool import durable
-from relay.spool.durable import Disk, RealDisk, opened
-from relay.spool.mounts import doubt_about
+from relay.spool.durable import Disk, RealDisk, doubt_about, opened
 from tests.fakes.disk import ModelDisk
 
 Written = Callable[[str, bytes], None]

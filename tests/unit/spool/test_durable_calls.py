@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from relay.spool import kernel_aio
+from relay.spool import batched_sync
 from relay.spool.durable import RealDisk, sync_above
 from tests.fakes.disk import Fault, ModelDisk
 
@@ -20,7 +20,7 @@ Call = tuple[str, str]
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     """Return what is asked of the kernel from now on, by name and path, in its order; it does it, too."""
     seen: list[Call] = []
-    sync, sync_content, mkdir, opened = os.fsync, os.fdatasync, os.mkdir, kernel_aio._open
+    sync, sync_content, mkdir, opened = os.fsync, os.fdatasync, os.mkdir, batched_sync._open
 
     def syncs(name: str, fd: int, sync: Callable[[int], Any]) -> Any:
         seen.append((name, str(Path(f"/proc/self/fd/{fd}").readlink())))
@@ -44,7 +44,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     monkeypatch.setattr(os, "fsync", lambda fd: syncs("fsync", fd, sync))
     monkeypatch.setattr(os, "fdatasync", lambda fd: syncs("fdatasync", fd, sync_content))
     monkeypatch.setattr(os, "mkdir", makes)
-    monkeypatch.setattr(kernel_aio, "_open", opens)
+    monkeypatch.setattr(batched_sync, "_open", opens)
     return seen
 
 

@@ -365,6 +365,39 @@ def test_what_moves_meanwhile_is_neither_missing_nor_double(
     assert [finding.kind for finding in seen.findings if finding.kind != "finished"] == []
 
 
+def test_a_file_that_goes_before_it_is_looked_at_is_no_finding(
+    engine: MaildirEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool, _ = a_spool(engine)
+    spool.close()
+    disk = RealDisk()
+    names = disk.names
+
+    def listed(path: str) -> list[str]:
+        return names(path) if path.endswith("bounce") else [*names(path), FOREIGN_ID]
+
+    monkeypatch.setattr(disk, "names", listed)
+    findings = Inspector(engine.root, disk).inspect().findings
+    # Beside the folders names alone are looked at.
+    assert {os.path.relpath(f.path, engine.root) for f in findings} == {FOREIGN_ID, f"cur/{FOREIGN_ID}"}
+
+
+@pytest.mark.parametrize(("make", "kind"), [(os.link, "second_name"), (_copy, "copy")])
+def test_of_two_misplaced_files_of_one_id_the_first_comes_home(
+    engine: MaildirEngine, make: Callable[[str, str], object], kind: str
+) -> None:
+    spool, queue_ids = a_spool(engine)
+    spool.close()
+    home = engine.layout.queued_folder(queue_ids[3])
+    first, second = [f"{f}/{queue_ids[3]}" for f in engine.layout.queued_folders() if f != home][:2]
+    _queued(engine, queue_ids[3]).rename(first)
+    make(first, second)
+
+    findings = inspected(engine).findings
+    assert [(f.path, f.kind) for f in findings] == [(first, "misplaced"), (second, kind)]
+    assert first in findings[1].what
+
+
 def test_where_there_is_no_spool_there_is_nothing_to_say(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         Inspector(str(tmp_path / "none"), RealDisk()).inspect()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.spool import batched_sync, kernel_aio
+from relay.spool import batched_sync
 from relay.spool.durable import RealDisk
 from relay.spool.threads import started
 
@@ -16,7 +16,7 @@ from relay.spool.threads import started
 @pytest.fixture(autouse=True)
 def without_help(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have no kernel that does syncs for us."""
-    monkeypatch.setattr(kernel_aio, "_open", lambda: None)
+    monkeypatch.setattr(batched_sync, "_open", lambda: None)
 
 
 @pytest.mark.parametrize("slow_ns", [-1, 10**18])

@@ -124,6 +124,24 @@ def test_every_kind_of_file_becomes_something() -> None:
     assert set(BECOMES.values()) == set(Becomes)
 
 
+def test_a_file_that_goes_before_it_is_moved_is_taken_for_gone() -> None:
+    engine = on_the_model()
+    assert isinstance(engine.disk, ModelDisk)
+    view = engine.disk.another()
+    engine.disk.another = lambda: view  # type: ignore[method-assign]  # the one whose steps are seen
+    spool, queue_id = recovered(engine), accept(engine.intake())
+    other = ModelDisk(view.platter)
+
+    def meanwhile(step: str) -> None:
+        if step.startswith("rename"):
+            view.before = None
+            other.unlink(engine.layout.accepted(queue_id))
+
+    view.before = meanwhile
+    assert taken(spool) == []
+    assert (engine.told, spool.corrupt_count(), spool.accepted_count()) == ([], 0, 0)
+
+
 def test_what_is_left_in_another_part_comes_home_with_its_marks() -> None:
     engine = on_the_model()
     assert isinstance(engine.disk, ModelDisk)

@@ -19,7 +19,7 @@ from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from relay.queue.scheduler import Queued
 from relay.spool.durable import RealDisk
-from relay.status.snapshot import QueueState, UpstreamStatus, View
+from relay.status.snapshot import MessageView, QueueState, UpstreamStatus
 from relay.status.watch import FEW
 from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import Script, Smarthost, Turn, Until
@@ -126,7 +126,7 @@ class Play:
 
     def __init__(self, scene: Scene, folder: Path, clock: FakeClock) -> None:
         self.scene, self.folder, self.clock = scene, folder, clock
-        self.foretold: dict[QueueId, View] = {}
+        self.foretold: dict[QueueId, MessageView] = {}
         self.at_ns = 0
         self.upstream: UpstreamStatus
         self.relayed_at_ns: dict[QueueId, int] = {}

@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 
 from relay.policy.units import HostPort
+from relay.spool.interface import Totals
 from relay.status import page
 from relay.status.collector import collect
 from relay.status.http import StatusServer
@@ -19,7 +20,6 @@ from relay.status.snapshot import (
     Condition,
     LaneStatus,
     PolicyStatus,
-    QueueTotals,
     Snapshot,
     UpstreamState,
     public,
@@ -263,7 +263,7 @@ def test_everything_on_the_page_is_escaped() -> None:
         policy=PolicyStatus(
             EVIL, AT_NS, last_reload_ok=False, last_error=EVIL, waiting_because=EVIL, waiting_until_ns=AT_NS
         ),
-        ledger=QueueTotals(accepted=1),
+        ledger=Totals(accepted=1),
     )
 
     html = page.render(public(snapshot))

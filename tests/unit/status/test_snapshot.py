@@ -4,10 +4,10 @@ from dataclasses import replace
 import pytest
 from pydantic import TypeAdapter
 
+from relay.spool.interface import Totals
 from relay.status.snapshot import (
     QueueCounts,
     QueueState,
-    QueueTotals,
     Snapshot,
     UpstreamState,
     detail_to_json,
@@ -47,8 +47,8 @@ def test_messages_are_json_lines() -> None:
 
 
 def test_the_ledger_adds_up_or_says_by_how_much_it_does_not() -> None:
-    assert QueueTotals(accepted=10, relayed=4, bounced=2, expired=1, deleted=1, queued=2).imbalance == 0
-    assert QueueTotals(accepted=10, relayed=4, queued=2).imbalance == 4
+    assert Totals(accepted=10, relayed=4, bounced=2, expired=1, deleted=1, queued=2).imbalance == 0
+    assert Totals(accepted=10, relayed=4, queued=2).imbalance == 4
 
 
 def test_a_state_that_was_not_counted_is_zero() -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import Envelope, QueueId
-from relay.mail.words import postfix_delay
+from relay.mail.formats import postfix_delay
 from relay.smtp.reply import Phase, Reply
 from relay.telemetry.event_table import FIELDS, KINDS, Level
 from relay.telemetry.events import Delays, Events, Via

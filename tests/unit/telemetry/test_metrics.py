@@ -13,8 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from relay.clock import SECOND_NS
 from relay.smtp.reply import Phase, Reply
+from relay.spool.interface import Totals
 from relay.status.collector import collect
-from relay.status.snapshot import LaneStatus, QueueTotals, Snapshot, UpstreamState
+from relay.status.snapshot import LaneStatus, Snapshot, UpstreamState
 from relay.telemetry.events import Delays, Events
 from relay.telemetry.listener_counts import ListenerCounts
 from relay.telemetry.metric_table import METRICS
@@ -182,7 +183,7 @@ def test_each_call_counts_where_it_says(world: World) -> None:
 
 
 def test_the_snapshot_is_what_a_scrape_shows(world: World) -> None:
-    world.shown = a_snapshot(ledger=QueueTotals(accepted=10, relayed=7, queued=2))
+    world.shown = a_snapshot(ledger=Totals(accepted=10, relayed=7, queued=2))
     limit = {"upstream": "isp", "limit": "8 messages per 60s"}
 
     assert world.value("relay_queue_messages", state="waiting") == 400

@@ -50,9 +50,7 @@ def test_a_message_is_split_to_fit_under_a_ceiling_in_recipients(
     assert answer.recipients == 6
 
 
-def test_a_ceiling_that_an_edit_brings_knows_what_the_lane_holds_and_so_does_a_restart(
-    disk: Disk, clock: FakeClock, path: Path
-) -> None:
+def test_a_new_ceiling_knows_what_the_lane_holds(disk: Disk, clock: FakeClock, path: Path) -> None:
     limits = [messages(20, 60)]
     account = throttle(path, disk, clock, limits)
     answers = account.reserve([Request(1, lane=lane) for lane in ("list", "other", "list", "other", "other")])
@@ -80,7 +78,7 @@ def test_what_a_relay_without_lanes_sent_may_have_been_of_any_lane(
     assert account.room_in("list")[0] == 1
 
 
-def test_of_what_was_merged_the_part_of_nobody_known_counts_for_every_ceiling() -> None:
+def test_merged_mail_of_no_known_lane_counts_for_every_ceiling() -> None:
     gauge = Gauge(_ceiling(10, "list"), 0)
     shares = (Share("lane", "list", 2, 2), Share("lane", "other", 3, 3), Share("lane", UNKNOWN, 4, 4))
 
@@ -91,9 +89,7 @@ def test_of_what_was_merged_the_part_of_nobody_known_counts_for_every_ceiling() 
     assert gauge.used("list", MINUTE_NS) == 0
 
 
-def test_who_waits_for_a_key_does_not_wait_for_the_ceiling_of_another_lane(
-    disk: Disk, clock: FakeClock, path: Path
-) -> None:
+def test_a_key_waits_for_no_ceiling_of_another_lane(disk: Disk, clock: FakeClock, path: Path) -> None:
     limits = [messages(1, 60, "sender"), _ceiling(1, "list")]
     account = throttle(path, disk, clock, limits)
 
@@ -126,9 +122,7 @@ def test_a_connection_in_flight_occupies_no_limit_on_messages(
     assert (len(of_messages.shared), len(of_connections.shared)) == (1, 1)
 
 
-def test_what_other_lanes_have_in_flight_is_not_foretold_to_occupy_a_ceiling(
-    disk: Disk, clock: FakeClock, path: Path
-) -> None:
+def test_no_estimate_counts_other_lanes_under_a_ceiling(disk: Disk, clock: FakeClock, path: Path) -> None:
     account = throttle(path, disk, clock, [messages(9, 60), _ceiling(2, "list")])
     account.reserve([Request(1, lane=lane) for lane in ("list", "other", "other")])
 

@@ -97,7 +97,7 @@ def test_a_refusal_costs_the_same_at_8_and_at_a_million() -> None:
     assert costs[1] < 1.5 * costs[0]
 
 
-def test_a_new_key_costs_the_same_however_many_there_are_and_the_empty_ones_leave() -> None:
+def test_a_new_key_costs_the_same_and_empty_keys_leave() -> None:
     costs = []
     for keys in (10, 2_000):
         slots = Slots()
@@ -114,7 +114,7 @@ def test_a_new_key_costs_the_same_however_many_there_are_and_the_empty_ones_leav
     assert costs[1] < 1.2 * costs[0]
 
 
-def test_more_keys_than_there_are_windows_for_share_one_and_are_never_over(
+def test_keys_beyond_the_bound_share_a_window_and_stay_under_n(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     keys = 50
@@ -137,7 +137,7 @@ def test_more_keys_than_there_are_windows_for_share_one_and_are_never_over(
     assert not slots.ask(decision.usage, 61 * SECOND_NS)[0].is_crowded
 
 
-def test_ten_thousand_domains_in_a_day_are_kept_apart_and_weigh_what_is_known() -> None:
+def test_ten_thousand_domains_in_a_day_are_kept_apart() -> None:
     slots = Slots()
     slots.judge_by([messages(2, seconds=86_400, for_each="recipient_domain")], 0)
     for number in range(10_100):
@@ -153,7 +153,7 @@ def test_ten_thousand_domains_in_a_day_are_kept_apart_and_weigh_what_is_known() 
     assert gauge._kept.entries == 0
 
 
-def test_where_memory_is_short_each_key_keeps_a_few_instants_more_and_none_is_free_early(
+def test_where_memory_is_short_no_slot_is_free_early(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("relay.throttle.gauge.MOST_ENTRIES", 2 * KEY_ENTRIES + 10)

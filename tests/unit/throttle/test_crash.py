@@ -70,7 +70,7 @@ def test_no_crash_frees_a_slot_early_or_stops_the_account(
     assert len(judge.tally.second) > 100
 
 
-def test_folders_that_a_killed_start_left_behind_are_durable_before_a_slot_is_granted() -> None:
+def test_folders_of_a_killed_start_are_durable_before_a_grant() -> None:
     for instant in instants_of(("A reserves",), Model.ANY_SUBSET):
         disk = ModelDisk(instant.platter).after_kill()
         account = Account(disk, FakeClock())
@@ -81,7 +81,7 @@ def test_folders_that_a_killed_start_left_behind_are_durable_before_a_slot_is_gr
         assert cut.length(str(PATH))
 
 
-def test_a_bit_that_flipped_before_the_last_group_stops_the_account_and_changes_nothing() -> None:
+def test_a_flipped_bit_stops_the_account_and_changes_nothing() -> None:
     disk = ModelDisk(Platter(Model.ANY_SUBSET))
     account = Account(disk, FakeClock())
     account.reserve(0)
@@ -100,7 +100,7 @@ def test_a_bit_that_flipped_before_the_last_group_stops_the_account_and_changes_
         assert damaged.length(str(PATH)) == len(whole)
 
 
-def test_the_judge_sees_a_slot_that_was_freed_early_and_one_that_nobody_asked_for() -> None:
+def test_the_judge_sees_slots_freed_early_or_never_asked_for() -> None:
     instants = instants_of(("A reserves two", "A settles", "A flushes"), Model.ANY_SUBSET)
     told = instants[-1]
 

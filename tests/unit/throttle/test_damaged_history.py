@@ -20,7 +20,7 @@ LIMITS = [messages(3, seconds=60)]
 
 
 @pytest.mark.parametrize("lines", [100, 1000, 4000])
-def test_beginnings_of_groups_cost_no_more_than_a_few_times_their_octets(lines: int) -> None:
+def test_many_heads_of_groups_cost_a_few_times_their_octets(lines: int) -> None:
     content = CountedBytes(b"".join(b"group %d 00000000\n" % (18 * left) for left in range(lines, 0, -1)))
 
     with pytest.raises(HistoryError, match="a damaged group"):
@@ -48,7 +48,7 @@ def test_a_group_of_a_right_checksum_and_a_negative_weight_is_refused() -> None:
         granted(throttle(PATH, disk, clock, LIMITS), 1)
 
 
-def test_a_torn_end_that_cannot_be_cut_durably_is_written_anew_by_the_next() -> None:
+def test_a_torn_end_whose_cut_fails_is_written_anew() -> None:
     disk, clock = MemoryDisk(), FakeClock()
     account = throttle(PATH, disk, clock, LIMITS)
     settle(account, clock, *granted(account, 1))
@@ -66,6 +66,23 @@ def test_a_torn_end_that_cannot_be_cut_durably_is_written_anew_by_the_next() -> 
     assert len(granted(account, 1, 1, 1)) == 2
     # The pages of the old file are marked clean, and nobody knows what of them the disk has.
     assert disk.inode(str(PATH)) != inode
+
+
+def test_a_cut_that_fails_is_made_at_the_next_look() -> None:
+    disk, clock = MemoryDisk(), FakeClock()
+    account = throttle(PATH, disk, clock, LIMITS)
+    settle(account, clock, *granted(account, 1))
+    account.flush()
+    whole = disk.read(str(PATH)) or b""
+    disk.put(f"{PATH}.copy", whole + b"group 40 0")
+    disk.rename(f"{PATH}.copy", str(PATH))
+    disk.fail("truncate")
+
+    with pytest.raises(HistoryError, match="Input/output"):
+        account.flush()
+    account.flush()
+    assert disk.read(str(PATH)) == whole
+    assert account.usage()[0].used == 1
 
 
 @pytest.mark.parametrize(
@@ -91,7 +108,7 @@ def test_what_a_rewrite_that_died_left_is_removed_by_the_next(left: bytes) -> No
 
 
 @pytest.mark.parametrize("mine", [b"my history\n", bytes(16) + b"mine", b"relay-history of mine"])
-def test_what_others_put_in_the_place_of_a_rewrite_is_moved_aside_and_never_removed(mine: bytes) -> None:
+def test_a_file_of_others_in_the_way_of_a_rewrite_is_kept(mine: bytes) -> None:
     disk, clock = MemoryDisk(), FakeClock()
     disk.put(f"{PATH}.new.1", b"of an earlier day")
     disk.put(f"{PATH}.new", mine)

@@ -87,9 +87,7 @@ def test_a_limit_that_is_removed_and_comes_back_has_missed_nothing(
     assert [reservation.recipients for reservation in granted(account, 3, 1)] == [2]
 
 
-def test_what_is_in_flight_when_the_first_limit_comes_counts_until_it_ends(
-    memory: MemoryDisk, clock: FakeClock
-) -> None:
+def test_mail_in_flight_counts_for_the_first_limit(memory: MemoryDisk, clock: FakeClock) -> None:
     account = throttle(PATH, memory, clock, [])
     flying = granted(account, 1, 1, 1)
     clock.advance(50 * SECOND_NS)
@@ -105,7 +103,7 @@ def test_what_is_in_flight_when_the_first_limit_comes_counts_until_it_ends(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_went_without_limits_counts_for_the_first_one_after_any_crash(
+def test_mail_before_the_first_limit_counts_after_any_crash(
     seed: int, memory: MemoryDisk, clock: FakeClock
 ) -> None:
     account = throttle(PATH, memory, clock, [])
@@ -116,18 +114,14 @@ def test_what_went_without_limits_counts_for_the_first_one_after_any_crash(
     assert len(granted(throttle(PATH, memory, clock, [messages(4, 60)]), 1, 1, 1)) == 1
 
 
-def test_what_one_process_sends_without_limits_counts_for_another_that_has_some(
-    memory: MemoryDisk, clock: FakeClock
-) -> None:
+def test_mail_of_a_process_without_limits_counts_for_others(memory: MemoryDisk, clock: FakeClock) -> None:
     limited, free = throttle(PATH, memory, clock, [messages(4, 60)]), throttle(PATH, memory, clock, [])
     assert len(granted(limited, 1)) == 1
     assert len(granted(free, *[1] * 9)) == 9
     assert not granted(limited, 1)
 
 
-def test_whose_mail_it_was_is_known_from_the_first_limit_on_that_asks_and_before_it_it_was_of_anyone(
-    memory: MemoryDisk, clock: FakeClock
-) -> None:
+def test_keys_are_known_from_the_first_limit_that_asks(memory: MemoryDisk, clock: FakeClock) -> None:
     def send(sender: str, domain: str) -> bool:
         request = Request(2, sender=sender, recipient_domains=(domain, domain))
         (answer,) = account.reserve([request])
@@ -143,9 +137,7 @@ def test_whose_mail_it_was_is_known_from_the_first_limit_on_that_asks_and_before
     assert [send("c", "x"), send("c", "x"), send("c", "y"), send("c", "y")] == [True, False, True, False]
 
 
-def test_another_longest_transaction_is_of_what_is_reserved_from_then_on(
-    memory: MemoryDisk, clock: FakeClock
-) -> None:
+def test_a_new_longest_transaction_holds_from_the_edit_on(memory: MemoryDisk, clock: FakeClock) -> None:
     account = throttle(PATH, memory, clock, [messages(2, 60)])
     (before,) = granted(account, 1)
     account.replan([messages(2, 60)], 0, transaction_ns=SECOND_NS)

@@ -99,7 +99,7 @@ def _prepared() -> ModelDisk:
 
 @pytest.mark.parametrize("compacts", [False, True])
 @pytest.mark.parametrize("kind", FAULTS)
-def test_a_history_whose_disk_fails_grants_nothing_that_is_not_charged(
+def test_no_fault_of_the_disk_grants_what_is_not_charged(
     kind: str, compacts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if compacts:
@@ -129,7 +129,7 @@ def _moved(seen: Seen, shift_ns: int) -> Seen:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS])
-def test_a_history_that_can_be_read_and_not_written_is_not_taken_for_sound(number: int) -> None:
+def test_a_history_that_cannot_be_written_is_not_sound(number: int) -> None:
     disk, clock = _prepared(), FakeClock()
     account = throttle(PATH, disk, clock, [LIMIT])
     granted(account, 1)
@@ -145,7 +145,7 @@ def test_a_history_that_can_be_read_and_not_written_is_not_taken_for_sound(numbe
     assert len(granted(account, 1, 1, 1, 1, 1)) == 4
 
 
-def test_a_history_that_cannot_be_shortened_for_lack_of_room_goes_on_as_it_is(
+def test_a_full_disk_that_stops_compaction_stops_no_mail(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(history, "COMPACT_ABOVE_BYTES", 0)

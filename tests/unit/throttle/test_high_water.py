@@ -43,9 +43,7 @@ def cut(path: Path, disk: Disk, length: int) -> None:
     disk.close(fd)
 
 
-def test_a_history_cut_behind_or_inside_any_group_while_nobody_runs_sends_nothing(
-    path: Path, disk: Disk, clock: FakeClock
-) -> None:
+def test_a_history_cut_at_any_group_at_rest_sends_nothing(path: Path, disk: Disk, clock: FakeClock) -> None:
     *lengths, whole = used(path, disk, clock)
     for length in reversed([each + more for each in lengths for more in (0, 40)]):
         cut(path, disk, min(length, whole - 1))
@@ -66,7 +64,7 @@ def test_a_last_group_that_is_damaged_is_no_torn_one(memory: MemoryDisk, clock: 
             ask(throttle(PATH, memory, clock, LIMITS), 1)
 
 
-def test_a_history_removed_while_nobody_runs_sends_nothing_until_its_lock_is_gone_too(
+def test_a_removed_history_sends_nothing_until_its_lock_goes(
     path: Path, disk: Disk, clock: FakeClock
 ) -> None:
     used(path, disk, clock)
@@ -90,9 +88,7 @@ def test_one_put_back_from_a_copy_sends_nothing(memory: MemoryDisk, clock: FakeC
         ask(throttle(PATH, memory, clock, LIMITS), 1)
 
 
-def test_a_cut_is_noticed_over_a_reboot_as_well_whatever_the_wall_clock_says(
-    memory: MemoryDisk, clock: FakeClock
-) -> None:
+def test_a_cut_is_noticed_over_a_reboot(memory: MemoryDisk, clock: FakeClock) -> None:
     lengths = used(PATH, memory, clock)
     cut(PATH, memory, lengths[2])
     clock.reboot(down_ns=SECOND_NS, boottime_ns=SECOND_NS)
@@ -102,9 +98,7 @@ def test_a_cut_is_noticed_over_a_reboot_as_well_whatever_the_wall_clock_says(
             ask(throttle(PATH, memory, clock, LIMITS), 1)
 
 
-def test_a_running_sender_that_does_not_know_what_was_cut_sends_nothing(
-    memory: MemoryDisk, clock: FakeClock
-) -> None:
+def test_a_running_sender_refuses_a_cut_it_cannot_mend(memory: MemoryDisk, clock: FakeClock) -> None:
     account = throttle(PATH, memory, clock, LIMITS)
     granted(account, 1)
     known = memory.length(str(PATH)) or 0
@@ -149,7 +143,7 @@ def test_no_loss_of_power_is_taken_for_a_cut(seed: int, memory: MemoryDisk, cloc
 
 
 @pytest.mark.parametrize("said", [b"", bytes(53), mark_line(7)[:30], mark_line(7)[:-3] + b"00\n"])
-def test_a_lock_that_says_nothing_stops_nothing_and_is_told_how_far_it_goes_by_the_next(
+def test_a_lock_without_a_mark_stops_nothing_and_gets_one(
     said: bytes, memory: MemoryDisk, clock: FakeClock
 ) -> None:
     used(PATH, memory, clock, times=1)
@@ -160,7 +154,7 @@ def test_a_lock_that_says_nothing_stops_nothing_and_is_told_how_far_it_goes_by_t
 
 
 @pytest.mark.parametrize("mine", [b"1234\n", b"relay-history of mine"])
-def test_a_lock_of_somebody_elses_stops_the_account_and_is_left_as_it_is(
+def test_a_foreign_lock_stops_the_account_and_is_kept(
     mine: bytes, memory: MemoryDisk, clock: FakeClock
 ) -> None:
     memory.put(LOCK, mine)

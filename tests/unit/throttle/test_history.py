@@ -85,9 +85,7 @@ def test_every_torn_end_is_cut_and_what_came_before_it_counts(
         successor.close()
 
 
-def test_a_sender_at_work_cuts_what_another_left_torn_and_not_a_byte_more(
-    path: Path, disk: Disk, clock: FakeClock
-) -> None:
+def test_a_sender_cuts_the_torn_end_of_another_exactly(path: Path, disk: Disk, clock: FakeClock) -> None:
     account, other = throttle(path, disk, clock, LIMITS), throttle(path, disk, clock, LIMITS)
     granted(account, 1)
     whole = _read(disk, path)
@@ -138,9 +136,7 @@ def test_a_folder_in_the_place_of_the_file_stops_sending(tmp_path: Path, clock: 
         ask(throttle(tmp_path / "isp", RealDisk(), clock, LIMITS), 1)
 
 
-def test_deleting_or_emptying_the_file_frees_nothing_while_a_sender_runs(
-    path: Path, disk: Disk, clock: FakeClock
-) -> None:
+def test_deleting_the_file_under_a_sender_frees_nothing(path: Path, disk: Disk, clock: FakeClock) -> None:
     account = throttle(path, disk, clock, LIMITS)
     settle(account, clock, *granted(account, 1))
     account.flush()
@@ -167,7 +163,7 @@ READ_ONLY_OR_FULL = [
 
 
 @pytest.mark.parametrize(("operation", "error", "repair"), READ_ONLY_OR_FULL)
-def test_a_file_that_cannot_be_created_grants_nothing_and_the_error_says_what_to_do(
+def test_a_file_that_cannot_be_made_grants_nothing_and_says_why(
     operation: str, error: int, repair: str, memory: MemoryDisk, clock: FakeClock
 ) -> None:
     account = throttle(PATH, memory, clock, LIMITS)
@@ -246,7 +242,7 @@ def test_an_unreadable_file_stops_sending(memory: MemoryDisk, clock: FakeClock) 
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_sender_killed_before_its_sync_leaves_nothing_half_under_the_next_group(
+def test_no_half_group_of_a_killed_sender_lies_under_the_next(
     seed: int, memory: MemoryDisk, clock: FakeClock
 ) -> None:
     limits = [messages(100, seconds=60)]
@@ -272,7 +268,7 @@ def test_a_sender_killed_before_its_sync_leaves_nothing_half_under_the_next_grou
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_group_whose_failed_sync_died_with_its_sender_is_written_again_before_the_next(
+def test_a_group_of_a_failed_sync_is_written_before_the_next(
     seed: int, memory: MemoryDisk, clock: FakeClock
 ) -> None:
     limits = [messages(100, seconds=60)]
@@ -312,7 +308,7 @@ def test_a_new_name_is_made_durable_by_whoever_finds_it(memory: MemoryDisk, cloc
     assert str(PATH) in memory.names_durable
 
 
-def test_a_file_that_outgrew_its_worth_is_written_anew_with_the_same_meaning(
+def test_a_file_that_outgrew_its_worth_is_compacted(
     path: Path, disk: Disk, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history, "COMPACT_ABOVE_BYTES", 20_000)
@@ -335,9 +331,7 @@ def test_a_file_that_outgrew_its_worth_is_written_anew_with_the_same_meaning(
     assert other.usage()[0].used == 480
 
 
-def test_an_append_is_one_write_and_one_sync_and_a_name_is_synced_once(
-    memory: MemoryDisk, clock: FakeClock
-) -> None:
+def test_an_append_is_one_write_and_one_sync(memory: MemoryDisk, clock: FakeClock) -> None:
     granted(throttle(PATH, memory, clock, LIMITS), 1)
     finder = throttle(PATH, memory, clock, [messages(100, seconds=60)])
     memory.operations.clear()

@@ -59,7 +59,7 @@ def test_without_the_lock_nothing_is_decided(clock: FakeClock) -> None:
     assert "write" not in disk.operations
 
 
-def test_memory_follows_what_is_in_flight_though_every_deadline_is_far_away() -> None:
+def test_memory_follows_what_is_in_flight_not_deadlines() -> None:
     """Transactions end in a second and could have taken half an hour."""
     slots = Slots()
     slots.judge_by([messages(10**6, seconds=1)], 0)

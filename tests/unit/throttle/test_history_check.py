@@ -35,7 +35,7 @@ def used(path: Path, clock: FakeClock, times: int = 3) -> bytes:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("suffix", ["", ".lock"])
-def test_no_kind_of_thing_in_the_place_of_a_history_lets_anything_be_sent(
+def test_nothing_in_the_place_of_a_history_lets_mail_through(
     tmp_path: Path, kind: str, suffix: str, clock: FakeClock
 ) -> None:
     (tmp_path / "victim").write_text("untouched")
@@ -64,7 +64,7 @@ def test_a_history_at_work_at_rest_and_not_yet_there_is_clean(path: Path, clock:
 
 
 @pytest.mark.parametrize("is_lock_lost", [False, True], ids=["its lock is whole", "its lock is empty"])
-def test_damage_at_any_byte_of_a_history_is_told_just_where_nothing_would_be_sent(
+def test_fsck_tells_damage_at_any_byte_where_nothing_is_sent(
     is_lock_lost: bool, path: Path, clock: FakeClock
 ) -> None:
     whole = used(path, clock, times=3)
@@ -125,9 +125,7 @@ def test_looking_changes_nothing(path: Path, clock: FakeClock) -> None:
     assert (after.st_ino, after.st_mode) == (before.st_ino, before.st_mode)
 
 
-def test_a_history_that_may_not_be_read_is_told_of_and_a_lack_of_ours_is_not(
-    path: Path, clock: FakeClock
-) -> None:
+def test_an_unreadable_history_is_told_and_our_own_lack_is_not(path: Path, clock: FakeClock) -> None:
     used(path, clock)
     for error in (DENIED, BROKEN):
         (finding,) = history_findings(path, Denying(path.name, error), clock, os.geteuid())

@@ -101,7 +101,7 @@ def test_a_last_group_torn_at_any_byte_leaves_those_before_it(groups: list[tuple
             assert contents.records == [record for _, records in groups[:-1] for record in records]
 
 
-def test_a_last_group_that_claims_more_than_is_there_is_not_whole_whatever_its_checksum() -> None:
+def test_a_last_group_that_claims_too_much_is_not_whole() -> None:
     """One digit of its length is damaged: its end would lie behind the file's."""
     before, last = group(At(1, 2, 2), []), group(At(3, 4, 4), [Ended(5, 6)])
     word, length, rest = last.split(b" ", 2)

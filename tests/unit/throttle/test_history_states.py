@@ -24,7 +24,7 @@ def test_every_event_has_a_cell_for_every_state() -> None:
     assert all(list(row) == list(Known) for row in TABLE.values())
 
 
-def test_what_is_refused_in_one_state_is_refused_in_all_but_a_first_use() -> None:
+def test_a_refusal_holds_in_every_state_but_a_first_use() -> None:
     for event in REFUSED - {Event.ABSENT}:
         assert {step.effect for step in TABLE[event].values()} == {Effect.REFUSE}
     assert {

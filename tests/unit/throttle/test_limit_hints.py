@@ -42,7 +42,7 @@ def a_finding(sent: int = 97, limit: int | None = 100, at_ns: int = 0, per_ns: i
     return Hint(at_ns, "recipients", per_ns, sent, 57 * MINUTE_NS, limit, suggest(sent, limit))
 
 
-def test_the_finding_says_what_went_well_what_the_policy_says_and_what_to_try() -> None:
+def test_a_finding_says_what_went_well_and_what_to_try() -> None:
     (finding,) = compare(
         refusal(Span.HOUR), [a_limit(100)], lambda _: Tally(40, 97, 3, since_ns=57 * MINUTE_NS), at_ns=5
     )
@@ -52,9 +52,7 @@ def test_the_finding_says_what_went_well_what_the_policy_says_and_what_to_try() 
 
 
 @given(st.integers(1, 10**9), st.none() | st.integers(1, 10**9))
-def test_a_suggestion_is_below_what_went_well_and_never_above_the_policy(
-    sent: int, limit: int | None
-) -> None:
+def test_a_suggestion_is_below_what_went_well(sent: int, limit: int | None) -> None:
     suggested = suggest(sent, limit)
 
     assert 1 <= suggested <= max(1, sent - 1)
@@ -86,9 +84,7 @@ def test_a_limit_that_a_refusal_names_is_read(text: str, named: Named | None) ->
 
 
 @pytest.mark.parametrize(("count", "suggested"), [(50, 50), (100, 95), (500, 95)])
-def test_what_the_upstream_says_is_its_limit_counts_more_than_what_went_well(
-    count: int, suggested: int
-) -> None:
+def test_a_limit_that_the_upstream_names_counts_most(count: int, suggested: int) -> None:
     ruling = replace(refusal(), named=Named(count, "recipients", HOUR_NS))
 
     (finding,) = compare(ruling, [a_limit(300, DAY_NS), a_limit(100)], lambda _: Tally(), at_ns=0)
@@ -110,9 +106,7 @@ def test_what_the_upstream_says_is_its_limit_counts_more_than_what_went_well(
         ),
     ],
 )
-def test_where_all_of_ours_is_no_more_than_the_upstream_names_it_is_said_that_it_was_not_us(
-    went: int, charged: int | None, says: str
-) -> None:
+def test_a_finding_says_where_our_history_explains_nothing(went: int, charged: int | None, says: str) -> None:
     ruling = replace(refusal(), named=Named(50, "recipients", HOUR_NS))
     by_label = {} if charged is None else {"100 recipients per 3600s": charged}
 
@@ -124,7 +118,7 @@ def test_where_all_of_ours_is_no_more_than_the_upstream_names_it_is_said_that_it
     assert LESSONS_FORMAT.parse(LESSONS_FORMAT.render(Lessons((finding,)))) == Lessons((finding,))
 
 
-def test_a_limit_that_is_named_for_a_window_that_we_have_not_is_compared_as_ever() -> None:
+def test_a_named_window_that_we_lack_is_compared_as_ever() -> None:
     ruling = replace(refusal(), named=Named(5, "recipients", MINUTE_NS))
 
     (finding,) = compare(ruling, [a_limit(100)], lambda _: Tally(40, 97, 3), at_ns=0)
@@ -152,7 +146,7 @@ def test_a_window_that_held_more_before_is_not_to_blame() -> None:
     assert (finding.per_ns, finding.sent) == (DAY_NS, 5000)
 
 
-def test_what_was_blamed_before_is_not_cleared_by_how_much_it_held_then() -> None:
+def test_a_limit_blamed_before_is_not_cleared() -> None:
     limits = [a_limit(100), a_limit(10_000, DAY_NS)]
     tallies = {HOUR_NS: Tally(97, 97), DAY_NS: Tally(500, 500)}
     peaks = {HOUR_NS: Tally(98, 98), DAY_NS: Tally(0, 0)}
@@ -164,7 +158,7 @@ def test_what_was_blamed_before_is_not_cleared_by_how_much_it_held_then() -> Non
     assert finding.per_ns == HOUR_NS
 
 
-def test_where_every_window_held_more_before_the_nearest_to_its_number_is_meant() -> None:
+def test_where_all_are_cleared_the_nearest_to_n_is_meant() -> None:
     limits = [a_limit(100), a_limit(10_000, DAY_NS)]
     tallies = {HOUR_NS: Tally(50, 50), DAY_NS: Tally(600, 600)}
 
@@ -173,7 +167,7 @@ def test_where_every_window_held_more_before_the_nearest_to_its_number_is_meant(
     assert finding.per_ns == HOUR_NS
 
 
-def test_a_window_that_the_reply_names_leaves_only_limits_of_that_length() -> None:
+def test_a_named_window_leaves_only_limits_of_its_length() -> None:
     tallies = {HOUR_NS: Tally(20, 30), DAY_NS: Tally(150, 299)}
 
     (finding,) = compare(
@@ -192,7 +186,7 @@ def test_a_named_window_without_a_limit_is_looked_at_in_both_units() -> None:
     ]
 
 
-def test_without_any_limit_and_any_word_a_minute_an_hour_and_a_day_are_looked_at() -> None:
+def test_without_limits_a_minute_an_hour_and_a_day_are_tried() -> None:
     findings = compare(refusal(), [], lambda span_ns: Tally(span_ns // MINUTE_NS, 0), at_ns=0)
 
     assert [(finding.per_ns, finding.sent) for finding in findings] == [
@@ -211,7 +205,7 @@ def test_connections_are_compared_with_limits_on_connections_only() -> None:
 
 
 @pytest.mark.parametrize("ruling", [refusal(excess=None), refusal(Span.DAY, excess=None)])
-def test_a_refusal_that_is_not_about_how_much_was_sent_teaches_nothing(ruling: Ruling) -> None:
+def test_a_refusal_of_another_kind_teaches_nothing(ruling: Ruling) -> None:
     assert compare(ruling, [a_limit(100)], lambda _: Tally(97, 97, 97), at_ns=0) == ()
 
 
@@ -221,7 +215,7 @@ def test_a_refusal_where_nothing_had_been_sent_teaches_nothing() -> None:
     assert compare(refusal(), [a_limit(100)], lambda _: refused.less(refused), at_ns=0) == ()
 
 
-def test_a_window_of_each_key_is_not_judged_by_a_refusal_that_names_none() -> None:
+def test_a_limit_for_each_key_is_judged_by_no_refusal() -> None:
     limit = Effective("messages", 10, HOUR_NS, "sender", "10 messages per 3600s for each sender")
 
     (finding, *_) = compare(refusal(Span.HOUR), [limit], lambda _: Tally(97, 97), at_ns=0)
@@ -233,7 +227,7 @@ def test_a_limit_is_lowered_to_the_suggestion() -> None:
     assert tighten(a_finding(), [a_limit(100)], []) == Lowered("recipients", HOUR_NS, 100, 90, 0)
 
 
-def test_a_limit_is_lowered_by_no_more_than_half_at_once_and_once_in_its_window() -> None:
+def test_a_limit_falls_by_half_at_most_and_once_a_window() -> None:
     limits = [a_limit(100)]
     first = tighten(a_finding(sent=3), limits, [])
     assert first is not None
@@ -248,9 +242,7 @@ def test_a_limit_is_lowered_by_no_more_than_half_at_once_and_once_in_its_window(
 @given(
     st.lists(st.tuples(st.integers(1, 200), st.integers(0, 3 * HOUR_NS)), max_size=20), st.integers(1, 200)
 )
-def test_whatever_is_refused_a_limit_in_force_only_falls_and_stays_above_nothing(
-    refusals: list[tuple[int, int]], count: int
-) -> None:
+def test_a_limit_in_force_only_falls_and_stays_positive(refusals: list[tuple[int, int]], count: int) -> None:
     limits, lowered, at_ns = [a_limit(count)], list[Lowered](), 0
     effective = [count]
     for sent, later_ns in refusals:
@@ -308,7 +300,7 @@ def test_a_finding_stays_until_some_limit_of_the_policy_is_as_strict(
     assert bool(Lessons((a_finding(),)).under(limits, adapts=False).findings) is stays
 
 
-def test_a_finding_that_stays_tells_the_number_that_the_policy_has_by_now() -> None:
+def test_a_finding_that_stays_tells_the_present_policy() -> None:
     (finding,) = Lessons((a_finding(),)).under([a_limit(95)], adapts=False).findings
 
     assert "policy says 95 per 1h; suggested 90" in str(finding)

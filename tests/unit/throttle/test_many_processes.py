@@ -166,7 +166,7 @@ def _compare(folder: Path, *, seconds: float, random: Random) -> str:
     return figures
 
 
-def test_senders_that_are_killed_at_random_never_exceed_and_never_block_the_others(tmp_path: Path) -> None:
+def test_killed_senders_never_exceed_and_block_nobody(tmp_path: Path) -> None:
     seen = _live_and_die(tmp_path / "isp", senders=SENDERS, killed=KILLED, random=Random(20))
 
     assert len(seen) > COUNT
@@ -174,14 +174,12 @@ def test_senders_that_are_killed_at_random_never_exceed_and_never_block_the_othe
 
 
 @pytest.mark.slow
-def test_eight_senders_of_which_one_is_killed_each_second_send_what_one_in_peace_does(
-    tmp_path: Path, tell: Callable[[str], None]
-) -> None:
+def test_eight_senders_under_kills_send_as_much_as_one(tmp_path: Path, tell: Callable[[str], None]) -> None:
     tell(_compare(tmp_path, seconds=9, random=Random(8)))
 
 
 @pytest.mark.crash
-def test_eight_senders_that_are_killed_for_a_minute_send_what_one_in_peace_does(
+def test_a_minute_of_kills_costs_eight_senders_nothing(
     tmp_path: Path, tell: Callable[[str], None], crash_seed: int, crash_budget_s: float
 ) -> None:
     figures = _compare(tmp_path, seconds=min(60.0, max(9.0, crash_budget_s / 5)), random=Random(crash_seed))
@@ -189,7 +187,7 @@ def test_eight_senders_that_are_killed_for_a_minute_send_what_one_in_peace_does(
 
 
 @pytest.mark.crash
-def test_eight_senders_that_are_killed_for_as_long_as_the_budget_allows_never_exceed(
+def test_eight_senders_under_long_kills_never_exceed(
     tmp_path: Path, crash_seed: int, crash_budget_s: float
 ) -> None:
     until, random, rounds = time.monotonic() + crash_budget_s / 8, Random(crash_seed), 0

@@ -79,7 +79,7 @@ def test_relays_whose_names_are_gone_grant_nothing(
             relay.flush()
 
 
-def test_a_history_that_is_gone_alone_is_written_again_by_who_knows_it(
+def test_a_history_gone_alone_is_written_again_from_memory(
     two: list[Throttle], path: Path, disk: Disk
 ) -> None:
     remove(disk, path, "")
@@ -91,9 +91,7 @@ def test_a_history_that_is_gone_alone_is_written_again_by_who_knows_it(
     assert disk.inode(str(path)) is None
 
 
-def test_a_history_that_is_gone_with_what_its_lock_says_grants_nothing(
-    two: list[Throttle], path: Path, disk: Disk
-) -> None:
+def test_a_history_gone_with_its_mark_grants_nothing(two: list[Throttle], path: Path, disk: Disk) -> None:
     fd = disk.open_update(f"{path}.lock")
     disk.truncate(fd, 0)
     disk.close(fd)
@@ -204,9 +202,7 @@ def real(path: Path, clock: FakeClock) -> Iterator[Throttle]:
 
 
 @pytest.mark.parametrize("is_used", [False, True])
-def test_a_lock_that_is_replaced_while_it_is_waited_for_grants_nothing(
-    is_used: bool, path: Path, clock: FakeClock
-) -> None:
+def test_a_lock_replaced_while_waited_for_grants_nothing(is_used: bool, path: Path, clock: FakeClock) -> None:
     disk = Overtaken()
     relay = throttle(path, disk, clock, LIMITS)
     if is_used:

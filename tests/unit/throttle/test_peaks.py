@@ -45,7 +45,7 @@ def _content(*records: Record) -> bytes:
     return header("boot") + group(At(10_000, 20_000, 20_000), records)
 
 
-def test_what_is_occupied_at_one_instant_counts_from_reservation_to_a_period_after_the_end() -> None:
+def test_a_slot_counts_from_reservation_to_t_after_its_end() -> None:
     found = audit(
         _content(
             Reserved(100, 5_000, 1, 2),
@@ -64,7 +64,7 @@ def test_what_is_occupied_at_one_instant_counts_from_reservation_to_a_period_aft
     assert (found.transactions, found.in_flight, found.since_ns, found.until_ns) == (3, 2, 10_100, 20_000)
 
 
-def test_what_was_merged_counts_only_for_what_there_may_have_been_at_most() -> None:
+def test_merged_ends_count_for_at_most_only() -> None:
     merged = Charged(400, 3, 3, started_at_ns=100, is_merged=True)
     found = audit(_content(merged, Reserved(450, 5_000, 1, 1), Ended(450, 460)), [PerPeriod(3, 1_000)])
 
@@ -82,7 +82,7 @@ def test_where_nothing_is_known_exactly_nothing_was_held_for_sure(for_each: ForE
         assert (finding.at_most, finding.is_exceeded, finding.is_proven) == (at_most, False, True)
 
 
-def test_a_transaction_that_outlived_its_deadline_is_one_though_it_was_charged_twice() -> None:
+def test_a_transaction_charged_twice_is_counted_once() -> None:
     known = Reserved(100, 200, 1, 1, 0, (Share("sender", "a", 1, 1),))
     late = Charged(900, 1, 1, started_at_ns=100)
     compacted = Charged(200, 1, 1, started_at_ns=100, shares=known.shares)
@@ -96,7 +96,7 @@ def test_a_transaction_that_outlived_its_deadline_is_one_though_it_was_charged_t
             )
 
 
-def test_each_key_is_counted_for_itself_and_what_has_none_for_every_one() -> None:
+def test_a_key_counts_for_itself_and_no_key_for_all() -> None:
     def of(sender: str, at_ns: int) -> Reserved:
         return Reserved(at_ns, at_ns + 10, 1, 1, 0, (Share("sender", sender, 1, 1),))
 
@@ -197,9 +197,7 @@ def _pace(account: Throttle, clock: FakeClock, messages: int) -> None:
 
 
 @pytest.mark.usefixtures("merged_early")
-def test_what_was_held_is_counted_before_it_is_merged_and_stays_proven(
-    memory: MemoryDisk, clock: FakeClock
-) -> None:
+def test_a_proof_from_before_a_merge_stays(memory: MemoryDisk, clock: FakeClock) -> None:
     limits, others = [messages(8, 60), recipients(9, 90)], [messages(8, 60), recipients(5, 90)]
     account = throttle(PATH, memory, clock, limits)
     for round_ in range(6):
@@ -251,9 +249,7 @@ def test_of_a_limit_that_is_new_it_says_since_when_it_is_proven(memory: MemoryDi
 
 
 @pytest.mark.usefixtures("merged_early")
-def test_a_limit_that_was_away_while_others_were_merged_is_proven_from_then_on(
-    memory: MemoryDisk, clock: FakeClock
-) -> None:
+def test_a_limit_away_at_a_merge_is_proven_from_then_on(memory: MemoryDisk, clock: FakeClock) -> None:
     limits = [messages(8, 60)]
     account = throttle(PATH, memory, clock, limits)
     _pace(account, clock, 60)
@@ -268,7 +264,7 @@ def test_a_limit_that_was_away_while_others_were_merged_is_proven_from_then_on(
     assert finding.most <= 10 <= finding.at_most
 
 
-def test_what_was_counted_of_other_policies_is_kept_as_far_as_there_is_room() -> None:
+def test_counts_of_other_policies_are_kept_within_bounds() -> None:
     counted: list[Highest] = []
     for number in range(2 * MOST_KEPT):
         counted = raised(counted, [PerPeriod(1, 60), PerPeriod(1, 100 + number)], [], number)
@@ -316,13 +312,13 @@ def test_what_cannot_be_read_is_no_proof(tmp_path: Path) -> None:
         audit_file(path, limits, RealDisk())
 
 
-def test_an_end_without_a_beginning_and_a_charge_of_what_ended_later_change_nothing() -> None:
+def test_an_end_without_a_beginning_changes_nothing() -> None:
     content = _content(Ended(7, 500), Charged(300, 1, 1, 0, 100), Charged(250, 1, 1, 0, 100))
     proof = audit(content, [PerPeriod(1, 100)])
     assert proof.transactions == 1
 
 
-def test_what_opens_while_the_disk_is_slow_is_not_given_away_as_of_before(tmp_path: Path) -> None:
+def test_no_slot_is_given_away_as_of_before_a_slow_disk(tmp_path: Path) -> None:
     """The event loop asks meanwhile, by a later clock than the decision's."""
     clock = FakeClock()
 

@@ -47,7 +47,7 @@ def _used(ended: list[Charged], limit: PerPeriod, key: str, now_ns: int) -> int:
 
 
 @pytest.mark.parametrize("least", [1, LEAST_OF_A_SLICE])
-def test_no_key_counts_for_less_or_for_shorter_however_often_it_is_done(
+def test_no_key_counts_for_less_however_often_shares_merge(
     least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("relay.throttle.compaction.LEAST_OF_A_SLICE", least)
@@ -106,7 +106,7 @@ def test_an_older_share_counts_longer_by_less_than_a_part_of_its_age() -> None:
             assert _used(told, PerPeriod(9999, span_ns, for_each="sender"), key, now_ns) <= most
 
 
-def test_beyond_the_keys_that_are_told_apart_no_light_key_counts_for_more_than_the_heaviest_of_them() -> None:
+def test_light_keys_count_for_no_more_than_their_heaviest() -> None:
     # Within one slice: one busy key, and a thousand that had one message each.
     ends = [_of("busy" if number % 2 else f"s{number}", number) for number in range(2000)]
 
@@ -134,7 +134,7 @@ def test_what_was_merged_by_the_slice_is_told_from_its_first_start() -> None:
     }
 
 
-def test_an_edit_that_leaves_a_limit_as_it_is_changes_nothing_of_what_is_known(
+def test_an_edit_that_leaves_a_limit_alone_forgets_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(slots, "MOST_SHARES", 0)
@@ -159,7 +159,7 @@ def test_an_edit_that_leaves_a_limit_as_it_is_changes_nothing_of_what_is_known(
     assert (other.of_key != after[1].of_key, coarse.shared != after[0].shared) == (True, True)
 
 
-def test_after_an_edit_or_a_restart_a_key_that_is_free_waits_for_none_of_the_others(
+def test_after_an_edit_a_free_key_waits_for_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(slots, "MOST_SHARES", 200)
@@ -190,7 +190,7 @@ def test_after_an_edit_or_a_restart_a_key_that_is_free_waits_for_none_of_the_oth
     assert max(usage.used for usage in account.usage()) < 60
 
 
-def test_a_few_transactions_to_very_many_are_bounded_as_many_to_a_few_are(
+def test_few_transactions_to_very_many_are_bounded_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(slots, "MOST_SHARES", 4000)

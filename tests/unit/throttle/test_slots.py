@@ -173,7 +173,7 @@ def _of(sender: str, ended_at_ns: int) -> Charged:
     return Charged(ended_at_ns, 1, 2, 0, ended_at_ns - 1, (Share("sender", sender, 1, 2),))
 
 
-def test_merging_keeps_whose_it_was_and_that_some_of_it_may_be_anybodys() -> None:
+def test_merging_keeps_keys_and_what_may_be_of_any_key() -> None:
     slots = Slots()
     slots.reset(
         [_of("a", 10), _of("b", 11), Charged(12, 1, 5), _of("a", 13), *[Charged(DAY_NS, 0, 0)] * EXACT_ENDS]
@@ -208,7 +208,7 @@ def test_the_shares_that_are_kept_are_bounded_and_so_is_the_file(monkeypatch: py
     assert sum(charged.messages for charged in told) == len(ends)
 
 
-def test_a_limit_for_each_key_that_is_new_starts_with_what_nobody_knows_of() -> None:
+def test_a_new_limit_for_each_key_counts_unknown_mail_for_all() -> None:
     slots = Slots()
     slots.judge_by([messages(9, seconds=60)], 0)
     _reserve(slots, 1, TRANSACTION_NS, now_ns=0)
@@ -234,7 +234,7 @@ def test_the_oldest_end_within_a_span_is_told_until_it_leaves() -> None:
     assert slots.leaves_in_ns(60 * SECOND_NS, 90 * SECOND_NS) is None
 
 
-def test_a_limit_for_each_sender_domain_or_client_looks_at_that_and_at_nothing_else() -> None:
+def test_a_limit_for_each_key_looks_at_its_key_alone() -> None:
     slots = Slots()
     slots.judge_by(
         [messages(1, seconds=10, for_each="sender_domain"), messages(2, seconds=10, for_each="client")], 0
@@ -253,7 +253,7 @@ def test_a_limit_for_each_sender_domain_or_client_looks_at_that_and_at_nothing_e
     ]
 
 
-def test_a_transaction_names_as_many_as_it_may_though_each_domain_has_room() -> None:
+def test_room_for_each_domain_does_not_widen_a_transaction() -> None:
     slots = Slots()
     slots.judge_by([recipients(5, seconds=10, for_each="recipient_domain")], 0)
     request = Request(4, recipient_domains=("x", "y", "x", "y"), most=2)

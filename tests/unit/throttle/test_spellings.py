@@ -132,9 +132,7 @@ def test_a_history_of_an_older_version_frees_no_slot(
         assert _granted(again, *[_request("other@h.example")] * 4) == 3
 
 
-def test_a_quoted_sender_whose_old_key_was_cut_counts_for_every_sender(
-    memory: MemoryDisk, clock: FakeClock
-) -> None:
+def test_a_cut_old_key_of_a_quoted_sender_counts_for_all(memory: MemoryDisk, clock: FakeClock) -> None:
     long = '"' + "a" * 60 + '"@' + "b" * 60 + ".example"
     memory.put(str(PATH), _older_history(clock, long, long))
     clock.advance(SECOND_NS)

@@ -29,7 +29,7 @@ def a_history(path: Path) -> History:
         (lambda path: path.chmod(0o660), "mode 0660: others may write it"),
     ],
 )
-def test_a_history_of_a_wrong_owner_or_mode_stops_its_upstream_until_it_is_put_right(
+def test_a_wrong_owner_or_mode_stops_until_it_is_put_right(
     tmp_path: Path, change: Callable[[Path], None], fault: str
 ) -> None:
     path = tmp_path / "isp"

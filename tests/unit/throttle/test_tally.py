@@ -32,9 +32,7 @@ def recipients_since(charges: list[Charged], after_ns: int) -> int:
 
 
 @given(gaps, st.integers(1, 60 * GRAIN_NS))
-def test_of_a_history_everything_that_ended_in_the_window_is_counted_and_nothing_in_flight(
-    gaps: list[tuple[int, int]], span_ns: int
-) -> None:
+def test_a_tally_has_what_ended_and_nothing_in_flight(gaps: list[tuple[int, int]], span_ns: int) -> None:
     slots, charges = Slots(), ends(gaps)
     now_ns = charges[-1].ended_at_ns
     slots.learn([Reserved(number, HOUR_NS, 1, each.recipients) for number, each in enumerate(charges)])

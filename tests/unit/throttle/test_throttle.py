@@ -55,9 +55,7 @@ def test_instant_transactions_get_exactly_count_in_every_period(
     assert started_at_ns == [period * 60 * SECOND_NS for period in range(5) for _ in range(count)]
 
 
-def test_a_slot_is_occupied_until_a_period_after_the_end_and_not_after_the_start(
-    path: Path, disk: Disk, clock: FakeClock
-) -> None:
+def test_a_slot_is_free_one_period_after_its_end(path: Path, disk: Disk, clock: FakeClock) -> None:
     account = throttle(path, disk, clock, [messages(1, seconds=60)])
     (reservation,) = granted(account, 1)
     clock.advance(25 * SECOND_NS)
@@ -69,7 +67,7 @@ def test_a_slot_is_occupied_until_a_period_after_the_end_and_not_after_the_start
     assert len(granted(account, 1)) == 1
 
 
-def test_a_transaction_whose_end_is_never_known_occupies_until_its_deadline_and_a_period(
+def test_an_end_never_known_occupies_until_deadline_and_period(
     path: Path, disk: Disk, clock: FakeClock
 ) -> None:
     account = throttle(path, disk, clock, [messages(1, seconds=60)])
@@ -82,9 +80,7 @@ def test_a_transaction_whose_end_is_never_known_occupies_until_its_deadline_and_
     assert len(granted(account, 1)) == 1
 
 
-def test_a_transaction_that_outlived_its_deadline_is_charged_again_from_its_end(
-    path: Path, disk: Disk, clock: FakeClock
-) -> None:
+def test_a_late_transaction_is_charged_again_from_its_end(path: Path, disk: Disk, clock: FakeClock) -> None:
     account = throttle(path, disk, clock, [messages(1, seconds=60)])
     (reservation,) = granted(account, 1)
     clock.advance(TRANSACTION_NS + 70 * SECOND_NS)
@@ -166,9 +162,7 @@ def test_what_has_to_wait_costs_no_write(memory: MemoryDisk, clock: FakeClock) -
     assert memory.operations == []
 
 
-def test_without_limits_everything_is_granted_at_once_and_recorded_as_durably_as_with_some(
-    memory: MemoryDisk, clock: FakeClock
-) -> None:
+def test_without_limits_all_is_granted_and_recorded_durably(memory: MemoryDisk, clock: FakeClock) -> None:
     account = throttle(PATH, memory, clock, [])
     first = granted(account, 7, 1)
     memory.operations.clear()
@@ -183,9 +177,7 @@ def test_without_limits_everything_is_granted_at_once_and_recorded_as_durably_as
     assert account.opens_at_ns(5) == clock.boottime_ns()
 
 
-def test_without_limits_a_history_that_fails_lets_nothing_through_either(
-    memory: MemoryDisk, clock: FakeClock
-) -> None:
+def test_without_limits_a_failed_history_still_stops_mail(memory: MemoryDisk, clock: FakeClock) -> None:
     account = throttle(PATH, memory, clock, [])
     granted(account, 1)
     memory.fail("sync")
@@ -273,7 +265,7 @@ class _Interrupting(MemoryDisk):
         super().sync(fd)
 
 
-def test_an_event_loop_can_settle_and_ask_while_a_thread_waits_for_the_disk(clock: FakeClock) -> None:
+def test_a_loop_settles_and_asks_while_the_disk_is_waited_for(clock: FakeClock) -> None:
     disk = _Interrupting()
     account = throttle(PATH, disk, clock, [messages(2, seconds=60)])
     (first,) = granted(account, 1)

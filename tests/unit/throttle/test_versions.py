@@ -54,9 +54,7 @@ def _version_1(clock: FakeClock) -> bytes:
     return f"{head} {_crc(head)}\ngroup {len(lines)} {_crc(lines)}\n{lines}".encode()
 
 
-def test_every_slot_of_version_1_counts_and_the_first_append_writes_version_2(
-    memory: MemoryDisk, clock: FakeClock
-) -> None:
+def test_version_1_counts_and_the_first_append_writes_2(memory: MemoryDisk, clock: FakeClock) -> None:
     memory.put(str(PATH), _version_1(clock))
     account = throttle(PATH, memory, clock, LIMITS)
     account.flush()

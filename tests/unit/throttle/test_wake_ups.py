@@ -79,7 +79,7 @@ class Beats:
         [messages(2, 10, "sender"), messages(5, 25, "sender"), messages(30, 100)],
     ],
 )
-def test_each_message_is_looked_at_once_when_it_comes_and_once_when_it_goes(limits: list[PerPeriod]) -> None:
+def test_each_message_is_looked_at_twice_in_all(limits: list[PerPeriod]) -> None:
     beats = Beats(limits)
 
     beats.run()

@@ -240,7 +240,7 @@ async def test_a_cancelled_opening_leaves_no_connection() -> None:
         await host.until(lambda: not host.sessions[0].is_open)
 
 
-async def test_a_connection_is_used_up_after_as_many_transactions_as_announced() -> None:
+async def test_a_connection_is_used_up_after_the_announced_transactions() -> None:
     async with Smarthost(extensions=("LIMITS MAILMAX=2",)) as host, connected(account(host)) as connection:
         await connection.transact(transaction())
         assert connection.is_usable

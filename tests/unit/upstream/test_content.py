@@ -95,7 +95,7 @@ async def test_a_reply_in_the_middle_of_the_content_ends_it(said: str | bytes, e
         assert not connection.is_usable
 
 
-async def test_content_that_cannot_be_read_is_not_relayed_and_the_error_passed_on() -> None:
+async def test_unreadable_content_is_not_relayed_and_the_error_passed_on() -> None:
     is_closed = False
 
     async def broken() -> AsyncIterator[bytes]:
@@ -131,7 +131,7 @@ async def test_content_that_is_not_lines_is_not_relayed(chunks: list[bytes]) -> 
         assert not connection.is_usable
 
 
-async def test_content_is_not_read_on_and_is_closed_when_the_upstream_refuses_it_early() -> None:
+async def test_content_refused_early_is_read_no_further_and_closed() -> None:
     is_closed, asked = False, 0
 
     async def content() -> AsyncIterator[bytes]:

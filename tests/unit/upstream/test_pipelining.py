@@ -33,7 +33,7 @@ async def test_every_command_goes_out_before_the_first_reply() -> None:
         assert verdicts(await transacting) == [RELAYED] * 3
 
 
-async def test_no_command_goes_out_before_the_reply_to_the_last_where_it_is_not_offered() -> None:
+async def test_without_pipelining_each_command_waits_for_its_reply() -> None:
     may_answer = asyncio.Event()
     async with (
         Smarthost(Script(mail=[Until(may_answer), DEFAULT]), extensions=["8BITMIME"]) as host,
@@ -48,7 +48,7 @@ async def test_no_command_goes_out_before_the_reply_to_the_last_where_it_is_not_
         assert verdicts(await transacting) == [RELAYED] * 3
 
 
-async def test_content_that_is_asked_for_in_the_name_of_nobody_is_not_sent() -> None:
+async def test_content_asked_for_nobody_is_not_sent() -> None:
     async with (
         Smarthost(Script(rcpt="550 5.1.1 who?", data="354 go ahead")) as host,
         connected(account(host)) as connection,
@@ -71,7 +71,7 @@ async def test_content_that_is_asked_for_in_the_name_of_nobody_is_not_sent() -> 
     ],
     ids=["rcpt is accepted", "content is asked for", "data is ok", "data is ok for nobody"],
 )
-async def test_a_refusal_that_the_replies_behind_it_contradict_bounces_nobody(script: Script) -> None:
+async def test_a_refusal_that_later_replies_contradict_bounces_nobody(script: Script) -> None:
     async with Smarthost(script) as host, connected(account(host)) as connection:
         assert verdicts(await connection.transact(transaction())) == [DEFER] * 3
 
@@ -80,7 +80,7 @@ async def test_a_refusal_that_the_replies_behind_it_contradict_bounces_nobody(sc
 
 
 @pytest.mark.parametrize("refusal", OF_ALL)
-async def test_whom_the_upstream_accepts_behind_a_refusal_of_all_is_relayed(refusal: str) -> None:
+async def test_whom_it_accepts_behind_a_refusal_of_all_is_relayed(refusal: str) -> None:
     script = Script(rcpt=turns("250 ok", refusal, "250 ok"))
     async with Smarthost(script) as host, connected(account(host)) as connection:
         first, second, third = verdicts(await connection.transact(transaction()))
@@ -90,7 +90,7 @@ async def test_whom_the_upstream_accepts_behind_a_refusal_of_all_is_relayed(refu
         assert host.relayed[0].recipients == [RECIPIENTS[0], RECIPIENTS[2]]
 
 
-async def test_a_refusal_of_all_holds_for_those_refused_in_other_words_behind_it() -> None:
+async def test_a_refusal_of_all_holds_for_other_refusals_behind_it() -> None:
     refusals = ["550 5.4.5 daily limit exceeded", "503 5.5.1 bad sequence", "503 5.5.1 bad sequence"]
     async with (
         Smarthost(Script(rcpt=turns(*refusals))) as host,
@@ -102,14 +102,14 @@ async def test_a_refusal_of_all_holds_for_those_refused_in_other_words_behind_it
         assert {answer.text for answer in outcome.answers} == {refusals[0]}
 
 
-async def test_who_was_told_450_is_not_bounced_by_what_another_was_told() -> None:
+async def test_a_450_is_not_bounced_by_what_another_was_told() -> None:
     script = Script(rcpt=turns("550 5.1.8 sender domain does not exist", "450 4.2.1 busy", "250 ok"))
     async with Smarthost(script) as host, connected(account(host)) as connection:
         assert verdicts(await connection.transact(transaction())) == [BOUNCE, DEFER, RELAYED]
 
 
 @pytest.mark.parametrize("extensions", [["PIPELINING"], []], ids=["at once", "in turn"])
-async def test_a_quota_met_in_the_middle_lets_through_whom_it_took_where_errors_are_limited(
+async def test_a_quota_relays_whom_it_took_where_errors_are_limited(
     extensions: list[str],
 ) -> None:
     # As Postfix: smtpd_hard_error_limit = 20.
@@ -150,9 +150,7 @@ async def test_any_number_of_recipients_is_named_in_order_and_once(count: int) -
     ],
     ids=["first", "last", "two as one", "mail"],
 )
-async def test_a_reply_that_never_comes_bounces_nobody_in_the_place_of_another(
-    mail: Turn, rcpt: list[Turn]
-) -> None:
+async def test_a_reply_that_never_comes_bounces_nobody_else(mail: Turn, rcpt: list[Turn]) -> None:
     timeouts = Timeouts(mail_s=SOON_S, rcpt_s=SOON_S, data_s=SOON_S)
     script = Script(mail=mail, rcpt=turns(*rcpt), data="554 5.5.1 no valid recipients")
     async with Smarthost(script) as host, connected(account(host), timeouts) as connection:
@@ -166,7 +164,7 @@ async def test_a_reply_that_never_comes_bounces_nobody_in_the_place_of_another(
     [Script(rcpt="503 5.5.1 MAIL first"), Script(data="503 5.5.1 RCPT first")],
     ids=["rcpt", "data"],
 )
-async def test_what_is_called_out_of_order_though_it_was_not_bounces_nobody(script: Script) -> None:
+async def test_a_false_out_of_order_bounces_nobody(script: Script) -> None:
     async with Smarthost(script) as host, connected(account(host)) as connection:
         assert verdicts(await connection.transact(transaction())) == [DEFER] * 3
 
@@ -181,7 +179,7 @@ async def test_what_is_called_out_of_order_though_it_was_not_bounces_nobody(scri
     st.sampled_from([DEFAULT, *REFUSALS, *OF_ALL]),
     st.sampled_from(["250 taken", *REFUSALS, *OF_ALL]),
 )
-def test_sent_at_once_or_in_turn_every_recipient_has_the_same_verdict(
+def test_pipelined_or_in_turn_recipients_have_the_same_verdict(
     mail: str, rcpts: list[str], of_all: tuple[int, str] | None, data: Turn, eod: str
 ) -> None:
     if of_all is not None:

@@ -43,7 +43,7 @@ async def test_no_more_are_opened_than_the_cap_allows() -> None:
     await pool.close()
 
 
-async def test_a_released_connection_goes_to_who_waits_while_another_opens() -> None:
+async def test_a_released_connection_serves_a_waiter_while_another_opens() -> None:
     pool, exchange, _ = make(caps())
     first = await opened(pool, exchange)
     waiting = asyncio.create_task(pool.acquire())
@@ -59,7 +59,7 @@ async def test_a_released_connection_goes_to_who_waits_while_another_opens() -> 
     await pool.close()
 
 
-async def test_who_waits_is_told_when_opening_fails_and_nothing_else_is_coming() -> None:
+async def test_who_waits_is_told_when_the_last_opening_fails() -> None:
     pool, exchange, _ = make(caps())
     waiting = [asyncio.create_task(pool.acquire()) for _ in range(3)]
     await settle()
@@ -76,7 +76,7 @@ async def test_who_waits_is_told_when_opening_fails_and_nothing_else_is_coming()
     await pool.close()
 
 
-async def test_who_asked_learns_of_a_failure_to_open_while_another_connection_is_in_use() -> None:
+async def test_a_failed_opening_is_told_while_another_connection_is_used() -> None:
     pool, exchange, _ = make(caps())
     first = await opened(pool, exchange)
     waiting = asyncio.create_task(pool.acquire())

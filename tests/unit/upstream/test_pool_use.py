@@ -145,7 +145,7 @@ async def test_real_connections_are_kept_and_closed_politely() -> None:
 
 
 @pytest.mark.parametrize("octets", [b"421 4.4.2 idle too long\r\n", b"250 surprise\r\n", None])
-async def test_an_idle_connection_that_speaks_or_goes_costs_nobody_anything(octets: bytes | None) -> None:
+async def test_an_idle_connection_that_speaks_or_goes_costs_nothing(octets: bytes | None) -> None:
     async with Smarthost() as host, real_pool(host) as pool:
         first = await pool.acquire()
         await first.transact(transaction())

@@ -127,7 +127,7 @@ async def test_a_second_command_cannot_be_begun() -> None:
         assert host.commands == ["RSET"]
 
 
-async def test_the_reply_to_an_early_command_is_not_given_to_a_later_one() -> None:
+async def test_an_early_reply_is_not_given_to_a_later_command() -> None:
     async with (
         Smarthost(at("rset", [DEFAULT, b"550 5.1.1 leftover\r\n"])) as host,
         speaking(host) as protocol,
@@ -197,7 +197,7 @@ async def test_an_ended_connection_is_not_kept_alive_by_its_timer() -> None:
         assert gone() is None
 
 
-async def test_a_deadline_is_kept_though_part_of_a_reply_comes_in_that_moment() -> None:
+async def test_a_deadline_is_kept_though_part_of_a_reply_comes_then() -> None:
     async with Smarthost(at("rset", SILENCE)) as host, speaking(host) as protocol:
         await protocol.greeting(LONG_S)
         loop = asyncio.get_running_loop()
@@ -215,7 +215,7 @@ async def test_a_deadline_is_kept_though_part_of_a_reply_comes_in_that_moment() 
                 await protocol.command(b"RSET", Phase.RSET, SOON_S)
 
 
-async def test_content_that_does_not_move_is_given_up_in_time_whatever_trickles_in() -> None:
+async def test_content_that_does_not_move_is_given_up_in_time() -> None:
     async def endless() -> AsyncIterator[bytes]:
         while True:
             yield b"x" * 70 + b"\r\n"

@@ -196,7 +196,7 @@ async def test_too_many_before_anybody_was_accepted_is_an_attempt() -> None:
         assert verdicts(await connection.transact(transaction())) == [DEFER] * 3
 
 
-async def test_a_quota_that_is_met_between_recipients_keeps_those_accepted_before() -> None:
+async def test_a_quota_between_recipients_keeps_those_accepted_before() -> None:
     refusal = "550 5.4.5 daily limit exceeded"
     script = Script(rcpt=turns("250 ok", refusal, refusal))
     async with Smarthost(script) as host, connected(account(host)) as connection:

@@ -29,6 +29,14 @@ def goes(scheduler: Scheduler) -> str:
     return taken.queue_id.lstrip("0")
 
 
+def refuse(scheduler: Scheduler, queued: Queued) -> None:
+    """Have the upstream refuse a message that was taken, as if for our fault."""
+    refusals = queued.refusals + 1
+    scheduler.attempted(queued.queue_id, tried=frozenset(), refusals=refusals, singled_out=0, domains=())
+    scheduler.doubt(queued.reverse_path)
+    scheduler.refused(queued.queue_id, 1, "421 no")
+
+
 def test_an_upstream_is_well_by_what_it_was_asked_since_a_refusal() -> None:
     world = World()
 
@@ -57,7 +65,7 @@ def test_a_sender_is_refused_alone_where_others_are_relayed() -> None:
     assert not resting.is_alone("bad", now_ns)
 
 
-def test_in_doubt_the_untried_go_first_then_the_sender_s_others_then_whose_refusal_is_longest_ago() -> None:
+def test_in_doubt_the_untried_go_first_then_the_longest_refused() -> None:
     scheduler = Scheduler()
     for number, sender in enumerate(["bad", "bad", "also", "good"], 1):
         scheduler.add(a_message(number, sender))
@@ -66,8 +74,7 @@ def test_in_doubt_the_untried_go_first_then_the_sender_s_others_then_whose_refus
         order.append(goes(scheduler))
         queued = scheduler.get(QueueId(f"{int(order[-1]):016d}"))
         assert queued is not None
-        scheduler.doubt(queued.reverse_path)
-        scheduler.refused(queued.queue_id, 1, "421 no")
+        refuse(scheduler, queued)
     assert order == ["1", "3", "4", "2", "1", "3"]
     # A copy goes on the same way, and nobody is forgotten.
     twin = scheduler.twin(copy.copy(queued) for queued in scheduler)
@@ -82,9 +89,8 @@ def test_out_of_doubt_each_has_its_place_again_but_for_who_was_refused_too_often
         scheduler.add(a_message(number, sender))
     bad = scheduler.next_ready(0)
     assert bad is not None
-    bad.refusals = REFUSALS_IN_PLACE
-    scheduler.doubt("bad")
-    scheduler.refused(bad.queue_id, 1, "421 no")
+    bad.refusals = REFUSALS_IN_PLACE - 1
+    refuse(scheduler, bad)
     assert goes(scheduler) == "4"
     scheduler.trust()
     assert [goes(scheduler) for _ in range(4)] == ["2", "3", "5", "1"]

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from relay.spool import kernel_aio
+from relay.spool import batched_sync
+from relay.spool.batched_sync import KernelAio
 from relay.spool.durable import RealDisk
-from relay.spool.kernel_aio import KernelAio
 from tests.proofs.peers.demand import demand
 
 KINDS = pytest.mark.parametrize("content_only", [False, True])
@@ -49,7 +49,7 @@ def by_hand(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def why_missing() -> str | None:
     """Return why the kernel does no syncs for us here, or None."""
-    return None if kernel_aio._open() is not None else "io_submit(2) is not to be had here"
+    return None if batched_sync._open() is not None else "io_submit(2) is not to be had here"
 
 
 def numbers(results: Sequence[OSError | None]) -> list[int | None]:
@@ -100,7 +100,7 @@ def handed_over(
     class Operation:
         fsync = staticmethod(lambda fd: Sync(results[fd]))
 
-    monkeypatch.setattr(kernel_aio, "_open", lambda: (queue, Operation))
+    monkeypatch.setattr(batched_sync, "_open", lambda: (queue, Operation))
     return numbers(KernelAio().hand_over(range(len(results)), content_only=False))
 
 
@@ -145,7 +145,7 @@ def test_more_than_the_kernel_takes_is_handed_over_in_turns(
     files: list[int], by_hand: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     demand(why_missing())
-    monkeypatch.setattr(kernel_aio, "ROOM", 1)
+    monkeypatch.setattr(batched_sync, "ROOM", 1)
 
     # It rounds up to some for each processor (fs/aio.c, ioctx_alloc).
     many = files * (50 * (os.cpu_count() or 1))
@@ -217,13 +217,13 @@ def test_what_a_batch_left_is_not_the_end_of_the_next_one(
     files: list[int], by_hand: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     demand(why_missing())
-    opened, disk = kernel_aio._open, RealDisk()
+    opened, disk = batched_sync._open, RealDisk()
     interrupted = Queue(KeyboardInterrupt())
-    monkeypatch.setattr(kernel_aio, "_open", lambda: (interrupted, opened()[1]))  # type: ignore[index]  # there is one
+    monkeypatch.setattr(batched_sync, "_open", lambda: (interrupted, opened()[1]))  # type: ignore[index]  # there is one
     with pytest.raises(KeyboardInterrupt):
         disk.sync_each(files, content_only=True)
 
-    monkeypatch.setattr(kernel_aio, "_open", opened)
+    monkeypatch.setattr(batched_sync, "_open", opened)
 
     assert disk.sync_each(files, content_only=True) == [None] * 20
     assert by_hand == []

@@ -1,7 +1,7 @@
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.mail.times import rfc3339, rfc3339_or_none, span
+from relay.mail.formats import rfc3339, rfc3339_or_none, span
 
 
 @pytest.mark.parametrize(

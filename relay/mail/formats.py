@@ -1,0 +1,100 @@
+"""How instants, spans and values are written: for people, labels and the log.  Pure; nanoseconds in."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
+
+from relay.clock import SECOND_NS
+
+LAST_SECOND = 253_402_300_799
+"""9999-12-31T23:59:59Z, the last second whose year has four digits; an estimate may lie beyond."""
+
+_UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
+
+Value = str | int | float | None | list[str | float] | Mapping[str, int]
+"""A value in a line of the log."""
+
+
+def rfc3339(at_ns: int) -> str:
+    """Return an instant (wall clock) in UTC to the millisecond, e.g. `2026-01-02T03:04:05.678Z`."""
+    second, rest_ns = divmod(at_ns, SECOND_NS)
+    if not 0 <= second <= LAST_SECOND:
+        second, rest_ns = max(0, min(second, LAST_SECOND)), 0
+    return f"{_whole_second(second)}.{rest_ns // 1_000_000:03d}Z"
+
+
+def rfc3339_or_none(at_ns: int | None) -> str | None:
+    return None if at_ns is None else rfc3339(at_ns)
+
+
+@lru_cache(maxsize=8)
+def _whole_second(second: int) -> str:
+    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def span(span_ns: int) -> str:
+    """Return a span in its two largest units, rounded up to seconds: `0s`, `42s`, `3m 20s`, `2d 4h`."""
+    seconds = max(0, -(-span_ns // SECOND_NS))
+    for (unit, length), smaller in zip(_UNITS, (*_UNITS[1:], None), strict=True):
+        if seconds >= length:
+            count, rest = divmod(seconds, length)
+            few = rest // smaller[1] if smaller else 0
+            return f"{count}{unit} {few}{smaller[0]}" if smaller and few else f"{count}{unit}"
+    return "0s"
+
+
+def elapsed(span_ns: int) -> str:
+    """Return a span in one unit, rounded up: `42 s`, `57 min`, `23 h`, `6 d`."""
+    for unit, length, below in (("s", 1, 120), ("min", 60, 120), ("h", 3_600, 48)):
+        count = -(-span_ns // (length * SECOND_NS))
+        if count < below:
+            return f"{count} {unit}"
+    return f"{-(-span_ns // (86_400 * SECOND_NS))} d"
+
+
+def period(per_ns: int) -> str:
+    """Return a window as a policy writes it: `90s`, `1h`, `24h`, `7d`."""
+    for unit, length in _UNITS[:-1]:
+        count, rest_ns = divmod(per_ns, length * SECOND_NS)
+        if not rest_ns and count >= (2 if unit == "d" else 1):
+            return f"{count}{unit}"
+    return in_seconds(per_ns)
+
+
+def in_seconds(span_ns: int) -> str:
+    """Return a span in seconds to the nanosecond, as labels have it: `60s`, `2592000s`, `0.3s`."""
+    whole, rest_ns = divmod(span_ns, SECOND_NS)
+    return f"{whole}.{rest_ns:09}".rstrip("0").rstrip(".") + "s"
+
+
+def postfix_delay(delay_ns: int) -> str:
+    """Return a delay as Postfix shows it: two significant digits below ten seconds, to a microsecond."""
+    if delay_ns <= 0:
+        return "0"
+    seconds = delay_ns / SECOND_NS
+    digits = 0
+    while digits < 6 and seconds * 10**digits < 10:
+        digits += 1
+    shown = f"{seconds:.{digits}f}"
+    return shown.rstrip("0").rstrip(".") if digits else shown
+
+
+def described(error: BaseException) -> str:
+    """Return the type of an error, and its words if it has any that can be shown.  Never raises."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - an error that cannot even be shown
+        return type(error).__name__
+
+
+def shown_as_text(value: Value) -> str:
+    """Return a value as a line of text has it; only an instant or an option can be None.  Never raises."""
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}={count}" for name, count in value.items())
+    return str(value)
