@@ -23,7 +23,7 @@ from relay.verdicts.outcome import Answer
 
 MOST_SET_ASIDE_LISTED = 1000
 MOVED_AT_ONCE = 256
-"""Messages that share the syncs of a verb that reads none."""
+"""Messages that share the syncs of a verb that reads none; a batch holds the loop for some 10 ms."""
 LOADED_AT_ONCE = 32
 """Messages of a verb that reads them: up to 256 KiB each are in memory."""
 HELD_REASON = "held by the operator"
@@ -118,7 +118,8 @@ class Operator:
             return deed
         if deed is Deed.NOTHING:
             return OK
-        before, queued.state = queued.state, State.ACTIVE
+        before = queued.state
+        self._scheduler.seize(queue_id)
         try:
             result = await (
                 self._end(queued, before, deed, refusals) if deed.reads_content else self._move(queued, deed)
@@ -133,8 +134,7 @@ class Operator:
             result = clean(str(error)) or "the disk failed"
         finally:
             if queued.state is State.ACTIVE and queue_id in self._scheduler:
-                queued.state = before
-                self._scheduler.add(queued)
+                self._scheduler.put_back(queue_id, before)
         return result
 
     async def _move(self, queued: Queued, deed: Deed) -> str:
@@ -143,9 +143,10 @@ class Operator:
         self._tell[deed](queue_id=queued.queue_id)
         if deed is Deed.HOLD:
             self._scheduler.hold(queued.queue_id)
-            queued.reason = HELD_REASON
+            self._scheduler.explain(queued.queue_id, HELD_REASON)
         else:
-            queued.state = State.HELD if deed is Deed.RELEASE else State.DEFERRED
+            state = State.HELD if deed is Deed.RELEASE else State.DEFERRED
+            self._scheduler.put_back(queued.queue_id, state)
             self._scheduler.release(queued.queue_id)
         return OK
 
@@ -163,8 +164,7 @@ class Operator:
             case _:
                 doubted = {index: refusals[index] for index in message.left if index in refusals}
                 if left := await self._settling.believe(message, doubted):
-                    queued.recipients_left, queued.state = left, before
-                    self._scheduler.add(queued)
+                    self._scheduler.put_back(queued.queue_id, before, left)
         return OK
 
     async def _load(self, queue_id: QueueId) -> Message | str:

@@ -135,7 +135,7 @@ TestHosts = Hosts.TestCase
 TestHosts.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
 
 
-def test_a_message_of_an_older_relay_is_no_older_than_the_wall_clock_or_the_record_says() -> None:
+def test_an_older_relays_message_is_no_older_than_is_known() -> None:
     boots = Boots("here", 1000)
     assert boots.arrived_at_ns("", 0, 1000, 5 * DAY_NS) == 1000
     # Met 3,000 ns ago; by the wall clock it came in 2,000 ns ago, or 5 days, or is yet to come.
@@ -159,7 +159,7 @@ def test_a_spool_that_was_elsewhere_meanwhile_counts_no_time_twice() -> None:
     assert back.arrived_at_ns("here", 900, 5010, 0) == 900
 
 
-def test_a_message_of_a_boot_that_came_back_counts_from_its_own_stretch() -> None:
+def test_a_boot_that_came_back_counts_from_its_own_stretch() -> None:
     record = Boots("here", 100).record(1000)
     record = Boots("there", 50, record).record(150)
     record = Boots("here", 5000, record).record(6000)
@@ -167,7 +167,7 @@ def test_a_message_of_a_boot_that_came_back_counts_from_its_own_stretch() -> Non
     assert Boots("next", 10, record).arrived_at_ns("here", 5500, 20, 0) == 20 - 510
 
 
-def test_a_message_that_came_in_behind_the_last_record_ages_from_the_next_start() -> None:
+def test_mail_behind_the_last_record_ages_from_the_next_start() -> None:
     record = Boots("one", 0).record(1000)
     assert Boots("two", 10, record).arrived_at_ns("one", 5000, 510, 0) == 10
 

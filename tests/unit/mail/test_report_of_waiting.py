@@ -3,7 +3,7 @@ from dataclasses import replace
 from tests.unit.mail.test_report import blocks, delay, fields, warning
 
 
-def test_a_warning_of_what_was_not_attempted_names_no_attempt_and_nobody() -> None:
+def test_a_warning_without_an_attempt_names_none() -> None:
     """RFC 3464, 2.3.7: the date of the last attempt, where there was one."""
     waiting = replace(delay(), remote=None, status="4.4.5", diagnostic="it waits for its turn")
 

@@ -27,7 +27,7 @@ def test_a_list_manager_scores_exactly_the_failed_recipients(failed: list[str], 
     assert temporary == {address.encode() for address in late}
 
 
-def test_a_list_manager_scores_a_delay_warning_as_temporary_and_never_as_a_failure() -> None:
+def test_a_list_manager_scores_a_warning_as_temporary() -> None:
     found = email.message_from_bytes(warning(delay(), delay(BEYOND_ASCII)))
 
     assert all_failures(found) == (frozenset({b"alice@example.com"}), frozenset())
@@ -44,7 +44,7 @@ FORMS_OF_RFC_6533 = {
 
 @pytest.mark.parametrize("field", ["Final-Recipient", "Original-Recipient"])
 @pytest.mark.parametrize("form", FORMS_OF_RFC_6533)
-def test_a_list_manager_takes_no_address_beyond_ascii_from_any_form_of_it(field: str, form: str) -> None:
+def test_a_list_manager_takes_no_address_beyond_ascii(field: str, form: str) -> None:
     """So none of ours is better for it: what flufl.bounce returns is ASCII.
 
     The one form that it would take, `rfc822` with an ASCII spelling, names somebody else.
@@ -59,9 +59,7 @@ def test_a_list_manager_takes_no_address_beyond_ascii_from_any_form_of_it(field:
 
 
 @given(failed=st.lists(ADDRESS, unique=True, min_size=1, max_size=5), at=st.integers(0, 5))
-def test_a_recipient_beyond_ascii_takes_nothing_from_the_others_of_its_report(
-    failed: list[str], at: int
-) -> None:
+def test_a_recipient_beyond_ascii_takes_nothing_from_others(failed: list[str], at: int) -> None:
     content = bounce(*map(failure, [*failed[:at], BEYOND_ASCII, *failed[at:]]))
 
     assert all_failures(email.message_from_bytes(content))[1] == {address.encode() for address in failed}
@@ -80,9 +78,7 @@ GUESSED_AT = [
 
 @pytest.mark.parametrize("is_warning", [False, True])
 @pytest.mark.parametrize("words", GUESSED_AT)
-def test_a_list_manager_that_finds_no_address_it_can_take_scores_nobody_else(
-    words: str, is_warning: bool
-) -> None:
+def test_a_list_manager_without_an_address_scores_nobody_else(words: str, is_warning: bool) -> None:
     """It guesses then, at whatever the text and the returned header hold."""
     header = HEADER + f"Subject: {words}\r\nTo: <carol@example.com>\r\n".encode()
     for recipient, diagnostic, about in (

@@ -39,9 +39,7 @@ def _rest_of(order: Order, now_ns: int = 0) -> list[QueueId]:
 
 
 @given(WEIGHTS, st.integers(1, 400))
-def test_over_any_busy_period_each_lane_has_its_share_within_one_message(
-    weights: list[int], count: int
-) -> None:
+def test_each_lane_has_its_share_within_one_message(weights: list[int], count: int) -> None:
     order = _order(*weights)
     names = [lane.name for lane in order.lanes]
     for name in names:
@@ -84,7 +82,7 @@ def test_an_idle_lane_saves_nothing() -> None:
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=6))
-def test_senders_of_a_lane_take_turns_and_each_ones_own_leave_in_their_order(counts: list[int]) -> None:
+def test_senders_of_a_lane_take_turns(counts: list[int]) -> None:
     order = _order(1)
     names = [[QueueId(f"{sender}.{n:02d}") for n in range(count)] for sender, count in enumerate(counts)]
     for sender, its in enumerate(names):
@@ -105,7 +103,7 @@ def test_without_lanes_first_come_is_first_served_whoever_it_is_from() -> None:
     assert [order.take(0, 1) for _ in range(5)] == ["0", "1", "2", "3", None]
 
 
-def test_what_is_overdue_gets_half_of_what_goes_oldest_first_and_a_light_lane_is_as_quick_as_ever() -> None:
+def test_overdue_mail_gets_half_of_what_goes_oldest_first() -> None:
     order = Order([Lane("a", 99), Lane("b", 1, patience_ns=10), Lane(DEFAULT_LANE, 1)])
     _fill(order, "a", 100)
     for number in range(50):
@@ -142,7 +140,7 @@ def test_nothing_is_overdue_before_its_patience_is_over() -> None:
     assert _take(order, 50, now_ns=101).count(DEFAULT_LANE) >= 25
 
 
-def test_a_lane_that_may_give_nothing_keeps_back_no_other_and_wants_its_share_only_from_then_on() -> None:
+def test_a_lane_at_its_ceiling_keeps_back_no_other_lane() -> None:
     order = _order(10, 90)
     _fill(order, DEFAULT_LANE, 100)
     _fill(order, "a", 100)
@@ -190,7 +188,7 @@ def test_a_lane_is_charged_for_what_a_transaction_turned_out_to_cost() -> None:
     assert _take(order, 10) == ["a"] * 10
 
 
-def test_the_price_is_that_of_the_limit_that_the_slots_take_longest_of() -> None:
+def test_the_price_is_that_of_the_tightest_limit() -> None:
     price = Price(of_message_ns=100, of_recipient_ns=7)
 
     assert [price.of(count) for count in (1, 14, 15, 100)] == [100, 100, 105, 700]

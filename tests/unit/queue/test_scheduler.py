@@ -23,7 +23,7 @@ def from_sender(number: int, reverse_path: str) -> Queued:
     return Queued(QueueId(f"{number:016d}"), reverse_path, 100, 0, 0, 1)
 
 
-def test_mail_of_a_resting_sender_is_passed_over_and_comes_back_one_first() -> None:
+def test_mail_of_a_paused_sender_comes_back_one_first() -> None:
     scheduler = Scheduler()
     for number, sender in enumerate(["bad", "good", "bad", "bad"]):
         scheduler.add(from_sender(number, sender))
@@ -94,7 +94,7 @@ def test_a_rest_lasts_until_somebody_went_to_see_whether_it_is_over() -> None:
     assert scheduler.sender_pauses.rests_of("good") == ()
 
 
-def test_a_rest_that_its_sender_is_refused_again_at_the_end_of_goes_on() -> None:
+def test_a_pause_whose_proof_is_refused_goes_on() -> None:
     scheduler = Scheduler()
     now_ns = 5
     for _ in range(10):
@@ -140,7 +140,7 @@ def test_first_come_is_first_served() -> None:
     ]
 
 
-def test_a_message_that_was_not_attempted_keeps_its_place_and_loses_nothing() -> None:
+def test_an_unattempted_message_keeps_its_place() -> None:
     scheduler = Scheduler()
     for number in range(2):
         scheduler.add(a_message(number))
@@ -166,7 +166,7 @@ def test_a_deferred_message_is_due_at_its_instant_and_not_before() -> None:
     assert scheduler.next_ready(1000) is taken
 
 
-def test_a_message_that_was_held_while_deferred_does_not_come_back_by_itself() -> None:
+def test_what_is_held_while_deferred_stays_held() -> None:
     scheduler = Scheduler()
     scheduler.add(a_message(1, State.DEFERRED, 1000))
 

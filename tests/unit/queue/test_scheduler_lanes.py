@@ -33,7 +33,7 @@ def _take(scheduler: Scheduler, now_ns: int = 0, most: int = 100) -> list[str]:
     return taken
 
 
-def test_what_was_given_back_is_first_of_its_lane_and_keeps_back_no_other() -> None:
+def test_what_was_given_back_is_first_of_its_lane() -> None:
     scheduler = _scheduler(*[_message(f"l{number}", "list") for number in range(3)])
     assert _take(scheduler, most=1) == ["l0"]
     scheduler.give_back(QueueId("l0"), "no room")
@@ -43,7 +43,7 @@ def test_what_was_given_back_is_first_of_its_lane_and_keeps_back_no_other() -> N
     assert _take(scheduler) == ["f", "l0", "l1", "l2"]
 
 
-def test_a_message_of_many_transactions_holds_up_neither_its_lane_nor_its_sender() -> None:
+def test_a_large_message_holds_up_neither_lane_nor_sender() -> None:
     scheduler = _scheduler(_message("large", "list", recipients=1000), _message("next", "list"))
     for _ in range(2):
         assert _take(scheduler, most=1) == ["large" if not _ else "next"]
@@ -52,7 +52,7 @@ def test_a_message_of_many_transactions_holds_up_neither_its_lane_nor_its_sender
     assert _take(scheduler) == ["large"]
 
 
-def test_a_large_message_that_was_overdue_is_not_overdue_for_all_of_its_transactions() -> None:
+def test_an_overdue_message_is_overdue_for_one_transaction() -> None:
     lanes = (Lane("a", 99), Lane(DEFAULT_LANE, 1, patience_ns=100))
     scheduler = _scheduler(_message("large", recipients=1000), lanes=lanes)
     for number in range(50):
@@ -66,7 +66,7 @@ def test_a_large_message_that_was_overdue_is_not_overdue_for_all_of_its_transact
     assert "large" in _take(scheduler, 1100, most=3)
 
 
-def test_a_lane_without_room_is_due_when_it_has_some_and_says_who_waits() -> None:
+def test_a_lane_without_room_is_due_when_it_has_some() -> None:
     scheduler = _scheduler(_message("l0", "list"), _message("l1", "list"), _message("d"))
     assert scheduler.with_ceiling() == ["list"]
 
@@ -125,7 +125,7 @@ def _ask(scheduler: Scheduler, now_ns: int, room: int = 1) -> int:
     return asked
 
 
-def test_places_of_a_closed_lane_do_not_hide_those_of_another_and_are_asked_once() -> None:
+def test_places_of_a_closed_lane_hide_no_others() -> None:
     count = 5 * MOST_PLACES
     scheduler = _scheduler(*[_message(f"l{n}", "list", f"l{n}@x.example") for n in range(count)])
     scheduler.add(_message("reset", "fast", "noreply@x.example"))
@@ -149,7 +149,7 @@ def test_places_of_a_closed_lane_do_not_hide_those_of_another_and_are_asked_once
     assert (scheduler.most_ready, len(_take(scheduler, 10**9))) == (3, 3)
 
 
-def test_who_leaves_a_place_into_a_lane_without_room_goes_when_that_has_some() -> None:
+def test_who_leaves_a_place_waits_for_room_in_its_lane() -> None:
     scheduler = _scheduler(_message("l0", "list"))
     assert _take(scheduler) == ["l0"]
     scheduler.park(QueueId("l0"), "its sender", 100, "")
@@ -182,7 +182,7 @@ def test_in_one_place_too_a_closed_lane_keeps_back_no_other() -> None:
 
 
 @pytest.mark.parametrize("room", [1, 5, 100])
-def test_as_many_seem_ready_as_would_go_where_each_place_is_of_one_lane(room: int) -> None:
+def test_most_ready_is_what_would_go_of_places_of_one_lane(room: int) -> None:
     scheduler = _scheduler(
         *[_message(f"a{n}") for n in range(4)], *[_message(f"f{n}", "fast") for n in range(9)]
     )
@@ -195,7 +195,7 @@ def test_as_many_seem_ready_as_would_go_where_each_place_is_of_one_lane(room: in
     assert scheduler.most_ready == 0
 
 
-def test_who_leaves_a_place_goes_ahead_of_its_senders_line_in_the_turn_of_its_lane() -> None:
+def test_who_leaves_a_place_goes_ahead_of_its_senders_line() -> None:
     scheduler = _scheduler(*[_message(f"l{number}", "list") for number in range(4)])
     assert _take(scheduler) == ["l0", "l1", "l2", "l3"]
     for name in ("l0", "l1"):
@@ -213,7 +213,7 @@ def test_who_leaves_a_place_goes_ahead_of_its_senders_line_in_the_turn_of_its_la
     assert [name for name in taken if name[0] == "l"] == ["l3", "l0", "l1", "l2"]
 
 
-def test_a_parked_message_that_was_seized_and_put_back_is_not_forgotten() -> None:
+def test_a_parked_message_that_was_put_back_is_not_forgotten() -> None:
     scheduler = _scheduler(_message("a"), lanes=())
     assert _take(scheduler) == ["a"]
     scheduler.park(QueueId("a"), "place", 100, "")
@@ -226,7 +226,7 @@ def test_a_parked_message_that_was_seized_and_put_back_is_not_forgotten() -> Non
     assert _take(scheduler, 100) == ["a"]
 
 
-def test_an_edit_keeps_the_order_of_arrival_and_a_lane_that_is_gone_is_the_default_one() -> None:
+def test_an_edit_keeps_the_order_of_arrival() -> None:
     scheduler = _scheduler(
         _message("a", "list", "x@x"), _message("b", "list", "y@x"), _message("c", "fast"), lanes=()
     )
@@ -260,7 +260,7 @@ def test_a_message_moves_to_another_lane_wherever_it_stands() -> None:
     assert _take(scheduler, 100) == ["active", "parked", "held"]
 
 
-def test_what_is_not_attempted_is_not_charged_and_what_is_sent_is_for_all_its_recipients() -> None:
+def test_a_lane_is_charged_for_what_is_sent_by_recipients() -> None:
     lanes = (Lane("a", 50), Lane(DEFAULT_LANE, 50))
     scheduler = Scheduler()
     scheduler.arrange(lanes, Price(0, 1), 5)
@@ -277,7 +277,7 @@ def test_what_is_not_attempted_is_not_charged_and_what_is_sent_is_for_all_its_re
     assert _take(scheduler, most=4) == ["d0", "d1", "d2", "large"]
 
 
-def test_what_lanes_were_charged_before_another_price_holds_nobody_back_after_it() -> None:
+def test_charges_at_an_earlier_price_hold_nobody_back() -> None:
     lanes = (Lane("a", 50), Lane(DEFAULT_LANE, 50))
     scheduler = Scheduler()
     scheduler.arrange(lanes, Price(36 * 10**9), 100)

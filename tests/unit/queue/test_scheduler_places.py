@@ -50,7 +50,7 @@ def test_the_parked_keep_back_nobody_else() -> None:
     assert (parked.state, parked.reason) == (State.WAITING, "no room for its sender")
 
 
-def test_as_many_leave_as_there_is_room_for_in_their_order_and_before_others() -> None:
+def test_as_many_leave_in_order_as_there_is_room_for() -> None:
     scheduler = _scheduler("abcdx")
     assert scheduler.next_ready(0) is not None
     _park(scheduler, "a", "list", 100)

@@ -118,7 +118,7 @@ def test_another_order_asks_after_nobody_who_is_parked() -> None:
     assert another.first(5) == f"{0:016d}"
 
 
-def test_who_goes_by_one_lane_leaves_a_place_in_turn_whatever_lane_it_says() -> None:
+def test_mail_of_one_lane_leaves_a_place_in_turn() -> None:
     messages: dict[QueueId, Queued] = {}
     places = Parking(messages, order := Order(LANES))
     said = ["gone", "a", "was renamed", "gone", DEFAULT_LANE, "was renamed"]
@@ -147,7 +147,7 @@ def test_an_estimate_knows_of_those_that_are_yet_to_be_moved() -> None:
     assert sum(slices_of(twin, 0, State.WAITING)) == MANY
 
 
-def test_one_that_was_released_before_its_sender_keeps_its_place_when_the_others_come() -> None:
+def test_what_was_released_before_its_sender_keeps_its_place() -> None:
     queue = Scheduler()
     for number in range(3):
         queue.add(a_message(number))
@@ -160,7 +160,7 @@ def test_one_that_was_released_before_its_sender_keeps_its_place_when_the_others
     assert [queued and int(queued.queue_id) for queued in taken] == [1, 3, 0, 2]
 
 
-def test_one_that_an_operator_has_meanwhile_comes_with_its_senders_next_success() -> None:
+def test_what_an_operator_has_comes_with_the_next_success() -> None:
     queue = Scheduler()
     queue.add(message := a_message(0))
     queue.sender_pauses.begin(message.sender, 0, "553 not yours")

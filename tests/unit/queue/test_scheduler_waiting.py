@@ -24,7 +24,7 @@ def _take(scheduler: Scheduler, now_ns: int = 0) -> str:
     return "".join(taken)
 
 
-def test_in_doubt_too_a_lane_that_may_give_nothing_keeps_back_no_other() -> None:
+def test_in_doubt_too_a_closed_lane_keeps_back_no_other() -> None:
     scheduler = Scheduler()
     scheduler.arrange(LANES, Price(), 100)
     for name, lane in ("a", "list"), ("b", "list"), ("c", DEFAULT_LANE):
@@ -50,7 +50,7 @@ def _first(scheduler: Scheduler) -> str:
     return taken.queue_id
 
 
-def test_out_of_doubt_those_that_were_refused_too_often_go_in_their_order_too() -> None:
+def test_out_of_doubt_the_often_refused_go_in_order_too() -> None:
     scheduler = Scheduler()
     for name in "abc":
         scheduler.add(_message(name))
@@ -114,11 +114,11 @@ def _lines_of_trust(others: int) -> int:
     return lines
 
 
-def test_that_a_sender_is_welcome_again_costs_no_more_where_many_others_wait() -> None:
+def test_trusting_a_sender_costs_no_more_in_a_long_queue() -> None:
     assert _lines_of_trust(others=1000) == _lines_of_trust(others=2)
 
 
-def test_who_was_to_prove_its_sender_and_was_not_attempted_loses_nothing() -> None:
+def test_an_unattempted_proof_of_a_sender_loses_nothing() -> None:
     scheduler = Scheduler()
     scheduler.add(_message("a"))
     scheduler.add(_message("b"))
@@ -139,7 +139,7 @@ def test_who_was_to_prove_its_sender_and_was_not_attempted_loses_nothing() -> No
     assert _take(scheduler, until_ns + PROOF_NS) == ""
 
 
-def test_what_is_not_sent_at_all_is_no_part_of_its_lane_s_share_however_late_it_ends() -> None:
+def test_what_is_not_sent_is_no_part_of_its_lanes_share() -> None:
     scheduler = Scheduler()
     scheduler.arrange((Lane("a", 50), Lane(DEFAULT_LANE, 50)), Price(), 100)
     scheduler.add(_message("unfit", lane="a"))

@@ -115,7 +115,7 @@ def test_more_recipients_than_the_lane_says() -> None:
     assert _matches(rule, "a@b.example", "1@x.example", "2@x.example", "3@x.example")
 
 
-def test_all_keys_of_a_rule_must_match_and_the_first_rule_that_does_decides() -> None:
+def test_the_first_rule_decides_whose_keys_all_match() -> None:
     both = SortingRule("both", senders=("@here.example",), recipients_above=1)
     either = SortingRule("either", senders=("@here.example", "@there.example"))
     sorter = Sorter((both, either))

@@ -81,7 +81,7 @@ def test_recipients_are_weights_and_a_message_goes_in_parts() -> None:
     assert [each.eta_ns - NOW for each in foretold] == [0, 2 * T, T]
 
 
-def test_after_a_pause_one_goes_first_and_the_others_when_it_went_well() -> None:
+def test_after_a_pause_one_proves_the_upstream_for_all() -> None:
     outlook = Outlook(
         NOW, connections=5, transaction_ns=10, paused_until_ns=NOW + 700, pause="pause: 421 busy"
     )
@@ -93,13 +93,13 @@ def test_after_a_pause_one_goes_first_and_the_others_when_it_went_well() -> None
     ]
 
 
-def test_where_one_is_under_way_to_prove_the_upstream_all_others_go_when_it_went_well() -> None:
+def test_a_transaction_under_way_proves_the_upstream_for_all() -> None:
     outlook = Outlook(NOW, connections=5, transaction_ns=10, is_proving=True, ends_ns=(NOW + 7,))
 
     assert [each.eta_ns - NOW for each in foretell([Mail(1)] * 3, outlook)] == [17, 17, 17]
 
 
-def test_where_one_is_under_way_to_prove_the_upstream_the_doubted_go_in_their_places_behind_it() -> None:
+def test_suspects_go_in_their_places_behind_a_proof_under_way() -> None:
     line, mails = Scheduler(), []
     for name, sender in ("a", "bad"), ("b", "bad"), ("c", "good"):
         line.add(Queued(QueueId(name), sender, 1, 0, 0, 1))
@@ -110,7 +110,7 @@ def test_where_one_is_under_way_to_prove_the_upstream_the_doubted_go_in_their_pl
     assert [each.eta_ns - NOW for each in foretell(mails, outlook, line)] == [17, 27, 37]
 
 
-def test_after_a_refusal_for_too_much_as_many_go_at_once_as_were_taken_and_one() -> None:
+def test_after_too_much_one_more_goes_than_was_taken() -> None:
     mails = [Mail(20), Mail(2)]
     # 1 beside the one that is under way; 3, and the other message; 8, and the other 8.
     outlook = Outlook(
@@ -143,7 +143,7 @@ def test_a_deferred_one_comes_to_the_end_of_the_line_when_it_is_due() -> None:
     ]
 
 
-def test_one_of_a_sender_that_rests_goes_first_and_the_others_when_it_went_well() -> None:
+def test_one_message_proves_a_paused_sender_for_its_others() -> None:
     line, mails = Scheduler(), []
     for name, sender in ("a", "a@x"), ("b", "a@x"), ("c", "b@x"):
         line.add(Queued(QueueId(name), sender, 1, 0, 0, 1))
@@ -157,7 +157,7 @@ def test_one_of_a_sender_that_rests_goes_first_and_the_others_when_it_went_well(
     ]
 
 
-def test_each_connection_carries_so_many_messages_and_the_next_waits_for_its_slot() -> None:
+def test_each_connection_carries_so_many_messages() -> None:
     limit = Limited("1 connection", "connections", 1, T)
     outlook = Outlook(NOW, (limit,), transaction_ns=10, max_messages=2)
 

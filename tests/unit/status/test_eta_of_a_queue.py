@@ -262,7 +262,7 @@ def kinds_of_key(scene: Scene) -> int:
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(scenes().filter(lambda scene: kinds_of_key(scene) > 1))
-def test_with_several_kinds_of_key_the_last_goes_when_it_was_foretold_or_a_few_windows_beside(
+def test_with_several_kinds_of_key_the_drain_is_nearly_right(
     scene: Scene,
 ) -> None:
     play = played(scene)

@@ -83,7 +83,7 @@ def test_in_doubt_the_untried_go_first_then_the_longest_refused() -> None:
     assert sorted(went) == ["1", "2", "3", "4"]
 
 
-def test_out_of_doubt_each_has_its_place_again_but_for_who_was_refused_too_often() -> None:
+def test_out_of_doubt_each_message_has_its_place_again() -> None:
     scheduler = Scheduler()
     for number, sender in enumerate(["bad", "bad", "bad", "good", "good"], 1):
         scheduler.add(a_message(number, sender))
@@ -96,7 +96,7 @@ def test_out_of_doubt_each_has_its_place_again_but_for_who_was_refused_too_often
     assert [goes(scheduler) for _ in range(4)] == ["2", "3", "5", "1"]
 
 
-def test_what_is_aside_can_be_held_and_removed_and_comes_back_where_it_was_not() -> None:
+def test_suspect_mail_can_be_held_and_removed() -> None:
     scheduler = Scheduler()
     for number, sender in enumerate(["bad", "bad", "bad", "bad", "good"], 1):
         scheduler.add(a_message(number, sender))
