@@ -276,6 +276,8 @@ async def test_a_long_queue_is_foreseen_when_asked_and_its_drain_kept(tmp_path: 
     policy = policy_of(tmp_path, 9, ", limits: [{messages: 100, per: 1h}]")
     clock = FakeClock()
     async with Relay(policy, clock=clock) as relay:
+        # A connection that is refused while the estimate is made would pause the upstream.
+        relay.sender.upstreams.halt()
         now_ns = clock.boottime_ns()
         for number in range(2 * FEW):
             queued = Queued(QueueId(f"{number:016d}"), "a@x.example", 1, now_ns, clock.wall_ns(), 1)
