@@ -28,25 +28,14 @@ _ASKED = {
 }
 _IN_DOUBT = "nothing: the deciding words may be the client's own"
 _FOLLOWS = {
-    (Verdict.RELAYED, Scope.MESSAGE): "the message is relayed",
-    (
-        Verdict.DEFER,
-        Scope.RECIPIENT,
-    ): "this recipient is tried again after a back-off; it expires after `lifetime`",
-    (
-        Verdict.DEFER,
-        Scope.MESSAGE,
-    ): "the message is tried again after a back-off; it expires after `lifetime`",
-    (Verdict.LATER, Scope.RECIPIENT): "this recipient and the next ones go in another transaction, at once",
-    (Verdict.BOUNCE, Scope.RECIPIENT): "this recipient has failed, and the sender gets a report",
-    (Verdict.BOUNCE, Scope.MESSAGE): "the message has failed, and the sender gets a report",
-    (Verdict.PAUSE, Scope.SENDER): "mail from this sender waits, untouched; all other mail goes on",
-    (Verdict.PAUSE, Scope.UPSTREAM): "the upstream rests; every message stays as it is, no attempt, no age",
-    (
-        Verdict.STOP,
-        Scope.UPSTREAM,
-    ): "the upstream is stopped until somebody acts; every message stays as it is",
+    Verdict.RELAYED: "{} is relayed",
+    Verdict.DEFER: "{} is tried again after a back-off; it expires after `lifetime`",
+    Verdict.LATER: "{} and the next ones go in another transaction, at once",
+    Verdict.BOUNCE: "{} has failed, and the sender gets a report",
+    Verdict.PAUSE: "the upstream rests; every message stays as it is, no attempt, no age",
+    Verdict.STOP: "the upstream is stopped until somebody acts; every message stays as it is",
 }
+_SENDER_RESTS = "mail from this sender waits, untouched; all other mail goes on"
 
 
 @click.command("explain-reply")
@@ -108,7 +97,9 @@ def explanation(ruling: Ruling, path: Path | None) -> Iterator[str]:
     if rule is not None:
         yield f"rule     {_place(rule, path)}"
         yield f"source   {rule.source}"
-    yield f"then     {_FOLLOWS[(ruling.verdict, ruling.scope)]}"
+    who = "this recipient" if ruling.scope is Scope.RECIPIENT else "the message"
+    follows = _SENDER_RESTS if ruling.scope is Scope.SENDER else _FOLLOWS[ruling.verdict].format(who)
+    yield f"then     {follows}"
     if ruling.retry_after_ns is not None:
         yield f"wait     {_seconds(ruling.retry_after_ns)}, as the reply asks"
     elif ruling.wait_ns is not None:
@@ -214,11 +205,11 @@ def _lines() -> Iterator[str]:
         yield ""
         yield from _table(provider.verdicts)
     file = rules_file()
-    for title, rules in (
-        ("Enhanced codes", file.codes),
-        ("Wording", file.wording),
-        ("Defaults", file.default),
-    ):
+    for title, rules in {
+        "Enhanced codes": file.codes,
+        "Wording": file.wording,
+        "Defaults": file.default,
+    }.items():
         yield f"## {title}"
         yield ""
         yield from _table(rules)
@@ -235,21 +226,13 @@ def _lines() -> Iterator[str]:
 
 
 def _limits(preset: dict[str, object]) -> str:
-    match preset.get("limits"):
-        case tuple() as limits:
-            return ", ".join(_limit(limit) for limit in limits)
-        case _:
-            return "write your own"
-
-
-def _limit(limit: object) -> str:
-    match limit:
-        case {"messages": count, "per": per}:
-            return f"{count} messages per {per}"
-        case {"recipients": count, "per": per}:
-            return f"{count} recipients per {per}"
-        case _:
-            return "?"
+    limits = preset.get("limits")
+    if not isinstance(limits, tuple):
+        return "write your own"
+    units = ("messages", "recipients")
+    return ", ".join(
+        f"{limit[unit]} {unit} per {limit['per']}" for limit in limits for unit in units if unit in limit
+    )
 
 
 def _table(rules: Iterable[VerdictRule]) -> Iterator[str]:

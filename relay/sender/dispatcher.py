@@ -18,7 +18,7 @@ from relay.clock import SECOND_NS
 from relay.mail.envelope import Shape
 from relay.queue.queued import Queued
 from relay.sender.connections import ReadyConnections
-from relay.sender.delivery import Delivery, Known
+from relay.sender.delivery import Delivery, KnownUpstream
 from relay.sender.settling import Attempt, Backlog
 from relay.sender.spool_thread import seconds
 from relay.sender.throttle_thread import ThrottleThread
@@ -48,7 +48,7 @@ class Dispatcher:
         self,
         name: str,
         backlog: Backlog,
-        known: Known,
+        known: KnownUpstream,
         *,
         throttle: ThrottleThread,
         pool: Pool[Connection],

@@ -15,12 +15,12 @@ from relay.policy.lane import lanes_of, price_of
 from relay.policy.model import Policy
 from relay.queue.scheduler import Scheduler
 from relay.sender.accounts import Accounts
+from relay.sender.arrivals import Arrivals
 from relay.sender.dispatcher import Dispatcher
 from relay.sender.report_limit import OwedReports
 from relay.sender.reports import Reporter
 from relay.sender.settling import Backlog, Settling
 from relay.sender.spool_thread import SpoolThread
-from relay.sender.taking import Taking
 from relay.sender.upstreams import Upstreams
 from relay.spool.durable import Disk
 from relay.spool.interface import Spool, SpoolFull, Totals
@@ -89,7 +89,7 @@ class Sender:
         )
         self._arrange()
         backlog = Backlog(self.scheduler, self.spool_thread, self.settling)
-        self._taking = Taking(
+        self._arrivals = Arrivals(
             backlog,
             policy,
             disk,
@@ -105,7 +105,7 @@ class Sender:
             disk,
             telemetry,
             on_fault=self.fail,
-            here=self._taking.here,
+            here=self._arrivals.here,
         )
 
     async def read(self, on_step: Callable[[], None] = lambda: None) -> None:
@@ -115,7 +115,7 @@ class Sender:
 
         Raises OSError and SpoolFault when the spool cannot be read.
         """
-        await self._taking.recover(on_step)
+        await self._arrivals.recover(on_step)
         await self.look()
 
     async def start(self, on_step: Callable[[], None] = lambda: None) -> None:
@@ -141,10 +141,10 @@ class Sender:
             for chore in self._chores:
                 chore.cancel()
             await asyncio.gather(*self._chores, return_exceptions=True)
-            await self._taking.stop()
+            await self._arrivals.stop()
             await self.upstreams.finish()
             await self.owed.close()
-            await self._taking.close()
+            await self._arrivals.close()
 
     def close(self) -> None:
         """Let go of the spool; another sender may have it from here on."""
@@ -163,7 +163,7 @@ class Sender:
         await self.owed.use(policy)
         self._arrange()
         await self.upstreams.apply(policy)
-        self._taking.use(policy)
+        self._arrivals.use(policy)
 
     def wake(self) -> None:
         """Look again whether something can be sent."""
@@ -199,7 +199,7 @@ class Sender:
                 async with asyncio.timeout(SWEEP_SECONDS):
                     await self._new_mail.wait()
             self._new_mail.clear()
-            await self._taking.take()
+            await self._arrivals.take()
 
     async def _look_forever(self) -> None:
         drafts_at_ns = now_ns = self._clock.boottime_ns()
@@ -214,7 +214,7 @@ class Sender:
                 self.upstreams.wake_all()
                 self.owed.wake()
             await self.look()
-            self._taking.keep_ages(now=False)
+            self._arrivals.keep_ages(now=False)
             await self.upstreams.try_new_passwords()
             if now_ns - drafts_at_ns > 3600 * SECOND_NS:
                 drafts_at_ns = now_ns

@@ -16,7 +16,7 @@ from relay.policy.model import Policy, Upstream
 from relay.policy.shipped import rules_of
 from relay.sender.accounts import Accounts
 from relay.sender.connections import account_of, open_with_slot
-from relay.sender.delivery import Known
+from relay.sender.delivery import KnownUpstream
 from relay.sender.dispatcher import Dispatcher
 from relay.sender.lowered_limits import LoweredLimits
 from relay.sender.offers import KnownOffers, server_of
@@ -168,7 +168,7 @@ class Upstreams:
             lambda: self._events.history_begun(upstream=name, path=str(history)),
         )
 
-    def _known(self, name: str, upstream: Upstream, throttle: ThrottleThread) -> Known:
+    def _known(self, name: str, upstream: Upstream, throttle: ThrottleThread) -> KnownUpstream:
         kept = kept_state(self._policy, name, self._disk, self._events)
         lessons = LoweredLimits(name, self._telemetry, throttle, kept.lessons.keep)
         pausing = Pausing(
@@ -180,7 +180,7 @@ class Upstreams:
             here=self._here,
         )
         offers = KnownOffers(server_of(upstream), self._clock, keep=kept.offers.keep)
-        known = Known(Judge(()), Shield(), pausing, lessons, offers, kept)
+        known = KnownUpstream(Judge(()), Shield(), pausing, lessons, offers, kept)
         known.use(rules_of(name, upstream), upstream, self._policy.lanes)
         return known
 
@@ -251,7 +251,7 @@ class Upstreams:
         dispatcher.is_used = dispatcher.name == self._policy.default_upstream
 
     def _opener(
-        self, name: str, upstream: Upstream, known: Known, throttle: ThrottleThread
+        self, name: str, upstream: Upstream, known: KnownUpstream, throttle: ThrottleThread
     ) -> Callable[[], Awaitable[Connection]]:
         return functools.partial(
             open_with_slot,

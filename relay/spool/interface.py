@@ -14,8 +14,8 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope, QueueId, Shape
-from relay.mail.intake import Draft
 from relay.queue.lanes import DEFAULT_LANE
 from relay.queue.sorting import Sorter
 
@@ -116,6 +116,8 @@ class Message:
     content: bytes | None
     """Checked against its checksum; None when longer than INLINE_BYTES: see `Spool.content`."""
     next_attempt_at_ns: int | None = None
+    lane: str = DEFAULT_LANE
+    """By the sorter that was given when it was read."""
 
     @property
     def left(self) -> tuple[int, ...]:
@@ -137,6 +139,7 @@ class Message:
             tuple(self.envelope.recipients[index] for index in left[:RECIPIENTS_SHOWN]),
             self.envelope.client,
             runs(self.envelope.recipients[index] for index in left),
+            self.lane,
             boot_id=self.envelope.boot_id,
             boottime_ns=self.envelope.boottime_ns,
         )

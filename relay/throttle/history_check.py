@@ -9,7 +9,7 @@ import errno
 import glob
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from relay.clock import Clock
@@ -58,7 +58,8 @@ def history_findings(path: Path, disk: Disk, clock: Clock, owner: int) -> Iterat
     # Only root can open what is safe from others and belongs to another user.
     users = {owner, path.parent.stat().st_uid} if owner == 0 else {owner}
     if (why := why_of_others(status.st_uid, stat.S_IMODE(status.st_mode), users)) is not None:
-        yield from _told(path, [Found(Event.OWNER, why)])
+        of_owner = {Event.OWNER: f"chown it to user {owner}, chmod 600"}
+        yield from _told(path, [Found(Event.OWNER, why)], of_owner)
     looker = Looker(clock.boot_id(), clock.boottime_ns(), mark_ns)
     yield from _told(path, _found(path, status.st_size, disk, looker))
 
@@ -79,11 +80,11 @@ def _found(path: Path, length_bytes: int, disk: Disk, looker: Looker) -> list[Fo
     return [*examination.found, *([ahead] if ahead else [])]
 
 
-def _told(path: Path, found: Sequence[Found]) -> Iterator[Finding]:
+def _told(path: Path, found: Sequence[Found], remedies: Mapping[Event, str] = REMEDIES) -> Iterator[Finding]:
     for (event, what), effect in at_a_start(found):
         if effect is Effect.REFUSE:
             kind = _KINDS.get(event, "damaged_history")
-            yield Finding(str(path), kind, what, NOTHING_SENT, REMEDIES[event])
+            yield Finding(str(path), kind, what, NOTHING_SENT, remedies[event])
         elif effect is Effect.CUT:
             yield Finding(str(path), _KINDS[event], what, "cut at the next use", "")
 

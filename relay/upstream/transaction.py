@@ -18,6 +18,7 @@ Does not: choose the recipients, count, or settle anything durably.
 """
 
 import asyncio
+import enum
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -92,6 +93,14 @@ class Channel:
     proof: StepProof
 
 
+class Dot(enum.Enum):
+    """What became of the final dot."""
+
+    NOT_SENT = enum.auto()
+    SENT = enum.auto()
+    ANSWERED = enum.auto()
+
+
 class Exchange:
     """A transaction under way."""
 
@@ -112,8 +121,7 @@ class Exchange:
         self._is_pipelined = channel.extensions.pipelining
         self._ahead = 0  # commands that were sent, whose replies nobody took yet
         self._proven: frozenset[int] = frozenset()  # whose answers came in step
-        self._is_dotted = False
-        self._is_dot_answered = False
+        self._dot = Dot.NOT_SENT
         self._asked: int | None = None  # the recipient that the next reply is about, where it is about one
         self._beginning: list[bytes] = []  # of the content, as far as it was sent: HEADER_BYTES and a little
 
@@ -133,7 +141,7 @@ class Exchange:
             except Broken as broken:
                 self._protocol.abort()
                 is_over = self._is_over(broken)
-                is_ambiguous = self._is_dotted and not is_over
+                is_ambiguous = self._dot is not Dot.NOT_SENT and not is_over
                 if self._may_be_out_of_step(broken):
                     self._take_back_refusals()
                 self._settle_rest(self._answer_to_break(broken))
@@ -156,8 +164,7 @@ class Exchange:
         A silent upstream may be slow: it may read our MAIL, or decide about our dot, long after we
         closed.  An upstream that hung up before the dot counts nothing more.
         """
-        is_dot_open = self._is_dotted and not self._is_dot_answered
-        if broken.reply is not None or (isinstance(broken, Lost) and not is_dot_open):
+        if broken.reply is not None or (isinstance(broken, Lost) and self._dot is not Dot.SENT):
             return True
         phase = self._protocol.phase
         return phase is Phase.RSET or (phase is Phase.MAIL and broken.is_unasked)
@@ -294,10 +301,10 @@ class Exchange:
             self._settle_rest(self._refusal(early))
             self._protocol.abort()
             return
-        self._is_dotted = True
+        self._dot = Dot.SENT
         # Crash here: it may have been relayed; it stays queued and its slot stays charged.
         reply = await self._protocol.end_of_content(min(self._timeouts.eod_s, self._end - self._loop.time()))
-        self._is_dot_answered = True
+        self._dot = Dot.ANSWERED
         if reply.code == 250:
             self._settle_rest(self._answer(reply))
         else:

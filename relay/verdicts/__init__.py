@@ -1,1 +1,1 @@
-"""What a reply means, and what refusals add up to: rules, shield, slow start, an upstream's states.  Pure."""
+"""What a reply means, and what refusals add up to: rules as data, shield, decision, health.  Pure."""

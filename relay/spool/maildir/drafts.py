@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from relay.clock import Clock
+from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope, QueueId
-from relay.mail.intake import Draft
 from relay.spool.durable import Disk, opened, sync_above
 from relay.spool.identity import Identities
 from relay.spool.maildir import message_file

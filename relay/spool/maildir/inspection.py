@@ -25,7 +25,7 @@ from relay.spool.maildir.layout import FORMAT, NOT_OUR_NAME, Layout, is_queue_id
 from relay.spool.maildir.ledger import Ledger
 from relay.spool.maildir.message_file import Opened
 from relay.spool.maildir.notes import parse
-from relay.spool.maildir.taking import Found, Look, look
+from relay.spool.maildir.taking import Found, LookedAt, look
 
 _FOLDERS = ("tmp", "new", "cur", "hold", "corrupt", "bounce")
 _FILES = ("lock", "ledger", "trigger", "format", "reserve", "boots", "control.sock")
@@ -195,7 +195,7 @@ class Inspector:
             except FileNotFoundError:
                 continue  # it moved on
             if not is_file:
-                self._tell(path, Look(Found.DAMAGED, f"{_kind(found)}, no message"))
+                self._tell(path, LookedAt(Found.DAMAGED, f"{_kind(found)}, no message"))
             else:
                 self._tell(path, look(self._disk, self._layout, path, self._reader(path)))
 
@@ -232,7 +232,7 @@ class Inspector:
 
         return read
 
-    def _tell(self, path: str, seen: Look) -> None:
+    def _tell(self, path: str, seen: LookedAt) -> None:
         """Tell of a file in a folder of messages what the next start will do with it."""
         match seen.found:
             case Found.FOREIGN | Found.DAMAGED:
@@ -256,7 +256,7 @@ class Inspector:
         inode, other_inode = self._disk.inode(path), self._disk.inode(other)
         if other != path and inode is not None and other_inode is not None:
             # The start brings the first one home, and then finds this one.
-            self._tell(path, Look(Found.SECOND_NAME if inode == other_inode else Found.COPY, other=other))
+            self._tell(path, LookedAt(Found.SECOND_NAME if inode == other_inode else Found.COPY, other=other))
             return
         if any(status.is_failure for status in message.statuses) and message.envelope.reverse_path:
             self._failed.add(queue_id)

@@ -65,11 +65,6 @@ class Layout:
     def held(self, queue_id: QueueId) -> str:
         return f"{self.root}/hold/{queue_id}"
 
-    def before(self, path: str, queue_id: QueueId) -> list[str]:
-        """Return where a message of this id goes before the one at `path`: held, then in its queued home."""
-        places = [self.held(queue_id), self.queued(queue_id)]
-        return places[: places.index(path)] if path in places else places
-
     def is_new(self, path: str) -> bool:
         return path.startswith(f"{self.root}/new/")
 

@@ -123,10 +123,11 @@ class Opened:
             self.header.is_warned,
             self.content,
             self.next_attempt_at_ns,
+            self.lane,
         )
 
     def entry(self, *, is_held: bool) -> Entry:
-        return replace(self.message(is_held=is_held).entry, lane=self.lane)
+        return self.message(is_held=is_held).entry
 
 
 def encode_header(content_bytes: int, envelope: bytes, recipient_count: int, shape: Shape, crc: int) -> bytes:

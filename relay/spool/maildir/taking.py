@@ -76,7 +76,7 @@ BECOMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class LookedAt:
     """One file, looked at."""
 
     found: Found
@@ -94,7 +94,7 @@ class Look:
     @property
     def queued(self) -> Opened | None:
         """The message, if it goes into the queue."""
-        return self.message if self.becomes is Becomes.QUEUED else None
+        return None if self.found is Found.COUNTED_OUT else self.message
 
 
 def look(
@@ -103,49 +103,47 @@ def look(
     path: str,
     read: Callable[[QueueId], Opened],
     counted_out: Container[QueueId] = (),
-) -> Look:
+) -> LookedAt:
     """Return what a file in new/, cur/ or hold/ is; changes nothing.
 
     `read` is asked for the message once its name and its place say that there may be one.
     """
     name = path.rpartition("/")[2]
     if not is_queue_id(name):
-        return Look(Found.FOREIGN, NOT_OUR_NAME)
+        return LookedAt(Found.FOREIGN, NOT_OUR_NAME)
     queue_id = QueueId(name)
+    held, home = layout.held(queue_id), layout.queued(queue_id)
+    # The places that go before this one.
+    before = () if path == held else (held,) if path == home else (held, home)
     try:
-        return _gives_way(disk, layout, path, queue_id) or _judge(layout, path, read(queue_id), counted_out)
+        for place in before:
+            if (other := disk.inode(place)) is not None and (inode := disk.inode(path)) is not None:
+                return _of_two(place, is_one=inode == other)
+        message = read(queue_id)
     except FileNotFoundError:
-        return Look(Found.GONE)
+        return LookedAt(Found.GONE)
     except files.StillArriving:
-        return Look(Found.ARRIVING)
+        return LookedAt(Found.ARRIVING)
     except Corrupt as fault:
-        return Look(Found.DAMAGED, str(fault))
+        return LookedAt(Found.DAMAGED, str(fault))
     except OSError as error:
         return _unreadable(error)
-
-
-def _gives_way(disk: Disk, layout: Layout, path: str, queue_id: QueueId) -> Look | None:
-    for place in layout.before(path, queue_id):
-        if (other := disk.inode(place)) is not None and (inode := disk.inode(path)) is not None:
-            if inode == other:
-                return Look(Found.SECOND_NAME, other=place)
-            return Look(Found.COPY, "a message of this id is queued already", other=place)
-    return None
-
-
-def _judge(layout: Layout, path: str, message: Opened, counted_out: Container[QueueId]) -> Look:
-    queue_id = message.queue_id
     if Status.TODO not in message.statuses and queue_id in counted_out:
         # A crash came between its `out` in the ledger and its removal.
-        return Look(Found.COUNTED_OUT, message=message)
-    is_home = path in (layout.held(queue_id), layout.queued(queue_id))
-    return Look(Found.AT_HOME if is_home else Found.MISPLACED, message=message)
+        return LookedAt(Found.COUNTED_OUT, message=message)
+    return LookedAt(Found.AT_HOME if path in (held, home) else Found.MISPLACED, message=message)
 
 
-def _unreadable(error: OSError) -> Look:
+def _of_two(place: str, *, is_one: bool) -> LookedAt:
+    if is_one:
+        return LookedAt(Found.SECOND_NAME, other=place)
+    return LookedAt(Found.COPY, "a message of this id is queued already", other=place)
+
+
+def _unreadable(error: OSError) -> LookedAt:
     if not files.is_about_the_file(error):
         raise error
-    return Look(Found.UNREADABLE, str(error.strerror))
+    return LookedAt(Found.UNREADABLE, str(error.strerror))
 
 
 class Taker:
@@ -174,8 +172,8 @@ class Taker:
         with_content: bool = False,
         with_marks: bool = False,
         sorter: Sorter | None = None,
-    ) -> Look:
-        """Look at a file and do what becomes of it; a message that is queued is in its home then.
+    ) -> LookedAt:
+        """LookedAt at a file and do what becomes of it; a message that is queued is in its home then.
 
         `with_marks`: and its marks are durable, which a killed sender may have left in memory only.
         """
@@ -192,16 +190,16 @@ class Taker:
                 files.write_marks_again(self._disk, [(path, seen.queued)])
             self._carry_out(path, seen, is_new=is_new)
         except FileNotFoundError:
-            seen = Look(Found.GONE)
+            seen = LookedAt(Found.GONE)
         except OSError as error:
             seen = _unreadable(error)
-        if seen.becomes is Becomes.LEFT:
+        if seen.found is Found.UNREADABLE:
             self._aside.leave(path, f"cannot be taken: {seen.why}")
         elif seen.becomes is not Becomes.SET_ASIDE:
             self._aside.forget(path)
         return seen
 
-    def _carry_out(self, path: str, seen: Look, *, is_new: bool) -> None:
+    def _carry_out(self, path: str, seen: LookedAt, *, is_new: bool) -> None:
         match seen.becomes:
             case Becomes.SET_ASIDE:
                 self._set_aside(path, seen.why)
@@ -294,7 +292,7 @@ class Unread:
                     self._due.appendleft(path)
                     break
                 self._aside.leave(path, f"cannot be taken: {error.strerror}")
-                seen = Look(Found.UNREADABLE)
+                seen = LookedAt(Found.UNREADABLE)
             if seen.becomes is Becomes.LEFT:
                 self._failures += 1
                 if self._failures >= FAILURES_AN_HOUR:

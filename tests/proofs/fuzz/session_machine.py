@@ -13,6 +13,7 @@ TOKENS = [
     b"RCPT TO:<\xc3\xa9@d>", b"RCPT TO: <c@d>", b"AUTH PLAIN", b"AUTH PLAIN AGEAYg==", b"AUTH LOGIN",
     b"AUTH LOGIN YQ==", b"AUTH CRAM-MD5", b"AGEAYg==", b"YQ==", b"*", b"=", b"\xff", b" ", b"\t", b"GET /",
 ]  # fmt: skip
+DUE = [b"EHLO x", b"MAIL FROM:<a@b>", b"RCPT TO:<c@d>", b"DATA"]
 _REPLY = re.compile(r"(?:[2-5][0-9][0-9]-[ -~]*\r\n)*[2-5][0-9][0-9] [ -~]*\Z")
 _IN_MAIL = (SessionState.SENDER, SessionState.RECIPIENTS)
 
@@ -54,9 +55,9 @@ def target(raw: bytes) -> None:
     session = SessionMachine(
         terms, _Owner(choices), is_trusted=is_trusted, is_private=choices.yes(), is_tls=choices.yes()
     )
-    for _ in range(choices.number(40)):
+    for number in range(choices.number(40)):
         with bounded(3_000):
-            step = _told(session, choices)
+            step = _told(session, choices, DUE[number % len(DUE)])
         _check(session, step, is_trusted=is_trusted)
         if step.then is Then.END:
             assert session.state is SessionState.OVER
@@ -65,9 +66,17 @@ def target(raw: bytes) -> None:
         assert (session.state in _IN_MAIL) == (session.transaction is not None)
 
 
-def _told(session: SessionMachine, choices: Choices) -> SessionStep:
-    """Say one line, and have a proof judged by chance."""
-    line = choices.spoiled(choices.pick(TOKENS), TOKENS) if choices.number(4) else choices.octets()
+def _told(session: SessionMachine, choices: Choices, due: bytes) -> SessionStep:
+    """Say what is due, another line or any octets, and have a proof judged by chance."""
+    match choices.number(8):
+        case 7:
+            line = choices.octets()
+        case 6:
+            line = choices.spoiled(choices.pick(TOKENS), TOKENS)
+        case 4 | 5:
+            line = choices.pick(TOKENS)
+        case _:
+            line = due
     before, had = session.state, session.transaction
     step = session.respond(line) if before is SessionState.EXCHANGE else session.take(line)
     if step.then is Then.VERIFY:
@@ -101,7 +110,7 @@ def _carry_out(session: SessionMachine, step: SessionStep, choices: Choices) -> 
 
 
 SEEDS = [
-    b"\0\1\0\1\0\0\x08\1\0\0\1\x0a\0\1\x0d\0\1\5\0",
-    b"\1\1\0\0\1\0\x0c\1\0\0\1\x10\0\1\x15\0\0\1\x0a\0\1\x0d\0\1\5\0",
-    b"\2\0\1\0\1\0\x08\1\0\0\1\x14\0\1\x17\0\1\x18\0",
+    b"\0\1\0\1\0\0\x14",  # a client that may relay, five messages
+    b"\2\1\0\0\1\0\x14" + b"\0\0" + b"\4\x11\0" * 6,  # a stranger that logs in
+    b"\2\1\1\0\0\0\x14" + b"\4\x09" + b"\0\0" + b"\4\x15",  # STARTTLS at a strict server
 ]

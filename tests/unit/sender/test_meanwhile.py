@@ -50,7 +50,7 @@ async def test_a_queued_message_moved_to_new_is_not_queued_twice(tmp_path: Path)
     (path,) = (policy_of(tmp_path, 9).spool / "cur").glob(f"*/{queue_id}")
     path.rename(policy_of(tmp_path, 9).spool / "new" / queue_id)
 
-    await relay.sender._taking.take()
+    await relay.sender._arrivals.take()
 
     assert relay.queued(queue_id) is under_way
     assert not relay.sender.scheduler.has_ready(relay.clock.boottime_ns())

@@ -29,6 +29,11 @@ def opened_on(disk: ModelDisk) -> Ledger:
     return ledger
 
 
+def test_the_ledger_adds_up_or_says_by_how_much_it_does_not() -> None:
+    assert Totals(accepted=10, relayed=4, bounced=2, expired=1, deleted=1, queued=2).imbalance == 0
+    assert Totals(accepted=10, relayed=4, queued=2).imbalance == 4
+
+
 def started() -> tuple[ModelDisk, Ledger]:
     disk = ModelDisk()
     disk.make_directory("/spool")

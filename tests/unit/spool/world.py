@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from relay.clock import SECOND_NS
+from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope, QueueId
-from relay.mail.intake import Draft
 from relay.spool.identity import report_id, subject_of, warning_id
 from relay.spool.interface import Message, Note, Recovery, SpoolFull, Status
 from tests.fakes.clock import FakeClock

@@ -4,7 +4,6 @@ from dataclasses import replace
 import pytest
 from pydantic import TypeAdapter
 
-from relay.spool.interface import Totals
 from relay.status.snapshot import (
     QueueCounts,
     QueueState,
@@ -44,11 +43,6 @@ def test_messages_are_json_lines() -> None:
         assert "\n" not in json.dumps(shown)
         assert shown["queue_id"] == message.queue_id
         assert shown["recipients"] == ["ann@example.net", "bob@example.com"]
-
-
-def test_the_ledger_adds_up_or_says_by_how_much_it_does_not() -> None:
-    assert Totals(accepted=10, relayed=4, bounced=2, expired=1, deleted=1, queued=2).imbalance == 0
-    assert Totals(accepted=10, relayed=4, queued=2).imbalance == 4
 
 
 def test_a_state_that_was_not_counted_is_zero() -> None:

@@ -110,7 +110,9 @@ def test_what_else_stops_a_history_is_told(path: Path, clock: FakeClock) -> None
     assert findings(path, clock) == [("damaged_history", True)]
     path.write_bytes(whole)
     found = history_findings(path, RealDisk(), clock, os.geteuid() + 1)
-    assert [finding.kind for finding in found] == ["owner"]
+    assert [(finding.kind, finding.advice) for finding in found] == [
+        ("owner", f"chown it to user {os.geteuid() + 1}, chmod 600")
+    ]
 
 
 def test_looking_changes_nothing(path: Path, clock: FakeClock) -> None:

@@ -35,7 +35,7 @@ Guard = Callable[[Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]]
 """Runs a chore, whose end by an error ends the sender."""
 
 
-class Taking:
+class Arrivals:
     def __init__(
         self,
         backlog: Backlog,
