@@ -31,6 +31,7 @@ NEVER_SEES = {
     "upstream": DISK | {"listener"},
     "practice": DISK | {"listener", "upstream"},
     "telemetry": NETWORK,
+    "sender": {"listener", "practice"},
 }
 """Below them, and yet none of their business: disk and network meet in `sender` and above."""
 OF_THE_DISK = {"relay.spool.durable", "relay.spool.finding", "relay.spool.replacing"}
