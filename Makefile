@@ -98,12 +98,13 @@ fmt: $(READY)
 	$(RUN) -m ruff format relay tests
 	$(RUN) -m ruff check --fix relay tests
 
-# These pages are made of the rules, the corpus and the table of states; tests hold them to it.
+# These pages are made of the rules, the corpus and the tables of states; tests hold them to it.
 docs: $(READY)
 	$(RUN) -m relay explain-reply --table > docs/VERDICTS.md
 	$(RUN) -m tests.unit.policy.corpus > docs/REPLIES.md
 	$(RUN) -m tests.unit.verdicts.states_page > docs/states.md
 	$(RUN) -m tests.unit.throttle.history_page > docs/history-states.md
+	$(RUN) -m tests.unit.smtp.session_page > docs/session-states.md
 
 # Not var/: there is the spool, and with it other people's mail.
 clean:

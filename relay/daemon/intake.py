@@ -1,6 +1,6 @@
 """The listener's way to the spool: off the event loop, many at a time, and in SMTP's words.
 
-Guarantees what relay.listener.ports.Intake promises.  What the disk says becomes a reply
+Guarantees what `relay.listener.ports.IntakePort` promises.  What the disk says becomes a reply
 that never ends a message: no room is `452 4.3.1`, anything else `451 4.3.0` (RFC 5321,
 4.2.4); a 5yz would make the client bounce because of us.
 """

@@ -191,7 +191,7 @@ class Dispatcher:
         return not self._scheduler.has_places_due(now_ns)
 
     def _most_now(self, room: int | None) -> int:
-        """Return how many transactions may be started, by room, connections and caution."""
+        """Return how many transactions may be started, by room, connections and slow start."""
         most = min(MOST_AT_ONCE, self.relaying.room(self.connections), self._scheduler.most_ready)
         if room is not None:
             most = min(most, room)

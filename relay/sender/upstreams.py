@@ -1,4 +1,4 @@
-"""The upstreams of the policy, a heart for each: made, changed by edits, retired, used again.
+"""The upstreams of the policy, a dispatcher for each: made, changed by edits, retired, used again.
 
 Guarantees: an edit drops no transaction and forgets no history; an upstream that leaves
 the policy, or gets another account, finishes what it has begun.  The queue goes through

@@ -2,7 +2,7 @@
 
 `Metrics` owns a registry of its own and builds every live row of `metric_table`; the
 rows that are read at each scrape are registered by `relay.status.collector`.  Every series whose labels are
-known is there, at 0, before its first event.  Callers are the heart and the daemon;
+known is there, at 0, before its first event.  Callers are the sender and the daemon;
 all calls come from the loop's thread, and so do scrapes.
 """
 

@@ -6,8 +6,10 @@ to the code: it says why, this file says that it is so.
 
 import ast
 import functools
+import io
 import re
-from collections.abc import Iterator
+import tokenize
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,7 @@ NEVER_SEES = {
     "upstream": DISK | {"listener"},
     "practice": DISK | {"listener", "upstream"},
     "telemetry": NETWORK,
+    "sender": {"listener", "practice"},
 }
 """Below them, and yet none of their business: disk and network meet in `sender` and above."""
 OF_THE_DISK = {"relay.spool.durable", "relay.spool.finding", "relay.spool.replacing"}
@@ -92,6 +95,10 @@ NAMES_OF_OTHERS = {
 BANNED_WORDS = _words("data body job task item manager util helper")
 
 
+OF_THEIR_TIME = {"CHANGELOG.md", "MUTANTS.md"}
+"""Pages that name files of the time they tell of."""
+
+
 class Module:
     """One Python file, read once."""
 
@@ -130,6 +137,24 @@ class Module:
         calls = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
         named = [(call, *ast.unparse(call.func).partition(".")) for call in calls]
         return [(call, origin.get(first, first) + dot + rest) for call, first, dot, rest in named]
+
+    @functools.cached_property
+    def prose(self) -> list[tuple[int, str]]:
+        """Return docstrings and comments, each with its first line."""
+        texts = [
+            (node.lineno, node.value.value)
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ]
+        tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
+        return texts + [(each.start[0], each.string) for each in tokens if each.type == tokenize.COMMENT]
+
+    @functools.cached_property
+    def names(self) -> set[str]:
+        """Return what it defines, as a module, in a class or of `self`."""
+        return {name for _, name in _defined_names(self.tree)}
 
 
 @functools.cache
@@ -419,3 +444,61 @@ def test_the_map_names_every_room() -> None:
     text = (PACKAGE / "__init__.py").read_text()
 
     _none([room for room in ROOMS if not re.search(rf"^{room}/ ", text, re.MULTILINE)])
+
+
+def test_every_name_in_prose_is_there() -> None:
+    _none(
+        [
+            f"{module.name}:{line} names {name}"
+            for module in _modules("relay", "tests")
+            for line, text in module.prose
+            for name in re.findall(r"(?<![\w./])(?:relay|tests)(?:\.[A-Za-z_]\w*)+", text)
+            if not _is_there(name.split("."))
+        ]
+    )
+
+
+def _is_there(parts: Sequence[str]) -> bool:
+    """Whether a dotted name leads to a room, a module, or something that a module defines."""
+    modules = _by_path()
+    for count in range(len(parts), 0, -1):
+        path = "/".join(parts[:count])
+        module = modules.get(f"{path}.py") or modules.get(f"{path}/__init__.py")
+        if module is not None:
+            return set(parts[count:]) <= module.names
+    return False
+
+
+@functools.cache
+def _by_path() -> dict[str, Module]:
+    return {module.name: module for module in _modules("relay", "tests")}
+
+
+def test_every_path_in_prose_is_there() -> None:
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "Makefile"]
+    told = [(page.name, page.read_text("utf-8")) for page in pages if page.name not in OF_THEIR_TIME]
+    told += [(f"{m.name}:{line}", text) for m in _modules("relay", "tests") for line, text in m.prose]
+
+    _none(
+        [
+            f"{where} names {path}"
+            for where, text in told
+            for path in re.findall(r"(?<![\w./-])(?:relay|tests)/[\w/.]+\.(?:py|yaml)\b", text)
+            if not (ROOT / path).exists()
+        ]
+    )
+
+
+def test_every_module_in_backticks_on_a_page_is_there() -> None:
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+    rooms = "|".join(ROOMS)
+
+    _none(
+        [
+            f"{page.name} names {path}"
+            for page in pages
+            if page.name not in OF_THEIR_TIME
+            for path in re.findall(rf"`((?:{rooms})/[\w/]+)`", page.read_text("utf-8"))
+            if not ((PACKAGE / path.rstrip("/")).is_dir() or (PACKAGE / f"{path}.py").exists())
+        ]
+    )

@@ -72,7 +72,7 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.proofs.mutants", description=__doc__)
-    parser.add_argument("modules", nargs="*", help="default: the spool, the desk, the history")
+    parser.add_argument("modules", nargs="*", help="default: the spool, its thread, the history")
     parser.add_argument("--kinds", nargs="*", default=["sync", "order", "check"])
     parser.add_argument("--sample", type=int, default=0, help="how many general mutants to draw as well")
     parser.add_argument("--seed", type=int, default=1, help="what to draw them from")

@@ -60,7 +60,7 @@ def page(verdicts: list[Verdict], sample: int, seed: int) -> str:
         "# What the tests would notice",
         "",
         "Made by `make mutants` (half an hour on two cores); not to be edited.  Each sync, each order and",
-        "each check of the spool, of the desk that writes to it and of the history was left out, one at a",
+        "each check of the spool, of the sender's spool thread and of the history was left out, one at a",
         f"time, in a copy of the project, and {sample} general mutants were drawn from seed {seed}; below",
         "each stands a test that failed.",
         "What cannot be noticed is listed with its reason in `tests/proofs/mutants/equivalents.yaml`.",

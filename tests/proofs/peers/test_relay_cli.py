@@ -34,7 +34,7 @@ class Ran(NamedTuple):
     stderr: str
 
 
-class Desk:
+class OperatedRelay:
     """A relay whose upstream refuses every recipient for now, and an operator at its command line."""
 
     def __init__(self, relay: RelayProcess, good: SmtpSink) -> None:
@@ -91,7 +91,7 @@ class Desk:
 
 
 @pytest.fixture
-def operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+def operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OperatedRelay]:
     """Return a relay that is not started yet."""
     demand(smtp_tools.why_missing())
     with smtp_sink("-r", "RCPT") as refusing, smtp_sink() as good:
@@ -100,10 +100,10 @@ def operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
         retry = {"min": "1h", "max": "1h", "lifetime": "5d"}
         relay = RelayProcess(tmp_path, {"isp": isp | {"limits": limits}}, retry=retry)
         monkeypatch.setenv("RELAY_POLICY", str(relay.policy_path))
-        yield Desk(relay, good)
+        yield OperatedRelay(relay, good)
 
 
-def test_a_running_relay_is_seen_and_told_what_to_do(operator: Desk) -> None:
+def test_a_running_relay_is_seen_and_told_what_to_do(operator: OperatedRelay) -> None:
     with operator.relay:
         held, retried, bounced, deleted = ids = operator.hand_over(4)
         for queue_id in ids:
@@ -140,7 +140,7 @@ def test_a_running_relay_is_seen_and_told_what_to_do(operator: Desk) -> None:
         operator.wait_for_deferral(held, 2)
 
 
-def test_wrong_calls_are_told_apart_by_their_exit_codes(operator: Desk) -> None:
+def test_wrong_calls_are_told_apart_by_their_exit_codes(operator: OperatedRelay) -> None:
     with operator.relay:
         (queue_id,) = operator.hand_over(1)
         operator.wait_for_deferral(queue_id, 1)
@@ -159,7 +159,7 @@ def test_wrong_calls_are_told_apart_by_their_exit_codes(operator: Desk) -> None:
         assert operator.states() == {queue_id: "held"}
 
 
-def test_what_is_done_while_the_relay_is_down_counts_later(operator: Desk) -> None:
+def test_what_is_done_while_the_relay_is_down_counts_later(operator: OperatedRelay) -> None:
     with operator.relay:
         held, bounced, deleted, released, retried, kept = ids = operator.hand_over(6)
         for queue_id in ids:

@@ -1,4 +1,4 @@
-"""What must go on around the heart: taking mail, keeping listeners, watching the policy."""
+"""What must go on around the sender: taking mail, keeping listeners, watching the policy."""
 
 import asyncio
 import errno

@@ -114,7 +114,7 @@ def test_senders_take_turns_also_with_one_that_was_parked() -> None:
 
 
 def _ask(scheduler: Scheduler, now_ns: int, room: int = 1) -> int:
-    """Let so many leave each place that is due, as a heart does; return how many were asked."""
+    """Let so many leave each place that is due, as the dispatcher does; return how many were asked."""
     asked = 0
     while scheduler.has_places_due(now_ns):
         places = scheduler.places_due(now_ns)
@@ -154,7 +154,7 @@ def test_who_leaves_a_place_waits_for_room_in_its_lane() -> None:
     assert _take(scheduler) == ["l0"]
     scheduler.park(QueueId("l0"), "its sender", 100, "")
 
-    # As a heart asks: the lanes, and then the places.
+    # As the dispatcher asks: the lanes, and then the places.
     assert scheduler.let_lane("list", 0, 500) is None
     assert scheduler.next_due_at_ns() == 100
     assert _ask(scheduler, 100) == 1

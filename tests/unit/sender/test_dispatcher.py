@@ -1,4 +1,4 @@
-"""The heart never misses its next beat: whatever it waits for, something wakes it."""
+"""The dispatcher never sleeps on: whatever it waits for, something wakes it."""
 
 import errno
 from pathlib import Path

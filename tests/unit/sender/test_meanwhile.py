@@ -1,4 +1,4 @@
-"""What a heart or a hand does to a message of the queue while somebody else has it."""
+"""What the dispatcher or an operator does to a message of the queue while somebody else has it."""
 
 import asyncio
 import errno
@@ -27,7 +27,7 @@ async def test_a_parked_message_not_held_goes_when_there_is_room(tmp_path: Path)
     scheduler.park(queue_id, "its sender", now_ns, "no room")
 
     async def look() -> None:
-        """Do what a heart does at each beat, while the message is being moved."""
+        """Do what the dispatcher does in each round, while the message is being moved."""
         while [queued.state for queued in scheduler] != [State.ACTIVE]:  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(0)
         scheduler.places_due(now_ns)

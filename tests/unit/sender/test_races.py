@@ -90,7 +90,7 @@ async def test_what_a_former_upstream_gives_back_goes_through_the_new_one(
         relay.accept()
         await relay.until(lambda: any(command.startswith("MAIL") for command in old.commands))
         await relay.sender.apply(policy_through(tmp_path, "new", new.port))
-        await turns_of_the_loop()  # the new heart has looked, and sleeps
+        await turns_of_the_loop()  # the new dispatcher has looked, and sleeps
         held.set()
         await relay.until(lambda: new.relayed)
 
@@ -109,7 +109,7 @@ async def test_a_back_off_that_ends_during_a_long_transaction_is_not_missed(tmp_
         Smarthost(Script(rcpt=rcpt)) as host,
         Relay(policy_of(tmp_path, host.port, rest="retry: {min: 300ms, max: 300ms, lifetime: 1d}")) as relay,
     ):
-        # Both connections are open and idle, so that none that is opened wakes the heart.
+        # Both connections are open and idle, so that none that is opened wakes the dispatcher.
         for name in ("one", "two"):
             relay.accept(f"{name}@x.example")
         await relay.until(lambda: sum(command.startswith("RCPT") for command in host.commands) == 2)

@@ -1,7 +1,7 @@
-"""The order in which the desk writes down what attempts came to, by crashes at every instant of it.
+"""The order in which the spool thread writes down what attempts came to, by crashes at every instant of it.
 
 The crash suite of the spool (tests.unit.spool.world) writes in the same order with code of its own.
-Here the service's own desk does it, before the crash and after it; what it tells the judge
+Here the sender's own spool thread does it, before the crash and after it; what it tells the judge
 (tests.unit.spool.oracle) is what the spool was asked for, and only once that returned.
 """
 
@@ -99,7 +99,7 @@ class TellingEngine(MaildirOnModel):
         return Telling(self.root, disk, clock, on_corrupt, self._trace)
 
 
-class AtADesk(Sender):
+class ThroughSpoolThread(Sender):
     """A sender that writes down what happened as the service does."""
 
     runner: asyncio.Runner
@@ -147,25 +147,25 @@ class AtADesk(Sender):
         self.queue -= {ending.message.queue_id for ending in endings if ending.is_finished}
 
 
-class DeskWorld(World):
-    """One whose senders are at a desk."""
+class SpoolThreadWorld(World):
+    """One whose senders write through a spool thread."""
 
-    def sender(self) -> AtADesk:
-        return AtADesk(self.sender_disk, self.clock, self.trace)
+    def sender(self) -> ThroughSpoolThread:
+        return ThroughSpoolThread(self.sender_disk, self.clock, self.trace)
 
 
 @pytest.fixture
 def _at_desks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # Also who starts after the crash, of whom the judge asks the rest.
-    monkeypatch.setattr(oracle, "World", DeskWorld)
+    monkeypatch.setattr(oracle, "World", SpoolThreadWorld)
     with asyncio.Runner() as runner:
-        monkeypatch.setattr(AtADesk, "runner", runner, raising=False)
+        monkeypatch.setattr(ThroughSpoolThread, "runner", runner, raising=False)
         yield
 
 
 def _run_of(name: str, model: Model) -> list[Snapshot]:
     letters, meanwhile = SCENARIOS[name]
-    world = DeskWorld(prepared(model))
+    world = SpoolThreadWorld(prepared(model))
     world.record()
     play(world, *letters, meanwhile=meanwhile)
     return world.snapshots
@@ -192,7 +192,7 @@ def test_a_kill_while_endings_are_written_loses_nothing(name: str) -> None:
 
 
 class Room:
-    """A desk over a spool on the model of a disk, with one message of three recipients in the queue."""
+    """A spool thread over a model disk, with one message of three recipients in the queue."""
 
     def __init__(self, on_full: Callable[[SpoolFull], None] = lambda full: pytest.fail(str(full))) -> None:
         self.disk, clock = prepared(), FakeClock()

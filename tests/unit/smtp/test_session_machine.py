@@ -11,6 +11,7 @@ from relay.smtp import replies
 from relay.smtp.commands import SmtpVerb
 from relay.smtp.sasl import Credentials, PasswordCheck
 from relay.smtp.session_machine import FIXED, TABLE, ServerTerms, SessionMachine, SessionState, Then
+from tests.unit.smtp import session_page
 
 MECHANISMS = ("PLAIN", "LOGIN", "CRAM-MD5")
 GOOD = b64encode(b"\0mjd\0open sesame")
@@ -140,6 +141,10 @@ def snapshot(of: SessionMachine) -> tuple[object, ...]:
     transaction = of.transaction
     recipients = None if transaction is None else tuple(transaction.recipients)
     return of.state, of.helo, of.user, of.is_tls, transaction, recipients, of._is_extended
+
+
+def test_the_page_is_what_the_table_says() -> None:
+    assert session_page.PATH.read_text() == session_page.page(), "run `make docs`"
 
 
 def test_the_table_has_a_row_and_an_action_for_each_command() -> None:

@@ -137,7 +137,7 @@ def test_a_history_that_cannot_be_written_is_not_sound(number: int) -> None:
     with pytest.raises(HistoryError):
         ask(account, 1)
 
-    # What the heart asks before it sends again.
+    # What the dispatcher asks before it sends again.
     with pytest.raises(HistoryError, match="cannot write"):
         account.flush()
     disk.heal()

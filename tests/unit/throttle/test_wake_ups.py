@@ -24,7 +24,7 @@ def _room_at(place: Place, gauges: Sequence[Gauge], now_ns: int) -> tuple[int, i
 
 
 class Beats:
-    """The heart's order of asking, with instant transactions and a clock that jumps where it is told."""
+    """The dispatcher's order of asking, with instant transactions and a clock that jumps where it is told."""
 
     def __init__(self, limits: list[PerPeriod]) -> None:
         self.slots = Slots()
