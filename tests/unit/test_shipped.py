@@ -177,6 +177,19 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
     _none(broken)
 
 
+def test_every_command_of_the_evidence_selects_a_test() -> None:
+    selected = re.findall(r"(tests/[\w/]+\.py) -k (\w+)", (DOCS / "evidence.md").read_text())
+    assert selected
+
+    _none(
+        [
+            f"{path} -k {word}"
+            for path, word in selected
+            if not re.search(rf"(?m)^(?:async )?def test_\w*{word}", (ROOT / path).read_text())
+        ]
+    )
+
+
 def test_readme_or_architecture_links_to_every_page() -> None:
     texts = README.read_text() + ARCHITECTURE.read_text()
     linked = {(ROOT / name).resolve() for name in re.findall(r"\]\(([^)\s#]+)", texts)}
