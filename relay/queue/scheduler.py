@@ -119,13 +119,15 @@ class Scheduler:
         before = None if message is None else message.state
         return before if message is not None and self._become(message, Move.SEIZE) else None
 
-    def put_back(self, queue_id: QueueId, state: State, recipients_left: int | None = None) -> None:
-        """Put a message that was seized into a state, with so many recipients by now; None: as many."""
+    def put_back(
+        self, queue_id: QueueId, state: State, left: tuple[int, tuple[tuple[str, int], ...]] | None = None
+    ) -> None:
+        """Put a message that was seized into a state; `left` are its recipients and their domains by now."""
         message = self._messages.get(queue_id)
         if message is not None and message.state is State.ACTIVE:
             message.state = state
-            if recipients_left is not None:
-                message.recipients_left = recipients_left
+            if left is not None:
+                message.recipients_left, message.domains = left
             self.add(message)
 
     def attempted(
