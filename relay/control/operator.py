@@ -14,6 +14,7 @@ from relay.mail.envelope import QueueId
 from relay.mail.text import clean
 from relay.queue.scheduler import Queued, State
 from relay.sender.sender import Sender
+from relay.sender.settling import domains_left
 from relay.sender.spool_thread import Change
 from relay.spool.interface import Absent, Corrupt, Message, Note, SpoolFault, SpoolFull, Status
 from relay.status.snapshot import MessageView, RecipientStatus, RecipientView, Snapshot
@@ -164,7 +165,8 @@ class Operator:
             case _:
                 doubted = {index: refusals[index] for index in message.left if index in refusals}
                 if left := await self._settling.believe(message, doubted):
-                    self._scheduler.put_back(queued.queue_id, before, left)
+                    domains = domains_left(message, doubted, queued.tried)
+                    self._scheduler.put_back(queued.queue_id, before, (left, domains))
         return OK
 
     async def _load(self, queue_id: QueueId) -> Message | str:

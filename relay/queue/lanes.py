@@ -181,6 +181,10 @@ class Order:
         """Return the lane that what says this one is in: itself, or the default where there is none such."""
         return lane if lane in self._lines else DEFAULT_LANE
 
+    def is_open(self, lane: str) -> bool:
+        """Return whether a lane may give any now, or that which stands for it."""
+        return self._line(lane).room != 0
+
     def length(self, lane: str) -> int:
         """Return how many of a lane are ready."""
         return self._lines[lane].length

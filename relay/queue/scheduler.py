@@ -119,13 +119,15 @@ class Scheduler:
         before = None if message is None else message.state
         return before if message is not None and self._become(message, Move.SEIZE) else None
 
-    def put_back(self, queue_id: QueueId, state: State, recipients_left: int | None = None) -> None:
-        """Put a message that was seized into a state, with so many recipients by now; None: as many."""
+    def put_back(
+        self, queue_id: QueueId, state: State, left: tuple[int, tuple[tuple[str, int], ...]] | None = None
+    ) -> None:
+        """Put a message that was seized into a state; `left` are its recipients and their domains by now."""
         message = self._messages.get(queue_id)
         if message is not None and message.state is State.ACTIVE:
             message.state = state
-            if recipients_left is not None:
-                message.recipients_left = recipients_left
+            if left is not None:
+                message.recipients_left, message.domains = left
             self.add(message)
 
     def attempted(
@@ -214,7 +216,7 @@ class Scheduler:
         """Return the lanes that have mail and may give nothing; none where some other mail may go now."""
         if self._order.most({}):
             return []
-        return [lane for lane in self._opens_at_ns if self._order.length(lane)]
+        return [lane for lane in self._opens_at_ns if self._has_mail(lane)]
 
     def next_place(self) -> Hashable:
         """Return the place that is due next; None if none is, or some mail may go now."""
@@ -260,7 +262,7 @@ class Scheduler:
             return AT_ONCE_NS
         while self._deferred and not self._is_deferred_until(self._deferred[0][1], self._deferred[0][0]):
             heapq.heappop(self._deferred)
-        dues = [at_ns for lane, at_ns in self._opens_at_ns.items() if self._order.length(lane)]
+        dues = [at_ns for lane, at_ns in self._opens_at_ns.items() if self._has_mail(lane)]
         if self._deferred:
             dues.append(self._deferred[0][0])
         if (place_due_ns := self._parking.next_due_ns()) is not None:
@@ -482,14 +484,22 @@ class Scheduler:
 
     def _from_suspects(self, now_ns: int) -> QueueId | None:
         """Have a suspect go, since no other can; return the message that goes next by now."""
-        while self._suspects:
-            queue_id = self._probing = next(iter(self._suspects))
-            del self._suspects[queue_id]
-            if (message := self._messages.get(queue_id)) is not None:
+        for queue_id in self._suspects:
+            message = self._messages.get(queue_id)
+            # Ahead of a lane that is closed it would go before others there, once that opens.
+            if message is not None and self._order.is_open(message.lane):
+                del self._suspects[queue_id]
+                self._probing = queue_id
                 self._order.add_ahead(queue_id, message.lane, message.since_ns, is_first=False)
-                if (first := self._order.first(now_ns)) is not None:
-                    return first
+                return self._order.first(now_ns)
         return None
+
+    def _has_mail(self, lane: str) -> bool:
+        """Return whether something of a lane waits for its turn, or is suspect."""
+        suspects = (self._messages.get(queue_id) for queue_id in self._suspects)
+        return bool(self._order.length(lane)) or any(
+            message is not None and self._order.home_of(message.lane) == lane for message in suspects
+        )
 
     def _is_ready(self, message: Queued) -> bool:
         return message.state is State.WAITING and (message.place is None or self._parking.is_let(message))

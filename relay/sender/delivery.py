@@ -195,7 +195,9 @@ class Delivery:
             outcome = await self._speak(attempt, reservation)
             is_over = outcome.is_over
         except asyncio.CancelledError:
+            # Its grace is over, and perhaps only its upstream leaves the policy: others may go on with it.
             is_over = False
+            self._scheduler.give_back(queued.queue_id, "its transaction did not end in time")
             raise
         except (Corrupt, Absent):
             # It was set aside, and has been told of; nothing of it was relayed.

@@ -68,11 +68,17 @@ class Attempt:
 
         First come those that were not tried yet; `tried` None: as before the attempt.
         """
-        before = self.queued.tried if tried is None else tried
-        left = [index for index in self.message.left if index not in gone]
-        in_order = [i for i in left if i not in before] + [i for i in left if i in before]
-        addresses = (self.message.envelope.recipients[index] for index in in_order)
-        return tuple(run_of(domain, count) for domain, count in runs(addresses))
+        return domains_left(self.message, gone, self.queued.tried if tried is None else tried)
+
+
+def domains_left(
+    message: Message, gone: Collection[int], tried: Collection[int]
+) -> tuple[tuple[str, int], ...]:
+    """Return the domains of a message's recipients left but for some, those not tried yet first."""
+    left = [index for index in message.left if index not in gone]
+    in_order = [i for i in left if i not in tried] + [i for i in left if i in tried]
+    addresses = (message.envelope.recipients[index] for index in in_order)
+    return tuple(run_of(domain, count) for domain, count in runs(addresses))
 
 
 class Settling:

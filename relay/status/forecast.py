@@ -65,6 +65,9 @@ class Look:
         self._due_ns = [queued.due_at_ns for queued in self._queue]
         self._left = [queued.recipients_left for queued in self._queue]
         self._places = [queued.place for queued in self._queue]
+        # Of one instant with `_left`: the estimate has no answer to domains of more recipients, or of fewer.
+        self._domains = [queued.domains for queued in self._queue]
+        self._tried = [queued.tried for queued in self._queue]
         self._line = scheduler.twin()
         self._rests_of = scheduler.sender_pauses.rests_of
         self._dispatcher = dispatcher
@@ -80,10 +83,13 @@ class Look:
     def messages(self) -> list[Queued]:
         """Return copies of all messages, as they were at that instant; takes time in proportion to them."""
         copies = []
-        columns = zip(self._queue, self._states, self._due_ns, self._left, self._places, strict=True)
-        for queued, state, due_at_ns, left, place in columns:
+        where = zip(self._states, self._due_ns, self._places, strict=True)
+        whose = zip(self._left, self._domains, self._tried, strict=True)
+        columns = zip(self._queue, where, whose, strict=True)
+        for queued, (state, due_at_ns, place), (left, domains, tried) in columns:
             twin = copy(queued)
-            twin.state, twin.due_at_ns, twin.recipients_left, twin.place = state, due_at_ns, left, place
+            twin.state, twin.due_at_ns, twin.place = state, due_at_ns, place
+            twin.recipients_left, twin.domains, twin.tried = left, domains, tried
             copies.append(twin)
         return copies
 

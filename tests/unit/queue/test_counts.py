@@ -68,7 +68,9 @@ def _do(scheduler: Scheduler, act: str, queue_id: QueueId, more: int, now_ns: in
             scheduler.move(queue_id, f"lane {more}")
         case "report":
             if (before := scheduler.seize(queue_id)) is not None:
-                scheduler.put_back(queue_id, State.REPORTING if more else before, more)
+                scheduler.put_back(
+                    queue_id, State.REPORTING if more else before, (more, ()) if more else None
+                )
         case _:
             getattr(scheduler, act)(queue_id)
 

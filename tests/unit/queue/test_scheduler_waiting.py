@@ -158,3 +158,25 @@ def test_what_is_not_sent_is_no_part_of_its_lanes_share() -> None:
         scheduler.add(_message(name.upper()))
     # Who had nothing to send has saved nothing.
     assert _take(scheduler) == "aAbBcCdD"
+
+
+def test_behind_a_closed_lane_the_refused_longest_ago_is_next() -> None:
+    scheduler = Scheduler()
+    scheduler.arrange(LANES, Price(), 100)
+    for name in "abc":
+        scheduler.add(_message(name, lane="list"))
+    proved = ""
+    for now_ns in range(1, 7):
+        # The window opens for one, which is refused; then the lane has no room.
+        scheduler.let_lane("list", 1, 0)
+        refused = scheduler.next_ready(now_ns)
+        assert refused is not None
+        proved += refused.queue_id
+        scheduler.reserved(refused.queue_id, 1)
+        scheduler.doubt("bad")
+        refused.refusals = REFUSALS_IN_PLACE
+        scheduler.refused(refused.queue_id, 1, "421 no")
+        scheduler.let_lane("list", 0, now_ns + 1)
+        assert not scheduler.has_ready(now_ns)
+        assert scheduler.next_due_at_ns() == now_ns + 1
+    assert proved == "abcabc"

@@ -370,3 +370,22 @@ async def test_the_spool_stays_ours_until_all_is_finished(tmp_path: Path) -> Non
             MaildirSpool(str(policy.spool), RealDisk(), SystemClock())
         await relay.__aexit__(None, None, None)
         MaildirSpool(str(policy.spool), RealDisk(), SystemClock()).close()
+
+
+async def test_what_a_former_upstream_is_too_slow_to_end_goes_through_the_new_one(tmp_path: Path) -> None:
+    never = asyncio.Event()
+    async with (
+        Smarthost(Script(rcpt=[Until(never), "250 ok"])) as old,
+        Smarthost() as new,
+        Relay(policy_through(tmp_path, "old", old.port)) as relay,
+    ):
+        relay.accept()
+        await relay.until(lambda: any(command.startswith("RCPT") for command in old.commands))
+        former = relay.sender.dispatchers["old"]
+        await relay.sender.apply(policy_through(tmp_path, "new", new.port))
+        # Its grace is over.
+        await former.stop(0.0)
+        await relay.until(lambda: new.relayed)
+
+        assert old.relayed == []
+        await relay.until_empty()

@@ -14,10 +14,11 @@ from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
+from relay.control.operations import OK
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
-from relay.queue.scheduler import Queued
+from relay.queue.scheduler import Queued, State
 from relay.spool.durable import RealDisk
 from relay.status.snapshot import MessageView, QueueState, UpstreamStatus
 from relay.status.watch import FEW
@@ -295,3 +296,42 @@ async def test_a_long_queue_is_foreseen_when_asked_and_its_drain_kept(tmp_path: 
         assert max(eta for eta in etas if eta is not None) == drained_at_ns
         for number in range(2 * FEW):
             relay.sender.scheduler.remove(QueueId(f"{number:016d}"))
+
+
+BY_DOMAIN = ", limits: [{recipients: 1000, per: 1h, for_each: recipient_domain}]"
+
+
+def refused_in_part(argument: str) -> str:
+    """Refuse one recipient in words that no rule knows, and another one for now."""
+    if "gone@" in argument:
+        return "550 Administrative prohibition"
+    return "451 4.2.1 not now" if "late@" in argument else "250 ok"
+
+
+async def test_what_waits_can_be_listed_though_its_attempt_ends_meanwhile(tmp_path: Path) -> None:
+    held = asyncio.Event()
+    script = Script(connect=[Until(held), "220 ready"], rcpt=refused_in_part)
+    rest = "retry: {min: 1h, max: 4h, lifetime: 5d}"
+    async with Smarthost(script) as host, Relay(policy_of(tmp_path, host.port, BY_DOMAIN, rest)) as relay:
+        queue_id = relay.accept("late@x.example", "quick@y.example")
+        await relay.until(lambda: (it := relay.queued(queue_id)) and it.state is State.WAITING)
+        listing = relay.watch.listing()
+        held.set()
+        await relay.until(lambda: (it := relay.queued(queue_id)) and it.state is State.DEFERRED)
+
+        (message,) = await asyncio.to_thread(listing.messages)
+        assert (message.state, message.recipients_left) == (QueueState.WAITING, 2)
+
+
+async def test_what_is_left_of_a_believed_message_can_be_foretold(tmp_path: Path) -> None:
+    script = Script(rcpt=refused_in_part)
+    rest = "retry: {min: 1h, max: 4h, lifetime: 5d}"
+    async with Smarthost(script) as host, Relay(policy_of(tmp_path, host.port, BY_DOMAIN, rest)) as relay:
+        queue_id = relay.accept("gone@x.example", "late@y.example")
+        await relay.until(lambda: (it := relay.queued(queue_id)) and it.state is State.DEFERRED)
+        assert await relay.operator.resume("isp", believes=True) == OK
+
+        (message,) = await relay.operator.queue()
+        assert message.recipients_left == 1
+        assert (queued := relay.queued(queue_id)) is not None
+        assert queued.domains == (("y.example", 1),)
