@@ -31,5 +31,4 @@ STOPS_THE_START = "no relay starts on it"
 
 
 def unreadable(path: str, why: str | None, becomes: str = "left where it is, and tried again") -> Finding:
-    """Return what there is to say of a file that the disk does not give us now, whatever it is."""
     return Finding(path, "unreadable", f"cannot be read now: {why}", becomes, "see to the disk")

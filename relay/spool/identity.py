@@ -53,7 +53,6 @@ def report_id(queue_id: QueueId) -> QueueId:
 
 
 def warning_id(queue_id: QueueId) -> QueueId:
-    """Return the id of the delay warning about a message."""
     return QueueId(queue_id[:16] + WARNING_SUFFIX)
 
 

@@ -65,8 +65,6 @@ class AnotherMessage(Corrupt):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The first line, decoded and checked."""
-
     content_bytes: int
     envelope_bytes: int
     recipient_count: int
@@ -131,7 +129,7 @@ class Opened:
 
 
 def encode_header(content_bytes: int, envelope: bytes, recipient_count: int, shape: Shape, crc: int) -> bytes:
-    """Return the header of a file; `crc` is that of the content, `shape` its needs."""
+    """`crc` is that of the content, `shape` its needs."""
     flags = b"%c%c" % (b"8" if shape.eight_bit else b"-", b"u" if shape.smtputf8 else b"-")
     start = b"%s%015d %010d %07d %s %08x %08x " % (
         MAGIC,
@@ -220,10 +218,7 @@ def decode_envelope(queue_id: QueueId, header: Header, raw: bytes) -> Opened:
 
 
 def shape_of(envelope: Envelope, size_bytes: int, *, eight_bit: bool) -> Shape:
-    """Return what a message needs from an upstream.
-
-    SMTPUTF8 that was asked for but not used (all ASCII) is not needed (RFC 6531, 3.6).
-    """
+    """SMTPUTF8 that was asked for but not used (all ASCII) is not needed (RFC 6531, 3.6)."""
     addresses: Sequence[str] = (envelope.reverse_path, *envelope.recipients)
     is_used = eight_bit or not all(map(str.isascii, addresses))
     return Shape(size_bytes, eight_bit, envelope.smtputf8 and is_used)

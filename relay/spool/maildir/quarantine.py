@@ -24,8 +24,6 @@ _LEFT_FOR_LONG = "left where it is, and tried again by the next start"
 
 
 class Quarantine:
-    """Moves files to corrupt/, and knows those that had to stay where they are."""
-
     def __init__(self, disk: Disk, layout: Layout, on_corrupt: Callable[[str, str], None]) -> None:
         """`on_corrupt` is told the name and the fault of each file."""
         self._disk = disk
@@ -33,7 +31,6 @@ class Quarantine:
         self._on_corrupt = on_corrupt
         self._told: set[str] = set()
         self.moved = 0
-        """How many files were moved."""
         self.count = 0
         """How many are there, those included that cannot be moved."""
         self.stuck: dict[QueueId, dict[str, str]] = {}
@@ -63,10 +60,7 @@ class Quarantine:
         return True
 
     def move_unusable(self, path: str, error: OSError, prefix: str) -> None:
-        """Move a file that cannot be opened or read; tell of one that the disk only does not give us now.
-
-        Raises the error where it is about us or the disk.
-        """
+        """Move it, or leave it if the disk only fails now.  Raises an error about us or the disk itself."""
         if files.is_not_now(error):
             self.tell_once(prefix + path.rpartition("/")[2], f"cannot be read, and is left: {error.strerror}")
         else:
@@ -84,7 +78,6 @@ class Quarantine:
         self.stuck[name] = {**places, path: f"{fault}; {why}" if fault else why}
 
     def forget(self, path: str) -> None:
-        """Take a file off the list that is no longer where it was left."""
         name = QueueId(path.rpartition("/")[2])
         places = self.stuck.get(name, {})
         if places.pop(path, None) is not None:
@@ -99,7 +92,6 @@ class Quarantine:
         return [path for path in chain(*self.stuck.values()) if path.rpartition("/")[0] in among]
 
     def tell_once(self, name: str, fault: str) -> None:
-        """Tell what is wrong with a file; once, however often it is met."""
         if name not in self._told:
             self._told.add(name)
             self._on_corrupt(files.describe(name), fault)
