@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is not as a relay at rest leaves it."""
-
     path: str
     kind: str
     """A word for programs, such as `corrupt_message`."""

@@ -293,7 +293,6 @@ class MaildirSpool:
             return files.read(self._disk, path, queue_id, with_content=with_content)
 
     def _read_again(self, queue_id: QueueId) -> Opened:
-        """Read a message, but its recipients only if they are not known."""
         if (known := self._memory.known(queue_id)) is None:
             return self._read(queue_id, with_content=True)
         with self._faults_of(queue_id) as path:

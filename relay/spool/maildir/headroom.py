@@ -134,7 +134,7 @@ Self_ = TypeVar("Self_", bound=HasReserve)
 def gives_way(
     method: Callable[Concatenate[Self_, Asked], Returned],
 ) -> Callable[Concatenate[Self_, Asked], Returned]:
-    """Call a method that may be called again once more, without the reserve, where it met a full disk."""
+    """Where a repeatable method met a full disk, spend the reserve and call it once more."""
 
     @functools.wraps(method)
     def with_less(self: Self_, /, *args: Asked.args, **kwargs: Asked.kwargs) -> Returned:

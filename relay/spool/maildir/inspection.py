@@ -174,7 +174,7 @@ class Inspector:
                     self._find(path, "format", what, STOPS_THE_START, "use the version that wrote it")
 
     def _is_ours(self, path: str, is_ours: Callable[[Disk, int], bool]) -> bool:
-        """Return whether we may have written a file, also where the disk does not let us see that now."""
+        """Say yes also where the disk does not let us see the file now."""
         try:
             return foreign.why_not_ours(self._disk, path, is_ours, self._disk.open_read) is None
         except OSError as error:

@@ -7,17 +7,15 @@ One line a fact, each with its own CRC-32:
     out ID RELAYED BOUNCED EXPIRED DELETED             finished; durable before its file goes
     aside ID                                           its file was in corrupt/ at the last start
 
-So accepted = relayed + bounced + expired + deleted + what is queued, and both sides come
-from different places: the ledger says what should be queued, the disk what is.  A crash
-between a message's `out` and its removal is seen at the next start, which removes the
+So accepted = relayed + bounced + expired + deleted + queued.  The ledger says what should be queued,
+the disk what is.  After a crash between a message's `out` and its removal, the next start removes the
 file and does not count it again.
 
-It is an account, not a state: no message that has a recipient left is sent, kept or
-removed because of it, and a damaged line costs only its figures.  Only of a report or a
-warning that went before its message could end, or could be marked, does it alone tell
-that it was there; so its `out` stays for as long as its message.  An `out` whose `in` a
-crash tore counts for both.  The file is rewritten when it has grown long; before, the
-removals that it tells of must be durable, because the new file forgets them.
+It is an account, not a state: no message that has a recipient left is sent, kept or removed because
+of it, and a damaged line costs only its figures.  Only of a report or a warning that went before its
+message could end, or could be marked, does it alone tell that it was there; so its `out` stays for as
+long as its message.  An `out` whose `in` a crash tore counts for both.  The file is rewritten when it
+has grown long; the removals that it tells of must be durable before, because the new file forgets them.
 """
 
 import re

@@ -6,15 +6,13 @@ r"""The bytes of one message file, version 1.
     Tfirst@recipient.example\n
     Dsecond@recipient.example\n
 
-A header of fixed length; the content; the envelope behind it, so that content can be
-streamed to disk before its length is known.  Decimal and hexadecimal fields have fixed
-widths, so the header is written last in place.  Each recipient is one line whose first
-byte is its status: the only bytes that ever change once a file is published, but for the
-last one of the header (`-`, or `W` once the sender was warned of a delay).
+The envelope stands behind the content, so that content can be streamed to disk before its length is
+known.  Decimal and hexadecimal fields have fixed widths, so the header is written last in place.  Each
+recipient is one line whose first byte is its status.  Only these bytes change once a file is published,
+and the last one of the header (`-`, or `W` once the sender was warned of a delay).
 
-Every part has a CRC-32: the envelope's counts each status as `T`, the header's stops
-before itself.  A file that does not match in length, checksum or id is `Corrupt`.
-Encoding and decoding only: no I/O.
+Every part has a CRC-32: the envelope's counts each status as `T`, the header's stops before itself.
+A file that does not match in length, checksum or id is `Corrupt`.  Encoding and decoding only: no I/O.
 """
 
 import json

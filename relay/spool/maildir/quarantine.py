@@ -25,7 +25,6 @@ _LEFT_FOR_LONG = "left where it is, and tried again by the next start"
 
 class Quarantine:
     def __init__(self, disk: Disk, layout: Layout, on_corrupt: Callable[[str, str], None]) -> None:
-        """`on_corrupt` is told the name and the fault of each file."""
         self._disk = disk
         self._layout = layout
         self._on_corrupt = on_corrupt
@@ -69,7 +68,7 @@ class Quarantine:
     def leave(self, path: str, why: str, fault: str = "") -> None:
         """Tell of a file that stays where it is, and list it; `fault` is what is known to be wrong with it.
 
-        Whoever is left again goes behind the others.
+        A file that is left again goes behind the others.
         """
         name = QueueId(path.rpartition("/")[2])
         self.tell_once(name, why)
@@ -202,7 +201,7 @@ def _clear_the_notes(disk: Disk, layout: Layout, aside: Quarantine) -> None:
 
 
 def _is_socket(disk: Disk, path: str) -> bool:
-    """Return whether it cannot be opened as only a socket cannot (open(2))."""
+    """Tell a socket by how its opening fails (open(2))."""
     try:
         disk.close(disk.open_read(path))
     except OSError as error:

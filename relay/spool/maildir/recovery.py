@@ -110,7 +110,7 @@ def forget_removals(disk: Disk, layout: Layout, ledger: Ledger, aside: quarantin
 
 
 def _unread(ledger: Ledger, aside: quarantine.Quarantine) -> set[QueueId]:
-    """Return who was counted out and cannot be read now: it may be there, and must not be counted twice."""
+    """Return what was counted out and cannot be read now: it may be there, and must not count twice."""
     return ledger.closed & aside.stuck.keys()
 
 
