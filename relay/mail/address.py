@@ -61,8 +61,6 @@ class NonAsciiAddress(ValueError):  # noqa: N818 - as above
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """The argument of MAIL or RCPT, taken apart."""
-
     address: str
     """Without the brackets; `""` for the null reverse-path."""
     parameters: Mapping[str, str | None]

@@ -74,7 +74,6 @@ class Boots:
         return BootsRecord(tuple(self._stretches), dict(self._met_at_ns))
 
     def forget_but(self, boot_ids: Collection[str]) -> None:
-        """Forget the unknown boots of which no message is queued any more."""
         for boot_id in self._met_at_ns.keys() - set(boot_ids):
             del self._met_at_ns[boot_id]
 

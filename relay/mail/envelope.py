@@ -49,8 +49,6 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the upstream must be able to carry for this message to arrive unbroken."""
-
     size_bytes: int
     """Octets of the content as it will be sent, before dot-stuffing; for SIZE= (RFC 1870)."""
     eight_bit: bool

@@ -323,7 +323,7 @@ def _mta_name(host: str) -> str:
 
 
 def _folded(lead: str, text: str, indent: str = " ") -> Iterator[str]:
-    """Fold at 76 characters where words allow it; a word that is too long is cut, so that no line reaches 998."""
+    """Fold at 76 characters where words allow it; long words are cut, so that no line reaches 998."""
     line = lead
     for word in _words(text):
         if len(line) + 1 + len(word) <= _LINE_CHARACTERS:
