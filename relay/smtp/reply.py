@@ -77,8 +77,6 @@ _ENHANCED = re.compile(r"([245]\.[0-9]{1,3}\.[0-9]{1,3})(?:\s|\Z)")
 
 
 class ReplyParser:
-    """Turns bytes into replies: feed it what arrives, take whole replies out."""
-
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._lines: list[bytes] = []

@@ -116,11 +116,9 @@ class ServerTerms:
 
 
 class SessionOwner(Protocol):
-    """Whom a machine asks about things that are not SMTP's.  Each returns a refusal, or None; cheap."""
+    """Answers what is not SMTP's.  Each method returns a refusal, or None; cheap."""
 
-    def sender_refusal(self, size_bytes: int) -> str | None:
-        """Judge a MAIL with this declared size."""
-        ...
+    def sender_refusal(self, size_bytes: int) -> str | None: ...
 
     def recipient_refusal(self, recipient: str) -> str | None: ...
 
@@ -193,7 +191,6 @@ class SessionMachine:
 
     @property
     def protocol(self) -> str:
-        """Return the `with` of a Received line for the transaction under way."""
         smtputf8 = self.transaction is not None and self.transaction.smtputf8
         return protocol_name(
             extended=self._is_extended,
