@@ -1,18 +1,17 @@
 """The grammar of addresses, and of the path and parameters of MAIL and RCPT.  Pure.
 
-Bytes in, the same bytes out: an address is what stood between the angle brackets, or it
-is refused; nothing is decoded, folded, unquoted or repaired.  Only to be compared it has a
-second form, which is never sent: `comparable`.  The grammar is that of
-RFC 5321, 4.1.2 and 4.1.3, with UTF-8 where RFC 6531, 3.3 puts it, less
+Bytes in, the same bytes out: an address is what stood between the angle brackets, or it is refused;
+nothing is decoded, folded, unquoted or repaired.  Its second form, `comparable`, is never sent.
+The grammar is that of RFC 5321, 4.1.2 and 4.1.3, with UTF-8 where RFC 6531, 3.3 puts it, less
 
 - source routes (`<@a,@b:c@d>`), which RFC 5321, C deprecates;
 - `<Postmaster>` without a domain: this host has no mailboxes, and passed on it would
   reach the upstream's postmaster instead of ours;
 - address literals other than IPv4 and IPv6 (no other tag is registered).
 
-One thing is looser: spaces between `FROM:` or `TO:` and the path, which many old
-clients send, are skipped.  Two limits are those of RFC 5321, 4.5.3.1: local part 64
-octets, domain 255; a path is at most 254 octets without its brackets.
+One thing is looser: spaces between `FROM:` or `TO:` and the path, which many old clients send, are
+skipped.  Limits are those of RFC 5321, 4.5.3.1: local part 64 octets, domain 255, path 254 without
+its brackets.
 """
 
 import contextlib
@@ -62,8 +61,6 @@ class NonAsciiAddress(ValueError):  # noqa: N818 - as above
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """The argument of MAIL or RCPT, taken apart."""
-
     address: str
     """Without the brackets; `""` for the null reverse-path."""
     parameters: Mapping[str, str | None]
@@ -94,10 +91,7 @@ def parse_forward_path(argument: bytes, *, smtputf8: bool) -> Path:
 
 @lru_cache(1024)  # the same senders over and over
 def is_valid_address(text: str, *, smtputf8: bool) -> bool:
-    """Return whether an address may be sent as `<text>`; False for `""`.
-
-    For the way out: what was stored is checked by the grammar that let it in.
-    """
+    """Check for the way out what was stored, by the grammar that let it in; False for `""`."""
     try:
         raw = text.encode("utf-8")
         match = _MAILBOX.fullmatch(raw)
@@ -134,10 +128,7 @@ def folded(text: str) -> str:
 
 @lru_cache(4096)
 def comparable_domain(domain: str) -> str:
-    """Return what all spellings of one domain have in common: without case, final dot and U-labels.
-
-    Also of an address literal, and of a pattern of a domain.
-    """
+    """Return a domain, literal or pattern without case, final dot and U-labels, to be compared."""
     domain = folded(domain)
     if domain.startswith("[") and domain.endswith("]"):
         return f"[{_comparable_literal(domain[1:-1])}]"
@@ -166,7 +157,6 @@ def _comparable_label(label: str) -> str:
 
 
 def _split_path(argument: bytes) -> tuple[bytes, bytes]:
-    """Return what is between the brackets, checked, and what follows them."""
     if not argument.startswith(b"<"):
         raise MalformedAddress("the address must stand in angle brackets")
     if argument.startswith(b"<>"):
@@ -179,7 +169,6 @@ def _split_path(argument: bytes) -> tuple[bytes, bytes]:
 
 
 def _why_malformed(argument: bytes) -> str:
-    """Say what is wrong with a path that the grammar did not match."""
     inside = argument[1:].partition(b">")[0]
     if _CONTROL.search(inside):
         return "control characters are not allowed in an address"

@@ -1,18 +1,17 @@
 """How old a message is: the time that a relay of its spool witnessed since it came in.  Pure.
 
-The wall clock may be wrong on either side of a restart: a machine without a battery starts
-in the past, and NTP sets it right later.  So no message grows older by it.  A message has
-the boot and the boottime of its acceptance.  Within that boot its age is exact, whether a
-relay ran or not, and whatever the wall clock did.  Over boots a small record goes on: for
-each stretch of one boot in which relays of this spool ran, from when until when.
+The wall clock may be wrong on either side of a restart: a machine without a battery starts in the
+past, and NTP sets it right later.  So no message grows older by it.  A message has the boot and the
+boottime of its acceptance, and within that boot its age is exact.  Over boots a small record goes on:
+for each stretch of one boot in which relays of this spool ran, from when until when.
 
-The law: **a message is never taken to be older than it is.**  What no relay witnessed is no
-age: the time that the host was off, and what came behind the last record before a crash.
+The law: **a message is never taken to be older than it is.**  What no relay witnessed is no age: the
+time that the host was off, and what came behind the last record before a crash.
 The price: a message expires later by that time.
 
-A boot that the record does not know (it was lost, or the message came from another spool)
-counts from when a relay first met a message of it.  So does a message of a version that
-kept no boot, and no longer than the wall clock says.
+A boot that the record does not know (it was lost, or the message came from another spool) counts from
+when a relay first met a message of it.  So does a message of a version that kept no boot, and no
+longer than the wall clock says.
 """
 
 from collections.abc import Callable, Collection
@@ -50,16 +49,12 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class BootsRecord:
-    """What is kept over a restart."""
-
     stretches: tuple[Stretch, ...] = ()
     met_at_ns: dict[str, int] = field(default_factory=dict)
     """Of boots without a stretch: what had been witnessed when a message of it was first met."""
 
 
 class Boots:
-    """The boots of one spool, seen from this one."""
-
     def __init__(self, boot_id: str, now_ns: int, record: BootsRecord | None = None) -> None:
         """Go on from what was kept; `now_ns` is boottime."""
         record = record or BootsRecord()
@@ -73,14 +68,12 @@ class Boots:
         self._boot_id = boot_id
 
     def record(self, now_ns: int) -> BootsRecord:
-        """Return what a restart has to know, as of now."""
         last = self._stretches[-1]
         self._stretches[-1] = replace(last, until_ns=max(last.until_ns, now_ns))
         del self._stretches[:-MOST_STRETCHES]
         return BootsRecord(tuple(self._stretches), dict(self._met_at_ns))
 
     def forget_but(self, boot_ids: Collection[str]) -> None:
-        """Forget the unknown boots of which no message is queued any more."""
         for boot_id in self._met_at_ns.keys() - set(boot_ids):
             del self._met_at_ns[boot_id]
 
@@ -100,10 +93,7 @@ class Boots:
         return min(here_ns, now_ns)
 
     def here(self, boot_id: str, at_ns: int) -> int | None:
-        """Return an instant of a boot in this boot's time, none later than the last that was witnessed there.
-
-        None for a boot that the record does not know.
-        """
+        """Return an instant in this boot's time, at most the last witnessed; None for an unknown boot."""
         if boot_id == self._boot_id:
             return at_ns
         its = [stretch for stretch in self._stretches if stretch.boot_id == boot_id]

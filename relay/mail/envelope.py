@@ -1,8 +1,8 @@
 """The envelope, and what is known about a message apart from its content.  Pure.
 
-Addresses are `str` that passed `relay.mail.address` at the door: what the client sent
-between the angle brackets, byte for byte (UTF-8 only where SMTPUTF8 was asked for,
-RFC 6531).  Nothing here parses, folds case or compares domains.
+An address is a `str` that passed `relay.mail.address`: what the client sent between the angle
+brackets, byte for byte (UTF-8 only where SMTPUTF8 was asked for, RFC 6531).
+Does not: parse, fold case or compare domains.
 """
 
 import re
@@ -13,17 +13,14 @@ QueueId = NewType("QueueId", str)
 """The name of a message while it is queued: unique for ever, sorts by time."""
 
 QUEUE_ID_PATTERN = re.compile(r"[0-9a-z]{16}[rw]?\Z")
-"""Sixteen characters for a message that came in; one more for the report (`r`) or
-the delay warning (`w`) about it.  Checked before an id becomes part of a path."""
+"""Sixteen characters; one more for the report (`r`) or the delay warning (`w`) about a message.
+Checked before an id becomes part of a path.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """Who sends to whom, and how the message came to us.
-
-    `reverse_path` is `""` for the null reverse-path `<>` (RFC 5321, 4.5.5), which is
-    how reports travel and which is never answered by another report.
-    """
+    """`reverse_path` is `""` for the null reverse-path `<>` (RFC 5321, 4.5.5), as reports have it."""
 
     reverse_path: str
     recipients: tuple[str, ...]
@@ -52,8 +49,6 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the upstream must be able to carry for this message to arrive unbroken."""
-
     size_bytes: int
     """Octets of the content as it will be sent, before dot-stuffing; for SIZE= (RFC 1870)."""
     eight_bit: bool

@@ -4,10 +4,7 @@ from collections.abc import Iterator
 
 
 def header_fields(head: bytes) -> Iterator[tuple[str, str]]:
-    """Yield name and value of each field of a header section, unfolded, until an empty line or the end.
-
-    Names are in lower case; values as they are, with runs of white space as one space.
-    """
+    """Names are in lower case; values unfolded, with runs of white space as one space."""
     name, value = "", ""
     for line in head.partition(b"\r\n\r\n")[0].split(b"\r\n"):
         text = line.decode("utf-8", "replace")

@@ -9,8 +9,6 @@ Record = TypeVar("Record")
 
 
 class KeptFormat(Generic[Record]):
-    """The format of one kind of record."""
-
     def __init__(self, kind: type[Record], of: str, fault: Callable[[Record], str]) -> None:
         """`of` says what it is a record of; `fault` what makes no sense in one, or nothing."""
         self._adapter = TypeAdapter(kind)
@@ -18,7 +16,6 @@ class KeptFormat(Generic[Record]):
         self._fault = fault
 
     def render(self, record: Record) -> bytes:
-        """Return a record as the bytes of its file."""
         return self._adapter.dump_json(record, indent=1) + b"\n"
 
     def parse(self, content: bytes) -> Record:
@@ -33,8 +30,5 @@ class KeptFormat(Generic[Record]):
 
 
 def shift_ns(written_at_ns: int, written_wall_ns: int, now_ns: int, wall_ns: int) -> int:
-    """Return what to add to an instant of another boot to have it in this boot's time, by the wall clock.
-
-    No time has passed for a wall clock that was set back meanwhile.
-    """
+    """By the wall clock; no time has passed for one that was set back meanwhile."""
     return now_ns - max(0, wall_ns - written_wall_ns) - written_at_ns

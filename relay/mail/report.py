@@ -1,16 +1,13 @@
 r"""Reports: what a sender is told when mail failed or is late (RFC 3464 in RFC 6522).  Pure.
 
-Guarantees: the same input gives the same bytes, so that a report published twice after
-a crash is one report; every line ends in CRLF and is at most 998 octets; everything is
-7-bit, but for the To: line of a sender whose address is not ASCII, who can only be
-reached by SMTPUTF8 anyway; nothing that came from outside can begin a header field, end
-a part or reach a terminal as a control character; the cost is linear in the recipients.
-Non-ASCII recipients stand as `utf-8; …\x{HEX}…` (utf-8-addr-xtext, RFC 6533, 3), the
-form that is right inside a 7-bit `message/delivery-status`.  Where all are such, the other
-parts are base64: Mailman's parser takes no such address, and guesses then at whatever
-text it finds, an upstream's reply or the original Subject, who else has failed.
-Does not: decide who failed, whether a report is owed, or who is told (the spool's notes
-and the service do).
+Guarantees: the same input gives the same bytes, so that a report published twice after a crash is one
+report; every line ends in CRLF and is at most 998 octets; all is 7-bit, but for the To: line of a
+sender whose address is not ASCII, who can only be reached by SMTPUTF8 anyway; no foreign text can
+begin a header field, end a part or reach a terminal as a control character; the cost is linear in the
+recipients.  Non-ASCII recipients stand as `utf-8; …\x{HEX}…` (utf-8-addr-xtext, RFC 6533, 3), right
+inside a 7-bit `message/delivery-status`.  Where all are such, the other parts are base64: Mailman's
+parser takes no such address, and guesses from whatever text it finds who else has failed.
+Does not: decide who failed, whether a report is owed, or who is told.
 """
 
 import binascii
@@ -50,20 +47,15 @@ class Action(enum.StrEnum):
 
 
 class Reason(enum.StrEnum):
-    """Why nothing more is tried for a recipient."""
-
     BOUNCED = "bounced"
     """The upstream refused it for good."""
     EXPIRED = "expired"
     """It was tried for as long as the policy allows."""
     OPERATOR = "operator"
-    """An operator said so."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedMessage:
-    """The message that a report is about."""
-
     queue_id: QueueId
     envelope: Envelope
     header: bytes
@@ -72,8 +64,6 @@ class ReportedMessage:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What there is to say about one recipient."""
-
     recipient: str
     status: str
     """Enhanced status code, RFC 3463."""
@@ -99,10 +89,10 @@ _TITLES = {
 def failure_report(
     message: ReportedMessage, failures: Sequence[Failure], *, hostname: str, at_ns: int
 ) -> bytes:
-    """Return the whole content of the report that recipients failed.
+    """Return the whole content.
 
-    Raises ValueError for the null reverse-path (a report is never answered by another:
-    RFC 5321, 4.5.5) and when there is nobody to report.
+    Raises ValueError for the null reverse-path (a report is never answered by another: RFC 5321, 4.5.5)
+    and when there is nobody to report.
     """
     host = _word(hostname)
     opening = (
@@ -126,10 +116,7 @@ def delay_warning(
     at_ns: int,
     will_retry_until_ns: int,
 ) -> bytes:
-    """Return the whole content of the warning that recipients are still waiting.
-
-    Raises ValueError as `failure_report` does.
-    """
+    """Return the whole content.  Raises ValueError as `failure_report` does."""
     host = _word(hostname)
     opening = (
         f"This is the mail relay at {host}.\n\n"
@@ -147,8 +134,6 @@ def delay_warning(
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What differs between a failure report and a delay warning."""
-
     subject: str
     id_suffix: str
     opening: str
@@ -192,7 +177,6 @@ def _report(message: ReportedMessage, failures: Sequence[Failure], kind: _Kind) 
 
 
 def _explanation(failures: Sequence[Failure], kind: _Kind, *, is_guessed_at: bool) -> bytes:
-    """Return the part for people: who, why, and what happens now."""
     lines = kind.opening.split("\n")
     shown = failures[:SPELLED_OUT]
     for reason, title in _TITLES.items():
@@ -339,10 +323,7 @@ def _mta_name(host: str) -> str:
 
 
 def _folded(lead: str, text: str, indent: str = " ") -> Iterator[str]:
-    """Yield a lead and the words of a text on lines of 76 characters where words allow it.
-
-    The longest word is cut, so that no line reaches 998.
-    """
+    """Fold at 76 characters where words allow it; long words are cut, so that no line reaches 998."""
     line = lead
     for word in _words(text):
         if len(line) + 1 + len(word) <= _LINE_CHARACTERS:

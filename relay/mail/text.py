@@ -8,10 +8,9 @@ _PRINTABLE = re.compile(r"[ -~]*\Z")
 
 
 def clean(text: bytes | str) -> str:
-    """Return foreign text as printable ASCII on one line, cut to MAX_TEXT_CHARACTERS.
+    """Return printable ASCII on one line, cut to MAX_TEXT_CHARACTERS; tabs and line ends become spaces.
 
-    Everything that is not printable ASCII becomes `?`, tabs and line ends become
-    spaces: nothing from outside can break a log line, a header or a terminal.
+    Everything else becomes `?`: nothing from outside can break a log line, a header or a terminal.
     """
     decoded = text if isinstance(text, str) else text.decode("utf-8", "replace")
     if _PRINTABLE.match(decoded):  # nearly always, and ten times as fast

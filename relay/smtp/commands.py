@@ -36,8 +36,6 @@ _SIZE = re.compile(r"[0-9]{1,20}\Z")  # RFC 1870, 4
 
 
 class SmtpVerb(enum.StrEnum):
-    """The commands that our servers know."""
-
     HELO = "HELO"
     EHLO = "EHLO"
     STARTTLS = "STARTTLS"
@@ -54,7 +52,7 @@ class SmtpVerb(enum.StrEnum):
 
 
 class Refused(Exception):  # noqa: N818 - it is an answer to the client, not a fault of ours
-    """The command is refused; `reply` is the whole SMTP reply."""
+    """`reply` is the whole SMTP reply."""
 
     def __init__(self, reply: str) -> None:
         super().__init__(reply)
@@ -62,8 +60,6 @@ class Refused(Exception):  # noqa: N818 - it is an answer to the client, not a f
 
 
 class MailCommand(NamedTuple):
-    """What a MAIL command asked for."""
-
     reverse_path: str
     size_bytes: int
     """As declared by SIZE=, octets; 0 where it was not."""
@@ -73,7 +69,6 @@ class MailCommand(NamedTuple):
 
 
 def has_control(line: bytes) -> bool:
-    """Return whether a line holds an octet that no command may hold."""
     return _CONTROL.search(line) is not None
 
 

@@ -1,14 +1,12 @@
 """Content as it travels, dot-stuffed and ended, both ways (RFC 5321, 4.5.2).  Pure.
 
-Guarantees, out: however content is cut into chunks, the octets are the same; nothing but
-the stuffed dots and the final dot is added, nothing is changed or left out; the sequence
-CRLF.CRLF stands at the very end and nowhere else, and neither do the sequences that
-lenient servers take for it (LF.LF, CR.CR and their mixtures: SMTP smuggling).
-Guarantees, in: content ends at CRLF.CRLF and nowhere else (RFC 5321, 4.1.1.4), and a dot is
-taken off only after a true CRLF, however the network cut the octets.
-Assumes, out: what the spool holds has CRLF line ends only and ends in one; the listener saw
-to it.  Content that has not is refused here, before its end was sent: repairing it would
-break signatures, sending it as it is would let a message forge another.
+Guarantees, out: however content is cut into chunks, the octets are the same; only the stuffed dots and
+the final dot are added; CRLF.CRLF stands at the very end and nowhere else, and neither do the
+sequences that lenient servers take for it (LF.LF, CR.CR and their mixtures: SMTP smuggling).
+Guarantees, in: content ends at CRLF.CRLF and nowhere else (RFC 5321, 4.1.1.4), and a dot is taken off
+only after a true CRLF, however the network cut the octets.
+Assumes, out: what the spool holds has CRLF line ends only and ends in one.  Other content is refused
+here before its end was sent: a repair would break signatures, and unrepaired it could forge a message.
 """
 
 _END = b"\r\n.\r\n"
@@ -21,8 +19,6 @@ class UnsendableContent(Exception):  # noqa: N818 - it is what the spool held, a
 
 
 class DotStuffing:
-    """One content on its way out, chunk by chunk."""
-
     def __init__(self) -> None:
         self._last = b"\n"  # the last octet; content begins at the beginning of a line
 

@@ -99,5 +99,4 @@ def non_ascii(reason: str) -> str:
 
 
 def queued(queue_id: str) -> str:
-    """Return the reply that takes responsibility for a message."""
     return f"250 2.0.0 Ok: queued as {queue_id}"

@@ -1,14 +1,12 @@
 """Replies of an SMTP server, as values.  Pure.
 
-`ReplyParser` accepts the shape of RFC 5321, 4.2 and nothing looser: three digits, space
-or hyphen, text, CRLF; the same code on every line.  Peers that guess (`250ok` read as
-250, a mixed multi-line reply read by its last line) have marked mail as relayed that was
-not; here a reply that is not exactly one becomes a `MalformedReply`, which the caller
-treats as "unknown": close, keep the slot charged, try again.  Two things are let pass,
-since they change no meaning: a second digit above 5 (servers do send 571), and octets in
-the text that are not printable ASCII (`clean` takes them out).
-
-What a reply *means for us* is not decided here but in `relay.verdicts.verdict`.
+`ReplyParser` accepts the shape of RFC 5321, 4.2 and nothing looser: three digits, space or hyphen,
+text, CRLF; the same code on every line.  Peers that guess (`250ok` read as 250, a mixed multi-line
+reply read by its last line) have marked mail as relayed that was not.  Here any other reply is a
+`MalformedReply`, which the caller treats as "unknown": close, keep the slot charged, try again.
+Two things pass, since they change no meaning: a second digit above 5 (servers do send 571), and octets
+in the text that are not printable ASCII (`clean` takes them out).
+Does not: say what a reply means for us (`relay.verdicts.verdict`).
 """
 
 import enum
@@ -61,7 +59,6 @@ class Reply:
         return 500 <= self.code <= 599
 
     def __str__(self) -> str:
-        """Return the reply on one line, as a log or a report shows it."""
         return f"{self.code} {self.text}".rstrip()
 
 
@@ -80,8 +77,6 @@ _ENHANCED = re.compile(r"([245]\.[0-9]{1,3}\.[0-9]{1,3})(?:\s|\Z)")
 
 
 class ReplyParser:
-    """Turns bytes into replies: feed it what arrives, take whole replies out."""
-
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._lines: list[bytes] = []
@@ -100,8 +95,8 @@ class ReplyParser:
     def next_reply(self) -> Reply | None:
         """Take the first whole reply out, or None while it is not all here.
 
-        Raises MalformedReply, also when what is there can no longer become a reply of
-        bounded length; the parser is of no use afterwards.
+        Raises MalformedReply, also for what can no longer become a reply of bounded length; the parser is
+        of no use afterwards.
         """
         while (end := self._buffer.find(b"\n")) >= 0:
             line = bytes(self._buffer[: end + 1])

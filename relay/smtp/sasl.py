@@ -48,12 +48,9 @@ class Digest:
 
 
 Proof = Credentials | Digest
-"""What a client says to prove who it is."""
 
 
 class PasswordCheck(enum.Enum):
-    """What becomes of one proof."""
-
     RIGHT = enum.auto()
     WRONG = enum.auto()
     LATER = enum.auto()
@@ -61,8 +58,6 @@ class PasswordCheck(enum.Enum):
 
 
 class MalformedProof(Refused):
-    """The response is not a message of its mechanism."""
-
     def __init__(self) -> None:
         super().__init__(replies.AUTH_MALFORMED)
 
@@ -127,8 +122,6 @@ def decode_response(line: bytes) -> bytes:
 
 
 class ClientResponses(NamedTuple):
-    """What a client says in one mechanism."""
-
     initial: bytes | None
     """In base64, in the line of AUTH; None where the server speaks first."""
     later: tuple[Callable[[str], bytes], ...] = ()

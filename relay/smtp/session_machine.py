@@ -71,7 +71,6 @@ class Then(enum.Enum):
     """What the owner does once it has sent the reply of a step."""
 
     COMMAND = enum.auto()
-    """Read the next command."""
     RESPONSE = enum.auto()
     """Read a response, and tell `respond`."""
     VERIFY = enum.auto()
@@ -83,8 +82,6 @@ class Then(enum.Enum):
 
 
 class SessionStep(NamedTuple):
-    """What one line of the client comes to."""
-
     reply: str
     then: Then = Then.COMMAND
     reason: str = ""
@@ -94,21 +91,16 @@ class SessionStep(NamedTuple):
 
 @dataclass(slots=True)
 class MailTransaction:
-    """What MAIL and RCPT have said so far."""
-
     reverse_path: str
     smtputf8: bool
     eight_bit: bool = False
     recipients: list[str] = field(default_factory=list)
-    """In order."""
     named: set[str] = field(default_factory=set)
     """The same, to be looked up."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTerms:
-    """What all sessions of one server offer and demand."""
-
     hostname: str
     max_size_bytes: int
     max_recipients: int
@@ -124,11 +116,9 @@ class ServerTerms:
 
 
 class SessionOwner(Protocol):
-    """Whom a machine asks about things that are not SMTP's.  Each returns a refusal, or None; cheap."""
+    """Answers what is not SMTP's.  Each method returns a refusal, or None; cheap."""
 
-    def sender_refusal(self, size_bytes: int) -> str | None:
-        """Judge a MAIL with this declared size."""
-        ...
+    def sender_refusal(self, size_bytes: int) -> str | None: ...
 
     def recipient_refusal(self, recipient: str) -> str | None: ...
 
@@ -177,8 +167,6 @@ _RECIPIENT_OK = SessionStep(replies.RECIPIENT_OK)
 
 
 class SessionMachine:
-    """One session."""
-
     def __init__(
         self, terms: ServerTerms, owner: SessionOwner, *, is_trusted: bool, is_private: bool, is_tls: bool
     ) -> None:
@@ -203,7 +191,6 @@ class SessionMachine:
 
     @property
     def protocol(self) -> str:
-        """Return the `with` of a Received line for the transaction under way."""
         smtputf8 = self.transaction is not None and self.transaction.smtputf8
         return protocol_name(
             extended=self._is_extended,
@@ -236,7 +223,6 @@ class SessionMachine:
         return step
 
     def respond(self, line: bytes) -> SessionStep:
-        """Take the response to a challenge."""
         if self.state is not EXCHANGE or self._exchange is None:
             raise _out_of_order("a response", self.state)
         try:
@@ -247,7 +233,6 @@ class SessionMachine:
         return step
 
     def judged(self, check: PasswordCheck) -> SessionStep:
-        """Take the judgement of a proof."""
         if self.state is not VERIFYING:
             raise _out_of_order("a judgement", self.state)
         self.state = READY
@@ -263,7 +248,6 @@ class SessionMachine:
         return SessionStep(replies.AUTH_FAILED)
 
     def secured(self) -> None:
-        """Begin anew under TLS: nothing said before counts (RFC 3207, 4.2)."""
         if self.state is not SECURING:
             raise _out_of_order("TLS", self.state)
         self.is_tls = True
@@ -272,10 +256,7 @@ class SessionMachine:
         self.state = GREETED
 
     def go_on(self) -> None:
-        """Take commands again, whatever came of the content, or of what could not be done.
-
-        With its content a transaction ends, accepted or not (RFC 5321, 4.1.1.4).
-        """
+        """Take commands again; with its content a transaction ended, accepted or not (RFC 5321, 4.1.1.4)."""
         if RECIPIENTS < self.state < OVER:
             self.state = GREETED if self.helo is None else READY
             self.transaction = None
@@ -294,11 +275,10 @@ class SessionMachine:
 
     @property
     def _offers_auth(self) -> bool:
-        """Return whether a password may be asked for: not where others could read it."""
+        """Offer no mechanism where others could read the password."""
         return bool(self._terms.mechanisms) and (self.is_tls or self._is_private)
 
     def _check(self, verb: str, argument: str | None) -> None:
-        """Raise Refused for a command that this client may not give in any state."""
         if argument is not None and verb in _NO_ARGUMENT:
             raise Refused(replies.NO_ARGUMENT_ALLOWED)
         if self._terms.is_strict:

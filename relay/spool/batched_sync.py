@@ -1,14 +1,11 @@
 """Syncing the files of one batch so that they wait for the disk together.
 
-Guarantees: each file is synced once, whatever becomes of the others, and has its own
-result; a failed sync is never retried.  The kernel is told of all files before the first
-is waited for, and does their syncs beside each other: what they need of the file system's
-log goes into one commit of it and one flush of the disk, not into one each (20 small files
-on ext4 with its log take 1.3 ms; 3.5 ms one after the other, and twice that if each is
-also written when its turn comes).  Where it takes no syncs, they are made here; on a disk
-whose syncs take long the rest of a batch waits in threads then.
-Assumes: nothing; to begin writing early changes nothing of what a sync promises, and what
-went wrong meanwhile is said by the sync.  Does not: decide whether a sync is fsync or fdatasync.
+Guarantees: each file is synced once, whatever becomes of the others, and has its own result; a failed
+sync is never retried.  The kernel gets all syncs before the first is waited for, so that they share
+one commit of the file system's log and one flush of the disk: 20 small files on ext4 take 1.3 ms; one
+after the other 3.5 ms, and twice that if each is also written when its turn comes.  Where the kernel
+takes no syncs, they are made here; if they are slow, the rest of a batch waits in threads.
+Does not: decide whether a sync is fsync or fdatasync.
 """
 
 import contextlib
@@ -72,7 +69,6 @@ class BatchedSync:
 
 
 def _begin_writing(fd: int) -> None:
-    """Have the kernel begin to write what is dirty, without waiting for it."""
     # Meant for "not needed in memory", and Linux (mm/fadvise.c) begins with writing that.  What is
     # on its way to the disk stays in memory; a file system that knows nothing of it syncs as before.
     with contextlib.suppress(OSError):
@@ -90,9 +86,8 @@ def _error_of(sync: Callable[[int], None], fd: int) -> OSError | None:
 class KernelAio:
     """Syncs that are handed to the kernel many at a time (io_submit(2), by caio); one queue for each thread.
 
-    Guarantees: each file is synced by an fsync or fdatasync of its own, and its result is what that
-    said; one whose end is not known has failed.  What the kernel does not take is left to the caller.
-    Assumes: Linux 4.18.  Does not: repeat a sync.
+    Guarantees: each file has an fsync or fdatasync of its own, whose result is returned; one whose end
+    is not known has failed.  What the kernel does not take is left to the caller.  Assumes: Linux 4.18.
     """
 
     def __init__(self) -> None:

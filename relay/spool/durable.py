@@ -1,21 +1,19 @@
 """The disk, as a port: the only user of fsync, link, rename and locks.
 
-Guarantees, once a method returned: `write_all` and `write_at` wrote every byte asked for;
-after `sync` the file's content and size, after `sync_directory` its names, survive loss
-of power.  Assumes one local file system that honours fsync (`doubt_about`
-knows some that do not).
+Guarantees, once a method returned: `write_all` and `write_at` wrote every byte; after `sync` the
+file's content and size, after `sync_directory` its names, survive loss of power.  Assumes one local
+file system that honours fsync (`doubt_about` knows some that do not).
 
 Rules, measured on ext4, xfs and btrfs with real crash images:
-- a name is durable only after `sync_directory` of its folder; `sync_content`
-  (fdatasync) never makes a name durable;
-- after any failed sync the pages are marked clean though the disk has the old bytes: a
-  second sync that "succeeds" proves nothing.  So nothing here retries, and who meets the
-  error abandons the file (inbound) or stops trusting its memory (state);
-- a lock is flock on a file of its own, never unlinked: a POSIX lock is lost as soon as
-  any descriptor of the file is closed.
+- a name is durable only after `sync_directory` of its folder; `sync_content` (fdatasync) never makes
+  a name durable;
+- after any failed sync the pages are marked clean though the disk has the old bytes: a second sync
+  that "succeeds" proves nothing.  So nothing here retries, and the caller that meets the error
+  abandons the file (inbound) or stops trusting its memory (state);
+- a lock is flock on a file of its own, never unlinked: a POSIX lock is lost as soon as any descriptor
+  of the file is closed.
 
-Does not: decide what to write when.  Tests put a disk in its place that they can cut
-the power of.
+Does not: decide what to write when.
 """
 
 import contextlib
@@ -49,8 +47,7 @@ class Disk(Protocol):
     def open_update(self, path: str) -> int:
         """Open an existing regular file for reading and for writing in place."""
 
-    def close(self, fd: int) -> None:
-        """Close a descriptor."""
+    def close(self, fd: int) -> None: ...
 
     def write_all(self, fd: int, content: bytes) -> None:
         """Write every byte at the file's position; a short write goes on or raises."""
@@ -64,8 +61,7 @@ class Disk(Protocol):
     def size(self, fd: int) -> int:
         """Return the length of an open file in bytes."""
 
-    def truncate(self, fd: int, size: int) -> None:
-        """Cut an open file."""
+    def truncate(self, fd: int, size: int) -> None: ...
 
     def sync(self, fd: int) -> None:
         """Make content, size and times of a file durable (fsync)."""
@@ -85,8 +81,7 @@ class Disk(Protocol):
     def rename(self, source: str, target: str) -> None:
         """Change a name, replacing what stood there."""
 
-    def unlink(self, path: str) -> None:
-        """Remove a name."""
+    def unlink(self, path: str) -> None: ...
 
     def names(self, path: str) -> list[str]:
         """Return the names in a folder, in no order; an error is never "no more files"."""
@@ -103,8 +98,7 @@ class Disk(Protocol):
     def modified_at_ns(self, fd: int) -> int:
         """Return the modification time of an open file: a hint, lost in a crash."""
 
-    def set_modified_at_ns(self, fd: int, at_ns: int) -> None:
-        """Set the modification time of an open file, as a hint."""
+    def set_modified_at_ns(self, fd: int, at_ns: int) -> None: ...
 
     def owner_and_mode(self, fd: int) -> tuple[int, int]:
         """Return to which user an open file belongs, and its permission bits."""
@@ -129,8 +123,6 @@ class Disk(Protocol):
 
 
 class RealDisk:
-    """The kernel's file systems."""
-
     def __init__(self) -> None:
         self._together = BatchedSync()
 
@@ -284,7 +276,6 @@ class RealDisk:
 
 @contextlib.contextmanager
 def opened(disk: Disk, fd: int) -> Iterator[int]:
-    """Close a descriptor at the end of a block, whatever happens in it."""
     try:
         yield fd
     finally:
@@ -314,8 +305,8 @@ _NEVER_OURS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL})
 def sync_above(disk: Disk, path: str) -> None:
     """Make a folder's own name, and those of all folders above it, durable.  Raises OSError.
 
-    For what was made, but by somebody who may have been killed before that was durable.  A
-    folder that does not let us open or sync it did not let us make anything in it either.
+    The creator may have died before its sync.  A folder that we may not open or sync is passed over:
+    we could make nothing in it.
     """
     path = os.path.abspath(path)
     while (above := os.path.dirname(path)) != path:

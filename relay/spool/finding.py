@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is not as a relay at rest leaves it."""
-
     path: str
     kind: str
     """A word for programs, such as `corrupt_message`."""
@@ -31,5 +29,4 @@ STOPS_THE_START = "no relay starts on it"
 
 
 def unreadable(path: str, why: str | None, becomes: str = "left where it is, and tried again") -> Finding:
-    """Return what there is to say of a file that the disk does not give us now, whatever it is."""
     return Finding(path, "unreadable", f"cannot be read now: {why}", becomes, "see to the disk")

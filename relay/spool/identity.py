@@ -1,12 +1,12 @@
 """Queue ids: unique for ever without a lock, short enough to read out, sorted by time.
 
-Sixteen characters of Crockford's base 32 (no i, l, o, u): ten for the microseconds
-since 2024, which no process uses twice, and six random ones, which tell apart processes,
-boots and a clock that was set back.  Never an inode number: those are reused, and then
-the status bytes of one message mark the recipients of another.
+Sixteen characters of Crockford's base 32 (no i, l, o, u): ten for the microseconds since 2024, which
+no process uses twice, and six random ones, which tell apart processes, boots and a clock that was set
+back.  Never an inode number: those are reused, and then the status bytes of one message mark the
+recipients of another.
 
-Two ids could only meet if one of 2**30 were drawn twice within the same microsecond;
-publishing by link(2) would refuse the second, and its client would be told 451.
+Two ids could only meet if one of 2**30 were drawn twice within the same microsecond; publishing by
+link(2) would refuse the second, and its client would be told 451.
 """
 
 import struct
@@ -53,7 +53,6 @@ def report_id(queue_id: QueueId) -> QueueId:
 
 
 def warning_id(queue_id: QueueId) -> QueueId:
-    """Return the id of the delay warning about a message."""
     return QueueId(queue_id[:16] + WARNING_SUFFIX)
 
 

@@ -1,12 +1,9 @@
 """What any engine of the spool promises, and the values it speaks in.
 
-Two sides that share nothing but the disk.  `Intake` is for listeners, in any number of
-processes.  `Spool` is for the one sender that holds the spool's lock.  Both are
-synchronous and called from threads; an engine's methods are called by one thread at a
-time, except `Intake`, whose drafts are independent of one another.
-
-An engine is right when tests/unit/spool/conformance.py says so; another engine is held to
-the same suite.
+Two sides that share nothing but the disk: `Intake` for listeners, in any number of processes, and
+`Spool` for the one sender that holds the spool's lock.  Both are synchronous.  An engine's methods
+are called by one thread at a time, except `Intake`, whose drafts are independent of one another.
+tests/unit/spool/conformance.py is the suite that every engine passes.
 """
 
 import enum
@@ -77,7 +74,6 @@ class Entry:
     recipients_shown: tuple[str, ...] = ()
     """The first few that are left, for a listing."""
     client: str = ""
-    """Who handed it over, as the envelope has it."""
     domains: tuple[tuple[str, int], ...] = ()
     """Of the recipients left, in their order: how many of one domain there are in a row; see `runs`."""
     lane: str = DEFAULT_LANE
@@ -104,8 +100,6 @@ def runs(addresses: Iterable[str]) -> tuple[tuple[str, int], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A queued message, read whole but for long content."""
-
     queue_id: QueueId
     envelope: Envelope
     shape: Shape
@@ -117,7 +111,6 @@ class Message:
     """Checked against its checksum; None when longer than INLINE_BYTES: see `Spool.content`."""
     next_attempt_at_ns: int | None = None
     lane: str = DEFAULT_LANE
-    """By the sorter that was given when it was read."""
 
     @property
     def left(self) -> tuple[int, ...]:
@@ -187,8 +180,6 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What a start found."""
-
     entries: tuple[Entry, ...]
     """Everything queued, also held; with `recipients_left == 0` where only the end is missing."""
     corrupt: int
@@ -212,7 +203,6 @@ class Recovery:
 
     @property
     def audit(self) -> dict[str, int]:
-        """Return what a start tells of itself: found, resumed, set aside."""
         return {
             "held": sum(entry.is_held for entry in self.entries),
             "taken": self.accepted,
@@ -343,8 +333,7 @@ class Spool(Protocol):
     def totals(self) -> Totals:
         """Return what ever came in and went, messages still queued included as far as they got."""
 
-    def corrupt_count(self) -> int:
-        """Return how many files are set aside as corrupt."""
+    def corrupt_count(self) -> int: ...
 
     def set_aside_files(self, most: int) -> list[SetAside]:
         """Return what is left or set aside, the first `most`, with why; damage never raises."""
@@ -355,5 +344,4 @@ class Spool(Protocol):
     def free(self) -> tuple[int, int | None]:
         """Return free bytes and free inodes where messages are stored."""
 
-    def close(self) -> None:
-        """Let go of the spool."""
+    def close(self) -> None: ...

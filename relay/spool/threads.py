@@ -1,8 +1,8 @@
 """Threads that run before there is anything for them to do.
 
-An executor of Python starts its threads with the first calls, and a call for which the kernel
-gives no thread raises RuntimeError and yet stays in line: nobody knows whether it is made, and
-on which descriptor by then.  So a lack of threads is met here, where nothing depends on it yet.
+An executor starts its threads with the first calls.  A call for which the kernel gives no thread
+raises RuntimeError and yet stays in line: nobody knows whether, or on which descriptor, it is made.
+So a lack of threads is met here, where nothing depends on it yet.
 """
 
 import threading

@@ -1,10 +1,9 @@
 """The listener's side of the maildir: drafts, and the moment they become ours.
 
 Any number of processes may take mail into one spool; they share only the disk.
-Guarantees: when `accept` returned None for a message, it survives loss of power; when it
-returned an error, nothing of it is queued.  A draft's file is locked for as long as its
-writer lives, so that nobody else removes it.
-Assumes: the folders exist (`prepare`).  Does not: know SMTP, or when to send.
+Guarantees: a message for which `accept` returned None survives loss of power; of one for which it
+returned an error nothing is queued.  A draft's file is locked while its writer lives, so that no
+other process removes it.  Assumes: the folders exist (`prepare`).  Does not: know SMTP, or when to send.
 """
 
 import contextlib
@@ -25,8 +24,6 @@ from relay.spool.replacing import put_in_place
 
 
 class MaildirDraft:
-    """A message that is still arriving: in memory, or already partly in tmp/."""
-
     __slots__ = ("_buffer", "content_bytes", "crc", "eight_bit", "fd", "queue_id")
 
     def __init__(self, queue_id: QueueId) -> None:
@@ -48,13 +45,12 @@ class MaildirDraft:
         return sum(map(len, self._buffer))
 
     def take_buffer(self) -> bytes:
-        """Return what is in memory and forget it."""
         chunks, self._buffer = self._buffer, []
         return b"".join(chunks)
 
 
 class MaildirIntake:
-    """Takes messages into a maildir.  `draft` from one thread, the rest from any."""
+    """Call `draft` from one thread, the rest from any."""
 
     def __init__(
         self,
@@ -123,10 +119,7 @@ class MaildirIntake:
         return results
 
     def publish_once(self, queue_id: QueueId, envelope: Envelope, content: bytes) -> bool:
-        """Publish a report durably unless it is there; return whether it was not.
-
-        For the sender alone, which gives reports ids that follow from their messages'.  Raises OSError.
-        """
+        """Publish a report durably, unless it is there: False.  For the sender alone.  Raises OSError."""
         for place in (self._layout.accepted, self._layout.queued, self._layout.held):
             if self._disk.inode(place(queue_id)) is not None:
                 # Who put it there may have been killed before its name was durable.
@@ -184,7 +177,6 @@ class MaildirIntake:
         self._disk.write_all(draft.fd, chunk)
 
     def _leave_headroom(self, size_bytes: int) -> None:
-        """Raise NoHeadroom where writing so much would leave too little for reports and the ledger."""
         if self._leaves_headroom and (why := why_no_room(self.free(), size_bytes)) is not None:
             raise NoHeadroom(why)
 
@@ -223,10 +215,7 @@ def _ours(draft: Draft) -> MaildirDraft:
 
 
 def prepare(root: str, disk: Disk) -> None:
-    """Create a spool's folders, or check that the one that is there is of our format.
-
-    Raises OSError, and ValueError for a spool of another format or version.
-    """
+    """Create a spool's folders.  Raises OSError, and ValueError for a spool of another format or version."""
     layout = Layout(root)
     for folder in layout.folders():
         disk.make_directory(folder)

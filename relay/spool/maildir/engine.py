@@ -2,11 +2,10 @@
 
 For the one sender that holds the spool's lock, from one thread at a time.
 
-Guarantees: a status byte, a note, a report, a hold is durable when its method returns,
-and happens in the order notes, status bytes, report, ledger, removal, so that a crash
-between any two leaves the earlier ones, from which `recover` goes on.  Assumes that
-rename is one operation also across loss of power, which POSIX file systems with a log
-keep.  Does not: decide what becomes of a message, or build reports.
+Guarantees: a status byte, a note, a report, a hold is durable when its method returns.  The order is
+notes, status bytes, report, ledger, removal: a crash between two leaves the earlier ones, from which
+`recover` goes on.  Assumes: rename is one operation also across loss of power, as on POSIX file
+systems with a log.  Does not: decide what becomes of a message, or build reports.
 """
 
 import contextlib
@@ -47,8 +46,6 @@ _Called = TypeVar("_Called")
 
 
 class MaildirSpool:
-    """The sender's side of a maildir."""
-
     def __init__(
         self,
         root: str,
@@ -97,10 +94,7 @@ class MaildirSpool:
 
     @gives_way
     def take(self, most: int, sorter: Sorter | None = None) -> list[Entry]:
-        """Take up to `most` newly accepted messages into the queue, oldest first, then what was left.
-
-        Fewer when we lack descriptors or memory: the rest is still there the next time.
-        """
+        """Take fewer when we lack descriptors or memory: the rest is still there the next time."""
         self._reserve.keep()
         with faults("new"):
             ended = self._ledger.closed
@@ -282,11 +276,10 @@ class MaildirSpool:
         self._disk.close(self._lock_fd)
 
     def _not_ended(self, called_for: Mapping[QueueId, _Called]) -> dict[QueueId, _Called]:
-        """Leave out what was counted out: it is the second call, after `finish` met a full disk."""
+        """Leave out what was counted out: this is the second call, after `finish` met a full disk."""
         return {q: called for q, called in called_for.items() if q not in self._ledger.closed}
 
     def _come_into_sight(self, taken: Sequence[Opened]) -> None:
-        """Count no longer as out of sight, in full or as far as they got, what was taken and counts anew."""
         for queue_id in self._out_of_sight.intersection(message.queue_id for message in taken):
             self._out_of_sight.remove(queue_id)
             got = sum(self._progress.pop(queue_id, ()))
@@ -300,7 +293,6 @@ class MaildirSpool:
             return files.read(self._disk, path, queue_id, with_content=with_content)
 
     def _read_again(self, queue_id: QueueId) -> Opened:
-        """Read a message, but its recipients only if they are not known."""
         if (known := self._memory.known(queue_id)) is None:
             return self._read(queue_id, with_content=True)
         with self._faults_of(queue_id) as path:
@@ -374,7 +366,7 @@ class MaildirSpool:
 
 
 def _take_lock(layout: Layout, disk: Disk) -> int:
-    """Return the descriptor that holds the spool's lock.  Raises SpoolBusy, naming the holder."""
+    """Return the lock's descriptor.  Raises SpoolBusy, naming the holder."""
     # Another file's lock, for no longer than this takes: who finds the spool taken finds whose it is too.
     # Waiting, it never comes back without one.
     naming = cast("int", disk.lock(layout.file("format"), wait=True))

@@ -1,11 +1,9 @@
 """Message files on the disk: read, marked, set aside; and what an error of the disk says of one.
 
-Guarantees: what is returned matched every length, checksum and id; what did not is
-`Corrupt` and can be moved to corrupt/, where nothing is sent or deleted.  No byte is written into
-a file that is not the message that was read, or whose recipients changed.  A lack of our
-own (descriptors, memory) raises OSError and says nothing about the file.  So does
-Unreadable, where the disk gives no bytes: they may come the next time, from a disk that
-was away or another controller, so the message keeps its place.
+Guarantees: what is returned matched every length, checksum and id; any other file is `Corrupt`.  No
+byte is written into a file that is not the message that was read, or whose recipients changed.
+OSError for a lack of our own (descriptors, memory) says nothing about the file.  Nor does Unreadable,
+where the disk gives no bytes: they may come the next time, so the message keeps its place.
 """
 
 import contextlib
@@ -53,7 +51,6 @@ def is_lack_of_room(error: BaseException | None) -> bool:
 
 
 def is_about_the_file(error: OSError) -> bool:
-    """Return whether an error is about one file, so that the others are not in question."""
     return error.errno in _ABOUT_THE_FILE or isinstance(error, Unreadable)
 
 
@@ -97,11 +94,9 @@ def read(
 ) -> Opened:
     """Read and check a message file, as one that can also be marked unless it `is_shown_only`.
 
-    It is sorted by its envelope and the first 64 KiB.
-
-    Raises Corrupt, FileNotFoundError, Unreadable, any other OSError only for a lack of our
-    own or a disk that may only be read, and StillArriving for a new one whose listener is
-    not done with it.
+    It is sorted by its envelope and the first 64 KiB.  Raises Corrupt, FileNotFoundError, Unreadable,
+    StillArriving for a new one whose listener is not done with it, and any other OSError only for a lack
+    of our own or a disk that may only be read.
     """
     # What can be read and not marked would be relayed at each start, over and over.
     open_file = disk.open_read if is_shown_only else disk.open_update
@@ -114,9 +109,9 @@ def read(
 
 
 def read_again(disk: Disk, path: str, known: Opened) -> None:
-    """Read the header and content of a message whose envelope is known, not its recipients once more.
+    """Read the header and content of a message whose envelope is known.
 
-    So that the transactions of one message with 10,000 recipients cost the same each.
+    Not its recipients: each transaction of one message with 10,000 recipients costs the same.
     Raises as `read` does; Corrupt also for the file of another message.
     """
     with _faults_of_the_file(), opened(disk, disk.open_update(path)) as fd:
@@ -150,9 +145,9 @@ def stream(disk: Disk, path: str, queue_id: QueueId) -> Iterator[bytes]:
 def write_marks_again(disk: Disk, found: Sequence[tuple[str, Opened]]) -> None:
     """Make every status byte that was read durable.  Raises OSError.
 
-    A killed sender may have left it in the page cache only, where a failed sync leaves it
-    too, as clean; so it is written again before it is synced.  Each byte is one that stands
-    in the very file that it is written to, read anew: nobody is marked who was not.
+    A killed sender or a failed sync may have left it in the page cache only, as clean; so it is written
+    again before the sync.  Each byte is read anew from the very file that it is written to: no recipient
+    is marked who was not.
     """
     with contextlib.ExitStack() as stack:
         fds = []
@@ -194,7 +189,7 @@ def verify_marks(disk: Disk, fd: int, known: Opened, marks: Mapping[int, Status]
 
 
 def write_marks(disk: Disk, fd: int, known: Opened, marks: Mapping[int, Status]) -> Iterator[Status]:
-    """Set status bytes, in the file and in memory; yield each of a recipient who was to do once it is set."""
+    """Set status bytes in file and memory; yield each that was TODO once it is set."""
     for index, status in marks.items():
         disk.write_at(fd, status.value, known.offsets[index])
         before, known.statuses[index] = known.statuses[index], status
@@ -242,7 +237,6 @@ def _faults_of_the_file() -> Iterator[None]:
 
 
 def _refuse_strangers(disk: Disk, fd: int, path: str) -> None:
-    """Raise Corrupt for an open file that somebody else wrote, or may have, whatever it says."""
     if (why := why_a_strangers(disk, fd, path)) is not None:
         raise Corrupt(why)
 

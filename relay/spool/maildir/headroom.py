@@ -1,18 +1,16 @@
 """Room on the disk: what new mail must leave free, and what is set aside for a disk that others filled.
 
-**Headroom.**  A listener writes nothing that would leave less than HEADROOM_BYTES free, so
-mail alone never fills the disk.  What is free below that is for what has to be written
-about mail that is ours already: reasons, reports, the ledger, the history.
+**Headroom.**  A listener writes nothing that would leave less than HEADROOM_BYTES free, so mail alone
+never fills the disk.  The rest is for what has to be written about mail that is ours already: reasons,
+reports, the ledger, the history.
 
-**Reserve.**  Others may fill the disk all the same.  So there is a file, `reserve`, that
-holds RESERVE_BYTES of nothing; the sender removes it when it meets a full disk, and writes
-what it has to.  From there on the queue makes room for itself: a mark takes none, and each
-message that ends gives back a block or more, against a line in the ledger and two in the
-history.  The file comes back once there is room.
+**Reserve.**  Others may fill the disk all the same.  The file `reserve` holds RESERVE_BYTES of
+nothing; the sender removes it when it meets a full disk, and writes what it has to.  From there on
+the queue makes room for itself: a mark takes none, and each message that ends gives back a block or
+more, against a line in the ledger and two in the history.  The file comes back once there is room.
 
-Both, because neither does alone: a headroom is no protection from a neighbour's log, and a
-reserve that mail may eat is soon gone.  A reserve is not larger, because it only has to
-get the first few messages to their end.
+Neither does alone: a headroom is no protection from a neighbour's log, and a reserve that mail may
+eat is soon gone.  The reserve only has to get the first few messages to their end.
 """
 
 import contextlib
@@ -127,8 +125,6 @@ class Reserve:
 
 
 class HasReserve(Protocol):
-    """What `gives_way` is for."""
-
     _reserve: Reserve
 
 
@@ -138,7 +134,7 @@ Self_ = TypeVar("Self_", bound=HasReserve)
 def gives_way(
     method: Callable[Concatenate[Self_, Asked], Returned],
 ) -> Callable[Concatenate[Self_, Asked], Returned]:
-    """Call a method that may be called again once more, without the reserve, where it met a full disk."""
+    """Where a repeatable method met a full disk, spend the reserve and call it once more."""
 
     @functools.wraps(method)
     def with_less(self: Self_, /, *args: Asked.args, **kwargs: Asked.kwargs) -> Returned:

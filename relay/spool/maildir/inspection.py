@@ -1,11 +1,10 @@
 """Looks at a whole maildir spool and says what is not as it should be; changes nothing.
 
-Guarantees: takes no lock, writes nothing, follows no link, never blocks on a FIFO, so
-it may run beside a sender and its listeners.  Every content is read and compared with its
-checksum.  Beside a sender, what moves from one folder to the next while we look is looked
-for again before it is called missing or double; what else is seen may have passed already.
-Raises OSError where a folder cannot be read.
-Does not: repair.  Starting is recovering, and what that does is what each finding says.
+Guarantees: takes no lock, writes nothing, follows no link, never blocks on a FIFO, so it may run
+beside a sender and its listeners.  Every content is compared with its checksum.  What moves to the
+next folder meanwhile is looked for again before it is called missing or double; any other finding
+may have passed already.  Raises OSError where a folder cannot be read.
+Does not: repair.  A start does that, as each finding says.
 """
 
 import contextlib
@@ -40,8 +39,6 @@ _LOOK = "look at it, and move it out of the spool if it is nobody's mail"
 
 @dataclass(slots=True)
 class Inspection:
-    """What was seen of one spool."""
-
     root: str
     holder: str | None = None
     """The process that holds the spool's lock, as far as this host can tell; None: nobody."""
@@ -53,8 +50,6 @@ class Inspection:
 
 
 class Inspector:
-    """One look at one spool."""
-
     def __init__(self, root: str, disk: Disk) -> None:
         self._layout = Layout(root)
         self._disk = disk
@@ -66,7 +61,7 @@ class Inspector:
         # Root looks for the relay, which it seldom runs; anybody else can only be its user.
         self._user = os.geteuid() or Path(root).stat().st_uid
         self._failed: set[QueueId] = set()
-        """Messages with recipients of which a note should tell."""
+        """Messages with a failed recipient, of which a note should tell."""
 
     def inspect(self) -> Inspection:
         """Return what there is to say.  Raises OSError; FileNotFoundError where there is no spool."""
@@ -179,7 +174,7 @@ class Inspector:
                     self._find(path, "format", what, STOPS_THE_START, "use the version that wrote it")
 
     def _is_ours(self, path: str, is_ours: Callable[[Disk, int], bool]) -> bool:
-        """Return whether we may have written a file, also where the disk does not let us see that now."""
+        """Say yes also where the disk does not let us see the file now."""
         try:
             return foreign.why_not_ours(self._disk, path, is_ours, self._disk.open_read) is None
         except OSError as error:
@@ -220,8 +215,6 @@ class Inspector:
             self._find(path, "set_aside", what, becomes, advice)
 
     def _reader(self, path: str) -> Callable[[QueueId], Opened]:
-        """Return what reads all of a message, its content too."""
-
         def read(queue_id: QueueId) -> Opened:
             if (why := self._why_a_strangers(path, os.lstat(path))) is not None:
                 raise Corrupt(why)
@@ -233,7 +226,6 @@ class Inspector:
         return read
 
     def _tell(self, path: str, seen: LookedAt) -> None:
-        """Tell of a file in a folder of messages what the next start will do with it."""
         match seen.found:
             case Found.FOREIGN | Found.DAMAGED:
                 advice = "see in corrupt/ what it is, and what the log says"
@@ -269,7 +261,6 @@ class Inspector:
             self._find(path, "misplaced", f"belongs into {home}", "moved there at the next start")
 
     def _why_a_strangers(self, path: str, found: os.stat_result) -> str | None:
-        """Return what keeps the relay's user from taking a file for its own."""
         users = {self._user, Path(path).parent.stat().st_uid}
         return why_of_others(found.st_uid, stat.S_IMODE(found.st_mode), users)
 
@@ -304,7 +295,7 @@ class Inspector:
 def _notes_findings(
     disk: Disk, layout: Layout, here: Collection[str], failed: Collection[QueueId]
 ) -> Iterator[Finding]:
-    """Yield what is to be said of bounce/; `here` are ids in the spool, `failed` those that owe reasons."""
+    """Compare bounce/ with `here`, ids in the spool, and `failed`, those that owe reasons."""
     noted = set()
     for name in sorted(
         disk.names(layout.folder("bounce")) if disk.inode(layout.folder("bounce")) is not None else []
@@ -346,7 +337,6 @@ def _notes_findings(
 def _ledger_findings(
     disk: Disk, layout: Layout, recipients: Mapping[QueueId, int], corrupt: Collection[str]
 ) -> Iterator[Finding]:
-    """Yield what is to be said of the account, given what is in the spool."""
     path = layout.file("ledger")
     try:
         if disk.length(path) is None or (
@@ -381,7 +371,7 @@ def _ledger_findings(
 
 
 def _is_there(disk: Disk, layout: Layout, queue_id: QueueId) -> bool:
-    """Return whether a message is anywhere by now: it may have moved while we looked."""
+    """Look again: the message may have moved while we looked."""
     places = (layout.accepted, layout.queued, layout.held)
     return any(disk.inode(place(queue_id)) is not None for place in places)
 

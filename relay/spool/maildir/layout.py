@@ -30,8 +30,6 @@ FORMAT = b"relay spool 1 maildir\n"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The paths of one spool."""
-
     root: str
 
     def folder(self, name: Literal["tmp", "new", "cur", "hold", "corrupt", "bounce"]) -> str:
@@ -47,7 +45,6 @@ class Layout:
         return [self.root, *tops, *self.queued_folders()]
 
     def queued_folders(self) -> list[str]:
-        """Return the folders that cur/ is split into."""
         return [f"{self.root}/cur/{split:02d}" for split in range(SPLITS)]
 
     def queued_folder(self, queue_id: QueueId) -> str:

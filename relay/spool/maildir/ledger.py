@@ -7,17 +7,15 @@ One line a fact, each with its own CRC-32:
     out ID RELAYED BOUNCED EXPIRED DELETED             finished; durable before its file goes
     aside ID                                           its file was in corrupt/ at the last start
 
-So accepted = relayed + bounced + expired + deleted + what is queued, and both sides come
-from different places: the ledger says what should be queued, the disk what is.  A crash
-between a message's `out` and its removal is seen at the next start, which removes the
+So accepted = relayed + bounced + expired + deleted + queued.  The ledger says what should be queued,
+the disk what is.  After a crash between a message's `out` and its removal, the next start removes the
 file and does not count it again.
 
-It is an account, not a state: no message that has a recipient left is sent, kept or
-removed because of it, and a damaged line costs only its figures.  Only of a report or a
-warning that went before its message could end, or could be marked, does it alone tell
-that it was there; so its `out` stays for as long as its message.  An `out` whose `in` a
-crash tore counts for both.  The file is rewritten when it has grown long; before, the
-removals that it tells of must be durable, because the new file forgets them.
+It is an account, not a state: no message that has a recipient left is sent, kept or removed because
+of it, and a damaged line costs only its figures.  Only of a report or a warning that went before its
+message could end, or could be marked, does it alone tell that it was there; so its `out` stays for as
+long as its message.  An `out` whose `in` a crash tore counts for both.  The file is rewritten when it
+has grown long; the removals that it tells of must be durable before, because the new file forgets them.
 """
 
 import re
@@ -41,7 +39,7 @@ _COUNT = re.compile(r"[0-9]{1,18}")
 
 
 class Ledger:
-    """The account of one spool.  For the holder of the spool's lock.  Methods raise OSError."""
+    """For the holder of the spool's lock.  Methods raise OSError."""
 
     def __init__(self, layout: Layout, disk: Disk) -> None:
         self._path = layout.file("ledger")
@@ -65,11 +63,9 @@ class Ledger:
         self.damaged_lines = 0
 
     def read(self) -> None:
-        """Read the account from disk, forgetting what was known."""
         self.learn(self._read_file())
 
     def learn(self, content: bytes) -> None:
-        """Take what the file says for all that is known."""
         self.totals, self.damaged_lines = Totals(), 0
         self.open.clear()
         self.closed.clear()
@@ -84,10 +80,10 @@ class Ledger:
         return self._lines > LINES_BEFORE_REWRITE + len(self.open)
 
     def rewrite(self, still_there: Collection[QueueId] = ()) -> int:
-        """Write a short file of the same meaning, also the first one of all; return its descriptor.
+        """Write a short file of the same meaning, also the first of all; return its descriptor.
 
-        It forgets which messages were counted out, but for some, and for reports about messages
-        that are open, which must not be published again: the removal of the others must be durable.
+        It forgets what was counted out, but for `still_there` and reports about open messages, which must
+        not be published again.  The removal of the others must be durable.
         """
         kept = sorted({*still_there, *(q for q in self.closed if subject_of(q) in self.open)})
         # The open ones count as accepted by their own lines.
@@ -112,8 +108,7 @@ class Ledger:
     def go_on(self) -> None:
         """Go on with the file that was read, where there is no room for a short one.
 
-        Some of its lines may be in memory only, of a sender that was killed or whose sync
-        failed: they are written again in place, which takes no room.
+        A killed sender or a failed sync may have left lines in memory only: they are written again in place.
         """
         if self._disk.length(self._path) is None:
             return  # the first line that is written brings it into being
@@ -129,10 +124,7 @@ class Ledger:
         self._disk.sync_directory(self._root)
 
     def reopen(self, queue_ids: Collection[QueueId]) -> None:
-        """Forget of messages, and of reports about them, that they were counted out.
-
-        They are here again with recipients to do: somebody brought them back from a backup.
-        """
+        """Forget that these messages, back from a backup, and their reports were counted out."""
         back = self.closed.intersection(queue_ids)
         if back:
             self.closed = {q for q in self.closed if q not in back and subject_of(q) not in back}
@@ -187,14 +179,12 @@ class Ledger:
             self._fd = None
 
     def _clear_the_way(self, draft: str) -> None:
-        """Remove what a rewrite that died left; what others put there goes to corrupt/."""
         if why_not_ours(self._disk, draft, is_draft_of_the_ledger, self._disk.open_read) is None:
             self._disk.unlink(draft)
         else:
             set_aside(self._disk, self._layout, draft)
 
     def _append(self, lines: list[bytes]) -> int:
-        """Write lines at the end of the file; return its descriptor."""
         fd = self._fd
         if fd is None or self._is_doubtful:
             # A failed sync lost lines that everybody can still read: only a new file has them all.

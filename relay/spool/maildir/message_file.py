@@ -6,15 +6,13 @@ r"""The bytes of one message file, version 1.
     Tfirst@recipient.example\n
     Dsecond@recipient.example\n
 
-A header of fixed length; the content; the envelope behind it, so that content can be
-streamed to disk before its length is known.  Decimal and hexadecimal fields have fixed
-widths, so the header is written last in place.  Each recipient is one line whose first
-byte is its status: the only bytes that ever change once a file is published, but for the
-last one of the header (`-`, or `W` once the sender was warned of a delay).
+The envelope stands behind the content, so that content can be streamed to disk before its length is
+known.  Decimal and hexadecimal fields have fixed widths, so the header is written last in place.  Each
+recipient is one line whose first byte is its status.  Only these bytes change once a file is published,
+and the last one of the header (`-`, or `W` once the sender was warned of a delay).
 
-Every part has a CRC-32: the envelope's counts each status as `T`, the header's stops
-before itself.  A file that does not match in length, checksum or id is `Corrupt`.
-Encoding and decoding only: no I/O.
+Every part has a CRC-32: the envelope's counts each status as `T`, the header's stops before itself.
+A file that does not match in length, checksum or id is `Corrupt`.  Encoding and decoding only: no I/O.
 """
 
 import json
@@ -65,8 +63,6 @@ class AnotherMessage(Corrupt):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The first line, decoded and checked."""
-
     content_bytes: int
     envelope_bytes: int
     recipient_count: int
@@ -131,7 +127,7 @@ class Opened:
 
 
 def encode_header(content_bytes: int, envelope: bytes, recipient_count: int, shape: Shape, crc: int) -> bytes:
-    """Return the header of a file; `crc` is that of the content, `shape` its needs."""
+    """`crc` is that of the content, `shape` its needs."""
     flags = b"%c%c" % (b"8" if shape.eight_bit else b"-", b"u" if shape.smtputf8 else b"-")
     start = b"%s%015d %010d %07d %s %08x %08x " % (
         MAGIC,
@@ -220,10 +216,7 @@ def decode_envelope(queue_id: QueueId, header: Header, raw: bytes) -> Opened:
 
 
 def shape_of(envelope: Envelope, size_bytes: int, *, eight_bit: bool) -> Shape:
-    """Return what a message needs from an upstream.
-
-    SMTPUTF8 that was asked for but not used (all ASCII) is not needed (RFC 6531, 3.6).
-    """
+    """SMTPUTF8 that was asked for but not used (all ASCII) is not needed (RFC 6531, 3.6)."""
     addresses: Sequence[str] = (envelope.reverse_path, *envelope.recipients)
     is_used = eight_bit or not all(map(str.isascii, addresses))
     return Shape(size_bytes, eight_bit, envelope.smtputf8 and is_used)

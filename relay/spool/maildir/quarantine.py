@@ -24,16 +24,12 @@ _LEFT_FOR_LONG = "left where it is, and tried again by the next start"
 
 
 class Quarantine:
-    """Moves files to corrupt/, and knows those that had to stay where they are."""
-
     def __init__(self, disk: Disk, layout: Layout, on_corrupt: Callable[[str, str], None]) -> None:
-        """`on_corrupt` is told the name and the fault of each file."""
         self._disk = disk
         self._layout = layout
         self._on_corrupt = on_corrupt
         self._told: set[str] = set()
         self.moved = 0
-        """How many files were moved."""
         self.count = 0
         """How many are there, those included that cannot be moved."""
         self.stuck: dict[QueueId, dict[str, str]] = {}
@@ -63,10 +59,7 @@ class Quarantine:
         return True
 
     def move_unusable(self, path: str, error: OSError, prefix: str) -> None:
-        """Move a file that cannot be opened or read; tell of one that the disk only does not give us now.
-
-        Raises the error where it is about us or the disk.
-        """
+        """Move it, or leave it if the disk only fails now.  Raises an error about us or the disk itself."""
         if files.is_not_now(error):
             self.tell_once(prefix + path.rpartition("/")[2], f"cannot be read, and is left: {error.strerror}")
         else:
@@ -75,7 +68,7 @@ class Quarantine:
     def leave(self, path: str, why: str, fault: str = "") -> None:
         """Tell of a file that stays where it is, and list it; `fault` is what is known to be wrong with it.
 
-        Whoever is left again goes behind the others.
+        A file that is left again goes behind the others.
         """
         name = QueueId(path.rpartition("/")[2])
         self.tell_once(name, why)
@@ -84,7 +77,6 @@ class Quarantine:
         self.stuck[name] = {**places, path: f"{fault}; {why}" if fault else why}
 
     def forget(self, path: str) -> None:
-        """Take a file off the list that is no longer where it was left."""
         name = QueueId(path.rpartition("/")[2])
         places = self.stuck.get(name, {})
         if places.pop(path, None) is not None:
@@ -99,7 +91,6 @@ class Quarantine:
         return [path for path in chain(*self.stuck.values()) if path.rpartition("/")[0] in among]
 
     def tell_once(self, name: str, fault: str) -> None:
-        """Tell what is wrong with a file; once, however often it is met."""
         if name not in self._told:
             self._told.add(name)
             self._on_corrupt(files.describe(name), fault)
@@ -210,7 +201,7 @@ def _clear_the_notes(disk: Disk, layout: Layout, aside: Quarantine) -> None:
 
 
 def _is_socket(disk: Disk, path: str) -> bool:
-    """Return whether it cannot be opened as only a socket cannot (open(2))."""
+    """Tell a socket by how its opening fails (open(2))."""
     try:
         disk.close(disk.open_read(path))
     except OSError as error:

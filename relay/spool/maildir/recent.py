@@ -1,10 +1,9 @@
 """What is in memory of messages that wait: whole as they were taken, or without content once read.
 
-Two caches of what was read and checked, never the only place of anything, and bounded.
-What was just taken is kept whole until it is settled, mostly within the second, so that
-nobody waits for the disk to send it.  When that is full, what comes later is read when
-its turn comes: those that came first are the next to go.  Of the last ones that were read
-or settled the rest is remembered, so that a mark costs the same for 10,000 recipients.
+Two bounded caches of what was read and checked, never the only place of anything.  A message is kept
+whole from when it is taken until it is settled, so that no sending waits for the disk.  When that
+cache is full, later messages are read when their turn comes.  Of the last messages read or settled
+all but the content is remembered, so that a mark costs the same for 10,000 recipients.
 Assumes: one thread, but for `whole`.
 """
 
@@ -19,8 +18,6 @@ _REMEMBERED = 256
 
 
 class Recent:
-    """A bounded number of messages as they were read."""
-
     def __init__(self) -> None:
         self._whole: dict[QueueId, Opened] = {}
         self._bytes = 0
@@ -31,7 +28,6 @@ class Recent:
         return len(self._whole) < MOST and self._bytes < MOST_BYTES
 
     def keep(self, message: Opened) -> None:
-        """Keep a message whole, if it has content and there is room."""
         if message.content is not None and self.has_room:
             self._whole[message.queue_id] = message
             self._bytes += len(message.content)
@@ -55,7 +51,6 @@ class Recent:
         return self._remembered.get(queue_id) if message is None else self.remember(message)
 
     def forget(self, queue_id: QueueId) -> None:
-        """Have it read from disk the next time."""
         self._remembered.pop(queue_id, None)
         if (message := self._whole.pop(queue_id, None)) is not None:
             self._bytes -= len(message.content or b"")

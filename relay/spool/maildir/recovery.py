@@ -1,12 +1,11 @@
 """Starting is recovering: what a maildir holds after any crash, made whole again.
 
-Guarantees: whatever subset of files a crash left, nothing acknowledged is dropped,
-nothing is sent twice that was durably marked, and running it twice, or being killed in
-the middle of it, changes nothing of this.  What it returns is durable: a sender that was
-killed, and not cut from power, leaves names and status bytes behind that everybody sees
-and the disk does not have.  No queue content stops it.  Raises OSError when the disk
-cannot be read: an unreadable folder is never taken for an empty one.
-Assumes: who calls it ends the messages with nothing left to do, as soon as there is room for that.
+Guarantees: whatever files a crash left, nothing acknowledged is dropped and nothing is sent twice
+that was durably marked.  Running it twice, or being killed in the middle, changes nothing of this.
+What it returns is durable: a killed sender leaves names and status bytes that every process sees and
+the disk does not have.  No queue content stops it.  Raises OSError when the disk cannot be read: an
+unreadable folder is never taken for an empty one.
+Assumes: the caller ends the messages with nothing left to do, as soon as there is room for that.
 """
 
 import contextlib
@@ -26,7 +25,6 @@ from relay.spool.maildir.taking import Taker
 Fates = tuple[int, int, int, int]
 
 _MARKED_AT_ONCE = 64
-"""Files whose marks are written again as one batch."""
 
 
 def recover(
@@ -112,7 +110,7 @@ def forget_removals(disk: Disk, layout: Layout, ledger: Ledger, aside: quarantin
 
 
 def _unread(ledger: Ledger, aside: quarantine.Quarantine) -> set[QueueId]:
-    """Return who was counted out and cannot be read now: it may be there, and must not be counted twice."""
+    """Return what was counted out and cannot be read now: it may be there, and must not count twice."""
     return ledger.closed & aside.stuck.keys()
 
 
@@ -121,9 +119,8 @@ def remove_abandoned_drafts(
 ) -> int:
     """Remove drafts whose writer is dead; return how many.  Also run now and then.
 
-    Dead is who lets go of a lock, not who is old: no clock and no time of a file is asked,
-    so no step of one and no reader that touches the other removes a message that is just
-    arriving, or keeps what a dead listener left.  What is no draft of ours goes to corrupt/.
+    A writer is dead when its lock is free.  No clock and no time of a file counts, so no step of a clock
+    removes a message that is just arriving.  What is no draft of ours goes to corrupt/.
     """
     # One that was published has this name too, the sign that its other name may not be durable yet.
     disk.sync_directory(layout.folder("new"))
@@ -161,8 +158,6 @@ def remove_abandoned_drafts(
 
 
 class _Walk:
-    """A walk through the folders in which messages wait."""
-
     def __init__(
         self,
         disk: Disk,
@@ -195,7 +190,6 @@ class _Walk:
         return {QueueId(path.rpartition("/")[2]) for path in self.remains}
 
     def look_into(self, folder: str) -> None:
-        """Take in what is in a folder; set aside what is no message."""
         for name in self._disk.names(folder):
             self._on_step()
             path = f"{folder}/{name}"
@@ -236,10 +230,7 @@ def _sync_all(
 def _remove_orphaned_notes(
     disk: Disk, layout: Layout, aside: quarantine.Quarantine, known: set[str], on_step: Callable[[], None]
 ) -> None:
-    """Remove notes whose message is gone; those of a corrupt message stay with it.
-
-    Where there is anything else among them, they go to corrupt/.
-    """
+    """Remove notes whose message is gone, not those of a corrupt one; others' files go to corrupt/."""
     for name in disk.names(layout.folder("bounce")):
         on_step()
         # What is no file of ours was moved away, or could not be.

@@ -36,8 +36,6 @@ FAILURES_AN_HOUR = 8
 
 
 class Found(enum.Enum):
-    """What a file in a folder of messages is."""
-
     FOREIGN = enum.auto()
     DAMAGED = enum.auto()
     COPY = enum.auto()
@@ -51,8 +49,6 @@ class Found(enum.Enum):
 
 
 class Becomes(enum.Enum):
-    """What the relay does with it."""
-
     NOTHING = enum.auto()
     SET_ASIDE = enum.auto()
     DROPPED = enum.auto()
@@ -77,13 +73,9 @@ BECOMES = {
 
 @dataclass(frozen=True, slots=True)
 class LookedAt:
-    """One file, looked at."""
-
     found: Found
     why: str = ""
-    """What is wrong with it."""
     message: Opened | None = None
-    """Of one that was read."""
     other: str = ""
     """Where the file is that goes before it."""
 
@@ -93,7 +85,6 @@ class LookedAt:
 
     @property
     def queued(self) -> Opened | None:
-        """The message, if it goes into the queue."""
         return None if self.found is Found.COUNTED_OUT else self.message
 
 
@@ -104,10 +95,7 @@ def look(
     read: Callable[[QueueId], Opened],
     counted_out: Container[QueueId] = (),
 ) -> LookedAt:
-    """Return what a file in new/, cur/ or hold/ is; changes nothing.
-
-    `read` is asked for the message once its name and its place say that there may be one.
-    """
+    """Judge a file and change nothing; `read` is called once its name and place allow a message."""
     name = path.rpartition("/")[2]
     if not is_queue_id(name):
         return LookedAt(Found.FOREIGN, NOT_OUR_NAME)
@@ -147,8 +135,6 @@ def _unreadable(error: OSError) -> LookedAt:
 
 
 class Taker:
-    """Does with each file what the table says."""
-
     def __init__(
         self,
         disk: Disk,
@@ -173,9 +159,9 @@ class Taker:
         with_marks: bool = False,
         sorter: Sorter | None = None,
     ) -> LookedAt:
-        """LookedAt at a file and do what becomes of it; a message that is queued is in its home then.
+        """Do what the table says; a message that is queued is in its home then.
 
-        `with_marks`: and its marks are durable, which a killed sender may have left in memory only.
+        `with_marks`: its marks are durable too, which a killed sender may have left in memory only.
         """
         is_new = self._layout.is_new(path)
 
@@ -235,10 +221,7 @@ class Arrivals:
         counted_out: Container[QueueId],
         sorter: Sorter | None = None,
     ) -> list[Opened]:
-        """Take up to `most` messages, sorted; with their content as long as there `has_room` for it.
-
-        Fewer where we lack descriptors or memory.  Raises OSError where the disk fails.
-        """
+        """Take with content while it `has_room`; fewer messages where we lack descriptors or memory."""
         if len(self._pending) < most:
             # Not only when none is left: what came since the last look was announced once.
             self._pending = deque(sorted(self._disk.names(self._folder)))
@@ -257,10 +240,9 @@ class Arrivals:
 
 
 class Unread:
-    """The messages in cur/ and hold/ of one spool that had to be left, read again now and then.
+    """The messages in cur/ and hold/ that had to be left, read again now and then.
 
-    A disk that fails is asked FAILURES_AN_HOUR times, by turns, and once a call: each answer may
-    take it half a minute.
+    A failing disk is asked FAILURES_AN_HOUR times, once a call: each answer may take it half a minute.
     """
 
     def __init__(self, disk: Disk, layout: Layout, aside: Quarantine, taker: Taker) -> None:
@@ -272,7 +254,6 @@ class Unread:
         self._failures = 0
 
     def look_again(self) -> None:
-        """Have the next calls of `take` read again what was left."""
         folders = (*self._layout.queued_folders(), self._layout.folder("hold"))
         self._due = deque(self._aside.left_in(folders))
         self._failures = 0

@@ -15,8 +15,6 @@ from relay.spool.maildir.layout import Layout
 
 
 class Trigger:
-    """Either end of the FIFO of one spool."""
-
     def __init__(self, root: str, disk: Disk) -> None:
         self._path = Layout(root).file("trigger")
         # What else stands there is moved away by the next sender; until then mail waits for its look.
