@@ -33,13 +33,10 @@ from relay.telemetry.telemetry import Telemetry
 
 
 class OfflineOperations:
-    """`Session` on a spool, which the first question reads."""
-
     def __init__(self, policy: Policy) -> None:
-        """Take the spool.
+        """Raise SpoolBusy, ValueError for another format, and OSError.
 
-        Raises SpoolBusy; PermissionError where another user owns the spool, and other OSErrors;
-        ValueError for another format.
+        PermissionError: another user owns the spool.
         """
         _refuse_strangers(policy.spool)
         self._policy = policy
@@ -94,7 +91,6 @@ class OfflineOperations:
             self._disk.unlink(str(path))
 
     async def _read(self) -> Operator:
-        """Read the spool once, as a start does, and take what was accepted."""
         if not self._is_read:
             await self._sender.read()
             self._is_read = True
