@@ -253,7 +253,7 @@ def _to_wire(view: MessageView) -> bytes:
 
 
 def _from_wire(content: bytes) -> MessageView:
-    """Raise ValidationError."""
+    """Return a message that was read.  Raises ValidationError."""
     wire = _WIRE.validate_json(content)
     read = {field: wire.get(_ON_THE_WIRE.get(field, field)) for field in READ_ONLY}
     return _VIEW.validate_python({**_WIRE.validate_python(wire.get("message")), **read})
@@ -267,7 +267,7 @@ def _verb(request: web.Request, *, needs_upstream: bool) -> Verb:
 
 
 def _checked(queue_ids: Sequence[str]) -> list[QueueId]:
-    """Raise HTTPBadRequest: an id becomes part of a path."""
+    """Check ids.  Raises HTTPBadRequest: an id becomes part of a path."""
     if not all(QUEUE_ID_PATTERN.match(queue_id) for queue_id in queue_ids):
         raise web.HTTPBadRequest(text="not a queue id")
     return [QueueId(queue_id) for queue_id in queue_ids]
