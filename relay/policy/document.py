@@ -91,8 +91,7 @@ class Document:
     def unfinished(self) -> frozenset[tuple[Step, ...]]:
         """Return the steps to all that more lines at the end of the file could add to.
 
-        These are the last value, the collection that it is the last of, and so on up to the whole file,
-        but for what is in brackets: all else has an end.
+        These are the last value and each collection that ends with it, but for what is in brackets.
         """
         found: list[tuple[Step, ...]] = []
         steps: tuple[Step, ...] = ()

@@ -54,7 +54,6 @@ class PolicyFault:
         return PolicyFault(self.path, self.line, self.column, key, message)
 
     def __str__(self) -> str:
-        """Return `FILE:LINE:COLUMN: KEY: MESSAGE`."""
         return f"{self.path}:{self.line}:{self.column}: {self.key}: {self.message}"
 
 

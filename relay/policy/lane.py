@@ -76,7 +76,6 @@ class LaneSettings(Section):
     header: Annotated[dict[FieldName, Patterns], NotEmpty] | None = None
     """Fields, and patterns of their values; in the first 64 KiB of content."""
     recipients_above: PositiveInt | None = None
-    """It has more recipients than this."""
     share: Annotated[int, whole_number(1, ALL_PERCENT)] | None = None
     """Percent of what goes that is its own; default: an equal part of what the others leave."""
     ceiling: Annotated[int, whole_number(1, ALL_PERCENT)] | None = None

@@ -243,7 +243,6 @@ def _would_go(old: Upstream, new: Upstream, key: str) -> bool:
 
 
 def _is_preset(upstream: Upstream, key: str) -> bool:
-    """Return whether an upstream has the limits of its provider's preset."""
     return key == "limits" and upstream.limits != () and upstream.limits == preset_limits(upstream.provider)
 
 

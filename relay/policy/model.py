@@ -369,8 +369,7 @@ class Policy(Section):
     def history_path(self, upstream: str) -> Path:
         """Name the default by the account, not by the upstream.
 
-        A new name in the policy must not forget what was sent, and two upstreams with one account
-        share its limits.
+        A new name in the policy must not forget what was sent; upstreams of one account share its limits.
         """
         of = self.upstreams[upstream]
         account = f"{of.auth.user}@{of.host}" if of.auth else of.host

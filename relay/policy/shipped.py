@@ -138,7 +138,6 @@ def rules_of(name: str, upstream: Upstream) -> tuple[Rule, ...]:
 
 @functools.cache
 def standard_judge() -> Judge:
-    """Return the judge of an upstream of which nothing is known."""
     return Judge(standard_rules())
 
 

@@ -220,10 +220,7 @@ def endpoint(value: object) -> HostPort:
 
 
 def network(value: object) -> IPv4Network | IPv6Network:
-    """Take a bare address as a network of one.
-
-    Raises ValueError, also for bits set behind the prefix and for a network that would make an open relay.
-    """
+    """Take one address too.  Raises ValueError, also for bits behind the prefix and for an open relay."""
     found = any_network(value)
     if value is not found and found.prefixlen < SHORTEST_PREFIX[found.version]:
         words = (
