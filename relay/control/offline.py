@@ -34,10 +34,7 @@ from relay.telemetry.telemetry import Telemetry
 
 class OfflineOperations:
     def __init__(self, policy: Policy) -> None:
-        """Raise SpoolBusy, ValueError for another format, and OSError.
-
-        PermissionError: another user owns the spool.
-        """
+        """Raise SpoolBusy, OSError (PermissionError: another user's spool), ValueError for another format."""
         _refuse_strangers(policy.spool)
         self._policy = policy
         clock, disk = SystemClock(), RealDisk()
@@ -102,10 +99,7 @@ class OfflineOperations:
 
 
 def _refuse_strangers(spool: Path) -> None:
-    """Raise PermissionError where the spool belongs to another user.
-
-    Root may open everything, but files that root makes would keep the relay from starting.
-    """
+    """Raise PermissionError: files that root makes would keep the relay from starting."""
     # Before the first start there is only the folder, if that.
     path = next((path for path in (spool / "ledger", spool) if path.exists()), None)
     if path is not None and (owner := path.stat().st_uid) != os.geteuid():

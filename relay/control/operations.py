@@ -45,8 +45,6 @@ class Deed(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class VerbRow:
-    """A verb: what it does to a message in each state, and how the command line tells of it."""
-
     done: str
     summary: str
     deeds: Mapping[State, Deed | str]
@@ -107,7 +105,7 @@ VERBS = tuple(verb for verb, row in TABLE.items() if not row.needs_upstream)
 
 
 class Unreachable(Exception):  # noqa: N818 - a state, not an error of ours
-    """The text says how the relay did not answer."""
+    """The relay did not answer, or not properly; the text says how."""
 
 
 class Operations(Protocol):
@@ -126,10 +124,7 @@ class Operations(Protocol):
     async def act(self, verb: Verb, queue_ids: Sequence[QueueId]) -> Results: ...
 
     async def resume(self, upstream: str, *, believes: bool = False) -> str:
-        """Use an upstream that rests again, with one transaction first; OK, ABSENT, or what is in the way.
-
-        `believes` goes by the row `believe` instead of `resume`.
-        """
+        """Send one transaction first; OK, ABSENT, or what is in the way.  `believes`: the row `believe`."""
         ...
 
 

@@ -172,7 +172,7 @@ class ControlClient:
         self._session: aiohttp.ClientSession | None = None
 
     def is_up(self) -> bool:
-        """Raise PermissionError where we may not ask."""
+        """Whether a relay listens.  Raises PermissionError where we may not ask."""
         try:
             with _short_path(self._spool) as path, socket.socket(socket.AF_UNIX) as probe:
                 probe.connect(path)
