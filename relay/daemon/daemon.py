@@ -101,10 +101,7 @@ async def serve(
     *,
     level: Level = Level.INFO,
 ) -> int:
-    """Return the exit code.  `on_ready` is called once mail is taken.
-
-    Raises PolicyError, SpoolBusy, OSError, ValueError.
-    """
+    """Call `on_ready` once mail is taken.  Raises PolicyError, SpoolBusy, OSError, ValueError."""
     text = policy_bytes(path)
     policy = inspected_policy(text, path)
     start = Start(path, text, policy, policy.hostname or socket.getfqdn(), style)

@@ -60,10 +60,8 @@ class Start:
     path: Path
     text: bytes
     policy: Policy
-    """Of the text."""
     hostname: str
     style: Literal["text", "json"]
-    """Of the log."""
 
 
 class Listening:
@@ -88,7 +86,7 @@ class Listening:
         return any(listen.processes for listen in self._listens)
 
     async def bind(self) -> None:
-        """Raise OSError with the address in `filename`."""
+        """Bind every address.  Raises OSError, with the address in `filename`."""
         for listen in self._listens:
             try:
                 self._sockets.append(await self._bind(listen))

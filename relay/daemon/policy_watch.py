@@ -130,7 +130,6 @@ class PolicyWatch:
         self._clock = clock
         self._state = FileState.DECIDED
         self._edit: _Edit | None = None
-        """Set while it rests."""
         self._waiting: Waiting | None = None
         self._unread_because: int | None = None
         self._turn = asyncio.Lock()

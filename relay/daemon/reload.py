@@ -33,7 +33,6 @@ class Reload:
         metrics: Metrics,
         clock: Clock,
     ) -> None:
-        """`policy` is the one that the relay was started with."""
         self._path = path
         self._started_with = policy
         self._sender = sender
