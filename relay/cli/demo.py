@@ -179,7 +179,6 @@ class DemoRelay:
         self.policy_path = folder / "policy.yaml"
         self.spool = folder / "spool"
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """How it ended by itself, once it did."""
         self._port = port
         self._process: asyncio.subprocess.Process | None = None
         self._hearing: asyncio.Task[None] | None = None

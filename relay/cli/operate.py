@@ -239,7 +239,7 @@ def _open(policy_path: Path) -> Session:
 
 
 def _client_of_broken(content: bytes, policy_path: Path) -> ControlClient | None:
-    """Only the spool of a broken policy is known."""
+    """Of a broken policy only the key `spool` is used."""
     values = read_document(content).value()
     spool = values.get("spool") if isinstance(values, dict) else None
     if not isinstance(spool, str):
