@@ -33,7 +33,6 @@ _SHOWN = {
     name: frozenset(field for _, field, _, _ in Formatter().parse(kind.template) if field)
     for name, kind in KINDS.items()
 }
-"""Which fields and pieces each template shows."""
 _LEVEL_TEXT = {level: f"{level.name.lower()}: " if level <= Level.WARNING else "" for level in Level}
 SHORTAGE_AGAIN_NS = 60 * SECOND_NS
 
@@ -98,7 +97,6 @@ class Events:
         return self._lines.lines_lost + self._unsayable + dropped
 
     def collect(self, call_soon: CallSoon | None) -> None:
-        """Write once per turn of a loop, given its `call_soon`; None: write each line at once."""
         self._lines.collect(call_soon)
 
     def flush(self) -> None:

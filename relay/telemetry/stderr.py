@@ -257,10 +257,7 @@ def one_line(text: str) -> str:
 
 
 def is_journal(stream: TextIO) -> bool:
-    """Compare device and inode: a child may inherit the variable and write elsewhere.
-
-    systemd.exec(5), $JOURNAL_STREAM.
-    """
+    """Compare device and inode (systemd.exec(5)): a child may inherit the variable and write elsewhere."""
     try:
         status = os.fstat(stream.fileno())
     except (OSError, ValueError, AttributeError):
