@@ -71,7 +71,7 @@ def summary(policy: Policy) -> Iterator[str]:
 
 
 def _why_an_edit_waits(spool: Path) -> str:
-    """Return why the relay that runs on a spool does not go by an edit yet, if one can be asked."""
+    """Why the running relay does not go by an edit yet; empty where none can be asked."""
     with contextlib.suppress(PermissionError):
         if (spool / "control.sock").is_socket():
             # Imported only here: without a running relay no client is loaded.
@@ -117,7 +117,7 @@ _UNITS_NS = (
 
 
 def policy_text(policy: Policy, written: object) -> str:
-    """Return a policy written out; `written` is the value of the owner's file, as read."""
+    """`written` is the value of the owner's file, as read."""
     return "\n".join(_lines(policy, written)) + "\n"
 
 
@@ -142,7 +142,6 @@ def _lines(policy: Policy, written: object) -> Iterator[str]:
 
 
 def _rules_asked_after(upstream: Upstream) -> Iterator[str]:
-    """Return the rules that the owner did not write, as comments, each with its source and place."""
     name = provider_of(upstream.provider, upstream.host)
     if name is not None:
         by_host = "" if upstream.provider is not None else ", known by its host"
@@ -160,7 +159,7 @@ def _origin(key: str, written: Mapping[str, object], preset: Mapping[str, object
 
 
 def _fields(section: Section, only: Container[str] | None = None) -> Iterator[tuple[str, object]]:
-    """Return the keys of a section and their values; durations as text, what is not set left out."""
+    """Write durations as text, and leave out what is not set."""
     for name, field in type(section).model_fields.items():
         if only is not None and name not in only:
             continue
@@ -191,7 +190,7 @@ def _flow(value: object) -> str:
 
 
 def _duration(span_ns: int) -> str:
-    """Return a duration in the largest unit that it is a whole number of."""
+    """Use the largest unit that it is a whole number of."""
     for unit, unit_ns in _UNITS_NS:
         if span_ns % unit_ns == 0:
             return f"{span_ns // unit_ns}{unit}"

@@ -1,13 +1,11 @@
 """`relay demo`: a relay, an upstream that cuts off whoever exceeds its limit, and a verdict.
 
-The upstream is in this program, so that what it counted is at hand; the relay is another
-program, the one that `relay run` starts.  Finite: it ends when all is relayed, when the
-upstream refused something, when the relay ended, or `PATIENCE_NS` after the ideal.
-Everything is on loopback and in a temporary folder, which is gone at the end, also after
-SIGINT, SIGTERM and SIGHUP.
+The upstream is in this program, so that its counts are at hand; the relay is a program of its own, as
+`relay run` starts it.  The demo ends when all is relayed, when the upstream refused something, when
+the relay ended, or `PATIENCE_NS` after the ideal.  Everything is on loopback and in a temporary
+folder, which is removed at the end, also after SIGINT, SIGTERM and SIGHUP.
 
-The judgement rests on the upstream's own ledger alone: what the relay says of itself is shown
-while it runs, live on a terminal, a line a second anywhere else, and counts for nothing.
+The verdict rests on the upstream's ledger alone; what the relay says of itself is only shown.
 """
 
 import asyncio
@@ -48,8 +46,6 @@ PATIENCE_NS = 30 * SECOND_NS
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many messages go through an upstream with which limit."""
-
     messages: int
     limit: LimitSettings
     per: str
@@ -57,7 +53,7 @@ class Plan:
 
     @property
     def ideal_ns(self) -> int:
-        """Return the least time from the first message to the last that the limit allows anybody."""
+        """The least time from the first message to the last that the limit allows."""
         return (-(-self.messages // self.limit.count) - 1) * self.limit.per_ns
 
     @property
@@ -71,8 +67,6 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What the upstream saw, beside the plan."""
-
     plan: Plan
     most: int
     """In any window."""
@@ -90,7 +84,6 @@ class Judgement:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every message was relayed, and none twice."""
         return self.relayed == self.plan.messages and self.repeated == 0
 
     @property
@@ -116,7 +109,7 @@ def shown_seconds(span_ns: int) -> str:
 
 
 def verdict_lines(judgement: Judgement) -> list[tuple[str, bool | None]]:
-    """Return each line of the verdict, and whether it is as it should be; None: it is only told."""
+    """None: the line is only told."""
     plan, limit = judgement.plan, judgement.plan.limit
     repeated = f", {judgement.repeated} of them twice" if judgement.repeated else ", each once"
     taken = f"{shown_seconds(judgement.taken_ns)} from first to last"
@@ -161,7 +154,7 @@ upstreams:
 
 
 class RelayEnded(Exception):  # noqa: N818 - a state, not an error of ours
-    """The relay ended by itself; the text says how, and what it said last."""
+    """The text says how the relay ended by itself, and what it said last."""
 
 
 @contextlib.contextmanager
@@ -186,7 +179,6 @@ class DemoRelay:
         self.policy_path = folder / "policy.yaml"
         self.spool = folder / "spool"
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """How it ended by itself, once it did."""
         self._port = port
         self._process: asyncio.subprocess.Process | None = None
         self._hearing: asyncio.Task[None] | None = None
@@ -230,7 +222,6 @@ class DemoRelay:
             raise RelayEnded(self.ended.result())
 
     async def stop(self) -> None:
-        """Have it finish what is in flight; it is gone on return."""
         process = self._process
         if process is None:
             return
@@ -248,7 +239,7 @@ class DemoRelay:
             await self._hearing
 
     async def _hear(self, process: asyncio.subprocess.Process, listening: "asyncio.Future[str]") -> None:
-        """Read its log to the end, so that the pipe never fills up."""
+        """Read to the end, so that the pipe never fills up."""
         if process.stderr is None:
             raise AssertionError("a process was started without its pipes")
         async for line in process.stderr:
@@ -289,15 +280,12 @@ class Frame:
 
     @property
     def window(self) -> LimitStatus | None:
-        """Return the limit as the relay keeps to it."""
         if self.snapshot is None:
             return None
         return next((limit for upstream in self.snapshot.upstreams for limit in upstream.limits), None)
 
 
 class Picture:
-    """Shows frames, while the context that `shown` returns lasts."""
-
     def __init__(self, plan: Plan, out: Console) -> None:
         self._plan = plan
         self._has_blocks = out.encoding.lower().startswith("utf")
@@ -390,7 +378,7 @@ SENDER = "demo@example.org"
 
 
 class NotFinished(Exception):  # noqa: N818 - the demo is over, and the text says why
-    """Something came between."""
+    pass
 
 
 def _duration(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
@@ -437,7 +425,6 @@ def demo(messages: int, count: int, per: str) -> int:
 
 
 async def _until_told(plan: Plan) -> int:
-    """Show the demo; a signal ends it, and it cleans up all the same."""
     loop = asyncio.get_running_loop()
     showing = loop.create_task(Demo(plan).run())
     told: list[signal.Signals] = []
@@ -466,10 +453,10 @@ class Demo:
         self._clock = SystemClock()
         self._began_ns = self._clock.boottime_ns()
         self._handed_in_ns: int | None = None
-        """How long it took to hand everything in, once it is."""
+        """None until everything is handed in."""
 
     async def run(self) -> int:
-        """Show it; return the exit code.  Raises OSError."""
+        """Return the exit code.  Raises OSError."""
         plan = self._plan
         password = secrets.token_urlsafe(24)
         upstream = PracticeSmarthost(
@@ -500,7 +487,7 @@ class Demo:
         return os.EX_OK if judgement.is_good and not why_not else 1
 
     async def _show(self, relay: DemoRelay, upstream: PracticeSmarthost, port: int) -> None:
-        """Start the relay, hand everything in, and watch.  Raises NotFinished, RelayEnded."""
+        """Start, hand in, watch.  Raises NotFinished, RelayEnded."""
         click.echo(
             f"A practice upstream allows {self._plan.limit.label}, and cuts off whoever sends more.\n"
             f"A relay takes {self._plan.messages} messages, as fast as they can be handed over.\n"
@@ -526,7 +513,6 @@ class Demo:
         picture: Picture,
         handing_in: "asyncio.Task[None]",
     ) -> None:
-        """Show a frame after the other, until all is relayed and settled."""
         snapshot: Snapshot | None = None
         while True:
             # Whether it cannot answer because it ended is seen below, or in the next turn.
@@ -568,7 +554,7 @@ class Demo:
         )
 
     async def _hand_in(self, port: int) -> None:
-        """Hand all messages to the relay, over several connections at once.  Raises NotFinished."""
+        """Use several connections at once.  Raises NotFinished."""
         began_ns = self._clock.boottime_ns()
 
         async def client(first: int) -> None:
@@ -591,7 +577,6 @@ class Demo:
         ).encode("ascii")
 
     def _conclude(self, judgement: Judgement, why_not: str) -> None:
-        """Print the verdict, what it means, and what to type next."""
         plan, say = self._plan, self._out.print
         say("\nVerdict, by the upstream's own ledger:", style="bold")
         for text, is_right in verdict_lines(judgement):

@@ -1,7 +1,7 @@
 """`relay explain-reply`: what a reply of an upstream means for us, which rule says so, and what follows.
 
-Judges as a running relay with this policy would; `--table` prints all shipped rules as
-the page docs/VERDICTS.md.  Sends nothing and needs no relay that runs.
+Judges as a running relay with this policy would; `--table` prints the page docs/VERDICTS.md.
+Sends nothing and needs no relay that runs.
 """
 
 import os
@@ -90,7 +90,7 @@ def explain_reply(
 
 
 def explanation(ruling: Ruling, path: Path | None) -> Iterator[str]:
-    """Return a ruling in words, line by line; `path` is the policy that the owner's rules are in."""
+    """`path` is the policy that the owner's rules are in."""
     yield f"verdict  {ruling.words}"
     rule = ruling.rule
     yield f"by       {_IN_DOUBT if ruling.is_in_doubt else _ASKED[ruling.layer]}"

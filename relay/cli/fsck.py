@@ -30,8 +30,6 @@ FINDINGS_THAT_NEED_NOBODY = 1
 
 
 class NotReadable(click.ClickException):
-    """The spool cannot be read as a whole, so nothing can be said of it."""
-
     exit_code = os.EX_IOERR
 
 
@@ -76,7 +74,7 @@ def fsck(policy_path: Path, *, as_json: bool) -> int:
 
 
 def _policy(path: Path) -> Policy:
-    """Return the policy, without checking its secrets.  Raises PolicyError."""
+    """Leave secrets unchecked.  Raises PolicyError."""
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -20,8 +20,6 @@ from relay.policy.secrets import SecretError
 
 
 class Command(NamedTuple):
-    """Where a verb is, and what `relay --help` says of it."""
-
     module: str
     name: str
     summary: str
@@ -46,8 +44,6 @@ VERBS: dict[str, Command] = {
 
 
 class VerbGroup(click.Group):
-    """A group whose verbs are imported when they are called, and not for `--help`."""
-
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(VERBS)
 
@@ -87,7 +83,6 @@ def relay() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command with these arguments, by default those of the command line, and exit."""
     sys.exit(_run(arguments))
 
 

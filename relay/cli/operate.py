@@ -1,13 +1,11 @@
 """`relay status`, `relay queue` and `relay resume`: what asks the relay, or its spool while it is down.
 
-The relay that runs is asked over its control socket.  A policy that was broken by an edit
-does not stop a relay, so it does not stop asking it either: the socket is where the last
-`spool` key says.  Only without a running relay is a good policy needed.  Secrets that a
-policy names are not looked at: an operator who asks need not be the user of the relay.
+A running relay is asked over its control socket, where the last `spool` key says, even if an edit
+broke the policy since; only without a running relay is a good policy needed.  Secrets that a policy
+names are not looked at: an operator need not be the user of the relay.
 
-Ids are checked before anything is asked.  A verb tells of each id: on stdout what was
-done, on stderr what was not; the exit code is 75 if some message was busy, else 1 if
-some was not there or could not be changed.
+Ids are checked before anything is asked.  Of each id stdout tells what was done, stderr what was not;
+the exit code is 75 if some message was busy, else 1 if some was absent or could not be changed.
 """
 
 import asyncio
@@ -52,8 +50,6 @@ _NOT_DONE = {ABSENT: "there is no such message in the queue", BUSY: "it is in a 
 
 
 class TryLater(click.ClickException):
-    """The question was right, and cannot be answered now."""
-
     exit_code = os.EX_TEMPFAIL
 
 
@@ -176,7 +172,7 @@ for _each in VERBS:
 
 
 async def _queued(session: Session) -> list[QueueId]:
-    """Return the ids of all that can be acted on; what is corrupt is only looked at."""
+    """Leave out the corrupt: they are only looked at."""
     messages = await session.queue()
     return [message.queue_id for message in messages if message.state is not QueueState.CORRUPT]
 
@@ -194,7 +190,6 @@ def _checked(words: Sequence[str]) -> list[QueueId]:
 
 
 def _told(results: Results) -> int:
-    """Tell what was not done, and return the exit code."""
     failures = {queue_id: result for queue_id, result in results.items() if result != OK}
     for queue_id, result in failures.items():
         click.echo(f"{queue_id}: {printable(_NOT_DONE.get(result, result))}", err=True)
@@ -244,7 +239,7 @@ def _open(policy_path: Path) -> Session:
 
 
 def _client_of_broken(content: bytes, policy_path: Path) -> ControlClient | None:
-    """Return the running relay of a policy of which no more than the spool can be told."""
+    """Of a broken policy only the key `spool` is used."""
     values = read_document(content).value()
     spool = values.get("spool") if isinstance(values, dict) else None
     if not isinstance(spool, str):
@@ -254,7 +249,7 @@ def _client_of_broken(content: bytes, policy_path: Path) -> ControlClient | None
 
 
 def why_an_edit_waits(spool: Path) -> str:
-    """Return why the relay that runs on a spool does not go by an edit yet; nothing where none answers."""
+    """Empty where no relay answers."""
 
     async def ask_it() -> str:
         client = ControlClient(spool)

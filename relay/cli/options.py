@@ -30,13 +30,11 @@ def policy_option(verb: _Command) -> _Command:
 
 
 class NotPermitted(click.ClickException):
-    """The spool or the history belongs to another user."""
-
     exit_code = os.EX_NOPERM
 
 
 def error_text(error: PolicyError) -> str:
-    """Return what is wrong with a policy, for stderr: with its values only where that is a terminal."""
+    """Show the values of a policy only on a terminal."""
     return error.on_terminal() if sys.stderr.isatty() else str(error)
 
 

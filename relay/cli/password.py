@@ -23,7 +23,6 @@ def hash_password(name: str | None) -> None:
 
 
 def _password() -> bytes:
-    """Return the password as the octets that AUTH will carry."""
     if sys.stdin.isatty():
         typed: str = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
         password = typed.encode("utf-8")

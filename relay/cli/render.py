@@ -34,7 +34,7 @@ _MARKS = {QueueState.ACTIVE: "*", QueueState.HELD: "!"}
 
 
 def console() -> Console:
-    """Return where to show things: stdout, as a terminal only if it is one."""
+    """Take stdout for a terminal only if it is one."""
     is_terminal = sys.stdout.isatty()
     return Console(
         file=sys.stdout,
@@ -93,7 +93,7 @@ def show_status(snapshot: Snapshot, out: Console) -> None:
 
 
 def queue_lines(messages: Sequence[MessageView], at_ns: int) -> Iterator[str]:
-    """Return the listing, a line a message, with the beginning and the end that mailq has."""
+    """List a line a message, with the beginning and the end that mailq has."""
     if not messages:
         yield "Mail queue is empty"
         return
@@ -160,7 +160,6 @@ def _why(message: MessageView, at_ns: int) -> str:
 
 
 def _is_said(message: MessageView) -> bool:
-    """Return whether the reason says already what holds a message."""
     kind, _, what = message.held_by.partition(" ")
     return kind == "hold" or (bool(what) and message.reason.endswith(what))
 

@@ -33,14 +33,8 @@ from relay.telemetry.telemetry import Telemetry
 
 
 class OfflineOperations:
-    """`Session` on a spool, which the first question reads."""
-
     def __init__(self, policy: Policy) -> None:
-        """Take the spool.
-
-        Raises SpoolBusy; PermissionError where another user owns the spool, and other OSErrors;
-        ValueError for another format.
-        """
+        """Raise SpoolBusy, OSError (PermissionError: another user's spool), ValueError for another format."""
         _refuse_strangers(policy.spool)
         self._policy = policy
         clock, disk = SystemClock(), RealDisk()
@@ -94,7 +88,6 @@ class OfflineOperations:
             self._disk.unlink(str(path))
 
     async def _read(self) -> Operator:
-        """Read the spool once, as a start does, and take what was accepted."""
         if not self._is_read:
             await self._sender.read()
             self._is_read = True
@@ -106,10 +99,7 @@ class OfflineOperations:
 
 
 def _refuse_strangers(spool: Path) -> None:
-    """Raise PermissionError where the spool belongs to another user.
-
-    Root may open everything, but files that root makes would keep the relay from starting.
-    """
+    """Raise PermissionError: files that root makes would keep the relay from starting."""
     # Before the first start there is only the folder, if that.
     path = next((path for path in (spool / "ledger", spool) if path.exists()), None)
     if path is not None and (owner := path.stat().st_uid) != os.geteuid():

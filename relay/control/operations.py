@@ -1,7 +1,6 @@
 """What an operator may ask for: of a running relay, or of its spool while it is down.
 
-`TABLE` is the one list of verbs: the control socket, the operator behind it, the spool of a
-relay that is down and the command line all go by it.  Pure.
+`TABLE` is the one list of verbs, for every room.  Pure.
 """
 
 import enum
@@ -28,8 +27,6 @@ Verb = Literal["hold", "release", "retry", "bounce", "delete", "resume", "believ
 
 
 class Deed(enum.Enum):
-    """What a verb does to one message."""
-
     NOTHING = "nothing"
     """It is as the verb wants it."""
     HOLD = "hold"
@@ -48,8 +45,6 @@ class Deed(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class VerbRow:
-    """A verb: what it does to a message in each state, and how the command line tells of it."""
-
     done: str
     summary: str
     deeds: Mapping[State, Deed | str]
@@ -116,9 +111,7 @@ class Unreachable(Exception):  # noqa: N818 - a state, not an error of ours
 class Operations(Protocol):
     """What can be asked.  Ids passed QUEUE_ID_PATTERN; every result names every id."""
 
-    async def snapshot(self) -> Snapshot:
-        """Return what can be seen now."""
-        ...
+    async def snapshot(self) -> Snapshot: ...
 
     async def queue(self) -> Sequence[MessageView]:
         """Return the queue, oldest first; of each message's recipients only the first ones."""
@@ -128,21 +121,12 @@ class Operations(Protocol):
         """Return one message with all its recipients, or ABSENT, or what went wrong."""
         ...
 
-    async def act(self, verb: Verb, queue_ids: Sequence[QueueId]) -> Results:
-        """Do what the row of a verb that names messages says."""
-        ...
+    async def act(self, verb: Verb, queue_ids: Sequence[QueueId]) -> Results: ...
 
     async def resume(self, upstream: str, *, believes: bool = False) -> str:
-        """Use an upstream that rests again, with one transaction first; OK, ABSENT, or what is in the way.
-
-        `believes` goes by the row `believe` instead of `resume`.
-        """
+        """Send one transaction first; OK, ABSENT, or what is in the way.  `believes`: the row `believe`."""
         ...
 
 
 class Session(Operations, Protocol):
-    """Operations that have to be closed."""
-
-    async def close(self) -> None:
-        """Let go of the socket or the spool."""
-        ...
+    async def close(self) -> None: ...

@@ -1,8 +1,7 @@
 """What an operator sees and does, on the queue in memory and the spool behind it.
 
-The same class answers for a running relay, over the control socket, and for one that is
-down, whose spool the command line holds itself.  What a verb does to a message is said in
-`relay.control.operations.TABLE`; here it is done.
+One class serves a running relay, over the control socket, and the spool of one that is down, held by
+the command line.  It carries out the deeds of `relay.control.operations.TABLE`.
 """
 
 import asyncio
@@ -41,8 +40,6 @@ _Refusals = Mapping[QueueId, Mapping[int, Answer]]
 
 
 class Operator:
-    """Carries out what an operator asks for: `Operations`."""
-
     def __init__(self, sender: Sender, watch: Watch, events: Events) -> None:
         self._sender = sender
         self._scheduler = sender.scheduler
@@ -92,7 +89,7 @@ class Operator:
         return OK if self._upstreams.resume(upstream) else ABSENT
 
     async def _each(self, verb: Verb, queue_ids: Iterable[QueueId], refusals: _Refusals) -> Results:
-        """Act on messages, some at a time: they share their syncs, and other work goes on in between."""
+        """Act on some messages at a time: they share their syncs, and other work goes on in between."""
         at_once = LOADED_AT_ONCE if TABLE[verb].reads_content else MOVED_AT_ONCE
         each_once = list(dict.fromkeys(queue_ids))
         results: dict[QueueId, str] = {}
@@ -110,7 +107,7 @@ class Operator:
         return results
 
     async def _one(self, verb: Verb, queue_id: QueueId, refusals: Mapping[int, Answer]) -> str:
-        """Act on a message, which is ACTIVE meanwhile; put it back as it was if that fails."""
+        """Make the message ACTIVE meanwhile; put it back as it was if that fails."""
         queued = self._scheduler.get(queue_id)
         if queued is None:
             return ABSENT
@@ -177,7 +174,6 @@ class Operator:
 
 
 def _whole(view: MessageView, message: Message, notes: Iterable[Note]) -> MessageView:
-    """Return a view with all that only the message on disk tells."""
     envelope, why = message.envelope, {note.index: note.diagnostic or "" for note in notes}
     pairs = zip(envelope.recipients, message.statuses, strict=True)
     return replace(

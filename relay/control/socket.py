@@ -1,8 +1,7 @@
 """The socket in the spool folder over which a running relay is asked: `control.sock`, mode 0600.
 
-HTTP over a unix socket: `GET /snapshot`, `GET /queue` (a line of JSON per message),
-`GET /queue/ID`, `POST /queue/VERB` with ids, `POST /upstreams/NAME/VERB`; the verbs are those of
-`relay.control.operations.TABLE`.  Both ends are in this file.  Values go over the wire as they are in
+HTTP over a unix socket: `GET /snapshot`, `GET /queue` (a line of JSON per message), `GET /queue/ID`,
+`POST /queue/VERB` with ids, `POST /upstreams/NAME/VERB`.  Values go over the wire as they are in
 `relay.status.snapshot`, in nanoseconds; fields may be added with a default, so that a command line
 and a relay of different versions understand each other.
 
@@ -59,7 +58,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @contextlib.contextmanager
 def _short_path(spool: Path) -> Iterator[str]:
-    """Give the socket a path of bounded length while the context lasts.  Raises OSError."""
+    """Give a path of bounded length while the context lasts.  Raises OSError."""
     folder = os.open(spool, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/{SOCKET_NAME}"
@@ -83,7 +82,7 @@ def _bind(spool: Path) -> socket.socket:
 
 
 def _remove(spool: Path) -> None:
-    """Remove the socket; a file of that name that is no socket goes to corrupt/.  Raises OSError."""
+    """Move a file of that name that is no socket to corrupt/.  Raises OSError."""
     with _short_path(spool) as path, contextlib.suppress(FileNotFoundError):
         if Path(path).is_socket() and not Path(path).is_symlink():
             Path(path).unlink()
@@ -116,7 +115,6 @@ class ControlServer:
         await self._visitors.receive(app, lambda: _bind(self._spool))
 
     async def stop(self) -> None:
-        """Close the socket and remove it."""
         if await self._visitors.close():
             _remove(self._spool)
 
@@ -174,7 +172,7 @@ class ControlClient:
         self._session: aiohttp.ClientSession | None = None
 
     def is_up(self) -> bool:
-        """Return whether a relay listens.  Raises PermissionError where we may not ask."""
+        """Whether a relay listens.  Raises PermissionError where we may not ask."""
         try:
             with _short_path(self._spool) as path, socket.socket(socket.AF_UNIX) as probe:
                 probe.connect(path)
@@ -198,7 +196,6 @@ class ControlClient:
             return _from_wire(await _content(response))
 
     async def act(self, verb: Verb, queue_ids: Sequence[QueueId]) -> Results:
-        """Do what a verb says with messages, in requests of bounded size."""
         results: dict[QueueId, str] = {}
         for start in range(0, len(queue_ids), IDS_AT_ONCE):
             asked = json.dumps(queue_ids[start : start + IDS_AT_ONCE]).encode("ascii")
@@ -270,7 +267,7 @@ def _verb(request: web.Request, *, needs_upstream: bool) -> Verb:
 
 
 def _checked(queue_ids: Sequence[str]) -> list[QueueId]:
-    """Return the ids.  Raises HTTPBadRequest: an id becomes part of a path."""
+    """Check ids.  Raises HTTPBadRequest: an id becomes part of a path."""
     if not all(QUEUE_ID_PATTERN.match(queue_id) for queue_id in queue_ids):
         raise web.HTTPBadRequest(text="not a queue id")
     return [QueueId(queue_id) for queue_id in queue_ids]

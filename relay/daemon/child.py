@@ -37,7 +37,7 @@ class Child:
         return self._process.returncode is not None
 
     async def lines(self) -> AsyncIterator[bytes]:
-        """Yield what it says, until it ends or closes its output.  Raises ValueError for a line too long."""
+        """End when the program ends or closes its output.  Raises ValueError for a line too long."""
         # Reset: it ended with orders that it had not read.
         with contextlib.suppress(ConnectionError):
             async for line in self._output:
@@ -51,7 +51,7 @@ class Child:
         self._process.kill()
 
     async def wait(self) -> int:
-        """Return its exit status, or of a signal that ended it the negative number, once it has ended."""
+        """Return its exit status, or the negative number of the signal that ended it."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
 
@@ -79,7 +79,7 @@ class Starter:
         self._thread = started(1, "start")
 
     async def start(self, command: Sequence[str], orders: bytes, fds: Sequence[int]) -> Child:
-        """Start a program that inherits some descriptors, and give it its orders.  Raises OSError."""
+        """Let a program inherit descriptors, and give it its orders.  Raises OSError."""
         starting = asyncio.ensure_future(self._start(command, orders, fds))
         try:
             # It takes a moment, and what is done of it by half cannot be undone.

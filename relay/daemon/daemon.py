@@ -1,9 +1,8 @@
 """The daemon: puts the rooms together, runs until told to stop, and says how it ended.
 
-Starting is recovering and stopping is finishing what is in flight, so there is no state
-that only a clean stop leaves behind (crash-only).  Exit codes are sysexits: 0 after
-SIGTERM, 69 when an address is taken, 74 when the disk cannot be trusted (a restart reads
-it again), 75 when another sender holds the spool, 78 for the policy.
+Crash-only: a start recovers, a stop finishes what is in flight, and a clean stop leaves no state of
+its own.  Exit codes are sysexits: 0 after SIGTERM, 69 when an address is taken, 74 when the disk
+cannot be trusted (a restart reads it again), 75 when another sender holds the spool, 78 for the policy.
 """
 
 import asyncio
@@ -70,7 +69,7 @@ class Stop:
         loop.add_signal_handler(signal.SIGHUP, lambda: None)
 
     def fail(self, error: BaseException) -> None:
-        """End because of something that only a restart can make good; the first such counts."""
+        """End because of what only a restart can make good; the first error counts."""
         if self._is_set.is_set() and self.exit_code != os.EX_OK:
             return
         if isinstance(error, SpoolFault | OSError):
@@ -102,10 +101,7 @@ async def serve(
     *,
     level: Level = Level.INFO,
 ) -> int:
-    """Run a relay until it is stopped; return the exit code.  `on_ready` is called once mail is taken.
-
-    Raises PolicyError, SpoolBusy, OSError, ValueError.
-    """
+    """Call `on_ready` once mail is taken.  Raises PolicyError, SpoolBusy, OSError, ValueError."""
     text = policy_bytes(path)
     policy = inspected_policy(text, path)
     start = Start(path, text, policy, policy.hostname or socket.getfqdn(), style)
@@ -113,8 +109,6 @@ async def serve(
 
 
 class Daemon:
-    """One relay, from its start to its exit code."""
-
     def __init__(self, start: Start, on_ready: Callable[[Policy], None], level: Level) -> None:
         self._start = start
         self._on_ready = on_ready
@@ -135,7 +129,7 @@ class Daemon:
         self._stop = Stop(self._events, self._metrics, self._recovering)
 
     async def run(self) -> int:
-        """Serve until stopped; return the exit code.  Raises SpoolBusy, OSError, ValueError."""
+        """Return the exit code.  Raises SpoolBusy, OSError, ValueError."""
         policy, hostname = self._start.policy, self._start.hostname
         root = str(policy.spool)
         self._events.collect(asyncio.get_running_loop().call_soon)
@@ -171,7 +165,7 @@ class Daemon:
         return self._stop.exit_code
 
     def _count_descriptors(self) -> Budget:
-        """Have as many descriptors as we may, and say so where the policy allows more clients than that."""
+        """Raise the limit, and warn where the policy allows more clients than that."""
         policy, limit = self._start.policy, raise_limit()
         ours = sender_budget(policy, limit)
         others = (
@@ -209,7 +203,7 @@ class Daemon:
         self._events.stopped(queued=sender.queued)
 
     async def _run(self, sender: Sender, watch: Watch, listening: Listening) -> None:
-        """Take mail, relay and answer until told to stop; on return nothing is in flight."""
+        """Take mail and relay; on return nothing is in flight."""
         start, guard = self._start, sender.upstreams.guard
         control = ControlServer(start.policy.spool, Operator(sender, watch, self._events), self._events)
         edits = Reload(
@@ -275,7 +269,7 @@ class Daemon:
         return server
 
     def _set_aside(self) -> Callable[[str, str], None]:
-        """Return what the spool calls, in its own thread, with the name of a damaged file and what it has."""
+        """Return what the spool calls in its own thread, with a damaged file's name and its damage."""
         loop = asyncio.get_running_loop()
 
         def tell(name: str, why: str) -> None:

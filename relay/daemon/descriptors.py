@@ -38,8 +38,6 @@ MOST_KEPT_PERCENT = 75
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What one process may do with its descriptors."""
-
     limit: int
     """RLIMIT_NOFILE."""
     needed: int
@@ -68,7 +66,7 @@ class Budget:
 
 
 def raise_limit() -> int:
-    """Have as many descriptors as the hard limit allows; return how many those are."""
+    """Return the new limit: the hard one where that is permitted."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         # A sandbox may forbid it (systemd.exec(5), @resources).

@@ -1,8 +1,8 @@
 """The listener's way to the spool: off the event loop, many at a time, and in SMTP's words.
 
-Guarantees what `relay.listener.ports.IntakePort` promises.  What the disk says becomes a reply
-that never ends a message: no room is `452 4.3.1`, anything else `451 4.3.0` (RFC 5321,
-4.2.4); a 5yz would make the client bounce because of us.
+Guarantees what `relay.listener.ports.IntakePort` promises.  Every failure of the disk becomes a
+temporary reply: no room is `452 4.3.1`, anything else `451 4.3.0` (RFC 5321, 4.2.4); a 5yz would
+make the client bounce because of us.
 """
 
 import asyncio
@@ -26,15 +26,13 @@ _SPILLS_AT_ONCE = 4
 
 
 class SpoolIntake:
-    """Stores what listeners of this process take."""
-
     def __init__(
         self,
         intake: Intake,
         trigger: Trigger,
         on_error: Callable[[OSError], None] = lambda _error: None,
     ) -> None:
-        """`on_error` is told what went wrong with the disk, which the client is not."""
+        """Tell `on_error` what went wrong with the disk, which the client is not told."""
         self._intake = intake
         self._trigger = trigger
         self._on_error = on_error
@@ -50,7 +48,6 @@ class SpoolIntake:
         return self._intake.draft()
 
     def refusal(self, size_bytes: int) -> str | None:
-        """Return the 452 reply if a message of this declared size cannot be stored now.  Cheap; no I/O."""
         # What arrives meanwhile, or without a declared size, is refused when it is written.
         return None if why_no_room(self._free, size_bytes) is None else NO_ROOM
 
@@ -60,14 +57,12 @@ class SpoolIntake:
         return self.refusal(0) is not None
 
     async def look_for_room(self) -> None:
-        """Ask the file system how much is free.  Called every few seconds."""
         try:
             self._free = await asyncio.to_thread(self._intake.free)
         except OSError as error:
             self._on_error(error)
 
     async def spill(self, draft: Draft) -> None:
-        """Move what is buffered out of memory.  Raises NotAccepted; the draft is gone then."""
         loop = asyncio.get_running_loop()
         writing = loop.run_in_executor(self._spills, self._intake.spill, draft)
         try:
@@ -76,17 +71,13 @@ class SpoolIntake:
             raise self._refused(error) from error
 
     async def accept(self, draft: Draft, envelope: Envelope) -> None:
-        """Store the message durably and take responsibility: on return, 250 may be sent.
-
-        Raises NotAccepted, and then nothing is queued.
-        """
         try:
             await self._undisturbed(draft, self._batch.submit((draft, envelope)))
         except OSError as error:
             raise self._refused(error) from error
 
     async def discard(self, draft: Draft) -> None:
-        """Forget a draft; never raises.  One that is being stored is left to that."""
+        """Leave a draft that is being stored to the thread that stores it; never raises."""
         if (under_way := self._under_way.get(draft.queue_id)) is not None:
             # Its caller was cancelled, the thread was not, and has its descriptor.
             await asyncio.wait([under_way])

@@ -1,10 +1,8 @@
 """A listener process: takes mail on an inherited socket into the spool, and knows nothing of the sender.
 
-Run by `listening`, never by hand: orders come as one line of JSON on stdin, counts go
-out as lines on stdout once a second, the log goes to stderr.  The end of stdin is the
-order to stop, and also what the death of the parent looks like.
-Crash anywhere: drafts without a 250, which clean-up removes, and clients that keep
-their messages.
+Orders come as one line of JSON on stdin, counts go out as lines on stdout once a second, the log goes
+to stderr.  The end of stdin is the order to stop, and also what the death of the parent looks like.
+A crash leaves drafts without a 250, which clean-up removes; their clients keep the messages.
 """
 
 import asyncio
@@ -32,7 +30,7 @@ REPORT_SECONDS = 1.0
 
 
 async def take_mail(orders: dict[str, Any]) -> None:
-    """Take mail until stdin ends or SIGTERM comes."""
+    """Return when stdin ends or SIGTERM comes."""
     policy = parse_policy(orders["policy"].encode(), Path(orders["path"]))
     listen = policy.listen[orders["listen"]]
     clock = SystemClock()
@@ -80,7 +78,7 @@ def _end_of_orders(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None
 
 
 class Report:
-    """What was counted, on its way to the parent.  Never waits: a parent that does not read gets it later."""
+    """Sends counts to the parent.  Never waits: a parent that does not read gets them later."""
 
     def __init__(self, counts: ListenerCounts, events: Events, listener: str, fd: int) -> None:
         self._counts = counts
@@ -91,7 +89,7 @@ class Report:
         self._lost_lines = 0
 
     def send(self) -> None:
-        """Send what was counted since the last time, or go on with what the parent has not read yet."""
+        """Send new counts, or go on with what the parent has not read yet."""
         if not self._unsent:
             lost_lines = self._events.lines_lost
             self._counts.lost_lines(self._listener, lost_lines - self._lost_lines)

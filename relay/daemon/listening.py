@@ -1,10 +1,9 @@
 """Taking mail: listeners in this process, and listener processes that are kept alive.
 
-A listener process shares nothing with the sender but the spool.  Its death costs its own
-open sessions, whose clients keep their messages; it is started again, after a pause that
-grows while it keeps dying.  It is a fresh interpreter, not a fork of one that has threads
-and a loop; the listening socket is bound here and inherited, so that no connection is
-refused meanwhile.
+A listener process shares nothing with the sender but the spool.  Its death costs its own open
+sessions, whose clients keep their messages; it is restarted after a pause, which grows while it
+keeps dying.  It is a fresh interpreter, not a fork of one that has threads and a loop; the listening
+socket is bound here and inherited, so that no connection is refused meanwhile.
 """
 
 import asyncio
@@ -49,7 +48,6 @@ def spool_intake(root: str, disk: Disk, clock: Clock, events: Events) -> SpoolIn
 
 
 async def look_for_room(intake: SpoolIntake) -> None:
-    """Have `intake` know how much room there is, until cancelled."""
     while True:
         await intake.look_for_room()
         await asyncio.sleep(LOOK_WHEN_FULL_SECONDS if intake.is_full else LOOK_SECONDS)
@@ -62,10 +60,8 @@ class Start:
     path: Path
     text: bytes
     policy: Policy
-    """Of the text."""
     hostname: str
     style: Literal["text", "json"]
-    """Of the log."""
 
 
 class Listening:
@@ -90,7 +86,7 @@ class Listening:
         return any(listen.processes for listen in self._listens)
 
     async def bind(self) -> None:
-        """Bind every address.  Raises OSError, naming the address in `filename`."""
+        """Bind every address.  Raises OSError, with the address in `filename`."""
         for listen in self._listens:
             try:
                 self._sockets.append(await self._bind(listen))
@@ -116,7 +112,7 @@ class Listening:
         self._keepers.append(asyncio.create_task(look_for_room(self._intake)))
 
     async def close(self) -> None:
-        """Take no more mail; let content in flight finish."""
+        """Let content in flight finish."""
         self._is_closing = True
         for keeper in self._keepers:
             keeper.cancel()
@@ -140,7 +136,6 @@ class Listening:
             await asyncio.sleep(BIND_AGAIN_SECONDS)
 
     async def _keep(self, index: int, listen: Listen, bound: socket.socket) -> None:
-        """Keep one listener process running until we are cancelled."""
         pause_seconds = RESTART_FIRST_SECONDS
         has_run = False
         while True:
@@ -178,7 +173,7 @@ class Listening:
         return await self._starter.start(command, json.dumps(orders).encode() + b"\n", [bound.fileno()])
 
     async def _attend(self, process: Child) -> str:
-        """Collect what a process counts until it ends; return how it ended."""
+        """Return how it ended."""
         try:
             await self._collect(process)
             code = await process.wait()

@@ -1,7 +1,4 @@
-"""What a process of ours runs on: its event loop, the threads of that, and their priority.
-
-The loop is uvloop where it is available, else asyncio's own.
-"""
+"""The event loop of a process (uvloop where available), its threads, and their priority."""
 
 import asyncio
 import contextlib
@@ -36,13 +33,13 @@ def run(main: Coroutine[Any, Any, Returned]) -> Returned:
 
 
 def start_threads() -> None:
-    """Have the running loop's own threads now, and not when one is wanted and perhaps none is to be had."""
+    """Start all threads now: later perhaps none is to be had."""
     # As many as the loop would start by and by.
     asyncio.get_running_loop().set_default_executor(started(min(32, (os.cpu_count() or 1) + 4), "loop"))
 
 
 def tell_unhandled(events: Events) -> None:
-    """Have what the running loop catches itself told as an event, and not as a traceback each."""
+    """Log what the loop catches as events, without a traceback each."""
 
     def tell(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception") or RuntimeError(context.get("message"))

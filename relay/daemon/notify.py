@@ -19,7 +19,7 @@ LONGEST_SECONDS = 0.1
 
 
 def notify(*assignments: str, within_s: float = LONGEST_SECONDS) -> None:
-    """Send assignments such as `READY=1` to the service manager, if it takes them in time.  Never raises."""
+    """Send such as `READY=1` to the service manager, if it takes them in time.  Never raises."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
@@ -51,7 +51,6 @@ class Recovering:
         self._is_over = False
 
     def __call__(self) -> None:
-        """Count a step, and tell of it unless that was done a moment ago."""
         self._steps += 1
         now_ns = self._clock.boottime_ns()
         if self._is_over or now_ns < self._tells_at_ns:
@@ -64,12 +63,10 @@ class Recovering:
         )
 
     def end(self) -> None:
-        """Ask for no more: the spool is read, or the relay was told to stop."""
         self._is_over = True
 
 
 def stopping(in_flight: int) -> None:
-    """Tell that the relay finishes its transactions and then ends, and ask for the time they may take."""
     notify(
         "STOPPING=1",
         f"EXTEND_TIMEOUT_USEC={STOP_SECONDS * 1_000_000}",
@@ -78,6 +75,6 @@ def stopping(in_flight: int) -> None:
 
 
 def watchdog_seconds() -> float | None:
-    """Return how often the service manager wants a sign of life, or None."""
+    """How often the service manager wants a sign of life; None: never."""
     period = os.environ.get("WATCHDOG_USEC", "")
     return int(period) / 2_000_000 if period.isdigit() else None

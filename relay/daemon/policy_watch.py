@@ -1,9 +1,8 @@
 """The policy file, watched: a good edit takes effect, a bad one changes nothing.
 
-Compares content, not times or inodes: editors rename a new file over the old one, and a
-Kubernetes ConfigMap swaps a symbolic link two levels up.  The file's folder and that of
-what it points to are watched, and once a second the content is looked at in any case,
-so that an edit takes at most that long to be seen, whatever told of it.
+Compares content, not times or inodes: editors rename a new file over the old one, and a Kubernetes
+ConfigMap swaps a symbolic link two levels up.  The file's folder and that of its target are watched,
+and the content is looked at once a second in any case.
 
 An edit that allows more than what is in force rests first (`relay.policy.loosening`): it may
 be half of one.  A new inode proves nothing: editors and `tar` write a new file in pieces too.
@@ -42,8 +41,6 @@ class Sight(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """An edit that is not in force yet."""
-
     sha256: str
     because: str
     until_ns: int | None
@@ -52,8 +49,6 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class _Edit:
-    """A good edit, and what it comes to beside the policy in force."""
-
     sha256: str
     found: Loosening
     has_end: bool
@@ -64,8 +59,6 @@ class _Edit:
 
 
 class FileState(enum.Enum):
-    """How the file stands to the policy in force."""
-
     DECIDED = "decided"
     """Its text is in force, or was refused."""
     RESTING = "resting"
@@ -75,8 +68,6 @@ class FileState(enum.Enum):
 
 
 class FileEvent(enum.Enum):
-    """What a look at the file found."""
-
     SAME = "the text that was decided about"
     FAULTY = "another text, which is no policy"
     EARLY = "an edit that has to rest, or to rest on"
@@ -86,8 +77,6 @@ class FileEvent(enum.Enum):
 
 
 class FileEffect(enum.Enum):
-    """What follows for the relay."""
-
     RESTRAIN = "the tighter limits of the edit count, and why it rests is told"
     RESTORE = "the policy in force counts alone again"
     REFUSE = "what is wrong is told; what is in force stays"
@@ -117,19 +106,13 @@ STATES: dict[tuple[FileState, FileEvent], tuple[FileState, tuple[FileEffect, ...
 
 
 class Edits(Protocol):
-    """Carries out what the watch decides."""
-
-    async def apply(self, policy: Policy, sha256: str) -> None:
-        """Go by a new policy."""
-        ...
+    async def apply(self, policy: Policy, sha256: str) -> None: ...
 
     async def hold(self, policy: Policy) -> None:
         """Go by the policy in force with tighter limits, or without them again."""
         ...
 
-    def refuse(self, error: PolicyError) -> None:
-        """Stay with what is in force, and tell why."""
-        ...
+    def refuse(self, error: PolicyError) -> None: ...
 
     def wait(self, waiting: Waiting | None) -> None:
         """Tell of an edit that rests, again when its end changed or by request; None: no edit rests."""
@@ -147,13 +130,11 @@ class PolicyWatch:
         self._clock = clock
         self._state = FileState.DECIDED
         self._edit: _Edit | None = None
-        """The one that rests."""
         self._waiting: Waiting | None = None
         self._unread_because: int | None = None
         self._turn = asyncio.Lock()
 
     async def watch(self) -> None:
-        """Look whenever something may have changed, until cancelled."""
         while True:
             try:
                 async for _ in awatch(
@@ -172,7 +153,7 @@ class PolicyWatch:
                 await self.look(is_asked=False)
 
     async def look(self, *, is_asked: bool) -> None:
-        """Read the file again if its content changed, or if `is_asked` (SIGHUP)."""
+        """Read the file again if it changed, or if `is_asked` (SIGHUP)."""
         async with self._turn:
             try:
                 sight = await self._settled()
@@ -235,7 +216,7 @@ class PolicyWatch:
                     self._edits.refuse(error)
 
     async def _settled(self) -> Sight:
-        """Return the content, once it stays as it is if it is another.  Raises OSError."""
+        """Wait until new content stays as it is.  Raises OSError."""
         sight = await asyncio.to_thread(_read, self._path, self._seen)
         while sight.sha256 != self._seen and self._rested(sight) is None:
             await asyncio.sleep(SETTLE_SECONDS)
@@ -245,7 +226,7 @@ class PolicyWatch:
         return sight
 
     def _rested(self, sight: Sight) -> _Edit | None:
-        """Return the edit that rests if the file still holds it; its rest begins anew while it is written."""
+        """None: the file holds another text.  A rest begins anew while the edit is written."""
         edit = self._edit
         if edit is None or edit.sha256 != sight.sha256:
             return None
@@ -262,7 +243,7 @@ class PolicyWatch:
         )
 
     def _rest(self, edit: _Edit, sight: Sight, *, is_asked: bool = False) -> Waiting | None:
-        """Return why an edit has to rest, or to rest on; None: it may come into force."""
+        """None: the edit may come into force."""
         rest = rest_of(edit.found, sight.writing, has_end=edit.has_end, is_asked=is_asked)
         until_ns = None if rest.ns is None else edit.since_ns + rest.ns
         if until_ns is not None and self._clock.boottime_ns() >= until_ns:

@@ -1,9 +1,8 @@
 """What an edit of the policy does to a relay that runs.
 
-A good edit takes effect at once, but for the keys that need a restart, and it says
-which; no transaction is dropped, and the limits judge the same history by the new
-numbers.  A bad edit changes nothing: the last good policy stays, and every fault is
-logged and counted.  One that has to rest first is told of, with its end.
+A good edit takes effect at once, except keys that need a restart, which are named in the log; no
+transaction is dropped, and the limits judge the same history by the new numbers.  A bad edit changes
+nothing: every fault is logged and counted.  The log names an edit that rests, with its end.
 """
 
 from collections.abc import Collection
@@ -34,7 +33,6 @@ class Reload:
         metrics: Metrics,
         clock: Clock,
     ) -> None:
-        """`policy` is the one that the relay was started with."""
         self._path = path
         self._started_with = policy
         self._sender = sender
@@ -44,7 +42,6 @@ class Reload:
         self._clock = clock
 
     async def apply(self, policy: Policy, sha256: str) -> None:
-        """Go on by a good edit, as far as that is possible without a restart."""
         keys = changes_needing_restart(self._started_with, policy)
         if not await self._go_on_by(policy, keys):
             return
@@ -55,11 +52,11 @@ class Reload:
             self._events.policy_needs_restart(path=str(self._path), keys=keys)
 
     async def hold(self, policy: Policy) -> None:
-        """Go by the limits that count while an edit rests; nothing is told: no policy came into force."""
+        """Log nothing: no policy came into force."""
         await self._go_on_by(policy, changes_needing_restart(self._started_with, policy))
 
     async def _go_on_by(self, policy: Policy, fixed: Collection[str]) -> bool:
-        """Have the sender go by a policy, but for what is fixed for this run; return whether it does."""
+        """Leave out `fixed` keys, which stay for this run; return whether the sender goes by the rest."""
         # So that paths and addresses remain true.
         live = policy.model_copy(update={key: getattr(self._started_with, key) for key in fixed})
         try:
@@ -71,7 +68,6 @@ class Reload:
         return True
 
     def wait(self, waiting: Waiting | None) -> None:
-        """Show the edit that rests before it is in force, or that none does."""
         if waiting is None:
             self._watch.policy_status = replace(
                 self._watch.policy_status, waiting_because="", waiting_until_ns=None
@@ -88,7 +84,6 @@ class Reload:
         )
 
     def refuse(self, error: PolicyError) -> None:
-        """Stay with what is in force, and say everything that is wrong with the edit."""
         old = self._watch.policy_status
         faults = [str(fault) for fault in error.errors]
         self._watch.policy_status = PolicyStatus(

@@ -1,9 +1,8 @@
 """YAML as a tree that knows where everything stands.  Pure.
 
-Guarantees: any bytes become a tree, or flaws with a position; nothing else is raised,
-and memory and time stay bounded.  The tree is built from the parser's events, one by
-one, without recursion, so that depth and number are refused before they exist; an
-alias counts as all that it stands for, which is what defuses a YAML bomb.
+Guarantees: any bytes become a tree, or flaws with a position; nothing else is raised, and memory and
+time stay bounded.  The tree is built from the parser's events without recursion, so that depth and
+number are refused before they exist; an alias counts as all that it stands for (a YAML bomb).
 Scalars mean what YAML 1.2 says, and less: `true`, `false`, `null`, `~`, nothing, and
 decimal whole numbers; everything else is text (`no`, `22:22`, `0777`, `1e3`, dates).
 Does not: know any key of a policy.
@@ -44,8 +43,6 @@ class Mark(NamedTuple):
 
 
 class Flaw(NamedTuple):
-    """What is wrong with the YAML, at a key."""
-
     mark: Mark
     steps: tuple[Step, ...]
     """To the key; none where it is about the whole file."""
@@ -63,8 +60,6 @@ class KeyValue(NamedTuple):
 
 @dataclass(slots=True)
 class Node:
-    """A value: a scalar, a list, or a mapping by the text of its keys."""
-
     mark: Mark
     value: "Scalar | list[Node] | dict[str, KeyValue]"
     size: int = 1
@@ -77,8 +72,6 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A file that could be read as YAML, perhaps with flaws."""
-
     root: Node | None
     """None where a flaw left nothing worth looking at."""
     flaws: tuple[Flaw, ...]
@@ -87,7 +80,6 @@ class Document:
         return None if self.root is None else _plain(self.root)
 
     def is_mapping(self, steps: Sequence[Step]) -> bool:
-        """Return whether a mapping stands at the end of the steps."""
         node = self.root
         for step in steps:
             entry = None if node is None else _entry(node, step)
@@ -99,8 +91,7 @@ class Document:
     def unfinished(self) -> frozenset[tuple[Step, ...]]:
         """Return the steps to all that more lines at the end of the file could add to.
 
-        These are the last value, the collection that it is the last of, and so on up to the whole file,
-        but for what is in brackets: all else has an end.
+        These are the last value and each collection that ends with it, but for what is in brackets.
         """
         found: list[tuple[Step, ...]] = []
         steps: tuple[Step, ...] = ()
@@ -118,10 +109,7 @@ class Document:
         return frozenset(found)
 
     def mark_of(self, steps: Sequence[Step], *, of_key: bool = False) -> Mark:
-        """Return where the value at the end of the steps stands, or its key.
-
-        Where a step leads nowhere, the mark is that of the value that lacks it.
-        """
+        """Where a step leads nowhere, return the mark of the value that lacks it."""
         mark, node = START, self.root
         for step in steps:
             if node is None:
@@ -134,7 +122,7 @@ class Document:
 
 
 def _entry(node: Node, step: Step) -> KeyValue | None:
-    """Return what stands in a collection at a step, and where its key does; of a list the value itself."""
+    """Return the mark of the key; in a list, that of the value."""
     match node.value:
         case dict() as entries:
             return entries.get(str(step))
@@ -151,7 +139,7 @@ class _Hopeless(Exception):  # noqa: N818 - it carries the flaw that ends the re
 
 
 def key_path(steps: Sequence[Step]) -> str:
-    """Return steps as an operator reads them: `upstreams.isp.limits[0].per`."""
+    """Return such as `upstreams.isp.limits[0].per`."""
     path = ""
     for step in steps:
         if isinstance(step, int):
@@ -163,7 +151,6 @@ def key_path(steps: Sequence[Step]) -> str:
 
 
 def read_document(content: bytes) -> Document:
-    """Return the only document in the bytes of a file.  Never raises."""
     builder = _Builder()
     try:
         for event in _events(content):
@@ -196,7 +183,7 @@ def _events(content: bytes) -> Iterator[yaml.Event]:
 
 
 def _problem(error: yaml.MarkedYAMLError) -> str:
-    """Return what libyaml says, in fixed texts; the loader in Python quotes what it read."""
+    """Return a fixed text: the loader in Python quotes what it read."""
     if _LOADER is yaml.SafeLoader:
         return ""
     return ": " + ", ".join(part for part in (error.context, error.problem) if part)
@@ -209,7 +196,6 @@ def _end_of(before: str) -> Mark:
 
 
 def _hint(content: bytes, mark: Mark) -> str:
-    """Return what the usual reason is for YAML that is wrong in this line, or nothing."""
     lines = re.split(rb"\r\n|\r|\n", content)
     is_usual = mark.line <= len(lines) and b"::" in lines[mark.line - 1]
     return "; an IPv6 address needs quotes" if is_usual else ""
@@ -248,8 +234,6 @@ def _scalar(event: yaml.ScalarEvent) -> Scalar:
 
 @dataclass(slots=True)
 class _Open:
-    """A collection whose end was not seen yet."""
-
     node: Node
     anchor: str | None
     key: str | None = None

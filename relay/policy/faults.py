@@ -39,8 +39,6 @@ _NAME = re.compile(r"[a-z0-9_-]{1,64}\Z")
 
 @dataclass(frozen=True, slots=True)
 class PolicyFault:
-    """One thing that is wrong with a policy."""
-
     path: Path
     line: int
     column: int
@@ -52,17 +50,15 @@ class PolicyFault:
     """Key and message for a terminal, where those are others."""
 
     def on_terminal(self) -> "PolicyFault":
-        """Return it with the values that a terminal may show."""
         key, message = self.terminal or (self.key, self.message)
         return PolicyFault(self.path, self.line, self.column, key, message)
 
     def __str__(self) -> str:
-        """Return `FILE:LINE:COLUMN: KEY: MESSAGE`."""
         return f"{self.path}:{self.line}:{self.column}: {self.key}: {self.message}"
 
 
 class PolicyError(Exception):
-    """All that is wrong with a policy, in the order of the file.  Never empty."""
+    """In the order of the file; never empty."""
 
     def __init__(self, faults: Iterable[PolicyFault]) -> None:
         self.errors: tuple[PolicyFault, ...] = tuple(
@@ -74,7 +70,6 @@ class PolicyError(Exception):
         return "\n".join(str(fault) for fault in self.errors)
 
     def on_terminal(self) -> str:
-        """Return the same lines with the values that a terminal may show."""
         return "\n".join(str(fault.on_terminal()) for fault in self.errors)
 
 
@@ -83,7 +78,6 @@ def fault_of_file(path: Path, message: str) -> PolicyFault:
 
 
 def faults_of_document(path: Path, document: Document) -> list[PolicyFault]:
-    """Return what is wrong with the YAML."""
     told = _Teller(path, document, Policy)
     return [told.fault(flaw.mark, flaw.steps, flaw.message) for flaw in document.flaws]
 
@@ -91,10 +85,7 @@ def faults_of_document(path: Path, document: Document) -> list[PolicyFault]:
 def faults_of_validation(
     path: Path, document: Document, error: ValidationError, root: type[Section] = Policy
 ) -> list[PolicyFault]:
-    """Return what is wrong with the keys and values, each at its place in the document.
-
-    `root` is what the whole file is, for guesses at misspelt keys.
-    """
+    """`root` is what the whole file is, for guesses at misspelt keys."""
     told = _Teller(path, document, root)
     details = error.errors(include_url=False)
     faults = [fault for detail in details[:MOST_FAULTS] for fault in _faults_of(told, detail)]
@@ -117,7 +108,7 @@ class _Teller:
     def fault(
         self, mark: tuple[int, int], steps: Sequence[Step], message: str, shown: str | None = None
     ) -> PolicyFault:
-        """Return a fault; `shown` is the message for a terminal, where that is another."""
+        """`shown` is the message for a terminal, where that is another."""
         known, is_secret = self._known(steps)
         plain = key_path(known)
         if is_secret:
@@ -231,7 +222,6 @@ def _words(detail: ErrorDetails, steps: Sequence[Step], root: type[Section]) -> 
 
 
 def _suggestion(steps: Sequence[Step], root: type[Section]) -> str:
-    """Return a guess at what an unknown key was meant to be, or nothing."""
     unknown = str(steps[-1])
     if len(unknown) > _LONGEST_GUESSED:
         return ""
@@ -250,7 +240,6 @@ def _annotations(section: type[Section]) -> dict[str, object]:
 
 
 def _section_at(steps: Sequence[Step], root: type[Section]) -> type[Section]:
-    """Return the part of a file that the steps lead to."""
     section = root
     remaining = iter(steps)
     for step in remaining:

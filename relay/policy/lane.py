@@ -76,7 +76,6 @@ class LaneSettings(Section):
     header: Annotated[dict[FieldName, Patterns], NotEmpty] | None = None
     """Fields, and patterns of their values; in the first 64 KiB of content."""
     recipients_above: PositiveInt | None = None
-    """It has more recipients than this."""
     share: Annotated[int, whole_number(1, ALL_PERCENT)] | None = None
     """Percent of what goes that is its own; default: an equal part of what the others leave."""
     ceiling: Annotated[int, whole_number(1, ALL_PERCENT)] | None = None
@@ -91,7 +90,6 @@ MATCHING = ("sender", "client", "recipient_domain", "header", "recipients_above"
 
 
 def faults_of(of_policy: Lanes) -> list[UnusableSetting]:
-    """Return which rules between lanes do not hold."""
     found = []
     for name, lane in of_policy.items():
         asked = [key for key in MATCHING if getattr(lane, key) is not None]
@@ -125,7 +123,7 @@ def faults_of(of_policy: Lanes) -> list[UnusableSetting]:
 
 
 def lanes_of(of_policy: Lanes) -> tuple[lanes.Lane, ...]:
-    """Return the lanes for the order of the queue; none where the policy has none."""
+    """Return none where the policy has none."""
     names = _names(of_policy) if of_policy else []
     shares = [of_policy.get(name, LaneSettings()).share for name in names]
     others = shares.count(None)
@@ -169,15 +167,11 @@ class Ceiling:
 
 
 def with_ceilings(limits: Sequence[LimitSettings], of_policy: Lanes) -> tuple[LimitSettings | Ceiling, ...]:
-    """Return the limits of an upstream, and behind them those of lanes with a ceiling.
-
-    Of limits over all mail only: what counts for each sender, say, has no whole to take a part of.
-    """
+    """Of limits over all mail only: what counts for each sender, say, has no whole to take a part of."""
     return (*limits, *ceilings_of(limits, of_policy))
 
 
 def ceilings_of(limits: Sequence[LimitSettings], of_policy: Lanes) -> tuple[Ceiling, ...]:
-    """Return what each lane with a ceiling may hold of each limit over all mail."""
     return tuple(
         _ceiling(limit, name, lane.ceiling)
         for limit in limits
@@ -188,7 +182,7 @@ def ceilings_of(limits: Sequence[LimitSettings], of_policy: Lanes) -> tuple[Ceil
 
 
 def price_of(limits: Sequence[LimitSettings]) -> lanes.Price:
-    """Return what a transaction costs: a slot of N in T costs T / N."""
+    """Price a slot of N in T at T / N."""
     costs = {"messages": 0, "recipients": 0, "connections": 0}
     for limit in limits:
         if limit.for_each is None:
@@ -202,5 +196,5 @@ def _ceiling(limit: LimitSettings, name: str, percent: int) -> Ceiling:
 
 
 def _names(of_policy: Lanes) -> list[str]:
-    """Return the lanes in their order, the default one last unless it is written."""
+    """Put the default lane last unless it is written."""
     return list(dict.fromkeys([*of_policy, lanes.DEFAULT_LANE]))

@@ -1,7 +1,4 @@
-"""A limit as a policy states it.  Pure.
-
-Guarantees: a `LimitSettings` has exactly one unit, a number of at least 1 and a length.
-"""
+"""A limit as a policy states it: exactly one unit, a number of at least 1 and a length.  Pure."""
 
 from typing import Annotated, Literal
 
@@ -13,8 +10,6 @@ from relay.policy.units import AnyOrder, Duration, PositiveInt, Section, choice
 
 
 class LimitSettings(Section):
-    """At most so many of a unit in any window of a length.  Exactly one unit."""
-
     messages: PositiveInt | None = None
     recipients: PositiveInt | None = None
     connections: Annotated[PositiveInt | None, Field(validate_default=True)] = None
@@ -64,7 +59,7 @@ class LimitSettings(Section):
 
     @property
     def label(self) -> str:
-        """Return the limit as a metric's label and a status line show it, e.g. `8 messages per 60s`."""
+        """Such as `8 messages per 60s`, for a metric and a status line."""
         each = f" for each {self.for_each.replace('_', ' ')}" if self.for_each else ""
         return f"{self.count} {self.unit} per {in_seconds(self.per_ns)}{each}"
 

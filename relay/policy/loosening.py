@@ -59,8 +59,6 @@ Steps = tuple[Step, ...]
 
 
 class Loosening(NamedTuple):
-    """What a new policy allows more of."""
-
     degree: Degree
     keys: tuple[str, ...] = ()
     """Those that say so, such as `upstreams.isp.limits`; of a degree above MORE those that are gone."""
@@ -81,15 +79,11 @@ class RestPeriod(NamedTuple):
 
 
 def changes_needing_restart(old: Policy, new: Policy) -> list[str]:
-    """Return the keys that differ and count only after a restart."""
     return [key for key in RESTART_KEYS if getattr(old, key) != getattr(new, key)]
 
 
 def loosening(old: Policy, new: Policy, unfinished: Collection[Steps]) -> Loosening:
-    """Return what a new policy allows that the one in force does not.
-
-    `unfinished`: the parts of its file that could go on.
-    """
+    """`unfinished`: the parts of the new file that could go on."""
     # What waits for a restart is not in force, and neither is a history that follows a new spool.
     new = new.model_copy(update={key: getattr(old, key) for key in RESTART_KEYS})
     more = tuple(_more(old, new))
@@ -102,10 +96,7 @@ def loosening(old: Policy, new: Policy, unfinished: Collection[Steps]) -> Loosen
 
 
 def restrained(old: Policy, new: Policy) -> Policy:
-    """Return the policy in force with the limits of a new one beside its own, where those are tighter.
-
-    While an edit rests, both hold: what it allows less of does not wait for what it allows more of.
-    """
+    """While an edit rests both hold: what it allows less of does not wait for what it allows more of."""
     new = new.model_copy(update={key: getattr(old, key) for key in RESTART_KEYS})
     tightened: dict[str, Upstream] = {}
     for name, before in _pairs(old, new):
@@ -118,10 +109,7 @@ def restrained(old: Policy, new: Policy) -> Policy:
 
 
 def rest_of(found: Loosening, writing: Writing, *, has_end: bool, is_asked: bool) -> RestPeriod:
-    """Return how long an edit has to rest.
-
-    `has_end`: its last line has; `is_asked`: its owner asked for the edit, by a signal.
-    """
+    """`has_end`: its last line has one; `is_asked`: its owner asked for the edit, by a signal."""
     if found.degree is Degree.NOTHING:
         return RestPeriod(0, "")
     keys = ", ".join(found.keys[:3]) + (" and more" if len(found.keys) > 3 else "")
@@ -188,7 +176,6 @@ def _more_upstreams(old: Policy, new: Policy) -> Iterator[str]:
 
 
 def _is_no_more(key: str, old: Upstream, new: Upstream) -> bool:
-    """Return whether a key of an upstream allows no more than it did."""
     before, after = getattr(old, key), getattr(new, key)
     if before == after or key in _ALLOWS_NOTHING:
         return True
@@ -256,7 +243,6 @@ def _would_go(old: Upstream, new: Upstream, key: str) -> bool:
 
 
 def _is_preset(upstream: Upstream, key: str) -> bool:
-    """Return whether an upstream has the limits of its provider's preset."""
     return key == "limits" and upstream.limits != () and upstream.limits == preset_limits(upstream.provider)
 
 

@@ -1,13 +1,11 @@
 """The types of a policy, with their defaults: the reference for every key.  Pure.
 
-Guarantees: a `Policy` is whole and consistent; nobody who holds one checks it again.
+Guarantees: a `Policy` is whole and consistent; its holders check nothing again.
 Durations are integer nanoseconds and end in `_ns`; in YAML the same key has no suffix
 and a unit (`per: 1m`).  Paths are absolute, resolved against the policy's own folder.
-Rules between keys are validators of the last key that they are about, so that a fault
-elsewhere in the section hides none of them; what was itself refused is not in `data`,
-and then a rule about it is silent.
-Does not: read any file (but see `surroundings`), look up any name, or know about YAML
-(see `source`).
+A rule between keys is a validator of the last of them, so that a fault elsewhere in the section
+does not hide it.  A refused value is not in `data`, and then a rule about it is silent.
+Does not: read any file (see `surroundings`), look up any name, or know YAML (see `source`).
 """
 
 import enum
@@ -91,8 +89,6 @@ class TimeoutSettings(Section):
 
 
 class Listen(Section):
-    """One address to take mail on."""
-
     address: Endpoint
     clients: Annotated[tuple[Network, ...], AnyOrder] = ()
     """Networks that may relay without AUTH."""
@@ -251,8 +247,6 @@ class Upstream(Section):
 
 
 class Retry(Section):
-    """When a deferred message is tried again, and when it expires."""
-
     min_ns: Duration = Field(default=5 * MINUTE_NS, alias="min")
     max_ns: Duration = Field(default=4 * HOUR_NS, alias="max")
     lifetime_ns: Duration = Field(default=5 * DAY_NS, alias="lifetime")
@@ -277,8 +271,6 @@ class Retry(Section):
 
 
 class Reports(Section):
-    """What the senders of failed and late mail are told by."""
-
     per_hour: PositiveInt | None = 60
     """The most reports and warnings in any hour; what is beyond waits.  null: any number."""
 
@@ -375,10 +367,9 @@ class Policy(Section):
         return next(iter(self.upstreams))
 
     def history_path(self, upstream: str) -> Path:
-        """Return the history file of an upstream's account.
+        """Name the default by the account, not by the upstream.
 
-        Its default is named by the account, not by the upstream: a new name in the policy
-        must not forget what was sent, and two upstreams with one account share its limits.
+        A new name in the policy must not forget what was sent; upstreams of one account share its limits.
         """
         of = self.upstreams[upstream]
         account = f"{of.auth.user}@{of.host}" if of.auth else of.host

@@ -2,7 +2,6 @@
 
 Guarantees: nothing here blocks on a FIFO or a device, whatever stands under the name; only
 a regular file is read, at the end of symbolic links as well; never more than was asked for.
-`Writing` tells whether a program still has the file open for writing.
 Does not: help against a network file system whose server is gone; there every call waits.
 """
 
@@ -25,12 +24,10 @@ none; on FUSE, 9p and virtiofs a program on the other side writes unseen."""
 
 
 class Writing(enum.Enum):
-    """Whether a file is being written."""
+    """Whether a program has a file open for writing."""
 
     OPEN = "open"
-    """A program has it open for writing."""
     CLOSED = "closed"
-    """No program has."""
     UNKNOWN = "unknown"
     """The file belongs to another user, or its file system does not know."""
 
@@ -77,7 +74,7 @@ def path_of(descriptor: int) -> str:
 
 
 def writing(descriptor: int) -> Writing:
-    """Return whether any program has an open file open for writing now.
+    """Ask for a read lease.
 
     The kernel grants a read lease on a file only to its owner, and only while no program writes
     it.  A program that opens it for writing at this very moment waits until the lease is given back,

@@ -1,11 +1,10 @@
-"""Rules about replies as they are written in YAML: by us, with a source each, and by the owner.  Pure.
+"""Rules about replies as YAML states them: ours, each with a source, and the owner's.  Pure.
 
-One type for the shipped rules and for `upstreams.NAME.verdicts`, so that what we write
-the owner can write too.  Text is phrases, not regular expressions: any case, any run of
-spaces, and `*` for at most 80 characters; so no rule can hang on a long reply, however many it has.
-In our own files a phrase by which a refusal is not about us begins a word, or `mail quota` of
-a full mailbox is found in `your outmail quota`, and bounces.  A phrase by which it is about us may begin
-inside one: a pause keeps the message.  An owner's phrases are found wherever they stand.
+Text is phrases, not regular expressions: any case, any run of spaces, and `*` for at most 80
+characters; so no rule can hang on a long reply, however many it has.
+In the shipped files a phrase by which a refusal is not about us begins a word: else `mail quota` of
+a full mailbox is found in `your outmail quota`, and bounces.  A phrase by which it is about us may
+begin inside one: a pause keeps the message.  An owner's phrases are found wherever they stand.
 """
 
 import re
@@ -84,9 +83,7 @@ class VerdictRule(Section):
     text: Texts | None = None
     """Any of these is in the text, in any case; `*` is at most 80 characters."""
     but_not: Texts | None = None
-    """None of these is."""
     but_not_enhanced: Annotated[tuple[str, ...], each(_enhanced)] | None = None
-    """And its enhanced code is none of these."""
     names_sender: bool = False
     """The text quotes the message's reverse-path."""
     verdict: Annotated[str, choice(WORDS)]

@@ -77,10 +77,7 @@ def is_being_written(auth: Auth) -> bool:
 
 
 def read_users(path: Path) -> dict[str, str]:
-    """Return the users of a listener, name to argon2id hash.  Raises SecretError.
-
-    A line is `name:$argon2id$…`; empty lines and lines that start with `#` are skipped.
-    """
+    """Return name to hash, without empty lines and those that start with `#`.  Raises SecretError."""
     try:
         lines = _read_private(path, MAX_USERS_BYTES).decode("utf-8").split("\n")
     except UnicodeDecodeError:
@@ -101,10 +98,7 @@ def read_users(path: Path) -> dict[str, str]:
 
 
 class FileInspector:
-    """Looks at what a policy names: the `SurroundingsInspector` for a policy that is to be put to work.
-
-    Every method raises SecretError.
-    """
+    """The `SurroundingsInspector` of a policy to be put to work.  Every method raises SecretError."""
 
     def password_file(self, path: Path) -> None:
         read_password_file(path)
@@ -133,10 +127,7 @@ def open_authorities(path: Path) -> int:
 
 
 def trusting(path: Path, descriptor: int) -> ssl.SSLContext:
-    """Return a context that trusts the authorities in an open PEM file, and no others.
-
-    `path` is what an error calls the file.  Raises SecretError.
-    """
+    """Trust no other authorities; `path` is what an error calls the file.  Raises SecretError."""
     try:
         return ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=path_of(descriptor))
     except (OSError, ValueError):
@@ -144,10 +135,7 @@ def trusting(path: Path, descriptor: int) -> ssl.SSLContext:
 
 
 def load_key_pair(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
-    """Have a context use a certificate and its private key, which only its owner can read.
-
-    Raises SecretError.
-    """
+    """Use a certificate and its private key, which only its owner can read.  Raises SecretError."""
     key_path = key or certificate
     with (
         _opened(certificate, LONGEST_PEM_BYTES) as descriptor,

@@ -35,8 +35,6 @@ class RulesFile(Section):
 
 
 class Provider(Section):
-    """An entry of `providers.yaml`."""
-
     hosts: Annotated[tuple[Text, ...], AnyOrder]
     """Hosts that are the provider's whatever the policy calls them; `*` is any part of a name."""
     note: Text
@@ -58,10 +56,7 @@ _File = TypeVar("_File", bound=Section)
 
 
 def parse_shipped(text: bytes, path: Path, kind: type[_File]) -> tuple[_File, Document]:
-    """Return a file of ours as what it should be, and where everything in it stands.
-
-    Raises PolicyError with all faults.
-    """
+    """Return also where everything in the file stands.  Raises PolicyError with all faults."""
     document = read_document(text)
     faults = faults_of_document(path, document)
     if faults:
@@ -102,7 +97,7 @@ def _providers() -> tuple[ProvidersFile, Document]:
 
 
 def providers() -> Mapping[str, Provider]:
-    """Return the providers by name, in the order of the file."""
+    """In the order of the file."""
     return _providers()[0].providers
 
 
@@ -143,15 +138,11 @@ def rules_of(name: str, upstream: Upstream) -> tuple[Rule, ...]:
 
 @functools.cache
 def standard_judge() -> Judge:
-    """Return the judge of an upstream of which nothing is known."""
     return Judge(standard_rules())
 
 
 def with_presets(policy: object) -> object:
-    """Return the value of a policy with what the providers of its upstreams preset.
-
-    What the owner wrote stays; whatever is not as it should be is left to the model.
-    """
+    """Keep what the owner wrote; whatever is not as it should be is left to the model."""
     match policy:
         case {"upstreams": dict() as upstreams, **others}:
             filled = {name: _filled(upstream) for name, upstream in upstreams.items()}
@@ -162,7 +153,6 @@ def with_presets(policy: object) -> object:
 
 @functools.cache
 def preset_limits(name: str | None) -> Limits:
-    """Return the limits that a provider's preset brings; none where it brings none."""
     if name is None or name not in providers():
         return ()
     return TypeAdapter(Limits).validate_python(providers()[name].preset.get("limits", ()), by_alias=True)

@@ -27,10 +27,7 @@ from relay.policy.surroundings import Surroundings, SurroundingsInspector
 
 
 def read_policy(path: Path, *, looks_at_files: bool = True) -> Policy:
-    """Return the policy in a file, having looked at the files that it names, unless told not to.
-
-    Raises PolicyError with all faults, also where the file itself cannot be read.
-    """
+    """Look at the files that it names, unless told not to.  Raises PolicyError, also for no file."""
     return _policy_of(policy_bytes(path), path, FileInspector() if looks_at_files else None)
 
 
@@ -58,18 +55,12 @@ def fault_of_unread(path: Path, error: OSError) -> PolicyFault:
 
 
 def inspected_policy(content: bytes, path: Path) -> Policy:
-    """Return the policy in some bytes, having looked at the files that it names.
-
-    Raises PolicyError with all faults.
-    """
+    """Look at the files that it names, too.  Raises PolicyError with all faults."""
     return _policy_of(content, path, FileInspector())
 
 
 def parse_policy(text: bytes, path: Path) -> Policy:
-    """Return the policy in some bytes; `path` is what they are called and where relative paths start.
-
-    Reads no file.  Raises PolicyError with all faults.
-    """
+    """Read no file; relative paths start beside `path`.  Raises PolicyError with all faults."""
     return _policy_of(text, path, None)
 
 

@@ -21,10 +21,7 @@ RULE = "rule"
 
 
 class SurroundingsInspector(Protocol):
-    """Whether what a policy names is there and good.
-
-    Every method raises Unfit if not, with texts that never hold a secret that is where it belongs.
-    """
+    """Every method raises Unfit for a bad file; its texts never hold a secret that is where it belongs."""
 
     def password_file(self, path: Path) -> None: ...
 
@@ -57,7 +54,6 @@ class UnusableSetting(NamedTuple):
 
 
 def broken_rules(rules: Sequence[UnusableSetting]) -> PydanticCustomError:
-    """Return the error of rules between keys, to be raised in a validator."""
     words = "; ".join(rule.message for rule in rules)
     return PydanticCustomError(RULE, "{words}", {"words": words, "rules": tuple(rules)})
 

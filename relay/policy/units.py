@@ -63,7 +63,6 @@ class Unfit(ValueError):  # noqa: N818 - said of a value, and reads as such
 
 
 def unfit(words: str, value: object) -> Unfit:
-    """Return the error of a value that is something else than these words say."""
     return Unfit(f"{words}, got {kind(value)}", f"{words}, got {shown(value)}")
 
 
@@ -98,10 +97,7 @@ def shown(value: object) -> str:
 
 
 def duration_ns(value: object) -> int:
-    """Return a duration such as `90s`, `1.5h` or `5d` in nanoseconds.
-
-    Raises ValueError for anything else, for zero, and for more than a year.
-    """
+    """Take such as `90s`, `1.5h`, `5d`.  Raises ValueError, also for zero and for more than a year."""
     if isinstance(value, str) and (match := _DURATION.match(value)):
         whole, _, fraction = match[1].partition(".")
         unit_ns = _DURATION_UNIT_NS[match[2]]
@@ -113,10 +109,7 @@ def duration_ns(value: object) -> int:
 
 
 def size_bytes(value: object) -> int:
-    """Return a size such as `50M` (units of 1024) or a bare number, in bytes.
-
-    Raises ValueError for anything else, for zero, and for more than a tebibyte.
-    """
+    """Take such as `50M` (units of 1024) or bytes.  Raises ValueError, also for zero and above a tebibyte."""
     total_bytes = 0
     if isinstance(value, int) and not isinstance(value, bool):
         total_bytes = value
@@ -128,7 +121,7 @@ def size_bytes(value: object) -> int:
 
 
 def whole_number(least: int, most: int) -> BeforeValidator:
-    """Return the validator of a whole number within bounds, both allowed."""
+    """Both bounds are allowed."""
     range_words = "above zero" if (least, most) == (1, LARGEST_COUNT) else f"from {least} to {most}"
 
     def check(value: object) -> int:
@@ -144,7 +137,7 @@ def whole_number(least: int, most: int) -> BeforeValidator:
 
 
 def choice(options: Iterable[str]) -> BeforeValidator:
-    """Return the validator of one word out of a few; members of a StrEnum stay what they are."""
+    """Members of a StrEnum stay what they are."""
     by_word = {str(option): option for option in options}
     *first, last = by_word
     words = f"{', '.join(first)} or {last}" if first else last
@@ -196,8 +189,6 @@ def _matching(pattern: re.Pattern[str], expected: str) -> Callable[[object], str
 
 @dataclass(frozen=True, slots=True)
 class HostPort:
-    """An IP address and a port to listen on."""
-
     host: str
     port: int
 
@@ -210,10 +201,7 @@ class HostPort:
 
 
 def endpoint(value: object) -> HostPort:
-    """Return `ADDRESS:PORT` taken apart; an IPv6 address stands in brackets.
-
-    Raises ValueError for anything else; names are refused, since what they resolve to may change.
-    """
+    """Take `ADDRESS:PORT`, IPv6 in brackets.  Raises ValueError, also for names: they may resolve anew."""
     if isinstance(value, HostPort):
         return value
     if isinstance(value, str):
@@ -232,11 +220,7 @@ def endpoint(value: object) -> HostPort:
 
 
 def network(value: object) -> IPv4Network | IPv6Network:
-    """Return a network of clients that may relay; a bare address is a network of one.
-
-    Raises ValueError for anything else, for bits set behind the prefix, and for a network
-    that would make an open relay.
-    """
+    """Take one address too.  Raises ValueError, also for bits behind the prefix and for an open relay."""
     found = any_network(value)
     if value is not found and found.prefixlen < SHORTEST_PREFIX[found.version]:
         words = (
@@ -248,10 +232,7 @@ def network(value: object) -> IPv4Network | IPv6Network:
 
 
 def any_network(value: object) -> IPv4Network | IPv6Network:
-    """Return a network; a bare address is one of one.
-
-    Raises ValueError for anything else, and for bits set behind the prefix.
-    """
+    """Take a bare address as a network of one.  Raises ValueError, also for bits set behind the prefix."""
     if isinstance(value, IPv4Network | IPv6Network):
         return value
     if not isinstance(value, str) or "%" in value:

@@ -1,10 +1,8 @@
 """Every line that the relay logs: its name, level, fields and meaning.  Pure, data only.
 
-`KINDS` and `FIELDS` are the reference; docs/events-and-metrics.md
-repeats them and a test holds it to that.
-As text an event is its template, in the shapes that Postfix uses where it has the same
-event, so that log readers made for Postfix understand them.  As JSON it is one object:
-`time`, `event`, `level`, and its fields.
+A test holds docs/events-and-metrics.md to `KINDS` and `FIELDS`.  As text an event is its template, in
+the shapes that Postfix uses where it has the same event, so that log readers made for Postfix
+understand them.  As JSON it is one object: `time`, `event`, `level`, and its fields.
 """
 
 import enum

@@ -1,9 +1,8 @@
 """The log: one line for everything that happens, as text or as JSON, on stderr.
 
-`Events` has a method for each row of `event_table`.  Guarantees: no call raises,
-whatever became of the stream (a closed stderr must not stop mail); no text from outside
-can end a line or move a terminal's cursor; no registered secret is written.  Lines are
-written once per turn of the event loop, errors at once.  One thread only.
+`Events` has a method for each row of `event_table`.  Guarantees: no call raises (a closed stderr must
+not stop mail); no text from outside can end a line or move a terminal's cursor; no registered secret
+is written.  Lines are written once per turn of the event loop, errors at once.  One thread only.
 
 As text, a line begins like one of rsyslog's file format; under the journal, which adds
 its own beginning, with `<N>`, the priority (sd-daemon(3)).
@@ -34,7 +33,6 @@ _SHOWN = {
     name: frozenset(field for _, field, _, _ in Formatter().parse(kind.template) if field)
     for name, kind in KINDS.items()
 }
-"""Which fields and pieces each template shows."""
 _LEVEL_TEXT = {level: f"{level.name.lower()}: " if level <= Level.WARNING else "" for level in Level}
 SHORTAGE_AGAIN_NS = 60 * SECOND_NS
 
@@ -46,8 +44,6 @@ NO_PIECES: Mapping[str, str] = {}
 
 
 class Via(NamedTuple):
-    """What a transaction went over."""
-
     upstream: str
     relay: str
     """`host[address]:port`."""
@@ -59,10 +55,9 @@ NO_TRANSACTION = Via("", "none", 1, None)
 
 
 class Delays(NamedTuple):
-    """Where a message spent its time, in nanoseconds, in the order of Postfix."""
+    """Where a message spent its time, in the order of Postfix."""
 
     before_ns: int = 0
-    """Before the queue."""
     queued_ns: int = 0
     """In the queue and the throttle."""
     connecting_ns: int = 0
@@ -70,8 +65,6 @@ class Delays(NamedTuple):
 
 
 class Events:
-    """Tells what happened.  Every method is one row of `event_table.KINDS`."""
-
     def __init__(
         self,
         stream: TextIO,
@@ -99,12 +92,11 @@ class Events:
 
     @property
     def lines_lost(self) -> int:
-        """Return how many lines could not be written, or were dropped because nobody read them."""
+        """Lines that could not be written, or were dropped because nobody read them."""
         dropped = self._stream.lines_lost if isinstance(self._stream, UnwaitingStream) else 0
         return self._lines.lines_lost + self._unsayable + dropped
 
     def collect(self, call_soon: CallSoon | None) -> None:
-        """Write once per turn of a loop, given its `call_soon`; None: write each line at once."""
         self._lines.collect(call_soon)
 
     def flush(self) -> None:
@@ -118,7 +110,7 @@ class Events:
         self._tell("recovered", counts=counts, duration_seconds=_seconds(duration_ns))
 
     def listening(self, *, listener: str, protocol: str) -> None:
-        """Tell of an open address; `protocol` is smtp, http or control."""
+        """`protocol` is smtp, http or control."""
         self._tell("listening", listener=listener, protocol=protocol)
 
     def stopping(self, *, reason: str, in_flight: int) -> None:
@@ -134,7 +126,7 @@ class Events:
         self._tell("disconnected", listener=listener, client=client, reason=reason)
 
     def refused(self, *, listener: str, client: str, phase: str, reply: str) -> None:
-        """Tell of a 4yz or 5yz reply to a client; of very many in a second, how many there were."""
+        """Tell of a 4yz or 5yz reply; of very many in a second, only their number."""
         now_ns = self._clock.boottime_ns()
         if now_ns - self._refusals_since_ns >= SECOND_NS:
             self._tell_untold()
@@ -177,7 +169,7 @@ class Events:
         until_at_ns: int | None,
         lane: str | None = None,
     ) -> None:
-        """Tell that a message has to wait for a limit; call it once for a message, not per wake-up."""
+        """Call it once for a message, not per wake-up."""
         self._tell(
             "waiting",
             queue_id=queue_id,
@@ -200,7 +192,6 @@ class Events:
         delays: Delays,
         via: Via = NO_TRANSACTION,
     ) -> None:
-        """Tell what became of a recipient, and by which answer."""
         pieces = {
             "_conn_use": f"conn_use={via.conn_use}, " if via.conn_use > 1 else "",
             "_delay": postfix_delay(sum(delays)),
@@ -242,7 +233,7 @@ class Events:
         self._tell("report_waiting", queue_id=queue_id)
 
     def reports_capped(self, *, until_at_ns: int) -> None:
-        """Tell that from now on reports wait; the next one goes then (wall clock)."""
+        """Tell that reports wait; the next one goes at that instant of the wall clock."""
         self._tell("reports_capped", until_at=rfc3339(until_at_ns))
 
     def reports_uncounted(self, *, error: str) -> None:
@@ -314,7 +305,7 @@ class Events:
         self._tell("history_failed", upstream=upstream, error=error)
 
     def shortage(self, *, where: str, error: str) -> None:
-        """Tell that something has to wait for descriptors or memory; once a minute for each place."""
+        """Tell of too few descriptors or too little memory; once a minute for each place."""
         now_ns = self._clock.boottime_ns()
         if now_ns >= self._tells_shortage_at_ns.get(where, now_ns):
             self._tells_shortage_at_ns[where] = now_ns + SHORTAGE_AGAIN_NS
@@ -329,7 +320,7 @@ class Events:
         self._tell("spool_failed", error=error)
 
     def corrupt(self, *, queue_id: str, reason: str) -> None:
-        """Tell of a file that was set aside; `queue_id` is its name, which may be no id."""
+        """`queue_id` is the name of the file set aside, which may be no id."""
         self._tell("corrupt", queue_id=queue_id, reason=reason)
 
     def policy_loaded(self, *, path: str, sha256: str) -> None:
@@ -395,7 +386,7 @@ class Events:
             self.refusals_untold(untold=untold)
 
     def _gap(self, count: int) -> str:
-        """Return the line that stands for lines that were dropped.  Called in the thread that writes them."""
+        """Stand for dropped lines.  Called in the thread that writes them."""
         return self._told(KINDS["log_lines_dropped"], {"lines": count}, {})[0]
 
     def _tell(self, name: str, pieces: Mapping[str, str] = NO_PIECES, /, **fields: Value) -> None:
@@ -410,7 +401,7 @@ class Events:
             self._unsayable += 1
 
     def _told(self, kind: Kind, fields: Mapping[str, Value], pieces: Mapping[str, str]) -> list[str]:
-        """Return the event as lines; several only where its template has several."""
+        """Return several lines only where the template has several."""
         now = rfc3339(self._clock.wall_ns())
         priority = f"<{kind.level.value}>" if self._is_journal else ""
         if self._is_json:

@@ -1,9 +1,8 @@
 """What listeners counted: here, or in processes of their own.
 
-A listener process counts into its own `ListenerCounts` and sends `take_delta()` through
-a pipe now and then; the sender's process adds it with `add_delta`.  Counts only grow,
-so what a dying process had not sent yet is missing and nothing else.  `open` alone is
-a level, not a sum: each source reports its own, and a dead source is dropped.
+A listener process sends `take_delta()` of its own `ListenerCounts` through a pipe now and then; the
+sender's process adds it with `add_delta`.  Counts only grow: a dying process loses only what it had
+not sent yet.  `open` alone is a level: each source reports its own, and a dead source is dropped.
 """
 
 from bisect import bisect_left
@@ -80,7 +79,7 @@ _DELTA = TypeAdapter(dict[str, OneListener])
 
 
 class ListenerCounts:
-    """The counts of all listeners, by address as the policy writes it."""
+    """By address as the policy writes it."""
 
     def __init__(self, listeners: Iterable[str]) -> None:
         self._counts = {listener: OneListener() for listener in listeners}
@@ -121,16 +120,13 @@ class ListenerCounts:
         self._of(listener).lost_lines += count
 
     def take_delta(self) -> dict[str, Any]:
-        """Return what was counted since the last call, as JSON can carry it, and start anew."""
+        """Return, as JSON can carry it, what was counted since the last call, and start anew."""
         delta = {listener: asdict(counts) for listener, counts in self._counts.items()}
         self._counts = {listener: OneListener(open=counts.open) for listener, counts in self._counts.items()}
         return delta
 
     def add_delta(self, delta: object, source: str) -> None:
-        """Add what `source`, a listener process, counted.
-
-        Raises ValueError where it is not what `take_delta` returns, and adds nothing.
-        """
+        """Raise ValueError, and add nothing, where `delta` is not what `take_delta` returns."""
         counted = _DELTA.validate_python(delta)
         if any(len(counts.commits) != len(DISK_SECONDS) + 1 for counts in counted.values()):
             raise ValueError("a delta with another number of buckets")

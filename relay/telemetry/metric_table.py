@@ -1,9 +1,8 @@
 """Every number that the relay exposes to Prometheus: name, type, labels, meaning.  Pure, data only.
 
-`METRICS` is the reference; docs/events-and-metrics.md
-repeats it and a test holds it to that.  Names and
-units follow Prometheus' rules (base units, `_total` for counters, no label without a
-bound: never an address).  `process_*` of prometheus_client is exposed beside these.
+A test holds docs/events-and-metrics.md to `METRICS`.  Names and units follow Prometheus' rules (base
+units, `_total` for counters, no label without a bound: never an address).  `process_*` of
+prometheus_client is exposed beside these.
 
 `source` says where the number lives: `live` ones are counted as things happen,
 `snapshot` ones are read at the scrape, `listener` ones come from every listener process.

@@ -1,9 +1,8 @@
 """The numbers for Prometheus: those that are counted as things happen.
 
-`Metrics` owns a registry of its own and builds every live row of `metric_table`; the
-rows that are read at each scrape are registered by `relay.status.collector`.  Every series whose labels are
-known is there, at 0, before its first event.  Callers are the sender and the daemon;
-all calls come from the loop's thread, and so do scrapes.
+`Metrics` builds every live row of `metric_table` in a registry of its own; `relay.status.collector`
+registers the rows that are read at each scrape.  Every series whose labels are known is there, at 0,
+before its first event.  All calls, and scrapes, come from the loop's thread.
 """
 
 from collections.abc import Iterable
@@ -31,8 +30,6 @@ _RESULT = {
 
 
 class Metrics:
-    """Counts what happens, and answers scrapes through `registry`."""
-
     def __init__(self, clock: Clock) -> None:
         # Else every counter has a twin `_created`, which Prometheus has no use for.
         disable_created()  # type: ignore[no-untyped-call]  # the library left it without types
@@ -52,7 +49,7 @@ class Metrics:
         ProcessCollector(registry=self.registry)
 
     def know_upstreams(self, upstreams: Iterable[str]) -> None:
-        """Have every series of these upstreams, at 0; call it whenever a policy comes into force."""
+        """Have every series at 0; call it whenever a policy comes into force."""
         self._touch(list(upstreams))
 
     def collector_failed(self) -> None:
@@ -74,7 +71,6 @@ class Metrics:
             last.set(self._clock.wall_ns() / SECOND_NS)
 
     def relayed_after(self, delays: Delays) -> None:
-        """Count the delays of a transaction that was relayed."""
         for part, delay_ns in zip(DELAY_PARTS, delays, strict=True):
             self._histogram("relay_delay_seconds", part).observe(max(0, delay_ns) / SECOND_NS)
 
@@ -86,7 +82,7 @@ class Metrics:
         self._count_reply(upstream, answer)
 
     def had_to_wait(self, upstream: str) -> None:
-        """Count a message that found no room in a window; once for a message."""
+        """Call it once for a message."""
         self._counter("relay_throttle_waits_total", upstream).inc()
 
     def reserved_after(self, upstream: str, wait_ns: int) -> None:
@@ -152,7 +148,6 @@ class Metrics:
                 )
 
     def _touch(self, upstreams: list[str]) -> None:
-        """Make every series exist whose label values are known."""
         for name, metric in (*self._counters.items(), *self._gauges.items(), *self._histograms.items()):
             labels = METRICS[name].labels
             if name == "relay_upstream_replies_total":

@@ -13,8 +13,6 @@ HIDDEN = "***"
 
 
 class Redaction:
-    """Hides what it was told to hide."""
-
     def __init__(self) -> None:
         self._secrets: list[str] = []
 
@@ -27,7 +25,6 @@ class Redaction:
         self._secrets = sorted(kept, key=len, reverse=True)
 
     def hide(self, text: str) -> str:
-        """Return the text with every secret in it replaced by `***`."""
         for secret in self._secrets:
             if secret in text:
                 text = text.replace(secret, HIDDEN)

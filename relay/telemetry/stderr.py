@@ -94,7 +94,7 @@ class UnwaitingStream(io.TextIOBase):
         return len(text)
 
     def drain(self, within_seconds: float = LAST_WORDS_SECONDS) -> bool:
-        """Wait until all is written, but no longer than that; return whether it is."""
+        """Wait no longer than that; return whether all is written."""
         with self._changed:
             if self._partial:
                 self._add(self._partial + "\n")
@@ -142,7 +142,7 @@ class UnwaitingStream(io.TextIOBase):
                     self._drained.notify_all()
 
     def _together(self, lines: _Lines) -> _Lines:
-        """Return lines and those behind them that go into the same write."""
+        """Put the lines behind these into the same write."""
         chunks, number, size_bytes = [lines.content], lines.number, len(lines.content)
         while self._waiting and isinstance(behind := self._waiting[0], _Lines):
             size_bytes += len(behind.content)
@@ -184,7 +184,7 @@ def _wait_until_writable(fd: int) -> None:
 
 
 def divert() -> UnwaitingStream | None:
-    """Have all that this program writes to standard error go this way; None where there is none."""
+    """Return None where there is no standard error."""
     if isinstance(sys.stderr, UnwaitingStream):
         return sys.stderr
     try:
@@ -257,11 +257,7 @@ def one_line(text: str) -> str:
 
 
 def is_journal(stream: TextIO) -> bool:
-    """Return whether the stream is the one that systemd connected to the journal.
-
-    systemd.exec(5), $JOURNAL_STREAM: device and inode are compared, since a child may
-    inherit the variable and write elsewhere.
-    """
+    """Compare device and inode (systemd.exec(5)): a child may inherit the variable and write elsewhere."""
     try:
         status = os.fstat(stream.fileno())
     except (OSError, ValueError, AttributeError):

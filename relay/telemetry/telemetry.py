@@ -1,4 +1,4 @@
-"""What everything that is told goes through."""
+"""The log, the numbers, what is hidden of them, and the clock by which they tell."""
 
 from typing import NamedTuple
 
@@ -9,8 +9,6 @@ from relay.telemetry.redaction import Redaction
 
 
 class Telemetry(NamedTuple):
-    """The log, the numbers, what is hidden of them, and the clock by which they tell."""
-
     events: Events
     metrics: Metrics
     redaction: Redaction
