@@ -28,8 +28,6 @@ AT_ONCE_NS = 0
 
 @dataclass(slots=True)
 class _Lot:
-    """One place, and the messages parked there."""
-
     due_at_ns: int | None = None
     """None: the place is to be asked now, or was asked and may be left."""
     may_leave: int = 0
@@ -144,7 +142,6 @@ class Parking:
         self._open.clear()
 
     def next_due_ns(self) -> int | None:
-        """Return when the next place is to be asked; None if none is."""
         if self._due:
             return AT_ONCE_NS
         while self._until and not self._is_true(self._until[0]):
@@ -194,7 +191,6 @@ class Parking:
         return all(self._first(place, parking, lane) is None for lane in self._homes(parking))
 
     def _stand(self, place: Hashable, parking: _Lot, lane: str) -> None:
-        """Put the first message of a lane into the order for a place that may be left."""
         message = self._first(place, parking, lane)
         if message is None:
             parking.stands.pop(lane, None)

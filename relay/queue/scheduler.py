@@ -141,7 +141,6 @@ class Scheduler:
             message.why = wait_reason(why)
 
     def warned(self, queue_id: QueueId) -> None:
-        """Note that the sender was told that the message is late."""
         if (message := self._messages.get(queue_id)) is not None:
             message.is_warned = True
 
@@ -269,7 +268,6 @@ class Scheduler:
         return self._parking.park(message, place, due_at_ns)
 
     def places_due(self, now_ns: int) -> list[Hashable]:
-        """Return the next places to ask how many may leave (`let_leave`)."""
         return self._parking.due(now_ns)
 
     def has_places_due(self, now_ns: int) -> bool:
@@ -277,11 +275,9 @@ class Scheduler:
         return self._parking.has_due(now_ns)
 
     def let_leave(self, place: Hashable, room: int, due_at_ns: int) -> None:
-        """Let so many leave a due place; with no room, it is due again at an instant."""
         self._parking.let(place, room, due_at_ns)
 
     def ask_anew(self) -> None:
-        """Make every place due: the limits may have changed."""
         self._parking.ask_anew()
 
     def give_back(self, queue_id: QueueId, why: Why) -> None:
@@ -387,7 +383,6 @@ class Scheduler:
         return True
 
     def _returned(self, queue_id: QueueId, why: Why) -> Queued | None:
-        """Return an unattempted active message to the queue."""
         message = self._messages.get(queue_id)
         if message is None or not self._become(message, Move.RETURN):
             return None
@@ -548,7 +543,6 @@ class Scheduler:
         return bool(self._deferred) and self._deferred[0][0] <= now_ns
 
     def _come(self, queue_id: QueueId) -> None:
-        """Move a newcomer to the end of the line, unless its state changed."""
         del self._coming[queue_id]
         if (message := self._messages.get(queue_id)) is None:
             return

@@ -119,7 +119,6 @@ class Arrivals:
         await asyncio.gather(*under_way, return_exceptions=True)
 
     async def close(self) -> None:
-        """Keep the ages of the messages left."""
         self.keep_ages()
         await self._kept_boots.close()
 

@@ -128,7 +128,6 @@ class ReadyConnections:
         return connections
 
     def _wanted(self, lacking: int) -> int:
-        """Return how many of the lacking connections to open now."""
         now_ns = self._clock.boottime_ns()
         # By the pool's own count: one that is on its way from a transaction to who waits for it is open.
         is_enough = self._pool.open > 0 and now_ns < self._enough_until_ns

@@ -61,7 +61,6 @@ class KnownUpstream:
     kept: KeptState
 
     def use(self, rules: Iterable[Rule], upstream: Upstream, lanes: Lanes) -> Sequence[Limit]:
-        """Go by a policy; return the limits to be in force."""
         # What is said from now on is judged by the new rules, on the connections that there are.
         self.judge.use(rules)
         self.offers.use(server_of(upstream))
@@ -87,7 +86,6 @@ class KnownUpstream:
             self.offers.recall(offers)
 
     async def close(self) -> None:
-        """Wait until what a restart has to know is written."""
         await self.kept.close()
 
 

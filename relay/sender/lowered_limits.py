@@ -43,7 +43,6 @@ class LoweredLimits:
         return self._lessons.findings
 
     def use(self, upstream: Upstream, lanes: Lanes) -> Sequence[Limit]:
-        """Go by a policy; return the limits to be in force."""
         self._limits, self._guard_ns = upstream.limits, upstream.guard_ns
         # Parts of what the owner wrote, not of what is in force.
         self._ceilings = ceilings_of(upstream.limits, lanes)

@@ -40,8 +40,6 @@ LOOK_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class SpoolLook:
-    """What was last read off the spool, for showing."""
-
     totals: Totals = field(default_factory=Totals)
     free_bytes: int = 0
     free_inodes: int | None = None

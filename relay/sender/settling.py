@@ -356,7 +356,6 @@ class Backlog(NamedTuple):
 
 
 def _owes_report(message: Message, statuses: Iterable[Status]) -> bool:
-    """Return whether the sender is to be told of recipients that failed."""
     return not (_FAILED.isdisjoint(statuses) or message.envelope.is_null)
 
 

@@ -230,7 +230,6 @@ class SpoolThread:
         return written
 
     def _publish(self, ending: Ending) -> Written:
-        """Queue the report or the warning that an ending calls for."""
         message = ending.message
         report = warning = None
         if ending.is_finished:

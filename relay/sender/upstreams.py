@@ -69,12 +69,10 @@ class Upstreams:
         await asyncio.gather(*self._running.values(), *self._retiring, return_exceptions=True)
 
     def halt(self) -> None:
-        """Begin nothing more; what is in flight goes on."""
         for dispatcher in self.dispatchers.values():
             dispatcher.halt()
 
     async def apply(self, policy: Policy) -> None:
-        """Go by another policy.  Connections finish their transactions under the old one."""
         before, self._policy = self._policy, policy
         self._metrics.know_upstreams(policy.upstreams)
         for name in list(self.dispatchers):
@@ -92,7 +90,6 @@ class Upstreams:
 
     @property
     def _default(self) -> Dispatcher | None:
-        """Return the dispatcher that the queue goes through."""
         return self.dispatchers.get(self._policy.default_upstream)
 
     def wake(self) -> None:
@@ -100,7 +97,6 @@ class Upstreams:
             self._default.wake()
 
     def default_pausing(self) -> Pausing | None:
-        """Return the pauses of the upstream that the queue goes through."""
         return None if self._default is None else self._default.pausing
 
     def wake_all(self) -> None:
@@ -220,7 +216,6 @@ class Upstreams:
                 self._scheduler.trust_sender(sender, self._clock.boottime_ns())
 
     async def try_new_passwords(self) -> None:
-        """Use a refused account again once it has another password."""
         for name, upstream in self._policy.upstreams.items():
             dispatcher = self.dispatchers.get(name)
             if dispatcher is None or upstream.auth is None or not dispatcher.pausing.is_refused:
@@ -229,8 +224,6 @@ class Upstreams:
                 self.resume(name)
 
     def _retire(self, dispatcher: Dispatcher, running: asyncio.Task[None]) -> None:
-        """Let an upstream that is no longer in the policy finish what it has begun."""
-
         async def retire() -> None:
             await dispatcher.stop(GRACE_SECONDS)
             await running

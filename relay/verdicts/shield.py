@@ -56,9 +56,9 @@ WINDOW = 100
 SEVERAL = 3
 """So many others who were told the same are no accident."""
 MOST_WORDS = 100
-"""Of how many words it is remembered whether they are true."""
+"""Words of which it is remembered whether they are true."""
 MOST_KEPT = 10_000
-"""How many recipients are remembered as doubted, and as refused without proof; then the oldest go."""
+"""Recipients remembered as doubted, and as refused without proof; then the oldest go."""
 
 # Both begin where a word does, or a long one would be read again from each of its characters.
 _ADDRESS = re.compile(r"<[^<>]*>|(?<![^\s<>@])[^\s<>@]+@[^\s<>@]+")
@@ -68,8 +68,6 @@ _ID = re.compile(r"(?<!\S)[^\s0-9]*[0-9]\S*")
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """One recipient whose refusal is not believed yet."""
-
     queue_id: QueueId
     index: int
     answer: Answer
@@ -77,35 +75,33 @@ class Suspect:
 
 
 class Shield:
-    """What is doubted of one upstream."""
-
     def __init__(self, in_a_row: int = 10, refused_percent: int = 50, *, is_off: bool = False) -> None:
-        """Begin with nothing said; the numbers may be changed while it is used."""
+        """Begin with no doubts; the numbers may be changed while it is used."""
         self.in_a_row = in_a_row
         self.refused_percent = refused_percent
         self.is_off = is_off
         self._said = ""
-        """What is being said in a row, without addresses and numbers."""
+        """The words that are said in a row, without addresses and numbers."""
         self._who: set[str] = set()
-        """To whom."""
+        """The recipients they were said to."""
         self._last: deque[tuple[str, str]] = deque(maxlen=WINDOW)
-        """What each of the last recipients was told, and who it is; nothing where it was relayed.
+        """What each of the last recipients was told, and the recipient; empty words where it was relayed.
 
         Of a message that was refused as a whole all recipients are one.
         """
         self._tripped = ""
         """Why it tripped, while nothing was relayed since."""
         self._is_true: dict[str, bool] = {}
-        """Of words, where it is known: the operator believed them, or one who was told them was relayed."""
+        """By words: believed by the operator, or false since a recipient told them was relayed later."""
         self._suspects: dict[tuple[QueueId, int], tuple[Suspect, int]] = {}
-        """With how often the upstream had relayed when it was first refused."""
+        """With how often the upstream had relayed at the first refusal."""
         self._relayed = 0
         self._unproven: dict[tuple[QueueId, int], str] = {}
-        """Which words each recipient was told last, where nobody knows whether they were about it."""
+        """The words each recipient was told last that may not have been about it."""
 
     @property
     def suspects(self) -> tuple[Suspect, ...]:
-        """Return who was refused and is not believed to be refused, the oldest first."""
+        """Return the recipients whose refusal is not believed, the oldest first."""
         return tuple(suspect for suspect, _ in self._suspects.values())
 
     def judge(self, outcome: Outcome, queue_id: QueueId, asked: Sequence[tuple[int, str]]) -> Outcome:
@@ -147,13 +143,13 @@ class Shield:
         self._tripped = because
 
     def clear(self) -> None:
-        """Begin anew, with nobody doubted: the operator does not believe it, or has settled it."""
+        """Forget all doubts: the operator does not believe them, or has settled them."""
         self._said, self._who, self._tripped = "", set(), ""
         self._last.clear()
         self._suspects.clear()
 
     def believe(self, suspects: Iterable[Suspect]) -> None:
-        """Take what these were told for true, whoever is told it, as the operator does."""
+        """Take the words of these refusals for true, whichever recipient is told them."""
         for suspect in suspects:
             self._learn(same_words(suspect.answer), is_true=True)
 
@@ -198,7 +194,6 @@ class Shield:
         return self._tripped or None
 
     def _why(self, answer: Answer, said: str) -> str:
-        """Return why this refusal is too much, or nothing where it is not."""
         what = "recipients" if answer.phase is Phase.RCPT else "messages"
         if (count := len(self._who)) >= self.in_a_row:
             return f"{count} {what} in a row were refused alike: {answer.text}"
@@ -248,12 +243,11 @@ def _is_refusal(answer: Answer) -> bool:
 
 
 def _whom(answer: Answer, recipient: str, queue_id: QueueId) -> str:
-    """Return whom a refusal is about: one recipient, or all of a message."""
+    """Return the recipient that a refusal is about, or its message for all of them."""
     return recipient.lower() if answer.phase is Phase.RCPT else queue_id
 
 
 def same_words(answer: Answer) -> str:
-    """Return a refusal without what differs by recipient: what the client said, numbers, ids."""
     code = answer.reply.code if answer.reply is not None else 0
     said = answer.ruling.said if answer.ruling is not None else ""
     return f"{code} {_ID.sub('#', _ADDRESS.sub('<>', said or answer.text.lower()))}"
