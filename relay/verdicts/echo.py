@@ -1,10 +1,9 @@
 """What a client said, found in a reply of the upstream and taken out before its words are read.  Pure.
 
-A server quotes the address that it refuses, or the subject, in its reply, so whoever writes
-either writes a part of the reply: `<"daily sending quota exceeded"@example.org>... User
-unknown` must not pause an upstream.  Two mistakes are possible.  Words of a client that stay
-stop all mail; words of the upstream that go turn a refusal of us into a bounce.  So what is
-found is of two kinds:
+A server quotes the address that it refuses, or the subject, so the author of a message also writes a part
+of the reply: `<"daily sending quota exceeded"@example.org>... User unknown` must not pause an upstream.
+Words of a client that stay stop all mail; words of the upstream that go turn a refusal of us into a bounce.
+So two kinds are told apart:
 
 - An *echo* stands in a form in which servers print a client's words and do not write their
   own: an address with its `@`, a domain with its dots, a name in angle brackets or quotes,
@@ -13,24 +12,23 @@ found is of two kinds:
 - A *bare* word is the same run of letters with nothing around it: `no such user throttle`
   to <throttle@example.org>, or `quota exceeded` below the subject "Quota exceeded".  Either
   the client or the upstream said it.  The judge reads the reply with it and without it.  Where
-  both readings agree, so does the verdict.  Where they differ, the reply proves neither,
-  and the verdict is the one that harms nobody else: the recipient or the message is
-  deferred; where the word is the sender's, that sender's mail waits, untouched.  A reply of
-  which nothing else would be left is the upstream's own, since no server says a client's
-  words and nothing more; and so are bare words of an address that it prints as an echo too.
+  both readings agree, so does the verdict.  Where they differ, the verdict is the one that harms
+  no other mail: the recipient or the message is deferred; where the word is the sender's, that
+  sender's mail waits, untouched.  A reply of which nothing else would be left is the upstream's
+  own; and so are bare words of an address that it prints as an echo too.
 
 Bare words are looked for only where the reply is about the word: of the recipient that was
 asked for, or the only one, not of all 500 at the final dot, one of whom is always called
 `mail` or `account`.
 
-Compared are letters and digits alone, in lower case, and `@`: so it does not matter how the
-server quotes, escapes, re-cases or folds.  Addresses of nobody in the transaction (the target of
-an alias, a rewritten sender) are taken out by their form (`_OTHERS`).
+Only letters, digits and `@` are compared, in lower case: quoting, escapes, case and folding do not
+matter.  Addresses of nobody in the transaction (the target of an alias, a rewritten sender) are taken
+out by their form (`_OTHERS`).
 
 Costs: of a reply at most MAX_TEXT_CHARACTERS are read, as many as the log shows.  Of several recipients
-only those are looked at whose first letters begin something in it; at each place of the reply
-they are looked up, not tried one by one.  Only refusals pay: 0.3 ms for one recipient, 15 ms for 10,000;
-30 ms and 60 ms where the reply is made to be slow, 110 ms if 10,000 addresses are not in ASCII as well.
+only those are looked at whose first letters begin something in it; words are looked up, not tried one
+by one.  Only refusals pay: 0.3 ms for one recipient, 15 ms for 10,000; 30 ms and 60 ms where the
+reply is made to be slow, 110 ms if 10,000 addresses are not in ASCII as well.
 """
 
 import re

@@ -5,8 +5,8 @@ counts in, and a time of day.  Only the first is a wait, and it is one where wor
 so: right before the span (`try again in`, `blocked for`), right behind it (`in 10
 minutes try again`), or at a little distance in the same sentence, unless the span is
 what something was counted in (`100 messages in 24 hours`) or a time of day (`until 18h`).
-Of several waits the longest counts, and a fraction is rounded up: who comes too early is
-refused again, or blocked for longer.
+Of several waits the longest counts, and a fraction is rounded up: a try that comes too early
+is refused again, or blocked for longer.
 """
 
 import re

@@ -1,33 +1,31 @@
-"""Which refusals are not believed yet: the bounce shield, and refusals of which nobody knows whose they are.
+"""Which refusals are not believed yet: the bounce shield, and refusals that may answer another command.
 
-The shield.  An upstream that cuts an account off may say so in words that no rule knows, to each
-recipient, with a permanent code; and where it counts what is sent, to some recipients
-only, while it takes others.  Believing it bounces a whole list.  So a permanent refusal
-of which nothing but the first digit is recognised (`Layer.DEFAULT`) is *unknown*, and:
+The shield.  An upstream that cuts an account off may say so in words that no rule knows, with a
+permanent code, to each recipient or to some of them only.  Believing it bounces a whole list.  So a
+permanent refusal of which nothing but the first digit is recognised (`Layer.DEFAULT`) is *unknown*, and:
 
-- what is unknown is *doubted*: the recipient is deferred, however old its message is, and
-  bounces only if it is refused again after the upstream relayed something else meanwhile,
-  which shows that it has nothing against us; or expires by its age when it is refused again;
-- that something else goes through proves nothing while `SEVERAL` others of the last
-  `WINDOW` recipients were told the same words, nor where one who was told them was relayed
-  later: those words are not about recipients.  Then only age ends it, or the operator;
+- an unknown refusal is *doubted*: the recipient is deferred, however old its message is.  It bounces only
+  if it is refused again after the upstream relayed something else meanwhile, which shows that the
+  upstream has nothing against us; or it expires by its age when it is refused again;
+- other mail that goes through proves nothing while `SEVERAL` others of the last `WINDOW` recipients
+  were told the same words, nor where a recipient that was told them was relayed later: those words
+  are not about recipients.  Then only age ends it, or the operator;
 - unknown words said to `in_a_row` different ones of the last `WINDOW` recipients *trip* the
   shield, whatever was relayed in between.
 
-Of a refusal that a rule recognises this is not asked, or a list with many dead addresses
-would never be done.  But for all permanent refusals alike:
+A refusal that a rule recognises is not doubted, or a list with many dead addresses would never be done.
+But any permanent refusals, recognised or not, trip the shield:
 
-- the same words to `in_a_row` different recipients with nothing relayed in between trip it;
-- so does a share of more than `refused_percent` of the last `WINDOW` recipients, once
-  there were so many.
+- the same words to `in_a_row` different recipients with nothing relayed in between;
+- a share of more than `refused_percent` of the last `WINDOW` recipients, once there were so many.
 
-What trips it becomes a STOP: those recipients stay as they were, the upstream stops, and
+The refusal that trips it becomes a STOP: those recipients stay as they were, the upstream stops, and
 the operator says whether it is to be believed (`believe`, `clear`) or not (`clear`).  From
-then on every permanent refusal is one, until something is relayed.
+then on every permanent refusal is a STOP, until something is relayed.
 
-The same words are the same text but for addresses, numbers and ids (`same_words`).  What
-counts as different: recipients, where it was said to RCPT; messages, where it was said to
-MAIL, DATA or the content, since one such refusal is about all recipients at once.
+The same words are the same text but for addresses, numbers and ids (`same_words`).  Different are
+recipients, where it was said to RCPT; messages, where it was said to MAIL, DATA or the content,
+since one such refusal is about all recipients at once.
 
 Unproven refusals.  An upstream that hangs up right behind a refusal leaves it open whether the refusal
 answered its own command (`relay.upstream.step`).  Believed at once, an unasked reply bounces a recipient
@@ -35,9 +33,8 @@ that the upstream would take; never believed, mail that an upstream refuses and 
 for days.  So the recipient is deferred, and its refusal counts when the same words meet it again, on
 another connection.  Where the shield is off, this is done all the same.
 
-Memory is bounded, and lost at a restart but for the stop (`recall`): what was doubted then
-is asked and doubted again.
-Does not: know time, or touch a queue.
+Memory is bounded, and lost at a restart but for the stop (`recall`): refusals doubted before are
+asked and doubted again.
 """
 
 import operator
