@@ -212,7 +212,6 @@ class Parking:
         self._count(parking, ())
 
     def _count(self, parking: _Lot, lanes: Iterable[str]) -> None:
-        """Count how many may leave a place behind the messages that stand."""
         self.following.subtract(parking.following)
         lengths = Counter[str]()
         for lane, turns in parking.turns.items():

@@ -170,7 +170,6 @@ class Scheduler:
         self._coming = dict.fromkeys([*old.in_line(), *self._coming])
 
     def move(self, queue_id: QueueId, lane: str) -> None:
-        """Move a message to a lane; if ready, behind the others there."""
         message = self._messages.get(queue_id)
         if message is None or message.lane == lane:
             return
@@ -183,11 +182,9 @@ class Scheduler:
         self.counts.note(message)
 
     def lane_of(self, message: Queued) -> str:
-        """Return the lane that a message goes by; empty without lanes."""
         return self._order.home_of(message.lane) if self._has_lanes else ""
 
     def with_ceiling(self) -> list[str]:
-        """Return the lanes to ask about (`let_lane`)."""
         return [lane.name for lane in self._order.lanes if lane.has_ceiling]
 
     def let_lane(self, lane: str, room: int | None, opens_at_ns: int) -> Queued | None:
@@ -271,7 +268,6 @@ class Scheduler:
         return self._parking.due(now_ns)
 
     def has_places_due(self, now_ns: int) -> bool:
-        """Return whether a place may have to be asked before it is known what goes next."""
         return self._parking.has_due(now_ns)
 
     def let_leave(self, place: Hashable, room: int, due_at_ns: int) -> None:
@@ -498,7 +494,6 @@ class Scheduler:
         return self._price.of(min(message.recipients_left, self._most_recipients))
 
     def _line_up(self, message: Queued) -> None:
-        """Put a message at the end of the line, behind those yet to be moved there."""
         self._coming.pop(message.queue_id, None)
         if self._coming or self._is_waking:
             self._order.remove(message.queue_id)

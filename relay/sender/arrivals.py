@@ -134,7 +134,6 @@ class Arrivals:
         return self._boots.here(boot_id, at_ns)
 
     async def _admit(self, entry: Entry) -> None:
-        """Put a message into the queue, or end one that only lacks its end."""
         if entry.queue_id in self._scheduler:
             return  # somebody moved its file to new/; it may be under way, and would go twice
         if entry.recipients_left > 0:

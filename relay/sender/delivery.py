@@ -129,7 +129,6 @@ class Delivery:
         return len(self._sending)
 
     def room(self, connections: int) -> int:
-        """Return how many more may begin on so many connections."""
         return min(connections - self._transacting, UNSETTLED * connections - len(self._sending))
 
     def send(self, attempt: Attempt, reservation: Reservation) -> None:

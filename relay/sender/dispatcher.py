@@ -197,7 +197,6 @@ class Dispatcher:
         return most
 
     async def _take(self, connections: list[Connection], now_ns: int) -> list[Attempt]:
-        """Take a message for each connection, and give back the connections that no message needs."""
         taken: list[Queued] = []
         while len(taken) < len(connections) and (queued := self._scheduler.next_ready(now_ns)) is not None:
             taken.append(queued)
@@ -268,7 +267,6 @@ class Dispatcher:
         self.relaying.send(attempt, reservation)
 
     def _give_back(self, attempts: Iterable[Attempt], reason: str) -> None:
-        """Put back messages that were taken and not attempted, in their order."""
         for attempt in reversed(list(attempts)):
             self._scheduler.give_back(attempt.queued.queue_id, reason)
             self._ready.give_back(attempt.connection)

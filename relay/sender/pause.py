@@ -115,7 +115,6 @@ class Pausing:
 
     @property
     def is_refused(self) -> bool:
-        """Whether it is stopped because the upstream refused the account."""
         return self.is_stopped and self.health is not Health.UNCOUNTED
 
     @property

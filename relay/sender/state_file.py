@@ -75,7 +75,6 @@ class KeptFile(Generic[Record]):
             self._writing = asyncio.create_task(self._write_all())
 
     async def close(self) -> None:
-        """Wait until the last record is written."""
         if self._writing is not None:
             await self._writing
 

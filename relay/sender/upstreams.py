@@ -105,7 +105,6 @@ class Upstreams:
             dispatcher.wake()
 
     async def audit(self) -> None:
-        """Count anew what each limit held at most, and tell of those that have too many keys."""
         for dispatcher in list(self.dispatchers.values()):
             await dispatcher.throttle.audit()
             for label in dispatcher.throttle.newly_crowded():
@@ -195,7 +194,6 @@ class Upstreams:
         dispatcher.wake()
 
     def shield(self, name: str) -> Shield | None:
-        """Return the shield of an upstream; None where there is no such upstream."""
         return None if (dispatcher := self.dispatchers.get(name)) is None else dispatcher.shield
 
     def resume(self, name: str) -> bool:

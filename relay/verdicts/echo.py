@@ -291,7 +291,6 @@ class _Found:
     def _is_echo(
         self, word: _Word, place: tuple[int, int], inside: str, *, is_open: bool, is_whole: bool
     ) -> bool:
-        """Return whether a word stands in a form in which servers print words of clients."""
         start, end = place
         is_one = " " not in inside
         if word.kind == "host" and is_one and "." in inside and ".\n" not in inside:
@@ -453,7 +452,6 @@ class _Collected:
 
 
 def _key(text: str) -> str:
-    """Return the letters by which a word is compared."""
     return _NO_LETTERS.sub("", _ascii(text).lower())
 
 

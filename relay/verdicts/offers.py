@@ -126,7 +126,6 @@ class OffersRecord:
     offers: Offers
 
     def moved(self, boot_id: str, now_ns: int, wall_ns: int) -> Offers:
-        """Return what is known, by the instants of this boot."""
         if boot_id == self.boot_id:
             return self.offers
         by_ns = shift_ns(self.written_at_ns, self.wall_ns, now_ns, wall_ns)

@@ -98,7 +98,6 @@ class Shield:
 
     @property
     def suspects(self) -> tuple[Suspect, ...]:
-        """Return the recipients whose refusal is not believed, the oldest first."""
         return tuple(suspect for suspect, _ in self._suspects.values())
 
     def judge(self, outcome: Outcome, queue_id: QueueId, asked: Sequence[tuple[int, str]]) -> Outcome:
@@ -240,7 +239,6 @@ def _is_refusal(answer: Answer) -> bool:
 
 
 def _whom(answer: Answer, recipient: str, queue_id: QueueId) -> str:
-    """Return the recipient that a refusal is about, or its message for all of them."""
     return recipient.lower() if answer.phase is Phase.RCPT else queue_id
 
 

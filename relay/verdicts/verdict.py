@@ -201,7 +201,6 @@ class Ruling:
 
     @property
     def may_probe(self) -> bool:
-        """Whether trying early does no harm."""
         return self.rule is None or self.rule.may_probe
 
     @property
@@ -284,7 +283,6 @@ def _lines(reply: Reply) -> list[str]:
 
 
 def _said(phase: Phase, reply: Reply, text: str, *, names_sender: bool) -> Said:
-    """Return a refusal as rules look at it; `text` is without the client's words."""
     enhanced = reply.enhanced or ""
     if reply.text.startswith(enhanced) and not text.startswith(enhanced):
         # No code of the upstream's: an address began with it.
