@@ -12,12 +12,10 @@ from relay.mail.envelope import QueueId
 from relay.queue.queued import Queued, State
 
 SPARE_AGES = 1024
-"""How many entries of messages that left a heap may hold beside twice as many as are there."""
+"""Entries of gone messages that a heap may hold beyond twice its live ones."""
 
 
 class Sums(NamedTuple):
-    """What is in some state."""
-
     messages: int = 0
     recipients: int = 0
     size_bytes: int = 0
@@ -31,19 +29,16 @@ class _Group:
     recipients: int = 0
     size_bytes: int = 0
     ages: list[tuple[int, QueueId]] = field(default_factory=list)
-    """A heap by arrival; a message that left is not taken out of it."""
+    """A heap by arrival; entries of messages that left stay in it."""
 
 
 class Counts:
-    """The sums of one queue."""
-
     def __init__(self) -> None:
         self._groups: dict[tuple[State, str], _Group] = {}
         self._counted: dict[QueueId, tuple[_Group, int, int]] = {}
-        """In which group each message is counted, with how many recipients and bytes."""
+        """The group, recipients and bytes that each message is counted with."""
 
     def note(self, message: Queued) -> None:
-        """Count a message as it is by now."""
         key = message.state, message.lane
         if (group := self._groups.get(key)) is None:
             group = self._groups[key] = _Group()
@@ -61,7 +56,7 @@ class Counts:
             heapq.heapify(group.ages)
 
     def forget(self, queue_id: QueueId) -> None:
-        """Count a message no longer, if it was."""
+        """Count a message no longer; absent ids are ignored."""
         if (counted := self._counted.pop(queue_id, None)) is not None:
             group, recipients, size_bytes = counted
             group.messages -= 1
@@ -69,7 +64,7 @@ class Counts:
             group.size_bytes -= size_bytes
 
     def of(self, state: State) -> dict[str, Sums]:
-        """Return the sums of a state by lane, of those lanes that have any."""
+        """Return the sums of a state by lane; lanes without mail are left out."""
         groups = ((lane, group) for (its, lane), group in self._groups.items() if its is state)
         return {lane: self._sums(group) for lane, group in groups if group.messages}
 
@@ -84,7 +79,6 @@ class Counts:
 
 
 def total(sums: dict[str, Sums]) -> Sums:
-    """Return the sums of several lanes as one."""
     if not sums:
         return Sums()
     messages, recipients, sizes, oldest = zip(*sums.values(), strict=True)

@@ -1,24 +1,21 @@
-"""The order of what is ready: lanes by their shares, senders in turn, then first come first served.  Pure.
+"""The order of ready messages: lanes by weight, senders in turn, then first come first served.  Pure.
 
-Guarantees, while nothing waits beyond its patience:
-- between two lanes that both have something ready all the time, neither is behind the other
-  by more than one message each, measured in shares; no lane is above its own by more than one;
+Guarantees, while nothing waits beyond its lane's patience:
+- two lanes that always have mail differ by at most one message each, measured in shares; no lane is
+  more than one message above its own share;
 - an idle lane earns no credit; once it has mail it goes next, unless it had its share just before;
-- within a lane senders take turns, a message each; each one's own leave in their order, behind
-  what stands in front of them (`add_in_front`); only what was taken and given back goes ahead of all;
-- a lane that may give nothing (its ceiling) keeps back no other.
-What is ready for longer than its lane's patience goes by the oldest, as if it were one more
-lane with as much weight as all lanes together: it gets half of what goes, and a lane that uses
-less than its half of a share is as quick as ever.
+- within a lane senders take turns, a message each; a sender's messages leave in order, behind those
+  put in front (`add_in_front`); only messages that were taken and given back go ahead of all senders;
+- a lane at its ceiling keeps back no other.
+Messages beyond their lane's patience go oldest first, as one more lane with as much weight as all lanes
+together: it gets half, and a lane that uses less than half of its share is as quick as ever.
 
-How: start-time fair queuing (Goyal, Vin, Cheng 1996).  Each lane has a tag that moves on by
-cost / weight with what it gives; the lowest tag goes next, and an idle lane's tag is raised to
-the last one that went.  What a message costs is the caller's, in one unit for all.
+How: start-time fair queuing (Goyal, Vin, Cheng 1996).  Each message that a lane gives moves the lane's
+tag by cost / weight; the lowest tag goes next, and an idle lane's tag is raised to the last one that went.
+The caller sets the cost, in one unit for all.  Without lanes there is one, and senders take no turns.
 
-Without lanes there is one, and senders do not take turns: first come, first served.
-
-Every call but `copy` and `in_line` is O(lanes + log n).  Does not: know a message but
-by its id, or that one is no longer ready (`remove` says so).
+Every call but `copy` and `in_line` is O(lanes + log n).  The caller tells when a message is no longer
+ready (`remove`).
 """
 
 import heapq
@@ -34,20 +31,18 @@ from relay.mail.address import comparable
 from relay.mail.envelope import QueueId
 
 DEFAULT_LANE = "default"
-"""The lane of what matches no other."""
+"""The lane of messages that match no other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One lane, as the order needs it."""
-
     name: str
     weight: int = 1
-    """Its part of the sum of all weights is its share."""
+    """A lane's share is its weight over the sum of all weights."""
     patience_ns: int | None = None
-    """What is ready for longer goes before its turn."""
+    """A message that is ready for longer goes before its turn."""
     has_ceiling: bool = False
-    """Somebody asks how much of it may go: `Order.let`."""
+    """The lane may give no more than `Order.let` says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +53,12 @@ class Price:
     of_recipient_ns: int = 0
 
     def of(self, recipients: int) -> int:
-        """Return what one with so many recipients costs, at least 1."""
+        """Return the cost of so many recipients, at least 1."""
         return max(1, self.of_message_ns, recipients * self.of_recipient_ns)
 
 
 def turn_of(reverse_path: str) -> str:
-    """Return whose turn it is: the sender, without what bulk mail puts there for each recipient.
+    """Return the sender that takes turns: the address without what bulk mail adds for each recipient.
 
     A list that names the recipient in its return address (VERP: `list-return-7-me=here.example@…`,
     `list+me=here.example@…`) is one sender, or it would have a turn for each recipient.
@@ -79,12 +74,10 @@ def turn_of(reverse_path: str) -> str:
 
 
 SPARE_AGES = 1024
-"""How many entries of who left a heap may hold beside as many as there are of who is there."""
+"""Entries of gone messages that a heap may hold beyond as many as are ready."""
 
 
 class _Spot(NamedTuple):
-    """Where a message stands."""
-
     lane: str
     sender: str | None
     """None: ahead of all senders of its lane."""
@@ -95,30 +88,28 @@ class _Spot(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Flow:
-    """Something that goes by its weight."""
+    """A lane, or the overdue messages: gives messages by its weight."""
 
     step: int
     """How far its tag moves for a cost of 1."""
     tag: int = 0
     went: int = -1
-    """When it last gave something, counted in messages; of equals the one that waited longer goes."""
+    """When it last gave a message, counted in messages; of equal tags the one that waited longer goes."""
 
 
 @dataclass(slots=True, eq=False)
 class _Line(_Flow):
-    """What is ready in one lane."""
-
     lane: Lane = field(default_factory=lambda: Lane(DEFAULT_LANE))
     room: int | None = None
     """How many more may go; None: any number."""
     length: int = 0
     ahead: OrderedDict[QueueId, None] = field(default_factory=OrderedDict)
     senders: OrderedDict[str, OrderedDict[QueueId, None]] = field(default_factory=OrderedDict)
-    """In turn: the first is next."""
+    """The first sender is next."""
     fronts: dict[str, OrderedDict[QueueId, None]] = field(default_factory=dict)
-    """Of those senders that have any: what goes in their turn ahead of the others of theirs."""
+    """By sender: its messages that go before its others."""
     ages: list[tuple[int, int, QueueId]] = field(default_factory=list)
-    """A heap of when each has waited for too long; who left is not taken out of it."""
+    """A heap by when each message exceeds the patience; entries of messages that left stay in it."""
 
     def copy(self) -> "_Line":
         twin = copy(self)
@@ -129,23 +120,18 @@ class _Line(_Flow):
 
 
 class _Charge(NamedTuple):
-    """What taking a message did."""
-
     flow: _Flow
     line: _Line
     cost: int
     went: int
     went_before: int
     tag: int
-    """Of the order, by this."""
     tag_before: int
 
 
 class Order:
-    """What is ready, and what of it goes next."""
-
     def __init__(self, lanes: Sequence[Lane] = ()) -> None:
-        """`lanes` have one of the name DEFAULT_LANE among them; none at all is one without turns."""
+        """`lanes` include one named DEFAULT_LANE; none at all is one lane without turns."""
         self._has_turns = bool(lanes)
         lanes = lanes or (Lane(DEFAULT_LANE),)
         unit = lcm(*(lane.weight for lane in lanes), sum(lane.weight for lane in lanes))
@@ -153,12 +139,12 @@ class Order:
         self._overdue = _Flow(unit // sum(lane.weight for lane in lanes))
         self._spots: dict[QueueId, _Spot] = {}
         self._charged: dict[QueueId, _Charge] = {}
-        """Of what was taken and is not known to have gone."""
+        """Messages that were taken and are not known to have gone."""
         self._tag = 0
-        """Of what went last: no flow is behind it."""
+        """The tag of what went last: no lane or overdue flow is behind it."""
         self._numbers = count()
         self._found: tuple[int, tuple[_Flow, _Line, QueueId] | None] | None = None
-        """What goes next, and as of when; None where that changed since."""
+        """What goes next, and as of when; None after a change."""
         self._preferred: QueueId | None = None
 
     def __len__(self) -> int:
@@ -169,7 +155,7 @@ class Order:
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
-        """Return the lanes; where none were given, the one that there is."""
+        """Return the lanes; without any, the one there is."""
         return tuple(line.lane for line in self._lines.values())
 
     def most(self, following: Mapping[str, int]) -> int:
@@ -178,7 +164,7 @@ class Order:
         return sum(length if line.room is None else min(length, line.room) for line, length in lengths)
 
     def home_of(self, lane: str) -> str:
-        """Return the lane that what says this one is in: itself, or the default where there is none such."""
+        """Return this lane, or the default one where there is none of this name."""
         return lane if lane in self._lines else DEFAULT_LANE
 
     def is_open(self, lane: str) -> bool:
@@ -186,11 +172,10 @@ class Order:
         return self._line(lane).room != 0
 
     def length(self, lane: str) -> int:
-        """Return how many of a lane are ready."""
         return self._lines[lane].length
 
     def add(self, queue_id: QueueId, lane: str, sender: str, since_ns: int) -> None:
-        """Put a message behind the others of its sender; a lane that there is not is the default one."""
+        """Put a message behind the others of its sender; an unknown lane is the default one."""
         line, turn = self._line(lane), self._turn(sender)
         self._enter(queue_id, _Spot(line.lane.name, turn, next(self._numbers), since_ns))
         line.senders.setdefault(turn, OrderedDict())[queue_id] = None
@@ -203,7 +188,7 @@ class Order:
         line.fronts.setdefault(turn, OrderedDict())[queue_id] = None
 
     def add_ahead(self, queue_id: QueueId, lane: str, since_ns: int, *, is_first: bool = True) -> None:
-        """Put a message ahead of its lane; before those that are ahead already, or behind them."""
+        """Put a message ahead of its lane: before the messages ahead already, or behind them."""
         line = self._line(lane)
         self._enter(queue_id, _Spot(line.lane.name, None, next(self._numbers), since_ns))
         line.ahead[queue_id] = None
@@ -228,17 +213,16 @@ class Order:
             del line.senders[spot.sender]
 
     def first(self, now_ns: int) -> QueueId | None:
-        """Return what `take` would take."""
         found = self._next(now_ns)
         return None if found is None else found[2]
 
     def first_of(self, lane: str) -> QueueId | None:
-        """Return what would go next of a lane, were it its turn; also of one that may give nothing."""
+        """Return what would go next of a lane, were it its turn; also of a lane at its ceiling."""
         line = self._lines[lane]
         return _first_of(line) if line.length else None
 
     def take(self, now_ns: int, cost: int) -> QueueId | None:
-        """Take what goes next, and charge its lane; `charge` or `refund` says how that ended."""
+        """Take the next message and charge its lane; `charge` or `refund` must follow."""
         if (found := self._next(now_ns)) is None:
             return None
         flow, line, queue_id = found
@@ -256,13 +240,13 @@ class Order:
         return queue_id
 
     def charge(self, queue_id: QueueId, cost: int) -> None:
-        """Know what a message that was taken cost in the end."""
+        """Correct the charge of a taken message to its final cost."""
         if (charged := self._charged.pop(queue_id, None)) is not None:
             self._found = None
             charged.flow.tag += (cost - charged.cost) * charged.flow.step
 
     def refund(self, queue_id: QueueId) -> bool:
-        """Undo what taking a message cost, unless it was `charge`d: it was not attempted; say if so."""
+        """Undo the charge of a message that was not attempted; False if it was `charge`d already."""
         if (charged := self._charged.pop(queue_id, None)) is None:
             return False
         self._found = None
@@ -278,12 +262,12 @@ class Order:
         return True
 
     def prefer(self, queue_id: QueueId | None) -> None:
-        """Have a message that is ready go next, whosever turn it is; None: nothing but the order counts."""
+        """Have a ready message go next, whosever turn it is; None: only the order counts."""
         if queue_id != self._preferred:
             self._found, self._preferred = None, queue_id
 
     def near(self, most: int) -> Iterator[QueueId]:
-        """Yield those that stand first in each lane that may give any: so many, or of so many senders."""
+        """Yield the first messages of each lane that may give any: so many, or of so many senders."""
         for line in self._lines.values():
             if line.room == 0:
                 continue
@@ -293,15 +277,15 @@ class Order:
                 yield from islice(first, 1 if self._has_turns else most)
 
     def let(self, lane: str, room: int | None) -> None:
-        """Let a lane give so many more (None: any number), until it is told another number."""
+        """Let a lane give so many more (None: any number), until the next call."""
         if lane in self._lines and self._lines[lane].room != room:
             self._found = None
             self._lines[lane].room = room
 
     def in_line(self) -> list[QueueId]:
-        """Return who stands behind others of their sender, by since when they are ready, then as they came.
+        """Return the messages behind others of their sender, by since when they are ready, then as they came.
 
-        What goes ahead of its lane, or in front of its sender's others, is not among them.
+        Messages ahead of their lane, or in front of their sender's others, are not among them.
         """
         spots = self._spots.items()
         behind = [
@@ -312,12 +296,12 @@ class Order:
         return [queue_id for _, _, queue_id in sorted(behind)]
 
     def ahead(self) -> list[tuple[QueueId, int]]:
-        """Return who goes ahead of its lane, in that order, and since when it is ready."""
+        """Return the messages ahead of their lane, in that order, and since when each is ready."""
         ahead = (queue_id for line in self._lines.values() for queue_id in line.ahead)
         return [(queue_id, self._spots[queue_id].since_ns) for queue_id in ahead]
 
     def copy(self) -> "Order":
-        """Return an order of the same that goes its own way from here on; O(n), and quick."""
+        """Return an independent copy of the order; O(n), and quick."""
         twin = Order()
         twin._has_turns, twin._tag = self._has_turns, self._tag
         twin._lines = {name: line.copy() for name, line in self._lines.items()}
@@ -332,7 +316,7 @@ class Order:
         return twin
 
     def _next(self, now_ns: int) -> tuple[_Flow, _Line, QueueId] | None:
-        """Return what goes next, of which lane, and who is charged for it."""
+        """Return what goes next, with its lane and the flow that is charged."""
         if self._found is None or self._found[0] != now_ns:
             self._found = now_ns, self._find(now_ns)
         return self._found[1]
@@ -353,7 +337,6 @@ class Order:
         return line, line, _first_of(line)
 
     def _rank(self, flow: _Flow) -> tuple[int, int]:
-        """Return by what the next one is chosen: the lowest goes."""
         return max(flow.tag, self._tag), flow.went
 
     def _line(self, lane: str) -> _Line:
@@ -380,7 +363,6 @@ class Order:
         return line.ages[0] if line.ages else None
 
     def _is_true(self, age: tuple[int, int, QueueId]) -> bool:
-        """Return whether an entry of a heap still says the truth."""
         spot = self._spots.get(age[2])
         return spot is not None and spot.number == age[1]
 

@@ -6,10 +6,9 @@ the other mail of that sender.  So a lane at its ceiling keeps back no other lan
 many left as were let, the place is due again; where none may leave, at a later instant.
 
 Guarantees: parked messages of one lane leave their place in turn; no more leave than were let;
-a place that nobody may leave has no message in the order.
+a place that no message may leave has none in the order.
 
-Cost: O(log n) a call, times the lanes of the place.  Does not: know a limit, or what a message
-costs.
+Cost: O(log n) a call, times the lanes of the place.  Does not: know a limit, or a message's cost.
 """
 
 import heapq
@@ -23,23 +22,21 @@ from relay.queue.lanes import Order
 from relay.queue.queued import Queued, State
 
 MOST_PLACES = 64
-"""Places that are asked about at once."""
+"""Places that `due` returns at once."""
 AT_ONCE_NS = 0
 
 
 @dataclass(slots=True)
 class _Lot:
-    """One place, and who is parked there."""
-
     due_at_ns: int | None = None
-    """None: it is to be asked now, or was and may be left."""
+    """None: the place is to be asked now, or was asked and may be left."""
     may_leave: int = 0
     turns: dict[str, list[tuple[int, QueueId]]] = field(default_factory=dict)
-    """By the lane that each says, a heap; who left another way is not taken out of it."""
+    """A heap by the lane that each message names; entries of messages that left stay in it."""
     stands: dict[str, QueueId] = field(default_factory=dict)
-    """By lane, who of them is in the order, perhaps."""
+    """By lane, the message that stands for the place, if it is still in the order."""
     following: dict[str, int] = field(default_factory=dict)
-    """By lane, how many may leave behind who stands."""
+    """By lane, how many may leave behind the message that stands."""
 
     def copy(self) -> "_Lot":
         turns = {lane: its.copy() for lane, its in self.turns.items()}
@@ -47,24 +44,22 @@ class _Lot:
 
 
 class Parking:
-    """Who is parked where, and who of them may go."""
-
     def __init__(self, messages: Mapping[QueueId, Queued], order: Order) -> None:
-        """`messages` are all of the queue, and `order` those that are ready; both change."""
+        """`messages` are all of the queue, `order` the ready ones; both change."""
         self._messages, self._order = messages, order
         self._parked: dict[Hashable, _Lot] = {}
         self._until: list[tuple[int, int, Hashable]] = []
-        """A heap; what a place says itself counts."""
+        """A heap; an entry counts only if the place has the same instant."""
         self._due: dict[Hashable, None] = {}
-        """To be asked, in that order."""
+        """Places to be asked, in that order."""
         self._open: dict[Hashable, None] = {}
-        """May be left."""
+        """Places that may be left."""
         self._entries = 0
         self.following = Counter[str]()
-        """By lane, how many may leave behind those who stand; never too few."""
+        """By lane, how many may leave behind the messages that stand; never too few."""
 
     def park(self, message: Queued, place: Hashable, due_at_ns: int) -> bool:
-        """Park a message until its place is due; say if nobody was there."""
+        """Park a message until its place is due; return whether the place was empty."""
         is_first = place not in self._parked
         parking = self._parked.setdefault(place, _Lot())
         self._enter(parking, message)
@@ -72,7 +67,7 @@ class Parking:
         return is_first
 
     def due(self, now_ns: int) -> list[Hashable]:
-        """Return the next places to ask of how many may leave: `let`."""
+        """Return the next places to ask how many may leave (`let`)."""
         while self._until and self._until[0][0] <= now_ns and len(self._due) < MOST_PLACES:
             entry = heapq.heappop(self._until)
             if self._is_true(entry):
@@ -84,11 +79,11 @@ class Parking:
         return self._first_due()
 
     def has_due(self, now_ns: int) -> bool:
-        """Return whether some may still have to be asked."""
+        """Return whether a place may still have to be asked."""
         return bool(self._due) or bool(self._until and self._until[0][0] <= now_ns)
 
     def let(self, place: Hashable, room: int, due_at_ns: int) -> None:
-        """Let so many go from a place that is due; where none may, it is due again at an instant."""
+        """Let so many leave a due place; with no room, it is due again at an instant."""
         parking = self._parked[place]
         if room < 1:
             self._put_off(place, parking, due_at_ns)
@@ -100,19 +95,18 @@ class Parking:
             self._stand(place, parking, lane)
 
     def ask_anew(self) -> None:
-        """Have every place be due: there may be other limits now."""
+        """Make every place due: the limits may have changed."""
         for parking in self._parked.values():
             parking.due_at_ns = None
         self._until.clear()
         self._due = dict.fromkeys(self._parked)
 
     def is_let(self, message: Queued) -> bool:
-        """Return whether a parked message stands for its place."""
         parking = self._parked.get(message.place)
         return parking is not None and message.queue_id in parking.stands.values()
 
     def left(self, place: Hashable, lane: str, *, was_let: bool = False) -> None:
-        """Have the next one stand for who left a place: as it was let, or another way."""
+        """Replace a message that left its place: as it was let, or another way."""
         if (parking := self._parked.get(place)) is None or not parking.may_leave:
             return
         parking.may_leave -= was_let
@@ -125,7 +119,7 @@ class Parking:
                 self._forget(place)
 
     def move(self, message: Queued, lane: str) -> None:
-        """Have a parked message be in a lane from now on, in its turn there."""
+        """Move a parked message to a lane, in its turn there."""
         before, message.lane = message.lane, lane
         if (parking := self._parked.get(message.place)) is None:
             return
@@ -135,9 +129,9 @@ class Parking:
             self.left(message.place, each)
 
     def go_by(self, order: Order) -> None:
-        """Have those that stand do so in another order, of other lanes perhaps, once they are let again.
+        """Go by another order, of other lanes perhaps; messages stand in it once they are let again.
 
-        Who is parked stays where it is: a place is asked by the lanes that there are by then.
+        Parked messages stay: a place is asked by the lanes that there are by then.
         """
         self._order = order
         self.following.clear()
@@ -148,7 +142,6 @@ class Parking:
         self._open.clear()
 
     def next_due_ns(self) -> int | None:
-        """Return when the next place is to be asked, or None if none is."""
         if self._due:
             return AT_ONCE_NS
         while self._until and not self._is_true(self._until[0]):
@@ -156,11 +149,10 @@ class Parking:
         return self._until[0][0] if self._until else None
 
     def next_due(self) -> Hashable:
-        """Return the place that is to be asked next, but for those that may be by now; None if none is."""
+        """Return the next place to be asked, leaving out those due by now; None if none is."""
         return None if self._due or self.next_due_ns() is None else self._until[0][2]
 
     def copy(self, messages: Mapping[QueueId, Queued], order: Order) -> "Parking":
-        """Return the same places, for copies of the messages and the order."""
         twin = Parking(messages, order)
         twin._parked = {place: parking.copy() for place, parking in self._parked.items()}
         twin._until, twin._due, twin._entries = self._until.copy(), self._due.copy(), self._entries
@@ -172,11 +164,10 @@ class Parking:
         heapq.heappush(parking.turns.setdefault(message.lane, []), (message.turn, message.queue_id))
 
     def _homes(self, parking: _Lot) -> list[str]:
-        """Return the lanes that those of a place go by."""
         return list(dict.fromkeys(map(self._order.home_of, parking.turns)))
 
     def _first(self, place: Hashable, parking: _Lot, home: str) -> Queued | None:
-        """Return whose turn it is at a place in a lane, and forget who left it another way."""
+        """Return the message whose turn it is in a lane, and forget messages that left another way."""
         firsts = []
         for lane in [lane for lane in parking.turns if self._order.home_of(lane) == home]:
             turns = parking.turns[lane]
@@ -200,7 +191,6 @@ class Parking:
         return all(self._first(place, parking, lane) is None for lane in self._homes(parking))
 
     def _stand(self, place: Hashable, parking: _Lot, lane: str) -> None:
-        """Have the first of a lane stand in the order for a place that may be left."""
         message = self._first(place, parking, lane)
         if message is None:
             parking.stands.pop(lane, None)
@@ -213,7 +203,6 @@ class Parking:
         self._count(parking, self._homes(parking))
 
     def _close(self, place: Hashable, parking: _Lot) -> None:
-        """Have nobody leave a place."""
         for queue_id in parking.stands.values():
             if (message := self._messages.get(queue_id)) is not None and message.place == place:
                 self._order.remove(queue_id)
@@ -223,7 +212,6 @@ class Parking:
         self._count(parking, ())
 
     def _count(self, parking: _Lot, lanes: Iterable[str]) -> None:
-        """Know how many may leave a place behind who stands."""
         self.following.subtract(parking.following)
         lengths = Counter[str]()
         for lane, turns in parking.turns.items():
@@ -250,6 +238,5 @@ class Parking:
         return list(islice(self._due, MOST_PLACES))
 
     def _is_true(self, entry: tuple[int, int, Hashable]) -> bool:
-        """Return whether an entry of the heap still says the truth."""
         parking = self._parked.get(entry[2])
         return parking is not None and parking.due_at_ns == entry[0]

@@ -15,25 +15,21 @@ from relay.queue.lanes import DEFAULT_LANE
 
 
 class State(enum.StrEnum):
-    """Where a queued message stands, in the words of the operator."""
+    """Where a queued message stands, in the operator's words."""
 
     WAITING = "waiting"
     """Not attempted yet, or back from its back-off; it goes when there is room."""
     ACTIVE = "active"
-    """In a transaction or about to be, or in the hands of an operator's verb."""
+    """In a transaction or about to be, or seized by an operator's verb."""
     DEFERRED = "deferred"
     """Attempted and refused for now, or its sender is paused (`Queued.is_sitting_out`)."""
     HELD = "held"
-    """An operator said stop."""
     REPORTING = "reporting"
     """No recipient is left; only the report about those that failed is owed."""
 
 
 class Move(enum.Enum):
-    """What the scheduler may do to the state of a message."""
-
     TAKE = enum.auto()
-    """For a transaction."""
     RETURN = enum.auto()
     """Back to the queue, untried or for its next transaction."""
     DEFER = enum.auto()
@@ -58,23 +54,19 @@ AFTER: dict[Move, tuple[frozenset[State], State]] = {
     Move.RELEASE: (frozenset({State.HELD, State.DEFERRED}), State.WAITING),
     Move.SEIZE: (_ALL - {State.ACTIVE}, State.ACTIVE),
 }
-"""From which states each move is made, and to which; in another state it changes nothing."""
+"""For each move, the states it is made from and the state it leads to; else it changes nothing."""
 
 
 class WaitKind(enum.Enum):
-    """What kind of thing keeps a message in the queue."""
-
     WORDS = "words"
-    """Nothing that a rule asks about; its text is for the operator."""
+    """No rule asks about it; its text is for the operator."""
     REFUSAL = "refusal"
-    """The last reply of the upstream, or what went wrong instead of one."""
+    """The last reply of the upstream, or what went wrong without one."""
     SENDER_PAUSE = "sender pause"
 
 
 @dataclass(frozen=True, slots=True)
 class WaitReason:
-    """Why a message is still here."""
-
     kind: WaitKind
     text: str
     """For showing only."""
@@ -85,7 +77,7 @@ class WaitReason:
 NO_REASON = WaitReason(WaitKind.WORDS, "")
 
 Why = WaitReason | str
-"""A reason; in plain words where no rule asks about it."""
+"""A reason; plain words where no rule asks about it."""
 
 
 def wait_reason(why: Why) -> WaitReason:
@@ -94,50 +86,46 @@ def wait_reason(why: Why) -> WaitReason:
 
 @dataclass(slots=True)
 class Queued:
-    """A message in the queue."""
-
     queue_id: QueueId
     reverse_path: str
     size_bytes: int
     arrived_at_ns: int
-    """In this boot's time; negative for what came in before it."""
+    """In this boot's time; negative for a message that came in before it."""
     arrival_at_ns: int
     """Wall clock, as the envelope has it; for showing."""
     recipients_left: int
     state: State = State.WAITING
     due_at_ns: int = 0
-    """When a deferred one may be attempted again, or the first of a parked one's place may go."""
+    """When a deferred message may be attempted again, or its place's first parked message may go."""
     why: WaitReason = NO_REASON
     is_warned: bool = False
-    """Its sender was told that it is late."""
     recipients_shown: tuple[str, ...] = ()
-    """The first few, for a listing."""
+    """The first few, for listings."""
     ready_at_ns: int = 0
     """Since when it could go, but for limits and connections."""
     tried: frozenset[int] = frozenset()
-    """Recipients that were deferred in this round and wait for the others to be tried."""
+    """Recipients deferred in this round, waiting for the others to be tried."""
     refusals: int = 0
     """In how many of its transactions the upstream refused us."""
     singled_out: int = 0
     """How often it did so where it had just relayed others."""
     place: Hashable = None
-    """Where it is parked; None while it is not."""
+    """Where it is parked, if it is."""
     turn: int = 0
-    """Its turn among the parked; kept while it is tried, 0 for none yet."""
+    """Its turn among the parked, kept while it is tried; 0: none yet."""
     lane: str = DEFAULT_LANE
     client: str = ""
-    """Who handed it over, as the envelope has it."""
+    """The client that handed it over, as the envelope has it."""
     domains: tuple[tuple[str, int], ...] = ()
-    """Of its recipients, in their order: how many there are of one domain in a row; for the estimate."""
+    """Runs of recipients of one domain, in order: domain and length; for the estimate."""
 
     @property
     def reason(self) -> str:
-        """Return why it is still here, in words for an operator."""
         return self.why.text
 
     @property
     def refusal(self) -> WaitReason | None:
-        """Return the refusal that a message in its back-off was deferred by, if one was."""
+        """Return the refusal that deferred a message in its back-off, if one did."""
         is_refused = self.state is State.DEFERRED and self.why.kind is WaitKind.REFUSAL
         return self.why if is_refused else None
 
@@ -148,7 +136,7 @@ class Queued:
 
     @property
     def sender(self) -> str:
-        """Return who sent it, told by what all spellings of the address share; never to be sent or shown."""
+        """Return the sender as all spellings of the address share it; never to be sent or shown."""
         return comparable(self.reverse_path)
 
     @property

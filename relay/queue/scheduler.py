@@ -1,21 +1,19 @@
 """Which message next, and when to look again.  Pure: no clock, no disk, no waiting.
 
 The queue in memory: one `Queued` a message, whose state only the scheduler changes, by the
-table `relay.queue.queued.AFTER`.  `relay.queue.lanes` orders the messages that may go:
-without lanes, first come, first served.
+table `relay.queue.queued.AFTER`.  `relay.queue.lanes` orders the messages that may go.
 
 - A *deferred* message comes back when its back-off is over.
 - A message that was taken and not attempted (no room in a window, no connection) goes back to
-  the front of its lane and has lost nothing: it is *waiting*.
+  the front of its lane: it is *waiting*.
 - A message that only a limit of its own keeps back (no room for its sender, say) is parked in a
   place (`relay.queue.parking`), and keeps back no other.
 - The mail of a sender that the upstream refuses sits out that sender's pause
   (`relay.queue.sender_pauses`).
 - While the upstream is in doubt, messages that it refused are set aside (`doubt`).
 
-No call takes longer for a long queue.  `first_ready` moves at most `SLICE` messages; if that is
-not all it returns None, `next_due_at_ns` says at once, and what comes meanwhile stands behind
-the messages that are yet to be moved.
+No call takes longer for a long queue.  `first_ready` moves at most `SLICE` messages; if more are
+left it returns None, `next_due_at_ns` says at once, and what comes meanwhile stands behind them.
 
 All instants are nanoseconds of one boot (`Clock.boottime_ns`), so that no step of the wall
 clock moves a message; the caller converts once, when a message comes in.
@@ -36,16 +34,14 @@ from relay.queue.sender_pauses import SenderPauses
 from relay.verdicts.decision import REFUSALS_IN_PLACE
 
 SLICE = 1000
-"""Messages of one slice of an edit, or of one look at what goes next: some ten milliseconds."""
+"""Messages in one slice of an edit, or one look at what goes next: some ten milliseconds."""
 MOST_PASSED_OVER = 64
-"""Messages of suspect senders, in each lane, that one of another sender may go before."""
+"""Messages of suspect senders, in each lane, that another sender's may overtake."""
 MOST_SUSPECTS = 10_000
 """Suspect senders that are remembered."""
 
 
 class Scheduler:
-    """The queue of one relay, in memory."""
-
     def __init__(self) -> None:
         self._messages: dict[QueueId, Queued] = {}
         self._order = Order()
@@ -53,16 +49,16 @@ class Scheduler:
         self.sender_pauses = SenderPauses()
         """Senders whose mail waits; `trust_sender` ends it."""
         self._sitting_out: dict[str, dict[QueueId, None]] = {}
-        """Of each sender, who was passed over because it rests."""
+        """By sender: the messages that sit out its pause."""
         self._coming: dict[QueueId, None] = {}
-        """Who is yet to go to the end of the line, in that order."""
+        """Messages yet to go to the end of the line, in that order."""
         self._is_waking = False
-        """Not all back-offs that ended are moved: they go ahead of `_coming`."""
+        """Some back-offs that ended are not moved yet: they go ahead of `_coming`."""
         self._is_cut_off, self._steps_left = False, SLICE
         self._suspect_senders: set[str] = set()
-        """Senders of mail that the upstream refused, as if for our fault, since it last relayed any."""
+        """Senders of mail refused as if for our fault since the last success."""
         self._suspects: dict[QueueId, None] = {}
-        """Messages that were refused so, out of the order: the first of them goes where no other can."""
+        """Messages refused so, out of the order: the first goes where no other can."""
         self._probing: QueueId | None = None
         """The suspect that goes, since no other can."""
         self.counts = Counts()
@@ -71,12 +67,12 @@ class Scheduler:
         self._has_lanes = False
         self._price, self._most_recipients = Price(), 1
         self._opens_at_ns: dict[str, int] = {}
-        """When a lane that may give nothing now may give something."""
+        """When a lane at its ceiling may give again."""
 
     def twin(self, messages: Iterable[Queued] = ()) -> "Scheduler":
-        """Return a queue in the same order that goes its own way, of copies of its messages.
+        """Return an independent queue in the same order, of copies of its messages.
 
-        O(n), and quick.  Of a message that is not among the copies nothing is known there.
+        O(n), and quick.  Messages that are not among the copies are unknown to it.
         """
         twin = Scheduler()
         twin._messages.update((message.queue_id, message) for message in messages)
@@ -102,11 +98,9 @@ class Scheduler:
         return queue_id in self._messages
 
     def get(self, queue_id: QueueId) -> Queued | None:
-        """Return a message of the queue."""
         return self._messages.get(queue_id)
 
     def add(self, message: Queued) -> None:
-        """Put a message into the queue, in the state that it says."""
         self._messages[message.queue_id] = message
         # Its place may have let it go while somebody had it; who still has no room is parked again, in turn.
         self._leave_place(message)
@@ -114,7 +108,7 @@ class Scheduler:
         self.counts.note(message)
 
     def seize(self, queue_id: QueueId) -> State | None:
-        """Have nobody send a message until it is put back; return its state before, None if it is active."""
+        """Keep a message from being sent until `put_back`; return its state before, None if it is active."""
         message = self._messages.get(queue_id)
         before = None if message is None else message.state
         return before if message is not None and self._become(message, Move.SEIZE) else None
@@ -139,31 +133,28 @@ class Scheduler:
         singled_out: int,
         domains: tuple[tuple[str, int], ...],
     ) -> None:
-        """Learn what an attempt left of a message; `domains` are of the recipients that are left."""
+        """Note what an attempt left of a message; `domains` are of the recipients left."""
         if (message := self._messages.get(queue_id)) is not None:
             message.tried, message.domains = tried, domains
             message.refusals, message.singled_out = refusals, singled_out
 
     def explain(self, queue_id: QueueId, why: Why) -> None:
-        """Say why a message is still here."""
         if (message := self._messages.get(queue_id)) is not None:
             message.why = wait_reason(why)
 
     def warned(self, queue_id: QueueId) -> None:
-        """Know that the sender of a message was told that it is late."""
         if (message := self._messages.get(queue_id)) is not None:
             message.is_warned = True
 
     def owe_report(self, message: Queued, why: Why) -> None:
-        """Keep a message of which only its report is left; it goes nowhere any more."""
+        """Keep a message of which only the report is left; it is sent nowhere."""
         message.state, message.recipients_left, message.why = State.REPORTING, 0, wait_reason(why)
         self.add(message)
 
     def arrange(self, lanes: Sequence[Lane], price: Price, most_recipients: int) -> None:
-        """Go on by other lanes; `price` is what a transaction costs its lane, for so many recipients at most.
+        """Go by other lanes; `price` prices a transaction of at most `most_recipients`.
 
-        The messages that wait move to the new order in slices, as any others that come to the line do.
-        Takes 20 ms for 20,000 of them.
+        Waiting messages move to the new order in slices.  Takes 20 ms for 20,000 of them.
         """
         before = self._order.lanes if self._has_lanes else ()
         is_as_before = (tuple(lanes), price) == (before, self._price)
@@ -181,7 +172,6 @@ class Scheduler:
         self._coming = dict.fromkeys([*old.in_line(), *self._coming])
 
     def move(self, queue_id: QueueId, lane: str) -> None:
-        """Have a message be in a lane from now on; who is ready goes behind the others there."""
         message = self._messages.get(queue_id)
         if message is None or message.lane == lane:
             return
@@ -194,15 +184,13 @@ class Scheduler:
         self.counts.note(message)
 
     def lane_of(self, message: Queued) -> str:
-        """Return the lane that a message goes by, empty where there are none."""
         return self._order.home_of(message.lane) if self._has_lanes else ""
 
     def with_ceiling(self) -> list[str]:
-        """Return the lanes to be asked about: `let_lane`."""
         return [lane.name for lane in self._order.lanes if lane.has_ceiling]
 
     def let_lane(self, lane: str, room: int | None, opens_at_ns: int) -> Queued | None:
-        """Let a lane give so many and no more; return who has to wait because it may give none."""
+        """Let a lane give so many and no more; return the message that waits because it may give none."""
         self._order.let(lane, room)
         self._opens_at_ns.pop(lane, None)
         if room != 0:
@@ -213,17 +201,17 @@ class Scheduler:
         return None if queue_id is None else self._messages.get(queue_id)
 
     def closed_lanes(self) -> list[str]:
-        """Return the lanes that have mail and may give nothing; none where some other mail may go now."""
+        """Return the lanes with mail that may give none; empty where other mail may go now."""
         if self._order.most({}):
             return []
         return [lane for lane in self._opens_at_ns if self._has_mail(lane)]
 
     def next_place(self) -> Hashable:
-        """Return the place that is due next; None if none is, or some mail may go now."""
+        """Return the place that is due next; None if none is, or other mail may go now."""
         return None if self._order.most({}) else self._parking.next_due()
 
     def next_ready(self, now_ns: int) -> Queued | None:
-        """Take the next message that may be attempted; it is ACTIVE from here on."""
+        """Take the next message that may be attempted; it becomes ACTIVE."""
         if (message := self._first(now_ns)) is None:
             return None
         self._order.take(now_ns, self._cost(message))
@@ -234,7 +222,6 @@ class Scheduler:
         return message
 
     def has_ready(self, now_ns: int) -> bool:
-        """Return whether `next_ready` would give a message."""
         return self.first_ready(now_ns) is not None
 
     @property
@@ -244,20 +231,20 @@ class Scheduler:
 
     @property
     def is_behind(self) -> bool:
-        """Return whether more is to be moved before it is known what goes next: look again at once."""
+        """Return whether messages must be moved before it is known what goes next: look again at once."""
         return self._is_cut_off or self._is_waking or bool(self._coming)
 
     def first_ready(self, now_ns: int) -> Queued | None:
-        """Return the message that `next_ready` would take, and leave it; also None while `is_behind`."""
+        """Return the message that `next_ready` would take, and leave it; None also while `is_behind`."""
         self._steps_left = SLICE
         return self._first(now_ns)
 
     def reserved(self, queue_id: QueueId, recipients: int) -> None:
-        """Know how many recipients of an active message go: its lane is charged for them."""
+        """Charge the lane of an active message for the recipients that go."""
         self._order.charge(queue_id, self._price.of(recipients))
 
     def next_due_at_ns(self) -> int | None:
-        """Return when the next back-off ends, place is due or lane may give, or None if there is none."""
+        """Return when the next back-off ends, place is due or lane may give; None if there is none."""
         if self.is_behind:
             return AT_ONCE_NS
         while self._deferred and not self._is_deferred_until(self._deferred[0][1], self._deferred[0][0]):
@@ -270,7 +257,7 @@ class Scheduler:
         return min(dues, default=None)
 
     def park(self, queue_id: QueueId, place: Hashable, due_at_ns: int, why: Why) -> bool:
-        """Park an active message that was not attempted until its place is due; say if it is alone there."""
+        """Park an unattempted active message until its place is due; return whether it is alone there."""
         if (message := self._returned(queue_id, why)) is None:
             return False
         if message.turn == 0:
@@ -280,23 +267,19 @@ class Scheduler:
         return self._parking.park(message, place, due_at_ns)
 
     def places_due(self, now_ns: int) -> list[Hashable]:
-        """Return the next places to ask of how many may leave: `let_leave`."""
         return self._parking.due(now_ns)
 
     def has_places_due(self, now_ns: int) -> bool:
-        """Return whether some may still have to be asked before it is known who is next."""
         return self._parking.has_due(now_ns)
 
     def let_leave(self, place: Hashable, room: int, due_at_ns: int) -> None:
-        """Let so many go from a place that is due; where none may, it is due again at an instant."""
         self._parking.let(place, room, due_at_ns)
 
     def ask_anew(self) -> None:
-        """Have every place be due: there may be other limits now."""
         self._parking.ask_anew()
 
     def give_back(self, queue_id: QueueId, why: Why) -> None:
-        """Put an active message that was not attempted back in front; one that is suspect, aside."""
+        """Put an unattempted active message back in front; a suspect one, aside."""
         if (message := self._returned(queue_id, why)) is None:
             return
         if self._is_suspect(message):
@@ -305,7 +288,7 @@ class Scheduler:
             self._order.add_ahead(queue_id, message.lane, message.since_ns)
 
     def again(self, queue_id: QueueId, recipients_left: int, why: Why) -> None:
-        """Put an active message at the end of the line: it made progress, or is to come again at once."""
+        """Put an active message at the end of the line: it made progress, or is to go again at once."""
         if (message := self._settled(queue_id, Move.RETURN, recipients_left, why)) is None:
             return
         # Or a large one would be overdue for all of its transactions once it is for one.
@@ -316,10 +299,10 @@ class Scheduler:
             self._line_up(message)
 
     def refused(self, queue_id: QueueId, recipients_left: int, why: Why) -> None:
-        """Put back an active message that the upstream refused as if for our fault; `attempted` counted it.
+        """Put back an active message refused as if for our fault; `attempted` counted the refusal.
 
-        It keeps its place, so that it proves the upstream; once it was refused often, others do.
-        Else one message that the upstream takes for an offence each time would keep all for ever.
+        It keeps its place, so that it proves the upstream; after many refusals others prove it: otherwise
+        one message that the upstream always takes for an offence would keep all others for ever.
         """
         message = self._messages.get(queue_id)
         if message is not None and message.refusals < REFUSALS_IN_PLACE:
@@ -328,28 +311,27 @@ class Scheduler:
             self.again(queue_id, recipients_left, why)
 
     def postpone(self, queue_id: QueueId, due_at_ns: int, recipients_left: int, why: Why) -> None:
-        """Defer an active message until an instant."""
         if (message := self._settled(queue_id, Move.DEFER, recipients_left, why)) is not None:
             message.due_at_ns = due_at_ns
             self._place(message)
 
     def trust_sender(self, sender: str, now_ns: int) -> None:
-        """End the rest of a sender: the upstream took mail of it, or somebody acted."""
+        """End a sender's pause: the upstream took mail of it, or an operator acted."""
         self.sender_pauses.end(sender, now_ns)
         self._coming.update(self._sitting_out.pop(sender, {}))
 
     def doubt(self, sender: str) -> None:
-        """Let others prove the upstream, not this sender: some of its mail was refused as if for our fault.
+        """Let other senders prove the upstream: some mail of this one was refused as if for our fault.
 
-        While the upstream is in doubt each refusal pauses it once more, and everybody waits.  So a message
-        of a sender that was not refused goes next; else any that was not; else the one refused longest ago.
+        While the upstream is in doubt each refusal pauses it again, and everybody waits.  So a message of
+        a sender that was not refused goes next; else any not refused; else the one refused longest ago.
         """
         self._probing = None
         if len(self._suspect_senders) < MOST_SUSPECTS:
             self._suspect_senders.add(sender)
 
     def trust(self) -> None:
-        """Give all their places again that let others go first: the upstream is well."""
+        """Put messages that let others go first back into their places: the upstream is well."""
         aside = [
             message
             for queue_id in self._suspects
@@ -369,13 +351,13 @@ class Scheduler:
                 self._line_up(message)
 
     def hold(self, queue_id: QueueId) -> None:
-        """Take a message out of the order until it is released."""
+        """Take a message out of the order until `release`."""
         if (message := self._messages.get(queue_id)) is not None:
             self._become(message, Move.HOLD)
             self._leave_order(message)
 
     def release(self, queue_id: QueueId) -> None:
-        """Bring a held or deferred message to the end of the line, to be attempted at once."""
+        """Put a held or deferred message at the end of the line, to be attempted at once."""
         message = self._messages.get(queue_id)
         if message is not None and self._become(message, Move.RELEASE):
             message.why, message.turn = NO_REASON, 0
@@ -385,13 +367,12 @@ class Scheduler:
             self._place(message)
 
     def remove(self, queue_id: QueueId) -> None:
-        """Forget a message that is gone from the spool."""
         if (message := self._messages.pop(queue_id, None)) is not None:
             self._leave_order(message)
             self.counts.forget(queue_id)
 
     def _become(self, message: Queued, move: Move) -> bool:
-        """Make a move by the table; return False where it is none for a message in this state."""
+        """Make a move by the table; False where the message's state does not allow it."""
         from_states, state = AFTER[move]
         if message.state not in from_states:
             return False
@@ -400,7 +381,6 @@ class Scheduler:
         return True
 
     def _returned(self, queue_id: QueueId, why: Why) -> Queued | None:
-        """Return an active message to the queue: it was not attempted, and has lost nothing."""
         message = self._messages.get(queue_id)
         if message is None or not self._become(message, Move.RETURN):
             return None
@@ -410,7 +390,6 @@ class Scheduler:
         return message
 
     def _settled(self, queue_id: QueueId, move: Move, recipients_left: int, why: Why) -> Queued | None:
-        """Move a message on after an attempt."""
         message = self._messages.get(queue_id)
         if message is None or message.state is not State.ACTIVE:
             return None
@@ -420,7 +399,7 @@ class Scheduler:
         return message
 
     def _is_suspect(self, message: Queued) -> bool:
-        """Whether others are to prove the upstream, and not this message: it is in doubt, and refused it."""
+        """Whether the upstream is in doubt and refused this message: others prove the upstream."""
         return bool(self._suspect_senders and message.refusals) and message.queue_id != self._probing
 
     def _leave_place(self, message: Queued) -> None:
@@ -441,7 +420,6 @@ class Scheduler:
                 del self._sitting_out[message.sender]
 
     def _first(self, now_ns: int) -> Queued | None:
-        """Return what goes next, in as many steps as are left; None also where they do not suffice."""
         self._now_ns, self._is_cut_off = now_ns, False
         if not self._catch_up(now_ns):
             return None
@@ -460,14 +438,14 @@ class Scheduler:
         return None
 
     def _is_cut(self) -> bool:
-        """Count a step; say whether it was the last of this look, and the next has as many again."""
+        """Count a step; return whether it was the last of this look.  The next look has as many again."""
         self._steps_left -= 1
         if self._steps_left <= 0:
             self._steps_left, self._is_cut_off = SLICE, True
         return self._is_cut_off
 
     def _prefer_unsuspected(self, now_ns: int) -> None:
-        """Have the first message go next, of a bounded look, whose sender is not suspect; if there is one."""
+        """In a bounded look, prefer the first message whose sender is not suspect."""
         self._order.prefer(None)
         first = self._order.first(now_ns)
         for queue_id in chain([] if first is None else [first], self._order.near(MOST_PASSED_OVER)):
@@ -505,7 +483,7 @@ class Scheduler:
         return message.state is State.WAITING and (message.place is None or self._parking.is_let(message))
 
     def _may_go(self, message: Queued, now_ns: int) -> bool:
-        """Return whether a message of the order may go; one that others go before leaves it."""
+        """Return whether a message may go; one that others overtake leaves the order."""
         if not self._is_ready(message):
             return False
         self._sit_out_no_more(message)
@@ -526,7 +504,6 @@ class Scheduler:
         return self._price.of(min(message.recipients_left, self._most_recipients))
 
     def _line_up(self, message: Queued) -> None:
-        """Put a message at the end of the line, behind those that are yet to be moved there."""
         self._coming.pop(message.queue_id, None)
         if self._coming or self._is_waking:
             self._order.remove(message.queue_id)
@@ -547,7 +524,7 @@ class Scheduler:
                 pass
 
     def _catch_up(self, now_ns: int) -> bool:
-        """Move to the end of the line who is due by now, then who comes there; False where some are left."""
+        """Move due messages to the end of the line, then newcomers; False where some are left."""
         while self._coming or self._has_due(now_ns):
             if self._has_due(now_ns):
                 self._wake_first()
@@ -571,7 +548,6 @@ class Scheduler:
         return bool(self._deferred) and self._deferred[0][0] <= now_ns
 
     def _come(self, queue_id: QueueId) -> None:
-        """Move one of those who come to the end of the line, unless something else became of it."""
         del self._coming[queue_id]
         if (message := self._messages.get(queue_id)) is None:
             return
@@ -586,6 +562,6 @@ class Scheduler:
             self._line_up_now(message)
 
     def _is_deferred_until(self, queue_id: QueueId, due_at_ns: int) -> bool:
-        """Return whether a place in the heap still says the truth; moves leave old ones behind."""
+        """Return whether a heap entry is current; moves leave old ones behind."""
         message = self._messages.get(queue_id)
         return message is not None and message.state is State.DEFERRED and message.due_at_ns == due_at_ns

@@ -1,9 +1,8 @@
-"""Senders whose mail waits because the upstream refuses them: how long, and who proves it is over.  Pure.
+"""Senders whose mail waits because the upstream refuses them: how long, and what proves it is over.  Pure.
 
-The time of a rest is no age of the sender's mail, as that of a pause is no age of anybody's
-(`relay.verdicts.pauses`): `rests_of` tells of it, also once it is over.
+The time of a rest is not part of the age of the sender's mail: `rests_of` tells of it, also once it is over.
 
-A sender is told by what all spellings of its address share (`Queued.sender`).  All instants
+`sender` is what all spellings of its address share (`Queued.sender`).  All instants
 are nanoseconds of one boot.  Memory is bounded, and lost at a restart.
 """
 
@@ -13,50 +12,43 @@ from relay.verdicts.decision import EVIDENT
 from relay.verdicts.pauses import FOREVER_NS, Paused, Pauses
 
 FIRST_REST_NS = 15 * 60 * 10**9
-"""How long the mail of a sender waits that the upstream refuses, if no more is asked for."""
+"""How long the mail of a refused sender waits, if the refusal asks for no more."""
 LONGEST_REST_NS = 4 * 3600 * 10**9
-"""How long at most, if no more is asked for."""
+"""The longest rest, if the refusal asks for no more."""
 PROOF_NS = 60 * 10**9
-"""How long the others wait while one message proves that a sender is welcome again."""
+"""How long the others wait while one message proves that its sender is welcome again."""
 MOST_RESTING = 10_000
 """Senders that are remembered as resting."""
 
 
 @dataclass(slots=True)
 class Rest:
-    """A sender whose mail the upstream refuses for now."""
-
     until_ns: int
     reason: str
     since_ns: int
-    """When it began."""
     in_a_row: int = 0
     alone: int = 0
-    """At how many refusals in a row others had been relayed since the one before."""
+    """Refusals in a row that others' mail was relayed in between."""
     over_ns: int | None = None
-    """When the first message went to see whether it is over; until then it goes on, also past `until_ns`."""
+    """When the first message went to prove that it is over; until proven it goes on, also past `until_ns`."""
 
     def span(self, now_ns: int) -> Paused:
-        """Return from when and until when it was, or is."""
         return self.since_ns, now_ns if self.over_ns is None else self.over_ns
 
 
 class SenderPauses:
-    """The senders that rest."""
-
     def __init__(self) -> None:
         self._rests: dict[str, Rest] = {}
         self._over: dict[str, Pauses] = {}
-        """The rests that each sender has had."""
 
     def begin(
         self, sender: str, now_ns: int, reason: str, relayed_from_ns: int = 0, asked_ns: int = 0
     ) -> int:
-        """Let the mail of a sender wait, longer each time in a row; return until when.
+        """Let a sender's mail wait, longer each time in a row; return until when.
 
-        It is neither attempted nor older for it; then one of it goes first, to prove that the
-        others may follow.  `relayed_from_ns` is when the latest transaction began that
-        something was relayed in; `asked_ns` is how long to wait at least, by the refusal.
+        Waiting mail is not attempted and does not age; then one message goes first, to prove that the
+        others may follow.  `relayed_from_ns` is when the latest transaction began that relayed something;
+        `asked_ns` is the least wait by the refusal.
         """
         rest = self._rests.pop(sender, None)
         if rest is not None and rest.until_ns > now_ns + PROOF_NS:
@@ -77,18 +69,17 @@ class SenderPauses:
         return until_ns
 
     def end(self, sender: str, now_ns: int) -> None:
-        """Let a sender rest no longer, if it did."""
         if (rest := self._rests.pop(sender, None)) is not None:
             self._remember(sender, rest, now_ns)
 
     def copy(self) -> "SenderPauses":
-        """Return the rests that are not over, to go their own way."""
+        """Return an independent copy of the rests that are not over."""
         twin = SenderPauses()
         twin._rests = {sender: replace(rest) for sender, rest in self._rests.items()}
         return twin
 
     def is_alone(self, sender: str, relayed_from_ns: int) -> bool:
-        """Return whether a refusal of a sender now is one more, of enough, that is evidently about it alone.
+        """Return whether a refusal now is one of enough in a row that are evidently about the sender alone.
 
         `relayed_from_ns` is when the latest transaction began that others had relayed.
         """
@@ -102,7 +93,6 @@ class SenderPauses:
         return spans if rest is None else (*spans, rest.span(FOREVER_NS))
 
     def of(self, sender: str, now_ns: int) -> Rest | None:
-        """Return the rest of a sender, if it is not over."""
         rest = self._rests.get(sender) if self._rests else None
         return None if rest is None or rest.until_ns <= now_ns else rest
 
@@ -113,14 +103,14 @@ class SenderPauses:
             rest.over_ns = now_ns if rest.over_ns is None else rest.over_ns
 
     def withdraw(self, sender: str, now_ns: int) -> None:
-        """Undo what `prove` did: the message did not go after all."""
+        """Undo `prove`: the message did not go after all."""
         rest = self._rests.get(sender) if self._rests else None
         if rest is not None and rest.over_ns is not None:
             rest.until_ns = min(rest.until_ns, now_ns)
             rest.over_ns = None if rest.over_ns == now_ns else rest.over_ns
 
     def senders(self) -> dict[str, int]:
-        """Return who rests, or has not proven itself since, and until when."""
+        """Return the senders that rest or have not proven themselves since, and until when."""
         return {sender: rest.until_ns for sender, rest in self._rests.items()}
 
     def _remember(self, sender: str, rest: Rest, now_ns: int) -> None:

@@ -2,12 +2,12 @@
 
 The first rule that matches decides; within a rule every key must match, and of a key's
 patterns any one.  A pattern is compared without regard to case, of an address also without
-regard to its spelling (`address.comparable`), and `*` stands for any run
-of characters; matching is linear, so no message can make it slow.
+regard to its spelling (`address.comparable`), and `*` stands for any run of characters;
+matching is linear, so no message can make it slow.
 
-Only what never changes is asked: the envelope as it was accepted, and content.  So a
-message is in the same lane before and after a restart, however many of its recipients are
-done.  Of the header only what the caller has read is looked at.
+Rules read only the accepted envelope and the content, which never change.  So a message is in the
+same lane before and after a restart, however many of its recipients are done.  Of the header only
+what the caller has read is looked at.
 """
 
 from collections.abc import Callable
@@ -27,22 +27,21 @@ NULL_SENDER = "<>"
 
 @dataclass(frozen=True, slots=True)
 class SortingRule:
-    """What a message of a lane looks like; what is empty matches anything."""
+    """What a message of a lane looks like; empty keys match anything."""
 
     lane: str
     senders: tuple[str, ...] = ()
     """Patterns of reverse-paths; `@domain` is anybody there, `<>` the sender of reports."""
     clients: tuple[Network, ...] = ()
-    """Where the client is that handed it over."""
     recipient_domains: tuple[str, ...] = ()
-    """Patterns; each of its recipients must match one."""
+    """Patterns; each recipient must match one."""
     headers: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """A field's name, and patterns of its value; of fields with that name one must match."""
     recipients_above: int = 0
-    """How many recipients it must exceed."""
+    """How many recipients the message must exceed."""
 
     def matches(self, envelope: Envelope, fields: Callable[[], Fields]) -> bool:
-        """Return whether a message is one of these; `fields` gives those of its header."""
+        """Return whether a message matches; `fields` gives those of its header."""
         return (
             len(envelope.recipients) > self.recipients_above
             and (not self.senders or _is_sender(self.senders, envelope.reverse_path))
@@ -54,14 +53,12 @@ class SortingRule:
 
 @dataclass(frozen=True, slots=True)
 class Sorter:
-    """The rules of a policy, in their order."""
-
     rules: tuple[SortingRule, ...] = ()
 
     def lane_of(self, envelope: Envelope, head: Callable[[], bytes]) -> str:
-        """Return the lane of a message: that of the first rule that matches, or the default one.
+        """Return the lane of a message by the first rule that matches, or the default lane.
 
-        `head` gives the first part of its content, and is asked only if a rule wants to know.
+        `head` gives the first part of its content, and is called only if a rule needs it.
         """
         fields = cache(lambda: tuple(header_fields(head())))
         return next((rule.lane for rule in self.rules if rule.matches(envelope, fields)), DEFAULT_LANE)

@@ -1,9 +1,9 @@
 """The owner's accounts: what a connection is opened with, and whether its password has changed.
 
-The password is read for each connection, so that a new one counts from the next one on.
-Of the last one only a digest is kept, to see that an account which was refused has a new
-password: then it is worth another try at once.  A password that is another one has to rest: half
-of one that is being written would have the account refused.
+The password is read for each connection, so that a new one counts from the next connection on.
+Only a digest of the last one is kept, to see that a refused account has a new password: then it is
+worth another try at once.  A changed password has to rest first: half of one that is being written
+would have the account refused.
 """
 
 import asyncio
@@ -20,19 +20,17 @@ from relay.verdicts.shortage import is_lack_of_means
 from relay.verdicts.verdict import Judge, Verdict
 
 REST_SECONDS = 1.0
-"""How long another password than the last one must stay as it is."""
+"""How long a changed password must stay as it is."""
 MOST_RESTS = 10
 
 
 class Accounts:
-    """What connections to all upstreams are opened with."""
-
     def __init__(self, hostname: str, redaction: Redaction) -> None:
         self._hostname = hostname
         self._redaction = redaction
         self._last: dict[str, bytes] = {}
         self._new: dict[str, bytes] = {}
-        """Another one, as of the last look."""
+        """Digests of changed passwords, as of the last look."""
 
     async def account(self, name: str, upstream: Upstream, judge: Judge) -> Account:
         """Return what a connection is opened with now.  Raises UpstreamUnavailable and NoMeans."""
@@ -61,7 +59,7 @@ class Accounts:
         )
 
     async def has_new_password(self, name: str, auth: Auth) -> bool:
-        """Return whether the password is another than the one that was last tried."""
+        """Return whether the password differs from the one last tried."""
         try:
             password, is_written = await asyncio.to_thread(_look_at, auth)
         except SecretError:
@@ -71,7 +69,7 @@ class Accounts:
         return is_at_rest and name in self._last and self._last[name] != _digest(password)
 
     async def _rested_password(self, name: str, auth: Auth) -> str:
-        """Return the password, once it stays as it is if it is another.  Raises SecretError."""
+        """Return the password; a changed one, once it rests.  Raises SecretError."""
         before, rests = "", 0
         for _ in range(MOST_RESTS):
             password, is_written = await asyncio.to_thread(_look_at, auth)

@@ -1,8 +1,8 @@
 """Mail into the queue: the whole spool at a start, then what listeners accept.
 
-Starting is recovering: there is no other way to read a queue.  A message that only lacks its end gets that
-before others go, unless it has to wait for room.  How old a message of an earlier boot is stands in a file of
-its own (`relay.mail.age`), which is written every few minutes.
+Starting is recovering.  A message that only lacks its end gets it before others go, unless it has to
+wait for room.  The age of a message of an earlier boot stands in a file of its own
+(`relay.mail.age`), which is written every few minutes.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from relay.throttle.decision import run_of
 BOOTS_NS = 300 * SECOND_NS
 """How much age a crash of the host can cost what is queued."""
 END_SECONDS = 1.0
-"""How long a start waits for the end of a message that only lacks that; then others go meanwhile."""
+"""How long a start waits for messages that only lack their ends; then others go meanwhile."""
 SORTED_AT_ONCE = 100
 """Messages read between two other calls of the spool, when an edit of the lanes sorts the queue anew."""
 
@@ -104,7 +104,7 @@ class Arrivals:
             self._on_full(full)
 
     def use(self, policy: Policy) -> None:
-        """Go on by another policy; what is queued is sorted by it beside all else."""
+        """Go on by another policy; queued messages are sorted by it in the background."""
         self._longest_wait_ns = policy.retry.max_ns
         sorter = sorter_of(policy.lanes)
         if sorter != self._sorter:
@@ -112,30 +112,28 @@ class Arrivals:
             self._begin_sorting()
 
     async def stop(self) -> None:
-        """Let go of what is under way: the next start finds it."""
+        """Cancel what is under way: the next start finds it."""
         under_way = [*self._ending, *([self._sorting] if self._sorting else [])]
         for chore in under_way:
             chore.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
 
     async def close(self) -> None:
-        """Keep the ages of what is left."""
         self.keep_ages()
         await self._kept_boots.close()
 
     def keep_ages(self, *, now: bool = True) -> None:
-        """Have a restart in another boot know how old what is queued is by now; nobody ages where none is."""
+        """Keep the ages of queued messages for a restart in another boot; an empty queue needs none."""
         now_ns = self._clock.boottime_ns()
         if len(self._scheduler) and (now or now_ns >= self._keeps_boots_at_ns):
             self._keeps_boots_at_ns = now_ns + BOOTS_NS
             self._kept_boots.keep(self._boots.record(now_ns))
 
     def here(self, boot_id: str, at_ns: int) -> int | None:
-        """Return when something of another boot was, by this one's clock; None where nobody knows."""
+        """Return an instant of another boot by this one's clock; None if unknown."""
         return self._boots.here(boot_id, at_ns)
 
     async def _admit(self, entry: Entry) -> None:
-        """Put a message into the queue, or end one that only lacks its end."""
         if entry.queue_id in self._scheduler:
             return  # somebody moved its file to new/; it may be under way, and would go twice
         if entry.recipients_left > 0:
@@ -159,7 +157,6 @@ class Arrivals:
             await self._settling.finish(message, self._queued(entry))
 
     def _queued(self, entry: Entry) -> Queued:
-        """Convert an entry of the spool to the queue's own time."""
         now_ns, wall_ns = self._clock.boottime_ns(), self._clock.wall_ns()
         wait_ns = (entry.next_attempt_at_ns or 0) - wall_ns
         is_deferred = not entry.is_held and 0 < wait_ns <= self._longest_wait_ns

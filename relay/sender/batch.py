@@ -1,9 +1,8 @@
 """Group commit: what arrives while the disk is busy goes in one call when it is free again.
 
 Guarantees: every submitted value gets its own result or exception; calls of one batcher
-never overlap, and run in its own thread, never on the event loop.  Under load one sync
-serves many messages; alone, a message waits for nobody.
-A caller that is cancelled does not take its value back: the call runs on.
+never overlap, and run in its own thread.  Under load one sync serves many messages; alone,
+a message does not wait.  A caller that is cancelled does not take its value back: the call runs on.
 """
 
 import asyncio
@@ -31,7 +30,6 @@ class Batch(Generic[Value, Result]):
         self._calls: set[asyncio.Future[Sequence[Result | BaseException]]] = set()
 
     def submit(self, value: Value) -> "asyncio.Future[Result]":
-        """Have `commit` called with the value; return the future of what it makes of it, or of its error."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Result] = loop.create_future()
         self._waiting.append((value, done))

@@ -1,12 +1,10 @@
 """Connections to an upstream: each opened with its slot, and ready before a message's slot is reserved.
 
 A slot is occupied from its reservation, so nothing slow may stand between it and MAIL:
-the connection is opened, secured and logged in first.  What was opened for nothing goes
-back to the pool.
+the connection is opened, secured and logged in first.  An unused one goes back to the pool.
 
-Guarantees: no connection is begun before its own slot is on disk, whatever becomes of it; the
-slot ends when the connection is ready for mail, or will not be.  An upstream counts a
-connection somewhere in between.
+Guarantees: no connection is begun before its own slot is on disk; the slot ends when the
+connection is ready for mail, or will not be.  An upstream counts a connection somewhere in between.
 """
 
 import asyncio
@@ -35,7 +33,7 @@ from relay.verdicts.verdict import Verdict
 OPENING_SECONDS = 1800
 """The longest that opening may take: 5 minutes for the greeting, 5 for EHLO (RFC 5321, 4.5.3.2), and more."""
 ENOUGH_NS = 30 * SECOND_NS
-"""How long at least no more connections are tried after the upstream refused one while others work."""
+"""After a refused connection, while others work: open no more for at least this long."""
 MEANS_RETRY_NS = SECOND_NS
 
 
@@ -70,13 +68,11 @@ async def open_with_slot(
 
 
 def account_of(upstream: Upstream) -> tuple[object, ...]:
-    """Return what a connection depends on: another one means other connections."""
+    """Return what a connection depends on: a change of it calls for other connections."""
     return (upstream.host, upstream.port, upstream.tls, upstream.ca_file, upstream.auth, upstream.pipelining)
 
 
 class ReadyConnections:
-    """Has connections of one upstream opened, and hands them out once they are ready."""
-
     def __init__(
         self,
         upstream: str,
@@ -88,8 +84,8 @@ class ReadyConnections:
     ) -> None:
         """`on_change` is called when there is one more, or none to be had.
 
-        `on_unavailable` is told why the upstream cannot be used: it refused the account, or there is no
-        connection at all.
+        `on_unavailable` is told why the upstream cannot be used: it refused the account, or no
+        connection is left.
         """
         self._upstream = upstream
         self._pool = pool
@@ -101,12 +97,11 @@ class ReadyConnections:
         self._ready: deque[Connection] = deque()
         self._enough_until_ns = 0
         self._has_means_at_ns = 0
-        """When it is tried again, after we had no descriptor or memory for a connection."""
+        """Boottime of the next try after a lack of descriptors or memory."""
         self._failure: HistoryError | None = None
 
     @property
     def is_opening(self) -> bool:
-        """Whether a connection is on its way, which will be told of."""
         return bool(self._opening)
 
     def take(self, most: int, *, openings: int | None) -> list[Connection]:
@@ -133,7 +128,6 @@ class ReadyConnections:
         return connections
 
     def _wanted(self, lacking: int) -> int:
-        """Return how many of the connections that are lacking are to be opened now."""
         now_ns = self._clock.boottime_ns()
         # By the pool's own count: one that is on its way from a transaction to who waits for it is open.
         is_enough = self._pool.open > 0 and now_ns < self._enough_until_ns
@@ -143,15 +137,15 @@ class ReadyConnections:
         return lacking if self._pool.open else min(lacking, 1 - len(self._opening))
 
     def give_back(self, connection: Connection) -> None:
-        """Take one back on which nothing was begun."""
+        """Take back a connection on which nothing was begun."""
         self._pool.release(connection)
 
     def retire(self, connection: Connection) -> None:
-        """Close one on which nothing was begun, for another one to take its place."""
+        """Close a connection on which nothing was begun, to have it replaced."""
         self._pool.retire(connection)
 
     def let_go(self) -> None:
-        """Give back what was opened for nothing."""
+        """Give back all unused connections."""
         while self._ready:
             self._pool.release(self._ready.popleft())
 
@@ -198,7 +192,7 @@ class ReadyConnections:
         self._on_change()
 
     def _do_without(self, answer: Answer) -> None:
-        """Do with the connections that there are, for a while, or for as long as the upstream asks.
+        """Open no more for a while, or for as long as the upstream asks.
 
         Unless it refused the account: each further try with that password may lock it.
         """

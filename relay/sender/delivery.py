@@ -1,10 +1,9 @@
 """Messages on ready connections, with their slots reserved: send, judge, settle durably.
 
-Guarantees: whatever happens, the slot ends, the connection goes back to its pool or ends,
-and the message leaves ACTIVE, unless its settlement could not be written: then `on_fault` is
-told, and only a restart may go on.  The slot ends with the
-transaction; or, where the upstream may go on with it unheard, at its deadline.  No MAIL and no
-final dot is sent once the reservation's deadline is past, by a clock that counts suspend.
+Guarantees: whatever happens, the slot ends, the connection goes back to its pool or ends, and the
+message leaves ACTIVE.  If its settlement could not be written, `on_fault` is told, and only a restart
+may go on.  The slot ends with the transaction; or, where the upstream may go on with it unheard, at its
+deadline.  No MAIL and no final dot is sent past the reservation's deadline, by a clock that counts suspend.
 """
 
 import asyncio
@@ -41,11 +40,11 @@ from relay.verdicts.shield import Shield
 from relay.verdicts.verdict import Judge, Rule, Scope, Verdict
 
 READ_RETRY_NS = SECOND_NS
-"""How long a message waits that we could not read for lack of our own."""
+"""How long a message waits that could not be read for lack of descriptors or memory."""
 UNREADABLE_RETRY_NS = 60 * SECOND_NS
-"""How long one waits that the disk does not give us."""
+"""How long a message waits that the disk does not give."""
 UNSETTLED = 2
-"""Messages begun and not settled, for each connection: it need not wait for what is written down."""
+"""Messages begun and not settled, for each connection: it need not wait for the disk."""
 
 
 class _Overslept(Exception):  # noqa: N818 - what this host did
@@ -54,8 +53,6 @@ class _Overslept(Exception):  # noqa: N818 - what this host did
 
 @dataclass(frozen=True, slots=True)
 class KnownUpstream:
-    """What is known of one upstream; most of it goes on over a restart."""
-
     judge: Judge
     shield: Shield
     pausing: Pausing
@@ -64,7 +61,6 @@ class KnownUpstream:
     kept: KeptState
 
     def use(self, rules: Iterable[Rule], upstream: Upstream, lanes: Lanes) -> Sequence[Limit]:
-        """Go on under a policy; return the limits that are to be in force."""
         # What is said from now on is judged by the new rules, on the connections that there are.
         self.judge.use(rules)
         self.offers.use(server_of(upstream))
@@ -75,12 +71,12 @@ class KnownUpstream:
         return self.learning.use(upstream, lanes)
 
     def resume(self) -> None:
-        """Use the upstream again, carefully, by somebody's word, which answers what the shield asks."""
+        """Use the upstream again, carefully, by an operator's word, which answers what the shield asks."""
         self.pausing.end()
         self.shield.clear()
 
     async def recall(self) -> None:
-        """Go on from what was known before a restart, ahead of the first decision."""
+        """Go on from what was kept before a restart; call it ahead of the first decision."""
         if (pause := await self.kept.pause.read()) is not None:
             self.pausing.recall(pause)
             self.shield.recall(pause.doubts)
@@ -90,12 +86,11 @@ class KnownUpstream:
             self.offers.recall(offers)
 
     async def close(self) -> None:
-        """Wait until what a restart has to know is written."""
         await self.kept.close()
 
 
 class Delivery:
-    """Carries out what the dispatcher of one upstream decided; all attempts that are not settled yet."""
+    """Carries out what the dispatcher of one upstream decided; holds all unsettled attempts."""
 
     def __init__(
         self,
@@ -125,7 +120,7 @@ class Delivery:
         self._sending: set[asyncio.Task[None]] = set()
         self._transacting = 0  # of them, those that need their connections yet
         self.transaction_ns = 0
-        """How long one takes: an average in which the last ones count most."""
+        """How long a transaction takes: an average in which the last ones count most."""
         self.under_way: dict[QueueId, tuple[int, Attempt]] = {}
         """When each transaction was reserved, and what it is about."""
 
@@ -134,7 +129,6 @@ class Delivery:
         return len(self._sending)
 
     def room(self, connections: int) -> int:
-        """Return how many more may begin on so many connections."""
         return min(connections - self._transacting, UNSETTLED * connections - len(self._sending))
 
     def send(self, attempt: Attempt, reservation: Reservation) -> None:
@@ -150,7 +144,7 @@ class Delivery:
         self._begin(self._settle(attempt, Outcome((unfit,) * len(attempt.indices))))
 
     async def finish(self, grace_seconds: float) -> None:
-        """Wait until all are settled; what takes longer is cancelled."""
+        """Wait until all are settled; cancel what takes longer."""
         if self._sending:
             _, unfinished = await asyncio.wait(self._sending, timeout=grace_seconds)
             for sending in unfinished:
@@ -188,7 +182,7 @@ class Delivery:
             self.under_way.pop(attempt.queued.queue_id, None)
 
     async def _transact(self, attempt: Attempt, reservation: Reservation) -> Outcome | None:
-        """Run a transaction, end its slot and let its connection go; None if its content cannot be read."""
+        """Run a transaction, end its slot and release its connection; None if its content cannot be read."""
         queued, connection = attempt.queued, attempt.connection
         is_over = True
         try:
@@ -226,7 +220,7 @@ class Delivery:
         return outcome
 
     async def _speak(self, attempt: Attempt, reservation: Reservation) -> Outcome:
-        """Speak with the upstream; whatever ends this early has ended the connection too.
+        """Speak with the upstream; on an exception the connection has ended too.
 
         Raises what reading the content raises.
         """
@@ -252,7 +246,7 @@ class Delivery:
         return Outcome((answer,) * len(attempt.indices))
 
     async def _content(self, message: Message, reservation: Reservation) -> AsyncIterator[bytes]:
-        """Yield the content; its end, behind which the final dot follows at once, only in time."""
+        """Yield the content; its last part, which the final dot follows at once, only in time."""
         if message.content is not None:
             yield message.content
         else:
@@ -268,7 +262,6 @@ class Delivery:
             raise _Overslept("this host was suspended in a transaction")
 
     async def _settle(self, attempt: Attempt, outcome: Outcome) -> None:
-        """Decide what an outcome means, and carry it out.  Raises SpoolFault."""
         decision = decide(outcome, self._standing(attempt), self._settling.terms, self._shield)
         began_ns = 0
         if attempt.reservation is not None:
@@ -300,7 +293,7 @@ class Delivery:
         )
 
     def _feel_doubt(self, queued: Queued, decision: Decision) -> None:
-        """Let others prove the upstream where it goes on refusing, and nobody any more once it is well."""
+        """Let other senders prove the upstream while it goes on refusing; end that once it is well."""
         # What goes on from an earlier row counts: its pauses are as long as if it were the same.
         in_a_row = self._pausing.in_a_row + self._pausing.slow_start.first_step
         pause, refusals = decision.outcome.pause, 0 if decision.is_relayed else queued.refusals
@@ -314,7 +307,7 @@ class Delivery:
             self._scheduler.doubt(queued.sender)
 
     def _feel_sender(self, attempt: Attempt, decision: Decision) -> None:
-        """Let the mail of a sender wait that the upstream refuses, and go on once it takes some."""
+        """Pause the mail of a sender that the upstream refuses; go on once it takes some."""
         queued, refusal = attempt.queued, decision.sender_rests
         if refusal is not None:
             until_ns = self._senders.begin(
@@ -329,7 +322,7 @@ class Delivery:
             self._scheduler.trust_sender(queued.sender, attempt.ended_ns)
 
     def _postpone_unread(self, queued: Queued, error: Exception) -> None:
-        """Try again soon what could not be read: it is as good as before, as far as anybody knows."""
+        """Try an unreadable message again soon: as far as is known, it is as good as before."""
         retry_ns = UNREADABLE_RETRY_NS if isinstance(error, Unreadable) else READ_RETRY_NS
         self._scheduler.postpone(
             queued.queue_id,

@@ -1,8 +1,7 @@
 """Take the next messages, have ready connections, reserve durably, send, judge, settle durably.
 
-One `Dispatcher` for each upstream.  It beats when there is something to do and otherwise
-sleeps until the instant at which there will be: a slot opens, a back-off ends, a pause
-is over, mail comes in.  No polling.  `Delivery` sends, judges and settles beside it.
+One `Dispatcher` for each upstream.  It beats when there is something to do and otherwise sleeps
+until a slot opens, a back-off ends, a pause is over or mail comes in.  No polling.
 
 Guarantees: no byte of MAIL before its slot is on disk; nothing about a message is
 forgotten once the upstream replied; a message that was not attempted has lost nothing.
@@ -38,9 +37,8 @@ MOST_AT_ONCE = 64
 """Messages decided on in one beat."""
 HISTORY_RETRY_NS = 60 * SECOND_NS
 MEANS_RETRY_NS = SECOND_NS
-"""After a lack of descriptors or memory."""
 SHORT_WAIT_NS = SECOND_NS
-"""A wait for room that is not worth a line in the log."""
+"""A shorter wait for room is not logged."""
 
 
 class Dispatcher:
@@ -74,7 +72,7 @@ class Dispatcher:
         self._has_ended = asyncio.Event()
         self._has_history = False
         self._told: dict[str, str] = {}
-        """Of which message of each lane it was said last that it has to wait for room."""
+        """By lane: the message last logged as waiting for room."""
         self.relaying = Delivery(
             name,
             backlog,
@@ -124,7 +122,6 @@ class Dispatcher:
         self._ready.stop()
 
     async def stop(self, grace_seconds: float) -> None:
-        """Start nothing more, finish what is in flight, close the connections."""
         self.halt()
         # A beat that is under way may still start something, or give it back.
         await self._has_ended.wait()
@@ -134,7 +131,7 @@ class Dispatcher:
         await self.known.close()
 
     def renew(self) -> None:
-        """Begin no transaction on a connection that was made ready for another account."""
+        """Begin no transaction on a connection opened for another account."""
         self._ready.let_go()
 
     async def _beat(self) -> int | None:
@@ -172,7 +169,7 @@ class Dispatcher:
         return None  # one is being opened, and wakes us
 
     async def _read_history(self) -> None:
-        """Know what the limits hold.  Raises HistoryError."""
+        """Read what the limits hold.  Raises HistoryError."""
         if not self._has_history:
             await self.throttle.open()
             self._has_history = True
@@ -180,7 +177,7 @@ class Dispatcher:
         await self.throttle.hear_of_others()
 
     def _let_parked_leave(self, now_ns: int) -> bool:
-        """Let those go on for whom there is room by now, and no others; False where more are to be asked."""
+        """Let parked messages leave that have room by now; False where more places are to be asked."""
         for lane in self._scheduler.with_ceiling():
             lane_room, opens_at_ns = self.throttle.room_in(lane)
             if (first := self._scheduler.let_lane(lane, lane_room, opens_at_ns)) is not None:
@@ -200,7 +197,6 @@ class Dispatcher:
         return most
 
     async def _take(self, connections: list[Connection], now_ns: int) -> list[Attempt]:
-        """Take a message for each connection, and give back the connections that no message needs."""
         taken: list[Queued] = []
         while len(taken) < len(connections) and (queued := self._scheduler.next_ready(now_ns)) is not None:
             taken.append(queued)
@@ -258,7 +254,7 @@ class Dispatcher:
         return until_ns
 
     def _request(self, attempt: Attempt) -> Request:
-        """Return what to ask for: as many recipients as a transaction may have, of those that have room."""
+        """Return the request: as many recipients as a transaction may have, of those that have room."""
         most = self.pausing.slow_start.largest(self.max_recipients, attempt.connection.max_recipients)
         lane = self._scheduler.lane_of(attempt.queued)
         return request_for(attempt.message.envelope, attempt.indices, most, lane)
@@ -271,14 +267,13 @@ class Dispatcher:
         self.relaying.send(attempt, reservation)
 
     def _give_back(self, attempts: Iterable[Attempt], reason: str) -> None:
-        """Put back what was taken and is not attempted, in its order."""
         for attempt in reversed(list(attempts)):
             self._scheduler.give_back(attempt.queued.queue_id, reason)
             self._ready.give_back(attempt.connection)
         self._tell_others()
 
     def _park(self, attempt: Attempt, wait: Wait, place: Place) -> None:
-        """Put aside what only its own key keeps back, so that others may go."""
+        """Park a message that only its own key keeps back, so that others may go."""
         reason = f"no room in {wait.limit_label}"
         if self._scheduler.park(attempt.queued.queue_id, place, wait.until_ns, reason):
             self._wait(attempt.queued, reason, wait.until_ns)
@@ -286,7 +281,7 @@ class Dispatcher:
         self._tell_others()
 
     def _wait(self, queued: Queued, reason: str, until_ns: int) -> int:
-        """Say of a message, and log once, that it has to wait for room until an instant; return that."""
+        """Note, and log once, that a message waits for room until an instant; return that."""
         self._scheduler.explain(queued.queue_id, reason)
         wait_ns = until_ns - self._clock.boottime_ns()
         if queued.queue_id != self._told.get(queued.lane) and wait_ns >= SHORT_WAIT_NS:
@@ -303,7 +298,7 @@ class Dispatcher:
 
     @property
     def _must_not_begin(self) -> bool:
-        """Whether what this beat decided on is overtaken: by a stop, or by a refusal to another one."""
+        """Whether a stop, or a refusal of another transaction, overtakes what this beat decided."""
         return self._is_stopping or bool(self.pausing.because)
 
     def _freed(self) -> None:
@@ -311,7 +306,7 @@ class Dispatcher:
         self._tell_others()
 
     def _tell_others(self) -> None:
-        """Where the queue goes another way by now, what came back may be the next there."""
+        """Wake the others where the queue goes another way by now: what came back may be next there."""
         if not self.is_used or self._is_stopping:
             self._wake_others()
 
@@ -349,7 +344,6 @@ class Dispatcher:
 
 
 def _fitting(connections: list[Connection], shape: Shape) -> Connection | None:
-    """Return the connection used last of those that can carry a message."""
     for connection in reversed(connections):
         if connection.unfit(shape) is None:
             return connection

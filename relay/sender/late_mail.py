@@ -5,19 +5,18 @@ since: no room in a window, a pause, a back-off.
 
 A warning is for what the sender can do something about: call, or send it another way.  So
 it tells of a message that is late already *and* will be for long enough to matter, by our
-estimate.  One whose turn comes in minutes gives none.  Late is counted from acceptance, pauses
-included: who waits does not care whose fault it is.  The estimate, for a message that
+estimate.  Late is counted from acceptance, pauses included.  The estimate, for a message that
 - waits for room or for its turn: its ETA;
 - waits while its upstream is paused: its ETA, but at least as long again as the upstream
-  has rested so far, pause after pause, since the next one may be as useless;
+  has rested so far, pause after pause, since the next pause may be as useless;
 - sits out a back-off: its next attempt, which will tell more.
-Where nobody can tell (its upstream is stopped, or refuses its sender) it may take any time.
+Where there is no estimate (its upstream is stopped, or refuses its sender) it may take any time.
 A held message is its operator's matter.
 
-Guarantees: a message is warned of at most once, over restarts too, and none from `<>`; a
-look is one pass over the queue in memory where no message is late, and costs at most a
-hundredth of the time where many are, in another thread.  A message that is in a transaction is left alone.
-Does not: promise that nobody is told of a message that goes a moment later.
+Guarantees: a message is warned of at most once, over restarts too, and none from `<>`; a look
+is one pass over the queue in memory where no message is late, and takes at most a hundredth of
+the time where many are, in another thread.  A message in a transaction is left alone.
+Does not: promise that no sender is told of a message that goes a moment later.
 """
 
 import asyncio
@@ -37,24 +36,22 @@ from relay.verdicts.decision import UNKNOWN_STATUS
 LOOK_NS = 60 * SECOND_NS
 SHORTEST_LOOK_NS = SECOND_NS
 MOST_AT_ONCE = 100
-"""Warnings of one look."""
 SHARE = 100
-"""What a look takes, so many times as long nobody looks."""
+"""After a look, wait at least so many times as long as it took."""
 CONGESTED = "4.4.5"
 """RFC 3463, 3.5: X.4.5 is mail system congestion, which is what a full window is."""
 LONGEST_SOON_NS = 3600 * SECOND_NS
 
 
 def soon_ns(warn_after_ns: int) -> int:
-    """Return what is too short to be told of: a quarter of `retry.warn_after`, an hour at most."""
+    """Return the longest wait not worth a warning: a quarter of `retry.warn_after`, an hour at most."""
     return min(warn_after_ns // 4, LONGEST_SOON_NS)
 
 
 def is_to_be_told(*, late_ns: int, left_ns: int | None, warn_after_ns: int | None) -> bool:
     """Return whether a warning is due.
 
-    `late_ns` is how long ago the message was accepted, `left_ns` how long it will still be
-    here, by estimate; None where nobody can tell.
+    `late_ns` is counted from acceptance; `left_ns` is the estimated wait from now, None where unknown.
     """
     if warn_after_ns is None or late_ns < warn_after_ns:
         return False
@@ -62,8 +59,6 @@ def is_to_be_told(*, late_ns: int, left_ns: int | None, warn_after_ns: int | Non
 
 
 class Estimate(Protocol):
-    """When one message will go, by estimate."""
-
     @property
     def queue_id(self) -> QueueId: ...
 
@@ -88,11 +83,6 @@ class LateMail:
         foresee: Callable[[], Callable[[], Iterable[Estimate]]],
         pausing: Callable[[], Pausing | None],
     ) -> None:
-        """Look at nothing yet.
-
-        `foresee` looks at the queue and returns what estimates, in another thread, when each message
-        will go; `pausing` is the default upstream's.
-        """
         self._scheduler = scheduler
         self._settling = settling
         self._clock = clock
@@ -109,7 +99,7 @@ class LateMail:
             await asyncio.sleep(seconds(max(SHORTEST_LOOK_NS, period_ns, SHARE * took_ns)))
 
     async def look(self) -> int:
-        """Warn of what is late and will be for longer; return of how many.  Raises SpoolFault."""
+        """Warn of late messages that stay late; return how many were warned.  Raises SpoolFault."""
         warn_after_ns = self._settling.terms.warn_after_ns
         now_ns = self._clock.boottime_ns()
         if warn_after_ns is None or not any(self._is_late(q, now_ns, warn_after_ns) for q in self._scheduler):
@@ -138,7 +128,7 @@ class LateMail:
         )
 
     def _left_ns(self, queued: Queued, listed: Estimate) -> int | None:
-        """Return for how long it will still be here, by estimate; None where nobody can tell."""
+        """Return the estimated wait from now; None where unknown."""
         if queued.is_sitting_out:
             return None
         goes_at_ns = listed.next_attempt_at_ns if queued.state is State.DEFERRED else listed.eta_at_ns
@@ -168,7 +158,7 @@ class LateMail:
         return await self._settling.warn(message, queued, notes, until_at_ns)
 
     def _why(self, queued: Queued) -> tuple[str, str]:
-        """Return the status and the words for a sender, who learns nothing of others' mail by them."""
+        """Return the status and the words for a sender; they tell nothing of others' mail."""
         if queued.state is State.DEFERRED and not queued.is_sitting_out:
             status = queued.refusal.status if queued.refusal is not None else UNKNOWN_STATUS
             return status, queued.reason or "refused for now"

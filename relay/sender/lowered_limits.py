@@ -1,11 +1,9 @@
 """What refusals taught of one upstream, and the limits that are in force because of it.
 
 Guarantees: a limit is only ever lowered here, and only where the policy says `adapt:
-tighten`; the owner's edit of that limit, or of `adapt`, ends it.  What is lowered is in
+tighten`; the owner's edit of that limit, or of `adapt`, ends it.  A lowered limit is in
 force for every decision from then on, before the upstream is used again, and after a
 restart before the first.
-Does not: judge replies (`relay.verdicts.verdict`), or decide what a refusal teaches
-(`relay.throttle.limit_hints`).
 """
 
 from collections.abc import Callable, Sequence
@@ -21,8 +19,6 @@ from relay.verdicts.outcome import Answer
 
 
 class LoweredLimits:
-    """The lessons of one upstream."""
-
     def __init__(
         self,
         upstream: str,
@@ -43,11 +39,10 @@ class LoweredLimits:
 
     @property
     def findings(self) -> tuple[Hint, ...]:
-        """Return what the last refusal said, as long as the policy's limits are not as strict."""
+        """Return what the last refusal said, unless the policy's limits are as strict."""
         return self._lessons.findings
 
     def use(self, upstream: Upstream, lanes: Lanes) -> Sequence[Limit]:
-        """Go on under a policy; return the limits that are to be in force."""
         self._limits, self._guard_ns = upstream.limits, upstream.guard_ns
         # Parts of what the owner wrote, not of what is in force.
         self._ceilings = ceilings_of(upstream.limits, lanes)

@@ -17,13 +17,11 @@ from relay.verdicts.verdict import Verdict
 
 
 def server_of(upstream: Upstream) -> str:
-    """Return the name of what is known: of another host or port nothing is."""
+    """Return the key of what is known: of another host or port nothing is."""
     return f"{upstream.host}:{upstream.port}"
 
 
 class KnownOffers:
-    """The offers of one upstream."""
-
     def __init__(self, server: str, clock: Clock, *, keep: Callable[[OffersRecord], None]) -> None:
         """`server` is `host:port`; `keep` is given what a restart has to know, each time that it changes."""
         self._server = server
@@ -33,14 +31,13 @@ class KnownOffers:
         self._looked_again_at_ns: int | None = None
 
     def recall(self, record: OffersRecord) -> None:
-        """Go on from what was kept before a restart."""
         if record.server == self._server:
             self._offers = record.moved(
                 self._clock.boot_id(), self._clock.boottime_ns(), self._clock.wall_ns()
             )
 
     def use(self, server: str) -> None:
-        """Know nothing of another server."""
+        """Forget the offers if the server is another one."""
         if server != self._server:
             self._server, self._offers, self._looked_again_at_ns = server, Offers(), None
 
@@ -63,14 +60,14 @@ class KnownOffers:
             )
 
     def judged(self, unfit: Answer, size_bytes: int) -> Answer:
-        """Return what it means for a message of this size that a connection cannot carry it."""
+        """Return the verdict for a message of this size that a connection cannot carry."""
         need = unfit.lack
         if need is None or not self._offers.is_believed(need, size_bytes):
             return replace(unfit, text=f"{unfit.text}, by the word of this connection alone")
         return replace(unfit, verdict=Verdict.BOUNCE)
 
     def looks_again(self) -> bool:
-        """Return whether to let a connection go that lacks something, for one that may have it.
+        """Return whether to drop a connection that lacks something, for one that may have it.
 
         Not more often than a look counts: each is a connection more by the upstream's count.
         """

@@ -1,9 +1,7 @@
 """Whether an upstream is used just now: carries out what the table of `relay.verdicts.health` says.
 
-How long a rest lasts: as the upstream asks for; where it speaks of a window ("per hour"), until the
-oldest of what our own history has in that window leaves it; else our own back-off, which is also the
-least once a pause did not help.  A refusal of the account is looked into each hour, or as seldom as the
-refusal or its rule asks for.  The time of a rest is no message's age (`paused_ns`).
+How long a rest lasts is `rest_ns`'s to say.  A refusal of the account is looked into each hour, or as
+seldom as the refusal or its rule asks for.  The time of a rest is no message's age (`paused_ns`).
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +29,7 @@ from relay.verdicts.verdict import Ruling, Scope, Verdict
 
 NOTHING = Tally()
 NEVER_NS = 366 * 24 * PROBE_NS
-"""Where no look is allowed: until somebody acts."""
+"""Where no look is allowed: until an operator acts."""
 
 
 class Heard(NamedTuple):
@@ -39,12 +37,10 @@ class Heard(NamedTuple):
 
     happening: Happening
     text: str = ""
-    """The reason, to show."""
     length_ns: int = 0
-    """How long to rest for it."""
     answer: Answer | None = None
     refused: Tally = NOTHING
-    """What of our own history it was that the upstream did not take."""
+    """The part of our own history that the upstream did not take."""
     proofs: int = 0
     """How many recipients prove the upstream."""
 
@@ -54,8 +50,6 @@ class Heard(NamedTuple):
 
 
 class Pausing:
-    """The state of one upstream."""
-
     def __init__(
         self,
         upstream: str,
@@ -68,22 +62,21 @@ class Pausing:
     ) -> None:
         """`keep` is given what a restart has to know, each time that it changes.
 
-        `leaves_in_ns` tells in how many nanoseconds the oldest of what the history has
-        within the last so many leaves that window, or None if it has nothing there.
-        `on_refusal` is told of a pause after something had gone well, and what was refused.
-        `here` tells when something of another boot was.
+        `leaves_in_ns` tells in how many nanoseconds the oldest entry that the history has within the last so
+        many leaves that window; None if it has none there.  `on_refusal` is told of a pause after a success,
+        and what was refused.  `here` tells when something of another boot was.
         """
         self.health = Health.USED
         self.because = ""
         """Why it rests, to show; empty while it is used."""
         self.paused_until_ns = 0
-        """Boottime; of no meaning while it is used."""
+        """Boottime; without meaning while it is used."""
         self.slow_start = SlowStart()
         """How many recipients a transaction may have after a refusal, and for a while."""
         self.in_a_row = 0
-        """How many pauses there were since something went well."""
+        """Pauses since the last success."""
         self.relayed_from_ns = 0
-        """When the latest transaction began of those that relayed something."""
+        """When the latest transaction began that relayed something."""
         self._upstream = upstream
         self._events, self._metrics, self._redaction, self._clock = telemetry
         self._keep = keep
@@ -117,22 +110,20 @@ class Pausing:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it rests until somebody acts, or a look finds it well."""
+        """Whether it rests until an operator acts, or a look finds it well."""
         return self.health in STOPPED
 
     @property
     def is_refused(self) -> bool:
-        """Whether it is stopped because the upstream refused the account."""
         return self.is_stopped and self.health is not Health.UNCOUNTED
 
     @property
     def is_proving(self) -> bool:
-        """Whether one transaction must go well before the others follow."""
         return self.health is Health.PROVING
 
     @property
     def is_well(self) -> bool:
-        """Whether it relayed something that it was asked after its last refusal about us."""
+        """Whether it relayed what it was asked to after its last refusal about us."""
         return self.relayed_from_ns > self._refused_at_ns
 
     def paused_ns(self, since_ns: int, until_ns: int, rests: Sequence[Paused] = ()) -> int:
@@ -140,12 +131,11 @@ class Pausing:
         return self._pauses.within_ns(since_ns, until_ns, rests)
 
     def rested_ns(self, now_ns: int) -> int:
-        """Return for how long it has rested by now, pause after pause; 0 while it is used."""
+        """Return how long it has rested, pause after pause; 0 while it is used."""
         spans = self._pauses.spans
         return max(0, now_ns - spans[-1][0]) if self.health in RESTING and spans else 0
 
     def recall(self, record: PauseRecord) -> None:
-        """Go on from what was kept before a restart."""
         now_ns = self._clock.boottime_ns()
         record = record.moved(self._clock.boot_id(), now_ns, self._clock.wall_ns(), self._here)
         left_ns = record.until_ns - now_ns
@@ -170,13 +160,12 @@ class Pausing:
         return self.paused_until_ns if self.health in RESTING and now_ns < self.paused_until_ns else None
 
     def rest(self, answer: Answer, refused: Tally = NOTHING) -> None:
-        """Hear a refusal that is about us; `refused` is what of our own history was not taken."""
+        """Rest after a refusal about us; `refused` is the part of our own history that was not taken."""
         self._refused_at_ns = self._clock.boottime_ns()
         happening = refusal(answer)
         self._meet(Heard(happening, answer.text, self._asked_ns(happening, answer), answer, refused))
 
     def feel(self, outcome: Outcome, began_ns: int = 0) -> None:
-        """Learn from a transaction: pause, or trust again."""
         if is_any_relayed(outcome):
             self.relayed_from_ns = max(self.relayed_from_ns, began_ns)
         if outcome.pause is not None and outcome.pause.scope is Scope.UPSTREAM:
@@ -195,7 +184,7 @@ class Pausing:
         self._meet(Heard(Happening.SOUND))
 
     def end(self) -> None:
-        """Use the upstream again, carefully, by somebody's word: what the shield asked is answered."""
+        """Use the upstream again, carefully, by an operator's word: what the shield asked is answered."""
         self._meet(Heard(Happening.RESUME))
 
     def tell_sender(self, reverse_path: str, answer: Answer, length_ns: int) -> None:
@@ -214,7 +203,6 @@ class Pausing:
             self._hands[effect](heard)
 
     def _asked_ns(self, happening: Happening, answer: Answer) -> int:
-        """Return how long to rest for a refusal."""
         now_ns, ruling = self._clock.boottime_ns(), answer.ruling
         if happening is Happening.BAR:
             return NEVER_NS
@@ -319,12 +307,12 @@ class Pausing:
         )
 
     def _shown(self, text: str) -> str:
-        """Return a reason as it is shown: an upstream may echo what it was told."""
+        """Return a reason made fit to show: an upstream may echo what it was told."""
         return self._redaction.hide(text) or "no reason given"
 
 
 def _is_proof(answer: Answer) -> bool:
-    """Whether the upstream does its work; what we refuse ourselves it never saw."""
+    """Whether the answer shows the upstream at work; it never saw what we refuse ourselves."""
     return answer.verdict is Verdict.RELAYED or (
         answer.verdict is Verdict.BOUNCE and answer.reply is not None
     )

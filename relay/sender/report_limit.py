@@ -1,17 +1,15 @@
 """Reports that are owed, and how many may go in an hour.
 
-An upstream that counts bounces cuts off who sends many (cPanel after five an hour, others
-after fifteen), so a storm of them must not become one of ours.  A window like that of
-any limit, with a history of its own (`reports` in the spool), so that restarts and edits
-do not widen it: in any hour no more than `reports.per_hour` reports and warnings are
-queued.
+An upstream that counts bounces cuts off accounts that send many (cPanel after five an hour, others
+after fifteen), so a storm of bounces must not become one of reports.  In any hour no more than
+`reports.per_hour` reports and warnings are queued; a history on disk (`reports` in the spool)
+keeps that over restarts and edits.
 
-Guarantees: what may not go yet is lost by nothing.  A message whose report waits stays in
+Guarantees: a report that may not go yet is not lost.  A message whose report waits stays in
 the spool with all its recipients marked and their reasons noted, which is what a crash
 before its report leaves too; a start finds it and asks again.  First come, first served.
 A history that cannot be read or written limits nothing: a report is owed, the limit is
 courtesy.  Reports are not coalesced: each answers one message.
-Does not: write reports (`reports`), or decide what is owed (`settling`).
 """
 
 import asyncio
@@ -35,7 +33,7 @@ from relay.throttle.throttle import Reservation, Throttle
 
 HOUR_NS = 3600 * SECOND_NS
 PUBLISHING_NS = 60 * SECOND_NS
-"""How long a slot counts as in use whose process died; then it leaves an hour later."""
+"""A slot whose process died counts as in use for so long; then it leaves an hour later."""
 UNREADABLE_RETRY_NS = 60 * SECOND_NS
 REASON = "only its report is left, which waits for reports.per_hour"
 
@@ -45,7 +43,7 @@ def reports_path(policy: Policy) -> Path:
 
 
 class OwedReports:
-    """Who may report now, and who waits for it.  All of it belongs to one event loop."""
+    """Which reports may go now, and which messages wait for theirs.  Belongs to one event loop."""
 
     def __init__(
         self,
@@ -67,7 +65,7 @@ class OwedReports:
         self._most = policy.reports.per_hour
 
     async def may_go(self, *, is_warning: bool = False) -> bool:
-        """Take a slot for a report, unless there is none, or others wait for one.
+        """Take a slot for a report; False where there is none, or other messages wait for one.
 
         Warnings leave half of the hour's slots, rounded down, to reports.
         """
@@ -107,7 +105,6 @@ class OwedReports:
                     await self._sleep(UNREADABLE_RETRY_NS)
 
     async def use(self, policy: Policy) -> None:
-        """Judge the same reports by another number from now on."""
         self._most = policy.reports.per_hour
         await self._gate.replan(_limits(policy), 0)
         self._wake.set()

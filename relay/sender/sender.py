@@ -1,8 +1,7 @@
 """The sender: the one holder of the spool's lock, with the queue in memory and a dispatcher per upstream.
 
-Takes new mail when the trigger is pulled, and every few seconds in case a pull was lost;
-starts by recovering; keeps the numbers that an operator sees; applies a policy edit.
-Stopping is finishing the transactions in flight, then dying.
+Starts by recovering; takes new mail when the trigger is pulled, and every few seconds in case a pull
+was lost.  Stopping is finishing the transactions in flight, then dying.
 """
 
 import asyncio
@@ -30,25 +29,23 @@ from relay.verdicts.decision import Terms
 from relay.verdicts.shortage import is_lack_of_means
 
 SWEEP_SECONDS = 3.0
-"""How long a lost trigger can cost."""
+"""The delay that a lost trigger can cost."""
 SUSPEND_NS = SECOND_NS
-"""How much more the time of this boot may have passed than the loop's before we call it a suspend."""
+"""How far this boot's time may run ahead of the loop's before we call it a suspend."""
 AUDIT_SECONDS = 300.0
-"""How old the count of what each limit held at most may be."""
+"""Longest age of the count of what each limit held at most."""
 LOOK_SECONDS = 1.0
-"""How old the account and the free space in a snapshot may be."""
+"""Longest age of the account and the free space in a snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpoolLook:
-    """What was last read off the spool, for showing."""
-
     totals: Totals = field(default_factory=Totals)
     free_bytes: int = 0
     free_inodes: int | None = None
     corrupt: int = 0
     accepted: int = 0
-    """Messages that were not taken yet: no more than milliseconds' worth, unless the disk is full."""
+    """Messages not taken yet: no more than milliseconds' worth, unless the disk is full."""
 
 
 NOT_SEEN = SpoolLook()
@@ -109,12 +106,7 @@ class Sender:
         )
 
     async def read(self, on_step: Callable[[], None] = lambda: None) -> None:
-        """Recover: read the whole queue, end what only lacks its end, take what was accepted meanwhile.
-
-        `on_step` is called for each step that was done, from this thread or the spool's.
-
-        Raises OSError and SpoolFault when the spool cannot be read.
-        """
+        """Do as `Arrivals.recover`.  Raises OSError and SpoolFault when the spool cannot be read."""
         await self._arrivals.recover(on_step)
         await self.look()
 
@@ -152,12 +144,12 @@ class Sender:
         self._trigger.close()
 
     def fail(self, error: BaseException) -> None:
-        """End because of something that only a restart can make good; nothing more is begun meanwhile."""
+        """End because of a fault that only a restart can make good; nothing more is begun meanwhile."""
         self.upstreams.halt()
         self._on_fault(error)
 
     async def apply(self, policy: Policy) -> None:
-        """Go on by another policy.  Connections finish their transactions under the old one."""
+        """Go by another policy.  Connections finish their transactions under the old one."""
         self._policy = policy
         self.settling.terms = _terms(policy)
         await self.owed.use(policy)
@@ -166,7 +158,6 @@ class Sender:
         self._arrivals.use(policy)
 
     def wake(self) -> None:
-        """Look again whether something can be sent."""
         self.upstreams.wake()
 
     @property
@@ -183,7 +174,7 @@ class Sender:
         return self.upstreams.in_flight
 
     def _arrange(self) -> None:
-        """Have the queue go by the lanes of the policy, and by what the upstream in use counts."""
+        """Order the queue by the policy's lanes, and by what the upstream in use counts."""
         upstream = self._policy.upstreams[self._policy.default_upstream]
         self.scheduler.arrange(
             lanes_of(self._policy.lanes), price_of(upstream.limits), upstream.max_recipients
@@ -232,8 +223,8 @@ class Sender:
     async def look(self) -> None:
         """Read the account and the free space off the spool, for showing.
 
-        What could not be read for lack of descriptors or memory stays as it was: none was seen, not none is
-        there.  Raises OSError and SpoolFault, and the first time SpoolFull.
+        A figure that cannot be read for lack of descriptors or memory stays as it was.  Raises OSError and
+        SpoolFault, and the first time SpoolFull.
         """
         try:
             self.seen = await self.spool_thread.call(self._read_spool)

@@ -64,7 +64,7 @@ class Attempt:
     def domains_left(
         self, gone: Collection[int], tried: Collection[int] | None = None
     ) -> tuple[tuple[str, int], ...]:
-        """Return the domains of the recipients left but for some, in the order of asking for them.
+        """Return the domains of the recipients left except `gone`, in the order of asking for them.
 
         First come those that were not tried yet; `tried` None: as before the attempt.
         """
@@ -103,7 +103,7 @@ class Settling:
         self._on_report = on_report
 
     async def load(self, queue_ids: Sequence[QueueId]) -> list[Message | Exception | None]:
-        """Read queued messages; for each itself, or why it cannot be read now, or None where it is gone.
+        """Read queued messages; for each the message, why it cannot be read now, or None where it is gone.
 
         Raises SpoolFault.
         """
@@ -145,20 +145,14 @@ class Settling:
             self._go_on(attempt, decision)
 
     async def finish(self, message: Message, queued: Queued) -> None:
-        """End a message whose recipients are all done, as soon as the report that it owes may go.
-
-        Raises SpoolFault.
-        """
+        """End a message whose recipients are all done, once its report may go.  Raises SpoolFault."""
         if _owes_report(message, message.statuses) and not await self._owed.may_go():
             self._owed.wait(queued)
         else:
             await self._end_now(message)
 
     async def report(self, queue_id: QueueId) -> bool:
-        """End a message that waited for its report's turn; False if it cannot be read now.
-
-        Raises SpoolFault.
-        """
+        """End a message that waited for its report's turn; False if unreadable now.  Raises SpoolFault."""
         (message,) = await self.load([queue_id])
         if isinstance(message, Message):
             await self._end_now(message)
@@ -199,7 +193,7 @@ class Settling:
         return left
 
     async def delete(self, message: Message) -> None:
-        """Drop all recipients that are left, by an operator's word; nobody is told."""
+        """Drop all recipients that are left, by an operator's word; no one is told."""
         await self._end(message, dict.fromkeys(message.left, Status.DELETED), ())
         self._events.deleted(queue_id=message.queue_id, nrcpt=len(message.left))
 
@@ -256,7 +250,7 @@ class Settling:
     ) -> bool:
         """Tell the sender, durably and once, that recipients wait; return whether it was not told before.
 
-        `may_warn` was asked.  Raises SpoolFault.
+        Assumes that `may_warn` said yes.  Raises SpoolFault.
         """
         try:
             written = await self._spool_thread.settle(
@@ -314,7 +308,6 @@ class Settling:
             self._metrics.relayed_after(delays)
 
     def _tell_unasked(self, message: Message, index: int, answer: Answer, at_ns: int) -> None:
-        """Tell of a recipient that is given up without a further attempt."""
         self._events.delivery(
             queue_id=message.queue_id,
             recipient=message.envelope.recipients[index],
@@ -324,7 +317,7 @@ class Settling:
         )
 
     def _ended(self, message: Message, statuses: Sequence[Status], report: QueueId | None = None) -> None:
-        """Forget a message that is gone, and tell so, and of the report about it."""
+        """Forget a message that is gone; log it, and the report about it."""
         self._scheduler.remove(message.queue_id)
         failed = sum(map(_FAILED.__contains__, statuses))
         if report is not None:
@@ -338,7 +331,7 @@ class Settling:
         self._events.removed(queue_id=message.queue_id)
 
     def _go_on(self, attempt: Attempt, decision: Decision) -> None:
-        """Move the message on in the queue; whoever waits for it is woken by the caller."""
+        """Move the message on in the queue; the caller wakes the dispatchers."""
         queue_id, left = attempt.queued.queue_id, decision.recipients_left
         self._scheduler.attempted(
             queue_id,
@@ -363,24 +356,20 @@ class Settling:
 
 
 class Backlog(NamedTuple):
-    """The queue in memory, the spool behind it, and what writes down how attempts ended."""
-
     scheduler: Scheduler
     spool_thread: SpoolThread
     settling: Settling
 
 
 def _owes_report(message: Message, statuses: Iterable[Status]) -> bool:
-    """Return whether the sender is to be told of recipients that failed."""
     return not (_FAILED.isdisjoint(statuses) or message.envelope.is_null)
 
 
 def _after(message: Message, marks: dict[int, Status]) -> tuple[Status, ...]:
-    """Return the statuses of a message's recipients once these marks are on disk."""
     return tuple([marks.get(index, status) for index, status in enumerate(message.statuses)])
 
 
 def _final(fate: Fate, answer: Answer) -> Answer:
-    """Return the answer as it counts: what expired failed for good, whatever the last reply was."""
+    """Return the answer as it counts: an expired recipient failed for good, whatever the last reply was."""
     # RFC 3463, 3.5: X.4.7 is delivery time expired.
     return replace(answer, own_status="5.4.7") if fate is Fate.EXPIRED else answer

@@ -5,7 +5,6 @@ order notes, status bytes, report, removal, many messages at a time, and `settle
 only when it is durable.  When the disk is full a settlement waits and is tried again:
 nothing that happened is forgotten.  When the disk fails, SpoolFault ends the sender:
 only a restart may trust it again.
-Does not: decide anything; `relay.verdicts.decision` does.
 """
 
 import asyncio
@@ -45,39 +44,33 @@ TAKE_AT_ONCE = 500
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What is to be written down about one message after an attempt."""
-
     message: Message
     marks: dict[int, Status]
     notes: tuple[Note, ...]
     is_finished: bool
     next_attempt_at_ns: int | None = None
-    """Wall clock: kept as a hint for a deferred one."""
+    """Wall clock; a hint for a deferred message."""
     warning: tuple[tuple[Note, ...], int] | None = None
     """Delays to tell the sender of, and until when it will be tried (wall clock)."""
     is_silent: bool = False
-    """No report is made of it, though recipients failed: an operator's word."""
+    """No report of failed recipients, by an operator's word."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What was written: ids of what was queued because of it."""
+    """Ids of the messages queued because of an ending."""
 
     report: QueueId | None = None
     warning: QueueId | None = None
 
 
 class Change(enum.Enum):
-    """Where a message is to stand by an operator's word."""
-
     HOLD = enum.auto()
     RELEASE = enum.auto()
     RETRY = enum.auto()
 
 
 class SpoolThread:
-    """The sender's way to its spool."""
-
     def __init__(self, spool: Spool, reporter: Reporter, on_full: Callable[[SpoolFull], None]) -> None:
         """`on_full` is told when something could not be written for lack of room."""
         self.spool = spool
@@ -87,7 +80,7 @@ class SpoolThread:
         self._tells_full_again_at = 0.0
         """By the clock of the event loop."""
         self._noted: set[QueueId] = set()
-        """Messages whose reasons are written down while the rest has to wait for room: not once more."""
+        """Messages whose reasons are written while the rest waits for room: not written again."""
         self._endings: Batch[Ending, Written] = Batch(self._write, self._thread)
         self._changes: Batch[tuple[QueueId, Change], None] = Batch(self._change, self._thread)
 
@@ -99,7 +92,6 @@ class SpoolThread:
         return await self.call(lambda: self.spool.recover(sorter, on_step))
 
     async def take(self, sorter: Sorter) -> list[Entry]:
-        """Take newly accepted messages into the queue."""
         return await self.call(lambda: self.spool.take(TAKE_AT_ONCE, sorter))
 
     async def sort(self, queue_ids: Sequence[QueueId], sorter: Sorter) -> dict[QueueId, str]:
@@ -126,8 +118,8 @@ class SpoolThread:
     async def settle(self, ending: Ending) -> Written:
         """Write down what an attempt came to; on return it is durable.
 
-        Raises SpoolFault, and Absent or Corrupt where there is nothing to write it on any
-        more.  Waits as long as there is no room, since it did happen.
+        Raises SpoolFault, and Absent or Corrupt where the message is gone or damaged.  Waits as
+        long as there is no room, since it did happen.
         """
         try:
             while True:
@@ -170,10 +162,9 @@ class SpoolThread:
             return error
 
     def _write(self, endings: Sequence[Ending]) -> list[Written | BaseException]:
-        """Write a batch down; where one of it cannot be, each for itself.
+        """Write a batch; where one ending fails, write each for itself.
 
-        What is written twice is written once.  A fault of the disk is everybody's: nobody
-        knows whose bytes it was.
+        Writing twice is harmless.  A fault of the disk is raised for all: any of their bytes may be lost.
         """
         try:
             return self._write_together(endings)
@@ -197,7 +188,7 @@ class SpoolThread:
         return full
 
     def _change(self, asked: Sequence[tuple[QueueId, Change]]) -> list[BaseException | None]:
-        """Carry out a batch; where one of it cannot be, each for itself.  What is done twice is done once."""
+        """Carry out a batch; where one change fails, each for itself.  Repeating a change is harmless."""
         try:
             self._change_together(asked)
         except (SpoolFull, Absent, Corrupt) as error:
@@ -239,7 +230,6 @@ class SpoolThread:
         return written
 
     def _publish(self, ending: Ending) -> Written:
-        """Queue the report or the warning that an ending calls for."""
         message = ending.message
         report = warning = None
         if ending.is_finished:

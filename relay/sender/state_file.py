@@ -1,8 +1,8 @@
 """A small file that carries over a restart what is known: of an upstream, or of the boots of a spool.
 
 Guarantees: `keep` never raises and never blocks the loop; the last record given is the
-one that is written; a file is there whole or not at all.  What is not ours, or cannot be
-read, is told of and taken as nothing: the next record replaces it.
+one that is written; a file is there whole or not at all.  An unreadable or foreign file is
+told of and taken as nothing: the next record replaces it.
 Does not: take part in any promise.  Nothing waits for it, and losing it loses no mail.
 """
 
@@ -48,7 +48,7 @@ def _beside_history(policy: Policy, upstream: str, what: str) -> Path:
 
 
 class KeptFile(Generic[Record]):
-    """One record on disk.  All of it belongs to one event loop."""
+    """One record on disk.  Belongs to one event loop."""
 
     def __init__(
         self, path: Path, disk: Disk, records: KeptFormat[Record], on_error: Callable[[str], None]
@@ -62,7 +62,6 @@ class KeptFile(Generic[Record]):
         self._writing: asyncio.Task[None] | None = None
 
     async def read(self) -> Record | None:
-        """Return what was kept, or None."""
         try:
             return await asyncio.to_thread(self._read)
         except (OSError, ValueError) as error:
@@ -70,13 +69,12 @@ class KeptFile(Generic[Record]):
             return None
 
     def keep(self, record: Record) -> None:
-        """Have it written soon; of several, the last."""
+        """Have a record written soon; of several, the last."""
         self._next = record
         if self._writing is None:
             self._writing = asyncio.create_task(self._write_all())
 
     async def close(self) -> None:
-        """Wait until the last record is written."""
         if self._writing is not None:
             await self._writing
 
@@ -105,21 +103,17 @@ class KeptFile(Generic[Record]):
 
 @dataclass(frozen=True, slots=True)
 class KeptState:
-    """What is kept of one upstream."""
-
     pause: KeptFile[PauseRecord]
     lessons: KeptFile[Lessons]
     offers: KeptFile[OffersRecord]
 
     async def close(self) -> None:
-        """Wait until all of it is written."""
         await self.pause.close()
         await self.lessons.close()
         await self.offers.close()
 
 
 def kept_state(policy: Policy, upstream: str, disk: Disk, events: Events) -> KeptState:
-    """Return the files that carry over a restart what is known of an upstream."""
     return KeptState(
         KeptFile(
             pause_path(policy, upstream),

@@ -61,9 +61,9 @@ class ThrottleThread(View):
         return await self._call(lambda: self._throttle.reserve_connection(opening_ns))
 
     async def hear_of_others(self) -> None:
-        """Learn what others recorded, where something of theirs is in flight as far as memory knows.
+        """Read what other processes recorded, if memory knows any of their slots in flight.
 
-        Without it a slot of theirs would seem taken until its deadline.  Raises HistoryError.
+        Without it such a slot would seem taken until its deadline.  Raises HistoryError.
         """
         if self.slots.has_others():
             await self._call(self._throttle.flush)
@@ -76,14 +76,14 @@ class ThrottleThread(View):
     async def audit(self) -> None:
         """Count anew, from the history's file, what each limit held at most: `most`.
 
-        A history that cannot be read shows as such elsewhere; then the last count stays.
+        An unreadable history shows as such elsewhere; then the last count stays.
         """
         with contextlib.suppress(HistoryError, OSError):
             findings = (await asyncio.to_thread(self._throttle.audit)).findings
             self.most = {finding.label: finding.most for finding in findings}
 
     def newly_crowded(self) -> list[str]:
-        """Return the labels of limits that have too many keys to keep apart, and had not when last asked."""
+        """Return the labels of limits that got too many keys to keep apart since the last call."""
         before = self._crowded
         self._crowded = {usage.label for usage in self.usage() if usage.is_crowded}
         return sorted(self._crowded - before)
@@ -91,11 +91,11 @@ class ThrottleThread(View):
     async def replan(
         self, limits: Sequence[Limit], guard_ns: int | None, transaction_ns: int | None = None
     ) -> None:
-        """Judge the same history by other limits from now on; `transaction_ns` None: as before."""
+        """Judge the same history by other limits; `transaction_ns` None: as before."""
         await self._call(lambda: self._throttle.replan(limits, guard_ns, transaction_ns=transaction_ns))
 
     def judge_by(self, limits: Sequence[Limit], guard_ns: int | None) -> None:
-        """Do so without waiting for it: the next decision is made by them."""
+        """Replan without waiting: the next decision is made by these limits."""
         self._thread.submit(self._throttle.replan, limits, guard_ns)
 
     async def close(self) -> None:

@@ -3,7 +3,6 @@
 Guarantees: an edit drops no transaction and forgets no history; an upstream that leaves
 the policy, or gets another account, finishes what it has begun.  The queue goes through
 the policy's first one.
-Does not: decide about messages, or read the spool.
 """
 
 import asyncio
@@ -37,8 +36,6 @@ GRACE_SECONDS = 60.0
 
 
 class Upstreams:
-    """All upstreams of one sender."""
-
     def __init__(
         self,
         policy: Policy,
@@ -64,22 +61,18 @@ class Upstreams:
         self._retiring: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Begin to relay."""
         for name, upstream in self._policy.upstreams.items():
             self._add(name, upstream)
 
     async def finish(self) -> None:
-        """Finish the transactions in flight, and begin no other."""
         await asyncio.gather(*(dispatcher.stop(GRACE_SECONDS) for dispatcher in self.dispatchers.values()))
         await asyncio.gather(*self._running.values(), *self._retiring, return_exceptions=True)
 
     def halt(self) -> None:
-        """Begin nothing more; what is in flight goes on."""
         for dispatcher in self.dispatchers.values():
             dispatcher.halt()
 
     async def apply(self, policy: Policy) -> None:
-        """Go on by another policy.  Connections finish their transactions under the old one."""
         before, self._policy = self._policy, policy
         self._metrics.know_upstreams(policy.upstreams)
         for name in list(self.dispatchers):
@@ -97,16 +90,13 @@ class Upstreams:
 
     @property
     def _default(self) -> Dispatcher | None:
-        """Return that of the upstream that the queue goes through."""
         return self.dispatchers.get(self._policy.default_upstream)
 
     def wake(self) -> None:
-        """Look again whether something can be sent."""
         if self._default is not None:
             self._default.wake()
 
     def default_pausing(self) -> Pausing | None:
-        """Return the pauses of the upstream that the queue goes through."""
         return None if self._default is None else self._default.pausing
 
     def wake_all(self) -> None:
@@ -115,7 +105,6 @@ class Upstreams:
             dispatcher.wake()
 
     async def audit(self) -> None:
-        """Count anew what each limit held at most, and tell of those that have too many keys."""
         for dispatcher in list(self.dispatchers.values()):
             await dispatcher.throttle.audit()
             for label in dispatcher.throttle.newly_crowded():
@@ -123,7 +112,6 @@ class Upstreams:
 
     @property
     def in_flight(self) -> int:
-        """Return how many transactions are not at their end."""
         return sum(dispatcher.in_flight for dispatcher in self.dispatchers.values())
 
     def _add(self, name: str, upstream: Upstream) -> None:
@@ -206,11 +194,10 @@ class Upstreams:
         dispatcher.wake()
 
     def shield(self, name: str) -> Shield | None:
-        """Return what doubts the refusals of an upstream, or None where there is no such upstream."""
         return None if (dispatcher := self.dispatchers.get(name)) is None else dispatcher.shield
 
     def resume(self, name: str) -> bool:
-        """Use an upstream that rests, and senders that it refused, by an operator's word.
+        """Use a resting upstream, and senders that it refused, by an operator's word.
 
         Returns False where there is no such upstream.  It begins with one transaction.
         """
@@ -227,7 +214,6 @@ class Upstreams:
                 self._scheduler.trust_sender(sender, self._clock.boottime_ns())
 
     async def try_new_passwords(self) -> None:
-        """Use a refused account again once it has another password."""
         for name, upstream in self._policy.upstreams.items():
             dispatcher = self.dispatchers.get(name)
             if dispatcher is None or upstream.auth is None or not dispatcher.pausing.is_refused:
@@ -236,8 +222,6 @@ class Upstreams:
                 self.resume(name)
 
     def _retire(self, dispatcher: Dispatcher, running: asyncio.Task[None]) -> None:
-        """Let an upstream that is no longer in the policy finish what it has begun."""
-
         async def retire() -> None:
             await dispatcher.stop(GRACE_SECONDS)
             await running
@@ -262,7 +246,7 @@ class Upstreams:
         )
 
     async def guard(self, chore: Callable[[], Awaitable[None]]) -> None:
-        """Run one of our loops; its end by an error ends the sender."""
+        """Run a chore; its end by an error ends the sender."""
         try:
             await chore()
         except Exception as error:  # noqa: BLE001 - whatever it is, mail must not silently stop

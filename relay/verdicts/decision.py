@@ -9,21 +9,21 @@
    - the first refusals of a message always pause or stop the upstream, and so does each that comes
      while the upstream has relayed nothing since it last refused us;
    - behind a message that was refused `REFUSALS_IN_PLACE` times others prove the upstream
-     (`relay.queue.scheduler`): else that one would keep all others for ever;
-   - after `EVIDENT` more refusals, each of them where the upstream had just relayed others, such a refusal
+     (`relay.queue.scheduler`): else that message would keep all others for ever;
+   - after `EVIDENT` more refusals, each where the upstream had just relayed others, such a refusal
      is the message's own: an attempt, with its back-off, until its lifetime;
    - where a sender's mail waits: after `EVIDENT` refusals in a row, each after others had been relayed, a
      message of it that is older than its lifetime, the sender's rests included, is returned.
    Where everybody is refused (a quota, a block) nothing is relayed in between, so nothing is evident.
    What is known of a message is lost at a restart: then its next refusals pause again.
-3. What becomes of each recipient (`Fate`)?  Relayed and refused for good are final.  A transient refusal is
-   an attempt.  A refusal about us is none, and changes nothing.  Only a refusal can expire a recipient:
-   neither waiting for room, nor a lost reply, nor the first refusal of a recipient that is doubted.
+3. What becomes of each recipient (`Fate`)?  A transient refusal is an attempt; a refusal about us is
+   none, and changes nothing.  Only a refusal can expire a recipient: neither waiting for room, nor a
+   lost reply, nor the first refusal of a recipient that is doubted.
 4. What becomes of the message (`Next`)?  Recipients that were not asked about (split by a limit, or by the
    upstream's maximum) go in the next transaction, at once; deferred ones wait until all were tried, and
    then as long as the message is old.
 5. Does the sender rest, or is it welcome again?
-What the upstream makes of it stands in the outcome: its `pause`, or that something was relayed.
+The outcome says what the upstream makes of it: its `pause`, or that something was relayed.
 """
 
 import enum
@@ -38,18 +38,16 @@ from relay.verdicts.shield import Shield
 from relay.verdicts.verdict import Scope, Verdict
 
 REFUSALS_IN_PLACE = 3
-"""A message that met so many refusals about us in its transactions lets the others go first."""
+"""After so many refusals about us in its transactions, a message lets others go first."""
 EVIDENT = 3
-"""So many refusals between others that were relayed are no chance."""
+"""So many refusals, with others relayed in between, are no chance."""
 EARLIER = "deferred by an earlier transaction"
-"""Why a message waits of which nobody was deferred by the last one."""
+"""Why a message waits when its last transaction deferred no recipient."""
 UNKNOWN_STATUS = "4.0.0"
 """RFC 3463: a transient failure of which no more is known."""
 
 
 class Fate(enum.StrEnum):
-    """What an attempt came to for one recipient."""
-
     RELAYED = "relayed"
     DEFERRED = "deferred"
     BOUNCED = "bounced"
@@ -62,10 +60,7 @@ FINAL = frozenset({Fate.RELAYED, Fate.BOUNCED, Fate.EXPIRED})
 
 
 class Next(enum.StrEnum):
-    """What becomes of the message."""
-
     FINISH = "finish"
-    """No recipient is left."""
     AGAIN = "again"
     """Some were not tried yet, or not for a reason of theirs: at once, behind the others."""
     POSTPONE = "postpone"
@@ -73,7 +68,7 @@ class Next(enum.StrEnum):
     GIVE_BACK = "give back"
     """It was not attempted: back to the front."""
     REFUSED = "refused"
-    """It was not attempted, for the upstream refused us: the queue says who proves the upstream next."""
+    """It was not attempted, since the upstream refused us: the queue says which message proves it next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +83,15 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What is known of a message, its sender and its upstream when an attempt ends."""
-
     queue_id: QueueId
     recipients: Sequence[str]
     """All of the envelope."""
     left: Sequence[int]
-    """Indices of those that were to do before the attempt."""
+    """Indices of the recipients that were not final before the attempt."""
     asked: Sequence[int]
-    """Of those, whom the attempt was for, in the order of the outcome's answers."""
+    """Of those, the recipients the attempt was for, in the order of the outcome's answers."""
     tried: Collection[int] = ()
-    """Those that are deferred and wait for the others to be tried."""
+    """Deferred recipients that wait for the others to be tried."""
     refusals: int = 0
     """In how many transactions of the message the upstream refused us."""
     singled_out: int = 0
@@ -106,26 +99,24 @@ class Standing:
     late_ns: int = 0
     """Since the message was accepted."""
     paused_ns: int = 0
-    """How much of that its upstream was paused."""
+    """How much of `late_ns` its upstream was paused."""
     resting_ns: int = 0
-    """How much of that its upstream was paused or its sender rested: no part of its age."""
+    """How much of `late_ns` its upstream was paused or its sender rested: no part of its age."""
     is_well: bool = False
-    """The upstream relayed something that it was asked after its last refusal about us."""
+    """The upstream relayed what it was asked to after its last refusal about us."""
     is_sender_alone: bool = False
-    """A refusal of the sender now is one more, of enough, with others relayed in between."""
+    """A refusal of the sender now is one of enough, with others relayed in between."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is to be done: written down, told, and moved on in the queue."""
-
     outcome: Outcome
     """As it counts; its `pause` is for the upstream, or for the sender by the pause's scope."""
     fates: dict[int, tuple[Fate, Answer]]
     """By index of the recipient in the envelope."""
     next: Next
     tried: frozenset[int]
-    """Recipients that are deferred and wait for the others to be tried."""
+    """Deferred recipients that wait for the others to be tried."""
     recipients_left: int
     age_ns: int
     """Of the message: since it was accepted, but for pauses and rests."""
@@ -142,17 +133,17 @@ class Decision:
     sender_rests: Answer | None = None
     """The refusal for which the sender's mail waits."""
     rest_ns: int = 0
-    """How long at least, by that refusal."""
+    """The least rest, by that refusal."""
     is_relayed: bool = False
-    """Something of it was relayed: its sender is welcome."""
+    """Part of it was relayed: its sender is welcome."""
 
     def gone(self) -> set[int]:
-        """Return the recipients that are through, one way or another."""
+        """Return the recipients that are final: relayed or failed."""
         return {index for index, (fate, _) in self.fates.items() if fate in FINAL}
 
 
 def decide(outcome: Outcome, standing: Standing, terms: Terms, shield: Shield) -> Decision:
-    """Decide what one outcome means.  Of what it is given only the shield's memory changes."""
+    """Decide what one outcome means.  Of the arguments only the shield's memory changes."""
     asked = [(index, standing.recipients[index]) for index in standing.asked]
     outcome = shield.judge(outcome, standing.queue_id, asked)
     outcome, age_ns, singled_out = _blamed(outcome, standing, terms)
@@ -195,15 +186,12 @@ def decide(outcome: Outcome, standing: Standing, terms: Terms, shield: Shield) -
 
 
 def back_off_ns(age_ns: int, min_ns: int, max_ns: int) -> int:
-    """Return how long to wait after a deferral: as long as the message is old (Postfix's rule).
-
-    Never shorter than `min_ns`, never longer than `max_ns`; nothing has to be remembered.
-    """
+    """Return the wait after a deferral: as long as the message is old (Postfix's rule), within the limits."""
     return max(min_ns, min(max_ns, age_ns))
 
 
 def _blamed(outcome: Outcome, standing: Standing, terms: Terms) -> tuple[Outcome, int, int]:
-    """Return an outcome with what is evidently the message's own, its age, how often it was singled out."""
+    """Return the outcome with refusals that are evidently the message's own, its age, and `singled_out`."""
     pause, age_ns, singled_out = outcome.pause, standing.late_ns - standing.resting_ns, standing.singled_out
     if is_any_relayed(outcome):
         return outcome, age_ns, 0
@@ -224,13 +212,11 @@ def _blamed(outcome: Outcome, standing: Standing, terms: Terms) -> tuple[Outcome
 
 
 def _paused(outcome: Outcome, scope: Scope) -> Answer | None:
-    """Return the refusal about us, if it reaches so far."""
     pause = outcome.pause
     return pause if pause is not None and pause.scope is scope else None
 
 
 def _as_its_own(outcome: Outcome) -> Outcome:
-    """Return an outcome whose refusals about us are the message's own."""
     answers = tuple(
         replace(answer, verdict=Verdict.DEFER, ruling=None) if answer.is_about_us else answer
         for answer in outcome.answers

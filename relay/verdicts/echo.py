@@ -1,10 +1,9 @@
 """What a client said, found in a reply of the upstream and taken out before its words are read.  Pure.
 
-A server quotes the address that it refuses, or the subject, in its reply, so whoever writes
-either writes a part of the reply: `<"daily sending quota exceeded"@example.org>... User
-unknown` must not pause an upstream.  Two mistakes are possible.  Words of a client that stay
-stop all mail; words of the upstream that go turn a refusal of us into a bounce.  So what is
-found is of two kinds:
+A server quotes the address that it refuses, or the subject, so the author of a message also writes a part
+of the reply: `<"daily sending quota exceeded"@example.org>... User unknown` must not pause an upstream.
+Words of a client that stay stop all mail; words of the upstream that go turn a refusal of us into a bounce.
+So two kinds are told apart:
 
 - An *echo* stands in a form in which servers print a client's words and do not write their
   own: an address with its `@`, a domain with its dots, a name in angle brackets or quotes,
@@ -13,24 +12,23 @@ found is of two kinds:
 - A *bare* word is the same run of letters with nothing around it: `no such user throttle`
   to <throttle@example.org>, or `quota exceeded` below the subject "Quota exceeded".  Either
   the client or the upstream said it.  The judge reads the reply with it and without it.  Where
-  both readings agree, so does the verdict.  Where they differ, the reply proves neither,
-  and the verdict is the one that harms nobody else: the recipient or the message is
-  deferred; where the word is the sender's, that sender's mail waits, untouched.  A reply of
-  which nothing else would be left is the upstream's own, since no server says a client's
-  words and nothing more; and so are bare words of an address that it prints as an echo too.
+  both readings agree, so does the verdict.  Where they differ, the verdict is the one that harms
+  no other mail: the recipient or the message is deferred; where the word is the sender's, that
+  sender's mail waits, untouched.  A reply of which nothing else would be left is the upstream's
+  own; and so are bare words of an address that it prints as an echo too.
 
 Bare words are looked for only where the reply is about the word: of the recipient that was
 asked for, or the only one, not of all 500 at the final dot, one of whom is always called
 `mail` or `account`.
 
-Compared are letters and digits alone, in lower case, and `@`: so it does not matter how the
-server quotes, escapes, re-cases or folds.  Addresses of nobody in the transaction (the target of
-an alias, a rewritten sender) are taken out by their form (`_OTHERS`).
+Only letters, digits and `@` are compared, in lower case: quoting, escapes, case and folding do not
+matter.  Addresses of nobody in the transaction (the target of an alias, a rewritten sender) are taken
+out by their form (`_OTHERS`).
 
 Costs: of a reply at most MAX_TEXT_CHARACTERS are read, as many as the log shows.  Of several recipients
-only those are looked at whose first letters begin something in it; at each place of the reply
-they are looked up, not tried one by one.  Only refusals pay: 0.3 ms for one recipient, 15 ms for 10,000;
-30 ms and 60 ms where the reply is made to be slow, 110 ms if 10,000 addresses are not in ASCII as well.
+only those are looked at whose first letters begin something in it; words are looked up, not tried one
+by one.  Only refusals pay: 0.3 ms for one recipient, 15 ms for 10,000; 30 ms and 60 ms where the
+reply is made to be slow, 110 ms if 10,000 addresses are not in ASCII as well.
 """
 
 import re
@@ -48,15 +46,15 @@ from relay.mail.text import MAX_TEXT_CHARACTERS, clean
 HEADER_BYTES = 16 * 1024
 """How much of a content's beginning is looked at for the fields that an upstream prints."""
 FEWEST_CUT = 4
-"""So many letters of a word are left where it is cut off, or they say nothing to any rule."""
+"""The fewest letters left of a word that is cut off; fewer say nothing to any rule."""
 FEWEST_BARE = 3
 """Shorter bare words are everybody's: `no`, `to`, `in`."""
 FEWEST_BARE_CUT = 8
-"""Fewer letters that a bare word begins with are chance."""
+"""Fewer letters at the beginning of a cut bare word are chance."""
 FIRST_LETTERS = 3
-"""So many letters a reply and a word have in common at least where the word stands in it."""
+"""So many first letters a word shares with the place of the reply in which it stands."""
 MOST_A_LABELS = 100
-"""Of so many domains at most the form in DNS is looked for: it takes 0.1 ms to make one."""
+"""Most domains whose form in DNS is looked for: it takes 0.1 ms to make one."""
 
 _PLACE = "\0"
 """Stands for what was taken out until all is: no reply contains it."""
@@ -85,7 +83,7 @@ _OTHERS = re.compile(
     rf"|(?<!{_ATEXT}){_ATEXT}+@[a-z0-9.?\[\]:_-]+"
     r"|(?<=\bdomain )[a-z0-9-]+(?:\.[a-z0-9-]+)+"
 )
-"""Who somebody is says nothing: hourly@example.org is no rate, and mailbox.org no mailbox."""
+"""A name says nothing: hourly@example.org is no rate, and mailbox.org no mailbox."""
 
 _PRINTED_FIELDS = frozenset(
     {"subject", "from", "to", "cc", "reply-to", "sender", "message-id", "list-id", "user-agent", "x-mailer"}
@@ -97,7 +95,7 @@ _ESCAPES = {
     # As in ORCPT (RFC 3461, 4).
     "+": tuple(chr(o) if chr(o) in _LETTERS | _XCHARS else f"+{o:02x}" for o in range(256)),
 }
-"""What stands for each octet of an address, by what shows that a reply may have it so."""
+"""How an address's octets are escaped, by the sign that shows such escapes in a reply."""
 _HELO = re.compile(r"from (\S+) ")
 _DOMAIN = re.compile(r"@([^\s<>@,;\"()]+)")
 _DISPLAY_NAME = re.compile(r"([^<]+)<")
@@ -105,11 +103,11 @@ _DISPLAY_NAME = re.compile(r"([^<]+)<")
 
 @dataclass(frozen=True, slots=True)
 class ClientWords:
-    """What the upstream was told so far by whoever wrote a message: its reply may say it again."""
+    """What the author of a message told the upstream so far: its reply may say it again."""
 
     reverse_path: str = ""
     recipients: Sequence[str] = ()
-    """Whom the reply may be about: behind RCPT that recipient alone, behind DATA all."""
+    """The recipients the reply may be about: behind RCPT that one alone, behind DATA all."""
     header: bytes = b""
     """The beginning of the content, our own Received line included; HEADER_BYTES of it count."""
     host: str = ""
@@ -128,17 +126,13 @@ class Reading:
     doubtful: str | None = None
     """Without bare words as well; None where there is none, or nothing else would be left."""
     is_senders: bool = False
-    """One of the bare words is the sender's."""
     names_sender: bool = False
-    """The reverse-path stands in it."""
 
 
 _Owner = TypeVar("_Owner")
 
 
 class _Word(NamedTuple):
-    """What a client said; it is known by its letters."""
-
     kind: Literal["address", "host", "text"]
     owner: str
     """The address or the field that it is a part of."""
@@ -149,8 +143,6 @@ class _Word(NamedTuple):
 
 
 class _Mark(NamedTuple):
-    """Where a word stands in the text."""
-
     start: int
     end: int
     kind: Literal["address", "host", "text"]
@@ -185,7 +177,6 @@ def without_echo(lines: Sequence[str], words: ClientWords) -> Reading:
 
 
 def _without(text: str, marks: Iterable[_Mark]) -> str:
-    """Return a text with a place for each mark."""
     parts, at = [], 0
     for mark in sorted(marks):
         parts += [text[at : mark.start], _PLACE]
@@ -200,12 +191,12 @@ def _nameless(text: str) -> str:
 
 
 def _name_in_brackets(found: re.Match[str]) -> str:
-    """Return `<@>` for an address or a word; what is a sentence is no name."""
+    """Return `<@>` for an address or a word; a sentence in brackets is no name."""
     return found[0] if " " in found[1] and "@" not in found[1] else f"<{_PLACE}>"
 
 
 class _Found:
-    """Looks for words in one text; a place that one word has taken is no other's."""
+    """Looks for words in one text; each place belongs to the first word that takes it."""
 
     def __init__(self, text: str) -> None:
         self.text = self._text = text
@@ -216,7 +207,7 @@ class _Found:
         self._taken = bytearray(len(text))
 
     def first_letters(self) -> frozenset[str]:
-        """Return what a word in the text begins with: its first letters, or all of a shorter one."""
+        """Return what words in the text begin with: 1 to FIRST_LETTERS letters of each."""
         counts = range(1, FIRST_LETTERS + 1)
         return frozenset(self._key[begin : begin + count] for begin in self._begins for count in counts)
 
@@ -251,7 +242,6 @@ class _Found:
         return self._mark(words[self._key[begin:whole]], (start, stop), self._text[start:stop], is_whole=True)
 
     def _mark(self, word: _Word, place: tuple[int, int], inside: str, *, is_whole: bool) -> _Mark | None:
-        """Return what a word is at this place; None where it is nothing, or a part of something else."""
         start, end = place
         letters = len(_NO_LETTERS.sub("", inside))
         if self._is_foreign(word, start, end) or (not is_whole and letters < FEWEST_CUT):
@@ -282,7 +272,6 @@ class _Found:
         return (last, last) if is_end else None
 
     def _opening(self, start: int, leads: Iterable[str]) -> tuple[int, bool]:
-        """Return where a word begins with its quotes and its punctuation, and whether it is quoted."""
         text = self._text
         start -= next((len(lead) for lead in leads if text.endswith(lead, 0, start)), 0)
         found = _BEFORE.search(text[max(0, start - _LONGEST_BEFORE) : start])
@@ -293,7 +282,7 @@ class _Found:
         return start - len(run) + inside, not _OPENING.isdisjoint(run + text[start : start + 1])
 
     def _is_foreign(self, word: _Word, start: int, end: int) -> bool:
-        """Return whether it is a part of somebody else's address, which goes as a whole."""
+        """Return whether it is a part of another address, which is taken out as a whole."""
         if word.kind == "address":
             return False
         is_domain = _OF_ADDRESS.search(self._text[max(0, start - _LONGEST_BEFORE) : start]) is not None
@@ -302,7 +291,6 @@ class _Found:
     def _is_echo(
         self, word: _Word, place: tuple[int, int], inside: str, *, is_open: bool, is_whole: bool
     ) -> bool:
-        """Return whether a word stands in a form in which servers print words of clients."""
         start, end = place
         is_one = " " not in inside
         if word.kind == "host" and is_one and "." in inside and ".\n" not in inside:
@@ -318,7 +306,7 @@ class _Found:
 
 
 def _shared(text: str, word: str) -> int:
-    """Return with how many letters of the word the text begins."""
+    """Return how many first letters of the word the text begins with."""
     low, high = 0, min(len(text), len(word))
     while low < high:
         middle = (low + high + 1) // 2
@@ -327,7 +315,6 @@ def _shared(text: str, word: str) -> int:
 
 
 def _words(words: ClientWords, found: _Found) -> "tuple[_Words, _Words, _Words]":
-    """Return what may stand in the text: the addresses, the hosts, the rest."""
     collected = _Collected(found.text)
     several: tuple[dict[str, str], dict[str, str], dict[str, str]] = ({}, {}, {})
     if len(words.recipients) == 1:
@@ -380,7 +367,7 @@ class _Words:
 def _of_several(
     recipients: Sequence[str], found: _Found
 ) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
-    """Return addresses, domains and other words that may stand in the text, with whose they are."""
+    """Return the recipient of each address, domain and other word that may stand in the text."""
     first = found.first_letters()
     local_parts: list[str] = []
     domains: dict[str, str] = {}
@@ -414,7 +401,7 @@ def _of_several(
 def _beginning(
     first: frozenset[str], said: Sequence[str], owners: Iterable[_Owner]
 ) -> Iterator[tuple[str, _Owner]]:
-    """Yield the letters of those that begin with some of `first`, and whose they are."""
+    """Yield the letters of each word that begins with one of `first`, and its owner."""
     keys = _NO_LETTERS_OF_LINES.sub("", _ascii("\n".join(said)).lower()).split("\n")
     if len(keys) != len(said):
         keys = [_key(text) for text in said]
@@ -422,15 +409,13 @@ def _beginning(
 
 
 def _a_labels(domains: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield the first of these domains with the form in which DNS has them, where that is another one."""
+    """Yield the first of these domains with their form in DNS, where that differs."""
     for domain in islice((domain for domain in domains if not domain.isascii()), MOST_A_LABELS):
         for label in _a_label(domain):
             yield domain, label
 
 
 class _Collected:
-    """The words of one message, each once."""
-
     def __init__(self, text: str) -> None:
         self._text = text
         self.addresses: dict[str, _Word] = {}
@@ -458,7 +443,6 @@ class _Collected:
                 self.hosts[key] = _Word("host", owner, may_be_bare=may_be_bare)
 
     def add_text(self, text: str, owner: str, *, is_senders: bool = False, may_be_bare: bool = True) -> None:
-        """Add a local part, or what a field says."""
         if len(key := _key(text)) < FEWEST_BARE:
             return
         if (before := self.texts.get(key)) is not None:
@@ -468,7 +452,6 @@ class _Collected:
 
 
 def _key(text: str) -> str:
-    """Return the letters by which a word is compared."""
     return _NO_LETTERS.sub("", _ascii(text).lower())
 
 
@@ -478,7 +461,7 @@ def _ascii(text: str) -> str:
 
 
 def _leads(text: str) -> tuple[str, ...]:
-    """Return how a word may begin, as a reply has it: as it is, or without the quotes of an address."""
+    """Return how a word may begin in a reply: as it is, or without the quotes of an address."""
     if text[:1].isalnum() and text[:1].isascii():
         return ()
     shown = " ".join(clean(text).lower().split())
@@ -488,7 +471,6 @@ def _leads(text: str) -> tuple[str, ...]:
 
 
 def _a_label(domain: str) -> tuple[str, ...]:
-    """Return a domain as DNS has it, where that is another form of it."""
     if domain.isascii():
         return ()
     try:
@@ -498,7 +480,6 @@ def _a_label(domain: str) -> tuple[str, ...]:
 
 
 def _tables(text: str) -> list[tuple[str, ...]]:
-    """Return how addresses may be escaped in a text."""
     return [table for shown, table in _ESCAPES.items() if shown in text]
 
 
@@ -508,7 +489,7 @@ def _escaped(text: str, table: tuple[str, ...]) -> str:
 
 
 def _printed(beginning: bytes) -> Iterator[tuple[str, bool]]:
-    """Yield what fields say that upstreams print, and whether they stand in the header itself.
+    """Yield the values of fields that upstreams print, and whether each stands in the header itself.
 
     A report has another header inside, with the subject that its message was refused for.
     """

@@ -6,8 +6,6 @@
 A refusal that is about us pauses or stops the upstream, not the message.  When that is over, one
 transaction goes first and has to prove that the upstream is well (PROVING): releasing the whole backlog
 at the end of a pause is how accounts get blocked for good.
-
-The state itself says of what kind its reason is: the text beside it is only shown.
 """
 
 import enum
@@ -19,17 +17,15 @@ from relay.verdicts.verdict import Verdict
 
 
 class Health(enum.StrEnum):
-    """How far an upstream is used."""
-
     USED = "used"
     PROVING = "proving"
     """One transaction at a time, until one has gone well."""
     PAUSED = "paused"
     """Refused us; used again at an instant."""
     REFUSED = "refused"
-    """Refused the account; looked into at an instant by one transaction, unless somebody acts before."""
+    """Refused the account; one transaction looks into it at an instant, unless an operator acts before."""
     BARRED = "barred"
-    """Refused the account, and each attempt makes it worse: until somebody acts."""
+    """Refused the account, and each attempt makes it worse: until an operator acts."""
     DOUBTED = "doubted"
     """Its refusals look like one of us, and the shield asks the operator; else as REFUSED."""
     UNCOUNTED = "uncounted"
@@ -37,14 +33,12 @@ class Health(enum.StrEnum):
 
 
 STOPPED = frozenset({Health.REFUSED, Health.BARRED, Health.DOUBTED, Health.UNCOUNTED})
-"""Somebody has to act, or a look has to find it well."""
+"""An operator has to act, or a look has to find it well."""
 RESTING = STOPPED | {Health.PAUSED}
 """Nothing is sent."""
 
 
 class Happening(enum.StrEnum):
-    """What changes it."""
-
     PAUSE = "a refusal that pauses"
     STOP = "a refusal of the account"
     BAR = "a refusal of the account that allows no probes"
@@ -64,7 +58,7 @@ GRAVITY = (Happening.PAUSE, Happening.STOP, Happening.DOUBT, Happening.BAR)
 
 
 class Effect(enum.StrEnum):
-    """What is done about it; the text is what docs/states.md says of it."""
+    """What is done about it; docs/states.md prints the text."""
 
     SLOW = "begin with one recipient if it was for too much"
     SLOW_AGAIN = "begin with one recipient if mail was refused twice in a row"
@@ -87,8 +81,6 @@ class Effect(enum.StrEnum):
 
 
 class Cell(NamedTuple):
-    """One cell of the table."""
-
     health: Health
     effects: tuple[Effect, ...] = ()
     """In the order in which they are carried out."""
@@ -175,7 +167,7 @@ TABLE: Mapping[tuple[Health, Happening], Cell] = dict(_cells())
 
 
 def refusal(answer: Answer) -> Happening:
-    """Return what a refusal that is about us, or the shield's, is to its upstream."""
+    """Return the happening that a refusal about us, or the shield's, is to its upstream."""
     if answer.verdict is not Verdict.STOP:
         return Happening.PAUSE
     if answer.ruling is not None and not answer.ruling.may_probe:
@@ -184,5 +176,5 @@ def refusal(answer: Answer) -> Happening:
 
 
 def goes_on(health: Health) -> bool:
-    """Return whether a restart goes on with it, as long as its time is not over."""
+    """Return whether the state survives a restart, as long as its time is not over."""
     return health in RESTING and TABLE[health, Happening.RESTART].health is health

@@ -5,8 +5,7 @@ a connection cannot carry (8BITMIME, SMTPUTF8, SIZE) is deferred, and bounces on
 the upstream is *believed* to lack what it needs: `LOOKS` connections in a row did not offer it, each
 made `APART_NS` or more after the one before; `APART_AGAIN_NS` where it was offered before, ever.
 So an upstream that never offers 8BITMIME bounces its first such message after ten minutes and
-all others at once; one that offered it bounces nothing for a day.  One connection that
-offers it ends the row.
+all others at once; an upstream that offered it bounces nothing for a day.
 
 SIZE is a number, so there is a row for each number that was announced: that nothing above it
 is taken.  A smaller message than the lowest is taken by all; of two numbers the row of the
@@ -29,14 +28,12 @@ LOOKS = 3
 APART_NS = 5 * 60 * SECOND_NS
 """Between two that count: what is broken for a moment, such as a restart, is over by then."""
 APART_AGAIN_NS = 12 * 3600 * SECOND_NS
-"""Where it was offered before: whatever broke has a day to be noticed and mended by people."""
+"""Where it was offered before: people have a day to notice and mend what broke."""
 MOST_SIZES = 16
 """Announced numbers that are remembered; real upstreams have one, or one a host."""
 
 
 class Need(enum.StrEnum):
-    """What a message may need of an upstream."""
-
     SMTPUTF8 = "SMTPUTF8"
     EIGHT_BIT = "8BITMIME"
     SIZE = "SIZE"
@@ -49,7 +46,6 @@ class Row:
     looks: int = 0
     """How many of them were far enough apart to count; `LOOKS` is enough."""
     last_at_ns: int = 0
-    """When the last one that counts was made."""
     was_offered: bool = False
     """By any connection before them."""
 
@@ -70,17 +66,15 @@ OFFERED = Row(was_offered=True)
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """What the connections to one upstream offered."""
-
     smtputf8: Row = Row()
     eight_bit: Row = Row()
     sizes: tuple[tuple[int, Row], ...] = ()
-    """By each number of octets that was announced, ascending: that nothing above it is taken."""
+    """By each announced number of octets, ascending: whether nothing above it is taken."""
     has_taken_all: bool = False
-    """A connection announced no most of octets."""
+    """A connection announced no largest size."""
 
     def seen(self, at_ns: int, *, smtputf8: bool, eight_bit: bool, max_size_bytes: int | None) -> Self:
-        """Return it behind one connection more; no most of octets is None."""
+        """Return the offers after one more connection; None: it announced no largest size."""
         return replace(
             self,
             smtputf8=OFFERED if smtputf8 else self.smtputf8.lacked(at_ns),
@@ -90,7 +84,7 @@ class Offers:
         )
 
     def is_believed(self, need: Need, size_bytes: int = 0) -> bool:
-        """Whether the upstream does not offer it; for SIZE, whether it takes no message of so many octets."""
+        """Whether the upstream is believed to lack it; for SIZE, to take no message of so many octets."""
         match need:
             case Need.SMTPUTF8:
                 return self.smtputf8.is_believed
@@ -122,8 +116,6 @@ class Offers:
 
 @dataclass(frozen=True, slots=True)
 class OffersRecord:
-    """What is kept of it over a restart."""
-
     boot_id: str
     """Of the boot whose instants these are."""
     written_at_ns: int
@@ -134,7 +126,6 @@ class OffersRecord:
     offers: Offers
 
     def moved(self, boot_id: str, now_ns: int, wall_ns: int) -> Offers:
-        """Return what is known, by the instants of this boot."""
         if boot_id == self.boot_id:
             return self.offers
         by_ns = shift_ns(self.written_at_ns, self.wall_ns, now_ns, wall_ns)

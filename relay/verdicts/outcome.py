@@ -42,7 +42,6 @@ class Answer:
 
     @property
     def scope(self) -> Scope:
-        """Return how far the verdict reaches."""
         if self.ruling is not None:
             return self.ruling.scope
         return Scope.UPSTREAM if self.is_about_us else Scope.RECIPIENT
@@ -61,8 +60,8 @@ class Answer:
     def status(self) -> str:
         """Return the enhanced status code (RFC 3463) for the log and for a report.
 
-        Its class is that of the verdict: a report `delayed` with a status 5.2.1 would be
-        read as a failure, and unsubscribe whoever only receives too much just now.
+        Its class is that of the verdict: a report `delayed` with a status 5.2.1 would be read as a
+        failure, and unsubscribe a recipient that only receives too much just now.
         """
         if self.own_status is not None:
             return self.own_status if self.lack is None else self._class + self.own_status[1:]
@@ -76,8 +75,6 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One transaction, seen from its end."""
-
     answers: tuple[Answer, ...]
     """One for each recipient of the transaction, in its order."""
     is_ambiguous: bool = False
@@ -92,12 +89,11 @@ class Outcome:
 
 
 def is_any_relayed(outcome: Outcome) -> bool:
-    """Return whether some of it went through."""
     return Verdict.RELAYED in [answer.verdict for answer in outcome.answers]
 
 
 def gravest(answers: Iterable[Answer]) -> Answer | None:
-    """Return the answer that says most of what is about us: a stop, else a pause, else None."""
+    """Return the gravest answer about us: a stop, else a pause, else None."""
     about_us = [answer for answer in answers if answer.is_about_us]
     return min(about_us, key=_gravity, default=None)
 

@@ -9,8 +9,8 @@ for that, and ages include pauses.
 
 Instants are boottime of the current boot in nanoseconds; `PauseRecord.moved` brings those of another
 boot here.  The wall clock tells when a pause ends: if it was set back meanwhile, the pause is as long
-again as it was when it was written, and never longer.  When the upstream was paused is told as ages
-are (`relay.mail.age`), since it is taken from them.
+again as it was when it was written, and never longer.  The spans of past pauses move as ages do
+(`relay.mail.age`), since they are taken from ages.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from relay.verdicts.retry_after import LONGEST_RETRY_NS
 from relay.verdicts.verdict import Ruling, Span
 
 MOST_SPANS = 256
-"""How many are remembered; the shortest are forgotten first, so that ages err by as little as can be."""
+"""The shortest spans are forgotten first, so that ages err by as little as can be."""
 FOREVER_NS = 1 << 62
 """The end of a pause that has not ended."""
 
@@ -74,20 +74,17 @@ def rest_ns(
 
 
 def window_ns(ruling: Ruling) -> int | None:
-    """Return the window that a refusal speaks of."""
     if ruling.span is not None:
         return SPAN_NS[ruling.span]
     return None if ruling.named is None else ruling.named.per_ns
 
 
 class Pauses:
-    """The times at which one upstream was paused."""
-
     def __init__(self, spans: tuple[Paused, ...] = ()) -> None:
         self._spans = list(spans)
 
     def begin(self, at_ns: int, *, goes_on: bool) -> None:
-        """Begin one; `goes_on` makes it one with the last."""
+        """Begin a pause; `goes_on` makes it one with the last."""
         if self._spans and (goes_on or self._spans[-1][1] >= at_ns):
             self._spans[-1] = (self._spans[-1][0], FOREVER_NS)
         else:
@@ -97,7 +94,7 @@ class Pauses:
                 self._spans.remove(min(self._spans[:-1], key=lambda span: span[1] - span[0]))
 
     def end(self, at_ns: int) -> None:
-        """End the one under way, if there is one."""
+        """End the pause under way; without one, do nothing."""
         if self._spans and self._spans[-1][1] == FOREVER_NS:
             begun_ns = self._spans[-1][0]
             self._spans[-1] = (begun_ns, max(begun_ns, at_ns))
@@ -112,14 +109,11 @@ class Pauses:
 
     @property
     def spans(self) -> tuple[Paused, ...]:
-        """Return them, ascending and apart from each other."""
         return tuple(self._spans)
 
 
 @dataclass(frozen=True, slots=True)
 class PauseRecord:
-    """What is kept of an upstream's pauses."""
-
     boot_id: str
     """Of the boot whose instants these are."""
     written_at_ns: int
@@ -132,13 +126,12 @@ class PauseRecord:
     in_a_row: int
     spans: tuple[Paused, ...]
     is_stopped: bool = False
-    """No time ends it: somebody has to act."""
+    """No time ends it: an operator has to act."""
     doubts: str = ""
-    """Why the shield stopped it, until it has proved itself or somebody acts; empty where it did not."""
+    """Why the shield stopped it, until the upstream proves itself or an operator acts; else empty."""
 
     @property
     def health(self) -> Health:
-        """Return what the upstream was, as far as a restart has to know."""
         if self.because:
             if not self.is_stopped:
                 return Health.PAUSED
@@ -146,7 +139,6 @@ class PauseRecord:
         return Health.PROVING if self.until_ns or self.in_a_row or self.doubts else Health.USED
 
     def moved(self, boot_id: str, now_ns: int, wall_ns: int, here: Here) -> Self:
-        """Return it as it is to be read now; `here` brings an instant of a known boot into this one."""
         if boot_id == self.boot_id:
             return self
         by_ns = shift_ns(self.written_at_ns, self.wall_ns, now_ns, wall_ns)

@@ -12,7 +12,7 @@ class Phrases:
     """Any of some phrases; `*` in one is at most GAP characters.  Time: parts times text."""
 
     def __init__(self, phrases: Iterable[str], *, begin_words: bool = False) -> None:
-        """Take them in lower case, with one space between words.
+        """Take phrases in lower case, with one space between words.
 
         With `begin_words` a phrase begins where a word does: `mail quota` is not in `outmail quota`.
         """
@@ -35,7 +35,6 @@ class Phrases:
 
 
 def _is_in(text: str, parts: Sequence[str], *, begins_word: bool) -> bool:
-    """Return whether the parts stand in the text in their order, each in reach of the one before."""
     ends = _ends(text, parts[0])
     if begins_word and parts[0][:1].isalnum():
         starts = ((end - len(parts[0]), end) for end in ends)

@@ -5,8 +5,8 @@ counts in, and a time of day.  Only the first is a wait, and it is one where wor
 so: right before the span (`try again in`, `blocked for`), right behind it (`in 10
 minutes try again`), or at a little distance in the same sentence, unless the span is
 what something was counted in (`100 messages in 24 hours`) or a time of day (`until 18h`).
-Of several waits the longest counts, and a fraction is rounded up: who comes too early is
-refused again, or blocked for longer.
+Of several waits the longest counts, and a fraction is rounded up: a try that comes too early
+is refused again, or blocked for longer.
 """
 
 import re
@@ -17,9 +17,9 @@ from math import ceil
 from relay.clock import SECOND_NS
 
 LONGEST_RETRY_NS = 2 * 86400 * SECOND_NS
-"""Whatever is asked for, no rest is longer: then it is time to look."""
+"""No rest is longer, whatever is asked for: then it is time to look."""
 LONGEST_BELIEVED_NS = 31 * 86400 * SECOND_NS
-"""What an upstream asks for beyond this is not believed: a number that is no wait."""
+"""A longer wait is not believed: the number means something else."""
 
 UNIT_NS = (
     dict.fromkeys(("month",), 30 * 86400 * SECOND_NS)
@@ -30,7 +30,7 @@ UNIT_NS = (
     | dict.fromkeys(("second", "sec", "s"), SECOND_NS)
     | dict.fromkeys(("millisecond", "msec", "ms"), SECOND_NS // 1000)
 )
-"""A plural has an s more."""
+"""Plurals add an s."""
 _WORDS = ("half", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _ARTICLES = ("a", "an", "another")
 
@@ -151,7 +151,6 @@ def _is_wait(before: str, behind: str, *, is_article: bool) -> bool:
 
 
 def _spans(text: str) -> Iterator[tuple[int, int, int]]:
-    """Yield all spans of time that a text names: from where to where, and how long."""
     for clock in _CLOCK.finditer(text):
         hours, minutes, seconds = (int(part) for part in clock.groups())
         yield *clock.span(), (hours * 3600 + minutes * 60 + seconds) * SECOND_NS
@@ -178,7 +177,6 @@ def _unit_ns(found: re.Match[str]) -> int:
 
 
 def _quantity(found: re.Match[str]) -> Fraction:
-    """Return a number of units in nanoseconds."""
     number = found["number"].removesuffix(" and a half").removesuffix(" an").removesuffix(" a")
     if number in _ARTICLES:
         count = Fraction(1)

@@ -1,33 +1,31 @@
-"""Which refusals are not believed yet: the bounce shield, and refusals of which nobody knows whose they are.
+"""Which refusals are not believed yet: the bounce shield, and refusals that may answer another command.
 
-The shield.  An upstream that cuts an account off may say so in words that no rule knows, to each
-recipient, with a permanent code; and where it counts what is sent, to some recipients
-only, while it takes others.  Believing it bounces a whole list.  So a permanent refusal
-of which nothing but the first digit is recognised (`Layer.DEFAULT`) is *unknown*, and:
+The shield.  An upstream that cuts an account off may say so in words that no rule knows, with a
+permanent code, to each recipient or to some of them only.  Believing it bounces a whole list.  So a
+permanent refusal of which nothing but the first digit is recognised (`Layer.DEFAULT`) is *unknown*, and:
 
-- what is unknown is *doubted*: the recipient is deferred, however old its message is, and
-  bounces only if it is refused again after the upstream relayed something else meanwhile,
-  which shows that it has nothing against us; or expires by its age when it is refused again;
-- that something else goes through proves nothing while `SEVERAL` others of the last
-  `WINDOW` recipients were told the same words, nor where one who was told them was relayed
-  later: those words are not about recipients.  Then only age ends it, or the operator;
+- an unknown refusal is *doubted*: the recipient is deferred, however old its message is.  It bounces only
+  if it is refused again after the upstream relayed something else meanwhile, which shows that the
+  upstream has nothing against us; or it expires by its age when it is refused again;
+- other mail that goes through proves nothing while `SEVERAL` others of the last `WINDOW` recipients
+  were told the same words, nor where a recipient that was told them was relayed later: those words
+  are not about recipients.  Then only age ends it, or the operator;
 - unknown words said to `in_a_row` different ones of the last `WINDOW` recipients *trip* the
   shield, whatever was relayed in between.
 
-Of a refusal that a rule recognises this is not asked, or a list with many dead addresses
-would never be done.  But for all permanent refusals alike:
+A refusal that a rule recognises is not doubted, or a list with many dead addresses would never be done.
+But any permanent refusals, recognised or not, trip the shield:
 
-- the same words to `in_a_row` different recipients with nothing relayed in between trip it;
-- so does a share of more than `refused_percent` of the last `WINDOW` recipients, once
-  there were so many.
+- the same words to `in_a_row` different recipients with nothing relayed in between;
+- a share of more than `refused_percent` of the last `WINDOW` recipients, once there were so many.
 
-What trips it becomes a STOP: those recipients stay as they were, the upstream stops, and
+The refusal that trips it becomes a STOP: those recipients stay as they were, the upstream stops, and
 the operator says whether it is to be believed (`believe`, `clear`) or not (`clear`).  From
-then on every permanent refusal is one, until something is relayed.
+then on every permanent refusal is a STOP, until something is relayed.
 
-The same words are the same text but for addresses, numbers and ids (`same_words`).  What
-counts as different: recipients, where it was said to RCPT; messages, where it was said to
-MAIL, DATA or the content, since one such refusal is about all recipients at once.
+The same words are the same text but for addresses, numbers and ids (`same_words`).  Different are
+recipients, where it was said to RCPT; messages, where it was said to MAIL, DATA or the content,
+since one such refusal is about all recipients at once.
 
 Unproven refusals.  An upstream that hangs up right behind a refusal leaves it open whether the refusal
 answered its own command (`relay.upstream.step`).  Believed at once, an unasked reply bounces a recipient
@@ -35,9 +33,8 @@ that the upstream would take; never believed, mail that an upstream refuses and 
 for days.  So the recipient is deferred, and its refusal counts when the same words meet it again, on
 another connection.  Where the shield is off, this is done all the same.
 
-Memory is bounded, and lost at a restart but for the stop (`recall`): what was doubted then
-is asked and doubted again.
-Does not: know time, or touch a queue.
+Memory is bounded, and lost at a restart but for the stop (`recall`): refusals doubted before are
+asked and doubted again.
 """
 
 import operator
@@ -56,9 +53,9 @@ WINDOW = 100
 SEVERAL = 3
 """So many others who were told the same are no accident."""
 MOST_WORDS = 100
-"""Of how many words it is remembered whether they are true."""
+"""Words of which it is remembered whether they are true."""
 MOST_KEPT = 10_000
-"""How many recipients are remembered as doubted, and as refused without proof; then the oldest go."""
+"""Recipients remembered as doubted, and as refused without proof; then the oldest go."""
 
 # Both begin where a word does, or a long one would be read again from each of its characters.
 _ADDRESS = re.compile(r"<[^<>]*>|(?<![^\s<>@])[^\s<>@]+@[^\s<>@]+")
@@ -68,8 +65,6 @@ _ID = re.compile(r"(?<!\S)[^\s0-9]*[0-9]\S*")
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """One recipient whose refusal is not believed yet."""
-
     queue_id: QueueId
     index: int
     answer: Answer
@@ -77,35 +72,32 @@ class Suspect:
 
 
 class Shield:
-    """What is doubted of one upstream."""
-
     def __init__(self, in_a_row: int = 10, refused_percent: int = 50, *, is_off: bool = False) -> None:
-        """Begin with nothing said; the numbers may be changed while it is used."""
+        """Begin with no doubts; the numbers may be changed while it is used."""
         self.in_a_row = in_a_row
         self.refused_percent = refused_percent
         self.is_off = is_off
         self._said = ""
-        """What is being said in a row, without addresses and numbers."""
+        """The words that are said in a row, without addresses and numbers."""
         self._who: set[str] = set()
-        """To whom."""
+        """The recipients they were said to."""
         self._last: deque[tuple[str, str]] = deque(maxlen=WINDOW)
-        """What each of the last recipients was told, and who it is; nothing where it was relayed.
+        """What each of the last recipients was told, and the recipient; empty words where it was relayed.
 
         Of a message that was refused as a whole all recipients are one.
         """
         self._tripped = ""
         """Why it tripped, while nothing was relayed since."""
         self._is_true: dict[str, bool] = {}
-        """Of words, where it is known: the operator believed them, or one who was told them was relayed."""
+        """By words: believed by the operator, or false since a recipient told them was relayed later."""
         self._suspects: dict[tuple[QueueId, int], tuple[Suspect, int]] = {}
-        """With how often the upstream had relayed when it was first refused."""
+        """With how often the upstream had relayed at the first refusal."""
         self._relayed = 0
         self._unproven: dict[tuple[QueueId, int], str] = {}
-        """Which words each recipient was told last, where nobody knows whether they were about it."""
+        """The words each recipient was told last that may not have been about it."""
 
     @property
     def suspects(self) -> tuple[Suspect, ...]:
-        """Return who was refused and is not believed to be refused, the oldest first."""
         return tuple(suspect for suspect, _ in self._suspects.values())
 
     def judge(self, outcome: Outcome, queue_id: QueueId, asked: Sequence[tuple[int, str]]) -> Outcome:
@@ -147,13 +139,13 @@ class Shield:
         self._tripped = because
 
     def clear(self) -> None:
-        """Begin anew, with nobody doubted: the operator does not believe it, or has settled it."""
+        """Forget all doubts: the operator does not believe them, or has settled them."""
         self._said, self._who, self._tripped = "", set(), ""
         self._last.clear()
         self._suspects.clear()
 
     def believe(self, suspects: Iterable[Suspect]) -> None:
-        """Take what these were told for true, whoever is told it, as the operator does."""
+        """Take the words of these refusals for true, whichever recipient is told them."""
         for suspect in suspects:
             self._learn(same_words(suspect.answer), is_true=True)
 
@@ -198,7 +190,6 @@ class Shield:
         return self._tripped or None
 
     def _why(self, answer: Answer, said: str) -> str:
-        """Return why this refusal is too much, or nothing where it is not."""
         what = "recipients" if answer.phase is Phase.RCPT else "messages"
         if (count := len(self._who)) >= self.in_a_row:
             return f"{count} {what} in a row were refused alike: {answer.text}"
@@ -248,12 +239,10 @@ def _is_refusal(answer: Answer) -> bool:
 
 
 def _whom(answer: Answer, recipient: str, queue_id: QueueId) -> str:
-    """Return whom a refusal is about: one recipient, or all of a message."""
     return recipient.lower() if answer.phase is Phase.RCPT else queue_id
 
 
 def same_words(answer: Answer) -> str:
-    """Return a refusal without what differs by recipient: what the client said, numbers, ids."""
     code = answer.reply.code if answer.reply is not None else 0
     said = answer.ruling.said if answer.ruling is not None else ""
     return f"{code} {_ID.sub('#', _ADDRESS.sub('<>', said or answer.text.lower()))}"

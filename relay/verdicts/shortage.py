@@ -7,5 +7,4 @@ NO_MEANS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 
 
 def is_lack_of_means(error: BaseException | None) -> bool:
-    """Return whether an error says that we lack descriptors or memory, which others give back soon."""
     return isinstance(error, OSError) and error.errno in NO_MEANS

@@ -1,9 +1,8 @@
 """How carefully an upstream is used that refused us for too much, until it is trusted again.  Pure.
 
-After such a refusal nobody knows how much it takes.  A proving transaction of the usual size may be
-more than it ever takes at once: then it is refused, and charged, each time, and nothing goes for ever.
-So the first goes to one recipient, and each later one to no more than were taken since, and one: 1, 2,
-4, 8.  Whatever the upstream takes at all, mail goes.
+A proving transaction of the usual size may be more than the upstream ever takes at once: then it is
+refused, and charged, each time, and no mail goes for ever.  So the first goes to one recipient, and
+each later one to no more than were taken since, and one: 1, 2, 4, 8.
 
 Nor does one message that was taken end a block.  Where the upstream speaks of a window ("per hour") and
 refuses again within an hour, the back-off begins one step below where it ended: a long block is met with
@@ -17,9 +16,9 @@ from relay.verdicts.pauses import PROBE_NS, window_ns
 from relay.verdicts.verdict import Excess, Ruling
 
 CALM_NS = PROBE_NS
-"""So long after the last refusal for too much in a window, the next one is a new story."""
+"""So long after the last refusal for too much in a window, the next one begins anew."""
 LAST_STEP = 6
-"""Of the back-off, which is at its longest then."""
+"""The step at which the back-off is at its longest."""
 
 
 def largest(usual: int, taken: int | None) -> int:
@@ -29,32 +28,28 @@ def largest(usual: int, taken: int | None) -> int:
 
 @dataclass(slots=True)
 class SlowStart:
-    """What is remembered of one upstream's refusals."""
-
     taken: int | None = None
-    """How many recipients it took since it refused; None where it did not."""
+    """How many recipients the upstream took since it refused; None where it did not refuse."""
     _at_ns: int | None = None
     """When it last refused for too much in a window."""
     first_step: int = 0
-    """Of the back-off of this row of refusals; more than 0 where it goes on from the last one."""
+    """Where this row of refusals began in the back-off; more than 0 where it goes on from the last row."""
     _step: int = 0
 
     def refused(self, ruling: Ruling | None, *, is_again: bool) -> None:
-        """Begin with little where there was too much, or where mail is refused again, for whatever reason."""
+        """Begin with little after too much, or after a repeated refusal for whatever reason."""
         if is_again or _is_too_much(ruling):
             self.taken = 0
 
     def largest(self, usual: int, announced: int | None = None) -> int:
-        """Return how many recipients a transaction may have, `announced` by the upstream or as usual."""
         return largest(min(usual, announced or usual), self.taken)
 
     def took(self, recipients: int) -> None:
-        """Trust it with more."""
         if self.taken is not None:
             self.taken += recipients
 
     def step(self, ruling: Ruling | None, in_a_row: int, now_ns: int) -> int:
-        """Return how far the back-off has grown at a refusal, after so many in a row without a success."""
+        """Return the back-off's step at a refusal, after so many in a row without a success."""
         is_windowed = ruling is not None and _is_too_much(ruling) and window_ns(ruling) is not None
         if in_a_row == 0:
             is_soon = self._at_ns is not None and now_ns - self._at_ns < CALM_NS

@@ -1,18 +1,16 @@
 """What a reply means for us: rules of data, read in layers, the first that matches decides.  Pure.
 
 The layers, in order: the phase, the owner's rules, the provider's, enhanced codes, wording, defaults.
-The phase decides before any rule what the others may say: 2yz and 3yz are judged at
-once, and before MAIL no verdict may touch a message, since none was named yet; a rule
-that would is refused when it is made (`Rule`).  The rules themselves are files, each row
-with its source (`relay/policy/verdicts.yaml`, `relay/policy/providers.yaml`), and the
-owner's `upstreams.NAME.verdicts`; what an upstream means is added there, not here.
+The phase decides first what the others may say: 2yz and 3yz are judged at once, and before MAIL no
+verdict may touch a message, since none was named yet; `Rule` refuses such a verdict.  The rules
+are files, each row with its source (`relay/policy/verdicts.yaml`, `relay/policy/providers.yaml`),
+and the owner's `upstreams.NAME.verdicts`.
 
 What the client said itself, and an upstream prints, decides nothing (`relay.verdicts.echo`).
 
 Guarantees: every reply gets a `Ruling`; RELAYED only 250 to the final dot; BOUNCE only a
 refusal from MAIL on, and never one that a rule about us recognises before.  A ruling of
-`Layer.DEFAULT` was recognised by nothing but its first digit: whoever looks for the same
-refusal of many recipients in a row asks for that.
+`Layer.DEFAULT` was recognised by nothing but its first digit.
 Costs: nothing but a comparison where the reply is not a refusal.
 """
 
@@ -29,25 +27,21 @@ from relay.verdicts.retry_after import LONGEST_BELIEVED_NS, UNIT_NS, retry_after
 
 
 class Verdict(enum.StrEnum):
-    """What becomes of what the reply was about."""
-
     RELAYED = "relayed"
     """The upstream took responsibility."""
     DEFER = "defer"
     """Attempted, refused for now: an attempt, tried again after its back-off."""
     LATER = "later"
-    """This recipient in the next transaction, at once: no attempt was made of it."""
+    """This recipient goes in the next transaction, at once: it was not attempted."""
     BOUNCE = "bounce"
     """A permanent failure of the message or the recipient."""
     PAUSE = "pause"
     """About us or the upstream: the message stays as it was, the upstream rests."""
     STOP = "stop"
-    """About the account: as PAUSE, but only somebody who acts, or a slow probe, ends it."""
+    """About the account: as PAUSE, but only an operator or a slow probe ends it."""
 
 
 class Scope(enum.StrEnum):
-    """How far a verdict reaches."""
-
     RECIPIENT = "recipient"
     """What was just asked: one recipient at RCPT, else all of the transaction."""
     MESSAGE = "message"
@@ -58,7 +52,7 @@ class Scope(enum.StrEnum):
 
 
 class Layer(enum.IntEnum):
-    """Who decided.  The order is the order of asking."""
+    """What decided, in the order of asking."""
 
     PHASE = 0
     OPERATOR = 1
@@ -82,7 +76,7 @@ class Named(NamedTuple):
     """A limit that a refusal names: `limit of 50 recipients per 3600s`."""
 
     slots: int
-    """N."""
+    """How many messages or recipients."""
     unit: Literal["messages", "recipients"]
     per_ns: int | None
     """Its window; None where only a word tells of it (`span_of`)."""
@@ -105,7 +99,6 @@ WORDS: dict[str, tuple[Verdict, Scope]] = {
     "pause": (Verdict.PAUSE, Scope.UPSTREAM),
     "stop": (Verdict.STOP, Scope.UPSTREAM),
 }
-"""The verdicts that a rule may give, as they are written."""
 
 BEFORE_MAIL = frozenset({Phase.CONNECT, Phase.EHLO, Phase.STARTTLS, Phase.AUTH, Phase.RSET, Phase.QUIT})
 """Phases in which no message is named, so that none can be at fault."""
@@ -120,8 +113,6 @@ _CODE_IN_FRONT = re.compile(r"[245]\.[0-9]{1,3}\.[0-9]{1,3}\s+")
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A refusal as rules look at it."""
-
     phase: Phase
     code: str
     enhanced: str
@@ -154,7 +145,7 @@ class Rule:
     but_not_enhanced: re.Pattern[str] | None = None
     names_sender: bool = False
     wait_ns: int | None = None
-    """How long to rest at least, where the reply itself does not say."""
+    """The least rest, where the reply itself does not say."""
     may_probe: bool = True
     """False where every further attempt makes it worse: nothing is tried until it is surely over."""
 
@@ -195,7 +186,7 @@ class Ruling:
     said: str = ""
     """The refusal's own words, by which it is compared with others; empty where it is no refusal."""
     is_in_doubt: bool = False
-    """What decides may be the client's words or the upstream's: so nobody else is harmed."""
+    """The deciding words may be the client's or the upstream's: so no other mail is harmed."""
 
     @property
     def layer(self) -> Layer:
@@ -203,14 +194,13 @@ class Ruling:
 
     @property
     def wait_ns(self) -> int | None:
-        """Return how long to rest at least: what the reply says, else what the rule says."""
+        """Return the least rest: what the reply says, else what the rule says."""
         if self.retry_after_ns is not None:
             return self.retry_after_ns
         return None if self.rule is None else self.rule.wait_ns
 
     @property
     def may_probe(self) -> bool:
-        """Whether trying early does no harm."""
         return self.rule is None or self.rule.may_probe
 
     @property
@@ -242,9 +232,8 @@ class Judge:
     def ruling(self, phase: Phase, reply: Reply, words: ClientWords = NOTHING_SAID) -> Ruling:
         """Return what a reply means; `words` is what the client has said, which the reply may say again.
 
-        A reply that is no refusal and yet not what was due (a 2yz where 3yz was, 354 to
-        the dot) is DEFER: it proves neither that the upstream took the message nor that
-        it never will.
+        A reply that is no refusal and yet not what was due (a 2yz where 3yz was, 354 to the dot) is
+        DEFER: it proves neither that the upstream took the message nor that it never will.
         """
         if reply.code < 400:
             if phase is Phase.EOD and reply.code == 250:
@@ -294,7 +283,6 @@ def _lines(reply: Reply) -> list[str]:
 
 
 def _said(phase: Phase, reply: Reply, text: str, *, names_sender: bool) -> Said:
-    """Return a refusal as rules look at it; `text` is what is left of it without the client's words."""
     enhanced = reply.enhanced or ""
     if reply.text.startswith(enhanced) and not text.startswith(enhanced):
         # No code of the upstream's: an address began with it.
