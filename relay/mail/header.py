@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 
 def header_fields(head: bytes) -> Iterator[tuple[str, str]]:
-    """Names are in lower case; values unfolded, with runs of white space as one space."""
+    """Read to an empty line or the end; names in lower case, runs of white space as one space."""
     name, value = "", ""
     for line in head.partition(b"\r\n\r\n")[0].split(b"\r\n"):
         text = line.decode("utf-8", "replace")

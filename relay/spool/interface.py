@@ -1,8 +1,9 @@
 """What any engine of the spool promises, and the values it speaks in.
 
 Two sides that share nothing but the disk: `Intake` for listeners, in any number of processes, and
-`Spool` for the one sender that holds the spool's lock.  Both are synchronous.  An engine's methods
-are called by one thread at a time, except `Intake`, whose drafts are independent of one another.
+`Spool` for the one sender that holds the spool's lock.  Both are synchronous and called from
+threads; an engine's methods are called by one thread at a time, except `Intake`, whose
+drafts are independent of one another.
 tests/unit/spool/conformance.py is the suite that every engine passes.
 """
 

@@ -120,7 +120,8 @@ def remove_abandoned_drafts(
     """Remove drafts whose writer is dead; return how many.  Also run now and then.
 
     A writer is dead when its lock is free.  No clock and no time of a file counts, so no step of a clock
-    removes a message that is just arriving.  What is no draft of ours goes to corrupt/.
+    removes a message that is just arriving, or keeps what a dead listener left.
+    What is no draft of ours goes to corrupt/.
     """
     # One that was published has this name too, the sign that its other name may not be durable yet.
     disk.sync_directory(layout.folder("new"))
