@@ -81,10 +81,7 @@ LONGEST_BELIEVED_NS = 30 * 86_400 * SECOND_NS
 
 
 def is_left_of_a_rewrite(disk: Disk, path: str) -> bool:
-    """Return whether a file may be what a rewrite that died left; never raises OSError.
-
-    A file that cannot be read may be anybody's.
-    """
+    """Return False for a file that cannot be read: it may be anybody's.  Never raises OSError."""
     try:
         with opened(disk, disk.open_read(path)) as fd:
             return is_begun(disk.pread(fd, SECTOR_BYTES, 0))
@@ -93,7 +90,7 @@ def is_left_of_a_rewrite(disk: Disk, path: str) -> bool:
 
 
 class History:
-    """One history file, as one process sees it.  One thread at a time."""
+    """One thread at a time."""
 
     def __init__(self, path: Path, disk: Disk, clock: Clock, slots: Slots) -> None:
         self._path = str(path)
@@ -108,12 +105,10 @@ class History:
         self._offset = 0
         """How much of the file is known; always the end of a group."""
         self._at: At | None = None
-        """When the last known group was written."""
         self._lock_fd = -1
         self._kept_lock: int | None = None
-        """The lock that was used first, open for as long as the history is in use."""
+        """Open for as long as the history is in use."""
         self._own_mark_ns: int | None = None
-        """The mark of the last group that this process ever knew."""
         self._lock_mark_ns: int | None = None
         """The mark of a durable group, by the lock."""
         self._has_used_it = False
@@ -160,7 +155,7 @@ class History:
             self._disk.close(lock_fd)
 
     def _step(self, found: Found) -> Effect:
-        """Go on to the next state, and return what to do.  Raises HistoryError where nothing may be sent."""
+        """Return what to do.  Raises HistoryError where nothing may be sent."""
         effect = TABLE[found.event][self._known].effect
         if effect is Effect.REFUSE:
             raise self._refusal(found)
@@ -175,10 +170,7 @@ class History:
         self._known = TABLE[event][self._known].next
 
     def _keep_lock(self, lock_fd: int) -> None:
-        """Keep the lock open beyond the critical section; refuse one that is not the first.
-
-        It may have been removed or replaced while we waited for it.
-        """
+        """Refuse a lock that is not the first: it may have been replaced while this process waited for it."""
         if self._kept_lock is None:
             self._kept_lock = self._disk.open_read(self._lock_path)
         elif self._disk.leads_to(self._lock_path, lock_fd):
@@ -188,7 +180,6 @@ class History:
             raise self._refusal(Found(Event.LOCK_REPLACED, "removed or replaced just now"), self._lock_path)
 
     def _refuse_another_lock(self) -> None:
-        """Raise HistoryError if the name of the lock does not stand for the lock that we use."""
         if self._kept_lock is None or self._disk.leads_to(self._lock_path, self._kept_lock):
             return
         self._leave_a_lock()
@@ -205,7 +196,7 @@ class History:
                 self._disk.write_all(fd, mark_line(self._own_mark_ns))
 
     def _leave_a_folder(self) -> None:
-        """Make a folder that is gone anew; while we ran, it would be in the way of who puts it back."""
+        """Make a lost folder anew, at the end only: earlier it would be in the way of the one that is put back."""
         if self._own_mark_ns is not None and self._disk.inode(str(Path(self._folder).parent)) is not None:
             self._disk.make_directory(self._folder)
 
@@ -225,7 +216,7 @@ class History:
     def append(self, now_ns: int, records: list[Record]) -> bool:
         """Make records durable that the slots know already; within `locked`.  Return whether there were none.
 
-        Raises HistoryError, and then they may be on the disk or not: nothing may be sent on them.
+        After HistoryError they may be on the disk or not: nothing may be sent on them.
         """
         is_first, self.is_doubtful = self._at is None, True
         effect = self._step(Found(Event.APPEND))
@@ -242,7 +233,7 @@ class History:
         return self._offset > max(COMPACT_ABOVE_BYTES, 2 * worth_bytes, self._compacts_above_bytes)
 
     def close(self) -> None:
-        """Let go of the file and of its lock; where that is gone, leave one, so that no start begins anew."""
+        """Where the lock is gone, leave one, so that no start begins anew."""
         self._close_file()
         if self._kept_lock is not None:
             kept_fd, self._kept_lock = self._kept_lock, None
@@ -308,7 +299,6 @@ class History:
         self._has_used_it = True
 
     def _take(self, fd: int, content: bytes, examination: Examination, origin: int) -> None:
-        """Take groups that another process wrote for known, and cut what was torn behind them."""
         found, _, last, end, _ = examination
         for each in found:
             if self._step(each) is Effect.CUT:
@@ -321,7 +311,6 @@ class History:
         self._is_name_unsynced = self._is_name_unsynced or origin == 0
 
     def _move_to_this_boot(self, examination: Examination, now_ns: int) -> None:
-        """Tell another boot's records in this boot's time."""
         last = examination.last
         passed_ns = max(0, self._clock.wall_ns() - last.mark_ns)
         if passed_ns > LONGEST_BELIEVED_NS:
@@ -367,7 +356,7 @@ class History:
             raise
 
     def _has_compacted(self, now_ns: int) -> bool:
-        """Put a shorter file in place; return False where the long one has to do, as on a full disk."""
+        """Return False where the long file has to do, as on a full disk."""
         try:
             self._rewrite(now_ns)
         except OSError:
@@ -379,7 +368,6 @@ class History:
         return True
 
     def _rewrite(self, now_ns: int) -> None:
-        """Put a new file with all that the slots know in the place of the old."""
         at = self._at_now(now_ns)
         content = header(self._clock.boot_id()) + group(at, self._slots.records(now_ns))
         try:
@@ -397,7 +385,7 @@ class History:
         self._note_end(at)
 
     def _note_end(self, last: At) -> None:
-        """Say in the lock how far the file is durable by now, once both still have their names."""
+        """Write the mark into the lock, once both files still have their names."""
         self._own_mark_ns = last.mark_ns
         self._refuse_another_lock()
         if self._fd is None or not self._disk.leads_to(self._path, self._fd):

@@ -65,14 +65,11 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """One refusal, beside what had gone well until then."""
-
     at_ns: int
     unit: Unit
     per_ns: int
-    """The window that was looked at."""
     sent: int
-    """How much of the unit was charged in it before the refusal."""
+    """Charged within `per_ns` before the refusal, in the unit."""
     over_ns: int
     """Since the first of that."""
     limit: int | None
@@ -85,7 +82,7 @@ class Hint:
 
     @property
     def is_explained(self) -> bool:
-        """Whether our own history may be what was too much; False only where it cannot."""
+        """False only where our own history cannot be what was too much."""
         return self.named is None or self.charged is None or self.charged > self.named
 
     @property
@@ -94,12 +91,10 @@ class Hint:
         return f"{count}{self.unit} per {in_seconds(self.per_ns)}"
 
     def is_met_by(self, limits: Iterable[Limit]) -> bool:
-        """Return whether one of the policy's limits is as strict by now."""
         alike = [limit for limit in limits if limit.unit == self.unit and limit.for_each is None]
         return any(limit.count <= self.suggested and limit.per_ns >= self.per_ns for limit in alike)
 
     def beside(self, limits: Iterable[Limit]) -> "Hint":
-        """Return it with the N that the policy has by now."""
         counts = [limit.count for limit in _in_windows(limits, self.unit, self.per_ns)]
         return replace(self, limit=min(counts, default=None))
 
@@ -123,23 +118,19 @@ class Hint:
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """A limit of the policy that is in force with a lower N."""
-
     unit: Unit
     per_ns: int
     limit: int
     """The policy's N: once that is another, the owner has decided anew."""
     count: int
-    """The N in force."""
     at_ns: int
-    """When it was last lowered."""
 
     @property
     def key(self) -> tuple[Unit, int, int]:
         return (self.unit, self.per_ns, self.limit)
 
     def is_of(self, limit: Limit) -> bool:
-        """Return whether it is this limit that was lowered, unedited since."""
+        """Return False once the owner edited the limit."""
         return limit.for_each is None and (limit.unit, limit.per_ns, limit.count) == self.key
 
 
@@ -157,10 +148,7 @@ class Effective:
 
 @dataclass(frozen=True, slots=True)
 class Lessons:
-    """What is kept of an upstream over a restart."""
-
     findings: tuple[Hint, ...] = ()
-    """Of the last refusal that could be compared."""
     lowered: tuple[Lowered, ...] = ()
 
     def under(self, limits: Sequence[Limit], *, adapts: bool) -> "Lessons":
@@ -245,7 +233,7 @@ def suggest(sent: int, limit: int | None = None) -> int:
 
 
 def tighten(finding: Hint, limits: Sequence[Limit], lowered: Sequence[Lowered]) -> Lowered | None:
-    """Return the limit of a finding as it is to be lowered, or None to leave it.
+    """Lower the limit of a finding, or return None to leave it.
 
     To the suggestion, but to no less than half of what is in force, and once in its window:
     a block that has another reason refuses again and again, after ever fewer.
@@ -272,7 +260,6 @@ def in_force(limits: Iterable[AnyLimit], lowered: Sequence[Lowered]) -> list[Any
 
 
 def finding_to_json(finding: Hint) -> dict[str, int | float | str | None]:
-    """Return a finding for scripts, without its instant."""
     return {
         "text": str(finding),
         "limit": finding.label,
@@ -307,7 +294,7 @@ def _not_cleared(
     peak: Callable[[int], Tally],
     before: Iterable[Hint],
 ) -> list[Limit]:
-    """Return those limits that held no more in any earlier window, or were blamed then."""
+    """Limits that held no more in any earlier window, or were blamed then."""
     blamed = {(finding.unit, finding.per_ns) for finding in before if finding.limit is not None}
     return [
         limit
