@@ -196,7 +196,7 @@ class History:
                 self._disk.write_all(fd, mark_line(self._own_mark_ns))
 
     def _leave_a_folder(self) -> None:
-        """Make a lost folder anew, at the end only: earlier it would be in the way of the one that is put back."""
+        """Make a lost folder anew, at the end only: earlier it would be in the way of one put back."""
         if self._own_mark_ns is not None and self._disk.inode(str(Path(self._folder).parent)) is not None:
             self._disk.make_directory(self._folder)
 
