@@ -30,7 +30,7 @@ _WIRE_SLACK_BYTES = 64 * 1024
 
 
 class Fault(enum.Enum):
-    """Why content cannot be accepted, most decisive first."""
+    """Most decisive first."""
 
     TOO_BIG = enum.auto()
     NUL = enum.auto()
@@ -47,7 +47,7 @@ _REFUSALS = {
 
 
 class ContentDecoder:
-    """The content of one message: feed it what arrives after 354, store what it returns."""
+    """Feed it what arrives after 354, store what it returns."""
 
     def __init__(self, max_size_bytes: int, max_hops: int, *, normalise: bool) -> None:
         self._max_size_bytes = max_size_bytes
@@ -86,7 +86,7 @@ class ContentDecoder:
 
     @property
     def is_hopeless(self) -> bool:
-        """Return whether so much came without an end that reading on is no use."""
+        """Whether so much came without an end that reading on is no use."""
         return self._wire_bytes > 2 * self._max_size_bytes + _WIRE_SLACK_BYTES
 
     def feed(self, received: bytes) -> bytes:
@@ -122,7 +122,6 @@ class TraceCounter:
         self._is_past_header = False
 
     def feed(self, block: bytes) -> None:
-        """Add content; what is after the header is not looked at."""
         if self._is_past_header:
             return
         text = self._carry + block
