@@ -25,7 +25,7 @@ IN_THE_CLEAR = (Mechanism.CRAM_MD5, Mechanism.PLAIN, Mechanism.LOGIN)
 
 
 def choose(offered: frozenset[str], wanted: Mechanism, *, is_encrypted: bool) -> Mechanism | None:
-    """Return the mechanism to use of those offered (in lower case), or None."""
+    """`offered` is in lower case."""
     preference = UNDER_TLS if is_encrypted else IN_THE_CLEAR
     candidates = preference if wanted is Mechanism.AUTO else (wanted,)
     return next((mechanism for mechanism in candidates if mechanism.value in offered), None)
@@ -34,7 +34,7 @@ def choose(offered: frozenset[str], wanted: Mechanism, *, is_encrypted: bool) ->
 async def log_in(
     protocol: StrictProtocol, credentials: Credentials, mechanism: Mechanism, timeout_s: float
 ) -> Reply:
-    """Log in; return the reply that decided: 235, or a refusal.
+    """Return the reply that decided: 235, or a refusal.
 
     Raises Broken, Unexpected where the exchange is not the mechanism's.
     """
