@@ -132,6 +132,7 @@ class _Future:
         self._rests = line.sender_pauses.senders()
         self._waited_ns = Counter[str]()
         self._closed: list[str] = []
+        """Lanes at their ceilings."""
         self._closed_ns = Counter[str]()
         self._longest = NEXT
 

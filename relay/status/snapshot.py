@@ -102,6 +102,7 @@ class UpstreamStatus:
     waiting_messages: int = 0
     waiting_recipients: int = 0
     in_flight: int = 0
+    """Transactions."""
     drained_at_ns: int | None = None
     """Wall clock: when the last message that waits will have been relayed, by estimate; now, where none
     does, and None where nobody can tell."""
@@ -128,6 +129,7 @@ class LaneStatus:
 class QueueCounts:
     messages: int = 0
     recipients: int = 0
+    """Those still to do."""
     size_bytes: int = 0
     oldest_age_ns: int = 0
     """Since acceptance; 0 where there is none."""
@@ -188,6 +190,7 @@ class RecipientView:
     address: str
     status: RecipientStatus
     text: str = ""
+    """Why, where it failed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,6 +125,7 @@ class _Visit(asyncio.Protocol):
 
     def __init__(self, visitors: Visitors, server: web.Server) -> None:
         self.is_asking = False
+        """The server is making its answer."""
         self._visitors = visitors
         self._server = server
         self._handler: asyncio.Protocol | None = None

@@ -64,8 +64,10 @@ class Outlook:
     max_messages: int = 1 << 30
     """Over one connection.  This and what follows is read only where connections are limited."""
     idle_ns: int = 1 << 62
+    """How long a connection is kept for the next transaction."""
     idle: int = 0
     back_off_ns: tuple[int, int] = (0, 0)
+    """The shortest and the longest."""
 
 
 class Mail(NamedTuple):

@@ -44,6 +44,7 @@ class Usage:
     """Above `count` after an edit that lowered it."""
     count: int
     span_ns: int
+    """The period and its guard."""
     opens_at_ns: int
     """Boottime at which there may be room for one more; now, if there is."""
     for_each: ForEach | None = None

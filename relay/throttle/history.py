@@ -109,6 +109,7 @@ class History:
         self._kept_lock: int | None = None
         """Open for as long as the history is in use."""
         self._own_mark_ns: int | None = None
+        """Of the last group that this process ever knew."""
         self._lock_mark_ns: int | None = None
         """The mark of a durable group, by the lock."""
         self._has_used_it = False

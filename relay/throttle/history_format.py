@@ -163,6 +163,7 @@ _WORD = b"relay-history "
 _ANY_VERSION = re.compile(_WORD + rb"[0-9]")
 _HEADER = re.compile(rb"(relay-history [12] ([0-9A-Za-z-]{1,64})) ([0-9a-f]{8})\n")
 _GROUP = re.compile(rb"group ([0-9]{1,9}) ([0-9a-f]{8})\n")
+"""Not anchored at a line's start: the end of the line before it may be damaged."""
 _NUMBER = "-?[0-9]{1,24}"
 _SHARE = re.compile(r" ([a-z_]{1,32})=([!-~]{0,96}):([0-9]{1,18}):([0-9]{1,18})")
 _SHARES = "((?: [a-z_]{1,32}=[!-~]{0,96}:[0-9]{1,18}:[0-9]{1,18})*)"

@@ -149,6 +149,7 @@ class Effective:
 @dataclass(frozen=True, slots=True)
 class Lessons:
     findings: tuple[Hint, ...] = ()
+    """Of the last refusal that could be compared."""
     lowered: tuple[Lowered, ...] = ()
 
     def under(self, limits: Sequence[Limit], *, adapts: bool) -> "Lessons":

@@ -238,7 +238,9 @@ class Peak:
 @dataclass(frozen=True, slots=True)
 class Audit:
     transactions: int
+    """Known one by one."""
     in_flight: int
+    """Of `transactions`, those without an end so far."""
     merged: int
     """Messages and connections that compaction has merged into fewer lines."""
     without_start: int

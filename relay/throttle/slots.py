@@ -50,6 +50,7 @@ class Slots:
         self._gauges: list[Gauge] = []
         self._has_keys = False
         self._now_ns = 0
+        """The latest instant that is known to have come."""
         self._in_flight: dict[int, Reserved] = {}
         self._own: set[int] = set()
         """Other processes' reservations are not here: those may have died and never settle."""
