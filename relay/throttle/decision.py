@@ -2,15 +2,10 @@
 
 All limits are asked before any is touched: a message gets a slot in each of them, or in none.  A
 message with more recipients than all limits have room for goes to as many as there is room for.
-Since every N is at least 1, no message is too large to ever go: it waits only where not even one
-recipient may be named.
+Every N is at least 1, so a message waits only where not even one recipient may be named.
 
-The questions behind `room` tell what many messages may do; the estimate of `relay.status.eta` asks
-the same ones, of gauges with a clock of their own.
-
-Addresses and domains are compared without regard to their spelling (`address.comparable`): where
-the upstream tells apart what we do not, two of its keys share a window here, which wastes and never
-exceeds.
+Addresses and domains are compared without regard to their spelling (`address.comparable`).  Two keys
+that the upstream tells apart may share a window here, which wastes and never exceeds.
 """
 
 import functools

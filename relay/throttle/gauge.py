@@ -3,14 +3,14 @@
 A limit that says `for_each` has a window for each sender, domain or client.  One more window is
 shared by all keys: it holds what was recorded without this kind of key, and the keys that memory has
 no room for.  A key's room is N less its own window less the shared one.  All of a key's past is in
-those two, so no key ever exceeds N; a shared slot counts against more keys than it has to, which
-wastes and never exceeds.  `Usage.is_crowded` tells of it.
+those two, so no key ever exceeds N.  A shared slot counts against more keys than it has to, which
+wastes; `Usage.is_crowded` tells of it.
 
-A ceiling is a limit of kind `lane` with `only` one key: it knows nothing of any other.
+A ceiling is a limit of kind `lane` with `only` one key.
 
 Memory is bounded by MOST_ENTRIES instants, where a key weighs KEY_ENTRIES.  Beyond that no further key
 gets a window, and the keys that have one keep further ends more coarsely.  A key leaves once its
-window is empty: each new key looks at two others, so its cost does not depend on how many there are.
+window is empty.
 
 Instants are boottime of the current boot in nanoseconds.
 """

@@ -2,39 +2,36 @@
 
 Guarantees: what `append` was given is durable when it returns.  `locked` is the one critical
 section: in it the slots know everything that any process has recorded, and no other process
-decides.  It holds flock on `PATH.lock`, which dies with its holder, and nothing in it waits for
-anything but the disk.  What a look may find, and what becomes of it, is the table in
-`history_states`; every start is a recovery.  Reservations without an end stay occupied until
-their deadline + T, since their process may have died.
+decides.  It holds flock on `PATH.lock`, which dies with its holder, and waits for nothing but the
+disk.  `history_states` says what a look may find, and what becomes of it; every start is a recovery.
+Reservations without an end stay occupied until their deadline + T, since their process may have died.
 
 Names.  A process keeps the lock open as long as it uses the history.  In each critical section,
 before it decides and after it wrote, it checks that both names still stand for the files it has.
 A lock that was removed or replaced excludes no other process, so nothing is sent until the names
 are put back, or the owner begins anew.  A process that finds the name of the lock gone leaves a
-lock there that says how far the history reached (the high-water mark in `history_format`), so
-that a restart does not take the account for a new one.  Not noticed: both files removed and
-another relay started before the running one decides again.
+lock there with the high-water mark, so that a restart does not take the account for a new one.
+Not noticed: both files removed and another relay started before the running one decides again.
 
 Durability.  Another process may have died between its append and its sync, so its groups may be
-in the page cache only.  After a sync of its that failed, the kernel takes those pages for clean.
+in the page cache only.  After a failed sync of another process, the kernel takes those pages for clean.
 Therefore, before the first append behind bytes that are not ours, those bytes are written again
 and synced; so is the name of a file that we did not make, and at the start the names of the
-folders.  Otherwise a power cut could leave our group whole behind a torn one, or take the name
-back from under it.  After a failed sync of ours the group is cut off, memory is dropped, and the
-next append writes a new file.
+folders.  Otherwise a power cut could leave our group whole behind a torn one, or lose the name.
+After a failed sync of ours the group is cut off, memory is dropped, and the next append writes a
+new file.
 
 Time.  All instants are boottime of one boot, so a step of the wall clock never matters.  After a
 reboot all instants move by one shift.  The last group says when it was written by both clocks:
-since then as much time has passed as the wall clock is ahead of the *latest* it ever implied for
-that group (its mark), and none if it is behind.  Ages up to that group are exact, and the rest
-can only be too small.  Reservations without an end move along and keep their deadline: the
-upstream may still be counting what it read before the power went.  More than LONGEST_BELIEVED_NS
-counts as none: a clock that starts in 2038 costs a wait, as one that starts in 1970 does.  Not
-noticed: a wall clock that is further ahead of the truth after the reboot than ever before it, by
-less than that.
+since then as much time has passed as the wall clock is ahead of that group's mark, and none if it
+is behind.  Ages up to that group are exact, and the rest can only be too small.  Reservations
+without an end move along and keep their deadline: the upstream may still be counting what it read
+before the power went.  More than LONGEST_BELIEVED_NS counts as none: a clock that starts in 2038
+costs a wait, as one that starts in 1970 does.  Not noticed: a wall clock that is further ahead of
+the truth after the reboot than ever before it, by less than that.
 
-A file that outgrew COMPACT_ABOVE_BYTES, and its worth twice, is written anew.  `PATH.new` is a
-rewrite that died, and the next rewrite removes it; a file of others there is renamed, never removed.
+A file above COMPACT_ABOVE_BYTES and twice its worth is written anew.  `PATH.new` is a rewrite that
+died, and the next rewrite removes it; a file of others there is renamed, never removed.
 """
 
 import contextlib

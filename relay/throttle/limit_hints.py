@@ -1,20 +1,20 @@
 """What a refusal for having sent too much teaches, by our own history.  Pure.
 
-At such a refusal the history tells how much was charged in a window that ended there: so much went
-well.  `suggest` makes a limit of it; `tighten` may lower a limit that is in force.
+The history tells how much was charged in a window that ended at the refusal: so much went well.
+`suggest` makes a limit of it; `tighten` may lower a limit that is in force.
 
 Which limit: where the reply names a window ("per hour"), those of that length; else all.  Where it
-names its own N too ("50 recipients per hour"), that limit, and that N if it is lower.  Of several
-limits, one that held more in an earlier window is cleared: a relay that paces keeps its short
-windows full for hours, and those went well.  A limit that was blamed before is not cleared so, since
-the windows before that refusal prove nothing.  Of what is left, the limit that was nearest to its N,
-since one refusal tells no more.  Where the policy has none, the window that the reply names, else a
-minute, an hour and a day.  Connections are compared with limits on connections, and mail with the
-others.  Limits `for_each` key are left out: the reply does not say whose window it was.
+names its own N too ("50 recipients per hour"), that limit, and that N if it is lower.  Of several,
+a limit that held more in an earlier window is cleared: those windows went well.  A limit that was
+blamed before is not cleared, since the windows before that refusal prove nothing.  Of the rest, the
+limit nearest to its N, since one refusal tells no more.  Where the policy has none, the window that
+the reply names, else a minute, an hour and a day.  Connections are compared with limits on
+connections, and mail with the others.  Limits `for_each` key are left out: the reply does not say
+whose window it was.
 
-What cannot be known, and is not claimed:
-- what else uses the account.  But where the upstream names its N, and all of ours that it
-  may have counted is no more, then it counted something else too, or otherwise: that is said;
+Not known, and not claimed:
+- what else uses the account; but where the upstream's N is at least all of ours that it may have
+  counted, it counted something else too, or otherwise: that is said;
 - whether its windows slide or are fixed (the clock hour): a fixed one holds at most what
   ours does, so the suggestion may be too high, and the next refusal says so;
 - which of several limits it was, and what in flight it counted already (left out here).

@@ -2,14 +2,13 @@
 
 Guarantees: a reservation occupies every window until it is settled, or until its deadline, at
 which it counts as ended.  What ended is kept for as long as any policy could ask for it, in bounded
-memory: the newest EXACT_ENDS to the nanosecond, and older ones as `compaction` says, rounded *up*
-by less than 1/1024 of their age, once for each reboot that they live through, since that moves the
-grid.  So new limits judge the same past (`judge_by`), and a sum never falls too early.
+memory: the newest EXACT_ENDS to the nanosecond, and older ones as `compaction` says.  Each reboot
+moves the grid, so each rounds them *up* once more, by less than 1/1024 of their age.  So new limits
+judge the same past (`judge_by`), and a sum never falls too early.
 
-KEEP_NS is no policy's longest period but the longest that can be written: processes
-with different policies share one history, and none may drop what another needs.
-It costs little, since memory grows with the logarithm of the age: about a
-thousand entries each time the age doubles, and as many again before they are merged.
+KEEP_NS is not a policy's longest period but the longest that can be written: processes with
+different policies share one history, and none may drop what another needs.  Memory grows with the
+logarithm of the age: about a thousand entries each time the age doubles, and as many again not yet merged.
 
 Every method may be called from any thread; none touches the disk or blocks for long.
 Instants are boottime of the current boot in nanoseconds.
