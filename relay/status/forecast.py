@@ -1,7 +1,7 @@
 """What is to be expected of the queue: a look at it at one instant, and the estimate made from that.
 
-A `Look` is taken on the event loop and is quick; its estimate takes its time with a long
-queue, touches nothing of the relay, and may be made in another thread.
+A `Look` is quick and taken on the event loop.  Its estimate takes its time with a long queue,
+touches nothing of the relay, and may be made in another thread.
 
 `held_by` has one of these forms, whatever holds a message:
 
@@ -11,11 +11,11 @@ queue, touches nothing of the relay, and may be made in another thread.
 | `limit LABEL`, `limit LABEL (KEY)` | room in that window, or in that key's |
 | `ceiling of lane NAME` | room for its lane under the ceiling |
 | `pause: WHY` | the end of the upstream's pause |
-| `stop: WHY` | somebody who acts; no instant is known |
+| `stop: WHY` | an operator who acts; no instant is known |
 | `hold` | the operator; no instant is known |
 | `reports.per_hour` | room for its report, which is all that it lacks; no instant is known |
 | `back-off` | the end of its own back-off |
-| `sender rests` | the end of the time for which the upstream's refusal of its sender is heeded |
+| `sender rests` | the end of the pause after the upstream refused its sender |
 | `shield` | its back-off, since a refusal that no rule knows is asked about again |
 | `connections` | a connection that is free |
 """
