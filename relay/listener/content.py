@@ -1,13 +1,12 @@
 """The content of one message, from 354 to the verdict on it.
 
-`ContentDecoder` judges, and is pure: no verdict depends on how the network cut the bytes,
-since every flag is a property of the octets up to the end, so that a client cannot choose
-an answer by its packets.  It takes a few searches at memory speed per chunk, no step per line.
+`ContentDecoder` is pure.  Every flag is a property of the octets up to the end, so a client cannot
+choose an answer by its packets.  It takes a few searches at memory speed per chunk, no step per line.
 
 `Transfer` takes the content in.  Guarantees: memory is bounded by `_CHUNK_BYTES`,
-`SPILL_BYTES` and one read, whatever is sent; content is read to its true end or the session
-ends, so that no octet of it is ever taken for a command; a draft that is not accepted is
-discarded, also when the client is lost or the session is cancelled half-way.
+`SPILL_BYTES` and one read; content is read to its true end or the session ends, so that no octet
+of it is ever taken for a command; a draft that is not accepted is discarded, also when the client
+is lost or the session is cancelled half-way.
 """
 
 import enum

@@ -1,8 +1,6 @@
-"""What the listener needs from other rooms.
+"""What the listener needs from other rooms: it knows no spool and no metrics.
 
-The listener knows no spool and no metrics.  It hands content to a `DraftPort`, asks an
-`IntakePort` to take responsibility, and tells an `Observer` what happened.  `daemon`
-plugs the real ones in; tests plug in their own.
+`daemon` plugs the real ones in; tests plug in their own.
 """
 
 from typing import Protocol

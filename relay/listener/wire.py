@@ -1,9 +1,7 @@
 """One client's connection as lines, chunks and replies: the wire, without SMTP's meaning.
 
-Built on aiosmtpd's `SMTP` protocol class, of which little is left in use: its
-constructor scans and logs, its reader bounds lines but not memory, its replies are
-written one by one, and an end of input cancels whatever runs.  So the octets are kept
-here, in one `bytes` and a position.
+Little of aiosmtpd's `SMTP` is in use: its reader bounds lines but not memory, its replies are
+written one by one, and an end of input cancels whatever runs.
 
 Guarantees: holds at most `READ_AHEAD_BYTES` plus one read of the event loop (256 KiB)
 of what a client sent, and `REPLIES_BYTES` plus one reply of what it does not read; end
