@@ -1,10 +1,9 @@
 """The connections to one upstream: opened when needed, kept, handed out, let go.
 
 Guarantees: never more connections than the cap, those being opened and those saying QUIT
-included (upstreams count them too); each is used by one holder at a time; a connection
-that died, spoke or was closed while it was idle is dropped silently, so it costs no slot
-and no attempt.  Waiters are served in order, by a connection released or one opened,
-whichever comes first.
+included (upstreams count them too); each has one holder at a time; a connection that died,
+spoke or was closed while idle is dropped, so it costs no slot and no attempt.  Waiters are
+served in order, by a connection released or one opened, whichever comes first.
 Does not: send anything, or wait after a failure: the next `acquire` opens again.
 """
 

@@ -2,17 +2,16 @@
 
 Guarantees
 - a reply is believed only if it is well-formed (`relay.smtp.reply`) and was due: octets that
-  wait before a command, or follow the last reply unasked, end the connection.  The one thing
-  that a server may say unasked is 421 (RFC 5321, 3.8); replies in front of it stand;
+  wait before a command, or follow the last reply unasked, end the connection.  Only 421 may
+  come unasked (RFC 5321, 3.8); replies in front of it stand;
 - after any `Broken` the connection is of no more use, and says so;
 - no command line contains CR, LF or NUL, and no exception contains a command line;
 - the final dot is written only behind content that arrived whole and ended in CRLF, and a 250 that
   was on its way before the upstream's host had acknowledged the dot is not the reply to it.
-Takes from the base class: the transport, its flow control, and the change to TLS.  Does
-not take: its reading of replies, which pairs `250ok` or a leftover line with a command.
-Costs: no asyncio Task and no wait_for per command; one timer per connection, set anew
-only when it fires, so that a timeout costs an assignment.
-Assumes: one user at a time.  Works on asyncio's loop and on uvloop's.
+Takes from the base class: the transport, its flow control, and the change to TLS; not its reading
+of replies, which pairs `250ok` or a leftover line with a command.
+Costs: no asyncio Task and no wait_for per command; a timeout costs an assignment.
+Assumes: one user at a time.
 """
 
 import asyncio

@@ -3,15 +3,16 @@
 Guarantees: one `Outcome` for whatever the upstream does, with one `Answer` for each
 recipient; a recipient is RELAYED only by 250 to the final dot, BOUNCE only by a
 well-formed refusal that the rules of the `Judge` call so, or by our own refusal of what
-cannot be sent; whatever is unclear ends the connection.
-Where PIPELINING is offered (RFC 2920), MAIL, RCPTs and DATA go out at once: a round trip for ten
-recipients, not for each.  Only its place then tells which command a reply answers.  So one reply too
-many or too few, or replies that contradict each other, make every refusal before them doubtful, and
-no recipient bounces.  If no recipient was accepted, neither content nor a dot is sent.
-An unasked reply may take the place of the next one in any case.  So a permanent refusal stands only
-once the replies are proven in step: by 354, which answers DATA and nothing else, or at the end
-(`relay.upstream.step`).  If the upstream hung up before, the refusal is *unproven*: a deferral that
-its repetition confirms (`relay.verdicts.shield`).  If replies were out of step, each is doubted.
+cannot be sent; whatever is unclear ends the connection.  If no recipient was accepted,
+neither content nor a dot is sent.
+
+Where PIPELINING is offered (RFC 2920), MAIL, RCPTs and DATA go out at once, and only the order
+tells which command a reply answers.  So one reply too many or too few, or replies that
+contradict each other, make every refusal before them doubtful, and no recipient bounces.
+A permanent refusal stands only once the replies are proven in step: by 354, which answers DATA
+and nothing else, or by `relay.upstream.step`.  If the upstream hung up before, the refusal is
+*unproven*: a deferral that its repetition confirms (`relay.verdicts.shield`).
+
 Crash anywhere before the final dot: nothing was relayed.  From the dot to the end of
 `Exchange.run`: nobody knows, which is what `Outcome.is_ambiguous` says while we live.
 Does not: choose the recipients, count, or settle anything durably.
