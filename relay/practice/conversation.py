@@ -1,10 +1,8 @@
 """One connection to the practice smarthost: bytes to lines and content, TLS, late replies.
 
 Guarantees: lines end in CRLF and nothing else does, content ends at CRLF.CRLF only;
-replies go out in the order of the commands, pipelined or not; while one is held back,
-what the client sends waits; a message whose client is gone before its reply is
-decided all the same.
-Does not: know a command (see `dialogue`).
+replies go out in the order of the commands; while one is held back, what the client sends
+waits; a message whose client is gone before its reply is decided all the same.
 """
 
 import asyncio
