@@ -16,17 +16,14 @@ from relay.smtp import replies
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """The other end of a connection, by its address alone."""
-
     ip: IPv4Address | IPv6Address
     """As IPv4 where a dual-stack socket maps it into IPv6 (RFC 4291, 2.5.5.2)."""
     address: str
-    """The same as text."""
 
     @classmethod
     @functools.lru_cache(maxsize=1024)
     def of_peer(cls, host: str) -> "Client":
-        """Return the client of a socket's peer host; a zone (`%eth0`) is not part of it.
+        """Drop the zone (`%eth0`) of a socket's peer host.
 
         Remembered for a while, since the same few clients connect again and again.
         """
@@ -52,8 +49,6 @@ class Client:
 
 
 class MayRelay:
-    """Who may relay without authentication."""
-
     def __init__(self, networks: Iterable[IPv4Network | IPv6Network]) -> None:
         self._networks = tuple(networks)
 
@@ -78,12 +73,10 @@ class ClientPlace:
 
 
 class AccessEntry(NamedTuple):
-    """What became of a connection that came."""
-
     refusal: str | None = None
-    """The reply that refuses it; it has no place then."""
+    """A connection that is refused has no place."""
     gives_way: ClientPlace | None = None
-    """The stranger that lost its place to it."""
+    """The stranger that lost its place to the newcomer."""
 
 
 class Admission:
@@ -118,7 +111,7 @@ class Admission:
         return len(self._open)
 
     def enter(self, place: ClientPlace, *, is_short: bool = False) -> AccessEntry:
-        """Count one in, or refuse it (and then do not call `leave`).  Who gives way is counted out.
+        """Admit a connection, or refuse it (and then do not call `leave`).  The one that gives way has left.
 
         `is_short`: no descriptor is left for one more, so that a stranger must give its own.
         """
@@ -139,7 +132,6 @@ class Admission:
         return AccessEntry(None, gives_way)
 
     def step(self, place: ClientPlace) -> None:
-        """Note that a stranger came nearer to a login."""
         if place in self._strangers:
             del self._strangers[place]
             self._strangers[place] = None
@@ -151,7 +143,7 @@ class Admission:
             self._others.add(place)
 
     def leave(self, place: ClientPlace) -> None:
-        """Count one out; a place that gave way is out already."""
+        """Ignored for a place that gave way."""
         if place in self._strangers:
             del self._strangers[place]
         elif place in self._others:
@@ -163,7 +155,7 @@ class Admission:
             self._open[place.counted_as] = count
 
     def _first_to_go(self, newcomer: ClientPlace) -> ClientPlace | None:
-        """Return the stranger that gives way, None where there is none.  Costs a look at each."""
+        """Return None where there is no stranger.  Costs a look at each."""
         held = Counter(place.counted_as for place in self._strangers)
         if not newcomer.may_relay:
             held[newcomer.counted_as] += 1
@@ -172,7 +164,7 @@ class Admission:
 
 
 def most_strangers(max_connections: int, *, can_log_in: bool) -> int:
-    """Return how many places strangers may hold while nobody else needs them.
+    """Bound the places of strangers while nobody else needs them.
 
     All, where users log in, since every user begins as a stranger.  Elsewhere a stranger
     can only be refused, and a tenth is enough for that.

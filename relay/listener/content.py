@@ -1,13 +1,12 @@
 """The content of one message, from 354 to the verdict on it.
 
-`ContentDecoder` judges, and is pure: no verdict depends on how the network cut the bytes,
-since every flag is a property of the octets up to the end, so that a client cannot choose
-an answer by its packets.  It takes a few searches at memory speed per chunk, no step per line.
+`ContentDecoder` is pure.  Every flag is a property of the octets up to the end, so a client cannot
+choose an answer by its packets.  It takes a few searches at memory speed per chunk, no step per line.
 
 `Transfer` takes the content in.  Guarantees: memory is bounded by `_CHUNK_BYTES`,
-`SPILL_BYTES` and one read, whatever is sent; content is read to its true end or the session
-ends, so that no octet of it is ever taken for a command; a draft that is not accepted is
-discarded, also when the client is lost or the session is cancelled half-way.
+`SPILL_BYTES` and one read; content is read to its true end or the session ends, so that no octet
+of it is ever taken for a command; a draft that is not accepted is discarded, also when the client
+is lost or the session is cancelled half-way.
 """
 
 import enum
@@ -30,7 +29,7 @@ _WIRE_SLACK_BYTES = 64 * 1024
 
 
 class Fault(enum.Enum):
-    """Why content cannot be accepted, most decisive first."""
+    """Most decisive first."""
 
     TOO_BIG = enum.auto()
     NUL = enum.auto()
@@ -47,7 +46,7 @@ _REFUSALS = {
 
 
 class ContentDecoder:
-    """The content of one message: feed it what arrives after 354, store what it returns."""
+    """Feed it what arrives after 354, store what it returns."""
 
     def __init__(self, max_size_bytes: int, max_hops: int, *, normalise: bool) -> None:
         self._max_size_bytes = max_size_bytes
@@ -86,7 +85,7 @@ class ContentDecoder:
 
     @property
     def is_hopeless(self) -> bool:
-        """Return whether so much came without an end that reading on is no use."""
+        """Whether so much came without an end that reading on is no use."""
         return self._wire_bytes > 2 * self._max_size_bytes + _WIRE_SLACK_BYTES
 
     def feed(self, received: bytes) -> bytes:
@@ -122,7 +121,6 @@ class TraceCounter:
         self._is_past_header = False
 
     def feed(self, block: bytes) -> None:
-        """Add content; what is after the header is not looked at."""
         if self._is_past_header:
             return
         text = self._carry + block

@@ -17,12 +17,10 @@ AT_ONCE = 8
 
 
 Receive = Callable[[socket.socket, Any], Coroutine[None, None, None]]
-"""Makes a connection of a socket that was accepted, given its peer's address, or closes it."""
+"""Owns an accepted socket, given its peer's address: makes a connection of it, or closes it."""
 
 
 def into_protocol(open_protocol: Callable[[], asyncio.Protocol]) -> Receive:
-    """Return what makes a plain connection, with a protocol instance of its own."""
-
     async def receive(accepted: socket.socket, _peer: Any) -> None:
         try:
             await asyncio.get_running_loop().connect_accepted_socket(open_protocol, accepted)
@@ -52,7 +50,7 @@ class Door:
         self._go_on()
 
     def close(self) -> None:
-        """Accept no more; what was accepted goes on.  Fine if it is closed already."""
+        """Accept no more; what was accepted goes on.  Idempotent."""
         if self._pause is not None:
             self._pause.cancel()
         if self._bound.fileno() >= 0:

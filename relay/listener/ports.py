@@ -1,8 +1,6 @@
-"""What the listener needs from other rooms.
+"""What the listener needs from other rooms: it knows no spool and no metrics.
 
-The listener knows no spool and no metrics.  It hands content to a `DraftPort`, asks an
-`IntakePort` to take responsibility, and tells an `Observer` what happened.  `daemon`
-plugs the real ones in; tests plug in their own.
+`daemon` plugs the real ones in; tests plug in their own.
 """
 
 from typing import Protocol
@@ -22,30 +20,28 @@ class NotAccepted(Exception):  # noqa: N818 - it is an answer to the client, not
 
 
 class DraftPort(Protocol):
-    """A message that is still arriving: nothing about it is promised."""
+    """Nothing is promised of a message that is still arriving."""
 
     queue_id: QueueId
-    """The id that the message will have if it is accepted; goes into `Received:`."""
+    """The id if it is accepted; goes into `Received:`."""
 
     def append(self, chunk: bytes) -> None:
-        """Add content, in memory only; never blocks, never fails."""
+        """Hold it in memory only; never block, never fail."""
         ...
 
     @property
     def buffered_bytes(self) -> int:
-        """Return how much content is in memory, waiting for `IntakePort.spill`."""
+        """Count what waits for `IntakePort.spill`."""
         ...
 
 
 class IntakePort(Protocol):
-    """Where accepted messages go."""
-
     def draft(self) -> DraftPort:
-        """Begin a message.  No I/O."""
+        """Do no I/O."""
         ...
 
     def refusal(self, size_bytes: int) -> str | None:
-        """Return the 452 reply if a message of this declared size cannot be stored now.  Cheap; no I/O."""
+        """Return the 452 reply if this declared size cannot be stored now.  Cheap; no I/O."""
         ...
 
     async def spill(self, draft: DraftPort) -> None:
@@ -61,12 +57,12 @@ class IntakePort(Protocol):
         ...
 
     async def discard(self, draft: DraftPort) -> None:
-        """Forget a draft; never raises."""
+        """Never raise."""
         ...
 
 
 class Observer(Protocol):
-    """Who is told what happened.  Every call is cheap and never raises.
+    """Every call is cheap and never raises.
 
     `listener` is the address as the policy writes it, e.g. `127.0.0.1:2525`.
     """
@@ -76,19 +72,19 @@ class Observer(Protocol):
         ...
 
     def connection_closed(self, listener: str, client: str, reason: str) -> None:
-        """Tell of its end; `reason` is quit, lost, timeout, errors, refused, crowded, shutdown or fault."""
+        """`reason` is quit, lost, timeout, errors, refused, crowded, shutdown or fault."""
         ...
 
     def refused(self, listener: str, client: str, phase: str, reply: str) -> None:
-        """Tell of a 4yz or 5yz reply; `phase` is connect, eod, unknown, or the command in lower case."""
+        """Tell of 4yz or 5yz; `phase` is connect, eod, unknown, or the command in lower case."""
         ...
 
     def accepted(
         self, listener: str, queue_id: QueueId, envelope: Envelope, size_bytes: int, commit_ns: int
     ) -> None:
-        """Tell of a message that became ours; `commit_ns` is from the final dot to durable."""
+        """`commit_ns` is from the final dot to durable."""
         ...
 
     def fault(self, listener: str, client: str, error: BaseException) -> None:
-        """Tell of an error of our own making, for the log; the client was told 451 4.3.0."""
+        """Log an error of our own making; the client was told 451 4.3.0."""
         ...

@@ -34,7 +34,7 @@ def received_line(
 
 @functools.lru_cache(maxsize=4)
 def _date(wall_s: int) -> str:
-    """Return a date in the form of RFC 5322; many messages share a second."""
+    """Return an RFC 5322 date; cached, since many messages share a second."""
     return format_datetime(datetime.fromtimestamp(wall_s, UTC))
 
 

@@ -28,8 +28,6 @@ _STRANGERS_SESSION_S = 120.0
 
 
 class Seconds(NamedTuple):
-    """The timeouts as the event loop counts them."""
-
     command: float
     content: float
     transfer: float
@@ -51,10 +49,7 @@ class Seconds(NamedTuple):
 
 
 class Reception:
-    """One listener's rules, tables and ports.
-
-    Raises SecretError for a certificate, a key or a users file that cannot be used.
-    """
+    """Raises SecretError for a certificate, a key or a users file that cannot be used."""
 
     def __init__(
         self,
@@ -66,7 +61,6 @@ class Reception:
         *,
         ceiling: int | None = None,
     ) -> None:
-        """`ceiling` is as `Listener` has it."""
         self._ceiling = ceiling
         self.listen = listen
         self.name = str(listen.address)
@@ -106,7 +100,7 @@ class Reception:
         return ClientPlace(client, self.relaying.is_allowed(client), give_way)
 
     def enter(self, place: ClientPlace, fd: int) -> str | None:
-        """Count a connection with this socket in, or return the reply that refuses it."""
+        """Return the reply that refuses the connection with this socket, or None."""
         if self.is_closing:
             return replies.CLOSING
         # The kernel gives the lowest number that is free, so all below it are taken.

@@ -25,7 +25,7 @@ _BACKLOG = 1024
 
 
 def bind(listen: Listen) -> socket.socket:
-    """Return a listening socket for an address; before a fork, so that processes can share it.
+    """Bind before a fork, so that processes can share the socket.
 
     `[::]` takes IPv4 too.  Raises OSError.
     """
@@ -93,7 +93,7 @@ class Handshakes:
 
 
 class Listener:
-    """Takes mail on one address.  Raises as `Reception` does for what the policy names."""
+    """Raises as `Reception` does for what the policy names."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Listener:
         clock: Clock | None = None,
         ceiling: int | None = None,
     ) -> None:
-        """Refuse a client whose socket has `ceiling` or a number above: those are kept for the disk."""
+        """Refuse a client whose socket is `ceiling` or above: those descriptors are kept for the disk."""
         self._reception = Reception(
             listen, hostname, intake, observer, clock or SystemClock(), ceiling=ceiling
         )
@@ -114,7 +114,7 @@ class Listener:
 
     @property
     def address(self) -> HostPort:
-        """Return where it listens, with the port that the kernel chose for port 0."""
+        """The port is the kernel's choice for port 0."""
         return self._address
 
     @property

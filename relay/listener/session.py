@@ -32,10 +32,10 @@ _PHASES_OF_MAIL = frozenset({"rcpt", "data", "eod"})
 
 
 class ClientSession(ClientConnection):
-    """The session on one connection, and the `SessionOwner` of its machine."""
+    """The `SessionOwner` of its machine."""
 
     def __init__(self, reception: Reception, admitted: ClientPlace | None = None) -> None:
-        """Begin; `admitted` is the place that it has already, as behind `Handshakes`."""
+        """`admitted` is the place that a connection behind `Handshakes` has already."""
         super().__init__(asyncio.get_running_loop())
         self._reception = reception
         self._observer = reception.observer
@@ -133,7 +133,7 @@ class ClientSession(ClientConnection):
             return end
 
     async def _obey_next(self) -> None:
-        """Read one command and obey it.  Raises SessionEnd."""
+        """Raise SessionEnd."""
         now, seconds = self.loop.time(), self._seconds
         session_until = self._began_at + seconds.session
         if now >= session_until:
@@ -169,7 +169,7 @@ class ClientSession(ClientConnection):
         return room.seconds if self._place.may_relay else room.strangers_seconds
 
     async def _count_idleness(self, errors_before: int) -> None:
-        """Count a command that brought no mail; of very many each is one error, if it was none by itself."""
+        """Count a command that brought no mail; of very many each is an error, if it was none by itself."""
         may_relay = self._place.may_relay
         if may_relay and self._machine.phase in _PHASES_OF_MAIL:
             return
@@ -183,14 +183,14 @@ class ClientSession(ClientConnection):
             await asyncio.sleep(STRANGERS_PAUSE_S)
 
     def say(self, reply: str) -> None:
-        """Reply, and tell of it if it is a refusal; 5yz count against the client."""
+        """Tell the observer of a refusal; 5yz count against the client."""
         self.reply(reply)
         if reply[0] in "45":
             self._tell_refused(reply)
             self._errors += reply[0] == "5"
 
     async def _carry_out(self, step: SessionStep) -> None:
-        """Do what a command needs, and reply to it.  Raises BadLine, SessionEnd."""
+        """Raise BadLine, SessionEnd."""
         while step.then is not Then.COMMAND:
             match step.then:
                 case Then.RESPONSE:
@@ -229,7 +229,7 @@ class ClientSession(ClientConnection):
         return self._machine.judged(check)
 
     async def _secure(self, reply: str) -> None:
-        """Go on under TLS, and forget what was said before it."""
+        """Forget what the client said before TLS (RFC 3207, 4.2)."""
         context = self._reception.tls
         if context is None:
             raise AssertionError("TLS that is not offered")
@@ -241,9 +241,9 @@ class ClientSession(ClientConnection):
         self._machine.secured()
 
     async def _take_content(self, go_ahead: str) -> str:
-        """Receive and accept one message; return the reply to it.
+        """Return the reply to one message.
 
-        Raises SessionEnd; behind anything else, from `go_ahead` on, the session cannot go on.
+        Raises SessionEnd.  After any other error from `go_ahead` on, the session cannot go on.
         """
         room, machine = self._reception, self._machine
         transaction = machine.transaction

@@ -21,7 +21,7 @@ _THREADS = 2
 
 
 class Users:
-    """The users of one listener.  `close` ends its threads."""
+    """`close` ends its threads."""
 
     def __init__(self, hashes: Mapping[str, str]) -> None:
         """Take what `policy.secrets.read_users` returned, of at least one user."""
@@ -32,7 +32,7 @@ class Users:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="relay-auth")
 
     async def verify(self, name: str, password: str) -> bool:
-        """Return whether the user exists and this is the password.  Raises what keeps it from being known."""
+        """Raise what keeps the answer from being known."""
         known = self._hashes.get(name)
         loop = asyncio.get_running_loop()
         matches = await loop.run_in_executor(self._threads, self._matches, known or self._decoy, password)
@@ -46,16 +46,14 @@ class Users:
             return False
 
     def close(self) -> None:
-        """Let go of the threads; checks that wait are dropped."""
+        """Drop the checks that wait."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 class Admittance(enum.Enum):
-    """Whether a guess may be looked at."""
-
     NOW = enum.auto()
     AFTER_OTHERS = enum.auto()
-    """Not before a guess that is being looked at has its verdict."""
+    """After a guess that is being looked at has its verdict."""
     LATER = enum.auto()
 
 
@@ -110,7 +108,7 @@ class BackOff:
             self._failures.popitem(last=False)
 
     def succeeded(self, origin: str) -> None:
-        """End a guess, and forget the failures of a client that knew a password."""
+        """Forget the failures of a client that knew a password."""
         self._end(origin)
         self._failures.pop(origin, None)
 
@@ -131,7 +129,7 @@ class BackOff:
 
 
 class Guesses:
-    """Has each origin's guesses looked at, as many at once as `BackOff` has room for; others wait."""
+    """Judge as many guesses of an origin at once as `BackOff` has room for; others wait."""
 
     def __init__(self, clock: Clock) -> None:
         self.back_off = BackOff()
@@ -142,7 +140,6 @@ class Guesses:
         return self.back_off.is_blocked(origin, self._clock.boottime_ns())
 
     async def judge(self, origin: str, verify: Callable[[], Awaitable[bool]]) -> PasswordCheck:
-        """Return what `verify` says of one guess, once it may be looked at."""
         while (admittance := self.back_off.begin(origin, self._clock.boottime_ns())) is not Admittance.NOW:
             if admittance is Admittance.LATER:
                 return PasswordCheck.LATER

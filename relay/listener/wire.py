@@ -1,9 +1,7 @@
 """One client's connection as lines, chunks and replies: the wire, without SMTP's meaning.
 
-Built on aiosmtpd's `SMTP` protocol class, of which little is left in use: its
-constructor scans and logs, its reader bounds lines but not memory, its replies are
-written one by one, and an end of input cancels whatever runs.  So the octets are kept
-here, in one `bytes` and a position.
+Little of aiosmtpd's `SMTP` is in use: its reader bounds lines but not memory, its replies are
+written one by one, and an end of input cancels whatever runs.
 
 Guarantees: holds at most `READ_AHEAD_BYTES` plus one read of the event loop (256 KiB)
 of what a client sent, and `REPLIES_BYTES` plus one reply of what it does not read; end
@@ -96,7 +94,6 @@ class ClientConnection(SMTP):
         self.has_begun = True
 
     def data_received(self, data: bytes) -> None:
-        """Keep what came, and read no further when it is much."""
         if self._discarded_bytes is not None:
             self._discarded_bytes += len(data)
         else:
@@ -108,7 +105,7 @@ class ClientConnection(SMTP):
         self._wake()
 
     def eof_received(self) -> bool:
-        """Note the end of input.  The other direction stays open, but TLS closes both (RFC 8446, 6.1)."""
+        """Return the other direction stays open, but TLS closes both (RFC 8446, 6.1)."""
         self._is_at_eof = True
         self._wake()
         return not self.is_tls
@@ -119,11 +116,9 @@ class ClientConnection(SMTP):
         self._wake()
 
     def pause_writing(self) -> None:
-        """Note that the client does not read its replies."""
         self._can_write = False
 
     def resume_writing(self) -> None:
-        """Note that it does again."""
         self._can_write = True
         self._wake()
 
@@ -134,7 +129,7 @@ class ClientConnection(SMTP):
         self._wake()
 
     def shut_down(self) -> None:
-        """Note that the listener is closing: the session ends where it waits for a command."""
+        """Return the session ends where it waits for a command."""
         self._is_closing_down = True
         self._wake()
 
@@ -165,11 +160,11 @@ class ClientConnection(SMTP):
         return self._position < len(self._received)
 
     def reply(self, text: str) -> None:
-        """Add a reply; it goes out in one write with others, at the next wait."""
+        """Return the reply goes out in one write with others, at the next wait."""
         self._replies += text.encode("ascii") + b"\r\n"
 
     async def flush(self, deadline: float) -> None:
-        """Send the replies; wait while the client does not read them.  Raises SessionEnd."""
+        """Wait while the client does not read its replies.  Raises SessionEnd."""
         if self._is_lost:
             raise SessionEnd("lost")
         if self._replies:
@@ -196,7 +191,7 @@ class ClientConnection(SMTP):
             await asyncio.sleep(0)
 
     async def read_line(self, deadline: float) -> bytes:
-        """Return the next command line without its CRLF.  Raises BadLine, SessionEnd."""
+        """Return the line without its CRLF.  Raises BadLine, SessionEnd."""
         while True:
             if self._is_lost:
                 raise SessionEnd("lost")
@@ -258,7 +253,7 @@ class ClientConnection(SMTP):
         self.is_tls = True
 
     async def finish(self, text: str | None, *, linger: bool) -> None:
-        """Send the last reply and close; linger if the client may still be sending."""
+        """Linger if the client may still be sending."""
         self._is_ending = True
         if text is not None:
             self.reply(text)
@@ -299,7 +294,7 @@ class ClientConnection(SMTP):
                 return
 
     def _look_at_partial_line(self) -> None:
-        """Judge a line that has no end yet.  Raises BadLine once; then it is skipped to its end."""
+        """Raise BadLine once; then the line is skipped to its end."""
         partial = self._received[self._position :]
         # A CR at the very end may be half of the CRLF.
         checked = partial[:-1] if partial.endswith(b"\r") else partial

@@ -33,7 +33,7 @@ class Counting(enum.StrEnum):
 
 @dataclass(slots=True)
 class PracticeTransaction:
-    """A mail transaction (RFC 5321, 3.3) while it lasts.  Instants are the account's."""
+    """RFC 5321, 3.3.  Instants are the account's."""
 
     said: MailTransaction
     mail_at_ns: int
@@ -46,8 +46,6 @@ class PracticeTransaction:
 
 @dataclass(frozen=True, slots=True)
 class PracticeBehaviour:
-    """What an account allows, and how its smarthost answers."""
-
     limit: LimitSettings
     cut_off_ns: int
     """How long everything is refused once the limit was exceeded."""
@@ -59,14 +57,12 @@ class PracticeBehaviour:
     remember: int = 100_000
     """How many attempts the ledger keeps whole, the newest."""
     why_refused: Callable[[str], str | None] = lambda _: None
-    """Returns the reply to a recipient that is not taken, or None."""
+    """The reply to a recipient that is not taken, or None."""
 
 
 class PracticeAccount:
-    """One account at the practice smarthost, with its limit."""
-
     def __init__(self, behaviour: PracticeBehaviour, rng: Random, clock: Clock) -> None:
-        """Open the account; makes the folder `keep`.  Raises OSError."""
+        """Make the folder `keep`.  Raises OSError."""
         self.ledger = Witness(behaviour.limit, behaviour.cut_off_ns, remember=behaviour.remember)
         self.why_refused = behaviour.why_refused
         self._counting = behaviour.counting
@@ -100,7 +96,7 @@ class PracticeAccount:
         return reply
 
     def abandon(self, transaction: PracticeTransaction) -> None:
-        """Count a transaction that ended before its dot, if this account counts that early."""
+        """Count it if this account counts before the dot."""
         if self._counting not in {Counting.AT_MAIL, Counting.AT_RANDOM}:
             return
         now_ns = self.now_ns()
@@ -123,7 +119,7 @@ class PracticeAccount:
         return f"550 5.7.1 You have exceeded your sending limit of {self.ledger.limit.label}"
 
     def _take(self, content: bytes) -> tuple[Witnessed, str]:
-        """Take content; deliver it to nobody, but keep it for looking at where that is wanted."""
+        """Keep the content where that is wanted; deliver it to nobody."""
         number = self.ledger.relayed + 1
         if self._keep is not None:
             number = self._kept + 1

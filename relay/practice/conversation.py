@@ -1,10 +1,8 @@
 """One connection to the practice smarthost: bytes to lines and content, TLS, late replies.
 
 Guarantees: lines end in CRLF and nothing else does, content ends at CRLF.CRLF only;
-replies go out in the order of the commands, pipelined or not; while one is held back,
-what the client sends waits; a message whose client is gone before its reply is
-decided all the same.
-Does not: know a command (see `dialogue`).
+replies go out in the order of the commands; while one is held back, what the client sends
+waits; a message whose client is gone before its reply is decided all the same.
 """
 
 import asyncio
@@ -25,8 +23,6 @@ MAX_COMMAND_BYTES = 12_288
 
 @dataclass(frozen=True, slots=True)
 class PracticeTerms:
-    """What all connections to one practice smarthost share."""
-
     account: PracticeAccount
     credentials: Credentials
     tls: ssl.SSLContext | None
@@ -46,7 +42,7 @@ class PracticeSession(asyncio.Protocol):
         self._buffer = bytearray()
         self._replies: list[str] = []
         self._unstuffing: DotUnstuffing | None = None
-        """While content comes in."""
+        """None outside of content."""
         self._content = bytearray()
         self._is_overlong = False
         self._is_held = False
@@ -54,7 +50,6 @@ class PracticeSession(asyncio.Protocol):
         self._late_reply: asyncio.TimerHandle | None = None
         self._handshake: asyncio.Task[None] | None = None
         self.ended: asyncio.Future[None] = self._loop.create_future()
-        """Done once the connection is lost."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not isinstance: uvloop's transports are asyncio's by behaviour, not by class.
@@ -71,7 +66,7 @@ class PracticeSession(asyncio.Protocol):
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection; what is held back is decided when its time comes."""
+        """Return what is held back is decided when its time comes."""
         del exc
         self._is_over = True
         if self._late_reply is None:
@@ -81,7 +76,7 @@ class PracticeSession(asyncio.Protocol):
             self.ended.set_result(None)
 
     def abort(self) -> None:
-        """End at once, as a power cut would; nothing more is decided."""
+        """End as a power cut would; nothing more is decided."""
         if self._late_reply is not None:
             self._late_reply.cancel()
         if self._handshake is not None:
@@ -114,7 +109,7 @@ class PracticeSession(asyncio.Protocol):
         self._replies.clear()
 
     def _take_line(self) -> bool:
-        """Answer the first line; return False if it is not all here."""
+        """Return False if the line is not all here."""
         end = self._buffer.find(b"\r\n")
         if end > MAX_COMMAND_BYTES or (end < 0 and len(self._buffer) > MAX_COMMAND_BYTES):
             self._follow(SessionStep("500 5.5.2 Line too long", Then.END))
@@ -139,7 +134,7 @@ class PracticeSession(asyncio.Protocol):
                 self._transport.close()
 
     def _take_content(self, unstuffing: DotUnstuffing) -> bool:
-        """Take content up to the final dot and settle the message; return False if the dot is not here."""
+        """Return False if the final dot is not here."""
         self._content += unstuffing.feed(bytes(self._buffer))
         self._buffer = bytearray(unstuffing.rest)
         if len(self._content) > MAX_CONTENT_BYTES:

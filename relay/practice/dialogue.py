@@ -52,7 +52,7 @@ class Dialogue:
         self._transaction: PracticeTransaction | None = None
 
     def answer(self, line: bytes) -> SessionStep:
-        """Return the answer to one line, given without its CRLF; never a VERIFY."""
+        """Take a line without its CRLF; never return a VERIFY."""
         machine = self._machine
         if has_control(line):
             return SessionStep(replies.BAD_LINE_END)
@@ -74,7 +74,7 @@ class Dialogue:
             self._transaction.dot_at_ns = self._account.now_ns()
 
     def settle(self, content: bytes, *, is_overlong: bool) -> str:
-        """Return the reply to the final dot, decided now; the transaction is over."""
+        """Decide now; the transaction is over."""
         transaction, self._transaction = self._transaction, None
         self._machine.go_on()
         if transaction is None:
@@ -83,7 +83,7 @@ class Dialogue:
         return self._account.settle(transaction, content, fault)
 
     def abandon(self) -> None:
-        """Drop the transaction, if there is one: by RSET, by a new EHLO, or with the connection."""
+        """Drop a transaction, if any: by RSET, by a new EHLO, or with the connection."""
         transaction, self._transaction = self._transaction, None
         if transaction is not None:
             self._account.abandon(transaction)

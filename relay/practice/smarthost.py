@@ -17,8 +17,6 @@ from relay.smtp.sasl import Credentials
 
 
 class PracticeSmarthost:
-    """A smarthost that cuts off whoever exceeds its limit."""
-
     def __init__(
         self,
         address: HostPort,
@@ -30,10 +28,9 @@ class PracticeSmarthost:
         rng: random.Random | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Set up, but do not listen yet.
+        """Raise OSError if the folder `keep` cannot be made.
 
-        Raises OSError if the folder `keep` cannot be made, and ValueError for an address that
-        others reach without TLS.
+        Raises ValueError for an address that others reach without TLS.
         """
         if tls is None and not address.is_loopback:
             raise ValueError(f"{address}: without TLS a practice smarthost listens on loopback only")
@@ -46,21 +43,20 @@ class PracticeSmarthost:
 
     @property
     def port(self) -> int:
-        """Return the port that it listens on, also where the address said 0."""
+        """The kernel's choice where the address said 0."""
         if self._server is None:
             raise RuntimeError("the practice smarthost was not started")
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
     async def start(self) -> None:
-        """Listen.  Raises OSError if the address is taken."""
+        """Raise OSError if the address is taken."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
             lambda: PracticeSession(self._terms), self._address.host, self._address.port
         )
 
     async def close(self) -> None:
-        """Stop listening and end every connection at once."""
         if self._server is None:
             return
         self._server.close()

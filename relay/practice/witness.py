@@ -21,8 +21,6 @@ from relay.policy.limits import LimitSettings
 
 
 class Witnessed(enum.StrEnum):
-    """What became of an attempt."""
-
     RELAYED = "relayed"
     REFUSED = "refused"
     ABANDONED = "abandoned"
@@ -31,8 +29,6 @@ class Witnessed(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """One attempt as the upstream saw it."""
-
     counted_at_ns: int
     """By the upstream's clock."""
     envelope: Envelope
@@ -46,10 +42,8 @@ class Sighting:
 
 
 class Witness:
-    """Counts attempts against one limit, and remembers them."""
-
     def __init__(self, limit: LimitSettings, cut_off_ns: int, *, remember: int) -> None:
-        """Start empty; `remember` is how many entries are kept whole, the newest."""
+        """`remember` is how many of the newest entries are kept whole."""
         self.limit = limit
         self.entries: deque[Sighting] = deque(maxlen=remember)
         self.relayed = 0
@@ -88,7 +82,6 @@ class Witness:
         return True
 
     def enter(self, entry: Sighting) -> None:
-        """Remember what became of an attempt."""
         self.entries.append(entry)
         match entry.fate:
             case Witnessed.RELAYED:
@@ -99,7 +92,7 @@ class Witness:
                 self.abandoned += 1
 
     def most_in_any_window(self) -> int:
-        """Return the most that any window ever held: brute force over all attempts."""
+        """Look at all attempts by brute force."""
         attempts = sorted(zip(self._seen_ns, self._seen_weights, strict=True))
         held = most = oldest = 0
         for instant_ns, weight in attempts:
@@ -118,7 +111,7 @@ class Witness:
             self._running[later] += weight
 
     def _most_around(self, instant_ns: int) -> int:
-        """Return the most that a window with this instant in it holds.
+        """Look only at the windows that can be the fullest with this instant in them.
 
         Only windows that end at an attempt can be the fullest, and only those that end
         less than T after the instant hold it: usually that is one, the newest.

@@ -26,14 +26,11 @@ def collect(
     events: Events,
     clock: Clock,
 ) -> None:
-    """Have each scrape of `metrics` read a snapshot and the listeners' counts."""
     metrics.registry.register(SnapshotCollector(snapshot, events, clock, metrics))
     metrics.registry.register(ListenerCollector(listener_counts, events))
 
 
 class _Families:
-    """The rows of one source, to be filled with values."""
-
     def __init__(self, source: Source) -> None:
         self._plain: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
         self._histograms: dict[str, HistogramMetricFamily] = {}
@@ -56,7 +53,7 @@ class _Families:
     def set_histogram(
         self, name: str, counts: list[int], bounds: tuple[float, ...], total: float, label: str
     ) -> None:
-        """Give a histogram its counts, one for each bound and one for what lies above."""
+        """Take one count for each bound and one for what lies above."""
         cumulative, buckets = 0, []
         for bound, count in zip((*bounds, math.inf), counts, strict=True):
             cumulative += count
@@ -76,7 +73,6 @@ class ListenerCollector(Collector):
         self._events = events
 
     def collect(self) -> Iterator[Metric]:
-        """Return the counts of all listener processes together."""
         families = _Families("listener")
         for listener, counts, open_now in self._counts:
             families.set("relay_smtpd_connections_total", counts.connections, listener)
@@ -100,8 +96,6 @@ class ListenerCollector(Collector):
 
 
 class SnapshotCollector(Collector):
-    """What a snapshot shows."""
-
     def __init__(
         self,
         snapshot: Callable[[], Snapshot],
@@ -115,7 +109,6 @@ class SnapshotCollector(Collector):
         self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
-        """Take a snapshot and return its numbers."""
         families = _Families("snapshot")
         began_ns = self._clock.boottime_ns()
         try:

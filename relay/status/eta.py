@@ -65,7 +65,7 @@ def _line_of(mails: Sequence[Mail], now_ns: int) -> Scheduler:
 
 
 def gauge_of(limited: Limited, now_ns: int) -> Gauge:
-    """Return a gauge that holds what occupies a limit, and goes its own way."""
+    """Return the gauge is a copy: it goes its own way."""
     gauge = Gauge(limited, 0)
     for free_ns, weight in limited.shared:
         gauge.charge(Charged(free_ns - limited.span_ns, weight, weight, weight), now_ns)
@@ -78,38 +78,32 @@ def gauge_of(limited: Limited, now_ns: int) -> Gauge:
 
 @dataclass(slots=True)
 class _Course:
-    """What becomes of one message."""
-
     mail: Mail
     left: int
     domains: tuple[str, ...]
-    """Of those that are left, one by one, where some limit asks for them."""
+    """One for each recipient that is left, where some limit asks for domains."""
     joined_ns: int
     until_then: str
     """What keeps it until it joins the line."""
     is_second_round: bool = False
-    """Those that were deferred in this round are tried again."""
+    """Recipients that were deferred in this round are tried again."""
     foretold: Foretold | None = None
 
 
 class _Transaction(NamedTuple):
-    """One that is under way."""
-
     end_ns: int
     number: int
-    """Of those that end together, the first begun is the first to be settled."""
+    """Of transactions that end together, the first begun is settled first."""
     course: _Course | None
-    """Of the message that it is about; None where nothing of that message is left."""
+    """None where nothing of its message is left."""
     reserved: Reserved | None
-    """Its slots; None where the gauges know when those will be free."""
+    """None where the gauges know when its slots will be free."""
     recipients: int
     carried: int
-    """How many transactions its connection will have carried; 0 where another entry stands for that."""
+    """Transactions on its connection, this one included; 0 where another entry stands for that."""
 
 
 class _Future:
-    """The course of things from now on."""
-
     def __init__(self, mails: Sequence[Mail], outlook: Outlook, line: Scheduler) -> None:
         self._outlook, self._line, self._at_ns = outlook, line, outlook.now_ns
         self._gauges = [gauge_of(limited, outlook.now_ns) for limited in outlook.limits]
@@ -130,10 +124,9 @@ class _Future:
         self._under_way: list[_Transaction] = []
         """A heap."""
         self._busy = 0
-        """Connections that are in a transaction."""
         self._number = 0
         self._idle: list[tuple[int, int]] = [(outlook.now_ns, 1)] * outlook.idle
-        """Connections: since when, and with how many transactions."""
+        """Idle since, and transactions carried, of each connection."""
         self._is_proving = bool(outlook.pause) or outlook.is_proving
         self._slow_start = SlowStart(outlook.taken)
         self._rests = line.sender_pauses.senders()
@@ -144,7 +137,6 @@ class _Future:
         self._longest = NEXT
 
     def run(self) -> list[Foretold]:
-        """Let it happen."""
         carried = (*self._outlook.carried, *(0 for _ in self._outlook.ends_ns))
         for end_ns, recipients in zip(self._outlook.ends_ns, carried, strict=False):
             self._begin(end_ns, None, None, recipients, 1)
@@ -167,7 +159,7 @@ class _Future:
         return [course.foretold or now for course in self._courses.values()]
 
     def _passes(self) -> bool:
-        """Let all happen that happens at this instant, and go to the next one; False if there is none."""
+        """Return False if nothing is left to happen."""
         at_ns = self._at_ns
         ended: list[_Transaction] = []
         while self._under_way and self._under_way[0].end_ns <= at_ns:
@@ -194,7 +186,7 @@ class _Future:
         heapq.heappush(self._under_way, transaction)
 
     def _end(self, transaction: _Transaction) -> None:
-        """Free what a transaction used, and trust the upstream, and its sender, for it went well."""
+        """Return the transaction went well, so its upstream and its sender are trusted."""
         if transaction.carried:
             self._busy -= 1
             if self._of_connections and transaction.carried < self._outlook.max_messages:
@@ -212,7 +204,6 @@ class _Future:
             self._line.trust_sender(queued.sender, transaction.end_ns)
 
     def _settle(self, transaction: _Transaction) -> None:
-        """Have a message go on of which a part went, or end."""
         if (course := transaction.course) is None:
             return
         mail = course.mail
@@ -225,7 +216,7 @@ class _Future:
             self._line.remove(mail.queue_id)
 
     def _begin_second_round(self, course: _Course, end_ns: int) -> None:
-        """Let those that were deferred in this round go after a back-off, as long as the message is old."""
+        """No recipient is tried again before the back-off of a message that old."""
         mail, (shortest_ns, longest_ns) = course.mail, self._outlook.back_off_ns
         age_ns = mail.age_ns + end_ns - max(self._outlook.now_ns, self._outlook.paused_until_ns)
         until_ns = end_ns + back_off_ns(age_ns, shortest_ns, longest_ns)
@@ -235,7 +226,7 @@ class _Future:
         self._line.postpone(mail.queue_id, until_ns, mail.tried, NEXT)
 
     def _beat(self, at_ns: int) -> tuple[bool, int | None, str]:
-        """Start what can start; return whether something did, else until when and for what to wait."""
+        """Return whether something started, else until when and for what to wait."""
         self._ask(at_ns)
         if not self._line.has_ready(at_ns):
             return False, self._line.next_due_at_ns(), NEXT
@@ -253,7 +244,6 @@ class _Future:
         return True, None, NEXT
 
     def _ask(self, at_ns: int) -> None:
-        """Find out how many may go of each lane with a ceiling, and leave each place that is due."""
         self._closed = []
         for lane in self._line.with_ceiling():
             lane_room, opens_ns = room_in(self._gauges, lane, at_ns)
@@ -265,7 +255,7 @@ class _Future:
                 self._line.let_leave(place, room, max(opens_ns, at_ns + 1))
 
     def _free_connections(self, at_ns: int) -> tuple[int, int | None, str]:
-        """Return how many transactions may start, as far as connections go; if none, until when to wait."""
+        """Return how many transactions connections allow; if none, until when to wait and for what."""
         free = (1 if self._is_proving else self._outlook.connections) - self._busy
         if free < 1:
             return 0, None, CONNECTIONS
@@ -279,12 +269,12 @@ class _Future:
 
     @staticmethod
     def _opening(gauges: Sequence[Gauge], at_ns: int) -> tuple[int, str]:
-        """Return when all of some limits have room, and the one that opens last."""
+        """Return when all of some limits have room, and the limit that opens last."""
         opens_ns, label = max((gauge.opens_at(None, at_ns), gauge.label) for gauge in gauges)
         return opens_ns, limit_words(label)
 
     def _reserve(self, taken: Sequence[Queued], at_ns: int) -> None:
-        """Decide what goes of the messages that were taken at once, in their order, as the throttle does."""
+        """Decide in the messages' order, as the throttle does."""
         is_full = False
         decided: list[tuple[Queued, Reserved | None]] = []
         for queued in taken:
@@ -328,7 +318,6 @@ class _Future:
         return reserved
 
     def _go(self, queued: Queued, chosen: Sequence[int], at_ns: int) -> None:
-        """Know what is left of a message once these have gone, and when the last of it will have."""
         course = self._courses[queued.queue_id]
         course.left -= len(chosen)
         if course.domains:
@@ -339,7 +328,7 @@ class _Future:
             course.foretold = Foretold(end_ns, self._held_by(queued, course, at_ns))
 
     def _connect(self, at_ns: int) -> int:
-        """Return how many transactions the connection will have carried that the next one gets."""
+        """Return the number of transactions on the connection of the next one, that one included."""
         if self._idle:
             return self._idle.pop()[1] + 1
         for gauge in self._of_connections:

@@ -1,7 +1,7 @@
 """What is to be expected of the queue: a look at it at one instant, and the estimate made from that.
 
-A `Look` is taken on the event loop and is quick; its estimate takes its time with a long
-queue, touches nothing of the relay, and may be made in another thread.
+A `Look` is quick and taken on the event loop.  Its estimate takes its time with a long queue,
+touches nothing of the relay, and may be made in another thread.
 
 `held_by` has one of these forms, whatever holds a message:
 
@@ -11,11 +11,11 @@ queue, touches nothing of the relay, and may be made in another thread.
 | `limit LABEL`, `limit LABEL (KEY)` | room in that window, or in that key's |
 | `ceiling of lane NAME` | room for its lane under the ceiling |
 | `pause: WHY` | the end of the upstream's pause |
-| `stop: WHY` | somebody who acts; no instant is known |
+| `stop: WHY` | an operator who acts; no instant is known |
 | `hold` | the operator; no instant is known |
 | `reports.per_hour` | room for its report, which is all that it lacks; no instant is known |
 | `back-off` | the end of its own back-off |
-| `sender rests` | the end of the time for which the upstream's refusal of its sender is heeded |
+| `sender rests` | the end of the pause after the upstream refused its sender |
 | `shield` | its back-off, since a refusal that no rule knows is asked about again |
 | `connections` | a connection that is free |
 """
@@ -40,16 +40,12 @@ _OUT_OF_LINE = {State.HELD: HOLD, State.REPORTING: REPORTS}
 
 
 class Expected(NamedTuple):
-    """What is to be expected of one message."""
-
     eta_ns: int | None
     """Boottime; None where nobody can tell."""
     held_by: str
 
 
 class Look:
-    """The queue at one instant: quick enough for the event loop, even where it is long."""
-
     def __init__(
         self,
         scheduler: Scheduler,
@@ -58,7 +54,7 @@ class Look:
         back_off_ns: tuple[int, int],
         now_ns: int,
     ) -> None:
-        """Look at a queue that goes through an upstream; without a dispatcher the relay is down."""
+        """Without a dispatcher the relay is down."""
         self._queue = list(scheduler)
         # Lists of what is there already: making an object for each message takes ten times as long.
         self._states = [queued.state for queued in self._queue]
@@ -81,7 +77,7 @@ class Look:
             self._doubted = frozenset(suspect.queue_id for suspect in dispatcher.shield.suspects)
 
     def messages(self) -> list[Queued]:
-        """Return copies of all messages, as they were at that instant; takes time in proportion to them."""
+        """Return copies, as of that instant; takes time in proportion to them."""
         copies = []
         where = zip(self._states, self._due_ns, self._places, strict=True)
         whose = zip(self._left, self._domains, self._tried, strict=True)
@@ -94,7 +90,7 @@ class Look:
         return copies
 
     def expected(self, messages: Sequence[Queued]) -> list[Expected]:
-        """Return what is to be expected of each of `messages`; takes time in proportion to their number."""
+        """Take time in proportion to the number of `messages`."""
         foretold = {
             queued.queue_id: Expected(None, _OUT_OF_LINE.get(queued.state, self._stop or NEXT))
             for queued in messages
@@ -114,10 +110,7 @@ class Look:
         return [foretold[queued.queue_id] for queued in messages]
 
     def drained_ns(self) -> int | None:
-        """Return when the last of what waits will have been relayed, what is deferred apart.
-
-        None where nobody can tell; now, where nothing waits.
-        """
+        """Leave out what is deferred.  None where nobody can tell; now, where nothing waits."""
         if self._stop:
             return None
         messages = self.messages()
@@ -129,7 +122,7 @@ class Look:
         return max(etas, default=self._outlook.now_ns)
 
     def _lined_up(self, messages: Sequence[Queued]) -> list[Queued]:
-        """Return what goes: first what was taken, and of that, last what is on its way, as it was begun."""
+        """Return first the messages that were taken, of these last those on their way, as begun."""
         begun = {queue_id: number for number, queue_id in enumerate(self._under_way)}
         actives = [queued for queued in messages if queued.state is State.ACTIVE]
         actives.sort(key=lambda queued: begun.get(queued.queue_id, -1))
@@ -146,7 +139,7 @@ class Look:
         return twin
 
     def _mail(self, queued: Queued) -> Mail:
-        """Return a message for the estimate; to none where all that is left of it is on its way."""
+        """Return a message without recipients where all that are left are on their way."""
         now_ns, left = self._outlook.now_ns, queued.recipients_left
         joins_at_ns = queued.due_at_ns if queued.state is State.DEFERRED else 0
         until_then = RESTS if _rests(queued) else SHIELD if queued.queue_id in self._doubted else BACK_OFF
@@ -176,7 +169,7 @@ class Look:
         )
 
     def _age_ns(self, queued: Queued) -> int:
-        """Return how old a message is, as back-offs count it."""
+        """Return the age as back-offs count it."""
         now_ns, arrived_at_ns = self._outlook.now_ns, queued.arrived_at_ns
         if self._dispatcher is None:
             return now_ns - arrived_at_ns
@@ -192,7 +185,7 @@ def _rests(queued: Queued) -> bool:
 def split_runs(
     domains: tuple[tuple[str, int], ...], first: int
 ) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]:
-    """Return runs of so many recipients, and of the others."""
+    """Return the runs of the first recipients, and of the others."""
     if not first:
         return (), domains
     before: list[tuple[str, int]] = []
@@ -208,12 +201,10 @@ def split_runs(
 
 
 def stop_words(because: str) -> str:
-    """Return how `held_by` names a stop."""
     return f"stop: {because}"
 
 
 def pause_words(because: str) -> str:
-    """Return how `held_by` names a pause."""
     return f"pause: {because}"
 
 

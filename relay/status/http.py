@@ -26,7 +26,7 @@ from relay.status.visitors import BACKLOG, MOST, Visitors
 from relay.telemetry.events import Events
 
 ANSWER_SECONDS = 30.0
-"""How long an answer may take, with the time in which it is read."""
+"""For making an answer and for the client to read it."""
 ONE_OF = 5
 """The share of the time that answers may take: mail has four times as long between two of them."""
 
@@ -73,7 +73,7 @@ class StatusServer:
         self._is_stopping = False
 
     async def start(self) -> HostPort:
-        """Open the address and return it, with the port that it got if 0 was asked for.  Raises OSError."""
+        """Return the address with the port that the kernel gave for 0.  Raises OSError."""
         app = web.Application(middlewares=[self._guard])
         app.add_routes(
             [
@@ -90,7 +90,7 @@ class StatusServer:
         return HostPort(host, port)
 
     async def stop(self) -> None:
-        """Close the address; waits a moment for responses under way."""
+        """Wait a moment for responses under way."""
         self._is_stopping = True
         await self._visitors.close()
 
@@ -114,7 +114,7 @@ class StatusServer:
         return response
 
     def _in_turn(self, handler: _Handler) -> _Handler:
-        """Answer one after another, with time for mail in between."""
+        """Answer one request after another, with time for mail in between."""
 
         async def answer(request: web.Request) -> web.StreamResponse:
             await self._turn.acquire()
@@ -128,7 +128,6 @@ class StatusServer:
         return answer
 
     async def _answer_and_pause(self, handler: _Handler, request: web.Request) -> web.StreamResponse:
-        """Answer in the turn that was taken, and let go of it after a pause."""
         loop = asyncio.get_running_loop()
         began_at = loop.time()
         try:

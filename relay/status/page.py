@@ -42,7 +42,7 @@ POLICY = (
 
 
 def render(snapshot: Snapshot) -> str:
-    """Return the page; give it a `public` snapshot."""
+    """Give it a `public` snapshot."""
     title = f"relay on {snapshot.hostname}"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

@@ -22,8 +22,6 @@ from relay.throttle.limit_hints import Hint, finding_to_json
 
 
 class Condition(enum.StrEnum):
-    """What the relay is doing."""
-
     STARTING = "starting"
     RUNNING = "running"
     STOPPING = "stopping"
@@ -32,18 +30,14 @@ class Condition(enum.StrEnum):
 
 
 class UpstreamState(enum.StrEnum):
-    """Whether an upstream is used."""
-
     OPEN = "open"
     PAUSED = "paused"
-    """A refusal that was about us; it is tried again at `paused_until_ns`."""
+    """The upstream refused us; it is tried again at `paused_until_ns`."""
     STOPPED = "stopped"
     """Until somebody acts: its history cannot be trusted, or it refused the account."""
 
 
 class QueueState(enum.StrEnum):
-    """Why a message is in the queue."""
-
     INCOMING = "incoming"
     """Accepted, not yet looked at."""
     WAITING = "waiting"
@@ -67,7 +61,7 @@ class LimitStatus:
     """As the policy's limit shows itself, e.g. `8 messages per 60s`."""
     unit: Literal["messages", "recipients", "connections"]
     used: int
-    """Slots that are occupied, by the fullest key where it has keys; above `count` after N was lowered."""
+    """Of the fullest key, where the limit has keys; above `count` after N was lowered."""
     count: int
     """N."""
     period_ns: int
@@ -77,7 +71,7 @@ class LimitStatus:
     for_each: str | None = None
     """What has a window each."""
     key: str | None = None
-    """The one that is fullest, of which all of this tells."""
+    """The fullest key, of which all of this tells."""
     most: int | None = None
     """The most slots that were occupied at one instant, counted anew from the history; None before that."""
     policy_count: int | None = None
@@ -120,17 +114,15 @@ class UpstreamStatus:
 
 @dataclass(frozen=True, slots=True)
 class LaneStatus:
-    """A lane of the policy and what waits in it."""
-
     name: str
     share_percent: float
-    """Of what goes, while every lane has mail."""
+    """Share of the traffic while every lane has mail."""
     ceiling_percent: int | None
-    """Of each limit's N, the most that it may hold; None: all."""
+    """The most it may hold of each limit's N; None: all."""
     waiting_messages: int = 0
     waiting_recipients: int = 0
     oldest_age_ns: int = 0
-    """Of what waits, since acceptance; 0 where nothing does."""
+    """Since acceptance; 0 where nothing waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +137,6 @@ class QueueCounts:
 
 @dataclass(frozen=True, slots=True)
 class PolicyStatus:
-    """The policy in force."""
-
     sha256: str
     """Of the text of its file, in hexadecimal."""
     loaded_at_ns: int
@@ -188,7 +178,7 @@ class Snapshot:
     """In the order of the policy; none where it has none."""
 
     def counts(self, state: QueueState) -> QueueCounts:
-        """Return what is in a state, zeros where nothing was said."""
+        """Return zeros where the snapshot says nothing of a state."""
         return self.queue.get(state, _NOTHING)
 
 
@@ -205,8 +195,6 @@ class RecipientView:
 
 @dataclass(frozen=True, slots=True)
 class MessageView:
-    """One message, as an operator sees it."""
-
     queue_id: QueueId
     state: QueueState
     size_bytes: int
@@ -215,7 +203,7 @@ class MessageView:
     reverse_path: str
     recipients_left: int
     recipients: tuple[str, ...]
-    """Those left; in a long listing only the first ones."""
+    """The recipients left; in a long listing only the first."""
     reason: str = ""
     """Why it waits: the limit that is full, the pause, or the last reply."""
     next_attempt_at_ns: int | None = None
@@ -224,7 +212,7 @@ class MessageView:
     """Wall clock: when it will go, by estimate; None where nobody can tell."""
     upstream: str = ""
     held_by: str = ""
-    """What its wait is for, as `relay.status.forecast` names it; empty where it goes now."""
+    """As `relay.status.forecast` names it; empty where it goes now."""
     lane: str = ""
     """Empty where the policy has none."""
 
@@ -246,7 +234,7 @@ _ADDRESS = re.compile(r'<?(?:"(?:[^"\\]|\\.)*"|[^\s<>",;]+)@(?:\[[^\]\s]*\]|[^\s
 
 
 def public(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot without any mail address: replies that name one lose it, and limits their key."""
+    """Remove mail addresses: replies that name one lose it, and limits their key."""
     upstreams = tuple(
         replace(
             upstream,
@@ -268,7 +256,7 @@ _NULL_WHERE_EMPTY = frozenset({
 
 
 def _json(value: object, *others: str) -> dict[str, Any]:
-    """Return a value for scripts, but for some of its fields: texts for instants, seconds for spans."""
+    """Return a value for scripts without `others`: texts for instants, seconds for spans."""
     told: dict[str, Any] = {}
     for field in fields(value):  # type: ignore[arg-type]  # every caller has a dataclass
         name, its = field.name, getattr(value, field.name)
@@ -286,10 +274,7 @@ def _json(value: object, *others: str) -> dict[str, Any]:
 
 
 def to_json(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the snapshot as `relay status --json` and /status.json show it.
-
-    Every queue state is there; keys may be added, never renamed, and they are the fields' names.
-    """
+    """Return every queue state.  Keys are the fields' names: they may be added, never renamed."""
     ledger = snapshot.ledger
     return {
         **_json(snapshot, "upstreams", "queue", "ledger", "policy", "disk", "lanes"),
@@ -328,11 +313,9 @@ READ_ONLY = ("client", "helo", "protocol", "user", "recipient_statuses", "header
 
 
 def message_to_json(message: MessageView) -> dict[str, Any]:
-    """Return a message as a line of `relay queue --json` shows it."""
     return {**_json(message, *READ_ONLY), "recipients": list(message.recipients)}
 
 
 def detail_to_json(message: MessageView) -> dict[str, Any]:
-    """Return a message as `relay queue show --json` shows it."""
     statuses = [_json(each) for each in message.recipient_statuses]
     return {**_json(message), "recipients": list(message.recipients), "recipient_statuses": statuses}

@@ -28,7 +28,7 @@ STOP_SECONDS = 1.0
 
 
 class Visitors:
-    """All connections to one server.  For one event loop."""
+    """For one event loop."""
 
     def __init__(self, events: Events, where: str, *, answer_seconds: float, most: int = MOST) -> None:
         """`where` is what an event calls the server."""
@@ -40,7 +40,7 @@ class Visitors:
         self._visits: dict[_Visit, None] = {}
         """Least recently active first."""
         self._answering: dict[object, _Visit] = {}
-        """Those that sent something, by aiohttp's handler."""
+        """Connections that sent something, by aiohttp's handler."""
         self._door: Door | None = None
 
     async def receive(
@@ -48,7 +48,7 @@ class Visitors:
     ) -> socket.socket:
         """Answer on the socket that `bind` makes, and return it.  Raises OSError, and then holds nothing.
 
-        `breaks_off`: whose client hangs up is not answered any further.
+        `breaks_off`: stop an answer once its client hangs up.
         """
         runner = web.AppRunner(
             app,
@@ -77,7 +77,7 @@ class Visitors:
         return bound
 
     async def close(self) -> bool:
-        """Accept no more, and wait a moment for answers under way; return whether anything was open."""
+        """Wait a moment for answers under way; return whether anything was open."""
         if self._door is not None:
             self._door.close()
         runner, self._runner = self._runner, None
@@ -87,7 +87,6 @@ class Visitors:
 
     @contextlib.contextmanager
     def asking(self, request: web.BaseRequest) -> Iterator[None]:
-        """Give the connection of a request the time for an answer."""
         visit = self._answering.get(request.protocol)
         if visit is not None:
             self._touch(visit)
@@ -100,7 +99,7 @@ class Visitors:
                 visit.is_asking = False
 
     def enter(self, visit: "_Visit") -> None:
-        """Count a connection in; if it is one too many, close another."""
+        """Close another connection if there are too many."""
         if len(self._visits) >= self._most:
             idle = (each for each in self._visits if not each.is_asking)
             next(idle, next(iter(self._visits))).abort()
@@ -108,11 +107,10 @@ class Visitors:
         visit.expire_in(REQUEST_SECONDS)
 
     def heard(self, visit: "_Visit", handler: object) -> None:
-        """Remember which handler of aiohttp's has a connection."""
         self._answering[handler] = visit
 
     def leave(self, visit: "_Visit", handler: object) -> None:
-        """Count a connection out; fine if it is out already."""
+        """Ignored if the connection is out already."""
         self._visits.pop(visit, None)
         self._answering.pop(handler, None)
 
@@ -127,7 +125,7 @@ class _Visit(asyncio.Protocol):
 
     def __init__(self, visitors: Visitors, server: web.Server) -> None:
         self.is_asking = False
-        """Its answer is being made."""
+        """The server is making its answer."""
         self._visitors = visitors
         self._server = server
         self._handler: asyncio.Protocol | None = None
@@ -164,12 +162,12 @@ class _Visit(asyncio.Protocol):
             self._handler.resume_writing()
 
     def expire_in(self, seconds: float) -> None:
-        """Close after so many seconds, unless this is called again."""
+        """Close after so many seconds; another call begins anew."""
         if self._deadline is not None:
             self._deadline.cancel()
         self._deadline = asyncio.get_running_loop().call_later(seconds, self.abort)
 
     def abort(self) -> None:
-        """Close at once; it counts no more from here on."""
+        """Return the connection counts no more from here on."""
         self._visitors.leave(self, self._handler)
         self._transport.abort()

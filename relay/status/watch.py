@@ -38,14 +38,14 @@ from relay.throttle.decision import Place
 from relay.throttle.expected import ceiling_words, limit_words
 
 FEW = 200
-"""So few messages are looked through at each snapshot: ten milliseconds or so."""
+"""At most this many messages are scanned at each snapshot: some ten milliseconds."""
 FRESH_NS = 5 * SECOND_NS
 OFTEN = 20
 """The estimate of a long queue takes at most one twentieth of the time."""
 
 
 class Watch:
-    """Looks at a sender.  `condition`, `refusing_because` and `policy_status` are set by the daemon."""
+    """The daemon sets `condition`, `refusing_because` and `policy_status`."""
 
     def __init__(
         self, sender: Sender, policy: Policy, hostname: str, clock: Clock, status: PolicyStatus
@@ -62,12 +62,10 @@ class Watch:
         self._drain_is_fresh_until_ns = 0
 
     async def look(self) -> None:
-        """Have the next snapshot be of now."""
         await self._sender.look()
         await self.foresee()
 
     def snapshot(self) -> Snapshot:
-        """Return what can be seen now."""
         counts = self._counts()
         counts[QueueState.INCOMING] = QueueCounts(messages=self._sender.seen.accepted)
         counts[QueueState.CORRUPT] = QueueCounts(messages=self._sender.seen.corrupt)
@@ -89,15 +87,14 @@ class Watch:
         )
 
     def listing(self) -> "Listing":
-        """Look at the queue, to list it: quick, where the listing itself takes time with a long queue."""
+        """Quick, where the listing itself takes time with a long queue."""
         return Listing(self, self._look_at_queue(), self._sender.scheduler.lane_of, self._clock)
 
     async def foresee(self) -> None:
         """Have the next snapshots know when the queue will have drained.
 
-        A long queue's estimate is made in another thread, and is not made anew as long as it
-        is younger than FRESH_NS or than OFTEN times what it cost: its instant stays right for
-        as long as nothing surprising happens.
+        A long queue's estimate is made in another thread.  It is kept while younger than FRESH_NS or than
+        OFTEN times what it cost: its instant stays right as long as nothing surprising happens.
         """
         began_ns = self._clock.boottime_ns()
         dispatcher = self._sender.dispatchers.get(self.policy.default_upstream)
@@ -116,7 +113,7 @@ class Watch:
 
     @staticmethod
     def set_aside(file: SetAside) -> MessageView:
-        """Return a file in corrupt/ as a listing shows it: by its name, which in general is no id."""
+        """Name the file as corrupt/ does, which in general is no id."""
         return MessageView(
             QueueId(file.name),
             QueueState.CORRUPT,
@@ -129,7 +126,7 @@ class Watch:
         )
 
     def why(self) -> tuple[str, str]:
-        """Return why nothing that waits is sent, in words, and the upstream that the queue goes through."""
+        """Return why nothing that waits is sent, and the upstream that the queue goes through."""
         name = self.policy.default_upstream
         dispatcher = self._sender.dispatchers.get(name)
         if dispatcher is None or not dispatcher.pausing.because:
@@ -143,7 +140,7 @@ class Watch:
         return Look(self._sender.scheduler, dispatcher, upstream, back_off_ns, self._clock.boottime_ns())
 
     def _drained_at_ns(self, dispatcher: Dispatcher, waiting: int) -> int | None:
-        """Return when all that waits will have gone (wall clock); None where nobody can tell."""
+        """Return wall clock; None where nobody can tell."""
         if dispatcher.pausing.is_stopped:
             return None
         now_ns = self._clock.boottime_ns()
@@ -154,7 +151,7 @@ class Watch:
         return None if drained_ns is None else self._wall(max(now_ns, drained_ns))
 
     def _held_by(self, dispatcher: Dispatcher, waiting: int) -> str:
-        """Return what holds the next message that waits: for all, or else whatever may go next."""
+        """Return what holds all messages, or else the next that may go."""
         if dispatcher.pausing.because:
             words = stop_words if dispatcher.pausing.is_stopped else pause_words
             return words(dispatcher.pausing.because)
@@ -177,12 +174,11 @@ class Watch:
         }
 
     def _age_ns(self, sums: Sums) -> int:
-        """Return how old the oldest of some messages is; 0 where there are none."""
+        """Return 0 where there are none."""
         arrived_at_ns = sums.oldest_arrived_at_ns
         return 0 if arrived_at_ns is None else max(0, self._clock.boottime_ns() - arrived_at_ns)
 
     def _lanes(self) -> tuple[LaneStatus, ...]:
-        """Return the lanes of the policy, with what waits in each."""
         lanes = lanes_of(self.policy.lanes)
         waiting: dict[str, dict[str, Sums]] = {lane.name: {} for lane in lanes}
         for name, sums in self._sender.scheduler.counts.of(State.WAITING).items() if lanes else ():
@@ -234,7 +230,7 @@ class Watch:
         return UpstreamState.STOPPED if dispatcher.pausing.is_stopped else UpstreamState.PAUSED
 
     def _paused_until_ns(self, dispatcher: Dispatcher) -> int | None:
-        """Return when it is tried again (wall clock); None where it is in use, or nobody can tell."""
+        """Return wall clock; None where the upstream is in use, or nobody can tell."""
         if self._state(dispatcher) is not UpstreamState.PAUSED:
             return None
         return self._wall(dispatcher.pausing.paused_until_ns)
@@ -264,8 +260,6 @@ class Watch:
 
 
 class Listing:
-    """The queue at one instant."""
-
     def __init__(self, watch: Watch, look: Look, lane_of: Callable[[Queued], str], clock: Clock) -> None:
         self._look = look
         self._lane_of = lane_of
@@ -273,7 +267,7 @@ class Listing:
         self._to_wall_ns = clock.wall_ns() - clock.boottime_ns()
 
     def messages(self) -> list[MessageView]:
-        """Return the messages, oldest first, each with when it will go; touches nothing of the relay."""
+        """Return them oldest first, each with its estimate; touches nothing of the relay."""
         messages = self._look.messages()
         pairs = zip(messages, self._look.expected(messages), strict=True)
         listed = [self._listed(queued, expected, queued.recipients_shown) for queued, expected in pairs]
@@ -281,7 +275,7 @@ class Listing:
         return listed
 
     def message(self, queue_id: QueueId, recipients: tuple[str, ...]) -> MessageView | None:
-        """Return one message, with all its recipients that are left; None if it is not there any more."""
+        """Return one message with all its recipients that are left; None if it is gone."""
         messages = self._look.messages()
         for queued, expected in zip(messages, self._look.expected(messages), strict=True):
             if queued.queue_id == queue_id:

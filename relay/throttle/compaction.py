@@ -52,13 +52,13 @@ def _as_one(at_ns: int, ended: Sequence[Charged]) -> Charged:
 
 
 def earliest(starts_ns: Iterable[int | None]) -> int | None:
-    """Return the first of some starts; None where one was not kept."""
+    """Return None where one was not kept."""
     known_ns = list(starts_ns)
     return None if None in known_ns else min(each for each in known_ns if each is not None)
 
 
 def _shares_of_all(ended: Sequence[Charged]) -> tuple[Share, ...]:
-    """Return whose several ends are; where one of them says nothing of a kind of key, it may be anybody's."""
+    """Add up shares by key; an end without a share of some kind counts as UNKNOWN there."""
     kinds = {share.for_each for charged in ended for share in charged.shares}
     sums: dict[tuple[str, str], tuple[int, int]] = {}
     for charged in ended:
@@ -71,7 +71,7 @@ def _shares_of_all(ended: Sequence[Charged]) -> tuple[Share, ...]:
 
 
 def rounded_up(ended_at_ns: int, age_ns: int, parts: int) -> int:
-    """Return an instant rounded up by less than 1/parts of its age, and never past now.
+    """Round an instant up by less than 1/parts of its age, and never past now.
 
     The grain is a power of two, so that rounding again when it is older lands on the same
     grid: errors do not add up.
@@ -84,7 +84,7 @@ def rounded_up(ended_at_ns: int, age_ns: int, parts: int) -> int:
 
 
 def thinned(ended: Sequence[Charged], most: int, now_ns: int) -> list[Charged]:
-    """Return ends, which ascend, with about `most` shares; empty shares come on top."""
+    """Keep about `most` shares of ends, which ascend; empty shares come on top."""
     if sum(len(charged.shares) for charged in ended) <= most:
         return list(ended)
     spare, split = most // 2, len(ended)
@@ -106,7 +106,6 @@ def thinned(ended: Sequence[Charged], most: int, now_ns: int) -> list[Charged]:
 
 
 def _by_the_last(ended: Sequence[Charged], spare: int) -> list[Charged]:
-    """Return the ends of one slice, with the shares of all at the last of them."""
     last = ended[-1]
     kinds = sorted({share.for_each for charged in ended for share in charged.shares})
     shares: list[Share] = []
@@ -131,7 +130,7 @@ def _elsewhere(charged: Charged) -> tuple[Share, ...]:
 
 
 def _heaviest(kind: str, shares: Iterable[Share], most: int) -> list[Share]:
-    """Add up shares of one kind by key; of all but so many keys return only the most that one had."""
+    """Add up shares by key; of all but `most` keys keep only the most that one had, as UNKNOWN."""
     sums: dict[str, tuple[int, int]] = {}
     for share in shares:
         messages, recipients = sums.get(share.key, (0, 0))

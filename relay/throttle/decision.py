@@ -2,15 +2,10 @@
 
 All limits are asked before any is touched: a message gets a slot in each of them, or in none.  A
 message with more recipients than all limits have room for goes to as many as there is room for.
-Since every N is at least 1, no message is too large to ever go: it waits only where not even one
-recipient may be named.
+Every N is at least 1, so a message waits only where not even one recipient may be named.
 
-The questions behind `room` tell what many messages may do; the estimate of `relay.status.eta` asks
-the same ones, of gauges with a clock of their own.
-
-Addresses and domains are compared without regard to their spelling (`address.comparable`): where
-the upstream tells apart what we do not, two of its keys share a window here, which wastes and never
-exceeds.
+Addresses and domains are compared without regard to their spelling (`address.comparable`).  Two keys
+that the upstream tells apart may share a window here, which wastes and never exceeds.
 """
 
 import functools
@@ -30,8 +25,6 @@ _CLIENT_ADDRESS = re.compile(r"\[([^\[\]]*)\]\Z")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One message that is ready to go to so many recipients."""
-
     recipients: int
     sender: str = ""
     sender_domain: str = ""
@@ -56,7 +49,7 @@ class Request:
 
 @functools.lru_cache(maxsize=4096)
 def keys_of(reverse_path: str, client: str) -> tuple[str, str, str]:
-    """Return a message's keys: its sender, the sender's domain, and who handed it over."""
+    """Return the sender, the sender's domain, and the client."""
     found = _CLIENT_ADDRESS.search(client)
     address = key_of((found[1] if found else client).lower())
     return address_key(comparable(reverse_path)), _domain(reverse_path), address
@@ -64,12 +57,11 @@ def keys_of(reverse_path: str, client: str) -> tuple[str, str, str]:
 
 @functools.lru_cache(maxsize=65_536)
 def run_of(address: str, count: int) -> tuple[str, int]:
-    """Return so many recipients of the domain of an address: the same object each time, for many messages."""
+    """Return the same object each time: many messages share it."""
     return _domain(address), count
 
 
 def request_for(envelope: Envelope, indices: Iterable[int], most: int, lane: str = "") -> Request:
-    """Return what to ask for, to send a message to some of its recipients, at most so many at once."""
     domains = tuple(_domain(envelope.recipients[index]) for index in indices)
     sender, sender_domain, client = keys_of(envelope.reverse_path, envelope.client)
     return Request(
@@ -109,11 +101,11 @@ class Wait:
 class Grant(NamedTuple):
     reserved: Reserved
     chosen: Sequence[int]
-    """Which of the recipients that were asked for."""
+    """Indices into the recipients that were asked for."""
 
 
 def for_all(gauges: Sequence[Gauge]) -> list[Gauge]:
-    """Return the limits of messages that ask nothing about whose they are."""
+    """Return the gauges without keys."""
     return [gauge for gauge in gauges if gauge.unit != "connections" and gauge.for_each is None]
 
 
@@ -122,7 +114,7 @@ def of_connections(gauges: Sequence[Gauge]) -> list[Gauge]:
 
 
 def room(gauges: Sequence[Gauge], now_ns: int) -> int | None:
-    """Return how many messages may go now, None for any number, as far as limits without keys have a say."""
+    """Return None for any number; limits without keys alone have a say."""
     return min((gauge.room(None, now_ns) for gauge in for_all(gauges)), default=None)
 
 
@@ -133,14 +125,14 @@ def full(gauges: Sequence[Gauge], now_ns: int) -> list[str]:
 def opens_at(gauges: Sequence[Gauge], recipients: int, now_ns: int) -> int:
     """Return the earliest instant at which a message with so many recipients may fit unsplit.
 
-    As far as limits without keys have a say.
+    Limits without keys alone have a say.
     """
     opens = (g.opens_at(None, now_ns, recipients if g.unit == "recipients" else 1) for g in for_all(gauges))
     return max(opens, default=now_ns)
 
 
 def room_for_connections(gauges: Sequence[Gauge], now_ns: int) -> tuple[int | None, int, str]:
-    """Return how many may be opened now (None: any number), when the next may, and by which limit."""
+    """How many may be opened now (None: any number), when the next may, and by which limit."""
     limits = of_connections(gauges)
     opens = [(gauge.opens_at(None, now_ns), gauge.label) for gauge in limits]
     free = min((gauge.room(None, now_ns) for gauge in limits), default=None)
@@ -154,12 +146,12 @@ def full_at(gauges: Sequence[Gauge], place: Place, now_ns: int) -> list[str]:
 
 
 def usage(gauges: Sequence[Gauge], now_ns: int) -> list[Usage]:
-    """Return how full each limit is, in their order.  Looks at every key."""
+    """Keep the order of the limits.  Looks at every key."""
     return [gauge.usage(now_ns) for gauge in gauges]
 
 
 def choose(gauges: Sequence[Gauge], request: Request, now_ns: int) -> Sequence[int]:
-    """Return which recipients there is room for; none where the message has to wait."""
+    """Return indices of the recipients there is room for; none where the message has to wait."""
     most, by_domain = request.largest, []
     for gauge in gauges:
         if gauge.unit == "connections":
@@ -193,7 +185,6 @@ def _choose_by_domain(by_domain: Sequence[Gauge], request: Request, most: int, n
 
 
 def wait(gauges: Sequence[Gauge], request: Request, now_ns: int) -> Wait:
-    """Return what a message that has no room waits for."""
     opens = [(gauge.opens_at(None, now_ns), gauge.label) for gauge in for_all(gauges)]
     until_ns, label = max(opens, default=(now_ns, ""))
     if until_ns > now_ns:
@@ -218,7 +209,7 @@ def wait(gauges: Sequence[Gauge], request: Request, now_ns: int) -> Wait:
 
 
 def room_at(gauges: Sequence[Gauge], place: Place, now_ns: int) -> tuple[int, int]:
-    """Return how many messages may leave a place now, and when the next one may.
+    """How many messages may leave a place now, and when the next one may.
 
     At least one may be tried where it has other recipients, or the limits are gone: only asking tells.
     """
@@ -230,16 +221,16 @@ def room_at(gauges: Sequence[Gauge], place: Place, now_ns: int) -> tuple[int, in
 
 
 def room_in(gauges: Sequence[Gauge], lane: str, now_ns: int) -> tuple[int | None, int]:
-    """Return how many messages a lane's ceilings let go now (None: any number), and when one may."""
+    """How many messages a lane's ceilings let go now (None: any number), and when one may."""
     ceilings = [gauge for gauge in gauges if gauge.for_each == "lane" and gauge.is_about(lane)]
     room = min((gauge.room(lane, now_ns) for gauge in ceilings), default=None)
     return room, max((gauge.opens_at(lane, now_ns) for gauge in ceilings), default=now_ns)
 
 
 def shares_of(gauges: Sequence[Gauge], request: Request, chosen: Sequence[int]) -> tuple[Share, ...]:
-    """Return whose a transaction is, of those kinds of key that some limit asks for.
+    """Whose a transaction is, of those kinds of key that some limit asks for.
 
-    And its lane, if it has one: a ceiling that an edit brings knows then what the lane holds.
+    The lane is always told: a ceiling that an edit brings then knows what the lane holds.
     """
     shares: list[Share] = []
     asked = [gauge.for_each for gauge in gauges if gauge.for_each is not None]

@@ -3,14 +3,14 @@
 A limit that says `for_each` has a window for each sender, domain or client.  One more window is
 shared by all keys: it holds what was recorded without this kind of key, and the keys that memory has
 no room for.  A key's room is N less its own window less the shared one.  All of a key's past is in
-those two, so no key ever exceeds N; a shared slot counts against more keys than it has to, which
-wastes and never exceeds.  `Usage.is_crowded` tells of it.
+those two, so no key ever exceeds N.  A shared slot counts against more keys than it has to, which
+wastes; `Usage.is_crowded` tells of it.
 
-A ceiling is a limit of kind `lane` with `only` one key: it knows nothing of any other.
+A ceiling is a limit of kind `lane` with `only` one key.
 
 Memory is bounded by MOST_ENTRIES instants, where a key weighs KEY_ENTRIES.  Beyond that no further key
 gets a window, and the keys that have one keep further ends more coarsely.  A key leaves once its
-window is empty: each new key looks at two others, so its cost does not depend on how many there are.
+window is empty.
 
 Instants are boottime of the current boot in nanoseconds.
 """
@@ -36,12 +36,12 @@ LONGEST_DEFAULT_GUARD_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """One limit, as a status line shows it; of one with keys, the key that is fullest."""
+    """Of a limit with keys, the fullest key."""
 
     label: str
     unit: Unit
     used: int
-    """May be above `count` after an edit that lowered it."""
+    """Above `count` after an edit that lowered it."""
     count: int
     span_ns: int
     """The period and its guard."""
@@ -50,7 +50,6 @@ class Usage:
     for_each: ForEach | None = None
     key: str | None = None
     is_crowded: bool = False
-    """There were more keys than are kept apart, and some of them count for every key."""
 
 
 class Gauge:
@@ -78,7 +77,7 @@ class Gauge:
         return self.only is None or self.only == key
 
     def goes_on_as(self, limit: Limit, guard_ns: int | None) -> bool:
-        """Judge by a limit from now on if only its N is another, and return whether it is so."""
+        """Keep what is known if only N is another; return whether that is so."""
         mine = self.unit, self.for_each, self.only, self._period_ns, self._guard_ns
         if mine != (limit.unit, limit.for_each, limit.only, limit.per_ns, _guard_of(limit, guard_ns)):
             return False
@@ -108,14 +107,13 @@ class Gauge:
             window.end(weight, ended_at_ns, is_short=self._is_coarse(window))
 
     def charge(self, charged: Charged, now_ns: int) -> None:
-        """Occupy what ended at an instant, unless it is free again by now."""
         if charged.ended_at_ns + self.span_ns > now_ns:
             for key, weight in self._weights(charged):
                 window = self._home(key, now_ns)
                 window.charge(weight, charged.ended_at_ns, is_short=self._is_coarse(window))
 
     def used(self, key: str | None, now_ns: int) -> int:
-        """Return what counts against N for a key now; for None, and without keys, what counts for all."""
+        """Return what counts against N for a key; for None, what counts for all."""
         occupied = self._shared.occupied(now_ns)
         if key is not None and (own := self._of_key.get(key)) is not None:
             occupied += own.occupied(now_ns)
@@ -125,11 +123,11 @@ class Gauge:
         return max(0, self.count - self.used(key, now_ns))
 
     def opens_at(self, key: str | None, now_ns: int, weight: int = 1) -> int:
-        """Return the earliest instant at which so much of a key may fit, as `Window.opens_at` does."""
+        """As `Window.opens_at`, for one key."""
         return self._shared.opens_at(weight, now_ns, None if key is None else self._of_key.get(key))
 
     def usage(self, now_ns: int) -> Usage:
-        """Return how full it is; with keys, that of the fullest.  Looks at every key."""
+        """Look at every key."""
         key = self.only or max(self._of_key, key=lambda key: self._of_key[key].occupied(now_ns), default=None)
         return Usage(
             self.label,
@@ -144,7 +142,7 @@ class Gauge:
         )
 
     def limited(self, in_flight: Sequence[tuple[Reserved, int]], now_ns: int) -> Limited:
-        """Return all that occupies it, those in flight as if they ended at the instants given with them."""
+        """All that occupies it, those in flight as if they ended at the instants given with them."""
         ends_of: dict[int, list[tuple[int, int]]] = {}
         for reserved, ends_ns in in_flight:
             for_all = [(self._shared, self._weight(reserved))] if self.for_each is None else []
@@ -197,7 +195,7 @@ class Gauge:
                 del self._of_key[key]
 
     def _weights(self, record: Reserved | Charged) -> Iterator[tuple[str | None, int]]:
-        """Return how much of a record counts for which key, None for every one."""
+        """Return weights by key; None stands for every key."""
         shares = [share for share in record.shares if share.for_each == self.for_each]
         if not shares:
             yield None, self._weight(record)

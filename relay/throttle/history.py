@@ -2,39 +2,36 @@
 
 Guarantees: what `append` was given is durable when it returns.  `locked` is the one critical
 section: in it the slots know everything that any process has recorded, and no other process
-decides.  It holds flock on `PATH.lock`, which dies with its holder, and nothing in it waits for
-anything but the disk.  What a look may find, and what becomes of it, is the table in
-`history_states`; every start is a recovery.  Reservations without an end stay occupied until
-their deadline + T, since their process may have died.
+decides.  It holds flock on `PATH.lock`, which dies with its holder, and waits for nothing but the
+disk.  `history_states` says what a look may find, and what becomes of it; every start is a recovery.
+Reservations without an end stay occupied until their deadline + T, since their process may have died.
 
 Names.  A process keeps the lock open as long as it uses the history.  In each critical section,
 before it decides and after it wrote, it checks that both names still stand for the files it has.
 A lock that was removed or replaced excludes no other process, so nothing is sent until the names
 are put back, or the owner begins anew.  A process that finds the name of the lock gone leaves a
-lock there that says how far the history reached (the high-water mark in `history_format`), so
-that a restart does not take the account for a new one.  Not noticed: both files removed and
-another relay started before the running one decides again.
+lock there with the high-water mark, so that a restart does not take the account for a new one.
+Not noticed: both files removed and another relay started before the running one decides again.
 
 Durability.  Another process may have died between its append and its sync, so its groups may be
-in the page cache only.  After a sync of its that failed, the kernel takes those pages for clean.
+in the page cache only.  After a failed sync of another process, the kernel takes those pages for clean.
 Therefore, before the first append behind bytes that are not ours, those bytes are written again
 and synced; so is the name of a file that we did not make, and at the start the names of the
-folders.  Otherwise a power cut could leave our group whole behind a torn one, or take the name
-back from under it.  After a failed sync of ours the group is cut off, memory is dropped, and the
-next append writes a new file.
+folders.  Otherwise a power cut could leave our group whole behind a torn one, or lose the name.
+After a failed sync of ours the group is cut off, memory is dropped, and the next append writes a
+new file.
 
 Time.  All instants are boottime of one boot, so a step of the wall clock never matters.  After a
 reboot all instants move by one shift.  The last group says when it was written by both clocks:
-since then as much time has passed as the wall clock is ahead of the *latest* it ever implied for
-that group (its mark), and none if it is behind.  Ages up to that group are exact, and the rest
-can only be too small.  Reservations without an end move along and keep their deadline: the
-upstream may still be counting what it read before the power went.  More than LONGEST_BELIEVED_NS
-counts as none: a clock that starts in 2038 costs a wait, as one that starts in 1970 does.  Not
-noticed: a wall clock that is further ahead of the truth after the reboot than ever before it, by
-less than that.
+since then as much time has passed as the wall clock is ahead of that group's mark, and none if it
+is behind.  Ages up to that group are exact, and the rest can only be too small.  Reservations
+without an end move along and keep their deadline: the upstream may still be counting what it read
+before the power went.  More than LONGEST_BELIEVED_NS counts as none: a clock that starts in 2038
+costs a wait, as one that starts in 1970 does.  Not noticed: a wall clock that is further ahead of
+the truth after the reboot than ever before it, by less than that.
 
-A file that outgrew COMPACT_ABOVE_BYTES, and its worth twice, is written anew.  `PATH.new` is a
-rewrite that died, and the next rewrite removes it; a file of others there is renamed, never removed.
+A file above COMPACT_ABOVE_BYTES and twice its worth is written anew.  `PATH.new` is a rewrite that
+died, and the next rewrite removes it; a file of others there is renamed, never removed.
 """
 
 import contextlib
@@ -81,10 +78,7 @@ LONGEST_BELIEVED_NS = 30 * 86_400 * SECOND_NS
 
 
 def is_left_of_a_rewrite(disk: Disk, path: str) -> bool:
-    """Return whether a file may be what a rewrite that died left; never raises OSError.
-
-    A file that cannot be read may be anybody's.
-    """
+    """Return False for a file that cannot be read: it may be anybody's.  Never raises OSError."""
     try:
         with opened(disk, disk.open_read(path)) as fd:
             return is_begun(disk.pread(fd, SECTOR_BYTES, 0))
@@ -93,7 +87,7 @@ def is_left_of_a_rewrite(disk: Disk, path: str) -> bool:
 
 
 class History:
-    """One history file, as one process sees it.  One thread at a time."""
+    """One thread at a time."""
 
     def __init__(self, path: Path, disk: Disk, clock: Clock, slots: Slots) -> None:
         self._path = str(path)
@@ -108,12 +102,11 @@ class History:
         self._offset = 0
         """How much of the file is known; always the end of a group."""
         self._at: At | None = None
-        """When the last known group was written."""
         self._lock_fd = -1
         self._kept_lock: int | None = None
-        """The lock that was used first, open for as long as the history is in use."""
+        """Open for as long as the history is in use."""
         self._own_mark_ns: int | None = None
-        """The mark of the last group that this process ever knew."""
+        """Of the last group that this process ever knew."""
         self._lock_mark_ns: int | None = None
         """The mark of a durable group, by the lock."""
         self._has_used_it = False
@@ -160,7 +153,7 @@ class History:
             self._disk.close(lock_fd)
 
     def _step(self, found: Found) -> Effect:
-        """Go on to the next state, and return what to do.  Raises HistoryError where nothing may be sent."""
+        """Return what to do.  Raises HistoryError where nothing may be sent."""
         effect = TABLE[found.event][self._known].effect
         if effect is Effect.REFUSE:
             raise self._refusal(found)
@@ -175,10 +168,7 @@ class History:
         self._known = TABLE[event][self._known].next
 
     def _keep_lock(self, lock_fd: int) -> None:
-        """Keep the lock open beyond the critical section; refuse one that is not the first.
-
-        It may have been removed or replaced while we waited for it.
-        """
+        """Refuse a lock that is not the first: it may have been replaced while this process waited for it."""
         if self._kept_lock is None:
             self._kept_lock = self._disk.open_read(self._lock_path)
         elif self._disk.leads_to(self._lock_path, lock_fd):
@@ -188,7 +178,6 @@ class History:
             raise self._refusal(Found(Event.LOCK_REPLACED, "removed or replaced just now"), self._lock_path)
 
     def _refuse_another_lock(self) -> None:
-        """Raise HistoryError if the name of the lock does not stand for the lock that we use."""
         if self._kept_lock is None or self._disk.leads_to(self._lock_path, self._kept_lock):
             return
         self._leave_a_lock()
@@ -205,7 +194,7 @@ class History:
                 self._disk.write_all(fd, mark_line(self._own_mark_ns))
 
     def _leave_a_folder(self) -> None:
-        """Make a folder that is gone anew; while we ran, it would be in the way of who puts it back."""
+        """Make a lost folder anew, at the end only: earlier it would be in the way of one put back."""
         if self._own_mark_ns is not None and self._disk.inode(str(Path(self._folder).parent)) is not None:
             self._disk.make_directory(self._folder)
 
@@ -225,7 +214,7 @@ class History:
     def append(self, now_ns: int, records: list[Record]) -> bool:
         """Make records durable that the slots know already; within `locked`.  Return whether there were none.
 
-        Raises HistoryError, and then they may be on the disk or not: nothing may be sent on them.
+        After HistoryError they may be on the disk or not: nothing may be sent on them.
         """
         is_first, self.is_doubtful = self._at is None, True
         effect = self._step(Found(Event.APPEND))
@@ -242,7 +231,7 @@ class History:
         return self._offset > max(COMPACT_ABOVE_BYTES, 2 * worth_bytes, self._compacts_above_bytes)
 
     def close(self) -> None:
-        """Let go of the file and of its lock; where that is gone, leave one, so that no start begins anew."""
+        """Where the lock is gone, leave one, so that no start begins anew."""
         self._close_file()
         if self._kept_lock is not None:
             kept_fd, self._kept_lock = self._kept_lock, None
@@ -308,7 +297,6 @@ class History:
         self._has_used_it = True
 
     def _take(self, fd: int, content: bytes, examination: Examination, origin: int) -> None:
-        """Take groups that another process wrote for known, and cut what was torn behind them."""
         found, _, last, end, _ = examination
         for each in found:
             if self._step(each) is Effect.CUT:
@@ -321,7 +309,6 @@ class History:
         self._is_name_unsynced = self._is_name_unsynced or origin == 0
 
     def _move_to_this_boot(self, examination: Examination, now_ns: int) -> None:
-        """Tell another boot's records in this boot's time."""
         last = examination.last
         passed_ns = max(0, self._clock.wall_ns() - last.mark_ns)
         if passed_ns > LONGEST_BELIEVED_NS:
@@ -367,7 +354,7 @@ class History:
             raise
 
     def _has_compacted(self, now_ns: int) -> bool:
-        """Put a shorter file in place; return False where the long one has to do, as on a full disk."""
+        """Return False where the long file has to do, as on a full disk."""
         try:
             self._rewrite(now_ns)
         except OSError:
@@ -379,7 +366,6 @@ class History:
         return True
 
     def _rewrite(self, now_ns: int) -> None:
-        """Put a new file with all that the slots know in the place of the old."""
         at = self._at_now(now_ns)
         content = header(self._clock.boot_id()) + group(at, self._slots.records(now_ns))
         try:
@@ -397,7 +383,7 @@ class History:
         self._note_end(at)
 
     def _note_end(self, last: At) -> None:
-        """Say in the lock how far the file is durable by now, once both still have their names."""
+        """Write the mark into the lock, once both files still have their names."""
         self._own_mark_ns = last.mark_ns
         self._refuse_another_lock()
         if self._fd is None or not self._disk.leads_to(self._path, self._fd):

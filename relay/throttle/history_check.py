@@ -38,11 +38,11 @@ _KINDS = {
     Event.OWNER: "owner",
     Event.FUTURE: "future_history",
 }
-"""The kinds of findings; all others are `damaged_history`."""
+"""All others are `damaged_history`."""
 
 
 def history_findings(path: Path, disk: Disk, clock: Clock, owner: int) -> Iterator[Finding]:
-    """Yield what is to be said of one history; `owner` is the user of the relay.  Raises OSError."""
+    """`owner` is the user of the relay.  Raises OSError."""
     # Ahead of the history, which can only have more by then.
     mark_ns = _mark_in(f"{path}.lock", disk)
     try:
@@ -65,7 +65,6 @@ def history_findings(path: Path, disk: Disk, clock: Clock, owner: int) -> Iterat
 
 
 def _found(path: Path, length_bytes: int, disk: Disk, looker: Looker) -> list[Found]:
-    """Return what a relay would find in a file of ours, as far as it would get."""
     if (too_long := oversized(length_bytes)) is not None:
         return [too_long]
     try:
@@ -103,7 +102,7 @@ def _beside_findings(path: str, disk: Disk) -> Iterator[Finding]:
 
 
 def _mark_in(lock_path: str, disk: Disk) -> int | None:
-    """Return what the lock says; None also where it is no lock of ours, which its use will tell."""
+    """Return None also where it is no lock of ours; its use will tell."""
     try:
         with opened(disk, disk.open_read(lock_path)) as fd:
             return read_mark(disk.pread(fd, MARK_BYTES, 0))
@@ -112,7 +111,7 @@ def _mark_in(lock_path: str, disk: Disk) -> int | None:
 
 
 def audit_file(path: Path, limits: Sequence[Limit], disk: Disk) -> Audit:
-    """Judge a history as it is on the disk.  Raises FileNotFoundError, PermissionError and HistoryError."""
+    """Judge the file as it is.  Raises FileNotFoundError, PermissionError and HistoryError."""
     try:
         with opened(disk, disk.open_read(str(path))) as fd:
             size = disk.size(fd)

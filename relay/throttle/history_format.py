@@ -72,23 +72,17 @@ class HistoryError(Exception):
 
 
 class Share(NamedTuple):
-    """How much of a record is of one key."""
-
     for_each: str
     """Which kind of key; a limit that counts for each of them names it the same."""
     key: str
-    """As `key_of` made it."""
     messages: int
     recipients: int
 
 
 Weights = tuple[int, int, int]
-"""Messages, recipients and connections."""
 
 
 class Reserved(NamedTuple):
-    """A transaction, or a connection being opened, that may be in flight until its deadline."""
-
     id: int
     """Unique within a boot: the instant of the reservation, made so."""
     deadline_ns: int
@@ -108,8 +102,6 @@ class Ended(NamedTuple):
 
 
 class Charged(NamedTuple):
-    """Slots that ended at an instant."""
-
     ended_at_ns: int
     messages: int
     recipients: int
@@ -118,7 +110,7 @@ class Charged(NamedTuple):
     """When the first of them was reserved; None where that was not kept."""
     shares: tuple[Share, ...] = ()
     is_merged: bool = False
-    """They ended at that instant or somewhat before it, some perhaps earlier than others."""
+    """The parts ended at that instant or somewhat before it."""
 
     @property
     def weights(self) -> Weights:
@@ -126,7 +118,7 @@ class Charged(NamedTuple):
 
 
 class Highest(NamedTuple):
-    """What a limit of one unit, T and kind of key held at one instant, counted before ends were merged."""
+    """The most that a limit of one unit, T and kind of key held, counted before ends were merged."""
 
     since_ns: int
     until_ns: int
@@ -139,7 +131,6 @@ class Highest(NamedTuple):
     most_at_ns: int | None
     """The first such instant; None where it never held anything that is known exactly."""
     key: str | None
-    """The key that `most` is of."""
     unit: Unit
     per_ns: int
     for_each: ForEach | None
@@ -150,8 +141,6 @@ Record = Reserved | Ended | Highest | Charged
 
 
 class At(NamedTuple):
-    """One instant by both clocks."""
-
     boottime_ns: int
     wall_ns: int
     mark_ns: int
@@ -159,8 +148,6 @@ class At(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """What some bytes of a history say."""
-
     records: list[Record]
     at: At | None
     """Of the last whole group; None if there is none."""
@@ -176,7 +163,7 @@ _WORD = b"relay-history "
 _ANY_VERSION = re.compile(_WORD + rb"[0-9]")
 _HEADER = re.compile(rb"(relay-history [12] ([0-9A-Za-z-]{1,64})) ([0-9a-f]{8})\n")
 _GROUP = re.compile(rb"group ([0-9]{1,9}) ([0-9a-f]{8})\n")
-"""Wherever it stands: the end of the line before it may be what is damaged."""
+"""Not anchored at a line's start: the end of the line before it may be damaged."""
 _NUMBER = "-?[0-9]{1,24}"
 _SHARE = re.compile(r" ([a-z_]{1,32})=([!-~]{0,96}):([0-9]{1,18}):([0-9]{1,18})")
 _SHARES = "((?: [a-z_]{1,32}=[!-~]{0,96}:[0-9]{1,18}:[0-9]{1,18})*)"
@@ -196,7 +183,7 @@ _HIGHEST = re.compile(
 _AT = re.compile(rf"at ({_NUMBER}) ({_NUMBER}) ({_NUMBER})")
 _OF_ADDRESSES = frozenset({"sender", "sender_domain", "recipient_domain"})
 _RESPELLED = re.compile(r'["\\%\[]|xn--|\.\Z')
-"""In a key that may have another form today; most have none of these."""
+"""A key that may have another form today; most have none of these."""
 _OCTET = re.compile(rb"%([0-9a-f]{2})")
 _UNFIT_FOR_A_KEY = re.compile(rb"[^!-$&-~]")
 
@@ -213,8 +200,7 @@ def key_of(text: str) -> str:
 def address_key(text: str) -> str:
     """Return an address in its comparable form as a share names it.
 
-    Never with a quote or a backslash: by these a key of an older version is told, which had
-    addresses as they were spelled.
+    Without quotes and backslashes: these tell a key of an older version, which kept addresses as spelled.
     """
     return _quoted(text).replace('"', "%22").replace("\\", "%5c")[-LONGEST_KEY:]
 
@@ -227,7 +213,7 @@ def _quoted(text: str) -> str:
 
 
 def comparable_key(for_each: str, key: str) -> str:
-    """Return a key as it is told today, also one that an older version wrote; UNKNOWN where that is lost."""
+    """Give a key of any version its form of today; UNKNOWN where that is lost."""
     if key == UNKNOWN or for_each not in _OF_ADDRESSES or not _RESPELLED.search(key):
         return key
     return _respelled(key, is_sender=for_each == "sender")
@@ -254,7 +240,7 @@ def _respelled(key: str, *, is_sender: bool) -> str:
 
 
 def shifted(record: Record, by_ns: int) -> Record:
-    """Return a record as another timeline tells it.  Ids are instants, and move along."""
+    """Tell a record in another timeline.  Ids are instants, and move along."""
     match record:
         case Reserved():
             return record._replace(id=record.id + by_ns, deadline_ns=record.deadline_ns + by_ns)
@@ -283,14 +269,14 @@ def group(at: At, records: Iterable[Record]) -> bytes:
 
 
 def is_current(content: bytes) -> bool:
-    """Return whether a file with a good first line may be added to, or has to be written anew first."""
+    """Whether groups may be appended; else the file is first written anew."""
     return content.startswith(_VERSION)
 
 
 def is_begun(sector: bytes) -> bool:
-    """Return whether a file whose first sector holds this may be a history that a crash cut off.
+    """Whether a file whose first sector holds this may be a history that a crash cut off.
 
-    That writes a sector, a part of it with zeros for the rest, or nothing of it.
+    The crash may leave the whole sector, a part of it with zeros for the rest, or nothing.
     """
     front = sector.rstrip(b"\0")
     return _ANY_VERSION.match(front) is not None or _WORD.startswith(front)
@@ -308,10 +294,10 @@ def read_header(content: bytes) -> tuple[str, int]:
 
 
 def read_groups(content: bytes, start: int, origin: int = 0) -> Contents:
-    """Return what whole groups say, from an offset on; `origin` is where `content` stands in its file.
+    """Read whole groups from an offset on; `origin` is where `content` stands in its file.
 
-    Only the last group can have been torn by a crash, since each is durable before the
-    next begins.  So a bad one with a good one behind it is damage: raises HistoryError.
+    Each group is durable before the next begins, so a crash can only tear the last.  A bad group with
+    a good one behind it is damage: raises HistoryError.
     """
     records: list[Record] = []
     at: At | None = None
@@ -329,10 +315,9 @@ def read_groups(content: bytes, start: int, origin: int = 0) -> Contents:
 
 
 def _may_hold_a_group(content: bytes, start: int) -> bool:
-    """Return whether a whole group stands somewhere behind an offset, or looking for one has no end.
+    """Whether a whole group stands behind an offset, or the search for one is too long.
 
-    The tail that a crash tore is a part of one group, and has no such line in it; so a reader that meets
-    many that claim much is not looking at what a crash left.
+    A torn tail is a part of one group and holds no such line, so many of them are no trace of a crash.
     """
     left_bytes = SEARCHED_TIMES * len(content)
     for match in _GROUP.finditer(content, start):
@@ -358,7 +343,7 @@ def _framed(content: bytes, start: int) -> tuple[bytes, int] | None:
 
 
 def _read_lines(lines: bytes, records: list[Record], start: int) -> At:
-    """Add the records of one group; its checksum was right, so anything odd is another program's."""
+    """Refuse anything odd: the checksum was right, so another program wrote it."""
     try:
         first, *others = lines.decode("ascii").splitlines()
         if (match := _AT.fullmatch(first)) is None:
@@ -440,13 +425,12 @@ def _shares(words: str) -> tuple[Share, ...]:
 
 
 def mark_line(mark_ns: int) -> bytes:
-    """Return the line in a lock that says how far its history is durable."""
     text = _MARK_WORD + b"%+025d" % mark_ns
     return text + b" %08x\n" % zlib.crc32(text)
 
 
 def read_mark(content: bytes) -> int | None:
-    """Return the mark in a lock; None if it says nothing.  Raises HistoryError if it is no lock of ours."""
+    """None if the lock says nothing.  Raises HistoryError if it is no lock of ours."""
     match = _MARK.match(content)
     if match is not None and zlib.crc32(match[1]) == int(match[3], 16):
         return int(match[2])

@@ -23,8 +23,6 @@ CLOCK_SKEW_NS = SECOND_NS
 
 
 class Known(Enum):
-    """What a process knows of its history; the state that it keeps from one look to the next."""
-
     UNREAD = "memory is not relied on: the next look reads the whole file"
     SOUND = "memory holds the whole file: the next append adds a group"
     OUTDATED = "memory holds the whole history: the next append writes a new file"
@@ -32,8 +30,6 @@ class Known(Enum):
 
 
 class Event(Enum):
-    """What is asked of a history, what is found, and what came of it."""
-
     LOOK = "a decision begins: what is in the file?"
     OTHER_FILE = "another file has its name: another process rewrote it, or an operator put one back"
     APPEND = "records are to become durable"
@@ -116,7 +112,6 @@ ANEW = (
     "stop, wait for the longest period of the account's limits, move the file and its .lock away, start; "
     "not waiting is how the upstream sees too many"
 )
-"""For a history that cannot be trusted."""
 REMEDIES: Mapping[Event, str] = {
     Event.LOST: ANEW,
     Event.UNMARKED: ANEW,
@@ -153,22 +148,18 @@ def refusal(path: str, event: Event, what: str) -> HistoryError:
 
 
 def disk_refusal(path: str, doing: str, error: OSError) -> HistoryError:
-    """Return the error that says what the disk refuses; it goes away by itself once the disk does not."""
+    """Tell the remedy; sending goes on by itself once the disk no longer refuses."""
     remedy = _OF_ERRORS.get(error.errno or 0, "see to its disk (the kernel's log says more)")
     why = error.strerror or error
     return HistoryError(f"{path}: cannot {doing}: {why}. To repair: {remedy}; then it goes on by itself")
 
 
 class Found(NamedTuple):
-    """One event, in words that tell it of this file."""
-
     event: Event
     what: str = ""
 
 
 class Looker(NamedTuple):
-    """The process that looks at a history, when, and what is known of the history."""
-
     boot_id: str
     now_ns: int
     mark_ns: int | None
@@ -178,14 +169,13 @@ class Looker(NamedTuple):
 
 
 class Examination(NamedTuple):
-    """What the bytes of a history say; all but `found` is complete unless the last event refuses."""
+    """All but `found` is complete unless the last event refuses."""
 
     found: list[Found]
     records: Sequence[Record] = ()
     last: At = At(0, 0, 0)
-    """When the last whole group was written."""
     end: int = 0
-    """The offset in the bytes behind that group."""
+    """The offset behind that group."""
     is_of_this_boot: bool = True
 
 
@@ -243,7 +233,7 @@ def oversized(length_bytes: int) -> Found | None:
 
 
 def at_a_start(found: Iterable[Found]) -> list[tuple[Found, Effect]]:
-    """Return what a relay that starts now would do with each of these, up to what makes it refuse."""
+    """Return what a relay that starts now would do, up to the event that makes it refuse."""
     known, effects = Known.UNREAD, []
     for each in found:
         known, effect = TABLE[each.event][known]

@@ -1,20 +1,20 @@
 """What a refusal for having sent too much teaches, by our own history.  Pure.
 
-At such a refusal the history tells how much was charged in a window that ended there: so much went
-well.  `suggest` makes a limit of it; `tighten` may lower a limit that is in force.
+The history tells how much was charged in a window that ended at the refusal: so much went well.
+`suggest` makes a limit of it; `tighten` may lower a limit that is in force.
 
 Which limit: where the reply names a window ("per hour"), those of that length; else all.  Where it
-names its own N too ("50 recipients per hour"), that limit, and that N if it is lower.  Of several
-limits, one that held more in an earlier window is cleared: a relay that paces keeps its short
-windows full for hours, and those went well.  A limit that was blamed before is not cleared so, since
-the windows before that refusal prove nothing.  Of what is left, the limit that was nearest to its N,
-since one refusal tells no more.  Where the policy has none, the window that the reply names, else a
-minute, an hour and a day.  Connections are compared with limits on connections, and mail with the
-others.  Limits `for_each` key are left out: the reply does not say whose window it was.
+names its own N too ("50 recipients per hour"), that limit, and that N if it is lower.  Of several,
+a limit that held more in an earlier window is cleared: those windows went well.  A limit that was
+blamed before is not cleared, since the windows before that refusal prove nothing.  Of the rest, the
+limit nearest to its N, since one refusal tells no more.  Where the policy has none, the window that
+the reply names, else a minute, an hour and a day.  Connections are compared with limits on
+connections, and mail with the others.  Limits `for_each` key are left out: the reply does not say
+whose window it was.
 
-What cannot be known, and is not claimed:
-- what else uses the account.  But where the upstream names its N, and all of ours that it
-  may have counted is no more, then it counted something else too, or otherwise: that is said;
+Not known, and not claimed:
+- what else uses the account; but where the upstream's N is at least all of ours that it may have
+  counted, it counted something else too, or otherwise: that is said;
 - whether its windows slide or are fixed (the clock hour): a fixed one holds at most what
   ours does, so the suggestion may be too high, and the next refusal says so;
 - which of several limits it was, and what in flight it counted already (left out here).
@@ -65,14 +65,11 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """One refusal, beside what had gone well until then."""
-
     at_ns: int
     unit: Unit
     per_ns: int
-    """The window that was looked at."""
     sent: int
-    """How much of the unit was charged in it before the refusal."""
+    """Charged within `per_ns` before the refusal, in the unit."""
     over_ns: int
     """Since the first of that."""
     limit: int | None
@@ -85,7 +82,7 @@ class Hint:
 
     @property
     def is_explained(self) -> bool:
-        """Whether our own history may be what was too much; False only where it cannot."""
+        """False only where our own history cannot be what was too much."""
         return self.named is None or self.charged is None or self.charged > self.named
 
     @property
@@ -94,12 +91,10 @@ class Hint:
         return f"{count}{self.unit} per {in_seconds(self.per_ns)}"
 
     def is_met_by(self, limits: Iterable[Limit]) -> bool:
-        """Return whether one of the policy's limits is as strict by now."""
         alike = [limit for limit in limits if limit.unit == self.unit and limit.for_each is None]
         return any(limit.count <= self.suggested and limit.per_ns >= self.per_ns for limit in alike)
 
     def beside(self, limits: Iterable[Limit]) -> "Hint":
-        """Return it with the N that the policy has by now."""
         counts = [limit.count for limit in _in_windows(limits, self.unit, self.per_ns)]
         return replace(self, limit=min(counts, default=None))
 
@@ -123,23 +118,19 @@ class Hint:
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """A limit of the policy that is in force with a lower N."""
-
     unit: Unit
     per_ns: int
     limit: int
     """The policy's N: once that is another, the owner has decided anew."""
     count: int
-    """The N in force."""
     at_ns: int
-    """When it was last lowered."""
 
     @property
     def key(self) -> tuple[Unit, int, int]:
         return (self.unit, self.per_ns, self.limit)
 
     def is_of(self, limit: Limit) -> bool:
-        """Return whether it is this limit that was lowered, unedited since."""
+        """Return False once the owner edited the limit."""
         return limit.for_each is None and (limit.unit, limit.per_ns, limit.count) == self.key
 
 
@@ -157,8 +148,6 @@ class Effective:
 
 @dataclass(frozen=True, slots=True)
 class Lessons:
-    """What is kept of an upstream over a restart."""
-
     findings: tuple[Hint, ...] = ()
     """Of the last refusal that could be compared."""
     lowered: tuple[Lowered, ...] = ()
@@ -245,7 +234,7 @@ def suggest(sent: int, limit: int | None = None) -> int:
 
 
 def tighten(finding: Hint, limits: Sequence[Limit], lowered: Sequence[Lowered]) -> Lowered | None:
-    """Return the limit of a finding as it is to be lowered, or None to leave it.
+    """Lower the limit of a finding, or return None to leave it.
 
     To the suggestion, but to no less than half of what is in force, and once in its window:
     a block that has another reason refuses again and again, after ever fewer.
@@ -272,7 +261,6 @@ def in_force(limits: Iterable[AnyLimit], lowered: Sequence[Lowered]) -> list[Any
 
 
 def finding_to_json(finding: Hint) -> dict[str, int | float | str | None]:
-    """Return a finding for scripts, without its instant."""
     return {
         "text": str(finding),
         "limit": finding.label,
@@ -307,7 +295,7 @@ def _not_cleared(
     peak: Callable[[int], Tally],
     before: Iterable[Hint],
 ) -> list[Limit]:
-    """Return those limits that held no more in any earlier window, or were blamed then."""
+    """Limits that held no more in any earlier window, or were blamed then."""
     blamed = {(finding.unit, finding.per_ns) for finding in before if finding.limit is not None}
     return [
         limit

@@ -43,7 +43,7 @@ MOST_KEPT = 64
 Subject = tuple[Unit, int, ForEach | None, str | None]
 """What is counted, of which T and of whom: whatever its N, it is the same question."""
 Slot = tuple[int, int, int]
-"""From, to and how much."""
+"""From, to (exclusive) and weight."""
 
 
 class ProofSpan(NamedTuple):
@@ -52,7 +52,6 @@ class ProofSpan(NamedTuple):
     started_at_ns: int
     ended_at_ns: int
     record: Reserved | Charged
-    """With its weights, and whose it was."""
     is_merged: bool = False
     has_start: bool = True
 
@@ -69,7 +68,7 @@ def subject_of(limit: Limit | Highest) -> Subject:
 
 
 def spans_of(records: Iterable[Record]) -> tuple[list[ProofSpan], int]:
-    """Return every transaction once, and how many of them have no end."""
+    """Every transaction once, and how many of them have no end."""
     known: dict[int, ProofSpan] = {}
     others: list[ProofSpan] = []
     open_ids: set[int] = set()
@@ -123,7 +122,6 @@ def raised(
 
 
 def highest(limit: Limit, before: Highest | None, spans: Sequence[ProofSpan], until_ns: int) -> Highest:
-    """Return what one limit held at any instant before `until_ns`."""
     exact, rough = _slots_by_key(limit, spans)
     if before is None:
         first_ns = min((span.started_at_ns for span in spans), default=until_ns)
@@ -143,7 +141,6 @@ def highest(limit: Limit, before: Highest | None, spans: Sequence[ProofSpan], un
 def _held(
     exact: dict[str | None, list[Slot]], rough: dict[str | None, list[Slot]], from_ns: int, until_ns: int
 ) -> _Held:
-    """Return the most at one instant from one on until before another."""
     most, most_at_ns, most_key = 0, None, None
     for key, slots in exact.items():
         if sum(weight for _, _, weight in slots) > most:
@@ -179,7 +176,7 @@ def _slots_by_key(
 
 
 def _of_keys(limit: Limit, record: Reserved | Charged) -> list[tuple[str | None, int]]:
-    """Return what a record weighs by a limit, for each of its keys; None for no or any key."""
+    """Return weights by key; None stands for no or any key."""
     weight = getattr(record, limit.unit)
     shares = [share for share in record.shares if share.for_each == limit.for_each]
     if not shares:
@@ -194,7 +191,7 @@ def _of_keys(limit: Limit, record: Reserved | Charged) -> list[tuple[str | None,
 
 
 def _most(slots: Iterable[Slot], from_ns: int, until_ns: int) -> tuple[int, int | None]:
-    """Return the most weight at one instant, and the first such instant; each slot is [from, to)."""
+    """Return the most weight at one instant, and the first such instant."""
     steps: list[tuple[int, int]] = [(from_ns, 0)]
     all_along = 0
     for start_ns, end_ns, weight in slots:
@@ -224,7 +221,6 @@ class Peak:
     at_most: int
     """The same with all that is known only roughly: no window can have held more."""
     key: str | None
-    """The key that `most` is of."""
     proven_since_ns: int | None
     """Wall clock: since then no window can have held more than N, where that is not proven of before."""
     counted_until_ns: int | None
@@ -232,7 +228,6 @@ class Peak:
 
     @property
     def is_exceeded(self) -> bool:
-        """Whether some window surely held more than N."""
         return self.most > self.count
 
     @property
@@ -243,9 +238,9 @@ class Peak:
 @dataclass(frozen=True, slots=True)
 class Audit:
     transactions: int
-    """That are known one by one."""
+    """Known one by one."""
     in_flight: int
-    """Of these: without an end so far."""
+    """Of `transactions`, those without an end so far."""
     merged: int
     """Messages and connections that compaction has merged into fewer lines."""
     without_start: int
@@ -254,7 +249,7 @@ class Audit:
     until_ns: int | None
     """Wall clock: when it was last written."""
     findings: tuple[Peak, ...]
-    """One a limit, in their order."""
+    """In the order of the limits."""
 
 
 def audit(content: bytes, limits: Sequence[Limit]) -> Audit:

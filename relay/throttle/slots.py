@@ -2,14 +2,13 @@
 
 Guarantees: a reservation occupies every window until it is settled, or until its deadline, at
 which it counts as ended.  What ended is kept for as long as any policy could ask for it, in bounded
-memory: the newest EXACT_ENDS to the nanosecond, and older ones as `compaction` says, rounded *up*
-by less than 1/1024 of their age, once for each reboot that they live through, since that moves the
-grid.  So new limits judge the same past (`judge_by`), and a sum never falls too early.
+memory: the newest EXACT_ENDS to the nanosecond, and older ones as `compaction` says.  Each reboot
+moves the grid, so each rounds them *up* once more, by less than 1/1024 of their age.  So new limits
+judge the same past (`judge_by`), and a sum never falls too early.
 
-KEEP_NS is no policy's longest period but the longest that can be written: processes
-with different policies share one history, and none may drop what another needs.
-It costs little, since memory grows with the logarithm of the age: about a
-thousand entries each time the age doubles, and as many again before they are merged.
+KEEP_NS is not a policy's longest period but the longest that can be written: processes with
+different policies share one history, and none may drop what another needs.  Memory grows with the
+logarithm of the age: about a thousand entries each time the age doubles, and as many again not yet merged.
 
 Every method may be called from any thread; none touches the disk or blocks for long.
 Instants are boottime of the current boot in nanoseconds.
@@ -43,33 +42,29 @@ SHARE_BYTES = 40
 
 
 class Slots:
-    """What is in flight, what has ended, and which ends are not yet in the history."""
-
     def __init__(self) -> None:
         self._mutex = Lock()
         self._limits: list[Limit] = []
         self._guard_ns: int | None = None
         self._gauges: list[Gauge] = []
         self._has_keys = False
-        """Some limit asks whose a message is."""
         self._now_ns = 0
         """The latest instant that is known to have come."""
         self._in_flight: dict[int, Reserved] = {}
         self._own: set[int] = set()
-        """Reservations of this process; another process may have died and never settle its own."""
+        """Other processes' reservations are not here: those may have died and never settle."""
         self._deadlines: list[tuple[int, int]] = []
-        """A heap of (deadline, id); what was settled meanwhile is not taken out of it."""
+        """A heap of (deadline, id); a settled id stays in it until its deadline."""
         self._ended: list[Charged] = []
         self._shares_bytes = 0
         self._highest: list[Highest] = []
-        """What limits held before ends were merged."""
         self._merge_above = EXACT_ENDS + EXACT_SLOTS
         self._thin_above_bytes = MOST_SHARES * SHARE_BYTES
         self._last_id = 0
         self._unwritten: list[Record] = []
 
     def judge_by(self, limits: Sequence[Limit], guard_ns: int | None) -> None:
-        """Replace the limits; those that are as before go on, and what is known fills new ones."""
+        """Unchanged limits keep their windows; new ones are filled with what is known."""
         with self._mutex:
             before, self._gauges = self._gauges, []
             self._limits, self._guard_ns = list(limits), guard_ns
@@ -88,7 +83,7 @@ class Slots:
             self._now_ns = max(self._now_ns, now_ns)
 
     def reset(self, records: Iterable[Record]) -> None:
-        """Know only what these records say, in order, and what is not written yet."""
+        """Forget all but these records and what is not written yet."""
         with self._mutex:
             self._in_flight, self._deadlines, self._ended, self._shares_bytes = {}, [], [], 0
             self._highest = []
@@ -104,7 +99,6 @@ class Slots:
         self._stay_bounded(self._now_ns)
 
     def settle(self, record: Ended | Charged) -> None:
-        """Know an end at once, and keep it for the next group that is written."""
         with self._mutex:
             self._apply([record])
             self._unwritten.append(record)
@@ -114,7 +108,7 @@ class Slots:
             return list(self._unwritten)
 
     def written(self, count: int) -> None:
-        """Forget so many of the first of `unwritten`: they are durable."""
+        """Forget the first `count` of `unwritten`: they are durable."""
         with self._mutex:
             del self._unwritten[:count]
 
@@ -141,7 +135,6 @@ class Slots:
             return self._occupy(transaction_ns, now_ns, (0, 0, 1))
 
     def ask(self, question: Callable[[Sequence[Gauge], int], Answer], now_ns: int) -> Answer:
-        """Ask all limits as they are now; most questions are `decision`'s."""
         with self._mutex:
             self._advance(now_ns)
             return question(self._gauges, now_ns)
@@ -177,13 +170,13 @@ class Slots:
             return [*self._highest, *self._ended, *self._in_flight.values()]
 
     def has_others(self) -> bool:
-        """Return whether another process has something in flight, whose end only the file will tell."""
+        """Whether another process has something in flight, whose end only the file will tell."""
         with self._mutex:
             return any(each not in self._own for each in self._in_flight)
 
     @property
     def kept(self) -> int:
-        """Return how many records `records` would give, or a few more."""
+        """How many records `records` would give, or a few more."""
         return len(self._highest) + len(self._ended) + len(self._in_flight)
 
     @property
@@ -250,7 +243,6 @@ class Slots:
             self._shares_bytes += _length(charged)
 
     def _advance(self, now_ns: int) -> None:
-        """Count what passed its deadline as ended then."""
         self._now_ns = max(self._now_ns, now_ns)
         while self._deadlines and self._deadlines[0][0] <= now_ns:
             deadline_ns, reservation_id = heapq.heappop(self._deadlines)
@@ -261,9 +253,9 @@ class Slots:
             heapq.heapify(self._deadlines)
 
     def _stay_bounded(self, now_ns: int, *, at_once: bool = False) -> None:
-        """Merge old ends once there are many, or at once, and before that count what limits held.
+        """Merge old ends once there are many, or at once; before that, count what limits held.
 
-        To be called with all known that any process reserved before `now_ns`.
+        Everything that any process reserved before `now_ns` must be known.
         """
         has_room = len(self._ended) <= self._merge_above and self._shares_bytes <= self._thin_above_bytes
         if has_room and not at_once:
@@ -317,9 +309,9 @@ def _sum_of(charges: Sequence[Charged], now_ns: int) -> Tally:
 
 
 def _peak_of(charges: Sequence[Charged], span_ns: int) -> Tally:
-    """Return the most, of each unit, that ended within any `span_ns`; by what is known one by one.
+    """Return the most, of each unit, that ended within any `span_ns`; merged ends are left out.
 
-    `charges` ascend.  What was merged may have ended at any time before, and is left out.
+    `charges` ascend.
     """
     most = [0, 0, 0]
     held = [0, 0, 0]

@@ -57,10 +57,9 @@ class Reservation:
     deadline_ns: int
     """Boottime at which the transaction must have ended, one way or the other."""
     chosen: Sequence[int] = ()
-    """Which of the recipients that were asked for, in their order."""
+    """Indices into the recipients that were asked for, ascending."""
     messages: int = 1
     connections: int = 0
-    """What it weighs; a connection that is opened is neither message nor recipient."""
 
 
 class View:
@@ -78,14 +77,14 @@ class View:
         return self.slots.ask(question, self._clock.boottime_ns())
 
     def room(self) -> int | None:
-        """Return how many messages may go now, None for any number; their keys may keep them back."""
+        """Return None for any number; keys may keep the messages back."""
         return self._ask(decision.room)
 
     def full(self) -> list[str]:
         return self._ask(decision.full)
 
     def opens_at_ns(self, recipients: int = 1) -> int:
-        """Return the boottime at which a message to so many may go unsplit; now, if it may already."""
+        """Boottime at which a message to so many may go unsplit; now, if it may already."""
         return self._ask(lambda gauges, now_ns: decision.opens_at(gauges, recipients, now_ns))
 
     def room_for_connections(self) -> tuple[int | None, int, str]:
@@ -107,9 +106,9 @@ class View:
         return self.slots.limited(transaction_ns, self._clock.boottime_ns())
 
     def leaves_in_ns(self, span_ns: int) -> int | None:
-        """Return in how many nanoseconds the oldest end of the last `span_ns` is that old; None without one.
+        """Nanoseconds until the oldest end of the last `span_ns` is that old; None without one.
 
-        It is what an upstream that speaks of such a window may be counting.
+        An upstream that speaks of such a window may be counting it.
         """
         return self.slots.leaves_in_ns(span_ns, self._clock.boottime_ns())
 
@@ -121,8 +120,6 @@ class View:
 
 
 class Throttle(View):
-    """The limits of one account, over its history."""
-
     def __init__(
         self,
         history_path: Path,
@@ -157,10 +154,7 @@ class Throttle(View):
             return answers
 
     def reserve_connection(self, opening_ns: int) -> Reservation | Wait:
-        """Decide whether a connection may be opened now, which takes so long at most.  Raises HistoryError.
-
-        To be settled when it is ready for mail, or will not be.
-        """
+        """`opening_ns`: the longest opening.  Settle once it is ready or failed.  Raises HistoryError."""
         with self._turn:
             with self._history.locked() as now_ns:
                 answer = self.slots.reserve_connection(opening_ns, now_ns)
@@ -170,7 +164,7 @@ class Throttle(View):
             return Reservation(answer.id, 0, now_ns, answer.deadline_ns, (), 0, 1)
 
     def settle(self, reservation: Reservation, ended_at_ns: int) -> None:
-        """Take note of an end (boottime), in memory: from then on the upstream counts nothing more of it."""
+        """Note an end (boottime), in memory: from then on the upstream counts nothing more of it."""
         ended_at_ns = max(reservation.reserved_at_ns, min(ended_at_ns, self._clock.boottime_ns()))
         if ended_at_ns <= reservation.deadline_ns:
             self.slots.settle(Ended(reservation.id, ended_at_ns))
@@ -203,7 +197,7 @@ class Throttle(View):
             self.slots.judge_by(limits, guard_ns)
 
     def has_begun(self) -> bool:
-        """Return, once, that there was no history and one was begun: nothing before it is known."""
+        """Return True once, if there was no history and one was begun: nothing before it is known."""
         has_begun, self._has_begun = self._has_begun, False
         return has_begun
 
@@ -215,7 +209,7 @@ class Throttle(View):
         return audit_file(self._path, self._limits, self._disk)
 
     def close(self) -> None:
-        """Let go of the file; `flush` first."""
+        """`flush` first."""
         with self._turn:
             self._history.close()
 

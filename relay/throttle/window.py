@@ -31,11 +31,11 @@ EXACT_SLOTS = 4096
 BUCKETS = 1024
 """Into how many a span is divided when N is larger."""
 COARSE_BUCKETS = 16
-"""And where memory is short."""
+"""Where memory is short."""
 
 
 class KeptSlots:
-    """How many instants some windows keep together; 52 bytes each."""
+    """Shared by several windows; 52 bytes an instant."""
 
     __slots__ = ("entries",)
 
@@ -44,12 +44,10 @@ class KeptSlots:
 
 
 class Window:
-    """At most `count` occupied at any time; each weight leaves one span after its end."""
-
     __slots__ = ("_bucket_ns", "_ended", "_free_at_ns", "_in_flight", "_kept", "_weights", "count", "span_ns")
 
     def __init__(self, count: int, period_ns: int, guard_ns: int, kept: KeptSlots | None = None) -> None:
-        """`kept`: who wants to know how much memory this and other windows take."""
+        """`kept` counts the memory of several windows."""
         self.count = count
         self.span_ns = period_ns + guard_ns
         self._kept = kept or KeptSlots()
@@ -61,7 +59,6 @@ class Window:
         self._ended = 0
 
     def is_as_fine_for(self, count: int) -> bool:
-        """Return whether another N would be counted on the same grid."""
         return (self.count <= EXACT_SLOTS) == (count <= EXACT_SLOTS)
 
     def start(self, weight: int) -> None:
@@ -89,7 +86,7 @@ class Window:
             self._weights.insert(index, weight)
 
     def occupied(self, now_ns: int) -> int:
-        """Return the weight that counts against N now; above N only after an edit that lowered N."""
+        """Above N only after an edit that lowered N."""
         index = bisect_right(self._free_at_ns, now_ns)
         if index:
             self._kept.entries -= index
@@ -100,11 +97,9 @@ class Window:
     def opens_at(self, weight: int, now_ns: int, beside: "Window | None" = None) -> int:
         """Return the earliest instant at which `weight` may fit; `now_ns` if it fits now.
 
-        What `beside` holds counts too: a window of the same limit.
-
-        Never later than the truth, whatever ends meanwhile.  Where transactions in
-        flight stand in the way, the first of them could end this very moment.  More
-        than N never fits, and is taken as N: the caller splits.
+        What `beside`, a window of the same limit, holds counts too.  Never later than the truth: the first
+        transaction in flight that stands in the way could end this moment.  More than N never fits, and is
+        taken as N: the caller splits.
         """
         windows = [self] if beside is None else [self, beside]
         occupied = sum(window.occupied(now_ns) for window in windows)
@@ -118,11 +113,11 @@ class Window:
         return now_ns + self.span_ns
 
     def ends(self) -> Iterator[tuple[int, int]]:
-        """Return what has ended: when each opens, ascending, and what it weighs."""
+        """When each opens, ascending, and its weight."""
         return zip(self._free_at_ns, self._weights, strict=True)
 
     def openings(self, now_ns: int) -> tuple[tuple[int, int], ...]:
-        """Return the same of what is not free by now."""
+        """Return `ends` without what is free by now."""
         if self._free_at_ns and self._free_at_ns[0] <= now_ns:
             self.occupied(now_ns)
         return tuple(zip(self._free_at_ns, self._weights, strict=True))

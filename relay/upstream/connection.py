@@ -44,8 +44,6 @@ EHLO_NOT_KNOWN = frozenset({500, 502, 504})
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Where the upstream is, how the connection is protected, and who we are there."""
-
     host: str
     port: int
     tls: Tls
@@ -59,7 +57,7 @@ class Account:
     pipelining: bool = True
     """Send commands at once where that is offered."""
     judge: Judge = field(default_factory=standard_judge, repr=False, compare=False)
-    """What its refusals mean; its rules may be replaced meanwhile."""
+    """Its rules may be replaced meanwhile."""
 
 
 class UpstreamUnavailable(Exception):  # noqa: N818 - it is what the upstream is, and reads as such
@@ -83,7 +81,6 @@ class Connection:
         self.opened_at_ns = opened_at_ns
         """Boottime at which it became ready."""
         self.transactions = 0
-        """How many were begun on it."""
         self.tls = _tls_version(channel.protocol)
         """As the library names it, such as `TLSv1.3`, or `none`."""
         self.extensions = channel.extensions
@@ -98,7 +95,7 @@ class Connection:
 
     @property
     def is_usable(self) -> bool:
-        """Whether another transaction may be begun: alive, silent, and not used up (RFC 9422, MAILMAX)."""
+        """Whether another transaction may begin: alive, silent, and not used up (RFC 9422, MAILMAX)."""
         most = self.extensions.max_transactions
         return self._protocol.is_quiet and (most is None or self.transactions < most)
 
@@ -107,12 +104,11 @@ class Connection:
         return unfit(self.extensions, shape)
 
     async def transact(self, transaction: Transaction) -> Outcome:
-        """Carry out one transaction.
+        """Never raise for what the upstream does.
 
-        Never raises for what the upstream does.  Raises what the content raises, and
-        `UnsendableContent` if it is not lines that end in CRLF: then nothing was
-        relayed.  If it is cancelled, the connection is closed at once; a caller that
-        cancels after the content was read must take it as ambiguous.
+        Raises what the content raises, and `UnsendableContent` if it is not lines that end in CRLF: then
+        nothing was relayed.  If cancelled, the connection is closed at once; a caller that cancels after
+        the content was read must take it as ambiguous.
         """
         is_reused = self.transactions > 0
         self.transactions += 1
@@ -124,7 +120,7 @@ class Connection:
             raise
 
     async def close(self) -> None:
-        """Say QUIT if the connection is usable, and close; short, and never raises."""
+        """Say QUIT if the connection is usable; short, and never raises."""
         await self._protocol.quit(self._channel.timeouts.quit_s)
 
     def abort(self) -> None:
@@ -132,13 +128,11 @@ class Connection:
 
 
 async def open_connection(account: Account, clock: Clock, timeouts: Timeouts | None = None) -> Connection:
-    """Open a connection that is ready for MAIL.  Raises UpstreamUnavailable and NoMeans."""
+    """Return a connection that is ready for MAIL.  Raises UpstreamUnavailable and NoMeans."""
     return await _Opening(account, timeouts or Timeouts()).run(clock)
 
 
 class _Opening:
-    """A connection on its way: address, TLS, greeting, EHLO, AUTH."""
-
     def __init__(self, account: Account, timeouts: Timeouts) -> None:
         self._account = account
         self._timeouts = timeouts
@@ -177,7 +171,7 @@ class _Opening:
         return extensions, hello
 
     async def _introduce(self, context: ssl.SSLContext | None) -> tuple[Extensions, Hello]:
-        """Connect, greet, and change to TLS where that is the policy."""
+        """Change to TLS where that is the policy."""
         account = self._account
         is_implicit = account.tls is Tls.IMPLICIT
         await self._connect(context if is_implicit else None)
@@ -217,7 +211,6 @@ class _Opening:
         raise last
 
     async def _begin(self, connected: socket.socket, context: ssl.SSLContext | None) -> None:
-        """Speak over a socket, in TLS where there is a context."""
         async with self._in_time():
             await self._loop.create_connection(
                 functools.partial(_same, self._protocol),
@@ -236,7 +229,7 @@ class _Opening:
             raise TimeoutError(f"no answer within {self._timeouts.connect_s:g} s") from None
 
     async def _addresses(self) -> list[str]:
-        """Look up the host's addresses, in the order of preference of this host (RFC 6724)."""
+        """Keep this host's order of preference (RFC 6724)."""
         account = self._account
         try:
             async with asyncio.timeout(self._timeouts.connect_s):
@@ -303,7 +296,7 @@ def _same(protocol: StrictProtocol) -> StrictProtocol:
 
 
 def _trusting(ca_file: Path | None) -> ssl.SSLContext:
-    """Return a context that trusts these authorities, or the system's.  Raises SecretError, OSError."""
+    """Trust the system's authorities without a file.  Raises SecretError, OSError."""
     if ca_file is None:
         return _context(None)
     descriptor = open_authorities(ca_file)

@@ -1,13 +1,11 @@
 """Logging in to the upstream: one mechanism, one attempt (RFC 4954).
 
-A refused login is never followed by another: three tries at a wrong password are how
-accounts get locked, and the mechanism is hardly ever the reason.
+A refused login is never followed by another: three tries at a wrong password lock accounts.
 
-Which mechanism, where the owner names none.  Under TLS PLAIN, then LOGIN, then CRAM-MD5:
-TLS already hides the password, CRAM-MD5 adds nothing to it, makes the upstream store the
-password itself, and is often announced by servers that cannot verify it; with a single
-attempt that matters.  Without TLS (loopback only) CRAM-MD5 first, since it alone does
-not show the password.
+Where the owner names no mechanism: under TLS PLAIN, then LOGIN, then CRAM-MD5, since TLS already
+hides the password and CRAM-MD5 is often announced by servers that cannot verify it.  CRAM-MD5 also
+makes the upstream store the password itself.  Without TLS (loopback only) CRAM-MD5 first, since it
+alone does not show the password.
 
 No secret leaves this module but over the wire: not in a reply that echoes the command,
 not in an exception.
@@ -25,7 +23,7 @@ IN_THE_CLEAR = (Mechanism.CRAM_MD5, Mechanism.PLAIN, Mechanism.LOGIN)
 
 
 def choose(offered: frozenset[str], wanted: Mechanism, *, is_encrypted: bool) -> Mechanism | None:
-    """Return the mechanism to use of those offered (in lower case), or None."""
+    """`offered` is in lower case."""
     preference = UNDER_TLS if is_encrypted else IN_THE_CLEAR
     candidates = preference if wanted is Mechanism.AUTO else (wanted,)
     return next((mechanism for mechanism in candidates if mechanism.value in offered), None)
@@ -34,7 +32,7 @@ def choose(offered: frozenset[str], wanted: Mechanism, *, is_encrypted: bool) ->
 async def log_in(
     protocol: StrictProtocol, credentials: Credentials, mechanism: Mechanism, timeout_s: float
 ) -> Reply:
-    """Log in; return the reply that decided: 235, or a refusal.
+    """Return the reply that decided: 235, or a refusal.
 
     Raises Broken, Unexpected where the exchange is not the mechanism's.
     """

@@ -1,10 +1,9 @@
 """The connections to one upstream: opened when needed, kept, handed out, let go.
 
 Guarantees: never more connections than the cap, those being opened and those saying QUIT
-included (upstreams count them too); each is used by one holder at a time; a connection
-that died, spoke or was closed while it was idle is dropped silently, so it costs no slot
-and no attempt.  Waiters are served in order, by a connection released or one opened,
-whichever comes first.
+included (upstreams count them too); each has one holder at a time; a connection that died,
+spoke or was closed while idle is dropped, so it costs no slot and no attempt.  Waiters are
+served in order, by a connection released or one opened, whichever comes first.
 Does not: send anything, or wait after a failure: the next `acquire` opens again.
 """
 
@@ -21,8 +20,6 @@ from relay.verdicts.verdict import Verdict
 
 
 class Poolable(Protocol):
-    """What a pool needs to know of a connection."""
-
     opened_at_ns: int
     transactions: int
 
@@ -32,7 +29,7 @@ class Poolable(Protocol):
         ...
 
     async def close(self) -> None:
-        """Close it politely; short, and never raises."""
+        """Be short, and never raise."""
         ...
 
     def abort(self) -> None: ...
@@ -42,7 +39,7 @@ C = TypeVar("C", bound=Poolable)
 
 
 class Pool(Generic[C]):
-    """The connections to one upstream.  All of it belongs to one event loop."""
+    """All of it belongs to one event loop."""
 
     def __init__(
         self,
@@ -78,7 +75,7 @@ class Pool(Generic[C]):
         return sum(connection.is_usable for connection, _ in self._idle)
 
     def try_acquire(self) -> C | None:
-        """Return an idle connection, the one used last, or None.  Give it back by release or discard."""
+        """Return the idle connection used last, or None.  Give it back by release or discard."""
         while self._idle:
             connection, since_ns = self._idle.pop()
             now_ns = self._clock.boottime_ns()
@@ -89,7 +86,7 @@ class Pool(Generic[C]):
         return None
 
     async def acquire(self) -> C:
-        """Return a connection: an idle one at once, else the first that becomes free or is opened.
+        """Return an idle connection at once, else the first that becomes free or is opened.
 
         Raises UpstreamUnavailable when opening failed and no other is being opened.
         """
@@ -109,7 +106,7 @@ class Pool(Generic[C]):
             raise
 
     def release(self, connection: C) -> None:
-        """Give a connection back after its transaction; it is kept if it may be used again."""
+        """Keep the connection if it may be used again."""
         generation = self._busy.pop(connection)
         now_ns = self._clock.boottime_ns()
         is_current = generation == self._generation and not self._is_closed
@@ -155,7 +152,7 @@ class Pool(Generic[C]):
         self._serve()
 
     async def close(self) -> None:
-        """Close what is idle and stop opening; what is in use is closed when it is released."""
+        """Close idle connections and open none; those in use are closed when released."""
         self._is_closed = True
         for task in self._opening:
             task.cancel()
@@ -181,7 +178,6 @@ class Pool(Generic[C]):
         )
 
     def _serve(self) -> None:
-        """Give idle connections to the waiters, and open for the rest as far as the cap allows."""
         while self._waiters:
             if self._waiters[0].done():
                 self._waiters.popleft()  # cancelled
@@ -235,7 +231,6 @@ class Pool(Generic[C]):
         self._serve()
 
     def _set_timer(self) -> None:
-        """Wake when the connection that is idle for longest has been so for long enough."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -245,7 +240,6 @@ class Pool(Generic[C]):
             self._timer = loop.call_later(max(0, left_ns) / SECOND_NS, self._let_go)
 
     def _let_go(self) -> None:
-        """Retire what was idle for too long, and forget what died meanwhile."""
         self._timer = None
         now_ns = self._clock.boottime_ns()
         kept = []

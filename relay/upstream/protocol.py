@@ -2,17 +2,16 @@
 
 Guarantees
 - a reply is believed only if it is well-formed (`relay.smtp.reply`) and was due: octets that
-  wait before a command, or follow the last reply unasked, end the connection.  The one thing
-  that a server may say unasked is 421 (RFC 5321, 3.8); replies in front of it stand;
+  wait before a command, or follow the last reply unasked, end the connection.  Only 421 may
+  come unasked (RFC 5321, 3.8); replies in front of it stand;
 - after any `Broken` the connection is of no more use, and says so;
 - no command line contains CR, LF or NUL, and no exception contains a command line;
 - the final dot is written only behind content that arrived whole and ended in CRLF, and a 250 that
   was on its way before the upstream's host had acknowledged the dot is not the reply to it.
-Takes from the base class: the transport, its flow control, and the change to TLS.  Does
-not take: its reading of replies, which pairs `250ok` or a leftover line with a command.
-Costs: no asyncio Task and no wait_for per command; one timer per connection, set anew
-only when it fires, so that a timeout costs an assignment.
-Assumes: one user at a time.  Works on asyncio's loop and on uvloop's.
+Takes from the base class: the transport, its flow control, and the change to TLS; not its reading
+of replies, which pairs `250ok` or a leftover line with a command.
+Costs: no asyncio Task and no wait_for per command; a timeout costs an assignment.
+Assumes: one user at a time.
 """
 
 import asyncio
@@ -48,7 +47,6 @@ class Broken(Exception):  # noqa: N818 - it is what became of the connection, an
     """The connection had ended before the command was sent."""
 
     def answer(self, phase: Phase, verdict: Verdict) -> Answer:
-        """Return this end of the connection as an answer."""
         text = str(self.reply) if self.reply else f"waiting for the reply to {_named(phase)}: {self}"
         return Answer(verdict, phase, self.reply, text)
 
@@ -111,10 +109,7 @@ class StrictProtocol(SMTPProtocol):
         return await self._next_reply(timeout_s)
 
     async def command(self, line: bytes, phase: Phase, timeout_s: float) -> Reply:
-        """Send one command and return its reply.
-
-        Raises Farewell for 421 in any phase, and ValueError for a line that would be two.
-        """
+        """Raise Farewell for 421 in any phase, and ValueError for a line that would be two."""
         self.phase = phase
         self.send([line])
         return await self._next_reply(timeout_s)
@@ -131,7 +126,7 @@ class StrictProtocol(SMTPProtocol):
         self._write(b"\r\n".join([*lines, b""]))
 
     async def reply(self, phase: Phase, timeout_s: float) -> Reply:
-        """Return the next reply to what was sent; raises Farewell for 421."""
+        """Raise Farewell for 421."""
         self.phase = phase
         return await self._next_reply(timeout_s)
 
@@ -156,10 +151,9 @@ class StrictProtocol(SMTPProtocol):
     async def send_content(self, chunks: AsyncIterator[bytes], block_s: float, until: float) -> Reply | None:
         """Send content, stuffed, and the final dot; None once the dot is on its way.
 
-        A reply is returned if one came before the dot was written: then the dot was not,
-        and the connection must be aborted.  `until` is the loop's time by which the dot
-        must be out.  What the chunks raise, and UnsendableContent, is passed on; the
-        caller aborts, and the upstream has seen no end of this content.
+        A reply that came before the dot is returned: the dot was not written, and the caller must abort.
+        `until` is the loop's time by which the dot must be out.  What the chunks raise, and
+        UnsendableContent, is passed on; the caller aborts, and the upstream has seen no end of the content.
         """
         self._begin(1)
         stuffing = DotStuffing()
@@ -182,7 +176,7 @@ class StrictProtocol(SMTPProtocol):
         return None
 
     async def end_of_content(self, timeout_s: float) -> Reply:
-        """Return the reply to the final dot.  Broken here means: nobody knows."""
+        """Broken here means: nobody knows."""
         self.phase = Phase.EOD
         reply = await self._next_reply(timeout_s)
         if reply.code == 250 and self._is_early:
@@ -191,7 +185,7 @@ class StrictProtocol(SMTPProtocol):
         return reply
 
     async def quit(self, timeout_s: float) -> None:
-        """Say QUIT and close; whatever happens, it is closed within about the timeout."""
+        """Close within about the timeout, whatever happens."""
         try:
             if self.is_quiet:
                 await self.command(b"QUIT", Phase.QUIT, timeout_s)
@@ -205,7 +199,7 @@ class StrictProtocol(SMTPProtocol):
             self.abort()
 
     def abort(self) -> None:
-        """Close at once; what was written and not sent yet is dropped."""
+        """Drop what was written and not sent yet."""
         if self._fault is None:
             self._fault = Lost("the connection was closed by this side")
             self._wake()
@@ -251,7 +245,7 @@ class StrictProtocol(SMTPProtocol):
         self._wake()
 
     async def read_response(self, timeout: float | None = None) -> SMTPResponse:  # noqa: ASYNC109 - the base class' signature
-        """Return the reply to STARTTLS, to the base class, which sent it."""
+        """Return the base class sent STARTTLS and takes the reply from here."""
         reply = await self._next_reply(timeout or 0.0)
         return SMTPResponse(reply.code, reply.text)
 
@@ -290,7 +284,7 @@ class StrictProtocol(SMTPProtocol):
             raise self._fault
 
     def _take_reply(self) -> Reply:
-        """Return the first reply that came; raises Farewell if it is 421."""
+        """Raise Farewell for 421."""
         self._latest = self._replies.popleft()
         if self._latest.code == 421:
             self._fault = Farewell(self._latest, is_unasked=False)
@@ -346,7 +340,6 @@ class StrictProtocol(SMTPProtocol):
                 self._due, self._is_closing, self._parser = 0, True, ReplyParser()
 
     def _take_unasked(self) -> None:
-        """Judge octets that no command asked for."""
         unasked = self._parser.next_reply()
         if unasked is not None and unasked.code == 421 and self._parser.is_empty:
             self._fault = Farewell(unasked, is_unasked=True)
@@ -362,7 +355,7 @@ class StrictProtocol(SMTPProtocol):
         self._wake()
 
     async def _wait(self) -> bool:
-        """Wait until something happened, or return False once the deadline passed."""
+        """Return False once the deadline passed."""
         if self._timer is None:
             # The timer fired while nobody waited; re-arm it.
             self._set_timer()
@@ -377,7 +370,7 @@ class StrictProtocol(SMTPProtocol):
             self._waiter.set_result(True)
 
     def _arm(self, timeout_s: float) -> None:
-        """Set the deadline of the next `_wait`s; the timer is touched only if it would fire too late."""
+        """Touch the timer only if it would fire too late."""
         self._deadline = self._loop.time() + timeout_s
         if self._timer is None or self._timer_at > self._deadline:
             if self._timer is not None:

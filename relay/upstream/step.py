@@ -32,8 +32,6 @@ class Hello:
 
 
 class StepProof:
-    """Proves that the replies of one connection are in step."""
-
     def __init__(self, protocol: StrictProtocol, hello: Hello | None) -> None:
         """Without `hello` only QUIT is left."""
         self._protocol = protocol

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds, per step."""
-
     connect_s: float = 30.0
     """For the name, and then for each address: a black hole must not hide the next one."""
     greeting_s: float = 300.0

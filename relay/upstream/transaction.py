@@ -3,15 +3,16 @@
 Guarantees: one `Outcome` for whatever the upstream does, with one `Answer` for each
 recipient; a recipient is RELAYED only by 250 to the final dot, BOUNCE only by a
 well-formed refusal that the rules of the `Judge` call so, or by our own refusal of what
-cannot be sent; whatever is unclear ends the connection.
-Where PIPELINING is offered (RFC 2920), MAIL, RCPTs and DATA go out at once: a round trip for ten
-recipients, not for each.  Only its place then tells which command a reply answers.  So one reply too
-many or too few, or replies that contradict each other, make every refusal before them doubtful, and
-no recipient bounces.  If no recipient was accepted, neither content nor a dot is sent.
-An unasked reply may take the place of the next one in any case.  So a permanent refusal stands only
-once the replies are proven in step: by 354, which answers DATA and nothing else, or at the end
-(`relay.upstream.step`).  If the upstream hung up before, the refusal is *unproven*: a deferral that
-its repetition confirms (`relay.verdicts.shield`).  If replies were out of step, each is doubted.
+cannot be sent; whatever is unclear ends the connection.  If no recipient was accepted,
+neither content nor a dot is sent.
+
+Where PIPELINING is offered (RFC 2920), MAIL, RCPTs and DATA go out at once, and only the order
+tells which command a reply answers.  So one reply too many or too few, or replies that
+contradict each other, make every refusal before them doubtful, and no recipient bounces.
+A permanent refusal stands only once the replies are proven in step: by 354, which answers DATA
+and nothing else, or by `relay.upstream.step`.  If the upstream hung up before, the refusal is
+*unproven*: a deferral that its repetition confirms (`relay.verdicts.shield`).
+
 Crash anywhere before the final dot: nothing was relayed.  From the dot to the end of
 `Exchange.run`: nobody knows, which is what `Outcome.is_ambiguous` says while we live.
 Does not: choose the recipients, count, or settle anything durably.
@@ -52,13 +53,11 @@ LAST_REPLY_SHARE = 1 / 3
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """What is to be relayed, to whom, and how long it may take."""
-
     reverse_path: str
     recipients: tuple[str, ...]
     shape: Shape
     content: Callable[[], AsyncIterator[bytes]]
-    """Begins to read the content, as stored: CRLF line ends, not stuffed.  Called at most once."""
+    """Yields the content as stored: CRLF line ends, not stuffed.  Called at most once."""
     longest_ns: int = 3600 * SECOND_NS
     """It ends before this, whatever happens; the wait for the last reply is part of it."""
 
@@ -84,8 +83,6 @@ def unfit(extensions: Extensions, shape: Shape) -> Answer | None:
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """What all transactions on one connection share."""
-
     protocol: StrictProtocol
     extensions: Extensions
     timeouts: Timeouts
@@ -94,18 +91,13 @@ class Channel:
 
 
 class Dot(enum.Enum):
-    """What became of the final dot."""
-
     NOT_SENT = enum.auto()
     SENT = enum.auto()
     ANSWERED = enum.auto()
 
 
 class Exchange:
-    """A transaction under way."""
-
     def __init__(self, channel: Channel, transaction: Transaction, *, is_reused: bool) -> None:
-        """`is_reused` is whether the connection has done one before."""
         self._protocol = channel.protocol
         self._extensions = channel.extensions
         self._timeouts = channel.timeouts
@@ -126,7 +118,7 @@ class Exchange:
         self._beginning: list[bytes] = []  # of the content, as far as it was sent: HEADER_BYTES and a little
 
     async def run(self) -> Outcome:
-        """Do it.  The connection is usable afterwards if `protocol.is_quiet`.
+        """Leave the connection usable if `protocol.is_quiet`.
 
         Raises only what the content raises (nothing was relayed then), and CancelledError;
         the caller aborts.
@@ -150,7 +142,7 @@ class Exchange:
         return Outcome(answers, is_ambiguous, gravest(answers), is_over)
 
     def _may_be_out_of_step(self, broken: Broken) -> bool:
-        """Return whether a reply may have answered the neighbour of the command it was taken for.
+        """Whether a reply may have answered the neighbour of the command it was taken for.
 
         A reply too many shows in the end.  So does a reply too few where commands go out at once:
         the reply to the last command never comes.
@@ -159,7 +151,7 @@ class Exchange:
         return isinstance(broken, Desynchronised | Unexpected) or (self._is_pipelined and is_one_missing)
 
     def _is_over(self, broken: Broken) -> bool:
-        """Return whether the upstream counts nothing more of this transaction, though the connection broke.
+        """Whether the upstream counts nothing more of this transaction, though the connection broke.
 
         A silent upstream may be slow: it may read our MAIL, or decide about our dot, long after we
         closed.  An upstream that hung up before the dot counts nothing more.
@@ -170,7 +162,7 @@ class Exchange:
         return phase is Phase.RSET or (phase is Phase.MAIL and broken.is_unasked)
 
     def _refusal_of_ours(self) -> Answer | None:
-        """Return the refusal of a message that must not be sent; refuse each bad recipient alone."""
+        """Refuse a whole message that must not be sent; refuse each bad recipient alone."""
         transaction, smtputf8 = self._transaction, self._transaction.shape.smtputf8
         for index, recipient in enumerate(transaction.recipients):
             if not is_valid_address(recipient, smtputf8=smtputf8):
@@ -180,7 +172,6 @@ class Exchange:
         return unfit(self._extensions, transaction.shape)
 
     async def _speak(self) -> None:
-        """Do MAIL, RCPT, DATA and the content, up to a refusal."""
         named = [index for index, answer in enumerate(self._answers) if answer is None]
         if self._is_pipelined:
             self._protocol.phase = Phase.MAIL
@@ -206,7 +197,7 @@ class Exchange:
             await self._reset()
 
     def _send_ahead(self, lines: list[bytes], left: Sequence[int]) -> None:
-        """Send commands, the next RCPTs, and DATA behind the last; `_command` then only takes replies."""
+        """Include DATA behind the last RCPT; `_command` then only takes replies."""
         self._check_time()
         lines += map(self._rcpt_line, left[:AHEAD])
         if len(left) <= AHEAD:
@@ -246,7 +237,7 @@ class Exchange:
         return rcpt_line(self._transaction.recipients[index])
 
     async def _name_recipients(self, named: Sequence[int]) -> list[int]:
-        """Do the RCPTs; settle the refused recipients, return the places of the accepted.
+        """Settle the refused recipients, return the indices of the accepted.
 
         A refusal because of their number, or about the message or us, holds for all recipients behind
         it too, unless the upstream accepts one all the same.  The accepted go on to DATA: else a message
@@ -316,7 +307,7 @@ class Exchange:
         self._proven = frozenset(index for index, answer in enumerate(self._answers) if answer is not None)
 
     def _unproven(self) -> list[int]:
-        """Return the recipients that bounce by a reply that may have answered another command."""
+        """Recipients that bounce by a reply that may have answered another command."""
         return [
             index
             for index, answer in enumerate(self._answers)
@@ -327,10 +318,7 @@ class Exchange:
         ]
 
     async def _prove_refusals(self) -> bool:
-        """Have the replies proven in step, if a recipient bounces by them; return whether they were.
-
-        The connection is then as after RSET.
-        """
+        """Return whether the replies are proven in step; the connection is then as after RSET."""
         if not self._unproven():
             return False
         left_s = max(0.0, self._end - self._loop.time())
@@ -345,7 +333,7 @@ class Exchange:
                 self._answers[index] = replace(answer, verdict=Verdict.DEFER, is_unproven=True)
 
     async def _noted(self, content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield the content; keep its beginning, which a refusal may quote."""
+        """Keep the beginning, which a refusal may quote."""
         noted_bytes = 0
         async for chunk in content:
             if noted_bytes < HEADER_BYTES:
@@ -354,14 +342,13 @@ class Exchange:
             yield chunk
 
     async def _reset(self) -> None:
-        """Make the connection ready for another transaction; every recipient is settled."""
         left_s = max(0.0, self._end - self._loop.time())
         reply = await self._protocol.command(b"RSET", Phase.RSET, min(self._timeouts.reset_s, left_s))
         if reply.code != 250:
             raise Unexpected(f"RSET was not answered by 250 but by {reply}")
 
     async def _command(self, line: bytes, phase: Phase, timeout_s: float) -> Reply:
-        """Return the reply to a command, which is sent now if it was not sent ahead."""
+        """Send the command unless it was sent ahead."""
         if self._ahead:
             return await self._reply_ahead(phase, timeout_s)
         self._protocol.phase = phase
@@ -380,7 +367,7 @@ class Exchange:
         return left_s
 
     def _refusal(self, reply: Reply) -> Answer:
-        """Return what a refusal means; raises Unexpected where the reply is none."""
+        """Raise Unexpected where the reply is no refusal."""
         self._check_refused(reply)
         answer = self._answer(reply)
         if reply.code == 503 and answer.verdict is Verdict.BOUNCE and self._is_pipelined:
@@ -407,7 +394,6 @@ class Exchange:
         return ClientWords(self._transaction.reverse_path, recipients, b"".join(self._beginning))
 
     def _answer_to_break(self, broken: Broken) -> Answer:
-        """Return what the end of the connection means for recipients without an answer."""
         phase = self._protocol.phase
         if phase is Phase.MAIL and (broken.is_unasked or (self._is_reused and broken.reply is None)):
             # A kept connection that died while idle says nothing of the message: try
@@ -428,7 +414,6 @@ class Exchange:
                 self._answers[index] = replace(answer, verdict=Verdict.DEFER, ruling=None, is_doubted=True)
 
     def _settle_rest(self, answer: Answer, *, but: list[int] | None = None) -> None:
-        """Give the answer to every recipient without one, but for these places."""
         kept = frozenset(but or ())
         for index, settled in enumerate(self._answers):
             if settled is None and index not in kept:
