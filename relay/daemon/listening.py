@@ -19,11 +19,11 @@ from typing import Literal
 from relay.clock import Clock
 from relay.daemon.child import Child, Starter
 from relay.daemon.descriptors import Budget
-from relay.daemon.intake import SpoolIntake
+from relay.daemon.spool_intake import SpoolIntake
 from relay.listener.server import Listener, bind
 from relay.policy.model import Listen, Policy, Tls
 from relay.spool.durable import Disk
-from relay.spool.maildir.drafts import MaildirIntake
+from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.maildir.trigger import Trigger
 from relay.telemetry.events import Events
 from relay.telemetry.listener_counts import ListenerCounts, ListenerObserver

@@ -1,8 +1,8 @@
 """SMTP in: what a client says becomes an envelope and a stream of content, or a refusal.
 
 server      the end of all sessions, and connections under implicit TLS
-door        accepts connections
-reception   what the sessions of one listener share
+accepting   accepts connections
+shared      what the sessions of one listener share
 session     one client: what the machine of `relay.smtp` decides, carried out
 wire        its connection: octets and deadlines
 content     one message coming in, and what is wrong with it

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 from relay.clock import Clock, SystemClock
+from relay.listener.accepting import Door, into_protocol
 from relay.listener.access import ClientPlace
-from relay.listener.door import Door, into_protocol
 from relay.listener.ports import IntakePort, Observer
-from relay.listener.reception import Reception
 from relay.listener.session import ClientSession
+from relay.listener.shared import Reception
 from relay.listener.wire import HANDSHAKE_S, ClientConnection
 from relay.policy.model import Listen
 from relay.policy.units import HostPort

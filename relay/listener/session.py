@@ -11,7 +11,7 @@ import asyncio
 from relay.listener.access import ClientPlace
 from relay.listener.content import ContentDecoder, Transfer
 from relay.listener.received import received_line
-from relay.listener.reception import Reception, Seconds
+from relay.listener.shared import Reception, Seconds
 from relay.listener.wire import BadLine, ClientConnection, SessionEnd
 from relay.mail.envelope import Envelope
 from relay.smtp import replies

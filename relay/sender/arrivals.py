@@ -22,7 +22,7 @@ from relay.spool.durable import Disk
 from relay.spool.interface import Absent, Corrupt, Entry, Message, SpoolFull
 from relay.spool.maildir.files import Unreadable
 from relay.telemetry.telemetry import Telemetry
-from relay.throttle.decision import run_of
+from relay.throttle.admission import run_of
 
 BOOTS_NS = 300 * SECOND_NS
 """How much age a crash of the host can cost what is queued."""

@@ -17,7 +17,7 @@ from relay.policy.model import Upstream
 from relay.sender.throttle_thread import ThrottleThread
 from relay.smtp.reply import Phase
 from relay.telemetry.telemetry import Telemetry
-from relay.throttle.decision import Wait
+from relay.throttle.admission import Wait
 from relay.throttle.history_format import HistoryError
 from relay.upstream.connection import (
     Account,

@@ -18,12 +18,12 @@ from relay.mail.text import clean
 from relay.policy.lane import Lanes
 from relay.policy.model import Upstream
 from relay.queue.queued import Queued
+from relay.sender.known_offers import KnownOffers, server_of
 from relay.sender.lowered_limits import LoweredLimits
-from relay.sender.offers import KnownOffers, server_of
-from relay.sender.pause import Pausing
 from relay.sender.settling import Attempt, Backlog
 from relay.sender.state_file import KeptState
 from relay.sender.throttle_thread import ThrottleThread
+from relay.sender.upstream_health import Pausing
 from relay.smtp.dot_stuffing import UnsendableContent
 from relay.smtp.reply import Phase
 from relay.spool.interface import Absent, Corrupt, Message

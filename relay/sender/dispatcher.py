@@ -24,7 +24,7 @@ from relay.sender.throttle_thread import ThrottleThread
 from relay.spool.interface import SpoolFault
 from relay.spool.maildir.files import is_lack_of_room
 from relay.telemetry.telemetry import Telemetry
-from relay.throttle.decision import Place, Request, Wait, request_for
+from relay.throttle.admission import Place, Request, Wait, request_for
 from relay.throttle.history_format import HistoryError
 from relay.throttle.limit_hints import Tally
 from relay.throttle.throttle import Reservation

@@ -27,9 +27,9 @@ from relay.clock import SECOND_NS, Clock
 from relay.mail.envelope import QueueId
 from relay.mail.formats import rfc3339
 from relay.queue.scheduler import Queued, Scheduler, State
-from relay.sender.pause import Pausing
 from relay.sender.settling import Settling
 from relay.sender.spool_thread import seconds
+from relay.sender.upstream_health import Pausing
 from relay.spool.interface import Message, Note
 from relay.verdicts.decision import UNKNOWN_STATUS
 

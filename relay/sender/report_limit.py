@@ -26,7 +26,7 @@ from relay.sender.spool_thread import seconds
 from relay.sender.throttle_thread import ThrottleThread
 from relay.spool.durable import Disk
 from relay.telemetry.telemetry import Telemetry
-from relay.throttle.decision import Request
+from relay.throttle.admission import Request
 from relay.throttle.history_format import HistoryError
 from relay.throttle.limit_hints import Effective
 from relay.throttle.throttle import Reservation, Throttle

@@ -18,7 +18,7 @@ from relay.smtp.reply import Phase
 from relay.spool.interface import Absent, Corrupt, Message, Note, SpoolFault, Status, runs
 from relay.telemetry.events import Delays, Via
 from relay.telemetry.telemetry import Telemetry
-from relay.throttle.decision import run_of
+from relay.throttle.admission import run_of
 from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection
 from relay.verdicts.decision import Decision, Fate, Next, Terms

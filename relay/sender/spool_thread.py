@@ -17,7 +17,7 @@ from typing import TypeVar
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.queue.sorting import Sorter
-from relay.sender.batch import Batch
+from relay.sender.group_commit import Batch
 from relay.sender.reports import Reporter
 from relay.spool.identity import report_id, warning_id
 from relay.spool.interface import (

@@ -20,7 +20,7 @@ from relay.spool.replacing import replace_file
 from relay.telemetry.events import Events
 from relay.throttle.limit_hints import LESSONS_FORMAT, Lessons
 from relay.verdicts.offers import OFFERS_FORMAT, OffersRecord
-from relay.verdicts.pauses import PAUSE_FORMAT, PauseRecord
+from relay.verdicts.pause_record import PAUSE_FORMAT, PauseRecord
 
 LARGEST_BYTES = 64 * 1024
 """Twice as much as the most that is remembered takes."""

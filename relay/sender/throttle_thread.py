@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from relay.clock import Clock
 from relay.spool.threads import started
-from relay.throttle.decision import Request, Wait
+from relay.throttle.admission import Request, Wait
 from relay.throttle.history_format import HistoryError
 from relay.throttle.limit import Limit
 from relay.throttle.throttle import Reservation, Throttle, View

@@ -17,12 +17,12 @@ from relay.sender.accounts import Accounts
 from relay.sender.connections import account_of, open_with_slot
 from relay.sender.delivery import KnownUpstream
 from relay.sender.dispatcher import Dispatcher
+from relay.sender.known_offers import KnownOffers, server_of
 from relay.sender.lowered_limits import LoweredLimits
-from relay.sender.offers import KnownOffers, server_of
-from relay.sender.pause import Pausing
 from relay.sender.settling import Backlog
 from relay.sender.state_file import kept_state
 from relay.sender.throttle_thread import ThrottleThread
+from relay.sender.upstream_health import Pausing
 from relay.spool.durable import Disk
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.throttle import Throttle

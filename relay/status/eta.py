@@ -22,7 +22,7 @@ from typing import NamedTuple, cast
 from relay.mail.envelope import QueueId
 from relay.queue.queued import Queued, State, WaitKind
 from relay.queue.scheduler import Scheduler
-from relay.throttle.decision import Place, Request, choose, for_all, room_at, room_in, shares_of, wait
+from relay.throttle.admission import Place, Request, choose, for_all, room_at, room_in, shares_of, wait
 from relay.throttle.expected import (
     BACK_OFF,
     CONNECTIONS,

@@ -31,7 +31,7 @@ from relay.queue.scheduler import Queued, Scheduler, State
 from relay.sender.dispatcher import Dispatcher
 from relay.sender.settling import Attempt
 from relay.status.eta import foretell
-from relay.throttle.decision import keys_of
+from relay.throttle.admission import keys_of
 from relay.throttle.expected import BACK_OFF, HOLD, NEXT, RESTS, SHIELD, Mail, Outlook, Place, limit_words
 
 DOWN = "stop: the relay is down"

@@ -14,7 +14,7 @@ from typing import cast
 
 from aiohttp import web
 
-from relay.listener.door import Door, into_protocol
+from relay.listener.accepting import Door, into_protocol
 from relay.mail.formats import described
 from relay.telemetry.events import Events
 

@@ -34,7 +34,7 @@ from relay.status.snapshot import (
     UpstreamState,
     UpstreamStatus,
 )
-from relay.throttle.decision import Place
+from relay.throttle.admission import Place
 from relay.throttle.expected import ceiling_words, limit_words
 
 FEW = 200

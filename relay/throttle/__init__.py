@@ -3,7 +3,7 @@
 A request goes down this list, and a grant comes up durable:
 
 throttle        the door: reserve, settle, replan; and what can be asked of an account
-decision        what of a message may go now, what it waits for otherwise, and its keys (pure)
+admission       what of a message may go now, what it waits for otherwise, and its keys (pure)
 slots           memory: what is in flight, what has ended, and the limits that judge it
 gauge           one limit: a window, or one for each key (pure)
 window          the rule and its proof: how much of N is occupied, when room opens (pure)

@@ -30,7 +30,7 @@ from relay.clock import SECOND_NS
 from relay.mail.formats import elapsed, in_seconds, period
 from relay.mail.kept_format import KeptFormat
 from relay.throttle.limit import ForEach, Limit, Unit
-from relay.verdicts.pauses import SPAN_NS
+from relay.verdicts.pause_record import SPAN_NS
 from relay.verdicts.verdict import Excess, Ruling, Span
 
 LOOKED_AT_NS = (SPAN_NS[Span.MINUTE], SPAN_NS[Span.HOUR], SPAN_NS[Span.DAY])

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable, Sequence
 from threading import Lock
 from typing import TypeVar
 
+from relay.throttle.admission import Grant, Request, Wait, choose, room_for_connections, shares_of, wait
 from relay.throttle.compaction import merge, thinned
-from relay.throttle.decision import Grant, Request, Wait, choose, room_for_connections, shares_of, wait
 from relay.throttle.expected import Limited
 from relay.throttle.gauge import Gauge
 from relay.throttle.history_format import Charged, Ended, Highest, Record, Reserved, Share

@@ -29,9 +29,9 @@ from threading import Lock
 
 from relay.clock import Clock
 from relay.spool.durable import Disk
-from relay.throttle import decision
-from relay.throttle.decision import Grant, Place, Wait
-from relay.throttle.decision import Request as Request  # noqa: PLC0414 - part of the door
+from relay.throttle import admission
+from relay.throttle.admission import Grant, Place, Wait
+from relay.throttle.admission import Request as Request  # noqa: PLC0414 - part of the door
 from relay.throttle.expected import Limited
 from relay.throttle.gauge import Gauge, Usage
 from relay.throttle.history import History
@@ -63,7 +63,7 @@ class Reservation:
 
 
 class View:
-    """What can be asked of an account's limits and of its past: the questions of `decision`, now.
+    """What can be asked of an account's limits and of its past: the questions of `admission`, now.
 
     Answers come from memory, so they know other processes as of the last decision; none waits for
     the disk.  A room of None is for any number.  An instant at which something opens is boottime, and
@@ -78,29 +78,29 @@ class View:
 
     def room(self) -> int | None:
         """Return None for any number; keys may keep the messages back."""
-        return self._ask(decision.room)
+        return self._ask(admission.room)
 
     def full(self) -> list[str]:
-        return self._ask(decision.full)
+        return self._ask(admission.full)
 
     def opens_at_ns(self, recipients: int = 1) -> int:
         """Boottime at which a message to so many may go unsplit; now, if it may already."""
-        return self._ask(lambda gauges, now_ns: decision.opens_at(gauges, recipients, now_ns))
+        return self._ask(lambda gauges, now_ns: admission.opens_at(gauges, recipients, now_ns))
 
     def room_for_connections(self) -> tuple[int | None, int, str]:
-        return self._ask(decision.room_for_connections)
+        return self._ask(admission.room_for_connections)
 
     def room_at(self, place: Place) -> tuple[int, int]:
-        return self._ask(lambda gauges, now_ns: decision.room_at(gauges, place, now_ns))
+        return self._ask(lambda gauges, now_ns: admission.room_at(gauges, place, now_ns))
 
     def full_at(self, place: Place) -> list[str]:
-        return self._ask(lambda gauges, now_ns: decision.full_at(gauges, place, now_ns))
+        return self._ask(lambda gauges, now_ns: admission.full_at(gauges, place, now_ns))
 
     def room_in(self, lane: str) -> tuple[int | None, int]:
-        return self._ask(lambda gauges, now_ns: decision.room_in(gauges, lane, now_ns))
+        return self._ask(lambda gauges, now_ns: admission.room_in(gauges, lane, now_ns))
 
     def usage(self) -> list[Usage]:
-        return self._ask(decision.usage)
+        return self._ask(admission.usage)
 
     def limited(self, transaction_ns: int) -> tuple[Limited, ...]:
         return self.slots.limited(transaction_ns, self._clock.boottime_ns())

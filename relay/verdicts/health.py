@@ -1,7 +1,7 @@
 """The state of an upstream, and the table of what changes it.  Pure.
 
 `TABLE` says for each state and each happening what the state is then, and what is done about it;
-`relay.sender.pause` carries that out.  docs/states.md prints it.
+`relay.sender.upstream_health` carries that out.  docs/states.md prints it.
 
 A refusal that is about us pauses or stops the upstream, not the message.  When that is over, one
 transaction goes first and has to prove that the upstream is well (PROVING): releasing the whole backlog

@@ -12,7 +12,7 @@ wait longer for it.
 
 from dataclasses import dataclass
 
-from relay.verdicts.pauses import PROBE_NS, window_ns
+from relay.verdicts.pause_record import PROBE_NS, window_ns
 from relay.verdicts.verdict import Excess, Ruling
 
 CALM_NS = PROBE_NS

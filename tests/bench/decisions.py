@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 
 from relay.clock import SECOND_NS
 from relay.spool.durable import RealDisk
-from relay.throttle.decision import Grant, Request
+from relay.throttle.admission import Grant, Request
 from relay.throttle.history_format import Ended
 from relay.throttle.slots import Slots
 from relay.throttle.throttle import Reservation, Throttle

@@ -16,7 +16,7 @@ from relay.clock import SystemClock
 from relay.control.operations import Verb
 from relay.mail.envelope import Envelope
 from relay.spool.durable import RealDisk
-from relay.spool.maildir.drafts import MaildirIntake, prepare
+from relay.spool.maildir.intake import MaildirIntake, prepare
 from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of
 
 AT_ONCE = 500

@@ -31,16 +31,16 @@ from relay.spool.interface import (
     Totals,
 )
 from relay.spool.maildir import files, notes
-from relay.spool.maildir.drafts import MaildirIntake, prepare
 from relay.spool.maildir.files import absence, faults
 from relay.spool.maildir.headroom import Reserve, gives_way
+from relay.spool.maildir.intake import MaildirIntake, prepare
+from relay.spool.maildir.into_queue import NewMail, Taker, Unread
 from relay.spool.maildir.layout import Layout, is_queue_id
 from relay.spool.maildir.ledger import Ledger, fates_of
 from relay.spool.maildir.message_file import Opened
 from relay.spool.maildir.quarantine import Quarantine, make_trigger
 from relay.spool.maildir.recent import Recent
 from relay.spool.maildir.recovery import forget_removals, recover, remove_abandoned_drafts
-from relay.spool.maildir.taking import Arrivals, Taker, Unread
 
 _Called = TypeVar("_Called")
 
@@ -69,7 +69,7 @@ class MaildirSpool:
         self._reserve.keep()
         self._held: set[QueueId] = set()
         taker = Taker(disk, self._layout, self._aside, self._try_to_set_aside, disk.unlink)
-        self._arrivals = Arrivals(disk, self._layout, taker)
+        self._arrivals = NewMail(disk, self._layout, taker)
         self._left = Unread(disk, self._layout, self._aside, taker)
         self._out_of_sight: set[QueueId] = set()
         """Messages that cannot be read, or are in corrupt/, and count as queued in the account."""

@@ -4,7 +4,7 @@ A crash leaves of a file that was never synced its front, with zeros for each se
 reach the disk, perhaps the first one too.  Whatever else is there we did not write, and nobody may
 remove it.  A file of others that begins with zeros, as long as a header in tmp/ and as a sector
 elsewhere, is taken for ours.
-Does not: judge messages (`taking`); move or remove anything (`quarantine`, `recovery`).
+Does not: judge messages (`into_queue`); move or remove anything (`quarantine`, `recovery`).
 """
 
 import errno

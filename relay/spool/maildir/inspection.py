@@ -20,11 +20,11 @@ from relay.spool.durable import Disk, opened, why_of_others
 from relay.spool.finding import STOPS_THE_START, Finding, unreadable
 from relay.spool.interface import Corrupt, Status
 from relay.spool.maildir import files, foreign, quarantine
+from relay.spool.maildir.into_queue import Found, LookedAt, look
 from relay.spool.maildir.layout import FORMAT, NOT_OUR_NAME, Layout, is_queue_id
 from relay.spool.maildir.ledger import Ledger
 from relay.spool.maildir.message_file import Opened
 from relay.spool.maildir.notes import parse
-from relay.spool.maildir.taking import Found, LookedAt, look
 
 _FOLDERS = ("tmp", "new", "cur", "hold", "corrupt", "bounce")
 _FILES = ("lock", "ledger", "trigger", "format", "reserve", "boots", "control.sock")

@@ -2,7 +2,7 @@
 
 Guarantees: a move deletes nothing, opens nothing that could block and follows no link.  A file that
 cannot be moved, or read, is told of once, counted and listed where it is.
-Assumes: the holder of the spool's lock.  Does not: judge messages (`taking`) or other files
+Assumes: the holder of the spool's lock.  Does not: judge messages (`into_queue`) or other files
 (`foreign`), or touch `lock` and `format`: on those that are unusable no relay starts.
 """
 

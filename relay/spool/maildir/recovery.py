@@ -17,10 +17,10 @@ from relay.spool.durable import Disk, opened, why_a_strangers
 from relay.spool.identity import subject_of
 from relay.spool.interface import Entry, Recovery
 from relay.spool.maildir import files, foreign, quarantine
+from relay.spool.maildir.into_queue import Taker
 from relay.spool.maildir.layout import NOT_OUR_NAME, Layout, is_queue_id
 from relay.spool.maildir.ledger import Ledger, fates_of
 from relay.spool.maildir.message_file import Opened
-from relay.spool.maildir.taking import Taker
 
 Fates = tuple[int, int, int, int]
 

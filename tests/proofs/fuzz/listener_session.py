@@ -4,8 +4,8 @@ import asyncio
 import re
 from dataclasses import dataclass
 
-from relay.listener.reception import Reception
 from relay.listener.session import ClientSession
+from relay.listener.shared import Reception
 from relay.policy.model import Listen
 from relay.smtp.commands import MAX_LINE_BYTES
 from tests.fakes.clock import FakeClock

@@ -11,8 +11,8 @@ from relay.mail.envelope import Envelope, QueueId
 from relay.mail.report import Action, Failure, Reason, ReportedMessage, delay_warning, failure_report
 from relay.spool.durable import RealDisk
 from relay.spool.identity import report_id, warning_id
-from relay.spool.maildir.drafts import MaildirIntake, prepare
 from relay.spool.maildir.engine import MaildirSpool
+from relay.spool.maildir.intake import MaildirIntake, prepare
 from tests.fakes.clock import START_WALL_NS, FakeClock
 from tests.proofs.lab.judge import judge
 from tests.proofs.lab.observations import Letter, Observations, Order

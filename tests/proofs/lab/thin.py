@@ -15,7 +15,7 @@ from relay.clock import SystemClock
 from relay.mail.envelope import Envelope
 from relay.spool import batched_sync
 from relay.spool.durable import RealDisk
-from relay.spool.maildir.drafts import MaildirDraft, MaildirIntake, prepare
+from relay.spool.maildir.intake import MaildirDraft, MaildirIntake, prepare
 from tests.proofs.lab import kernel
 from tests.proofs.lab.filesystems import FILE_SYSTEMS
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from relay.policy.model import Tls
-from relay.verdicts.pauses import LONGEST_NS as PAUSE_NS
+from relay.verdicts.pause_record import LONGEST_NS as PAUSE_NS
 from tests.fakes.certificates import make_certificates
 from tests.fakes.clock import LeapingClock
 from tests.fakes.odd_files import ODD_FILES, remove

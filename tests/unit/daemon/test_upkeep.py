@@ -13,15 +13,15 @@ import pytest
 from relay.clock import SystemClock
 from relay.control.offline import OfflineOperations
 from relay.daemon.descriptors import sender_budget
-from relay.daemon.intake import SpoolIntake
 from relay.daemon.listening import Listening, Start, spool_intake
 from relay.daemon.policy_watch import PolicyWatch, Waiting
+from relay.daemon.spool_intake import SpoolIntake
 from relay.mail.envelope import Envelope
 from relay.policy.faults import PolicyError
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from relay.spool.durable import RealDisk
-from relay.spool.maildir.drafts import MaildirIntake, prepare
+from relay.spool.maildir.intake import MaildirIntake, prepare
 from relay.spool.maildir.trigger import Trigger
 from relay.telemetry.listener_counts import ListenerCounts
 from tests.unit.sender.in_process_relay import CONTENT, PATIENCE_SECONDS, Relay, policy_of

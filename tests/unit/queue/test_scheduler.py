@@ -8,7 +8,7 @@ from relay.mail.envelope import QueueId
 from relay.queue.scheduler import Queued, Scheduler, State
 from relay.queue.sender_pauses import FIRST_REST_NS, LONGEST_REST_NS, MOST_RESTING
 from relay.verdicts.decision import back_off_ns
-from relay.verdicts.pauses import FOREVER_NS
+from relay.verdicts.pause_record import FOREVER_NS
 from tests.unit.queue.test_counts import assert_counted
 
 MINUTE_NS = 60 * 10**9

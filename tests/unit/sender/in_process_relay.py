@@ -18,8 +18,8 @@ from relay.sender.dispatcher import Dispatcher
 from relay.sender.late_mail import LateMail
 from relay.sender.sender import Sender
 from relay.spool.durable import Disk, RealDisk
-from relay.spool.maildir.drafts import MaildirIntake
 from relay.spool.maildir.engine import MaildirSpool
+from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.maildir.trigger import Trigger
 from relay.status.snapshot import PolicyStatus, Snapshot
 from relay.status.watch import Watch

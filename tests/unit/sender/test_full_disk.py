@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SystemClock
-from relay.daemon.intake import NO_ROOM, SpoolIntake
+from relay.daemon.spool_intake import NO_ROOM, SpoolIntake
 from relay.listener.ports import NotAccepted
 from relay.mail.envelope import Envelope
 from relay.policy.model import Policy
 from relay.sender import dispatcher, spool_thread
 from relay.spool.durable import RealDisk
-from relay.spool.maildir.drafts import MaildirIntake, prepare
 from relay.spool.maildir.headroom import HEADROOM_BYTES, HEADROOM_INODES
+from relay.spool.maildir.intake import MaildirIntake, prepare
 from relay.spool.maildir.trigger import Trigger
 from tests.fakes.smarthost import Script, Smarthost
 from tests.proofs.figures import FIGURES

@@ -11,7 +11,7 @@ from relay.policy.model import Policy
 from relay.queue.scheduler import State
 from relay.spool.durable import RealDisk
 from relay.status.snapshot import message_to_json, to_json
-from relay.throttle.decision import Request
+from relay.throttle.admission import Request
 from relay.throttle.history_check import audit_file
 from relay.throttle.throttle import Throttle
 from tests.fakes.clock import FakeClock

@@ -16,7 +16,7 @@ from tests.fakes.clock import LeapingClock
 from tests.fakes.smarthost import Script, Smarthost, turns
 from tests.fakes.smarthost_dialogue import Recorded
 from tests.unit.sender.in_process_relay import Relay, policy_of
-from tests.unit.sender.test_pause import REFUSED
+from tests.unit.sender.test_upstream_pauses import REFUSED
 
 HOUR_NS = 3600 * SECOND_NS
 RETRY = "retry: {min: 3h, max: 6h, lifetime: 5d, warn_after: 4h}"

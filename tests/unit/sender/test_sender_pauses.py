@@ -10,7 +10,7 @@ from relay.queue.scheduler import Scheduler
 from relay.queue.sender_pauses import FIRST_REST_NS
 from relay.smtp.reply import Phase, Reply
 from relay.verdicts.outcome import Answer, Outcome
-from relay.verdicts.pauses import MOST_SPANS
+from relay.verdicts.pause_record import MOST_SPANS
 from relay.verdicts.verdict import Layer, Rule, Ruling, Scope, Verdict
 from tests.fakes.clock import FakeClock, LeapingClock
 from tests.fakes.smarthost import DEFAULT, Script, Smarthost, Turn, Until, turns

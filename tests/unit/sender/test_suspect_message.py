@@ -12,7 +12,7 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.queue.scheduler import State
-from relay.verdicts.pauses import LONGEST_NS
+from relay.verdicts.pause_record import LONGEST_NS
 from tests.fakes.clock import LeapingClock
 from tests.fakes.smarthost import Script, Smarthost, Turn
 from tests.unit.sender.in_process_relay import Relay, policy_of

@@ -9,7 +9,7 @@ from relay.clock import SECOND_NS
 from relay.control.operations import ABSENT, OK
 from relay.policy.shipped import provider_rules, standard_judge, standard_rules
 from relay.queue.scheduler import State
-from relay.sender.pause import Pausing
+from relay.sender.upstream_health import Pausing
 from relay.smtp.reply import Phase
 from relay.spool.interface import Totals
 from relay.status.snapshot import UpstreamState
@@ -18,7 +18,7 @@ from relay.telemetry.metrics import Metrics
 from relay.telemetry.redaction import Redaction
 from relay.telemetry.telemetry import Telemetry
 from relay.verdicts.outcome import Answer
-from relay.verdicts.pauses import PROBE_NS, PauseRecord
+from relay.verdicts.pause_record import PROBE_NS, PauseRecord
 from relay.verdicts.verdict import Judge, Ruling, Scope, Verdict
 from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import Script, Smarthost, Turn, turns

@@ -12,7 +12,7 @@ import pytest
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.spool.maildir import message_file
-from relay.spool.maildir.drafts import MaildirDraft, MaildirIntake
+from relay.spool.maildir.intake import MaildirDraft, MaildirIntake
 from tests.fakes.disk import ModelDisk
 from tests.unit.spool.engine import CONTENT, ENVELOPE, accept, again, note, recovered, taken
 from tests.unit.spool.maildir_engine import MaildirEngine, on_the_kernel, on_the_model
@@ -97,7 +97,7 @@ def test_times_that_a_reader_or_a_restore_left_decide_nothing(tmp_path: Path, at
 def test_a_killed_listeners_draft_goes_and_a_living_ones_stays(tmp_path: Path) -> None:
     program = (
         "import sys; from relay.clock import SystemClock; from relay.spool.durable import RealDisk;"
-        "from relay.spool.maildir.drafts import MaildirIntake;"
+        "from relay.spool.maildir.intake import MaildirIntake;"
         "intake = MaildirIntake(sys.argv[1], RealDisk(), SystemClock()); draft = intake.draft();"
         "draft.append(b'x' * 4096); intake.spill(draft); print(draft.queue_id, flush=True); sys.stdin.read()"
     )

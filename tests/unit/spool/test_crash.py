@@ -22,7 +22,7 @@ import pytest
 from relay.mail.envelope import QueueId
 from relay.spool.interface import SpoolFault
 from relay.spool.maildir import ledger
-from relay.spool.maildir.drafts import prepare
+from relay.spool.maildir.intake import prepare
 from relay.spool.maildir.layout import FORMAT, Layout
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model

@@ -17,7 +17,7 @@ import pytest
 
 from relay.spool.identity import report_id
 from relay.spool.interface import SpoolFault, SpoolFull
-from relay.spool.maildir.drafts import MaildirDraft
+from relay.spool.maildir.intake import MaildirDraft
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model
 from tests.unit.spool.cuts import BOUNCED, LONG, RELAYED, SCENARIOS, cuts, killed, prefixes, run_of

@@ -5,7 +5,6 @@ import errno
 import pytest
 
 from relay.spool.interface import Intake, SpoolFault, SpoolFull, Status
-from relay.spool.maildir.drafts import MaildirIntake
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.headroom import (
     HEADROOM_BYTES,
@@ -14,6 +13,7 @@ from relay.spool.maildir.headroom import (
     NoHeadroom,
     why_no_room,
 )
+from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.maildir.layout import Layout
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault, ModelDisk

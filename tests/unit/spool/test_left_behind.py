@@ -9,10 +9,10 @@ import pytest
 from relay.mail.envelope import QueueId
 from relay.spool.durable import RealDisk
 from relay.spool.interface import Corrupt, Entry, Recovery, Spool
+from relay.spool.maildir.into_queue import FAILURES_AN_HOUR
 from relay.spool.maildir.layout import Layout
 from relay.spool.maildir.message_file import HEADER_BYTES
 from relay.spool.maildir.quarantine import Quarantine
-from relay.spool.maildir.taking import FAILURES_AN_HOUR
 from tests.fakes.disk import Fault, ModelDisk
 from tests.unit.spool.engine import (
     BOUNCED,

@@ -14,7 +14,7 @@ from relay.mail.envelope import QueueId
 from relay.spool.identity import report_id
 from relay.spool.interface import SpoolBusy, Totals
 from relay.spool.maildir import ledger
-from relay.spool.maildir.drafts import prepare
+from relay.spool.maildir.intake import prepare
 from relay.spool.maildir.layout import FORMAT
 from tests.fakes.disk import Fault, ModelDisk
 from tests.unit.spool.conformance import Conformance
@@ -187,7 +187,7 @@ def test_listeners_in_two_processes_fill_one_spool(tmp_path: Path) -> None:
     program = (
         "import sys; from relay.clock import SystemClock; from relay.mail.envelope import Envelope;"
         "from relay.spool.durable import RealDisk;"
-        "from relay.spool.maildir.drafts import MaildirIntake, prepare;"
+        "from relay.spool.maildir.intake import MaildirIntake, prepare;"
         "disk = RealDisk(); prepare(sys.argv[1], disk);"
         "intake = MaildirIntake(sys.argv[1], disk, SystemClock())\n"
         "for number in range(40):\n"

@@ -10,7 +10,7 @@ import pytest
 
 from relay.mail.envelope import QueueId
 from relay.spool.durable import RealDisk
-from relay.spool.maildir.drafts import MaildirIntake
+from relay.spool.maildir.intake import MaildirIntake
 from tests.fakes.disk import Fault, ModelDisk
 from tests.unit.spool.engine import ENVELOPE, accept, recovered, taken
 from tests.unit.spool.maildir_engine import MaildirEngine, on_the_model

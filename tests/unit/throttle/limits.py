@@ -6,7 +6,7 @@ from pathlib import Path
 
 from relay.clock import SECOND_NS
 from relay.spool.durable import Disk
-from relay.throttle.decision import Wait
+from relay.throttle.admission import Wait
 from relay.throttle.limit import ForEach, Limit, Unit
 from relay.throttle.throttle import Request, Reservation, Throttle
 from tests.fakes.clock import FakeClock

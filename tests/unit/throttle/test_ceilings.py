@@ -4,7 +4,7 @@ from pathlib import Path
 
 from relay.clock import SECOND_NS
 from relay.spool.durable import Disk
-from relay.throttle.decision import Place, Request, Wait
+from relay.throttle.admission import Place, Request, Wait
 from relay.throttle.expected import ceiling_words, limit_words
 from relay.throttle.gauge import Gauge
 from relay.throttle.history_format import UNKNOWN, Charged, Share

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.throttle import decision
+from relay.throttle import admission
 from relay.throttle import slots as slots_room
-from relay.throttle.decision import Request, Wait
+from relay.throttle.admission import Request, Wait
 from relay.throttle.gauge import KEY_ENTRIES
 from relay.throttle.history_format import LONGEST_KEY, Ended
 from relay.throttle.slots import Slots
@@ -124,17 +124,17 @@ def test_keys_beyond_the_bound_share_a_window_and_stay_under_n(
     for number in range(keys):
         assert _decide(slots, number, Request(1, sender=f"{number}"))
 
-    assert not slots.ask(decision.usage, keys)[0].is_crowded
+    assert not slots.ask(admission.usage, keys)[0].is_crowded
     went = [_decide(slots, keys + number, Request(1, sender=f"late{number}")) for number in range(5)]
 
     (gauge,) = slots._gauges
     assert went == [True, True, True, False, False]
     assert len(gauge._of_key) == keys
-    assert slots.ask(decision.usage, keys + 5)[0].is_crowded
+    assert slots.ask(admission.usage, keys + 5)[0].is_crowded
     # What is shared counts for those with a window too, for as long as it is there.
     assert not _decide(slots, keys + 9, Request(1, sender="7"))
     assert _decide(slots, 61 * SECOND_NS, Request(1, sender="late4"))
-    assert not slots.ask(decision.usage, 61 * SECOND_NS)[0].is_crowded
+    assert not slots.ask(admission.usage, 61 * SECOND_NS)[0].is_crowded
 
 
 def test_ten_thousand_domains_in_a_day_are_kept_apart() -> None:
@@ -146,10 +146,10 @@ def test_ten_thousand_domains_in_a_day_are_kept_apart() -> None:
 
     (gauge,) = slots._gauges
     assert (gauge._kept.entries, len(gauge._of_key)) == (10_101, 10_100)
-    assert slots.ask(decision.room, 20_001) is None
-    assert slots.ask(decision.full, 20_001) == []
+    assert slots.ask(admission.room, 20_001) is None
+    assert slots.ask(admission.full, 20_001) == []
     # Whoever looks at a window whose slots are free lets go of them.
-    assert slots.ask(decision.usage, 2 * DAY_NS)[0].used == 0
+    assert slots.ask(admission.usage, 2 * DAY_NS)[0].used == 0
     assert gauge._kept.entries == 0
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.spool.durable import RealDisk, opened
-from relay.throttle import decision
-from relay.throttle.decision import Grant, Request
+from relay.throttle import admission
+from relay.throttle.admission import Grant, Request
 from relay.throttle.history_format import Ended, HistoryError
 from relay.throttle.history_states import LARGEST_BYTES
 from relay.throttle.slots import Slots
@@ -74,6 +74,6 @@ def test_memory_follows_what_is_in_flight_not_deadlines() -> None:
     assert len(slots._deadlines) <= 2 * (1 + EXACT_SLOTS) + 1
     # Who is still in flight was not forgotten with the rest.
     now_ns = last.reserved.deadline_ns + SECOND_NS - 1
-    assert [usage.used for usage in slots.ask(decision.usage, now_ns)] == [1]
+    assert [usage.used for usage in slots.ask(admission.usage, now_ns)] == [1]
     # A limit of a million keeps its slots in buckets of 1/1024 of the period.
-    assert [usage.used for usage in slots.ask(decision.usage, now_ns + SECOND_NS // 512)] == [0]
+    assert [usage.used for usage in slots.ask(admission.usage, now_ns + SECOND_NS // 512)] == [0]

@@ -3,7 +3,7 @@
 import pytest
 
 from relay.mail.envelope import Envelope
-from relay.throttle.decision import Request, request_for
+from relay.throttle.admission import Request, request_for
 
 
 def _request(

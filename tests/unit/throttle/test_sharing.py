@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
 from relay.throttle import history, slots
+from relay.throttle.admission import Grant
 from relay.throttle.compaction import LEAST_OF_A_SLICE, PARTS, merge, thinned
-from relay.throttle.decision import Grant
 from relay.throttle.gauge import Gauge
 from relay.throttle.history_format import UNKNOWN, Charged, Ended, Share
 from relay.throttle.slots import Slots

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
-from relay.throttle import decision
+from relay.throttle import admission
+from relay.throttle.admission import Request, Wait
 from relay.throttle.compaction import KEEP_NS
-from relay.throttle.decision import Request, Wait
 from relay.throttle.history_format import UNKNOWN, Charged, Ended, Record, Reserved, Share
 from relay.throttle.slots import EXACT_ENDS, Slots
 from tests.unit.throttle.limits import TRANSACTION_NS, messages, recipients
@@ -45,8 +45,8 @@ def test_an_end_is_counted_once_whoever_tells_of_it_and_however_often() -> None:
     slots.settle(Ended(reserved.id, 5))
     slots.learn([Ended(reserved.id, 7), Ended(12345, 8)])
 
-    assert slots.ask(decision.usage, 9)[0].used == 1
-    assert slots.ask(decision.usage, 10 * SECOND_NS + 5)[0].used == 0
+    assert slots.ask(admission.usage, 9)[0].used == 1
+    assert slots.ask(admission.usage, 10 * SECOND_NS + 5)[0].used == 0
 
 
 def test_ids_are_unique_though_the_clock_stands_still() -> None:
@@ -78,7 +78,7 @@ def test_what_is_not_written_yet_outlives_a_reset() -> None:
 
     slots.reset([reserved])
 
-    assert slots.ask(lambda gauges, now_ns: decision.opens_at(gauges, 1, now_ns), 6) == 10 * SECOND_NS + 5
+    assert slots.ask(lambda gauges, now_ns: admission.opens_at(gauges, 1, now_ns), 6) == 10 * SECOND_NS + 5
     assert slots.unwritten() == [Ended(reserved.id, 5)]
 
 
@@ -134,11 +134,11 @@ def test_new_limits_judge_the_same_past() -> None:
         reserved = _reserve(slots, 2, TRANSACTION_NS, now_ns=number)
         assert isinstance(reserved, Reserved)
         slots.settle(Ended(reserved.id, number + 1))
-    assert slots.ask(decision.usage, 20 * SECOND_NS)[0].used == 0
+    assert slots.ask(admission.usage, 20 * SECOND_NS)[0].used == 0
 
     slots.judge_by([messages(2, seconds=3600), recipients(30, seconds=86_400)], 0)
 
-    by_messages, by_recipients = slots.ask(decision.usage, 20 * SECOND_NS)
+    by_messages, by_recipients = slots.ask(admission.usage, 20 * SECOND_NS)
     assert (by_messages.used, by_messages.opens_at_ns) == (5, 3600 * SECOND_NS + 4)
     assert (by_recipients.used, by_recipients.opens_at_ns) == (10, 20 * SECOND_NS)
 

@@ -10,7 +10,7 @@ from relay.clock import SECOND_NS
 from relay.mail.address import is_valid_address
 from relay.mail.envelope import Envelope
 from relay.spool.durable import Disk
-from relay.throttle.decision import keys_of, request_for
+from relay.throttle.admission import keys_of, request_for
 from relay.throttle.history_format import (
     LONGEST_KEY,
     UNKNOWN,

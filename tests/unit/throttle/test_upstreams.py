@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.throttle.decision import Wait
+from relay.throttle.admission import Wait
 from relay.throttle.throttle import Request, Reservation, Throttle
 from tests.fakes.clock import FakeClock
 from tests.unit.throttle.limits import PerPeriod

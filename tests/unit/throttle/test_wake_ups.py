@@ -9,8 +9,8 @@ import pytest
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.queue.scheduler import Queued, Scheduler
-from relay.throttle import decision
-from relay.throttle.decision import Place, Request, Wait
+from relay.throttle import admission
+from relay.throttle.admission import Place, Request, Wait
 from relay.throttle.gauge import Gauge
 from relay.throttle.history_format import Ended
 from relay.throttle.slots import Slots
@@ -20,7 +20,7 @@ MAIL = [*["list@x.example"] * 40, *["news@y.example"] * 25, "owner@x.example"]
 
 
 def _room_at(place: Place, gauges: Sequence[Gauge], now_ns: int) -> tuple[int, int]:
-    return decision.room_at(gauges, place, now_ns)
+    return admission.room_at(gauges, place, now_ns)
 
 
 class Beats:
@@ -53,9 +53,9 @@ class Beats:
         for place in self.scheduler.places_due(self.now_ns):
             assert isinstance(place, Place)
             self.scheduler.let_leave(place, *self.slots.ask(partial(_room_at, place), self.now_ns))
-        room = self.slots.ask(decision.room, self.now_ns)
+        room = self.slots.ask(admission.room, self.now_ns)
         if room == 0:
-            return self.slots.ask(lambda gauges, now_ns: decision.opens_at(gauges, 1, now_ns), self.now_ns)
+            return self.slots.ask(lambda gauges, now_ns: admission.opens_at(gauges, 1, now_ns), self.now_ns)
         queued = self.scheduler.next_ready(self.now_ns)
         if queued is None:
             return self.scheduler.next_due_at_ns() or 2**62

@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 
 from relay.clock import SECOND_NS
-from relay.throttle.decision import Wait
+from relay.throttle.admission import Wait
 from relay.throttle.history_format import HistoryError
 from relay.throttle.limit import ForEach, Unit
 from relay.throttle.throttle import Request, Reservation, Throttle

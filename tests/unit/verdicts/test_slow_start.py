@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
-from relay.verdicts.pauses import FIRST_NS, rest_ns
+from relay.verdicts.pause_record import FIRST_NS, rest_ns
 from relay.verdicts.slow_start import CALM_NS, SlowStart, largest
 from relay.verdicts.verdict import Excess, Ruling, Scope, Span, Verdict
 

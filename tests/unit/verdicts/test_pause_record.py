@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
-from relay.verdicts.pauses import (
+from relay.verdicts.pause_record import (
     FIRST_NS,
     FOREVER_NS,
     LONGEST_NS,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from relay.clock import SECOND_NS
-from relay.sender.pause import NEVER_NS, Pausing
+from relay.sender.upstream_health import NEVER_NS, Pausing
 from relay.smtp.reply import Phase
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
@@ -18,7 +18,7 @@ from relay.telemetry.telemetry import Telemetry
 from relay.throttle.limit_hints import Tally
 from relay.verdicts.health import RESTING, Effect, Happening, Health
 from relay.verdicts.outcome import Answer, Outcome
-from relay.verdicts.pauses import PAUSE_FORMAT, PROBE_NS, PauseRecord
+from relay.verdicts.pause_record import PAUSE_FORMAT, PROBE_NS, PauseRecord
 from relay.verdicts.verdict import Excess, Layer, Rule, Ruling, Scope, Verdict
 from tests.fakes.clock import FakeClock
 

@@ -8,8 +8,8 @@ import pytest
 from relay.mail.envelope import QueueId
 from relay.spool.interface import Corrupt
 from relay.spool.maildir import files
+from relay.spool.maildir.into_queue import BECOMES, Becomes, Found, look
 from relay.spool.maildir.message_file import Opened
-from relay.spool.maildir.taking import BECOMES, Becomes, Found, look
 from tests.fakes.disk import Fault, ModelDisk
 from tests.unit.spool.engine import ENVELOPE, RELAYED, accept, again, recovered, taken
 from tests.unit.spool.maildir_engine import MaildirEngine, on_the_model

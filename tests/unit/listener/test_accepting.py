@@ -10,8 +10,8 @@ from typing import cast
 
 import pytest
 
-from relay.listener import door
-from relay.listener.door import AT_ONCE, Door, into_protocol
+from relay.listener import accepting
+from relay.listener.accepting import AT_ONCE, Door, into_protocol
 
 
 class Greeting(asyncio.Protocol):
@@ -58,7 +58,7 @@ async def greeted(bound: socket.socket) -> bytes:
 
 
 async def test_who_came_meanwhile_is_let_in_after_the_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "PAUSE_S", 0.001)
+    monkeypatch.setattr(accepting, "PAUSE_S", 0.001)
     async with listening(lacks=3) as (bound, errors):
         assert await greeted(bound) == b"hello"
 
@@ -68,7 +68,7 @@ async def test_who_came_meanwhile_is_let_in_after_the_pauses(monkeypatch: pytest
 
 
 async def test_without_a_descriptor_the_kernel_is_asked_once_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "PAUSE_S", 3600.0)
+    monkeypatch.setattr(accepting, "PAUSE_S", 3600.0)
     async with listening(lacks=1000) as (bound, errors):
         _, writer = await asyncio.open_connection(*bound.getsockname())
         for _ in range(50):

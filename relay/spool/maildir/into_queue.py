@@ -9,7 +9,7 @@
 | all done, and counted out in the ledger              | removed                                      |
 | whole, in its home or not                            | queued, in its home                          |
 
-The start (`recovery`), the sender at work (`Arrivals`, `Unread`) and fsck (`inspection`, which
+The start (`recovery`), the sender at work (`NewMail`, `Unread`) and fsck (`inspection`, which
 only looks) decide by this table.  Of two files of one id a held one goes before a queued one, and
 that before any other: what an operator stopped stays stopped.
 
@@ -205,7 +205,7 @@ class Taker:
                 pass
 
 
-class Arrivals:
+class NewMail:
     """The messages in new/ of one spool: taken oldest first."""
 
     def __init__(self, disk: Disk, layout: Layout, taker: Taker) -> None:

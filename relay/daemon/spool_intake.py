@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from relay.listener.ports import NotAccepted
 from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope, QueueId
-from relay.sender.batch import Batch
+from relay.sender.group_commit import Batch
 from relay.spool.interface import Intake
 from relay.spool.maildir.headroom import HEADROOM_BYTES, NoHeadroom, why_no_room
 from relay.spool.maildir.trigger import Trigger

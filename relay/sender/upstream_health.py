@@ -23,7 +23,7 @@ from relay.verdicts.health import (
     refusal,
 )
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed
-from relay.verdicts.pauses import PROBE_NS, Paused, PauseRecord, Pauses, rest_ns, window_ns
+from relay.verdicts.pause_record import PROBE_NS, Paused, PauseRecord, Pauses, rest_ns, window_ns
 from relay.verdicts.slow_start import SlowStart
 from relay.verdicts.verdict import Ruling, Scope, Verdict
 
