@@ -111,7 +111,7 @@ class Admission:
         return len(self._open)
 
     def enter(self, place: ClientPlace, *, is_short: bool = False) -> AccessEntry:
-        """Admit a connection, or refuse it (and then do not call `leave`).  The one that gives way has left.
+        """Count a connection in, or refuse it (then do not call `leave`).  `gives_way` is counted out here.
 
         `is_short`: no descriptor is left for one more, so that a stranger must give its own.
         """

@@ -105,7 +105,7 @@ class ClientConnection(SMTP):
         self._wake()
 
     def eof_received(self) -> bool:
-        """Return the other direction stays open, but TLS closes both (RFC 8446, 6.1)."""
+        """Keep the other direction open, but TLS closes both (RFC 8446, 6.1)."""
         self._is_at_eof = True
         self._wake()
         return not self.is_tls
@@ -129,7 +129,7 @@ class ClientConnection(SMTP):
         self._wake()
 
     def shut_down(self) -> None:
-        """Return the session ends where it waits for a command."""
+        """End the session where it waits for a command."""
         self._is_closing_down = True
         self._wake()
 
@@ -160,7 +160,7 @@ class ClientConnection(SMTP):
         return self._position < len(self._received)
 
     def reply(self, text: str) -> None:
-        """Return the reply goes out in one write with others, at the next wait."""
+        """Add a reply; it goes out in one write with others, at the next wait."""
         self._replies += text.encode("ascii") + b"\r\n"
 
     async def flush(self, deadline: float) -> None:

@@ -66,7 +66,7 @@ class PracticeSession(asyncio.Protocol):
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Return what is held back is decided when its time comes."""
+        """Leave what is held back to be decided when its time comes."""
         del exc
         self._is_over = True
         if self._late_reply is None:

@@ -65,7 +65,7 @@ def _line_of(mails: Sequence[Mail], now_ns: int) -> Scheduler:
 
 
 def gauge_of(limited: Limited, now_ns: int) -> Gauge:
-    """Return the gauge is a copy: it goes its own way."""
+    """Return a gauge of its own: later changes touch nothing else."""
     gauge = Gauge(limited, 0)
     for free_ns, weight in limited.shared:
         gauge.charge(Charged(free_ns - limited.span_ns, weight, weight, weight), now_ns)
@@ -186,7 +186,7 @@ class _Future:
         heapq.heappush(self._under_way, transaction)
 
     def _end(self, transaction: _Transaction) -> None:
-        """Return the transaction went well, so its upstream and its sender are trusted."""
+        """Trust the upstream and the sender: every transaction goes well here."""
         if transaction.carried:
             self._busy -= 1
             if self._of_connections and transaction.carried < self._outlook.max_messages:

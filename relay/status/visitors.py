@@ -168,6 +168,6 @@ class _Visit(asyncio.Protocol):
         self._deadline = asyncio.get_running_loop().call_later(seconds, self.abort)
 
     def abort(self) -> None:
-        """Return the connection counts no more from here on."""
+        """Close at once; the connection counts no more from here on."""
         self._visitors.leave(self, self._handler)
         self._transport.abort()

@@ -231,7 +231,7 @@ class History:
         return self._offset > max(COMPACT_ABOVE_BYTES, 2 * worth_bytes, self._compacts_above_bytes)
 
     def close(self) -> None:
-        """Where the lock is gone, leave one, so that no start begins anew."""
+        """Leave a lock where it is gone, so that no start begins anew."""
         self._close_file()
         if self._kept_lock is not None:
             kept_fd, self._kept_lock = self._kept_lock, None

@@ -245,7 +245,7 @@ class StrictProtocol(SMTPProtocol):
         self._wake()
 
     async def read_response(self, timeout: float | None = None) -> SMTPResponse:  # noqa: ASYNC109 - the base class' signature
-        """Return the base class sent STARTTLS and takes the reply from here."""
+        """Hand the reply to STARTTLS to the base class, which sent the command."""
         reply = await self._next_reply(timeout or 0.0)
         return SMTPResponse(reply.code, reply.text)
 
