@@ -37,7 +37,7 @@ NEVER_SEES = {
 OF_THE_DISK = {"relay.spool.durable", "relay.spool.finding", "relay.spool.replacing"}
 """All that `throttle` may know of `spool`."""
 MOST_ARROWS = 90
-MOST_FILES = 22
+MOST_FILES = 19
 LARGEST_SHARE = 0.17
 MOST_PARAMETERS = 8
 """Of a function, `self` and `cls` not counted."""
