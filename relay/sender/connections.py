@@ -96,8 +96,8 @@ class ReadyConnections:
         self._is_stopped = False
         self._ready: deque[Connection] = deque()
         self._enough_until_ns = 0
-        self._has_means_at_ns = 0
-        """Boottime of the next try after a lack of descriptors or memory."""
+        self._has_means = True
+        """False for MEANS_RETRY_NS after a lack of descriptors or memory."""
         self._failure: HistoryError | None = None
 
     @property
@@ -131,7 +131,7 @@ class ReadyConnections:
         now_ns = self._clock.boottime_ns()
         # By the pool's own count: one that is on its way from a transaction to who waits for it is open.
         is_enough = self._pool.open > 0 and now_ns < self._enough_until_ns
-        if self._is_stopped or is_enough or now_ns < self._has_means_at_ns:
+        if self._is_stopped or is_enough or not self._has_means:
             return 0
         # The first has to log in before others try: some lock an account after a few wrong passwords.
         return lacking if self._pool.open else min(lacking, 1 - len(self._opening))
@@ -164,8 +164,8 @@ class ReadyConnections:
             self._do_without(unavailable.answer)
         except NoMeans as lack:
             self._events.shortage(where=f"upstream {self._upstream}", error=str(lack))
-            self._has_means_at_ns = self._clock.boottime_ns() + MEANS_RETRY_NS
-            asyncio.get_running_loop().call_later(MEANS_RETRY_NS / SECOND_NS, self._on_change)
+            self._has_means = False
+            asyncio.get_running_loop().call_later(MEANS_RETRY_NS / SECOND_NS, self._try_again)
             return
         except NoRoomToConnect:
             pass  # who looks again finds out until when
@@ -189,6 +189,11 @@ class ReadyConnections:
         finally:
             self._opening.discard(asyncio.current_task())
         # Told last: who looks again must not count on this one still coming.
+        self._on_change()
+
+    def _try_again(self) -> None:
+        # By the timer alone: by the clock it may be a little early, and then nobody would look again.
+        self._has_means = True
         self._on_change()
 
     def _do_without(self, answer: Answer) -> None:

@@ -3,15 +3,19 @@
 import asyncio
 import io
 
+import pytest
+
 from relay.clock import SystemClock
+from relay.sender import connections
 from relay.sender.connections import ReadyConnections
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.redaction import Redaction
 from relay.telemetry.telemetry import Telemetry
-from relay.upstream.connection import Connection, open_connection
+from relay.upstream.connection import Connection, NoMeans, open_connection
 from relay.upstream.pool import Pool
 from relay.verdicts.outcome import Answer
+from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import DEFAULT, Script, Smarthost, turns
 from tests.unit.upstream.lines import caps
 from tests.unit.upstream.sessions import account
@@ -47,5 +51,37 @@ async def test_after_one_connection_too_many_the_one_that_works_must_do() -> Non
         ready.take(1, openings=None)
         await changed.wait()
         assert len(refusals) == 1
+        ready.stop()
+        await pool.close()
+
+
+async def test_a_lack_of_means_is_over_when_its_timer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop's timers and the clock may differ by a little, and nobody would look again."""
+    monkeypatch.setattr(connections, "MEANS_RETRY_NS", 1_000_000)
+    clock, changed = FakeClock(), asyncio.Event()
+    failures = [NoMeans("Too many open files")]
+
+    async with Smarthost() as host:
+
+        async def opener() -> Connection:
+            if failures:
+                raise failures.pop()
+            return await open_connection(account(host), SystemClock())
+
+        pool: Pool[Connection] = Pool(opener, **caps(), clock=clock)
+        ready = ReadyConnections(
+            "isp",
+            pool,
+            Telemetry(Events(io.StringIO(), "text", clock), Metrics(clock), Redaction(), clock),
+            on_change=changed.set,
+            on_unavailable=lambda answer: pytest.fail(answer.text),
+        )
+        ready.take(1, openings=None)
+        await changed.wait()
+        changed.clear()
+        ready.take(1, openings=None)
+        assert ready.is_opening
+        await changed.wait()
+        assert len(ready.take(1, openings=None)) == 1
         ready.stop()
         await pool.close()
