@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Protocol
 
 SECOND_NS = 1_000_000_000
+LONGEST_DURATION_NS = 366 * 86_400 * SECOND_NS
+"""The longest that a policy may name."""
 
 
 class Clock(Protocol):
@@ -41,13 +43,39 @@ class SystemClock:
         self._boot_id = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
 
     def wall_ns(self) -> int:
-        """Return nanoseconds since 1970-01-01 UTC; may step either way."""
         return time.time_ns()
 
     def boottime_ns(self) -> int:
-        """Return nanoseconds since this boot, suspend included; never steps."""
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
     def boot_id(self) -> str:
-        """Return a text that is the same within a boot and never seen in another."""
         return self._boot_id
+
+
+LEAST_STEP_NS = 10 * SECOND_NS
+
+
+class StepWatch:
+    """Whether the wall clock was set: it and boottime go on alike otherwise, but for slews."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ahead_ns = self._read_ns()
+
+    def stepped_ns(self) -> int:
+        """Return by how much it was set since the last look; 0 for less than LEAST_STEP_NS."""
+        before_ns, self._ahead_ns = self._ahead_ns, self._read_ns()
+        step_ns = self._ahead_ns - before_ns
+        return step_ns if abs(step_ns) >= LEAST_STEP_NS else 0
+
+    def _read_ns(self) -> int:
+        return self._clock.wall_ns() - self._clock.boottime_ns()
+
+
+def shift_ns(written_at_ns: int, written_wall_ns: int, now_ns: int, wall_ns: int) -> int:
+    """Return what brings a boottime instant of another boot into this one, by the wall clock.
+
+    `written_wall_ns` was the wall clock at `written_at_ns`, `wall_ns` is it at `now_ns`.  No time has passed
+    for one that was set back meanwhile.
+    """
+    return now_ns - max(0, wall_ns - written_wall_ns) - written_at_ns

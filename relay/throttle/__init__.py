@@ -17,5 +17,4 @@ history_check   what `relay fsck` and `relay audit` read, without the lock
 peaks           the most that any window can have held, counted another way (pure)
 limit           what a limit is to all of these (pure)
 limit_hints     what a refusal for too much mail teaches (pure)
-expected        what the estimate of `relay.status` is made from (pure)
 """

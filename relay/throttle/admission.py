@@ -29,6 +29,8 @@ class Request:
     sender: str = ""
     sender_domain: str = ""
     client: str = ""
+    user: str = ""
+    """Who had logged in; all mail without a login counts as one user's."""
     lane: str = ""
     """Empty where the policy has none."""
     recipient_domains: tuple[str, ...] = ()
@@ -48,11 +50,11 @@ class Request:
 
 
 @functools.lru_cache(maxsize=4096)
-def keys_of(reverse_path: str, client: str) -> tuple[str, str, str]:
-    """Return the sender, the sender's domain, and the client."""
+def keys_of(reverse_path: str, client: str, user: str) -> tuple[str, str, str, str]:
+    """Return the sender, the sender's domain, the client, and the user."""
     found = _CLIENT_ADDRESS.search(client)
     address = key_of((found[1] if found else client).lower())
-    return address_key(comparable(reverse_path)), _domain(reverse_path), address
+    return address_key(comparable(reverse_path)), _domain(reverse_path), address, key_of(user)
 
 
 @functools.lru_cache(maxsize=65_536)
@@ -62,13 +64,10 @@ def run_of(address: str, count: int) -> tuple[str, int]:
 
 
 def request_for(envelope: Envelope, indices: Iterable[int], most: int, lane: str = "") -> Request:
-    domains = tuple(_domain(envelope.recipients[index]) for index in indices)
-    sender, sender_domain, client = keys_of(envelope.reverse_path, envelope.client)
+    domains = tuple([_domain(envelope.recipients[index]) for index in indices])
     return Request(
         len(domains),
-        sender=sender,
-        sender_domain=sender_domain,
-        client=client,
+        *keys_of(envelope.reverse_path, envelope.client, envelope.user or ""),
         lane=lane,
         recipient_domains=domains,
         most=most,
@@ -256,6 +255,8 @@ def _key(request: Request, for_each: ForEach | None) -> str | None:
             return request.sender_domain
         case "client":
             return request.client
+        case "user":
+            return request.user
         case "lane":
             return request.lane
         case _:

@@ -18,7 +18,7 @@ on the grid of `rounded_up`:
 import heapq
 from collections.abc import Iterable, Sequence
 
-from relay.policy.units import LONGEST_DURATION_NS
+from relay.clock import LONGEST_DURATION_NS
 from relay.throttle.history_format import UNKNOWN, Charged, Share
 from relay.throttle.window import BUCKETS
 

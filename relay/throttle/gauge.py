@@ -1,6 +1,6 @@
 """One limit with what it knows: a window, or one for each key.  Pure.
 
-A limit that says `for_each` has a window for each sender, domain or client.  One more window is
+A limit that says `for_each` has a window for each sender, domain, client or user.  One more window is
 shared by all keys: it holds what was recorded without this kind of key, and the keys that memory has
 no room for.  A key's room is N less its own window less the shared one.  All of a key's past is in
 those two, so no key ever exceeds N.  A shared slot counts against more keys than it has to, which
@@ -16,11 +16,10 @@ Instants are boottime of the current boot in nanoseconds.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 
-from relay.throttle.expected import Limited, Openings
 from relay.throttle.history_format import UNKNOWN, Charged, Reserved
 from relay.throttle.limit import ForEach, Limit, Unit
 from relay.throttle.window import KeptSlots, Window
@@ -32,6 +31,9 @@ KEY_ENTRIES = 8
 LOOKED_AT = 2
 """Other keys that each new one looks at, to let go of the empty ones."""
 LONGEST_DEFAULT_GUARD_NS = 1_000_000_000
+
+Openings = tuple[tuple[int, int], ...]
+"""When occupied slots open, and how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,30 @@ class Usage:
     """Boottime at which there may be room for one more; now, if there is."""
     for_each: ForEach | None = None
     key: str | None = None
+    most: int = 0
+    """The most that was occupied at a start, of any key, since the gauge was made."""
     is_crowded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Limited:
+    """A limit with all that occupies it, as an estimate goes on from it."""
+
+    label: str
+    unit: Unit
+    count: int
+    """N."""
+    span_ns: int
+    """T and its guard."""
+    shared: Openings = ()
+    for_each: ForEach | None = None
+    of_key: Mapping[str, Openings] = field(default_factory=dict)
+    only: str | None = None
+    """The only key that it judges: the lane of a ceiling."""
+
+    @property
+    def per_ns(self) -> int:
+        return self.span_ns
 
 
 class Gauge:
@@ -63,6 +88,7 @@ class Gauge:
         self._period_ns = limit.per_ns
         self._guard_ns = _guard_of(limit, guard_ns)
         self._kept = KeptSlots()
+        self._most = 0
         self._crowded_until_ns = -1
         self._shared = self._window()
         self._of_key: OrderedDict[str, Window] = OrderedDict()
@@ -76,21 +102,22 @@ class Gauge:
     def is_about(self, key: str | None) -> bool:
         return self.only is None or self.only == key
 
-    def goes_on_as(self, limit: Limit, guard_ns: int | None) -> bool:
-        """Keep what is known if only N is another; return whether that is so."""
+    def may_go_on_as(self, limit: Limit, guard_ns: int | None) -> bool:
+        """Return whether what is known is as good for a limit: only N is another, if that."""
         mine = self.unit, self.for_each, self.only, self._period_ns, self._guard_ns
-        if mine != (limit.unit, limit.for_each, limit.only, limit.per_ns, _guard_of(limit, guard_ns)):
-            return False
-        if not self._shared.is_as_fine_for(limit.count):
-            return False
+        its = limit.unit, limit.for_each, limit.only, limit.per_ns, _guard_of(limit, guard_ns)
+        return mine == its and self._shared.is_as_fine_for(limit.count)
+
+    def go_on_as(self, limit: Limit) -> None:
+        """Keep what is known; `may_go_on_as` said that it is good."""
         self.label, self.count = limit.label, limit.count
         for window in (self._shared, *self._of_key.values()):
             window.count = limit.count
-        return True
 
     def start(self, reserved: Reserved, now_ns: int) -> None:
         if self.for_each is None:
             self._shared.start(self._weight(reserved))
+            self._most = max(self._most, self.used(None, now_ns))
             return
         places = self._places[reserved.id] = []
         for key, weight in self._weights(reserved):
@@ -98,6 +125,7 @@ class Gauge:
             # At once: an empty window would be let go of by the next key.
             window.start(weight)
             places.append((window, weight))
+            self._most = max(self._most, self.used(key, now_ns))
 
     def end(self, reserved: Reserved, ended_at_ns: int) -> None:
         if self.for_each is None:
@@ -138,6 +166,7 @@ class Gauge:
             self.opens_at(key, now_ns),
             self.for_each,
             key,
+            self._most,
             now_ns < self._crowded_until_ns,
         )
 

@@ -13,6 +13,14 @@ are put back, or the owner begins anew.  A process that finds the name of the lo
 lock there with the high-water mark, so that a restart does not take the account for a new one.
 Not noticed: both files removed and another relay started before the running one decides again.
 
+Content.  Somebody may cut, overwrite, remove or put back the file while it is in use.  Before a
+process adds to it, the end of what it knows must still stand there.  Otherwise, if its lock names no
+group that the process does not know, memory is written to a new file; else nothing is sent.  A process
+that knows less, or starts, finds a last group older than the lock says.  So no group is ever added to
+a file that lacks one of those before it.  Not noticed: a file that is put back along with its lock, or
+where that is damaged too or says less after a loss of power; another account's newer history, renamed
+over it; what is done between a look and the write behind it.
+
 Durability.  Another process may have died between its append and its sync, so its groups may be
 in the page cache only.  After a failed sync of another process, the kernel takes those pages for clean.
 Therefore, before the first append behind bytes that are not ours, those bytes are written again
@@ -55,12 +63,12 @@ from relay.throttle.history_format import (
 )
 from relay.throttle.history_states import (
     TABLE,
-    Effect,
     Event,
     Examination,
-    Found,
+    HistoryEffect,
     Known,
     Looker,
+    Observation,
     disk_refusal,
     examine,
     missing,
@@ -75,6 +83,12 @@ LONGEST_RECORD_BYTES = 72
 """A line with two instants of a year and six-digit weights, and some to spare; apart from its shares."""
 LONGEST_BELIEVED_NS = 30 * 86_400 * SECOND_NS
 """How long a host may have been off by its wall clock; longer is rather a clock without a battery."""
+
+
+def shift_to_this_boot(last: At, now_ns: int, wall_ns: int) -> int:
+    """Return by how much the instants of another boot move, whose last group is `last`."""
+    passed_ns = max(0, wall_ns - last.mark_ns)
+    return now_ns - (0 if passed_ns > LONGEST_BELIEVED_NS else passed_ns) - last.boottime_ns
 
 
 def is_left_of_a_rewrite(disk: Disk, path: str) -> bool:
@@ -101,6 +115,8 @@ class History:
         self._inode: int | None = None
         self._offset = 0
         """How much of the file is known; always the end of a group."""
+        self._tail = b""
+        """What stands before that: a sector, or all if that is less."""
         self._at: At | None = None
         self._lock_fd = -1
         self._kept_lock: int | None = None
@@ -152,15 +168,15 @@ class History:
         finally:
             self._disk.close(lock_fd)
 
-    def _step(self, found: Found) -> Effect:
+    def _step(self, found: Observation) -> HistoryEffect:
         """Return what to do.  Raises HistoryError where nothing may be sent."""
         effect = TABLE[found.event][self._known].effect
-        if effect is Effect.REFUSE:
+        if effect is HistoryEffect.REFUSE:
             raise self._refusal(found)
         self._note(found.event)
         return effect
 
-    def _refusal(self, found: Found, path: str = "") -> HistoryError:
+    def _refusal(self, found: Observation, path: str = "") -> HistoryError:
         self._note(found.event)
         return refusal(path or self._path, *found)
 
@@ -175,13 +191,17 @@ class History:
             self._refuse_another_lock()
             return
         if not self._disk.leads_to(self._lock_path, lock_fd):
-            raise self._refusal(Found(Event.LOCK_REPLACED, "removed or replaced just now"), self._lock_path)
+            raise self._refusal(
+                Observation(Event.LOCK_REPLACED, "removed or replaced just now"), self._lock_path
+            )
 
     def _refuse_another_lock(self) -> None:
         if self._kept_lock is None or self._disk.leads_to(self._lock_path, self._kept_lock):
             return
         self._leave_a_lock()
-        raise self._refusal(Found(Event.LOCK_REPLACED, "removed or replaced while in use"), self._lock_path)
+        raise self._refusal(
+            Observation(Event.LOCK_REPLACED, "removed or replaced while in use"), self._lock_path
+        )
 
     def _leave_a_lock(self) -> None:
         if self._own_mark_ns is None:
@@ -203,7 +223,7 @@ class History:
         try:
             self._lock_mark_ns = read_mark(self._disk.pread(lock_fd, MARK_BYTES, 0))
         except HistoryError as error:
-            raise self._refusal(Found(Event.LOCK_FOREIGN, str(error)), self._lock_path) from error
+            raise self._refusal(Observation(Event.LOCK_FOREIGN, str(error)), self._lock_path) from error
 
     def _make_folder(self) -> None:
         self._disk.make_directory(self._folder)
@@ -217,9 +237,9 @@ class History:
         After HistoryError they may be on the disk or not: nothing may be sent on them.
         """
         is_first, self.is_doubtful = self._at is None, True
-        effect = self._step(Found(Event.APPEND))
+        effect = self._step(Observation(Event.APPEND))
         with self._failing_closed("write"):
-            if self._fd is None or effect is Effect.WRITE_ANEW:
+            if self._fd is None or effect is HistoryEffect.WRITE_ANEW:
                 self._rewrite(now_ns)
             elif not (self._is_long(len(records)) and self._has_compacted(now_ns)):
                 self._add_group(self._fd, now_ns, records)
@@ -249,13 +269,13 @@ class History:
         inode = self._disk.inode(self._path)
         length = self._disk.length(self._path)
         looker = self._looker(now_ns)
-        if inode is None or length is None or (inode == self._inode and length < self._offset):
+        if inode is None or length is None or (inode == self._inode and not self._has_what_is_known(length)):
             self._step(self._found_without_it(looker))
             return
-        effect = self._step(Found(Event.LOOK))
+        effect = self._step(Observation(Event.LOOK))
         if inode != self._inode or self._fd is None:
-            effect = self._step(Found(Event.OTHER_FILE))
-        if effect is Effect.READ_ALL or self._at is None or self._fd is None:
+            effect = self._step(Observation(Event.OTHER_FILE))
+        if effect is HistoryEffect.READ_ALL or self._at is None or self._fd is None:
             self._load(inode, looker)
         elif length > self._offset:
             if (found := oversized(length)) is not None:
@@ -267,23 +287,31 @@ class History:
         elif (found := missing(self._at.mark_ns, looker.mark_ns)) is not None:
             raise self._refusal(found)
 
+    def _has_what_is_known(self, length: int) -> bool:
+        """Return False for a file that was cut, or overwritten: nothing may be added to that."""
+        if length < self._offset or self._fd is None:
+            return length >= self._offset
+        return self._disk.pread(self._fd, len(self._tail), self._offset - len(self._tail)) == self._tail
+
     def _looker(self, now_ns: int) -> Looker:
         marks = [mark for mark in (self._lock_mark_ns, self._own_mark_ns) if mark is not None]
         return Looker(self._clock.boot_id(), now_ns, max(marks, default=None), self._has_used_it)
 
-    def _found_without_it(self, looker: Looker) -> Found:
+    def _found_without_it(self, looker: Looker) -> Observation:
         if self._at is None:
-            return missing(None, looker.mark_ns) or Found(Event.ABSENT)
+            return missing(None, looker.mark_ns) or Observation(Event.ABSENT)
         if self._lock_mark_ns is None:
-            return Found(Event.UNMARKED, "it is gone or cut, and its lock does not say how far it reached")
-        return missing(self._at.mark_ns, looker.mark_ns) or Found(Event.GONE)
+            return Observation(
+                Event.UNMARKED, "it is gone, cut or overwritten, and its lock does not say how far it reached"
+            )
+        return missing(self._at.mark_ns, looker.mark_ns) or Observation(Event.GONE)
 
     def _load(self, inode: int, looker: Looker) -> None:
         self._close_file()
-        self._inode, self._offset = inode, 0
+        self._inode, self._offset, self._tail = inode, 0, b""
         self._fd = fd = self._disk.open_update(self._path)
         if (why := why_a_strangers(self._disk, fd, self._path)) is not None:
-            raise self._refusal(Found(Event.OWNER, why))
+            raise self._refusal(Observation(Event.OWNER, why))
         length = self._disk.size(fd)
         if (found := oversized(length)) is not None:
             raise self._refusal(found)
@@ -299,24 +327,27 @@ class History:
     def _take(self, fd: int, content: bytes, examination: Examination, origin: int) -> None:
         found, _, last, end, _ = examination
         for each in found:
-            if self._step(each) is Effect.CUT:
+            if self._step(each) is HistoryEffect.CUT:
                 # Not yet durable: a crash leaves the torn end, and it is cut again.  The next group
                 # waits for it, as for all that others wrote.
                 self._disk.truncate(fd, origin + end)
-        self._offset, self._at, self._own_mark_ns = origin + end, last, last.mark_ns
+        self._at, self._own_mark_ns = last, last.mark_ns
+        self._know(content[:end])
         self._others = (self._others if origin else b"") + content[:end]
         self._is_content_unsynced = True
         self._is_name_unsynced = self._is_name_unsynced or origin == 0
 
+    def _know(self, added: bytes) -> None:
+        self._offset += len(added)
+        self._tail = (self._tail + added[-SECTOR_BYTES:])[-SECTOR_BYTES:]
+
     def _move_to_this_boot(self, examination: Examination, now_ns: int) -> None:
         last = examination.last
-        passed_ns = max(0, self._clock.wall_ns() - last.mark_ns)
-        if passed_ns > LONGEST_BELIEVED_NS:
-            passed_ns = 0
-        shift_ns = now_ns - passed_ns - last.boottime_ns
+        shift_ns = shift_to_this_boot(last, now_ns, self._clock.wall_ns())
         self._slots.reset(shifted(record, shift_ns) for record in examination.records)
-        # The same two instants as seen from here, so that the mark goes on from them.
-        self._at = At(now_ns - passed_ns, last.wall_ns, last.mark_ns)
+        # The same two instants as seen from here, so that the mark goes on from them; a nanosecond
+        # before, so that what is written now need be no later than now.
+        self._at = At(last.boottime_ns + shift_ns - 1, last.wall_ns, last.mark_ns - 1)
         self._rewrite(now_ns)
 
     def _add_group(self, fd: int, now_ns: int, records: list[Record]) -> None:
@@ -331,7 +362,7 @@ class History:
             with contextlib.suppress(OSError):
                 self._disk.truncate(fd, self._offset)
             raise
-        self._offset += len(content)
+        self._know(content)
         self._at = at
         self._note(Event.WRITTEN)
         self._note_end(at)
@@ -374,7 +405,8 @@ class History:
             self._note(Event.UNSYNCED)
             raise
         self._close_file()
-        self._fd, self._offset, self._at = fd, len(content), at
+        self._fd, self._offset, self._tail, self._at = fd, 0, b"", at
+        self._know(content)
         self._others = b""
         self._is_content_unsynced = self._is_name_unsynced = False
         self._has_used_it = True
@@ -387,7 +419,7 @@ class History:
         self._own_mark_ns = last.mark_ns
         self._refuse_another_lock()
         if self._fd is None or not self._disk.leads_to(self._path, self._fd):
-            raise self._refusal(Found(Event.NAME_REPLACED, "removed or replaced while it was written"))
+            raise self._refusal(Observation(Event.NAME_REPLACED, "removed or replaced while it was written"))
         # Crash here: the lock says less than the file has, which is no harm.
         self._disk.write_at(self._lock_fd, mark_line(last.mark_ns), 0)
 
@@ -406,9 +438,12 @@ class History:
         wall_ns = self._clock.wall_ns()
         if self._at is None:
             return At(now_ns, wall_ns, wall_ns)
-        # Marks ascend, also where the clocks of two CPUs differ: by them lost groups are noticed.
-        passed_ns = max(0, now_ns - self._at.boottime_ns)
-        return At(now_ns, wall_ns, max(wall_ns, self._at.mark_ns + passed_ns))
+        # Each group is later than the one before, also where the clock says the same instant, or on
+        # another CPU an earlier one: of two with one mark the second could be lost, and nobody would
+        # notice.  It is none of the future, since its sync takes longer than that.
+        boottime_ns = max(now_ns, self._at.boottime_ns + 1)
+        passed_ns = boottime_ns - self._at.boottime_ns
+        return At(boottime_ns, wall_ns, max(wall_ns, self._at.mark_ns + passed_ns))
 
     @contextlib.contextmanager
     def _failing_closed(self, doing: str) -> Iterator[None]:

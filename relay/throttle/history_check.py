@@ -1,4 +1,4 @@
-"""Looks at a history file without its lock: for `relay fsck`, and for `relay audit`.  Changes nothing.
+"""Looks at a history file without its lock, for `relay fsck`, `audit` and `status`.  Changes nothing.
 
 `relay fsck` says of each history what a relay that starts now would do with it, by the table in
 `history_states`.  A group that is just being appended looks like one that a crash tore; a rewrite
@@ -15,22 +15,24 @@ from pathlib import Path
 from relay.clock import Clock
 from relay.spool.durable import Disk, opened, why_of_others
 from relay.spool.finding import NOTHING_SENT, Finding
-from relay.throttle.history import is_left_of_a_rewrite
-from relay.throttle.history_format import MARK_BYTES, HistoryError, read_mark
+from relay.throttle.history import is_left_of_a_rewrite, shift_to_this_boot
+from relay.throttle.history_format import MARK_BYTES, HistoryError, Record, read_mark, shifted
 from relay.throttle.history_states import (
     REMEDIES,
-    Effect,
     Event,
-    Found,
+    HistoryEffect,
     Looker,
+    Observation,
     at_a_start,
     examine,
     missing,
     of_the_future,
     oversized,
+    refusal,
 )
 from relay.throttle.limit import Limit
-from relay.throttle.peaks import Audit, audit
+from relay.throttle.peaks import Audit, ProofSpan, audit, spans_of
+from relay.throttle.slots import Slots
 
 _KINDS = {
     Event.TORN: "torn_group",
@@ -49,22 +51,22 @@ def history_findings(path: Path, disk: Disk, clock: Clock, owner: int) -> Iterat
         status = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         # Made by the first reservation, if there never was one.
-        yield from _told(path, [missing(None, mark_ns) or Found(Event.ABSENT)])
+        yield from _told(path, [missing(None, mark_ns) or Observation(Event.ABSENT)])
         return
     yield from _beside_findings(f"{path}.new", disk)
     if not stat.S_ISREG(status.st_mode):
-        yield from _told(path, [Found(Event.FOREIGN, "not a file")])
+        yield from _told(path, [Observation(Event.FOREIGN, "not a file")])
         return
     # Only root can open what is safe from others and belongs to another user.
     users = {owner, path.parent.stat().st_uid} if owner == 0 else {owner}
     if (why := why_of_others(status.st_uid, stat.S_IMODE(status.st_mode), users)) is not None:
         of_owner = {Event.OWNER: f"chown it to user {owner}, chmod 600"}
-        yield from _told(path, [Found(Event.OWNER, why)], of_owner)
+        yield from _told(path, [Observation(Event.OWNER, why)], of_owner)
     looker = Looker(clock.boot_id(), clock.boottime_ns(), mark_ns)
     yield from _told(path, _found(path, status.st_size, disk, looker))
 
 
-def _found(path: Path, length_bytes: int, disk: Disk, looker: Looker) -> list[Found]:
+def _found(path: Path, length_bytes: int, disk: Disk, looker: Looker) -> list[Observation]:
     if (too_long := oversized(length_bytes)) is not None:
         return [too_long]
     try:
@@ -73,18 +75,20 @@ def _found(path: Path, length_bytes: int, disk: Disk, looker: Looker) -> list[Fo
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EIO):
             raise
-        return [Found(Event.DISK_ERROR, f"cannot be read: {error.strerror}")]
+        return [Observation(Event.DISK_ERROR, f"cannot be read: {error.strerror}")]
     examination = examine(content, looker)
     ahead = of_the_future(examination.last, looker.now_ns) if examination.is_of_this_boot else None
     return [*examination.found, *([ahead] if ahead else [])]
 
 
-def _told(path: Path, found: Sequence[Found], remedies: Mapping[Event, str] = REMEDIES) -> Iterator[Finding]:
+def _told(
+    path: Path, found: Sequence[Observation], remedies: Mapping[Event, str] = REMEDIES
+) -> Iterator[Finding]:
     for (event, what), effect in at_a_start(found):
-        if effect is Effect.REFUSE:
+        if effect is HistoryEffect.REFUSE:
             kind = _KINDS.get(event, "damaged_history")
             yield Finding(str(path), kind, what, NOTHING_SENT, remedies[event])
-        elif effect is Effect.CUT:
+        elif effect is HistoryEffect.CUT:
             yield Finding(str(path), _KINDS[event], what, "cut at the next use", "")
 
 
@@ -112,12 +116,63 @@ def _mark_in(lock_path: str, disk: Disk) -> int | None:
 
 def audit_file(path: Path, limits: Sequence[Limit], disk: Disk) -> Audit:
     """Judge the file as it is.  Raises FileNotFoundError, PermissionError and HistoryError."""
+    content = _content(path, disk, _mark_in(f"{path}.lock", disk))
+    try:
+        return audit(content, limits)
+    except HistoryError as error:
+        raise HistoryError(f"{path}: {error}") from error
+
+
+def slots_in_file(
+    path: Path, limits: Sequence[Limit], guard_ns: int | None, disk: Disk, clock: Clock
+) -> Slots:
+    """Return what a start would know of the account's past, and change nothing; no file: no past.
+
+    Raises PermissionError, and HistoryError where a start would send nothing.
+    """
+    slots = Slots()
+    slots.judge_by(limits, guard_ns)
+    slots.time_is(clock.boottime_ns())
+    slots.reset(_records_in(path, disk, clock))
+    return slots
+
+
+def spans_in_file(path: Path, disk: Disk, clock: Clock) -> list[ProofSpan]:
+    """Return what the file tells of the account's past, in this boot's time; no file: nothing.
+
+    Raises PermissionError, and HistoryError where a start would send nothing.
+    """
+    spans, _ = spans_of(_records_in(path, disk, clock))
+    return spans
+
+
+def _records_in(path: Path, disk: Disk, clock: Clock) -> list[Record]:
+    # Ahead of the history, which can only have more by then.
+    mark_ns = _mark_in(f"{path}.lock", disk)
+    try:
+        content = _content(path, disk, mark_ns)
+    except FileNotFoundError:
+        return []
+    now_ns = clock.boottime_ns()
+    examination = examine(content, Looker(clock.boot_id(), now_ns, mark_ns))
+    refused = [found for found, effect in at_a_start(examination.found) if effect is HistoryEffect.REFUSE]
+    is_ours = examination.is_of_this_boot
+    if ahead := of_the_future(examination.last, now_ns) if is_ours else None:
+        refused.append(ahead)
+    for event, what in refused:
+        raise refusal(str(path), event, what)
+    shift_ns = 0 if is_ours else shift_to_this_boot(examination.last, now_ns, clock.wall_ns())
+    return [shifted(record, shift_ns) for record in examination.records]
+
+
+def _content(path: Path, disk: Disk, mark_ns: int | None) -> bytes:
+    """Raise FileNotFoundError, PermissionError and HistoryError."""
     try:
         with opened(disk, disk.open_read(str(path))) as fd:
             size = disk.size(fd)
             content = b"" if oversized(size) else disk.pread(fd, size, 0)
     except FileNotFoundError:
-        if (lost := missing(None, _mark_in(f"{path}.lock", disk))) is not None:
+        if (lost := missing(None, mark_ns)) is not None:
             raise HistoryError(f"{path}: {lost.what}") from None
         raise
     except PermissionError:
@@ -126,7 +181,4 @@ def audit_file(path: Path, limits: Sequence[Limit], disk: Disk) -> Audit:
         raise HistoryError(f"{path}: cannot read: {error.strerror or error}") from error
     if (too_long := oversized(size)) is not None:
         raise HistoryError(f"{path}: {too_long.what}")
-    try:
-        return audit(content, limits)
-    except HistoryError as error:
-        raise HistoryError(f"{path}: {error}") from error
+    return content

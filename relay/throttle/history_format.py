@@ -37,9 +37,9 @@ The high-water mark.  The file's lock holds one line, written in place within on
 
     relay-history-end +000001760000000123456789 1b2c3d4e
 
-The number is the MARK of a group.  Marks ascend through groups, rewrites and boots: a sync lies
-between any two groups, so no two are of one instant.  The line is written once that group is
-durable, and is not synced itself: it is never ahead of what a crash leaves, and costs no wait.  A
+The number is the MARK of a group.  Marks ascend through groups, rewrites and boots, by a nanosecond
+at least, so no two groups have the same.  The line is written once that group is durable, and is not
+synced itself: whatever a crash keeps of it, it is never ahead of the file, and it costs no wait.  A
 history whose last whole group has a lesser mark has lost durable groups: it was cut, damaged at its
 end, removed, or put back from a copy.  A kill takes nothing of the line.  A power cut may take what
 the kernel had not yet written back by itself, some half a minute, or leave it torn: then there is

@@ -35,14 +35,14 @@ class Event(Enum):
     APPEND = "records are to become durable"
 
     ABSENT = "there is no file, and no sign that there ever was"
-    GONE = "the file is gone or cut, and memory holds all that its lock says it had"
+    GONE = "the file is gone, cut or overwritten, and memory holds all that its lock says it had"
     WHOLE = "whole groups, and nothing behind them"
     TORN = "whole groups, and a part of one behind them: it was never durable, so nothing was sent on it"
     OLD_FORMAT = "an older version wrote it"
     OTHER_BOOT = "its instants are those of another boot"
 
     LOST = "there is no file, and its lock says there was one"
-    UNMARKED = "the file is gone or cut, and its lock does not say how far it reached"
+    UNMARKED = "the file is gone, cut or overwritten, and its lock does not say how far it reached"
     BEHIND = "its last group is older than its lock says: durable groups are lost"
     DAMAGED = "it is no history, or of an unknown version, or damaged before its end"
     OVERSIZED = "it is too long to be a history"
@@ -59,7 +59,7 @@ class Event(Enum):
     WRITTEN = "the append is durable"
 
 
-class Effect(Enum):
+class HistoryEffect(Enum):
     READ_ALL = "forget memory and read the whole file"
     READ_ADDED = "read what was added"
     GO_ON = "go on"
@@ -73,10 +73,12 @@ class Effect(Enum):
 
 class Step(NamedTuple):
     next: Known
-    effect: Effect
+    effect: HistoryEffect
 
 
-def _row(effect: Effect, unread: Known, sound: Known, outdated: Known, doubted: Known) -> dict[Known, Step]:
+def _row(
+    effect: HistoryEffect, unread: Known, sound: Known, outdated: Known, doubted: Known
+) -> dict[Known, Step]:
     return {
         known: Step(after, effect)
         for known, after in zip(Known, (unread, sound, outdated, doubted), strict=True)
@@ -88,23 +90,24 @@ _SAME = (_UNREAD, _SOUND, _OUTDATED, _DOUBTED)
 _HAS_READ = (_SOUND, _SOUND, _OUTDATED, _OUTDATED)
 _READS_AGAIN = (_UNREAD, _UNREAD, _DOUBTED, _DOUBTED)
 _REPLACES = (_DOUBTED, _OUTDATED, _OUTDATED, _DOUBTED)
-_REFUSED = _row(Effect.REFUSE, *_READS_AGAIN)
+_REFUSED = _row(HistoryEffect.REFUSE, *_READS_AGAIN)
 
 _ROWS = {
-    Event.LOOK: _row(Effect.READ_ALL, *_SAME)
-    | {known: Step(known, Effect.READ_ADDED) for known in (_SOUND, _OUTDATED)},
-    Event.OTHER_FILE: _row(Effect.READ_ALL, *_READS_AGAIN),
+    Event.LOOK: _row(HistoryEffect.READ_ALL, *_SAME)
+    | {known: Step(known, HistoryEffect.READ_ADDED) for known in (_SOUND, _OUTDATED)},
+    Event.OTHER_FILE: _row(HistoryEffect.READ_ALL, *_READS_AGAIN),
     # Until WRITTEN the outcome is not known.
-    Event.APPEND: _row(Effect.WRITE_ANEW, *_READS_AGAIN) | {_SOUND: Step(_UNREAD, Effect.ADD_GROUP)},
+    Event.APPEND: _row(HistoryEffect.WRITE_ANEW, *_READS_AGAIN)
+    | {_SOUND: Step(_UNREAD, HistoryEffect.ADD_GROUP)},
     # A process that knows of a history does not begin one.
-    Event.ABSENT: _REFUSED | {known: Step(known, Effect.BEGIN) for known in (_UNREAD, _DOUBTED)},
-    Event.GONE: _row(Effect.GO_ON, *_REPLACES),
-    Event.WHOLE: _row(Effect.GO_ON, *_HAS_READ),
-    Event.TORN: _row(Effect.CUT, *_HAS_READ),
-    Event.OLD_FORMAT: _row(Effect.GO_ON, *_REPLACES),
-    Event.OTHER_BOOT: _row(Effect.MOVE, *_READS_AGAIN),
-    Event.UNSYNCED: _row(Effect.REFUSE, _DOUBTED, _DOUBTED, _DOUBTED, _DOUBTED),
-    Event.WRITTEN: _row(Effect.GO_ON, _SOUND, _SOUND, _SOUND, _SOUND),
+    Event.ABSENT: _REFUSED | {known: Step(known, HistoryEffect.BEGIN) for known in (_UNREAD, _DOUBTED)},
+    Event.GONE: _row(HistoryEffect.GO_ON, *_REPLACES),
+    Event.WHOLE: _row(HistoryEffect.GO_ON, *_HAS_READ),
+    Event.TORN: _row(HistoryEffect.CUT, *_HAS_READ),
+    Event.OLD_FORMAT: _row(HistoryEffect.GO_ON, *_REPLACES),
+    Event.OTHER_BOOT: _row(HistoryEffect.MOVE, *_READS_AGAIN),
+    Event.UNSYNCED: _row(HistoryEffect.REFUSE, _DOUBTED, _DOUBTED, _DOUBTED, _DOUBTED),
+    Event.WRITTEN: _row(HistoryEffect.GO_ON, _SOUND, _SOUND, _SOUND, _SOUND),
 }
 TABLE: Mapping[Event, Mapping[Known, Step]] = {event: _ROWS.get(event, _REFUSED) for event in Event}
 
@@ -154,7 +157,7 @@ def disk_refusal(path: str, doing: str, error: OSError) -> HistoryError:
     return HistoryError(f"{path}: cannot {doing}: {why}. To repair: {remedy}; then it goes on by itself")
 
 
-class Found(NamedTuple):
+class Observation(NamedTuple):
     event: Event
     what: str = ""
 
@@ -171,7 +174,7 @@ class Looker(NamedTuple):
 class Examination(NamedTuple):
     """All but `found` is complete unless the last event refuses."""
 
-    found: list[Found]
+    found: list[Observation]
     records: Sequence[Record] = ()
     last: At = At(0, 0, 0)
     end: int = 0
@@ -185,28 +188,28 @@ def examine(content: bytes, looker: Looker, origin: int = 0, last: At | None = N
         boot_id, start = read_header(content) if last is None else (looker.boot_id, 0)
         records, at, end = read_groups(content, start, origin)
     except HistoryError as error:
-        return Examination([Found(Event.DAMAGED, str(error))])
+        return Examination([Observation(Event.DAMAGED, str(error))])
     at, is_of_this_boot = at or last, boot_id == looker.boot_id
     if at is None:
         # A file gets its name when its first group is durable, so a crash cannot have torn that one.
-        return Examination([Found(Event.DAMAGED, f"byte {start}: its first group is damaged")])
+        return Examination([Observation(Event.DAMAGED, f"byte {start}: its first group is damaged")])
     if looker.has_used_it and not is_of_this_boot:
         what = f"in use by another host (boot {boot_id}) while we use it"
-        return Examination([Found(Event.OTHER_HOST, what)])
+        return Examination([Observation(Event.OTHER_HOST, what)])
     if (lost := missing(at.mark_ns, looker.mark_ns)) is not None:
         return Examination([lost])
-    found = [Found(Event.WHOLE)]
+    found = [Observation(Event.WHOLE)]
     if end < len(content):
         what = f"byte {origin + end}: its last group is not whole; nothing was sent on it"
-        found = [Found(Event.TORN, what)]
+        found = [Observation(Event.TORN, what)]
     if last is None and not is_current(content):
-        found.append(Found(Event.OLD_FORMAT))
+        found.append(Observation(Event.OLD_FORMAT))
     if not is_of_this_boot:
-        found.append(Found(Event.OTHER_BOOT))
+        found.append(Observation(Event.OTHER_BOOT))
     return Examination(found, records, at, end, is_of_this_boot)
 
 
-def missing(mark_ns: int | None, reached_ns: int | None) -> Found | None:
+def missing(mark_ns: int | None, reached_ns: int | None) -> Observation | None:
     """Return what is lost of a history whose last group has one mark, and that reached another.
 
     `mark_ns` None: it has no group; `reached_ns` None: nothing says how far it reached.
@@ -214,30 +217,30 @@ def missing(mark_ns: int | None, reached_ns: int | None) -> Found | None:
     if reached_ns is None or (mark_ns is not None and mark_ns >= reached_ns):
         return None
     if mark_ns is None:
-        return Found(Event.LOST, "it is gone, and was in use")
+        return Observation(Event.LOST, "it is gone, and was in use")
     lost_s = (reached_ns - mark_ns) / SECOND_NS
-    return Found(Event.BEHIND, f"its end is gone or damaged: it reached {lost_s:.3f} s further")
+    return Observation(Event.BEHIND, f"its end is gone or damaged: it reached {lost_s:.3f} s further")
 
 
-def of_the_future(last: At, now_ns: int) -> Found | None:
+def of_the_future(last: At, now_ns: int) -> Observation | None:
     if last.boottime_ns <= now_ns + CLOCK_SKEW_NS:
         return None
     what = f"written in the future of this boot ({last.boottime_ns} ns, now {now_ns})"
-    return Found(Event.FUTURE, what)
+    return Observation(Event.FUTURE, what)
 
 
-def oversized(length_bytes: int) -> Found | None:
+def oversized(length_bytes: int) -> Observation | None:
     if length_bytes > LARGEST_BYTES:
-        return Found(Event.OVERSIZED, f"{length_bytes} bytes are no history")
+        return Observation(Event.OVERSIZED, f"{length_bytes} bytes are no history")
     return None
 
 
-def at_a_start(found: Iterable[Found]) -> list[tuple[Found, Effect]]:
+def at_a_start(found: Iterable[Observation]) -> list[tuple[Observation, HistoryEffect]]:
     """Return what a relay that starts now would do, up to the event that makes it refuse."""
     known, effects = Known.UNREAD, []
     for each in found:
         known, effect = TABLE[each.event][known]
         effects.append((each, effect))
-        if effect is Effect.REFUSE:
+        if effect is HistoryEffect.REFUSE:
             break
     return effects

@@ -5,15 +5,17 @@ The policy's limits, those that `limit_hints` lowers and the cap on reports all 
 
 from typing import Literal, Protocol
 
+from relay.mail.formats import period
+
 Unit = Literal["messages", "recipients", "connections"]
-ForEach = Literal["sender", "sender_domain", "recipient_domain", "client", "lane"]
+ForEach = Literal["sender", "sender_domain", "recipient_domain", "client", "user", "lane"]
 
 
 class Limit(Protocol):
     """One limit: N is `count`, at least 1; T is `per_ns`.
 
     `for_each` says what has a window each, None for one window over all; `only` is the one key that
-    it is about, None for all keys; `label` is how a status line names it.
+    it is about, None for all keys; `label` is how metrics, `--json` and the log name it.
     """
 
     @property
@@ -28,3 +30,16 @@ class Limit(Protocol):
     def only(self) -> str | None: ...
     @property
     def label(self) -> str: ...
+
+
+def plain_words(limit: Limit) -> str:
+    """Return a limit as people write it: `100 messages per 1h for each sender`.
+
+    Programs know it by its `label`, which has the window in seconds.
+    """
+    each = ""
+    if limit.for_each == "lane":
+        each = f" for lane {limit.only}"
+    elif limit.for_each is not None:
+        each = f" for each {limit.for_each.replace('_', ' ')}"
+    return f"{limit.count} {limit.unit} per {period(limit.per_ns)}{each}"

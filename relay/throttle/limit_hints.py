@@ -1,7 +1,9 @@
 """What a refusal for having sent too much teaches, by our own history.  Pure.
 
-The history tells how much was charged in a window that ended at the refusal: so much went well.
-`suggest` makes a limit of it; `tighten` may lower a limit that is in force.
+The history tells how much was charged in a window that ended at the refusal.  Less what the upstream
+refused of it, which is charged too (`Lessons.refused`), so much went well.  `suggest` makes a limit of
+it; `tighten` may lower a limit that is in force.  A refusal before which nothing was taken since the
+last one is of the same block, and teaches nothing.
 
 Which limit: where the reply names a window ("per hour"), those of that length; else all.  Where it
 names its own N too ("50 recipients per hour"), that limit, and that N if it is lower.  Of several,
@@ -28,7 +30,6 @@ from typing import TypeVar
 
 from relay.clock import SECOND_NS
 from relay.mail.formats import elapsed, in_seconds, period
-from relay.mail.kept_format import KeptFormat
 from relay.throttle.limit import ForEach, Limit, Unit
 from relay.verdicts.pause_record import SPAN_NS
 from relay.verdicts.verdict import Excess, Ruling, Span
@@ -135,6 +136,16 @@ class Lowered:
 
 
 @dataclass(frozen=True, slots=True)
+class Untaken:
+    """What is in the history and was refused for a reason that is about us."""
+
+    at_ns: int
+    messages: int
+    recipients: int
+    connections: int
+
+
+@dataclass(frozen=True, slots=True)
 class Effective:
     """A limit as it is in force; its label stays that of the policy, so that series go on."""
 
@@ -151,13 +162,51 @@ class Lessons:
     findings: tuple[Hint, ...] = ()
     """Of the last refusal that could be compared."""
     lowered: tuple[Lowered, ...] = ()
+    cut_off_at_ns: int = 0
+    """When it was."""
+    refused: tuple[Untaken, ...] = ()
+    """In their order; of more than MOST_KEPT the oldest are one, of the latest instant of its parts."""
+
+    def and_refused(self, at_ns: int, more: Tally) -> "Lessons":
+        refused = [*self.refused, Untaken(at_ns, more.messages, more.recipients, more.connections)]
+        if len(refused) > MOST_KEPT:
+            first, second, *later = refused
+            refused = [_added(first, second), *later]
+        return replace(self, refused=tuple(refused))
+
+    def refused_within(self, after_ns: int, until_ns: int | None = None) -> Tally:
+        """Return what was refused after an instant, and not after another; None: until now."""
+        found = [
+            each
+            for each in self.refused
+            if after_ns < each.at_ns and (until_ns is None or each.at_ns <= until_ns)
+        ]
+        return Tally(
+            sum(each.messages for each in found),
+            sum(each.recipients for each in found),
+            sum(each.connections for each in found),
+        )
 
     def under(self, limits: Sequence[Limit], *, adapts: bool) -> "Lessons":
         """Return what still holds under a policy: the owner's edit ends the rest."""
-        return Lessons(
-            tuple(finding.beside(limits) for finding in self.findings if not finding.is_met_by(limits)),
-            tuple(each for each in self.lowered if adapts and any(map(each.is_of, limits))),
+        return replace(
+            self,
+            findings=tuple(each.beside(limits) for each in self.findings if not each.is_met_by(limits)),
+            lowered=tuple(each for each in self.lowered if adapts and any(map(each.is_of, limits))),
         )
+
+    def fault(self) -> str:
+        """Return what makes no sense in it, or nothing."""
+        # Nothing need have been sent where the upstream named its own N: something else used the account.
+        counts = [number for each in self.findings for number in (each.suggested, each.sent + 1, each.per_ns)]
+        counts += [each.charged + 1 for each in self.findings if each.charged is not None]
+        counts += [each.named for each in self.findings if each.named is not None]
+        counts += [number for each in self.lowered for number in (each.count, each.per_ns)]
+        is_raised = any(each.count > each.limit for each in self.lowered)
+        refused = [n for each in self.refused for n in (each.messages, each.recipients, each.connections)]
+        is_long = len(counts) > 3 * MOST_KEPT or len(self.refused) > MOST_KEPT
+        is_wrong = min(counts, default=1) < 1 or min(refused, default=0) < 0 or is_raised or is_long
+        return "its numbers make no sense" if is_wrong else ""
 
 
 def compare(
@@ -275,20 +324,6 @@ def finding_to_json(finding: Hint) -> dict[str, int | float | str | None]:
     }
 
 
-def _fault(lessons: Lessons) -> str:
-    # Nothing need have been sent where the upstream named its own N: something else used the account.
-    counts = [number for each in lessons.findings for number in (each.suggested, each.sent + 1, each.per_ns)]
-    counts += [each.charged + 1 for each in lessons.findings if each.charged is not None]
-    counts += [each.named for each in lessons.findings if each.named is not None]
-    counts += [number for each in lessons.lowered for number in (each.count, each.per_ns)]
-    is_raised = any(each.count > each.limit for each in lessons.lowered)
-    is_wrong = min(counts, default=1) < 1 or is_raised or len(counts) > 3 * MOST_KEPT
-    return "its numbers make no sense" if is_wrong else ""
-
-
-LESSONS_FORMAT = KeptFormat(Lessons, "refusals", _fault)
-
-
 def _not_cleared(
     suspects: Sequence[Limit],
     tally: Callable[[int], Tally],
@@ -303,6 +338,15 @@ def _not_cleared(
         if (limit.unit, limit.per_ns) in blamed
         or peak(limit.per_ns).of(limit.unit) <= tally(limit.per_ns).of(limit.unit)
     ]
+
+
+def _added(earlier: Untaken, later: Untaken) -> Untaken:
+    return Untaken(
+        max(earlier.at_ns, later.at_ns),
+        earlier.messages + later.messages,
+        earlier.recipients + later.recipients,
+        earlier.connections + later.connections,
+    )
 
 
 def _is_as_long(per_ns: int, named_ns: int | None) -> bool:

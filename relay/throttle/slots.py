@@ -17,14 +17,14 @@ Instants are boottime of the current boot in nanoseconds.
 import heapq
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from threading import Lock
 from typing import TypeVar
 
 from relay.throttle.admission import Grant, Request, Wait, choose, room_for_connections, shares_of, wait
 from relay.throttle.compaction import merge, thinned
-from relay.throttle.expected import Limited
-from relay.throttle.gauge import Gauge
+from relay.throttle.gauge import Gauge, Limited
 from relay.throttle.history_format import Charged, Ended, Highest, Record, Reserved, Share
 from relay.throttle.limit import Limit
 from relay.throttle.limit_hints import Tally
@@ -69,14 +69,10 @@ class Slots:
             before, self._gauges = self._gauges, []
             self._limits, self._guard_ns = list(limits), guard_ns
             self._has_keys = any(limit.for_each is not None for limit in limits)
-            for limit in limits:
-                # What it knows is exact; of older ends memory has no more than whereabouts they were.
-                same = next((gauge for gauge in before if gauge.goes_on_as(limit, guard_ns)), None)
-                if same is None:
-                    self._gauges.append(self._filled(limit))
-                else:
-                    before.remove(same)
-                    self._gauges.append(same)
+            for limit, same in _heirs(before, limits, guard_ns):
+                if same is not None:
+                    same.go_on_as(limit)
+                self._gauges.append(same or self._filled(limit, guard_ns))
 
     def time_is(self, now_ns: int) -> None:
         with self._mutex:
@@ -91,7 +87,7 @@ class Slots:
             self._gauges = []
             self._apply(records)
             self._apply(self._unwritten)
-            self._gauges = [self._filled(limit) for limit in self._limits]
+            self._gauges = [self._filled(limit, self._guard_ns) for limit in self._limits]
 
     def learn(self, records: Iterable[Record]) -> None:
         with self._mutex:
@@ -159,8 +155,21 @@ class Slots:
     def limited(self, transaction_ns: int, now_ns: int) -> tuple[Limited, ...]:
         with self._mutex:
             self._advance(now_ns)
-            ends = [(r, self._likely_end(r, transaction_ns, now_ns)) for r in self._in_flight.values()]
+            ends = self._likely_ends(transaction_ns, now_ns)
             return tuple(gauge.limited(ends, now_ns) for gauge in self._gauges)
+
+    def limited_under(
+        self, limits: Sequence[Limit], guard_ns: int | None, transaction_ns: int, now_ns: int
+    ) -> tuple[Limited, ...]:
+        """Return what `limited` would after `judge_by`, and change nothing."""
+        with self._mutex:
+            self._advance(now_ns)
+            ends = self._likely_ends(transaction_ns, now_ns)
+            found = []
+            for limit, same in _heirs(self._gauges, limits, guard_ns):
+                held = (same or self._filled(limit, guard_ns)).limited(ends, now_ns)
+                found.append(replace(held, label=limit.label, count=limit.count))
+            return tuple(found)
 
     def records(self, now_ns: int) -> list[Record]:
         """Return what a new file has to say: everything known, merged where it is old."""
@@ -172,7 +181,7 @@ class Slots:
     def has_others(self) -> bool:
         """Whether another process has something in flight, whose end only the file will tell."""
         with self._mutex:
-            return any(each not in self._own for each in self._in_flight)
+            return not self._in_flight.keys() <= self._own
 
     @property
     def kept(self) -> int:
@@ -192,13 +201,16 @@ class Slots:
         self._start(reserved)
         return reserved
 
+    def _likely_ends(self, transaction_ns: int, now_ns: int) -> list[tuple[Reserved, int]]:
+        return [(r, self._likely_end(r, transaction_ns, now_ns)) for r in self._in_flight.values()]
+
     def _likely_end(self, reserved: Reserved, transaction_ns: int, now_ns: int) -> int:
         # Its id is the instant of the reservation.
         likely_ns = max(now_ns, reserved.id + (0 if reserved.connections else transaction_ns))
         return likely_ns if reserved.id in self._own else reserved.deadline_ns
 
-    def _filled(self, limit: Limit) -> Gauge:
-        gauge = Gauge(limit, self._guard_ns)
+    def _filled(self, limit: Limit, guard_ns: int | None) -> Gauge:
+        gauge = Gauge(limit, guard_ns)
         for reserved in self._in_flight.values():
             gauge.start(reserved, self._now_ns)
         for charged in self._ended:
@@ -235,6 +247,9 @@ class Slots:
             gauge.end(reserved, ended_at_ns)
 
     def _keep(self, charged: Charged) -> None:
+        if charged.started_at_ns is not None:
+            # Its id: given again at the same instant, the end of one would be taken for that of the other.
+            self._last_id = max(self._last_id, charged.started_at_ns)
         if not self._ended or self._ended[-1].ended_at_ns <= charged.ended_at_ns:
             self._ended.append(charged)
         else:
@@ -288,6 +303,21 @@ class Slots:
         # The more is kept, the longer a merge takes, and the more decisions share its cost.
         self._merge_above = len(self._ended) + max(EXACT_SLOTS, len(self._ended))
         self._thin_above_bytes = self._shares_bytes + MOST_SHARES * SHARE_BYTES
+
+
+def _heirs(
+    before: Iterable[Gauge], limits: Sequence[Limit], guard_ns: int | None
+) -> Iterator[tuple[Limit, Gauge | None]]:
+    """Yield each limit with the gauge that may go on as it: none is of two limits.
+
+    What such a gauge knows is exact; of older ends memory has no more than whereabouts they were.
+    """
+    left = list(before)
+    for limit in limits:
+        same = next((gauge for gauge in left if gauge.may_go_on_as(limit, guard_ns)), None)
+        if same is not None:
+            left.remove(same)
+        yield limit, same
 
 
 def _ended_at(charged: Charged) -> int:

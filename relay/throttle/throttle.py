@@ -32,8 +32,7 @@ from relay.spool.durable import Disk
 from relay.throttle import admission
 from relay.throttle.admission import Grant, Place, Wait
 from relay.throttle.admission import Request as Request  # noqa: PLC0414 - part of the door
-from relay.throttle.expected import Limited
-from relay.throttle.gauge import Gauge, Usage
+from relay.throttle.gauge import Gauge, Limited, Usage
 from relay.throttle.history import History
 from relay.throttle.history_check import audit_file
 from relay.throttle.history_format import Charged, Ended, Record
@@ -104,6 +103,12 @@ class View:
 
     def limited(self, transaction_ns: int) -> tuple[Limited, ...]:
         return self.slots.limited(transaction_ns, self._clock.boottime_ns())
+
+    def limited_under(
+        self, limits: Sequence[Limit], guard_ns: int | None, transaction_ns: int
+    ) -> tuple[Limited, ...]:
+        """Return what `limited` would after a `replan`, and change nothing."""
+        return self.slots.limited_under(limits, guard_ns, transaction_ns, self._clock.boottime_ns())
 
     def leaves_in_ns(self, span_ns: int) -> int | None:
         """Nanoseconds until the oldest end of the last `span_ns` is that old; None without one.

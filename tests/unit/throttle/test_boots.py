@@ -134,6 +134,17 @@ def test_a_history_that_another_host_took_over_stops_sending(
             ask(account, 1)
 
 
+def test_another_host_is_noticed_by_who_began_the_history(path: Path, disk: Disk, clock: FakeClock) -> None:
+    account = throttle(path, disk, clock, LIMITS)
+    granted(account, 1)
+    other_host = FakeClock()
+    other_host.reboot()
+    granted(throttle(path, disk, other_host, LIMITS), 1)
+
+    with pytest.raises(HistoryError, match="another host"):
+        ask(account, 1)
+
+
 def test_a_reboot_that_cannot_be_written_changes_nothing(memory: MemoryDisk, clock: FakeClock) -> None:
     granted(throttle(PATH, memory, clock, LIMITS), 1)
     clock.reboot()

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from relay.clock import SECOND_NS
 from relay.spool.durable import Disk
+from relay.status.expected import ceiling_words, limit_words
 from relay.throttle.admission import Place, Request, Wait
-from relay.throttle.expected import ceiling_words, limit_words
 from relay.throttle.gauge import Gauge
 from relay.throttle.history_format import UNKNOWN, Charged, Share
 from relay.throttle.throttle import Reservation

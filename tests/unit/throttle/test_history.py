@@ -72,12 +72,14 @@ def test_every_torn_end_is_cut_and_what_came_before_it_counts(
     account = throttle(path, disk, clock, LIMITS)
     settle(account, clock, *granted(account, 1))
     account.flush()
-    whole = _read(disk, path)
+    whole, lock = _read(disk, path), _read(disk, Path(f"{path}.lock"))
     granted(account, 1)
     longer = _read(disk, path)
 
     for size in range(len(whole), len(longer)):
         _write(disk, path, longer[:size])
+        # Whoever died in the middle of a group had not told the lock of it.
+        _write(disk, Path(f"{path}.lock"), lock)
         successor = throttle(path, disk, clock, LIMITS)
         successor.flush()
         assert successor.usage()[0].used == 1
@@ -88,9 +90,12 @@ def test_every_torn_end_is_cut_and_what_came_before_it_counts(
 def test_a_sender_cuts_the_torn_end_of_another_exactly(path: Path, disk: Disk, clock: FakeClock) -> None:
     account, other = throttle(path, disk, clock, LIMITS), throttle(path, disk, clock, LIMITS)
     granted(account, 1)
-    whole = _read(disk, path)
+    whole, lock = _read(disk, path), _read(disk, Path(f"{path}.lock"))
     granted(other, 1)
     longer = _read(disk, path)
+    lock_fd = disk.open_update(f"{path}.lock")
+    disk.write_at(lock_fd, lock, 0)
+    disk.close(lock_fd)
     fd = disk.open_update(str(path))
     for size in range(len(whole) + 1, len(longer)):
         disk.truncate(fd, len(whole))

@@ -7,13 +7,22 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.spool.durable import RealDisk
-from relay.throttle.history_check import history_findings
+from relay.throttle.history_check import history_findings, slots_in_file, spans_in_file
 from relay.throttle.history_format import HistoryError
 from relay.throttle.history_states import LARGEST_BYTES
+from relay.throttle.throttle import View
 from tests.fakes.clock import FakeClock
 from tests.fakes.denying import BROKEN, DENIED, TOO_MANY, Denying
 from tests.fakes.foreign import KINDS, kind_of, plant
-from tests.unit.throttle.limits import granted, messages, settle, throttle
+from tests.unit.throttle.limits import (
+    TRANSACTION_NS,
+    PerPeriod,
+    granted,
+    messages,
+    recipients,
+    settle,
+    throttle,
+)
 
 LIMITS = [messages(100, seconds=60)]
 
@@ -127,6 +136,50 @@ def test_looking_changes_nothing(path: Path, clock: FakeClock) -> None:
     assert (after.st_ino, after.st_mode) == (before.st_ino, before.st_mode)
 
 
+def looked_at(path: Path, clock: FakeClock) -> tuple[int, int]:
+    """Return the slots in use, and when the next one opens, as one who only looks sees them."""
+    (usage,) = View(slots_in_file(path, LIMITS, 0, RealDisk(), clock), clock).usage()
+    return usage.used, usage.opens_at_ns
+
+
+@pytest.mark.parametrize("down_ns", [None, 0, 30 * SECOND_NS, 31 * 86_400 * SECOND_NS])
+def test_one_who_only_looks_sees_what_a_start_would(
+    path: Path, clock: FakeClock, down_ns: int | None
+) -> None:
+    account = throttle(path, RealDisk(), clock, LIMITS)
+    for _ in range(100):
+        settle(account, clock, *granted(account, 1))
+        account.flush()
+        clock.advance(SECOND_NS // 10)
+    account.close()
+    if down_ns is not None:
+        clock.reboot(down_ns)
+    before, seen = path.read_bytes(), looked_at(path, clock)
+
+    assert path.read_bytes() == before
+    again = throttle(path, RealDisk(), clock, LIMITS)
+    again.flush()
+    (usage,) = again.usage()
+    assert seen == (usage.used, usage.opens_at_ns)
+    assert usage.used > 0
+
+
+def test_without_a_history_all_slots_are_free(path: Path, clock: FakeClock) -> None:
+    assert looked_at(path, clock) == (0, clock.boottime_ns())
+
+
+def test_one_who_only_looks_refuses_what_a_start_would(path: Path, clock: FakeClock) -> None:
+    whole = used(path, clock)
+    with pytest.raises(HistoryError, match="written in the future of this boot"):
+        looked_at(path, FakeClock())
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(HistoryError, match="nothing is sent"):
+        looked_at(path, clock)
+    path.unlink()
+    with pytest.raises(HistoryError, match="it is gone, and was in use"):
+        looked_at(path, clock)
+
+
 def test_an_unreadable_history_is_told_and_our_own_lack_is_not(path: Path, clock: FakeClock) -> None:
     used(path, clock)
     for error in (DENIED, BROKEN):
@@ -143,3 +196,46 @@ def test_a_history_is_of_the_future_where_a_sender_would_say_so(path: Path, cloc
 
     assert findings(path, FakeClock(written_ns - SECOND_NS)) == []
     assert findings(path, FakeClock(written_ns - SECOND_NS - 1)) != []
+
+
+def test_the_past_is_told_as_the_file_has_it(path: Path, clock: FakeClock) -> None:
+    assert spans_in_file(path, RealDisk(), clock) == []
+    account = throttle(path, RealDisk(), clock, LIMITS)
+    began_at_ns = clock.boottime_ns()
+    ended, open_one = granted(account, 1, 2)
+    clock.advance(SECOND_NS)
+    settle(account, clock, ended)
+    account.flush()
+
+    spans = spans_in_file(path, RealDisk(), clock)
+
+    assert [(span.record.recipients, span.ended_at_ns - began_at_ns) for span in spans] == [
+        (1, SECOND_NS),
+        (2, open_one.deadline_ns - began_at_ns),
+    ]
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        LIMITS,
+        [messages(2, seconds=60)],
+        [messages(100, seconds=10), recipients(4, seconds=3600)],
+        [messages(9, seconds=60, for_each="sender"), *LIMITS],
+        [],
+    ],
+)
+def test_what_limits_would_hold_is_what_they_hold_once_in_force(
+    path: Path, clock: FakeClock, edited: list[PerPeriod]
+) -> None:
+    account = throttle(path, RealDisk(), clock, LIMITS)
+    ended, _ = granted(account, 1, 2)
+    clock.advance(SECOND_NS)
+    settle(account, clock, ended)
+    in_force = account.limited(TRANSACTION_NS)
+
+    foretold = account.limited_under(edited, 0, TRANSACTION_NS)
+
+    assert account.limited(TRANSACTION_NS) == in_force
+    account.replan(edited, 0)
+    assert account.limited(TRANSACTION_NS) == foretold

@@ -4,14 +4,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.throttle.history_states import REMEDIES, TABLE, Effect, Event, Found, Known, at_a_start
+from relay.throttle.history_states import (
+    REMEDIES,
+    TABLE,
+    Event,
+    HistoryEffect,
+    Known,
+    Observation,
+    at_a_start,
+)
 from tests.unit.throttle import history_page
 
 REPLACES_FIRST = {Known.OUTDATED, Known.DOUBTED}
 """States in which the file may not be added to before it was written anew."""
 READS_FIRST = {Known.UNREAD, Known.DOUBTED}
 """States in which memory is not relied on."""
-REFUSED = {event for event in Event if any(step.effect is Effect.REFUSE for step in TABLE[event].values())}
+REFUSED = {
+    event for event in Event if any(step.effect is HistoryEffect.REFUSE for step in TABLE[event].values())
+}
 CELLS = [(event, known) for event in Event for known in Known]
 
 
@@ -26,9 +36,9 @@ def test_every_event_has_a_cell_for_every_state() -> None:
 
 def test_a_refusal_holds_in_every_state_but_a_first_use() -> None:
     for event in REFUSED - {Event.ABSENT}:
-        assert {step.effect for step in TABLE[event].values()} == {Effect.REFUSE}
+        assert {step.effect for step in TABLE[event].values()} == {HistoryEffect.REFUSE}
     assert {
-        known for known, step in TABLE[Event.ABSENT].items() if step.effect is Effect.BEGIN
+        known for known, step in TABLE[Event.ABSENT].items() if step.effect is HistoryEffect.BEGIN
     } == READS_FIRST
 
 
@@ -37,7 +47,7 @@ def test_a_cell_keeps_what_the_file_and_memory_are_owed(event: Event, known: Kno
     after, effect = TABLE[event][known]
 
     # A refusal ends all trust in memory.
-    assert effect is not Effect.REFUSE or after in READS_FIRST
+    assert effect is not HistoryEffect.REFUSE or after in READS_FIRST
     # Only reading the whole file, or writing it, makes memory what counts.
     if known in READS_FIRST and after not in READS_FIRST:
         assert event in {Event.WHOLE, Event.TORN, Event.WRITTEN}
@@ -45,10 +55,10 @@ def test_a_cell_keeps_what_the_file_and_memory_are_owed(event: Event, known: Kno
     if known in REPLACES_FIRST and after not in REPLACES_FIRST:
         assert event is Event.WRITTEN
     # Nothing is added to a file that was not read, or that a failed sync left in doubt.
-    assert effect is not Effect.ADD_GROUP or known is Known.SOUND
+    assert effect is not HistoryEffect.ADD_GROUP or known is Known.SOUND
     # A process whose memory counts begins no history.
-    assert effect is not Effect.BEGIN or known in READS_FIRST
-    assert (effect is Effect.CUT) == (event is Event.TORN)
+    assert effect is not HistoryEffect.BEGIN or known in READS_FIRST
+    assert (effect is HistoryEffect.CUT) == (event is Event.TORN)
 
 
 @given(st.lists(st.sampled_from(Event)))
@@ -56,23 +66,23 @@ def test_no_walk_adds_a_group_that_a_power_cut_could_lose(walk: list[Event]) -> 
     known, is_read, is_synced = Known.UNREAD, False, True
     for event in walk:
         known, effect = TABLE[event][known]
-        if effect is Effect.ADD_GROUP:
+        if effect is HistoryEffect.ADD_GROUP:
             assert is_read
             assert is_synced
         is_read = event in {Event.WHOLE, Event.TORN, Event.WRITTEN, Event.OLD_FORMAT} or (
-            is_read and effect in {Effect.READ_ADDED, Effect.GO_ON}
+            is_read and effect in {HistoryEffect.READ_ADDED, HistoryEffect.GO_ON}
         )
         is_synced = event is Event.WRITTEN or (is_synced and event is not Event.UNSYNCED)
 
 
 @pytest.mark.parametrize("event", REFUSED - {Event.ABSENT}, ids=lambda event: event.name)
 def test_what_stops_a_relay_stops_one_that_starts_and_fsck_says_so(event: Event) -> None:
-    found = [Found(Event.TORN, "cut"), Found(event, "why"), Found(Event.OTHER_BOOT)]
+    found = [Observation(Event.TORN, "cut"), Observation(event, "why"), Observation(Event.OTHER_BOOT)]
 
-    assert at_a_start(found) == [(found[0], Effect.CUT), (found[1], Effect.REFUSE)]
+    assert at_a_start(found) == [(found[0], HistoryEffect.CUT), (found[1], HistoryEffect.REFUSE)]
     # A failed sync is told as the error of the disk that it is.
     assert event in REMEDIES or event is Event.UNSYNCED
 
 
 def test_a_history_that_never_was_is_begun_at_a_start() -> None:
-    assert at_a_start([Found(Event.ABSENT)]) == [(Found(Event.ABSENT), Effect.BEGIN)]
+    assert at_a_start([Observation(Event.ABSENT)]) == [(Observation(Event.ABSENT), HistoryEffect.BEGIN)]

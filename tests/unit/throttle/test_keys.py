@@ -2,8 +2,11 @@
 
 import pytest
 
+from relay.clock import SECOND_NS
 from relay.mail.envelope import Envelope
 from relay.throttle.admission import Request, request_for
+from relay.throttle.limit import plain_words
+from tests.unit.throttle.limits import PerPeriod
 
 
 def _request(
@@ -44,6 +47,13 @@ def test_a_client_is_its_address_whatever_it_calls_itself(client: str, key: str)
     assert _request("a@b.example", client).client == key
 
 
+@pytest.mark.parametrize(("user", "key"), [(None, ""), ("printer", "printer"), ("zoë b", "zo%c3%ab%20b")])
+def test_a_user_is_the_name_of_the_login(user: str | None, key: str) -> None:
+    envelope = Envelope("a@b.example", ("c@d.example",), 0, "local", "", "ESMTPA", user=user)
+
+    assert request_for(envelope, [0], 1).user == key
+
+
 def test_each_recipient_has_its_domain_and_one_transaction_its_most() -> None:
     request = _request("a@b.example", "local", "a@x.example", "b@Y.example", "c@x.example.", most=2)
 
@@ -60,3 +70,22 @@ def test_only_the_recipients_that_are_asked_for_count() -> None:
 def test_domains_that_do_not_fit_the_recipients_are_a_fault() -> None:
     with pytest.raises(ValueError, match="domain"):
         Request(2, recipient_domains=("x.example",))
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [
+        (PerPeriod(100, 3600 * SECOND_NS), "100 messages per 1h"),
+        (PerPeriod(10, 90 * SECOND_NS, "connections"), "10 connections per 90s"),
+        (
+            PerPeriod(5, 86400 * SECOND_NS, for_each="sender_domain"),
+            "5 messages per 24h for each sender domain",
+        ),
+        (
+            PerPeriod(7, 60 * SECOND_NS, "recipients", "lane", "lists"),
+            "7 recipients per 1m for lane lists",
+        ),
+    ],
+)
+def test_people_read_a_limit_in_the_units_of_a_policy(limit: PerPeriod, words: str) -> None:
+    assert plain_words(limit) == words

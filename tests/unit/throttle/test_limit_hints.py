@@ -2,18 +2,20 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
+from relay.sender.state_file import LESSONS_FORMAT
 from relay.throttle.limit import Unit
 from relay.throttle.limit_hints import (
-    LESSONS_FORMAT,
+    MOST_KEPT,
     Effective,
     Hint,
     Lessons,
     Lowered,
     Tally,
+    Untaken,
     compare,
     finding_to_json,
     in_force,
@@ -40,6 +42,10 @@ def refusal(span: Span | None = None, excess: Excess | None = Excess.MAIL) -> Ru
 
 def a_finding(sent: int = 97, limit: int | None = 100, at_ns: int = 0, per_ns: int = HOUR_NS) -> Hint:
     return Hint(at_ns, "recipients", per_ns, sent, 57 * MINUTE_NS, limit, suggest(sent, limit))
+
+
+def test_a_tally_of_nothing_has_none_of_any_unit() -> None:
+    assert [Tally().of(unit) for unit in UNITS] == [0, 0, 0]
 
 
 def test_a_finding_says_what_went_well_and_what_to_try() -> None:
@@ -260,6 +266,10 @@ def test_there_is_nothing_to_lower_where_the_policy_has_no_such_limit() -> None:
     assert tighten(a_finding(), [a_limit(100, DAY_NS), a_limit(100, HOUR_NS, "messages")], []) is None
 
 
+def test_a_limit_of_one_is_lowered_no_further() -> None:
+    assert tighten(a_finding(sent=1, limit=1), [a_limit(1)], []) is None
+
+
 def test_a_lowered_limit_keeps_its_name_and_the_others_stay() -> None:
     limits = [a_limit(100), a_limit(8, MINUTE_NS)]
 
@@ -319,6 +329,31 @@ findings = st.builds(
 )
 
 
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 50)), max_size=150), st.integers(0, 500))
+@example([(1, 1)] * (2 * MOST_KEPT), MOST_KEPT)
+def test_of_what_was_refused_never_less_is_known_than_there_was(
+    refused: list[tuple[int, int]], after_ns: int
+) -> None:
+    lessons, at_ns, since = Lessons(), 0, 0
+    for gap_ns, recipients in refused:
+        at_ns += gap_ns
+        since += recipients if at_ns > after_ns else 0
+        lessons = lessons.and_refused(at_ns, Tally(1, recipients, 2))
+
+    count = len(refused)
+    assert lessons.refused_within(-1) == Tally(count, sum(recipients for _, recipients in refused), 2 * count)
+    assert lessons.refused_within(after_ns).recipients >= since
+    # What a few last refusals came to is known exactly.
+    assert count > MOST_KEPT or lessons.refused_within(after_ns).recipients == since
+    before, after = lessons.refused_within(-1, after_ns), lessons.refused_within(after_ns)
+    assert before.recipients + after.recipients == sum(recipients for _, recipients in refused)
+    assert LESSONS_FORMAT.parse(LESSONS_FORMAT.render(lessons)) == lessons
+
+
+def test_lessons_of_before_refusals_were_kept_are_read() -> None:
+    assert LESSONS_FORMAT.parse(b'{"findings": [], "lowered": []}') == Lessons()
+
+
 @given(st.lists(findings, max_size=6), st.integers(1, 10**6), st.integers(0, 10**6))
 def test_what_is_kept_is_read_back(found: list[Hint], count: int, more: int) -> None:
     lessons = Lessons(tuple(found), (Lowered("messages", HOUR_NS, count + more, count, 7),))
@@ -339,6 +374,8 @@ def test_what_is_kept_is_read_back(found: list[Hint], count: int, more: int) -> 
         LESSONS_FORMAT.render(Lessons((Hint(0, "messages", HOUR_NS, -1, 0, None, 1),))),
         LESSONS_FORMAT.render(Lessons((Hint(0, "messages", HOUR_NS, 5, 0, None, 1, 0),))),
         LESSONS_FORMAT.render(Lessons((), tuple(Lowered("messages", n, 2, 1, 0) for n in range(1, 500)))),
+        LESSONS_FORMAT.render(Lessons(refused=(Untaken(0, 1, -1, 0),))),
+        LESSONS_FORMAT.render(Lessons(refused=(Untaken(0, 1, 1, 0),) * (MOST_KEPT + 1))),
     ],
 )
 def test_what_would_raise_a_limit_or_is_not_ours_is_not_read(content: bytes) -> None:

@@ -22,16 +22,21 @@ GONE = "it is gone, and was in use"
 
 
 class Overtaken(RealDisk):
-    """Has the lock removed by another while it is waited for."""
+    """Has the lock replaced by another before it is opened, or while it is waited for."""
 
-    is_overtaken = False
+    when = ""
 
     def lock(self, path: str, *, wait: bool) -> int | None:
+        if self.when == "before":
+            self._replace(path)
         fd = super().lock(path, wait=wait)
-        if self.is_overtaken:
-            self.unlink(path)
-            Path(path).touch(0o600)
+        if self.when == "meanwhile":
+            self._replace(path)
         return fd
+
+    def _replace(self, path: str) -> None:
+        self.unlink(path)
+        Path(path).touch(0o600)
 
 
 class Interrupted(RealDisk):
@@ -207,10 +212,22 @@ def test_a_lock_replaced_while_waited_for_grants_nothing(is_used: bool, path: Pa
     relay = throttle(path, disk, clock, LIMITS)
     if is_used:
         granted(relay, 1)
-    disk.is_overtaken = True
+    disk.when = "meanwhile"
 
     with pytest.raises(HistoryError, match="removed or replaced"):
         ask(relay, 1)
+
+
+def test_a_lock_replaced_before_it_is_opened_lets_nothing_be_written(path: Path, clock: FakeClock) -> None:
+    """Else two relays, each with a lock of its own, write at one place."""
+    disk = Overtaken()
+    relay = throttle(path, disk, clock, LIMITS)
+    granted(relay, 1)
+    before, disk.when = path.read_bytes(), "before"
+
+    with pytest.raises(HistoryError, match="removed or replaced"):
+        ask(relay, 1)
+    assert path.read_bytes() == before
 
 
 def test_a_lock_removed_before_anything_was_sent_leaves_none(

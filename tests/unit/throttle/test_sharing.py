@@ -46,6 +46,19 @@ def _used(ended: list[Charged], limit: PerPeriod, key: str, now_ns: int) -> int:
     return gauge.used(key, now_ns)
 
 
+def test_ends_whose_shares_were_put_together_say_so() -> None:
+    told = thinned([_of("a", 1), _of("b", 2)], 1, 1 << 60)
+
+    assert [each.is_merged for each in told] == [False, True]
+
+
+def test_ends_whose_shares_stand_elsewhere_go_on_to_say_so() -> None:
+    elsewhere = (Share("sender", UNKNOWN, 0, 0),)
+    told = thinned([Charged(at_ns, 1, 2, shares=elsewhere) for at_ns in (1, 2)], 1, 1 << 60)
+
+    assert [each.shares for each in told] == [elsewhere, elsewhere]
+
+
 @pytest.mark.parametrize("least", [1, LEAST_OF_A_SLICE])
 def test_no_key_counts_for_less_however_often_shares_merge(
     least: int, monkeypatch: pytest.MonkeyPatch

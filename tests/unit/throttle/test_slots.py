@@ -12,7 +12,7 @@ from relay.throttle.admission import Request, Wait
 from relay.throttle.compaction import KEEP_NS
 from relay.throttle.history_format import UNKNOWN, Charged, Ended, Record, Reserved, Share
 from relay.throttle.slots import EXACT_ENDS, Slots
-from tests.unit.throttle.limits import TRANSACTION_NS, messages, recipients
+from tests.unit.throttle.limits import TRANSACTION_NS, PerPeriod, messages, recipients
 
 DAY_NS = 86_400 * SECOND_NS
 
@@ -260,3 +260,49 @@ def test_room_for_each_domain_does_not_widen_a_transaction() -> None:
     grant = slots.reserve(request, SECOND_NS, 0)
     assert not isinstance(grant, Wait)
     assert list(grant.chosen) == [0, 1]
+
+
+SENDERS = ("a@x.example", "b@x.example")
+SOME_LIMITS = st.lists(
+    st.sampled_from(
+        [
+            messages(3, seconds=10),
+            messages(2, seconds=10),
+            messages(4, seconds=25),
+            recipients(5, seconds=10),
+            messages(1, seconds=10, for_each="sender"),
+            messages(2, seconds=10, for_each="sender"),
+            messages(5_000, seconds=10),
+        ]
+    ),
+    max_size=4,
+    unique=True,
+)
+
+
+@given(
+    SOME_LIMITS,
+    SOME_LIMITS,
+    st.lists(st.tuples(st.integers(1, 4), st.sampled_from(SENDERS), st.booleans(), st.integers(0, 9))),
+    st.sampled_from([None, 0, SECOND_NS]),
+)
+def test_what_limits_would_hold_is_what_they_hold_once_in_force(
+    before: list[PerPeriod],
+    after: list[PerPeriod],
+    mails: list[tuple[int, str, bool, int]],
+    guard_ns: int | None,
+) -> None:
+    slots, now_ns = Slots(), 0
+    slots.judge_by(before, 0)
+    for count, sender, ends, seconds in mails:
+        answer = slots.reserve(Request(count, sender=sender), TRANSACTION_NS, now_ns)
+        now_ns += seconds * SECOND_NS
+        if ends and not isinstance(answer, Wait):
+            slots.settle(Ended(answer.reserved.id, now_ns))
+    held = slots.limited(SECOND_NS, now_ns)
+
+    foretold = slots.limited_under(after, guard_ns, SECOND_NS, now_ns)
+
+    assert slots.limited(SECOND_NS, now_ns) == held
+    slots.judge_by(after, guard_ns)
+    assert slots.limited(SECOND_NS, now_ns) == foretold

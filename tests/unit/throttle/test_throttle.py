@@ -1,6 +1,6 @@
 """What the door promises: exact counts, order, whole decisions, and no waste."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
 from relay.spool.durable import Disk
+from relay.throttle import history
 from relay.throttle.history_format import HistoryError
-from relay.throttle.throttle import Request, Reservation
+from relay.throttle.throttle import Request, Reservation, Throttle
 from tests.fakes.clock import FakeClock
 from tests.unit.throttle.limits import (
     TRANSACTION_NS,
@@ -140,6 +141,39 @@ def test_nothing_overtakes_what_has_to_wait(path: Path, disk: Disk, clock: FakeC
     assert [usage.used for usage in account.usage()] == [1, 5]
 
 
+class Slowly(list[Request]):
+    """Requests between which time passes, and somebody looks at the windows."""
+
+    def __init__(self, account: Throttle, clock: FakeClock, *requests: Request) -> None:
+        super().__init__(requests)
+        self._account = account
+        self._clock = clock
+
+    def __iter__(self) -> Iterator[Request]:
+        for request in super().__iter__():
+            yield request
+            self._clock.advance(SECOND_NS)
+            self._account.room()
+
+
+def test_nothing_overtakes_what_waits_though_room_opens_meanwhile(
+    path: Path, disk: Disk, clock: FakeClock
+) -> None:
+    account = throttle(path, disk, clock, [messages(1, seconds=1)])
+    settle(account, clock, *granted(account, 1))
+
+    first, second = account.reserve(Slowly(account, clock, Request(1), Request(1)))
+    assert second == first
+    assert not isinstance(first, Reservation)
+
+
+def test_unless_told_otherwise_one_recipient_is_asked_for(path: Path, disk: Disk, clock: FakeClock) -> None:
+    account = throttle(path, disk, clock, [recipients(1, seconds=60)])
+    granted(account, 1)
+
+    assert account.opens_at_ns() == account.opens_at_ns(1) > clock.boottime_ns()
+
+
 def test_a_batch_is_one_group_and_one_sync(memory: MemoryDisk, clock: FakeClock) -> None:
     account = throttle(PATH, memory, clock, [messages(100, seconds=60)])
     reserved = granted(account, 1)
@@ -203,6 +237,24 @@ def test_several_throttles_of_one_history_see_each_other(path: Path, disk: Disk,
     assert len(granted(second, 1, 1, 1)) == 2
     waiting(first)
     assert first.usage()[0].used == 3
+
+
+def test_an_id_that_ended_is_given_to_no_other_at_the_same_instant(
+    memory: MemoryDisk, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its end, told once more, would end the other's reservation, whose upstream counts on."""
+    monkeypatch.setattr(history, "COMPACT_ABOVE_BYTES", 0)
+    limits = [messages(99, seconds=60)]
+    first, known = throttle(PATH, memory, clock, limits), set[int]()
+    for _ in range(20):  # so that all is written anew, by then without its reservations
+        (ended,) = granted(first, 1)
+        known.add(ended.id)
+        settle(first, clock, ended)
+        first.flush()
+
+        (given,) = granted(throttle(PATH, memory, clock, limits), 1)
+        assert given.id not in known
+        known.add(given.id)
 
 
 def test_a_longer_period_sees_what_was_sent_before_the_edit(path: Path, disk: Disk, clock: FakeClock) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
+from relay.queue.queued import NO_REASON
 from relay.queue.scheduler import Queued, Scheduler
 from relay.throttle import admission
 from relay.throttle.admission import Place, Request, Wait
@@ -63,7 +64,7 @@ class Beats:
         if isinstance(answer, Wait):
             assert answer.place is not None
             self.refused[queued.queue_id] += 1
-            self.scheduler.park(queued.queue_id, answer.place, answer.until_ns, "")
+            self.scheduler.park(queued.queue_id, answer.place, answer.until_ns, NO_REASON)
         else:
             self.slots.settle(Ended(answer.reserved.id, self.now_ns))
             self.went.append((self.now_ns, queued.queue_id))

@@ -33,6 +33,7 @@ FOR_EACH: tuple[ForEach | None, ...] = (
     "sender_domain",
     "recipient_domain",
     "client",
+    "user",
     "lane",
 )
 LANES = ("", "u", "v")
@@ -80,7 +81,14 @@ class World:
 
     def live(self, events: int) -> None:
         """Have so much happen."""
-        chances: list[tuple[int, Callable[[], None]]] = [
+        chances = self._chances()
+        acts = self.random.choices([act for _, act in chances], [chance for chance, _ in chances], k=events)
+        for act in acts:
+            act()
+            assert not self.disk._locks
+
+    def _chances(self) -> list[tuple[int, Callable[[], None]]]:
+        return [
             (30, self._reserve),
             (5, self._connect),
             (25, self._settle),
@@ -94,10 +102,6 @@ class World:
             (1, self._lose_power),
             (1, self._remove_names),
         ]
-        acts = self.random.choices([act for _, act in chances], [chance for chance, _ in chances], k=events)
-        for act in acts:
-            act()
-            assert not self.disk._locks
 
     def all_is_free_at_last(self) -> bool:
         """Return whether, once all is past, a limit is free again, and no more than that."""
@@ -137,6 +141,7 @@ class World:
             sender=f"{self.random.choice('ab')}@{domain}",
             sender_domain=domain,
             client=self.random.choice("pqr"),
+            user=self.random.choice(["", "s", "t"]),
             lane=self.random.choice(LANES),
             recipient_domains=tuple(self.random.choices("lmn", k=count)),
             most=self.random.choice([None, None, 2]),
@@ -176,6 +181,7 @@ class World:
                 "sender": {request.sender: answer.recipients},
                 "sender_domain": {request.sender_domain: answer.recipients},
                 "client": {request.client: answer.recipients},
+                "user": {request.user: answer.recipients},
                 "recipient_domain": domains,
                 "lane": {request.lane: answer.recipients},
             }
