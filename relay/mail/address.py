@@ -1,7 +1,7 @@
 """The grammar of addresses, and of the path and parameters of MAIL and RCPT.  Pure.
 
-Bytes in, the same bytes out: an address is what stood between the angle brackets, or it is refused;
-nothing is decoded, folded, unquoted or repaired.  Its second form, `comparable`, is never sent.
+Bytes in, the same bytes out: an address is what the client sent, without its angle brackets, or it is
+refused; nothing is decoded, folded, unquoted or repaired.  Its second form, `comparable`, is never sent.
 The grammar is that of RFC 5321, 4.1.2 and 4.1.3, with UTF-8 where RFC 6531, 3.3 puts it, less
 
 - source routes (`<@a,@b:c@d>`), which RFC 5321, C deprecates;
@@ -9,8 +9,9 @@ The grammar is that of RFC 5321, 4.1.2 and 4.1.3, with UTF-8 where RFC 6531, 3.3
   reach the upstream's postmaster instead of ours;
 - address literals other than IPv4 and IPv6 (no other tag is registered).
 
-One thing is looser: spaces between `FROM:` or `TO:` and the path, which many old clients send, are
-skipped.  Limits are those of RFC 5321, 4.5.3.1: local part 64 octets, domain 255, path 254 without
+Two things are looser, since printers and scripts send them: spaces between `FROM:` or `TO:` and the
+path are skipped, and an address may stand without its brackets, where it ends the line or a space
+follows.  Limits are those of RFC 5321, 4.5.3.1: local part 64 octets, domain 255, path 254 without
 its brackets.
 """
 
@@ -157,18 +158,19 @@ def _comparable_label(label: str) -> str:
 
 
 def _split_path(argument: bytes) -> tuple[bytes, bytes]:
-    if not argument.startswith(b"<"):
-        raise MalformedAddress("the address must stand in angle brackets")
+    begin, ends = (1, (b">",)) if argument.startswith(b"<") else (0, (b"", b" "))
     if argument.startswith(b"<>"):
         raise MalformedAddress("the recipient is empty")
-    match = _MAILBOX.match(argument, 1)
-    if match is None or argument[match.end() : match.end() + 1] != b">":
+    match = _MAILBOX.match(argument, begin)
+    if match is None or argument[match.end() : match.end() + 1] not in ends:
         raise MalformedAddress(_why_malformed(argument))
     _check(match)
-    return match[0], argument[match.end() + 1 :]
+    return match[0], argument[match.end() + begin :]
 
 
 def _why_malformed(argument: bytes) -> str:
+    if not argument.startswith(b"<"):
+        return "the address has no domain" if b"@" not in argument else "nothing may stand beside the address"
     inside = argument[1:].partition(b">")[0]
     if _CONTROL.search(inside):
         return "control characters are not allowed in an address"

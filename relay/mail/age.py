@@ -17,13 +17,8 @@ longer than the wall clock says.
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
-from relay.mail.kept_format import KeptFormat
-
 MOST_STRETCHES = 200
 """Boots that are remembered: a message of an older one counts from when it is met again."""
-
-BEGINS = b'{\n "stretches": ['
-"""How each record begins on disk."""
 
 Here = Callable[[str, int], int | None]
 """From a boot and an instant of it to the instant in this boot; None for an unknown boot."""
@@ -52,6 +47,16 @@ class BootsRecord:
     stretches: tuple[Stretch, ...] = ()
     met_at_ns: dict[str, int] = field(default_factory=dict)
     """Of boots without a stretch: what had been witnessed when a message of it was first met."""
+
+    def fault(self) -> str:
+        """Return what makes no sense in it, or nothing."""
+        witnessed_ns = 0
+        for stretch in self.stretches:
+            if stretch.until_ns < stretch.from_ns or stretch.begins_at_ns < witnessed_ns:
+                return "its stretches are out of order"
+            witnessed_ns = stretch.ends_at_ns
+        is_early = any(at_ns > witnessed_ns for at_ns in self.met_at_ns.values())
+        return "a message was met in the future" if is_early else ""
 
 
 class Boots:
@@ -107,16 +112,3 @@ class Boots:
     def _witnessed_ns(self, now_ns: int) -> int:
         current = self._stretches[-1]
         return current.begins_at_ns + now_ns - current.from_ns
-
-
-def _fault(record: BootsRecord) -> str:
-    witnessed_ns = 0
-    for stretch in record.stretches:
-        if stretch.until_ns < stretch.from_ns or stretch.begins_at_ns < witnessed_ns:
-            return "its stretches are out of order"
-        witnessed_ns = stretch.ends_at_ns
-    is_early = any(at_ns > witnessed_ns for at_ns in record.met_at_ns.values())
-    return "a message was met in the future" if is_early else ""
-
-
-BOOTS_FORMAT = KeptFormat(BootsRecord, "boots", _fault)

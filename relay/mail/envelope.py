@@ -12,10 +12,16 @@ from typing import NewType
 QueueId = NewType("QueueId", str)
 """The name of a message while it is queued: unique for ever, sorts by time."""
 
-QUEUE_ID_PATTERN = re.compile(r"[0-9a-z]{16}[rw]?\Z")
-"""Sixteen characters; one more for the report (`r`) or the delay warning (`w`) about a message.
+QUEUE_ID_PATTERN = re.compile(r"[0-9a-z]{16}(?:r[0-9]{0,7}|w)?\Z")
+"""Sixteen characters; more for a report (`r`, perhaps a number) or the delay warning (`w`) about a message.
 Checked before an id becomes part of a path.
 """
+_OF_MAIL_CHARACTERS = 16
+
+
+def is_notice(queue_id: QueueId) -> bool:
+    """Whether it is a report or a delay warning of ours: no client handed it over."""
+    return len(queue_id) > _OF_MAIL_CHARACTERS
 
 
 @dataclass(frozen=True, slots=True)

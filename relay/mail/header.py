@@ -1,6 +1,14 @@
 """The header section of a message, read leniently (RFC 5322, 2.2): fields, unfolded.  Pure."""
 
+import re
 from collections.abc import Iterator
+
+HEAD_BYTES = 32 * 1024
+"""In which a Message-ID is looked for."""
+LONGEST_MESSAGE_ID = 998
+"""Characters that are kept of one: as many as a line may have (RFC 5322, 2.1.1)."""
+_MESSAGE_ID_NAME = b"\r\nmessage-id:"
+_MESSAGE_ID = re.compile(_MESSAGE_ID_NAME + rb"((?:[^\r]|\r\n[ \t])*)\r\n", re.IGNORECASE)
 
 
 def header_fields(head: bytes) -> Iterator[tuple[str, str]]:
@@ -19,3 +27,16 @@ def header_fields(head: bytes) -> Iterator[tuple[str, str]]:
         name = name.strip().lower()
     if name:
         yield name, " ".join(value.split())
+
+
+def message_id_of(content: bytes) -> str | None:
+    """Return the first Message-ID in the first HEAD_BYTES, unfolded, and cut; anything may be in it."""
+    head = b"\r\n" + content[:HEAD_BYTES]
+    if (end := head.find(b"\r\n\r\n")) >= 0:
+        head = head[: end + 2]
+    # A search without regard to case takes far longer than this.
+    at = head.lower().find(_MESSAGE_ID_NAME)
+    found = _MESSAGE_ID.search(head, at) if at >= 0 else None
+    return (
+        " ".join(found[1].decode("utf-8", "replace").split())[:LONGEST_MESSAGE_ID] or None if found else None
+    )

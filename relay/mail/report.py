@@ -87,9 +87,9 @@ _TITLES = {
 
 
 def failure_report(
-    message: ReportedMessage, failures: Sequence[Failure], *, hostname: str, at_ns: int
+    message: ReportedMessage, failures: Sequence[Failure], *, hostname: str, at_ns: int, suffix: str = "r"
 ) -> bytes:
-    """Return the whole content.
+    """Return the whole content; `suffix` tells its Message-ID from those of other reports of the message.
 
     Raises ValueError for the null reverse-path (a report is never answered by another: RFC 5321, 4.5.5)
     and when there is nobody to report.
@@ -104,7 +104,7 @@ def failure_report(
     return _report(
         message,
         failures,
-        _Kind("Undelivered Mail Returned to Sender", "r", opening, host, at_ns),
+        _Kind("Undelivered Mail Returned to Sender", suffix, opening, host, at_ns),
     )
 
 

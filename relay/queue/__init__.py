@@ -1,1 +1,1 @@
-"""Which message goes next: scheduler, lanes, parking, sender pauses, settlement.  Pure."""
+"""Which message goes next, and by which route: a line for each upstream, lanes, parking.  Pure."""

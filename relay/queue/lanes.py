@@ -57,6 +57,15 @@ class Price:
         return max(1, self.of_message_ns, recipients * self.of_recipient_ns)
 
 
+class Arrangement(NamedTuple):
+    """By what a policy orders the queue."""
+
+    lanes: Sequence[Lane]
+    price: Price
+    most_recipients: int
+    """In a transaction."""
+
+
 def turn_of(reverse_path: str) -> str:
     """Return the sender that takes turns: the address without what bulk mail adds for each recipient.
 

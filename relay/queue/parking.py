@@ -103,7 +103,7 @@ class Parking:
 
     def is_let(self, message: Queued) -> bool:
         parking = self._parked.get(message.place)
-        return parking is not None and message.queue_id in parking.stands.values()
+        return parking is not None and message.key in parking.stands.values()
 
     def left(self, place: Hashable, lane: str, *, was_let: bool = False) -> None:
         """Replace a message that left its place: as it was let, or another way."""
@@ -123,7 +123,7 @@ class Parking:
         before, message.lane = message.lane, lane
         if (parking := self._parked.get(message.place)) is None:
             return
-        self._order.remove(message.queue_id)
+        self._order.remove(message.key)
         self._enter(parking, message)
         for each in (before, lane):
             self.left(message.place, each)
@@ -161,7 +161,7 @@ class Parking:
         return twin
 
     def _enter(self, parking: _Lot, message: Queued) -> None:
-        heapq.heappush(parking.turns.setdefault(message.lane, []), (message.turn, message.queue_id))
+        heapq.heappush(parking.turns.setdefault(message.lane, []), (message.turn, message.key))
 
     def _homes(self, parking: _Lot) -> list[str]:
         return list(dict.fromkeys(map(self._order.home_of, parking.turns)))
@@ -197,9 +197,9 @@ class Parking:
             if not parking.turns:
                 self._forget(place)
                 return
-        elif message.queue_id != parking.stands.get(lane) or message.queue_id not in self._order:
-            parking.stands[lane] = message.queue_id
-            self._order.add_in_front(message.queue_id, message.lane, message.reverse_path, message.since_ns)
+        elif message.key != parking.stands.get(lane) or message.key not in self._order:
+            parking.stands[lane] = message.key
+            self._order.add_in_front(message.key, message.lane, message.reverse_path, message.since_ns)
         self._count(parking, self._homes(parking))
 
     def _close(self, place: Hashable, parking: _Lot) -> None:

@@ -1,17 +1,19 @@
-"""A message as the queue in memory has it.  Pure.
+"""A message as the queue in memory has it, or the part of it that goes by one route.  Pure.
 
-Only the scheduler changes a `Queued`.  All instants but the arrival are nanoseconds of one
-boot (`Clock.boottime_ns`).
+Only the scheduler changes a `Queued`, and `relay.queue.whole` where it stands.  All instants but the
+arrival are nanoseconds of one boot (`Clock.boottime_ns`).
 """
 
 import enum
 from collections.abc import Hashable
 from dataclasses import dataclass, fields
 from operator import attrgetter
+from typing import NamedTuple
 
 from relay.mail.address import comparable
-from relay.mail.envelope import QueueId
+from relay.mail.envelope import QueueId, is_notice
 from relay.queue.lanes import DEFAULT_LANE
+from relay.queue.routes import WHOLE, Choice, Part
 
 
 class State(enum.StrEnum):
@@ -63,25 +65,49 @@ class WaitKind(enum.Enum):
     REFUSAL = "refusal"
     """The last reply of the upstream, or what went wrong without one."""
     SENDER_PAUSE = "sender pause"
+    OPERATOR_PAUSE = "operator pause"
+    """It came in while a pause held what comes in (`NewMailHold`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitReason:
-    kind: WaitKind
     text: str
     """For showing only."""
+    kind: WaitKind = WaitKind.WORDS
     status: str = ""
     """The enhanced status code that a REFUSAL came with (RFC 3463)."""
 
 
-NO_REASON = WaitReason(WaitKind.WORDS, "")
+NO_REASON = WaitReason("")
+NOWHERE = Choice("")
+"""Of a message that stands in no line yet."""
 
-Why = WaitReason | str
-"""A reason; plain words where no rule asks about it."""
+
+@dataclass(frozen=True, slots=True)
+class NewMailHold:
+    """What a pause holds (`relay pause --new`): what clients hand over from an instant on.
+
+    Nothing of it is written by the message: it follows from the pause, which is durable, and from when the
+    message came in.  So it ends with the pause, whatever crashes meanwhile.
+    """
+
+    upstream: str
+    since_ns: int
+    """Boottime."""
+
+    @property
+    def why(self) -> WaitReason:
+        return WaitReason(f"held by the pause of {self.upstream}", WaitKind.OPERATOR_PAUSE)
+
+    def holds(self, message: "Queued") -> bool:
+        return message.arrived_at_ns >= self.since_ns and not is_notice(message.queue_id)
 
 
-def wait_reason(why: Why) -> WaitReason:
-    return why if isinstance(why, WaitReason) else WaitReason(WaitKind.WORDS, why) if why else NO_REASON
+class RecipientsLeft(NamedTuple):
+    """What is kept in memory of the recipients left."""
+
+    domains: tuple[tuple[str, int], ...] = ()
+    shown: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -100,7 +126,7 @@ class Queued:
     why: WaitReason = NO_REASON
     is_warned: bool = False
     recipients_shown: tuple[str, ...] = ()
-    """The first few, for listings."""
+    """The first few that are left, for listings."""
     ready_at_ns: int = 0
     """Since when it could go, but for limits and connections."""
     tried: frozenset[int] = frozenset()
@@ -118,6 +144,35 @@ class Queued:
     """The client that handed it over, as the envelope has it."""
     domains: tuple[tuple[str, int], ...] = ()
     """Runs of recipients of one domain, in order: domain and length; for the estimate."""
+    user: str = ""
+    """Who had logged in to hand it over, or nobody."""
+    message_id: str | None = None
+    """Of its header, for who looks for it."""
+    sender: str = ""
+    """Made of `reverse_path`, as all spellings of the address share it; never to be sent or shown."""
+
+    part: Part = WHOLE
+    """Which of its recipients this is about."""
+    key: QueueId = QueueId("")  # noqa: RUF009 - a new type of text
+    """By which the queue in memory knows it: its id, and for a further part the number of that."""
+    choice: Choice = NOWHERE
+    """The upstream whose line it stands in, and why."""
+    stands_since_ns: int = 0
+    """Since when it stands in that line."""
+    unknown_until_ns: int = 0
+    """Until then its last transaction may still relay it, unheard; 0: it cannot."""
+    rested: tuple[tuple[int, int], ...] = ()
+    """From and until: when it waited for upstreams that were down, before it moved from their lines."""
+    is_counted: bool = True
+    """Of a message's parts one counts as the message, with its octets."""
+
+    def __post_init__(self) -> None:
+        self.sender = self.sender or comparable(self.reverse_path)
+        self.key = self.key or self.queue_id
+
+    @property
+    def upstream(self) -> str:
+        return self.choice.upstream
 
     @property
     def reason(self) -> str:
@@ -135,9 +190,9 @@ class Queued:
         return self.state is State.DEFERRED and self.why.kind is WaitKind.SENDER_PAUSE
 
     @property
-    def sender(self) -> str:
-        """Return the sender as all spellings of the address share it; never to be sent or shown."""
-        return comparable(self.reverse_path)
+    def is_held_by_pause(self) -> bool:
+        """Whether it is HELD by a pause, and not by an operator's hand."""
+        return self.state is State.HELD and self.why.kind is WaitKind.OPERATOR_PAUSE
 
     @property
     def since_ns(self) -> int:

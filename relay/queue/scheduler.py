@@ -1,7 +1,8 @@
 """Which message next, and when to look again.  Pure: no clock, no disk, no waiting.
 
-The queue in memory: one `Queued` a message, whose state only the scheduler changes, by the
-table `relay.queue.queued.AFTER`.  `relay.queue.lanes` orders the messages that may go.
+The line of one upstream account: one `Queued` a message (or a part of one, `relay.queue.whole`), whose
+state only the scheduler changes, by the table `relay.queue.queued.AFTER`.  `relay.queue.lanes` orders
+the messages that may go.
 
 - A *deferred* message comes back when its back-off is over.
 - A message that was taken and not attempted (no room in a window, no connection) goes back to
@@ -11,6 +12,7 @@ table `relay.queue.queued.AFTER`.  `relay.queue.lanes` orders the messages that 
 - The mail of a sender that the upstream refuses sits out that sender's pause
   (`relay.queue.sender_pauses`).
 - While the upstream is in doubt, messages that it refused are set aside (`doubt`).
+- While a pause holds what comes in (`hold_new`), that is *held*; it goes on when the pause ends.
 
 No call takes longer for a long queue.  `first_ready` moves at most `SLICE` messages; if more are
 left it returns None, `next_due_at_ns` says at once, and what comes meanwhile stands behind them.
@@ -27,7 +29,7 @@ from relay.mail.envelope import QueueId
 from relay.queue.counts import Counts
 from relay.queue.lanes import Lane, Order, Price
 from relay.queue.parking import AT_ONCE_NS, Parking
-from relay.queue.queued import AFTER, NO_REASON, Move, WaitKind, WaitReason, Why, wait_reason
+from relay.queue.queued import AFTER, NO_REASON, Move, NewMailHold, RecipientsLeft, WaitKind, WaitReason
 from relay.queue.queued import Queued as Queued  # noqa: PLC0414 - part of the door
 from relay.queue.queued import State as State  # noqa: PLC0414 - part of the door
 from relay.queue.sender_pauses import SenderPauses
@@ -66,8 +68,10 @@ class Scheduler:
         self._last_turn = self._now_ns = 0
         self._has_lanes = False
         self._price, self._most_recipients = Price(), 1
+        self._with_ceiling: tuple[str, ...] = ()
         self._opens_at_ns: dict[str, int] = {}
         """When a lane at its ceiling may give again."""
+        self._new_mail_hold: NewMailHold | None = None
 
     def twin(self, messages: Iterable[Queued] = ()) -> "Scheduler":
         """Return an independent queue in the same order, of copies of its messages.
@@ -75,8 +79,9 @@ class Scheduler:
         O(n), and quick.  Messages that are not among the copies are unknown to it.
         """
         twin = Scheduler()
-        twin._messages.update((message.queue_id, message) for message in messages)
+        twin._messages.update((message.key, message) for message in messages)
         twin._order, twin._has_lanes = self._order.copy(), self._has_lanes
+        twin._with_ceiling = self._with_ceiling
         twin._parking = self._parking.copy(twin._messages, twin._order)
         twin._suspect_senders, twin._suspects = self._suspect_senders.copy(), self._suspects.copy()
         twin._probing = self._probing
@@ -86,6 +91,7 @@ class Scheduler:
         twin._deferred, twin._opens_at_ns = self._deferred.copy(), self._opens_at_ns.copy()
         twin._last_turn, twin._now_ns = self._last_turn, self._now_ns
         twin._price, twin._most_recipients = self._price, self._most_recipients
+        twin._new_mail_hold = self._new_mail_hold
         return twin
 
     def __len__(self) -> int:
@@ -101,7 +107,7 @@ class Scheduler:
         return self._messages.get(queue_id)
 
     def add(self, message: Queued) -> None:
-        self._messages[message.queue_id] = message
+        self._messages[message.key] = message
         # Its place may have let it go while somebody had it; who still has no room is parked again, in turn.
         self._leave_place(message)
         self._place(message)
@@ -114,14 +120,14 @@ class Scheduler:
         return before if message is not None and self._become(message, Move.SEIZE) else None
 
     def put_back(
-        self, queue_id: QueueId, state: State, left: tuple[int, tuple[tuple[str, int], ...]] | None = None
+        self, queue_id: QueueId, state: State, left: tuple[int, RecipientsLeft] | None = None
     ) -> None:
-        """Put a message that was seized into a state; `left` are its recipients and their domains by now."""
+        """Put a message that was seized into a state; `left`: how many recipients it has, and which."""
         message = self._messages.get(queue_id)
         if message is not None and message.state is State.ACTIVE:
             message.state = state
             if left is not None:
-                message.recipients_left, message.domains = left
+                message.recipients_left, (message.domains, message.recipients_shown) = left
             self.add(message)
 
     def attempted(
@@ -131,24 +137,24 @@ class Scheduler:
         tried: frozenset[int],
         refusals: int,
         singled_out: int,
-        domains: tuple[tuple[str, int], ...],
+        left: RecipientsLeft,
     ) -> None:
-        """Note what an attempt left of a message; `domains` are of the recipients left."""
+        """Note what an attempt left of a message."""
         if (message := self._messages.get(queue_id)) is not None:
-            message.tried, message.domains = tried, domains
+            message.tried, (message.domains, message.recipients_shown) = tried, left
             message.refusals, message.singled_out = refusals, singled_out
 
-    def explain(self, queue_id: QueueId, why: Why) -> None:
+    def explain(self, queue_id: QueueId, why: WaitReason) -> None:
         if (message := self._messages.get(queue_id)) is not None:
-            message.why = wait_reason(why)
+            message.why = why
 
     def warned(self, queue_id: QueueId) -> None:
         if (message := self._messages.get(queue_id)) is not None:
             message.is_warned = True
 
-    def owe_report(self, message: Queued, why: Why) -> None:
+    def owe_report(self, message: Queued, why: WaitReason) -> None:
         """Keep a message of which only the report is left; it is sent nowhere."""
-        message.state, message.recipients_left, message.why = State.REPORTING, 0, wait_reason(why)
+        message.state, message.recipients_left, message.why = State.REPORTING, 0, why
         self.add(message)
 
     def arrange(self, lanes: Sequence[Lane], price: Price, most_recipients: int) -> None:
@@ -164,6 +170,7 @@ class Scheduler:
         # Also for another price alone: what was charged so far is in another unit.
         old, self._order = self._order, Order(lanes)
         self._has_lanes = bool(lanes)
+        self._with_ceiling = tuple(lane.name for lane in lanes if lane.has_ceiling)
         self._opens_at_ns.clear()
         self._parking.go_by(self._order)
         for queue_id, since_ns in old.ahead():
@@ -186,8 +193,8 @@ class Scheduler:
     def lane_of(self, message: Queued) -> str:
         return self._order.home_of(message.lane) if self._has_lanes else ""
 
-    def with_ceiling(self) -> list[str]:
-        return [lane.name for lane in self._order.lanes if lane.has_ceiling]
+    def with_ceiling(self) -> tuple[str, ...]:
+        return self._with_ceiling
 
     def let_lane(self, lane: str, room: int | None, opens_at_ns: int) -> Queued | None:
         """Let a lane give so many and no more; return the message that waits because it may give none."""
@@ -217,7 +224,8 @@ class Scheduler:
         self._order.take(now_ns, self._cost(message))
         place, message.place = message.place, None
         self._become(message, Move.TAKE)
-        self._parking.left(place, message.lane, was_let=True)
+        if place is not None:
+            self._parking.left(place, message.lane, was_let=True)
         self.sender_pauses.prove(message.sender, now_ns)
         return message
 
@@ -256,7 +264,7 @@ class Scheduler:
             dues.append(place_due_ns)
         return min(dues, default=None)
 
-    def park(self, queue_id: QueueId, place: Hashable, due_at_ns: int, why: Why) -> bool:
+    def park(self, queue_id: QueueId, place: Hashable, due_at_ns: int, why: WaitReason) -> bool:
         """Park an unattempted active message until its place is due; return whether it is alone there."""
         if (message := self._returned(queue_id, why)) is None:
             return False
@@ -278,27 +286,29 @@ class Scheduler:
     def ask_anew(self) -> None:
         self._parking.ask_anew()
 
-    def give_back(self, queue_id: QueueId, why: Why) -> None:
+    def give_back(self, queue_id: QueueId, why: WaitReason) -> None:
         """Put an unattempted active message back in front; a suspect one, aside."""
-        if (message := self._returned(queue_id, why)) is None:
+        if (message := self._returned(queue_id, why)) is None or self._is_kept(message):
             return
         if self._is_suspect(message):
             self._suspects[queue_id] = None
         else:
             self._order.add_ahead(queue_id, message.lane, message.since_ns)
 
-    def again(self, queue_id: QueueId, recipients_left: int, why: Why) -> None:
+    def again(self, queue_id: QueueId, recipients_left: int, why: WaitReason) -> None:
         """Put an active message at the end of the line: it made progress, or is to go again at once."""
         if (message := self._settled(queue_id, Move.RETURN, recipients_left, why)) is None:
             return
         # Or a large one would be overdue for all of its transactions once it is for one.
         message.ready_at_ns = self._now_ns
+        if self._is_kept(message):
+            return
         if self._is_suspect(message):
             self._suspects[queue_id] = None
         else:
             self._line_up(message)
 
-    def refused(self, queue_id: QueueId, recipients_left: int, why: Why) -> None:
+    def refused(self, queue_id: QueueId, recipients_left: int, why: WaitReason) -> None:
         """Put back an active message refused as if for our fault; `attempted` counted the refusal.
 
         It keeps its place, so that it proves the upstream; after many refusals others prove it: otherwise
@@ -310,7 +320,7 @@ class Scheduler:
         else:
             self.again(queue_id, recipients_left, why)
 
-    def postpone(self, queue_id: QueueId, due_at_ns: int, recipients_left: int, why: Why) -> None:
+    def postpone(self, queue_id: QueueId, due_at_ns: int, recipients_left: int, why: WaitReason) -> None:
         if (message := self._settled(queue_id, Move.DEFER, recipients_left, why)) is not None:
             message.due_at_ns = due_at_ns
             self._place(message)
@@ -332,6 +342,8 @@ class Scheduler:
 
     def trust(self) -> None:
         """Put messages that let others go first back into their places: the upstream is well."""
+        if not self._suspect_senders and not self._suspects:
+            return  # as nearly always
         aside = [
             message
             for queue_id in self._suspects
@@ -345,7 +357,7 @@ class Scheduler:
         self._order.prefer(None)
         for message in reversed(aside):
             if message.refusals < REFUSALS_IN_PLACE:
-                self._order.add_ahead(message.queue_id, message.lane, message.since_ns)
+                self._order.add_ahead(message.key, message.lane, message.since_ns)
         for message in aside:
             if message.refusals >= REFUSALS_IN_PLACE:
                 self._line_up(message)
@@ -366,6 +378,49 @@ class Scheduler:
             self._leave_place(message)
             self._place(message)
 
+    def hold_new(self, hold: NewMailHold | None) -> bool:
+        """Hold what a pause says, from now on; return whether that is new: then call `follow_hold`."""
+        is_new, self._new_mail_hold = hold != self._new_mail_hold, hold
+        return is_new
+
+    @property
+    def holds_new(self) -> bool:
+        return self._new_mail_hold is not None
+
+    def holds(self, message: Queued) -> bool:
+        """Return whether a pause holds a message, where it stands in this line."""
+        return self._hold_of(message) is not None
+
+    def follow_hold(self, queue_ids: Iterable[QueueId]) -> None:
+        """Hold messages that came in before `hold_new` was called, or let them go on."""
+        for queue_id in queue_ids:
+            message = self._messages.get(queue_id)
+            if message is None:
+                continue
+            hold = self._hold_of(message)
+            if hold is not None and message.state is State.WAITING:
+                self.hold(queue_id)
+                message.why = hold.why
+            elif hold is None and message.is_held_by_pause:
+                self._leave_place(message)
+                self._place(message)
+
+    def leave(self, queue_id: QueueId) -> Queued | None:
+        """Take out a message that goes to another upstream's line; None while it is active, or absent.
+
+        What this upstream alone knows of it is forgotten.
+        """
+        message = self._messages.get(queue_id)
+        if message is None or message.state is State.ACTIVE:
+            return None
+        if message.is_sitting_out:
+            self._become(message, Move.WAKE)
+            message.why = NO_REASON
+        self.remove(queue_id)
+        message.place, message.turn = None, 0
+        message.refusals = message.singled_out = 0
+        return message
+
     def remove(self, queue_id: QueueId) -> None:
         if (message := self._messages.pop(queue_id, None)) is not None:
             self._leave_order(message)
@@ -380,42 +435,45 @@ class Scheduler:
         self.counts.note(message)
         return True
 
-    def _returned(self, queue_id: QueueId, why: Why) -> Queued | None:
+    def _returned(self, queue_id: QueueId, why: WaitReason) -> Queued | None:
         message = self._messages.get(queue_id)
         if message is None or not self._become(message, Move.RETURN):
             return None
         if self._order.refund(queue_id):
             self.sender_pauses.withdraw(message.sender, self._now_ns)
-        message.why = wait_reason(why)
+        message.why = why
         return message
 
-    def _settled(self, queue_id: QueueId, move: Move, recipients_left: int, why: Why) -> Queued | None:
+    def _settled(self, queue_id: QueueId, move: Move, recipients_left: int, why: WaitReason) -> Queued | None:
         message = self._messages.get(queue_id)
         if message is None or message.state is not State.ACTIVE:
             return None
         self._order.refund(queue_id)
-        message.recipients_left, message.why, message.turn = recipients_left, wait_reason(why), 0
+        message.recipients_left, message.why, message.turn = recipients_left, why, 0
         self._become(message, move)
         return message
 
     def _is_suspect(self, message: Queued) -> bool:
         """Whether the upstream is in doubt and refused this message: others prove the upstream."""
-        return bool(self._suspect_senders and message.refusals) and message.queue_id != self._probing
+        return bool(self._suspect_senders and message.refusals) and message.key != self._probing
 
     def _leave_place(self, message: Queued) -> None:
         place, message.place = message.place, None
-        self._parking.left(place, message.lane)
+        if place is not None:
+            self._parking.left(place, message.lane)
 
     def _leave_order(self, message: Queued) -> None:
-        self._order.refund(message.queue_id)
-        self._order.remove(message.queue_id)
-        self._suspects.pop(message.queue_id, None)
-        self._sit_out_no_more(message)
-        self._parking.left(message.place, message.lane)
+        self._order.refund(message.key)
+        self._order.remove(message.key)
+        self._suspects.pop(message.key, None)
+        if self._sitting_out:
+            self._sit_out_no_more(message)
+        if message.place is not None:
+            self._parking.left(message.place, message.lane)
 
     def _sit_out_no_more(self, message: Queued) -> None:
         if (its := self._sitting_out.get(message.sender)) is not None:
-            its.pop(message.queue_id, None)
+            its.pop(message.key, None)
             if not its:
                 del self._sitting_out[message.sender]
 
@@ -486,46 +544,64 @@ class Scheduler:
         """Return whether a message may go; one that others overtake leaves the order."""
         if not self._is_ready(message):
             return False
-        self._sit_out_no_more(message)
+        if self._sitting_out:
+            self._sit_out_no_more(message)
         rest = self.sender_pauses.of(message.sender, now_ns)
-        if rest is None and not self._is_suspect(message):
+        if rest is None and not (self._suspect_senders and self._is_suspect(message)):
             return True
         message.place, message.turn = None, 0
         if rest is None:
-            self._suspects[message.queue_id] = None
+            self._suspects[message.key] = None
         else:
             self._become(message, Move.SIT_OUT)
-            message.due_at_ns, message.why = rest.until_ns, WaitReason(WaitKind.SENDER_PAUSE, rest.reason)
-            self._sitting_out.setdefault(message.sender, {})[message.queue_id] = None
-            heapq.heappush(self._deferred, (message.due_at_ns, message.queue_id))
+            message.due_at_ns, message.why = rest.until_ns, WaitReason(rest.reason, WaitKind.SENDER_PAUSE)
+            self._sitting_out.setdefault(message.sender, {})[message.key] = None
+            heapq.heappush(self._deferred, (message.due_at_ns, message.key))
         return False
 
     def _cost(self, message: Queued) -> int:
         return self._price.of(min(message.recipients_left, self._most_recipients))
 
     def _line_up(self, message: Queued) -> None:
-        self._coming.pop(message.queue_id, None)
+        self._coming.pop(message.key, None)
         if self._coming or self._is_waking:
-            self._order.remove(message.queue_id)
-            self._coming[message.queue_id] = None
+            self._order.remove(message.key)
+            self._coming[message.key] = None
         else:
             self._line_up_now(message)
 
     def _line_up_now(self, message: Queued) -> None:
-        self._order.add(message.queue_id, message.lane, message.reverse_path, message.since_ns)
+        self._order.add(message.key, message.lane, message.reverse_path, message.since_ns)
+
+    def _hold_of(self, message: Queued) -> NewMailHold | None:
+        hold = self._new_mail_hold
+        return hold if hold is not None and hold.holds(message) else None
+
+    def _is_kept(self, message: Queued) -> bool:
+        """Hold a message that waits, outside the order, if a pause says so; return whether it does."""
+        hold = self._hold_of(message)
+        if hold is None or message.state is not State.WAITING:
+            return False
+        self._become(message, Move.HOLD)
+        message.why = hold.why
+        return True
 
     def _place(self, message: Queued) -> None:
+        if not self._is_kept(message) and message.is_held_by_pause and not self.holds(message):
+            # Also one that an operator's verb had when the pause ended.
+            self._become(message, Move.RELEASE)
+            message.why = NO_REASON
         match message.state:
             case State.WAITING:
                 self._line_up(message)
             case State.DEFERRED:
-                heapq.heappush(self._deferred, (message.due_at_ns, message.queue_id))
+                heapq.heappush(self._deferred, (message.due_at_ns, message.key))
             case State.ACTIVE | State.HELD | State.REPORTING:
                 pass
 
     def _catch_up(self, now_ns: int) -> bool:
         """Move due messages to the end of the line, then newcomers; False where some are left."""
-        while self._coming or self._has_due(now_ns):
+        while self._coming or (self._deferred and self._has_due(now_ns)):
             if self._has_due(now_ns):
                 self._wake_first()
             else:
@@ -542,7 +618,8 @@ class Scheduler:
             message = self._messages[queue_id]
             self._become(message, Move.WAKE)
             message.ready_at_ns = due_at_ns
-            self._line_up_now(message)
+            if not self._is_kept(message):
+                self._line_up_now(message)
 
     def _has_due(self, now_ns: int) -> bool:
         return bool(self._deferred) and self._deferred[0][0] <= now_ns
@@ -558,7 +635,7 @@ class Scheduler:
         elif message.why.kind is WaitKind.SENDER_PAUSE and message.state is State.ACTIVE:
             # An operator has it just now; it may come back as it was.
             self._sitting_out.setdefault(message.sender, {})[queue_id] = None
-        if message.state is State.WAITING and queue_id not in self._order:
+        if message.state is State.WAITING and queue_id not in self._order and not self._is_kept(message):
             self._line_up_now(message)
 
     def _is_deferred_until(self, queue_id: QueueId, due_at_ns: int) -> bool:

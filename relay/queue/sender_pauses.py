@@ -9,7 +9,8 @@ are nanoseconds of one boot.  Memory is bounded, and lost at a restart.
 from dataclasses import dataclass, replace
 
 from relay.verdicts.decision import EVIDENT
-from relay.verdicts.pause_record import FOREVER_NS, Paused, Pauses
+from relay.verdicts.operator_pause import FOREVER_NS
+from relay.verdicts.pause_record import Paused, Pauses
 
 FIRST_REST_NS = 15 * 60 * 10**9
 """How long the mail of a refused sender waits, if the refusal asks for no more."""

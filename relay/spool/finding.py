@@ -4,7 +4,7 @@ A finding says, for a person who has never seen the files: where, what it is, wh
 relay does with it, and what there is to do.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,20 @@ class Finding:
     def is_damage(self) -> bool:
         """Whether somebody has to look at it."""
         return bool(self.advice)
+
+
+@dataclass(slots=True)
+class Inspection:
+    """What there is to say of a whole spool."""
+
+    root: str
+    holder: str | None = None
+    """The process that holds the spool's lock, as far as this host can tell; None: nobody."""
+    findings: list[Finding] = field(default_factory=list)
+    messages: int = 0
+    """Whole ones: accepted, queued and held."""
+    arriving: int = 0
+    """Drafts whose writers live."""
 
 
 NOTHING_SENT = "nothing is sent through this account"

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable
 
 from relay.clock import Clock
-from relay.mail.envelope import QueueId
+from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId, is_notice
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _EPOCH_US = 1_704_067_200_000_000  # 2024-01-01T00:00:00Z; ten characters last until 2059
@@ -47,9 +47,14 @@ class Identities:
         return QueueId("".join([_PAIRS[both >> shift & 1023] for shift in range(70, -1, -10)]))
 
 
-def report_id(queue_id: QueueId) -> QueueId:
-    """Return the id of the report about a message: always the same, so that it exists once."""
-    return QueueId(queue_id[:16] + REPORT_SUFFIX)
+def report_id(queue_id: QueueId, first_failed: int | None = None) -> QueueId:
+    """Return the id of a report about a message: always the same, so that it exists once.
+
+    The last report, when no recipient is left, has no number.  One before that has the number of its first
+    recipient, counted from 1: no recipient is reported twice.
+    """
+    number = "" if first_failed is None else str(first_failed + 1)
+    return QueueId(f"{queue_id[:16]}{REPORT_SUFFIX}{number}")
 
 
 def warning_id(queue_id: QueueId) -> QueueId:
@@ -58,4 +63,9 @@ def warning_id(queue_id: QueueId) -> QueueId:
 
 def subject_of(queue_id: QueueId) -> QueueId | None:
     """Return which message a report or a warning is about, or None for a message that came in."""
-    return QueueId(queue_id[:16]) if len(queue_id) > _TIME_CHARACTERS + _RANDOM_CHARACTERS else None
+    return QueueId(queue_id[:16]) if is_notice(queue_id) else None
+
+
+def is_queue_id(name: str) -> bool:
+    """Return whether a file's name is one that we give; checked before it becomes a path."""
+    return QUEUE_ID_PATTERN.match(name) is not None

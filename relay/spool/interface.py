@@ -8,14 +8,17 @@ tests/unit/spool/conformance.py is the suite that every engine passes.
 """
 
 import enum
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope, QueueId, Shape
 from relay.queue.lanes import DEFAULT_LANE
+from relay.queue.queued import RecipientsLeft
+from relay.queue.routes import WHOLE, Part
 from relay.queue.sorting import Sorter
+from relay.spool.identity import report_id
 
 
 class SpoolFault(Exception):  # noqa: N818 - a fault of the disk, met by the spool
@@ -38,6 +41,10 @@ class Corrupt(Exception):  # noqa: N818 - what the file is
     """The file is torn, foreign or damaged; the text says how.  Never sent, never deleted."""
 
 
+class Unreadable(OSError):  # noqa: N818 - a state of the disk
+    """The disk does not give us a message's bytes now, which says nothing about what they are."""
+
+
 class Status(enum.Enum):
     """A recipient's one status byte on disk."""
 
@@ -53,6 +60,7 @@ class Status(enum.Enum):
         return self in (Status.BOUNCED, Status.EXPIRED)
 
 
+_FAILURES = frozenset(status for status in Status if status.is_failure)
 RECIPIENTS_SHOWN = 3
 MOST_RUNS = 64
 
@@ -82,6 +90,22 @@ class Entry:
     boot_id: str = ""
     """The boot of its acceptance, and when in that boot, as the envelope has them."""
     boottime_ns: int = 0
+    owes_report: bool = False
+    """Recipients failed, and the sender was not told yet."""
+    user: str = ""
+    """Who had logged in to hand it over, or nobody."""
+    message_id: str | None = None
+    """As `Message` has it."""
+    parts: tuple["PartEntry", ...] = ()
+    """Of a message whose recipients left go by several routes; none of them is empty."""
+    whole: Part = WHOLE
+    """Its route, where all of its recipients left go by one."""
+
+
+class PartEntry(NamedTuple):
+    part: Part
+    recipients_left: int
+    left: RecipientsLeft
 
 
 def runs(addresses: Iterable[str]) -> tuple[tuple[str, int], ...]:
@@ -100,6 +124,30 @@ def runs(addresses: Iterable[str]) -> tuple[tuple[str, int], ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class OwedReport:
+    """The report that a sender is owed now."""
+
+    report_id: QueueId
+    failed: tuple[int, ...]
+    """Indices of the recipients that it tells of."""
+
+
+def owed_report(
+    queue_id: QueueId, envelope: Envelope, statuses: Sequence[Status], reported: Container[int]
+) -> OwedReport | None:
+    """Return the report about the failed recipients that are not `reported`; None for none, and to `<>`.
+
+    Its id follows from its first recipient, and is that of the last report where no recipient is left.
+    """
+    if envelope.is_null or _FAILURES.isdisjoint(statuses):
+        return None
+    failed = tuple(i for i, status in enumerate(statuses) if status in _FAILURES and i not in reported)
+    if not failed:
+        return None
+    return OwedReport(report_id(queue_id, failed[0] if Status.TODO in statuses else None), failed)
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     queue_id: QueueId
     envelope: Envelope
@@ -112,15 +160,26 @@ class Message:
     """Checked against its checksum; None when longer than INLINE_BYTES: see `Spool.content`."""
     next_attempt_at_ns: int | None = None
     lane: str = DEFAULT_LANE
+    reported: frozenset[int] = frozenset()
+    """Failed recipients whose sender was told, while others were left."""
+    message_id: str | None = None
+    """Of its header, as `message_id_of` finds it there; also of a message whose content is not in memory."""
+    parts: tuple[Part, ...] = (WHOLE,)
+    """By the sorter that was given when it was read."""
+
+    @property
+    def owed_report(self) -> OwedReport | None:
+        return owed_report(self.queue_id, self.envelope, self.statuses, self.reported)
 
     @property
     def left(self) -> tuple[int, ...]:
         """Return the indices of the recipients still to do."""
-        return tuple(i for i, status in enumerate(self.statuses) if status is Status.TODO)
+        return tuple([i for i, status in enumerate(self.statuses) if status is Status.TODO])
 
     @property
     def entry(self) -> Entry:
         left = self.left
+        parts = [(part, its) for part in self.parts if (its := part.left(left))]
         return Entry(
             self.queue_id,
             self.envelope.reverse_path,
@@ -130,35 +189,55 @@ class Message:
             self.next_attempt_at_ns,
             self.is_held,
             self.is_warned,
-            tuple(self.envelope.recipients[index] for index in left[:RECIPIENTS_SHOWN]),
+            self._shown(left),
             self.envelope.client,
-            runs(self.envelope.recipients[index] for index in left),
+            self._runs(left),
             self.lane,
             boot_id=self.envelope.boot_id,
             boottime_ns=self.envelope.boottime_ns,
+            owes_report=self.owed_report is not None,
+            user=self.envelope.user or "",
+            message_id=self.message_id,
+            parts=tuple(
+                PartEntry(part, len(its), RecipientsLeft(self._runs(its), self._shown(its)))
+                for part, its in parts
+                if len(parts) > 1
+            ),
+            whole=Part(parts[0][0].route) if len(parts) == 1 else WHOLE,
         )
+
+    def _shown(self, left: Sequence[int]) -> tuple[str, ...]:
+        return tuple(self.envelope.recipients[index] for index in left[:RECIPIENTS_SHOWN])
+
+    def _runs(self, left: Iterable[int]) -> tuple[tuple[str, int], ...]:
+        return runs(self.envelope.recipients[index] for index in left)
 
 
 INLINE_BYTES = 256 * 1024
 """Content up to here is read at once; longer content is streamed in chunks of this size."""
 
 
+DEFERRED = "deferred"
+
+
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Why one recipient failed: durable before the recipient's status byte says so."""
+    """Why one recipient failed: durable before its status byte says so.  Or why it is deferred: a hint."""
 
     index: int
     """Which recipient of the envelope."""
     status: str
     """Enhanced status code, RFC 3463."""
     reason: str
-    """`bounced`, `expired` or `operator`."""
+    """`bounced`, `expired`, `operator`, or DEFERRED."""
     diagnostic: str | None
     """The upstream's reply, or what else there is to say; printable ASCII."""
     remote: str | None
     """The upstream, as `host`."""
     at_ns: int
     """Wall clock."""
+    attempts: int = field(default=1, compare=False)
+    """How often the recipient was tried by then, as far as is known; counted when notes are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,8 +350,8 @@ class Spool(Protocol):
     def take(self, most: int, sorter: Sorter | None = None) -> list[Entry]:
         """Take up to `most` messages into the queue: newly accepted, or left by the start."""
 
-    def sort(self, queue_ids: Sequence[QueueId], sorter: Sorter) -> dict[QueueId, str]:
-        """Return the lane of each message; one that cannot be read is met when its turn comes."""
+    def sort(self, queue_ids: Sequence[QueueId], sorter: Sorter) -> dict[QueueId, Entry]:
+        """Return each message by another sorter; one that cannot be read is met when its turn comes."""
 
     def at_hand(self, queue_id: QueueId) -> Message | None:
         """Return a message that `take` left in memory and that has not changed since, or None.
@@ -289,8 +368,11 @@ class Spool(Protocol):
     def note(self, notes: Mapping[QueueId, Sequence[Note]]) -> None:
         """Make notes durable."""
 
+    def keep_replies(self, queue_id: QueueId, replies: Sequence[Note]) -> None:
+        """Keep what DEFERRED recipients were told as hints: not durable, bounded in size, raises nothing."""
+
     def notes(self, queue_id: QueueId) -> list[Note]:
-        """Return the notes about a message; some may be missing after damage."""
+        """Return the last note about each recipient; some may be missing after damage."""
 
     def mark(self, marks: Mapping[QueueId, Mapping[int, Status]]) -> None:
         """Set status bytes durably, each verified to be TODO and of that recipient.
@@ -300,6 +382,16 @@ class Spool(Protocol):
 
     def mark_warned(self, queue_id: QueueId) -> None:
         """Remember durably that the sender was told of the delay."""
+
+    def owed_report(self, queue_id: QueueId) -> OwedReport | None:
+        """Return the report that is owed now by what is marked; None where none is."""
+
+    def mark_reported(self, queue_id: QueueId, failed: Sequence[int]) -> None:
+        """Remember durably that the sender was told of these failed recipients, by one report.
+
+        A crash between the report and this leaves the report: `recover` and `take` do the rest by its id,
+        before any other recipient fails.
+        """
 
     def postpone(self, queue_id: QueueId, next_attempt_at_ns: int) -> None:
         """Keep the next attempt as a hint; not durable, never raises SpoolFault."""

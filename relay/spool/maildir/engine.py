@@ -3,44 +3,48 @@
 For the one sender that holds the spool's lock, from one thread at a time.
 
 Guarantees: a status byte, a note, a report, a hold is durable when its method returns.  The order is
-notes, status bytes, report, ledger, removal: a crash between two leaves the earlier ones, from which
-`recover` goes on.  Assumes: rename is one operation also across loss of power, as on POSIX file
-systems with a log.  Does not: decide what becomes of a message, or build reports.
+notes, status bytes, report, its marks, ledger, removal: a crash between two leaves the earlier ones,
+from which `recover` goes on.  Assumes: rename is one operation also across loss of power, as on POSIX
+file systems with a log.  Does not: decide what becomes of a message, or build reports.
 """
 
 import contextlib
-import os
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from relay.clock import Clock
 from relay.mail.envelope import Envelope, QueueId
 from relay.queue.sorting import Sorter
 from relay.spool.durable import Disk, opened
+from relay.spool.headroom import Reserve, gives_way
+from relay.spool.identity import is_queue_id
 from relay.spool.interface import (
     Absent,
     Corrupt,
     Entry,
     Message,
     Note,
+    OwedReport,
     Recovery,
     SetAside,
-    SpoolBusy,
     SpoolFull,
     Status,
     Totals,
+    Unreadable,
 )
+from relay.spool.ledger import Fates, fates_of
+from relay.spool.lock import take_lock
 from relay.spool.maildir import files, notes
-from relay.spool.maildir.files import absence, faults
-from relay.spool.maildir.headroom import Reserve, gives_way
+from relay.spool.maildir.files import absence
 from relay.spool.maildir.intake import MaildirIntake, prepare
 from relay.spool.maildir.into_queue import NewMail, Taker, Unread
-from relay.spool.maildir.layout import Layout, is_queue_id
-from relay.spool.maildir.ledger import Ledger, fates_of
+from relay.spool.maildir.layout import READ_AGAIN, Layout
+from relay.spool.maildir.ledger_file import LedgerFile
 from relay.spool.maildir.message_file import Opened
-from relay.spool.maildir.quarantine import Quarantine, make_trigger
 from relay.spool.maildir.recent import Recent
 from relay.spool.maildir.recovery import forget_removals, recover, remove_abandoned_drafts
+from relay.spool.os_errors import faults
+from relay.spool.quarantine import Quarantine, make_trigger
 
 _Called = TypeVar("_Called")
 
@@ -60,12 +64,16 @@ class MaildirSpool:
         prepare(root, disk)
         self._layout = Layout(root)
         self._disk = disk
-        self._lock_fd = _take_lock(self._layout, disk)
-        self._aside = Quarantine(disk, self._layout, on_corrupt)
-        make_trigger(disk, self._layout, self._aside)
+        self._lock_fd = take_lock(root, disk)
+        self._aside = Quarantine(disk, root, on_corrupt)
+        try:
+            make_trigger(disk, root, self._aside)
+        except BaseException:
+            disk.close(self._lock_fd)
+            raise
         self._intake = MaildirIntake(root, disk, clock, headroom=False)
-        self._ledger = Ledger(self._layout, disk)
-        self._reserve = Reserve(self._layout, disk)
+        self._ledger = LedgerFile(self._layout, disk)
+        self._reserve = Reserve(root, disk)
         self._reserve.keep()
         self._held: set[QueueId] = set()
         taker = Taker(disk, self._layout, self._aside, self._try_to_set_aside, disk.unlink)
@@ -75,7 +83,7 @@ class MaildirSpool:
         """Messages that cannot be read, or are in corrupt/, and count as queued in the account."""
         self._memory = Recent()
         self._noted: set[str] = set()
-        self._progress: dict[QueueId, tuple[int, int, int, int]] = {}
+        self._progress: dict[QueueId, Fates] = {}
         self._queued_recipients = 0
 
     def recover(self, sorter: Sorter | None = None, on_step: Callable[[], None] = lambda: None) -> Recovery:
@@ -113,14 +121,14 @@ class MaildirSpool:
             self._queued_recipients += message.statuses.count(Status.TODO)
         return [message.entry(is_held=message.queue_id in self._held) for message in taken]
 
-    def sort(self, queue_ids: Sequence[QueueId], sorter: Sorter) -> dict[QueueId, str]:
-        sorted_into = {}
+    def sort(self, queue_ids: Sequence[QueueId], sorter: Sorter) -> dict[QueueId, Entry]:
+        sorted_anew = {}
         for queue_id in queue_ids:
             with contextlib.suppress(Corrupt, OSError):
                 path = self._path(queue_id)
                 opened_file = files.read(self._disk, path, queue_id, with_content=False, sorter=sorter)
-                sorted_into[queue_id] = opened_file.lane
-        return sorted_into
+                sorted_anew[queue_id] = opened_file.entry(is_held=queue_id in self._held)
+        return sorted_anew
 
     def load(self, queue_id: QueueId) -> Message:
         if self._memory.whole(queue_id) is not None:
@@ -149,6 +157,12 @@ class MaildirSpool:
         self._noted.update(noted)
         with faults("bounce"):
             notes.append(self._disk, self._layout, self._not_ended(noted))
+
+    def keep_replies(self, queue_id: QueueId, replies: Sequence[Note]) -> None:
+        with contextlib.suppress(Absent, Corrupt, OSError):
+            recipients = len(self._known(queue_id).statuses)
+            self._noted.add(queue_id)
+            notes.keep(self._disk, self._layout, queue_id, replies, recipients)
 
     def notes(self, queue_id: QueueId) -> list[Note]:
         with faults("bounce"):
@@ -188,6 +202,19 @@ class MaildirSpool:
             with self._faults_of(queue_id) as path, opened(self._disk, self._disk.open_update(path)) as fd:
                 files.write_warned(self._disk, fd, known)
                 self._disk.sync_content(fd)
+
+    def owed_report(self, queue_id: QueueId) -> OwedReport | None:
+        if queue_id in self._ledger.closed:
+            return None
+        with faults("status bytes"):
+            return self._known(queue_id).owed_report
+
+    @gives_way
+    def mark_reported(self, queue_id: QueueId, failed: Sequence[int]) -> None:
+        with faults("status bytes"):
+            known = self._known(queue_id)
+            with self._faults_of(queue_id) as path, opened(self._disk, self._disk.open_update(path)) as fd:
+                files.mark_reported(self._disk, fd, known, failed)
 
     def postpone(self, queue_id: QueueId, next_attempt_at_ns: int) -> None:
         # A file may change while it waits for hours: it is read whole again then.
@@ -262,7 +289,8 @@ class MaildirSpool:
 
     def set_aside_files(self, most: int) -> list[SetAside]:
         with faults("corrupt"):
-            return self._aside.listed(most)
+            left = self._aside.left(most, READ_AGAIN)
+            return left + [files.listed(self._disk, path) for path in self._aside.paths(most - len(left))]
 
     def accepted_count(self) -> int:
         with faults("new"):
@@ -308,7 +336,7 @@ class MaildirSpool:
         except Corrupt as fault:
             self._try_to_set_aside(path, str(fault))
             raise
-        except files.Unreadable as error:
+        except Unreadable as error:
             self._aside.tell_once(queue_id, f"cannot be read, and is left: {error.strerror}")
             raise
 
@@ -363,32 +391,6 @@ class MaildirSpool:
         with contextlib.suppress(OSError):
             # For the account only; the next start sees it there, if nobody removed it meanwhile.
             self._ledger.put_aside(queue_id)
-
-
-def _take_lock(layout: Layout, disk: Disk) -> int:
-    """Return the lock's descriptor.  Raises SpoolBusy, naming the holder."""
-    # Another file's lock, for no longer than this takes: who finds the spool taken finds whose it is too.
-    # Waiting, it never comes back without one.
-    naming = cast("int", disk.lock(layout.file("format"), wait=True))
-    with opened(disk, naming):
-        return _take_named_lock(layout, disk)
-
-
-def _take_named_lock(layout: Layout, disk: Disk) -> int:
-    path = layout.file("lock")
-    fd = disk.lock(path, wait=False)
-    if fd is None:
-        holder = ""
-        # The lock is what counts; who wrote what into the file is for people.
-        with contextlib.suppress(OSError), opened(disk, disk.open_read(path)) as reader:
-            text = disk.pread(reader, 32, 0).decode("ascii", "replace").strip()
-            holder = text if text.isdecimal() else ""
-        raise SpoolBusy(f"{layout.root} is held by process {holder or 'unknown'}")
-    # A full disk must not keep the sender from emptying the spool.
-    with contextlib.suppress(OSError):
-        disk.truncate(fd, 0)
-        disk.write_all(fd, b"%d\n" % os.getpid())
-    return fd
 
 
 def _remove_ended(

@@ -1,4 +1,4 @@
-"""Message files on the disk: read, marked, set aside; and what an error of the disk says of one.
+"""Message files on the disk: read, marked, listed; and what an error of the disk says of one.
 
 Guarantees: what is returned matched every length, checksum and id; any other file is `Corrupt`.  No
 byte is written into a file that is not the message that was read, or whose recipients changed.
@@ -8,69 +8,26 @@ where the disk gives no bytes: they may come the next time, so the message keeps
 
 import contextlib
 import errno
-import os
 from collections.abc import Iterator, Mapping, Sequence
 
 from relay.mail.envelope import QueueId
-from relay.mail.text import clean
+from relay.mail.header import message_id_of
 from relay.queue.sorting import Sorter
 from relay.spool.durable import Disk, opened, why_a_strangers
-from relay.spool.interface import INLINE_BYTES, Absent, Corrupt, SpoolFault, SpoolFull, Status
+from relay.spool.interface import INLINE_BYTES, Absent, Corrupt, SetAside, SpoolFault, Status, Unreadable
 from relay.spool.maildir import message_file
 from relay.spool.maildir.layout import Layout
 from relay.spool.maildir.message_file import Opened
-from relay.verdicts.shortage import NO_MEANS
+from relay.spool.os_errors import is_not_now, is_our_own_lack
+from relay.spool.quarantine import describe, subject_name
 
-LONGEST_NAME_BYTES = 250
+LISTED_BYTES = 64 * 1024
+"""Content up to here is checked for a listing; `relay fsck` checks all of it."""
 _FIRST_READ_BYTES = 64 * 1024
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_OUR_OWN_LACK = _NO_ROOM | NO_MEANS | {errno.EINTR, errno.EAGAIN}
-_NOT_NOW = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EUCLEAN, errno.EBADMSG, errno.ENODATA})
-"""The last three are what file systems say whose own checksums do not match, and disks of a lost sector."""
-_ABOUT_THE_FILE = frozenset(
-    {errno.EPERM, errno.EACCES, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EBUSY}
-)
 
 
 class StillArriving(Exception):  # noqa: N818 - a state, not an error
     """Its listener has published it and not yet said so: it may still be taken back."""
-
-
-class Unreadable(OSError):  # noqa: N818 - a state of the disk
-    """The disk does not give us a file's bytes now, which says nothing about what they are."""
-
-
-def is_our_own_lack(error: OSError) -> bool:
-    """Return whether an error is about us (descriptors, memory, room) and not about a file."""
-    return error.errno in _OUR_OWN_LACK
-
-
-def is_lack_of_room(error: BaseException | None) -> bool:
-    """Return whether an error says that the disk is full, or our share of it."""
-    return isinstance(error, OSError) and error.errno in _NO_ROOM
-
-
-def is_about_the_file(error: OSError) -> bool:
-    return error.errno in _ABOUT_THE_FILE or isinstance(error, Unreadable)
-
-
-def is_not_now(error: OSError) -> bool:
-    return error.errno in _NOT_NOW
-
-
-@contextlib.contextmanager
-def faults(what: str) -> Iterator[None]:
-    """Turn a lack of ours into SpoolFull, a failing disk into SpoolFault: memory and disk may differ then.
-
-    A sync that failed for lack of room is never taken for done: the call is made again from
-    its start, and that writes the same bytes again before it syncs them.
-    """
-    try:
-        yield
-    except OSError as error:
-        if is_our_own_lack(error):
-            raise SpoolFull(f"{what}: {error.strerror}") from error
-        raise SpoolFault(f"{what}: {error.strerror}") from error
 
 
 @contextlib.contextmanager
@@ -159,9 +116,9 @@ def write_marks_again(disk: Disk, found: Sequence[tuple[str, Opened]]) -> None:
                 there = _read(disk, fds[-1], message.queue_id, with_content=False)
             except Corrupt:
                 continue  # replaced since it was read: it is set aside when its turn comes
-            for offset, status in zip(there.offsets, there.statuses, strict=True):
+            for index, status in enumerate(there.statuses):
                 if status is not Status.TODO:
-                    disk.write_at(fds[-1], status.value, offset)
+                    disk.write_at(fds[-1], there.mark_of(index), there.offsets[index])
             with contextlib.suppress(OSError):
                 # Writing took away the hint that `postpone` left.
                 disk.set_modified_at_ns(fds[-1], message.modified_at_ns)
@@ -179,22 +136,55 @@ def verify_marks(disk: Disk, fd: int, known: Opened, marks: Mapping[int, Status]
     if disk.size(fd) != known.header.file_bytes:
         raise Corrupt("its length changed while it was being sent")
     for index, status in marks.items():
-        line = known.envelope.recipients[index].encode() + b"\n"
-        found = disk.pread(fd, len(line) + 1, known.offsets[index])
-        if found in (Status.TODO.value + line, status.value + line):
+        found = _mark_on_disk(disk, fd, known, index)
+        if found in (Status.TODO.value, status.value):
             continue
-        if found == known.statuses[index].value + line:
+        if status.is_failure and found == status.value.lower() and known.statuses[index] is status:
+            # Its sender was told; where a lack of ours kept the sync of that off, it is not known of yet.
+            continue
+        if found == known.mark_of(index):
             raise SpoolFault(f"{known.queue_id}: recipient {index} is {known.statuses[index].name} already")
         raise Corrupt(f"the line of recipient {index} changed while it was being sent")
+
+
+def _mark_on_disk(disk: Disk, fd: int, known: Opened, index: int) -> bytes | None:
+    """Return a recipient's status byte; None where the line is not that recipient's."""
+    line = known.envelope.recipients[index].encode() + b"\n"
+    found = disk.pread(fd, len(line) + 1, known.offsets[index])
+    return found[:1] if found[1:] == line else None
 
 
 def write_marks(disk: Disk, fd: int, known: Opened, marks: Mapping[int, Status]) -> Iterator[Status]:
     """Set status bytes in file and memory; yield each that was TODO once it is set."""
     for index, status in marks.items():
+        if index in known.reported:
+            continue
         disk.write_at(fd, status.value, known.offsets[index])
         before, known.statuses[index] = known.statuses[index], status
         if before is Status.TODO:
             yield status
+
+
+def mark_reported(disk: Disk, fd: int, known: Opened, failed: Sequence[int]) -> None:
+    """Write down durably that the sender was told of failed recipients, the first of them last.
+
+    The report's id follows from the first one, so whatever of this a crash leaves leads to that report.
+    Raises Corrupt where the file changed under us.
+    """
+    first, others, hint_ns = failed[0], failed[1:], disk.modified_at_ns(fd)
+    for some in (others, (first,)):
+        for index in some:
+            mark = known.statuses[index].value
+            if _mark_on_disk(disk, fd, known, index) not in (mark, mark.lower()):
+                raise Corrupt(f"the line of recipient {index} changed while its sender was told")
+            disk.write_at(fd, mark.lower(), known.offsets[index])
+        if some:
+            # Crash here: the first is not marked, and the report is found by it.
+            disk.sync_content(fd)
+            known.reported.update(some)
+    with contextlib.suppress(OSError):
+        # Writing took away the hint that `postpone` left.
+        disk.set_modified_at_ns(fd, hint_ns)
 
 
 def write_warned(disk: Disk, fd: int, known: Opened) -> None:
@@ -205,21 +195,38 @@ def write_warned(disk: Disk, fd: int, known: Opened) -> None:
     disk.write_at(fd, message_file.WARNED_BYTE, message_file.WARNED_OFFSET)
 
 
-def set_aside(disk: Disk, layout: Layout, path: str, prefix: str = "") -> None:
-    """Move a file to corrupt/, never over another; `prefix` goes before its name.  Raises OSError."""
-    folder = layout.folder("corrupt")
-    # With what is added it may not be longer than 255 octets (NAME_MAX).
-    name = os.fsdecode(os.fsencode(prefix + path.rpartition("/")[2])[:LONGEST_NAME_BYTES])
-    target, number = f"{folder}/{name}", 0
-    while disk.inode(target) is not None:
-        number += 1
-        target = f"{folder}/{name}.{number}"
-    # Crash here: it is found corrupt again at the next start.
-    disk.rename(path, target)
+def is_published(disk: Disk, layout: Layout, queue_id: QueueId) -> bool:
+    """Return whether a report is there, durably.  Raises OSError."""
+    for place in (layout.accepted, layout.queued, layout.held):
+        if disk.inode(place(queue_id)) is not None:
+            # Who put it there may have been killed before its name was durable.
+            disk.sync_directory(place(queue_id).rpartition("/")[0])
+            return True
+    return False
 
 
-def describe(name: str) -> str:
-    return clean(name)[:80]
+def listed(disk: Disk, path: str) -> SetAside:
+    """Return what a listing shows of a file in corrupt/; what is wrong with it is part of that."""
+    name = path.rpartition("/")[2]
+    shown, size_bytes, modified_at_ns = describe(name), 0, 0
+    try:
+        with opened(disk, disk.open_read(path)) as fd:
+            size_bytes, modified_at_ns = disk.size(fd), disk.modified_at_ns(fd)
+        message = read(disk, path, subject_name(name), with_content=False, is_shown_only=True)
+        for _ in stream(disk, path, message.queue_id) if size_bytes <= LISTED_BYTES else ():
+            pass
+    except (Corrupt, OSError) as fault:
+        why = str(fault) if isinstance(fault, Corrupt) else f"cannot be read: {fault.strerror}"
+        return SetAside(shown, size_bytes, modified_at_ns, "", 0, why)
+    entry = message.entry(is_held=False)
+    return SetAside(
+        shown,
+        size_bytes,
+        entry.arrival_at_ns,
+        entry.reverse_path,
+        entry.recipients_left,
+        "can be read, and was set aside for another reason: see the log",
+    )
 
 
 @contextlib.contextmanager
@@ -250,11 +257,11 @@ def _read(
     message = message_file.decode_envelope(queue_id, header, raw)
     if with_content:
         message.content = _content(disk, fd, first, header)
+    # Read already: it costs no call, and no memory longer than this.
+    front = first[message_file.HEADER_BYTES : header.envelope_offset]
+    message.message_id = message_id_of(front)
     if sorter is not None:
-        # Read already: it costs no call, and no memory longer than this.
-        message.lane = sorter.lane_of(
-            message.envelope, lambda: first[message_file.HEADER_BYTES : header.envelope_offset]
-        )
+        message.sorted = sorter.sort(message.envelope, lambda: front)
     message.modified_at_ns = disk.modified_at_ns(fd)
     return message
 

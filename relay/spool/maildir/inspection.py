@@ -12,41 +12,33 @@ import os
 import stat
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from relay.mail.envelope import QueueId
+from relay.spool import foreign
 from relay.spool.durable import Disk, opened, why_of_others
-from relay.spool.finding import STOPS_THE_START, Finding, unreadable
-from relay.spool.interface import Corrupt, Status
-from relay.spool.maildir import files, foreign, quarantine
+from relay.spool.finding import STOPS_THE_START, Finding, Inspection, unreadable
+from relay.spool.identity import is_queue_id
+from relay.spool.interface import Corrupt, Status, Unreadable
+from relay.spool.maildir import crash_remains, files
 from relay.spool.maildir.into_queue import Found, LookedAt, look
-from relay.spool.maildir.layout import FORMAT, NOT_OUR_NAME, Layout, is_queue_id
-from relay.spool.maildir.ledger import Ledger
+from relay.spool.maildir.layout import FORMAT, NOT_OUR_NAME, Layout
+from relay.spool.maildir.ledger_file import LedgerFile
 from relay.spool.maildir.message_file import Opened
 from relay.spool.maildir.notes import parse
+from relay.spool.os_errors import is_not_now
+from relay.spool.quarantine import describe, subject_name
 
 _FOLDERS = ("tmp", "new", "cur", "hold", "corrupt", "bounce")
 _FILES = ("lock", "ledger", "trigger", "format", "reserve", "boots", "control.sock")
 _REPORTS = ("reports", "reports.lock", "reports.new")
 """The history of the reports, of which `relay.throttle.history_check` tells."""
+_REWRITES = {**crash_remains.REWRITES, **foreign.REWRITES}
 _ASIDE = "moved to corrupt/ when the relay starts, never sent, never deleted"
 _NEW_ASIDE = "moved to corrupt/ when the relay next meets it, never sent, never deleted"
 _SEND_OR_REMOVE = "while no relay runs, move it to new/ to have it sent, or remove it"
 _NEW_ACCOUNT = "stop the relay, remove the file `ledger`, start: a new account begins"
 _LOOK = "look at it, and move it out of the spool if it is nobody's mail"
-
-
-@dataclass(slots=True)
-class Inspection:
-    root: str
-    holder: str | None = None
-    """The process that holds the spool's lock, as far as this host can tell; None: nobody."""
-    findings: list[Finding] = field(default_factory=list)
-    messages: int = 0
-    """Whole ones: accepted, queued and held."""
-    arriving: int = 0
-    """Drafts whose writers live."""
 
 
 class Inspector:
@@ -78,7 +70,7 @@ class Inspector:
             self._each(folder)
         self._each_set_aside(self._layout.folder("corrupt"))
         seen.messages = len(self._recipients)
-        corrupt = {quarantine.subject_name(name) for name in self._names(self._layout.folder("corrupt"))}
+        corrupt = {subject_name(name) for name in self._names(self._layout.folder("corrupt"))}
         here = {*self._recipients, *corrupt}
         seen.findings += _notes_findings(self._disk, self._layout, here, self._failed)
         seen.findings += _ledger_findings(self._disk, self._layout, self._recipients, corrupt)
@@ -110,9 +102,9 @@ class Inspector:
             path = f"{layout.root}/{name}"
             if name in (*_FOLDERS, *_FILES, *_REPORTS):
                 continue
-            if name in foreign.REWRITES and not self._is_ours(path, foreign.REWRITES[name]):
+            if name in _REWRITES and not self._is_ours(path, _REWRITES[name]):
                 self._find(path, "foreign", "not written by us", _ASIDE, _LOOK)
-            elif name in foreign.REWRITES or name.startswith("format."):
+            elif name in _REWRITES or name.startswith("format."):
                 self._find(path, "leftover", "a rewrite that a crash cut off", "replaced by the next one")
             else:
                 self._find(path, "stray", "no file of ours", "left where it is, never looked at", _LOOK)
@@ -170,7 +162,7 @@ class Inspector:
                 with opened(self._disk, self._disk.open_read(path)) as fd:
                     said = self._disk.pread(fd, 256, 0)
                 if said != FORMAT:
-                    what = f"says {files.describe(repr(said[:40]))}, which this version does not know"
+                    what = f"says {describe(repr(said[:40]))}, which this version does not know"
                     self._find(path, "format", what, STOPS_THE_START, "use the version that wrote it")
 
     def _is_ours(self, path: str, is_ours: Callable[[Disk, int], bool]) -> bool:
@@ -178,7 +170,7 @@ class Inspector:
         try:
             return foreign.why_not_ours(self._disk, path, is_ours, self._disk.open_read) is None
         except OSError as error:
-            if not files.is_not_now(error):
+            if not is_not_now(error):
                 raise
             return True
 
@@ -197,7 +189,7 @@ class Inspector:
     def _each_set_aside(self, folder: str) -> None:
         becomes = "kept and counted, never sent, never deleted"
         for name in self._names(folder):
-            path, queue_id = f"{folder}/{name}", quarantine.subject_name(name)
+            path, queue_id = f"{folder}/{name}", subject_name(name)
             what, advice = "a message that can be read whole", _SEND_OR_REMOVE
             try:
                 if not stat.S_ISREG((found := os.lstat(path)).st_mode):
@@ -209,7 +201,7 @@ class Inspector:
                 continue
             except Corrupt as fault:
                 what, advice = str(fault), "send by hand what is worth it, then remove it"
-            except files.Unreadable as error:
+            except Unreadable as error:
                 self._seen.findings.append(unreadable(path, error.strerror))
                 continue
             self._find(path, "set_aside", what, becomes, advice)
@@ -250,7 +242,7 @@ class Inspector:
             # The start brings the first one home, and then finds this one.
             self._tell(path, LookedAt(Found.SECOND_NAME if inode == other_inode else Found.COPY, other=other))
             return
-        if any(status.is_failure for status in message.statuses) and message.envelope.reverse_path:
+        if message.owed_report is not None:
             self._failed.add(queue_id)
         if Status.TODO not in message.statuses:
             what = "no recipient is left; a crash, or a full disk, came before its end"
@@ -274,11 +266,11 @@ class Inspector:
                 why = self._why_a_strangers(path, found) if is_ours else None
                 if is_ours:
                     with opened(self._disk, self._disk.open_read(path)) as fd:
-                        is_ours = why is None and foreign.is_draft(self._disk, fd, QueueId(name))
+                        is_ours = why is None and crash_remains.is_draft(self._disk, fd, QueueId(name))
             except FileNotFoundError:
                 continue  # published, or given up
             except OSError as error:
-                if files.is_not_now(error):
+                if is_not_now(error):
                     self._seen.findings.append(unreadable(path, error.strerror))
                 else:
                     self._find(path, "foreign", f"cannot be read: {error.strerror}", _ASIDE, _LOOK)
@@ -306,10 +298,10 @@ def _notes_findings(
             yield Finding(path, "foreign", NOT_OUR_NAME, aside, "see what it is")
             continue
         try:
-            why = foreign.why_not_ours(disk, path, foreign.is_notes, disk.open_read)
+            why = foreign.why_not_ours(disk, path, crash_remains.is_notes, disk.open_read)
             content = _content_of(disk, path) if why is None else b""
         except OSError as error:
-            if not files.is_not_now(error):
+            if not is_not_now(error):
                 raise
             yield unreadable(path, error.strerror, "the report may give no reasons")
             noted.add(name)
@@ -319,7 +311,7 @@ def _notes_findings(
             continue
         noted.add(name)
         if name not in here and not _is_there(disk, layout, QueueId(name)):
-            if foreign.why_not_ours(disk, path, foreign.is_notes_only, disk.open_read) is not None:
+            if foreign.why_not_ours(disk, path, crash_remains.is_notes_only, disk.open_read) is not None:
                 yield Finding(path, "foreign", "not only notes", aside, "see what it is")
                 continue
             yield Finding(path, "leftover", "notes about a message that is gone", "removed at the next start")
@@ -328,7 +320,9 @@ def _notes_findings(
         bad = [number for number, line in enumerate(lines, start=1) if line and parse(line) is None]
         if bad and bad[-1] < len(lines):
             what = f"line {bad[0]} is no note, or one that a crash tore"
-            yield Finding(path, "torn_note", what, "skipped: the report will give no reason for it")
+            yield Finding(
+                path, "torn_note", what, "skipped: a reply is not shown, or a report gives no reason"
+            )
     for queue_id in sorted(set(failed) - noted):
         path = layout.notes(queue_id)
         yield Finding(path, "no_notes", "is not there", "the report will say that the reason is not known")
@@ -340,12 +334,12 @@ def _ledger_findings(
     path = layout.file("ledger")
     try:
         if disk.length(path) is None or (
-            foreign.why_not_ours(disk, path, foreign.is_anything, disk.open_read) is not None
+            foreign.why_not_ours(disk, path, crash_remains.is_anything, disk.open_read) is not None
         ):
             return  # made at the next start; or told of already
         content = _content_of(disk, path)
     except OSError as error:
-        if not files.is_not_now(error):
+        if not is_not_now(error):
             raise
         yield unreadable(path, error.strerror, STOPS_THE_START)
         return
@@ -380,8 +374,8 @@ def _has_ended(disk: Disk, layout: Layout, queue_id: QueueId) -> bool:
     return queue_id not in _ledger(disk, layout, _content_of(disk, layout.file("ledger"))).open
 
 
-def _ledger(disk: Disk, layout: Layout, content: bytes) -> Ledger:
-    ledger = Ledger(layout, disk)
+def _ledger(disk: Disk, layout: Layout, content: bytes) -> LedgerFile:
+    ledger = LedgerFile(layout, disk)
     ledger.learn(content)
     return ledger
 

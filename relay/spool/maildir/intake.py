@@ -16,9 +16,9 @@ from relay.clock import Clock
 from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope, QueueId
 from relay.spool.durable import Disk, opened, sync_above
+from relay.spool.headroom import NoHeadroom, why_no_room
 from relay.spool.identity import Identities
-from relay.spool.maildir import message_file
-from relay.spool.maildir.headroom import NoHeadroom, why_no_room
+from relay.spool.maildir import files, message_file
 from relay.spool.maildir.layout import FORMAT, Layout
 from relay.spool.replacing import put_in_place
 
@@ -120,11 +120,8 @@ class MaildirIntake:
 
     def publish_once(self, queue_id: QueueId, envelope: Envelope, content: bytes) -> bool:
         """Publish a report durably, unless it is there: False.  For the sender alone.  Raises OSError."""
-        for place in (self._layout.accepted, self._layout.queued, self._layout.held):
-            if self._disk.inode(place(queue_id)) is not None:
-                # Who put it there may have been killed before its name was durable.
-                self._disk.sync_directory(place(queue_id).rpartition("/")[0])
-                return False
+        if files.is_published(self._disk, self._layout, queue_id):
+            return False
         with contextlib.suppress(FileNotFoundError):
             # Only the sender writes reports, so this is what an earlier attempt left.
             self._disk.unlink(self._layout.draft(queue_id))

@@ -24,12 +24,14 @@ from dataclasses import dataclass
 
 from relay.mail.envelope import QueueId
 from relay.queue.sorting import Sorter
-from relay.spool.durable import Disk
+from relay.spool.durable import Disk, opened
+from relay.spool.identity import is_queue_id
 from relay.spool.interface import Corrupt, Status
 from relay.spool.maildir import files
-from relay.spool.maildir.layout import NOT_OUR_NAME, Layout, is_queue_id
+from relay.spool.maildir.layout import NOT_OUR_NAME, Layout
 from relay.spool.maildir.message_file import Opened
-from relay.spool.maildir.quarantine import Quarantine
+from relay.spool.os_errors import is_about_the_file, is_our_own_lack
+from relay.spool.quarantine import Quarantine
 
 FAILURES_AN_HOUR = 8
 """How often `Unread` asks a disk that fails between two calls of `look_again`, which come hourly."""
@@ -129,7 +131,7 @@ def _of_two(place: str, *, is_one: bool) -> LookedAt:
 
 
 def _unreadable(error: OSError) -> LookedAt:
-    if not files.is_about_the_file(error):
+    if not is_about_the_file(error):
         raise error
     return LookedAt(Found.UNREADABLE, str(error.strerror))
 
@@ -161,6 +163,8 @@ class Taker:
     ) -> LookedAt:
         """Do what the table says; a message that is queued is in its home then.
 
+        Failures whose report a crash left without their marks are marked: another that joined them would
+        change the id of their report.
         `with_marks`: its marks are durable too, which a killed sender may have left in memory only.
         """
         is_new = self._layout.is_new(path)
@@ -174,6 +178,8 @@ class Taker:
         try:
             if with_marks and seen.queued is not None:
                 files.write_marks_again(self._disk, [(path, seen.queued)])
+            if seen.queued is not None:
+                self._mark_what_was_reported(path, seen.queued, counted_out)
             self._carry_out(path, seen, is_new=is_new)
         except FileNotFoundError:
             seen = LookedAt(Found.GONE)
@@ -184,6 +190,15 @@ class Taker:
         elif seen.becomes is not Becomes.SET_ASIDE:
             self._aside.forget(path)
         return seen
+
+    def _mark_what_was_reported(self, path: str, message: Opened, counted_out: Container[QueueId]) -> None:
+        if Status.TODO not in message.statuses or (owed := message.owed_report) is None:
+            return
+        own = owed.report_id
+        if own in counted_out or files.is_published(self._disk, self._layout, own):
+            with opened(self._disk, self._disk.open_update(path)) as fd:
+                # Crash here: the next start finds the report too.
+                files.mark_reported(self._disk, fd, message, owed.failed)
 
     def _carry_out(self, path: str, seen: LookedAt, *, is_new: bool) -> None:
         match seen.becomes:
@@ -231,7 +246,7 @@ class NewMail:
             try:
                 seen = self._taker.take(path, counted_out, with_content=has_room(), sorter=sorter)
             except OSError as error:
-                if files.is_our_own_lack(error):
+                if is_our_own_lack(error):
                     break
                 raise
             if seen.queued is not None:
@@ -269,7 +284,7 @@ class Unread:
                 # With its content: what is damaged and cannot be moved must not come back each hour.
                 seen = self._taker.take(path, counted_out, with_content=True, with_marks=True, sorter=sorter)
             except OSError as error:
-                if files.is_our_own_lack(error):
+                if is_our_own_lack(error):
                     self._due.appendleft(path)
                     break
                 self._aside.leave(path, f"cannot be taken: {error.strerror}")

@@ -10,7 +10,7 @@
     gone       -       -       -          -        -
 
 The folder is the state; one link or rename is one transition.  bounce/ID holds the notes
-about failed recipients and goes after its message.  An absent file never means
+about failed and deferred recipients and goes after its message.  An absent file never means
 "finished": what ends a message is its own status bytes.
 
 Beside them: `lock` (who may send), `ledger`, `trigger` (a FIFO), `control.sock`, `format`,
@@ -21,10 +21,12 @@ import zlib
 from dataclasses import dataclass
 from typing import Literal
 
-from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
+from relay.mail.envelope import QueueId
 
 SPLITS = 64
 NOT_OUR_NAME = "not a name that we give"
+READ_AGAIN = frozenset({"tmp", "new", "cur", "hold"})
+"""Folders whose files are read again each hour where they had to be left."""
 FORMAT = b"relay spool 1 maildir\n"
 
 
@@ -36,7 +38,8 @@ class Layout:
         return f"{self.root}/{name}"
 
     def file(
-        self, name: Literal["lock", "ledger", "trigger", "format", "reserve", "boots", "control.sock"]
+        self,
+        name: Literal["lock", "ledger", "trigger", "format", "reserve", "boots", "notes.new", "control.sock"],
     ) -> str:
         return f"{self.root}/{name}"
 
@@ -67,8 +70,3 @@ class Layout:
 
     def notes(self, queue_id: QueueId) -> str:
         return f"{self.root}/bounce/{queue_id}"
-
-
-def is_queue_id(name: str) -> bool:
-    """Return whether a file's name is one that we give; checked before it becomes a path."""
-    return QUEUE_ID_PATTERN.match(name) is not None

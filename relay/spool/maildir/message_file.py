@@ -8,8 +8,9 @@ r"""The bytes of one message file, version 1.
 
 The envelope stands behind the content, so that content can be streamed to disk before its length is
 known.  Decimal and hexadecimal fields have fixed widths, so the header is written last in place.  Each
-recipient is one line whose first byte is its status.  Only these bytes change once a file is published,
-and the last one of the header (`-`, or `W` once the sender was warned of a delay).
+recipient is one line whose first byte is its status; that of a failure is in lower case once the sender
+was told of it while other recipients were left.  Only these bytes change once a file is published, and
+the last one of the header (`-`, or `W` once the sender was warned of a delay).
 
 Every part has a CRC-32: the envelope's counts each status as `T`, the header's stops before itself.
 A file that does not match in length, checksum or id is `Corrupt`.  Encoding and decoding only: no I/O.
@@ -24,8 +25,8 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from relay.mail.envelope import Envelope, QueueId, Shape
-from relay.queue.lanes import DEFAULT_LANE
-from relay.spool.interface import Corrupt, Entry, Message, Status
+from relay.queue.sorting import UNSORTED, Sorted
+from relay.spool.interface import Corrupt, Entry, Message, OwedReport, Status, owed_report
 
 MAGIC = b"relay-message 1 "
 _HEADER = re.compile(
@@ -43,6 +44,7 @@ _ANY_HEADER = b"relay-message 1 000000000000000 0000000000 0000000 -- 00000000 0
 _PLAUSIBLE_DEFERRAL_NS = 1_000_000_000
 """A file modified less than this after its arrival was never postponed."""
 _STATUSES = {status.value[0]: status for status in Status}
+_REPORTED = {status.value.lower()[0]: status for status in Status if status.is_failure}
 _TYPES: dict[str, tuple[type, ...]] = {
     "reverse_path": (str,),
     "arrival_at_ns": (int,),
@@ -101,7 +103,21 @@ class Opened:
     """Where each recipient's line begins in the file."""
     modified_at_ns: int = 0
     content: bytes | None = field(default=None, repr=False)
-    lane: str = DEFAULT_LANE
+    sorted: Sorted = UNSORTED
+    """By the sorter that was given when it was read."""
+    reported: set[int] = field(default_factory=set)
+    """Failed recipients whose sender was told; changes with the file too."""
+    message_id: str | None = None
+    """From the front of the content, which every reading of the file reads."""
+
+    @property
+    def owed_report(self) -> OwedReport | None:
+        return owed_report(self.queue_id, self.envelope, self.statuses, self.reported)
+
+    def mark_of(self, index: int) -> bytes:
+        """Return a recipient's status byte."""
+        mark = self.statuses[index].value
+        return mark.lower() if index in self.reported else mark
 
     @property
     def next_attempt_at_ns(self) -> int | None:
@@ -119,7 +135,10 @@ class Opened:
             self.header.is_warned,
             self.content,
             self.next_attempt_at_ns,
-            self.lane,
+            self.sorted.lane,
+            frozenset(self.reported),
+            self.message_id,
+            self.sorted.parts,
         )
 
     def entry(self, *, is_held: bool) -> Entry:
@@ -198,7 +217,8 @@ def decode_envelope(queue_id: QueueId, header: Header, raw: bytes) -> Opened:
     if zlib.crc32(as_accepted) != header.envelope_crc:
         raise Corrupt("the envelope does not match its checksum")
     try:
-        statuses = [_STATUSES[line[0]] for line in lines]
+        statuses = [_STATUSES.get(line[0]) or _REPORTED[line[0]] for line in lines]
+        reported = {index for index, line in enumerate(lines) if line[0] in _REPORTED}
         facts = json.loads(raw[:end])
         recorded_id = facts.pop("id")
         envelope = Envelope(recipients=tuple(line[1:].decode() for line in lines), **facts)
@@ -212,7 +232,7 @@ def decode_envelope(queue_id: QueueId, header: Header, raw: bytes) -> Opened:
         raise AnotherMessage(f"the file of another message, {str(recorded_id)[:20]!r}")
     lengths = (len(line) + 1 for line in lines[:-1])
     offsets = array("Q", accumulate(lengths, initial=header.envelope_offset + end))
-    return Opened(queue_id, header, envelope, statuses, offsets)
+    return Opened(queue_id, header, envelope, statuses, offsets, reported=reported)
 
 
 def shape_of(envelope: Envelope, size_bytes: int, *, eight_bit: bool) -> Shape:

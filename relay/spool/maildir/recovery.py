@@ -13,16 +13,17 @@ from collections.abc import Callable
 
 from relay.mail.envelope import QueueId
 from relay.queue.sorting import Sorter
+from relay.spool import foreign, quarantine
 from relay.spool.durable import Disk, opened, why_a_strangers
-from relay.spool.identity import subject_of
+from relay.spool.identity import is_queue_id, subject_of
 from relay.spool.interface import Entry, Recovery
-from relay.spool.maildir import files, foreign, quarantine
+from relay.spool.ledger import Fates, fates_of
+from relay.spool.maildir import crash_remains, files
 from relay.spool.maildir.into_queue import Taker
-from relay.spool.maildir.layout import NOT_OUR_NAME, Layout, is_queue_id
-from relay.spool.maildir.ledger import Ledger, fates_of
+from relay.spool.maildir.layout import NOT_OUR_NAME, Layout
+from relay.spool.maildir.ledger_file import LedgerFile
 from relay.spool.maildir.message_file import Opened
-
-Fates = tuple[int, int, int, int]
+from relay.spool.os_errors import is_our_own_lack
 
 _MARKED_AT_ONCE = 64
 
@@ -30,7 +31,7 @@ _MARKED_AT_ONCE = 64
 def recover(
     disk: Disk,
     layout: Layout,
-    ledger: Ledger,
+    ledger: LedgerFile,
     aside: quarantine.Quarantine,
     sorter: Sorter | None = None,
     *,
@@ -39,7 +40,8 @@ def recover(
     """Return how far each queued message got, and what was found; `on_step` is called for each file."""
     aside.stuck.clear()
     abandoned = remove_abandoned_drafts(disk, layout, aside, on_step)
-    quarantine.clear_the_way(disk, layout, aside)
+    quarantine.clear_the_way(disk, layout.root, aside, crash_remains.NEEDED)
+    _clear_the_notes(disk, layout, aside)
     walk = _Walk(disk, layout, ledger, aside, sorter, on_step=on_step)
     ledger.read()
     # Who held or released a message may have been killed before that was durable, and now it is seen.
@@ -85,31 +87,31 @@ def recover(
     return walk.fates, recovery
 
 
-def _begin_ledger(ledger: Ledger, walk: "_Walk", aside: quarantine.Quarantine) -> None:
+def _begin_ledger(ledger: LedgerFile, walk: "_Walk", aside: quarantine.Quarantine) -> None:
     """Write a short ledger and count in what is queued; on a full disk go on with the long one."""
     try:
         # Rewriting brings the file into being; entering then needs it.
         reported = {q for q in ledger.closed if subject_of(q) in walk.fates}
         ledger.rewrite(still_there=walk.ended | reported | _unread(ledger, aside))
     except OSError as error:
-        if not files.is_our_own_lack(error):
+        if not is_our_own_lack(error):
             raise
         ledger.go_on()
     try:
         ledger.enter(list(walk.counts.items()))
     except OSError as error:
         # Who ends a message counts it in again.
-        if not files.is_our_own_lack(error):
+        if not is_our_own_lack(error):
             raise
 
 
-def forget_removals(disk: Disk, layout: Layout, ledger: Ledger, aside: quarantine.Quarantine) -> None:
+def forget_removals(disk: Disk, layout: Layout, ledger: LedgerFile, aside: quarantine.Quarantine) -> None:
     """Rewrite the ledger while the queue is in use.  Raises OSError."""
     _sync_all(disk, layout, set(layout.queued_folders()))
     ledger.rewrite(still_there=_unread(ledger, aside))
 
 
-def _unread(ledger: Ledger, aside: quarantine.Quarantine) -> set[QueueId]:
+def _unread(ledger: LedgerFile, aside: quarantine.Quarantine) -> set[QueueId]:
     """Return what was counted out and cannot be read now: it may be there, and must not count twice."""
     return ledger.closed & aside.stuck.keys()
 
@@ -144,7 +146,7 @@ def remove_abandoned_drafts(
                 continue
             try:
                 why = why_a_strangers(disk, fd, path)
-                if why is None and not foreign.is_draft(disk, fd, QueueId(name)):
+                if why is None and not crash_remains.is_draft(disk, fd, QueueId(name)):
                     why = "not written by us"
             except OSError as error:
                 aside.move_unusable(path, error, "tmp-")
@@ -158,12 +160,27 @@ def remove_abandoned_drafts(
     return removed
 
 
+def _clear_the_notes(disk: Disk, layout: Layout, aside: quarantine.Quarantine) -> None:
+    for name in disk.names(layout.folder("bounce")):
+        path = f"{layout.folder('bounce')}/{name}"
+        why: str | None = NOT_OUR_NAME
+        if is_queue_id(name):
+            try:
+                why = foreign.why_not_ours(disk, path, crash_remains.is_notes, disk.open_update)
+            except OSError as error:
+                aside.move_unusable(path, error, "bounce-")
+                continue
+        if why is not None:
+            # Its name must not be taken for that of a message that is set aside.
+            aside.move(path, why, "bounce-")
+
+
 class _Walk:
     def __init__(
         self,
         disk: Disk,
         layout: Layout,
-        ledger: Ledger,
+        ledger: LedgerFile,
         aside: quarantine.Quarantine,
         sorter: Sorter | None,
         *,
@@ -239,7 +256,7 @@ def _remove_orphaned_notes(
             continue
         path = layout.notes(QueueId(name))
         with contextlib.suppress(OSError):
-            if (why := foreign.why_not_ours(disk, path, foreign.is_notes_only, disk.open_read)) is None:
+            if (why := foreign.why_not_ours(disk, path, crash_remains.is_notes_only, disk.open_read)) is None:
                 disk.unlink(path)
             else:
                 aside.move(path, f"among notes: {why}", "bounce-")

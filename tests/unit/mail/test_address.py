@@ -229,7 +229,8 @@ def test_what_the_rfc_allows_is_let_in_undecoded(inside: bytes) -> None:
 @pytest.mark.parametrize(
     ("argument", "why"),
     [
-        (b"a@b", "must stand in angle brackets"),
+        (b"a@b>", "nothing may stand beside"),
+        (b"postmaster", "no domain"),
         (b"<a\t@b>", "control characters"),
         (b"<@r:a@b>", "source routes"),
         (b"<postmaster>", "no domain"),
@@ -246,9 +247,52 @@ def test_spaces_before_the_path_are_skipped_and_only_there() -> None:
     assert parse_reverse_path(b"  <a@b>").address == "a@b"
     assert parse_reverse_path(b" <>").address == ""
     assert parse_forward_path(b" <a@b>", smtputf8=False).address == "a@b"
-    for argument in (b"\t<a@b>", b"a@b", b"< a@b>", b"", b" "):
+    for argument in (b"\t<a@b>", b"\ta@b", b"< a@b>", b"", b" "):
         with pytest.raises(MalformedAddress):
             parse_reverse_path(argument)
+
+
+@settings(deadline=None)
+@given(_addresses(), st.sampled_from([b"", b" ", b" SIZE=1", b" BODY=8BITMIME SIZE=1"]))
+def test_an_address_without_brackets_is_the_one_within_them(address: str, rest: bytes) -> None:
+    bare, bracketed = address.encode() + rest, b"<" + address.encode() + b">" + rest
+
+    assert parse_reverse_path(b" " + bare) == parse_reverse_path(bracketed)
+    assert parse_forward_path(bare, smtputf8=False) == parse_forward_path(bracketed, smtputf8=False)
+
+
+@settings(deadline=None)
+@given(_nearly_addresses())
+def test_without_brackets_nothing_is_taken_that_is_not_within_them(octets: bytes) -> None:
+    try:
+        path = parse_forward_path(octets, smtputf8=True)
+    except (MalformedAddress, MalformedParameters, NonAsciiAddress):
+        return
+    raw = path.address.encode()
+
+    assert octets.lstrip(b" ").startswith((raw, b"<" + raw + b">"))
+    assert parse_forward_path(b"<" + raw + b">", smtputf8=True).address == path.address
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        b"a@b>",
+        b"a@b,c@d",
+        b"a@b;",
+        b"a@b\t",
+        b"a@b\x00",
+        b"Ann <a@b>",
+        b"@r:a@b",
+        b"a b@c",
+        b"a@b c@d",
+        b"a@b.",
+        b"a",
+    ],
+)
+def test_what_is_no_address_in_brackets_is_none_without(argument: bytes) -> None:
+    with pytest.raises((MalformedAddress, MalformedParameters)):
+        parse_forward_path(argument, smtputf8=True)
 
 
 def test_recipient_may_not_be_empty() -> None:
@@ -299,3 +343,8 @@ def test_malformed_parameters_are_refused(rest: bytes) -> None:
 @pytest.mark.parametrize("label", ["xn--xn--a-", "xn--a.b-", "xn--\u0080"])
 def test_a_label_that_no_resolver_finds_is_compared_as_written(label: str) -> None:
     assert comparable_domain(f"{label}.example") == f"{label}.example"
+
+
+@pytest.mark.parametrize("domain", ["[::ffff:192.0.2.1", "::ffff:192.0.2.1]"])
+def test_half_a_literal_is_none(domain: str) -> None:
+    assert comparable_domain(domain) == domain

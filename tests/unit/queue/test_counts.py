@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from relay.mail.envelope import QueueId
 from relay.queue.counts import SPARE_AGES, Counts, Sums, total
-from relay.queue.queued import Queued, State
+from relay.queue.queued import NO_REASON, Queued, RecipientsLeft, State, WaitReason
 from relay.queue.scheduler import Scheduler
 
 
@@ -17,7 +17,7 @@ def assert_counted(scheduler: Scheduler) -> None:
             if queued.state is state:
                 lanes.setdefault(queued.lane, []).append(queued)
         assert scheduler.counts.of(state) == {lane: _sums(its) for lane, its in lanes.items()}
-        assert total(scheduler.counts.of(state)) == _sums([q for its in lanes.values() for q in its])
+        assert total(scheduler.counts.of(state).values()) == _sums([q for its in lanes.values() for q in its])
 
 
 def _sums(messages: list[Queued]) -> Sums:
@@ -39,6 +39,7 @@ def test_the_counts_are_what_a_pass_finds(steps: list[tuple[str, int, int]]) -> 
     scheduler = Scheduler()
     for number in range(8):
         queued = Queued(QueueId(f"{number}"), f"s{number % 3}", 10 + number, -number % 5, 0, 1 + number)
+        queued.client, queued.user = "pq"[number % 2], ("", "", "u")[number % 3]
         scheduler.add(queued)
     scheduler.sender_pauses.begin("s2", 0, "no", asked_ns=5)
     for now_ns, (act, number, more) in enumerate(steps):
@@ -53,23 +54,23 @@ def _do(scheduler: Scheduler, act: str, queue_id: QueueId, more: int, now_ns: in
         case "take":
             scheduler.next_ready(now_ns)
         case "back":
-            scheduler.give_back(queue_id, "")
+            scheduler.give_back(queue_id, NO_REASON)
         case "again":
-            scheduler.again(queue_id, more, "")
+            scheduler.again(queue_id, more, NO_REASON)
         case "postpone":
-            scheduler.postpone(queue_id, now_ns + more, more, "")
+            scheduler.postpone(queue_id, now_ns + more, more, NO_REASON)
         case "park":
-            scheduler.park(queue_id, more, now_ns, "")
+            scheduler.park(queue_id, more, now_ns, NO_REASON)
         case "refuse":
             scheduler.doubt(f"s{more}")
-            scheduler.attempted(queue_id, tried=frozenset(), refusals=1, singled_out=0, domains=())
-            scheduler.give_back(queue_id, "421 no")
+            scheduler.attempted(queue_id, tried=frozenset(), refusals=1, singled_out=0, left=RecipientsLeft())
+            scheduler.give_back(queue_id, WaitReason("421 no"))
         case "move":
             scheduler.move(queue_id, f"lane {more}")
         case "report":
             if (before := scheduler.seize(queue_id)) is not None:
                 scheduler.put_back(
-                    queue_id, State.REPORTING if more else before, (more, ()) if more else None
+                    queue_id, State.REPORTING if more else before, (more, RecipientsLeft()) if more else None
                 )
         case _:
             getattr(scheduler, act)(queue_id)

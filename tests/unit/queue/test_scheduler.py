@@ -5,10 +5,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from relay.mail.envelope import QueueId
+from relay.queue.queued import NO_REASON, WaitReason
 from relay.queue.scheduler import Queued, Scheduler, State
 from relay.queue.sender_pauses import FIRST_REST_NS, LONGEST_REST_NS, MOST_RESTING
 from relay.verdicts.decision import back_off_ns
-from relay.verdicts.pause_record import FOREVER_NS
+from relay.verdicts.operator_pause import FOREVER_NS
 from tests.unit.queue.test_counts import assert_counted
 
 MINUTE_NS = 60 * 10**9
@@ -147,7 +148,7 @@ def test_an_unattempted_message_keeps_its_place() -> None:
     first = scheduler.next_ready(0)
     assert first is not None
 
-    scheduler.give_back(first.queue_id, "no room")
+    scheduler.give_back(first.queue_id, WaitReason("no room"))
 
     assert scheduler.first_ready(0) is first
     assert (first.state, first.reason, first.due_at_ns) == (State.WAITING, "no room", 0)
@@ -159,7 +160,7 @@ def test_a_deferred_message_is_due_at_its_instant_and_not_before() -> None:
     taken = scheduler.next_ready(0)
     assert taken is not None
 
-    scheduler.postpone(taken.queue_id, 1000, 1, "451 later")
+    scheduler.postpone(taken.queue_id, 1000, 1, WaitReason("451 later"))
 
     assert scheduler.next_due_at_ns() == 1000
     assert scheduler.next_ready(999) is None
@@ -231,19 +232,19 @@ class Order(RuleBasedStateMachine):
     @rule(name=consumes(active))
     def gives_back(self, name: QueueId | None) -> None:
         if name is not None:
-            self.scheduler.give_back(name, "")
+            self.scheduler.give_back(name, NO_REASON)
             self.line.insert(0, name)
 
     @rule(name=consumes(active), wait_ns=st.integers(1, 100))
     def postpones(self, name: QueueId | None, wait_ns: int) -> None:
         if name is not None:
-            self.scheduler.postpone(name, self.now_ns + wait_ns, 1, "")
+            self.scheduler.postpone(name, self.now_ns + wait_ns, 1, NO_REASON)
             self.deferred[name] = self.now_ns + wait_ns
 
     @rule(name=consumes(active))
     def comes_again(self, name: QueueId | None) -> None:
         if name is not None:
-            self.scheduler.again(name, 1, "")
+            self.scheduler.again(name, 1, NO_REASON)
             self.line.append(name)
 
     @rule(name=consumes(active))

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from relay.mail.envelope import QueueId
 from relay.queue import scheduler as scheduler_module
 from relay.queue.lanes import DEFAULT_LANE, Lane, Price
+from relay.queue.queued import NO_REASON
 from relay.queue.scheduler import SLICE, Queued, Scheduler, State
 
 NONE: tuple[Lane, ...] = ()
@@ -74,13 +75,13 @@ class Edits(RuleBasedStateMachine):
         queue_id = self.active.pop(0)
         match end:
             case "give back":
-                self.queue.give_back(queue_id, "")
+                self.queue.give_back(queue_id, NO_REASON)
             case "again":
-                self.queue.again(queue_id, 1, "")
+                self.queue.again(queue_id, 1, NO_REASON)
             case "postpone":
-                self.queue.postpone(queue_id, self.now_ns + 5, 1, "")
+                self.queue.postpone(queue_id, self.now_ns + 5, 1, NO_REASON)
             case "park":
-                self.queue.park(queue_id, f"place {int(queue_id) % 3}", 10**18, "")
+                self.queue.park(queue_id, f"place {int(queue_id) % 3}", 10**18, NO_REASON)
             case _:
                 self.queue.remove(queue_id)
 
@@ -152,7 +153,7 @@ def test_an_edit_in_slices_is_the_edit_in_one_go(
                 queue.add(a_message(number, sender, lane))
             for queued in [queue.next_ready(0) for _ in range(taken)]:
                 if queued is not None:
-                    queue.give_back(queued.queue_id, "")
+                    queue.give_back(queued.queue_id, NO_REASON)
             queue.arrange(*after, 100)
             queues.append([queued.queue_id for queued in drained(queue, 0)])
     assert queues[0] == queues[1]

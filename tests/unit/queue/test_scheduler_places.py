@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.mail.envelope import QueueId
+from relay.queue.queued import NO_REASON, WaitReason
 from relay.queue.scheduler import Queued, Scheduler, State
 
 NAMES = st.sampled_from("abcdefgh")
@@ -26,7 +27,7 @@ def _take(scheduler: Scheduler, now_ns: int = 0) -> str:
 
 def _park(scheduler: Scheduler, names: str, place: str, due_at_ns: int) -> None:
     for name in names:
-        scheduler.park(QueueId(name), place, due_at_ns, "no room for its sender")
+        scheduler.park(QueueId(name), place, due_at_ns, WaitReason("no room for its sender"))
 
 
 def _leave(scheduler: Scheduler, now_ns: int, room: int, due_at_ns: int = 10**9) -> str:
@@ -41,7 +42,7 @@ def test_the_parked_keep_back_nobody_else() -> None:
     assert _take(scheduler) == "abcd"
 
     _park(scheduler, "ac", "list", 100)
-    scheduler.again(QueueId("b"), 1, "")
+    scheduler.again(QueueId("b"), 1, NO_REASON)
 
     assert _take(scheduler) == "b"
     assert scheduler.next_due_at_ns() == 100
@@ -83,7 +84,7 @@ def test_a_place_is_due_once_however_many_are_parked_there() -> None:
     for number in range(1000):
         scheduler.add(Queued(QueueId(f"{number}"), "", 1, 0, 0, 1))
     while (queued := scheduler.next_ready(0)) is not None:
-        scheduler.park(queued.queue_id, "list", 100, "no room for its sender")
+        scheduler.park(queued.queue_id, "list", 100, WaitReason("no room for its sender"))
 
     assert len(scheduler._parking._until) == 1
     assert scheduler.places_due(100) == ["list"]
@@ -120,13 +121,13 @@ def _go_on(scheduler: Scheduler, queued: Queued, act: str, place: str, due_at_ns
     """Have something become of a message that was taken."""
     match act:
         case "park":
-            scheduler.park(queued.queue_id, place, due_at_ns, "")
+            scheduler.park(queued.queue_id, place, due_at_ns, NO_REASON)
         case "give back":
-            scheduler.give_back(queued.queue_id, "")
+            scheduler.give_back(queued.queue_id, NO_REASON)
         case "again":
-            scheduler.again(queued.queue_id, 1, "")
+            scheduler.again(queued.queue_id, 1, NO_REASON)
         case _:
-            scheduler.postpone(queued.queue_id, due_at_ns, 1, "")
+            scheduler.postpone(queued.queue_id, due_at_ns, 1, NO_REASON)
 
 
 @given(

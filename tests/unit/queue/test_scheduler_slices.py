@@ -11,6 +11,7 @@ from relay.mail.envelope import QueueId
 from relay.queue import scheduler as scheduler_module
 from relay.queue.lanes import DEFAULT_LANE, Lane, Order, Price
 from relay.queue.parking import Parking
+from relay.queue.queued import NO_REASON
 from relay.queue.scheduler import SLICE, Queued, Scheduler, State
 from relay.queue.sender_pauses import FIRST_REST_NS
 from tests.unit.queue.test_counts import assert_counted
@@ -252,13 +253,13 @@ class Slices(RuleBasedStateMachine):
         for queue in self.queues:
             match end:
                 case "give back":
-                    queue.give_back(queue_id, "")
+                    queue.give_back(queue_id, NO_REASON)
                 case "again":
-                    queue.again(queue_id, 1, "")
+                    queue.again(queue_id, 1, NO_REASON)
                 case "postpone":
-                    queue.postpone(queue_id, self.now_ns + 5, 1, "")
+                    queue.postpone(queue_id, self.now_ns + 5, 1, NO_REASON)
                 case "park":
-                    queue.park(queue_id, f"place {int(queue_id) % 2}", self.now_ns + 5, "")
+                    queue.park(queue_id, f"place {int(queue_id) % 2}", self.now_ns + 5, NO_REASON)
                 case _:
                     queue.remove(queue_id)
 

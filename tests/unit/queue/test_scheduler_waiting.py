@@ -6,6 +6,7 @@ from typing import Any
 
 from relay.mail.envelope import QueueId
 from relay.queue.lanes import DEFAULT_LANE, Lane, Price
+from relay.queue.queued import WaitReason
 from relay.queue.scheduler import Queued, Scheduler, State
 from relay.queue.sender_pauses import PROOF_NS
 from relay.verdicts.decision import REFUSALS_IN_PLACE
@@ -58,7 +59,7 @@ def test_out_of_doubt_the_often_refused_go_in_order_too() -> None:
         refused = scheduler.next_ready(0)
         assert refused is not None
         refused.refusals = REFUSALS_IN_PLACE
-        scheduler.again(refused.queue_id, 1, "421 no")
+        scheduler.again(refused.queue_id, 1, WaitReason("421 no"))
     scheduler.doubt("bad")
     scheduler.add(_message("x", "good"))
     assert _first(scheduler) == "x"
@@ -127,7 +128,7 @@ def test_an_unattempted_proof_of_a_sender_loses_nothing() -> None:
     assert _take(scheduler, until_ns) == "a"
     rested = scheduler.sender_pauses.rests_of("bad")
 
-    scheduler.give_back(QueueId("a"), "no room")
+    scheduler.give_back(QueueId("a"), WaitReason("no room"))
 
     assert _take(scheduler, until_ns + 1) == "a"
     assert scheduler.sender_pauses.rests_of("bad") != rested
@@ -135,7 +136,7 @@ def test_an_unattempted_proof_of_a_sender_loses_nothing() -> None:
     assert _take(scheduler, until_ns + PROOF_NS - 1) == ""
     # Unlike one that was: its sender's mail waits for the answer.
     scheduler.reserved(QueueId("a"), 1)
-    scheduler.give_back(QueueId("a"), "421 busy")
+    scheduler.give_back(QueueId("a"), WaitReason("421 busy"))
     assert _take(scheduler, until_ns + PROOF_NS) == ""
 
 
@@ -175,7 +176,7 @@ def test_behind_a_closed_lane_the_refused_longest_ago_is_next() -> None:
         scheduler.reserved(refused.queue_id, 1)
         scheduler.doubt("bad")
         refused.refusals = REFUSALS_IN_PLACE
-        scheduler.refused(refused.queue_id, 1, "421 no")
+        scheduler.refused(refused.queue_id, 1, WaitReason("421 no"))
         scheduler.let_lane("list", 0, now_ns + 1)
         assert not scheduler.has_ready(now_ns)
         assert scheduler.next_due_at_ns() == now_ns + 1

@@ -29,7 +29,7 @@ def _matches(
     head: bytes = HEAD,
 ) -> bool:
     envelope = Envelope(reverse_path, recipients or ("b@there.example",), 0, client, "here", "ESMTP")
-    return Sorter((rule,)).lane_of(envelope, lambda: head) == rule.lane
+    return Sorter((rule,)).sort(envelope, lambda: head).lane == rule.lane
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_the_first_rule_decides_whose_keys_all_match() -> None:
 
     def lane(sender: str, count: int) -> str:
         envelope = Envelope(sender, ("b@x.example",) * count, 0, "local", "", "ESMTP")
-        return sorter.lane_of(envelope, lambda: pytest.fail("nothing asks for a header"))
+        return sorter.sort(envelope, lambda: pytest.fail("nothing asks for a header")).lane
 
     assert [lane("a@here.example", 2), lane("a@here.example", 1)] == ["both", "either"]
     assert [lane("a@there.example", 9), lane("a@else.example", 9)] == ["either", DEFAULT_LANE]

@@ -3,7 +3,7 @@
 import pytest
 
 from relay.mail.envelope import QueueId
-from relay.queue.queued import AFTER, Move, Queued, State, WaitKind, WaitReason
+from relay.queue.queued import AFTER, NO_REASON, Move, Queued, State, WaitKind, WaitReason
 from relay.queue.scheduler import Scheduler
 
 W, A, D, H, R = State.WAITING, State.ACTIVE, State.DEFERRED, State.HELD, State.REPORTING
@@ -32,13 +32,13 @@ def test_each_verb_does_to_each_state_what_the_table_says(verb: str, state: Stat
         case "take":
             scheduler.next_ready(0)
         case "give_back":
-            scheduler.give_back(queue_id, "")
+            scheduler.give_back(queue_id, NO_REASON)
         case "again":
-            scheduler.again(queue_id, 1, "")
+            scheduler.again(queue_id, 1, NO_REASON)
         case "park":
-            scheduler.park(queue_id, "place", 100, "")
+            scheduler.park(queue_id, "place", 100, NO_REASON)
         case "postpone":
-            scheduler.postpone(queue_id, 100, 1, "")
+            scheduler.postpone(queue_id, 100, 1, NO_REASON)
         case "put_back":
             scheduler.put_back(queue_id, State.HELD)
         case _:
@@ -60,7 +60,7 @@ def test_a_refusal_is_told_apart_from_what_else_keeps_a_message() -> None:
     queued = Queued(QueueId("a"), "s", 1, 0, 0, 1)
     scheduler.add(queued)
     scheduler.next_ready(0)
-    refusal = WaitReason(WaitKind.REFUSAL, "450 4.2.1 later", "4.2.1")
+    refusal = WaitReason("450 4.2.1 later", WaitKind.REFUSAL, "4.2.1")
     scheduler.postpone(queued.queue_id, 100, 1, refusal)
     assert (queued.refusal, queued.reason, queued.is_sitting_out) == (refusal, "450 4.2.1 later", False)
 

@@ -12,7 +12,9 @@ from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.spool.identity import report_id, warning_id
 from relay.spool.interface import (
+    DEFERRED,
     Absent,
+    OwedReport,
     SpoolFault,
     Status,
     Totals,
@@ -53,6 +55,23 @@ class Conformance(HandingOver):
         assert message.envelope.recipients == everybody
         assert message.left == tuple(i for i in range(10_000) if i not in done and i != 9_998)
         assert message.entry.recipients_left == len(message.left)
+
+    @pytest.mark.parametrize("size_bytes", [0, 300_000])
+    def test_the_message_id_of_each_message_is_known(self, engine: Engine, size_bytes: int) -> None:
+        content = b"Received: x\r\nmessage-id:\r\n <1@x>\r\n\r\n" + b"y" * size_bytes
+        spool = recovered(engine)
+        queue_id = accept(engine.intake(), content=content)
+        without = accept(engine.intake(), content=b"\r\nMessage-ID: <2@x>\r\n")
+
+        entries = {entry.queue_id: entry.message_id for entry in spool.take(2)}
+        assert entries == {queue_id: "<1@x>", without: None}
+        assert spool.load(queue_id).message_id == "<1@x>"
+        spool.hold(queue_id)
+        spool = again(engine, spool)
+        assert spool.load(queue_id).message_id == "<1@x>"
+        assert spool.load(without).message_id is None
+        entries = {entry.queue_id: entry.message_id for entry in spool.recover().entries}
+        assert entries == {queue_id: "<1@x>", without: None}
 
     def test_every_status_survives_a_start_and_is_counted(self, engine: Engine) -> None:
         everybody = tuple(f"r{number}@example.com" for number in range(5))
@@ -140,6 +159,21 @@ class Conformance(HandingOver):
         assert spool.notes(queue_id) == [note(0), note(2, "451 later", "expired")]
         assert spool.notes(other) == [note(1, "554 other")]
 
+    def test_the_last_reply_of_a_deferred_recipient_is_kept(self, engine: Engine) -> None:
+        spool, queue_id = recovered(engine), accept(engine.intake())
+        taken(spool)
+        spool.note({queue_id: [note(1)]})
+        for text in ("450 later", "452 Mailbox full"):
+            spool.keep_replies(queue_id, [note(0, text, DEFERRED)])
+        spool.keep_replies(QueueId("0" * 16), [note(0, "450 later", DEFERRED)])
+        for _ in range(2):
+            assert spool.notes(queue_id) == [note(0, "452 Mailbox full", DEFERRED), note(1)]
+            assert [one.attempts for one in spool.notes(queue_id)] == [2, 1]
+            spool = again(engine, spool)
+        spool.mark({queue_id: dict.fromkeys(range(3), RELAYED)})
+        spool.finish([queue_id])
+        assert spool.notes(queue_id) == []
+
     @pytest.mark.parametrize("id_of", [report_id, warning_id])
     def test_a_report_is_queued_once(self, engine: Engine, id_of: Callable[[QueueId], QueueId]) -> None:
         spool, queue_id = recovered(engine), accept(engine.intake())
@@ -159,6 +193,54 @@ class Conformance(HandingOver):
         report = spool.load(own)
         assert (report.envelope, report.content) == (envelope, b"Subject: sorry\r\n")
         assert spool.load(queue_id).left == (0, 1, 2)
+
+    def test_a_reported_failure_is_owed_no_report_any_more(self, engine: Engine) -> None:
+        spool, queue_id = recovered(engine), accept(engine.intake())
+        taken(spool)
+        assert spool.owed_report(queue_id) is None
+        spool.mark({queue_id: {1: BOUNCED, 2: EXPIRED}})
+        owed = OwedReport(report_id(queue_id, 1), (1, 2))
+        assert spool.owed_report(queue_id) == owed
+        spool = again(engine, spool)
+        assert spool.owed_report(queue_id) == spool.load(queue_id).owed_report == owed
+
+        for _ in range(2):
+            spool.mark_reported(queue_id, owed.failed)
+            # A fate that is told of is the same fate.
+            spool.mark({queue_id: {1: BOUNCED}})
+            assert spool.owed_report(queue_id) is None
+            spool = again(engine, spool)
+        message = spool.load(queue_id)
+        assert (message.statuses, message.reported) == ((Status.TODO, BOUNCED, EXPIRED), frozenset({1, 2}))
+        with pytest.raises(SpoolFault):
+            spool.mark({queue_id: {1: RELAYED}})
+        spool.mark({queue_id: {0: BOUNCED}})
+        assert spool.owed_report(queue_id) == OwedReport(report_id(queue_id), (0,))
+        assert again(engine, spool).totals() == Totals(accepted=3, bounced=2, expired=1)
+
+    def test_a_report_that_a_crash_left_unmarked_is_not_owed(self, engine: Engine) -> None:
+        spool, queue_id = recovered(engine), accept(engine.intake())
+        taken(spool)
+        spool.mark({queue_id: {1: BOUNCED}})
+        owed = spool.owed_report(queue_id)
+        assert owed is not None
+        report = replace(ENVELOPE, reverse_path="", recipients=("list-owner@example.org",))
+        assert spool.publish_report(owed.report_id, report, b"Subject: sorry\r\n")
+
+        spool.close()
+        spool = engine.start()
+        (entry,) = [e for e in spool.recover().entries if e.queue_id == queue_id]
+        assert not entry.owes_report
+        spool.mark({queue_id: {0: BOUNCED}})
+        assert spool.owed_report(queue_id) == OwedReport(report_id(queue_id, 0), (0,))
+
+    def test_mail_from_nobody_owes_no_report(self, engine: Engine) -> None:
+        spool, queue_id = recovered(engine), accept(engine.intake(), replace(ENVELOPE, reverse_path=""))
+        taken(spool)
+        spool.mark({queue_id: {1: BOUNCED}})
+
+        assert spool.owed_report(queue_id) is None
+        assert not again(engine, spool).load(queue_id).entry.owes_report
 
     def test_a_held_message_stays_held_until_it_is_released(self, engine: Engine) -> None:
         spool, queue_id = recovered(engine), accept(engine.intake())

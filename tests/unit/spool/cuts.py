@@ -36,12 +36,33 @@ def _warned(sender: Sender) -> None:
         sender.warn(queue_id)
 
 
+def _reports_wait_after_a_crash(sender: Sender) -> None:
+    sender.trace.waits_after_a_crash = True
+
+
+def _the_first_report_waits(sender: Sender) -> None:
+    sender.trace.reports_wait = 1
+
+
 SCENARIOS: dict[str, tuple[tuple[Letter, ...], Callable[[Sender], None] | None]] = {
     "relayed": ((Letter(({0: RELAYED},)),), None),
     "deferred, then relayed": ((Letter(({}, {0: RELAYED, 2: RELAYED}, {1: RELAYED}), 3),), None),
     "a batch of two": ((Letter(({0: RELAYED}, {1: BOUNCED}), 2), Letter(({0: RELAYED},))), None),
     "bounced": ((Letter(({0: RELAYED, 1: BOUNCED},), 2),), None),
     "bounced, then expired": ((Letter(({0: BOUNCED}, {1: EXPIRED}), 2),), None),
+    "bounced one by one": ((Letter(({2: BOUNCED}, {0: BOUNCED}, {1: RELAYED}), 3),), None),
+    "bounced one by one, no report after a crash": (
+        (Letter(({2: BOUNCED}, {0: BOUNCED}, {1: RELAYED}), 3),),
+        _reports_wait_after_a_crash,
+    ),
+    "three bounced, no report after a crash": (
+        (Letter(({1: BOUNCED, 2: EXPIRED, 3: BOUNCED}, {0: BOUNCED}), 4),),
+        _reports_wait_after_a_crash,
+    ),
+    "bounced, the first report waits": (
+        (Letter(({2: BOUNCED}, {0: BOUNCED, 1: RELAYED}, {3: EXPIRED}), 4),),
+        _the_first_report_waits,
+    ),
     "bounced with nobody to tell": ((Letter(({0: BOUNCED},), 1, ""),), None),
     "two bounced": ((Letter(({0: BOUNCED},)), Letter(({0: EXPIRED},))), None),
     "deleted": ((Letter(({0: DELETED, 1: RELAYED},), 2),), None),

@@ -83,7 +83,8 @@ class HandingOver:
         spool.hold(plain)
         # However far it got: what a lane asks of never changes.
         spool.mark({listed: {0: Status.RELAYED}})
-        assert spool.sort([listed, plain, QueueId("0" * 16)], sorter) == wanted
+        found = spool.sort([listed, plain, QueueId("0" * 16)], sorter)
+        assert {queue_id: entry.lane for queue_id, entry in found.items()} == wanted
         spool.close()
         entries = engine.start().recover(sorter).entries
         assert {entry.queue_id: entry.lane for entry in entries} == wanted

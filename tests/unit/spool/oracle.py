@@ -8,7 +8,7 @@ interface (tests.unit.spool.engine.OnModel).  What it holds it to:
   durable fate, and its sender a report if one of them failed; nothing else is there but
   what was handed over, whole;
 - a durable fate stays, and no other ever shows up; a reason is there as long as its mark;
-- nobody is told twice, also of a delay;
+- each failure is told once, also that of a delay, and not before it is marked;
 - nobody is tried again but whom a crash caught between the upstream's reply and the mark;
 - recovering twice, killed in between, is recovering once: the same messages, the same account;
 - nothing is left when all is done, and every recipient was counted once.
@@ -17,7 +17,8 @@ interface (tests.unit.spool.engine.OnModel).  What it holds it to:
 from dataclasses import replace
 
 from relay.mail.envelope import QueueId
-from relay.spool.interface import Message, Recovery, Status, Totals
+from relay.spool.identity import subject_of
+from relay.spool.interface import DEFERRED, Message, Recovery, Status, Totals
 from tests.fakes.disk import ModelDisk
 from tests.unit.spool.engine import OnModel
 from tests.unit.spool.maildir_engine import MAILDIR
@@ -81,12 +82,14 @@ def live_on(
     _check_recovery(image, sender, recovery, engine)
     _check_found(trace, sender, recovery, counts=counts)
     sender.end_what_is_done()
+    sender.report_what_is_owed(sorted(sender.queue))
     if record:
         # What comes in after a crash is as safe as what came before it.
         world.listener(seed=len(trace.offered)).offer(ONE_MORE)
     sender.warn_after_a_start()
     sender.drain()
     _check_end(image, sender, engine)
+    _check_told(trace)
     sender.spool.close()
     if known is not None:
         known.add(*keys)
@@ -134,7 +137,7 @@ def _check_present(trace: Trace, message: Message, sender: Sender) -> None:
         raise Violation(f"{queue_id}: that its sender was warned is forgotten")
     if (held := trace.held.get(queue_id, False)) is not None and message.is_held != held:
         raise Violation(f"{queue_id} is {'not ' * held}held")
-    noted = {note.index: note.diagnostic for note in sender.spool.notes(queue_id)}
+    noted = {note.index for note in sender.spool.notes(queue_id) if note.reason != DEFERRED}
     for index, status in enumerate(message.statuses):
         fates = trace.fates.get((queue_id, index), [])
         marked = trace.marked.get((queue_id, index))
@@ -156,10 +159,26 @@ def _check_absent(trace: Trace, queue_id: QueueId, present: set[QueueId]) -> Non
     statuses = [trace.marked.get((queue_id, index)) for index in range(len(envelope.recipients))]
     if queue_id not in trace.finishing or None in statuses:
         raise Violation(f"{queue_id} is lost: {statuses}")
-    failed = any(status is not None and status.is_failure for status in statuses)
-    report = QueueId(f"{queue_id}r")
-    if failed and not envelope.is_null and report not in present and report not in trace.finishing:
-        raise Violation(f"{queue_id} failed and its sender is never told")
+    told = _told_of(trace, queue_id, present | trace.finishing)
+    failed = [index for index, status in enumerate(statuses) if status is not None and status.is_failure]
+    if not envelope.is_null and not set(failed) <= set(told):
+        raise Violation(f"{queue_id}: {failed} failed and its sender is never told, but of {told}")
+
+
+def _told_of(trace: Trace, queue_id: QueueId, among: set[QueueId]) -> list[int]:
+    """Return the recipients that reports about a message tell of, as often as they do."""
+    reports = [own for own in trace.told_of if subject_of(own) == queue_id and own in among]
+    return sorted(index for own in reports for index in trace.told_of[own])
+
+
+def _check_told(trace: Trace) -> None:
+    """Each failed recipient is told of by exactly one report, and no other is."""
+    for queue_id in trace.finishing:
+        envelope, _ = trace.offered[queue_id]
+        marks = [trace.marked[queue_id, index] for index in range(len(envelope.recipients))]
+        failed = [] if envelope.is_null else [index for index, mark in enumerate(marks) if mark.is_failure]
+        if failed != (told := _told_of(trace, queue_id, trace.finishing)):
+            raise Violation(f"{queue_id}: {failed} failed, its sender was told of {told}")
 
 
 def _check_account(trace: Trace, messages: dict[QueueId, Message], totals: Totals) -> None:

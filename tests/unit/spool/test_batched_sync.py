@@ -58,15 +58,17 @@ def numbers(results: Sequence[OSError | None]) -> list[int | None]:
 
 
 class Queue:
-    """A kernel that takes all that is submitted, and tells of it as the test wants."""
+    """A kernel that takes so many at a time, and tells of them as the test wants."""
 
-    def __init__(self, *told: int | BaseException) -> None:
+    def __init__(self, *told: int | BaseException, takes: int = 256) -> None:
         self._told = list(told)
+        self._takes = takes
         self._in_flight: list[Sync] = []
 
     def submit(self, *syncs: "Sync") -> int:
-        self._in_flight += syncs
-        return len(syncs)
+        taken = syncs[: self._takes]
+        self._in_flight += taken
+        return len(taken)
 
     def process_events(self, _most: int, _least: int, _timeout: int) -> int:
         told = self._told.pop(0)
@@ -211,6 +213,13 @@ def test_a_sync_whose_end_is_not_told_is_never_done(
     lost = SystemError(errno.EINVAL, "Invalid argument")
 
     assert handed_over(monkeypatch, Queue(1, lost), None, None) == [None, errno.EIO]
+
+
+def test_a_queue_that_lost_a_sync_is_given_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = SystemError(errno.EINVAL, "Invalid argument")
+
+    # The rest is ours to sync: this queue would tell of the lost one in its place.
+    assert handed_over(monkeypatch, Queue(1, lost, 1, takes=2), None, None, None) == [None, errno.EIO]
 
 
 def test_what_a_batch_left_is_not_the_end_of_the_next_one(

@@ -107,7 +107,7 @@ def test_a_warning_brought_back_beside_its_message_is_marked(
 
 
 @pytest.mark.parametrize("when", [while_it_runs, before_a_start, before_a_start_on_a_full_disk])
-def test_a_message_brought_back_after_its_report_is_reported_again(
+def test_a_message_back_after_its_report_is_reported_again(
     when: Callable[[MaildirEngine, Spool, Callable[[], None]], Spool],
 ) -> None:
     engine = on_the_model()

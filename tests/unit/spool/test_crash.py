@@ -21,7 +21,7 @@ import pytest
 
 from relay.mail.envelope import QueueId
 from relay.spool.interface import SpoolFault
-from relay.spool.maildir import ledger
+from relay.spool.maildir import ledger_file
 from relay.spool.maildir.intake import prepare
 from relay.spool.maildir.layout import FORMAT, Layout
 from tests.fakes.disk import Fault, ModelDisk
@@ -107,7 +107,7 @@ def test_a_lost_ledger_costs_its_figures_and_nothing_else(name: str) -> None:
 def test_a_ledger_rewritten_while_messages_end_counts_each_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ledger, "LINES_BEFORE_REWRITE", 0)
+    monkeypatch.setattr(ledger_file, "LINES_BEFORE_REWRITE", 0)
     judge, rng = Judge(), random.Random(4)
     snapshots = run_of("two bounced")
     monkeypatch.undo()
@@ -115,7 +115,7 @@ def test_a_ledger_rewritten_while_messages_end_counts_each_once(
     judge.judge(snapshots, lambda snapshot: cuts(snapshot, rng, 3), story="rewritten at every end")
 
 
-def test_a_kill_at_the_end_and_a_cut_at_the_start_keep_the_account() -> None:
+def test_a_kill_at_the_end_and_a_cut_at_the_start_keep_count() -> None:
     judge, rng = Judge(), random.Random(5)
     for snapshot in run_of("relayed"):
         if re.match("write .*/ledger.new ", snapshot.step) and snapshot.trace.finishing:
@@ -250,7 +250,7 @@ def test_a_listener_that_is_killed_leaves_whole_messages_or_none(model: Model) -
     assert nth > 10
 
 
-def test_a_killed_senders_report_is_durable_before_its_message_goes() -> None:
+def test_a_killed_senders_report_is_durable_before_its_mail_goes() -> None:
     """Killed between the report's link and the sync of its folder: the next one finds it there."""
     judge = Judge()
     linked = next(s for s in run_of("bounced") if re.match("link .*/[^/]{17}$", s.step))

@@ -10,7 +10,8 @@ import pytest
 
 from relay.mail.envelope import QueueId
 from relay.sender.reports import Reporter
-from relay.spool.interface import Corrupt, Recovery, Status, Totals
+from relay.spool.identity import report_id
+from relay.spool.interface import Corrupt, OwedReport, Recovery, Status, Totals
 from relay.spool.maildir import files, message_file, notes
 from relay.spool.maildir.engine import MaildirSpool
 from tests.fakes.disk import ModelDisk
@@ -200,6 +201,7 @@ def test_notes_damaged_at_any_bit_keep_no_report_back() -> None:
     whole = engine.content_of(path)
     spool, _ = _start(engine)
     message = spool.load(queue_ids[0])
+    own = report_id(queue_ids[0])
     nested = b"[" * 100_000
     cuts = [whole[:n] for n in range(len(whole))]
     for content in [
@@ -212,7 +214,7 @@ def test_notes_damaged_at_any_bit_keep_no_report_back() -> None:
         engine.disk.unlink(path)
         engine.plant(path, content)
         known = {one.index: one for one in notes.read(engine.disk, engine.layout, queue_ids[0])}
-        _, report = Reporter("relay.test").failures(message, b"", [0], known)
+        _, report = Reporter("relay.test").failures(message, b"", OwedReport(own, (0,)), known)
         assert b"Final-Recipient: rfc822; alice@example.com\r\n" in report
         assert b"\n\n" not in report.replace(b"\r\n", b"")
 
@@ -228,7 +230,7 @@ def test_a_message_that_is_all_sparse_costs_no_memory() -> None:
         message_file.decode_header(huge)
 
 
-def test_what_is_removed_from_corrupt_is_deleted_and_may_come_back() -> None:
+def test_what_leaves_corrupt_is_deleted_and_may_come_back() -> None:
     engine, queue_ids = _with_two_messages()
     spool, _ = _start(engine)
     engine.damage(queue_ids[1])

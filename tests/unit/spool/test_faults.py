@@ -48,7 +48,7 @@ def every_call(kinds: Iterable[str], fails: Callable[[str, int], bool]) -> None:
                 break
 
 
-def test_a_listeners_refused_mail_goes_and_its_accepted_mail_stays(
+def test_a_listeners_refused_mail_goes_and_accepted_mail_stays(
     engine: OnModel,
 ) -> None:
     base = prepared(engine=engine)
@@ -126,7 +126,7 @@ def _fails_to_recover(world: World, fault: Fault, judging: Judging, story: str) 
     return True
 
 
-@pytest.mark.parametrize("name", few("a batch of two", "bounced while held"))
+@pytest.mark.parametrize("name", few("a batch of two", "bounced while held", "bounced one by one"))
 def test_a_lack_of_ours_holds_the_sender_up_and_no_longer(name: str, engine: OnModel) -> None:
     base, (letters, meanwhile) = prepared(engine=engine), SCENARIOS[name]
     judging = Judging("simulated faults under a sender that goes on", engine)

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from relay.mail.age import BOOTS_FORMAT, BootsRecord, Stretch
+from relay.mail.age import BootsRecord, Stretch
 from relay.spool.durable import RealDisk
+from relay.spool.foreign import BOOTS_FORMAT
 from relay.spool.interface import SpoolBusy, Totals
 from relay.spool.maildir.engine import MaildirSpool
-from relay.spool.maildir.trigger import Trigger
+from relay.spool.trigger import Trigger
 from tests.fakes.foreign import GIANT_BYTES, KINDS, kind_of, plant
 from tests.unit.spool.engine import BOUNCED, CONTENT, accept, note, recovered, taken
 from tests.unit.spool.maildir_engine import MaildirEngine, on_the_kernel
@@ -67,9 +68,9 @@ def test_a_record_of_boots_stays_where_it_is(engine: MaildirEngine) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "name", ["ledger", "ledger.new", "trigger", "reserve", "control.sock", "boots", "boots.new"]
+    "name", ["ledger", "ledger.new", "trigger", "reserve", "control.sock", "boots", "boots.new", "notes.new"]
 )
-def test_nothing_in_the_place_of_a_file_we_can_remake_stops_a_start(
+def test_nothing_in_place_of_a_file_we_can_remake_stops_a_start(
     engine: MaildirEngine, name: str, kind: str, victim: Path
 ) -> None:
     spool, queue_id = recovered(engine), accept(engine.intake())
@@ -91,6 +92,7 @@ def test_nothing_in_the_place_of_a_file_we_can_remake_stops_a_start(
         ("an empty file", "ledger.new"),
         ("an empty file", "reserve"),
         ("an empty file", "boots.new"),
+        ("an empty file", "notes.new"),
         ("a socket", "control.sock"),
         ("a FIFO", "trigger"),
     }

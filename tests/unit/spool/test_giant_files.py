@@ -7,9 +7,9 @@ import pytest
 from relay.mail.envelope import QueueId
 from relay.spool.durable import RealDisk, opened
 from relay.spool.interface import Note
-from relay.spool.maildir import ledger, notes
+from relay.spool.maildir import ledger_file, notes
 from relay.spool.maildir.layout import Layout
-from relay.spool.maildir.ledger import Ledger
+from relay.spool.maildir.ledger_file import LedgerFile
 
 QUEUE_ID = QueueId("0123456789abcdef")
 NOTE = Note(0, "5.1.1", "bounced", "550 no", None, 7)
@@ -34,9 +34,9 @@ def grow(disk: RealDisk, path: str) -> None:
 def test_the_account_keeps_what_stands_before_the_hole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "LARGEST_BYTES", MOST_BYTES)
+    monkeypatch.setattr(ledger_file, "LARGEST_BYTES", MOST_BYTES)
     disk, layout = Measured(), Layout(str(tmp_path))
-    account = Ledger(layout, disk)
+    account = LedgerFile(layout, disk)
     account.read()
     account.rewrite()
     account.enter([(QUEUE_ID, 3)])

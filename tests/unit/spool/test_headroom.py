@@ -1,18 +1,18 @@
-"""The headroom that new mail leaves and the reserve that gives way: see relay.spool.maildir.headroom."""
+"""The headroom that new mail leaves and the reserve that gives way: see relay.spool.headroom."""
 
 import errno
 
 import pytest
 
-from relay.spool.interface import Intake, SpoolFault, SpoolFull, Status
-from relay.spool.maildir.engine import MaildirSpool
-from relay.spool.maildir.headroom import (
+from relay.spool.headroom import (
     HEADROOM_BYTES,
     HEADROOM_INODES,
     RESERVE_BYTES,
     NoHeadroom,
     why_no_room,
 )
+from relay.spool.interface import Intake, SpoolFault, SpoolFull, Status
+from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.maildir.layout import Layout
 from tests.fakes.clock import FakeClock
@@ -108,6 +108,14 @@ def test_the_reserve_is_there_at_once_and_comes_back_with_room() -> None:
     assert disk.length(RESERVE) == RESERVE_BYTES
 
 
+def test_a_reserve_that_is_whole_is_not_written_again() -> None:
+    disk = prepared()
+    before = disk.inode(f"{ROOT}/reserve")
+
+    MaildirSpool(ROOT, disk, FakeClock(), lambda *_told: None).close()
+    assert disk.inode(f"{ROOT}/reserve") == before is not None
+
+
 def test_a_reserve_that_a_crash_left_short_is_made_anew() -> None:
     disk = prepared()
     disk.poke(RESERVE, disk.peek(RESERVE)[:5])
@@ -179,7 +187,7 @@ def test_a_start_on_a_full_disk_goes_on_with_the_long_ledger() -> None:
     assert is_balanced(_started(disk).totals())
 
 
-def test_a_ledger_read_on_a_full_disk_is_durable_before_it_counts() -> None:
+def test_a_ledger_read_on_a_full_disk_is_durable_first() -> None:
     """The lines are in memory only, of a sender whose sync failed; their message goes for good."""
     disk = prepared()
     spool = _started(disk)

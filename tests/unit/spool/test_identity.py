@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
-from relay.spool.identity import Identities, report_id, subject_of, warning_id
-from relay.spool.maildir.layout import Layout, is_queue_id
+from relay.spool.identity import Identities, is_queue_id, report_id, subject_of, warning_id
+from relay.spool.maildir.layout import Layout
 from tests.fakes.clock import START_WALL_NS, FakeClock
 
 
@@ -84,10 +84,13 @@ def test_a_clock_before_the_epoch_still_gives_ids() -> None:
     assert all(is_queue_id(queue_id) for queue_id in found)
 
 
-def test_a_report_has_the_id_of_its_message_and_one_letter() -> None:
+def test_a_report_has_the_id_of_its_message_and_little_more() -> None:
     queue_id = Identities(FakeClock(), os.urandom).next_id()
 
     assert report_id(queue_id) == queue_id + "r"
+    assert report_id(queue_id, 0) == queue_id + "r1"
+    assert is_queue_id(report_id(queue_id, 9_999_998))
+    assert subject_of(report_id(queue_id, 11)) == queue_id
     assert warning_id(queue_id) == queue_id + "w"
     assert is_queue_id(report_id(queue_id))
     assert is_queue_id(warning_id(queue_id))
@@ -97,10 +100,11 @@ def test_a_report_has_the_id_of_its_message_and_one_letter() -> None:
     assert report_id(warning_id(queue_id)) == report_id(queue_id)
 
 
-@given(st.text(max_size=20) | st.from_regex(r"[0-9a-z]{15,18}\n?", fullmatch=True))
+@given(st.text(max_size=20) | st.from_regex(r"[0-9a-z]{15,17}[0-9a-z]{0,8}\n?", fullmatch=True))
 def test_only_an_id_becomes_part_of_a_path(name: str) -> None:
-    is_one = len(name) in (16, 17) and name.isascii() and name.isalnum() and name[:16] == name[:16].lower()
-    is_one = is_one and name[16:] in ("", "r", "w")
+    is_one = 16 <= len(name) <= 24 and name.isascii() and name.isalnum() and name[:16] == name[:16].lower()
+    number = name[17:]
+    is_one = is_one and (name[16:] in ("", "r", "w") or (name[16] == "r" and number.isdecimal()))
 
     assert is_queue_id(name) == is_one
 

@@ -10,8 +10,9 @@ import pytest
 
 from relay.mail.envelope import QueueId
 from relay.spool.durable import RealDisk
+from relay.spool.finding import Inspection
 from relay.spool.interface import Spool
-from relay.spool.maildir.inspection import Inspection, Inspector
+from relay.spool.maildir.inspection import Inspector
 from tests.fakes.foreign import KINDS, plant
 from tests.unit.spool.engine import BOUNCED, CONTENT, RELAYED, accept, note, recovered, taken
 from tests.unit.spool.maildir_engine import MaildirEngine, on_the_kernel
@@ -92,7 +93,7 @@ def test_an_inspection_changes_nothing_and_stops_no_start(engine: MaildirEngine)
     recovered(engine).close()
 
 
-def test_what_fsck_says_will_be_set_aside_the_next_start_sets_aside(
+def test_what_fsck_says_is_set_aside_the_next_start_sets_aside(
     engine: MaildirEngine,
 ) -> None:
     spool, queue_ids = a_spool(engine)
@@ -108,6 +109,29 @@ def test_what_fsck_says_will_be_set_aside_the_next_start_sets_aside(
     recovered(engine).close()
     kept = {path.lstat().st_ino for path in (Path(engine.root) / "corrupt").iterdir()}
     assert kept == inodes
+
+
+def test_what_is_no_file_in_corrupt_is_told_for_what_it_is(engine: MaildirEngine) -> None:
+    spool, ids = a_spool(engine)
+    spool.close()
+    corner = Path(engine.root) / "corrupt"
+    (corner / ids[0]).mkdir()
+    os.mkfifo(corner / ids[1])
+    (corner / ids[2]).symlink_to(engine.layout.queued(ids[3]))
+
+    told = {Path(f.path).name: f.what for f in inspected(engine).findings if f.kind == "set_aside"}
+    kinds = ("a folder", "a FIFO", "a symbolic link")
+    assert told == {name: f"{kind}, no message" for name, kind in zip(ids[:3], kinds, strict=True)}
+
+
+@pytest.mark.parametrize(("name", "advice"), [("lock", "move it away"), ("reserve", "look at it")])
+def test_the_advice_is_to_move_what_stops_a_start(engine: MaildirEngine, name: str, advice: str) -> None:
+    recovered(engine).close()
+    path = Path(engine.root) / name
+    path.unlink()
+    path.mkdir()
+
+    assert [f.advice.startswith(advice) for f in inspected(engine).findings if f.path == str(path)] == [True]
 
 
 Break = Callable[[MaildirEngine, list[QueueId]], object]
@@ -195,19 +219,21 @@ CASES: dict[str, tuple[Break, list[tuple[str, str, bool]]]] = {
     ),
     "a stray in the spool": (lambda engine, _ids: _write(engine, "x"), [("x", "stray", True)]),
     "rewrites that a crash cut off": (
-        lambda engine, _ids: _write(engine, "ledger.new", "format.1", "boots.new"),
+        lambda engine, _ids: _write(engine, "ledger.new", "format.1", "boots.new", "notes.new"),
         [
             ("boots.new", "leftover", False),
             ("format.1", "leftover", False),
             ("ledger.new", "leftover", False),
+            ("notes.new", "leftover", False),
         ],
     ),
     "others' files in the place of ours": (
-        lambda engine, _ids: _mine(engine, "ledger.new", "reserve", "boots", "boots.new"),
+        lambda engine, _ids: _mine(engine, "ledger.new", "reserve", "boots", "boots.new", "notes.new"),
         [
             ("boots", "foreign", True),
             ("boots.new", "foreign", True),
             ("ledger.new", "foreign", True),
+            ("notes.new", "foreign", True),
             ("reserve", "foreign", True),
         ],
     ),

@@ -1,17 +1,19 @@
-"""What a file in a folder of messages is, and what becomes of it: each row of the table in `taking`."""
+"""What a file in a folder of messages is, and what becomes of it: each row of the table in `into_queue`."""
 
 import errno
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from relay.mail.envelope import QueueId
-from relay.spool.interface import Corrupt
+from relay.spool.identity import report_id
+from relay.spool.interface import Corrupt, Unreadable
 from relay.spool.maildir import files
 from relay.spool.maildir.into_queue import BECOMES, Becomes, Found, look
 from relay.spool.maildir.message_file import Opened
 from tests.fakes.disk import Fault, ModelDisk
-from tests.unit.spool.engine import ENVELOPE, RELAYED, accept, again, recovered, taken
+from tests.unit.spool.engine import BOUNCED, CONTENT, ENVELOPE, RELAYED, accept, again, recovered, taken
 from tests.unit.spool.maildir_engine import MaildirEngine, on_the_model
 
 HERE, OTHER = QueueId("0" * 16), QueueId("1" * 16)
@@ -76,7 +78,7 @@ def test_a_file_is_what_its_name_place_and_bytes_say(
         (FileNotFoundError(), Found.GONE),
         (files.StillArriving(), Found.ARRIVING),
         (Corrupt("torn"), Found.DAMAGED),
-        (files.Unreadable(errno.EIO, "no bytes"), Found.UNREADABLE),
+        (Unreadable(errno.EIO, "no bytes"), Found.UNREADABLE),
         (PermissionError(errno.EACCES, "not yours"), Found.UNREADABLE),
     ],
 )
@@ -142,6 +144,43 @@ def test_a_file_that_goes_before_it_is_moved_is_taken_for_gone() -> None:
     assert (engine.told, spool.corrupt_count(), spool.accepted_count()) == ([], 0, 0)
 
 
+@pytest.mark.parametrize(("damaged", "whole"), [("hold/{0}", "{1}"), ("{1}", "new/{0}")])
+def test_a_damaged_file_takes_no_whole_one_of_its_id_along(damaged: str, whole: str) -> None:
+    engine = on_the_model()
+    spool, queue_id = recovered(engine), accept(engine.intake())
+    taken(spool)
+    spool.close()
+    home = engine.layout.queued(queue_id)
+    content = engine.content_of(home)
+    engine.disk.unlink(home)
+    for place, found in ((damaged, b"torn"), (whole, content)):
+        engine.plant(f"{engine.root}/{place.format(queue_id, home.removeprefix(engine.root + '/'))}", found)
+
+    spool = engine.start()
+    (entry,) = spool.recover().entries
+    assert (entry.queue_id, entry.is_held, spool.corrupt_count()) == (queue_id, False, 1)
+    assert spool.load(queue_id).content == CONTENT
+
+
+def test_a_message_without_marks_is_read_again_without_a_sync() -> None:
+    engine = on_the_model()
+    assert isinstance(engine.disk, ModelDisk)
+    view = engine.disk.another()
+    engine.disk.another = lambda: view  # type: ignore[method-assign]  # the one whose calls fail
+    spool, queue_id = recovered(engine), accept(engine.intake())
+    taken(spool)
+    spool.close()
+    path = engine.layout.queued(queue_id)
+    view.fail(Fault(1, errno.EIO, kinds=frozenset({"read"}), path=path, forever=True))
+    spool = engine.start()
+    assert spool.recover().entries == ()
+
+    view.heal()
+    view.fail(Fault(1, errno.EIO, kinds=frozenset({"sync_content"}), path=path, forever=True))
+    spool.clean_up()
+    assert [entry.queue_id for entry in spool.take(100)] == [queue_id]
+
+
 def test_what_is_left_in_another_part_comes_home_with_its_marks() -> None:
     engine = on_the_model()
     assert isinstance(engine.disk, ModelDisk)
@@ -165,3 +204,20 @@ def test_what_is_left_in_another_part_comes_home_with_its_marks() -> None:
     assert (entry.queue_id, entry.recipients_left) == (queue_id, 2)
     assert engine.names(home.removeprefix(f"{engine.root}/").rpartition("/")[0]) == [queue_id]
     assert again(engine, spool).load(queue_id).left == (1, 2)
+
+
+def test_what_was_reported_is_marked_also_where_it_came_back_to_new() -> None:
+    engine = on_the_model()
+    spool, queue_id = recovered(engine), accept(engine.intake())
+    taken(spool)
+    spool.mark({queue_id: {1: BOUNCED}})
+    to_its_sender = replace(ENVELOPE, reverse_path="", recipients=(ENVELOPE.reverse_path,))
+    assert spool.publish_report(report_id(queue_id, 1), to_its_sender, CONTENT)
+    # A power cut here, ahead of `mark_reported`, may undo the move out of new/ and keep the marks.
+    spool.close()
+    engine.disk.rename(engine.layout.queued(queue_id), engine.layout.accepted(queue_id))
+    spool = engine.start()
+
+    entries = {entry.queue_id: entry for entry in spool.recover().entries}
+    assert not entries[queue_id].owes_report
+    assert spool.load(queue_id).reported == {1}

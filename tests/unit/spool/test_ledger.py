@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from relay.mail.envelope import QueueId
 from relay.spool.interface import Status, Totals
 from relay.spool.maildir.layout import Layout
-from relay.spool.maildir.ledger import Ledger
+from relay.spool.maildir.ledger_file import LedgerFile
 from tests.fakes.disk import Fault, ModelDisk
 
 LAYOUT = Layout("/spool")
@@ -23,8 +23,8 @@ def queue_id(number: int) -> QueueId:
     return QueueId(f"{number:016d}")
 
 
-def opened_on(disk: ModelDisk) -> Ledger:
-    ledger = Ledger(LAYOUT, disk)
+def opened_on(disk: ModelDisk) -> LedgerFile:
+    ledger = LedgerFile(LAYOUT, disk)
     ledger.read()
     return ledger
 
@@ -34,7 +34,7 @@ def test_the_ledger_adds_up_or_says_by_how_much_it_does_not() -> None:
     assert Totals(accepted=10, relayed=4, queued=2).imbalance == 4
 
 
-def started() -> tuple[ModelDisk, Ledger]:
+def started() -> tuple[ModelDisk, LedgerFile]:
     disk = ModelDisk()
     disk.make_directory("/spool")
     ledger = opened_on(disk)

@@ -7,7 +7,7 @@ import pytest
 from relay.mail.envelope import QueueId
 from relay.spool.interface import Status, Totals
 from relay.spool.maildir.layout import Layout
-from relay.spool.maildir.ledger import Ledger
+from relay.spool.maildir.ledger_file import LedgerFile
 from tests.fakes.disk import ModelDisk
 
 LAYOUT = Layout("/spool")
@@ -20,11 +20,11 @@ def line(text: str) -> bytes:
     return b"%s %08x\n" % (text.encode(), zlib.crc32(text.encode()))
 
 
-def read(content: bytes) -> Ledger:
+def read(content: bytes) -> LedgerFile:
     disk = ModelDisk()
     disk.make_directory(LAYOUT.root)
     disk.plant(PATH, content)
-    ledger = Ledger(LAYOUT, disk)
+    ledger = LedgerFile(LAYOUT, disk)
     ledger.read()
     return ledger
 
@@ -41,6 +41,7 @@ def test_a_line_that_is_there_twice_counts_once() -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        "total 1 2 3 4 5",
         "total 1 2 3 4 x",
         "total 1 2 3 4 ",
         "total 1 2 3 4 -5",
@@ -64,14 +65,14 @@ def test_a_right_checksum_without_a_meaning_is_a_damaged_line(text: str) -> None
 def test_the_first_line_brings_the_account_into_being() -> None:
     disk = ModelDisk()
     disk.make_directory(LAYOUT.root)
-    ledger = Ledger(LAYOUT, disk)
+    ledger = LedgerFile(LAYOUT, disk)
     ledger.read()
     ledger.leave({ONE: [Status.RELAYED]})  # nothing that it knows of: no line, and no complaint
     assert disk.length(PATH) is None
 
     ledger.enter([(ONE, 1)])
     ledger.leave({ONE: [Status.RELAYED]})
-    again = Ledger(LAYOUT, disk)
+    again = LedgerFile(LAYOUT, disk)
     again.read()
     assert again.totals == ledger.totals == Totals(accepted=1, relayed=1)
 
@@ -80,7 +81,7 @@ def test_an_empty_ledger_goes_on_where_there_is_no_room() -> None:
     disk = ModelDisk()
     disk.make_directory(LAYOUT.root)
     disk.close(disk.open_append(PATH))
-    ledger = Ledger(LAYOUT, disk)
+    ledger = LedgerFile(LAYOUT, disk)
     ledger.read()
     ledger.go_on()
     ledger.enter([(ONE, 2)])

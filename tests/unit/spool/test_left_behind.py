@@ -10,9 +10,9 @@ from relay.mail.envelope import QueueId
 from relay.spool.durable import RealDisk
 from relay.spool.interface import Corrupt, Entry, Recovery, Spool
 from relay.spool.maildir.into_queue import FAILURES_AN_HOUR
-from relay.spool.maildir.layout import Layout
+from relay.spool.maildir.layout import READ_AGAIN, Layout
 from relay.spool.maildir.message_file import HEADER_BYTES
-from relay.spool.maildir.quarantine import Quarantine
+from relay.spool.quarantine import Quarantine
 from tests.fakes.disk import Fault, ModelDisk
 from tests.unit.spool.engine import (
     BOUNCED,
@@ -168,7 +168,7 @@ def damage(found: Left) -> None:
     found.view.poke(path, bytes(content))
 
 
-def test_damage_that_could_not_be_moved_is_listed_and_moved_later() -> None:
+def test_damage_that_cannot_be_moved_is_listed_and_moved_later() -> None:
     found = prepared()
     found.start("rename", errno.EPERM, "/corrupt/")
     spool = found.spool
@@ -202,7 +202,7 @@ def test_what_is_read_again_and_found_damaged_goes_to_corrupt() -> None:
     assert (found.spool.corrupt_count(), is_balanced(found.spool.totals())) == (1, True)
 
 
-def test_what_somebody_removed_is_unlisted_and_missed_by_the_next() -> None:
+def test_what_somebody_removed_is_unlisted_and_missed_later() -> None:
     found = prepared()
     found.start("read", errno.EIO, found.engine.layout.queued(found.left))
     found.view.unlink(found.engine.layout.queued(found.left))
@@ -246,27 +246,31 @@ def test_a_strangers_file_that_could_not_be_moved_is_moved_later() -> None:
 
 def test_what_was_left_in_two_places_is_listed_until_both_go() -> None:
     disk, told = ready_disk(), list[str]()
-    aside = Quarantine(disk, LAYOUT, lambda name, _: told.append(name))
+    aside = Quarantine(disk, ROOT, lambda name, _: told.append(name))
     queue_id = QueueId("0" * 16)
     places = [LAYOUT.queued(queue_id), LAYOUT.held(queue_id)]
     for path in places:
         aside.leave(path, "why")
 
     aside.forget(places[0])
-    assert (aside.count, len(aside.listed(9)), aside.left_in([LAYOUT.folder("hold")])) == (1, 1, places[1:])
+    assert (aside.count, len(aside.left(9, READ_AGAIN)), aside.left_in([LAYOUT.folder("hold")])) == (
+        1,
+        1,
+        places[1:],
+    )
     aside.forget(places[1])
-    assert (aside.count, aside.listed(9), told) == (0, [], [queue_id])
+    assert (aside.count, aside.left(9, READ_AGAIN), told) == (0, [], [queue_id])
 
 
 def test_what_cannot_be_looked_at_any_more_is_listed(tmp_path: Path) -> None:
     engine = on_the_kernel(tmp_path)
     recovered(engine).close()
-    aside = Quarantine(RealDisk(), Layout(engine.root), lambda _name, _why: None)
+    aside = Quarantine(RealDisk(), engine.root, lambda _name, _why: None)
     in_the_way = Path(engine.root) / "cur" / "a file"
     in_the_way.write_text("no folder")
     aside.leave(f"{in_the_way}/{'0' * 16}", "why")
 
-    assert [(each.name, each.size_bytes) for each in aside.listed(9)] == [("0" * 16, 0)]
+    assert [(each.name, each.size_bytes) for each in aside.left(9, READ_AGAIN)] == [("0" * 16, 0)]
 
 
 def test_what_was_counted_out_and_unreadable_is_not_sent_again() -> None:

@@ -13,7 +13,7 @@ import pytest
 from relay.mail.envelope import QueueId
 from relay.spool.identity import report_id
 from relay.spool.interface import SpoolBusy, Totals
-from relay.spool.maildir import ledger
+from relay.spool.maildir import ledger_file
 from relay.spool.maildir.intake import prepare
 from relay.spool.maildir.layout import FORMAT
 from tests.fakes.disk import Fault, ModelDisk
@@ -147,7 +147,7 @@ def test_a_full_disk_does_not_keep_the_sender_from_starting() -> None:
 
 
 def test_many_finished_messages_do_not_make_the_ledger_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "LINES_BEFORE_REWRITE", 20)
+    monkeypatch.setattr(ledger_file, "LINES_BEFORE_REWRITE", 20)
     engine = on_the_model()
     spool, intake = recovered(engine), engine.intake()
     for number in range(50):
@@ -263,7 +263,7 @@ def test_no_call_leaves_a_descriptor_open() -> None:
 
 def test_a_report_made_anew_is_not_taken_for_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the account forgot the first one, its id may come back, with another file."""
-    monkeypatch.setattr(ledger, "LINES_BEFORE_REWRITE", 0)
+    monkeypatch.setattr(ledger_file, "LINES_BEFORE_REWRITE", 0)
     engine = on_the_model()
     spool = recovered(engine)
     about = accept(engine.intake())

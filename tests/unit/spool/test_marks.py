@@ -261,3 +261,31 @@ def test_damage_that_a_warning_meets_is_told_of_once(engine: MaildirEngine) -> N
 
     assert [name for name, _ in engine.told] == [queue_id]
     assert engine.names("corrupt") == [queue_id]
+
+
+@pytest.mark.parametrize("recipient", [1, 2])
+def test_a_line_that_changed_is_not_marked_as_reported(recipient: int) -> None:
+    engine = on_the_model()
+    assert isinstance(engine.disk, ModelDisk)
+    spool, queue_id = recovered(engine), accept(engine.intake())
+    taken(spool)
+    spool.mark({queue_id: {1: BOUNCED, 2: BOUNCED}})
+    path, line = engine.layout.queued(queue_id), b"F" + ENVELOPE.recipients[recipient].encode() + b"\n"
+    before = engine.disk.peek(path)
+    engine.disk.poke(path, before.replace(line, line.replace(b"@", b"#")))
+
+    with pytest.raises(Corrupt, match="changed while its sender was told"):
+        spool.mark_reported(queue_id, (1, 2))
+    assert b"f" + ENVELOPE.recipients[1].encode() not in engine.content_of(
+        f"{engine.root}/corrupt/{queue_id}"
+    )
+
+
+def test_what_has_ended_owes_no_report() -> None:
+    engine = on_the_model()
+    spool, queue_id = recovered(engine), accept(engine.intake())
+    taken(spool)
+    spool.mark({queue_id: dict.fromkeys(range(3), BOUNCED)})
+    spool.finish([queue_id])
+
+    assert spool.owed_report(queue_id) is None

@@ -49,6 +49,77 @@ def test_the_last_word_on_each_recipient_is_read_back(batches: list[list[Note]])
     assert notes.read(disk, LAYOUT, QUEUE_ID) == [expected[index] for index in sorted(expected)]
 
 
+def told(index: int, text: str = "450 later", at_ns: int = 7) -> Note:
+    return Note(index, "4.2.0", "deferred", text, "smtp.example.net", at_ns)
+
+
+def test_the_last_reply_of_each_deferred_recipient_is_kept_and_counted() -> None:
+    disk = bare()
+    for attempt in range(3):
+        notes.keep(disk, LAYOUT, QUEUE_ID, [told(0, f"450 {attempt}"), told(1, "452 Mailbox full")], 3)
+    notes.append(disk, LAYOUT, {QUEUE_ID: [note(0), Note(2, "5.7.1", "operator", "away", None, 9)]})
+
+    found = notes.read(disk, LAYOUT, QUEUE_ID)
+    assert [(one.index, one.reason, one.diagnostic, one.attempts) for one in found] == [
+        (0, "bounced", "550 no", 4),
+        (1, "deferred", "452 Mailbox full", 3),
+        (2, "operator", "away", 0),
+    ]
+
+
+def test_replies_are_bounded_and_reasons_stay() -> None:
+    disk, most = bare(), notes.MOST_BYTES + 2 * notes.MOST_BYTES_EACH
+    notes.append(disk, LAYOUT, {QUEUE_ID: [note(1)]})
+    for attempt in range(400):
+        notes.keep(disk, LAYOUT, QUEUE_ID, [told(0, "450 " + "x" * 5000, attempt)], 2)
+        assert len(disk.peek(PATH)) <= most
+    failed = Note(0, "5.4.7", "expired", "450 x", None, 9)
+    notes.append(disk, LAYOUT, {QUEUE_ID: [failed]})
+
+    assert notes.read(disk, LAYOUT, QUEUE_ID) == [failed, note(1)]
+    assert notes.read(disk, LAYOUT, QUEUE_ID)[0].attempts == 401
+    assert max(map(len, disk.peek(PATH).split(b"\n"))) < 2 * notes.LONGEST_REPLY
+
+
+def test_no_crash_of_a_shortening_loses_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notes, "MOST_BYTES", 0)
+    disk = bare()
+    notes.append(disk, LAYOUT, {QUEUE_ID: [note(1)]})
+    seen: list[ModelDisk] = []
+    disk.before = lambda _step: seen.append(ModelDisk(disk.platter.copy()))
+    notes.keep(disk, LAYOUT, QUEUE_ID, [told(0)], 0)
+    disk.before = None
+
+    images = [image for instant in seen for image in (*instant.prefixes(), instant.after_kill())]
+    assert len(images) > 10
+    assert all(note(1) in notes.read(image, LAYOUT, QUEUE_ID) for image in images)
+    for image in images:
+        # What it left of its draft is in nobody's way.
+        notes.keep(image, LAYOUT, QUEUE_ID, [told(0)], 0)
+        assert notes.read(image, LAYOUT, QUEUE_ID) == [told(0), note(1)]
+
+
+def test_a_strangers_draft_of_notes_is_not_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notes, "MOST_BYTES", 0)
+    disk = bare()
+    disk.plant(LAYOUT.file("notes.new"), b"mine")
+    with pytest.raises(OSError, match="not written by us"):
+        notes.keep(disk, LAYOUT, QUEUE_ID, [told(0)], 0)
+
+    assert disk.peek(LAYOUT.file("notes.new")) == b"mine"
+    assert notes.read(disk, LAYOUT, QUEUE_ID) == [told(0)]
+
+
+def test_long_notes_that_cannot_be_read_stay_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notes, "MOST_BYTES", 0)
+    disk = bare()
+    disk.fail(Fault(1, errno.EIO, kinds=frozenset({"read"})))
+    notes.keep(disk, LAYOUT, QUEUE_ID, [told(0)], 0)
+
+    assert disk.has_failed
+    assert notes.read(disk, LAYOUT, QUEUE_ID) == [told(0)]
+
+
 def test_notes_are_durable_where_only_the_name_was_not() -> None:
     disk = bare()
     disk.fail(Fault(1, errno.EIO, kinds=frozenset({"sync_directory"})))
@@ -104,7 +175,7 @@ def test_a_file_that_cannot_be_read_at_once_is_asked_again() -> None:
     assert disk.has_failed
 
 
-def test_unreadable_notes_hold_up_no_report_but_our_own_lack_does() -> None:
+def test_unreadable_notes_hold_up_no_report_our_own_lack_does() -> None:
     disk = bare()
     disk.plant(PATH, kind="folder")
     assert notes.read(disk, LAYOUT, QUEUE_ID) == []

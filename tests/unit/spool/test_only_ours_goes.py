@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from relay.mail.envelope import QueueId
-from relay.spool.maildir.headroom import RESERVE_BYTES
+from relay.spool.headroom import RESERVE_BYTES
 from relay.spool.maildir.layout import Layout
-from relay.spool.maildir.ledger import Ledger
+from relay.spool.maildir.ledger_file import LedgerFile
 from relay.spool.maildir.message_file import HEADER_BYTES
 from relay.spool.maildir.notes import append
 from tests.fakes.disk import ModelDisk
@@ -40,7 +40,7 @@ def a_draft() -> bytes:
     intake = other.intake()
     draft = intake.draft()
     draft.queue_id = SOME_ID
-    draft.append(CONTENT * 40)
+    draft.append(CONTENT * 41)
     assert intake.accept([(draft, ENVELOPE)]) == [None]
     whole = other.content_of(other.layout.accepted(SOME_ID))
     assert len(whole) > 3 * SECTOR_BYTES
@@ -161,7 +161,7 @@ def test_what_a_crash_leaves_of_a_draft_of_the_ledger_is_removed(
 def test_a_rewrite_of_the_ledger_sets_aside_what_is_in_its_way(engine: MaildirEngine) -> None:
     disk = engine.disk
     assert isinstance(disk, ModelDisk)
-    ledger = Ledger(engine.layout, disk)
+    ledger = LedgerFile(engine.layout, disk)
     ledger.read()
     for kind in ("file", "folder", "fifo", "symlink"):
         engine.plant(f"{engine.root}/ledger.new", b"mine", kind=kind)
@@ -182,6 +182,8 @@ TORN_DRAFTS: dict[str, Callable[[bytes], bytes]] = {
     "content lost behind its header": lambda whole: without(whole, HEADER_BYTES, SECTOR_BYTES),
     "a sector of its content lost": lambda whole: without(whole, SECTOR_BYTES, 2 * SECTOR_BYTES),
     "its last sector lost": lambda whole: without(whole, len(whole) - 40, len(whole)),
+    "the end of a sector lost": lambda whole: without(whole, 2 * SECTOR_BYTES - 20, 2 * SECTOR_BYTES),
+    "its last octets lost": lambda whole: without(whole, len(whole) - 3, len(whole)),
     "all of it": lambda whole: whole,
 }
 

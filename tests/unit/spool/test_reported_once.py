@@ -7,7 +7,7 @@ import pytest
 from relay.mail.envelope import Envelope, QueueId
 from relay.spool.identity import report_id, warning_id
 from relay.spool.interface import Spool, SpoolFault, SpoolFull, Status
-from relay.spool.maildir import ledger
+from relay.spool.maildir import ledger_file
 from tests.fakes.disk import Fault, ModelDisk
 from tests.unit.spool.engine import BOUNCED, ENVELOPE, RELAYED, accept, again, note, recovered, taken
 from tests.unit.spool.maildir_engine import MaildirEngine, on_the_model
@@ -72,7 +72,7 @@ def test_a_relayed_report_is_not_sent_again_after_a_rewrite(
 ) -> None:
     engine = on_the_model()
     spool, queue_id = bounced_and_reported(engine, seen(engine))
-    monkeypatch.setattr(ledger, "LINES_BEFORE_REWRITE", 0)
+    monkeypatch.setattr(ledger_file, "LINES_BEFORE_REWRITE", 0)
     other = accept(engine.intake())
     assert taken(spool) == [other]
     relay(spool, other)
@@ -95,6 +95,23 @@ def test_a_relayed_warning_is_not_sent_again_after_a_kill() -> None:
         assert not spool.publish_report(warning_id(queue_id), REPORT, TEXT)
 
 
+def test_a_relayed_report_of_some_is_not_sent_again_after_a_kill() -> None:
+    engine = on_the_model()
+    spool = recovered(engine)
+    queue_id = accept(engine.intake())
+    assert taken(spool) == [queue_id]
+    spool.note({queue_id: [note(1), note(2)]})
+    spool.mark({queue_id: {1: BOUNCED, 2: BOUNCED}})
+    assert spool.publish_report(report_id(queue_id, 1), REPORT, TEXT)
+    assert taken(spool) == [report_id(queue_id, 1)]
+    relay(spool, report_id(queue_id, 1))
+    # Killed here, ahead of `mark_reported`.
+    for _ in range(2):
+        spool = again(engine, spool)
+        assert spool.owed_report(queue_id) is None
+        assert spool.load(queue_id).reported == frozenset({1, 2})
+
+
 def test_a_reported_message_that_was_unreadable_ends_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -113,7 +130,7 @@ def test_a_reported_message_that_was_unreadable_ends_once(
         Fault(1, errno.EIO, kinds=frozenset({"read"}), path=engine.layout.queued(queue_id), forever=True)
     )
     spool = again(engine, spool)
-    monkeypatch.setattr(ledger, "LINES_BEFORE_REWRITE", 0)
+    monkeypatch.setattr(ledger_file, "LINES_BEFORE_REWRITE", 0)
     relay(spool, report_id(queue_id))
     view.heal()
 

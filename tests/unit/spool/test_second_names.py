@@ -10,6 +10,22 @@ from tests.unit.spool.maildir_engine import MAILDIR
 from tests.unit.spool.plays import prepared
 
 
+def test_the_folder_that_a_message_enters_is_synced_before_the_one_it_leaves() -> None:
+    disk, clock, layout = prepared(), FakeClock(), Layout(MAILDIR.root)
+    spool = MAILDIR.sender(disk, clock, lambda *_told: None)
+    spool.recover()
+    queue_id = accept(MAILDIR.listener(disk.another(), clock, random.Random(1).randbytes))
+    spool.take(9)
+    steps: list[str] = []
+    disk.before = steps.append
+    spool.hold(queue_id)
+    spool.release(queue_id)
+
+    home, hold = layout.queued_folder(queue_id), layout.folder("hold")
+    synced = [step.removeprefix("sync_directory ") for step in steps if step.startswith("sync_directory ")]
+    assert synced == [hold, home, home, hold]
+
+
 def test_a_message_keeps_its_name_until_the_held_one_is_durable() -> None:
     disk, clock, layout = prepared(), FakeClock(), Layout(MAILDIR.root)
     spool = MAILDIR.sender(disk, clock, lambda *_told: None)

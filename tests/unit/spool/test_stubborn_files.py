@@ -66,6 +66,17 @@ def test_a_start_on_a_failing_disk_stops_and_loses_nothing(where: str) -> None:
     assert engine.names("corrupt") == ["foreign000000000"]
 
 
+def test_a_start_that_raises_gives_the_lock_back() -> None:
+    engine = on_the_model()
+    view = failing(engine)
+    view.fail(Fault(1, errno.ENOSPC, kinds=frozenset({"make_fifo"})))
+
+    with pytest.raises(OSError, match="space"):
+        engine.start()
+
+    engine.start().close()
+
+
 def test_taking_on_a_failing_disk_says_so_and_loses_nothing() -> None:
     """Only what is about one file lets the others go on."""
     engine = on_the_model()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from relay.spool.durable import RealDisk
-from relay.spool.maildir.trigger import Trigger
+from relay.spool.trigger import Trigger
 
 
 @pytest.fixture

@@ -5,11 +5,10 @@ import errno
 import pytest
 
 from relay.mail.envelope import QueueId
-from relay.spool.interface import Absent, Corrupt, Status
+from relay.spool.interface import Absent, Corrupt, Status, Unreadable
 from relay.spool.maildir.engine import MaildirSpool
-from relay.spool.maildir.files import Unreadable
 from relay.spool.maildir.layout import Layout
-from relay.spool.maildir.quarantine import Quarantine
+from relay.spool.quarantine import Quarantine
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault, ModelDisk
 from tests.unit.spool.engine import CONTENT, ENVELOPE, accept, content_of, taken
@@ -152,7 +151,7 @@ def test_a_damaged_message_that_cannot_be_moved_is_told_of() -> None:
 
 def test_a_damaged_message_that_another_moved_is_only_told_of() -> None:
     disk, told = prepared(), list[tuple[str, str]]()
-    aside = Quarantine(disk, LAYOUT, lambda name, why: told.append((name, why)))
+    aside = Quarantine(disk, LAYOUT.root, lambda name, why: told.append((name, why)))
     aside.move(LAYOUT.queued(QueueId("0" * 16)), "damaged")
     assert (aside.moved, aside.stuck, len(told)) == (0, {}, 1)
 

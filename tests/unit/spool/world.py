@@ -6,14 +6,15 @@ judge (tests.unit.spool.oracle) knows besides the disk.
 """
 
 import random
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from relay.clock import SECOND_NS
 from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope, QueueId
-from relay.spool.identity import report_id, subject_of, warning_id
-from relay.spool.interface import Message, Note, Recovery, SpoolFull, Status
+from relay.spool.identity import subject_of, warning_id
+from relay.spool.interface import DEFERRED, Message, Note, Recovery, SpoolFull, Status
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
 from tests.fakes.platter import Platter
@@ -47,11 +48,19 @@ class Trace:
     warned: set[QueueId] = field(default_factory=set)
     held: dict[QueueId, bool | None] = field(default_factory=dict)
     """None: between the two."""
+    told_of: dict[QueueId, tuple[int, ...]] = field(default_factory=dict)
+    """Of each report, the recipients of its message that it is about."""
+    reports_wait: int = 0
+    """So many reports may not go when they are owed, while recipients are left."""
+    waits_after_a_crash: bool = False
+    """After a crash no report may go before its message ends."""
     excused: dict[tuple[QueueId, int], int] = field(default_factory=dict)
     """How many attempts a crash cut between the upstream's reply and the durable mark of it."""
 
     def crash(self) -> None:
         """Note which recipients may be tried again: those in the one window for a duplicate."""
+        if self.waits_after_a_crash:
+            self.reports_wait = sys.maxsize
         for key, fates in self.fates.items():
             if key not in self.marked:
                 self.excused[key] = len(fates)
@@ -63,7 +72,8 @@ class Trace:
         marked = [(key, status.name) for key, status in self.marked.items()]
         sets = (self.accepted, self.refused, self.finishing, self.warned, offered, fates, marked)
         held = [(queue_id, str(is_held)) for queue_id, is_held in self.held.items()]
-        rest = (self.noted.items(), held, self.excused.items())
+        reports = [("wait", self.reports_wait, self.waits_after_a_crash), *self.told_of.items()]
+        rest = (self.noted.items(), held, self.excused.items(), reports)
         return hash(tuple(map(frozenset, (*sets, *rest))))
 
     def copy(self) -> "Trace":
@@ -77,6 +87,9 @@ class Trace:
             set(self.finishing),
             set(self.warned),
             dict(self.held),
+            dict(self.told_of),
+            self.reports_wait,
+            self.waits_after_a_crash,
             dict(self.excused),
         )
 
@@ -202,9 +215,24 @@ class Sender:
         for queue_id, of_message in marks.items():
             self.trace.marked.update({(queue_id, index): status for index, status in of_message.items()})
         for queue_id in marks:
-            if self._left(queue_id):
+            if left := self._left(queue_id):
+                self.spool.keep_replies(queue_id, self._deferrals(left))
                 self.spool.postpone(queue_id, self.clock.wall_ns() + 300 * SECOND_NS)
+        self.report_what_is_owed([queue_id for queue_id in marks if self._left(queue_id)])
         self._end([queue_id for queue_id in marks if queue_id in self.queue and not self._left(queue_id)])
+
+    def report_what_is_owed(self, queue_ids: Sequence[QueueId]) -> None:
+        """Tell senders of recipients that failed while others are left, if the reports may go."""
+        for queue_id in queue_ids:
+            if self.spool.owed_report(queue_id) is None:
+                continue
+            if self.trace.reports_wait:
+                self.trace.reports_wait -= 1
+            else:
+                self._report_meanwhile(queue_id)
+
+    def _report_meanwhile(self, queue_id: QueueId) -> None:
+        self.spool.mark_reported(queue_id, self._report(queue_id))
 
     def _load(self, queue_id: QueueId) -> Message:
         try:
@@ -270,29 +298,38 @@ class Sender:
             )
         fates.append(status)
 
+    def _deferrals(self, left: Sequence[int]) -> tuple[Note, ...]:
+        return tuple(Note(i, "4.2.0", DEFERRED, "450 later", "isp", self.clock.wall_ns()) for i in left)
+
     def _note(self, index: int, status: Status) -> Note:
         text = f"550 5.1.1 no {index}"
         return Note(index, "5.1.1", status.name.lower(), text, "isp", self.clock.wall_ns())
 
     def _end(self, queue_ids: Sequence[QueueId]) -> None:
         for queue_id in queue_ids:
-            envelope, _ = self.trace.offered[queue_id]
-            statuses = [self.trace.marked[queue_id, index] for index in range(len(envelope.recipients))]
-            failed = [index for index, status in enumerate(statuses) if status.is_failure]
-            if failed and not envelope.is_null:
-                self._report(queue_id, envelope, failed)
+            if self.spool.owed_report(queue_id) is not None:
+                self._report(queue_id)
         self.trace.finishing |= set(queue_ids)
         self.spool.finish(queue_ids)
         self.queue -= set(queue_ids)
 
-    def _report(self, queue_id: QueueId, envelope: Envelope, failed: Sequence[int]) -> None:
-        known = {note.index: note.diagnostic for note in self.spool.notes(queue_id)}
+    def _report(self, queue_id: QueueId) -> tuple[int, ...]:
+        """Queue the report that is owed; return whom it is about."""
+        envelope, owed = self.trace.offered[queue_id][0], self.spool.owed_report(queue_id)
+        if owed is None:
+            raise Violation(f"{queue_id} owes a report no more")
+        own, failed = owed.report_id, owed.failed
+        if missing := [index for index in failed if (queue_id, index) not in self.trace.marked]:
+            raise Violation(f"{queue_id}: {missing} are reported and not marked: a crash sends to them again")
+        notes = self.spool.notes(queue_id)
+        known = {note.index: note.diagnostic for note in notes if note.reason != DEFERRED}
         missing = [index for index in failed if index not in known]
         lines = "".join(f"{envelope.recipients[index]}: {known.get(index)}\r\n" for index in failed)
         content = b"Subject: not relayed\r\n\r\n" + lines.encode()
-        own, address = report_id(queue_id), envelope.reverse_path
-        report = Envelope("", (address,), self.clock.wall_ns(), "local", "", "LOCAL")
-        self.trace.offered.setdefault(own, (report, content))
+        report = Envelope("", (envelope.reverse_path,), self.clock.wall_ns(), "local", "", "LOCAL")
+        if not {own} & (self.trace.accepted | self.trace.finishing | self.queue):
+            # What a crash kept off the disk may tell of more recipients by now.
+            self.trace.offered[own], self.trace.told_of[own] = (report, content), failed
         is_new = self.spool.publish_report(own, *self.trace.offered[own])
         cannot_read = self.disk.fault is not None and self.disk.fault.forever
         if is_new and missing and not cannot_read:
@@ -302,6 +339,7 @@ class Sender:
         if is_new and own in self.trace.finishing:
             raise Violation(f"{queue_id} is reported a second time")
         self.trace.accepted.add(own)
+        return failed
 
 
 @dataclass(slots=True)

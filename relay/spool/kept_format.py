@@ -27,8 +27,3 @@ class KeptFormat(Generic[Record]):
         if fault := self._fault(record):
             raise ValueError(f"not a record of {self._of}: {fault}")
         return record
-
-
-def shift_ns(written_at_ns: int, written_wall_ns: int, now_ns: int, wall_ns: int) -> int:
-    """By the wall clock; no time has passed for one that was set back meanwhile."""
-    return now_ns - max(0, wall_ns - written_wall_ns) - written_at_ns

@@ -22,8 +22,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from relay.spool.durable import Disk, opened
 from relay.spool.interface import SpoolFull
-from relay.spool.maildir.files import is_lack_of_room
-from relay.spool.maildir.layout import Layout
+from relay.spool.os_errors import is_lack_of_room
 
 HEADROOM_BYTES = 16 * 1024 * 1024
 HEADROOM_INODES = 64
@@ -70,9 +69,9 @@ def is_reserve(disk: Disk, fd: int) -> bool:
 class Reserve:
     """The file that is given up when the disk is full.  For the holder of the spool's lock."""
 
-    def __init__(self, layout: Layout, disk: Disk) -> None:
-        self._path = layout.file("reserve")
-        self._folder = layout.root
+    def __init__(self, root: str, disk: Disk) -> None:
+        self._path = f"{root}/reserve"
+        self._folder = root
         self._disk = disk
         self._is_kept = False
 

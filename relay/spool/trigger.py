@@ -11,12 +11,11 @@ import os
 import stat
 
 from relay.spool.durable import Disk
-from relay.spool.maildir.layout import Layout
 
 
 class Trigger:
     def __init__(self, root: str, disk: Disk) -> None:
-        self._path = Layout(root).file("trigger")
+        self._path = f"{root}/trigger"
         # What else stands there is moved away by the next sender; until then mail waits for its look.
         with contextlib.suppress(FileExistsError):
             disk.make_fifo(self._path)

@@ -1,29 +1,19 @@
-"""Tells our own files, drafts, notes, ledger and the like, from what others put under their names.
+"""Tells drafts, notes and ledgers of ours, torn by any crash, from what others put in their places.
 
-A crash leaves of a file that was never synced its front, with zeros for each sector that did not
-reach the disk, perhaps the first one too.  Whatever else is there we did not write, and nobody may
-remove it.  A file of others that begins with zeros, as long as a header in tmp/ and as a sector
-elsewhere, is taken for ours.
-Does not: judge messages (`into_queue`); move or remove anything (`quarantine`, `recovery`).
+See `relay.spool.foreign`.  In tmp/ a file of others is taken for ours where it begins with as many zeros
+as a header has.
 """
 
-import errno
 import re
-from collections.abc import Callable
 
-from relay.mail import age
 from relay.mail.envelope import QueueId
-from relay.spool.durable import SECTOR_BYTES, Disk, opened, why_a_strangers
+from relay.spool.durable import SECTOR_BYTES, Disk
 from relay.spool.interface import Corrupt
-from relay.spool.maildir import files, message_file
-from relay.spool.maildir.headroom import is_reserve
+from relay.spool.maildir import message_file
 
-LARGEST_BYTES = 256 * 1024 * 1024
-"""No ledger and no notes of ours are a tenth of this; reading more would be a memory bomb."""
 _NOTES_BEGIN = b'{"index":'
 _LINE = re.compile(rb"[^\0\n]+")
 _LEDGER_BEGINS = b"total "
-_LARGEST_BOOTS_BYTES = 1024 * 1024
 _READ_BYTES = 1024 * 1024
 """A multiple of SECTOR_BYTES."""
 
@@ -95,56 +85,11 @@ def is_draft_of_the_ledger(disk: Disk, fd: int) -> bool:
     return _LEDGER_BEGINS.startswith(front[: len(_LEDGER_BEGINS)])
 
 
-def is_boots(disk: Disk, fd: int) -> bool:
-    """Return whether an open file is a record of the boots: whole, as it is replaced.  Raises OSError."""
-    content = disk.pread(fd, _LARGEST_BOOTS_BYTES, 0)
-    try:
-        age.BOOTS_FORMAT.parse(content)
-    except ValueError:
-        return False
-    return content.startswith(age.BEGINS)
-
-
-def is_draft_of_the_boots(disk: Disk, fd: int) -> bool:
-    """Return whether an open file begins as such a record does, torn by any crash.  Raises OSError."""
-    front = disk.pread(fd, SECTOR_BYTES, 0).rstrip(b"\0")
-    return age.BEGINS.startswith(front[: len(age.BEGINS)])
-
-
 def is_anything(_disk: Disk, _fd: int) -> bool:
     return True
 
 
-REWRITES = {"ledger.new": is_draft_of_the_ledger, "boots.new": is_draft_of_the_boots}
+REWRITES = {"ledger.new": is_draft_of_the_ledger, "notes.new": is_notes_only}
 """Files beside the folders that a rewrite leaves when it dies."""
 NEEDED = {"ledger": is_anything, **REWRITES}
 """A start must be able to read and replace them."""
-KEPT = {"reserve": is_reserve, "boots": is_boots}
-"""A start does without them."""
-
-
-def why_unusable(error: OSError) -> str:
-    """Return what an error says about one file; raises it again where it is about us or the disk."""
-    if error.errno == errno.ESPIPE:
-        return "not a file"
-    if not files.is_about_the_file(error):
-        raise error
-    return f"cannot be opened: {error.strerror}"
-
-
-def why_not_ours(
-    disk: Disk, path: str, is_ours: Callable[[Disk, int], bool], open_file: Callable[[str], int]
-) -> str | None:
-    """Return why we cannot have written a file; None if we may have, or it is not there.  Raises OSError."""
-    try:
-        with opened(disk, open_file(path)) as fd:
-            if (size := disk.size(fd)) > LARGEST_BYTES:
-                return f"{size} bytes are more than we write"
-            disk.pread(fd, 1, 0)
-            if (why := why_a_strangers(disk, fd, path)) is not None:
-                return why
-            return None if is_ours(disk, fd) else "not written by us"
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        return why_unusable(error)

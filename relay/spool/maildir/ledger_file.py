@@ -1,4 +1,4 @@
-"""What ever came in, and what became of it: an account that survives restarts.
+"""The ledger on disk: an account that survives restarts.
 
 One line a fact, each with its own CRC-32:
 
@@ -7,15 +7,11 @@ One line a fact, each with its own CRC-32:
     out ID RELAYED BOUNCED EXPIRED DELETED             finished; durable before its file goes
     aside ID                                           its file was in corrupt/ at the last start
 
-So accepted = relayed + bounced + expired + deleted + queued.  The ledger says what should be queued,
-the disk what is.  After a crash between a message's `out` and its removal, the next start removes the
-file and does not count it again.
-
-It is an account, not a state: no message that has a recipient left is sent, kept or removed because
-of it, and a damaged line costs only its figures.  Only of a report or a warning that went before its
-message could end, or could be marked, does it alone tell that it was there; so its `out` stays for as
-long as its message.  An `out` whose `in` a crash tore counts for both.  The file is rewritten when it
-has grown long; the removals that it tells of must be durable before, because the new file forgets them.
+The ledger says what should be queued, the disk what is.  After a crash between a message's `out` and
+its removal, the next start removes the file and does not count it again.  A damaged line costs only its
+figures.  The `out` of a report stays for as long as the message that it is about.  The file is
+rewritten when it has grown long; the removals that it tells of must be durable before, because the
+new file forgets them.
 """
 
 import re
@@ -25,11 +21,13 @@ from dataclasses import astuple, replace
 
 from relay.mail.envelope import QueueId
 from relay.spool.durable import Disk, opened
-from relay.spool.identity import subject_of
+from relay.spool.foreign import why_not_ours
+from relay.spool.identity import is_queue_id
 from relay.spool.interface import Status, Totals
-from relay.spool.maildir.files import set_aside
-from relay.spool.maildir.foreign import is_draft_of_the_ledger, why_not_ours
-from relay.spool.maildir.layout import Layout, is_queue_id
+from relay.spool.ledger import Ledger, fates_of
+from relay.spool.maildir.crash_remains import is_draft_of_the_ledger
+from relay.spool.maildir.layout import Layout
+from relay.spool.quarantine import set_aside
 from relay.spool.replacing import put_in_place
 
 LINES_BEFORE_REWRITE = 100_000
@@ -38,12 +36,15 @@ LARGEST_BYTES = 256 * 1024 * 1024
 _COUNT = re.compile(r"[0-9]{1,18}")
 
 
-class Ledger:
-    """For the holder of the spool's lock.  Methods raise OSError."""
+class LedgerFile(Ledger):
+    """For the holder of the spool's lock.  Methods raise OSError.
+
+    What `forget` and `reopen` change is in force on disk with the next `rewrite`.
+    """
 
     def __init__(self, layout: Layout, disk: Disk) -> None:
+        super().__init__()
         self._path = layout.file("ledger")
-        self._layout = layout
         self._root = layout.root
         self._disk = disk
         self._fd: int | None = None
@@ -52,24 +53,14 @@ class Ledger:
         """A write failed half way: what follows must not be glued to it."""
         self._is_doubtful = False
         """A sync failed: some of the file may never reach the disk."""
-        self.totals = Totals()
-        """Without what open messages got so far."""
-        self.open: dict[QueueId, int] = {}
-        """Messages in the queue and how many recipients each came with."""
-        self.closed: set[QueueId] = set()
-        """Messages counted out since the file was last rewritten: not to be counted again."""
-        self.aside: set[QueueId] = set()
-        """Open messages whose files are in corrupt/, where only a human being removes anything."""
         self.damaged_lines = 0
 
     def read(self) -> None:
         self.learn(self._read_file())
 
     def learn(self, content: bytes) -> None:
-        self.totals, self.damaged_lines = Totals(), 0
-        self.open.clear()
-        self.closed.clear()
-        self.aside.clear()
+        self.clear()
+        self.damaged_lines = 0
         self._lines = content.count(b"\n")
         for line in content.split(b"\n"):
             if line and not self._take_line(line):
@@ -85,7 +76,7 @@ class Ledger:
         It forgets what was counted out, but for `still_there` and reports about open messages, which must
         not be published again.  The removal of the others must be durable.
         """
-        kept = sorted({*still_there, *(q for q in self.closed if subject_of(q) in self.open)})
+        kept = sorted({*still_there, *self.remembered})
         # The open ones count as accepted by their own lines.
         ended = replace(self.totals, accepted=self.totals.accepted - sum(self.open.values()))
         lines = [_line("total", *astuple(ended)[:5])]
@@ -123,12 +114,6 @@ class Ledger:
         self._is_torn, self._is_doubtful = not raw.endswith(b"\n"), False
         self._disk.sync_directory(self._root)
 
-    def reopen(self, queue_ids: Collection[QueueId]) -> None:
-        """Forget that these messages, back from a backup, and their reports were counted out."""
-        back = self.closed.intersection(queue_ids)
-        if back:
-            self.closed = {q for q in self.closed if q not in back and subject_of(q) not in back}
-
     def enter(self, messages: Sequence[tuple[QueueId, int]]) -> None:
         """Count messages in, with their recipients; not durable before the next `leave`."""
         fresh = [
@@ -140,7 +125,7 @@ class Ledger:
             return
         self._append([_line("in", queue_id, count) for queue_id, count in fresh])
         for queue_id, count in fresh:
-            self._count_in(queue_id, count)
+            self.count_in(queue_id, count)
 
     def leave(self, messages: Mapping[QueueId, Sequence[Status]]) -> None:
         """Count messages out durably, by the last status of each recipient; once only."""
@@ -155,23 +140,13 @@ class Ledger:
         self._is_doubtful = False
         # Crash here: counted, and the file still there; the next start only removes it.
         for queue_id, fates in known.items():
-            self._count_out(queue_id, fates)
+            self.count_out(queue_id, fates)
 
     def put_aside(self, queue_id: QueueId) -> None:
         """Remember that a message's file is in corrupt/ now; not durable before the next `leave`."""
         if queue_id in self.open and queue_id not in self.aside:
             self._append([_line("aside", queue_id)])
             self.aside.add(queue_id)
-
-    def forget(self, queue_ids: Collection[QueueId]) -> int:
-        """Count messages as deleted that somebody removed from corrupt/; return their recipients.
-
-        Also those that were relayed before the damage: how many, only the removed file knew.
-        In force with the next `rewrite`.
-        """
-        count = sum(self.open.pop(queue_id, 0) for queue_id in queue_ids)
-        self.totals = replace(self.totals, deleted=self.totals.deleted + count)
-        return count
 
     def close(self) -> None:
         if self._fd is not None:
@@ -182,7 +157,7 @@ class Ledger:
         if why_not_ours(self._disk, draft, is_draft_of_the_ledger, self._disk.open_read) is None:
             self._disk.unlink(draft)
         else:
-            set_aside(self._disk, self._layout, draft)
+            set_aside(self._disk, self._root, draft)
 
     def _append(self, lines: list[bytes]) -> int:
         fd = self._fd
@@ -213,44 +188,15 @@ class Ledger:
             case ["total", *figures] if _are_counts(figures, 5) and not (self.open or self.closed):
                 self.totals = Totals(*map(int, figures))
             case ["in", queue_id, count] if is_queue_id(queue_id) and _are_counts([count], 1):
-                self._count_in(QueueId(queue_id), int(count))
+                self.count_in(QueueId(queue_id), int(count))
             case ["out", queue_id, *figures] if is_queue_id(queue_id) and _are_counts(figures, 4):
                 relayed, bounced, expired, deleted = map(int, figures)
-                self._count_out(QueueId(queue_id), (relayed, bounced, expired, deleted))
+                self.count_out(QueueId(queue_id), (relayed, bounced, expired, deleted))
             case ["aside", queue_id] if is_queue_id(queue_id):
                 self.aside.add(QueueId(queue_id))
             case _:
                 return False
         return True
-
-    def _count_in(self, queue_id: QueueId, count: int) -> None:
-        if queue_id not in self.open and queue_id not in self.closed:
-            self.open[queue_id] = count
-            old = self.totals
-            self.totals = Totals(old.accepted + count, old.relayed, old.bounced, old.expired, old.deleted)
-
-    def _count_out(self, queue_id: QueueId, fates: tuple[int, int, int, int]) -> None:
-        if queue_id not in self.closed:
-            self.closed.add(queue_id)
-            # A crash may have torn its `in`, which was written before it was known to be durable.
-            lost = sum(fates) if self.open.pop(queue_id, None) is None else 0
-            old = self.totals
-            self.totals = Totals(
-                old.accepted + lost,
-                old.relayed + fates[0],
-                old.bounced + fates[1],
-                old.expired + fates[2],
-                old.deleted + fates[3],
-            )
-
-
-def fates_of(statuses: Sequence[Status]) -> tuple[int, int, int, int]:
-    return (
-        statuses.count(Status.RELAYED),
-        statuses.count(Status.BOUNCED),
-        statuses.count(Status.EXPIRED),
-        statuses.count(Status.DELETED),
-    )
 
 
 def _are_counts(words: Sequence[str], number: int) -> bool:

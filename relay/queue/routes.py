@@ -1,0 +1,177 @@
+"""Which upstream each recipient goes through now, and why.  Pure: no clock.
+
+A route lists upstreams in the order of preference.  `choose` is the whole decision: it looks at the
+route and at the state of each upstream, and answers with one upstream, the reason, and the instant
+at which the same question has another answer although nothing happens.
+
+The next upstream is used where the one before has been down for `failover_after`: paused, stopped,
+unreachable, paused by an operator, or proving after any of these.  So a pause counts from its first
+refusal until something is relayed again.  Where all are down for that long, mail waits for the first.
+
+Does not: count slots, or know a message.  `relay.queue.whole` asks for each part of the queue.
+"""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from relay.mail.envelope import QueueId
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    upstreams: tuple[str, ...]
+    """In the order of preference; at least one."""
+    failover_after_ns: int | None = None
+    """How long an upstream is down before the next one is used; None: for ever."""
+    spill_after_ns: int | None = None
+    """The longest expected wait at an upstream that the next one does not shorten; None: any."""
+
+
+class Part(NamedTuple):
+    """The recipients of one message that go by one route."""
+
+    route: Route | None = None
+    """None: the policy has no routes, and its first upstream gets all."""
+    indices: frozenset[int] | None = None
+    """Of the recipients in the envelope; None: all of them."""
+
+    def left(self, left: tuple[int, ...]) -> tuple[int, ...]:
+        """Return those of the recipients left that are in this part."""
+        return left if self.indices is None else tuple([each for each in left if each in self.indices])
+
+
+WHOLE = Part()
+
+
+class Because(enum.Enum):
+    PREFERRED = enum.auto()
+    """Nothing is listed before it, or nothing of that is in the policy any more."""
+    FAILOVER = enum.auto()
+    """What is listed before it is down."""
+    ALL_DOWN = enum.auto()
+    """Every upstream of the route is down: mail waits for the first."""
+    SPILL = enum.auto()
+    """The wait for what is listed before it is longer than `spill_after`."""
+    PROBE = enum.auto()
+    """One message shows whether an upstream is well again."""
+    UNKNOWN = enum.auto()
+    """An earlier transaction through it may still relay the message."""
+
+
+class Availability(NamedTuple):
+    """What routing sees of an upstream."""
+
+    down_since_ns: int | None = None
+    """None while mail goes."""
+    is_proving: bool = False
+    """One transaction may go now, to show whether it is well."""
+
+    @property
+    def is_usable(self) -> bool:
+        return self.down_since_ns is None or self.is_proving
+
+
+class Choice(NamedTuple):
+    upstream: str
+    because: Because = Because.PREFERRED
+    instead_of: str = ""
+    """The upstream listed before it, which is passed over; empty for none."""
+    until_ns: int | None = None
+    """When to choose anew though nothing has happened; None: never."""
+
+
+def choose(route: Route, standings: Mapping[str, Availability], now_ns: int) -> Choice:
+    """Return where mail of a route stands now.  `standings` has each upstream of the policy."""
+    listed = [name for name in route.upstreams if name in standings]
+    if not listed:
+        # An edit took them away; the mail waits until it is sorted by that edit.
+        return Choice(route.upstreams[0], Because.ALL_DOWN)
+    before = ""
+    for name in listed:
+        down_since_ns = standings[name].down_since_ns
+        because = Because.FAILOVER if before else Because.PREFERRED
+        if down_since_ns is None:
+            return Choice(name, because, before)
+        if route.failover_after_ns is None:
+            return Choice(name, because, before)
+        if now_ns < (until_ns := down_since_ns + route.failover_after_ns):
+            return Choice(name, because, before, until_ns if len(listed) > 1 else None)
+        before = name
+    return Choice(listed[0], Because.PREFERRED if len(listed) == 1 else Because.ALL_DOWN)
+
+
+def next_listed(route: Route, after: str, standings: Mapping[str, Availability]) -> str | None:
+    """Return the first upstream behind one of them through which mail may go; None for none."""
+    behind = route.upstreams[route.upstreams.index(after) + 1 :] if after in route.upstreams else ()
+    usable = (name for name in behind if name in standings and standings[name].is_usable)
+    return next(usable, None)
+
+
+class Spilled(NamedTuple):
+    key: QueueId
+    """Of a part of the queue."""
+    to: str
+
+
+def spill_asks(
+    route: Route | None,
+    choice: Choice,
+    eta_ns: int | None,
+    standings: Mapping[str, Availability],
+    now_ns: int,
+) -> str | None:
+    """Return the upstream to ask when it would relay a part that waits; None where there is nothing to ask.
+
+    That is the next one, where the wait is beyond `spill_after`, and the one before for what was spilled.
+    `eta_ns` is when the part goes from where it stands; None where nobody can tell.
+    """
+    if route is None or route.spill_after_ns is None or choice.because is Because.UNKNOWN:
+        return None
+    if choice.because is Because.SPILL:
+        return choice.instead_of
+    if eta_ns is None or eta_ns - now_ns <= route.spill_after_ns:
+        return None
+    return next_listed(route, choice.upstream, standings)
+
+
+def spill_goes(
+    route: Route | None, choice: Choice, to: str, etas_ns: tuple[int | None, int | None], now_ns: int
+) -> bool:
+    """Return whether a part goes to the upstream that was asked.
+
+    `etas_ns`: when it goes from where it stands, and when from there.
+    """
+    here_ns, there_ns = etas_ns
+    if route is None or route.spill_after_ns is None or there_ns is None:
+        return False
+    if choice.because is Because.SPILL and to == choice.instead_of:
+        return there_ns - now_ns <= route.spill_after_ns
+    return here_ns is not None and there_ns < here_ns
+
+
+def is_better(route: Route, name: str, than: str, standings: Mapping[str, Availability]) -> bool:
+    """Return whether mail that stands for one upstream should rather go through another, were that well."""
+    if name == than or name not in route.upstreams:
+        return False
+    if than not in route.upstreams or than not in standings or standings[than].down_since_ns is not None:
+        return True
+    return route.upstreams.index(name) < route.upstreams.index(than)
+
+
+def words_of(choice: Choice) -> str:
+    """Return why mail goes through an upstream that is not the preferred one; empty where it is."""
+    match choice.because:
+        case Because.FAILOVER:
+            return f"failover: {choice.instead_of} is down"
+        case Because.SPILL:
+            return f"spill: the wait for {choice.instead_of} is too long"
+        case Because.PROBE:
+            return f"probe: it shows whether {choice.upstream} is well again"
+        case Because.UNKNOWN:
+            return f"unknown: {choice.upstream} may have relayed it"
+        case Because.ALL_DOWN:
+            return "all upstreams of its route are down"
+        case Because.PREFERRED:
+            return ""

@@ -1,0 +1,283 @@
+"""The whole queue: nothing is lost between the lines, and nothing moves that may be under way."""
+
+from collections import Counter
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from relay.mail.envelope import QueueId
+from relay.queue.queued import NO_REASON, NewMailHold, Queued, State
+from relay.queue.routes import Availability, Because, Part, Route, Spilled, choose
+from relay.queue.whole import Queue
+
+NAMES = ("a", "b", "c")
+ROUTES = (
+    Route(("a", "b"), 15),
+    Route(("b", "c", "a"), 40),
+    Route(("c",)),
+    Route(("b", "a")),
+    Route(("a", "c"), 15, spill_after_ns=100),
+)
+
+
+def message(number: int, *parts: Part, at_ns: int = 0) -> list[Queued]:
+    queue_id = QueueId(f"{number:016d}")
+    user = "ann" if number % 3 else ""
+    return [Queued(queue_id, f"s{number}@x", 10, at_ns, at_ns, 2, part=part, user=user) for part in parts]
+
+
+class WholeQueue(RuleBasedStateMachine):
+    """Upstreams go down, prove themselves and are well; mail comes, goes and is refused; time passes."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.queue = Queue()
+        self.queue.use(NAMES, ROUTES)
+        self.now_ns = 0
+        self.number = 0
+        self.states = dict.fromkeys(NAMES, Availability())
+        self.left: dict[QueueId, int] = {}
+        """Parts of each message that are not done."""
+        self.holds: dict[str, NewMailHold] = {}
+        """What a pause of each upstream holds."""
+        self.by_hand: set[QueueId] = set()
+        self.active: dict[QueueId, tuple[Queued, str]] = {}
+        """By the key, a part in a transaction, and where."""
+
+    @rule(routes=st.lists(st.sampled_from(ROUTES), min_size=1, max_size=3, unique=True))
+    def comes(self, routes: list[Route]) -> None:
+        self.number += 1
+        parts = [Part(route, frozenset([index])) for index, route in enumerate(routes)]
+        if len(parts) == 1:
+            parts = [Part(routes[0])]
+        its = message(self.number, *parts, at_ns=self.now_ns)
+        self.left[its[0].queue_id] = len(its)
+        self.queue.add(*its, now_ns=self.now_ns)
+
+    @rule(name=st.sampled_from(NAMES))
+    def goes_down(self, name: str) -> None:
+        since_ns = self.states[name].down_since_ns
+        self._is(name, Availability(self.now_ns if since_ns is None else since_ns))
+
+    @rule(name=st.sampled_from(NAMES))
+    def proves_itself(self, name: str) -> None:
+        if self.states[name].down_since_ns is not None:
+            self._is(name, Availability(self.states[name].down_since_ns, is_proving=True))
+
+    @rule(name=st.sampled_from(NAMES))
+    def is_well(self, name: str) -> None:
+        self._is(name, Availability())
+
+    @rule(name=st.sampled_from(NAMES), holds=st.booleans())
+    def is_told_to_hold(self, name: str, *, holds: bool) -> None:
+        self.holds.pop(name, None)
+        if holds:
+            self.holds[name] = NewMailHold(name, self.now_ns)
+        if self.queue.hold_new(name, self.holds.get(name)):
+            line = self.queue.line(name)
+            line.follow_hold([part.key for part in line])
+            self.look()
+
+    @rule(name=st.sampled_from(NAMES))
+    def takes(self, name: str) -> None:
+        state = self.states[name]
+        is_busy = any(where == name for _, where in self.active.values())
+        if state.down_since_ns is None or (state.is_proving and not is_busy):
+            part = self.queue.line(name).next_ready(self.now_ns)
+            if part is not None:
+                assert part.key not in self.active
+                self.active[part.key] = part, name
+
+    @precondition(lambda self: self.active)
+    @rule(which=st.integers(0), fate=st.sampled_from(["done", "back", "deferred", "unknown", "lost"]))
+    def ends(self, which: int, fate: str) -> None:
+        key = list(self.active)[which % len(self.active)]
+        part, _ = self.active.pop(key)
+        if part.queue_id not in self.left:
+            return  # its message was removed meanwhile
+        line = self.queue.line_of(part)
+        match fate:
+            case "done" if self.left[part.queue_id] == 1:
+                del self.left[part.queue_id]
+                self.queue.remove(part.queue_id)
+                return
+            case "done":
+                self.left[part.queue_id] -= 1
+                self.queue.end_part(part)
+                return
+            case "lost":
+                del self.left[part.queue_id]
+                self.queue.remove(part.queue_id)
+                return
+            case "back":
+                line.give_back(key, NO_REASON)
+            case "unknown":
+                self.queue.stay_unknown(part, self.now_ns + 30)
+                line.postpone(key, self.now_ns + 5, part.recipients_left, NO_REASON)
+            case "deferred":
+                line.postpone(key, self.now_ns + 5, part.recipients_left, NO_REASON)
+        self.queue.put(part, self.now_ns)
+
+    @precondition(lambda self: self.left)
+    @rule(which=st.integers(0), is_released=st.booleans())
+    def is_held_by_hand(self, which: int, *, is_released: bool) -> None:
+        queue_id = list(self.left)[which % len(self.left)]
+        if before := self.queue.seize(queue_id):
+            self.queue.put_back(queue_id, before)
+            self.queue.hold(queue_id, NO_REASON)
+            assert self.queue.state_of(queue_id) is State.HELD
+            if is_released:
+                self.queue.release(queue_id)
+                self.by_hand.discard(queue_id)
+            else:
+                self.by_hand.add(queue_id)
+
+    @precondition(lambda self: self.left)
+    @rule(which=st.integers(0), routes=st.lists(st.sampled_from(ROUTES), min_size=1, max_size=2, unique=True))
+    def is_routed_anew(self, which: int, routes: list[Route]) -> None:
+        queue_id = list(self.left)[which % len(self.left)]
+        number = int(queue_id)
+        parts = [Part(route, frozenset([index])) for index, route in enumerate(routes)]
+        fresh = message(number, *(parts if len(parts) > 1 else [Part(routes[0])]))
+        before = self.queue.parts(queue_id)
+        is_active = self.queue.state_of(queue_id) is State.ACTIVE
+        asked = [part.part.indices for part in before]
+        self.queue.sort_anew(fresh, self.now_ns)
+        if is_active:
+            assert [part.part.indices for part in self.queue.parts(queue_id)] == asked
+        else:
+            self.left[queue_id] = len(fresh)
+
+    @rule()
+    def what_was_put_off_is_sorted(self) -> None:
+        for queue_id in self.queue.sortable():
+            assert self.queue.state_of(queue_id) is not State.ACTIVE
+
+    @precondition(lambda self: self.left)
+    @rule(which=st.integers(0), to=st.sampled_from(NAMES))
+    def is_spilled(self, which: int, to: str) -> None:
+        """Ask for what an estimate may ask for: a route with `spill_after`, to an upstream of it."""
+        part = self.queue.parts(list(self.left)[which % len(self.left)])[0]
+        route = part.part.route
+        if route is not None and route.spill_after_ns is not None and to in route.upstreams:
+            self.queue.spill(Spilled(part.key, to), self.now_ns)
+
+    @rule(by_ns=st.integers(1, 20))
+    def time_passes(self, by_ns: int) -> None:
+        # As the sender sleeps: to each instant that the queue names, and no other.
+        until_ns = self.now_ns + by_ns
+        while (at_ns := self.queue.next_look_ns()) is not None and at_ns <= until_ns:
+            self.now_ns = max(self.now_ns, at_ns)
+            self.look()
+            if self.queue.next_look_ns() == at_ns:
+                break
+        self.now_ns = until_ns
+
+    @rule()
+    def look(self) -> None:
+        self.queue.move_on(self.now_ns)
+        while self.queue.is_behind:
+            self.queue.move_on(self.now_ns)
+        self._is_in_place()
+
+    def _is(self, name: str, standing: Availability) -> None:
+        self.states[name] = standing
+        self.queue.note(name, standing)
+        self.look()
+
+    def _is_in_place(self) -> None:
+        """Check that every part stands where its route says, unless it may not move or is a probe."""
+        probes = Counter[str]()
+        for part in self.queue:
+            route = part.part.route
+            assert route is not None
+            if part.state is State.ACTIVE:
+                continue
+            choice = self.queue.choice(part, self.now_ns)
+            assert choice.upstream == part.upstream
+            if part.unknown_until_ns > self.now_ns:
+                assert choice.because is Because.UNKNOWN
+            elif choice.because is Because.PROBE:
+                probes[part.upstream] += 1
+                assert self.states[part.upstream].is_proving
+            elif choice.because is Because.SPILL:
+                assert choice.instead_of == choose(route, self.states, self.now_ns).upstream
+                assert self.states[part.upstream].is_usable
+            else:
+                assert part.upstream == self._where(part, route)
+        assert all(count == 1 for count in probes.values())
+
+    def _where(self, part: Queued, route: Route) -> str:
+        """Return the first upstream that holds a part before mail is sent to a later one."""
+        chosen = choose(route, self.states, self.now_ns).upstream
+        passed = route.upstreams[: route.upstreams.index(chosen) + 1]
+        holding = (name for name in passed if name in self.holds and self.holds[name].holds(part))
+        return next(holding, chosen)
+
+    @invariant()
+    def nothing_is_lost_or_twice(self) -> None:
+        keys = [part.key for part in self.queue]
+        assert len(keys) == len(set(keys))
+        assert Counter(part.queue_id for part in self.queue) == self.left
+        assert len(self.queue) == len(self.left)
+        waiting = sum(sums.messages for state in State for sums in self.queue.counts(state).values())
+        assert waiting == len(self.left), "each message is counted once, in however many parts"
+        users = Counter("ann" if int(queue_id) % 3 else "" for queue_id in self.left)
+        assert dict(self.queue.owners.each()) == {(user, ""): count for user, count in users.items()}
+
+    @invariant()
+    def what_a_pause_holds_stands_in_its_line(self) -> None:
+        for part in self.queue:
+            hold = self.holds.get(part.upstream)
+            if part.state is State.HELD:
+                assert part.is_held_by_pause is (part.queue_id not in self.by_hand)
+            if part.is_held_by_pause:
+                assert hold is not None
+                assert hold.holds(part)
+            elif part.state is State.WAITING:
+                assert hold is None or not hold.holds(part)
+
+    @invariant()
+    def what_is_under_way_stays(self) -> None:
+        for part, name in self.active.values():
+            if part.queue_id in self.left:
+                assert part.state is State.ACTIVE
+                assert part.upstream == name
+
+
+WholeQueue.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestWholeQueue = WholeQueue.TestCase
+
+
+def test_a_long_queue_moves_in_slices_and_in_order() -> None:
+    queue = Queue()
+    queue.use(NAMES, ROUTES)
+    for number in range(2500):
+        queue.add(*message(number, Part(ROUTES[0])), now_ns=0)
+    queue.note("a", Availability(0))
+    assert queue.move_on(0) == set()
+    while queue.is_behind:
+        queue.move_on(0)
+    assert queue.next_look_ns() == 15
+    queue.move_on(15)
+    assert len(queue.line("b")) == 1000, "no look takes longer for a long queue"
+    queue.move_on(15)
+    queue.move_on(15)
+    assert not queue.is_behind
+    line, order = queue.line("b"), list[QueueId]()
+    while (taken := line.next_ready(15)) is not None:
+        order.append(taken.queue_id)
+    assert order == sorted(order)
+    assert len(order) == 2500
+
+
+def test_a_pause_is_no_age_of_mail_that_moved_from_it() -> None:
+    queue = Queue()
+    queue.use(NAMES, ROUTES)
+    queue.note("a", Availability(10))
+    queue.move_on(10)
+    (part,) = message(1, Part(ROUTES[0]), at_ns=12)
+    queue.add(part, now_ns=12)
+    queue.move_on(25)
+    assert (part.upstream, part.rested) == ("b", ((12, 25),))
