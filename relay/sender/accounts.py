@@ -1,22 +1,24 @@
-"""The owner's accounts: what a connection is opened with, and whether its password has changed.
+"""The owner's accounts: what a connection is opened with, and whether its secrets have changed.
 
-The password is read for each connection, so that a new one counts from the next connection on.
-Only a digest of the last one is kept, to see that a refused account has a new password: then it is
-worth another try at once.  A changed password has to rest first: half of one that is being written
-would have the account refused.
+They are read for each connection, so that a new one counts from the next connection on; with OAuth2 what
+logs in is a token that was got with them.  Only a digest of the last ones is kept, to see that a refused
+account has a new password: then it is worth another try at once.  A changed password has to rest first:
+half of one that is being written would have the account refused.
 """
 
 import asyncio
-import hashlib
+from dataclasses import dataclass
 
 from relay.mail.text import clean
 from relay.policy.model import Auth, Mechanism, Upstream
-from relay.policy.secrets import SecretError, is_being_written, read_password
+from relay.policy.oauth2 import TokenMechanism
+from relay.policy.secrets import AccountSecrets, NotLoggedIn, SecretError, is_being_written, read_secrets
+from relay.sender.oauth.account_tokens import AccountTokens
 from relay.smtp.reply import Phase
+from relay.smtp.sasl import BearerToken
 from relay.telemetry.redaction import Redaction
-from relay.upstream.connection import Account, NoMeans, UpstreamUnavailable
+from relay.upstream.connection import Account, UpstreamUnavailable
 from relay.verdicts.outcome import Answer
-from relay.verdicts.shortage import is_lack_of_means
 from relay.verdicts.verdict import Judge, Verdict
 
 REST_SECONDS = 1.0
@@ -25,26 +27,35 @@ MOST_RESTS = 10
 
 
 class Accounts:
-    def __init__(self, hostname: str, redaction: Redaction) -> None:
+    def __init__(self, hostname: str, redaction: Redaction, tokens: AccountTokens) -> None:
         self._hostname = hostname
         self._redaction = redaction
+        self._tokens = tokens
         self._last: dict[str, bytes] = {}
         self._new: dict[str, bytes] = {}
-        """Digests of changed passwords, as of the last look."""
+        """Digests of changed secrets, as of the last look."""
+
+    def logins(self, name: str, upstream: Upstream, judge: Judge) -> "UpstreamLogins":
+        return UpstreamLogins(self, name, upstream, judge)
 
     async def account(self, name: str, upstream: Upstream, judge: Judge) -> Account:
-        """Return what a connection is opened with now.  Raises UpstreamUnavailable and NoMeans."""
-        password = None
-        if upstream.auth is not None:
-            try:
-                password = await self._rested_password(name, upstream.auth)
-            except SecretError as error:
-                if is_lack_of_means(error.__cause__):
-                    raise NoMeans(str(error)) from error
-                answer = Answer(Verdict.PAUSE, Phase.AUTH, None, clean(str(error)))
-                raise UpstreamUnavailable(answer) from None
-            self._redaction.add(upstream.auth.user, password)
-            self._last[name] = _digest(password)
+        """Return what a connection is opened with now.  Raises UpstreamUnavailable."""
+        password, token = None, None
+        try:
+            if upstream.auth is not None and upstream.auth.oauth2 is not None:
+                token = await self._token(name, upstream, upstream.auth)
+            elif upstream.auth is not None:
+                password = (await self._rested_secrets(name, upstream.auth)).password
+                self._redaction.add(upstream.auth.user, password)
+        except NotLoggedIn as error:
+            # A look each second finds the file that `relay login` makes, as it finds a new password.
+            self._last[name] = b""
+            self._tokens.forget(name)
+            text = f"{error}: run `relay login {name}`"
+            raise UpstreamUnavailable(Answer(Verdict.STOP, Phase.AUTH, None, clean(text))) from None
+        except SecretError as error:
+            answer = Answer(Verdict.PAUSE, Phase.AUTH, None, clean(str(error)))
+            raise UpstreamUnavailable(answer) from error.__cause__
         return Account(
             upstream.host,
             upstream.port,
@@ -53,42 +64,87 @@ class Accounts:
             ca_file=upstream.ca_file,
             user=upstream.auth.user if upstream.auth else None,
             password=password,
-            mechanism=upstream.auth.mechanism if upstream.auth else Mechanism.AUTO,
+            token=token,
+            mechanism=_mechanism(upstream.auth),
             pipelining=upstream.pipelining,
             judge=judge,
         )
 
+    async def other(self, name: str, upstream: Upstream, judge: Judge, refused: Account) -> Account | None:
+        """Return the account with another token than the one refused; None where that is not worth a login.
+
+        Raises UpstreamUnavailable.
+        """
+        if refused.token is None or not self._tokens.refused(name, refused.token):
+            return None
+        return await self.account(name, upstream, judge)
+
+    def worked(self, name: str, account: Account) -> None:
+        """Hear that a login succeeded."""
+        if account.token is not None:
+            self._tokens.worked(name, account.token)
+
+    async def close(self) -> None:
+        await self._tokens.close()
+
     async def has_new_password(self, name: str, auth: Auth) -> bool:
-        """Return whether the password differs from the one last tried."""
+        """Return whether the secrets differ from those last tried."""
         try:
-            password, is_written = await asyncio.to_thread(_look_at, auth)
+            secrets, is_written = await asyncio.to_thread(_look_at, auth)
         except SecretError:
             return False
-        before, self._new[name] = self._new.get(name), _digest(password)
+        before, self._new[name] = self._new.get(name), secrets.digest()
         is_at_rest = before == self._new[name] and not is_written
-        return is_at_rest and name in self._last and self._last[name] != _digest(password)
+        is_new = name in self._last and self._last[name] != secrets.digest()
+        return is_at_rest and is_new and not self._tokens.is_own(name, secrets)
 
-    async def _rested_password(self, name: str, auth: Auth) -> str:
-        """Return the password; a changed one, once it rests.  Raises SecretError."""
-        before, rests = "", 0
+    async def _token(self, name: str, upstream: Upstream, auth: Auth) -> BearerToken:
+        return await self._tokens.token(name, upstream, lambda: self._rested_secrets(name, auth))
+
+    async def _rested_secrets(self, name: str, auth: Auth) -> AccountSecrets:
+        """Return the secrets; changed ones, once they rest.  Raises SecretError."""
+        before, rests, secrets = None, 0, AccountSecrets()
         for _ in range(MOST_RESTS):
-            password, is_written = await asyncio.to_thread(_look_at, auth)
-            last = self._last.get(name)
-            if last == _digest(password) or (not is_written and (last is None or password == before)):
-                return password
-            rests = rests + 1 if password == before else 1
-            before = password
+            secrets, is_written = await asyncio.to_thread(_look_at, auth)
+            is_known = self._last.get(name) == secrets.digest() or self._tokens.is_own(name, secrets)
+            if is_known or (not is_written and (name not in self._last or secrets == before)):
+                break
+            rests = rests + 1 if secrets == before else 1
+            before = secrets
             await asyncio.sleep(REST_SECONDS)
-        if rests == MOST_RESTS:
-            # A program that keeps the file open, and writes nothing.
-            return before
-        raise SecretError("the password is being written")
+        else:
+            if rests != MOST_RESTS:
+                raise SecretError("the password is being written")
+            # A program keeps the file open, and writes nothing.
+        self._last[name] = secrets.digest()
+        return secrets
 
 
-def _look_at(auth: Auth) -> tuple[str, bool]:
-    """Return the password and whether a program is writing it.  Raises SecretError."""
-    return read_password(auth), is_being_written(auth)
+@dataclass(frozen=True, slots=True)
+class UpstreamLogins:
+    """What connections of one upstream log in with (`relay.sender.connections.Logins`)."""
+
+    accounts: Accounts
+    name: str
+    upstream: Upstream
+    judge: Judge
+
+    async def account(self) -> Account:
+        return await self.accounts.account(self.name, self.upstream, self.judge)
+
+    async def other(self, refused: Account) -> Account | None:
+        return await self.accounts.other(self.name, self.upstream, self.judge, refused)
+
+    def worked(self, account: Account) -> None:
+        self.accounts.worked(self.name, account)
 
 
-def _digest(password: str) -> bytes:
-    return hashlib.sha256(password.encode("utf-8", "surrogateescape")).digest()
+def _mechanism(auth: Auth | None) -> Mechanism | TokenMechanism:
+    if auth is None:
+        return Mechanism.AUTO
+    return auth.mechanism if auth.oauth2 is None else auth.oauth2.mechanism
+
+
+def _look_at(auth: Auth) -> tuple[AccountSecrets, bool]:
+    """Return the secrets and whether a program is writing them.  Raises SecretError."""
+    return read_secrets(auth), is_being_written(auth)

@@ -1,31 +1,32 @@
-"""Mail into the queue: the whole spool at a start, then what listeners accept.
+"""Mail into the queue: the whole spool at a start, then what listeners accept; and into its lines.
 
 Starting is recovering.  A message that only lacks its end gets it before others go, unless it has to
-wait for room.  The age of a message of an earlier boot stands in a file of its own
-(`relay.mail.age`), which is written every few minutes.
+wait for room.  When the state of an upstream, an edit or time alone has mail stand in another line,
+`route_forever` moves it, some at a time, and sleeps until there is more to move.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from relay.clock import SECOND_NS
-from relay.mail.age import BOOTS_FORMAT, Boots, BootsRecord
-from relay.policy.lane import sorter_of
+from relay.mail.envelope import QueueId
+from relay.policy.lane import routes_of, sorter_of
 from relay.policy.model import Policy
-from relay.queue.queued import wait_reason
+from relay.queue.queued import NO_REASON, WaitReason
 from relay.queue.scheduler import SLICE, Queued, State
 from relay.sender.settling import Backlog
-from relay.sender.state_file import KeptFile, boots_path
-from relay.spool.durable import Disk
-from relay.spool.interface import Absent, Corrupt, Entry, Message, SpoolFull
-from relay.spool.maildir.files import Unreadable
+from relay.sender.spool_thread import seconds
+from relay.sender.state_file import Ages
+from relay.spool.interface import Absent, Corrupt, Entry, Message, SpoolFull, Unreadable
+from relay.spool.trigger import Trigger
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.admission import run_of
 
-BOOTS_NS = 300 * SECOND_NS
-"""How much age a crash of the host can cost what is queued."""
+SWEEP_SECONDS = 3.0
+"""The delay that a lost trigger can cost."""
 END_SECONDS = 1.0
 """How long a start waits for messages that only lack their ends; then others go meanwhile."""
 SORTED_AT_ONCE = 100
@@ -38,34 +39,35 @@ Guard = Callable[[Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]]
 class Arrivals:
     def __init__(
         self,
+        trigger: Trigger,
         backlog: Backlog,
         policy: Policy,
-        disk: Disk,
+        ages: Ages,
         telemetry: Telemetry,
         *,
         guard: Guard,
-        wake: Callable[[], None],
+        wake: Callable[[str], None],
         on_full: Callable[[SpoolFull], None],
     ) -> None:
-        """`wake` is called when there is more to be sent, `on_full` when there is no room to take any."""
-        self._scheduler, self._spool_thread, self._settling = backlog
+        """`wake` is called with an upstream that has more to send.
+
+        `on_full` is called when there is no room to take any.
+        """
+        self._trigger = trigger
+        self._queue, self._spool_thread, self._settling = backlog
+        self._ages = ages
         self._events, self._clock = telemetry.events, telemetry.clock
         self._guard = guard
         self._wake = wake
         self._on_full = on_full
         self._longest_wait_ns = policy.retry.max_ns
-        self._sorter = sorter_of(policy.lanes)
+        self._sorter = sorter_of(policy.lanes, policy.routes)
+        self._queue.use(list(policy.upstreams), routes_of(policy.routes))
         self._sorting: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
         """Messages that only lack their ends and wait for room."""
-        self._boots = Boots(self._clock.boot_id(), self._clock.boottime_ns())
-        self._kept_boots: KeptFile[BootsRecord] = KeptFile(
-            boots_path(policy),
-            disk,
-            BOOTS_FORMAT,
-            lambda error: telemetry.events.boots_unrecorded(error=error),
-        )
-        self._keeps_boots_at_ns = 0
+        self._new_mail = asyncio.Event()
+        self._may_stand_elsewhere = asyncio.Event()
 
     async def recover(self, on_step: Callable[[], None]) -> None:
         """Read the whole queue, end what only lacks its end, take what was accepted meanwhile.
@@ -74,45 +76,88 @@ class Arrivals:
         Raises OSError and SpoolFault when the spool cannot be read.
         """
         began_ns = self._clock.boottime_ns()
-        self._boots = Boots(self._clock.boot_id(), began_ns, await self._kept_boots.read())
+        await self._ages.recall()
         recovery = await self._spool_thread.recover(self._sorter, on_step)
-        self._boots.forget_but({entry.boot_id for entry in recovery.entries})
+        self._ages.forget_but(recovery.entries)
         for number, entry in enumerate(sorted(recovery.entries, key=lambda entry: entry.queue_id), 1):
             await self._admit(entry)
             on_step()
             if number % SLICE == 0:
                 await asyncio.sleep(0)
         self._events.recovered(
-            counts={"queued": len(self._scheduler), **recovery.audit},
+            counts={"queued": len(self._queue), **recovery.audit},
             duration_ns=self._clock.boottime_ns() - began_ns,
         )
         await self.take()
         self.keep_ages()
 
+    def listen(self) -> None:
+        """Look for new mail when the trigger is pulled, and at once."""
+        asyncio.get_running_loop().add_reader(self._trigger.listen(), self._pulled)
+        self.look()
+
+    def look(self) -> None:
+        """Have `run` look for new mail at once."""
+        self._new_mail.set()
+
+    async def run(self) -> None:
+        """Take new mail for ever: when there is some, and every few seconds in case a pull was lost."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SWEEP_SECONDS):
+                    await self._new_mail.wait()
+            self._new_mail.clear()
+            await self.take()
+
     async def take(self) -> None:
         """Take what listeners accepted so far into the queue.  Raises SpoolFault."""
         try:
             while entries := await self._spool_thread.take(sorter := self._sorter):
+                got: set[str] = set()
                 for entry in entries:
                     await self._admit(entry)
+                    got.update(part.upstream for part in self._queue.parts(entry.queue_id))
                 if sorter is not self._sorter:
                     # An edit came while they were read, by the rules before it.
                     self._begin_sorting()
-                self._wake()
+                self._wake_all(got)
         except SpoolFull as full:
             # What is queued already goes on, and gives room.
             self._on_full(full)
 
+    async def route_forever(self) -> None:
+        """Move mail to the lines where it stands by now, whenever that may have changed."""
+        while True:
+            self._may_stand_elsewhere.clear()
+            self._wake_all(self._queue.move_on(self._clock.boottime_ns()))
+            if ids := self._queue.sortable():
+                await self._sort(ids)
+            if self._queue.is_behind:
+                await asyncio.sleep(0)
+                continue
+            until_ns = self._queue.next_look_ns()
+            left_ns = None if until_ns is None else until_ns - self._clock.boottime_ns()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if left_ns is None else seconds(left_ns)):
+                    await self._may_stand_elsewhere.wait()
+
+    def reroute(self) -> None:
+        """Have `route_forever` look at once."""
+        self._may_stand_elsewhere.set()
+
     def use(self, policy: Policy) -> None:
         """Go on by another policy; queued messages are sorted by it in the background."""
         self._longest_wait_ns = policy.retry.max_ns
-        sorter = sorter_of(policy.lanes)
+        self._queue.use(list(policy.upstreams), routes_of(policy.routes))
+        self.reroute()
+        sorter = sorter_of(policy.lanes, policy.routes)
         if sorter != self._sorter:
             self._sorter = sorter
             self._begin_sorting()
 
     async def stop(self) -> None:
-        """Cancel what is under way: the next start finds it."""
+        """Look no more, and cancel what is under way: the next start finds it."""
+        asyncio.get_running_loop().remove_reader(self._trigger.listen())
         under_way = [*self._ending, *([self._sorting] if self._sorting else [])]
         for chore in under_way:
             chore.cancel()
@@ -120,24 +165,29 @@ class Arrivals:
 
     async def close(self) -> None:
         self.keep_ages()
-        await self._kept_boots.close()
+        await self._ages.close()
+
+    def let_go(self) -> None:
+        """Let go of the trigger; another sender may have it from here on."""
+        self._trigger.close()
 
     def keep_ages(self, *, now: bool = True) -> None:
-        """Keep the ages of queued messages for a restart in another boot; an empty queue needs none."""
-        now_ns = self._clock.boottime_ns()
-        if len(self._scheduler) and (now or now_ns >= self._keeps_boots_at_ns):
-            self._keeps_boots_at_ns = now_ns + BOOTS_NS
-            self._kept_boots.keep(self._boots.record(now_ns))
+        """Do as `Ages.keep`; an empty queue needs none."""
+        if len(self._queue):
+            self._ages.keep(now=now)
 
-    def here(self, boot_id: str, at_ns: int) -> int | None:
-        """Return an instant of another boot by this one's clock; None if unknown."""
-        return self._boots.here(boot_id, at_ns)
+    def _pulled(self) -> None:
+        self._trigger.clear()
+        self._new_mail.set()
 
     async def _admit(self, entry: Entry) -> None:
-        if entry.queue_id in self._scheduler:
+        if entry.queue_id in self._queue:
             return  # somebody moved its file to new/; it may be under way, and would go twice
         if entry.recipients_left > 0:
-            self._scheduler.add(self._queued(entry))
+            self._queue.add(*self._parts(entry), now_ns=self._clock.boottime_ns())
+            if entry.owes_report:
+                # A crash or `reports.per_hour` came first; or a version that reported when a message ended.
+                self._settling.report_soon(entry.queue_id)
             return
         (message,) = await self._spool_thread.load([entry.queue_id])
         ending = asyncio.create_task(self._end(entry, message))
@@ -156,6 +206,21 @@ class Arrivals:
                 raise message
             await self._settling.finish(message, self._queued(entry))
 
+    def _parts(self, entry: Entry) -> list[Queued]:
+        """Return a message as the queue has it: whole, or in parts."""
+        return [
+            self._queued(
+                replace(
+                    entry,
+                    recipients_left=part.recipients_left,
+                    domains=part.left.domains,
+                    recipients_shown=part.left.shown,
+                    whole=part.part,
+                )
+            )
+            for part in entry.parts
+        ] or [self._queued(entry)]
+
     def _queued(self, entry: Entry) -> Queued:
         now_ns, wall_ns = self._clock.boottime_ns(), self._clock.wall_ns()
         wait_ns = (entry.next_attempt_at_ns or 0) - wall_ns
@@ -165,19 +230,20 @@ class Arrivals:
             entry.queue_id,
             entry.reverse_path,
             entry.size_bytes,
-            self._boots.arrived_at_ns(
-                entry.boot_id, entry.boottime_ns, now_ns, wall_ns - entry.arrival_at_ns
-            ),
+            self._ages.arrived_at_ns(entry, now_ns, wall_ns),
             entry.arrival_at_ns,
             entry.recipients_left,
             state,
             now_ns + wait_ns if is_deferred else 0,
-            wait_reason("deferred before the last start" if is_deferred else ""),
+            WaitReason("deferred before the last start") if is_deferred else NO_REASON,
             is_warned=entry.is_warned,
             recipients_shown=entry.recipients_shown,
             client=entry.client,
             domains=tuple(run_of(domain, count) for domain, count in entry.domains),
             lane=entry.lane,
+            user=sys.intern(entry.user),
+            message_id=entry.message_id,
+            part=entry.whole,
         )
 
     def _begin_sorting(self) -> None:
@@ -186,11 +252,19 @@ class Arrivals:
         self._sorting = asyncio.create_task(self._guard(self._sort_anew))
 
     async def _sort_anew(self) -> None:
-        """Find the lane of every message that came in before an edit; mail goes on meanwhile."""
+        """Find lane and routes of every message that came in before an edit; mail goes on meanwhile."""
+        await self._sort(sorted({queued.queue_id for queued in self._queue}))
+
+    async def _sort(self, queue_ids: Sequence[QueueId]) -> None:
         sorter = self._sorter
-        queue_ids = sorted(queued.queue_id for queued in self._scheduler)
         for start in range(0, len(queue_ids), SORTED_AT_ONCE):
             found = await self._spool_thread.sort(queue_ids[start : start + SORTED_AT_ONCE], sorter)
-            for queue_id, lane in found.items():
-                self._scheduler.move(queue_id, lane)
-        self._wake()
+            now_ns = self._clock.boottime_ns()
+            for entry in found.values():
+                self._queue.sort_anew(self._parts(entry), now_ns)
+            self._may_stand_elsewhere.set()
+        self._wake_all({queued.upstream for queued in self._queue})
+
+    def _wake_all(self, upstreams: Iterable[str]) -> None:
+        for name in upstreams:
+            self._wake(name)

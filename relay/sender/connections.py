@@ -9,20 +9,22 @@ connection is ready for mail, or will not be.  An upstream counts a connection s
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from typing import Protocol
 
 from relay.clock import SECOND_NS, Clock
 from relay.mail.text import clean
 from relay.policy.model import Upstream
 from relay.sender.throttle_thread import ThrottleThread
 from relay.smtp.reply import Phase
+from relay.spool.os_errors import is_lack_of_means
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.admission import Wait
 from relay.throttle.history_format import HistoryError
 from relay.upstream.connection import (
     Account,
     Connection,
-    NoMeans,
+    OnStep,
     UpstreamUnavailable,
     open_connection,
 )
@@ -41,30 +43,62 @@ class NoRoomToConnect(Exception):  # noqa: N818 - a state, not an error of ours
     """A limit on connections leaves no room now; the throttle knows until when."""
 
 
+class Logins(Protocol):
+    """What connections of one upstream log in with.  Both coroutines may raise UpstreamUnavailable."""
+
+    async def account(self) -> Account: ...
+
+    async def other(self, refused: Account) -> Account | None:
+        """Return one with another token, where that is worth a second login."""
+
+    def worked(self, account: Account) -> None: ...
+
+
 async def open_with_slot(
     throttle: ThrottleThread,
-    account: Callable[[], Awaitable[Account]],
+    logins: Logins,
     clock: Clock,
     on_open: Callable[[Connection], None],
+    on_step: OnStep | None = None,
 ) -> Connection:
-    """Open a connection that is ready for MAIL; `account` may raise UpstreamUnavailable.
+    """Open a connection that is ready for MAIL; `on_step` is told as by `open_connection`.
 
-    Raises UpstreamUnavailable, NoMeans, NoRoomToConnect, and HistoryError before anything was begun.
+    Raises UpstreamUnavailable, NoRoomToConnect, and HistoryError before anything was begun.
     """
-    opened_for = await account()
+    # Waiting for a token comes first: no slot is reserved meanwhile.
+    account = await logins.account()
+    if account.token is not None and on_step is not None:
+        on_step("token", "an access token is at hand")
+    try:
+        connection = await _open(throttle, account, clock, on_step)
+    except UpstreamUnavailable as unavailable:
+        is_refused = unavailable.answer.phase is Phase.AUTH and unavailable.answer.verdict is Verdict.STOP
+        other = await logins.other(account) if is_refused else None
+        if other is None:
+            raise
+        if on_step is not None:
+            on_step("login", f"{unavailable.answer.text}: with another token again")
+        account = other
+        connection = await _open(throttle, account, clock, on_step)
+    logins.worked(account)
+    on_open(connection)
+    return connection
+
+
+async def _open(
+    throttle: ThrottleThread, account: Account, clock: Clock, on_step: OnStep | None
+) -> Connection:
     reservation = await throttle.reserve_connection(OPENING_SECONDS * SECOND_NS)
     if isinstance(reservation, Wait):
         raise NoRoomToConnect(reservation.limit_label)
     try:
         async with asyncio.timeout(OPENING_SECONDS):
-            connection = await open_connection(opened_for, clock)
+            return await open_connection(account, clock, on_step=on_step)
     except TimeoutError:
         text = f"it was not ready for mail within {OPENING_SECONDS} s"
         raise UpstreamUnavailable(Answer(Verdict.PAUSE, Phase.CONNECT, None, text)) from None
     finally:
         throttle.ended(reservation)
-    on_open(connection)
-    return connection
 
 
 def account_of(upstream: Upstream) -> tuple[object, ...]:
@@ -161,12 +195,13 @@ class ReadyConnections:
         except UpstreamUnavailable as unavailable:
             if self._is_stopped:
                 return
+            if is_lack_of_means(unavailable.__cause__):
+                # The upstream had no part in it.
+                self._events.shortage(where=f"upstream {self._upstream}", error=str(unavailable))
+                self._has_means = False
+                asyncio.get_running_loop().call_later(MEANS_RETRY_NS / SECOND_NS, self._try_again)
+                return
             self._do_without(unavailable.answer)
-        except NoMeans as lack:
-            self._events.shortage(where=f"upstream {self._upstream}", error=str(lack))
-            self._has_means = False
-            asyncio.get_running_loop().call_later(MEANS_RETRY_NS / SECOND_NS, self._try_again)
-            return
         except NoRoomToConnect:
             pass  # who looks again finds out until when
         except HistoryError as failure:

@@ -1,5 +1,7 @@
 """Messages on ready connections, with their slots reserved: send, judge, settle durably.
 
+`Delivery` speaks with the upstream; `Consequences` has what came of it decided, and carries that out.
+
 Guarantees: whatever happens, the slot ends, the connection goes back to its pool or ends, and the
 message leaves ACTIVE.  If its settlement could not be written, `on_fault` is told, and only a restart
 may go on.  The slot ends with the transaction; or, where the upstream may go on with it unheard, at its
@@ -8,26 +10,26 @@ deadline.  No MAIL and no final dot is sent past the reservation's deadline, by 
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple, Self
 
-from relay.clock import SECOND_NS
+from relay.clock import SECOND_NS, Clock
 from relay.mail.envelope import QueueId
 from relay.mail.text import clean
 from relay.policy.lane import Lanes
 from relay.policy.model import Upstream
-from relay.queue.queued import Queued
+from relay.queue.queued import Queued, WaitReason
 from relay.sender.known_offers import KnownOffers, server_of
 from relay.sender.lowered_limits import LoweredLimits
-from relay.sender.settling import Attempt, Backlog
+from relay.sender.settling import AccountBacklog, Attempt
 from relay.sender.state_file import KeptState
 from relay.sender.throttle_thread import ThrottleThread
 from relay.sender.upstream_health import Pausing
 from relay.smtp.dot_stuffing import UnsendableContent
 from relay.smtp.reply import Phase
-from relay.spool.interface import Absent, Corrupt, Message
-from relay.spool.maildir.files import Unreadable
+from relay.spool.interface import Absent, Corrupt, Message, Unreadable
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.limit import Limit
 from relay.throttle.throttle import Reservation
@@ -35,6 +37,7 @@ from relay.upstream.connection import Connection
 from relay.upstream.pool import Pool
 from relay.upstream.transaction import Transaction
 from relay.verdicts.decision import REFUSALS_IN_PLACE, Decision, Standing, decide
+from relay.verdicts.operator_pause import OperatorPause
 from relay.verdicts.outcome import Answer, Outcome, is_any_relayed
 from relay.verdicts.shield import Shield
 from relay.verdicts.verdict import Judge, Rule, Scope, Verdict
@@ -47,8 +50,41 @@ UNSETTLED = 2
 """Messages begun and not settled, for each connection: it need not wait for the disk."""
 
 
-class _Overslept(Exception):  # noqa: N818 - what this host did
+class Overslept(Exception):  # noqa: N818 - what this host did
     """A reservation's deadline is past though no timer said so: the host was suspended."""
+
+
+def check_in_time(reservation: Reservation, clock: Clock) -> None:
+    """Raise Overslept where the slot may be given to another by now.
+
+    The timers of the loop stand still while the host is suspended; this clock does not.
+    """
+    if clock.boottime_ns() >= reservation.deadline_ns:
+        raise Overslept
+
+
+class WholeContent:
+    """Content that is in memory, in one part.  No generator: the loop keeps account of each of these."""
+
+    def __init__(self, content: bytes, check: Callable[[], None]) -> None:
+        self._content: bytes | None = content
+        self._check = check
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        content, self._content = self._content, None
+        if content is None:
+            self._check()
+            raise StopAsyncIteration
+        return content
+
+
+class Carried(NamedTuple):
+    pause: OperatorPause | None
+    rested_ns: int
+    """How long nothing was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +92,10 @@ class KnownUpstream:
     judge: Judge
     shield: Shield
     pausing: Pausing
-    learning: LoweredLimits
+    lowered_limits: LoweredLimits
     offers: KnownOffers
     kept: KeptState
+    is_recalled: asyncio.Event = field(default_factory=asyncio.Event)
 
     def use(self, rules: Iterable[Rule], upstream: Upstream, lanes: Lanes) -> Sequence[Limit]:
         # What is said from now on is judged by the new rules, on the connections that there are.
@@ -68,205 +105,63 @@ class KnownUpstream:
         if upstream.shield is not None:
             self.shield.in_a_row = upstream.shield.in_a_row
             self.shield.refused_percent = upstream.shield.refused_percent
-        return self.learning.use(upstream, lanes)
+        return self.lowered_limits.use(upstream, lanes)
 
     def resume(self) -> None:
         """Use the upstream again, carefully, by an operator's word, which answers what the shield asks."""
         self.pausing.end()
         self.shield.clear()
 
-    async def recall(self) -> None:
-        """Go on from what was kept before a restart; call it ahead of the first decision."""
+    def edited(self) -> None:
+        """Use the upstream again, carefully, as an edit may have mended it, where no operator paused it."""
+        self.pausing.edited()
+        self.shield.clear()
+
+    async def recall(self, carried: Carried | None) -> None:
+        """Go on from what was kept before a restart; call it ahead of the first decision.
+
+        `carried` is of the account that an edit replaced by this one: what the operator said counts, and
+        not what was said when this one was used before.
+        """
         if (pause := await self.kept.pause.read()) is not None:
             self.pausing.recall(pause)
             self.shield.recall(pause.doubts)
+        if carried is not None and carried.pause is not None:
+            self.pausing.keep_back(carried.pause, carried.rested_ns)
+        elif carried is not None and self.pausing.operator is not None:
+            self.pausing.end()
         if (lessons := await self.kept.lessons.read()) is not None:
-            self.learning.recall(lessons)
+            self.lowered_limits.recall(lessons)
         if (offers := await self.kept.offers.read()) is not None:
             self.offers.recall(offers)
+        self.is_recalled.set()
 
     async def close(self) -> None:
         await self.kept.close()
 
 
-class Delivery:
-    """Carries out what the dispatcher of one upstream decided; holds all unsettled attempts."""
+class Consequences:
+    """What an outcome means for the upstream, the sender and the message: decided, carried out, settled."""
 
     def __init__(
-        self,
-        upstream: str,
-        backlog: Backlog,
-        known: KnownUpstream,
-        *,
-        throttle: ThrottleThread,
-        pool: Pool[Connection],
-        telemetry: Telemetry,
-        on_free: Callable[[], None],
-        on_fault: Callable[[BaseException], None],
+        self, upstream: str, backlog: AccountBacklog, known: KnownUpstream, telemetry: Telemetry
     ) -> None:
-        """`on_free` is called when a connection is free, and again when its message is settled.
-
-        `on_fault` is told of what must end the sender.
-        """
         self._upstream = upstream
-        self._scheduler, self._spool_thread, self._settling = backlog
+        self._scheduler, _, self._settling, self._queue = backlog
         self._senders = self._scheduler.sender_pauses
         self._pausing, self._shield = known.pausing, known.shield
-        self._throttle = throttle
-        self._pool = pool
-        self._metrics, self._clock = telemetry.metrics, telemetry.clock
-        self._on_free = on_free
-        self._on_fault = on_fault
-        self._sending: set[asyncio.Task[None]] = set()
-        self._transacting = 0  # of them, those that need their connections yet
-        self.transaction_ns = 0
-        """How long a transaction takes: an average in which the last ones count most."""
-        self.under_way: dict[QueueId, tuple[int, Attempt]] = {}
-        """When each transaction was reserved, and what it is about."""
+        self._metrics = telemetry.metrics
 
-    @property
-    def in_flight(self) -> int:
-        return len(self._sending)
-
-    def room(self, connections: int) -> int:
-        return min(connections - self._transacting, UNSETTLED * connections - len(self._sending))
-
-    def send(self, attempt: Attempt, reservation: Reservation) -> None:
-        # The reservation is on disk: a crash from here on wastes a slot, and can exceed no limit.
-        attempt.reservation = reservation
-        self._transacting += 1
-        self.under_way[attempt.queued.queue_id] = reservation.reserved_at_ns, attempt
-        self._begin(self._send(attempt, reservation))
-
-    def refuse(self, attempt: Attempt, unfit: Answer) -> None:
-        """Begin to settle what its connection cannot carry, without asking the upstream or using a slot."""
-        attempt.ended_ns = self._clock.boottime_ns()
-        self._begin(self._settle(attempt, Outcome((unfit,) * len(attempt.indices))))
-
-    async def finish(self, grace_seconds: float) -> None:
-        """Wait until all are settled; cancel what takes longer."""
-        if self._sending:
-            _, unfinished = await asyncio.wait(self._sending, timeout=grace_seconds)
-            for sending in unfinished:
-                sending.cancel()
-            await asyncio.gather(*unfinished, return_exceptions=True)
-
-    async def load(self, taken: Sequence[Queued]) -> list[tuple[Queued, Message]]:
-        """Read messages from the spool; what cannot be read is not sent.  Raises SpoolFault."""
-        loaded: list[tuple[Queued, Message]] = []
-        messages = await self._settling.load([queued.queue_id for queued in taken])
-        for queued, message in zip(taken, messages, strict=True):
-            if isinstance(message, Message):
-                loaded.append((queued, message))
-            elif message is not None:
-                self._postpone_unread(queued, message)
-        return loaded
-
-    def _begin(self, settling: Coroutine[Any, Any, None]) -> None:
-        sending = asyncio.create_task(settling)
-        self._sending.add(sending)
-        sending.add_done_callback(self._sent)
-
-    def _sent(self, sending: "asyncio.Task[None]") -> None:
-        self._sending.discard(sending)
-        self._on_free()
-        if not sending.cancelled() and (error := sending.exception()) is not None:
-            self._on_fault(error)
-
-    async def _send(self, attempt: Attempt, reservation: Reservation) -> None:
-        try:
-            outcome = await self._transact(attempt, reservation)
-            if outcome is not None:
-                await self._settle(attempt, outcome)
-        finally:
-            self.under_way.pop(attempt.queued.queue_id, None)
-
-    async def _transact(self, attempt: Attempt, reservation: Reservation) -> Outcome | None:
-        """Run a transaction, end its slot and release its connection; None if its content cannot be read."""
-        queued, connection = attempt.queued, attempt.connection
-        is_over = True
-        try:
-            outcome = await self._speak(attempt, reservation)
-            is_over = outcome.is_over
-        except asyncio.CancelledError:
-            # Its grace is over, and perhaps only its upstream leaves the policy: others may go on with it.
-            is_over = False
-            self._scheduler.give_back(queued.queue_id, "its transaction did not end in time")
-            raise
-        except (Corrupt, Absent):
-            # It was set aside, and has been told of; nothing of it was relayed.
-            self._scheduler.remove(queued.queue_id)
-            return None
-        except OSError as error:
-            self._postpone_unread(queued, error)
-            return None
-        finally:
-            if is_over:
-                self._throttle.ended(reservation)
-            # Else the upstream may count it yet: its slot ends by itself, at the deadline.
-            attempt.conn_use = max(1, connection.transactions)
-            if connection.is_usable:
-                self._pool.release(connection)
-            else:
-                self._pool.discard(connection)
-            self._transacting -= 1
-            self._on_free()
-        attempt.ended_ns = self._clock.boottime_ns()
-        if is_any_relayed(outcome):
-            known_ns = self.transaction_ns
-            self.transaction_ns = (
-                known_ns + (attempt.took_ns - known_ns) // 8 if known_ns else attempt.took_ns
-            )
-        return outcome
-
-    async def _speak(self, attempt: Attempt, reservation: Reservation) -> Outcome:
-        """Speak with the upstream; on an exception the connection has ended too.
-
-        Raises what reading the content raises.
-        """
-        message, connection = attempt.message, attempt.connection
-        recipients = message.envelope.recipients
-        transaction = Transaction(
-            message.envelope.reverse_path,
-            tuple([recipients[index] for index in attempt.indices]),
-            message.shape,
-            lambda: self._content(message, reservation),
-            # It ends before its slot may be given to another.
-            longest_ns=reservation.deadline_ns - self._clock.boottime_ns(),
-        )
-        try:
-            self._check(reservation)
-            return await connection.transact(transaction)
-        except _Overslept as overslept:
-            connection.abort()
-            # Nothing was relayed, and it says nothing of the message: no attempt.
-            answer = Answer(Verdict.LATER, Phase.MAIL, None, str(overslept))
-        except UnsendableContent as error:
-            answer = Answer(Verdict.BOUNCE, Phase.DATA, None, clean(str(error)), own_status="5.6.0")
-        return Outcome((answer,) * len(attempt.indices))
-
-    async def _content(self, message: Message, reservation: Reservation) -> AsyncIterator[bytes]:
-        """Yield the content; its last part, which the final dot follows at once, only in time."""
-        if message.content is not None:
-            yield message.content
-        else:
-            async with contextlib.aclosing(self._spool_thread.content(message)) as chunks:
-                async for chunk in chunks:
-                    self._check(reservation)
-                    yield chunk
-        self._check(reservation)
-
-    def _check(self, reservation: Reservation) -> None:
-        # The timers of the loop stand still while the host is suspended; this clock does not.
-        if self._clock.boottime_ns() >= reservation.deadline_ns:
-            raise _Overslept("this host was suspended in a transaction")
-
-    async def _settle(self, attempt: Attempt, outcome: Outcome) -> None:
+    async def settle(self, attempt: Attempt, outcome: Outcome) -> None:
+        """Settle durably what an attempt came to.  Raises SpoolFault."""
         decision = decide(outcome, self._standing(attempt), self._settling.terms, self._shield)
         began_ns = 0
         if attempt.reservation is not None:
             began_ns = attempt.reservation.reserved_at_ns
             self._metrics.attempted(self._upstream, decision.outcome, attempt.took_ns)
+            if outcome.is_ambiguous:
+                # Another upstream would relay it twice if this one has it.
+                self._queue.stay_unknown(attempt.queued, attempt.reservation.deadline_ns)
         self._pausing.feel(decision.outcome, began_ns)
         self._feel_doubt(attempt.queued, decision)
         self._feel_sender(attempt, decision)
@@ -276,18 +171,20 @@ class Delivery:
         queued, pausing, sender = attempt.queued, self._pausing, attempt.queued.sender
         arrived_ns, ended_ns = queued.arrived_at_ns, attempt.ended_ns
         rests = self._senders.rests_of(sender)
-        paused_ns = pausing.paused_ns(arrived_ns, ended_ns)
+        paused_ns = pausing.paused_ns(arrived_ns, ended_ns, queued.rested)
         return Standing(
             queue_id=queued.queue_id,
             recipients=attempt.message.envelope.recipients,
-            left=attempt.message.left,
+            left=attempt.left,
             asked=attempt.indices,
             tried=queued.tried,
             refusals=queued.refusals,
             singled_out=queued.singled_out,
             late_ns=ended_ns - arrived_ns,
             paused_ns=paused_ns,
-            resting_ns=pausing.paused_ns(arrived_ns, ended_ns, rests) if rests else paused_ns,
+            resting_ns=pausing.paused_ns(arrived_ns, ended_ns, (*rests, *queued.rested))
+            if rests
+            else paused_ns,
             is_well=pausing.is_well,
             is_sender_alone=self._senders.is_alone(sender, pausing.relayed_from_ns),
         )
@@ -321,12 +218,209 @@ class Delivery:
         elif decision.is_relayed:
             self._scheduler.trust_sender(queued.sender, attempt.ended_ns)
 
+
+class Delivery:
+    """Carries out what the dispatcher of one upstream decided; holds all unsettled attempts."""
+
+    def __init__(
+        self,
+        backlog: AccountBacklog,
+        consequences: Consequences,
+        *,
+        throttle: ThrottleThread,
+        pool: Pool[Connection],
+        clock: Clock,
+        on_free: Callable[[], None],
+        on_fault: Callable[[BaseException], None],
+    ) -> None:
+        """`on_free` is called when a connection is free, and again when its message is settled.
+
+        `on_fault` is told of what must end the sender.
+        """
+        self._scheduler, self._spool_thread, self._settling, self._queue = backlog
+        self._throttle = throttle
+        self._pool = pool
+        self._clock = clock
+        self._consequences = consequences
+        self._on_free = on_free
+        self._on_fault = on_fault
+        self._sending: dict[QueueId, asyncio.Task[None]] = {}
+        self._transacting: set[QueueId] = set()  # of them, those that need their connections yet
+        self.transaction_ns = 0
+        """How long a transaction takes: an average in which the last ones count most."""
+        self.under_way: dict[QueueId, tuple[int, Attempt]] = {}
+        """When each transaction was reserved, and what it is about."""
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._sending)
+
+    def room(self, connections: int) -> int:
+        return min(connections - len(self._transacting), UNSETTLED * connections - len(self._sending))
+
+    def send(self, attempt: Attempt, reservation: Reservation) -> None:
+        # The reservation is on disk: a crash from here on wastes a slot, and can exceed no limit.
+        attempt.reservation = reservation
+        self._transacting.add(attempt.queued.key)
+        self.under_way[attempt.queued.key] = reservation.reserved_at_ns, attempt
+        self._begin(attempt)
+
+    def refuse(self, attempt: Attempt, unfit: Answer) -> None:
+        """Begin to settle what its connection cannot carry, without asking the upstream or using a slot."""
+        attempt.ended_ns = self._clock.boottime_ns()
+        self._begin(attempt, Outcome((unfit,) * len(attempt.indices)))
+
+    async def finish(self, grace_seconds: float) -> None:
+        """Wait until all are settled; cut off transactions that take longer.
+
+        What they came to is settled however late (`settled`): else it would be sent again.
+        """
+        if self._sending:
+            await asyncio.wait(self._sending.values(), timeout=grace_seconds)
+            late = [self._sending[key] for key in self._transacting]
+            for sending in late:
+                sending.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+    async def settled(self) -> None:
+        """Wait until all are settled.  Cancelled, it gives up."""
+        await asyncio.gather(*self._sending.values(), return_exceptions=True)
+
+    async def give_up(self) -> None:
+        """Settle nothing more: only a restart may go on with what is not."""
+        for sending in self._sending.values():
+            sending.cancel()
+        await self.settled()
+
+    async def load(self, taken: Sequence[Queued]) -> list[tuple[Queued, Message]]:
+        """Read messages from the spool; what cannot be read is not sent.  Raises SpoolFault."""
+        loaded: list[tuple[Queued, Message]] = []
+        messages = await self._settling.load([queued.queue_id for queued in taken])
+        for queued, message in zip(taken, messages, strict=True):
+            if isinstance(message, Message) and not message.left:
+                await self._settling.finish(message, queued)
+            elif isinstance(message, Message) and not queued.part.left(message.left):
+                # An edit divided the message just when these were settled.
+                self._queue.end_part(queued)
+            elif isinstance(message, Message):
+                loaded.append((queued, message))
+            elif message is not None:
+                self._postpone_unread(queued, message)
+        return loaded
+
+    def _begin(self, attempt: Attempt, unfit: Outcome | None = None) -> None:
+        key = attempt.queued.key
+        self._sending[key] = asyncio.create_task(self._send(attempt, unfit))
+
+    async def _send(self, attempt: Attempt, outcome: Outcome | None) -> None:
+        """Send what is not refused already, and settle it; whatever happens, tell of its end."""
+        key = attempt.queued.key
+        try:
+            if attempt.reservation is not None:
+                outcome = await self._transact(attempt, attempt.reservation)
+            if outcome is not None:
+                await self._consequences.settle(attempt, outcome)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever it is, what was sent is not settled
+            self._on_fault(error)
+        finally:
+            self.under_way.pop(key, None)
+            self._sending.pop(key, None)
+            self._on_free()
+
+    async def _transact(self, attempt: Attempt, reservation: Reservation) -> Outcome | None:
+        """Run a transaction, end its slot and release its connection; None if its content cannot be read."""
+        queued, connection = attempt.queued, attempt.connection
+        is_over = True
+        try:
+            outcome = await self._speak(attempt, reservation)
+            is_over = outcome.is_over
+        except asyncio.CancelledError:
+            # Its grace is over, and perhaps only its upstream leaves the policy: others may go on with it.
+            is_over = False
+            self._scheduler.give_back(queued.key, WaitReason("its transaction did not end in time"))
+            if attempt.is_content_out:
+                self._queue.stay_unknown(queued, reservation.deadline_ns)
+            raise
+        except (Corrupt, Absent):
+            # It was set aside, and has been told of; nothing of it was relayed.
+            self._settling.forget(queued.queue_id)
+            return None
+        except OSError as error:
+            self._postpone_unread(queued, error)
+            return None
+        finally:
+            if is_over:
+                self._throttle.ended(reservation)
+            # Else the upstream may count it yet: its slot ends by itself, at the deadline.
+            attempt.conn_use = max(1, connection.transactions)
+            if connection.is_usable:
+                self._pool.release(connection)
+            else:
+                self._pool.discard(connection)
+            self._transacting.discard(queued.key)
+            self._on_free()
+        attempt.ended_ns = self._clock.boottime_ns()
+        if is_any_relayed(outcome):
+            known_ns = self.transaction_ns
+            self.transaction_ns = (
+                known_ns + (attempt.took_ns - known_ns) // 8 if known_ns else attempt.took_ns
+            )
+        return outcome
+
+    async def _speak(self, attempt: Attempt, reservation: Reservation) -> Outcome:
+        """Speak with the upstream; on an exception the connection has ended too.
+
+        Raises what reading the content raises.
+        """
+        message, connection = attempt.message, attempt.connection
+        recipients = message.envelope.recipients
+        # It ends before its slot may be given to another.
+        longest_ns = reservation.deadline_ns - self._clock.boottime_ns()
+        transaction = Transaction(
+            message.envelope.reverse_path,
+            tuple([recipients[index] for index in attempt.indices]),
+            message.shape,
+            partial(self._content, attempt, reservation),
+            longest_ns=longest_ns,
+        )
+        try:
+            if longest_ns <= 0:
+                raise Overslept
+            return await connection.transact(transaction)
+        except Overslept:
+            connection.abort()
+            # Nothing was relayed, and it says nothing of the message: no attempt.
+            answer = Answer(Verdict.LATER, Phase.MAIL, None, "this host was suspended in a transaction")
+        except UnsendableContent as error:
+            answer = Answer(Verdict.BOUNCE, Phase.DATA, None, clean(str(error)), own_status="5.6.0")
+        return Outcome((answer,) * len(attempt.indices))
+
+    def _content(self, attempt: Attempt, reservation: Reservation) -> AsyncIterator[bytes]:
+        """Yield the content; its last part, which the final dot follows at once, only in time."""
+        content = attempt.message.content
+        if content is not None:
+            return WholeContent(content, partial(self._let_dot_follow, attempt, reservation))
+        return self._parts(attempt, reservation)
+
+    async def _parts(self, attempt: Attempt, reservation: Reservation) -> AsyncIterator[bytes]:
+        async with contextlib.aclosing(self._spool_thread.content(attempt.message)) as chunks:
+            async for chunk in chunks:
+                check_in_time(reservation, self._clock)
+                yield chunk
+        self._let_dot_follow(attempt, reservation)
+
+    def _let_dot_follow(self, attempt: Attempt, reservation: Reservation) -> None:
+        check_in_time(reservation, self._clock)
+        attempt.is_content_out = True
+
     def _postpone_unread(self, queued: Queued, error: Exception) -> None:
         """Try an unreadable message again soon: as far as is known, it is as good as before."""
         retry_ns = UNREADABLE_RETRY_NS if isinstance(error, Unreadable) else READ_RETRY_NS
         self._scheduler.postpone(
-            queued.queue_id,
+            queued.key,
             self._clock.boottime_ns() + retry_ns,
             queued.recipients_left,
-            f"cannot be read now: {clean(str(error))}",
+            WaitReason(f"cannot be read now: {clean(str(error))}"),
         )

@@ -1,7 +1,8 @@
 """Take the next messages, have ready connections, reserve durably, send, judge, settle durably.
 
-One `Dispatcher` for each upstream.  It beats when there is something to do and otherwise sleeps
-until a slot opens, a back-off ends, a pause is over or mail comes in.  No polling.
+One `Dispatcher` for each upstream: it beats when there is something to do and otherwise sleeps
+until a slot opens, a back-off ends, a pause is over or mail comes in.  No polling.  Its `Departures`
+bring what may go to a transaction, or back to the queue.
 
 Guarantees: no byte of MAIL before its slot is on disk; nothing about a message is
 forgotten once the upstream replied; a message that was not attempted has lost nothing.
@@ -10,27 +11,25 @@ comes back with a single transaction, a small one, and fully when that one went 
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import cast
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import Shape
-from relay.queue.queued import Queued
+from relay.queue.queued import Queued, WaitReason
 from relay.sender.connections import ReadyConnections
 from relay.sender.delivery import Delivery, KnownUpstream
-from relay.sender.settling import Attempt, Backlog
+from relay.sender.settling import AccountBacklog, Attempt
 from relay.sender.spool_thread import seconds
 from relay.sender.throttle_thread import ThrottleThread
+from relay.sender.upstream_health import Pausing
 from relay.spool.interface import SpoolFault
-from relay.spool.maildir.files import is_lack_of_room
+from relay.spool.os_errors import is_lack_of_means, is_lack_of_room
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.admission import Place, Request, Wait, request_for
 from relay.throttle.history_format import HistoryError
-from relay.throttle.limit_hints import Tally
 from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection
-from relay.upstream.pool import Pool
-from relay.verdicts.shortage import is_lack_of_means
 from relay.verdicts.verdict import Verdict
 
 MOST_AT_ONCE = 64
@@ -41,160 +40,49 @@ SHORT_WAIT_NS = SECOND_NS
 """A shorter wait for room is not logged."""
 
 
-class Dispatcher:
+class Departures:
+    """Ready messages on their way: to a connection that carries each, and a durable slot; or back."""
+
     def __init__(
         self,
         name: str,
-        backlog: Backlog,
+        backlog: AccountBacklog,
         known: KnownUpstream,
         *,
         throttle: ThrottleThread,
-        pool: Pool[Connection],
+        ready: ReadyConnections,
+        delivery: Delivery,
         telemetry: Telemetry,
-        on_fault: Callable[[BaseException], None],
         wake_others: Callable[[], None],
     ) -> None:
-        """`on_fault` is told of what must end the sender; `wake_others` when a message may go elsewhere."""
+        """`wake_others` is called when a message came back, which may go elsewhere."""
         self.name = name
-        self.throttle, self.pool = throttle, pool
-        self.judge, self.shield, self.learning = known.judge, known.shield, known.learning
-        self.pausing, self.offers = known.pausing, known.offers
-        self.is_used = False
-        """Whether the queue goes through this upstream: only the policy's first one gets mail."""
         self.connections = self.max_recipients = 1
-        self.known = known
-        self._scheduler, self._make_room = backlog.scheduler, backlog.spool_thread.make_room
+        self.is_over = False
+        """Nothing more may begin."""
+        self._scheduler = backlog.scheduler
+        self._throttle = throttle
+        self._ready = ready
+        self._delivery = delivery
+        self._pausing, self._offers = known.pausing, known.offers
         self._events, self._metrics, _, self._clock = telemetry
-        self._on_fault = on_fault
         self._wake_others = wake_others
-        self._wake = asyncio.Event()
-        self._is_stopping = False
-        self._has_ended = asyncio.Event()
-        self._has_history = False
         self._told: dict[str, str] = {}
         """By lane: the message last logged as waiting for room."""
-        self.relaying = Delivery(
-            name,
-            backlog,
-            known,
-            throttle=throttle,
-            pool=pool,
-            telemetry=telemetry,
-            on_free=self._freed,
-            on_fault=self._fail,
-        )
-        self._ready = ReadyConnections(
-            name,
-            pool,
-            telemetry,
-            on_change=self._wake.set,
-            # It was charged as a connection where some limit counts them.
-            on_unavailable=lambda answer: self.pausing.rest(answer, Tally(connections=1)),
-        )
 
-    @property
-    def in_flight(self) -> int:
-        return self.relaying.in_flight
-
-    def wake(self) -> None:
-        """Look again: mail came in, a slot opened, the policy changed."""
-        self._wake.set()
-
-    async def run(self) -> None:
-        try:
-            await self.known.recall()
-            while not self._is_stopping:
-                self._wake.clear()
-                try:
-                    looks_again_at_ns = await self._beat()
-                except HistoryError as error:
-                    looks_again_at_ns = await self._fail_history(error)
-                await self._sleep_until(looks_again_at_ns)
-        except SpoolFault as fault:
-            self._fail(fault)
-        finally:
-            self._has_ended.set()
-
-    def halt(self) -> None:
-        """Start nothing more; what is in flight goes on."""
-        self._is_stopping = True
-        self._wake.set()
-        self._ready.stop()
-
-    async def stop(self, grace_seconds: float) -> None:
-        self.halt()
-        # A beat that is under way may still start something, or give it back.
-        await self._has_ended.wait()
-        await self.relaying.finish(grace_seconds)
-        await self.pool.close()
-        await self.throttle.close()
-        await self.known.close()
-
-    def renew(self) -> None:
-        """Begin no transaction on a connection opened for another account."""
-        self._ready.let_go()
-
-    async def _beat(self) -> int | None:
-        """Begin what can begin now; return when to look again, None for "when woken"."""
-        if (paused_until_ns := self.pausing.until_ns(self._clock.boottime_ns())) is not None:
-            self._ready.let_go()
-            return paused_until_ns
-        await self._read_history()
-        now_ns = self._clock.boottime_ns()
-        if self.is_used and not self._let_parked_leave(now_ns):
-            return now_ns
-        first = self._scheduler.first_ready(now_ns) if self.is_used else None
-        if first is None:
-            self._ready.let_go()
-            return self._scheduler.next_due_at_ns() if self.is_used else None
-        # Asked once: between two questions a slot may open, and then nobody would wake us.
-        room = self.throttle.room()
-        if room == 0:
-            # Not kept out of the pool meanwhile: it ends what is idle for too long.
-            self._ready.let_go()
-            return self._wait(
-                first, f"no room in {' and '.join(self.throttle.full())}", self.throttle.opens_at_ns()
-            )
-        if (most := self._most_now(room)) <= 0:
-            return None  # the end of a transaction wakes us
-        openings, opens_at_ns, label = self.throttle.room_for_connections()
-        connections = self._ready.take(most, openings=openings)
-        if connections:
-            attempts = await self._take(connections, now_ns)
-            until_ns = await self._reserve_and_send(attempts) if attempts else None
-            # At once, for what else there is to wait for: a back-off may end before a transaction does.
-            return now_ns if until_ns is None else until_ns
-        if openings == 0 and not self._ready.is_opening:
-            return self._wait(first, f"no room in {label}", opens_at_ns)
-        return None  # one is being opened, and wakes us
-
-    async def _read_history(self) -> None:
-        """Read what the limits hold.  Raises HistoryError."""
-        if not self._has_history:
-            await self.throttle.open()
-            self._has_history = True
-            self.pausing.trust_history()
-        await self.throttle.hear_of_others()
-
-    def _let_parked_leave(self, now_ns: int) -> bool:
-        """Let parked messages leave that have room by now; False where more places are to be asked."""
-        for lane in self._scheduler.with_ceiling():
-            lane_room, opens_at_ns = self.throttle.room_in(lane)
-            if (first := self._scheduler.let_lane(lane, lane_room, opens_at_ns)) is not None:
-                self._wait(first, f"no room under the ceiling of lane {lane}", opens_at_ns)
-        for place in self._scheduler.places_due(now_ns):
-            room, opens_at_ns = self.throttle.room_at(cast(Place, place))
-            self._scheduler.let_leave(place, room, opens_at_ns)
-        return not self._scheduler.has_places_due(now_ns)
-
-    def _most_now(self, room: int | None) -> int:
+    def most_now(self, room: int | None) -> int:
         """Return how many transactions may be started, by room, connections and slow start."""
-        most = min(MOST_AT_ONCE, self.relaying.room(self.connections), self._scheduler.most_ready)
+        most = min(MOST_AT_ONCE, self._delivery.room(self.connections), self._scheduler.most_ready)
         if room is not None:
             most = min(most, room)
-        if self.pausing.is_proving:
-            most = min(most, 1 - self.relaying.in_flight)
+        if self._pausing.is_proving:
+            most = min(most, 1 - self._delivery.in_flight)
         return most
+
+    async def begin(self, connections: list[Connection], now_ns: int) -> int | None:
+        """Have as many messages as may go depart; return when what had no room may.  Raises HistoryError."""
+        attempts = await self._take(connections, now_ns)
+        return await self._reserve_and_send(attempts) if attempts else None
 
     async def _take(self, connections: list[Connection], now_ns: int) -> list[Attempt]:
         taken: list[Queued] = []
@@ -202,22 +90,24 @@ class Dispatcher:
             taken.append(queued)
         attempts: list[Attempt] = []
         is_doubtful = False
-        for queued, message in await self.relaying.load(taken):
+        for queued, message in await self._delivery.load(taken):
             if (fit := _fitting(connections, message.shape)) is not None:
                 connections.remove(fit)
                 # None is asked for twice in a round.
-                untried = [index for index in message.left if index not in queued.tried]
-                attempts.append(Attempt(queued, message, fit, untried or list(message.left)))
+                left = queued.part.left(message.left)
+                untried = [index for index in left if index not in queued.tried]
+                attempts.append(Attempt(queued, message, fit, untried or list(left)))
             elif (unfit := connections[-1].unfit(message.shape)) is not None:
-                answer = self.offers.judged(unfit, message.shape.size_bytes)
+                answer = self._offers.judged(unfit, message.shape.size_bytes)
                 is_doubtful = is_doubtful or answer.verdict is Verdict.DEFER
-                self.relaying.refuse(Attempt(queued, message, connections[-1], list(message.left)), answer)
+                left = queued.part.left(message.left)
+                self._delivery.refuse(Attempt(queued, message, connections[-1], list(left)), answer)
         # Where connections are limited, mail needs them more: another one is opened when this one is old.
-        if is_doubtful and self.throttle.room_for_connections()[0] is None and self.offers.looks_again():
+        if is_doubtful and self._throttle.room_for_connections()[0] is None and self._offers.looks_again():
             self._ready.retire(connections.pop())
         for connection in connections:
             self._ready.give_back(connection)
-        self._tell_others()
+        self.tell_others()
         if self._must_not_begin:
             self._give_back(attempts, "")
             return []
@@ -227,7 +117,7 @@ class Dispatcher:
         """Send what there is room for, give back the rest; return when that may go."""
         began_ns = self._clock.boottime_ns()
         try:
-            grants = await self.throttle.reserve([self._request(attempt) for attempt in attempts])
+            grants = await self._throttle.reserve([self._request(attempt) for attempt in attempts])
         except HistoryError:
             self._give_back(attempts, "the history of the limits failed")
             raise
@@ -241,7 +131,7 @@ class Dispatcher:
             match grant:
                 case Reservation() if self._must_not_begin:
                     # The slot is wasted, and nothing was sent.
-                    self.throttle.ended(grant)
+                    self._throttle.ended(grant)
                     self._give_back([attempt], "")
                 case Reservation():
                     self._send(attempt, grant)
@@ -250,39 +140,39 @@ class Dispatcher:
                     self._give_back([attempt], f"no room in {label}")
                 case Wait(until_ns=until_ns, limit_label=label, place=None):
                     self._give_back([attempt], f"no room in {label}")
-                    self._wait(attempt.queued, f"no room in {label}", until_ns)
+                    self.wait(attempt.queued, f"no room in {label}", until_ns)
         return until_ns
 
     def _request(self, attempt: Attempt) -> Request:
         """Return the request: as many recipients as a transaction may have, of those that have room."""
-        most = self.pausing.slow_start.largest(self.max_recipients, attempt.connection.max_recipients)
+        most = self._pausing.slow_start.largest(self.max_recipients, attempt.connection.max_recipients)
         lane = self._scheduler.lane_of(attempt.queued)
         return request_for(attempt.message.envelope, attempt.indices, most, lane)
 
     def _send(self, attempt: Attempt, reservation: Reservation) -> None:
         queued = attempt.queued
-        self._scheduler.reserved(queued.queue_id, reservation.recipients)
+        self._scheduler.reserved(queued.key, reservation.recipients)
         attempt.indices = [attempt.indices[position] for position in reservation.chosen]
         self._metrics.reserved_after(self.name, reservation.reserved_at_ns - queued.since_ns)
-        self.relaying.send(attempt, reservation)
+        self._delivery.send(attempt, reservation)
 
     def _give_back(self, attempts: Iterable[Attempt], reason: str) -> None:
         for attempt in reversed(list(attempts)):
-            self._scheduler.give_back(attempt.queued.queue_id, reason)
+            self._scheduler.give_back(attempt.queued.key, WaitReason(reason))
             self._ready.give_back(attempt.connection)
-        self._tell_others()
+        self.tell_others()
 
     def _park(self, attempt: Attempt, wait: Wait, place: Place) -> None:
         """Park a message that only its own key keeps back, so that others may go."""
         reason = f"no room in {wait.limit_label}"
-        if self._scheduler.park(attempt.queued.queue_id, place, wait.until_ns, reason):
-            self._wait(attempt.queued, reason, wait.until_ns)
+        if self._scheduler.park(attempt.queued.key, place, wait.until_ns, WaitReason(reason)):
+            self.wait(attempt.queued, reason, wait.until_ns)
         self._ready.give_back(attempt.connection)
-        self._tell_others()
+        self.tell_others()
 
-    def _wait(self, queued: Queued, reason: str, until_ns: int) -> int:
+    def wait(self, queued: Queued, reason: str, until_ns: int) -> int:
         """Note, and log once, that a message waits for room until an instant; return that."""
-        self._scheduler.explain(queued.queue_id, reason)
+        self._scheduler.explain(queued.key, WaitReason(reason))
         wait_ns = until_ns - self._clock.boottime_ns()
         if queued.queue_id != self._told.get(queued.lane) and wait_ns >= SHORT_WAIT_NS:
             self._told[queued.lane] = queued.queue_id
@@ -299,16 +189,117 @@ class Dispatcher:
     @property
     def _must_not_begin(self) -> bool:
         """Whether a stop, or a refusal of another transaction, overtakes what this beat decided."""
-        return self._is_stopping or bool(self.pausing.because)
+        return self.is_over or bool(self._pausing.because)
 
-    def _freed(self) -> None:
+    def tell_others(self) -> None:
+        """Have it seen that mail came back which may stand elsewhere by now, or that a probe is over."""
+        self._wake_others()
+
+
+class Dispatcher:
+    """Looks what may go, in a fixed order, and when to look again."""
+
+    def __init__(
+        self,
+        backlog: AccountBacklog,
+        departures: Departures,
+        *,
+        pausing: Pausing,
+        throttle: ThrottleThread,
+        ready: ReadyConnections,
+        telemetry: Telemetry,
+        wake: asyncio.Event,
+        on_fault: Callable[[BaseException], None],
+    ) -> None:
+        """`wake` is set when there may be something to do; `on_fault` is told of what must end the sender."""
+        self._pausing, self._throttle = pausing, throttle
+        self._departures = departures
+        self._scheduler, self._make_room = backlog.scheduler, backlog.spool_thread.make_room
+        self._ready = ready
+        self._events, self._metrics, _, self._clock = telemetry
+        self._wake = wake
+        self._on_fault = on_fault
+        self._has_ended = asyncio.Event()
+        self._has_history = False
+
+    async def run(self, first: Callable[[], Awaitable[None]]) -> None:
+        """Beat until halted; `first` is awaited ahead of the first beat."""
+        try:
+            await first()
+            while not self._departures.is_over:
+                self._wake.clear()
+                try:
+                    looks_again_at_ns = await self._beat()
+                except HistoryError as error:
+                    looks_again_at_ns = await self._fail_history(error)
+                await self._sleep_until(looks_again_at_ns)
+        except SpoolFault as fault:
+            self._fail(fault)
+        finally:
+            self._has_ended.set()
+
+    def halt(self) -> None:
+        """Start nothing more; what is in flight goes on."""
+        self._departures.is_over = True
         self._wake.set()
-        self._tell_others()
+        self._ready.stop()
 
-    def _tell_others(self) -> None:
-        """Wake the others where the queue goes another way by now: what came back may be next there."""
-        if not self.is_used or self._is_stopping:
-            self._wake_others()
+    async def stop(self) -> None:
+        """Halt, and wait for a beat that is under way: it may still start something, or give it back."""
+        self.halt()
+        await self._has_ended.wait()
+
+    async def _beat(self) -> int | None:
+        """Begin what can begin now; return when to look again, None for "when woken"."""
+        if (paused_until_ns := self._pausing.until_ns(self._clock.boottime_ns())) is not None:
+            self._ready.let_go()
+            return paused_until_ns
+        await self._read_history()
+        now_ns = self._clock.boottime_ns()
+        if not self._let_parked_leave(now_ns):
+            return now_ns
+        first = self._scheduler.first_ready(now_ns)
+        if first is None:
+            self._ready.let_go()
+            return self._scheduler.next_due_at_ns()
+        # Asked once: between two questions a slot may open, and then nobody would wake us.
+        room = self._throttle.room()
+        if room == 0:
+            # Not kept out of the pool meanwhile: it ends what is idle for too long.
+            self._ready.let_go()
+            return self._departures.wait(
+                first, f"no room in {' and '.join(self._throttle.full())}", self._throttle.opens_at_ns()
+            )
+        if (most := self._departures.most_now(room)) <= 0:
+            return None  # the end of a transaction wakes us
+        openings, opens_at_ns, label = self._throttle.room_for_connections()
+        connections = self._ready.take(most, openings=openings)
+        if connections:
+            until_ns = await self._departures.begin(connections, now_ns)
+            # At once, for what else there is to wait for: a back-off may end before a transaction does.
+            return now_ns if until_ns is None else until_ns
+        if openings == 0 and not self._ready.is_opening:
+            return self._departures.wait(first, f"no room in {label}", opens_at_ns)
+        return None  # one is being opened, and wakes us
+
+    async def _read_history(self) -> None:
+        """Read what the limits hold.  Raises HistoryError."""
+        if not self._has_history:
+            await self._throttle.open()
+            self._has_history = True
+            self._pausing.trust_history()
+        await self._throttle.hear_of_others()
+
+    def _let_parked_leave(self, now_ns: int) -> bool:
+        """Let parked messages leave that have room by now; False where more places are to be asked."""
+        for lane in self._scheduler.with_ceiling():
+            lane_room, opens_at_ns = self._throttle.room_in(lane)
+            if (first := self._scheduler.let_lane(lane, lane_room, opens_at_ns)) is not None:
+                self._departures.wait(first, f"no room under the ceiling of lane {lane}", opens_at_ns)
+        for place in self._scheduler.places_due(now_ns):
+            room, opens_at_ns = self._throttle.room_at(cast(Place, place))
+            self._scheduler.let_leave(place, room, opens_at_ns)
+        return not self._scheduler.has_places_due(now_ns)
 
     def _fail(self, error: BaseException) -> None:
         """Start nothing more: what is sent from now on could not be settled, and would be sent again."""
@@ -323,11 +314,11 @@ class Dispatcher:
             return self._clock.boottime_ns()
         if is_lack_of_means(error.__cause__):
             # It says nothing about the history; it is read anew, and until then nothing is sent.
-            self._events.shortage(where=f"upstream {self.name}", error=str(error))
+            self._events.shortage(where=f"upstream {self._departures.name}", error=str(error))
             return self._clock.boottime_ns() + MEANS_RETRY_NS
-        self._metrics.history_failed(self.name)
-        self._events.history_failed(upstream=self.name, error=str(error))
-        return self.pausing.stop(str(error), HISTORY_RETRY_NS)
+        self._metrics.history_failed(self._departures.name)
+        self._events.history_failed(upstream=self._departures.name, error=str(error))
+        return self._pausing.stop(str(error), HISTORY_RETRY_NS)
 
     async def _sleep_until(self, at_ns: int | None) -> None:
         left_ns = None if at_ns is None else at_ns - self._clock.boottime_ns()

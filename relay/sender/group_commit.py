@@ -1,14 +1,19 @@
-"""Group commit: what arrives while the disk is busy goes in one call when it is free again.
+"""Calls that wait for the disk, in a thread of their own; and group commit, many values in one call.
 
-Guarantees: every submitted value gets its own result or exception; calls of one batcher
-never overlap, and run in its own thread.  Under load one sync serves many messages; alone,
-a message does not wait.  A caller that is cancelled does not take its value back: the call runs on.
+`CallThread` makes one call after the other.  `Batch` has what arrives while the disk is busy go in one
+call when it is free again.
+
+Guarantees: every submitted value gets its own result or exception; calls of one thread
+never overlap.  Under load one sync serves many messages; alone, a message does not wait.
+A caller that is cancelled does not take its value back: the call runs on.
 """
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
-from typing import Generic, TypeVar
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
 
 Value = TypeVar("Value")
 Result = TypeVar("Result")
@@ -17,14 +22,68 @@ MOST_AT_ONCE = 256
 """Values in one call, so that the last of a flood need not wait for all of it."""
 
 
+class CallThread:
+    """One thread, which runs from the start (`relay.spool.threads` says why).
+
+    In place of an executor: a call costs the loop a future and an entry of a queue, and its end one call.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Raise RuntimeError where the kernel gives no thread."""
+        self._calls: SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._is_closed = False
+        # A process that ends without `close` does not wait for the disk.
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    def call(self, function: Callable[[], Result]) -> "asyncio.Future[Result]":
+        """Have a function called; one whose future is cancelled before its turn is not.
+
+        Raises RuntimeError once the thread is closed.
+        """
+        if self._is_closed:
+            raise RuntimeError("the thread is closed")
+        returned: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._calls.put((returned, function))
+        return returned
+
+    def close(self) -> None:
+        """Return once everything asked for so far was done."""
+        self._is_closed = True
+        self._calls.put(None)
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while (asked := self._calls.get()) is not None:
+            returned, function = asked
+            if returned.cancelled():
+                continue
+            value, error = None, None
+            try:
+                value = function()
+            except BaseException as raised:  # noqa: BLE001 - it is its caller's
+                error = raised
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+                returned.get_loop().call_soon_threadsafe(_end, returned, value, error)
+
+
+def _end(returned: "asyncio.Future[Any]", value: object, error: BaseException | None) -> None:
+    if returned.done():
+        return  # its caller was cancelled
+    if error is None:
+        returned.set_result(value)
+    else:
+        returned.set_exception(error)
+
+
 class Batch(Generic[Value, Result]):
     """Collects values and gives them to `commit`, which returns a result or an error for each."""
 
     def __init__(
-        self, commit: Callable[[Sequence[Value]], Sequence[Result | BaseException]], executor: Executor
+        self, commit: Callable[[Sequence[Value]], Sequence[Result | BaseException]], thread: CallThread
     ) -> None:
         self._commit = commit
-        self._executor = executor
+        self._thread = thread
         self._waiting: list[tuple[Value, asyncio.Future[Result]]] = []
         self._is_running = False
         self._calls: set[asyncio.Future[Sequence[Result | BaseException]]] = set()
@@ -44,8 +103,8 @@ class Batch(Generic[Value, Result]):
         if not batch:
             self._is_running = False
             return
-        loop = asyncio.get_running_loop()
-        call = loop.run_in_executor(self._executor, self._commit, [value for value, _ in batch])
+        values = [value for value, _ in batch]
+        call = self._thread.call(lambda: self._commit(values))
         self._calls.add(call)
         call.add_done_callback(lambda ended: self._end(batch, ended))
 

@@ -26,7 +26,8 @@ from typing import Protocol
 from relay.clock import SECOND_NS, Clock
 from relay.mail.envelope import QueueId
 from relay.mail.formats import rfc3339
-from relay.queue.scheduler import Queued, Scheduler, State
+from relay.queue.scheduler import Queued, State
+from relay.queue.whole import Queue
 from relay.sender.settling import Settling
 from relay.sender.spool_thread import seconds
 from relay.sender.upstream_health import Pausing
@@ -76,14 +77,14 @@ class Estimate(Protocol):
 class LateMail:
     def __init__(
         self,
-        scheduler: Scheduler,
+        queue: Queue,
         settling: Settling,
         clock: Clock,
         *,
         foresee: Callable[[], Callable[[], Iterable[Estimate]]],
-        pausing: Callable[[], Pausing | None],
+        pausing: Callable[[str], Pausing | None],
     ) -> None:
-        self._scheduler = scheduler
+        self._queue = queue
         self._settling = settling
         self._clock = clock
         self._foresee = foresee
@@ -102,11 +103,11 @@ class LateMail:
         """Warn of late messages that stay late; return how many were warned.  Raises SpoolFault."""
         warn_after_ns = self._settling.terms.warn_after_ns
         now_ns = self._clock.boottime_ns()
-        if warn_after_ns is None or not any(self._is_late(q, now_ns, warn_after_ns) for q in self._scheduler):
+        if warn_after_ns is None or not any(self._is_late(q, now_ns, warn_after_ns) for q in self._queue):
             return 0
         warned = 0
         for listed in await asyncio.to_thread(self._foresee()):
-            queued = self._scheduler.get(listed.queue_id)
+            queued = self._queue.get(listed.queue_id)
             if queued is None or not self._is_late(queued, now_ns, warn_after_ns):
                 continue
             left_ns = self._left_ns(queued, listed)
@@ -134,7 +135,7 @@ class LateMail:
         goes_at_ns = listed.next_attempt_at_ns if queued.state is State.DEFERRED else listed.eta_at_ns
         if goes_at_ns is None:
             return None
-        pausing = self._pausing()
+        pausing = self._pausing(queued.upstream)
         rested_ns = 0 if pausing is None else pausing.rested_ns(self._clock.boottime_ns())
         return max(goes_at_ns - self._clock.wall_ns(), rested_ns)
 
@@ -145,12 +146,12 @@ class LateMail:
             return False
         wall_ns = self._clock.wall_ns()
         status, why = self._why(queued)
-        if left_ns is not None and not self._is_paused():
+        if left_ns is not None and not self._is_paused(queued):
             why += f"; the next attempt is expected at {rfc3339(wall_ns + left_ns)}"
         notes = tuple(Note(index, status, "expired", why, None, wall_ns) for index in message.left)
         now_ns = self._clock.boottime_ns()
-        pausing = self._pausing()
-        rests = self._scheduler.sender_pauses.rests_of(queued.sender)
+        pausing = self._pausing(queued.upstream)
+        rests = (*self._queue.line_of(queued).sender_pauses.rests_of(queued.sender), *queued.rested)
         paused_ns = 0 if pausing is None else pausing.paused_ns(queued.arrived_at_ns, now_ns, rests)
         age_ns = now_ns - queued.arrived_at_ns - paused_ns
         # One that is older has an attempt all the same.
@@ -162,10 +163,10 @@ class LateMail:
         if queued.state is State.DEFERRED and not queued.is_sitting_out:
             status = queued.refusal.status if queued.refusal is not None else UNKNOWN_STATUS
             return status, queued.reason or "refused for now"
-        if queued.is_sitting_out or self._is_paused():
+        if queued.is_sitting_out or self._is_paused(queued):
             return CONGESTED, "the next mail server takes no mail from here at present"
         return CONGESTED, "it waits for its turn: the next mail server limits how much may be sent"
 
-    def _is_paused(self) -> bool:
-        pausing = self._pausing()
+    def _is_paused(self, queued: Queued) -> bool:
+        pausing = self._pausing(queued.upstream)
         return pausing is not None and pausing.because != ""

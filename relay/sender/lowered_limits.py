@@ -7,6 +7,7 @@ restart before the first.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from relay.policy.lane import Lanes, ceilings_of
 from relay.policy.limits import LimitSettings
@@ -16,6 +17,13 @@ from relay.telemetry.telemetry import Telemetry
 from relay.throttle.limit import Limit
 from relay.throttle.limit_hints import Hint, Lessons, Tally, compare, in_force, tighten
 from relay.verdicts.outcome import Answer
+from relay.verdicts.verdict import Excess, Ruling
+
+
+def limits_in_force(lessons: Lessons, limits: Sequence[LimitSettings], lanes: Lanes) -> Sequence[Limit]:
+    """Return those of a policy, lowered by `lessons`, and the ceilings of its lanes."""
+    # Ceilings are parts of what the owner wrote, not of what is in force.
+    return (*in_force(limits, lessons.lowered), *ceilings_of(limits, lanes))
 
 
 class LoweredLimits:
@@ -33,9 +41,13 @@ class LoweredLimits:
         self._keep = keep
         self._lessons = Lessons()
         self._limits: Sequence[LimitSettings] = ()
-        self._ceilings: Sequence[Limit] = ()
+        self._lanes: Lanes = {}
         self._guard_ns: int | None = None
         self._adapts = False
+
+    @property
+    def lessons(self) -> Lessons:
+        return self._lessons
 
     @property
     def findings(self) -> tuple[Hint, ...]:
@@ -44,8 +56,7 @@ class LoweredLimits:
 
     def use(self, upstream: Upstream, lanes: Lanes) -> Sequence[Limit]:
         self._limits, self._guard_ns = upstream.limits, upstream.guard_ns
-        # Parts of what the owner wrote, not of what is in force.
-        self._ceilings = ceilings_of(upstream.limits, lanes)
+        self._lanes = lanes
         self._adapts = upstream.adapt is not None
         self._set(self._lessons)
         return self._in_force()
@@ -56,16 +67,23 @@ class LoweredLimits:
         self._set(kept)
         self._judge()
 
-    def refused(self, answer: Answer, refused: Tally) -> None:
-        """Compare a refusal with the history; `refused` is in it and was not taken."""
-        if answer.ruling is None or not answer.is_about_us:
+    def not_taken(self, refused: Tally) -> None:
+        """Remember what is in the history and was refused, over restarts too."""
+        if refused.connections and all(limit.unit != "connections" for limit in self._limits):
+            return  # it is in no history
+        self._set(self._lessons.and_refused(self._clock.wall_ns(), refused))
+
+    def refused(self, answer: Answer) -> None:
+        """Compare a refusal with what the upstream took before, if it took anything since the last one."""
+        now_ns = self._clock.wall_ns()
+        if answer.ruling is None or not answer.is_about_us or self._is_same_block(answer.ruling, now_ns):
             return
         findings = compare(
             answer.ruling,
             self._limits,
-            lambda span_ns: self._throttle.tally(span_ns).less(refused),
-            self._clock.wall_ns(),
-            peak=self._throttle.peak,
+            lambda span_ns: self._taken(span_ns, now_ns),
+            now_ns,
+            peak=lambda span_ns: self._peak(span_ns, now_ns),
             before=self.findings,
             charged={usage.label: usage.used for usage in self._throttle.usage() if usage.for_each is None},
         )
@@ -80,8 +98,23 @@ class LoweredLimits:
                 if (lower := tighten(finding, self._limits, lowered)) is not None:
                     lowered = [each for each in lowered if each.key != lower.key] + [lower]
                     self._events.limit_lowered(upstream=self._upstream, lowered=lower)
-        self._set(Lessons(findings, tuple(lowered)))
+        self._set(replace(self._lessons, findings=findings, lowered=tuple(lowered), cut_off_at_ns=now_ns))
         self._judge()
+
+    def _is_same_block(self, ruling: Ruling, now_ns: int) -> bool:
+        since_ns = now_ns - self._lessons.cut_off_at_ns
+        if self._lessons.cut_off_at_ns == 0 or since_ns < 0:
+            return False
+        taken = self._taken(since_ns, now_ns)
+        return (taken.connections if ruling.excess is Excess.CONNECTIONS else taken.messages) == 0
+
+    def _taken(self, span_ns: int, now_ns: int) -> Tally:
+        return self._throttle.tally(span_ns).less(self._lessons.refused_within(now_ns - span_ns))
+
+    def _peak(self, span_ns: int, now_ns: int) -> Tally:
+        # All that was refused may have been in that window: a limit is not cleared by refusals.
+        older = self._lessons.refused_within(-1, now_ns - span_ns)
+        return self._throttle.peak(span_ns).less(older)
 
     def _set(self, lessons: Lessons) -> None:
         holds = lessons.under(self._limits, adapts=self._adapts)
@@ -94,4 +127,4 @@ class LoweredLimits:
             self._throttle.judge_by(self._in_force(), self._guard_ns)
 
     def _in_force(self) -> Sequence[Limit]:
-        return (*in_force(self._limits, self._lessons.lowered), *self._ceilings)
+        return limits_in_force(self._lessons, self._limits, self._lanes)

@@ -6,22 +6,22 @@ after fifteen), so a storm of bounces must not become one of reports.  In any ho
 keeps that over restarts and edits.
 
 Guarantees: a report that may not go yet is not lost.  A message whose report waits stays in
-the spool with all its recipients marked and their reasons noted, which is what a crash
-before its report leaves too; a start finds it and asks again.  First come, first served.
+the spool with its failed recipients marked and their reasons noted, which is what a crash
+before its report leaves too; a start finds it and asks again.  First come, first served; the
+recipients that a message has left do not wait for it, and those that fail meanwhile join it.
 A history that cannot be read or written limits nothing: a report is owed, the limit is
 courtesy.  Reports are not coalesced: each answers one message.
 """
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
-from relay.queue.scheduler import Queued, Scheduler, State
+from relay.queue.queued import Queued, WaitReason
+from relay.queue.whole import Queue
 from relay.sender.spool_thread import seconds
 from relay.sender.throttle_thread import ThrottleThread
 from relay.spool.durable import Disk
@@ -35,11 +35,7 @@ HOUR_NS = 3600 * SECOND_NS
 PUBLISHING_NS = 60 * SECOND_NS
 """A slot whose process died counts as in use for so long; then it leaves an hour later."""
 UNREADABLE_RETRY_NS = 60 * SECOND_NS
-REASON = "only its report is left, which waits for reports.per_hour"
-
-
-def reports_path(policy: Policy) -> Path:
-    return policy.spool / "reports"
+REASON = WaitReason("only its report is left, which waits for reports.per_hour")
 
 
 class OwedReports:
@@ -48,18 +44,18 @@ class OwedReports:
     def __init__(
         self,
         policy: Policy,
-        scheduler: Scheduler,
+        queue: Queue,
         disk: Disk,
         telemetry: Telemetry,
     ) -> None:
         """Touch no disk before the first report."""
         self._events, self._metrics, _, self._clock = telemetry
         throttle = Throttle(
-            reports_path(policy), _limits(policy), 0, disk, self._clock, transaction_ns=PUBLISHING_NS
+            policy.reports_history, _limits(policy), 0, disk, self._clock, transaction_ns=PUBLISHING_NS
         )
         self._gate = ThrottleThread(throttle, self._clock, self._tell_uncounted)
-        self._scheduler = scheduler
-        self._waiting: deque[QueueId] = deque()
+        self._queue = queue
+        self._waiting: dict[QueueId, None] = {}
         self._wake = asyncio.Event()
         self._is_asked = self._is_closed = False
         self._most = policy.reports.per_hour
@@ -78,12 +74,21 @@ class OwedReports:
 
     def wait(self, queued: Queued) -> None:
         """Let a message whose recipients are all done wait for its report's turn."""
-        if not self._has_waiting():
-            self._events.reports_capped(until_at_ns=self._wall(self._gate.opens_at_ns()))
-        self._metrics.report_capped()
-        self._events.report_waiting(queue_id=queued.queue_id)
-        self._scheduler.owe_report(queued, REASON)
-        self._waiting.append(queued.queue_id)
+        self.wait_meanwhile(queued)
+        self._queue.owe_report(queued, REASON)
+
+    def wait_meanwhile(self, queued: Queued) -> None:
+        """Let the report wait for its turn, and the message go on with the recipients that it has left."""
+        if queued.queue_id not in self._waiting:
+            if not self._has_waiting():
+                self._events.reports_capped(until_at_ns=self._wall(self._gate.opens_at_ns()))
+            self._metrics.report_capped()
+            self._events.report_waiting(queue_id=queued.queue_id)
+            self.ask_soon(queued.queue_id)
+
+    def ask_soon(self, queue_id: QueueId) -> None:
+        """Have the report of a queued message made when its turn comes, which may be at once."""
+        self._waiting[queue_id] = None
         self._wake.set()
 
     def wake(self) -> None:
@@ -98,10 +103,11 @@ class OwedReports:
             elif not await self._take_slot():
                 await self._sleep(self._gate.opens_at_ns() - self._clock.boottime_ns())
             elif self._has_waiting():  # still: an operator may have ended the last one meanwhile
-                queue_id = self._waiting.popleft()
+                queue_id = next(iter(self._waiting))
+                del self._waiting[queue_id]
                 if not await report(queue_id):
                     # Others first, and not all slots of the hour for a disk that reads nothing now.
-                    self._waiting.append(queue_id)
+                    self._waiting[queue_id] = None
                     await self._sleep(UNREADABLE_RETRY_NS)
 
     async def use(self, policy: Policy) -> None:
@@ -121,12 +127,12 @@ class OwedReports:
                 await self._wake.wait()
 
     def _has_waiting(self) -> bool:
-        """Return whether a message waits, and forget those that an operator has ended."""
+        """Return whether a report waits, and forget those of messages that have ended."""
         while self._waiting:
-            queued = self._scheduler.get(self._waiting[0])
-            if queued is not None and queued.state in (State.REPORTING, State.ACTIVE):
+            first = next(iter(self._waiting))
+            if first in self._queue:
                 return True
-            self._waiting.popleft()
+            del self._waiting[first]
         return False
 
     async def _take_slot(self) -> bool:

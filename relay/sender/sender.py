@@ -6,30 +6,29 @@ was lost.  Stopping is finishing the transactions in flight, then dying.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
-from relay.clock import SECOND_NS
+from relay.clock import SECOND_NS, StepWatch
 from relay.policy.lane import lanes_of, price_of
 from relay.policy.model import Policy
-from relay.queue.scheduler import Scheduler
+from relay.queue.lanes import Arrangement
+from relay.queue.whole import Queue
 from relay.sender.accounts import Accounts
 from relay.sender.arrivals import Arrivals
-from relay.sender.dispatcher import Dispatcher
+from relay.sender.oauth.account_tokens import AccountTokens
 from relay.sender.report_limit import OwedReports
 from relay.sender.reports import Reporter
 from relay.sender.settling import Backlog, Settling
-from relay.sender.spool_thread import SpoolThread
+from relay.sender.spool_thread import NOT_SEEN, SpoolThread
+from relay.sender.state_file import Ages
 from relay.sender.upstreams import Upstreams
 from relay.spool.durable import Disk
-from relay.spool.interface import Spool, SpoolFull, Totals
-from relay.spool.maildir.trigger import Trigger
+from relay.spool.interface import Spool, SpoolFull
+from relay.spool.os_errors import is_lack_of_means
+from relay.spool.trigger import Trigger
 from relay.telemetry.telemetry import Telemetry
 from relay.verdicts.decision import Terms
-from relay.verdicts.shortage import is_lack_of_means
 
-SWEEP_SECONDS = 3.0
-"""The delay that a lost trigger can cost."""
 SUSPEND_NS = SECOND_NS
 """How far this boot's time may run ahead of the loop's before we call it a suspend."""
 AUDIT_SECONDS = 300.0
@@ -38,17 +37,10 @@ LOOK_SECONDS = 1.0
 """Longest age of the account and the free space in a snapshot."""
 
 
-@dataclass(frozen=True, slots=True)
-class SpoolLook:
-    totals: Totals = field(default_factory=Totals)
-    free_bytes: int = 0
-    free_inodes: int | None = None
-    corrupt: int = 0
-    accepted: int = 0
-    """Messages not taken yet: no more than milliseconds' worth, unless the disk is full."""
-
-
-NOT_SEEN = SpoolLook()
+def arrangement_of(policy: Policy, name: str) -> Arrangement:
+    """Order the line of an upstream by the policy's lanes, and by what that upstream counts."""
+    upstream = policy.upstreams[name]
+    return Arrangement(lanes_of(policy.lanes), price_of(upstream.limits), upstream.max_recipients)
 
 
 class Sender:
@@ -64,45 +56,46 @@ class Sender:
         on_fault: Callable[[BaseException], None],
     ) -> None:
         """`on_fault` is told of what must end the sender: a disk that cannot be trusted, a fault of ours."""
-        self.scheduler = Scheduler()
-        self.spool_thread = SpoolThread(spool, Reporter(hostname), self._tell_full)
+        self.queue = Queue()
+        self.spool_thread = SpoolThread(spool, Reporter(hostname), telemetry.spool_trouble)
         self.seen = NOT_SEEN
-        self._spool, self._trigger = spool, trigger
         self._policy = policy
-        self._events, self._metrics, redaction, self._clock = telemetry
+        self._telemetry = telemetry
         self._on_fault = on_fault
-        self._new_mail = asyncio.Event()
         self._chores: list[asyncio.Task[None]] = []
         self._finishing = asyncio.Lock()
         self._is_finished = False
-        self.owed = OwedReports(policy, self.scheduler, disk, telemetry)
+        self.owed = OwedReports(policy, self.queue, disk, telemetry)
         self.settling = Settling(
-            self.scheduler,
+            self.queue,
             self.spool_thread,
             telemetry,
             terms=_terms(policy),
             owed=self.owed,
-            on_report=self._new_mail.set,
+            on_report=lambda: self._arrivals.look(),  # noqa: PLW0108 - they are made later
         )
         self._arrange()
-        backlog = Backlog(self.scheduler, self.spool_thread, self.settling)
+        backlog = Backlog(self.queue, self.spool_thread, self.settling)
+        ages = Ages(policy, disk, telemetry)
         self._arrivals = Arrivals(
+            trigger,
             backlog,
             policy,
-            disk,
+            ages,
             telemetry,
             guard=lambda chore: self.upstreams.guard(chore),  # noqa: PLW0108 - they are made later
-            wake=self.wake,
-            on_full=self._tell_full,
+            wake=lambda name: self.upstreams.wake_one(name),  # noqa: PLW0108 - they are made later
+            on_full=telemetry.spool_trouble,
         )
         self.upstreams = Upstreams(
             policy,
-            Accounts(hostname, redaction),
+            Accounts(hostname, telemetry.redaction, AccountTokens(disk, telemetry)),
             backlog,
             disk,
             telemetry,
             on_fault=self.fail,
-            here=self._arrivals.here,
+            here=ages.here,
+            on_change=self._arrivals.reroute,
         )
 
     async def read(self, on_step: Callable[[], None] = lambda: None) -> None:
@@ -114,10 +107,10 @@ class Sender:
         """Recover, then relay.  Raises OSError and SpoolFault when the spool cannot be read."""
         await self.read(on_step)
         self.upstreams.start()
-        asyncio.get_running_loop().add_reader(self._trigger.listen(), self._pulled)
-        for chore in (self._take_forever, self._look_forever, self._audit_forever, self._report_forever):
+        self._arrivals.listen()
+        chores = (self._look_forever, self._audit_forever, self._report_forever)
+        for chore in (self._arrivals.run, self._arrivals.route_forever, *chores):
             self._chores.append(asyncio.create_task(self.upstreams.guard(chore)))
-        self._new_mail.set()
 
     async def stop(self) -> None:
         await self.finish()
@@ -129,7 +122,6 @@ class Sender:
             if self._is_finished:
                 return
             self._is_finished = True
-            asyncio.get_running_loop().remove_reader(self._trigger.listen())
             for chore in self._chores:
                 chore.cancel()
             await asyncio.gather(*self._chores, return_exceptions=True)
@@ -141,7 +133,7 @@ class Sender:
     def close(self) -> None:
         """Let go of the spool; another sender may have it from here on."""
         self.spool_thread.close()
-        self._trigger.close()
+        self._arrivals.let_go()
 
     def fail(self, error: BaseException) -> None:
         """End because of a fault that only a restart can make good; nothing more is begun meanwhile."""
@@ -154,63 +146,55 @@ class Sender:
         self.settling.terms = _terms(policy)
         await self.owed.use(policy)
         self._arrange()
-        await self.upstreams.apply(policy)
         self._arrivals.use(policy)
+        await self.upstreams.apply(policy)
 
     def wake(self) -> None:
         self.upstreams.wake()
 
-    @property
-    def dispatchers(self) -> Mapping[str, Dispatcher]:
-        return self.upstreams.dispatchers
+    def reroute(self) -> None:
+        """Have it seen at once which mail stands in another line by now."""
+        self._arrivals.reroute()
 
     @property
     def queued(self) -> int:
         """Return how many messages are ours by now, taken or not, as of the last look."""
-        return len(self.scheduler) + self.seen.accepted
+        return len(self.queue) + self.seen.accepted
 
     @property
     def in_flight(self) -> int:
         return self.upstreams.in_flight
 
     def _arrange(self) -> None:
-        """Order the queue by the policy's lanes, and by what the upstream in use counts."""
-        upstream = self._policy.upstreams[self._policy.default_upstream]
-        self.scheduler.arrange(
-            lanes_of(self._policy.lanes), price_of(upstream.limits), upstream.max_recipients
-        )
-
-    def _pulled(self) -> None:
-        self._trigger.clear()
-        self._new_mail.set()
-
-    async def _take_forever(self) -> None:
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SWEEP_SECONDS):
-                    await self._new_mail.wait()
-            self._new_mail.clear()
-            await self._arrivals.take()
+        """Order each line by the policy's lanes, and by what its upstream counts."""
+        for name in self._policy.upstreams:
+            self.queue.line(name).arrange(*arrangement_of(self._policy, name))
 
     async def _look_forever(self) -> None:
-        drafts_at_ns = now_ns = self._clock.boottime_ns()
+        events, metrics, _, clock = self._telemetry
+        steps = StepWatch(clock)
+        drafts_at_ns = now_ns = clock.boottime_ns()
         while True:
             due_at = asyncio.get_running_loop().time() + LOOK_SECONDS
             await asyncio.sleep(LOOK_SECONDS)
             lag_seconds = asyncio.get_running_loop().time() - due_at
-            self._metrics.woke_late(int(lag_seconds * SECOND_NS))
-            before_ns, now_ns = now_ns, self._clock.boottime_ns()
+            metrics.woke_late(int(lag_seconds * SECOND_NS))
+            before_ns, now_ns = now_ns, clock.boottime_ns()
             if now_ns - before_ns > (LOOK_SECONDS + lag_seconds) * SECOND_NS + SUSPEND_NS:
                 # The timers of the loop stood still while this host was suspended.
                 self.upstreams.wake_all()
+                self.reroute()
                 self.owed.wake()
+            if stepped_ns := steps.stepped_ns():
+                metrics.clock_stepped()
+                events.clock_stepped(by_ns=stepped_ns)
             await self.look()
             self._arrivals.keep_ages(now=False)
             await self.upstreams.try_new_passwords()
             if now_ns - drafts_at_ns > 3600 * SECOND_NS:
                 drafts_at_ns = now_ns
                 with contextlib.suppress(SpoolFull):
-                    await self.spool_thread.call(self._spool.clean_up)
+                    await self.spool_thread.clean_up()
 
     async def _audit_forever(self) -> None:
         while True:
@@ -227,25 +211,12 @@ class Sender:
         SpoolFault, and the first time SpoolFull.
         """
         try:
-            self.seen = await self.spool_thread.call(self._read_spool)
+            self.seen = await self.spool_thread.look()
         except (SpoolFull, OSError) as error:
             is_passing = isinstance(error, SpoolFull) or is_lack_of_means(error)
             if self.seen is NOT_SEEN or not is_passing:
                 raise
-            self._tell_full(error)
-
-    def _read_spool(self) -> SpoolLook:
-        spool, (free_bytes, free_inodes) = self._spool, self._spool.free()
-        return SpoolLook(
-            spool.totals(), free_bytes, free_inodes, spool.corrupt_count(), spool.accepted_count()
-        )
-
-    def _tell_full(self, error: SpoolFull | OSError) -> None:
-        if is_lack_of_means(error) or is_lack_of_means(error.__cause__):
-            self._events.shortage(where="the spool", error=str(error))
-            return
-        self._metrics.spool_failed()
-        self._events.spool_failed(error=str(error))
+            self._telemetry.spool_trouble(error)
 
 
 def _terms(policy: Policy) -> Terms:

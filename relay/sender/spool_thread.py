@@ -1,8 +1,8 @@
 """The spool, off the event loop: one thread, and everything that waits for it in batches.
 
 Guarantees: the spool's calls never overlap; what attempts came to is written down in the
-order notes, status bytes, report, removal, many messages at a time, and `settle` returns
-only when it is durable.  When the disk is full a settlement waits and is tried again:
+order notes, status bytes, report, its marks, removal, many messages at a time, and `settle`
+returns only when it is durable.  When the disk is full a settlement waits and is tried again:
 nothing that happened is forgotten.  When the disk fails, SpoolFault ends the sender:
 only a restart may trust it again.
 """
@@ -11,15 +11,15 @@ import asyncio
 import contextlib
 import enum
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.queue.sorting import Sorter
-from relay.sender.group_commit import Batch
+from relay.sender.group_commit import Batch, CallThread
 from relay.sender.reports import Reporter
-from relay.spool.identity import report_id, warning_id
+from relay.spool.identity import warning_id
 from relay.spool.interface import (
     Absent,
     Corrupt,
@@ -32,9 +32,8 @@ from relay.spool.interface import (
     SpoolFull,
     Status,
     Totals,
+    Unreadable,
 )
-from relay.spool.maildir.files import Unreadable
-from relay.spool.threads import started
 
 Returned = TypeVar("Returned")
 
@@ -54,14 +53,36 @@ class Ending:
     """Delays to tell the sender of, and until when it will be tried (wall clock)."""
     is_silent: bool = False
     """No report of failed recipients, by an operator's word."""
+    replies: tuple[Note, ...] = ()
+    """What deferred recipients were told: hints."""
+    reports: bool = False
+    """Report failed recipients though others are left; at the end of a message that is always so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Ids of the messages queued because of an ending."""
+    """Ids of the messages queued because of an ending; at most one."""
 
     report: QueueId | None = None
     warning: QueueId | None = None
+    size_bytes: int = 0
+    """Of its content."""
+
+
+NOTHING_WRITTEN = Written()
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolLook:
+    totals: Totals = field(default_factory=Totals)
+    free_bytes: int = 0
+    free_inodes: int | None = None
+    corrupt: int = 0
+    accepted: int = 0
+    """Messages not taken yet: no more than milliseconds' worth, unless the disk is full."""
+
+
+NOT_SEEN = SpoolLook()
 
 
 class Change(enum.Enum):
@@ -76,7 +97,7 @@ class SpoolThread:
         self.spool = spool
         self._reporter = reporter
         self._on_full = on_full
-        self._thread = started(1, "spool")
+        self._thread = CallThread("spool")
         self._tells_full_again_at = 0.0
         """By the clock of the event loop."""
         self._noted: set[QueueId] = set()
@@ -85,7 +106,7 @@ class SpoolThread:
         self._changes: Batch[tuple[QueueId, Change], None] = Batch(self._change, self._thread)
 
     async def call(self, function: Callable[[], Returned]) -> Returned:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+        return await self._thread.call(function)
 
     async def recover(self, sorter: Sorter, on_step: Callable[[], None]) -> Recovery:
         """Read the whole spool; `on_step` is called in its thread for each step."""
@@ -94,7 +115,7 @@ class SpoolThread:
     async def take(self, sorter: Sorter) -> list[Entry]:
         return await self.call(lambda: self.spool.take(TAKE_AT_ONCE, sorter))
 
-    async def sort(self, queue_ids: Sequence[QueueId], sorter: Sorter) -> dict[QueueId, str]:
+    async def sort(self, queue_ids: Sequence[QueueId], sorter: Sorter) -> dict[QueueId, Entry]:
         return await self.call(lambda: self.spool.sort(queue_ids, sorter))
 
     async def load(self, queue_ids: Sequence[QueueId]) -> list[Message | Exception]:
@@ -107,10 +128,7 @@ class SpoolThread:
         return [at_hand[queue_id] or loaded[queue_id] for queue_id in queue_ids]
 
     async def content(self, message: Message) -> AsyncGenerator[bytes, None]:
-        """Yield the content in chunks; raises Corrupt before the last if it is damaged."""
-        if message.content is not None:
-            yield message.content
-            return
+        """Yield content that is not in memory, in chunks; raises Corrupt before the last if it is damaged."""
         chunks = self.spool.content(message.queue_id)
         while (chunk := await self.call(lambda: next(chunks, None))) is not None:
             yield chunk
@@ -144,8 +162,16 @@ class SpoolThread:
     async def totals(self) -> Totals:
         return await self.call(self.spool.totals)
 
+    async def clean_up(self) -> None:
+        """Do as `Spool.clean_up`.  Raises SpoolFull."""
+        await self.call(self.spool.clean_up)
+
+    async def look(self) -> SpoolLook:
+        """Read the account and the free space off the spool.  Raises OSError, SpoolFault and SpoolFull."""
+        return await self.call(self._look)
+
     def close(self) -> None:
-        self._thread.shutdown()
+        self._thread.close()
         self.spool.close()
 
     def _tell_full(self, full: SpoolFull) -> None:
@@ -154,6 +180,12 @@ class SpoolThread:
         if now >= self._tells_full_again_at:
             self._tells_full_again_at = now + RETRY_FULL_SECONDS
             self._on_full(full)
+
+    def _look(self) -> SpoolLook:
+        spool, (free_bytes, free_inodes) = self.spool, self.spool.free()
+        return SpoolLook(
+            spool.totals(), free_bytes, free_inodes, spool.corrupt_count(), spool.accepted_count()
+        )
 
     def _load(self, queue_id: QueueId) -> Message | Exception:
         try:
@@ -227,27 +259,42 @@ class SpoolThread:
                 self.spool.postpone(ending.message.queue_id, ending.next_attempt_at_ns)
         # Crash here: reports queued, their messages still there; publishing again finds them.
         self.spool.finish(finished)
+        for ending in endings:
+            if ending.replies:
+                self.spool.keep_replies(ending.message.queue_id, ending.replies)
         return written
 
     def _publish(self, ending: Ending) -> Written:
         message = ending.message
         report = warning = None
-        if ending.is_finished:
-            statuses = [ending.marks.get(i, status) for i, status in enumerate(message.statuses)]
-            failed = [i for i, status in enumerate(statuses) if status.is_failure]
-            if failed and not message.envelope.is_null and not ending.is_silent:
-                known = {note.index: note for note in self.spool.notes(message.queue_id)}
-                envelope, content = self._reporter.failures(message, self._header(message), failed, known)
-                if self.spool.publish_report(report_id(message.queue_id), envelope, content):
-                    report = report_id(message.queue_id)
+        size_bytes = 0
+        if ending.is_finished or ending.reports:
+            is_failed = any(s.is_failure for s in (*message.statuses, *ending.marks.values()))
+            if is_failed and not ending.is_silent:
+                report, size_bytes = self._report(message, is_finished=ending.is_finished)
         elif ending.warning is not None and not message.envelope.is_null:
             delays, until_at_ns = ending.warning
             envelope, content = self._reporter.delays(message, self._header(message), delays, until_at_ns)
             if self.spool.publish_report(warning_id(message.queue_id), envelope, content):
-                warning = warning_id(message.queue_id)
+                warning, size_bytes = warning_id(message.queue_id), len(content)
             # Crash here: the warning is there and not remembered; it is published only once all the same.
             self.spool.mark_warned(message.queue_id)
-        return Written(report, warning)
+        return Written(report, warning, size_bytes)
+
+    def _report(self, message: Message, *, is_finished: bool) -> tuple[QueueId | None, int]:
+        """Publish the report that is owed by now, whatever was owed when the message was read.
+
+        Returns its id, if it is new, and its size in bytes.
+        """
+        if (owed := self.spool.owed_report(message.queue_id)) is None:
+            return None, 0
+        known = {note.index: note for note in self.spool.notes(message.queue_id)}
+        envelope, content = self._reporter.failures(message, self._header(message), owed, known)
+        is_new = self.spool.publish_report(owed.report_id, envelope, content)
+        if not is_finished:
+            # Crash here: the report is there and not remembered; the next start finds it by its id.
+            self.spool.mark_reported(message.queue_id, owed.failed)
+        return (owed.report_id, len(content)) if is_new else (None, 0)
 
     def _header(self, message: Message) -> bytes:
         if message.content is not None:

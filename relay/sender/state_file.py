@@ -1,29 +1,41 @@
 """A small file that carries over a restart what is known: of an upstream, or of the boots of a spool.
 
+`Ages` goes by the latter: the age of a message of an earlier boot (`relay.mail.age`).
+
 Guarantees: `keep` never raises and never blocks the loop; the last record given is the
 one that is written; a file is there whole or not at all.  An unreadable or foreign file is
 told of and taken as nothing: the next record replaces it.
-Does not: take part in any promise.  Nothing waits for it, and losing it loses no mail.
+Does not: take part in any promise, and losing it loses no mail.  Only an operator waits for it (`written`).
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic
 
-from relay.mail.kept_format import KeptFormat, Record
+from relay.clock import SECOND_NS
+from relay.mail.age import Boots, BootsRecord
 from relay.mail.text import clean
 from relay.policy.model import Policy
 from relay.spool.durable import Disk, opened
+from relay.spool.foreign import BOOTS_FORMAT
+from relay.spool.interface import Entry
+from relay.spool.kept_format import KeptFormat, Record
 from relay.spool.replacing import replace_file
 from relay.telemetry.events import Events
-from relay.throttle.limit_hints import LESSONS_FORMAT, Lessons
-from relay.verdicts.offers import OFFERS_FORMAT, OffersRecord
-from relay.verdicts.pause_record import PAUSE_FORMAT, PauseRecord
+from relay.telemetry.telemetry import Telemetry
+from relay.throttle.limit_hints import Lessons
+from relay.verdicts.offers import OffersRecord
+from relay.verdicts.pause_record import PauseRecord
 
+PAUSE_FORMAT = KeptFormat(PauseRecord, "pauses", PauseRecord.fault)
+LESSONS_FORMAT = KeptFormat(Lessons, "refusals", Lessons.fault)
+OFFERS_FORMAT = KeptFormat(OffersRecord, "offers", OffersRecord.fault)
 LARGEST_BYTES = 64 * 1024
 """Twice as much as the most that is remembered takes."""
+BOOTS_NS = 300 * SECOND_NS
+"""How much age a crash of the host can cost what is queued."""
 
 
 def pause_path(policy: Policy, upstream: str) -> Path:
@@ -47,6 +59,16 @@ def _beside_history(policy: Policy, upstream: str, what: str) -> Path:
     return history.with_name(f"{history.name}.{what}")
 
 
+def read_record(path: str, disk: Disk, records: KeptFormat[Record]) -> Record | None:
+    """Return None where there is no file.  Raises OSError and ValueError."""
+    if disk.inode(path) is None:
+        return None
+    with opened(disk, disk.open_read(path)) as fd:
+        if disk.size(fd) > LARGEST_BYTES:
+            raise ValueError("too large for a record of ours")
+        return records.parse(disk.pread(fd, LARGEST_BYTES, 0))
+
+
 class KeptFile(Generic[Record]):
     """One record on disk.  Belongs to one event loop."""
 
@@ -60,6 +82,7 @@ class KeptFile(Generic[Record]):
         self._on_error = on_error
         self._next: Record | None = None
         self._writing: asyncio.Task[None] | None = None
+        self._error = ""
 
     async def read(self) -> Record | None:
         try:
@@ -74,6 +97,12 @@ class KeptFile(Generic[Record]):
         if self._writing is None:
             self._writing = asyncio.create_task(self._write_all())
 
+    async def written(self) -> str:
+        """Wait until the last record is durable; return nothing, or why it is not."""
+        if self._writing is not None:
+            await asyncio.shield(self._writing)
+        return self._error
+
     async def close(self) -> None:
         if self._writing is not None:
             await self._writing
@@ -84,18 +113,15 @@ class KeptFile(Generic[Record]):
                 content, self._next = self._records.render(self._next), None
                 try:
                     await asyncio.to_thread(replace_file, self._disk, self._path, content)
+                    self._error = ""
                 except OSError as error:
+                    self._error = clean(str(error))
                     self._tell(error)
         finally:
             self._writing = None
 
     def _read(self) -> Record | None:
-        if self._disk.inode(self._path) is None:
-            return None
-        with opened(self._disk, self._disk.open_read(self._path)) as fd:
-            if self._disk.size(fd) > LARGEST_BYTES:
-                raise ValueError("too large for a record of ours")
-            return self._records.parse(self._disk.pread(fd, LARGEST_BYTES, 0))
+        return read_record(self._path, self._disk, self._records)
 
     def _tell(self, error: Exception) -> None:
         self._on_error(clean(f"{self._path}: {error}"))
@@ -134,3 +160,42 @@ def kept_state(policy: Policy, upstream: str, disk: Disk, events: Events) -> Kep
             lambda error: events.offers_unrecorded(upstream=upstream, error=error),
         ),
     )
+
+
+class Ages:
+    """When messages of any boot came in, by this boot's time; written every few minutes."""
+
+    def __init__(self, policy: Policy, disk: Disk, telemetry: Telemetry) -> None:
+        self._clock, events = telemetry.clock, telemetry.events
+        self._boots = Boots(self._clock.boot_id(), self._clock.boottime_ns())
+        self._kept: KeptFile[BootsRecord] = KeptFile(
+            boots_path(policy), disk, BOOTS_FORMAT, lambda error: events.boots_unrecorded(error=error)
+        )
+        self._keeps_at_ns = 0
+
+    async def recall(self) -> None:
+        """Go on from what was kept; call it ahead of all else."""
+        now_ns = self._clock.boottime_ns()
+        self._boots = Boots(self._clock.boot_id(), now_ns, await self._kept.read())
+
+    def forget_but(self, entries: Iterable[Entry]) -> None:
+        """Forget the boots that none of these messages is of."""
+        self._boots.forget_but({entry.boot_id for entry in entries})
+
+    def arrived_at_ns(self, entry: Entry, now_ns: int, wall_ns: int) -> int:
+        wall_age_ns = wall_ns - entry.arrival_at_ns
+        return self._boots.arrived_at_ns(entry.boot_id, entry.boottime_ns, now_ns, wall_age_ns)
+
+    def here(self, boot_id: str, at_ns: int) -> int | None:
+        """Return an instant of another boot by this one's clock; None if unknown."""
+        return self._boots.here(boot_id, at_ns)
+
+    def keep(self, *, now: bool = True) -> None:
+        """Keep the ages of queued messages for a restart in another boot; at the latest BOOTS_NS later."""
+        now_ns = self._clock.boottime_ns()
+        if now or now_ns >= self._keeps_at_ns:
+            self._keeps_at_ns = now_ns + BOOTS_NS
+            self._kept.keep(self._boots.record(now_ns))
+
+    async def close(self) -> None:
+        await self._kept.close()

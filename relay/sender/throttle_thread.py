@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from relay.clock import Clock
-from relay.spool.threads import started
+from relay.sender.group_commit import CallThread
 from relay.throttle.admission import Request, Wait
 from relay.throttle.history_format import HistoryError
 from relay.throttle.limit import Limit
@@ -39,9 +39,9 @@ class ThrottleThread(View):
         self._throttle = throttle
         self._on_error = on_error
         self._on_begun = on_begun
-        self._thread = started(1, "history")
-        self.most: dict[str, int] = {}
-        """By the label of each limit, the most slots that were occupied at one instant."""
+        self._thread = CallThread("history")
+        self.counted: dict[str, int] = {}
+        """By the label of each limit, the most slots that were occupied at one instant, as of `audit`."""
         self._crowded: set[str] = set()
         self._flush: asyncio.TimerHandle | None = None
         self._flushing: asyncio.Future[None] | None = None
@@ -74,13 +74,13 @@ class ThrottleThread(View):
             self._flush = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._start_flush)
 
     async def audit(self) -> None:
-        """Count anew, from the history's file, what each limit held at most: `most`.
+        """Count anew, from the history's file, what each limit held at most: `counted`.
 
         An unreadable history shows as such elsewhere; then the last count stays.
         """
         with contextlib.suppress(HistoryError, OSError):
             findings = (await asyncio.to_thread(self._throttle.audit)).findings
-            self.most = {finding.label: finding.most for finding in findings}
+            self.counted = {finding.label: finding.most for finding in findings}
 
     def newly_crowded(self) -> list[str]:
         """Return the labels of limits that got too many keys to keep apart since the last call."""
@@ -96,7 +96,7 @@ class ThrottleThread(View):
 
     def judge_by(self, limits: Sequence[Limit], guard_ns: int | None) -> None:
         """Replan without waiting: the next decision is made by these limits."""
-        self._thread.submit(self._throttle.replan, limits, guard_ns)
+        self._thread.call(lambda: self._throttle.replan(limits, guard_ns))
 
     async def close(self) -> None:
         if self._flush is not None:
@@ -106,17 +106,17 @@ class ThrottleThread(View):
         except HistoryError as error:
             self._on_error(error)
         await self._call(self._throttle.close)
-        self._thread.shutdown()
+        self._thread.close()
 
     async def _call(self, function: Callable[[], Returned]) -> Returned:
-        returned = await asyncio.get_running_loop().run_in_executor(self._thread, function)
+        returned = await self._thread.call(function)
         if self._throttle.has_begun():
             self._on_begun()
         return returned
 
     def _start_flush(self) -> None:
         self._flush = None
-        self._flushing = asyncio.get_running_loop().run_in_executor(self._thread, self._throttle.flush)
+        self._flushing = self._thread.call(self._throttle.flush)
         self._flushing.add_done_callback(self._flushed)
 
     def _flushed(self, call: "asyncio.Future[None]") -> None:

@@ -1,38 +1,200 @@
 """The upstreams of the policy, a dispatcher for each: made, changed by edits, retired, used again.
 
 Guarantees: an edit drops no transaction and forgets no history; an upstream that leaves
-the policy, or gets another account, finishes what it has begun.  The queue goes through
-the policy's first one.
+the policy, or gets another account, finishes what it has begun.  Each has a line of the queue of its
+own (`relay.queue.whole`), which hears here of every change of its state.
 """
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from relay.mail.age import Here
+from relay.mail.envelope import QueueId
 from relay.policy.lane import with_ceilings
 from relay.policy.model import Policy, Upstream
 from relay.policy.shipped import rules_of
+from relay.queue.queued import NewMailHold
+from relay.queue.scheduler import SLICE, Scheduler
 from relay.sender.accounts import Accounts
-from relay.sender.connections import account_of, open_with_slot
-from relay.sender.delivery import KnownUpstream
-from relay.sender.dispatcher import Dispatcher
+from relay.sender.connections import ReadyConnections, account_of, open_with_slot
+from relay.sender.delivery import Carried, Consequences, Delivery, KnownUpstream
+from relay.sender.dispatcher import Departures, Dispatcher
 from relay.sender.known_offers import KnownOffers, server_of
 from relay.sender.lowered_limits import LoweredLimits
-from relay.sender.settling import Backlog
+from relay.sender.settling import Attempt, Backlog
 from relay.sender.state_file import kept_state
 from relay.sender.throttle_thread import ThrottleThread
 from relay.sender.upstream_health import Pausing
 from relay.spool.durable import Disk
 from relay.telemetry.telemetry import Telemetry
-from relay.throttle.throttle import Throttle
+from relay.throttle.limit_hints import Hint, Lessons, Tally
+from relay.throttle.throttle import Throttle, View
 from relay.upstream.connection import Connection
 from relay.upstream.pool import Pool
+from relay.verdicts.health import RESTING, STOPPED, TABLE, Happening, Health
+from relay.verdicts.operator_pause import OperatorPause, PauseAsked, Word
+from relay.verdicts.pause_record import PauseRecord, Pauses
 from relay.verdicts.shield import Shield
 from relay.verdicts.verdict import Judge
 
 GRACE_SECONDS = 60.0
 """How long transactions in flight may take at a stop; most of them then end within a second."""
+
+
+def is_other_server(before: Upstream, after: Upstream) -> bool:
+    """Return whether no transaction may begin on the connections of before."""
+    return account_of(before) != account_of(after)
+
+
+def is_mended(name: str, before: Upstream, after: Upstream) -> bool:
+    """Return whether what made an upstream rest may be what was edited."""
+    return is_other_server(before, after) or rules_of(name, before) != rules_of(name, after)
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamView:
+    """What can be seen of an upstream at one instant.  Only `limits` answers as of when it is asked."""
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether no instant is known at which mail goes again."""
+        return self.is_stopped or (self.operator is not None and self.operator.word is Word.LASTING)
+
+    name: str
+    is_used: bool
+    """Whether mail may go through it: a route names it, or it is the first and there are no routes."""
+    because: str
+    """Why it rests; empty while it is used."""
+    proving_after: str
+    """What it rested for before it has to prove itself."""
+    is_stopped: bool
+    is_proving: bool
+    paused_until_ns: int
+    """Boottime; without meaning while it is used."""
+    health: Health
+    operator: OperatorPause | None
+    """The operator's pause, while it lasts."""
+    pauses: Pauses
+    taken: int | None
+    """Recipients taken since it refused too much; None where it is trusted."""
+    connections: int
+    max_recipients: int
+    connections_open: int
+    connections_idle: int
+    under_way: Mapping[QueueId, tuple[int, Attempt]]
+    """When each transaction was reserved, and what it is about."""
+    in_flight: int
+    """Transactions, and what of them is not settled."""
+    transaction_ns: int
+    suspects: frozenset[QueueId]
+    """Messages whose refusals the shield doubts."""
+    findings: tuple[Hint, ...]
+    limits: View
+    counted: Mapping[str, int]
+    """By the label of each limit, the most slots that were occupied at one instant, as of the last audit."""
+    lessons: Lessons
+    """What refusals taught; an edit may end it."""
+
+    def edited(self, upstream: Upstream, *, is_other_server: bool, is_mended: bool) -> Self:
+        """Return what would be seen just behind an edit, which `Upstreams.apply` would carry out.
+
+        `limits` answer by those of before.
+        """
+        health = TABLE[self.health, Happening.EDIT].health if is_mended else self.health
+        operator = self.operator
+        if health in RESTING:
+            because, until_ns = self.because, self.paused_until_ns
+        else:
+            because, until_ns = ("", 0) if operator is None else (operator.words, operator.until_ns)
+        return replace(
+            self,
+            health=health,
+            because=because,
+            paused_until_ns=until_ns,
+            is_stopped=health in STOPPED,
+            is_proving=health is Health.PROVING,
+            connections=upstream.connections,
+            max_recipients=upstream.max_recipients,
+            connections_idle=0 if is_other_server else self.connections_idle,
+        )
+
+
+def new_mail_hold(upstream: str, pause: OperatorPause | None) -> NewMailHold | None:
+    """Return what an operator's pause holds of the mail for its upstream."""
+    since_ns = None if pause is None else pause.new_since_ns
+    return None if since_ns is None else NewMailHold(upstream, since_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamInUse:
+    """All that serves one upstream, for as long as the policy has it with this account."""
+
+    dispatcher: Dispatcher
+    departures: Departures
+    delivery: Delivery
+    ready: ReadyConnections
+    known: KnownUpstream
+    throttle: ThrottleThread
+    pool: Pool[Connection]
+    wake: Callable[[], None]
+    """Look again: mail came in, a slot opened, the policy changed."""
+
+    @property
+    def pausing(self) -> Pausing:
+        return self.known.pausing
+
+    @property
+    def in_flight(self) -> int:
+        return self.delivery.in_flight
+
+    async def run(self, carried: Carried | None, on_recalled: Callable[[], None]) -> None:
+        async def recall() -> None:
+            await self.known.recall(carried)
+            on_recalled()
+
+        await self.dispatcher.run(recall)
+
+    def carried(self, now_ns: int) -> Carried:
+        return Carried(self.pausing.operator, self.pausing.rested_ns(now_ns))
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Begin nothing more, and give what is in flight so long."""
+        await self.dispatcher.stop()
+        await self.delivery.finish(grace_seconds)
+        await self.pool.close()
+        await self.throttle.close()
+        await self.known.close()
+
+    def view(self, *, is_used: bool) -> UpstreamView:
+        departures, delivery, pausing, pool = self.departures, self.delivery, self.known.pausing, self.pool
+        return UpstreamView(
+            name=departures.name,
+            is_used=is_used,
+            because=pausing.because,
+            proving_after=pausing.proving_after,
+            is_stopped=pausing.is_stopped,
+            is_proving=pausing.is_proving,
+            paused_until_ns=pausing.rests_until_ns,
+            health=pausing.health,
+            operator=pausing.operator,
+            pauses=pausing.pauses(),
+            taken=pausing.slow_start.taken,
+            connections=departures.connections,
+            max_recipients=departures.max_recipients,
+            connections_open=pool.open,
+            connections_idle=pool.idle,
+            under_way=dict(delivery.under_way),
+            in_flight=delivery.in_flight,
+            transaction_ns=delivery.transaction_ns,
+            suspects=frozenset(suspect.queue_id for suspect in self.known.shield.suspects),
+            findings=self.known.lowered_limits.findings,
+            limits=self.throttle,
+            counted=self.throttle.counted,
+            lessons=self.known.lowered_limits.lessons,
+        )
 
 
 class Upstreams:
@@ -46,77 +208,110 @@ class Upstreams:
         *,
         on_fault: Callable[[BaseException], None],
         here: Here,
+        on_change: Callable[[], None],
     ) -> None:
-        """`on_fault` is told of what must end the sender; `here` tells when something of another boot was."""
-        self.dispatchers: dict[str, Dispatcher] = {}
+        """`on_fault` is told of what must end the sender; `here` tells when something of another boot was.
+
+        `on_change` is called when mail may have to stand in another line.
+        """
+        self.in_use: dict[str, UpstreamInUse] = {}
         self._policy = policy
         self._accounts = accounts
-        self._backlog, self._scheduler = backlog, backlog.scheduler
+        self._backlog = backlog
         self._disk = disk
         self._telemetry = telemetry
         self._events, self._metrics, _, self._clock = telemetry
         self._on_fault = on_fault
         self._here = here
+        self._on_change = on_change
         self._running: dict[str, asyncio.Task[None]] = {}
         self._retiring: set[asyncio.Task[None]] = set()
+        self._followers: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         for name, upstream in self._policy.upstreams.items():
             self._add(name, upstream)
 
     async def finish(self) -> None:
-        await asyncio.gather(*(dispatcher.stop(GRACE_SECONDS) for dispatcher in self.dispatchers.values()))
-        await asyncio.gather(*self._running.values(), *self._retiring, return_exceptions=True)
+        stopping: list[Coroutine[Any, Any, object]] = [self._stop(each) for each in self.in_use.values()]
+        if self._retiring:
+            stopping.append(asyncio.wait(set(self._retiring), timeout=GRACE_SECONDS))
+        await asyncio.gather(*stopping)
+        for retiring in self._retiring:
+            retiring.cancel()
+        for follower in self._followers:
+            follower.cancel()
+        ending = *self._running.values(), *self._retiring, *self._followers
+        await asyncio.gather(*ending, return_exceptions=True)
+        await self._accounts.close()
 
     def halt(self) -> None:
-        for dispatcher in self.dispatchers.values():
-            dispatcher.halt()
+        for each in self.in_use.values():
+            each.dispatcher.halt()
 
     async def apply(self, policy: Policy) -> None:
         before, self._policy = self._policy, policy
         self._metrics.know_upstreams(policy.upstreams)
-        for name in list(self.dispatchers):
+        carried: dict[str, Carried] = {}
+        for name in list(self.in_use):
             # Another account has another history, and what goes through it must be counted there.
             if name not in policy.upstreams or policy.history_path(name) != before.history_path(name):
-                self._retire(self.dispatchers.pop(name), self._running.pop(name))
+                # Crash here: the pause is with the account of before, and its operator has to say it again.
+                await self.recalled(name)
+                carried[name] = self.in_use[name].carried(self._clock.boottime_ns())
+                self._retire(self.in_use.pop(name), self._running.pop(name))
         for name, upstream in policy.upstreams.items():
-            if name in self.dispatchers:
-                is_other = account_of(before.upstreams[name]) != account_of(upstream)
-                await self._change(self.dispatchers[name], upstream, upstream_changed=is_other)
+            if name in self.in_use:
+                await self._change(name, before.upstreams[name], upstream)
             else:
-                self._add(name, upstream)
-        self._scheduler.ask_anew()
+                self._add(name, upstream, carried.get(name))
+        for name in {**before.upstreams, **policy.upstreams}:
+            self._follow_word(name)
+        for name in self.in_use:
+            self._backlog.queue.line(name).ask_anew()
+        self._on_change()
         self.wake()
 
-    @property
-    def _default(self) -> Dispatcher | None:
-        return self.dispatchers.get(self._policy.default_upstream)
-
     def wake(self) -> None:
-        if self._default is not None:
-            self._default.wake()
+        """Have every upstream that has mail look what may go, and which line it stands in."""
+        for name, each in self.in_use.items():
+            if len(self._backlog.queue.line(name)):
+                each.wake()
+        if self._backlog.queue.wants_look:
+            self._on_change()
 
-    def default_pausing(self) -> Pausing | None:
-        return None if self._default is None else self._default.pausing
+    def pausing(self, name: str) -> Pausing | None:
+        return None if (each := self.in_use.get(name)) is None else each.pausing
+
+    def wake_one(self, name: str) -> None:
+        if (each := self.in_use.get(name)) is not None:
+            each.wake()
 
     def wake_all(self) -> None:
         """Have every upstream look at the time again."""
-        for dispatcher in self.dispatchers.values():
-            dispatcher.wake()
+        for each in self.in_use.values():
+            each.wake()
 
     async def audit(self) -> None:
-        for dispatcher in list(self.dispatchers.values()):
-            await dispatcher.throttle.audit()
-            for label in dispatcher.throttle.newly_crowded():
-                self._events.keys_crowded(upstream=dispatcher.name, limit=label)
+        for name, each in list(self.in_use.items()):
+            await each.throttle.audit()
+            for label in each.throttle.newly_crowded():
+                self._events.keys_crowded(upstream=name, limit=label)
 
     @property
     def in_flight(self) -> int:
-        return sum(dispatcher.in_flight for dispatcher in self.dispatchers.values())
+        return sum(each.in_flight for each in self.in_use.values())
 
-    def _add(self, name: str, upstream: Upstream) -> None:
+    def _add(self, name: str, upstream: Upstream, carried: Carried | None = None) -> None:
+        added = self.in_use[name] = self._made(name, upstream)
+        self._set(added, upstream)
+        self._note(name, added.pausing)
+        recalled = functools.partial(self._note, name, added.pausing)
+        self._running[name] = asyncio.create_task(self.guard(functools.partial(added.run, carried, recalled)))
+
+    def _made(self, name: str, upstream: Upstream) -> UpstreamInUse:
         throttle = self._throttle(name, upstream)
-        known = self._known(name, upstream, throttle)
+        known, backlog = self._known(name, upstream, throttle), self._backlog.of(name)
         pool = Pool(
             self._opener(name, upstream, known, throttle),
             connections=upstream.connections,
@@ -125,19 +320,61 @@ class Upstreams:
             idle_ns=upstream.idle_ns,
             clock=self._clock,
         )
-        dispatcher = Dispatcher(
+        wake = asyncio.Event()
+
+        def came_back() -> None:
+            if departures.is_over:
+                self.wake()
+            elif self._backlog.queue.wants_look:
+                self._on_change()
+
+        def freed() -> None:
+            wake.set()
+            departures.tell_others()
+
+        def fail(error: BaseException) -> None:
+            # What is sent from now on could not be settled, and would be sent again.
+            dispatcher.halt()
+            self._on_fault(error)
+
+        ready = ReadyConnections(
             name,
-            self._backlog,
-            known,
+            pool,
+            self._telemetry,
+            on_change=wake.set,
+            # It was charged as a connection where some limit counts them.
+            on_unavailable=lambda answer: known.pausing.rest(answer, Tally(connections=1)),
+        )
+        delivery = Delivery(
+            backlog,
+            Consequences(name, backlog, known, self._telemetry),
             throttle=throttle,
             pool=pool,
-            telemetry=self._telemetry,
-            on_fault=self._on_fault,
-            wake_others=self.wake,
+            clock=self._clock,
+            on_free=freed,
+            on_fault=fail,
         )
-        self._set(dispatcher, upstream)
-        self.dispatchers[name] = dispatcher
-        self._running[name] = asyncio.create_task(self.guard(dispatcher.run))
+        departures = Departures(
+            name,
+            backlog,
+            known,
+            throttle=throttle,
+            ready=ready,
+            delivery=delivery,
+            telemetry=self._telemetry,
+            wake_others=came_back,
+        )
+        dispatcher = Dispatcher(
+            backlog,
+            departures,
+            pausing=known.pausing,
+            throttle=throttle,
+            ready=ready,
+            telemetry=self._telemetry,
+            wake=wake,
+            on_fault=self._on_fault,
+        )
+        return UpstreamInUse(dispatcher, departures, delivery, ready, known, throttle, pool, wake.set)
 
     def _throttle(self, name: str, upstream: Upstream) -> ThrottleThread:
         history = self._policy.history_path(name)
@@ -158,27 +395,33 @@ class Upstreams:
 
     def _known(self, name: str, upstream: Upstream, throttle: ThrottleThread) -> KnownUpstream:
         kept = kept_state(self._policy, name, self._disk, self._events)
+
+        def keep(record: PauseRecord) -> None:
+            kept.pause.keep(record)
+            self._note(name, pausing)
+
         lessons = LoweredLimits(name, self._telemetry, throttle, kept.lessons.keep)
         pausing = Pausing(
             name,
             self._telemetry,
-            keep=kept.pause.keep,
+            keep=keep,
             leaves_in_ns=throttle.leaves_in_ns,
-            on_refusal=lessons.refused,
+            lessons=lessons,
             here=self._here,
+            on_word=functools.partial(self._follow_word, name),
         )
         offers = KnownOffers(server_of(upstream), self._clock, keep=kept.offers.keep)
         known = KnownUpstream(Judge(()), Shield(), pausing, lessons, offers, kept)
         known.use(rules_of(name, upstream), upstream, self._policy.lanes)
         return known
 
-    async def _change(self, dispatcher: Dispatcher, upstream: Upstream, *, upstream_changed: bool) -> None:
-        self._set(dispatcher, upstream)
-        known, throttle = dispatcher.known, dispatcher.throttle
-        rules_before = known.judge.rules
-        limits = known.use(rules_of(dispatcher.name, upstream), upstream, self._policy.lanes)
-        opener = self._opener(dispatcher.name, upstream, known, throttle)
-        dispatcher.pool.reconfigure(
+    async def _change(self, name: str, before: Upstream, upstream: Upstream) -> None:
+        changed, upstream_changed = self.in_use[name], is_other_server(before, upstream)
+        self._set(changed, upstream)
+        known, throttle = changed.known, changed.throttle
+        limits = known.use(rules_of(name, upstream), upstream, self._policy.lanes)
+        opener = self._opener(name, upstream, known, throttle)
+        changed.pool.reconfigure(
             opener=opener if upstream_changed else None,
             connections=upstream.connections,
             max_messages=upstream.max_messages,
@@ -186,53 +429,113 @@ class Upstreams:
             idle_ns=upstream.idle_ns,
         )
         if upstream_changed:
-            dispatcher.renew()
+            # No transaction begins on a connection opened for another account.
+            changed.ready.let_go()
         await throttle.replan(limits, upstream.guard_ns, upstream.max_transaction_ns)
-        if upstream_changed or known.judge.rules != rules_before:
-            # What made it rest may be what was edited.
-            self._resume(dispatcher)
-        dispatcher.wake()
+        if is_mended(name, before, upstream):
+            changed.known.edited()
+            self._trust_senders(changed)
+        changed.wake()
+
+    def view(self, name: str) -> UpstreamView | None:
+        is_used = name in self._policy.listed_upstreams
+        return None if (each := self.in_use.get(name)) is None else each.view(is_used=is_used)
 
     def shield(self, name: str) -> Shield | None:
-        return None if (dispatcher := self.dispatchers.get(name)) is None else dispatcher.shield
+        return None if (each := self.in_use.get(name)) is None else each.known.shield
+
+    async def recalled(self, name: str) -> None:
+        """Wait until an upstream in use goes on from what was kept before the start."""
+        if (each := self.in_use.get(name)) is not None:
+            await each.known.is_recalled.wait()
 
     def resume(self, name: str) -> bool:
         """Use a resting upstream, and senders that it refused, by an operator's word.
 
-        Returns False where there is no such upstream.  It begins with one transaction.
+        It begins with one transaction.  Returns False where nothing rested, or there is no such upstream.
         """
-        if (dispatcher := self.dispatchers.get(name)) is None:
+        if (resumed := self.in_use.get(name)) is None:
             return False
-        self._resume(dispatcher)
-        dispatcher.wake()
+        rested = not resumed.pausing.is_used
+        rested = rested or bool(self._backlog.queue.line(name).sender_pauses.senders())
+        resumed.known.resume()
+        self._trust_senders(resumed)
+        resumed.wake()
+        return rested
+
+    def pause(self, name: str, asked: PauseAsked) -> bool:
+        """Begin nothing more through an upstream, by an operator's word; what is in flight goes on.
+
+        Returns False where there is no such upstream.
+        """
+        if (paused := self.in_use.get(name)) is None:
+            return False
+        now_ns, wall_ns = self._clock.boottime_ns(), self._clock.wall_ns()
+        paused.pausing.keep_back(asked.begun(now_ns, wall_ns, paused.pausing.operator))
+        paused.wake()
         return True
 
-    def _resume(self, dispatcher: Dispatcher) -> None:
-        dispatcher.known.resume()
-        if dispatcher.is_used:
-            for sender in self._scheduler.sender_pauses.senders():
-                self._scheduler.trust_sender(sender, self._clock.boottime_ns())
+    def _follow_word(self, name: str) -> None:
+        """Hold what comes into the line of an upstream, or let it go on, as an operator's pause says."""
+        pausing, queue = self.pausing(name), self._backlog.queue
+        if queue.hold_new(name, new_mail_hold(name, None if pausing is None else pausing.operator)):
+            self._on_change()
+            self._followers = [each for each in self._followers if not each.done()]
+            following = functools.partial(self._follow_hold, queue.line(name))
+            self._followers.append(asyncio.create_task(self.guard(following)))
+
+    async def _follow_hold(self, line: Scheduler) -> None:
+        """Bring what stands in a line to what the pause says by now; other work goes on in between."""
+        keys = [queued.key for queued in line]
+        for start in range(0, len(keys), SLICE):
+            line.follow_hold(keys[start : start + SLICE])
+            await asyncio.sleep(0)
+        self.wake()
+
+    async def recorded(self, name: str) -> str:
+        """Wait until a restart would know for what it rests; return nothing, or why it would not."""
+        each = self.in_use.get(name)
+        return "" if each is None else await each.known.kept.pause.written()
+
+    def _trust_senders(self, resumed: UpstreamInUse) -> None:
+        line = self._backlog.queue.line(resumed.departures.name)
+        for sender in line.sender_pauses.senders():
+            line.trust_sender(sender, self._clock.boottime_ns())
 
     async def try_new_passwords(self) -> None:
         for name, upstream in self._policy.upstreams.items():
-            dispatcher = self.dispatchers.get(name)
-            if dispatcher is None or upstream.auth is None or not dispatcher.pausing.is_refused:
+            each = self.in_use.get(name)
+            if each is None or upstream.auth is None or not each.pausing.is_refused:
                 continue
-            if await self._accounts.has_new_password(name, upstream.auth) and dispatcher.pausing.is_refused:
-                self.resume(name)
+            if await self._accounts.has_new_password(name, upstream.auth) and each.pausing.is_refused:
+                each.known.edited()
+                self._trust_senders(each)
+                each.wake()
 
-    def _retire(self, dispatcher: Dispatcher, running: asyncio.Task[None]) -> None:
+    async def _stop(self, stopped: UpstreamInUse) -> None:
+        """Stop an upstream for the end of this process: what is not settled then, a restart sends again."""
+        await stopped.stop(GRACE_SECONDS)
+        await stopped.delivery.give_up()
+
+    def _retire(self, retired: UpstreamInUse, running: asyncio.Task[None]) -> None:
         async def retire() -> None:
-            await dispatcher.stop(GRACE_SECONDS)
+            await retired.stop(GRACE_SECONDS)
             await running
+            await retired.delivery.settled()
 
         retiring = asyncio.create_task(self.guard(retire))
         self._retiring.add(retiring)
         retiring.add_done_callback(self._retiring.discard)
 
-    def _set(self, dispatcher: Dispatcher, upstream: Upstream) -> None:
-        dispatcher.connections, dispatcher.max_recipients = upstream.connections, upstream.max_recipients
-        dispatcher.is_used = dispatcher.name == self._policy.default_upstream
+    def _note(self, name: str, pausing: Pausing) -> None:
+        """Have the queue hear of an upstream's state, unless it is of an account of before."""
+        is_in_use = name in self.in_use and self.in_use[name].pausing is pausing
+        if is_in_use and self._backlog.queue.note(name, pausing.standing):
+            self._on_change()
+
+    def _set(self, changed: UpstreamInUse, upstream: Upstream) -> None:
+        departures = changed.departures
+        departures.connections, departures.max_recipients = upstream.connections, upstream.max_recipients
 
     def _opener(
         self, name: str, upstream: Upstream, known: KnownUpstream, throttle: ThrottleThread
@@ -240,7 +543,7 @@ class Upstreams:
         return functools.partial(
             open_with_slot,
             throttle,
-            functools.partial(self._accounts.account, name, upstream, known.judge),
+            self._accounts.logins(name, upstream, known.judge),
             self._clock,
             functools.partial(known.offers.seen, server_of(upstream)),
         )

@@ -3,6 +3,7 @@
     pool          keeps connections and hands them out
     connection    opens one (address, TLS, EHLO, AUTH), and carries out transactions on it
     login         one mechanism, one attempt
+    oauth/        access tokens: asked for, kept, replaced; a person's consent
     transaction   MAIL, RCPT, DATA, content, final dot: one Outcome, whatever the upstream does
     step          whether each reply answered the command that it was taken for
     protocol      the wire: a command out, exactly one strict reply in

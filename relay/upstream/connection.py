@@ -14,12 +14,13 @@ import functools
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
-from relay.clock import Clock
+from relay.clock import SECOND_NS, Clock
 from relay.mail.envelope import Shape
 from relay.mail.text import clean
 from relay.policy.model import Mechanism, Tls
@@ -27,15 +28,14 @@ from relay.policy.secrets import SecretError, open_authorities, trusting
 from relay.policy.shipped import standard_judge
 from relay.smtp.extensions import Extensions, extensions_of
 from relay.smtp.reply import Phase, Reply
-from relay.smtp.sasl import Credentials
-from relay.upstream.login import choose, log_in
+from relay.smtp.sasl import BearerToken, Credentials
+from relay.upstream.login import AnyMechanism, choose, log_in
 from relay.upstream.protocol import Broken, StrictProtocol
 from relay.upstream.step import Hello, StepProof
 from relay.upstream.timeouts import Timeouts
 from relay.upstream.transaction import Channel, Exchange, Transaction, unfit
 from relay.verdicts.echo import ClientWords
 from relay.verdicts.outcome import Answer, Outcome
-from relay.verdicts.shortage import is_lack_of_means
 from relay.verdicts.verdict import Judge, Layer, Verdict
 
 EHLO_NOT_KNOWN = frozenset({500, 502, 504})
@@ -53,23 +53,24 @@ class Account:
     """PEM; these authorities instead of the system's."""
     user: str | None = None
     password: str | None = field(default=None, repr=False)
-    mechanism: Mechanism = Mechanism.AUTO
+    mechanism: AnyMechanism = Mechanism.AUTO
     pipelining: bool = True
     """Send commands at once where that is offered."""
     judge: Judge = field(default_factory=standard_judge, repr=False, compare=False)
     """Its rules may be replaced meanwhile."""
+    token: BearerToken | None = field(default=None, repr=False)
+    """Instead of a password."""
 
 
 class UpstreamUnavailable(Exception):  # noqa: N818 - it is what the upstream is, and reads as such
-    """No connection could be opened; `answer` says at which step and why, and is about us."""
+    """No connection could be opened; `answer` says at which step and why, and is about us.
+
+    Its cause is the OSError behind it, if one is: the upstream has no part in a lack of descriptors.
+    """
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer.text)
         self.answer = answer
-
-
-class NoMeans(Exception):  # noqa: N818 - a state of ours
-    """We lack descriptors or memory for a connection: the upstream had no part in it."""
 
 
 class Connection:
@@ -103,21 +104,15 @@ class Connection:
         """Return why this connection cannot carry a message, as a DEFER, or None.  Sends nothing."""
         return unfit(self.extensions, shape)
 
-    async def transact(self, transaction: Transaction) -> Outcome:
-        """Never raise for what the upstream does.
+    def transact(self, transaction: Transaction) -> Coroutine[Any, Any, Outcome]:
+        """Run a transaction; never raise for what the upstream does.
 
         Raises what the content raises, and `UnsendableContent` if it is not lines that end in CRLF: then
         nothing was relayed.  If cancelled, the connection is closed at once; a caller that cancels after
         the content was read must take it as ambiguous.
         """
-        is_reused = self.transactions > 0
         self.transactions += 1
-        try:
-            return await Exchange(self._channel, transaction, is_reused=is_reused).run()
-        except BaseException:
-            # Crash here: the final dot was not sent, or its reply was not read.
-            self._protocol.abort()
-            raise
+        return Exchange(self._channel, transaction, is_reused=self.transactions > 1).run()
 
     async def close(self) -> None:
         """Say QUIT if the connection is usable; short, and never raises."""
@@ -127,20 +122,30 @@ class Connection:
         self._protocol.abort()
 
 
-async def open_connection(account: Account, clock: Clock, timeouts: Timeouts | None = None) -> Connection:
-    """Return a connection that is ready for MAIL.  Raises UpstreamUnavailable and NoMeans."""
-    return await _Opening(account, timeouts or Timeouts()).run(clock)
+OnStep = Callable[[str, str], None]
+"""Is told each step of opening once it is done, and what came of it.
+
+The steps: resolve, connect, tls, greeting, ehlo, login."""
+
+
+async def open_connection(
+    account: Account, clock: Clock, timeouts: Timeouts | None = None, on_step: OnStep | None = None
+) -> Connection:
+    """Return a connection that is ready for MAIL.  Raises UpstreamUnavailable."""
+    return await _Opening(account, timeouts or Timeouts(), clock, on_step).run()
 
 
 class _Opening:
-    def __init__(self, account: Account, timeouts: Timeouts) -> None:
+    def __init__(self, account: Account, timeouts: Timeouts, clock: Clock, on_step: OnStep | None) -> None:
         self._account = account
+        self._clock = clock
+        self._on_step = on_step
         self._timeouts = timeouts
         self._loop = asyncio.get_running_loop()
         self._protocol = StrictProtocol(self._loop)
         self._name = f"{account.host}:{account.port}"
 
-    async def run(self, clock: Clock) -> Connection:
+    async def run(self) -> Connection:
         try:
             extensions, hello = await self._open()
         except BaseException:
@@ -148,7 +153,14 @@ class _Opening:
             raise
         proof = StepProof(self._protocol, hello)
         channel = Channel(self._protocol, extensions, self._timeouts, self._account.judge, proof)
-        return Connection(channel, name=self._name, opened_at_ns=clock.boottime_ns())
+        return Connection(channel, name=self._name, opened_at_ns=self._clock.boottime_ns())
+
+    def _told(self, step: str, words: Callable[[], str]) -> None:
+        if self._on_step is not None:
+            self._on_step(step, words())
+
+    def _tls_words(self) -> str:
+        return _tls_words(self._protocol, self._clock.wall_ns())
 
     async def _open(self) -> tuple[Extensions, Hello]:
         try:
@@ -165,8 +177,6 @@ class _Opening:
         except SecretError as error:
             raise self._unavailable(f"ca_file: {error}") from error
         except OSError as error:
-            if is_lack_of_means(error):
-                raise NoMeans(_why(error)) from error
             raise self._unavailable(_why(error)) from error
         return extensions, hello
 
@@ -175,7 +185,9 @@ class _Opening:
         account = self._account
         is_implicit = account.tls is Tls.IMPLICIT
         await self._connect(context if is_implicit else None)
-        self._expect(await self._protocol.greeting(self._timeouts.greeting_s), 220)
+        greeting = await self._protocol.reply(self._timeouts.greeting_s)
+        self._expect(greeting, 220)
+        self._told("greeting", lambda: str(greeting))
         extensions, hello = await self._hello()
         if context is None or is_implicit:
             return extensions, hello
@@ -183,6 +195,7 @@ class _Opening:
         if not extensions.starttls:
             raise self._unavailable("the upstream does not offer STARTTLS; nothing was sent in the clear")
         self._expect(await self._protocol.secure(context, account.host, self._timeouts.tls_s), 220)
+        self._told("tls", self._tls_words)
         # RFC 3207, 4.2: what was said before TLS counts for nothing.
         return await self._hello()
 
@@ -205,8 +218,11 @@ class _Opening:
                 connected.close()
                 raise
             else:
+                self._told("connect", lambda: self._name)
                 # The upstream has counted this connection; another address would be a second one.
                 await self._begin(connected, context)
+                if context is not None:
+                    self._told("tls", self._tls_words)
                 return
         raise last
 
@@ -239,6 +255,7 @@ class _Opening:
         except OSError as error:
             raise self._unavailable(f"the name could not be looked up: {_why(error)}") from error
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        self._told("resolve", lambda: " ".join(addresses))
         if account.tls is Tls.NONE and account.user is not None:
             addresses = [address for address in addresses if _is_loopback(address)]
             if not addresses:
@@ -253,6 +270,7 @@ class _Opening:
         if reply.code == 250:
             offered = extensions_of(reply)
             may_pipeline = offered.pipelining and self._account.pipelining
+            self._told("ehlo", lambda: " ".join(line.strip() for line in reply.lines[1:]) or "no extensions")
             return replace(offered, pipelining=may_pipeline), Hello(line, reply)
         needs_ehlo = self._account.tls is Tls.STARTTLS or self._account.user is not None
         is_about_us = self._account.judge.ruling(Phase.EHLO, reply).layer is not Layer.DEFAULT
@@ -261,6 +279,7 @@ class _Opening:
         line = b"HELO " + name
         reply = await self._protocol.command(line, Phase.EHLO, self._timeouts.hello_s)
         self._expect(reply, 250)
+        self._told("ehlo", lambda: "HELO only: no extensions")
         return Extensions(), Hello(line, reply)
 
     async def _log_in(self, extensions: Extensions) -> None:
@@ -272,9 +291,13 @@ class _Opening:
         if mechanism is None:
             offered = " ".join(sorted(extensions.mechanisms)).upper() or "none"
             raise self._unavailable(f"no usable mechanism to log in with; the upstream offers {offered}")
-        credentials = Credentials(account.user, account.password or "")
-        reply = await log_in(self._protocol, credentials, mechanism, self._timeouts.auth_s)
+        credentials = account.token or Credentials(account.user, account.password or "")
+        reply, explanation = await log_in(self._protocol, credentials, mechanism, self._timeouts.auth_s)
+        if reply.code != 235 and explanation:
+            refused = self._refused(reply).answer
+            raise UpstreamUnavailable(replace(refused, text=f"{refused.text} ({explanation})"))
         self._expect(reply, 235)
+        self._told("login", mechanism.value.upper)
 
     def _expect(self, reply: Reply, code: int) -> None:
         if reply.code != code:
@@ -330,6 +353,29 @@ def _context(authorities: _Authorities | None) -> ssl.SSLContext:
 
 def _is_loopback(address: str) -> bool:
     return ip_address(address.partition("%")[0]).is_loopback
+
+
+def _tls_words(protocol: StrictProtocol, wall_ns: int) -> str:
+    """Return version, cipher, and whose certificate it is, by whom, for how long yet."""
+    transport = protocol.transport
+    ssl_object = transport.get_extra_info("ssl_object") if transport is not None else None
+    if ssl_object is None:
+        return "none"
+    shown = ssl_object.getpeercert() or {}
+    cipher = (ssl_object.cipher() or ("?",))[0]
+    names = [_name_in(shown.get(key, ())) for key in ("subject", "issuer")]
+    ends = str(shown.get("notAfter"))
+    try:
+        days = f"{(ssl.cert_time_to_seconds(ends) - wall_ns // SECOND_NS) // 86_400} days left (until {ends})"
+    except ValueError:
+        days = f"until {ends}"
+    return f"{ssl_object.version()} {cipher}, {names[0]} by {names[1]}, {days}"
+
+
+def _name_in(parts: Iterable[Iterable[tuple[str, str]]]) -> str:
+    """Return the common name, or else the organisation, of a name as `ssl` gives it."""
+    by_key = {key: value for part in parts for key, value in part}
+    return clean(by_key.get("commonName") or by_key.get("organizationName") or "?")
 
 
 def _tls_version(protocol: StrictProtocol) -> str:

@@ -7,47 +7,87 @@ hides the password and CRAM-MD5 is often announced by servers that cannot verify
 makes the upstream store the password itself.  Without TLS (loopback only) CRAM-MD5 first, since it
 alone does not show the password.
 
+An access token is sent by OAUTHBEARER, else by XOAUTH2.  An upstream that refuses one explains that in a
+challenge first, as JSON; `LoginReply` has both.
+
 No secret leaves this module but over the wire: not in a reply that echoes the command,
 not in an exception.
 """
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from relay.policy.model import Mechanism
+from relay.policy.oauth2 import TokenMechanism
 from relay.smtp.reply import Phase, Reply
-from relay.smtp.sasl import Credentials, responses, without_secrets
+from relay.smtp.sasl import BearerToken, Credentials, explained, responses, token_responses, without_secrets
 from relay.upstream.protocol import Broken, StrictProtocol, Unexpected
 
 UNDER_TLS = (Mechanism.PLAIN, Mechanism.LOGIN, Mechanism.CRAM_MD5)
 IN_THE_CLEAR = (Mechanism.CRAM_MD5, Mechanism.PLAIN, Mechanism.LOGIN)
+WITH_A_TOKEN = (TokenMechanism.OAUTHBEARER, TokenMechanism.XOAUTH2)
+
+AnyMechanism = Mechanism | TokenMechanism
 
 
-def choose(offered: frozenset[str], wanted: Mechanism, *, is_encrypted: bool) -> Mechanism | None:
+class LoginReply(NamedTuple):
+    reply: Reply
+    """That decided: 235, or a refusal."""
+    explanation: str = ""
+    """What the upstream said of a refused token, to show."""
+
+
+def choose(offered: frozenset[str], wanted: AnyMechanism, *, is_encrypted: bool) -> AnyMechanism | None:
     """`offered` is in lower case."""
-    preference = UNDER_TLS if is_encrypted else IN_THE_CLEAR
-    candidates = preference if wanted is Mechanism.AUTO else (wanted,)
+    candidates: tuple[AnyMechanism, ...] = (wanted,)
+    if wanted is TokenMechanism.AUTO:
+        candidates = WITH_A_TOKEN
+    elif wanted is Mechanism.AUTO:
+        candidates = UNDER_TLS if is_encrypted else IN_THE_CLEAR
     return next((mechanism for mechanism in candidates if mechanism.value in offered), None)
 
 
 async def log_in(
-    protocol: StrictProtocol, credentials: Credentials, mechanism: Mechanism, timeout_s: float
-) -> Reply:
-    """Return the reply that decided: 235, or a refusal.
-
-    Raises Broken, Unexpected where the exchange is not the mechanism's.
-    """
+    protocol: StrictProtocol,
+    credentials: Credentials | BearerToken,
+    mechanism: AnyMechanism,
+    timeout_s: float,
+) -> LoginReply:
+    """Log in once.  Raises Broken, Unexpected where the exchange is not the mechanism's."""
+    explanation = ""
     try:
-        reply = await _exchange(protocol, credentials, mechanism, timeout_s)
+        if isinstance(credentials, BearerToken):
+            reply, explanation = await _exchange_token(protocol, credentials, mechanism, timeout_s)
+        else:
+            reply = await _exchange(protocol, credentials, mechanism, timeout_s)
     except Broken as broken:
         broken.args = tuple(without_secrets(str(text), credentials) for text in broken.args)
         if broken.reply is not None:
             broken.reply = _cleared(broken.reply, credentials)
         raise
-    return _cleared(reply, credentials)
+    return LoginReply(_cleared(reply, credentials), without_secrets(explanation, credentials))
+
+
+async def _exchange_token(
+    protocol: StrictProtocol, token: BearerToken, mechanism: AnyMechanism, timeout_s: float
+) -> LoginReply:
+    try:
+        said = token_responses(mechanism.value, token)
+    except ValueError as error:
+        raise Unexpected(str(error)) from None
+    line = b"AUTH " + mechanism.value.upper().encode("ascii") + b" " + said.initial
+    reply = await protocol.command(line, Phase.AUTH, timeout_s)
+    if reply.code != 334:
+        return LoginReply(reply)
+    explanation = explained(reply.text)
+    reply = await protocol.command(said.to_refusal, Phase.AUTH, timeout_s)
+    if reply.is_positive:
+        raise Unexpected(f"the upstream explains why it refuses the token, and then says yes: {reply}")
+    return LoginReply(reply, explanation)
 
 
 async def _exchange(
-    protocol: StrictProtocol, credentials: Credentials, mechanism: Mechanism, timeout_s: float
+    protocol: StrictProtocol, credentials: Credentials, mechanism: AnyMechanism, timeout_s: float
 ) -> Reply:
     try:
         initial, later = responses(mechanism, credentials)
@@ -67,6 +107,6 @@ async def _exchange(
     return reply
 
 
-def _cleared(reply: Reply, credentials: Credentials) -> Reply:
+def _cleared(reply: Reply, credentials: Credentials | BearerToken) -> Reply:
     lines = tuple(without_secrets(line, credentials) for line in reply.lines)
     return replace(reply, text=without_secrets(reply.text, credentials), lines=lines)

@@ -20,7 +20,7 @@ import ssl
 import struct
 import termios
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import cast
 
 from aiosmtplib.errors import SMTPException, SMTPResponseException
@@ -99,36 +99,45 @@ class StrictProtocol(SMTPProtocol):
         self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
+        self._writer: asyncio.WriteTransport  # once it is connected
 
     @property
     def is_quiet(self) -> bool:
         """Whether the next command may be sent: connected, and nothing came unasked."""
-        return self._fault is None and not self._due and not self._replies and self.is_connected
+        return (
+            self._fault is None
+            and not self._due
+            and not self._replies
+            and self.transport is not None
+            and not self.transport.is_closing()
+        )
 
-    async def greeting(self, timeout_s: float) -> Reply:
-        return await self._next_reply(timeout_s)
+    async def reply(self, timeout_s: float) -> Reply:
+        """Return the next reply that is due: the greeting, or one to a command.  Raise Farewell for 421."""
+        if not self._replies:
+            self._arm(timeout_s)
+            while not self._replies:
+                if self._fault is not None:
+                    raise self._fault
+                if not await self._wait():
+                    self._give_up(f"nothing came within {timeout_s:g} s")
+        return self._take_reply()
 
     async def command(self, line: bytes, phase: Phase, timeout_s: float) -> Reply:
         """Raise Farewell for 421 in any phase, and ValueError for a line that would be two."""
         self.phase = phase
         self.send([line])
-        return await self._next_reply(timeout_s)
+        return await self.reply(timeout_s)
 
     def send(self, lines: Sequence[bytes]) -> None:
         """Send commands, several only to a server that offers it (RFC 2920); `reply` then returns each reply.
 
         Raises ValueError, and sends nothing, for a line that would be two.
         """
-        for line in lines:
-            if not is_one_line(line):
-                raise ValueError(f"CR, LF or NUL in a command line ({self.phase})")
+        if not is_one_line(b" ".join(lines)):
+            raise ValueError(f"CR, LF or NUL in a command line ({self.phase})")
         self._begin(len(lines))
         self._write(b"\r\n".join([*lines, b""]))
-
-    async def reply(self, phase: Phase, timeout_s: float) -> Reply:
-        """Raise Farewell for 421."""
-        self.phase = phase
-        return await self._next_reply(timeout_s)
 
     async def secure(self, context: ssl.SSLContext, host: str, timeout_s: float) -> Reply:
         """Send STARTTLS and change to TLS (RFC 3207); return the reply, refused or not.
@@ -145,20 +154,24 @@ class StrictProtocol(SMTPProtocol):
         except SMTPException as error:
             raise Lost(clean(str(error))) from error
         self._raise_fault()
-        self._bound_buffer()
+        self._take_transport()
         return self._latest
 
-    async def send_content(self, chunks: AsyncIterator[bytes], block_s: float, until: float) -> Reply | None:
+    async def send_content(
+        self, chunks: AsyncIterator[bytes], block_s: float, until: float, on_chunk: Callable[[bytes], None]
+    ) -> Reply | None:
         """Send content, stuffed, and the final dot; None once the dot is on its way.
 
         A reply that came before the dot is returned: the dot was not written, and the caller must abort.
-        `until` is the loop's time by which the dot must be out.  What the chunks raise, and
-        UnsendableContent, is passed on; the caller aborts, and the upstream has seen no end of the content.
+        `until` is the loop's time by which the dot must be out; `on_chunk` is given each chunk before it is
+        sent.  What the chunks raise, and UnsendableContent, is passed on; the caller aborts, and the upstream
+        has seen no end of the content.
         """
         self._begin(1)
         stuffing = DotStuffing()
         block = bytearray()
         async for chunk in chunks:
+            on_chunk(chunk)
             block += stuffing.add(chunk)
             if len(block) >= BLOCK_BYTES:
                 await self._send_block(block, block_s, until)
@@ -178,7 +191,7 @@ class StrictProtocol(SMTPProtocol):
     async def end_of_content(self, timeout_s: float) -> Reply:
         """Broken here means: nobody knows."""
         self.phase = Phase.EOD
-        reply = await self._next_reply(timeout_s)
+        reply = await self.reply(timeout_s)
         if reply.code == 250 and self._is_early:
             self._fault = Desynchronised("a 250 came before the upstream had the final dot")
             raise self._fault
@@ -204,11 +217,11 @@ class StrictProtocol(SMTPProtocol):
             self._fault = Lost("the connection was closed by this side")
             self._wake()
         if self.transport is not None:
-            cast("asyncio.WriteTransport", self.transport).abort()
+            self._writer.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._bound_buffer()
+        self._take_transport()
 
     def data_received(self, data: bytes) -> None:
         if self._fault is not None or self._is_closing:
@@ -246,7 +259,7 @@ class StrictProtocol(SMTPProtocol):
 
     async def read_response(self, timeout: float | None = None) -> SMTPResponse:  # noqa: ASYNC109 - the base class' signature
         """Hand the reply to STARTTLS to the base class, which sent the command."""
-        reply = await self._next_reply(timeout or 0.0)
+        reply = await self.reply(timeout or 0.0)
         return SMTPResponse(reply.code, reply.text)
 
     def _begin(self, commands: int) -> None:
@@ -256,9 +269,10 @@ class StrictProtocol(SMTPProtocol):
             raise Desynchronised("a command was begun while another was under way")
         self._due = commands
 
-    def _bound_buffer(self) -> None:
+    def _take_transport(self) -> None:
         # Under TLS the default is 512 KiB: at 1 kB/s no progress would be seen for minutes.
-        cast("asyncio.WriteTransport", self.transport).set_write_buffer_limits(high=BLOCK_BYTES)
+        self._writer = cast("asyncio.WriteTransport", self.transport)
+        self._writer.set_write_buffer_limits(high=BLOCK_BYTES)
 
     def _unacknowledged_bytes(self) -> int:
         """Return how much of what was written the other host does not have yet.
@@ -267,15 +281,14 @@ class StrictProtocol(SMTPProtocol):
         acknowledged when a reply is here had not arrived when the reply was sent.  Linux counts
         them by SIOCOUTQ (tcp(7)).
         """
-        transport = cast("asyncio.WriteTransport", self.transport)
-        connected = transport.get_extra_info("socket")
+        connected = self._writer.get_extra_info("socket")
         if connected is None:
             return 0
         unacknowledged: bytes = fcntl.ioctl(connected.fileno(), termios.TIOCOUTQ, bytes(4))
-        return transport.get_write_buffer_size() + int(struct.unpack("i", unacknowledged)[0])
+        return self._writer.get_write_buffer_size() + int(struct.unpack("i", unacknowledged)[0])
 
     def _write(self, octets: bytes | bytearray) -> None:
-        cast("asyncio.WriteTransport", self.transport).write(octets)
+        self._writer.write(octets)
 
     def _raise_fault(self) -> None:
         """Raise what ended the connection before anything more was sent."""
@@ -291,23 +304,13 @@ class StrictProtocol(SMTPProtocol):
             raise self._fault
         return self._latest
 
-    async def _next_reply(self, timeout_s: float) -> Reply:
-        self._arm(timeout_s)
-        while not self._replies:
-            if self._fault is not None:
-                raise self._fault
-            if not await self._wait():
-                self._give_up(f"nothing came within {timeout_s:g} s")
-        return self._take_reply()
-
     async def _send_block(self, block: bytearray, block_s: float, until: float) -> None:
         """Send part of the content and wait for room; return at once when a reply came."""
         self._raise_fault()
-        transport = cast("asyncio.WriteTransport", self.transport)
-        transport.write(block)
+        self._writer.write(block)
         # An early reply can come in, and other connections have their turn.
         await asyncio.sleep(0)
-        unsent_bytes = transport.get_write_buffer_size()
+        unsent_bytes = self._writer.get_write_buffer_size()
         while not self._replies:
             self._raise_fault()
             left_s = until - self._loop.time()
@@ -318,7 +321,7 @@ class StrictProtocol(SMTPProtocol):
             else:
                 self._arm(min(block_s, left_s))
                 if not await self._wait():
-                    before_bytes, unsent_bytes = unsent_bytes, transport.get_write_buffer_size()
+                    before_bytes, unsent_bytes = unsent_bytes, self._writer.get_write_buffer_size()
                     if unsent_bytes >= before_bytes:
                         self._give_up(f"nothing could be sent for {block_s:g} s")
 
@@ -354,16 +357,13 @@ class StrictProtocol(SMTPProtocol):
             self._fault = Lost(text)
         self._wake()
 
-    async def _wait(self) -> bool:
-        """Return False once the deadline passed."""
+    def _wait(self) -> "asyncio.Future[bool]":
+        """Return what is False once the deadline passed, True where something happened."""
         if self._timer is None:
             # The timer fired while nobody waited; re-arm it.
             self._set_timer()
         self._waiter = self._loop.create_future()
-        try:
-            return await self._waiter
-        finally:
-            self._waiter = None
+        return self._waiter
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

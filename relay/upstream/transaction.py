@@ -116,12 +116,13 @@ class Exchange:
         self._dot = Dot.NOT_SENT
         self._asked: int | None = None  # the recipient that the next reply is about, where it is about one
         self._beginning: list[bytes] = []  # of the content, as far as it was sent: HEADER_BYTES and a little
+        self._noted_bytes = 0
 
     async def run(self) -> Outcome:
         """Leave the connection usable if `protocol.is_quiet`.
 
-        Raises only what the content raises (nothing was relayed then), and CancelledError;
-        the caller aborts.
+        Raises only what the content raises (nothing was relayed then), and CancelledError; then the
+        connection is closed at once.
         """
         is_ambiguous, is_over = False, True
         refusal = self._refusal_of_ours()
@@ -130,15 +131,18 @@ class Exchange:
         if None in self._answers:
             try:
                 await self._speak()
-            except Broken as broken:
+            except BaseException as broken:
+                # Crash here: the final dot was not sent, or its reply was not read.
                 self._protocol.abort()
+                if not isinstance(broken, Broken):
+                    raise
                 is_over = self._is_over(broken)
                 is_ambiguous = self._dot is not Dot.NOT_SENT and not is_over
                 if self._may_be_out_of_step(broken):
                     self._take_back_refusals()
                 self._settle_rest(self._answer_to_break(broken))
             self._leave_unproven()
-        answers = tuple(answer for answer in self._answers if answer is not None)
+        answers = tuple([answer for answer in self._answers if answer is not None])
         return Outcome(answers, is_ambiguous, gravest(answers), is_over)
 
     def _may_be_out_of_step(self, broken: Broken) -> bool:
@@ -173,10 +177,8 @@ class Exchange:
 
     async def _speak(self) -> None:
         named = [index for index, answer in enumerate(self._answers) if answer is None]
-        if self._is_pipelined:
-            self._protocol.phase = Phase.MAIL
-            self._send_ahead([self._mail_line()], named)
-        reply = await self._command(self._mail_line(), Phase.MAIL, self._timeouts.mail_s)
+        self._send(Phase.MAIL, [self._mail_line(), *self._ahead_of(named)])
+        reply = await self._reply(Phase.MAIL, self._timeouts.mail_s)
         if reply.code != 250:
             self._settle_rest(self._refusal(reply))
             await self._hear_out(min(len(named), AHEAD) if self._ahead else 0)
@@ -187,7 +189,9 @@ class Exchange:
             if not await self._hear_out(0):
                 return
         else:
-            reply = await self._command(b"DATA", Phase.DATA, self._timeouts.data_s)
+            if not self._ahead:
+                self._send(Phase.DATA, [b"DATA"])
+            reply = await self._reply(Phase.DATA, self._timeouts.data_s)
             if reply.code == 354:
                 self._know_in_step()
                 await self._send_content()
@@ -196,12 +200,16 @@ class Exchange:
         if not await self._prove_refusals():
             await self._reset()
 
-    def _send_ahead(self, lines: list[bytes], left: Sequence[int]) -> None:
-        """Include DATA behind the last RCPT; `_command` then only takes replies."""
+    def _ahead_of(self, left: Sequence[int]) -> list[bytes]:
+        """Return the commands that go out before a reply came: RCPTs, and DATA behind the last."""
+        if not self._is_pipelined:
+            return []
+        lines = [self._rcpt_line(index) for index in left[:AHEAD]]
+        return [*lines, b"DATA"] if len(left) <= AHEAD else lines
+
+    def _send(self, phase: Phase, lines: list[bytes]) -> None:
+        self._protocol.phase = phase
         self._check_time()
-        lines += map(self._rcpt_line, left[:AHEAD])
-        if len(left) <= AHEAD:
-            lines.append(b"DATA")
         self._protocol.send(lines)
         self._ahead = len(lines)
 
@@ -212,10 +220,10 @@ class Exchange:
         Returns whether the connection is still of use.
         """
         for _ in range(rcpts):
-            self._check_refused(await self._reply_ahead(Phase.RCPT, self._timeouts.rcpt_s))
+            self._check_refused(await self._reply(Phase.RCPT, self._timeouts.rcpt_s))
         if not self._ahead:
             return True
-        reply = await self._reply_ahead(Phase.DATA, self._timeouts.data_s)
+        reply = await self._reply(Phase.DATA, self._timeouts.data_s)
         if reply.code == 354 and not rcpts:
             # The upstream would take content for no recipient (RFC 2920, 3.1); send none, and no dot.
             self._know_in_step()
@@ -250,10 +258,9 @@ class Exchange:
                 if of_all is not None:
                     self._settle_rest(of_all, but=accepted)
                     break
-                if self._is_pipelined:
-                    self._send_ahead([], named[place:])
+                self._send(Phase.RCPT, self._ahead_of(named[place:]) or [self._rcpt_line(index)])
             self._asked = index
-            reply = await self._command(self._rcpt_line(index), Phase.RCPT, self._timeouts.rcpt_s)
+            reply = await self._reply(Phase.RCPT, self._timeouts.rcpt_s)
             if reply.code in RCPT_ACCEPTED:
                 accepted.append(index)
                 continue
@@ -280,7 +287,7 @@ class Exchange:
         content = self._transaction.content()
         try:
             early = await self._protocol.send_content(
-                self._noted(content), self._timeouts.block_s, self._dot_until
+                content, self._timeouts.block_s, self._dot_until, self._note
             )
         finally:
             close = getattr(content, "aclose", None)
@@ -332,14 +339,11 @@ class Exchange:
             if (answer := self._answers[index]) is not None:
                 self._answers[index] = replace(answer, verdict=Verdict.DEFER, is_unproven=True)
 
-    async def _noted(self, content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Keep the beginning, which a refusal may quote."""
-        noted_bytes = 0
-        async for chunk in content:
-            if noted_bytes < HEADER_BYTES:
-                self._beginning.append(chunk)
-                noted_bytes += len(chunk)
-            yield chunk
+    def _note(self, chunk: bytes) -> None:
+        """Keep the beginning of the content, which a refusal may quote."""
+        if self._noted_bytes < HEADER_BYTES:
+            self._beginning.append(chunk)
+            self._noted_bytes += len(chunk)
 
     async def _reset(self) -> None:
         left_s = max(0.0, self._end - self._loop.time())
@@ -347,17 +351,11 @@ class Exchange:
         if reply.code != 250:
             raise Unexpected(f"RSET was not answered by 250 but by {reply}")
 
-    async def _command(self, line: bytes, phase: Phase, timeout_s: float) -> Reply:
-        """Send the command unless it was sent ahead."""
-        if self._ahead:
-            return await self._reply_ahead(phase, timeout_s)
-        self._protocol.phase = phase
-        return await self._protocol.command(line, phase, min(timeout_s, self._check_time()))
-
-    async def _reply_ahead(self, phase: Phase, timeout_s: float) -> Reply:
+    async def _reply(self, phase: Phase, timeout_s: float) -> Reply:
+        """Take the reply to a command that was sent."""
         self._protocol.phase = phase
         self._ahead -= 1
-        return await self._protocol.reply(phase, min(timeout_s, self._check_time()))
+        return await self._protocol.reply(min(timeout_s, self._check_time()))
 
     def _check_time(self) -> float:
         """Return how many seconds are left until the final dot.  Raises Late."""

@@ -9,5 +9,4 @@ shield        refusals that are not believed yet
 offers        what an upstream is believed not to offer
 health        the state of an upstream, and the table of what changes it
 pause_record  how long it is paused, and what of that is kept; slow_start: how it begins again
-shortage      errors of our own that say nothing about a file, a disk or an upstream
 """

@@ -239,7 +239,13 @@ class _Found:
         if whole == begin:
             return None
         stop = self._at[whole - 1] + 1
-        return self._mark(words[self._key[begin:whole]], (start, stop), self._text[start:stop], is_whole=True)
+        mark = self._mark(words[self._key[begin:whole]], (start, stop), self._text[start:stop], is_whole=True)
+        if cut is not None and cut[0] < stop and (mark is None or mark.is_bare):
+            # Its last letters may stand behind the dots by chance.
+            at_dots = self._mark(words[key], (start, cut[1]), self._text[start : cut[0]], is_whole=False)
+            if at_dots is not None and not at_dots.is_bare:
+                return at_dots
+        return mark
 
     def _mark(self, word: _Word, place: tuple[int, int], inside: str, *, is_whole: bool) -> _Mark | None:
         start, end = place

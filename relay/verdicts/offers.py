@@ -20,8 +20,7 @@ import enum
 from dataclasses import dataclass, replace
 from typing import Self
 
-from relay.clock import SECOND_NS
-from relay.mail.kept_format import KeptFormat, shift_ns
+from relay.clock import SECOND_NS, shift_ns
 
 LOOKS = 3
 """So many connections in a row that agree are no odd host."""
@@ -136,17 +135,14 @@ class OffersRecord:
             sizes=tuple((announced, _shifted(row, by_ns)) for announced, row in self.offers.sizes),
         )
 
+    def fault(self) -> str:
+        """Return what makes no sense in it, or nothing."""
+        announced = [size for size, _ in self.offers.sizes]
+        rows = [self.offers.smtputf8, self.offers.eight_bit, *(row for _, row in self.offers.sizes)]
+        is_ordered = announced == sorted(set(announced))
+        is_past = all(row.last_at_ns <= self.written_at_ns for row in rows)
+        return "" if is_ordered and is_past else "its numbers are out of order"
+
 
 def _shifted(row: Row, by_ns: int) -> Row:
     return replace(row, last_at_ns=row.last_at_ns + by_ns) if row.looks else row
-
-
-def _fault(record: OffersRecord) -> str:
-    announced = [size for size, _ in record.offers.sizes]
-    rows = [record.offers.smtputf8, record.offers.eight_bit, *(row for _, row in record.offers.sizes)]
-    is_ordered = announced == sorted(set(announced))
-    is_past = all(row.last_at_ns <= record.written_at_ns for row in rows)
-    return "" if is_ordered and is_past else "its numbers are out of order"
-
-
-OFFERS_FORMAT = KeptFormat(OffersRecord, "offers", _fault)

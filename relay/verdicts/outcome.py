@@ -89,7 +89,10 @@ class Outcome:
 
 
 def is_any_relayed(outcome: Outcome) -> bool:
-    return Verdict.RELAYED in [answer.verdict for answer in outcome.answers]
+    for answer in outcome.answers:  # noqa: SIM110 - asked a few times for each transaction: no generator
+        if answer.verdict is Verdict.RELAYED:
+            return True
+    return False
 
 
 def gravest(answers: Iterable[Answer]) -> Answer | None:

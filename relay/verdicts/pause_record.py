@@ -17,17 +17,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from relay.clock import SECOND_NS
+from relay.clock import SECOND_NS, shift_ns
 from relay.mail.age import Here
-from relay.mail.kept_format import KeptFormat, shift_ns
-from relay.verdicts.health import Health
+from relay.verdicts.health import TABLE, Happening, Health
+from relay.verdicts.operator_pause import FOREVER_NS, OperatorPause, PauseAsked
 from relay.verdicts.retry_after import LONGEST_RETRY_NS
 from relay.verdicts.verdict import Ruling, Span
 
 MOST_SPANS = 256
 """The shortest spans are forgotten first, so that ages err by as little as can be."""
-FOREVER_NS = 1 << 62
-"""The end of a pause that has not ended."""
 
 Paused = tuple[int, int]
 """From and until, half-open."""
@@ -108,6 +106,11 @@ class Pauses:
         return paused_ns
 
     @property
+    def last_begun_ns(self) -> int | None:
+        """Return when the last pause began; None where there was none."""
+        return self._spans[-1][0] if self._spans else None
+
+    @property
     def spans(self) -> tuple[Paused, ...]:
         return tuple(self._spans)
 
@@ -129,6 +132,14 @@ class PauseRecord:
     """No time ends it: an operator has to act."""
     doubts: str = ""
     """Why the shield stopped it, until the upstream proves itself or an operator acts; else empty."""
+    doublings: int | None = None
+    """How often the back-off was doubled; None in an older record: as often as `in_a_row` says."""
+    operator: OperatorPause | None = None
+
+    @property
+    def over_ns(self) -> int:
+        """When its rest and the operator's pause are over, or were."""
+        return max(self.until_ns, 0 if self.operator is None else self.operator.until_ns)
 
     @property
     def health(self) -> Health:
@@ -148,10 +159,13 @@ class PauseRecord:
             here_ns = here(self.boot_id, at_ns)
             return at_ns + by_ns if here_ns is None else here_ns
 
+        operator = None if self.operator is None else self.operator.moved(by_ns, moved)
         # The one under way is over if it is so by the wall clock; it was under way until then.
-        end_ns = FOREVER_NS if until_ns > now_ns else min(now_ns, moved(self.until_ns))
+        over_ns = max(until_ns, 0 if operator is None else operator.until_ns)
+        end_ns = FOREVER_NS if over_ns > now_ns else min(now_ns, moved(self.over_ns))
         return replace(
             self,
+            operator=operator,
             boot_id=boot_id,
             written_at_ns=self.written_at_ns + by_ns,
             until_ns=until_ns,
@@ -161,11 +175,38 @@ class PauseRecord:
             ),
         )
 
+    def kept_back(self, asked: PauseAsked, now_ns: int, wall_ns: int) -> Self:
+        """Return it as of now, by an operator's word; the record is of this boot."""
+        pause = asked.begun(now_ns, wall_ns, self.operator)
+        pauses = Pauses(self.spans)
+        pauses.begin(now_ns, goes_on=self.in_a_row > 0)
+        return replace(self, written_at_ns=now_ns, wall_ns=wall_ns, spans=pauses.spans, operator=pause)
 
-def _fault(record: PauseRecord) -> str:
-    edges = [edge for span in record.spans for edge in span]
-    is_sound = edges == sorted(edges) and record.in_a_row >= 0 and max(edges, default=0) <= FOREVER_NS
-    return "" if is_sound else "its instants are out of order"
+    def resumed(self, now_ns: int, wall_ns: int) -> Self | None:
+        """Return it as of now, by `relay resume`; None where nothing rested.  The record is of this boot."""
+        if self.operator is None and TABLE[self.health, Happening.RESUME].health is self.health:
+            return None
+        pauses = Pauses(self.spans)
+        pauses.end(now_ns)
+        return replace(
+            self,
+            written_at_ns=now_ns,
+            wall_ns=wall_ns,
+            because="",
+            until_ns=now_ns,
+            spans=pauses.spans,
+            is_stopped=False,
+            doubts="",
+            doublings=0,
+            operator=None,
+        )
 
-
-PAUSE_FORMAT = KeptFormat(PauseRecord, "pauses", _fault)
+    def fault(self) -> str:
+        """Return what makes no sense in it, or nothing."""
+        edges = [edge for span in self.spans for edge in span]
+        is_sound = (
+            edges == sorted(edges)
+            and min(self.in_a_row, self.doublings or 0) >= 0
+            and max(self.over_ns, *edges, 0) <= FOREVER_NS
+        )
+        return "" if is_sound else "its instants are out of order"

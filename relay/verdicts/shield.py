@@ -245,4 +245,13 @@ def _whom(answer: Answer, recipient: str, queue_id: QueueId) -> str:
 def same_words(answer: Answer) -> str:
     code = answer.reply.code if answer.reply is not None else 0
     said = answer.ruling.said if answer.ruling is not None else ""
-    return f"{code} {_ID.sub('#', _ADDRESS.sub('<>', said or answer.text.lower()))}"
+    return f"{code} {_same(said or answer.text.lower())}"
+
+
+def but_for_ids(text: str) -> str:
+    """Return what texts have in common that differ in case, addresses, numbers and ids."""
+    return _same(text.lower())
+
+
+def _same(text: str) -> str:
+    return _ID.sub("#", _ADDRESS.sub("<>", text))

@@ -48,6 +48,10 @@ class SlowStart:
         if self.taken is not None:
             self.taken += recipients
 
+    def begin_anew(self) -> None:
+        """Forget where the last row of refusals ended."""
+        self._at_ns, self.first_step, self._step = None, 0, 0
+
     def step(self, ruling: Ruling | None, in_a_row: int, now_ns: int) -> int:
         """Return the back-off's step at a refusal, after so many in a row without a success."""
         is_windowed = ruling is not None and _is_too_much(ruling) and window_ns(ruling) is not None

@@ -13,17 +13,17 @@ from relay.control.operator import Operator
 from relay.mail.envelope import Envelope, QueueId
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
-from relay.queue.scheduler import Queued
-from relay.sender.dispatcher import Dispatcher
+from relay.queue.scheduler import Queued, Scheduler
 from relay.sender.late_mail import LateMail
 from relay.sender.sender import Sender
+from relay.sender.upstreams import UpstreamInUse
 from relay.spool.durable import Disk, RealDisk
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.intake import MaildirIntake
-from relay.spool.maildir.trigger import Trigger
+from relay.spool.trigger import Trigger
 from relay.status.snapshot import PolicyStatus, Snapshot
 from relay.status.watch import Watch
-from relay.telemetry.events import Events
+from relay.telemetry.events import Events, LogStyle
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.redaction import Redaction
 from relay.telemetry.telemetry import Telemetry
@@ -50,14 +50,21 @@ upstreams:
 class Relay:
     """`async with Relay(policy) as relay`: recovered and relaying; stopped at the end."""
 
-    def __init__(self, policy: Policy, disk: Disk | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
+        *,
+        style: LogStyle = "text",
+    ) -> None:
         self.policy = policy
         self.disk = disk or RealDisk()
         self.clock = clock or SystemClock()
         self.log = io.StringIO()
         self.faults: list[BaseException] = []
         self.told: list[str] = []
-        self.events = Events(self.log, "text", self.clock)
+        self.events = Events(self.log, style, self.clock)
         metrics = Metrics(self.clock)
         metrics.know_upstreams(policy.upstreams)
         root = str(policy.spool)
@@ -75,11 +82,11 @@ class Relay:
         )
         self.watch = Watch(self.sender, policy, "relay.test", self.clock, PolicyStatus("", 0))
         self.late = LateMail(
-            self.sender.scheduler,
+            self.sender.queue,
             self.sender.settling,
             self.clock,
             foresee=lambda: self.watch.listing().messages,
-            pausing=self.sender.upstreams.default_pausing,
+            pausing=self.sender.upstreams.pausing,
         )
         self.operator = Operator(self.sender, self.watch, self.events)
 
@@ -87,8 +94,13 @@ class Relay:
         return self.watch.snapshot()
 
     @property
-    def dispatcher(self) -> Dispatcher:
-        return self.sender.dispatchers["isp"]
+    def dispatcher(self) -> UpstreamInUse:
+        return self.sender.upstreams.in_use["isp"]
+
+    @property
+    def line(self) -> Scheduler:
+        """Return the line of the one upstream."""
+        return self.sender.queue.line("isp")
 
     def accept(
         self,
@@ -114,7 +126,7 @@ class Relay:
         return draft.queue_id
 
     def queued(self, queue_id: QueueId) -> Queued | None:
-        return self.sender.scheduler.get(queue_id)
+        return self.sender.queue.get(queue_id)
 
     async def until(self, condition: Callable[[], Any]) -> None:
         """Wait for something that this loop brings about."""
@@ -129,10 +141,10 @@ class Relay:
         async with self._patience():
             while True:
                 # In this order: what is taken between two of the looks is seen by the next one.
-                await self.until(lambda: len(self.sender.scheduler) == 0 and not any(new.iterdir()))
+                await self.until(lambda: len(self.sender.queue) == 0 and not any(new.iterdir()))
                 await self.sender.look()
                 totals = self.sender.seen.totals
-                if totals.accepted and totals.queued == 0 and len(self.sender.scheduler) == 0:
+                if totals.accepted and totals.queued == 0 and len(self.sender.queue) == 0:
                     return
                 await asyncio.sleep(0.002)
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.mail.age import BOOTS_FORMAT
 from relay.queue.scheduler import State
 from relay.sender.state_file import boots_path
 from relay.spool.durable import RealDisk
+from relay.spool.foreign import BOOTS_FORMAT
 from relay.spool.maildir.inspection import Inspector
 from tests.fakes.clock import FakeClock, LeapingClock
 from tests.fakes.smarthost import Script, Smarthost, turns
@@ -31,7 +31,7 @@ async def test_time_that_a_sender_rested_is_no_age_of_its_mail(tmp_path: Path) -
         clock.ahead_ns += 2 * DAY_NS
         relay.dispatcher.wake()
         await relay.until(
-            lambda: ((q := relay.queued(queue_id)) and "Greylisted" in q.reason) or not relay.sender.scheduler
+            lambda: ((q := relay.queued(queue_id)) and "Greylisted" in q.reason) or not relay.sender.queue
         )
 
         queued = relay.queued(queue_id)
@@ -46,7 +46,7 @@ SHORT = "retry: {min: 10s, max: 20s, lifetime: 1d, warn_after: 4h}"
 
 
 def is_deferred(relay: Relay) -> bool:
-    return any(queued.state is State.DEFERRED for queued in relay.sender.scheduler)
+    return any(queued.state is State.DEFERRED for queued in relay.sender.queue)
 
 
 def logged(relay: Relay) -> str:

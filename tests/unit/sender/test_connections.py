@@ -1,6 +1,7 @@
 """Connections in readiness: how many are opened."""
 
 import asyncio
+import errno
 import io
 
 import pytest
@@ -8,13 +9,15 @@ import pytest
 from relay.clock import SystemClock
 from relay.sender import connections
 from relay.sender.connections import ReadyConnections
+from relay.smtp.reply import Phase
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.redaction import Redaction
 from relay.telemetry.telemetry import Telemetry
-from relay.upstream.connection import Connection, NoMeans, open_connection
+from relay.upstream.connection import Connection, UpstreamUnavailable, open_connection
 from relay.upstream.pool import Pool
 from relay.verdicts.outcome import Answer
+from relay.verdicts.verdict import Verdict
 from tests.fakes.clock import FakeClock
 from tests.fakes.smarthost import DEFAULT, Script, Smarthost, turns
 from tests.unit.upstream.lines import caps
@@ -59,13 +62,14 @@ async def test_a_lack_of_means_is_over_when_its_timer_says_so(monkeypatch: pytes
     """The loop's timers and the clock may differ by a little, and nobody would look again."""
     monkeypatch.setattr(connections, "MEANS_RETRY_NS", 1_000_000)
     clock, changed = FakeClock(), asyncio.Event()
-    failures = [NoMeans("Too many open files")]
+    failures = [OSError(errno.EMFILE, "Too many open files")]
 
     async with Smarthost() as host:
 
         async def opener() -> Connection:
             if failures:
-                raise failures.pop()
+                answer = Answer(Verdict.PAUSE, Phase.CONNECT, None, "Too many open files")
+                raise UpstreamUnavailable(answer) from failures.pop()
             return await open_connection(account(host), SystemClock())
 
         pool: Pool[Connection] = Pool(opener, **caps(), clock=clock)

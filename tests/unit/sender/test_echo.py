@@ -69,7 +69,7 @@ async def test_a_recipient_whose_name_speaks_of_a_quota_stops_no_other_mail(
         await relay.until_empty()
         (report,) = [relayed for relayed in host.relayed if relayed.reverse_path == ""]
         assert b"Status: 5." in report.content
-        assert relay.sender.scheduler.sender_pauses.senders() == {}
+        assert relay.line.sender_pauses.senders() == {}
 
 
 async def test_a_subject_that_an_upstream_prints_stops_no_other_mail(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ async def test_a_subject_that_an_upstream_prints_stops_no_other_mail(tmp_path: P
         await relay.until(
             lambda: (
                 relay.dispatcher.pausing.because
-                or any(q.reverse_path == "" and q.state is State.DEFERRED for q in relay.sender.scheduler)
+                or any(q.reverse_path == "" and q.state is State.DEFERRED for q in relay.sender.queue)
             )
         )
         assert relay.dispatcher.pausing.because == ""

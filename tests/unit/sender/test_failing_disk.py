@@ -76,7 +76,7 @@ async def _ends(relay: Relay) -> None:
         while not relay.faults:
             await relay.sender.look()
             totals = relay.sender.seen.totals
-            if totals.accepted == 3 and totals.queued == 0 and len(relay.sender.scheduler) == 0:
+            if totals.accepted == 3 and totals.queued == 0 and len(relay.sender.queue) == 0:
                 return
             await asyncio.sleep(0)
 

@@ -21,9 +21,9 @@ from relay.mail.envelope import Envelope
 from relay.policy.model import Policy
 from relay.sender import dispatcher, spool_thread
 from relay.spool.durable import RealDisk
-from relay.spool.maildir.headroom import HEADROOM_BYTES, HEADROOM_INODES
+from relay.spool.headroom import HEADROOM_BYTES, HEADROOM_INODES
 from relay.spool.maildir.intake import MaildirIntake, prepare
-from relay.spool.maildir.trigger import Trigger
+from relay.spool.trigger import Trigger
 from tests.fakes.smarthost import Script, Smarthost
 from tests.proofs.figures import FIGURES
 from tests.proofs.peers import small_disk
@@ -164,7 +164,7 @@ async def test_what_was_relayed_is_marked_without_room_for_reasons(small: SmallD
     with contextlib.suppress(asyncio.CancelledError):
         async with first:
             await first.until(lambda: "spool failed" in _said(first))
-            for sending in first.dispatcher.relaying._sending:
+            for sending in first.dispatcher.delivery._sending.values():
                 sending.cancel()
     second = Relay(policy)
     (entry,) = second.spool.recover().entries

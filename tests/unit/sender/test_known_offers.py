@@ -55,7 +55,7 @@ async def look_again(relay: Relay, clock: LeapingClock, after_ns: int = APART_NS
     clock.ahead_ns += after_ns + SECOND_NS
     relay.dispatcher.wake()
     # The first may have met the connection from before.
-    await relay.until(lambda: deferred(relay) >= before + 3 or len(relay.sender.scheduler) == 0)
+    await relay.until(lambda: deferred(relay) >= before + 3 or len(relay.sender.queue) == 0)
 
 
 @pytest.mark.parametrize("odd", list(ODD.values()), ids=list(ODD))
@@ -96,7 +96,7 @@ async def test_what_an_upstream_truly_lacks_bounces_after_three_looks(tmp_path: 
         relay.accept(content=EIGHT_BIT)
         await relay.until(lambda: deferred(relay))
         await look_again(relay, clock)
-        assert (await bounced(relay), len(relay.sender.scheduler)) == (0, 1)
+        assert (await bounced(relay), len(relay.sender.queue)) == (0, 1)
         await look_again(relay, clock)
         await relay.until_empty()
 

@@ -83,11 +83,11 @@ async def test_a_password_reset_behind_5000_list_messages_has_the_next_slot_and_
             for _ in range(10):
                 _hand_over(relay, 500, "list@here.example", LISTED)
             # A hundred in the first hour, one each 36 s; then the window is full.
-            await relay.until(lambda: len(host.relayed) == 100 and len(relay.sender.scheduler) == 4900)
+            await relay.until(lambda: len(host.relayed) == 100 and len(relay.sender.queue) == 4900)
 
             host.script = Script()
             relay.accept(sender="noreply@here.example")
-            await relay.until(lambda: len(relay.sender.scheduler) == 4901)
+            await relay.until(lambda: len(relay.sender.queue) == 4901)
             await _next_slot(relay, clock, host)
             assert _senders(host.relayed[100:]) == "n"
             await _next_slot(relay, clock, host)
@@ -96,7 +96,7 @@ async def test_a_password_reset_behind_5000_list_messages_has_the_next_slot_and_
             # A flood of them, and of all else: everybody has a share of 50, 30 and 20.
             _hand_over(relay, 40, "noreply@here.example", CONTENT)
             _hand_over(relay, 40, "else@here.example", CONTENT)
-            await relay.until(lambda: len(relay.sender.scheduler) == 4979)
+            await relay.until(lambda: len(relay.sender.queue) == 4979)
             for _ in range(40):
                 await _next_slot(relay, clock, host)
             went = _senders(host.relayed[102:])
@@ -117,12 +117,12 @@ async def test_senders_take_turns_within_a_lane_and_in_its_own_lane_a_large_mess
         async with Relay(policy_of(tmp_path, host.port, upstream, rest, 1)) as relay:
             relay.accept("first@x.example", "too@x.example", sender="filler@here.example")
             # It is queued until it is settled, and must not be counted as one of the next.
-            await relay.until(lambda: host.relayed and not len(relay.sender.scheduler))
+            await relay.until(lambda: host.relayed and not len(relay.sender.queue))
             relay.accept(*[f"r{number}@x.example" for number in range(8)], sender="large@here.example")
             relay.accept(sender="large@here.example")
             relay.accept(sender="small@here.example")
             relay.accept(sender="small@here.example")
-            await relay.until(lambda: len(relay.sender.scheduler) == 4)
+            await relay.until(lambda: len(relay.sender.queue) == 4)
             await _edit(relay, policy_of(tmp_path, host.port, upstream.replace("1h", "20ms"), rest, 1))
             await relay.until_empty()
 
@@ -144,7 +144,7 @@ async def test_nobody_wakes_for_a_message_of_a_full_lane_that_is_held(tmp_path: 
             for number in range(2):
                 relay.accept(f"r{number}@x.example", sender="list@here.example")
             await relay.until(lambda: len(host.relayed) == 1 and relay.dispatcher.in_flight == 0)
-            scheduler = relay.sender.scheduler
+            scheduler = relay.line
             await relay.until(lambda: scheduler.closed_lanes() == ["list"])
             (waits,) = scheduler
 
@@ -181,11 +181,11 @@ async def test_a_lane_never_holds_more_of_a_limit_than_its_ceiling_and_all_else_
             }
         # It is the history that says so: nothing more goes after a restart either.
         async with Relay(policy) as relay:
-            await relay.until(lambda: len(relay.sender.scheduler) == 2)
+            await relay.until(lambda: len(relay.sender.queue) == 2)
             relay.accept(sender="else@here.example")
             await relay.until(lambda: len(host.relayed) == 6)
             assert _senders(host.relayed[5:]) == "e"
-            await relay.until(lambda: len(relay.sender.scheduler) == 2)
+            await relay.until(lambda: len(relay.sender.queue) == 2)
             await _edit(relay, policy_of(tmp_path, host.port, ", limits: [{messages: 9, per: 1h}]", CEILED))
             await relay.until(lambda: len(host.relayed) == 7)
             assert _senders(host.relayed[6:]) == "l"
@@ -216,11 +216,11 @@ async def test_room_that_another_relay_took_for_the_lane_keeps_back_that_lane_al
             for _ in range(3):
                 relay.accept(sender="list@here.example")
             relay.accept(sender="else@here.example")
-            await relay.until(lambda: len(host.relayed) == 2 and len(relay.sender.scheduler) == 3)
+            await relay.until(lambda: len(host.relayed) == 2 and len(relay.sender.queue) == 3)
 
             assert _senders(host.relayed) == "ee"
             assert relay.dispatcher.throttle.room_in("list")[0] == 0
-            assert {queued.state for queued in relay.sender.scheduler} == {State.WAITING}
+            assert {queued.state for queued in relay.sender.queue} == {State.WAITING}
 
 
 async def test_an_edit_of_the_lanes_sorts_the_queue_anew(tmp_path: Path) -> None:
@@ -230,12 +230,12 @@ async def test_an_edit_of_the_lanes_sorts_the_queue_anew(tmp_path: Path) -> None
         Relay(policy_of(tmp_path, host.port, upstream, RETRY, 1)) as relay,
     ):
         relay.accept(sender="filler@here.example")
-        await relay.until(lambda: len(host.relayed) == 1 and len(relay.sender.scheduler) == 0)
+        await relay.until(lambda: len(host.relayed) == 1 and len(relay.sender.queue) == 0)
         for _ in range(20):
             relay.accept(sender="list@here.example", content=LISTED)
         reset = relay.accept(sender="noreply@here.example")
         held = relay.accept(sender="noreply@here.example")
-        await relay.until(lambda: len(relay.sender.scheduler) == 22)
+        await relay.until(lambda: len(relay.sender.queue) == 22)
         await relay.operator.act("hold", [held])
         assert relay.watch.snapshot().lanes == ()
 
@@ -301,11 +301,11 @@ async def test_a_message_is_in_the_same_lane_after_a_restart_and_is_shown_there(
     policy = policy_of(tmp_path, 9, ", limits: [{messages: 1, per: 1h}]", LANES)
     for _ in range(2):
         async with Relay(policy) as relay:
-            if len(relay.sender.scheduler) == 0:
+            if len(relay.sender.queue) == 0:
                 relay.accept(sender="list@here.example", content=LISTED)
                 relay.accept(sender="noreply@here.example")
                 relay.accept(sender="else@here.example")
-            await relay.until(lambda: len(relay.sender.scheduler) == 3)
+            await relay.until(lambda: len(relay.sender.queue) == 3)
 
             shown = {message.reverse_path[0]: message for message in relay.watch.listing().messages()}
             assert {first: message.lane for first, message in shown.items()} == {
@@ -330,7 +330,7 @@ async def test_what_the_throttle_keeps_back_by_another_key_holds_up_no_lane(tmp_
         for _ in range(3):
             relay.accept(sender="noreply@here.example")
         relay.accept(sender="else@here.example")
-        await relay.until(lambda: len(host.relayed) == 5 and len(relay.sender.scheduler) == 4)
+        await relay.until(lambda: len(host.relayed) == 5 and len(relay.sender.queue) == 4)
 
         assert sorted(_senders(host.relayed)) == sorted("llnne")
         await _edit(

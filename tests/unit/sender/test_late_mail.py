@@ -37,7 +37,7 @@ async def full_window(relay: Relay, host: Smarthost) -> None:
     # Its slot opens a window after its end, which must not come after a leap of the clock.
     await relay.until(lambda: host.relayed and relay.dispatcher.in_flight == 0)
     relay.accept("second@there.example", "third@there.example")
-    await relay.until(lambda: any("no room" in queued.reason for queued in relay.sender.scheduler))
+    await relay.until(lambda: any("no room" in queued.reason for queued in relay.sender.queue))
 
 
 def mails(host: Smarthost) -> int:
@@ -115,7 +115,7 @@ async def test_a_restart_remembers_who_was_told(tmp_path: Path) -> None:
             clock.ahead_ns += 5 * HOUR_NS
             assert await relay.late.look() == 1
         async with Relay(policy, clock=clock) as relay:
-            await relay.until(lambda: len(relay.sender.scheduler) == 2)
+            await relay.until(lambda: len(relay.sender.queue) == 2)
             assert await relay.late.look() == 0
 
 
@@ -221,7 +221,7 @@ async def test_neither_held_mail_nor_mail_from_nobody_is_told_of(tmp_path: Path)
         relay.accept("first@there.example")
         await relay.until(lambda: host.relayed)
         held, _ = relay.accept("held@there.example"), relay.accept("x@there.example", sender="")
-        await relay.until(lambda: len(relay.sender.scheduler) == 2 and relay.dispatcher.in_flight == 0)
+        await relay.until(lambda: len(relay.sender.queue) == 2 and relay.dispatcher.in_flight == 0)
         assert await relay.operator.act("hold", [held]) == {held: OK}
         clock.ahead_ns += 10 * HOUR_NS
 
@@ -238,7 +238,7 @@ async def test_warnings_leave_half_of_the_hour_to_reports(tmp_path: Path) -> Non
         await relay.until(lambda: host.relayed)
         for number in range(5):
             relay.accept(f"r{number}@there.example")
-        await relay.until(lambda: len(relay.sender.scheduler) == 5)
+        await relay.until(lambda: len(relay.sender.queue) == 5)
         clock.ahead_ns += 5 * HOUR_NS
 
         assert await relay.late.look() == 2

@@ -25,10 +25,23 @@ async def test_what_every_limit_held_at_most_is_counted_anew_from_the_file(tmp_p
                 relay.accept(f"a{number}@x.example", f"b{number}@x.example")
             await relay.until_empty()
         async with Relay(policy) as relay:
-            await relay.until(lambda: relay.dispatcher.throttle.most)
+            await relay.until(lambda: relay.dispatcher.throttle.counted)
 
             limits = relay.watch.snapshot().upstreams[0].limits
             assert [limit.most for limit in limits] == [3, 6]
+
+
+async def test_the_most_that_a_limit_held_is_known_when_all_of_it_is_free_again(tmp_path: Path) -> None:
+    upstream = ", limits: [{messages: 3, per: 1h}, {recipients: 2, per: 1h, for_each: sender}]"
+    clock = LeapingClock()
+    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, upstream), clock=clock) as relay:
+        for number in range(3):
+            relay.accept(f"a{number}@x.example", sender=f"s{number % 2}@here.example")
+        await relay.until_empty()
+        _let_an_hour_pass(relay, clock)
+
+        limits = relay.watch.snapshot().upstreams[0].limits
+        assert [(limit.used, limit.most) for limit in limits] == [(0, 3), (0, 2)]
 
 
 async def test_a_key_without_room_keeps_back_nobody_else_and_its_own_keep_their_order(tmp_path: Path) -> None:
@@ -128,7 +141,7 @@ async def test_a_history_that_fails_opens_no_connection(tmp_path: Path) -> None:
         async with Relay(policy) as relay:
             history = policy.history_path("isp")
             # What is overwritten while it is read for the first time is another fault.
-            await relay.until(lambda: relay.dispatcher._has_history)
+            await relay.until(lambda: relay.dispatcher.dispatcher._has_history)
             history.parent.mkdir(exist_ok=True)
             history.write_bytes(b"user: password\n")
             relay.accept()
@@ -218,7 +231,7 @@ async def test_what_holds_the_next_message_is_told_also_where_it_is_a_limit_for_
         for number in range(3):
             relay.accept(f"list{number}@x.example", sender="list@here.example")
         await relay.until(lambda: len(host.relayed) == 1 and relay.dispatcher.in_flight == 0)
-        await relay.until(lambda: relay.sender.scheduler.next_place() is not None)
+        await relay.until(lambda: relay.line.next_place() is not None)
 
         (isp,) = relay.watch.snapshot().upstreams
         assert isp.held_by == "limit 1 messages per 3600s for each sender"

@@ -16,7 +16,7 @@ MINUTE_NS = 60 * SECOND_NS
 
 async def _settled(relay: Relay) -> None:
     """Wait until the first transaction is at its end, as far as anybody will know."""
-    await relay.until(lambda: (found := next(iter(relay.sender.scheduler), None)) and found.reason)
+    await relay.until(lambda: (found := next(iter(relay.sender.queue), None)) and found.reason)
     await relay.until(lambda: relay.dispatcher.in_flight == 0)
 
 
@@ -85,7 +85,7 @@ async def test_what_a_stop_cut_off_is_occupied_until_its_deadline(tmp_path: Path
         async with Relay(policy, clock=clock) as relay:
             relay.accept()
             await host.until(lambda: host.transactions)
-            for sending in relay.dispatcher.relaying._sending:
+            for sending in relay.dispatcher.delivery._sending.values():
                 sending.cancel()
             await relay.until(lambda: relay.dispatcher.in_flight == 0)
         clock.ahead_ns += 2 * MINUTE_NS

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS
+from relay.control.offline import OfflineOperations
+from relay.control.operations import OK
+from relay.policy.model import Policy
 from relay.sender.state_file import lessons_path
 from relay.status.page import render
 from relay.status.snapshot import public, to_json
@@ -85,6 +88,56 @@ async def test_refusals_of_the_same_block_are_compared_once(tmp_path: Path) -> N
             await relay.until(lambda: relay.dispatcher.pausing.because and relay.dispatcher.in_flight == 0)
 
         assert told(relay).count("cut off after") == 1
+
+
+async def test_a_block_that_is_met_again_after_a_resume_teaches_nothing_new(tmp_path: Path) -> None:
+    clock = LeapingClock()
+    async with Smarthost(Script(rcpt=Counting(19).rcpt)) as host:
+        policy = policy_of(tmp_path, host.port, limits(100, ", adapt: tighten"))
+        async with Relay(policy, clock=clock) as relay:
+            await cut_off(relay)
+            (learned,) = relay.dispatcher.known.lowered_limits.findings
+        for _ in range(3):
+            await _resume_while_down(policy)
+            # Of the window's 19 nothing is left after an hour, and nothing was relayed since.
+            clock.ahead_ns += HOUR_NS // 2
+            async with Relay(policy, clock=clock) as relay:
+                await relay.until(
+                    lambda: relay.dispatcher.pausing.because and relay.dispatcher.in_flight == 0
+                )
+
+                assert relay.dispatcher.known.lowered_limits.findings == (learned,)
+                assert "cut off after" not in told(relay)
+                assert effective(relay) == 50
+
+
+async def test_what_was_refused_before_is_not_counted_as_taken(tmp_path: Path) -> None:
+    upstream = Counting(5)
+    async with Smarthost(Script(rcpt=upstream.rcpt)) as host:
+        policy = policy_of(tmp_path, host.port, limits(100))
+        async with Relay(policy) as relay:
+            await cut_off(relay, 5)
+            relay.dispatcher.pausing.end()
+            relay.dispatcher.wake()
+            await relay.until(lambda: relay.dispatcher.pausing.because and relay.dispatcher.in_flight == 0)
+        await _resume_while_down(policy)
+        upstream.most = 19
+        async with Relay(policy) as relay:
+            await relay.until_empty()
+            relay.accept(*names(13))
+            await relay.until_empty()
+            relay.accept("one-more@there.example")
+            await relay.until(lambda: relay.dispatcher.pausing.because and relay.dispatcher.in_flight == 0)
+
+            (finding,) = relay.dispatcher.known.lowered_limits.findings
+            assert (upstream.taken, finding.sent, finding.suggested) == (19, 19, 18)
+
+
+async def _resume_while_down(policy: Policy) -> None:
+    """As `relay resume isp` does where no relay runs."""
+    offline = OfflineOperations(policy)
+    assert await offline.resume("isp") == OK
+    await offline.close()
 
 
 async def test_adapt_lowers_the_limit_that_is_in_force_and_says_so(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import errno
 from pathlib import Path
 
+from relay.queue.queued import WaitReason
 from relay.queue.scheduler import State
 from relay.spool.durable import RealDisk
 from tests.unit.sender.in_process_relay import Relay, policy_of
@@ -22,9 +23,9 @@ async def test_a_parked_message_not_held_goes_when_there_is_room(tmp_path: Path)
     relay = Relay(policy_of(tmp_path, 9), NoRoomToHold())
     queue_id = relay.accept()
     await relay.sender.read()
-    scheduler, now_ns = relay.sender.scheduler, relay.clock.boottime_ns()
+    scheduler, now_ns = relay.line, relay.clock.boottime_ns()
     assert scheduler.next_ready(now_ns) is relay.queued(queue_id)
-    scheduler.park(queue_id, "its sender", now_ns, "no room")
+    scheduler.park(queue_id, "its sender", now_ns, WaitReason("no room"))
 
     async def look() -> None:
         """Do what the dispatcher does in each round, while the message is being moved."""
@@ -46,14 +47,14 @@ async def test_a_queued_message_moved_to_new_is_not_queued_twice(tmp_path: Path)
     relay = Relay(policy_of(tmp_path, 9))
     queue_id = relay.accept()
     await relay.sender.read()
-    under_way = relay.sender.scheduler.next_ready(relay.clock.boottime_ns())
+    under_way = relay.line.next_ready(relay.clock.boottime_ns())
     (path,) = (policy_of(tmp_path, 9).spool / "cur").glob(f"*/{queue_id}")
     path.rename(policy_of(tmp_path, 9).spool / "new" / queue_id)
 
     await relay.sender._arrivals.take()
 
     assert relay.queued(queue_id) is under_way
-    assert not relay.sender.scheduler.has_ready(relay.clock.boottime_ns())
+    assert not relay.line.has_ready(relay.clock.boottime_ns())
     assert path.exists()
     relay.sender.close()
     relay.trigger.close()

@@ -47,6 +47,6 @@ async def test_an_edit_that_moves_the_history_is_announced_as_an_empty_one(tmp_p
 
 async def test_an_upstream_that_sends_nothing_has_no_history_to_announce(tmp_path: Path) -> None:
     async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, FIVE_AN_HOUR)) as relay:
-        await relay.until(lambda: relay.dispatcher._has_history)
+        await relay.until(lambda: relay.dispatcher.dispatcher._has_history)
 
         assert _told(relay) == []

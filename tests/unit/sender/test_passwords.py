@@ -1,15 +1,22 @@
 """A new password that is being written: no half of one is ever tried at an upstream."""
 
+import io
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from relay.clock import SystemClock
 from relay.policy.model import Auth, Upstream
 from relay.policy.shipped import standard_judge
 from relay.sender.accounts import MOST_RESTS, Accounts
+from relay.sender.oauth.account_tokens import AccountTokens
+from relay.spool.durable import RealDisk
+from relay.telemetry.events import Events
+from relay.telemetry.metrics import Metrics
 from relay.telemetry.redaction import Redaction
+from relay.telemetry.telemetry import Telemetry
 from relay.upstream.connection import UpstreamUnavailable
 
 OLD, HALF, REST = "correct horse", "battery ", "staple\n"
@@ -23,7 +30,9 @@ class Written:
         path.touch(0o600)
         path.write_text(OLD)
         self.upstream = Upstream(host="127.0.0.1", auth=Auth(user="u", password_file=path))
-        self.accounts = Accounts("relay.test", Redaction())
+        clock, redaction = SystemClock(), Redaction()
+        telemetry = Telemetry(Events(io.StringIO(), "text", clock), Metrics(clock), redaction, clock)
+        self.accounts = Accounts("relay.test", redaction, AccountTokens(RealDisk(), telemetry))
         self.acts: list[Callable[[], object]] = []
         self.rests = 0
 

@@ -169,7 +169,7 @@ async def test_nothing_more_is_sent_once_the_disk_failed(tmp_path: Path) -> None
             # Not by their order: they are listed session by session.
             heard = Counter(host.commands)
             # What was begun by then may be on its way to the host.
-            under_way = {commands[queue_id] for queue_id in relay.dispatcher.relaying.under_way}
+            under_way = {commands[queue_id] for queue_id in relay.dispatcher.delivery.under_way}
             await turns_of_the_loop()
 
             assert isinstance(relay.faults[0], SpoolFault)
@@ -207,7 +207,7 @@ async def test_a_full_disk_keeps_nobody_whose_end_needs_no_room(
         good = {relay.accept(f"{number}@x.example") for number in range(10)}
         bad = relay.accept("bad@x.example")
         good |= {relay.accept(f"{number}@x.example") for number in range(10, 20)}
-        await relay.until(lambda: len(host.relayed) == 20 and len(relay.sender.scheduler) == 1)
+        await relay.until(lambda: len(host.relayed) == 20 and len(relay.sender.queue) == 1)
 
         assert relay.queued(bad) is not None
         assert all(relay.queued(queue_id) is None for queue_id in good)
@@ -224,7 +224,7 @@ async def test_where_one_end_of_a_batch_cannot_be_written_others_are(
         Relay(policy_of(tmp_path, host.port), disk) as relay,
     ):
         queue_ids = [relay.accept(f"{number}@x.example") for number in range(2)]
-        await relay.until(lambda: len(relay.sender.scheduler) == 2)
+        await relay.until(lambda: len(relay.sender.queue) == 2)
         spool_thread = relay.sender.spool_thread
         messages = [m for m in await spool_thread.load(queue_ids) if isinstance(m, Message)]
         note = Note(0, "5.1.1", "bounced", "550 nobody", "x.example", 0)
@@ -355,7 +355,7 @@ async def test_an_edit_to_another_account_counts_in_its_history(tmp_path: Path) 
             await relay.until(lambda: len(host.relayed) == 2)
         async with Relay(elsewhere) as relay:
             relay.accept()
-            await relay.until(lambda: len(relay.sender.scheduler) and relay.dispatcher.throttle.room() == 0)
+            await relay.until(lambda: len(relay.sender.queue) and relay.dispatcher.throttle.room() == 0)
 
             assert len(host.relayed) == 2
 
@@ -372,6 +372,25 @@ async def test_the_spool_stays_ours_until_all_is_finished(tmp_path: Path) -> Non
         MaildirSpool(str(policy.spool), RealDisk(), SystemClock()).close()
 
 
+async def test_a_stop_minds_no_upstream_that_retires_just_then(tmp_path: Path) -> None:
+    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port)) as relay:
+        upstreams = relay.sender.upstreams
+
+        async def retire() -> None:
+            pass
+
+        retiring = asyncio.create_task(retire())
+        upstreams._retiring.add(retiring)
+        await retiring
+        # It has ended; that it leaves the set is what happens next, ahead of what the stop begins.
+        retiring.add_done_callback(upstreams._retiring.discard)
+
+        await upstreams.finish()
+
+        assert not upstreams._retiring
+        upstreams.in_use.clear()  # they are closed by now
+
+
 async def test_what_a_former_upstream_is_too_slow_to_end_goes_through_the_new_one(tmp_path: Path) -> None:
     never = asyncio.Event()
     async with (
@@ -381,7 +400,7 @@ async def test_what_a_former_upstream_is_too_slow_to_end_goes_through_the_new_on
     ):
         relay.accept()
         await relay.until(lambda: any(command.startswith("RCPT") for command in old.commands))
-        former = relay.sender.dispatchers["old"]
+        former = relay.sender.upstreams.in_use["old"]
         await relay.sender.apply(policy_through(tmp_path, "new", new.port))
         # Its grace is over.
         await former.stop(0.0)

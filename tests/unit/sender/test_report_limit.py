@@ -10,7 +10,6 @@ from relay.control.operations import OK, ONLY_REPORT_LEFT, VERBS
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
 from relay.queue.scheduler import State
-from relay.sender.report_limit import reports_path
 from relay.spool.interface import Totals
 from relay.status.snapshot import QueueState
 from tests.fakes.before_sync import BeforeSync
@@ -38,7 +37,7 @@ def reports(host: Smarthost) -> list[Recorded]:
 
 
 def waiting(relay: Relay) -> list[str]:
-    return sorted(q.queue_id for q in relay.sender.scheduler if q.state is State.REPORTING)
+    return sorted(q.queue_id for q in relay.sender.queue if q.state is State.REPORTING)
 
 
 def told(relay: Relay) -> str:
@@ -56,7 +55,7 @@ async def test_reports_beyond_the_cap_go_when_the_hour_allows(
                 relay.accept(f"gone{number}@there.example")
             # A report that is queued is nowhere in memory until the sender finds it.
             await relay.until(lambda: len(reports(host)) == 2)
-            await relay.until(lambda: len(waiting(relay)) == len(relay.sender.scheduler) == 3)
+            await relay.until(lambda: len(waiting(relay)) == len(relay.sender.queue) == 3)
 
             assert len(reports(host)) == 2
             assert relay.watch.snapshot().counts(QueueState.REPORTING).messages == 3
@@ -106,7 +105,7 @@ async def test_a_restart_forgets_neither_the_reports_nor_how_many_went(tmp_path:
             await relay.until(lambda: len(reports(host)) == 4)
             # First come, first served.
             assert waiting(relay)[0] not in before
-        assert reports_path(policy).exists()
+        assert policy.reports_history.exists()
 
 
 async def test_what_was_relayed_is_marked_while_its_report_waits(tmp_path: Path) -> None:
@@ -145,8 +144,8 @@ async def test_an_operator_may_only_delete_what_waits_for_its_report(
             for number in range(3):
                 relay.accept(f"gone{number}@there.example")
             await relay.until(lambda: reports(host))
-            await relay.until(lambda: len(waiting(relay)) == len(relay.sender.scheduler) == 2)
-            first, second = [queued.queue_id for queued in relay.sender.scheduler]
+            await relay.until(lambda: len(waiting(relay)) == len(relay.sender.queue) == 2)
+            first, second = [queued.queue_id for queued in relay.sender.queue]
             for verb in set(VERBS) - {"delete"}:
                 assert await relay.operator.act(verb, [first]) == {first: ONLY_REPORT_LEFT}
             assert await relay.operator.act("delete", [first]) == {first: OK}
@@ -182,7 +181,7 @@ async def test_an_unreadable_history_of_reports_holds_none_back(tmp_path: Path, 
         policy = capped(tmp_path, host.port, "1")
         policy.spool.mkdir(parents=True, mode=0o700)
         async with Relay(policy) as relay:
-            reports_path(policy).write_bytes(content)
+            policy.reports_history.write_bytes(content)
             for number in range(3):
                 relay.accept(f"gone{number}@there.example")
             await relay.until_empty()
@@ -198,7 +197,7 @@ async def test_mail_from_nobody_owes_no_report_and_takes_no_slot(tmp_path: Path)
             relay.accept("gone@there.example", sender="")
             await relay.until_empty()
 
-        assert not reports_path(policy).exists()
+        assert not policy.reports_history.exists()
 
 
 async def test_what_waits_for_its_report_may_end_as_its_slot_is_taken(tmp_path: Path) -> None:
@@ -218,7 +217,7 @@ async def test_what_waits_for_its_report_may_end_as_its_slot_is_taken(tmp_path: 
             for number in range(3):
                 relay.accept(f"gone{number}@there.example")
             await relay.until(lambda: len(reports(host)) == 2)
-            await relay.until(lambda: len(waiting(relay)) == len(relay.sender.scheduler) == 1)
+            await relay.until(lambda: len(waiting(relay)) == len(relay.sender.queue) == 1)
             (alone,) = waiting(relay)
             goes_on.clear()
             clock.ahead_ns += HOUR_NS + SECOND_NS

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
-from relay.queue.scheduler import Queued, Scheduler
+from relay.queue.queued import Queued
+from relay.queue.whole import Queue
 from relay.sender.report_limit import HOUR_NS, OwedReports
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
@@ -52,11 +53,11 @@ class Cap:
         return policy_of(self.folder, 25, rest=f"{retry}\nreports: {{per_hour: {shown}}}")
 
     def started(self) -> OwedReports:
-        self.scheduler = Scheduler()
+        self.queue = Queue()
         self.log = io.StringIO()
         events = Events(self.log, "text", self.clock)
         telemetry = Telemetry(events, Metrics(self.clock), Redaction(), self.clock)
-        return OwedReports(self.policy, self.scheduler, self.disk, telemetry)
+        return OwedReports(self.policy, self.queue, self.disk, telemetry)
 
     async def ask(self, *, is_warning: bool) -> None:
         was_waiting = bool(self.waiting)
@@ -66,7 +67,7 @@ class Cap:
         elif not is_warning:
             queue_id = QueueId(f"{len(self.went) + len(self.waiting):016}")
             queued = Queued(queue_id, "a@here.example", 1, 0, 0, 0)
-            self.scheduler.add(queued)
+            self.queue.add(queued, now_ns=0)
             self.owed.wait(queued)
             self.waiting.append(queue_id)
 
@@ -85,7 +86,7 @@ class Cap:
 
     async def report(self, queue_id: QueueId) -> bool:
         assert queue_id == self.waiting.pop(0), "first come, first served"
-        self.scheduler.remove(queue_id)
+        self.queue.remove(queue_id)
         self.went.append((self.clock.boottime_ns(), self.policy.reports.per_hour or UNLIMITED))
         return True
 
@@ -94,7 +95,7 @@ class Cap:
         before, ids = self.owed, self.waiting
         if before._gate._flush is not None:
             before._gate._flush.cancel()
-        before._gate._thread.shutdown()
+        before._gate._thread.close()
         self.disk.bury()
         self.owed, self.waiting = self.started(), []
         for queue_id in ids:
@@ -148,7 +149,7 @@ async def test_a_report_that_cannot_be_made_now_lets_others_go_first() -> None:
         asked.append(queue_id)
         was_asked.set()
         if len(asked) > 1:
-            cap.scheduler.remove(queue_id)
+            cap.queue.remove(queue_id)
         return len(asked) > 1
 
     for queue_id in (first, second):

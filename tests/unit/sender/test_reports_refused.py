@@ -31,7 +31,7 @@ def is_done(relay: Relay) -> bool:
     if relay.dispatcher.pausing.because:
         relay.dispatcher.pausing.end()
         relay.dispatcher.wake()
-    return len(relay.sender.scheduler) == 0
+    return len(relay.sender.queue) == 0
 
 
 def is_dropped(relay: Relay) -> bool:

@@ -1,5 +1,6 @@
 """The flow from spool to upstream, with every part real but the smarthost, which plays its script."""
 
+import json
 import re
 from pathlib import Path
 
@@ -91,7 +92,7 @@ async def test_nothing_is_lost_or_bounced_whatever_the_upstream_does_once(
         def resume() -> bool:
             relay.dispatcher.pausing.end()
             relay.dispatcher.wake()
-            return len(relay.sender.scheduler) == 0 and bool(host.relayed)
+            return len(relay.sender.queue) == 0 and bool(host.relayed)
 
         await relay.until(resume)
 
@@ -215,7 +216,7 @@ async def test_a_damaged_message_is_set_aside_and_the_rest_goes_on(tmp_path: Pat
         path.write_bytes(re.sub(rb"hello\r\n\.", rb"jello\r\n.", path.read_bytes()))
         async with relay:
             relay.accept("whole@x.example")
-            await relay.until(lambda: host.relayed and len(relay.sender.scheduler) == 0)
+            await relay.until(lambda: host.relayed and len(relay.sender.queue) == 0)
 
             assert [r.recipients for r in host.relayed] == [["whole@x.example"]]
             assert [path.name for path in (policy.spool / "corrupt").iterdir()] == [damaged]
@@ -231,7 +232,7 @@ async def test_long_content_that_is_damaged_never_reaches_its_final_dot(tmp_path
         path.write_bytes(path.read_bytes().replace(b"hello\r\n.", b"jello\r\n."))
         async with relay:
             relay.accept("whole@x.example")
-            await relay.until(lambda: host.relayed and len(relay.sender.scheduler) == 0)
+            await relay.until(lambda: host.relayed and len(relay.sender.queue) == 0)
 
             assert [r.recipients for r in host.relayed] == [["whole@x.example"]]
             assert [path.name for path in (policy.spool / "corrupt").iterdir()] == [damaged]
@@ -261,7 +262,7 @@ async def test_an_operator_holds_releases_bounces_and_deletes(tmp_path: Path) ->
         held, bounced, deleted = (
             relay.accept(f"{name}@x.example") for name in ("held", "bounced", "deleted")
         )
-        await relay.until(lambda: len(relay.sender.scheduler) == 3 and relay.dispatcher.pausing.because)
+        await relay.until(lambda: len(relay.sender.queue) == 3 and relay.dispatcher.pausing.because)
 
         assert await relay.operator.act("hold", [held]) == {held: OK}
         assert await relay.operator.act("bounce", [bounced]) == {bounced: OK}
@@ -269,7 +270,7 @@ async def test_an_operator_holds_releases_bounces_and_deletes(tmp_path: Path) ->
         host.script = Script()
         relay.dispatcher.pausing.end()
         relay.dispatcher.wake()
-        await relay.until(lambda: len(relay.sender.scheduler) == 1)
+        await relay.until(lambda: len(relay.sender.queue) == 1)
 
         queued = relay.queued(held)
         assert queued is not None
@@ -279,3 +280,16 @@ async def test_an_operator_holds_releases_bounces_and_deletes(tmp_path: Path) ->
         await relay.until_empty()
         assert sorted(r.recipients[0] for r in host.relayed) == ["a@here.example", "held@x.example"]
         assert await relay.sender.spool_thread.totals() == Totals(accepted=4, relayed=2, bounced=1, deleted=1)
+
+
+async def test_what_became_of_a_recipient_is_told_with_its_message_id(tmp_path: Path) -> None:
+    script = Script(rcpt=turns("250 ok", "550 5.1.1 no"))
+    async with Smarthost(script) as host, Relay(policy_of(tmp_path, host.port), style="json") as relay:
+        relay.accept("b@x.example", "c@x.example", content=b"Message-Id:\r\n <1@here.example>\r\n" + CONTENT)
+        await relay.until_empty()
+        relay.events.flush()
+
+    told = [json.loads(line) for line in relay.log.getvalue().splitlines()]
+    ends = {event["recipient"]: event for event in told if event["event"] == "delivery"}
+    assert [ends[each]["message_id"] for each in ("b@x.example", "c@x.example")] == ["<1@here.example>"] * 2
+    assert ends["c@x.example"]["text"] == "550 5.1.1 no"

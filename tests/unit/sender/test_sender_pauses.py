@@ -84,7 +84,7 @@ async def test_refused_credentials_stop_the_upstream_also_while_an_older_connect
         await relay.until(lambda: len(host.relayed) == 1 and relay.dispatcher.in_flight == 0)
 
         assert relay.dispatcher.pausing.is_refused
-        assert len(relay.sender.scheduler) == 1
+        assert len(relay.sender.queue) == 1
 
 
 async def test_no_more_connections_are_tried_for_as_long_as_the_upstream_asks(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ async def test_no_more_connections_are_tried_for_as_long_as_the_upstream_asks(tm
         clock.ahead_ns += 5 * 60 * SECOND_NS
         relay.dispatcher.wake()
         relay.accept()
-        await relay.until(lambda: len(relay.sender.scheduler) == 3)
+        await relay.until(lambda: len(relay.sender.queue) == 3)
         release.set()
         await relay.until_empty()
 
@@ -219,7 +219,7 @@ async def test_a_sender_is_not_asked_for_again_before_the_time_that_the_upstream
         Relay(policy_of(tmp_path, host.port, rules), clock=clock) as relay,
     ):
         told, ruled = (relay.accept(sender=f"{name}@here.example") for name in ("told", "ruled"))
-        sender_pauses = relay.sender.scheduler.sender_pauses
+        sender_pauses = relay.line.sender_pauses
         await relay.until(lambda: len(sender_pauses.senders()) == 2)
         await relay.until(lambda: relay.dispatcher.in_flight == 0)
         now_ns = clock.boottime_ns()

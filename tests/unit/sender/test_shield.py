@@ -220,7 +220,7 @@ async def test_an_edit_of_the_verdicts_answers_the_shield_as_well(tmp_path: Path
         rule = '{phase: rcpt, text: "administrative prohibition", verdict: bounce recipient}'
         await relay.sender.apply(policy_of(tmp_path, host.port, f", verdicts: [{rule}]"))
         # They are counted anew: nine are believed before it asks again.
-        await relay.until(lambda: len(relay.sender.scheduler) < len(SUBSCRIBERS))
+        await relay.until(lambda: len(relay.sender.queue) < len(SUBSCRIBERS))
         await _stopped(relay)
         assert (await relay.sender.spool_thread.totals()).bounced == 9
 

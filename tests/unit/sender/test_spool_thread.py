@@ -8,6 +8,7 @@ Here the sender's own spool thread does it, before the crash and after it; what 
 import asyncio
 import errno
 import random
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
@@ -15,9 +16,9 @@ import pytest
 from relay.clock import SECOND_NS
 from relay.mail.envelope import Envelope, QueueId
 from relay.sender.reports import Reporter
-from relay.sender.spool_thread import Ending, SpoolThread
-from relay.spool.identity import subject_of, warning_id
-from relay.spool.interface import Message, Note, SpoolFull, Status
+from relay.sender.spool_thread import Change, Ending, SpoolThread
+from relay.spool.identity import report_id, subject_of, warning_id
+from relay.spool.interface import Absent, Message, Note, SpoolFull, Status
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.layout import Layout
 from tests.fakes.clock import FakeClock
@@ -60,20 +61,31 @@ class Telling(MaildirSpool):
 
     def publish_report(self, queue_id: QueueId, envelope: Envelope, content: bytes) -> bool:
         trace, subject = self._trace, subject_of(queue_id)
+        is_there = queue_id in trace.accepted | trace.finishing or queue_id in self._ledger.open
         if subject is not None and queue_id != warning_id(subject):
-            recipients = range(len(trace.offered[subject][0].recipients))
-            if not all((subject, index) in trace.marked for index in recipients):
+            addresses = enumerate(trace.offered[subject][0].recipients)
+            failed = tuple(i for i, address in addresses if b"; %s\r\n" % address.encode() in content)
+            if not failed or not all((subject, index) in trace.marked for index in failed):
                 raise Violation(f"{subject} is reported before it is marked: a crash sends it after that")
             if NO_REASON in content:
                 raise Violation(f"{subject} is reported without its reasons")
-        before = trace.offered.setdefault(queue_id, (envelope, content))
+            if not is_there:
+                # What a crash kept off the disk may tell of more recipients by now.
+                trace.offered[queue_id], trace.told_of[queue_id] = (envelope, content), failed
+        trace.offered.setdefault(queue_id, (envelope, content))
         is_new = super().publish_report(queue_id, envelope, content)
-        if is_new and before != (envelope, content):
-            raise Violation(f"{queue_id} is another report than before")
+        if is_new and is_there:
+            raise Violation(f"{queue_id} was there, and is queued anew")
         if is_new and queue_id in trace.finishing:
             raise Violation(f"{queue_id} is told a second time")
         trace.accepted.add(queue_id)
         return is_new
+
+    def mark_reported(self, queue_id: QueueId, failed: Sequence[int]) -> None:
+        told = {i for own, some in self._trace.told_of.items() if subject_of(own) == queue_id for i in some}
+        if not told.issuperset(failed):
+            raise Violation(f"{queue_id} is marked as reported before that is queued: a crash loses it")
+        super().mark_reported(queue_id, failed)
 
     def mark_warned(self, queue_id: QueueId) -> None:
         if warning_id(queue_id) not in self._trace.accepted:
@@ -129,8 +141,13 @@ class ThroughSpoolThread(Sender):
             )
             is_finished = set(message.left) == set(of_message)
             at_ns = None if is_finished else self.clock.wall_ns() + 300 * SECOND_NS
-            endings.append(Ending(message, dict(of_message), notes, is_finished, at_ns))
+            replies = self._deferrals([index for index in message.left if index not in of_message])
+            endings.append(Ending(message, dict(of_message), notes, is_finished, at_ns, replies=replies))
         self._settle(endings)
+        self.report_what_is_owed([ending.message.queue_id for ending in endings if not ending.is_finished])
+
+    def _report_meanwhile(self, queue_id: QueueId) -> None:
+        self._settle([Ending(self.spool.load(queue_id), {}, (), is_finished=False, reports=True)])
 
     def _end(self, queue_ids: Sequence[QueueId]) -> None:
         self._settle([Ending(self.spool.load(q), {}, (), is_finished=True) for q in queue_ids])
@@ -171,7 +188,17 @@ def _run_of(name: str, model: Model) -> list[Snapshot]:
     return world.snapshots
 
 
-WRITTEN = ["a batch of two", "bounced", "bounced, then expired", "two bounced", "warned, then bounced"]
+WRITTEN = [
+    "a batch of two",
+    "bounced",
+    "bounced, then expired",
+    "bounced one by one",
+    "bounced one by one, no report after a crash",
+    "three bounced, no report after a crash",
+    "bounced, the first report waits",
+    "two bounced",
+    "warned, then bounced",
+]
 
 
 @pytest.mark.usefixtures("_at_desks")
@@ -191,12 +218,22 @@ def test_a_kill_while_endings_are_written_loses_nothing(name: str) -> None:
     Judge().judge(_run_of(name, Model.ANY_SUBSET), killed, story=name)
 
 
+class Counting(MaildirSpool):
+    """A maildir that counts how often it is asked to mark."""
+
+    marked = 0
+
+    def mark(self, marks: Mapping[QueueId, Mapping[int, Status]]) -> None:
+        self.marked += 1
+        super().mark(marks)
+
+
 class Room:
     """A spool thread over a model disk, with one message of three recipients in the queue."""
 
     def __init__(self, on_full: Callable[[SpoolFull], None] = lambda full: pytest.fail(str(full))) -> None:
         self.disk, clock = prepared(), FakeClock()
-        self.spool = MAILDIR.sender(self.disk, clock, lambda *_told: None)
+        self.spool = Counting(MAILDIR.root, self.disk, clock, lambda *_told: None)
         self.spool.recover()
         self.queue_id = accept(MAILDIR.listener(self.disk.another(), clock, random.Random(1).randbytes))
         assert [entry.queue_id for entry in self.spool.take(9)] == [self.queue_id]
@@ -229,12 +266,65 @@ async def test_what_was_relayed_is_marked_without_room_for_reasons(
     assert room.spool.notes(room.queue_id) == [note(1)]
 
 
+async def test_a_thread_with_nothing_to_write_makes_no_call() -> None:
+    room = Room()
+    await room.spool_thread.settle(Ending(await room.loaded(), {0: Status.RELAYED}, (), is_finished=False))
+    room.spool_thread.close()
+
+    assert room.spool.marked == 1
+
+
+async def test_who_stops_waiting_keeps_no_other_waiting() -> None:
+    room, is_at_it, may_go_on = Room(), threading.Event(), threading.Event()
+    accept(MAILDIR.listener(room.disk.another(), FakeClock(), random.Random(2).randbytes))
+    messages = [await room.loaded(), *(room.spool.load(entry.queue_id) for entry in room.spool.take(9))]
+
+    def wait(step: str) -> None:
+        if step.startswith("sync"):
+            is_at_it.set()
+            may_go_on.wait()
+
+    room.disk.before = wait
+    gone, stays = (
+        asyncio.create_task(
+            room.spool_thread.settle(Ending(message, {0: Status.RELAYED}, (), is_finished=False))
+        )
+        for message in messages
+    )
+    await asyncio.to_thread(is_at_it.wait)
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    may_go_on.set()
+    await stays
+
+    # In one call: what was asked for is done all the same.
+    assert room.spool.marked == 1
+    assert [room.spool.load(m.queue_id).left for m in messages] == [(1, 2), (1, 2)]
+
+
+async def test_a_change_that_cannot_be_made_fails_alone() -> None:
+    room, nowhere = Room(), QueueId("0" * 16)
+    asked = [room.spool_thread.change(queue_id, Change.HOLD) for queue_id in (room.queue_id, nowhere)]
+    done, failed = await asyncio.gather(*asked, return_exceptions=True)
+
+    assert (done, type(failed)) == (None, Absent)
+    assert (await room.loaded()).is_held
+
+
+async def test_what_was_just_taken_is_not_read_again() -> None:
+    room = Room()
+    _damage(room)
+
+    assert (await room.loaded()).content == CONTENT
+
+
 async def test_a_short_message_is_sent_as_it_was_checked() -> None:
     room = Room()
     message = await room.loaded()
     _damage(room)
 
-    assert [chunk async for chunk in room.spool_thread.content(message)] == [CONTENT]
+    # What is sent (`relay.sender.delivery`) is this, and not read again.
+    assert message.content == CONTENT
 
 
 async def test_a_report_quotes_what_was_read_with_the_message() -> None:
@@ -253,3 +343,25 @@ def _damage(room: Room) -> None:
     """Change an octet of a queued message's content."""
     path = Layout(MAILDIR.root).queued(room.queue_id)
     room.disk.poke(path, room.disk.peek(path).replace(b".dots", b".dotz"))
+
+
+async def test_a_report_tells_of_what_is_owed_when_it_is_written() -> None:
+    """Not when its message was read: another report, or another failure, may have come since."""
+    room = Room()
+    settle = room.spool_thread.settle
+    await settle(Ending(await room.loaded(), {1: Status.BOUNCED}, (note(1),), is_finished=False))
+    stale = await room.loaded()
+    reporting = Ending(stale, {}, (), is_finished=False, reports=True)
+    assert (await settle(reporting)).report == report_id(room.queue_id, 1)
+    assert (await settle(reporting)).report is None
+
+    rest = {0: Status.BOUNCED, 2: Status.EXPIRED}
+    await settle(Ending(stale, rest, (note(0), note(2)), is_finished=False))
+    assert (await settle(reporting)).report == report_id(room.queue_id)
+    # Marked and reported, it only lacks its end.
+    assert (await settle(Ending(stale, {}, (), is_finished=True))).report is None
+    told = {entry.queue_id: room.spool.load(entry.queue_id).content or b"" for entry in room.spool.take(9)}
+    assert {own: content.count(b"Action: failed") for own, content in told.items()} == {
+        report_id(room.queue_id, 1): 1,
+        report_id(room.queue_id): 2,
+    }

@@ -5,9 +5,9 @@ import errno
 import threading
 from pathlib import Path
 
-from relay.mail.kept_format import KeptFormat
 from relay.sender.state_file import KeptFile
 from relay.spool.durable import RealDisk
+from relay.spool.kept_format import KeptFormat
 
 
 class FailsHeld(RealDisk):

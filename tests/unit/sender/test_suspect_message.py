@@ -48,7 +48,7 @@ class Play(Relay):
         """Wait until nothing can happen before some instant."""
 
         def is_quiet() -> bool:
-            scheduler = self.sender.scheduler
+            scheduler = self.line
             is_idle = self.dispatcher.in_flight == 0 and not any(q.state is State.ACTIVE for q in scheduler)
             return is_idle and (self.dispatcher.pausing.because != "" or not scheduler.has_ready(self.now_ns))
 
@@ -65,7 +65,7 @@ class Play(Relay):
     async def leap(self, most_ns: int = DAY_NS) -> None:
         """Let time pass until something can happen, and let it happen."""
         await self.quiet()
-        scheduler, pausing = self.sender.scheduler, self.dispatcher.pausing
+        scheduler, pausing = self.line, self.dispatcher.pausing
         at_ns = pausing.paused_until_ns if pausing.because else scheduler.next_due_at_ns()
         wait_ns = most_ns if at_ns is None else min(most_ns, at_ns - self.now_ns)
         self.leaping.ahead_ns += max(0, wait_ns) + 1
@@ -132,7 +132,7 @@ async def test_many_such_messages_keep_others_no_longer_than_a_pause(tmp_path: P
             await relay.leap()
         for number in range(10):
             relay.accept(f"good{number}@there.example", sender="boss@here.example")
-            await relay.until(lambda: len(relay.sender.scheduler) == 21)
+            await relay.until(lambda: len(relay.sender.queue) == 21)
             before = len(host.relayed)
             waited_ns = await relay.leap_until(functools.partial(_is_more, host, before), LONGEST_NS)
             assert waited_ns <= LONGEST_NS + SECOND_NS
@@ -153,7 +153,7 @@ async def test_another_message_of_the_sender_goes_before_the_refused(tmp_path: P
         for _ in range(20):
             await relay.leap()
         relay.accept("good@there.example")
-        await relay.until(lambda: len(relay.sender.scheduler) == 6)
+        await relay.until(lambda: len(relay.sender.queue) == 6)
 
         await relay.leap_until(lambda: host.relayed, LONGEST_NS)
 
@@ -171,9 +171,9 @@ async def test_a_quota_returns_nothing_however_long_everybody_is_refused(tmp_pat
         began_ns = relay.now_ns
         while relay.now_ns < began_ns + 3 * DAY_NS:
             await relay.leap()
-        assert len(relay.sender.scheduler) == 10
+        assert len(relay.sender.queue) == 10
         is_over = True
-        await relay.leap_until(lambda: not len(relay.sender.scheduler), HOUR_NS)
+        await relay.leap_until(lambda: not len(relay.sender.queue), HOUR_NS)
 
         assert len(host.relayed) == 10
         totals = await relay.sender.spool_thread.totals()
@@ -195,7 +195,7 @@ async def test_mail_beyond_a_quota_that_opens_again_is_not_returned(
     async with Smarthost(Script(mail=mail)) as host, Play(tmp_path, host) as relay:
         for number in range(20):
             relay.accept(sender=f"s{number}@here.example")
-        await relay.leap_until(lambda: not len(relay.sender.scheduler), 30 * DAY_NS)
+        await relay.leap_until(lambda: not len(relay.sender.queue), 30 * DAY_NS)
 
         totals = await relay.sender.spool_thread.totals()
         assert (totals.relayed, totals.expired, totals.bounced) == (20, 0, 0)
@@ -208,7 +208,7 @@ async def test_mail_of_a_sender_refused_alone_ends_after_its_lifetime(tmp_path: 
 
     async with Smarthost(Script(mail=mail)) as host, Play(tmp_path, host) as relay:
         refused = [relay.accept(sender=sender) for _ in range(3)]
-        await relay.leap_until(relay.sender.scheduler.sender_pauses.senders, 0)
+        await relay.leap_until(relay.line.sender_pauses.senders, 0)
 
         async def other_mail() -> None:
             relay.accept("good@there.example", sender="boss@here.example")
@@ -229,8 +229,8 @@ async def test_mail_waits_as_long_as_all_senders_are_refused(tmp_path: Path) -> 
         began_ns = relay.now_ns
         while relay.now_ns < began_ns + 5 * DAY_NS:
             await relay.leap()
-        assert len(relay.sender.scheduler) == 3
+        assert len(relay.sender.queue) == 3
 
         host.script = Script()
-        await relay.leap_until(lambda: not len(relay.sender.scheduler), DAY_NS)
+        await relay.leap_until(lambda: not len(relay.sender.queue), DAY_NS)
         assert len(host.relayed) == 3

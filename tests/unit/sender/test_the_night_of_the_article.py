@@ -56,12 +56,12 @@ def _policy(folder: Path, isp: PracticeSmarthost, recipients_an_hour: int, more:
 
 def _is_quiet(relay: Relay) -> bool:
     """Return whether nothing is under way, from the choice of a message to its settlement."""
-    return not any(queued.state is State.ACTIVE for queued in relay.sender.scheduler)
+    return not any(queued.state is State.ACTIVE for queued in relay.sender.queue)
 
 
 async def _rest(relay: Relay) -> None:
     """Wait until nothing more can happen now."""
-    dispatcher, scheduler = relay.dispatcher, relay.sender.scheduler
+    dispatcher, scheduler = relay.dispatcher, relay.line
     await relay.until(
         lambda: (
             _is_quiet(relay)
@@ -74,7 +74,7 @@ async def _leap(relay: Relay, clock: LeapingClock) -> bool:
     """Let all happen that can happen now, and move on to when more can; False: the queue is empty."""
     dispatcher = relay.dispatcher
     await _rest(relay)
-    if not len(relay.sender.scheduler):
+    if not len(relay.sender.queue):
         return False
     until_ns = (
         dispatcher.pausing.paused_until_ns
@@ -129,7 +129,7 @@ def _assert_the_log_tells_what_to_change(relay: Relay) -> None:
 
 async def _halve(relay: Relay, isp: PracticeSmarthost) -> None:
     """Have the ISP lower its limit once the first hundred has gone."""
-    await relay.until(lambda: len(relay.sender.scheduler))
+    await relay.until(lambda: len(relay.sender.queue))
     await _rest(relay)
     assert isp.ledger.most_in_any_window() == 100
     isp.ledger.limit = LimitSettings.model_validate({"recipients": 50, "per": "1h"})
@@ -143,7 +143,7 @@ async def test_500_subscribers_get_it_in_five_hours_and_the_isp_sees_nothing_odd
     async with _isp(clock) as isp, Relay(_policy(tmp_path, isp, 100), clock=clock) as relay:
         began_ns = clock.boottime_ns()
         _hand_over(relay, many)
-        await relay.until(lambda: len(relay.sender.scheduler))
+        await relay.until(lambda: len(relay.sender.queue))
         while await _leap(relay, clock):
             pass
         await relay.until_empty()

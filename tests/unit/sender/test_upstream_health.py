@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from relay.clock import SECOND_NS
+from relay.sender.state_file import PAUSE_FORMAT
 from relay.sender.upstream_health import NEVER_NS, Pausing
 from relay.smtp.reply import Phase
 from relay.telemetry.events import Events
@@ -17,9 +18,11 @@ from relay.telemetry.redaction import Redaction
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.limit_hints import Tally
 from relay.verdicts.health import RESTING, Effect, Happening, Health
+from relay.verdicts.operator_pause import PauseAsked
 from relay.verdicts.outcome import Answer, Outcome
-from relay.verdicts.pause_record import PAUSE_FORMAT, PROBE_NS, PauseRecord
-from relay.verdicts.verdict import Excess, Layer, Rule, Ruling, Scope, Verdict
+from relay.verdicts.pause_record import PROBE_NS, PauseRecord
+from relay.verdicts.slow_start import SlowStart
+from relay.verdicts.verdict import Excess, Layer, Rule, Ruling, Scope, Span, Verdict
 from tests.fakes.clock import FakeClock
 
 ASKS = "10 recipients in a row were refused alike: 550 no"
@@ -56,17 +59,20 @@ class OneUpstream:
         self.pausing = self._new()
 
     def _new(self) -> Pausing:
-        def learn(_: Answer, __: Tally) -> None:
-            self.compared += 1
-
         return Pausing(
             "isp",
             Telemetry(self.events, self.metrics, Redaction(), self.clock),
             keep=self.kept.append,
             leaves_in_ns=lambda _: None,
-            on_refusal=learn,
+            lessons=self,
             here=lambda _, at_ns: at_ns,
         )
+
+    def not_taken(self, refused: Tally) -> None:
+        pass
+
+    def refused(self, answer: Answer) -> None:  # noqa: ARG002 - only that it was told counts
+        self.compared += 1
 
     def restart(self) -> None:
         self.pausing = self._new()
@@ -95,6 +101,8 @@ class Walk(RuleBasedStateMachine):
         self.began_ns = self.upstream.clock.boottime_ns()
         self.rested_ns = 0
         self.health = Health.USED
+        self.paused_until_ns: float = 0
+        """Before that, by the operator's word, nothing may be sent."""
 
     @property
     def now_ns(self) -> int:
@@ -142,9 +150,9 @@ class Walk(RuleBasedStateMachine):
 
     @rule(seconds=st.integers(1, 100_000))
     def time_passes(self, seconds: int) -> None:
-        if self.pausing.health in RESTING:
+        if self.pausing.health in RESTING or self.pausing.operator is not None:
             # Where nobody runs, and so nobody looks, it ends at its instant.
-            left_ns = self.pausing.paused_until_ns - self.now_ns
+            left_ns = self.pausing.rests_until_ns - self.now_ns
             self.rested_ns += max(0, min(seconds * SECOND_NS, left_ns))
         self.upstream.clock.advance(seconds * SECOND_NS)
 
@@ -156,7 +164,21 @@ class Walk(RuleBasedStateMachine):
     def somebody_acts(self) -> None:
         self.pausing.end()
         self.not_before_ns, self.is_barred, self.is_doubted = 0, False, False
+        self.paused_until_ns = 0
         assert self.upstream.may_send()
+
+    @rule()
+    def the_account_is_edited(self) -> None:
+        self.pausing.edited()
+        self.not_before_ns, self.is_barred, self.is_doubted = 0, False, False
+
+    @rule(seconds=st.none() | st.integers(1, 200_000))
+    def the_operator_pauses(self, seconds: int | None) -> None:
+        asked = PauseAsked("anna", None if seconds is None else seconds * SECOND_NS)
+        pause = asked.begun(self.now_ns, self.upstream.clock.wall_ns())
+        self.pausing.keep_back(pause)
+        self.paused_until_ns = pause.until_ns
+        assert not self.upstream.may_send()
 
     @rule(seconds=st.integers(1, 600))
     def history_fails(self, seconds: int) -> None:
@@ -193,6 +215,15 @@ class Walk(RuleBasedStateMachine):
             assert not self.upstream.may_send()
 
     @invariant()
+    def only_its_time_or_its_word_ends_an_operators_pause(self) -> None:
+        if self.now_ns < self.paused_until_ns:
+            assert not self.upstream.may_send()
+            assert not self.pausing.is_used
+        else:
+            self.upstream.may_send()
+            assert self.pausing.operator is None
+
+    @invariant()
     def what_the_shield_asks_is_kept_over_a_restart(self) -> None:
         if self.is_doubted:
             assert self.upstream.kept[-1].doubts or self.is_barred
@@ -205,7 +236,8 @@ class Walk(RuleBasedStateMachine):
 
     @invariant()
     def it_tells_why_it_rests_and_only_then(self) -> None:
-        assert (self.pausing.because != "") == (self.pausing.health in RESTING)
+        rests = self.pausing.health in RESTING or self.pausing.operator is not None
+        assert (self.pausing.because != "") == rests
 
     @invariant()
     def no_time_of_a_rest_is_an_age(self) -> None:
@@ -223,6 +255,94 @@ TestWalk.settings = settings(max_examples=100, stateful_step_count=30, deadline=
 
 def test_each_effect_has_a_hand() -> None:
     assert set(OneUpstream().pausing._hands) == set(Effect)
+
+
+def rest_of_the_next_refusal_s(upstream: OneUpstream) -> int:
+    upstream.refuse(Happening.PAUSE)
+    return (upstream.pausing.paused_until_ns - upstream.clock.boottime_ns()) // SECOND_NS
+
+
+def test_a_pause_is_doubled_until_somebody_acts() -> None:
+    upstream = OneUpstream()
+    rests_s = []
+    for _ in range(4):
+        rests_s.append(rest_of_the_next_refusal_s(upstream))
+        upstream.clock.advance(rests_s[-1] * SECOND_NS)
+        assert upstream.may_send()
+
+    upstream.pausing.end()
+
+    assert [*rests_s, rest_of_the_next_refusal_s(upstream)] == [15, 30, 60, 120, 15]
+
+
+def test_a_restart_does_not_go_back_to_the_doubling_of_before() -> None:
+    upstream = OneUpstream()
+    for _ in range(3):
+        upstream.clock.advance(rest_of_the_next_refusal_s(upstream) * SECOND_NS)
+        assert upstream.may_send()
+    upstream.pausing.end()
+    upstream.restart()
+
+    assert rest_of_the_next_refusal_s(upstream) == 15
+
+
+def test_what_a_window_taught_of_its_length_ends_with_a_word_too() -> None:
+    slow_start = SlowStart()
+    ruling = refusal(Happening.PAUSE).ruling
+    assert ruling is not None
+    hourly = replace(ruling, span=Span.HOUR)
+    for in_a_row in range(3):
+        slow_start.step(hourly, in_a_row, in_a_row)
+    slow_start.begin_anew()
+
+    assert slow_start.step(hourly, 0, 3) == 0
+
+
+def test_after_a_word_a_refusal_is_still_of_the_same_block() -> None:
+    """Else each would be compared with the history, probes and all."""
+    upstream = OneUpstream()
+    upstream.refuse(Happening.PAUSE)
+    upstream.pausing.end()
+    upstream.refuse(Happening.PAUSE)
+
+    assert upstream.compared == 1
+
+
+def test_a_probe_that_is_refused_is_never_told_as_resumed() -> None:
+    upstream = OneUpstream()
+    upstream.refuse(Happening.PAUSE)
+    upstream.clock.advance(15 * SECOND_NS)
+    assert upstream.may_send()
+    upstream.refuse(Happening.PAUSE)
+    upstream.clock.advance(30 * SECOND_NS)
+    assert upstream.may_send()
+    upstream.pausing.feel(WELL)
+    upstream.events.flush()
+
+    told = [line.split(" upstream isp ")[-1].split()[0] for line in upstream.log.getvalue().splitlines()]
+    assert told == ["paused", "is", "paused", "is", "resumed"]
+
+
+def test_while_one_message_goes_first_the_last_refusal_is_shown() -> None:
+    upstream = OneUpstream()
+    upstream.refuse(Happening.PAUSE)
+    assert upstream.pausing.proving_after == ""
+
+    upstream.clock.advance(20 * SECOND_NS)
+    assert upstream.may_send()
+
+    assert (upstream.pausing.because, upstream.pausing.proving_after) == ("", "PAUSE")
+    upstream.pausing.feel(WELL)
+    assert upstream.pausing.proving_after == ""
+
+
+def test_an_answer_of_any_kind_ends_untried() -> None:
+    upstream = OneUpstream()
+    states = [upstream.pausing.health]
+    upstream.pausing.feel(Outcome((Answer(Verdict.DEFER, Phase.RCPT, None, "450 later"),)))
+    states.append(upstream.pausing.health)
+
+    assert states == [Health.UNTRIED, Health.USED]
 
 
 def test_a_history_that_fails_in_a_pause_does_not_end_the_pause_early() -> None:
@@ -343,7 +463,7 @@ _OPEN_NS = 4611686018427387904
     [
         (written("421 no", 1046000000000, 2, _OPEN_NS, "false "), Health.PAUSED, Health.PROVING),
         (written("", 0, 1, 1015000000000, "false "), Health.PROVING, Health.PROVING),
-        (written("", 0, 0, 1015000000000, "false "), Health.USED, Health.USED),
+        (written("", 0, 0, 1015000000000, "false "), Health.UNTRIED, Health.UNTRIED),
         (written("", 4600000000000, 1, _OPEN_NS, "false "), Health.PROVING, Health.PROVING),
         (written("535 no", 31623400000000000, 1, _OPEN_NS, "true "), Health.BARRED, Health.BARRED),
         (written(ASKS, 4600000000000, 1, _OPEN_NS, f"true {ASKS}"), Health.DOUBTED, Health.PROVING),
@@ -356,7 +476,7 @@ def test_a_record_that_older_code_wrote_is_gone_on_with(
     content: bytes, goes_on: Health, late: Health
 ) -> None:
     record = PAUSE_FORMAT.parse(content)
-    assert PAUSE_FORMAT.render(record) == content
+    assert PAUSE_FORMAT.render(record).startswith(content.removesuffix(b"\n}\n"))
 
     for passed_ns, expected in ((16 * SECOND_NS, goes_on), (2 * NEVER_NS, late)):
         upstream = OneUpstream()

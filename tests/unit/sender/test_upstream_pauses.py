@@ -10,7 +10,7 @@ from relay.clock import SECOND_NS
 from relay.queue.scheduler import State
 from relay.verdicts.decision import REFUSALS_IN_PLACE
 from tests.fakes.before_sync import BeforeSync
-from tests.fakes.clock import FakeClock, LeapingClock
+from tests.fakes.clock import FakeClock, LeapingClock, SetClock
 from tests.fakes.smarthost import Script, Smarthost, Until, turns
 from tests.unit.sender.in_process_relay import Relay, policy_of
 from tests.unit.sender.test_races import turns_of_the_loop
@@ -42,7 +42,7 @@ async def test_a_message_that_met_a_refusal_about_us_keeps_its_place(tmp_path: P
         await _paused(relay)
         relay.accept("second@there.example")
         relay.accept("third@there.example")
-        await relay.until(lambda: len(relay.sender.scheduler) == 3)
+        await relay.until(lambda: len(relay.sender.queue) == 3)
         _over(relay)
         await relay.until(lambda: (queued := relay.queued(first)) and queued.refusals)
         await _paused(relay)
@@ -61,7 +61,7 @@ async def test_a_proving_upstream_gets_one_transaction_until_it_went_well(tmp_pa
         await _paused(relay)
         for number in range(4):
             relay.accept(f"{number}@there.example")
-        await relay.until(lambda: len(relay.sender.scheduler) == 5)
+        await relay.until(lambda: len(relay.sender.queue) == 5)
         _over(relay)
         await relay.until(lambda: mails(host) == 2)
         for _ in range(3):
@@ -72,6 +72,25 @@ async def test_a_proving_upstream_gets_one_transaction_until_it_went_well(tmp_pa
         assert mails(host) == 2
         goes_well.set()
         await relay.until_empty()
+
+
+async def test_a_step_of_the_clock_is_told_and_counted_once(tmp_path: Path) -> None:
+    clock = SetClock()
+    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port), clock=clock) as relay:
+        relay.accept()
+        await relay.until_empty()
+        clock.set_by_ns = -365 * DAY_NS
+
+        def is_told() -> bool:
+            relay.events.flush()
+            return "the clock of this host was set by -31536000" in relay.log.getvalue()
+
+        await relay.until(is_told)
+        relay.accept()
+        await relay.until_empty()
+
+        assert len(host.relayed) == 2
+        assert relay.log.getvalue().count("the clock of this host was set") == 1
 
 
 async def test_nothing_is_begun_behind_a_refusal_though_it_was_about_to_be(tmp_path: Path) -> None:
@@ -115,7 +134,7 @@ async def test_a_message_that_is_always_refused_stops_nobody_for_ever(
         poison = relay.accept(sender="poison@here.example")
         await _paused(relay)
         relay.accept("other@there.example")
-        await relay.until(lambda: len(relay.sender.scheduler) == 2)
+        await relay.until(lambda: len(relay.sender.queue) == 2)
         for _ in range(REFUSALS_IN_PLACE - 1):
             assert not host.relayed
             _over(relay)

@@ -17,6 +17,7 @@ from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from relay.telemetry.redaction import Redaction
 from relay.telemetry.telemetry import Telemetry
+from relay.throttle.limit_hints import Tally
 from relay.verdicts.outcome import Answer
 from relay.verdicts.pause_record import PROBE_NS, PauseRecord
 from relay.verdicts.verdict import Judge, Ruling, Scope, Verdict
@@ -52,7 +53,7 @@ async def test_a_refused_sender_waits_untouched_and_all_other_mail_goes_on(tmp_p
         await relay.until(lambda: all((q := relay.queued(i)) and q.state is State.DEFERRED for i in bad))
         for _ in range(5):
             relay.accept(sender="good@here.example")
-        await relay.until(lambda: len(host.relayed) == 5 and len(relay.sender.scheduler) == 20)
+        await relay.until(lambda: len(host.relayed) == 5 and len(relay.sender.queue) == 20)
 
         assert relay.dispatcher.pausing.because == ""
         assert {r.reverse_path for r in host.relayed} == {"good@here.example"}
@@ -60,7 +61,7 @@ async def test_a_refused_sender_waits_untouched_and_all_other_mail_goes_on(tmp_p
         assert (
             sum("bad@" in command for command in host.commands) <= relay.policy.upstreams["isp"].connections
         )
-        assert all("not owned by user" in queued.reason for queued in relay.sender.scheduler)
+        assert all("not owned by user" in queued.reason for queued in relay.sender.queue)
         assert await relay.sender.spool_thread.totals() == Totals(accepted=25, relayed=5, queued=20)
 
         host.script = Script()
@@ -81,8 +82,8 @@ async def test_a_sender_welcome_again_sends_the_rest_of_its_mail(
     ):
         for _ in range(5):
             relay.accept(sender="bad@here.example")
-        await relay.until(relay.sender.scheduler.sender_pauses.senders)
-        scheduler = relay.sender.scheduler
+        await relay.until(relay.line.sender_pauses.senders)
+        scheduler = relay.line
         await relay.until(lambda: all(queued.state is State.DEFERRED for queued in scheduler))
         first = next(iter(scheduler))
         scheduler.release(first.queue_id)
@@ -171,6 +172,14 @@ async def test_a_verdict_about_the_message_asks_no_further_recipient(tmp_path: P
         assert all(b"no lists here" in r.content for r in host.relayed)
 
 
+class _Deaf:
+    def not_taken(self, refused: Tally) -> None:
+        pass
+
+    def refused(self, answer: Answer) -> None:
+        pass
+
+
 class World:
     """A `Pausing` with a clock that stands still."""
 
@@ -181,13 +190,12 @@ class World:
         metrics = Metrics(self.clock)
         metrics.know_upstreams(["isp"])
         self.kept: list[PauseRecord] = []
-        self.told: list[Answer] = []
         self.pausing = Pausing(
             "isp",
             Telemetry(events, metrics, Redaction(), self.clock),
             keep=self.kept.append,
             leaves_in_ns=lambda _: None,
-            on_refusal=lambda answer, _: self.told.append(answer),
+            lessons=_Deaf(),
             here=lambda _, at_ns: at_ns,
         )
 

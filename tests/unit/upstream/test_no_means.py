@@ -1,16 +1,17 @@
-"""A connection for which we have no descriptor is not refused by the upstream."""
+"""A connection for which we have no descriptor is told from one that the upstream refuses."""
 
 import resource
 
 import pytest
 
 from relay.clock import SystemClock
-from relay.upstream.connection import NoMeans, open_connection
+from relay.spool.os_errors import is_lack_of_means
+from relay.upstream.connection import UpstreamUnavailable, open_connection
 from tests.fakes.smarthost import Script, Smarthost
 from tests.unit.upstream.sessions import account
 
 
-async def test_without_a_descriptor_no_upstream_is_blamed() -> None:
+async def test_a_lack_of_descriptors_is_the_cause() -> None:
     async with Smarthost(Script()) as host:
         there, clock = account(host), SystemClock()
         # What is read once, such as the rules about replies, is read by now.
@@ -18,9 +19,10 @@ async def test_without_a_descriptor_no_upstream_is_blamed() -> None:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
         try:
-            with pytest.raises(NoMeans):
+            with pytest.raises(UpstreamUnavailable) as unavailable:
                 await open_connection(there, clock)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert is_lack_of_means(unavailable.value.__cause__)
         connection = await open_connection(there, clock)
         await connection.close()

@@ -58,7 +58,7 @@ async def one_chunk(chunk: bytes) -> AsyncIterator[bytes]:
 
 async def test_one_reply_for_one_command() -> None:
     async with Smarthost() as host, speaking(host) as protocol:
-        assert (await protocol.greeting(LONG_S)).code == 220
+        assert (await protocol.reply(LONG_S)).code == 220
         assert (await protocol.command(b"EHLO me.example", Phase.EHLO, LONG_S)).code == 250
         assert (await protocol.command(b"NONSENSE", Phase.RSET, LONG_S)).code == 500
         assert protocol.phase is Phase.RSET
@@ -68,7 +68,7 @@ async def test_one_reply_for_one_command() -> None:
 @pytest.mark.parametrize("line", [b"MAIL FROM:<a>\r\nRCPT TO:<b>", b"NOOP\n", b"NOOP\r", b"NO\0OP"])
 async def test_a_line_that_would_be_two_is_not_sent_and_not_shown(line: bytes) -> None:
     async with Smarthost() as host, speaking(host) as protocol:
-        await protocol.greeting(LONG_S)
+        await protocol.reply(LONG_S)
         with pytest.raises(ValueError, match="CR, LF or NUL") as caught:
             await protocol.command(line, Phase.MAIL, LONG_S)
 
@@ -79,7 +79,7 @@ async def test_a_line_that_would_be_two_is_not_sent_and_not_shown(line: bytes) -
 
 async def test_silence_ends_in_time_and_for_good() -> None:
     async with Smarthost(at("rset", SILENCE)) as host, speaking(host) as protocol:
-        await protocol.greeting(LONG_S)
+        await protocol.reply(LONG_S)
         with pytest.raises(Late):
             await protocol.command(b"RSET", Phase.RSET, SOON_S)
 
@@ -92,7 +92,7 @@ async def test_silence_ends_in_time_and_for_good() -> None:
 async def test_a_short_timeout_after_a_long_one_still_holds() -> None:
     # The timer of the first is still set, and far away.
     async with Smarthost(at("quit", SILENCE)) as host, speaking(host) as protocol:
-        await protocol.greeting(3600.0)
+        await protocol.reply(3600.0)
         await protocol.command(b"RSET", Phase.RSET, 3600.0)
         with pytest.raises(Late):
             await protocol.command(b"QUIT", Phase.QUIT, SOON_S)
@@ -102,7 +102,7 @@ def test_a_long_timeout_after_a_short_one_is_not_cut() -> None:
     async def act() -> int:
         ring = asyncio.Event()
         async with Smarthost() as host, speaking(host) as protocol:
-            await protocol.greeting(LONG_S)
+            await protocol.reply(LONG_S)
             await protocol.command(b"RSET", Phase.RSET, SOON_S)
             asyncio.get_running_loop().call_later(2 * SOON_S, ring.set)
             host.script = Script(rset=[Until(ring), DEFAULT])
@@ -115,7 +115,7 @@ def test_a_long_timeout_after_a_short_one_is_not_cut() -> None:
 
 async def test_a_second_command_cannot_be_begun() -> None:
     async with Smarthost(at("rset", SILENCE)) as host, speaking(host) as protocol:
-        await protocol.greeting(LONG_S)
+        await protocol.reply(LONG_S)
         first = asyncio.create_task(protocol.command(b"RSET", Phase.RSET, LONG_S))
         await host.until(lambda: host.commands)
         with pytest.raises(Desynchronised):
@@ -132,7 +132,7 @@ async def test_an_early_reply_is_not_given_to_a_later_command() -> None:
         Smarthost(at("rset", [DEFAULT, b"550 5.1.1 leftover\r\n"])) as host,
         speaking(host) as protocol,
     ):
-        await protocol.greeting(LONG_S)
+        await protocol.reply(LONG_S)
         with pytest.raises(Desynchronised):
             await protocol.command(b"RSET", Phase.RSET, LONG_S)
         with pytest.raises(Desynchronised):
@@ -142,7 +142,7 @@ async def test_an_early_reply_is_not_given_to_a_later_command() -> None:
 
 async def test_421_ends_it_wherever_it_is_said() -> None:
     async with Smarthost(at("rset", "421 4.3.2 bye")) as host, speaking(host) as protocol:
-        await protocol.greeting(LONG_S)
+        await protocol.reply(LONG_S)
         with pytest.raises(Farewell) as caught:
             await protocol.command(b"RSET", Phase.RSET, LONG_S)
 
@@ -159,7 +159,7 @@ async def test_421_ends_it_wherever_it_is_said() -> None:
 async def test_half_a_greeting_is_none(said: bytes, error: type[Exception]) -> None:
     async with Smarthost(at("connect", [said, GAP, RESET])) as host, speaking(host) as protocol:
         with pytest.raises(error):
-            await protocol.greeting(LONG_S)
+            await protocol.reply(LONG_S)
 
 
 async def test_content_leaves_with_its_dot_in_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,13 +172,15 @@ async def test_content_leaves_with_its_dot_in_one_write(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(StrictProtocol, "_write", recording)
     async with Smarthost() as host, speaking(host) as protocol:
-        await protocol.greeting(LONG_S)
+        await protocol.reply(LONG_S)
         for line in (b"MAIL FROM:<a@b.example>", b"RCPT TO:<c@d.example>", b"DATA"):
             await protocol.command(line, Phase.DATA, LONG_S)
         written.clear()
         until = asyncio.get_running_loop().time() + LONG_S
 
-        assert await protocol.send_content(one_chunk(b"small\r\n"), LONG_S, until) is None
+        assert (
+            await protocol.send_content(one_chunk(b"small\r\n"), LONG_S, until, list[bytes]().append) is None
+        )
         assert (await protocol.end_of_content(LONG_S)).code == 250
         assert written == [b"small\r\n.\r\n"]
 
@@ -186,7 +188,7 @@ async def test_content_leaves_with_its_dot_in_one_write(monkeypatch: pytest.Monk
 async def test_an_ended_connection_is_not_kept_alive_by_its_timer() -> None:
     async with Smarthost() as host:
         async with speaking(host) as protocol:
-            await protocol.greeting(3600.0)
+            await protocol.reply(3600.0)
             gone = weakref.ref(protocol)
         await host.until(lambda: not host.sessions[0].is_open)
         del protocol
@@ -199,7 +201,7 @@ async def test_an_ended_connection_is_not_kept_alive_by_its_timer() -> None:
 
 async def test_a_deadline_is_kept_though_part_of_a_reply_comes_then() -> None:
     async with Smarthost(at("rset", SILENCE)) as host, speaking(host) as protocol:
-        await protocol.greeting(LONG_S)
+        await protocol.reply(LONG_S)
         loop = asyncio.get_running_loop()
 
         def stall() -> None:
@@ -221,7 +223,7 @@ async def test_content_that_does_not_move_is_given_up_in_time() -> None:
             yield b"x" * 70 + b"\r\n"
 
     async with Smarthost(Script(content=During(1, [DEAF]))) as host, speaking(host) as protocol:
-        await protocol.greeting(LONG_S)
+        await protocol.reply(LONG_S)
         for line in (b"MAIL FROM:<a@b.example>", b"RCPT TO:<c@d.example>", b"DATA"):
             await protocol.command(line, Phase.DATA, LONG_S)
         loop = asyncio.get_running_loop()
@@ -233,4 +235,4 @@ async def test_content_that_does_not_move_is_given_up_in_time() -> None:
 
         drip(b"250-")
         with pytest.raises(Late, match="nothing could be sent for"):
-            await protocol.send_content(endless(), SOON_S, loop.time() + LONG_S)
+            await protocol.send_content(endless(), SOON_S, loop.time() + LONG_S, list[bytes]().append)

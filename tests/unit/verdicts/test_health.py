@@ -25,6 +25,7 @@ from tests.unit.verdicts.states_page import page
 ROOT = Path(__file__).parents[3]
 CELLS = {
     Happening.PAUSE: {
+        Health.UNTRIED: "paused: slow count more rest record tell_paused learn",
         Health.USED: "paused: slow count more rest record tell_paused learn",
         Health.PROVING: "paused: slow_again count more rest record tell_paused learn",
         Health.PAUSED: "paused: slow lengthen",
@@ -34,6 +35,7 @@ CELLS = {
         Health.UNCOUNTED: "uncounted: slow put_off record",
     },
     Happening.STOP: {
+        Health.UNTRIED: "refused: slow count more rest record tell_stopped",
         Health.USED: "refused: slow count more rest record tell_stopped",
         Health.PROVING: "refused: slow_again count more rest record tell_stopped",
         Health.PAUSED: "refused: slow more rest record tell_stopped",
@@ -43,6 +45,7 @@ CELLS = {
         Health.UNCOUNTED: "uncounted: slow put_off record",
     },
     Happening.BAR: {
+        Health.UNTRIED: "barred: slow settle count more rest record tell_stopped",
         Health.USED: "barred: slow settle count more rest record tell_stopped",
         Health.PROVING: "barred: slow_again settle count more rest record tell_stopped",
         Health.PAUSED: "barred: slow settle more rest record tell_stopped",
@@ -52,6 +55,7 @@ CELLS = {
         Health.UNCOUNTED: "uncounted: slow settle put_off record",
     },
     Happening.DOUBT: {
+        Health.UNTRIED: "doubted: slow count doubt more rest record tell_stopped",
         Health.USED: "doubted: slow count doubt more rest record tell_stopped",
         Health.PROVING: "doubted: slow_again count doubt more rest record tell_stopped",
         Health.PAUSED: "doubted: slow doubt more rest record tell_stopped",
@@ -61,33 +65,57 @@ CELLS = {
         Health.UNCOUNTED: "uncounted: slow put_off record",
     },
     Happening.PROOF: {
+        Health.UNTRIED: "used: trust",
         Health.USED: "used: trust",
-        Health.PROVING: "used: trust settle record",
+        Health.PROVING: "used: trust settle record tell_resumed",
         Health.PAUSED: "paused: trust settle record",
         Health.REFUSED: "refused: trust record",
         Health.BARRED: "barred: trust record",
         Health.DOUBTED: "doubted: trust record",
         Health.UNCOUNTED: "uncounted: trust record",
     },
-    Happening.OVER: {
+    Happening.ANSWER: {
+        Health.UNTRIED: "used:",
         Health.USED: "used:",
         Health.PROVING: "proving:",
-        Health.PAUSED: "proving: end record tell_resumed",
-        Health.REFUSED: "proving: end record tell_resumed",
+        Health.PAUSED: "paused:",
+        Health.REFUSED: "refused:",
+        Health.BARRED: "barred:",
+        Health.DOUBTED: "doubted:",
+        Health.UNCOUNTED: "uncounted:",
+    },
+    Happening.OVER: {
+        Health.UNTRIED: "untried:",
+        Health.USED: "used:",
+        Health.PROVING: "proving:",
+        Health.PAUSED: "proving: end record tell_proving",
+        Health.REFUSED: "proving: end record tell_proving",
         Health.BARRED: "barred: look_later record",
-        Health.DOUBTED: "proving: end record tell_resumed",
+        Health.DOUBTED: "proving: end record tell_proving",
         Health.UNCOUNTED: "uncounted:",
     },
     Happening.RESUME: {
+        Health.UNTRIED: "untried:",
         Health.USED: "used:",
-        Health.PROVING: "proving: settle record",
-        Health.PAUSED: "proving: settle end record tell_resumed",
-        Health.REFUSED: "proving: settle end record tell_resumed",
-        Health.BARRED: "proving: settle end record tell_resumed",
-        Health.DOUBTED: "proving: settle end record tell_resumed",
-        Health.UNCOUNTED: "proving: settle end record tell_resumed",
+        Health.PROVING: "proving: settle anew record",
+        Health.PAUSED: "proving: settle anew end record tell_proving",
+        Health.REFUSED: "proving: settle anew end record tell_proving",
+        Health.BARRED: "proving: settle anew end record tell_proving",
+        Health.DOUBTED: "proving: settle anew end record tell_proving",
+        Health.UNCOUNTED: "proving: settle anew end record tell_proving",
+    },
+    Happening.EDIT: {
+        Health.UNTRIED: "untried:",
+        Health.USED: "used:",
+        Health.PROVING: "proving: settle anew record",
+        Health.PAUSED: "proving: settle anew end record tell_proving",
+        Health.REFUSED: "proving: settle anew end record tell_proving",
+        Health.BARRED: "proving: settle anew end record tell_proving",
+        Health.DOUBTED: "proving: settle anew end record tell_proving",
+        Health.UNCOUNTED: "proving: settle anew end record tell_proving",
     },
     Happening.FAULT: {
+        Health.UNTRIED: "uncounted: count rest record tell_stopped",
         Health.USED: "uncounted: count rest record tell_stopped",
         Health.PROVING: "uncounted: count rest record tell_stopped",
         Health.PAUSED: "paused:",
@@ -97,16 +125,18 @@ CELLS = {
         Health.UNCOUNTED: "uncounted: look_later record",
     },
     Happening.SOUND: {
+        Health.UNTRIED: "untried:",
         Health.USED: "used:",
         Health.PROVING: "proving:",
         Health.PAUSED: "paused:",
         Health.REFUSED: "refused:",
         Health.BARRED: "barred:",
         Health.DOUBTED: "doubted:",
-        Health.UNCOUNTED: "proving: end record tell_resumed hear",
+        Health.UNCOUNTED: "proving: end record tell_proving hear",
     },
     Happening.RESTART: {
-        Health.USED: "used:",
+        Health.UNTRIED: "untried:",
+        Health.USED: "untried:",
         Health.PROVING: "proving: slow_again",
         Health.PAUSED: "paused: slow_again count rest record tell_paused",
         Health.REFUSED: "proving: slow_again",
@@ -115,13 +145,54 @@ CELLS = {
         Health.UNCOUNTED: "proving: slow_again",
     },
     Happening.LATE_RESTART: {
-        Health.USED: "used:",
+        Health.UNTRIED: "untried:",
+        Health.USED: "untried:",
         Health.PROVING: "proving: slow_again",
         Health.PAUSED: "proving: slow_again",
         Health.REFUSED: "proving: slow_again",
         Health.BARRED: "barred: slow_again count rest record tell_stopped",
         Health.DOUBTED: "proving: slow_again",
         Health.UNCOUNTED: "proving: slow_again",
+    },
+    Happening.KEEP_FOR: {
+        Health.UNTRIED: "untried:",
+        Health.USED: "used:",
+        Health.PROVING: "proving:",
+        Health.PAUSED: "paused:",
+        Health.REFUSED: "refused:",
+        Health.BARRED: "barred:",
+        Health.DOUBTED: "doubted:",
+        Health.UNCOUNTED: "uncounted:",
+    },
+    Happening.KEEP: {
+        Health.UNTRIED: "untried:",
+        Health.USED: "used:",
+        Health.PROVING: "proving:",
+        Health.PAUSED: "paused:",
+        Health.REFUSED: "refused:",
+        Health.BARRED: "barred:",
+        Health.DOUBTED: "doubted:",
+        Health.UNCOUNTED: "uncounted:",
+    },
+    Happening.LAPSE: {
+        Health.UNTRIED: "untried:",
+        Health.USED: "used:",
+        Health.PROVING: "proving:",
+        Health.PAUSED: "paused:",
+        Health.REFUSED: "refused:",
+        Health.BARRED: "barred:",
+        Health.DOUBTED: "doubted:",
+        Health.UNCOUNTED: "uncounted:",
+    },
+    Happening.LEAVE: {
+        Health.UNTRIED: "proving: record tell_proving",
+        Health.USED: "proving: record tell_proving",
+        Health.PROVING: "proving:",
+        Health.PAUSED: "paused:",
+        Health.REFUSED: "refused:",
+        Health.BARRED: "barred:",
+        Health.DOUBTED: "doubted:",
+        Health.UNCOUNTED: "uncounted:",
     },
 }
 """What the health is then, and what is done."""
@@ -165,19 +236,37 @@ def test_only_what_went_well_makes_an_upstream_used() -> None:
     ways = {
         (health, happening)
         for (health, happening), cell in TABLE.items()
-        if cell.health is Health.USED and health is not Health.USED
+        if cell.health is Health.USED and health not in (Health.USED, Health.UNTRIED)
     }
     assert ways == {(Health.PROVING, Happening.PROOF)}
 
 
+def test_only_a_restart_makes_an_upstream_untried() -> None:
+    ways = {h for (_, h), cell in TABLE.items() if cell.health is Health.UNTRIED}
+    others = {h for h in ways if TABLE[Health.USED, h].health is Health.UNTRIED}
+    assert others == set(RESTARTS)
+    assert {h for h in Happening if TABLE[Health.UNTRIED, h].health is Health.UNTRIED} == ways
+
+
+def test_resumed_is_told_once_something_went_well_and_never_before() -> None:
+    told = {cell for cell, (_, effects) in TABLE.items() if Effect.TELL_RESUMED in effects}
+    assert told == {(Health.PROVING, Happening.PROOF)}
+
+
+def test_whoever_acts_on_a_refusal_begins_its_doubling_anew() -> None:
+    anew = {cell for cell, (_, effects) in TABLE.items() if Effect.ANEW in effects}
+    acts = (Happening.RESUME, Happening.EDIT)
+    assert anew == set(product({*RESTING, Health.PROVING}, acts))
+
+
 def test_where_no_probe_is_allowed_only_somebody_ends_it() -> None:
     ways = {h for h in Happening if TABLE[Health.BARRED, h].health is not Health.BARRED}
-    assert ways == {Happening.RESUME}
+    assert ways == {Happening.RESUME, Happening.EDIT}
 
 
 def test_what_the_shield_asks_no_restart_answers_in_its_time() -> None:
     settles = {h for h in Happening if Effect.SETTLE in TABLE[Health.DOUBTED, h].effects}
-    assert settles == {Happening.RESUME, Happening.BAR}
+    assert settles == {Happening.RESUME, Happening.EDIT, Happening.BAR}
     assert TABLE[Health.DOUBTED, Happening.RESTART].health is Health.DOUBTED
 
 
@@ -185,7 +274,7 @@ def test_only_a_sound_history_or_somebody_ends_a_fault_of_it() -> None:
     ways = {
         h for h in set(Happening) - set(RESTARTS) if TABLE[Health.UNCOUNTED, h].health is not Health.UNCOUNTED
     }
-    assert ways == {Happening.SOUND, Happening.RESUME}
+    assert ways == {Happening.SOUND, Happening.RESUME, Happening.EDIT}
 
 
 @pytest.mark.parametrize(("health", "happening"), CASES, ids=[f"{s}-{h.name}" for s, h in CASES])
@@ -206,7 +295,7 @@ def test_the_end_of_a_rest_is_told_and_kept(health: Health, happening: Happening
 
     assert (Effect.END in effects) == is_over
     if is_over:
-        assert effects.index(Effect.END) < effects.index(Effect.RECORD) < effects.index(Effect.TELL_RESUMED)
+        assert effects.index(Effect.END) < effects.index(Effect.RECORD) < effects.index(Effect.TELL_PROVING)
 
 
 def test_a_restart_goes_on_with_pauses_and_what_somebody_must_end() -> None:

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
+from relay.sender.state_file import OFFERS_FORMAT
 from relay.verdicts.offers import (
     APART_AGAIN_NS,
     APART_NS,
     LOOKS,
     MOST_SIZES,
-    OFFERS_FORMAT,
     Need,
     Offers,
     OffersRecord,

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
+from relay.sender.state_file import PAUSE_FORMAT
+from relay.verdicts.operator_pause import FOREVER_NS
 from relay.verdicts.pause_record import (
     FIRST_NS,
-    FOREVER_NS,
     LONGEST_NS,
     MOST_SPANS,
-    PAUSE_FORMAT,
     PROBE_NS,
     PauseRecord,
     Pauses,

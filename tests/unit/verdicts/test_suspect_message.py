@@ -3,7 +3,7 @@
 import copy
 
 from relay.mail.envelope import QueueId
-from relay.queue.queued import Queued
+from relay.queue.queued import Queued, RecipientsLeft, WaitReason
 from relay.queue.scheduler import MOST_PASSED_OVER, Scheduler
 from relay.queue.sender_pauses import SenderPauses
 from relay.smtp.reply import Phase, Reply
@@ -32,9 +32,11 @@ def goes(scheduler: Scheduler) -> str:
 def refuse(scheduler: Scheduler, queued: Queued) -> None:
     """Have the upstream refuse a message that was taken, as if for our fault."""
     refusals = queued.refusals + 1
-    scheduler.attempted(queued.queue_id, tried=frozenset(), refusals=refusals, singled_out=0, domains=())
+    scheduler.attempted(
+        queued.queue_id, tried=frozenset(), refusals=refusals, singled_out=0, left=RecipientsLeft()
+    )
     scheduler.doubt(queued.reverse_path)
-    scheduler.refused(queued.queue_id, 1, "421 no")
+    scheduler.refused(queued.queue_id, 1, WaitReason("421 no"))
 
 
 def test_an_upstream_is_well_by_what_it_was_asked_since_a_refusal() -> None:

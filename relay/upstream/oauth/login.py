@@ -1,0 +1,193 @@
+"""A person's consent, for a machine without a browser: it ends with a refresh token.
+
+Two ways: a code that is typed on another device (RFC 8628), and, for a provider that gives the scope to no
+such code, a page in any browser whose last address is brought back (RFC 6749, 4.1, with RFC 7636's proof).
+Guarantees: the token server is asked no more often than it allows; a login ends at its code's end.
+Does not: write anything, or know whose consent it was: the upstream says that at the first login.
+"""
+
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from urllib.parse import parse_qs, urlsplit
+
+from oauthlib.oauth2 import WebApplicationClient
+
+from relay.clock import SECOND_NS, Clock
+from relay.mail.text import clean
+from relay.policy.oauth2 import OAuth2
+from relay.policy.units import WEB_URL
+from relay.upstream.oauth.answers import (
+    Denied,
+    Granted,
+    is_token,
+    read_object,
+    read_token_answer,
+    whole_seconds,
+)
+from relay.upstream.oauth.requests import (
+    TokenRequest,
+    Unaskable,
+    code_request,
+    consent_url,
+    device_request,
+    device_token_request,
+)
+from relay.upstream.oauth.token_server import TokenServerUnreachable
+
+DEFAULT_INTERVAL_SECONDS = 5
+SLOWER_SECONDS = 5
+"""RFC 8628, 3.5: what `slow_down` adds to the interval."""
+LONGEST_INTERVAL_SECONDS = 60
+LONGEST_LOGIN_SECONDS = 3600
+REDIRECT = "http://127.0.0.1:1/"
+"""No program listens there: the browser shows an error, and the address that is brought back."""
+
+Ask = Callable[[TokenRequest], Awaitable[tuple[int, bytes, str]]]
+
+
+class LoginFailed(Exception):  # noqa: N818 - what became of a login
+    """No refresh token; the text may be shown once secrets are hidden in it."""
+
+    def __init__(self, words: str, *, may_pass: bool = False) -> None:
+        """`may_pass`: it may succeed later."""
+        super().__init__(words)
+        self.may_pass = may_pass
+
+
+@dataclass(frozen=True, slots=True)
+class LoginClient:
+    """Who asks for the consent: the program, as the provider registered it."""
+
+    oauth2: OAuth2
+    secret: str = field(repr=False)
+    """Empty for a public client."""
+    ask: Ask
+
+
+class DeviceCode(NamedTuple):
+    url: str
+    """To be opened on any device."""
+    user_code: str
+    """To be typed there."""
+    device_code: str
+    ends_at_ns: int
+    """Boottime."""
+    interval_seconds: int
+
+    def __repr__(self) -> str:
+        return f"<DeviceCode for {self.url}>"
+
+
+@dataclass(frozen=True, slots=True)
+class BrowserLogin:
+    url: str = field(repr=False)
+    state: str = field(repr=False)
+    verifier: str = field(repr=False)
+
+
+async def begin(client: LoginClient, clock: Clock) -> DeviceCode:
+    """Ask for a code.  Raises LoginFailed."""
+    began_ns = clock.boottime_ns()
+    try:
+        status, content, _ = await client.ask(device_request(client.oauth2))
+    except Unaskable as error:
+        raise LoginFailed(str(error)) from None
+    except TokenServerUnreachable as unreachable:
+        raise LoginFailed(f"the token server cannot be reached: {unreachable}", may_pass=True) from None
+    said = read_object(content)
+    # Google calls it verification_url, as a draft of RFC 8628 did.
+    url = said.get("verification_uri") or said.get("verification_url")
+    user_code, device_code = said.get("user_code"), said.get("device_code")
+    is_whole = (
+        isinstance(url, str) and WEB_URL.match(url) and isinstance(user_code, str) and is_token(device_code)
+    )
+    if status != 200 or not is_whole:
+        answer = read_token_answer(400 if status == 200 else status, content)
+        denied = (
+            answer if isinstance(answer, Denied) else Denied("the token server gave no code", is_final=True)
+        )
+        raise LoginFailed(denied.advised("UPSTREAM"), may_pass=not denied.is_final)
+    life_seconds = whole_seconds(said.get("expires_in"), 900, LONGEST_LOGIN_SECONDS)
+    interval = whole_seconds(said.get("interval"), DEFAULT_INTERVAL_SECONDS, LONGEST_INTERVAL_SECONDS)
+    ends_at_ns = began_ns + life_seconds * SECOND_NS
+    return DeviceCode(str(url), clean(str(user_code))[:64], str(device_code), ends_at_ns, max(interval, 1))
+
+
+async def wait_for_consent(
+    client: LoginClient,
+    code: DeviceCode,
+    clock: Clock,
+    sleep: Callable[[float], Awaitable[object]],
+) -> Granted:
+    """Ask until the person has consented.  Raises LoginFailed."""
+    interval_seconds = code.interval_seconds
+    while clock.boottime_ns() + interval_seconds * SECOND_NS < code.ends_at_ns:
+        await sleep(interval_seconds)
+        try:
+            request = device_token_request(client.oauth2, client.secret, code.device_code)
+            answer = read_token_answer(*await client.ask(request))
+        except Unaskable as error:
+            raise LoginFailed(str(error)) from None
+        except TokenServerUnreachable:
+            # RFC 8628, 3.5: less often, after a connection that came to nothing.
+            interval_seconds = min(2 * interval_seconds, LONGEST_INTERVAL_SECONDS)
+            continue
+        match answer:
+            case Granted():
+                return _with_refresh_token(answer)
+            case Denied(error="slow_down"):
+                interval_seconds = min(interval_seconds + SLOWER_SECONDS, LONGEST_INTERVAL_SECONDS)
+            case Denied(is_final=True):
+                raise LoginFailed(answer.advised("UPSTREAM"))
+            case Denied():
+                # Pending, or trouble of the server's: RFC 8628, 3.5.
+                interval_seconds = max(
+                    interval_seconds, min(answer.retry_after_seconds, LONGEST_INTERVAL_SECONDS)
+                )
+    raise LoginFailed("the code has expired, and nobody had consented: begin again", may_pass=True)
+
+
+def begin_in_browser(oauth2: OAuth2, user: str) -> BrowserLogin:
+    """Make the link that a person opens.  Raises LoginFailed."""
+    client = WebApplicationClient(oauth2.client_id or "")
+    state, verifier = secrets.token_urlsafe(24), client.create_code_verifier(64)
+    challenge = client.create_code_challenge(verifier, "S256")
+    try:
+        return BrowserLogin(consent_url(oauth2, user, REDIRECT, state, challenge), state, verifier)
+    except Unaskable as error:
+        raise LoginFailed(str(error)) from None
+
+
+async def finish_in_browser(client: LoginClient, login: BrowserLogin, address: str) -> Granted:
+    """`address` is what the browser showed at the end.  Raises LoginFailed."""
+    try:
+        said = parse_qs(urlsplit(address.strip()).query)
+    except ValueError:
+        said = {}
+    if "error" in said:
+        raise LoginFailed(f"the consent was not given: {clean(said['error'][0])[:64]}")
+    code = said.get("code", [""])[0]
+    if not is_token(code):
+        raise LoginFailed("this address has no code: copy all of what the browser's address line shows")
+    if said.get("state") != [login.state]:
+        raise LoginFailed("this address is of another login: begin again, and use the new link")
+    try:
+        request = code_request(client.oauth2, client.secret, code, REDIRECT, login.verifier)
+        answer = read_token_answer(*await client.ask(request))
+    except Unaskable as error:
+        raise LoginFailed(str(error)) from None
+    except TokenServerUnreachable as unreachable:
+        raise LoginFailed(f"the token server cannot be reached: {unreachable}", may_pass=True) from None
+    if isinstance(answer, Denied):
+        raise LoginFailed(answer.advised("UPSTREAM"), may_pass=not answer.is_final)
+    return _with_refresh_token(answer)
+
+
+def _with_refresh_token(granted: Granted) -> Granted:
+    if not granted.refresh_token:
+        raise LoginFailed(
+            "the token server gave no refresh token: the scope has to ask for it (offline_access)"
+        )
+    return granted

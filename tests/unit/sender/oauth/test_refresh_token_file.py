@@ -1,0 +1,107 @@
+"""A refresh token on a disk whose power may be cut: the old one or the new one, and never a third."""
+
+import errno
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from relay.sender.oauth.refresh_token_file import RefreshTokenFile
+from relay.spool.durable import RealDisk
+from tests.fakes.disk import Fault, ModelDisk
+from tests.fakes.platter import Model, Platter
+
+PATH = Path("/secrets/m365")
+OLD, NEW, OTHERS = "old-refresh-token", "a-new-and-longer-refresh-token", "by-hand"
+
+
+def _disk(model: Model = Model.ORDERED) -> ModelDisk:
+    disk = ModelDisk(Platter(model))
+    disk.make_directory("/secrets")
+    RefreshTokenFile(PATH, disk).write(OLD)
+    return disk
+
+
+@pytest.mark.parametrize("model", Model)
+@pytest.mark.parametrize(
+    "change",
+    [lambda file: file.rotate(OLD, NEW), lambda file: file.write(NEW)],
+    ids=["rotate", "write"],
+)
+def test_a_power_cut_leaves_the_old_or_the_new(
+    model: Model, change: Callable[[RefreshTokenFile], object]
+) -> None:
+    disk, found, rng = _disk(model), list[str | None](), random.Random(1)
+    disk.after = lambda: found.extend(RefreshTokenFile(PATH, image).read() for image in disk.cuts(rng, 16))
+    change(RefreshTokenFile(PATH, disk))
+    disk.after = None
+
+    assert set(found) == {OLD, NEW}
+    # It has returned: from here on the new one may be sent, and no cut brings the old one back.
+    after = [RefreshTokenFile(PATH, image).read() for image in disk.cuts(rng, 64)]
+    assert set(after) == {NEW}
+
+
+def test_a_kill_at_any_step_leaves_what_the_next_process_can_rotate() -> None:
+    disk, images = _disk(), list[ModelDisk]()
+    disk.after = lambda: images.append(disk.after_kill())
+    RefreshTokenFile(PATH, disk).rotate(OLD, NEW)
+    disk.after = None
+
+    for image in images:
+        file = RefreshTokenFile(PATH, image)
+        now = file.read()
+        assert now in {OLD, NEW}
+        assert file.rotate(now, "the next")
+        assert file.read() == "the next"
+
+
+@pytest.mark.parametrize("model", Model)
+def test_what_a_killed_process_renamed_is_made_durable_before_it_is_sent(model: Model) -> None:
+    disk, images = _disk(model), list[ModelDisk]()
+    disk.after = lambda: images.append(disk.after_kill())
+    RefreshTokenFile(PATH, disk).rotate(OLD, NEW)
+    disk.after = None
+
+    for image in images:
+        file = RefreshTokenFile(PATH, image)
+        read = file.read()
+        file.make_durable()
+        cuts = {RefreshTokenFile(PATH, cut).read() for cut in image.cuts(random.Random(3), 16)}
+        assert cuts <= {read}
+
+
+@pytest.mark.parametrize("kind", ["open_new", "write_all", "sync", "rename", "sync_directory"])
+def test_a_disk_that_fails_is_told_and_tried_again(kind: str) -> None:
+    disk = _disk()
+    disk.fail(Fault(1, errno.ENOSPC, kinds=frozenset({kind})))
+    file = RefreshTokenFile(PATH, disk)
+    try:
+        file.rotate(OLD, NEW)
+    except OSError:
+        assert file.read() in {OLD, NEW}
+    disk.fault = None
+
+    assert file.rotate(OLD, NEW)
+    images = [RefreshTokenFile(PATH, image).read() for image in disk.cuts(random.Random(2), 64)]
+    assert set(images) == {NEW}
+
+
+def test_a_token_put_there_meanwhile_stays() -> None:
+    disk = _disk()
+    RefreshTokenFile(PATH, disk.another()).write(OTHERS)
+
+    assert not RefreshTokenFile(PATH, disk).rotate(OLD, NEW)
+    assert RefreshTokenFile(PATH, disk).read() == OTHERS
+
+
+def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "m365"
+    file = RefreshTokenFile(path, RealDisk())
+    file.write(OLD)
+    assert file.rotate(OLD, NEW)
+
+    assert path.read_text() == f"{NEW}\n"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["m365", "m365.lock"]

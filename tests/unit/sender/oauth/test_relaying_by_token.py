@@ -1,0 +1,201 @@
+"""Mail through an account of OAuth2: real tokens, a strict smarthost, a consent and its end."""
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from relay.policy.limits import LimitSettings
+from relay.policy.units import HostPort
+from relay.practice.account import PracticeBehaviour
+from relay.practice.smarthost import PracticeSmarthost
+from relay.verdicts.health import Health
+from tests.fakes.token_server import CLIENT, USER, TokenServer
+from tests.unit.sender.in_process_relay import Relay, policy_of
+
+
+@pytest.fixture
+def server() -> Iterator[TokenServer]:
+    with TokenServer(secret=secrets.token_urlsafe(24)) as running:
+        yield running
+
+
+@asynccontextmanager
+async def relaying(server: TokenServer, folder: Path, more: str = "") -> AsyncIterator[Relay]:
+    """Run a relay with a consent of before, towards a smarthost that takes the server's tokens."""
+    refresh, secret = folder / "refresh", folder / "secret"
+    for path, text in ((refresh, server.refresh_token()), (secret, server.client.secret or "")):
+        path.touch(0o600)
+        path.write_text(text + "\n")
+    behaviour = PracticeBehaviour(LimitSettings.model_validate({"messages": 1000, "per": "1m"}), 1)
+    host = PracticeSmarthost(HostPort("127.0.0.1", 0), "u", "p", behaviour, is_token=server.is_good)
+    await host.start()
+    oauth2 = (
+        f"grant: refresh_token, client_id: {CLIENT}, client_secret_file: secret, "
+        f"refresh_token_file: refresh, token_url: '{server.url}/token', scope: smtp"
+    )
+    upstream = f", idle: 1ms, auth: {{user: {USER}, oauth2: {{{oauth2}}}}}{more}"
+    try:
+        async with Relay(policy_of(folder, host.port, upstream)) as relay:
+            yield relay
+            shown = relay.log.getvalue() + repr(relay.watch.snapshot())
+            for secret_text in _secrets(server, folder):
+                assert secret_text not in shown
+    finally:
+        await host.close()
+
+
+def _secrets(server: TokenServer, folder: Path) -> Iterator[str]:
+    yield (folder / "secret").read_text().strip()
+    for form in server.requests:
+        yield form["refresh_token"]
+    for granted in server.granted:
+        yield from (text for key, text in granted.fields.items() if key in {"access_token", "refresh_token"})
+
+
+async def test_mail_goes_by_a_token_which_many_connections_share(server: TokenServer, tmp_path: Path) -> None:
+    async with relaying(server, tmp_path) as relay:
+        for _ in range(20):
+            relay.accept()
+        await relay.until_empty()
+
+        assert len(server.requests) == 1
+        # The rotated refresh token is on disk, and the old one is worth nothing.
+        assert (tmp_path / "refresh").read_text().strip() == server.granted[-1].fields["refresh_token"]
+
+
+async def test_a_short_life_is_no_trouble(server: TokenServer, tmp_path: Path) -> None:
+    server.life_seconds = 1
+    async with relaying(server, tmp_path) as relay:
+        for _ in range(3):
+            relay.accept()
+            await relay.until_empty()
+            server.revoke_access()  # as if its time was over
+        sent = [form["refresh_token"] for form in server.requests]
+        assert len(sent) == len(set(sent))
+        assert "stopped" not in relay.log.getvalue()
+
+
+async def test_a_token_refused_before_its_end_is_replaced_once(server: TokenServer, tmp_path: Path) -> None:
+    async with relaying(server, tmp_path) as relay:
+        relay.accept()
+        await relay.until_empty()
+        server.revoke_access()
+        relay.accept()
+        await relay.until_empty()
+
+        assert len(server.requests) == 2
+        assert "stopped" not in relay.log.getvalue()
+
+
+async def test_a_token_of_another_user_stops_the_upstream(server: TokenServer, tmp_path: Path) -> None:
+    async with relaying(server, tmp_path) as relay:
+        for token in server.granted:
+            token.user = "somebody.else@example.com"
+        queue_id = relay.accept()
+        await relay.until(lambda: relay.dispatcher.pausing.health is Health.REFUSED)
+
+        assert len(server.requests) == 2  # the one, and the one in its place
+        assert "535" in relay.log.getvalue()
+        assert relay.queued(queue_id) is not None
+
+
+async def test_a_revoked_consent_stops_until_a_new_one_is_there(server: TokenServer, tmp_path: Path) -> None:
+    async with relaying(server, tmp_path) as relay:
+        server.revoke_consent()
+        relay.accept()
+        await relay.until(lambda: relay.dispatcher.pausing.health is Health.REFUSED)
+        assert "run `relay login isp`" in relay.dispatcher.pausing.because
+        (tmp_path / "refresh").write_text(server.refresh_token())
+        await relay.until_empty()
+
+
+async def test_a_consent_that_went_and_came_back_is_used(server: TokenServer, tmp_path: Path) -> None:
+    async with relaying(server, tmp_path) as relay:
+        relay.accept()
+        await relay.until_empty()
+        (tmp_path / "refresh").rename(tmp_path / "aside")
+        relay.accept()
+        await relay.until(lambda: relay.dispatcher.pausing.health is Health.REFUSED)
+        (tmp_path / "aside").rename(tmp_path / "refresh")
+        await relay.until_empty()
+
+
+async def test_without_a_consent_the_operator_is_told_how(server: TokenServer, tmp_path: Path) -> None:
+    async with relaying(server, tmp_path) as relay:
+        token = (tmp_path / "refresh").read_text()
+        (tmp_path / "refresh").unlink()
+        relay.accept()
+        await relay.until(lambda: relay.dispatcher.pausing.health is Health.REFUSED)
+        assert "run `relay login isp`" in relay.dispatcher.pausing.because
+        (tmp_path / "refresh").touch(0o600)
+        (tmp_path / "refresh").write_text(token)
+        await relay.until_empty()
+
+
+@pytest.mark.parametrize("answer", [(503, b"", {}), (200, b"<html>", {}), (429, b"", {"Retry-After": "7"})])
+async def test_a_token_server_in_trouble_pauses(
+    server: TokenServer, tmp_path: Path, answer: tuple[int, bytes, dict[str, str]]
+) -> None:
+    server.failures.append(answer)
+    async with relaying(server, tmp_path) as relay:
+        queue_id = relay.accept()
+        await relay.until(lambda: relay.dispatcher.pausing.health is Health.PAUSED)
+        rest_ns = relay.dispatcher.pausing.paused_until_ns - relay.clock.boottime_ns()
+        assert (rest_ns < 7_000_000_000) == (answer[0] == 429)
+        assert relay.queued(queue_id) is not None
+
+
+async def test_a_token_server_that_echoes_shows_nothing(server: TokenServer, tmp_path: Path) -> None:
+    async with relaying(server, tmp_path) as relay:
+        sent = [(tmp_path / name).read_text().strip() for name in ("secret", "refresh")]
+        assertion = "eyJhbGciOiJSUzI1NiJ9." + secrets.token_urlsafe(90)
+        said = {"error": "invalid_client", "error_description": f"no: {' '.join(sent)} {assertion}"}
+        server.failures.append((401, json.dumps(said).encode(), {}))
+        relay.accept()
+        await relay.until(lambda: relay.dispatcher.pausing.health is Health.REFUSED)
+
+        shown = relay.log.getvalue() + repr(relay.watch.snapshot())
+        assert "no: *** *** ***" in shown
+        assert not [text for text in (*sent, assertion) if text in shown]
+
+
+async def test_no_slot_is_reserved_while_a_token_is_waited_for(server: TokenServer, tmp_path: Path) -> None:
+    more = ", limits: [{messages: 5, per: 1m}, {connections: 5, per: 1m}]"
+    async with relaying(server, tmp_path, more) as relay:
+        is_asked, go_on = asyncio.Event(), asyncio.Event()
+        tokens = relay.sender.upstreams._accounts._tokens
+        ask = tokens._ask
+
+        async def slow(request: object) -> tuple[int, bytes, str]:
+            is_asked.set()
+            await go_on.wait()
+            return await ask(request)  # type: ignore[arg-type]  # passed on
+
+        tokens._ask = slow
+        relay.accept()
+        await is_asked.wait()
+        assert [usage.used for usage in relay.dispatcher.throttle.usage()] == [0, 0]
+        go_on.set()
+        await relay.until_empty()
+        assert [usage.used for usage in relay.dispatcher.throttle.usage()] == [1, 1]
+
+
+async def test_a_disk_that_keeps_no_new_refresh_token_is_told(server: TokenServer, tmp_path: Path) -> None:
+    async with relaying(server, tmp_path) as relay:
+        (tmp_path / "refresh.lock").mkdir()
+        relay.accept()
+        await relay.until_empty()
+        assert "no new access token until its new refresh token is on disk" in relay.log.getvalue()
+        server.revoke_access()
+        relay.accept()
+        await relay.until(lambda: relay.dispatcher.pausing.health is Health.PAUSED)
+        assert len(server.requests) == 1
+        (tmp_path / "refresh.lock").rmdir()
+        relay.sender.upstreams.resume("isp")
+        await relay.until_empty()
+        assert len(server.requests) == 2

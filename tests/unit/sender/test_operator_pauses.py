@@ -1,0 +1,180 @@
+"""An operator's pause of an upstream: what it keeps back, and what it outlives."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from relay.clock import SECOND_NS
+from relay.control.operations import ABSENT, OK, UNCHANGED
+from relay.queue.scheduler import State
+from relay.sender.state_file import PAUSE_FORMAT, pause_path
+from relay.status.snapshot import UpstreamState
+from relay.verdicts.health import Health
+from relay.verdicts.operator_pause import PauseAsked, Word
+from tests.fakes.clock import FakeClock, LeapingClock
+from tests.fakes.smarthost import Script, Smarthost, Until, turns
+from tests.unit.sender.in_process_relay import Relay, policy_of
+from tests.unit.sender.test_races import turns_of_the_loop
+
+DAY_NS = 86400 * SECOND_NS
+LASTING = PauseAsked("anna")
+
+
+async def kept_back(relay: Relay) -> None:
+    """Let the relay do whatever it would do now."""
+    await relay.until(lambda: relay.dispatcher.in_flight == 0)
+    for _ in range(3):
+        relay.dispatcher.wake()
+        await turns_of_the_loop()
+    assert relay.dispatcher.in_flight == 0
+
+
+async def test_what_is_in_flight_finishes_and_nothing_new_begins(tmp_path: Path) -> None:
+    may_end = asyncio.Event()
+    script = Script(eod=turns([Until(may_end), "250 ok"]))
+    async with Smarthost(script) as host, Relay(policy_of(tmp_path, host.port, connections=1)) as relay:
+        relay.accept("first@there.example")
+        await relay.until(lambda: relay.dispatcher.in_flight)
+        second = relay.accept("second@there.example")
+        await relay.until(lambda: relay.queued(second))
+
+        assert await relay.operator.pause("isp", LASTING) == OK
+        may_end.set()
+        await kept_back(relay)
+        assert [mail.recipients for mail in host.relayed] == [["first@there.example"]]
+        assert await relay.operator.resume("isp") == OK
+        await relay.until_empty()
+        assert len(host.relayed) == 2
+        assert await relay.operator.resume("isp") == UNCHANGED
+        assert await relay.operator.pause("nobody", LASTING) == ABSENT
+
+
+async def test_it_outlives_a_restart_and_says_who_paused_and_when(tmp_path: Path) -> None:
+    async with Smarthost() as host:
+        policy = policy_of(tmp_path, host.port)
+        async with Relay(policy) as relay:
+            assert await relay.operator.pause("isp", LASTING) == OK
+            pause = relay.dispatcher.pausing.operator
+            assert PAUSE_FORMAT.parse(pause_path(policy, "isp").read_bytes()).operator == pause
+        async with Relay(policy) as relay:
+            queue_id = relay.accept("b@there.example")
+            await relay.until(lambda: relay.queued(queue_id))
+            await kept_back(relay)
+
+            assert relay.dispatcher.pausing.operator == pause
+            (shown,) = (await relay.operator.snapshot()).upstreams
+            assert (shown.state, shown.paused_by) == (UpstreamState.PAUSED, "anna")
+            assert shown.paused_until_ns is shown.drained_at_ns is None
+            assert shown.held_by == f"operator: {shown.paused_because}"
+            (listed,) = await relay.operator.queue()
+            assert (listed.held_by, listed.eta_at_ns) == (shown.held_by, None)
+            assert listed.reason == f"isp is paused: {shown.paused_because}"
+            assert host.relayed == []
+            assert await relay.operator.resume("isp") == OK
+            await relay.until_empty()
+
+
+async def test_its_time_is_no_age_and_mail_goes_at_its_end(tmp_path: Path) -> None:
+    clock = LeapingClock()
+    script = Script(rcpt=turns("451 4.7.1 later"))
+    async with Smarthost(script) as host:
+        async with Relay(policy_of(tmp_path, host.port), clock=clock) as relay:
+            queue_id = relay.accept("b@there.example")
+            await relay.operator.pause("isp", PauseAsked("anna", 30 * DAY_NS))
+            await relay.until(lambda: relay.queued(queue_id))
+            (shown,) = (await relay.operator.snapshot()).upstreams
+            assert shown.paused_until_ns is not None
+            assert shown.drained_at_ns is not None
+            assert shown.drained_at_ns > shown.paused_until_ns - SECOND_NS
+            clock.ahead_ns += 30 * DAY_NS
+            relay.dispatcher.wake()
+
+            # The lifetime of a message is a day: it would have been returned.
+            await relay.until(lambda: (q := relay.queued(queue_id)) and q.state is State.DEFERRED)
+            assert relay.dispatcher.pausing.operator is None
+            relay.events.flush()
+            assert "the operator's pause has ended: the time of" in relay.log.getvalue()
+            await relay.until_empty()
+        # Beside it its sender hears that it is late, which counts from its acceptance.
+        assert ["b@there.example"] in [mail.recipients for mail in host.relayed]
+
+
+async def test_an_edit_of_the_account_carries_the_pause_over(tmp_path: Path) -> None:
+    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port)) as relay:
+        await relay.operator.pause("isp", LASTING)
+        before = relay.dispatcher
+        pause = before.pausing.operator
+        await relay.sender.apply(policy_of(tmp_path, host.port, ", history: other"))
+        await relay.sender.upstreams.recalled("isp")
+
+        assert relay.dispatcher is not before
+        assert relay.dispatcher.pausing.operator == pause
+        assert await relay.sender.upstreams.recorded("isp") == ""
+        edited = policy_of(
+            tmp_path, host.port, ", history: other, verdicts: [{text: x, verdict: defer recipient}]"
+        )
+        await relay.sender.apply(edited)
+        assert relay.dispatcher.pausing.operator == pause
+
+
+async def test_an_edit_of_the_account_makes_its_time_no_age(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port), clock=clock) as relay:
+        await relay.operator.pause("isp", LASTING)
+        began_ns = clock.boottime_ns()
+        clock.advance(DAY_NS)
+        await relay.sender.apply(policy_of(tmp_path, host.port, ", history: other"))
+        await relay.sender.upstreams.recalled("isp")
+        clock.advance(DAY_NS)
+
+        assert relay.dispatcher.pausing.paused_ns(began_ns, clock.boottime_ns()) == 2 * DAY_NS
+
+
+async def test_a_word_that_was_ended_does_not_come_back_by_an_edit(tmp_path: Path) -> None:
+    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port)) as relay:
+        await relay.operator.pause("isp", LASTING)
+        await relay.sender.apply(policy_of(tmp_path, host.port, ", history: other"))
+        assert await relay.operator.resume("isp") == OK
+        await relay.sender.apply(policy_of(tmp_path, host.port))
+        await relay.sender.upstreams.recalled("isp")
+
+        assert relay.dispatcher.pausing.operator is None
+
+
+async def test_a_pause_that_is_not_on_disk_is_said_to_be_so(tmp_path: Path) -> None:
+    async with Smarthost() as host:
+        policy = policy_of(tmp_path, host.port)
+        async with Relay(policy) as relay:
+            path = pause_path(policy, "isp")
+            path.mkdir(parents=True)
+            told = await relay.operator.pause("isp", LASTING)
+            assert told.startswith("paused, but not on disk, so a restart would end it: ")
+            assert relay.dispatcher.pausing.operator is not None
+            told = await relay.operator.resume("isp")
+            assert told.startswith("used again, but not on disk, so a restart may rest again: ")
+            path.rmdir()
+            assert await relay.operator.pause("isp", LASTING) == OK
+
+
+@pytest.mark.parametrize(("length_ns", "word"), [(None, Word.LASTING), (DAY_NS, Word.TIMED)])
+async def test_a_reboot_goes_on_with_it(tmp_path: Path, length_ns: int | None, word: Word) -> None:
+    async with Smarthost() as host:
+        policy = policy_of(tmp_path, host.port)
+        async with Relay(policy, clock=FakeClock()) as relay:
+            assert await relay.operator.pause("isp", PauseAsked("anna", length_ns)) == OK
+            pause = relay.dispatcher.pausing.operator
+            assert pause is not None
+            left_ns = pause.until_ns - relay.clock.boottime_ns()
+        rebooted = FakeClock()
+        rebooted.reboot(3595 * SECOND_NS)
+        async with Relay(policy, clock=rebooted) as relay:
+            await relay.sender.upstreams.recalled("isp")
+            now = relay.dispatcher.pausing.operator
+            assert now is not None
+            assert now.word is word
+            if word is Word.TIMED:
+                assert now.until_ns - rebooted.boottime_ns() == left_ns - 3600 * SECOND_NS
+            assert replace(now, until_ns=0) == replace(pause, until_ns=0)
+            assert relay.dispatcher.pausing.health is Health.UNTRIED

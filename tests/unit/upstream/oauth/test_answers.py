@@ -1,0 +1,151 @@
+"""What a token server answers: whatever it is, a token or a reason, and never a token in a reason."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.upstream.oauth.answers import (
+    DEFAULT_LIFE_SECONDS,
+    LARGEST_ANSWER_BYTES,
+    LONGEST_LIFE_SECONDS,
+    Denied,
+    Granted,
+    read_token_answer,
+)
+
+STATUSES = st.sampled_from([200, 302, 400, 401, 403, 404, 408, 429, 500, 503])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+KEYS = st.sampled_from(
+    ["access_token", "token_type", "expires_in", "refresh_token", "scope", "error", "error_description"]
+)
+
+
+def answer(status: int = 200, **fields: Any) -> Granted | Denied:
+    return read_token_answer(status, json.dumps(fields).encode())
+
+
+@given(STATUSES, st.binary(max_size=200), st.text(max_size=12))
+def test_any_octets_are_an_answer(status: int, content: bytes, retry_after: str) -> None:
+    assert isinstance(read_token_answer(status, content, retry_after), Granted | Denied)
+
+
+@given(STATUSES, st.dictionaries(KEYS, VALUES), st.text(max_size=12))
+def test_any_object_is_an_answer(status: int, said: dict[str, Any], retry_after: str) -> None:
+    found = read_token_answer(status, json.dumps(said).encode(), retry_after)
+
+    if isinstance(found, Granted):
+        assert status == 200
+        assert found.access_token == said["access_token"]
+        assert 0 <= found.life_seconds <= LONGEST_LIFE_SECONDS
+    else:
+        assert found.words.isascii()
+        assert found.words.isprintable()
+        assert 0 <= found.retry_after_seconds <= 3600
+
+
+@pytest.mark.parametrize("nesting", [b"[" * 100_000, b'{"a":' * 9_000, b"x" * (LARGEST_ANSWER_BYTES + 1)])
+def test_a_giant_answer_is_no_trouble_of_ours(nesting: bytes) -> None:
+    assert isinstance(read_token_answer(200, nesting), Denied)
+
+
+@pytest.mark.parametrize(
+    ("expires_in", "life"),
+    [
+        (3600, 3600), ("3599", 3599), (12.9, 12), (None, DEFAULT_LIFE_SECONDS),
+        ("soon", DEFAULT_LIFE_SECONDS), (-1, 0), (10**30, LONGEST_LIFE_SECONDS), (True, 1),
+    ],
+)  # fmt: skip
+def test_a_life_is_what_the_server_says_within_reason(expires_in: object, life: int) -> None:
+    found = answer(access_token="a", token_type="Bearer", expires_in=expires_in)
+
+    assert isinstance(found, Granted)
+    assert found.life_seconds == life
+
+
+@pytest.mark.parametrize("token", ["", "with space", "with\u00e9", "a\r\nb", "a\x01b", "x" * 8193, 7, None])
+def test_a_token_that_cannot_be_sent_is_none(token: object) -> None:
+    found = answer(access_token=token, token_type="Bearer")
+
+    assert isinstance(found, Denied)
+    assert not found.is_final
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "invalid_grant",
+        "invalid_client",
+        "unauthorized_client",
+        "invalid_scope",
+        "access_denied",
+        "anything_else",
+    ],
+)
+@pytest.mark.parametrize("status", [400, 401, 403])
+def test_what_the_server_refuses_a_person_has_to_mend(status: int, error: str) -> None:
+    found = answer(status, error=error)
+
+    assert isinstance(found, Denied)
+    assert (found.is_final, found.error) == (True, error)
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (400, "temporarily_unavailable"), (400, "server_error"), (400, "slow_down"), (429, "invalid_grant"),
+        (500, "invalid_grant"), (503, "invalid_client"),
+    ],
+)  # fmt: skip
+def test_what_passes_by_itself_stops_nothing(status: int, error: str) -> None:
+    found = answer(status, error=error)
+
+    assert isinstance(found, Denied)
+    assert not found.is_final
+
+
+@pytest.mark.parametrize("status", [302, 400, 401, 403, 404, 407, 500, 502, 503, 504])
+def test_what_is_not_oauths_word_is_never_final(status: int) -> None:
+    found = read_token_answer(status, b"<html>Proxy says no</html>", "120")
+
+    assert found == Denied(
+        found.words if isinstance(found, Denied) else "", is_final=False, retry_after_seconds=120
+    )
+
+
+def test_a_token_of_another_kind_is_refused() -> None:
+    found = answer(access_token="a", token_type="mac")
+
+    assert isinstance(found, Denied)
+    assert found.is_final
+
+
+@pytest.mark.parametrize(
+    ("description", "advice"),
+    [
+        ("AADSTS7000215: Invalid client secret provided.", "Secret ID"),
+        ("AADSTS7000222: The provided client secret keys are expired.", "make a new one"),
+        ("AADSTS50173: The provided grant has expired", "relay login m365"),
+        ("Token has been expired or revoked.", "relay login m365"),
+    ],
+)
+def test_a_refusal_says_what_to_do(description: str, advice: str) -> None:
+    found = answer(400, error="invalid_grant", error_description=description)
+
+    assert isinstance(found, Denied)
+    assert advice in found.advised("m365")
+    assert description in found.advised("m365")
+
+
+@given(st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=8, max_size=40))
+def test_no_token_is_in_a_repr(token: str) -> None:
+    found = answer(access_token=token, refresh_token=token, expires_in=5)
+
+    assert isinstance(found, Granted)
+    assert repr(found) == "Granted(life_seconds=5)"

@@ -1,0 +1,266 @@
+"""Each grant at a real token server (authlib), and what goes wrong on the way there."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.clock import SECOND_NS, SystemClock
+from relay.policy.oauth2 import OAuth2
+from relay.policy.secrets import AccountSecrets
+from relay.upstream.oauth.answers import Denied, Granted, TokenAnswer, read_token_answer
+from relay.upstream.oauth.login import (
+    DeviceCode,
+    LoginClient,
+    LoginFailed,
+    begin,
+    begin_in_browser,
+    finish_in_browser,
+    wait_for_consent,
+)
+from relay.upstream.oauth.requests import Unaskable, token_request
+from relay.upstream.oauth.token_server import TokenServerUnreachable, ask
+from tests.fakes.clock import FakeClock
+from tests.fakes.token_server import CLIENT, SECRET, SERVICE_ACCOUNT, USER, TokenServer
+from tests.fakes.virtual_time import VirtualTimeLoop, pass_time
+
+KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+PEM = KEY.private_bytes(
+    serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+).decode()
+PUBLIC = (
+    KEY.public_key()
+    .public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    .decode()
+)
+
+
+def oauth2(server: TokenServer, grant: str, **keys: Any) -> OAuth2:
+    given: dict[str, Any] = {"grant": grant, "token_url": f"{server.url}/token", "scope": "smtp"}
+    match grant:
+        case "refresh_token":
+            given |= {"client_id": CLIENT, "refresh_token_file": "/r", "device_url": f"{server.url}/device"}
+        case "client_credentials":
+            given |= {"client_id": CLIENT, "client_secret_file": "/s"}
+        case "service_account":
+            given |= {"key_file": "/k"}
+    return OAuth2.model_validate({**given, **keys})
+
+
+def account(private_key: str = PEM) -> str:
+    return json.dumps({"client_email": SERVICE_ACCOUNT, "private_key": private_key, "private_key_id": "k1"})
+
+
+async def asked(settings: OAuth2, secrets: AccountSecrets, user: str = USER) -> TokenAnswer:
+    seconds = SystemClock().wall_ns() // 1_000_000_000
+    return read_token_answer(*await ask(token_request(settings, secrets, user, seconds)))
+
+
+async def test_each_grant_gets_a_token() -> None:
+    with TokenServer(public_key=PUBLIC) as server:
+        secrets = AccountSecrets(
+            client_secret=SECRET, refresh_token=server.refresh_token(), service_account=account()
+        )
+        for grant in ("refresh_token", "client_credentials", "service_account"):
+            answer = await asked(oauth2(server, grant), secrets)
+            assert isinstance(answer, Granted), answer
+            assert bool(answer.refresh_token) == (grant == "refresh_token")
+        assert [sorted(form) for form in server.requests] == [
+            ["client_id", "client_secret", "grant_type", "refresh_token", "scope"],
+            ["client_id", "client_secret", "grant_type", "scope"],
+            ["assertion", "grant_type"],
+        ]
+
+
+async def test_a_service_account_acts_for_no_other_user() -> None:
+    with TokenServer(public_key=PUBLIC) as server:
+        answer = await asked(
+            oauth2(server, "service_account"), AccountSecrets(service_account=account()), "other@example.com"
+        )
+        assert isinstance(answer, Denied)
+        assert answer.is_final
+
+
+def test_a_key_that_cannot_sign_is_told_without_it() -> None:
+    settings = OAuth2.model_validate(
+        {"grant": "service_account", "key_file": "/k", "token_url": "https://t.example/", "scope": "s"}
+    )
+    with pytest.raises(Unaskable, match="get a new key file") as caught:
+        token_request(settings, AccountSecrets(service_account=account("-----BEGIN s3cret")), USER, 0)
+    assert caught.value.__suppress_context__
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("status", [301, 307])
+async def test_a_secret_follows_no_redirect(status: int) -> None:
+    with TokenServer() as server, TokenServer() as other:
+        server.failures.append((status, b"", {"Location": f"{other.url}/token"}))
+        answer = await asked(oauth2(server, "client_credentials"), AccountSecrets(client_secret=SECRET))
+        assert isinstance(answer, Denied)
+        assert not answer.is_final
+        assert other.requests == []
+
+
+async def test_a_server_that_is_not_there_is_told_without_a_secret() -> None:
+    with TokenServer() as server:
+        settings = oauth2(server, "client_credentials")
+    with pytest.raises(TokenServerUnreachable, match="cannot connect") as caught:
+        await asked(settings, AccountSecrets(client_secret=SECRET))
+    assert SECRET not in repr(caught.value)
+
+
+class Person:
+    """Consents after some polls; time is not waited for."""
+
+    def __init__(self, server: TokenServer, polls: int = 2, *, says: bool = True) -> None:
+        self.server, self.polls, self.says = server, polls, says
+        self.slept: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        if len(self.slept) == self.polls:
+            for code in self.server.devices.values():
+                self.server.consents[code.get_user_code()] = self.says
+
+
+@pytest.mark.parametrize("secret", [SECRET, ""])
+async def test_a_code_becomes_a_refresh_token(secret: str) -> None:
+    with TokenServer(secret=secret or None) as server:
+        client = LoginClient(oauth2(server, "refresh_token"), secret, ask)
+        code = await begin(client, SystemClock())
+        assert code.url == f"{server.url}/activate"
+        assert code.device_code not in repr(code)
+        person = Person(server, 3)
+        granted = await wait_for_consent(client, code, SystemClock(), person.sleep)
+
+        assert granted.refresh_token
+        assert person.slept == [1, 1, 1]
+
+
+async def test_slow_down_makes_the_interval_longer() -> None:
+    with TokenServer() as server:
+        client = LoginClient(oauth2(server, "refresh_token"), SECRET, ask)
+        code = await begin(client, SystemClock())
+        server.failures.extend([(400, b'{"error": "slow_down"}', {})] * 2 + [(503, b"", {})])
+        person = Person(server, 4)
+        await wait_for_consent(client, code, SystemClock(), person.sleep)
+
+        assert person.slept == [1, 6, 11, 11]
+
+
+async def test_a_no_is_told() -> None:
+    with TokenServer() as server:
+        client = LoginClient(oauth2(server, "refresh_token"), SECRET, ask)
+        code = await begin(client, SystemClock())
+        with pytest.raises(LoginFailed, match="said no") as caught:
+            await wait_for_consent(client, code, SystemClock(), Person(server, 1, says=False).sleep)
+        assert not caught.value.may_pass
+
+
+def test_a_code_that_nobody_types_expires() -> None:
+    clock = FakeClock()
+    ends_at_ns = clock.boottime_ns() + 900 * SECOND_NS
+    code = DeviceCode("https://t.example/", "ABCD", "d", ends_at_ns, interval_seconds=7)
+
+    async def play() -> None:
+        with pytest.raises(LoginFailed, match="expired") as caught:
+            await wait_for_consent(LoginClient(_browser(), "", _pending), code, clock, pass_time)
+        assert caught.value.may_pass
+        assert ends_at_ns - 7 * SECOND_NS <= clock.boottime_ns() < ends_at_ns
+
+    with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(clock)) as runner:
+        runner.run(play())
+
+
+async def _pending(_request: object) -> tuple[int, bytes, str]:
+    await asyncio.sleep(0)
+    return 400, b'{"error": "authorization_pending"}', ""
+
+
+@given(
+    st.binary(max_size=100)
+    | st.dictionaries(
+        st.sampled_from(
+            [
+                "device_code",
+                "user_code",
+                "verification_uri",
+                "verification_url",
+                "expires_in",
+                "interval",
+                "error",
+            ]
+        ),
+        st.none() | st.integers() | st.text(max_size=20),
+    ).map(lambda said: json.dumps(said).encode())
+)
+def test_any_answer_is_a_code_or_a_reason(content: bytes) -> None:
+    async def answer(_request: object) -> tuple[int, bytes, str]:
+        return 200, content, ""
+
+    async def play() -> None:
+        settings = OAuth2.model_validate({
+            "grant": "refresh_token", "client_id": "c", "refresh_token_file": "/r",
+            "token_url": "https://t.example/", "device_url": "https://t.example/d",
+        })  # fmt: skip
+        try:
+            code = await begin(LoginClient(settings, "", answer), SystemClock())
+        except LoginFailed:
+            return
+        assert code.url.startswith(("http://", "https://"))
+        assert code.user_code.isprintable()
+        assert code.interval_seconds >= 1
+
+    asyncio.run(play())
+
+
+def _browser() -> OAuth2:
+    return OAuth2.model_validate({
+        "grant": "refresh_token", "client_id": "c", "refresh_token_file": "/r", "scope": "mail",
+        "token_url": "https://t.example/token", "login_url": "https://t.example/auth",
+    })  # fmt: skip
+
+
+async def test_a_link_comes_back_as_a_refresh_token() -> None:
+    forms: list[str] = []
+
+    async def answer(request: Any) -> tuple[int, bytes, str]:
+        forms.append(request.form)
+        return 200, b'{"access_token": "a", "refresh_token": "r", "token_type": "Bearer"}', ""
+
+    login = begin_in_browser(_browser(), USER)
+    assert login.url.startswith("https://t.example/auth?response_type=code&client_id=c")
+    assert "code_challenge_method=S256" in login.url
+    assert login.verifier not in login.url
+    client = LoginClient(_browser(), "s", answer)
+    address = f" http://127.0.0.1:1/?state={login.state}&code=4/the-code&scope=mail\n"
+    granted = await finish_in_browser(client, login, address)
+
+    assert granted.refresh_token == "r"
+    assert f"code_verifier={login.verifier}" in forms[0]
+    assert "code=4%2Fthe-code" in forms[0]
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("http://127.0.0.1:1/?error=access_denied&state=x", "not given: access_denied"),
+        ("http://127.0.0.1:1/?code=c&state=another", "another login"),
+        ("http://127.0.0.1:1/", "no code"),
+        ("nonsense", "no code"),
+        ("http://[/", "no code"),
+    ],
+)
+async def test_an_address_of_no_consent_is_told(address: str, why: str) -> None:
+    async def never(_request: object) -> tuple[int, bytes, str]:
+        raise AssertionError("nothing is to be asked")
+
+    with pytest.raises(LoginFailed, match=why):
+        await finish_in_browser(
+            LoginClient(_browser(), "", never), begin_in_browser(_browser(), USER), address
+        )
