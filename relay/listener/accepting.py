@@ -20,10 +20,12 @@ Receive = Callable[[socket.socket, Any], Coroutine[None, None, None]]
 """Owns an accepted socket, given its peer's address: makes a connection of it, or closes it."""
 
 
-def into_protocol(open_protocol: Callable[[], asyncio.Protocol]) -> Receive:
-    async def receive(accepted: socket.socket, _peer: Any) -> None:
+def into_protocol(open_protocol: Callable[[Any], asyncio.Protocol]) -> Receive:
+    """`open_protocol` is given the peer's address."""
+
+    async def receive(accepted: socket.socket, peer: Any) -> None:
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(open_protocol, accepted)
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: open_protocol(peer), accepted)
         except OSError:
             accepted.close()  # gone before it began
 
@@ -38,13 +40,19 @@ class Door:
         bound: socket.socket,
         receive: Receive,
         on_error: Callable[[OSError], None],
+        *,
+        waits_for_client: bool,
     ) -> None:
-        """Accept from now on.  `on_error` is told why there is a pause."""
+        """Accept from now on.  `on_error` is told why there is a pause.
+
+        `waits_for_client`: making a connection takes as long as the client likes (a TLS handshake).
+        """
         bound.setblocking(False)  # noqa: FBT003 - the socket's own signature
         self._loop = asyncio.get_running_loop()
         self._bound = bound
         self._receive = receive
         self._on_error = on_error
+        self._waits_for_client = waits_for_client
         self._opening: set[asyncio.Task[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
         self._go_on()
@@ -58,13 +66,17 @@ class Door:
             self._bound.close()
 
     async def break_off(self) -> None:
-        """Accept no more, and let go of connections that are still being made, as in a TLS handshake."""
+        """Accept no more, and let go of handshakes; other connections that are being made begin."""
         self.close()
         # A coroutine that is cancelled before its first step could not close its socket.
         await asyncio.sleep(0)
         opening = tuple(self._opening)
-        for each in opening:
-            each.cancel()
+        # Only a handshake: uvloop, cancelled between `connection_made` and the end of
+        # `connect_accepted_socket`, closes the transport and never tells its protocol, whose session
+        # then waits for that in vain.
+        if self._waits_for_client:
+            for each in opening:
+                each.cancel()
         await asyncio.gather(*opening, return_exceptions=True)
 
     def _go_on(self) -> None:

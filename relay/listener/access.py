@@ -48,11 +48,11 @@ class Client:
         return self.address
 
 
-class MayRelay:
+class ClientNetworks:
     def __init__(self, networks: Iterable[IPv4Network | IPv6Network]) -> None:
         self._networks = tuple(networks)
 
-    def is_allowed(self, client: Client) -> bool:
+    def has(self, client: Client) -> bool:
         return any(client.ip in network for network in self._networks)
 
 

@@ -16,13 +16,17 @@ from collections.abc import Callable
 from relay.listener.ports import DraftPort, IntakePort, NotAccepted
 from relay.listener.wire import ClientConnection, SessionEnd
 from relay.mail.envelope import Envelope
+from relay.mail.header import HEAD_BYTES, message_id_of
 from relay.smtp import replies
 from relay.smtp.dot_stuffing import DotUnstuffing
 
 SPILL_BYTES = 256 * 1024
 _CHUNK_BYTES = 32 * 1024
 
-_ANY_NEWLINE = re.compile(rb"\r\n|\r|\n")
+# A client that takes LF for a line's end stuffs the dots behind it (smtplib); a lone one is not stuffed.
+_ANY_NEWLINE = re.compile(rb"\r\n|\r|\n(?:\.(?=\.))?")
+_CUT_NEWLINE = re.compile(rb"(?<!\r)\n\.?\Z")
+"""What the next octets may show to be stuffed."""
 # How much more than max_size may come over the wire before the end: dots double at most a
 # third of the octets, so no content that fits is ever cut off by this.
 _WIRE_SLACK_BYTES = 64 * 1024
@@ -55,8 +59,10 @@ class ContentDecoder:
         self._wire_bytes = 0
         self._unstuffing = DotUnstuffing()
         self._trace = TraceCounter()
+        self._head = MessageHead()
         self._has_nul = False
         self._has_bare_newline = False
+        self._held = b""
         self.size_bytes = 0
         """Octets of content so far, without stuffing; goes on counting after a fault."""
 
@@ -71,6 +77,10 @@ class ContentDecoder:
     @property
     def hops(self) -> int:
         return self._trace.count
+
+    @property
+    def message_id(self) -> str | None:
+        return self._head.message_id()
 
     @property
     def fault(self) -> Fault | None:
@@ -101,12 +111,21 @@ class ContentDecoder:
         self._has_nul = self._has_nul or b"\0" in block
         if block.count(b"\n") != line_ends or block.count(b"\r") != line_ends:
             self._has_bare_newline = True
-            block = _ANY_NEWLINE.sub(b"\r\n", block) if self._normalise else block
+        if self._has_bare_newline and self._normalise:
+            block = self._normalised(block)
         self.size_bytes += len(block)
         if self.size_bytes > self._max_size_bytes:
             return b""
         self._trace.feed(block)
+        self._head.feed(block)
         return b"" if self.fault else block
+
+    def _normalised(self, block: bytes) -> bytes:
+        """Make every line end in CRLF.  The end was found before: no dot here can be taken for it."""
+        block = self._held + block
+        cut = None if self.is_ended else _CUT_NEWLINE.search(block[-3:])
+        self._held = cut[0] if cut else b""
+        return _ANY_NEWLINE.sub(b"\r\n", block[: len(block) - len(self._held)])
 
 
 class TraceCounter:
@@ -131,6 +150,20 @@ class TraceCounter:
         self.count += text.lower().count(self._LINE)
         # One octet less than the line, so that none is counted twice.
         self._carry = text[1 - len(self._LINE) :]
+
+
+class MessageHead:
+    """The first octets of a message, for its Message-ID."""
+
+    def __init__(self) -> None:
+        self._octets = b""
+
+    def feed(self, block: bytes) -> None:
+        if len(self._octets) < HEAD_BYTES:
+            self._octets += block[: HEAD_BYTES - len(self._octets)]
+
+    def message_id(self) -> str | None:
+        return message_id_of(self._octets)
 
 
 class Transfer:

@@ -75,14 +75,24 @@ class Observer(Protocol):
         """`reason` is quit, lost, timeout, errors, refused, crowded, shutdown or fault."""
         ...
 
-    def refused(self, listener: str, client: str, phase: str, reply: str) -> None:
-        """Tell of 4yz or 5yz; `phase` is connect, eod, unknown, or the command in lower case."""
+    def refused(self, listener: str, client: str, phase: str, reply: str, user: str | None) -> None:
+        """Tell of 4yz or 5yz; `phase` is connect, eod, unknown, or the command in lower case.
+
+        `user` logged in, or tried to; never looked up, as long and as strange as the client likes.
+        """
         ...
 
     def accepted(
-        self, listener: str, queue_id: QueueId, envelope: Envelope, size_bytes: int, commit_ns: int
+        self,
+        listener: str,
+        queue_id: QueueId,
+        envelope: Envelope,
+        message_id: str | None,
+        *,
+        size_bytes: int,
+        commit_ns: int,
     ) -> None:
-        """`commit_ns` is from the final dot to durable."""
+        """`commit_ns` is from the final dot to durable; `message_id` as the client wrote it."""
         ...
 
     def fault(self, listener: str, client: str, error: BaseException) -> None:

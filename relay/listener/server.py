@@ -6,14 +6,16 @@ Assumes: one event loop, asyncio's or uvloop's.
 
 import asyncio
 import socket
-import ssl
 from collections.abc import Callable
 from typing import Any
 
 from relay.clock import Clock, SystemClock
 from relay.listener.accepting import Door, into_protocol
-from relay.listener.access import ClientPlace
+from relay.listener.access import ClientNetworks, ClientPlace
+from relay.listener.listener_files import ListenerFiles
 from relay.listener.ports import IntakePort, Observer
+from relay.listener.proxied import Proxied
+from relay.listener.quotas import Quotas
 from relay.listener.session import ClientSession
 from relay.listener.shared import Reception
 from relay.listener.wire import HANDSHAKE_S, ClientConnection
@@ -46,11 +48,9 @@ class Handshakes:
 
     def __init__(
         self,
-        context: ssl.SSLContext,
         reception: Reception,
         open_session: Callable[[ClientPlace], ClientConnection],
     ) -> None:
-        self._context = context
         self._reception = reception
         self._admission = reception.admission
         self._observer = reception.observer
@@ -66,7 +66,7 @@ class Handshakes:
                 # Not before its coroutine has run: cancelled earlier, it would clean up nothing.
                 loop.call_soon(session.send_away, replies.GIVES_WAY)
             elif handshake is not None:
-                self._observer.refused(room.name, str(place.client), "connect", replies.GIVES_WAY)
+                self._observer.refused(room.name, str(place.client), "connect", replies.GIVES_WAY, None)
                 handshake.cancel()
 
         place = room.place_for(peer[0], give_way)
@@ -74,14 +74,14 @@ class Handshakes:
         if refusal is not None:
             # No reply: before its handshake the client could not read it.
             accepted.close()
-            self._observer.refused(room.name, str(place.client), "connect", refusal)
+            self._observer.refused(room.name, str(place.client), "connect", refusal, None)
             return
         session = self._open_session(place)
         try:
             await loop.connect_accepted_socket(
                 lambda: session,
                 accepted,
-                ssl=self._context,
+                ssl=room.tls,
                 ssl_handshake_timeout=HANDSHAKE_S,
             )
         except BaseException as error:
@@ -104,10 +104,14 @@ class Listener:
         *,
         clock: Clock | None = None,
         ceiling: int | None = None,
+        files: ListenerFiles | None = None,
     ) -> None:
-        """Refuse a client whose socket is `ceiling` or above: those descriptors are kept for the disk."""
+        """Refuse a client whose socket is `ceiling` or above: those descriptors are kept for the disk.
+
+        `files` None: read them.
+        """
         self._reception = Reception(
-            listen, hostname, intake, observer, clock or SystemClock(), ceiling=ceiling
+            listen, hostname, intake, observer, clock or SystemClock(), ceiling=ceiling, files=files
         )
         self._door: Door | None = None
         self._address = listen.address
@@ -121,21 +125,43 @@ class Listener:
     def open_connections(self) -> int:
         return self._reception.admission.total
 
+    def use(self, files: ListenerFiles) -> None:
+        """Go by other users and another certificate; who is logged in as another user than now has to go."""
+        self._reception.use(files)
+
+    @property
+    def quotas(self) -> Quotas:
+        return self._reception.quotas
+
     async def start(self, bound: socket.socket | None = None) -> None:
         """Accept connections, on a socket of `bind` or a new one.  Raises OSError."""
         bound = bound or bind(self._reception.listen)
         host, port = bound.getsockname()[:2]
         self._address = HostPort(host, port)
         room = self._reception
-        receive = into_protocol(lambda: ClientSession(room))
-        if room.tls is not None and room.is_implicit_tls:
-            receive = Handshakes(room.tls, room, lambda place: ClientSession(room, place)).shake_hands
-        self._door = Door(bound, receive, lambda error: room.observer.fault(room.name, "unknown", error))
+        receive = into_protocol(lambda peer: ClientSession(room, peer[0]))
+        shakes_hands = room.tls is not None and room.is_implicit_tls
+        if shakes_hands:
+            receive = Handshakes(
+                room, lambda place: ClientSession(room, place.client.address, place)
+            ).shake_hands
+        if networks := room.listen.proxies:
+            proxied = Proxied(
+                receive, ClientNetworks(networks), room.listen.max_connections, room.tell_bad_header
+            )
+            receive = proxied.receive if shakes_hands else proxied.receive_whole
+        self._door = Door(
+            bound,
+            receive,
+            lambda error: room.observer.fault(room.name, "unknown", error),
+            waits_for_client=shakes_hands or bool(networks),
+        )
 
     async def close(self, deadline_seconds: float) -> None:
         """Accept no more, let content in flight finish, and drop what is left at the deadline.
 
-        Sessions that wait for a command get 421; after a transaction, so does its session.
+        Sessions that wait for a command get 421, and so does the next MAIL of others; EHLO and QUIT are
+        answered as ever.
         A message that is cut off here was not replied to, and the client keeps it.
         """
         self._reception.is_closing = True

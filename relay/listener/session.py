@@ -9,7 +9,8 @@ anything once the connection is closed.
 import asyncio
 
 from relay.listener.access import ClientPlace
-from relay.listener.content import ContentDecoder, Transfer
+from relay.listener.content import Transfer
+from relay.listener.quotas import Owner
 from relay.listener.received import received_line
 from relay.listener.shared import Reception, Seconds
 from relay.listener.wire import BadLine, ClientConnection, SessionEnd
@@ -34,8 +35,8 @@ _PHASES_OF_MAIL = frozenset({"rcpt", "data", "eod"})
 class ClientSession(ClientConnection):
     """The `SessionOwner` of its machine."""
 
-    def __init__(self, reception: Reception, admitted: ClientPlace | None = None) -> None:
-        """`admitted` is the place that a connection behind `Handshakes` has already."""
+    def __init__(self, reception: Reception, host: str, admitted: ClientPlace | None = None) -> None:
+        """`host` is the client's; `admitted` the place that a connection behind `Handshakes` has already."""
         super().__init__(asyncio.get_running_loop())
         self._reception = reception
         self._observer = reception.observer
@@ -43,6 +44,7 @@ class ClientSession(ClientConnection):
         self._intake = reception.intake
         self._guesses = reception.guesses
         self._clock = reception.clock
+        self._host = host
         self._admitted = admitted
         self._place: ClientPlace
         self._machine: SessionMachine
@@ -51,6 +53,8 @@ class ClientSession(ClientConnection):
         self._idle_commands = 0
         self._began_at = 0.0
         self._is_in_content = False
+        self._login: str | None = None
+        """The hash of the password that the client knew."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -61,15 +65,20 @@ class ClientSession(ClientConnection):
 
     # Asked by the machine.
 
-    def sender_refusal(self, size_bytes: int) -> str | None:
+    def sender_refusal(self, reverse_path: str, size_bytes: int) -> str | None:
+        """Raise SessionEnd where its user is gone, or has another password by now."""
+        user = self._machine.user
+        if user is not None:
+            if self._login != self._login_now():
+                raise SessionEnd("refused", replies.LOGIN_CHANGED)
+            if not self._reception.listen.may_send(user, reverse_path):
+                return replies.NOT_YOUR_SENDER
+        if self._reception.quotas.is_full(Owner.of(user, self._label)):
+            return replies.TOO_MUCH_QUEUED
         return self._intake.refusal(size_bytes)
 
     def recipient_refusal(self, recipient: str) -> str | None:  # noqa: ARG002 - all are taken; the upstream decides
         return None
-
-    def login_refusal(self) -> str | None:
-        is_blocked = self._guesses.is_blocked(self._place.client.origin)
-        return replies.AUTH_LATER if is_blocked else None
 
     async def _handle_client(self) -> None:
         try:
@@ -86,7 +95,7 @@ class ClientSession(ClientConnection):
         if self._admitted is not None:
             self._place = self._admitted
         elif self.session.peer is not None:
-            self._place = room.place_for(self.session.peer[0], lambda: self.send_away(replies.GIVES_WAY))
+            self._place = room.place_for(self._host, lambda: self.send_away(replies.GIVES_WAY))
         else:
             return  # gone before we looked
         client = self._place.client
@@ -141,7 +150,8 @@ class ClientSession(ClientConnection):
         deadline = min(now + seconds.command, session_until)
         errors = self._errors
         try:
-            step = self._machine.take(await self.read_line(deadline))
+            line = await self.read_line(deadline)
+            step = self._machine.take(line, is_stopping=self.is_stopping)
             if step.then is Then.COMMAND:
                 self.say(step.reply)
             else:
@@ -223,10 +233,16 @@ class ClientSession(ClientConnection):
         check = await self._guesses.judge(
             place.client.origin, lambda: users.verify(proof.name, proof.password)
         )
+        step = self._machine.judged(check)
         if check is PasswordCheck.RIGHT:
             self._admission.log_in(place)
             self._idle_commands = 0
-        return self._machine.judged(check)
+            self._login = self._login_now()
+        return step
+
+    def _login_now(self) -> str | None:
+        users, name = self._reception.users, self._machine.user
+        return None if users is None or name is None else users.hash_of(name)
 
     async def _secure(self, reply: str) -> None:
         """Forget what the client said before TLS (RFC 3207, 4.2)."""
@@ -260,7 +276,7 @@ class ClientSession(ClientConnection):
             wall_ns=self._clock.wall_ns(),
         )
         draft.append(trace)
-        decoder = ContentDecoder(*room.content_limits, normalise=room.normalises)
+        decoder = room.decoder_for(self._place.client)
         transfer = Transfer(self._intake, draft, decoder, self._tell_fault)
         self.say(go_ahead)
         self._is_in_content = True
@@ -282,15 +298,20 @@ class ClientSession(ClientConnection):
         refusal = refusal or await transfer.accept(envelope)
         if refusal is not None:
             return refusal
+        room.quotas.took(Owner.of(user, self._label))
         commit_ns = self._clock.boottime_ns() - ended_at_ns
         size_bytes = len(trace) + decoder.size_bytes
-        self._observer.accepted(room.name, draft.queue_id, envelope, size_bytes, commit_ns)
+        queue_id, message_id = draft.queue_id, decoder.message_id
+        self._observer.accepted(
+            room.name, queue_id, envelope, message_id, size_bytes=size_bytes, commit_ns=commit_ns
+        )
         self._errors = 0
         self._idle_commands = 0
         return replies.queued(draft.queue_id)
 
     def _tell_refused(self, reply: str) -> None:
-        self._observer.refused(self._reception.name, self._label, self._machine.phase, reply)
+        machine = self._machine
+        self._observer.refused(self._reception.name, self._label, machine.phase, reply, machine.named_user)
 
     def _tell_fault(self, error: BaseException) -> None:
         self._observer.fault(self._reception.name, self._label, error)

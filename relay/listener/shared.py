@@ -1,21 +1,22 @@
 """What all sessions of one listener share.  Made once, before the first connection.
 
-Reads the certificate and the users file when it is made, so that a mistake in them
-stops the start and not a session.
+Reads the certificate and the users file when it is made, unless it is given them, so that a mistake in
+them stops the start and not a session.  `use` takes others later.
 """
 
-import ssl
 from collections.abc import Callable
 from typing import NamedTuple
 
 from relay.clock import Clock
-from relay.listener.access import Admission, Client, ClientPlace, MayRelay, most_strangers
+from relay.listener.access import Admission, Client, ClientNetworks, ClientPlace, most_strangers
+from relay.listener.content import ContentDecoder
+from relay.listener.listener_files import ListenerFiles, read_listener_files
 from relay.listener.ports import IntakePort, Observer
+from relay.listener.quotas import Quotas
 from relay.listener.received import as_name
 from relay.listener.users import Guesses, Users
 from relay.listener.wire import Register
 from relay.policy.model import Listen, TimeoutSettings, Tls
-from relay.policy.secrets import load_key_pair, read_users
 from relay.smtp import replies
 from relay.smtp.session_machine import ServerTerms
 
@@ -60,6 +61,7 @@ class Reception:
         clock: Clock,
         *,
         ceiling: int | None = None,
+        files: ListenerFiles | None = None,
     ) -> None:
         self._ceiling = ceiling
         self.listen = listen
@@ -70,17 +72,16 @@ class Reception:
         self.clock = clock
         self.seconds = Seconds.of(listen.timeouts)
         self.strangers_seconds = self.seconds.of_strangers()
-        self.relaying = MayRelay(listen.clients)
+        self._relaying = ClientNetworks(listen.clients)
         self.register = Register(min(self.seconds))
-        hashes = read_users(listen.users_file) if listen.users_file is not None else {}
-        self.users = Users(hashes) if hashes else None
+        files = files or read_listener_files(listen)
+        self.users = Users(files.hashes) if files.hashes else None
         self.guesses = Guesses(clock)
         strangers = most_strangers(listen.max_connections, can_log_in=self.users is not None)
         self.admission = Admission(listen.max_connections, listen.max_connections_per_client, strangers)
-        self.tls = _tls_context(listen)
+        self.tls = files.tls()
         self.max_errors = listen.max_errors
-        self.content_limits = listen.max_size, listen.max_hops
-        self.normalises = listen.bare_newlines == "normalise"
+        self._normalised = ClientNetworks(listen.normalise_from)
         self.terms = ServerTerms(
             self.hostname,
             listen.max_size,
@@ -88,8 +89,15 @@ class Reception:
             mechanisms=MECHANISMS if self.users is not None else (),
             has_starttls=self.tls is not None and not self.is_implicit_tls,
         )
+        self.quotas = Quotas(listen)
         self.is_closing = False
         self.greeting = f"220 {self.hostname} ESMTP relay"
+
+    def use(self, files: ListenerFiles) -> None:
+        """Go by other contents of the same files; handshakes and logins from now on know no others."""
+        self.tls = files.tls()
+        if self.users is not None:
+            self.users.use(files.hashes)
 
     @property
     def is_implicit_tls(self) -> bool:
@@ -97,7 +105,17 @@ class Reception:
 
     def place_for(self, host: str, give_way: Callable[[], None]) -> ClientPlace:
         client = Client.of_peer(host)
-        return ClientPlace(client, self.relaying.is_allowed(client), give_way)
+        return ClientPlace(client, self._relaying.has(client), give_way)
+
+    def tell_bad_header(self, host: str, why: str) -> None:
+        """Tell of a connection that a load balancer began without its header."""
+        client = str(Client.of_peer(host))
+        self.observer.refused(self.name, client, "connect", f"{replies.NO_PROXY_HEADER}: {why}", None)
+
+    def decoder_for(self, client: Client) -> ContentDecoder:
+        listen = self.listen
+        normalise = listen.bare_newlines == "normalise" or self._normalised.has(client)
+        return ContentDecoder(listen.max_size, listen.max_hops, normalise=normalise)
 
     def enter(self, place: ClientPlace, fd: int) -> str | None:
         """Return the reply that refuses the connection with this socket, or None."""
@@ -109,14 +127,3 @@ class Reception:
         if gives_way is not None:
             gives_way.give_way()
         return refusal
-
-
-def _tls_context(listen: Listen) -> ssl.SSLContext | None:
-    if listen.certificate is None:
-        if listen.tls is Tls.IMPLICIT:
-            raise ValueError(f"{listen.address}: implicit TLS needs a certificate")
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    load_key_pair(context, listen.certificate, listen.key)
-    return context

@@ -25,18 +25,25 @@ class Users:
 
     def __init__(self, hashes: Mapping[str, str]) -> None:
         """Take what `policy.secrets.read_users` returned, of at least one user."""
+        self.use(hashes)
+        self._hasher = PasswordHasher()
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="relay-auth")
+
+    def use(self, hashes: Mapping[str, str]) -> None:
+        """Go by these from now on, for checks under way too."""
         self._hashes = dict(hashes)
         # What an unknown name is checked against, so that it takes as long as a known one.
         self._decoy = next(iter(self._hashes.values()))
-        self._hasher = PasswordHasher()
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="relay-auth")
+
+    def hash_of(self, name: str) -> str | None:
+        return self._hashes.get(name)
 
     async def verify(self, name: str, password: str) -> bool:
         """Raise what keeps the answer from being known."""
         known = self._hashes.get(name)
         loop = asyncio.get_running_loop()
         matches = await loop.run_in_executor(self._threads, self._matches, known or self._decoy, password)
-        return matches and known is not None
+        return matches and known is not None and self._hashes.get(name) == known
 
     def _matches(self, password_hash: str, password: str) -> bool:
         try:
@@ -135,9 +142,6 @@ class Guesses:
         self.back_off = BackOff()
         self._clock = clock
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
-
-    def is_blocked(self, origin: str) -> bool:
-        return self.back_off.is_blocked(origin, self._clock.boottime_ns())
 
     async def judge(self, origin: str, verify: Callable[[], Awaitable[bool]]) -> PasswordCheck:
         while (admittance := self.back_off.begin(origin, self._clock.boottime_ns())) is not Admittance.NOW:

@@ -27,6 +27,9 @@ LINGER_S = 5.0
 """How long a client may take to read our last reply and close."""
 LINGER_BYTES = 1024 * 1024
 HANDSHAKE_S = 60.0
+READING_S = 1.0
+"""At a stop, how long a client has to read its last reply and to go on.  Some take two replies that come
+together for one, the last (dma): with 421 right behind the 250 they would send the message again."""
 TURN_COMMANDS = 8
 """How many commands of one client, sent ahead, are read before others have their turn."""
 LONGEST_TICK_S = 1.0
@@ -76,7 +79,9 @@ class ClientConnection(SMTP):
         self._is_at_eof = False
         self._is_lost = False
         self._is_expired = False
-        self._is_closing_down = False
+        self.is_stopping = False
+        self._settled_at = 0.0
+        """When the client will have had its time to read what it was told last."""
         self._is_shaking_hands = False
         self._is_sent_away = False
         self._is_ending = False
@@ -129,8 +134,11 @@ class ClientConnection(SMTP):
         self._wake()
 
     def shut_down(self) -> None:
-        """End the session where it waits for a command."""
-        self._is_closing_down = True
+        """End the session where it waits for a command and has read its last reply.
+
+        Of commands that come before that, `ANSWERED_AT_A_STOP` are obeyed.
+        """
+        self.is_stopping = True
         self._wake()
 
     def send_away(self, text: str) -> None:
@@ -170,6 +178,7 @@ class ClientConnection(SMTP):
         if self._replies:
             self.transport.write(bytes(self._replies))
             self._replies.clear()
+            self._settled_at = self.loop.time() + READING_S
         while not self._can_write:
             await self._wait(deadline)
             if self._is_lost:
@@ -195,8 +204,6 @@ class ClientConnection(SMTP):
         while True:
             if self._is_lost:
                 raise SessionEnd("lost")
-            if self._is_closing_down:
-                raise SessionEnd("shutdown", replies.CLOSING)
             if self.has_unread:
                 end = self._received.find(b"\r\n", self._position)
                 if end >= 0:
@@ -316,11 +323,14 @@ class ClientConnection(SMTP):
         while len(self._received) == had_bytes:
             if self._is_at_eof or self._is_lost:
                 raise SessionEnd("lost")
-            if is_idle and self._is_closing_down:
-                raise SessionEnd("shutdown", replies.CLOSING)
+            until = deadline
+            if is_idle and self.is_stopping:
+                if self.loop.time() >= self._settled_at:
+                    raise SessionEnd("shutdown", replies.CLOSING)
+                until = min(deadline, self._settled_at)
             self._go_on_reading()
-            await self._wait(deadline)
-            if self._is_expired and len(self._received) == had_bytes:
+            await self._wait(until)
+            if self._is_expired and len(self._received) == had_bytes and until == deadline:
                 raise SessionEnd("timeout", replies.IDLE_TOO_LONG)
 
     def _go_on_reading(self) -> None:

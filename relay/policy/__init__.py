@@ -4,5 +4,6 @@
                      ↘ faults → PolicyError
 
 `source` is the door: it turns a file into a `Policy`, or into all its faults, each with file, line,
-column and key.  Pure but for `source`, `shipped`, `secrets` and `named_file`, which read files.
+column and key.  Pure but for `source`, `shipped`, `provider_names`, `secrets` and
+`named_file`, which read files.
 """

@@ -158,8 +158,10 @@ def read_document(content: bytes) -> Document:
     except _Hopeless as error:
         return Document(None, (*builder.flaws, error.flaw))
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        flaw = Flaw(_mark(mark), (), f"not YAML{_problem(error)}{_hint(content, _mark(mark))}")
+        mark = _mark(error.problem_mark or error.context_mark)
+        flaw = _tab_before(content, mark) or Flaw(
+            mark, (), f"not YAML{_problem(error)}{_hint(content, mark)}"
+        )
         return Document(None, (*builder.flaws, flaw))
     except yaml.YAMLError:
         return Document(None, (*builder.flaws, Flaw(START, (), "not YAML")))
@@ -193,6 +195,16 @@ def _end_of(before: str) -> Mark:
     """Return the position right after some text, by the line ends that YAML counts."""
     lines = re.split(r"\r\n|\r|\n", before)
     return Mark(len(lines), len(lines[-1]) + 1)
+
+
+def _tab_before(content: bytes, mark: Mark) -> Flaw | None:
+    """Return the flaw of a line that a tab indents, which YAML tells in words of its own."""
+    lines = re.split(rb"\r\n|\r|\n", content)
+    line = lines[mark.line - 1] if mark.line <= len(lines) else b""
+    blank = line[: len(line) - len(line.lstrip(b" \t"))]
+    if b"\t" not in blank:
+        return None
+    return Flaw(Mark(mark.line, blank.index(b"\t") + 1), (), "not YAML: a tab in the indentation; use spaces")
 
 
 def _hint(content: bytes, mark: Mark) -> str:

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from relay.policy.document import START, WHOLE, Document, Step, key_path
+from relay.policy.hook import HookSettings
 from relay.policy.model import Policy, Practice, Upstream
 from relay.policy.surroundings import RULE
 from relay.policy.units import Section, Unfit, kind
@@ -29,6 +30,7 @@ FOREIGN_KEY = "?"
 _LONGEST_GUESSED = 40
 _NEVER_SHOWN: dict[type[Section], frozenset[str]] = {
     Upstream: frozenset({"auth", "host"}),
+    HookSettings: frozenset({"url", "secret_file", "command"}),
     Practice: frozenset({"user", "password_file"}),
 }
 """Where a misplaced password is to be expected most."""

@@ -1,13 +1,16 @@
-"""Lanes as a policy states them, and what becomes of them for the queue and the throttle.  Pure.
+"""Lanes and routes as a policy states them, and what becomes of them for queue and throttle.  Pure.
 
-Guarantees: shares add up to at most 100, and every lane has one, written or of what is
-left; so none starves.  A ceiling is at least one slot.
+Both say by the same keys which mail they are for (`MatchSettings`).  Guarantees: shares add up to at most
+100, and every lane has one, written or of what is left; so none starves.  A ceiling is at least one slot.
+With routes, every recipient matches one, since the last matches all; every upstream that a route names is
+one of the policy.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Literal, TypedDict
 
 from pydantic import BeforeValidator, Field
 
@@ -15,19 +18,24 @@ from relay.policy.limits import LimitSettings
 from relay.policy.surroundings import UnusableSetting
 from relay.policy.units import (
     AnyNetwork,
+    AnyOrder,
     Duration,
     NotEmpty,
     PositiveInt,
     Section,
     any_network,
     each,
+    text,
     unfit,
     whole_number,
 )
 from relay.queue import lanes, sorting
+from relay.queue.routes import Route
 
 DEFAULT_PATIENCE_NS = 86_400 * 1_000_000_000
 MOST_LANES = 64
+DEFAULT_FAILOVER_NS = 15 * 60 * 1_000_000_000
+MOST_ROUTES = 64
 """Each message asks all of them at worst, and each is a label of some metrics."""
 LONGEST_PATTERN = 300
 ALL_PERCENT = 100
@@ -42,13 +50,13 @@ def _pattern(value: object) -> str:
     raise ValueError(f"{words}, got none") if value == "" else unfit(words, value)
 
 
-def _sender_pattern(value: object) -> str:
+def sender_pattern(value: object) -> str:
     if isinstance(value, str) and ("@" in value or "*" in value or value == sorting.NULL_SENDER):
         return _pattern(value)
     raise unfit("expected an address, @ and a domain, or '<>' for reports", value)
 
 
-def _domain_pattern(value: object) -> str:
+def domain_pattern(value: object) -> str:
     if isinstance(value, str) and "@" not in value and not value.startswith("."):
         return _pattern(value)
     raise unfit("expected a domain such as example.net or '*.example.net'", value)
@@ -60,22 +68,55 @@ def _field_name(value: object) -> str:
     raise ValueError("the name of a header field is made of letters, digits, -, _ and .")
 
 
+class _Conditions(TypedDict):
+    """The fields of `sorting.Conditions`."""
+
+    senders: tuple[str, ...]
+    clients: tuple[AnyNetwork, ...]
+    users: tuple[str, ...]
+    recipient_domains: tuple[str, ...]
+    headers: tuple[tuple[str, tuple[str, ...]], ...]
+    recipients_above: int
+
+
 Patterns = Annotated[tuple[str, ...], each(_pattern)]
 FieldName = Annotated[str, BeforeValidator(_field_name)]
 
 
-class LaneSettings(Section):
-    """Mail that leaves by a share of its own.  Of the keys that are there every one must match."""
+class MatchSettings(Section):
+    """What a lane or a route asks of a message.  Of the keys that are there every one must match."""
 
-    sender: Annotated[tuple[str, ...], each(_sender_pattern)] | None = None
+    sender: Annotated[tuple[str, ...], each(sender_pattern)] | None = None
     """Reverse-paths: `news@here.example`, `@here.example`, `list-*@here.example`, `<>`."""
     client: Annotated[tuple[AnyNetwork, ...], each(any_network)] | None = None
     """Networks that it was handed over from."""
-    recipient_domain: Annotated[tuple[str, ...], each(_domain_pattern)] | None = None
-    """Every recipient is in one of these; `*.example.net` is what is below it."""
+    user: Patterns | None = None
+    """The login at the listener; who did not log in matches none."""
+    recipient_domain: Annotated[tuple[str, ...], each(domain_pattern)] | None = None
+    """A lane's every recipient is in one of these, a route's each by itself; `*.example.net` is what is
+    below it."""
     header: Annotated[dict[FieldName, Patterns], NotEmpty] | None = None
     """Fields, and patterns of their values; in the first 64 KiB of content."""
     recipients_above: PositiveInt | None = None
+
+    def asked(self) -> list[str]:
+        """Return the keys that are there, in the order of MATCHING."""
+        return [key for key in MATCHING if getattr(self, key) is not None]
+
+    def conditions(self) -> _Conditions:
+        return {
+            "senders": self.sender or (),
+            "clients": self.client or (),
+            "users": self.user or (),
+            "recipient_domains": self.recipient_domain or (),
+            "headers": tuple((self.header or {}).items()),
+            "recipients_above": self.recipients_above or 0,
+        }
+
+
+class LaneSettings(MatchSettings):
+    """Mail that leaves by a share of its own."""
+
     share: Annotated[int, whole_number(1, ALL_PERCENT)] | None = None
     """Percent of what goes that is its own; default: an equal part of what the others leave."""
     ceiling: Annotated[int, whole_number(1, ALL_PERCENT)] | None = None
@@ -85,14 +126,14 @@ class LaneSettings(Section):
 
 
 Lanes = Mapping[str, LaneSettings]
-MATCHING = ("sender", "client", "recipient_domain", "header", "recipients_above")
-"""The keys that say what is in a lane."""
+MATCHING = ("sender", "client", "user", "recipient_domain", "header", "recipients_above")
+"""The keys that say what a lane or a route takes."""
 
 
 def faults_of(of_policy: Lanes) -> list[UnusableSetting]:
     found = []
     for name, lane in of_policy.items():
-        asked = [key for key in MATCHING if getattr(lane, key) is not None]
+        asked = lane.asked()
         if name == lanes.DEFAULT_LANE:
             found += [
                 UnusableSetting("default takes what no other lane takes, so it has no conditions", (name, k))
@@ -136,20 +177,11 @@ def lanes_of(of_policy: Lanes) -> tuple[lanes.Lane, ...]:
     return tuple(found)
 
 
-def sorter_of(of_policy: Lanes) -> sorting.Sorter:
-    return sorting.Sorter(
-        tuple(
-            sorting.SortingRule(
-                name,
-                lane.sender or (),
-                lane.client or (),
-                lane.recipient_domain or (),
-                tuple((lane.header or {}).items()),
-                lane.recipients_above or 0,
-            )
-            for name, lane in of_policy.items()
-            if name != lanes.DEFAULT_LANE
-        )
+def rules_of_lanes(of_policy: Lanes) -> tuple[sorting.SortingRule, ...]:
+    return tuple(
+        sorting.SortingRule(name, **lane.conditions())
+        for name, lane in of_policy.items()
+        if name != lanes.DEFAULT_LANE
     )
 
 
@@ -198,3 +230,89 @@ def _ceiling(limit: LimitSettings, name: str, percent: int) -> Ceiling:
 def _names(of_policy: Lanes) -> list[str]:
     """Put the default lane last unless it is written."""
     return list(dict.fromkeys([*of_policy, lanes.DEFAULT_LANE]))
+
+
+class RouteSettings(MatchSettings):
+    """Through which upstreams mail goes.  Of the keys that say which mail every one must match."""
+
+    upstreams: Annotated[tuple[str, ...], each(text)]
+    """In the order of preference."""
+    failover_after_ns: Duration | None = Field(default=DEFAULT_FAILOVER_NS, alias="failover_after")
+    """The next upstream is used where the one before has been down for so long; null: never."""
+    spill_after_ns: Duration | None = Field(default=None, alias="spill_after")
+    """The next upstream is used where mail would wait longer for the one before; null: never."""
+
+
+Routes = Annotated[tuple[RouteSettings, ...], AnyOrder]
+
+
+def faults_of_routes(
+    routes: tuple[RouteSettings, ...], upstreams: Collection[str] | None
+) -> list[UnusableSetting]:
+    """`upstreams`: those of the policy; None where they have faults of their own."""
+    found = []
+    for index, route in enumerate(routes):
+        found += _faults_of_upstreams(index, route, upstreams)
+        is_last = index == len(routes) - 1
+        if not route.asked() and not is_last:
+            words = "a route without a condition takes all mail, so the routes behind it take none"
+            found.append(UnusableSetting(words, (index,)))
+        if route.asked() and is_last:
+            words = "the last route must take all mail that no other takes: write one without"
+            found.append(UnusableSetting(f"{words} {', '.join(MATCHING)}", (index,)))
+    if len(routes) > MOST_ROUTES:
+        found.append(UnusableSetting(f"at most {MOST_ROUTES} routes, got {len(routes)}", (MOST_ROUTES,)))
+    return found
+
+
+def faults_of_shared_files(
+    routes: tuple[RouteSettings, ...], histories: Mapping[str, Path]
+) -> list[UnusableSetting]:
+    """Say where routes name a second upstream of one history: their pauses are one file, which both write."""
+    user_of: dict[Path, str] = {}
+    found = []
+    for index, route in enumerate(routes):
+        for number, name in enumerate(route.upstreams):
+            if name in histories and (other := user_of.setdefault(histories[name], name)) != name:
+                words = (
+                    "it shares its history, and the pauses beside that, with another upstream of the routes"
+                )
+                more = "give it a history of its own"
+                at = (index, "upstreams", number)
+                shown = f"{name} shares its history, and the pauses beside that, with {other}: {more}"
+                found.append(UnusableSetting(f"{words}: {more}", at, shown))
+    return found
+
+
+def _faults_of_upstreams(
+    index: int, route: RouteSettings, upstreams: Collection[str] | None
+) -> list[UnusableSetting]:
+    found = []
+    for number, name in enumerate(route.upstreams):
+        at = (index, "upstreams", number)
+        if name in route.upstreams[:number]:
+            found.append(UnusableSetting("it is listed before", at, f"{name} is listed before"))
+        elif upstreams is not None and name not in upstreams:
+            words = "the policy has no upstream of this name"
+            found.append(UnusableSetting(words, at, f"the policy has no upstream {name}"))
+    # Not so `failover_after`: it has a default, which a policy that is written out states.
+    if len(route.upstreams) == 1 and route.spill_after_ns is not None:
+        found.append(UnusableSetting("spill_after needs a second upstream", (index, "spill_after")))
+    return found
+
+
+def routes_of(routes: tuple[RouteSettings, ...]) -> tuple[Route, ...]:
+    return tuple(Route(each.upstreams, each.failover_after_ns, each.spill_after_ns) for each in routes)
+
+
+def sorter_of(lanes: Lanes, routes: tuple[RouteSettings, ...]) -> sorting.Sorter:
+    of_routes = zip(routes, routes_of(routes), strict=True)
+    return sorting.Sorter(
+        rules_of_lanes(lanes),
+        tuple(sorting.RoutingRule(route, **settings.conditions()) for settings, route in of_routes),
+    )
+
+
+def listed_upstreams(routes: tuple[RouteSettings, ...], default: str) -> frozenset[str]:
+    """Return the upstreams that may get mail."""
+    return frozenset(name for route in routes for name in route.upstreams) or frozenset([default])

@@ -16,8 +16,8 @@ class LimitSettings(Section):
     """How many are opened, whatever goes over them."""
     per_ns: Duration = Field(alias="per")
     for_each: Annotated[
-        Literal["sender", "sender_domain", "recipient_domain", "client"] | None,
-        choice(["sender", "sender_domain", "recipient_domain", "client"]),
+        Literal["sender", "sender_domain", "recipient_domain", "client", "user"] | None,
+        choice(["sender", "sender_domain", "recipient_domain", "client", "user"]),
     ] = None
     """Each of these has a window of its own; default: one window over all."""
 

@@ -23,6 +23,7 @@ from relay.policy.model import Policy, Upstream
 from relay.policy.named_file import Writing
 from relay.policy.shipped import preset_limits
 from relay.policy.units import Section
+from relay.policy.written_out import written_key
 
 RESTART_KEYS = ("spool", "listen", "http", "hostname", "practice")
 """Taken up at the start only; every other key is live."""
@@ -99,7 +100,7 @@ def restrained(old: Policy, new: Policy) -> Policy:
     """While an edit rests both hold: what it allows less of does not wait for what it allows more of."""
     new = new.model_copy(update={key: getattr(old, key) for key in RESTART_KEYS})
     tightened: dict[str, Upstream] = {}
-    for name, before in _pairs(old, new):
+    for name, before in pairs(old, new):
         if before is not None:
             upstream = tightened.get(before, old.upstreams[before])
             limits = upstream.limits
@@ -130,7 +131,7 @@ def rest_of(found: Loosening, writing: Writing, *, has_end: bool, is_asked: bool
     return RestPeriod(REST_NS if writing is Writing.CLOSED else UNSURE_REST_NS, f"it allows more ({keys})")
 
 
-def _pairs(old: Policy, new: Policy) -> Iterator[tuple[str, str | None]]:
+def pairs(old: Policy, new: Policy) -> Iterator[tuple[str, str | None]]:
     """Yield each upstream of the new policy and the one that it was: by its name, else by its account."""
     by_history = {old.history_path(name): name for name in old.upstreams if name not in new.upstreams}
     for name in new.upstreams:
@@ -145,6 +146,8 @@ def _more(old: Policy, new: Policy) -> Iterator[str]:
                 yield from _more_upstreams(old, new)
             case _ if getattr(old, key) == getattr(new, key) and key != "lanes":
                 continue
+            case "recent":
+                continue  # what is kept for `relay find` sends nothing
             case "lanes":
                 if not _is_lower_ceilings(old.lanes, new.lanes):
                     yield "lanes"
@@ -157,7 +160,7 @@ def _more(old: Policy, new: Policy) -> Iterator[str]:
 
 
 def _more_upstreams(old: Policy, new: Policy) -> Iterator[str]:
-    was = dict(_pairs(old, new))
+    was = dict(pairs(old, new))
     for name in old.upstreams:
         if name not in was.values():
             yield f"upstreams.{name}"
@@ -172,7 +175,7 @@ def _more_upstreams(old: Policy, new: Policy) -> Iterator[str]:
                 yield f"upstreams.{name}.history"
             for key in Upstream.model_fields:
                 if not _is_no_more(key, old.upstreams[before], upstream):
-                    yield f"upstreams.{name}.{_written(Upstream, key)}"
+                    yield f"upstreams.{name}.{written_key(Upstream, key)}"
 
 
 def _is_no_more(key: str, old: Upstream, new: Upstream) -> bool:
@@ -219,20 +222,20 @@ def _is_lower_ceilings(old: Mapping[str, LaneSettings], new: Mapping[str, LaneSe
 
 def _unbounded(old: Policy, new: Policy) -> Iterator[Gone]:
     """Yield the keys that are gone and not to be believed gone."""
-    was = dict(_pairs(old, new))
+    was = dict(pairs(old, new))
     gone = [upstream for name, upstream in old.upstreams.items() if name not in was.values()]
     for name, before in was.items():
         upstream = new.upstreams[name]
         # What is new may be what has gone, half written.
         others = gone if before is None else [old.upstreams[before]]
         for key in _TO_BE_WRITTEN:
-            if not _is_written(upstream, key) and any(_would_go(other, upstream, key) for other in others):
+            if not _iswritten_key(upstream, key) and any(_would_go(other, upstream, key) for other in others):
                 steps: Steps = ("upstreams", name, key)
                 is_null = key in upstream.model_fields_set and getattr(upstream, key) is None
                 yield Gone(steps, steps if is_null else steps[:-1])
 
 
-def _is_written(upstream: Upstream, key: str) -> bool:
+def _iswritten_key(upstream: Upstream, key: str) -> bool:
     value = getattr(upstream, key)
     return key in upstream.model_fields_set and value is not None and not _is_preset(upstream, key)
 
@@ -248,7 +251,7 @@ def _is_preset(upstream: Upstream, key: str) -> bool:
 
 def _all_gone(old: Policy, new: Policy) -> Iterator[Gone]:
     """Yield the keys that the policy in force has, as they are written, and the new one lacks."""
-    was = dict(_pairs(old, new))
+    was = dict(pairs(old, new))
     yield from (
         Gone(("upstreams", name), ("upstreams",)) for name in old.upstreams if name not in was.values()
     )
@@ -268,7 +271,7 @@ def _gone(old: object, new: object, steps: Steps) -> Iterator[Gone]:
     match old, new:
         case Section(), Section() if type(old) is type(new):
             for key in type(old).model_fields:
-                yield from _gone_key(old, new, key, (*steps, _written(type(old), key)))
+                yield from _gone_key(old, new, key, (*steps, written_key(type(old), key)))
         case dict(), dict():
             for key, value in old.items():
                 if key in new:
@@ -292,8 +295,3 @@ def _gone_key(old: Section, new: Section, key: str, steps: Steps) -> Iterator[Go
         yield Gone(steps, steps[:-1])
     else:
         yield from _gone(before, after, steps)
-
-
-def _written(section: type[Section], key: str) -> str:
-    """Return a key as a policy writes it: without its unit."""
-    return section.model_fields[key].alias or key

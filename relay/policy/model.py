@@ -13,11 +13,23 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from relay.policy.lane import LaneSettings, faults_of
+from relay.policy.hook import NotifySettings
+from relay.policy.lane import (
+    LaneSettings,
+    Routes,
+    RouteSettings,
+    faults_of,
+    faults_of_routes,
+    faults_of_shared_files,
+    listed_upstreams,
+    sender_pattern,
+)
 from relay.policy.limits import Limits, LimitSettings
-from relay.policy.rules import PROVIDERS, Rules
+from relay.policy.oauth2 import OAuth2
+from relay.policy.provider_names import provider_names
+from relay.policy.rules import Rules
 from relay.policy.surroundings import (
     CertificateFile,
     PasswordCredential,
@@ -31,6 +43,7 @@ from relay.policy.surroundings import (
     inspector_of,
 )
 from relay.policy.units import (
+    AnyNetwork,
     AnyOrder,
     Duration,
     Endpoint,
@@ -47,13 +60,17 @@ from relay.policy.units import (
     UpstreamHost,
     UpstreamName,
     choice,
+    choose,
+    each,
     is_loopback_host,
     whole_number,
 )
+from relay.queue.sorting import is_address
 
 MINUTE_NS = 60 * 1_000_000_000
 HOUR_NS = 60 * MINUTE_NS
 DAY_NS = 24 * HOUR_NS
+LEAST_RECENT_BYTES = 1024 * 1024
 
 _NOT_IN_A_FILE_NAME = re.compile(r"[^a-z0-9@._+-]|^\.")
 
@@ -88,12 +105,28 @@ class TimeoutSettings(Section):
     """A whole connection, of who may not relay two minutes at most; it ends with 421 between two commands."""
 
 
+class ListenUser(Section):
+    senders: Annotated[tuple[str, ...], each(sender_pattern)] | None = None
+    """Reverse-paths that this user may give at MAIL, and `<>`, of bounces; default: any."""
+    max_queued: PositiveInt | None = None
+    """Messages of this user in the queue; at more than that MAIL gets 452.  Default: any number."""
+
+
+ANY_USE = ListenUser()
+ALL_OTHERS = "*"
+"""In `users`, whoever has no entry."""
+
+
 class Listen(Section):
     address: Endpoint
     clients: Annotated[tuple[Network, ...], AnyOrder] = ()
     """Networks that may relay without AUTH."""
+    proxies: Annotated[tuple[Network, ...], AnyOrder] = ()
+    """Networks of load balancers, whose connections begin with a PROXY header (version 2)."""
     users_file: Annotated[UsersFile | None, Field(validate_default=True)] = None
     """Lines `name:$argon2id$…` as `relay hash-password` prints them; AUTH needs it."""
+    users: dict[Text, ListenUser] = Field(default_factory=dict)
+    """What those of `users_file` may do; `*` stands for all that are not named."""
     certificate: Annotated[CertificateFile | None, Field(validate_default=True)] = None
     """PEM chain; STARTTLS is offered only with one.  Never self-made: clients verify."""
     key: Annotated[PolicyPath | None, Field(validate_default=True)] = None
@@ -107,12 +140,16 @@ class Listen(Section):
     max_connections: PositiveInt = 200
     """At once, per listener process; more get 421.  Who may not relay gives way (`listener.access`)."""
     max_connections_per_client: PositiveInt = 50
+    max_queued_per_client: PositiveInt | None = None
+    """Messages in the queue that one address handed over without a login; at more MAIL gets 452."""
     max_errors: PositiveInt = 20
     """Refused commands in one session before 421, and very many without mail."""
     max_hops: PositiveInt = 50
     """Received: lines in a message before it counts as looping (RFC 5321, 6.3)."""
     bare_newlines: Annotated[Literal["refuse", "normalise"], choice(["refuse", "normalise"])] = "refuse"
     """What a CR or LF alone in content means: 550, or made CRLF."""
+    normalise_from: Annotated[tuple[AnyNetwork, ...], AnyOrder] = ()
+    """Networks whose CR or LF alone is made CRLF, though `bare_newlines` refuses that of others."""
     timeouts: TimeoutSettings = TimeoutSettings()
 
     @field_validator("users_file")
@@ -126,6 +163,13 @@ class Listen(Section):
             )
             raise broken(f"it {words}", "..", "address", shown=f"{address} {words}")
         return users_file
+
+    @field_validator("users")
+    @classmethod
+    def _users_can_log_in(cls, users: dict[str, ListenUser], info: ValidationInfo) -> dict[str, ListenUser]:
+        if users and info.data.get("users_file", "refused") is None:
+            raise ValueError("nobody logs in without a users_file, so there is nobody to say this of")
+        return users
 
     @field_validator("certificate")
     @classmethod
@@ -161,14 +205,28 @@ class Listen(Section):
             raise ValueError("implicit TLS needs a certificate")
         return tls
 
+    def may_send(self, user: str, reverse_path: str) -> bool:
+        """Return whether who logged in may give this at MAIL.  A bounce pretends to be nobody."""
+        rule = self._rule_of(user)
+        return rule.senders is None or not reverse_path or is_address(rule.senders, reverse_path)
+
+    def most_queued(self, user: str | None) -> int | None:
+        """Return how many messages a user, or a client without a login, may have in the queue."""
+        return self.max_queued_per_client if user is None else self._rule_of(user).max_queued
+
+    def _rule_of(self, user: str) -> ListenUser:
+        return self.users.get(user) or self.users.get(ALL_OTHERS) or ANY_USE
+
 
 class Auth(Section):
-    """The owner's account at the upstream.  Exactly one of the three password keys."""
+    """The owner's account at the upstream.  Exactly one of the three password keys and `oauth2`."""
 
     user: Text
     password_file: PasswordFile | None = None
     """A file that only its owner can read; one trailing newline is cut."""
     password_env: PasswordVariable | None = None
+    oauth2: OAuth2 | None = None
+    """Access tokens instead of a password."""
     password_credential: Annotated[PasswordCredential | None, Field(validate_default=True)] = None
     """A name under `$CREDENTIALS_DIRECTORY` (systemd LoadCredential=)."""
     mechanism: Annotated[Mechanism, choice(Mechanism)] = Mechanism.AUTO
@@ -176,14 +234,21 @@ class Auth(Section):
     @field_validator("password_credential")
     @classmethod
     def _exactly_one_password(cls, credential: str | None, info: ValidationInfo) -> str | None:
-        keys = ("password_file", "password_env")
+        keys = ("password_file", "password_env", "oauth2")
         given = [key for key in keys if info.data.get(key) is not None]
         given += ["password_credential"] if credential is not None else []
         if len(given) > 1:
             raise broken(f"expected one password, got {' and '.join(given)}", "..", given[-1])
         if not given and all(key in info.data for key in keys):
-            raise broken("expected one of password_file, password_env and password_credential", "..")
+            raise broken("expected one of password_file, password_env, password_credential and oauth2", "..")
         return credential
+
+    @field_validator("mechanism")
+    @classmethod
+    def _mechanism_is_of_a_password(cls, mechanism: Mechanism, info: ValidationInfo) -> Mechanism:
+        if mechanism is not Mechanism.AUTO and info.data.get("oauth2") is not None:
+            raise ValueError("it takes a password; with oauth2 the key is oauth2.mechanism")
+        return mechanism
 
 
 class ShieldSettings(Section):
@@ -198,7 +263,7 @@ class ShieldSettings(Section):
 class Upstream(Section):
     """One account at one smarthost, and what may be asked of it."""
 
-    provider: Annotated[str | None, choice(PROVIDERS)] = None
+    provider: Annotated[str | None, BeforeValidator(lambda value: choose(value, provider_names()))] = None
     """Fills in what its owner does not write, and knows its refusals (`providers.yaml`)."""
     host: UpstreamHost
     port: Annotated[int, whole_number(1, 65535)] = 587
@@ -252,7 +317,7 @@ class Retry(Section):
     lifetime_ns: Duration = Field(default=5 * DAY_NS, alias="lifetime")
     """RFC 5321, 4.5.4.1: at least 4-5 days."""
     warn_after_ns: Duration | None = Field(default=4 * HOUR_NS, alias="warn_after")
-    """Tell the sender once that the message is late; null: never."""
+    """Tell the sender once that the message is late; null: never.  Unwritten, half of a short lifetime."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -260,10 +325,14 @@ class Retry(Section):
         if self.min_ns > self.max_ns:
             key = "min" if "min_ns" in self.model_fields_set else "max"
             rules.append(UnusableSetting("min is longer than max", (key,)))
-        if self.warn_after_ns is not None and self.warn_after_ns >= self.lifetime_ns:
-            key = "warn_after" if "warn_after_ns" in self.model_fields_set else "lifetime"
+        if "warn_after_ns" not in self.model_fields_set:
+            # A default must not be at fault; past pydantic, since a section is frozen.
+            object.__setattr__(self, "warn_after_ns", min(4 * HOUR_NS, self.lifetime_ns // 2))
+        elif self.warn_after_ns is not None and self.warn_after_ns >= self.lifetime_ns:
             rules.append(
-                UnusableSetting("warn_after is not below lifetime: the bounce would come first", (key,))
+                UnusableSetting(
+                    "warn_after is not below lifetime: the bounce would come first", ("warn_after",)
+                )
             )
         if rules:
             raise broken_rules(rules)
@@ -273,6 +342,22 @@ class Retry(Section):
 class Reports(Section):
     per_hour: PositiveInt | None = 60
     """The most reports and warnings in any hour; what is beyond waits.  null: any number."""
+
+
+class RecentSettings(Section):
+    """How much of what became of messages is kept, for `relay find`."""
+
+    keep_ns: Duration = Field(default=7 * DAY_NS, alias="keep")
+    """From the end of a recipient; what is older goes, in pieces of an eighth of this."""
+    most_bytes: Size = Field(default=64 * 1024 * 1024, alias="most")
+    """On disk; the oldest goes first."""
+
+    @field_validator("most_bytes")
+    @classmethod
+    def _is_worth_it(cls, most_bytes: int) -> int:
+        if most_bytes < LEAST_RECENT_BYTES:
+            raise ValueError("expected at least 1M, or `recent: null` to keep nothing")
+        return most_bytes
 
 
 class Practice(Section):
@@ -314,11 +399,17 @@ class Policy(Section):
     hostname: OwnName | None = None
     """Our name in the banner, in HELO, in `Received:` and reports; default: this host's."""
     upstreams: Annotated[dict[UpstreamName, Upstream], NotEmpty]
-    """The first is the default."""
+    """The first is the default: without `routes` it gets all mail."""
     retry: Retry = Retry()
     reports: Reports = Reports()
     lanes: dict[LaneName, LaneSettings] = Field(default_factory=dict)
     """The first that matches a message; without any, first come is first served."""
+    routes: Routes = ()
+    """The first that matches a recipient; without any, the first upstream gets all mail."""
+    notify: NotifySettings = ()
+    """Who is told of bounces, pauses and stops, beside the log."""
+    recent: RecentSettings | None = RecentSettings()
+    """What became of messages, kept for `relay find`; null: nothing is kept, and what was is removed."""
     practice: Practice | None = None
 
     @field_validator("lanes")
@@ -327,6 +418,20 @@ class Policy(Section):
         if rules := faults_of(lanes):
             raise broken_rules(rules)
         return lanes
+
+    @field_validator("routes")
+    @classmethod
+    def _routes_lead_somewhere(
+        cls, routes: tuple[RouteSettings, ...], info: ValidationInfo
+    ) -> tuple[RouteSettings, ...]:
+        spool, upstreams = info.data.get("spool"), info.data.get("upstreams")
+        rules = faults_of_routes(routes, upstreams)
+        if spool is not None and upstreams is not None:
+            histories = {name: _history_of(spool, of) for name, of in upstreams.items()}
+            rules += faults_of_shared_files(routes, histories)
+        if rules:
+            raise broken_rules(rules)
+        return routes
 
     @field_validator("listen")
     @classmethod
@@ -366,16 +471,29 @@ class Policy(Section):
     def default_upstream(self) -> str:
         return next(iter(self.upstreams))
 
+    @property
+    def listed_upstreams(self) -> frozenset[str]:
+        """Return the upstreams that may get mail: those that routes name, or else the first."""
+        return listed_upstreams(self.routes, self.default_upstream)
+
+    @property
+    def reports_history(self) -> Path:
+        """Return where the reports of the last hour are counted."""
+        return self.spool / "reports"
+
     def history_path(self, upstream: str) -> Path:
         """Name the default by the account, not by the upstream.
 
         A new name in the policy must not forget what was sent; upstreams of one account share its limits.
         """
-        of = self.upstreams[upstream]
-        account = f"{of.auth.user}@{of.host}" if of.auth else of.host
-        # Quoted, so that no account can name a file elsewhere; cut, so that any name fits.
-        name = _NOT_IN_A_FILE_NAME.sub(lambda found: f"%{ord(found[0]):02x}", account.lower())[:200]
-        return of.history or self.spool.parent / "history" / name
+        return _history_of(self.spool, self.upstreams[upstream])
+
+
+def _history_of(spool: Path, of: Upstream) -> Path:
+    account = f"{of.auth.user}@{of.host}" if of.auth else of.host
+    # Quoted, so that no account can name a file elsewhere; cut, so that any name fits.
+    name = _NOT_IN_A_FILE_NAME.sub(lambda found: f"%{ord(found[0]):02x}", account.lower())[:200]
+    return of.history or spool.parent / "history" / name
 
 
 def _addresses(listen: tuple[Listen, ...]) -> set[HostPort]:

@@ -20,25 +20,6 @@ from relay.verdicts.verdict import ABOUT_US, FROM_MAIL, WORDS, Layer, Rule
 _CODE = re.compile(r"[45](?:[0-9x][0-9]|[0-9]x|xx)\Z")
 _ENHANCED = re.compile(r"[45x]\.(?:[0-9]{1,3}|x)\.(?:[0-9]{1,3}|x)\Z")
 LONGEST_PHRASE = 200
-PROVIDERS = (
-    "gmail",
-    "workspace",
-    "workspace-relay",
-    "microsoft365",
-    "ses",
-    "icloud",
-    "yahoo",
-    "dreamhost",
-    "zoho",
-    "gmx",
-    "godaddy",
-    "mailchannels",
-    "sendgrid",
-    "mailtrap",
-    "emailit",
-    "spectrum",
-)
-"""The names of `providers.yaml`."""
 
 
 def _phase(value: object) -> Phase:

@@ -7,13 +7,18 @@ Does not: keep anything.  A password is read when a connection needs it, so that
 one counts from the next connection on.
 """
 
+import base64
 import contextlib
+import hashlib
+import json
 import os
 import re
 import ssl
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from relay.policy.model import Auth
 from relay.policy.named_file import (
@@ -24,9 +29,13 @@ from relay.policy.named_file import (
     read_descriptor,
     writing,
 )
+from relay.policy.oauth2 import OAuth2
 from relay.policy.units import Unfit
 
 MAX_PASSWORD_BYTES = 4096
+MAX_REFRESH_TOKEN_BYTES = 16 << 10
+MAX_SERVICE_ACCOUNT_BYTES = 64 << 10
+STANDARD_KEY_PREFIX = "whsec_"
 MAX_USERS_BYTES = 1 << 20
 MAX_HASH_MEMORY_KIB = 1 << 20
 """Of one argon2id check, 1 GiB: a file of users must not become a memory bomb."""
@@ -54,13 +63,108 @@ class SecretError(Unfit):
         return self.shown
 
 
-def read_password(auth: Auth) -> str:
-    """Return the password of the owner's account at an upstream.  Raises SecretError."""
-    if auth.password_file is not None:
-        return read_password_file(auth.password_file)
-    if auth.password_env is not None:
-        return _password_in_variable(auth.password_env)
-    return read_password_file(_credential(auth.password_credential or ""))
+@dataclass(frozen=True, slots=True, repr=False)
+class AccountSecrets:
+    """All that an account's login needs and nobody else may know; never shown.  Empty where it needs none."""
+
+    password: str = ""
+    client_secret: str = ""
+    refresh_token: str = ""
+    service_account: str = ""
+    """A file of Google's, JSON."""
+
+    def digest(self) -> bytes:
+        texts = (self.password, self.client_secret, self.refresh_token, self.service_account)
+        # Each with its length: none can end where another begins.
+        told = "".join(f"{len(text)}:{text}" for text in texts)
+        return hashlib.sha256(told.encode("utf-8", "surrogateescape")).digest()
+
+
+class NotLoggedIn(SecretError):  # noqa: N818 - what the owner is
+    """There is no refresh token yet: nobody has consented."""
+
+
+class _Source(NamedTuple):
+    """Where one secret is; one of the three."""
+
+    path: Path | None
+    variable: str | None = None
+    credential: str | None = None
+
+    @property
+    def file(self) -> Path | None:
+        """Return the file that holds it, if one does.  Raises SecretError."""
+        return _credential(self.credential) if self.credential is not None else self.path
+
+    def read(self) -> str:
+        if self.variable is not None:
+            return _password_in_variable(self.variable)
+        return "" if (path := self.file) is None else read_password_file(path)
+
+
+def read_secrets(auth: Auth) -> AccountSecrets:
+    """Return the secrets of the owner's account at an upstream.  Raises SecretError."""
+    if auth.oauth2 is None:
+        return AccountSecrets(password=_password_source(auth).read())
+    oauth2 = auth.oauth2
+    account = _service_account_path(oauth2)
+    return AccountSecrets(
+        client_secret=_client_secret_source(oauth2).read(),
+        refresh_token=""
+        if oauth2.refresh_token_file is None
+        else read_refresh_token(oauth2.refresh_token_file),
+        service_account="" if account is None else read_service_account(account),
+    )
+
+
+def read_client_secret(oauth2: OAuth2) -> str:
+    """Return nothing for a public client.  Raises SecretError."""
+    return _client_secret_source(oauth2).read()
+
+
+def read_refresh_token(path: Path) -> str:
+    """Return a refresh token.  Raises SecretError, and NotLoggedIn where there is no such file."""
+    try:
+        content = _read_private(path, MAX_REFRESH_TOKEN_BYTES)
+    except SecretError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise NotLoggedIn("there is no refresh token yet ({})", path) from None
+        raise
+    return _password(content, str(path), MAX_REFRESH_TOKEN_BYTES)
+
+
+def read_service_account(path: Path) -> str:
+    """Return a service account's key file, which has what a signature needs.  Raises SecretError."""
+    content = _read_private(path, MAX_SERVICE_ACCOUNT_BYTES)
+    try:
+        account = json.loads(content)
+    except (ValueError, RecursionError):
+        raise SecretError("{} is not the JSON file of a service account's key", path) from None
+    needed = ("client_email", "private_key")
+    if not isinstance(account, dict) or any(not isinstance(account.get(key), str) for key in needed):
+        raise SecretError("{} is not a service account's key: it lacks client_email or private_key", path)
+    return content.decode("utf-8")
+
+
+def _password_source(auth: Auth) -> _Source:
+    return _Source(auth.password_file, auth.password_env, auth.password_credential)
+
+
+def _client_secret_source(oauth2: OAuth2) -> _Source:
+    return _Source(oauth2.client_secret_file, oauth2.client_secret_env, oauth2.client_secret_credential)
+
+
+def _service_account_path(oauth2: OAuth2) -> Path | None:
+    return _Source(oauth2.key_file, credential=oauth2.key_credential).file
+
+
+def _secret_files(auth: Auth) -> list[Path]:
+    if auth.oauth2 is None:
+        files = [_password_source(auth).file]
+    else:
+        # Nobody writes a refresh token in place: `relay login` and the relay replace the file whole.
+        files = [_client_secret_source(auth.oauth2).file, _service_account_path(auth.oauth2)]
+    return [path for path in files if path is not None]
 
 
 def read_password_file(path: Path) -> str:
@@ -68,11 +172,31 @@ def read_password_file(path: Path) -> str:
     return _password(_read_private(path, MAX_PASSWORD_BYTES), str(path))
 
 
+def read_signing_key(path: Path) -> bytes:
+    """Return the key in a file, which signs notices.  Raises SecretError.
+
+    After `whsec_` it is base64, as Standard Webhooks has it; any other text is the key itself.
+    """
+    text = read_password_file(path)
+    if not text.startswith(STANDARD_KEY_PREFIX):
+        return text.encode()
+    try:
+        key = base64.b64decode(text.removeprefix(STANDARD_KEY_PREFIX), validate=True)
+    except ValueError:
+        key = b""
+    if not key:
+        raise SecretError(f"{{}} has no base64 after {STANDARD_KEY_PREFIX}", path)
+    return key
+
+
 def is_being_written(auth: Auth) -> bool:
-    """Return whether a program has the file of a password open for writing.  Raises SecretError."""
-    if auth.password_env is not None:
-        return False
-    with _opened(auth.password_file or _credential(auth.password_credential or "")) as descriptor:
+    """Return whether a program has the file of a secret open for writing.  Raises SecretError."""
+    return any(is_open_for_writing(path) for path in _secret_files(auth))
+
+
+def is_open_for_writing(path: Path) -> bool:
+    """Return False too where nobody can tell.  Raises SecretError."""
+    with _opened(path) as descriptor:
         return writing(descriptor) is Writing.OPEN
 
 
@@ -100,6 +224,10 @@ def read_users(path: Path) -> dict[str, str]:
 class FileInspector:
     """The `SurroundingsInspector` of a policy to be put to work.  Every method raises SecretError."""
 
+    def __init__(self, *, is_service: bool = True) -> None:
+        """Outside the service only its credentials cannot be seen: systemd gives them to nobody else."""
+        self._looks_at_credentials = is_service or has_credentials()
+
     def password_file(self, path: Path) -> None:
         read_password_file(path)
 
@@ -107,7 +235,19 @@ class FileInspector:
         _password_in_variable(name)
 
     def password_credential(self, name: str) -> None:
-        read_password_file(_credential(name))
+        if self._looks_at_credentials:
+            read_password_file(_credential(name))
+
+    def refresh_token_file(self, path: Path) -> None:
+        with contextlib.suppress(NotLoggedIn):
+            read_refresh_token(path)
+
+    def service_account_file(self, path: Path) -> None:
+        read_service_account(path)
+
+    def service_account_credential(self, name: str) -> None:
+        if self._looks_at_credentials:
+            read_service_account(_credential(name))
 
     def users_file(self, path: Path) -> None:
         if not read_users(path):
@@ -117,8 +257,17 @@ class FileInspector:
         with _opened(path, LONGEST_PEM_BYTES) as descriptor:
             trusting(path, descriptor)
 
+    def signing_key(self, path: Path) -> None:
+        read_signing_key(path)
+
+    def program(self, path: Path) -> None:
+        with _opened(path):
+            # By the ids that it will run under, which need not be those of who asks.
+            if not os.access(path, os.X_OK, effective_ids=True):
+                raise SecretError("{} is no program that we may run", path)
+
     def key_pair(self, certificate: Path, key: Path | None) -> None:
-        load_key_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), certificate, key)
+        read_key_pair(certificate, key)
 
 
 def open_authorities(path: Path) -> int:
@@ -134,8 +283,16 @@ def trusting(path: Path, descriptor: int) -> ssl.SSLContext:
         raise SecretError("{} holds no certificate that can be loaded (PEM)", path) from None
 
 
-def load_key_pair(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
-    """Use a certificate and its private key, which only its owner can read.  Raises SecretError."""
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A certificate with its chain, and its private key, in PEM."""
+
+    chain: bytes = field(repr=False)
+    key: bytes = field(repr=False)
+
+
+def read_key_pair(certificate: Path, key: Path | None) -> KeyPair:
+    """Return a certificate and its private key, which only its owner can read.  Raises SecretError."""
     key_path = key or certificate
     with (
         _opened(certificate, LONGEST_PEM_BYTES) as descriptor,
@@ -144,11 +301,39 @@ def load_key_pair(context: ssl.SSLContext, certificate: Path, key: Path | None) 
         # A group may read it: Debian's ssl-cert group is how several daemons share one.
         _refuse_exposed(key_descriptor, key_path, stat.S_IRWXO | stat.S_IWGRP)
         try:
-            # The empty passphrase keeps OpenSSL from asking the terminal for one.
-            context.load_cert_chain(path_of(descriptor), path_of(key_descriptor), password="")
+            pair = KeyPair(
+                read_descriptor(descriptor, LONGEST_PEM_BYTES),
+                read_descriptor(key_descriptor, LONGEST_PEM_BYTES),
+            )
+            serving(pair)
         except OSError:
             words = "{} holds no private key of the certificate in {} (PEM, without a passphrase)"
             raise SecretError(words, key_path, certificate) from None
+    return pair
+
+
+def serving(pair: KeyPair) -> ssl.SSLContext:
+    """Return what a listener shows clients.  Raises OSError where the two do not belong together."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # OpenSSL reads files, and these two are not to be read from their names again.
+    with _in_memory(pair.chain) as chain_path, _in_memory(pair.key) as key_path:
+        # The empty passphrase keeps OpenSSL from asking the terminal for one.
+        context.load_cert_chain(chain_path, key_path, password="")
+    return context
+
+
+@contextlib.contextmanager
+def _in_memory(content: bytes) -> Iterator[str]:
+    """Give the name of a file that is on no disk.  Raises OSError."""
+    with open(os.memfd_create("relay-pem"), "wb", buffering=0) as file:  # noqa: PTH123 - a descriptor
+        file.write(content)
+        yield path_of(file.fileno())
+
+
+def has_credentials() -> bool:
+    """Return whether this process was given credentials, as systemd does with LoadCredential=."""
+    return bool(os.environ.get("CREDENTIALS_DIRECTORY"))
 
 
 def _credential(name: str) -> Path:
@@ -165,10 +350,10 @@ def _password_in_variable(name: str) -> str:
     return _password(value, f"the environment variable {name}")
 
 
-def _password(content: bytes, where: str) -> str:
+def _password(content: bytes, where: str, most_bytes: int = MAX_PASSWORD_BYTES) -> str:
     """Return content as a password that SASL can carry; `where` is what an error calls it."""
-    if len(content) > MAX_PASSWORD_BYTES:
-        raise SecretError(f"{{}} is longer than {MAX_PASSWORD_BYTES} bytes", where)
+    if len(content) > most_bytes:
+        raise SecretError(f"{{}} is longer than {most_bytes} bytes", where)
     content = content.removesuffix(b"\n").removesuffix(b"\r")
     if not content:
         raise SecretError("{} is empty", where)

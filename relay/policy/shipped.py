@@ -17,13 +17,13 @@ from relay.policy.document import Document, read_document
 from relay.policy.faults import PolicyError, faults_of_document, faults_of_validation
 from relay.policy.limits import Limits
 from relay.policy.model import Upstream
+from relay.policy.provider_names import PROVIDERS_FILE, providers_document
 from relay.policy.rules import DefaultRules, SourcedRules, VerdictRule
 from relay.policy.units import AnyOrder, Section, Text
 from relay.verdicts.verdict import Judge, Layer, Rule
 
 FOLDER = Path(__file__).parent
 RULES_FILE = FOLDER / "verdicts.yaml"
-PROVIDERS_FILE = FOLDER / "providers.yaml"
 
 
 class RulesFile(Section):
@@ -32,6 +32,17 @@ class RulesFile(Section):
     codes: SourcedRules
     wording: SourcedRules
     default: DefaultRules
+
+
+class ProviderOAuth2(Section):
+    """What a provider fills in of `auth.oauth2`; `{tenant}` stands for the owner's."""
+
+    token_url: Text
+    device_url: Text | None = None
+    login_url: Text | None = None
+    scopes: dict[str, Text]
+    """By grant."""
+    mechanism: Text
 
 
 class Provider(Section):
@@ -43,6 +54,7 @@ class Provider(Section):
     """The day on which the source said so."""
     preset: dict[str, object]
     """Keys of an upstream, as they would be written."""
+    oauth2: ProviderOAuth2 | None = None
     verdicts: SourcedRules = ()
 
 
@@ -58,11 +70,15 @@ _File = TypeVar("_File", bound=Section)
 def parse_shipped(text: bytes, path: Path, kind: type[_File]) -> tuple[_File, Document]:
     """Return also where everything in the file stands.  Raises PolicyError with all faults."""
     document = read_document(text)
+    return _checked(document, path, kind), document
+
+
+def _checked(document: Document, path: Path, kind: type[_File]) -> _File:
     faults = faults_of_document(path, document)
     if faults:
         raise PolicyError(faults)
     try:
-        return kind.model_validate(document.value(), by_alias=True, by_name=False), document
+        return kind.model_validate(document.value(), by_alias=True, by_name=False)
     except ValidationError as error:
         raise PolicyError(faults_of_validation(path, document, error, kind)) from None
 
@@ -92,13 +108,9 @@ def standard_rules() -> tuple[Rule, ...]:
 
 
 @functools.cache
-def _providers() -> tuple[ProvidersFile, Document]:
-    return parse_shipped(PROVIDERS_FILE.read_bytes(), PROVIDERS_FILE, ProvidersFile)
-
-
 def providers() -> Mapping[str, Provider]:
     """In the order of the file."""
-    return _providers()[0].providers
+    return _checked(providers_document(), PROVIDERS_FILE, ProvidersFile).providers
 
 
 def provider_of(name: str | None, host: str) -> str | None:
@@ -120,7 +132,7 @@ def provider_rules(name: str | None) -> tuple[Rule, ...]:
     """Return the rules of a provider; none where it is not known."""
     if name is None or name not in providers():
         return ()
-    document = _providers()[1]
+    document = providers_document()
     return tuple(
         rule.rule(
             Layer.PROVIDER,
@@ -162,8 +174,25 @@ def _filled(upstream: object) -> object:
     if isinstance(upstream, dict):
         name = upstream.get("provider")
         if isinstance(name, str) and name in providers():
-            return {**providers()[name].preset, **upstream}
+            filled = {**providers()[name].preset, **upstream}
+            match filled, providers()[name].oauth2:
+                case {"auth": {"oauth2": dict() as oauth2, **auth}}, ProviderOAuth2() as known:
+                    filled["auth"] = {**auth, "oauth2": {**_oauth2_of(known, oauth2), **oauth2}}
+            return filled
     return upstream
+
+
+def _oauth2_of(known: ProviderOAuth2, written: Mapping[str, object]) -> dict[str, object]:
+    """Return what a provider knows; a URL with the tenant only where the owner wrote a tenant."""
+    grant, tenant = written.get("grant"), written.get("tenant")
+    filled: dict[str, object] = {"mechanism": known.mechanism}
+    if isinstance(grant, str) and grant in known.scopes:
+        filled["scope"] = known.scopes[grant]
+    for key in ("token_url", "device_url", "login_url"):
+        url = getattr(known, key)
+        if url is not None and (isinstance(tenant, str) or "{tenant}" not in url):
+            filled[key] = url.replace("{tenant}", str(tenant))
+    return filled
 
 
 def _owners(name: str, rules: Iterable[VerdictRule]) -> list[Rule]:

@@ -27,8 +27,11 @@ from relay.policy.surroundings import Surroundings, SurroundingsInspector
 
 
 def read_policy(path: Path, *, looks_at_files: bool = True) -> Policy:
-    """Look at the files that it names, unless told not to.  Raises PolicyError, also for no file."""
-    return _policy_of(policy_bytes(path), path, FileInspector() if looks_at_files else None)
+    """Read it for somebody who asks, not for the service.  Raises PolicyError, also for no file.
+
+    Looks at the files that it names, unless told not to.
+    """
+    return _policy_of(policy_bytes(path), path, FileInspector(is_service=False) if looks_at_files else None)
 
 
 def value_in(path: Path) -> object:

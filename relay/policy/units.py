@@ -7,12 +7,14 @@ also takes its own result, so that code may build a policy.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_interface, ip_network
 from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from relay.clock import LONGEST_DURATION_NS
 
 _DURATION = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?) ?(ms|s|m|h|d|w)\Z")
 _DURATION_UNIT_NS = {
@@ -32,7 +34,10 @@ _NAME = re.compile(r"[a-z0-9_-]{1,64}\Z")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _CREDENTIAL_NAME = re.compile(r"[^/]{1,255}\Z")
 
-LONGEST_DURATION_NS = 366 * 86_400 * 1_000_000_000
+_URL_HOST = r"(?P<host>[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])"
+WEB_URL = re.compile(rf"(?P<scheme>https?)://{_URL_HOST}(?P<port>:[0-9]{{1,5}})?(?P<rest>[/?][!-~]*)?\Z")
+LONGEST_URL = 2000
+
 LARGEST_SIZE_BYTES = 1 << 40
 LARGEST_COUNT = 1_000_000_000
 SHORTEST_PREFIX = {4: 8, 6: 7}
@@ -138,16 +143,16 @@ def whole_number(least: int, most: int) -> BeforeValidator:
 
 def choice(options: Iterable[str]) -> BeforeValidator:
     """Members of a StrEnum stay what they are."""
+    among = tuple(options)
+    return BeforeValidator(lambda value: choose(value, among))
+
+
+def choose(value: object, options: Sequence[str]) -> str:
     by_word = {str(option): option for option in options}
+    if isinstance(value, str) and value in by_word:
+        return by_word[value]
     *first, last = by_word
-    words = f"{', '.join(first)} or {last}" if first else last
-
-    def check(value: object) -> str:
-        if isinstance(value, str) and value in by_word:
-            return by_word[value]
-        raise unfit(f"expected {words}", value)
-
-    return BeforeValidator(check)
+    raise unfit(f"expected {', '.join(first)} or {last}" if first else f"expected {last}", value)
 
 
 def text(value: object) -> str:
@@ -269,6 +274,23 @@ def is_loopback_host(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host.lower() == "localhost"
+
+
+def https_url(value: object, example: str, what_crosses: str) -> str:
+    """Take an https URL, or http of this host itself.  Raises ValueError, which shows nothing of the URL.
+
+    Many receivers are known by a secret in their path.
+    """
+    if not isinstance(value, str) or len(value) > LONGEST_URL:
+        raise ValueError(f"expected a URL such as {example}")
+    found = WEB_URL.match(value)
+    if found is None or "#" in value or int((found["port"] or ":1")[1:]) not in range(1, 65536):
+        raise ValueError(f"expected a URL such as {example}, without user, password and #")
+    if found["scheme"] == "http" and not is_loopback_host(found["host"].strip("[]")):
+        raise ValueError(
+            f"http is for this host only, {what_crosses} would cross the network in the clear: https"
+        )
+    return value
 
 
 def own_name(value: object) -> str:

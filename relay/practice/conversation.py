@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from relay.practice.account import PracticeAccount
-from relay.practice.dialogue import HOSTNAME, MAX_CONTENT_BYTES, Dialogue
+from relay.practice.dialogue import HOSTNAME, MAX_CONTENT_BYTES, Dialogue, TokenCheck
 from relay.smtp.dot_stuffing import DotUnstuffing
 from relay.smtp.sasl import Credentials
 from relay.smtp.session_machine import SessionStep, Then
@@ -26,6 +26,7 @@ class PracticeTerms:
     account: PracticeAccount
     credentials: Credentials
     tls: ssl.SSLContext | None
+    is_token: TokenCheck | None = None
     open: set["PracticeSession"] = field(default_factory=set)
     """The connections that there are, and those lost whose last message is not decided yet."""
 
@@ -60,6 +61,7 @@ class PracticeSession(asyncio.Protocol):
             self._terms.credentials,
             client=f"unknown[{peer[0]}]" if peer else "unknown",
             has_tls=self._terms.tls is not None,
+            is_token=self._terms.is_token,
         )
         self._terms.open.add(self)
         self._replies.append(f"220 {HOSTNAME} ESMTP practice smarthost")

@@ -7,11 +7,12 @@ is within the limit (`account`).
 """
 
 import secrets
+from collections.abc import Callable
 
 from relay.practice.account import PracticeAccount, PracticeTransaction
 from relay.smtp import replies
 from relay.smtp.commands import has_control
-from relay.smtp.sasl import EXCHANGES, Credentials, PasswordCheck
+from relay.smtp.sasl import EXCHANGES, TOKEN_EXCHANGES, BearerToken, Credentials, PasswordCheck, Proof
 from relay.smtp.session_machine import (
     MailTransaction,
     ServerTerms,
@@ -30,23 +31,35 @@ _BARE = "550 5.6.0 A CR or LF stands alone (RFC 5321, 2.3.8)"
 _EIGHT_BIT = "554 5.6.1 8-bit content without BODY=8BITMIME (RFC 6152)"
 
 
+TokenCheck = Callable[[BearerToken], bool]
+"""Whether an access token is good now, for the user that it came with."""
+
+
 class Dialogue:
     """One session, the `SessionOwner` of its machine."""
 
     def __init__(
-        self, account: PracticeAccount, credentials: Credentials, *, client: str, has_tls: bool
+        self,
+        account: PracticeAccount,
+        credentials: Credentials,
+        *,
+        client: str,
+        has_tls: bool,
+        is_token: TokenCheck | None = None,
     ) -> None:
+        """With `is_token` an access token logs in, too."""
         terms = ServerTerms(
             HOSTNAME,
             MAX_CONTENT_BYTES,
             MAX_RECIPIENTS,
-            mechanisms=tuple(EXCHANGES),
+            mechanisms=(*EXCHANGES, *(() if is_token is None else TOKEN_EXCHANGES)),
             has_starttls=has_tls,
             is_strict=True,
             nonce=lambda: f"{secrets.token_hex(16)}@{HOSTNAME}",
         )
         self._account = account
         self._credentials = credentials
+        self._is_token = is_token
         self._client = client
         self._machine = SessionMachine(terms, self, is_trusted=False, is_private=not has_tls, is_tls=False)
         self._transaction: PracticeTransaction | None = None
@@ -58,12 +71,17 @@ class Dialogue:
             return SessionStep(replies.BAD_LINE_END)
         step = machine.respond(line) if machine.state is SessionState.EXCHANGE else machine.take(line)
         if step.then is Then.VERIFY and step.proof is not None:
-            is_right = self._credentials.are_proven_by(step.proof)
+            is_right = self._is_proven_by(step.proof)
             step = machine.judged(PasswordCheck.RIGHT if is_right else PasswordCheck.WRONG)
         if machine.transaction is not (self._transaction and self._transaction.said):
             self.abandon()
             self._begin(machine.transaction)
         return step
+
+    def _is_proven_by(self, proof: Proof) -> bool:
+        if isinstance(proof, BearerToken):
+            return self._is_token is not None and self._is_token(proof)
+        return self._credentials.are_proven_by(proof)
 
     def secured(self) -> None:
         self._machine.secured()
@@ -90,14 +108,11 @@ class Dialogue:
 
     # Asked by the machine.
 
-    def sender_refusal(self, size_bytes: int) -> str | None:  # noqa: ARG002 - any that fits
+    def sender_refusal(self, reverse_path: str, size_bytes: int) -> str | None:  # noqa: ARG002 - any that fits
         return None
 
     def recipient_refusal(self, recipient: str) -> str | None:
         return self._account.why_refused(recipient)
-
-    def login_refusal(self) -> str | None:
-        return None
 
     def _begin(self, said: MailTransaction | None) -> None:
         if said is None:

@@ -13,6 +13,7 @@ from relay.clock import Clock, SystemClock
 from relay.policy.units import HostPort
 from relay.practice.account import PracticeAccount, PracticeBehaviour
 from relay.practice.conversation import PracticeSession, PracticeTerms
+from relay.practice.dialogue import TokenCheck
 from relay.smtp.sasl import Credentials
 
 
@@ -27,8 +28,9 @@ class PracticeSmarthost:
         tls: ssl.SSLContext | None = None,
         rng: random.Random | None = None,
         clock: Clock | None = None,
+        is_token: TokenCheck | None = None,
     ) -> None:
-        """Raise OSError if the folder `keep` cannot be made.
+        """With `is_token` access tokens log in, too.  Raise OSError if the folder `keep` cannot be made.
 
         Raises ValueError for an address that others reach without TLS.
         """
@@ -37,7 +39,7 @@ class PracticeSmarthost:
         rng = rng or random.Random()  # noqa: S311 - lateness and counting, not secrets
         account = PracticeAccount(behaviour, rng, clock or SystemClock())
         self.ledger = account.ledger
-        self._terms = PracticeTerms(account, Credentials(user, password), tls)
+        self._terms = PracticeTerms(account, Credentials(user, password), tls, is_token)
         self._address = address
         self._server: asyncio.Server | None = None
 

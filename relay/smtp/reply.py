@@ -105,9 +105,8 @@ class ReplyParser:
             if self._taken_bytes > MAX_REPLY_BYTES:
                 raise MalformedReply(f"a reply longer than {MAX_REPLY_BYTES} bytes")
             if self._take_line(line):
-                reply = _reply(self._code, self._lines)
-                self._lines, self._taken_bytes = [], 0
-                return reply
+                lines, self._lines, self._taken_bytes = tuple(self._lines), [], 0
+                return Reply(self._code, *_said(self._code, lines))
         if len(self._buffer) > MAX_LINE_BYTES:
             raise MalformedReply(f"a line longer than {MAX_LINE_BYTES} bytes")
         if not _BEGINNING.match(self._buffer):
@@ -133,10 +132,6 @@ class ReplyParser:
         self._code = code
         self._lines.append(text)
         return match[2] != b"-"
-
-
-def _reply(code: int, raw_lines: list[bytes]) -> Reply:
-    return Reply(code, *_said(code, tuple(raw_lines)))
 
 
 @lru_cache(64)  # an upstream says the same to every MAIL, and to nearly every RCPT

@@ -1,6 +1,7 @@
-"""SASL in SMTP, from both sides: PLAIN, LOGIN and CRAM-MD5 (RFC 4954).  Pure.
+"""SASL in SMTP, from both sides (RFC 4954).  Pure.
 
-A mechanism is PLAIN (RFC 4616), LOGIN (draft-murchison-sasl-login) or CRAM-MD5 (RFC 2195).
+With a password: PLAIN (RFC 4616), LOGIN (draft-murchison-sasl-login) and CRAM-MD5 (RFC 2195).  With an
+access token: OAUTHBEARER (RFC 7628) and XOAUTH2 (developers.google.com, "The SASL XOAUTH2 Mechanism").
 Guarantees: nothing here keeps, logs or quotes what a client said, and no secret is in a
 `repr` or an exception.
 """
@@ -8,17 +9,23 @@ Guarantees: nothing here keeps, logs or quotes what a client said, and no secret
 import binascii
 import enum
 import hmac
+import json
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from relay.mail.text import clean
 from relay.smtp import replies
 from relay.smtp.commands import Refused
 
 HIDDEN = "***"
 SHORTEST_ECHO = 8
 """Characters of an encoded secret that count as its beginning, where an echo is cut."""
+LONGEST_CHALLENGE = 8192
+"""Characters of a refused token's explanation that are read (RFC 7628, 3.2.2)."""
+LONGEST_WORD = 200
+"""Characters of one value in it that are shown."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -30,6 +37,8 @@ class Credentials:
 
     def are_proven_by(self, proof: "Proof") -> bool:
         """Return whether a client knew both, in a time that does not tell which one was wrong."""
+        if isinstance(proof, BearerToken):
+            return False
         if isinstance(proof, Digest):
             given, expected = proof.digest, _digest(self.password, proof.challenge)
         else:
@@ -47,7 +56,17 @@ class Digest:
     digest: str
 
 
-Proof = Credentials | Digest
+@dataclass(frozen=True, slots=True, repr=False)
+class BearerToken:
+    """A name and an access token (RFC 6750), and the server that it is for; never shown."""
+
+    name: str
+    token: str
+    host: str = ""
+    port: int = 0
+
+
+Proof = Credentials | Digest | BearerToken
 
 
 class PasswordCheck(enum.Enum):
@@ -97,6 +116,60 @@ EXCHANGES: dict[str, Callable[[str], SaslExchange]] = {
     "CRAM-MD5": _cram_md5,
 }
 """By name.  Each takes a nonce, which only CRAM-MD5 uses."""
+
+
+def _xoauth2(_nonce: str) -> SaslExchange:
+    """Take `user=NAME SOH auth=Bearer TOKEN SOH SOH` apart."""
+    fields = _fields((yield b""))
+    return BearerToken(fields.get("user", ""), _bearer(fields))
+
+
+def _oauthbearer(_nonce: str) -> SaslExchange:
+    """Take `n,a=NAME, SOH host=… SOH port=… SOH auth=Bearer TOKEN SOH SOH` apart (RFC 7628, 3.1)."""
+    header, separator, rest = (yield b"").partition(b"\1")
+    flag, _, name = _text(header).partition(",a=")
+    if not separator or flag not in {"n", "y"} or not name.endswith(","):
+        raise MalformedProof
+    fields = _fields(rest)
+    port = fields.get("port", "0")
+    if not (port.isascii() and port.isdecimal() and len(port) <= 5):
+        raise MalformedProof
+    # RFC 5801, 4: a comma and an equals sign are written in hexadecimal.
+    name = name.removesuffix(",").replace("=2C", ",").replace("=3D", "=")
+    return BearerToken(name, _bearer(fields), fields.get("host", ""), int(port))
+
+
+def _fields(text: bytes) -> dict[str, str]:
+    """Return what `KEY=VALUE SOH`, one behind the other, and a last SOH say.  Raises MalformedProof."""
+    if not text.endswith(b"\1\1"):
+        raise MalformedProof
+    pairs = [_text(part).partition("=") for part in text[:-2].split(b"\1")]
+    fields = {key: value for key, separator, value in pairs if separator}
+    if len(fields) != len(pairs):
+        raise MalformedProof
+    return fields
+
+
+def _bearer(fields: dict[str, str]) -> str:
+    scheme, _, token = fields.get("auth", "").partition(" ")
+    if scheme.lower() != "bearer" or not token:
+        raise MalformedProof
+    return token
+
+
+TOKEN_EXCHANGES: dict[str, Callable[[str], SaslExchange]] = {
+    "XOAUTH2": _xoauth2,
+    "OAUTHBEARER": _oauthbearer,
+}
+"""As `EXCHANGES`, with an access token."""
+
+
+def token_refusal() -> SaslExchange:
+    """Explain a refused token to its client, who has to answer before the refusal (RFC 7628, 3.2.3)."""
+    yield json.dumps({"status": "invalid_token", "schemes": "bearer", "scope": "smtp"}).encode()
+    raise Refused(replies.TOKEN_REFUSED)
+
+
 SERVER_FIRST = frozenset({"CRAM-MD5"})
 """Mechanisms in which an initial response is an error (RFC 4954, 4)."""
 
@@ -147,10 +220,69 @@ def responses(mechanism: str, credentials: Credentials) -> ClientResponses:
             raise ValueError(f"{mechanism} is not known")
 
 
-def without_secrets(text: str, credentials: Credentials) -> str:
-    """Return the text with an echo of the password, in any form it was sent in, hidden."""
-    encoded = (_encode(f"\0{credentials.name}\0{credentials.password}"), _encode(credentials.password))
-    for secret in (*(octets.decode("ascii").rstrip("=") for octets in encoded), credentials.password):
+class TokenResponses(NamedTuple):
+    """What a client says with an access token, in base64."""
+
+    initial: bytes
+    to_refusal: bytes
+    """The answer to a challenge, which explains why the token is refused."""
+
+
+def token_responses(mechanism: str, token: BearerToken) -> TokenResponses:
+    """Return what a client says.  Raises ValueError where SASL cannot carry the name or the token."""
+    if "\1" in token.name or "\0" in token.name:
+        raise ValueError("the user name contains NUL or SOH, which no token's mechanism can carry")
+    if not token.token.isascii() or not token.token.isprintable() or " " in token.token:
+        raise ValueError("the access token is not printable ASCII (RFC 6750, 2.1)")
+    match mechanism.upper():
+        case "XOAUTH2":
+            return TokenResponses(_encode(f"user={token.name}\1auth=Bearer {token.token}\1\1"), b"")
+        case "OAUTHBEARER":
+            name = token.name.replace("=", "=3D").replace(",", "=2C")
+            server = f"host={token.host}\1port={token.port}"
+            said = f"n,a={name},\1{server}\1auth=Bearer {token.token}\1\1"
+            return TokenResponses(_encode(said), _encode("\1"))
+        case _:
+            raise ValueError(f"{mechanism} is not known")
+
+
+def explained(challenge: str) -> str:
+    """Return what a challenge says of a refused token, to show; empty where it says nothing.
+
+    It is JSON in base64, of any content: never raises.
+    """
+    if len(challenge) > LONGEST_CHALLENGE:
+        return ""
+    try:
+        said = json.loads(b64decode(challenge))
+    except (ValueError, RecursionError):
+        return ""
+    if not isinstance(said, dict):
+        return ""
+    words = ((key, said.get(key)) for key in ("status", "schemes", "scope"))
+    return ", ".join(
+        f"{key} {clean(str(value))[:LONGEST_WORD]}"
+        for key, value in words
+        if isinstance(value, str | int) and value
+    )
+
+
+def forms_of(secret: Credentials | BearerToken) -> tuple[str, ...]:
+    """Return every text that shows a secret, as it is and as it is sent, without the padding of base64."""
+    if isinstance(secret, BearerToken):
+        try:
+            sent = tuple(token_responses(mechanism, secret).initial for mechanism in TOKEN_EXCHANGES)
+        except ValueError:
+            sent = ()  # and so it is never sent
+        return (*(octets.decode("ascii").rstrip("=") for octets in sent), secret.token)
+    name, password = secret.name, secret.password
+    encoded = (_encode(f"\0{name}\0{password}"), _encode(f"{name}\0{name}\0{password}"), _encode(password))
+    return (*(octets.decode("ascii").rstrip("=") for octets in encoded), password)
+
+
+def without_secrets(text: str, credentials: Credentials | BearerToken) -> str:
+    """Return the text with an echo of the password or token, in any form it was sent in, hidden."""
+    for secret in forms_of(credentials):
         # Longest first: servers cut what they echo.
         for length in range(len(secret), min(SHORTEST_ECHO, len(secret)) - 1, -1):
             if secret[:length] and secret[:length] in text:
@@ -171,7 +303,7 @@ def _digest(password: str, challenge: bytes) -> str:
 
 
 def _encode(text: str) -> bytes:
-    return b64encode(text.encode("utf-8"))
+    return b64encode(text.encode("utf-8", "surrogateescape"))
 
 
 def _same(one: str, other: str) -> bool:

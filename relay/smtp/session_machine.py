@@ -29,12 +29,15 @@ from relay.smtp.extensions import offer
 from relay.smtp.sasl import (
     EXCHANGES,
     SERVER_FIRST,
+    TOKEN_EXCHANGES,
+    BearerToken,
     MalformedProof,
     PasswordCheck,
     Proof,
     SaslExchange,
     decode_response,
     encode_challenge,
+    token_refusal,
 )
 
 MAX_ATTEMPTS = 3
@@ -85,7 +88,7 @@ class SessionStep(NamedTuple):
     reply: str
     then: Then = Then.COMMAND
     reason: str = ""
-    """Of an END: quit, refused or errors."""
+    """Of an END: quit, refused, errors or shutdown."""
     proof: Proof | None = None
 
 
@@ -109,8 +112,8 @@ class ServerTerms:
     has_starttls: bool = False
     is_strict: bool = False
     """As a careful upstream: TLS before everything where it is offered, AUTH before DATA is looked at,
-    no space before a path, recipients counted as often as they are named, and a proof that is
-    malformed is a wrong one."""
+    a path in its brackets and no space before it, recipients counted as often as they are named, and a
+    proof that is malformed is a wrong one."""
     nonce: Callable[[], str] = lambda: ""
     """Anew for each CRAM-MD5 challenge."""
 
@@ -118,11 +121,9 @@ class ServerTerms:
 class SessionOwner(Protocol):
     """Answers what is not SMTP's.  Each method returns a refusal, or None; cheap."""
 
-    def sender_refusal(self, size_bytes: int) -> str | None: ...
+    def sender_refusal(self, reverse_path: str, size_bytes: int) -> str | None: ...
 
     def recipient_refusal(self, recipient: str) -> str | None: ...
-
-    def login_refusal(self) -> str | None: ...
 
 
 _STAYS = (GREETED, READY, SENDER, RECIPIENTS)
@@ -156,6 +157,10 @@ FIXED: dict[str, SessionStep] = {
 }
 """What an accepted command comes to, where its argument does not matter."""
 
+ANSWERED_AT_A_STOP = frozenset({SmtpVerb.EHLO, SmtpVerb.HELO, SmtpVerb.QUIT})
+"""What is obeyed as ever while the server stops.  Some clients take any refusal of EHLO for one of the
+message for good (dma: it bounces, or drops it); the MAIL behind it is the command to refuse."""
+
 _AFTER_RESPONSE = {
     Then.RESPONSE: EXCHANGE,
     Then.VERIFY: VERIFYING,
@@ -188,6 +193,12 @@ class SessionMachine:
         self._attempts = 0
         self._exchange: SaslExchange | None = None
         self._claimed = ""
+        self._explains_refusal = False
+
+    @property
+    def named_user(self) -> str | None:
+        """Return who logged in, or whom the last command tried to log in."""
+        return self._claimed or self.user
 
     @property
     def protocol(self) -> str:
@@ -199,16 +210,19 @@ class SessionMachine:
             smtputf8=smtputf8,
         )
 
-    def take(self, line: bytes) -> SessionStep:
-        """Obey one command line, given without its CRLF."""
+    def take(self, line: bytes, *, is_stopping: bool = False) -> SessionStep:
+        """Obey one command line, given without its CRLF; of a server that stops, few of them."""
         before = self.state
         if before > RECIPIENTS:
             raise _out_of_order("a command", before)
         name, argument = split_command(line)
+        self._claimed = ""
         row = TABLE.get(name)
+        self.phase = "unknown" if row is None else name.lower()
+        if is_stopping and name not in ANSWERED_AT_A_STOP:
+            return self._end(replies.CLOSING, "shutdown")
         if row is None:
             return self._unknown(name)
-        self.phase = name.lower()
         try:
             self._check(name, argument)
             after = row[before]
@@ -245,6 +259,9 @@ class SessionMachine:
         self._attempts += 1
         if self._attempts >= MAX_ATTEMPTS:
             return self._end(replies.TOO_MANY_ATTEMPTS, "errors")
+        if self._explains_refusal:
+            self._exchange, self.state = token_refusal(), EXCHANGE
+            return SessionStep(encode_challenge(next(self._exchange)), Then.RESPONSE)
         return SessionStep(replies.AUTH_FAILED)
 
     def secured(self) -> None:
@@ -262,7 +279,6 @@ class SessionMachine:
             self.transaction = None
 
     def _unknown(self, verb: str) -> SessionStep:
-        self.phase = "unknown"
         if verb in _WEB_VERBS:
             return self._end(replies.NOT_SMTP, "refused")
         return SessionStep(replies.UNKNOWN_COMMAND)
@@ -341,15 +357,13 @@ class SessionMachine:
     def _auth(self, argument: str | None) -> SessionStep:
         if argument is None:
             raise Refused(replies.AUTH_SYNTAX)
-        if (refusal := self._owner.login_refusal()) is not None:
-            raise Refused(refusal)
         name, _, initial = argument.partition(" ")
         name = name.upper()
         if name not in self._terms.mechanisms:
             raise Refused(replies.auth_unknown(self._terms.mechanisms))
         if initial and name in SERVER_FIRST:
             raise Refused(replies.AUTH_SERVER_FIRST)
-        exchange = EXCHANGES[name](self._terms.nonce())
+        exchange = (EXCHANGES | TOKEN_EXCHANGES)[name](self._terms.nonce())
         challenge = next(exchange)
         if initial:
             return self._advance(exchange, initial.encode("utf-8", "surrogateescape"))
@@ -363,6 +377,7 @@ class SessionMachine:
         except StopIteration as end:
             proof: Proof = end.value
             self._claimed = proof.name
+            self._explains_refusal = isinstance(proof, BearerToken)
             return SessionStep("", Then.VERIFY, proof=proof)
         except MalformedProof:
             if self._terms.is_strict:
@@ -372,12 +387,12 @@ class SessionMachine:
         return SessionStep(encode_challenge(challenge), Then.RESPONSE)
 
     def _mail(self, argument: str | None) -> SessionStep:
-        if self._terms.is_strict and argument is not None and argument[5:6] == " ":
+        if self._terms.is_strict and argument is not None and argument[5:6] != "<":
             raise Refused(replies.MAIL_SYNTAX)
         mail = parse_mail(argument)
         if mail.size_bytes > self._terms.max_size_bytes:
             raise Refused(replies.TOO_BIG)
-        if (refusal := self._owner.sender_refusal(mail.size_bytes)) is not None:
+        if (refusal := self._owner.sender_refusal(mail.reverse_path, mail.size_bytes)) is not None:
             raise Refused(refusal)
         self.transaction = MailTransaction(mail.reverse_path, mail.smtputf8, mail.eight_bit)
         return _SENDER_OK
@@ -386,7 +401,7 @@ class SessionMachine:
         transaction, terms = self.transaction, self._terms
         if transaction is None:
             raise AssertionError("a recipient without a transaction")
-        if terms.is_strict and argument is not None and argument[3:4] == " ":
+        if terms.is_strict and argument is not None and argument[3:4] != "<":
             raise Refused(replies.RCPT_SYNTAX)
         recipient = parse_rcpt(argument, smtputf8=transaction.smtputf8)
         if recipient in transaction.named and not terms.is_strict:

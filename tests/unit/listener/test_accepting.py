@@ -42,7 +42,7 @@ async def listening(lacks: int = 0) -> AsyncIterator[tuple[Listening, list[OSErr
     bound.listen()
     bound.lacks = lacks
     errors: list[OSError] = []
-    entrance = Door(bound, into_protocol(Greeting), errors.append)
+    entrance = Door(bound, into_protocol(lambda _peer: Greeting()), errors.append, waits_for_client=False)
     try:
         yield bound, errors
     finally:
@@ -103,7 +103,7 @@ async def test_a_connection_being_made_ends_when_the_door_is_left(has_begun: boo
             await asyncio.get_running_loop().create_future()
 
     bound = socket.create_server(("127.0.0.1", 0))
-    entrance = Door(bound, never, lambda _: None)
+    entrance = Door(bound, never, lambda _: None, waits_for_client=True)
     reader, writer = await asyncio.open_connection(*bound.getsockname())
     if has_begun:
         await begun.wait()
@@ -114,3 +114,24 @@ async def test_a_connection_being_made_ends_when_the_door_is_left(has_begun: boo
     assert await reader.read() == b""
     assert not entrance._opening
     writer.close()
+
+
+async def test_a_connection_made_as_the_door_is_left_is_whole() -> None:
+    """Cancelled in its making it would be closed behind its protocol, which waits for that to be told."""
+    made: list[asyncio.Transport] = []
+
+    class Silent(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            made.append(cast(asyncio.Transport, transport))
+
+    bound = socket.create_server(("127.0.0.1", 0))
+    entrance = Door(bound, into_protocol(lambda _peer: Silent()), lambda _: None, waits_for_client=False)
+    with socket.create_connection(bound.getsockname()) as client:
+        entrance._accept()
+        # In a task, as at a stop: one turn of the loop later.
+        await asyncio.create_task(entrance.break_off())
+
+        made[0].write(b"sorry")
+        made[0].close()
+        client.setblocking(False)
+        assert await asyncio.get_running_loop().sock_recv(client, 100) == b"sorry"

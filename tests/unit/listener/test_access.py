@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from relay.listener.access import Admission, Client, ClientPlace, MayRelay, most_strangers
+from relay.listener.access import Admission, Client, ClientNetworks, ClientPlace, most_strangers
 from relay.smtp import replies
 
 
@@ -29,13 +29,13 @@ def test_client_is_its_address(host: str, label: str, origin: str, is_loopback: 
 
 
 def test_address_mapped_into_ipv6_is_matched_as_ipv4() -> None:
-    relaying = MayRelay([ip_network("192.0.2.0/24"), ip_network("2001:db8::/32")])
+    relaying = ClientNetworks([ip_network("192.0.2.0/24"), ip_network("2001:db8::/32")])
 
     for host in ("192.0.2.9", "::ffff:192.0.2.9", "2001:db8::9"):
-        assert relaying.is_allowed(Client.of_peer(host))
+        assert relaying.has(Client.of_peer(host))
     for host in ("192.0.3.9", "::ffff:192.0.3.9", "2001:db9::9", "::1", "127.0.0.1"):
-        assert not relaying.is_allowed(Client.of_peer(host))
-    assert not MayRelay([]).is_allowed(Client.of_peer("127.0.0.1"))
+        assert not relaying.has(Client.of_peer(host))
+    assert not ClientNetworks([]).has(Client.of_peer("127.0.0.1"))
 
 
 MAX_CONNECTIONS, MAX_PER_CLIENT, MAX_STRANGERS = 6, 3, 4

@@ -3,14 +3,18 @@
 import asyncio
 import threading
 from base64 import b64encode
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from argon2 import PasswordHasher
 
 from relay.clock import SECOND_NS
+from relay.listener.listener_files import read_listener_files
 from tests.fakes.certificates import Certificates
 from tests.unit.listener.conversation import TRANSACTION, Room, codes, listening
 
+CHEAP = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
 GOOD = b64encode(b"\0mjd\0open sesame")
 WRONG = b64encode(b"\0mjd\0guess")
 
@@ -45,6 +49,84 @@ async def test_user_with_the_password_may_relay(users_file: Path, lines: list[by
         assert envelope.user in {"mjd", "zoë"}
         assert envelope.protocol == "ESMTPA"
         assert b"mjd" not in room.intake.accepted[0].trace
+
+
+@pytest.mark.parametrize(
+    ("users", "reverse_path", "may"),
+    [
+        ({"mjd": "mjd@here.example"}, "mjd@here.example", True),
+        ({"mjd": "mjd@here.example"}, "MJD@Here.Example", True),
+        ({"mjd": "mjd@here.example"}, '"mjd"@here.example', True),
+        ({"mjd": "mjd@here.example"}, "root@here.example", False),
+        ({"mjd": "mjd@here.example"}, "", True),
+        ({"mjd": ["news@here.example", "@lists.example"]}, "any@lists.example", True),
+        ({"mjd": ["news@here.example", "@lists.example"]}, "any@sub.lists.example", False),
+        ({"mjd": "list-*@here.example"}, "list-7-me=there@here.example", True),
+        ({"printer": "printer@here.example"}, "any@here.example", True),
+        ({"printer": "printer@here.example", "*": "@here.example"}, "any@here.example", True),
+        ({"printer": "printer@here.example", "*": "@here.example"}, "any@there.example", False),
+        ({"mjd": "@there.example", "*": "@here.example"}, "any@here.example", False),
+    ],
+)
+async def test_a_user_gives_only_senders_of_its_own(
+    users_file: Path, users: dict[str, object], reverse_path: str, *, may: bool
+) -> None:
+    settings = {name: {"senders": senders} for name, senders in users.items()}
+    async with listening(_policy(users_file, users=settings)) as room:
+        client = await room.greeted()
+        await client.ask(b"AUTH PLAIN " + GOOD)
+
+        reply = await client.ask(b"MAIL FROM:<" + reverse_path.encode() + b">")
+
+        assert codes(reply) == [250 if may else 550]
+        if not may:
+            assert reply == b"550 5.7.1 You may not use this sender address with your login\r\n"
+            assert codes(await client.ask(b"RCPT TO:<a@b>")) == [503]
+
+
+async def test_who_needs_no_login_gives_any_sender(users_file: Path) -> None:
+    users = {"*": {"senders": "@here.example"}}
+    async with listening({"users_file": str(users_file), "users": users}) as room:
+        client = await room.greeted()
+
+        assert codes(await client.ask(b"MAIL FROM:<any@there.example>")) == [250]
+
+
+async def test_a_user_that_is_gone_finishes_its_message_and_no_more(users_file: Path) -> None:
+    async with listening(_policy(users_file)) as room:
+        client = await room.greeted()
+        await client.ask(b"AUTH PLAIN " + GOOD)
+        for command in (b"MAIL FROM:<a@b>", b"RCPT TO:<c@d>"):
+            assert codes(await client.ask(command)) == [250]
+        files = read_listener_files(room.listener._reception.listen)
+        left = {name: hashed for name, hashed in files.hashes.items() if name != "mjd"}
+        room.listener.use(replace(files, hashes=left))
+
+        assert codes(await client.ask(b"DATA")) == [354]
+        await client.send(b"x\r\n.\r\nNOOP\r\nMAIL FROM:<a@b>\r\n")
+        assert (
+            await client.rest()
+            == (
+                b"250 2.0.0 Ok: queued as %b\r\n250 2.0.0 Ok\r\n"
+                b"421 4.7.0 Your login has changed, connect and log in again\r\n"
+            )
+            % room.intake.drafts[0].queue_id.encode()
+        )
+        again = await room.greeted()
+        assert codes(await again.ask(b"AUTH PLAIN " + GOOD)) == [535]
+
+
+async def test_another_password_ends_the_sessions_of_the_old_one(users_file: Path) -> None:
+    async with listening(_policy(users_file)) as room:
+        client = await room.greeted()
+        await client.ask(b"AUTH PLAIN " + GOOD)
+        files = read_listener_files(room.listener._reception.listen)
+        room.listener.use(files)
+        assert codes(await client.ask(b"MAIL FROM:<a@b>")) == [250]
+        await client.ask(b"RSET")
+        room.listener.use(replace(files, hashes=dict.fromkeys(files.hashes, CHEAP.hash("other"))))
+
+        assert codes(await client.ask(b"MAIL FROM:<a@b>")) == [421]
 
 
 @pytest.mark.parametrize(
@@ -97,12 +179,30 @@ async def test_third_wrong_password_ends_the_session_and_begins_a_wait(users_fil
 
         again = await room.greeted()
         assert codes(await again.ask(b"AUTH PLAIN " + GOOD)) == [454]
+        assert codes(await again.ask(b"AUTH LOGIN")) == [334]
+        assert codes(await again.ask(b64encode("zoë".encode()))) == [334]
+        assert codes(await again.ask(b64encode(b"x"))) == [454]
+        assert room.observer.tried == ["mjd", "mjd", "mjd", "mjd", "zoë"]
         # As if the wait were over.
         back_off = room.listener._reception.guesses.back_off
         count, last_at_ns = back_off._failures["127.0.0.1"]
         back_off._failures["127.0.0.1"] = (count, last_at_ns - 10 * SECOND_NS)
         assert codes(await again.ask(b"AUTH PLAIN " + GOOD)) == [235]
         assert len(back_off) == 0
+
+
+async def test_a_refusal_names_who_is_logged_in_or_who_tried(users_file: Path) -> None:
+    async with listening(_policy(users_file)) as room:
+        client = await room.greeted()
+        for line in (b"MAIL FROM:<a@b>", b"AUTH PLAIN " + WRONG, b"AUTH LOGIN", b"*", b"RCPT TO:<a@b>"):
+            await client.ask(line)
+        await client.ask(b"AUTH PLAIN " + GOOD)
+        await client.ask(b"MAIL FROM:<a>")
+
+        phases = [phase for phase, _ in room.observer.refusals]
+        assert list(zip(phases, room.observer.tried, strict=True)) == [
+            ("mail", None), ("auth", "mjd"), ("auth", None), ("rcpt", None), ("mail", "mjd"),
+        ]  # fmt: skip
 
 
 async def test_no_secret_reaches_the_observer(users_file: Path) -> None:
@@ -191,5 +291,6 @@ async def test_login_is_put_off_where_the_password_cannot_be_checked(users_file:
         users = room.listener._reception.users
         assert users is not None
         # Argon2 says the same sort of thing of this hash as of a lack of memory or threads.
-        users._hashes["mjd"] = users._hashes["mjd"][:-5]
+        # By two characters: 41 are no base64, whatever they are; of 38 one in sixteen is another password's.
+        users._hashes["mjd"] = users._hashes["mjd"][:-2]
         assert codes(await client.ask(b"AUTH PLAIN " + GOOD)) == [451]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from relay.listener.content import ContentDecoder, Fault, TraceCounter
+from relay.listener.content import ContentDecoder, Fault, MessageHead, TraceCounter
 
 END = b"\r\n.\r\n"
 MAX_BYTES = 40
@@ -23,6 +23,7 @@ def _reference(wire: bytes, *, normalise: bool) -> tuple[bool, Fault | None, byt
     raw = before + b"\r\n"
     content = re.sub(rb"\r\n\.", b"\r\n", raw)
     if normalise:
+        content = re.sub(rb"(?<!\r)\n\.\.", b"\n.", content)
         content = re.sub(rb"\r\n|\r|\n", b"\r\n", content)
     content = content[2:]
     header = (b"\r\n" + content).partition(b"\r\n\r\n")[0]
@@ -56,6 +57,7 @@ def _wires() -> st.SearchStrategy[list[bytes]]:
         b"\r\n",
         b"\r",
         b"\n",
+        b"\n.",
         b".",
         b"..",
         b"\r\n.",
@@ -205,3 +207,27 @@ def test_hops_are_counted_the_same_however_the_header_is_cut(lines: list[bytes],
         counter.feed(content[start:stop])
 
     assert counter.count == sum(line.lower().startswith(b"received:") for line in header)
+
+
+@pytest.mark.parametrize(
+    ("content", "message_id"),
+    [
+        (b"Message-ID: <1@x>\r\n\r\n", "<1@x>"),
+        (b"To: x\r\nmessage-id:\r\n <1@x>\r\n\t(a)\r\nSubject: y\r\n\r\n", "<1@x> (a)"),
+        (b"Message-Id: <\xff@x>\r\nMessage-Id: <2@x>\r\n\r\n", "<\ufffd@x>"),
+        (b"Message-ID:  \r\n\r\n", None),
+        (b"Message-ID: <%s@x>\r\n\r\n" % (b"y" * 2000), "<" + "y" * 997),
+        (b"To: x\r\n\r\nMessage-ID: <1@x>\r\n", None),
+        (b"X-Message-ID: <1@x>\r\n\r\n", None),
+        (b"To: x\r\n" * 10_000 + b"Message-ID: <1@x>\r\n\r\n", None),
+        (b"", None),
+    ],
+)
+def test_the_message_id_is_read_from_the_header_however_it_is_cut(
+    content: bytes, message_id: str | None
+) -> None:
+    for size in (1, 7, len(content) + 1):
+        head = MessageHead()
+        for begin in range(0, len(content), size):
+            head.feed(content[begin : begin + size])
+        assert head.message_id() == message_id

@@ -2,11 +2,13 @@
 
 import asyncio
 import gc
+import socket
 import weakref
 
 from relay.listener.server import Listener, bind
 from relay.listener.session import ClientSession
 from relay.policy.model import Listen
+from relay.smtp import replies
 from relay.smtp.session_machine import TABLE
 from tests.fakes.intake import MemoryIntake, MemoryObserver
 from tests.unit.listener.conversation import TRANSACTION, codes, listening
@@ -43,6 +45,69 @@ async def test_content_in_flight_is_taken_before_the_close() -> None:
 
         assert codes(told) == [250, 421]
         assert [message.received for message in room.intake.accepted] == [b"one\r\ntwo\r\n"]
+
+
+async def test_at_a_close_a_250_comes_alone_and_421_answers_what_follows() -> None:
+    """Clients that take two replies in one read for one (dma) would send the message again."""
+    async with listening() as room:
+        client = await room.greeted()
+        await client.send(TRANSACTION + b"one\r\n")
+        await client.replies(3)
+        room.intake.gate.clear()
+        await client.send(b".\r\n")
+        await room.intake.is_accepting.wait()
+        closing = asyncio.create_task(room.listener.close(30))
+        await asyncio.sleep(0)
+        room.intake.gate.set()
+        taken = await client.reader.read(65536)
+        assert codes(taken) == [250]
+        assert codes(await client.ask(b"MAIL FROM:<a@b>") + await client.rest()) == [421]
+        await client.close()
+        await closing
+
+
+async def test_who_was_let_in_just_before_a_close_is_told_421() -> None:
+    """A client that sees an end without a reply may wait for minutes (dma)."""
+    async with listening() as room:
+        address = room.listener.address
+        with socket.create_connection((address.host, address.port)) as client:
+            client.setblocking(False)
+            assert room.listener._door is not None
+            room.listener._door._accept()
+            closing = asyncio.create_task(room.listener.close(30))
+            told = b""
+            while chunk := await asyncio.get_running_loop().sock_recv(client, 65536):
+                told += chunk
+        await closing
+
+        assert codes(told) == [421]
+        assert room.observer.faults == []
+
+
+async def test_at_a_close_421_answers_mail_and_not_the_hello_before_it() -> None:
+    """Some clients take any refusal of EHLO for one of the message for good (dma)."""
+    async with listening() as room:
+        clients = [await room.connect() for _ in range(3)]
+        for client in clients:
+            await client.reply()
+        closing = asyncio.create_task(room.listener.close(30))
+        await asyncio.sleep(0)
+        told = [
+            await client.ask(hello) + await client.ask(command) + await client.rest()
+            for client, hello, command in zip(
+                clients,
+                (b"EHLO a.example", b"HELO a.example", b"EHLO a.example"),
+                (b"MAIL FROM:<a@b>", b"MAIL FROM:<a@b>", b"QUIT"),
+                strict=True,
+            )
+        ]
+        for client in clients:
+            await client.close()
+        await closing
+
+        assert [codes(each) for each in told] == [[250, 421], [250, 421], [250, 221]]
+        assert sorted(room.observer.closed) == ["quit", "shutdown", "shutdown"]
+        assert room.observer.refusals == [("mail", replies.CLOSING)] * 2
 
 
 async def test_deadline_of_the_close_cuts_off_what_is_left() -> None:

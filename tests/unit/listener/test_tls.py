@@ -1,11 +1,13 @@
 """STARTTLS and implicit TLS, and what somebody in the middle might try."""
 
 import ssl
+from pathlib import Path
 
 import pytest
 
-from relay.policy.secrets import SecretError
-from tests.fakes.certificates import Certificates
+from relay.listener.listener_files import ListenerFiles
+from relay.policy.secrets import SecretError, read_key_pair
+from tests.fakes.certificates import Certificates, make_certificates
 from tests.unit.listener.conversation import TRANSACTION, Client, Room, codes, listening, until
 
 
@@ -103,6 +105,22 @@ async def test_tls_older_than_1_2_is_refused(certificates: Certificates) -> None
         assert b"220" not in await client.rest()
         await room.until_over()
         assert room.observer.opened == []
+
+
+@pytest.mark.parametrize("tls", ["implicit", "starttls"])
+async def test_the_next_handshake_shows_the_renewed_certificate(
+    certificates: Certificates, tls: str, tmp_path: Path
+) -> None:
+    renewed = make_certificates(tmp_path)
+    async with listening(_offering(certificates, tls=tls)) as room:
+        room.listener.use(ListenerFiles({}, read_key_pair(renewed.cert, renewed.key)))
+
+        # It trusts the authority of the renewed one alone.
+        if tls == "implicit":
+            client = await room.connect(ssl.create_default_context(cafile=renewed.ca))
+            assert b"220 " in await client.reply()
+        else:
+            assert codes(await (await _secured(room, renewed)).ask(b"EHLO x")) == [250]
 
 
 async def test_implicit_tls_greets_under_tls_and_offers_no_starttls(certificates: Certificates) -> None:

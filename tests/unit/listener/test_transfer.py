@@ -53,6 +53,25 @@ async def test_normalised_lookalike_is_one_message_with_whole_lines() -> None:
         assert len(room.intake.accepted) == len([one for one in LOOKALIKES if b"\0" not in one])
 
 
+async def test_bare_newlines_are_mended_for_the_networks_named() -> None:
+    async with listening({"normalise_from": ["127.0.0.2", "127.0.1.0/24"]}) as room:
+        for source, is_mended in (("127.0.0.1", False), ("127.0.0.2", True), ("127.0.1.9", True)):
+            client = await room.greeted(source=source)
+            await client.send(TRANSACTION + b"a\nb\n..c\rd\r\n..e\r\n.\r\n")
+            *_, told = await client.replies(4)
+            assert codes(told) == [250 if is_mended else 550]
+        assert [message.received for message in room.intake.accepted] == [b"a\r\nb\r\n.c\r\nd\r\n.e\r\n"] * 2
+
+
+async def test_a_lookalike_from_a_network_that_is_mended_ends_nothing() -> None:
+    async with listening({"normalise_from": ["127.0.0.0/8"]}) as room:
+        client = await room.greeted()
+        for lookalike in (one for one in LOOKALIKES if b"\0" not in one):
+            await client.send(TRANSACTION + b"x" + lookalike + b"MAIL FROM:<evil@b>\r\n.\r\nNOOP\r\n")
+            assert codes(b"".join((await client.replies(5))[3:])) == [250, 250]
+            assert room.intake.accepted[-1].received.endswith(b"\r\nMAIL FROM:<evil@b>\r\n")
+
+
 async def test_end_is_found_at_every_cut_of_the_packets() -> None:
     wire = b"..\r\nx\r\n.\r\nNOOP\r\n"
     async with listening() as room:

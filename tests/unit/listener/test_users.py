@@ -40,6 +40,19 @@ async def test_only_the_user_with_the_password_is_let_in(name: str, password: st
     users.close()
 
 
+async def test_a_user_removed_during_its_check_is_not_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    users = Users({"mjd": CHEAP.hash("open sesame"), "zed": CHEAP.hash("other")})
+    verify = users._matches
+
+    def removing(password_hash: str, password: str) -> bool:
+        users.use({"zed": CHEAP.hash("other")})
+        return verify(password_hash, password)
+
+    monkeypatch.setattr(users, "_matches", removing)
+    assert not await users.verify("mjd", "open sesame")
+    users.close()
+
+
 async def test_unknown_user_costs_a_hash_like_a_known_one(monkeypatch: pytest.MonkeyPatch) -> None:
     users = Users({"mjd": CHEAP.hash("open sesame")})
     checked: list[str] = []

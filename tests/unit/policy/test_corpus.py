@@ -44,6 +44,8 @@ def test_a_real_reply_has_the_verdict_that_it_should(case: Case) -> None:
     assert ruling.retry_after_ns == case.retry_after_ns or case.retry_after_ns is None
     assert case.span in (None, ruling.span)
     assert ruling.may_probe == case.probe
+    if case.known is not None:
+        assert (by_anybody(case).layer is not Layer.DEFAULT) is case.known
 
 
 def test_no_refusal_of_ours_is_ever_a_bounce_whoever_says_it() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from relay.mail.text import MAX_TEXT_CHARACTERS
@@ -13,7 +13,7 @@ from relay.smtp.reply import Phase, Reply, ReplyParser
 from relay.verdicts.echo import ClientWords, without_echo
 from relay.verdicts.outcome import Answer
 from relay.verdicts.shield import same_words
-from relay.verdicts.verdict import ABOUT_US, Judge, Ruling, Verdict
+from relay.verdicts.verdict import ABOUT_US, Judge, Layer, Ruling, Verdict
 from tests.proofs.fuzz.work import TooMuchWork, bounded
 from tests.unit.policy.corpus import Case, cases
 
@@ -151,6 +151,10 @@ def test_a_recipient_that_is_printed_never_changes_the_verdict(
 
     if width and ruling.verdict is Verdict.DEFER:
         return  # where a fold leaves it open whose words they are
+    if width and ruling.layer is Layer.DEFAULT:
+        # A fold within the deciding words: nobody knows them, and the shield doubts the refusal.
+        assert ruling.words == harmless.words
+        return
     assert meaning(ruling) == meaning(harmless)
 
 
@@ -193,6 +197,8 @@ EOD_SHAPES: dict[str, Callable[[str], str]] = {
 
 
 @given(st.sampled_from([*JUDGES]), SUBJECT, st.sampled_from(sorted(EOD_SHAPES)))
+# Behind the dots the server goes on with the letters that it cut off.
+@example(None, "24 hours your network is <", "cut")
 def test_a_subject_that_is_printed_never_changes_the_verdict(
     provider: str | None, subject: str, shape: str
 ) -> None:

@@ -4,7 +4,14 @@ from fractions import Fraction
 
 import pytest
 
-from relay.policy.lane import DEFAULT_PATIENCE_NS, MOST_LANES, lanes_of, price_of, sorter_of, with_ceilings
+from relay.policy.lane import (
+    DEFAULT_PATIENCE_NS,
+    MOST_LANES,
+    lanes_of,
+    price_of,
+    rules_of_lanes,
+    with_ceilings,
+)
 from relay.policy.model import Policy
 from relay.queue.lanes import Lane
 from relay.queue.sorting import SortingRule
@@ -44,14 +51,14 @@ def test_every_key_of_a_lane() -> None:
         )
     )
 
-    assert sorter_of(policy.lanes).rules == (
+    assert rules_of_lanes(policy.lanes) == (
         SortingRule(
             "urgent",
-            ("noreply@here.example", "<>"),
-            policy.lanes["urgent"].client or (),
-            ("*.example",),
-            (("X-Kind", ("reset", "code")), ("Subject", ("*",))),
-            3,
+            senders=("noreply@here.example", "<>"),
+            clients=policy.lanes["urgent"].client or (),
+            recipient_domains=("*.example",),
+            headers=(("X-Kind", ("reset", "code")), ("Subject", ("*",))),
+            recipients_above=3,
         ),
     )
     assert lanes_of(policy.lanes) == (

@@ -62,6 +62,8 @@ BULK, NEWS = "bulk: {sender: '@b.example', ceiling: 50}", "news: {sender: '@n.ex
         (SMALL, SMALL.replace("isp:", "other:") + "    history: /etc/relay/history/smtp.example.net\n"),
         (lanes(BULK), lanes(BULK.replace("50", "40"))),
         (SMALL + "reports: {per_hour: null}\n", SMALL + "reports: {per_hour: 9}\n"),
+        (SMALL + "recent: {keep: 1d, most: 1M}\n", SMALL + "recent: null\n"),
+        (SMALL + "recent: {keep: 1d, most: 1M}\n", SMALL),
         # Of what a restart takes up nothing is in force.
         (SMALL, SMALL.replace("spool: spool", "spool: other").replace("127.0.0.0/8", "10.0.0.0/8")),
     ],

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from hypothesis import assume, example, given
@@ -21,14 +21,18 @@ from prometheus_client import generate_latest
 
 from relay.cli.main import main
 from relay.daemon.reload import Reload
+from relay.hooks.hooks import Hooks
 from relay.policy.faults import PolicyError
 from relay.policy.source import read_policy
 from relay.status import page
 from relay.status.collector import collect
 from relay.status.snapshot import to_json
-from relay.telemetry.events import Events
+from relay.telemetry.events import Events, LogStyle
 from relay.telemetry.listener_counts import ListenerCounts
 from relay.telemetry.metrics import Metrics
+from relay.telemetry.recent_past import RecentPast, past_folder
+from relay.telemetry.redaction import Redaction
+from relay.telemetry.telemetry import Telemetry
 from tests.unit.sender.in_process_relay import Relay, policy_of
 
 Steps = tuple[int | str, ...]
@@ -73,6 +77,10 @@ WHOLE_POLICY: dict[str, Any] = {
         "bulk": {"sender": ["@lists.example"], "header": {"List-Id": ["*"]}, "share": 40},
         "net": {"client": ["10.0.0.0/8"], "recipient_domain": "x.example"},
     },
+    "notify": [
+        {"url": "https://hooks.example.net/relay", "secret_file": "s", "events": ["bounced"]},
+        {"command": ["tell", "--all"], "timeout": "5s"},
+    ],
     "practice": {
         "address": "127.0.0.1:2526",
         "user": "practice",
@@ -232,19 +240,27 @@ def _told_by_a_relay(path: Path) -> str | None:
     else:
         return None
     relay, log, series = _relay(), io.StringIO(), b""
-    styles: tuple[Literal["text", "json"], ...] = ("text", "json")
+    styles: tuple[LogStyle, ...] = ("text", "json", "postfix")
     for style in styles:
         events = Events(log, style, relay.clock)
         metrics = Metrics(relay.clock)
         collect(metrics, relay.watch.snapshot, ListenerCounts([]), events, relay.clock)
+        telemetry = Telemetry(events, metrics, Redaction(), relay.clock)
         Reload(
             path,
             relay.policy,
             sender=relay.sender,
             watch=relay.watch,
-            events=events,
-            metrics=metrics,
-            clock=relay.clock,
+            hooks=Hooks(relay.policy, "relay.test", relay.disk, telemetry),
+            recent=RecentPast(
+                past_folder(str(relay.policy.spool)),
+                None,
+                relay.disk,
+                events=events,
+                redaction=telemetry.redaction,
+                clock=relay.clock,
+            ),
+            telemetry=telemetry,
         ).refuse(refused)
         events.flush()
         series = generate_latest(metrics.registry)

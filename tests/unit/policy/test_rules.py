@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relay.clock import LONGEST_DURATION_NS
 from relay.policy.limits import LimitSettings
-from relay.policy.units import LONGEST_DURATION_NS
 from tests.unit.policy.examples import SMALL, with_listen, with_upstream
 from tests.unit.policy.reading import only_fault, parse, places
 
@@ -48,6 +48,29 @@ def test_a_listener_that_is_unsafe_is_refused(lines: list[str], place: str, word
 )
 def test_a_listener_that_is_safe_is_taken(lines: list[str]) -> None:
     assert len(parse(with_listen(*lines)).listen) == 1
+
+
+@pytest.mark.parametrize(
+    ("users", "place", "words"),
+    [
+        ("{a: {senders: a}}", "5:26 listen[0].users.a.senders", "expected an address"),
+        ("{a: {senders: []}}", "5:26 listen[0].users.a.senders", "expected at least one"),
+        ("{a: {max_queued: 0}}", "5:29 listen[0].users.a.max_queued", "above zero"),
+        ("{a: {sender: a@b}}", "5:17 listen[0].users.a.sender", "senders"),
+    ],
+)
+def test_what_a_user_may_is_checked_at_its_place(users: str, place: str, words: str) -> None:
+    text = with_listen("address: 127.0.0.1:25", "users_file: users", f"users: {users}")
+
+    assert places(text) == [place]
+    assert words in only_fault(text).message
+
+
+def test_nobody_logs_in_without_a_users_file() -> None:
+    text = with_listen("address: 127.0.0.1:25", "users: {a: {senders: a@b.example}}")
+
+    assert places(text) == ["4:12 listen[0].users"]
+    assert "users_file" in only_fault(text).message
 
 
 def test_an_open_relay_is_told_beside_an_unrelated_fault() -> None:
@@ -172,7 +195,7 @@ def test_the_practice_smarthost_counts_what_it_can(limit: str) -> None:
         ("{min: 2h, max: 1h}", ["10:14 retry.min"]),
         ("{max: 1m}", ["10:14 retry.max"]),
         ("{min: 5h}", ["10:14 retry.min"]),
-        ("{lifetime: 4h}", ["10:19 retry.lifetime"]),
+        ("{lifetime: 4h, warn_after: 4h}", ["10:35 retry.warn_after"]),
         ("{warn_after: 5d}", ["10:21 retry.warn_after"]),
         ("{min: 5h, warn_after: 9d}", ["10:14 retry.min", "10:30 retry.warn_after"]),
     ],

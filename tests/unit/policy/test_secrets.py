@@ -14,8 +14,8 @@ from relay.policy.secrets import (
     MAX_USERS_BYTES,
     FileInspector,
     SecretError,
-    read_password,
     read_password_file,
+    read_secrets,
     read_users,
 )
 from tests.fakes.odd_files import ODD_FILES
@@ -50,7 +50,7 @@ def write(tmp_path: Path) -> Write:
 )
 def test_one_newline_at_the_end_is_cut_and_nothing_else(write: Write, content: bytes, expected: str) -> None:
     path = write("password", content)
-    assert read_password(Auth(user="a", password_file=path)) == expected
+    assert read_secrets(Auth(user="a", password_file=path)).password == expected
 
 
 @pytest.mark.parametrize(
@@ -143,13 +143,13 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path, name: str) -> Non
 def test_a_password_may_be_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     auth = Auth(user="a", password_env="ISP_PASSWORD")
     monkeypatch.setenv("ISP_PASSWORD", "hunter2\n")
-    assert read_password(auth) == "hunter2"
+    assert read_secrets(auth).password == "hunter2"
     monkeypatch.setenv("ISP_PASSWORD", "")
     with pytest.raises(SecretError, match="ISP_PASSWORD is empty"):
-        read_password(auth)
+        read_secrets(auth)
     monkeypatch.delenv("ISP_PASSWORD")
     with pytest.raises(SecretError, match="ISP_PASSWORD is not set"):
-        read_password(auth)
+        read_secrets(auth)
 
 
 def test_a_credential_of_systemd_may_show_as_group_readable(
@@ -158,15 +158,15 @@ def test_a_credential_of_systemd_may_show_as_group_readable(
     auth = Auth(user="a", password_credential="isp")
     monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
     with pytest.raises(SecretError, match="CREDENTIALS_DIRECTORY is not set"):
-        read_password(auth)
+        read_secrets(auth)
     path = write("isp", "hunter2", 0o440)
     with pytest.raises(SecretError, match="mode 0440"):
         read_password_file(path)
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
-    assert read_password(auth) == "hunter2"
+    assert read_secrets(auth).password == "hunter2"
     path.chmod(0o444)
     with pytest.raises(SecretError, match="mode 0444"):
-        read_password(auth)
+        read_secrets(auth)
 
 
 def test_users_are_read_by_line(write: Write) -> None:
@@ -267,5 +267,5 @@ def test_a_key_is_private_and_belongs_to_its_certificate(write: Write) -> None:
 
 def test_no_model_and_no_error_shows_a_secret(write: Write) -> None:
     auth = Auth(user="a", password_file=write("password", "hunter2"))
-    assert read_password(auth) == "hunter2"
+    assert read_secrets(auth).password == "hunter2"
     assert "hunter2" not in repr(auth) + str(auth) + auth.model_dump_json()

@@ -7,7 +7,7 @@ import pytest
 
 from relay.policy.document import MAX_BYTES
 from relay.policy.faults import MOST_FAULTS, PolicyError
-from relay.policy.model import Mechanism, Tls
+from relay.policy.model import DAY_NS, Mechanism, Tls
 from relay.policy.source import read_policy
 from relay.policy.units import HostPort
 from tests.fakes.odd_files import ODD_FILES
@@ -44,6 +44,21 @@ def test_the_first_upstream_is_the_default_whatever_its_name() -> None:
     assert parse(SMALL + "  aaa: {host: a.example.net}\n").default_upstream == "isp"
 
 
+@pytest.mark.parametrize(
+    ("lifetime", "warn_after_ns"),
+    [
+        ("1h", 1800 * SECOND_NS),
+        ("4h", 7200 * SECOND_NS),
+        ("8h", 14400 * SECOND_NS),
+        ("9d", 14400 * SECOND_NS),
+    ],
+)
+def test_an_unwritten_warning_gives_way_to_lifetime(lifetime: str, warn_after_ns: int) -> None:
+    policy = parse(f"{SMALL}retry: {{lifetime: {lifetime}, max: 10m}}\n")
+
+    assert policy.retry.warn_after_ns == warn_after_ns
+
+
 def test_null_switches_a_warning_off() -> None:
     assert parse(SMALL + "retry: {warn_after: null, lifetime: 1h, max: 10m}\n").retry.warn_after_ns is None
 
@@ -54,6 +69,20 @@ def test_by_default_nothing_adapts_and_reports_are_limited() -> None:
     other = parse(with_upstream("host: smtp.example.net", "adapt: tighten") + "reports: {per_hour: null}\n")
 
     assert (other.upstreams["isp"].adapt, other.reports.per_hour) == ("tighten", None)
+
+
+def test_what_ended_is_kept_for_a_week_unless_its_owner_says_otherwise() -> None:
+    kept = parse(SMALL).recent
+    assert kept is not None
+    assert (kept.keep_ns, kept.most_bytes) == (7 * DAY_NS, 64 << 20)
+
+    other = parse(SMALL + "recent: {keep: 12h, most: 1M}\n").recent
+    assert other is not None
+    assert (other.keep_ns, other.most_bytes) == (DAY_NS // 2, 1 << 20)
+    assert parse(SMALL + "recent: null\n").recent is None
+    assert only_fault(SMALL + "recent: {most: 1023k}\n").message == (
+        "expected at least 1M, or `recent: null` to keep nothing"
+    )
 
 
 def test_no_limit_adapts_upwards_and_no_hour_lacks_reports() -> None:
@@ -132,7 +161,13 @@ practice: null
         ("spool_", "did you mean spool?"),
         ("upstream", "did you mean upstreams?"),
         ("Host-Name", "did you mean hostname?"),
-        ("zzz", "known here: hostname, http, lanes, listen, practice, reports, retry, spool, upstreams"),
+        (
+            "zzz",
+            (
+                "known here: hostname, http, lanes, listen, notify, practice, recent, reports, retry, "
+                "routes, spool, upstreams"
+            ),
+        ),
     ],
 )
 def test_an_unknown_key_is_an_error_with_a_suggestion(unknown: str, suggestion: str) -> None:
@@ -251,7 +286,7 @@ def test_bad_secrets_are_faults_at_their_keys_beside_all_others(tmp_path: Path) 
     (tmp_path / "f").chmod(0o644)
     with pytest.raises(PolicyError) as caught:
         read_policy(path)
-    auth, keys = f"{path}:9", "mechanism, password_credential, password_env, password_file, user"
+    auth, keys = f"{path}:9", "mechanism, oauth2, password_credential, password_env, password_file, user"
     told = [
         f"{path}:8:14: upstreams.isp.ca_file: cannot open it: No such file or directory",
         f"{auth}:36: upstreams.isp.auth.password_file: it is open to others (mode 0644); chmod 600 it",

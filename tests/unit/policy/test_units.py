@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relay.clock import LONGEST_DURATION_NS
 from relay.policy.units import (
     LARGEST_SIZE_BYTES,
-    LONGEST_DURATION_NS,
     HostPort,
     Unfit,
     duration_ns,

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from relay.policy.faults import PolicyError
+from relay.policy.provider_names import PROVIDERS_FILE
 from relay.policy.shipped import (
-    PROVIDERS_FILE,
     RULES_FILE,
     ProvidersFile,
     RulesFile,

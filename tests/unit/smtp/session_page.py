@@ -3,7 +3,8 @@
 import sys
 from pathlib import Path
 
-from relay.smtp.session_machine import FIXED, TABLE, SessionState, Then
+from relay.smtp import replies
+from relay.smtp.session_machine import ANSWERED_AT_A_STOP, FIXED, TABLE, SessionState, Then
 
 PATH = Path(__file__).parents[3] / "docs" / "session-states.md"
 HEAD = """\
@@ -34,6 +35,9 @@ A cell is the state after the command, or the refusal, which changes nothing. Be
 rules that depend on who the client is: whether it may relay, log in, or has to begin TLS. After it comes
 the grammar of the argument. AUTH leads to *verifying* where it brings its proof at once.
 
+A server that stops obeys {stopping}. Any other command ends the session with
+`{closing}`.
+
 """
 REPLIES = """
 ## What an accepted command is answered with
@@ -56,7 +60,8 @@ def page() -> str:
     taking = list(SessionState)[: len(next(iter(TABLE.values())))]
     lines = [HEAD]
     lines += [f"| *{state.name.lower()}* | {TOLD[state]} |\n" for state in SessionState]
-    lines += [COMMANDS, f"| | {' | '.join(state.name.lower() for state in taking)} |\n"]
+    told = COMMANDS.format(stopping=", ".join(sorted(ANSWERED_AT_A_STOP)), closing=replies.CLOSING)
+    lines += [told, f"| | {' | '.join(state.name.lower() for state in taking)} |\n"]
     lines.append("| --- " * (len(taking) + 1) + "|\n")
     for verb, row in TABLE.items():
         cells = [f"*{each.name.lower()}*" if isinstance(each, SessionState) else f"`{each}`" for each in row]

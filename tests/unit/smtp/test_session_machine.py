@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from relay.smtp import replies
 from relay.smtp.commands import SmtpVerb
 from relay.smtp.sasl import Credentials, PasswordCheck
-from relay.smtp.session_machine import FIXED, TABLE, ServerTerms, SessionMachine, SessionState, Then
+from relay.smtp.session_machine import (
+    FIXED,
+    TABLE,
+    ServerTerms,
+    SessionMachine,
+    SessionState,
+    SessionStep,
+    Then,
+)
 from tests.unit.smtp import session_page
 
 MECHANISMS = ("PLAIN", "LOGIN", "CRAM-MD5")
@@ -91,10 +99,10 @@ class Refusing:
     def __init__(self) -> None:
         self.sender: str | Exception | None = None
         self.recipient: str | None = None
-        self.login: str | None = None
 
-    def sender_refusal(self, size_bytes: int) -> str | None:
+    def sender_refusal(self, reverse_path: str, size_bytes: int) -> str | None:
         assert size_bytes <= 1000
+        assert reverse_path in ("", "a@b", "e@f")
         if isinstance(self.sender, Exception):
             raise self.sender
         return self.sender
@@ -102,9 +110,6 @@ class Refusing:
     def recipient_refusal(self, recipient: str) -> str | None:
         assert "@" in recipient
         return self.recipient
-
-    def login_refusal(self) -> str | None:
-        return self.login
 
 
 def machine(
@@ -171,6 +176,23 @@ def test_a_command_has_its_reply_and_its_state(verb: SmtpVerb, state: SessionSta
     )
     if reply[0] in "45":
         assert snapshot(session) == before
+
+
+@pytest.mark.parametrize(("verb", "state"), list(itertools.product([*SmtpVerb, "JUNK"], TAKING)))
+def test_a_server_that_stops_obeys_no_more_than_hello_and_quit(verb: str, state: SessionState) -> None:
+    session = machine(state)
+
+    step = session.take(VALID[SmtpVerb(verb)] if verb in VALID else b"JUNK", is_stopping=True)
+
+    if verb in ("HELO", "EHLO", "QUIT"):
+        assert (session.state, step.reply) == EXPECTED[verb][TAKING.index(state)]
+    else:
+        assert (session.state, step) == (
+            SessionState.OVER,
+            SessionStep(replies.CLOSING, Then.END, "shutdown"),
+        )
+        assert session.transaction is None
+        assert session.phase == (verb.lower() if verb in VALID else "unknown")
 
 
 @pytest.mark.parametrize(
@@ -342,7 +364,9 @@ def test_a_proof_that_was_not_looked_at_is_no_attempt() -> None:
         assert session.judged(PasswordCheck.LATER).reply == replies.AUTH_LATER
 
     assert session.state is SessionState.READY
-    assert session.user is None
+    assert (session.user, session.named_user) == (None, "mjd")
+    session.take(b"NOOP")
+    assert session.named_user is None
 
 
 @pytest.mark.parametrize(
@@ -393,9 +417,8 @@ def test_two_mechanisms_are_named_as_ever() -> None:
 def test_the_owner_refuses_what_it_cannot_take() -> None:
     owner = Refusing()
     session = machine(SessionState.READY, owner=owner)
-    owner.sender, owner.recipient, owner.login = "452 4.3.1 Full", "550 5.1.1 Gone", "454 4.7.0 Wait"
+    owner.sender, owner.recipient = "452 4.3.1 Full", "550 5.1.1 Gone"
 
-    assert session.take(b"AUTH LOGIN").reply == "454 4.7.0 Wait"
     assert session.take(b"MAIL FROM:<a@b>").reply == "452 4.3.1 Full"
     assert snapshot(session) == snapshot(machine(SessionState.READY))
     owner.sender = None
@@ -440,12 +463,14 @@ def test_a_recipient_is_taken_once_and_too_many_are_refused() -> None:
     assert session.transaction.recipients == ["1@b", "2@b", "3@b"]
 
 
-def test_a_strict_server_counts_each_naming_and_wants_no_space() -> None:
+def test_a_strict_server_counts_each_naming_and_wants_brackets() -> None:
     session = machine(SessionState.READY, is_strict=True, has_starttls=False)
 
     assert session.take(b"MAIL FROM: <a@b>").reply == replies.MAIL_SYNTAX
+    assert session.take(b"MAIL FROM:a@b").reply == replies.MAIL_SYNTAX
     session.take(b"MAIL FROM:<a@b>")
     assert session.take(b"RCPT TO: <a@b>").reply == replies.RCPT_SYNTAX
+    assert session.take(b"RCPT TO:a@b").reply == replies.RCPT_SYNTAX
     told = [session.take(b"RCPT TO:<1@b>").reply for _ in range(4)]
     assert told == [replies.RECIPIENT_OK] * 3 + [replies.TOO_MANY_RECIPIENTS]
 

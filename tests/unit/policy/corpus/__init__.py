@@ -31,6 +31,8 @@ class Case:
     retry_after_ns: int | None
     span: Span | None
     probe: bool
+    known: bool | None
+    """Whether a rule has to know it, or must not: else the shield doubts it."""
     source: str
 
 
@@ -65,6 +67,7 @@ def _cases(name: str) -> Iterator[Case]:
             duration_ns(retry_after) if retry_after else None,
             Span(span) if span else None,
             entry.pop("probe", True),
+            entry.pop("known", None),
             entry.pop("source"),
         )
         assert not entry, f"{name}[{index}]: unknown keys {entry}"

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 
+from relay.mail.formats import span
 from relay.policy.shipped import provider_of, provider_rules, standard_rules
 from relay.verdicts.echo import ClientWords
 from relay.verdicts.verdict import Judge
@@ -40,7 +41,7 @@ def _lines() -> Iterator[str]:
 def _row(case: Case) -> str:
     rules = (*provider_rules(provider_of(None, case.host)), *standard_rules())
     ruling = Judge(rules).ruling(case.phase, case.reply, ClientWords(case.sender))
-    wait = "" if ruling.wait_ns is None else f", at least {ruling.wait_ns // 1_000_000_000} s"
+    wait = "" if ruling.wait_ns is None else f", at least {span(ruling.wait_ns)}"
     probe = "" if ruling.may_probe else ", no probes"
     cells = (f"`` {case.reply} ``", case.phase, case.host, f"{ruling.words}{wait}{probe}", case.source)
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"

@@ -1,0 +1,72 @@
+"""The files that a listener goes by: who may log in, and the certificate that it shows.  Reads the disk.
+
+Guarantees: what `read_listener_files` returns was read whole and fits together; otherwise it raises, and
+the caller goes on by what it has.  `to_order` and `from_order` hand it to another process of ours.
+"""
+
+import hashlib
+import re
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from relay.listener.validity import ends_at_ns
+from relay.policy.model import Listen, Tls
+from relay.policy.secrets import KeyPair, SecretError, read_key_pair, read_users, serving
+
+_FIRST_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----\s.*?-----END CERTIFICATE-----", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerFiles:
+    hashes: Mapping[str, str] = field(repr=False)
+    """Name to hash; empty without a users file."""
+    pair: KeyPair | None
+    """None without a certificate."""
+
+    @property
+    def fingerprint(self) -> str | None:
+        """SHA-256 of the certificate that clients see, as `openssl x509 -fingerprint -sha256` prints it."""
+        shown = self._shown()
+        return None if shown is None else hashlib.sha256(shown).digest().hex(":").upper()
+
+    @property
+    def ends_at_ns(self) -> int | None:
+        """Wall clock: when the certificate that clients see ends; None where nobody can tell."""
+        shown = self._shown()
+        return None if shown is None else ends_at_ns(shown)
+
+    def _shown(self) -> bytes | None:
+        found = None if self.pair is None else _FIRST_CERTIFICATE.search(self.pair.chain)
+        return None if found is None else ssl.PEM_cert_to_DER_cert(found[0].decode("ascii"))
+
+    def tls(self) -> ssl.SSLContext | None:
+        return None if self.pair is None else serving(self.pair)
+
+    def to_order(self) -> dict[str, Any]:
+        """Return JSON; it holds secrets."""
+        pair = self.pair and [self.pair.chain.decode("latin-1"), self.pair.key.decode("latin-1")]
+        return {"hashes": dict(self.hashes), "pair": pair}
+
+    @classmethod
+    def from_order(cls, order: dict[str, Any]) -> "ListenerFiles":
+        pair = order["pair"] and KeyPair(*(text.encode("latin-1") for text in order["pair"]))
+        return cls(order["hashes"], pair)
+
+
+def paths_of(listen: Listen) -> tuple[Path, ...]:
+    return tuple(path for path in (listen.users_file, listen.certificate, listen.key) if path is not None)
+
+
+def read_listener_files(listen: Listen) -> ListenerFiles:
+    """Raise SecretError for a file that cannot be used."""
+    hashes: Mapping[str, str] = {}
+    if listen.users_file is not None and not (hashes := read_users(listen.users_file)):
+        raise SecretError("{} names no user", listen.users_file)
+    if listen.certificate is not None:
+        return ListenerFiles(hashes, read_key_pair(listen.certificate, listen.key))
+    if listen.tls is Tls.IMPLICIT:
+        raise ValueError(f"{listen.address}: implicit TLS needs a certificate")
+    return ListenerFiles(hashes, None)

@@ -1,0 +1,176 @@
+"""`auth.oauth2`: each grant has what it needs, URLs are safe, and providers fill in what they know."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.policy.faults import PolicyError
+from relay.policy.model import Policy
+from relay.policy.oauth2 import OAuth2, TokenMechanism
+from relay.policy.secrets import NotLoggedIn, SecretError, read_secrets
+from relay.policy.source import parse_policy, read_policy
+
+SECRET_TWICE = "grant: client_credentials, client_id: c, client_secret_file: s, client_secret_env: S"
+REFRESH = "grant: refresh_token, client_id: c, refresh_token_file: r"
+
+
+def policy(oauth2: str, upstream: str = "host: mail.example", auth: str = "") -> Policy:
+    text = f"""
+spool: ./spool
+listen: [{{address: "127.0.0.1:0", clients: [127.0.0.0/8]}}]
+upstreams:
+  m365: {{{upstream}, auth: {{user: u@example.com, oauth2: {{{oauth2}}}{auth}}}}}
+"""
+    return parse_policy(text.encode(), Path("/etc/relay/policy.yaml"))
+
+
+def oauth2_of(found: Policy) -> OAuth2:
+    auth = found.upstreams["m365"].auth
+    assert auth is not None
+    assert auth.oauth2 is not None
+    return auth.oauth2
+
+
+@pytest.mark.parametrize(
+    ("oauth2", "why"),
+    [
+        ("client_id: c", "grant"),
+        ("grant: password, client_id: c", "expected refresh_token, client_credentials or service_account"),
+        ("grant: refresh_token, token_url: 'https://t.example/'", "needs client_id"),
+        ("grant: refresh_token, client_id: c, token_url: 'https://t.example/'", "needs refresh_token_file"),
+        (REFRESH, "token_url is needed"),
+        (f"{REFRESH}, token_url: 'http://t.example/'", "secrets would cross the network in the clear"),
+        (f"{REFRESH}, token_url: 'https://u:p@t.example/'", "without user, password"),
+        (f"{REFRESH}, token_url: 'ftp://t.example/'", "expected a URL"),
+        (f"{REFRESH}, token_url: 'https://t.example/', key_file: k", "does not use it"),
+        (f"{REFRESH}, token_url: 'https://t.example/', scope: 'a  b'", "expected a scope"),
+        (f"{REFRESH}, token_url: 'https://t.example/', tenant: 'a/b'", "expected a tenant"),
+        (
+            f"{REFRESH}, token_url: 'https://t.example/', mechanism: plain",
+            "expected auto, xoauth2 or oauthbearer",
+        ),
+        (
+            "grant: client_credentials, client_id: c, scope: s, token_url: 'https://t.example/'",
+            "client_secret_file",
+        ),
+        (
+            f"{SECRET_TWICE}, scope: s, token_url: 'https://t.example/'",
+            "expected one secret",
+        ),
+        ("grant: service_account, scope: s", "needs one of key_file and key_credential"),
+        ("grant: service_account, key_file: k", "needs scope"),
+    ],
+)
+def test_what_a_grant_lacks_is_told(oauth2: str, why: str) -> None:
+    with pytest.raises(PolicyError, match=why):
+        policy(oauth2)
+
+
+@pytest.mark.parametrize(
+    "url", ["https://t.example/token", "http://127.0.0.1:80/t", "http://[::1]/", "http://localhost/"]
+)
+def test_a_token_url_is_safe(url: str) -> None:
+    assert oauth2_of(policy(f"{REFRESH}, token_url: '{url}'")).token_url == url
+
+
+@pytest.mark.parametrize("auth", [", password_file: p", ", mechanism: plain"])
+def test_it_takes_the_place_of_a_password(auth: str) -> None:
+    with pytest.raises(PolicyError):
+        policy(f"{REFRESH}, token_url: 'https://t.example/'", auth=auth)
+
+
+def test_no_token_crosses_the_network_in_the_clear() -> None:
+    with pytest.raises(PolicyError, match="auth needs tls"):
+        policy(f"{REFRESH}, token_url: 'https://t.example/'", "host: mail.example, tls: none")
+
+
+def test_microsoft_needs_a_tenant_and_fills_in_the_rest() -> None:
+    with pytest.raises(PolicyError, match="tenant"):
+        policy(REFRESH, "provider: microsoft365")
+    found = oauth2_of(policy(f"{REFRESH}, tenant: contoso.example", "provider: microsoft365"))
+
+    assert found.token_url == "https://login.microsoftonline.com/contoso.example/oauth2/v2.0/token"
+    assert found.device_url == "https://login.microsoftonline.com/contoso.example/oauth2/v2.0/devicecode"
+    assert found.scope == "https://outlook.office.com/SMTP.Send offline_access"
+    assert found.mechanism is TokenMechanism.XOAUTH2
+
+    app = "grant: client_credentials, client_id: c, client_secret_file: s, tenant: contoso.example"
+    assert oauth2_of(policy(app, "provider: microsoft365")).scope == "https://outlook.office365.com/.default"
+
+
+@pytest.mark.parametrize("provider", ["gmail", "workspace", "workspace-relay"])
+@pytest.mark.parametrize("grant", [REFRESH, "grant: service_account, key_file: k"])
+def test_google_fills_in_all_but_the_client(provider: str, grant: str) -> None:
+    found = oauth2_of(policy(grant, f"provider: {provider}"))
+
+    assert (found.token_url, found.device_url) == ("https://oauth2.googleapis.com/token", None)
+    assert found.scope == "https://mail.google.com/"
+
+
+def test_what_the_owner_writes_wins() -> None:
+    found = oauth2_of(policy(f"{REFRESH}, token_url: 'https://t.example/', scope: mine", "provider: gmail"))
+
+    assert (found.token_url, found.scope) == ("https://t.example/", "mine")
+
+
+def _written(folder: Path, oauth2: str) -> Path:
+    path = folder / "policy.yaml"
+    path.write_text(f"""
+spool: ./spool
+listen: [{{address: "127.0.0.1:0", clients: [127.0.0.0/8]}}]
+upstreams:
+  g: {{provider: gmail, auth: {{user: u@gmail.com, oauth2: {{{oauth2}}}}}}}
+""")
+    return path
+
+
+def test_a_refresh_token_that_is_not_there_yet_is_no_fault(tmp_path: Path) -> None:
+    found = read_policy(_written(tmp_path, REFRESH)).upstreams["g"].auth
+    assert found is not None
+    with pytest.raises(NotLoggedIn):
+        read_secrets(found)
+
+    (tmp_path / "r").touch(0o600)
+    (tmp_path / "r").write_text("1//refresh\n")
+    assert read_secrets(found).refresh_token == "1//refresh"
+    assert "refresh" not in repr(read_secrets(found))
+
+
+def test_a_refresh_token_that_others_can_read_is_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "r").touch(0o644)
+    (tmp_path / "r").write_text("1//refresh\n")
+    with pytest.raises(PolicyError, match="open to others"):
+        read_policy(_written(tmp_path, REFRESH))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        '{"client_email": "a"}',
+        json.dumps({"client_email": 1, "private_key": "k"}),
+        "[" * 60_000,
+    ],
+)
+def test_a_key_file_that_is_none_is_a_fault(tmp_path: Path, content: str) -> None:
+    (tmp_path / "k").touch(0o600)
+    (tmp_path / "k").write_text(content)
+    with pytest.raises(PolicyError, match="service account"):
+        read_policy(_written(tmp_path, "grant: service_account, key_file: k"))
+
+
+def test_a_client_secret_comes_from_where_passwords_do(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("RELAY_TEST_SECRET", "of the variable")
+    keys = "client_secret_env: RELAY_TEST_SECRET, refresh_token_file: r, grant: refresh_token, client_id: c"
+    (tmp_path / "r").touch(0o600)
+    (tmp_path / "r").write_text("token")
+    auth = read_policy(_written(tmp_path, keys)).upstreams["g"].auth
+    assert auth is not None
+    assert read_secrets(auth).client_secret == "of the variable"
+    monkeypatch.delenv("RELAY_TEST_SECRET")
+    with pytest.raises(SecretError):
+        read_secrets(auth)

@@ -1,0 +1,101 @@
+"""Routes of a policy: what is refused, and where; and which route each recipient takes."""
+
+from pathlib import Path
+
+import pytest
+
+from relay.mail.envelope import Envelope
+from relay.policy.faults import PolicyError
+from relay.policy.lane import sorter_of
+from relay.policy.model import Policy
+from relay.policy.source import parse_policy
+from relay.policy.written_out import policy_text
+
+
+def policy(*routes: str) -> Policy:
+    lines = "".join(f"  - {route}\n" for route in routes)
+    text = f"""spool: /spool
+listen: [{{address: "127.0.0.1:0", clients: [127.0.0.0/8]}}]
+upstreams:
+  isp: {{host: isp.example}}
+  ses: {{host: ses.example}}
+routes:
+{lines}"""
+    return parse_policy(text.encode(), Path("/policy.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("routes", "place", "key", "words"),
+    [
+        (["{user: x, upstreams: [isp]}"], (7, 5), "routes[0]", "the last route must take all mail"),
+        (["{upstreams: [isp]}", "{upstreams: [ses]}"], (7, 5), "routes[0]", "the routes behind it take none"),
+        (["{upstreams: [isp, gone]}"], (7, 23), "routes[0].upstreams[1]", "no upstream of this name"),
+        (["{upstreams: [isp, ses, isp]}"], (7, 28), "routes[0].upstreams[2]", "it is listed before"),
+        (["{upstreams: []}"], (7, 17), "routes[0].upstreams", "expected at least one"),
+        (["{spill_after: 1h, upstreams: isp}"], (7, 19), "routes[0].spill_after", "needs a second upstream"),
+        (["{upstreams: isp, failover_after: 0s}"], (7, 38), "routes[0].failover_after", "above zero"),
+        (["{sendr: x, upstreams: isp}"], (7, 6), "routes[0].?", "unknown key"),
+        (["{sender: '@x'}"], (7, 5), "routes[0].upstreams", "this key is required"),
+    ],
+)
+def test_a_fault_is_told_with_its_place(
+    routes: list[str], place: tuple[int, int], key: str, words: str
+) -> None:
+    with pytest.raises(PolicyError) as caught:
+        policy(*routes)
+    fault = caught.value.errors[0]
+    assert ((fault.line, fault.column), fault.key) == (place, key)
+    assert words in str(fault)
+
+
+def test_two_upstreams_of_routes_keep_their_pauses_apart() -> None:
+    text = """spool: /spool
+listen: [{address: "127.0.0.1:0", clients: [127.0.0.0/8]}]
+upstreams:
+  isp: {host: isp.example}
+  again: {host: isp.example, port: 465, tls: implicit}
+  apart: {host: isp.example, port: 25, history: /history/apart}
+routes:
+  - {upstreams: [isp, %s]}
+"""
+    with pytest.raises(PolicyError) as refused:
+        parse_policy((text % "again").encode(), Path("/policy.yaml"))
+    (line,) = str(refused.value).splitlines()
+    assert line.startswith("/policy.yaml:8:23: routes[0].upstreams[1]: it shares its history")
+    for good in (text % "apart", text.partition("routes")[0]):
+        assert "isp" in parse_policy(good.encode(), Path("/policy.yaml")).upstreams
+
+
+def test_what_is_written_out_is_the_same_policy() -> None:
+    asked = policy(
+        "{user: x, upstreams: isp}", "{upstreams: [isp, ses], failover_after: null, spill_after: 1h}"
+    )
+    again = parse_policy(policy_text(asked, {}).encode(), Path("/policy.yaml"))
+    assert again.routes == asked.routes
+
+
+def test_each_recipient_takes_the_first_route_that_matches() -> None:
+    asked = policy(
+        "{recipient_domain: ['*.de', example.org], user: 'app-*', upstreams: [ses]}",
+        "{recipients_above: 3, upstreams: [ses, isp]}",
+        "{upstreams: [isp, ses], failover_after: 1m}",
+    )
+    sorter = sorter_of(asked.lanes, asked.routes)
+
+    def routes(*recipients: str, user: str | None = None) -> list[tuple[tuple[str, ...], list[int] | None]]:
+        envelope = Envelope("a@x", recipients, 0, "h[192.0.2.1]", "h", "ESMTPA", user)
+        found = sorter.sort(envelope, lambda: pytest.fail("nothing asks for a header"))
+        return [
+            (part.route.upstreams, None if part.indices is None else sorted(part.indices))
+            for part in found.parts
+            if part.route is not None
+        ]
+
+    isp, ses = ("isp", "ses"), ("ses",)
+    assert routes("a@x.de") == [(isp, None)]
+    assert routes("a@x.de", "b@EXAMPLE.org", user="APP-1") == [(ses, None)]
+    assert routes("a@x.de", "b@x.com", "c@y.DE", user="app-1") == [(ses, [0, 2]), (isp, [1])]
+    assert routes("a@a", "b@b", "c@c", "d@d") == [(("ses", "isp"), None)]
+    assert (
+        sorter.sort(Envelope("", ("a@x",), 0, "local", "", "local"), lambda: b"").parts[0].route is not None
+    )
