@@ -10,47 +10,59 @@ import errno
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from relay.clock import SystemClock
-from relay.control.operations import ABSENT, OK, Results, Verb
+from relay.control.operations import ABSENT, OK, UNCHANGED, Results, Verb, Write
 from relay.control.operator import Operator
+from relay.control.recorded import record_pause, record_resume, recorded_pause, recorded_upstreams
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
 from relay.sender.sender import Sender
-from relay.sender.state_file import pause_path
+from relay.sender.upstreams import new_mail_hold
 from relay.spool.durable import RealDisk
-from relay.spool.maildir.engine import MaildirSpool
-from relay.spool.maildir.trigger import Trigger
-from relay.status.snapshot import Condition, MessageView, PolicyStatus, Snapshot
+from relay.spool.engines import open_spool
+from relay.spool.trigger import Trigger
+from relay.status.breakdown import Breakdown
+from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Wanted
+from relay.status.plan import Plan
+from relay.status.snapshot import Condition, MessageView, PolicyStatus, QueueState, Snapshot
 from relay.status.watch import Watch
 from relay.telemetry.event_table import Level
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
+from relay.telemetry.recent_past import RecentPast, past_folder
 from relay.telemetry.redaction import Redaction
 from relay.telemetry.telemetry import Telemetry
+from relay.verdicts.operator_pause import PauseAsked
 
 
 class OfflineOperations:
     def __init__(self, policy: Policy) -> None:
         """Raise SpoolBusy, OSError (PermissionError: another user's spool), ValueError for another format."""
-        _refuse_strangers(policy.spool)
+        refuse_strangers(policy.spool)
         self._policy = policy
         clock, disk = SystemClock(), RealDisk()
-        self._disk = disk
+        self._disk, self._clock = disk, clock
         events = Events(sys.stderr, "text", clock, level=Level.WARNING)
         hostname = policy.hostname or socket.getfqdn()
-        metrics = Metrics(clock)
+        metrics, redaction = Metrics(clock), Redaction()
+        self._recent = RecentPast(
+            past_folder(str(policy.spool)),
+            policy.recent,
+            disk,
+            events=events,
+            redaction=redaction,
+            clock=clock,
+        )
         self._sender = Sender(
-            MaildirSpool(
-                str(policy.spool), disk, clock, lambda name, why: events.corrupt(queue_id=name, reason=why)
-            ),
+            open_spool(policy, disk, clock, lambda name, why: events.corrupt(queue_id=name, reason=why)),
             Trigger(str(policy.spool), disk),
             policy=policy,
             hostname=hostname,
             disk=disk,
-            telemetry=Telemetry(events, metrics, Redaction(), clock),
+            telemetry=Telemetry(events, metrics, redaction, clock),
             on_fault=self._fail,
         )
         status = PolicyStatus("", clock.wall_ns())
@@ -60,45 +72,78 @@ class OfflineOperations:
         self._is_read = False
 
     async def close(self) -> None:
+        await self._recent.close()
         await self._sender.stop()
 
     async def snapshot(self) -> Snapshot:
-        return await (await self._read()).snapshot()
+        operator = await self._read()
+        self._watch.recorded = await asyncio.to_thread(
+            recorded_upstreams, self._policy, self._disk, self._clock
+        )
+        return await operator.snapshot()
 
-    async def queue(self) -> Sequence[MessageView]:
-        return await (await self._read()).queue()
+    async def breakdown(self) -> Breakdown:
+        return await (await self._read()).breakdown()
+
+    async def queue(self, wanted: Wanted = WHOLE_QUEUE) -> Sequence[MessageView]:
+        return await (await self._read()).queue(wanted)
+
+    async def summary(self, filters: Filters, by: By, limit: int | None = None) -> Sequence[Group]:
+        return await (await self._read()).summary(filters, by, limit)
+
+    async def plan(self, text: bytes, path: Path) -> Plan | str:
+        return await (await self._read()).plan(text, path)
 
     async def show(self, queue_id: QueueId) -> MessageView | str:
         return await (await self._read()).show(queue_id)
 
-    async def act(self, verb: Verb, queue_ids: Sequence[QueueId]) -> Results:
-        return await (await self._read()).act(verb, queue_ids)
+    async def content(self, queue_id: QueueId, write: Write) -> str:
+        return await (await self._read()).content(queue_id, write)
+
+    async def act(
+        self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
+    ) -> Results:
+        return await (await self._read()).act(verb, queue_ids, states)
+
+    async def pause(self, upstream: str, asked: PauseAsked) -> str:
+        if upstream not in self._policy.upstreams:
+            return ABSENT
+        await asyncio.to_thread(record_pause, self._policy, upstream, asked, self._disk, self._clock)
+        return OK
 
     async def resume(self, upstream: str, *, believes: bool = False) -> str:
-        """Forget a pause that the next start would go on with."""
+        """End a pause that the next start would go on with."""
         if upstream not in self._policy.upstreams:
             return ABSENT
         if believes:
             return "the relay is down; which refusals it doubts is known while it runs"
-        await asyncio.to_thread(self._forget_pause, pause_path(self._policy, upstream))
-        return OK
-
-    def _forget_pause(self, path: Path) -> None:
-        if self._disk.inode(str(path)) is not None:
-            self._disk.unlink(str(path))
+        rested = await asyncio.to_thread(record_resume, self._policy, upstream, self._disk, self._clock)
+        return OK if rested else UNCHANGED
 
     async def _read(self) -> Operator:
         if not self._is_read:
             await self._sender.read()
+            self._recent.start()
+            await asyncio.to_thread(self._hold_new)
             self._is_read = True
         return self._operator
+
+    def _hold_new(self) -> None:
+        """Hold what a start would hold by an operator's pause."""
+        for name in self._policy.upstreams:
+            record = recorded_pause(self._policy, name, self._disk, self._clock)
+            pause = None if record is None else record.operator
+            if pause is not None and pause.until_ns > self._clock.boottime_ns():
+                self._sender.queue.hold_new(name, new_mail_hold(name, pause))
+                line = self._sender.queue.line(name)
+                line.follow_hold([queued.key for queued in line])
 
     @staticmethod
     def _fail(error: BaseException) -> None:
         raise error
 
 
-def _refuse_strangers(spool: Path) -> None:
+def refuse_strangers(spool: Path) -> None:
     """Raise PermissionError: files that root makes would keep the relay from starting."""
     # Before the first start there is only the folder, if that.
     path = next((path for path in (spool / "ledger", spool) if path.exists()), None)

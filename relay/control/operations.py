@@ -4,26 +4,36 @@
 """
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
 
 from relay.mail.envelope import QueueId
-from relay.queue.scheduler import State
-from relay.status.snapshot import MessageView, Snapshot
+from relay.queue.scheduler import Queued, State
+from relay.status.breakdown import Breakdown
+from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Wanted
+from relay.status.plan import Plan
+from relay.status.snapshot import MessageView, QueueState, Snapshot
+from relay.verdicts.operator_pause import PauseAsked
 
 OK = "ok"
+UNCHANGED = "unchanged"
+"""It is as the verb wants it already."""
 ABSENT = "absent"
 """There is no such message, or no such upstream."""
 BUSY = "busy"
 """The message is in a transaction; try again later."""
 HELD_ALREADY = "held: release it first"
+HELD_BY_PAUSE = "held by the pause of its upstream: it goes on when that ends (relay resume)"
+CHANGED = "it is in another state by now; nothing changed"
+"""Of a message that was listed by its state."""
 ONLY_REPORT_LEFT = "only its report is left, which waits for reports.per_hour: `delete` ends it without"
 
 Results = Mapping[QueueId, str]
-"""For each id: OK, ABSENT, BUSY, or the text of what went wrong."""
+"""For each id: OK, UNCHANGED, ABSENT, BUSY, or the text of what went wrong."""
 
-Verb = Literal["hold", "release", "retry", "bounce", "delete", "resume", "believe"]
+Verb = Literal["hold", "release", "retry", "bounce", "delete", "pause", "resume", "believe"]
 
 
 class Deed(enum.Enum):
@@ -48,13 +58,35 @@ class VerbRow:
     done: str
     summary: str
     deeds: Mapping[State, Deed | str]
-    """Of each state; a text is why nothing is done."""
+    """Of each state; a text is why nothing is done.  Empty: it acts on no message."""
+    already: str = ""
+    """What is said of UNCHANGED."""
+    done_but_waits: str = ""
+    """What is said instead of `done` where the upstream holds the message; empty: `done` ends its wait."""
+    held_by_pause: str = ""
+    """Why nothing is done with what a pause holds (`relay pause --new`); empty: as with what waits."""
     needs_upstream: bool = False
-    """It names an upstream, and acts on the messages whose refusals its shield doubts."""
+    """It names an upstream, and acts on no message but those whose refusals its shield doubts."""
 
     @property
     def reads_content(self) -> bool:
         return any(isinstance(deed, Deed) and deed.reads_content for deed in self.deeds.values())
+
+    @property
+    def changes(self) -> tuple[QueueState, ...]:
+        """The states in which it does something to a message."""
+        deeds = self.deeds.items()
+        return tuple(
+            QueueState(state.value)
+            for state, deed in deeds
+            if isinstance(deed, Deed) and deed is not Deed.NOTHING
+        )
+
+    def deed_of(self, message: "Queued | MessageView") -> Deed | str:
+        """Raise ValueError for a state that is of no queued message."""
+        if message.is_held_by_pause:
+            return self.held_by_pause or self.deeds[State.WAITING]
+        return self.deeds[State(message.state.value)]
 
 
 def _deeds(
@@ -71,13 +103,27 @@ def _deeds(
 
 TABLE: Mapping[Verb, VerbRow] = {
     "hold": VerbRow(
-        "held", "Set messages aside until they are released.", _deeds(Deed.HOLD, held=Deed.NOTHING)
+        "held",
+        "Set messages aside until they are released.",
+        _deeds(Deed.HOLD, held=Deed.NOTHING),
+        "was held already",
     ),
-    "release": VerbRow("released", "Let held messages go on.", _deeds(Deed.NOTHING, held=Deed.RELEASE)),
+    "release": VerbRow(
+        "released",
+        "Let held messages go on.",
+        _deeds(Deed.NOTHING, held=Deed.RELEASE),
+        "was not held; nothing changed",
+        "released",
+        HELD_BY_PAUSE,
+    ),
     "retry": VerbRow(
         "to be tried at once",
         "Let deferred messages go now; limits still hold.",
-        _deeds(Deed.RETRY, held=HELD_ALREADY),
+        # One that waits has no back-off, and would lose its turn.
+        {**_deeds(Deed.RETRY, held=HELD_ALREADY), State.WAITING: Deed.NOTHING},
+        "has no back-off; nothing changed",
+        "its back-off is over",
+        HELD_BY_PAUSE,
     ),
     "bounce": VerbRow(
         "bounced",
@@ -87,21 +133,34 @@ TABLE: Mapping[Verb, VerbRow] = {
     "delete": VerbRow(
         "deleted", "End messages and tell nobody.", _deeds(Deed.DELETE, reporting=Deed.END_REPORT)
     ),
+    "pause": VerbRow(
+        "paused",
+        "Send nothing more through an upstream until a time, or `relay resume`.",
+        {},
+        needs_upstream=True,
+    ),
     "resume": VerbRow(
         "used again, one message first",
         "Use an upstream that rests again, and try again what its shield doubts.",
         _deeds(Deed.RETRY, held=Deed.NOTHING, reporting=Deed.NOTHING),
+        "neither paused nor stopped; nothing changed",
+        "used again, one message first",
         needs_upstream=True,
     ),
     "believe": VerbRow(
         "used again, one message first",
         "Use an upstream that rests again, and bounce what its shield doubts.",
         _deeds(Deed.BELIEVE, reporting=Deed.NOTHING),
+        "neither paused nor stopped, and its shield doubts nothing; nothing changed",
+        "used again, one message first",
         needs_upstream=True,
     ),
 }
 VERBS = tuple(verb for verb, row in TABLE.items() if not row.needs_upstream)
 """Those that name messages."""
+
+
+Write = Callable[[bytes], Awaitable[None]]
 
 
 class Unreachable(Exception):  # noqa: N818 - a state, not an error of ours
@@ -113,18 +172,48 @@ class Operations(Protocol):
 
     async def snapshot(self) -> Snapshot: ...
 
-    async def queue(self) -> Sequence[MessageView]:
-        """Return the queue, oldest first; of each message's recipients only the first ones."""
+    async def breakdown(self) -> Breakdown:
+        """Return which reasons hold how many messages, and who sent most; may be asked often."""
+        ...
+
+    async def queue(self, wanted: Wanted = WHOLE_QUEUE) -> Sequence[MessageView]:
+        """Return the queue, or part of it, oldest first; of each message's recipients only the first ones."""
+        ...
+
+    async def summary(self, filters: Filters, by: By, limit: int | None = None) -> Sequence[Group]:
+        """Return the row of all, then those with most messages, `limit` of them."""
+        ...
+
+    async def plan(self, text: bytes, path: Path) -> Plan | str:
+        """Return what the text of a policy's file would do, or why nobody can tell; changes nothing.
+
+        Raises PolicyError where it is no policy.
+        """
         ...
 
     async def show(self, queue_id: QueueId) -> MessageView | str:
         """Return one message with all its recipients, or ABSENT, or what went wrong."""
         ...
 
-    async def act(self, verb: Verb, queue_ids: Sequence[QueueId]) -> Results: ...
+    async def content(self, queue_id: QueueId, write: Write) -> str:
+        """Write the content as it is stored; OK, ABSENT, or what went wrong, also behind its first bytes."""
+        ...
+
+    async def act(
+        self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
+    ) -> Results:
+        """With `states`, leave alone and tell of what is in none of them by now."""
+        ...
+
+    async def pause(self, upstream: str, asked: PauseAsked) -> str:
+        """Begin no transaction; OK once that is durable, ABSENT, or what is in the way."""
+        ...
 
     async def resume(self, upstream: str, *, believes: bool = False) -> str:
-        """Send one transaction first; OK, ABSENT, or what is in the way.  `believes`: the row `believe`."""
+        """Send one transaction first; OK, UNCHANGED, ABSENT, or what is in the way.
+
+        `believes`: the row `believe`.
+        """
         ...
 
 

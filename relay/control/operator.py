@@ -5,20 +5,32 @@ the command line.  It carries out the deeds of `relay.control.operations.TABLE`.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from relay.control.operations import ABSENT, OK, TABLE, Deed, Results, Verb
+from relay.control.operations import ABSENT, CHANGED, OK, TABLE, UNCHANGED, Deed, Results, Verb, Write
+from relay.control.recorded import read_for_plan
 from relay.mail.envelope import QueueId
 from relay.mail.text import clean
+from relay.policy.lane import sorter_of
+from relay.policy.model import Policy
+from relay.policy.source import parse_policy
+from relay.queue.queued import WaitReason
 from relay.queue.scheduler import Queued, State
 from relay.sender.sender import Sender
-from relay.sender.settling import domains_left
+from relay.sender.settling import recipients_left
 from relay.sender.spool_thread import Change
+from relay.spool.durable import RealDisk
 from relay.spool.interface import Absent, Corrupt, Message, Note, SpoolFault, SpoolFull, Status
-from relay.status.snapshot import MessageView, RecipientStatus, RecipientView, Snapshot
+from relay.status.breakdown import Breakdown
+from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Listed, Wanted, domains_of, summary
+from relay.status.plan import Plan
+from relay.status.prospect import Edited
+from relay.status.snapshot import MessageView, QueueState, RecipientStatus, RecipientView, Snapshot
 from relay.status.watch import Watch
 from relay.telemetry.events import Events
+from relay.verdicts.operator_pause import PauseAsked
 from relay.verdicts.outcome import Answer
 
 MOST_SET_ASIDE_LISTED = 1000
@@ -26,7 +38,7 @@ MOVED_AT_ONCE = 256
 """Messages that share the syncs of a verb that reads none; a batch holds the loop for some 10 ms."""
 LOADED_AT_ONCE = 32
 """Messages of a verb that reads them: up to 256 KiB each are in memory."""
-HELD_REASON = "held by the operator"
+HELD_REASON = WaitReason("held by the operator")
 
 _STATUS_WORDS: Mapping[Status, RecipientStatus] = {
     Status.TODO: "to do",
@@ -42,25 +54,88 @@ _Refusals = Mapping[QueueId, Mapping[int, Answer]]
 class Operator:
     def __init__(self, sender: Sender, watch: Watch, events: Events) -> None:
         self._sender = sender
-        self._scheduler = sender.scheduler
+        self._queue = sender.queue
         self._spool_thread = sender.spool_thread
         self._settling = sender.settling
         self._upstreams = sender.upstreams
         self._watch = watch
+        self._plans = asyncio.Semaphore(1)
+        """Plans share the threads in which passwords are read and tokens synced: one at a time."""
         self._tell = {Deed.HOLD: events.held, Deed.RELEASE: events.released, Deed.RETRY: events.retried}
 
     async def snapshot(self) -> Snapshot:
         await self._watch.look()
         return self._watch.snapshot()
 
-    async def queue(self) -> Sequence[MessageView]:
+    async def breakdown(self) -> Breakdown:
+        return await self._watch.breakdown()
+
+    async def queue(self, wanted: Wanted = WHOLE_QUEUE) -> Sequence[MessageView]:
+        listed = await self._listed(wanted.filters)
+        return await asyncio.to_thread(lambda: wanted.arranged(each.view for each in listed))
+
+    async def summary(self, filters: Filters, by: By, limit: int | None = None) -> Sequence[Group]:
+        listed = await self._listed(filters)
+        whole: dict[QueueId, Listed] = {}
+        if by is By.DOMAIN:
+            unknown = (each for each in listed if each.domains is None and not each.knows_recipients)
+            async for each, recipients in self._read(unknown):
+                whole[each.view.queue_id] = each._replace(domains=domains_of(recipients))
+        return await asyncio.to_thread(
+            lambda: summary((whole.get(each.view.queue_id, each) for each in listed), by, limit)
+        )
+
+    async def plan(self, text: bytes, path: Path) -> Plan | str:
+        async with self._plans:
+            policy = parse_policy(text, path)
+            lane_of = await self._sorted_anew(policy)
+            read = await asyncio.to_thread(
+                read_for_plan, self._watch.policy, policy, RealDisk(), self._watch.clock
+            )
+            prospect = self._watch.prospect(Edited(policy, lane_of, *read))
+            return prospect if isinstance(prospect, str) else await asyncio.to_thread(prospect.plan)
+
+    async def _sorted_anew(self, policy: Policy) -> dict[QueueId, str]:
+        """Return the lane of each message by another policy; nothing where it sorts none anew."""
+        found: dict[QueueId, str] = {}
+        sorter = sorter_of(policy.lanes, policy.routes)
+        if sorter == sorter_of(self._watch.policy.lanes, self._watch.policy.routes):
+            return found
+        queue_ids = [queued.queue_id for queued in self._queue]
+        for start in range(0, len(queue_ids), LOADED_AT_ONCE):
+            entries = await self._spool_thread.sort(queue_ids[start : start + LOADED_AT_ONCE], sorter)
+            found |= {queue_id: entry.lane for queue_id, entry in entries.items()}
+        return found
+
+    async def _listed(self, filters: Filters) -> list[Listed]:
+        """Read only messages of which nothing in memory tells whether they match."""
         spool = self._spool_thread.spool
         aside = await self._spool_thread.call(lambda: spool.set_aside_files(MOST_SET_ASIDE_LISTED))
-        messages = await asyncio.to_thread(self._watch.listing().messages)
-        return [*messages, *map(self._watch.set_aside, aside)]
+        listing = self._watch.listing()
+
+        def judged() -> list[tuple[Listed, bool | None]]:
+            return [(each, filters.judge(each)) for each in listing.listed(aside)]
+
+        answers = await asyncio.to_thread(judged)
+        fitting = {
+            each.view.queue_id
+            async for each, recipients in self._read(each for each, answer in answers if answer is None)
+            if filters.fits_recipients(each.view, recipients)
+        }
+        return [each for each, answer in answers if answer or each.view.queue_id in fitting]
+
+    async def _read(self, listed: Iterable[Listed]) -> AsyncIterator[tuple[Listed, Sequence[str]]]:
+        """Return messages with all recipients left; not those that are gone or cannot be read by now."""
+        asked = list(listed)
+        for start in range(0, len(asked), LOADED_AT_ONCE):
+            some = asked[start : start + LOADED_AT_ONCE]
+            messages = await self._spool_thread.load([each.view.queue_id for each in some])
+            for each, message in zip(some, messages, strict=True):
+                if isinstance(message, Message):
+                    yield each, [message.envelope.recipients[index] for index in message.left]
 
     async def show(self, queue_id: QueueId) -> MessageView | str:
-        if queue_id not in self._scheduler:
+        if queue_id not in self._queue:
             return ABSENT
         message = await self._load(queue_id)
         if isinstance(message, str):
@@ -71,24 +146,62 @@ class Operator:
         view = await asyncio.to_thread(self._watch.listing().message, queue_id, left)
         return ABSENT if view is None else _whole(view, message, notes)
 
-    async def act(self, verb: Verb, queue_ids: Sequence[QueueId]) -> Results:
-        return await self._each(verb, queue_ids, {})
+    async def content(self, queue_id: QueueId, write: Write) -> str:
+        if queue_id not in self._queue:
+            return ABSENT
+        message = await self._load(queue_id)
+        if isinstance(message, str):
+            return message
+        if message.content is not None:
+            await write(message.content)
+            return OK
+        try:
+            async for chunk in self._spool_thread.content(message):
+                await write(chunk)
+        except (Absent, Corrupt, SpoolFault) as error:
+            return clean(str(error)) or "it cannot be read whole"
+        return OK
+
+    async def act(
+        self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
+    ) -> Results:
+        return await self._each(verb, queue_ids, {}, states)
+
+    async def pause(self, upstream: str, asked: PauseAsked) -> str:
+        await self._upstreams.recalled(upstream)
+        if not self._upstreams.pause(upstream, asked):
+            return ABSENT
+        # Crash here: nothing was answered, and a restart may know nothing of the pause.
+        if why := await self._upstreams.recorded(upstream):
+            return f"paused, but not on disk, so a restart would end it: {why}"
+        return OK
 
     async def resume(self, upstream: str, *, believes: bool = False) -> str:
         if (shield := self._upstreams.shield(upstream)) is None:
             return ABSENT
+        await self._upstreams.recalled(upstream)
         suspects = shield.suspects
         refusals: dict[QueueId, dict[int, Answer]] = {}
         for suspect in suspects:
             refusals.setdefault(suspect.queue_id, {})[suspect.index] = suspect.answer
         results = await self._each("believe" if believes else "resume", refusals, refusals)
-        if failed := set(results.values()) - {OK, ABSENT}:
+        if failed := set(results.values()) - {OK, UNCHANGED, ABSENT}:
             return f"not all refused recipients could be settled: {', '.join(sorted(failed))}"
         if believes:
             shield.believe(suspects)
-        return OK if self._upstreams.resume(upstream) else ABSENT
+        has_changed = self._upstreams.resume(upstream)
+        # Crash here: a restart may go on with the pause, until the operator, who had no answer, asks again.
+        if has_changed and (why := await self._upstreams.recorded(upstream)):
+            return f"used again, but not on disk, so a restart may rest again: {why}"
+        return OK if has_changed or OK in results.values() else UNCHANGED
 
-    async def _each(self, verb: Verb, queue_ids: Iterable[QueueId], refusals: _Refusals) -> Results:
+    async def _each(
+        self,
+        verb: Verb,
+        queue_ids: Iterable[QueueId],
+        refusals: _Refusals,
+        states: Collection[QueueState] = (),
+    ) -> Results:
         """Act on some messages at a time: they share their syncs, and other work goes on in between."""
         at_once = LOADED_AT_ONCE if TABLE[verb].reads_content else MOVED_AT_ONCE
         each_once = list(dict.fromkeys(queue_ids))
@@ -96,7 +209,7 @@ class Operator:
         try:
             for start in range(0, len(each_once), at_once):
                 some = each_once[start : start + at_once]
-                acting = (self._one(verb, queue_id, refusals.get(queue_id, {})) for queue_id in some)
+                acting = (self._one(verb, queue_id, refusals.get(queue_id, {}), states) for queue_id in some)
                 done = await asyncio.gather(*acting, return_exceptions=True)
                 for queue_id, result in zip(some, done, strict=True):
                     if isinstance(result, BaseException):
@@ -106,24 +219,35 @@ class Operator:
             self._sender.wake()
         return results
 
-    async def _one(self, verb: Verb, queue_id: QueueId, refusals: Mapping[int, Answer]) -> str:
+    async def _one(
+        self,
+        verb: Verb,
+        queue_id: QueueId,
+        refusals: Mapping[int, Answer],
+        states: Collection[QueueState],
+    ) -> str:
         """Make the message ACTIVE meanwhile; put it back as it was if that fails."""
-        queued = self._scheduler.get(queue_id)
-        if queued is None:
+        queued, state = self._queue.get(queue_id), self._queue.state_of(queue_id)
+        if queued is None or state is None:
             return ABSENT
-        deed = TABLE[verb].deeds[queued.state]
+        if states and QueueState(state.value) not in states:
+            return CHANGED
+        parts = self._queue.parts(queue_id)
+        deed = TABLE[verb].deed_of(next(each for each in parts if each.state is state))
+        if deed is Deed.NOTHING and any(each.state is State.DEFERRED for each in parts):
+            # One part waits, and another one has a back-off that can be ended.
+            deed = TABLE[verb].deeds[State.DEFERRED]
         if isinstance(deed, str):
             return deed
         if deed is Deed.NOTHING:
-            return OK
-        before = queued.state
-        self._scheduler.seize(queue_id)
+            return UNCHANGED
+        before = self._queue.seize(queue_id)
         try:
             result = await (
                 self._end(queued, before, deed, refusals) if deed.reads_content else self._move(queued, deed)
             )
         except (Absent, Corrupt):
-            self._scheduler.remove(queue_id)
+            self._settling.forget(queue_id)
             return ABSENT
         except (SpoolFull, SpoolFault, OSError) as error:
             if isinstance(error, SpoolFault):
@@ -131,8 +255,7 @@ class Operator:
                 self._sender.fail(error)
             result = clean(str(error)) or "the disk failed"
         finally:
-            if queued.state is State.ACTIVE and queue_id in self._scheduler:
-                self._scheduler.put_back(queue_id, before)
+            self._queue.put_back(queue_id, before)
         return result
 
     async def _move(self, queued: Queued, deed: Deed) -> str:
@@ -140,15 +263,17 @@ class Operator:
         await self._spool_thread.change(queued.queue_id, Change[deed.name])
         self._tell[deed](queue_id=queued.queue_id)
         if deed is Deed.HOLD:
-            self._scheduler.hold(queued.queue_id)
-            self._scheduler.explain(queued.queue_id, HELD_REASON)
+            self._queue.hold(queued.queue_id, HELD_REASON)
         else:
             state = State.HELD if deed is Deed.RELEASE else State.DEFERRED
-            self._scheduler.put_back(queued.queue_id, state)
-            self._scheduler.release(queued.queue_id)
+            parts = self._queue.parts(queued.queue_id)
+            self._queue.put_back(queued.queue_id, {part.key: state for part in parts})
+            self._queue.release(queued.queue_id)
         return OK
 
-    async def _end(self, queued: Queued, before: State, deed: Deed, refusals: Mapping[int, Answer]) -> str:
+    async def _end(
+        self, queued: Queued, before: Mapping[QueueId, State], deed: Deed, refusals: Mapping[int, Answer]
+    ) -> str:
         message = await self._load(queued.queue_id)
         if isinstance(message, str):
             return message
@@ -161,10 +286,18 @@ class Operator:
                 await self._settling.end_silently(message)
             case _:
                 doubted = {index: refusals[index] for index in message.left if index in refusals}
-                if left := await self._settling.believe(message, doubted):
-                    domains = domains_left(message, doubted, queued.tried)
-                    self._scheduler.put_back(queued.queue_id, before, (left, domains))
+                if await self._settling.believe(message, doubted):
+                    self._put_back(message, before, doubted)
         return OK
+
+    def _put_back(self, message: Message, before: Mapping[QueueId, State], gone: Collection[int]) -> None:
+        """Put back each part without recipients that are done by now."""
+        for part in self._queue.parts(message.queue_id):
+            if left := len(set(part.part.left(message.left)).difference(gone)):
+                which = recipients_left(message, part, gone, part.tried)
+                self._queue.line_of(part).put_back(part.key, before[part.key], (left, which))
+            else:
+                self._queue.end_part(part)
 
     async def _load(self, queue_id: QueueId) -> Message | str:
         (message,) = await self._spool_thread.load([queue_id])
@@ -174,8 +307,7 @@ class Operator:
 
 
 def _whole(view: MessageView, message: Message, notes: Iterable[Note]) -> MessageView:
-    envelope, why = message.envelope, {note.index: note.diagnostic or "" for note in notes}
-    pairs = zip(envelope.recipients, message.statuses, strict=True)
+    envelope, known = message.envelope, {note.index: note for note in notes}
     return replace(
         view,
         client=envelope.client,
@@ -183,8 +315,28 @@ def _whole(view: MessageView, message: Message, notes: Iterable[Note]) -> Messag
         protocol=envelope.protocol,
         user=envelope.user,
         recipient_statuses=tuple(
-            RecipientView(address, _STATUS_WORDS[status], why.get(index, ""))
-            for index, (address, status) in enumerate(pairs)
+            _recipient(message, index, known.get(index), view.next_attempt_at_ns)
+            for index in range(len(envelope.recipients))
         ),
         header=(message.content or b"").partition(b"\r\n\r\n")[0].decode("utf-8", "replace"),
+    )
+
+
+def _recipient(
+    message: Message, index: int, note: Note | None, next_attempt_at_ns: int | None
+) -> RecipientView:
+    address, status = message.envelope.recipients[index], message.statuses[index]
+    attempts = 0 if note is None else note.attempts
+    if status is Status.RELAYED:
+        # Notes tell of the attempts before.
+        return RecipientView(address, _STATUS_WORDS[status], attempts=attempts + 1)
+    is_tried = note is not None and attempts > 0
+    return RecipientView(
+        address,
+        _STATUS_WORDS[status],
+        "" if note is None else note.diagnostic or "",
+        attempts,
+        note.at_ns if note is not None and is_tried else None,
+        next_attempt_at_ns if status is Status.TODO else None,
+        index in message.reported,
     )

@@ -1,1 +1,1 @@
-"""What can be seen of a relay: the snapshot, the forecast, the page, /status.json and the scrape."""
+"""What can be seen of a relay: snapshot, forecast, what an edit would do, page, /status.json, the scrape."""

@@ -7,7 +7,7 @@ logged and counted, and the other numbers are still there.
 import math
 from collections.abc import Callable, Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from relay.clock import SECOND_NS, Clock
@@ -15,8 +15,8 @@ from relay.queue.lanes import DEFAULT_LANE
 from relay.status.snapshot import LaneStatus, QueueState, Snapshot, UpstreamState, UpstreamStatus
 from relay.telemetry.events import Events
 from relay.telemetry.listener_counts import ListenerCounts
-from relay.telemetry.metric_table import DISK_SECONDS, METRICS, Source
-from relay.telemetry.metrics import Metrics
+from relay.telemetry.metrics import Families, Metrics
+from relay.verdicts.health import Health
 
 
 def collect(
@@ -30,41 +30,6 @@ def collect(
     metrics.registry.register(ListenerCollector(listener_counts, events))
 
 
-class _Families:
-    def __init__(self, source: Source) -> None:
-        self._plain: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
-        self._histograms: dict[str, HistogramMetricFamily] = {}
-        for row in METRICS.values():
-            if row.source != source:
-                continue
-            match row.type:
-                case "gauge":
-                    self._plain[row.name] = GaugeMetricFamily(row.name, row.meaning, labels=row.labels)
-                case "counter":
-                    self._plain[row.name] = CounterMetricFamily(row.name, row.meaning, labels=row.labels)
-                case "histogram":
-                    self._histograms[row.name] = HistogramMetricFamily(
-                        row.name, row.meaning, labels=row.labels
-                    )
-
-    def set(self, name: str, value: float, *labels: str) -> None:
-        self._plain[name].add_metric(labels, value)
-
-    def set_histogram(
-        self, name: str, counts: list[int], bounds: tuple[float, ...], total: float, label: str
-    ) -> None:
-        """Take one count for each bound and one for what lies above."""
-        cumulative, buckets = 0, []
-        for bound, count in zip((*bounds, math.inf), counts, strict=True):
-            cumulative += count
-            buckets.append(("+Inf" if math.isinf(bound) else str(bound), float(cumulative)))
-        self._histograms[name].add_metric([label], buckets, total)
-
-    def __iter__(self) -> Iterator[Metric]:
-        yield from self._plain.values()
-        yield from self._histograms.values()
-
-
 class ListenerCollector(Collector):
     """What listeners counted, and lost lines of the log, which they write too."""
 
@@ -73,7 +38,7 @@ class ListenerCollector(Collector):
         self._events = events
 
     def collect(self) -> Iterator[Metric]:
-        families = _Families("listener")
+        families = Families("listener")
         for listener, counts, open_now in self._counts:
             families.set("relay_smtpd_connections_total", counts.connections, listener)
             families.set("relay_smtpd_open_connections", open_now, listener)
@@ -86,7 +51,6 @@ class ListenerCollector(Collector):
             families.set_histogram(
                 "relay_smtpd_commit_duration_seconds",
                 counts.commits,
-                DISK_SECONDS,
                 counts.commit_ns / SECOND_NS,
                 listener,
             )
@@ -109,7 +73,7 @@ class SnapshotCollector(Collector):
         self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
-        families = _Families("snapshot")
+        families = Families("snapshot")
         began_ns = self._clock.boottime_ns()
         try:
             snapshot = self._snapshot()
@@ -126,7 +90,7 @@ class SnapshotCollector(Collector):
         return iter(families)
 
 
-def _fill_queue(families: _Families, snapshot: Snapshot) -> None:
+def _fill_queue(families: Families, snapshot: Snapshot) -> None:
     for state in QueueState:
         counts = snapshot.counts(state)
         families.set("relay_queue_messages", counts.messages, state)
@@ -138,6 +102,8 @@ def _fill_queue(families: _Families, snapshot: Snapshot) -> None:
     for lane in snapshot.lanes or (only,):
         families.set("relay_lane_waiting_messages", lane.waiting_messages, lane.name)
         families.set("relay_lane_oldest_waiting_age_seconds", lane.oldest_age_ns / SECOND_NS, lane.name)
+        patience = math.inf if lane.patience_ns is None else lane.patience_ns / SECOND_NS
+        families.set("relay_lane_patience_seconds", patience, lane.name)
     ledger = snapshot.ledger
     for fate in ("accepted", "relayed", "bounced", "expired", "deleted"):
         families.set("relay_ledger_recipients_total", getattr(ledger, fate), fate)
@@ -145,21 +111,30 @@ def _fill_queue(families: _Families, snapshot: Snapshot) -> None:
     families.set("relay_ledger_imbalance_recipients", ledger.imbalance)
 
 
-def _fill_rest(families: _Families, snapshot: Snapshot) -> None:
+def _fill_rest(families: Families, snapshot: Snapshot) -> None:
     disk, policy = snapshot.disk, snapshot.policy
     families.set("relay_build_info", 1, snapshot.version)
+    for certificate in snapshot.certificates:
+        ends_s = certificate.ends_at_ns / SECOND_NS
+        families.set("relay_smtpd_certificate_end_timestamp_seconds", ends_s, certificate.listener)
+    families.set("relay_clock_timestamp_seconds", snapshot.at_ns / SECOND_NS)
+    families.set("relay_refusing_mail", int(snapshot.refusing_because != ""))
     families.set("relay_spool_free_bytes", disk.free_bytes)
     families.set("relay_spool_free_inodes", math.inf if disk.free_inodes is None else disk.free_inodes)
-    families.set("relay_policy_last_reload_successful", int(policy.last_reload_ok))
+    families.set("relay_policy_last_reload_successful", int(policy.is_good))
     families.set("relay_policy_last_reload_success_timestamp_seconds", policy.loaded_at_ns / SECOND_NS)
     families.set("relay_policy_waiting", int(policy.waiting_because != ""))
     families.set("relay_policy_info", 1, policy.sha256)
 
 
-def _fill_upstream(families: _Families, upstream: UpstreamStatus, at_ns: int) -> None:
+def _fill_upstream(families: Families, upstream: UpstreamStatus, at_ns: int) -> None:
     name = upstream.name
     for state in UpstreamState:
         families.set("relay_upstream_state", int(upstream.state is state), name, state)
+    for health in Health:
+        families.set("relay_upstream_health", int(upstream.health is health), name, health)
+    families.set("relay_upstream_paused_by_operator", int(upstream.paused_by != ""), name)
+    families.set("relay_upstream_holds_new_mail", int(upstream.holds_new), name)
     families.set("relay_upstream_paused_until_timestamp_seconds", _paused_until(upstream), name)
     busy = upstream.connections_open - upstream.connections_idle
     families.set("relay_upstream_connections", busy, name, "busy")
@@ -176,8 +151,7 @@ def _fill_upstream(families: _Families, upstream: UpstreamStatus, at_ns: int) ->
         families.set("relay_limit_policy_slots", limit.policy_count or limit.count, name, limit.label)
         families.set("relay_limit_suggested_slots", suggested.pop(limit.label, 0), name, limit.label)
         families.set("relay_limit_used_slots", limit.used, name, limit.label)
-        most = max(limit.used, limit.most or 0)
-        families.set("relay_limit_most_used_slots", most, name, limit.label)
+        families.set("relay_limit_most_used_slots", limit.most, name, limit.label)
         families.set("relay_limit_window_seconds", limit.period_ns / SECOND_NS, name, limit.label)
         opens_ns = at_ns if limit.opens_at_ns is None else limit.opens_at_ns
         families.set("relay_limit_next_slot_timestamp_seconds", opens_ns / SECOND_NS, name, limit.label)

@@ -20,22 +20,21 @@ from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 from relay.mail.envelope import QueueId
-from relay.queue.queued import Queued, State, WaitKind
+from relay.queue.queued import NO_REASON, Queued, State, WaitKind, WaitReason
 from relay.queue.scheduler import Scheduler
-from relay.throttle.admission import Place, Request, choose, for_all, room_at, room_in, shares_of, wait
-from relay.throttle.expected import (
+from relay.status.expected import (
     BACK_OFF,
     CONNECTIONS,
     NEXT,
     RESTS,
     Foretold,
-    Limited,
     Mail,
     Outlook,
     ceiling_words,
     limit_words,
 )
-from relay.throttle.gauge import Gauge
+from relay.throttle.admission import Place, Request, choose, for_all, room_at, room_in, shares_of, wait
+from relay.throttle.gauge import Gauge, Limited
 from relay.throttle.history_format import Charged, Reserved, Share
 from relay.verdicts.decision import back_off_ns
 from relay.verdicts.slow_start import SlowStart
@@ -150,7 +149,7 @@ class _Future:
                 taken.append(mail.queue_id)
         # What was taken and is not on its way yet is next.
         for queue_id in reversed(taken):
-            self._line.give_back(queue_id, NEXT)
+            self._line.give_back(queue_id, NO_REASON)
         if self._outlook.pause:
             self._wait_until(self._outlook.paused_until_ns, self._outlook.pause)
         while self._passes():
@@ -209,7 +208,7 @@ class _Future:
         mail = course.mail
         if course.left:
             tried = 0 if course.is_second_round else mail.tried
-            self._line.again(mail.queue_id, course.left + tried, NEXT)
+            self._line.again(mail.queue_id, course.left + tried, NO_REASON)
         elif mail.tried and not course.is_second_round:
             self._begin_second_round(course, transaction.end_ns)
         else:
@@ -223,7 +222,7 @@ class _Future:
         course.is_second_round, course.left = True, mail.tried
         course.domains = self._each_domain(mail.tried_domains)
         course.joined_ns, course.until_then = until_ns, BACK_OFF
-        self._line.postpone(mail.queue_id, until_ns, mail.tried, NEXT)
+        self._line.postpone(mail.queue_id, until_ns, mail.tried, NO_REASON)
 
     def _beat(self, at_ns: int) -> tuple[bool, int | None, str]:
         """Return whether something started, else until when and for what to wait."""
@@ -287,25 +286,25 @@ class _Future:
                 continue
             why = None if is_full else wait(self._gauges, request, at_ns)
             if why is not None and why.place is not None and why.place.for_each != "lane":
-                words = limit_words(why.limit_label, why.place.key)
-                self._line.park(queued.queue_id, why.place, max(why.until_ns, at_ns + 1), words)
+                words = WaitReason(limit_words(why.limit_label, why.place.key))
+                self._line.park(queued.key, why.place, max(why.until_ns, at_ns + 1), words)
                 continue
             is_full = is_full or why is None or why.place is None
             decided.append((queued, None))
         # As the dispatcher does it: what waits goes back to the front, the last one first.
         for queued, reserved in reversed(decided):
             if reserved is None:
-                self._line.give_back(queued.queue_id, queued.reason)
+                self._line.give_back(queued.key, queued.why)
                 continue
-            self._line.reserved(queued.queue_id, reserved.recipients)
-            course = self._courses[queued.queue_id]
+            self._line.reserved(queued.key, reserved.recipients)
+            course = self._courses[queued.key]
             self._begin(reserved.deadline_ns, course, reserved, reserved.recipients, self._connect(at_ns))
 
     def _request(self, queued: Queued) -> Request:
-        course = self._courses[queued.queue_id]
+        course = self._courses[queued.key]
         mail, most = course.mail, self._slow_start.largest(self._outlook.max_recipients)
         lane = self._line.lane_of(queued)
-        keys = mail.sender, mail.sender_domain, mail.client
+        keys = mail.sender, mail.sender_domain, mail.client, mail.user
         return Request(course.left, *keys, lane, course.domains, most)
 
     def _occupy(self, request: Request, chosen: Sequence[int], at_ns: int) -> Reserved:
@@ -318,7 +317,7 @@ class _Future:
         return reserved
 
     def _go(self, queued: Queued, chosen: Sequence[int], at_ns: int) -> None:
-        course = self._courses[queued.queue_id]
+        course = self._courses[queued.key]
         course.left -= len(chosen)
         if course.domains:
             gone = set(chosen)

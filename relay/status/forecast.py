@@ -1,7 +1,8 @@
 """What is to be expected of the queue: a look at it at one instant, and the estimate made from that.
 
-A `Look` is quick and taken on the event loop.  Its estimate takes its time with a long queue,
-touches nothing of the relay, and may be made in another thread.
+A `Look` is at the line of one upstream; it is quick and taken on the event loop.  Its estimate takes its
+time with a long queue, touches nothing of the relay, and may be made in another thread.  Mail that will
+fail over while its upstream is down is estimated with the line where it goes then.
 
 `held_by` has one of these forms, whatever holds a message:
 
@@ -11,6 +12,7 @@ touches nothing of the relay, and may be made in another thread.
 | `limit LABEL`, `limit LABEL (KEY)` | room in that window, or in that key's |
 | `ceiling of lane NAME` | room for its lane under the ceiling |
 | `pause: WHY` | the end of the upstream's pause |
+| `operator: WHY` | the end of the operator's pause (`relay pause`); without `--for` no instant is known |
 | `stop: WHY` | an operator who acts; no instant is known |
 | `hold` | the operator; no instant is known |
 | `reports.per_hour` | room for its report, which is all that it lacks; no instant is known |
@@ -20,21 +22,24 @@ touches nothing of the relay, and may be made in another thread.
 | `connections` | a connection that is free |
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from copy import copy
 from typing import NamedTuple, cast
 
 from relay.mail.envelope import QueueId
 from relay.policy.model import Upstream
-from relay.queue.queued import WaitKind, WaitReason, wait_reason
+from relay.queue.lanes import Arrangement
+from relay.queue.queued import WaitKind, WaitReason
 from relay.queue.scheduler import Queued, Scheduler, State
-from relay.sender.dispatcher import Dispatcher
 from relay.sender.settling import Attempt
+from relay.sender.upstreams import UpstreamView
 from relay.status.eta import foretell
-from relay.throttle.admission import keys_of
-from relay.throttle.expected import BACK_OFF, HOLD, NEXT, RESTS, SHIELD, Mail, Outlook, Place, limit_words
+from relay.status.expected import BACK_OFF, HOLD, NEXT, RESTS, SHIELD, Mail, Outlook, limit_words
+from relay.throttle.admission import Place, keys_of
+from relay.throttle.gauge import Limited
 
 DOWN = "stop: the relay is down"
+NOT_IN_POLICY = "stop: its upstream has left the policy, and its last transaction may still relay it"
 REPORTS = "reports.per_hour"
 _OUT_OF_LINE = {State.HELD: HOLD, State.REPORTING: REPORTS}
 
@@ -45,17 +50,65 @@ class Expected(NamedTuple):
     held_by: str
 
 
+class EditedLook(NamedTuple):
+    """What an edit changes of a look."""
+
+    outlook: Outlook
+    stop: str = ""
+    """What then holds all mail without a known end."""
+    arrangement: Arrangement | None = None
+    """None: as it is."""
+    lane_of: Mapping[QueueId, str] = {}
+    """The lanes of messages that the edit sorts anew."""
+    trusts_senders: bool = False
+    """The edit ends the pauses of senders."""
+    is_other_line: bool = False
+    """All mail goes over into the line of another upstream, which has none yet."""
+
+    def arrange(self, line: Scheduler) -> None:
+        """Do with a queue what `Sender.apply` does."""
+        now_ns = self.outlook.now_ns
+        if self.arrangement is not None:
+            line.arrange(*self.arrangement)
+        for sender in line.sender_pauses.senders() if self.trusts_senders else ():
+            line.trust_sender(sender, now_ns)
+        line.ask_anew()
+        if self.lane_of and not self.outlook.pause:
+            # The dispatcher looks first, and finds every message in the lane of before.
+            while line.first_ready(now_ns) is None and line.is_behind:
+                pass
+        for queue_id in sorted(self.lane_of):
+            line.move(queue_id, self.lane_of[queue_id])
+
+
+class Joining(NamedTuple):
+    """A message of another line that joins this one, at an instant or now."""
+
+    queued: Queued
+    at_ns: int = 0
+    until_then: str = NEXT
+    """What holds it until then."""
+
+
 class Look:
     def __init__(
         self,
+        name: str,
         scheduler: Scheduler,
-        dispatcher: Dispatcher | None,
-        upstream: Upstream,
+        view: UpstreamView | None,
+        upstream: Upstream | None,
+        *,
         back_off_ns: tuple[int, int],
         now_ns: int,
+        leaving: Container[QueueId] = (),
     ) -> None:
-        """Without a dispatcher the relay is down."""
-        self._queue = list(scheduler)
+        """Without a view the relay is down; without an upstream, it has left the policy.
+
+        `leaving` are the keys of mail of this line that joins another one (`join`).
+        """
+        self.upstream = name
+        self._queue = [queued for queued in scheduler if queued.key not in leaving]
+        self._joining: dict[QueueId, Joining] = {}
         # Lists of what is there already: making an object for each message takes ten times as long.
         self._states = [queued.state for queued in self._queue]
         self._due_ns = [queued.due_at_ns for queued in self._queue]
@@ -63,79 +116,156 @@ class Look:
         self._places = [queued.place for queued in self._queue]
         # Of one instant with `_left`: the estimate has no answer to domains of more recipients, or of fewer.
         self._domains = [queued.domains for queued in self._queue]
+        self._shown = [queued.recipients_shown for queued in self._queue]
         self._tried = [queued.tried for queued in self._queue]
         self._line = scheduler.twin()
         self._rests_of = scheduler.sender_pauses.rests_of
-        self._dispatcher = dispatcher
-        self._stop, self._outlook = DOWN, Outlook(now_ns)
-        self._under_way: dict[QueueId, tuple[int, Attempt]] = {}
+        self._view = view
+        self._edit: EditedLook | None = None
+        self._stop, self._outlook = DOWN if upstream is not None else NOT_IN_POLICY, Outlook(now_ns)
+        self._under_way: Mapping[QueueId, tuple[int, Attempt]] = {}
         self._doubted: frozenset[QueueId] = frozenset()
-        if dispatcher is not None:
-            self._stop = stop_words(dispatcher.pausing.because) if dispatcher.pausing.is_stopped else ""
-            self._outlook = _outlook(dispatcher, upstream, back_off_ns, now_ns)
-            self._under_way = dict(dispatcher.relaying.under_way)
-            self._doubted = frozenset(suspect.queue_id for suspect in dispatcher.shield.suspects)
+        if view is not None and upstream is not None:
+            self._stop = rest_words(view) if view.is_endless else ""
+            limited = view.limits.limited(view.transaction_ns)
+            self._outlook = outlook_of(view, upstream, back_off_ns, now_ns, limited)
+            self._under_way = view.under_way
+            self._doubted = view.suspects
+
+    def under(self, edit: "EditedLook") -> "Look":
+        """Return what a look just behind an edit would be."""
+        look = copy(self)
+        look.go_by(edit)
+        return look
+
+    def go_by(self, edit: "EditedLook") -> None:
+        self._edit, self._stop, self._outlook = edit, edit.stop, edit.outlook
+
+    @property
+    def now_ns(self) -> int:
+        return self._outlook.now_ns
+
+    @property
+    def outlook(self) -> Outlook:
+        return self._outlook
+
+    @property
+    def stop(self) -> str:
+        """Return what holds all mail without a known end; empty for nothing."""
+        return self._stop
+
+    def join(self, joining: Iterable[Joining]) -> None:
+        """Look at mail of other lines too, as if it joined this one."""
+        for each in joining:
+            queued = each.queued
+            self._joining[queued.key] = each
+            self._queue.append(queued)
+            self._states.append(queued.state)
+            self._due_ns.append(queued.due_at_ns)
+            self._left.append(queued.recipients_left)
+            self._places.append(None)
+            self._domains.append(queued.domains)
+            self._shown.append(queued.recipients_shown)
+            self._tried.append(queued.tried)
 
     def messages(self) -> list[Queued]:
         """Return copies, as of that instant; takes time in proportion to them."""
         copies = []
         where = zip(self._states, self._due_ns, self._places, strict=True)
-        whose = zip(self._left, self._domains, self._tried, strict=True)
+        whose = zip(self._left, self._domains, self._shown, self._tried, strict=True)
         columns = zip(self._queue, where, whose, strict=True)
-        for queued, (state, due_at_ns, place), (left, domains, tried) in columns:
+        for queued, (state, due_at_ns, place), (left, domains, shown, tried) in columns:
             twin = copy(queued)
             twin.state, twin.due_at_ns, twin.place = state, due_at_ns, place
             twin.recipients_left, twin.domains, twin.tried = left, domains, tried
+            twin.recipients_shown = shown
             copies.append(twin)
         return copies
 
     def expected(self, messages: Sequence[Queued]) -> list[Expected]:
         """Take time in proportion to the number of `messages`."""
         foretold = {
-            queued.queue_id: Expected(None, _OUT_OF_LINE.get(queued.state, self._stop or NEXT))
-            for queued in messages
+            queued.key: Expected(None, _out_of_line(queued) or self._stop or NEXT) for queued in messages
         }
+        is_moving = self._edit is not None and self._edit.is_other_line
         if not self._stop:
+            messages = self._gone_over(messages) if is_moving else messages
             mails = []
             for queued in self._lined_up(messages):
                 mail = self._mail(queued)
                 if mail.recipients:
                     mails.append(mail)
                 else:
-                    foretold[queued.queue_id] = Expected(mail.joins_at_ns, NEXT)
+                    foretold[queued.key] = Expected(mail.joins_at_ns, NEXT)
             lined_up = {mail.queue_id for mail in mails}
-            line = self._line.twin(self._in_line(each) for each in messages if each.queue_id in lined_up)
-            for mail, each in zip(mails, foretell(mails, self._outlook, line), strict=True):
-                foretold[mail.queue_id] = Expected(*each)
-        return [foretold[queued.queue_id] for queued in messages]
+            copies = [self._in_line(each) for each in messages if each.key in lined_up]
+            line = self._line.twin(each for each in copies if each.key not in self._joining)
+            if is_moving and self._edit is not None and self._edit.arrangement is not None:
+                line = Scheduler()
+                line.arrange(*self._edit.arrangement)
+            # What a pause holds goes on by its end as it will then: behind what waits.
+            line.hold_new(None)
+            held = {each.key for each in messages if each.is_held_by_pause}
+            for each in copies:
+                if (joining := self._joining.get(each.key)) is not None:
+                    each.due_at_ns = max(each.due_at_ns if each.state is State.DEFERRED else 0, joining.at_ns)
+                    each.state = State.DEFERRED if each.due_at_ns > self.now_ns else State.WAITING
+                    each.place, each.turn = None, 0
+                    line.add(each)
+                elif is_moving or each.key in held:
+                    line.add(each)
+            if self._edit is not None:
+                self._edit.arrange(line)
+            for mail, fate in zip(mails, foretell(mails, self._outlook, line), strict=True):
+                foretold[mail.queue_id] = Expected(*fate)
+        return [foretold[queued.key] for queued in messages]
 
     def drained_ns(self) -> int | None:
         """Leave out what is deferred.  None where nobody can tell; now, where nothing waits."""
+        messages = self.messages()
+        leaving = self.leaving_ns(messages, self.expected(messages))
+        return None if leaving is None else max(leaving, default=self.now_ns)
+
+    def leaving_ns(self, messages: Sequence[Queued], expected: Sequence[Expected]) -> list[int] | None:
+        """Return when each leaves that waits or is on its way, in the order of `messages`.
+
+        None where nobody can tell.
+        """
         if self._stop:
             return None
-        messages = self.messages()
-        etas = [
-            expected.eta_ns
-            for queued, expected in zip(messages, self.expected(messages), strict=True)
-            if queued.state in (State.WAITING, State.ACTIVE) and expected.eta_ns is not None
+        return [
+            each.eta_ns
+            for queued, each in zip(messages, expected, strict=True)
+            if (queued.state in (State.WAITING, State.ACTIVE) or queued.is_held_by_pause)
+            and each.eta_ns is not None
         ]
-        return max(etas, default=self._outlook.now_ns)
 
     def _lined_up(self, messages: Sequence[Queued]) -> list[Queued]:
         """Return first the messages that were taken, of these last those on their way, as begun."""
         begun = {queue_id: number for number, queue_id in enumerate(self._under_way)}
         actives = [queued for queued in messages if queued.state is State.ACTIVE]
-        actives.sort(key=lambda queued: begun.get(queued.queue_id, -1))
-        return actives + [each for each in messages if each.state in (State.WAITING, State.DEFERRED)]
+        actives.sort(key=lambda queued: begun.get(queued.key, -1))
+        waiting = [each for each in messages if each.state in (State.WAITING, State.DEFERRED)]
+        return actives + waiting + [each for each in messages if each.is_held_by_pause]
+
+    def _gone_over(self, messages: Sequence[Queued]) -> list[Queued]:
+        """Return copies as they are once they have left this line."""
+        copies = [copy(each) for each in messages]
+        line = self._line.twin(copies)
+        for each in copies:
+            line.leave(each.key)
+        return copies
 
     def _in_line(self, queued: Queued) -> Queued:
         """Return a copy for the estimate to move; what it waits for is in its reason."""
         twin, words = copy(queued), NEXT
+        if queued.is_held_by_pause:
+            twin.state = State.WAITING
         if queued.place is not None:
             kind, key = cast(Place, queued.place)
             labels = (limit.label for limit in self._outlook.limits if limit.for_each == kind)
             words = limit_words(next(labels, kind), key)
-        twin.why = WaitReason(WaitKind.SENDER_PAUSE, RESTS) if _rests(queued) else wait_reason(words)
+        twin.why = WaitReason(RESTS, WaitKind.SENDER_PAUSE) if _rests(queued) else WaitReason(words)
         return twin
 
     def _mail(self, queued: Queued) -> Mail:
@@ -143,10 +273,12 @@ class Look:
         now_ns, left = self._outlook.now_ns, queued.recipients_left
         joins_at_ns = queued.due_at_ns if queued.state is State.DEFERRED else 0
         until_then = RESTS if _rests(queued) else SHIELD if queued.queue_id in self._doubted else BACK_OFF
+        if (joining := self._joining.get(queued.key)) is not None:
+            joins_at_ns, until_then = max(joins_at_ns, joining.at_ns), joining.until_then
         domains, begun = queued.domains, None
         if queued.state is State.ACTIVE:
             joins_at_ns = now_ns
-            if (begun := self._under_way.get(queued.queue_id)) is not None:
+            if (begun := self._under_way.get(queued.key)) is not None:
                 reserved_at_ns, attempt = begun
                 left = max(0, left - len(attempt.indices))
                 joins_at_ns = max(now_ns, reserved_at_ns + self._outlook.transaction_ns)
@@ -159,22 +291,27 @@ class Look:
             joins_at_ns,
             until_then,
             queued.reverse_path,
-            *keys_of(queued.reverse_path, queued.client),
+            *keys_of(queued.reverse_path, queued.client, queued.user),
             untried_domains,
             tried,
             tried_domains,
-            self._age_ns(queued) if tried else 0,
-            queued.queue_id,
+            self.age_ns(queued) if tried else 0,
+            queued.key,
             begun is not None,
         )
 
-    def _age_ns(self, queued: Queued) -> int:
+    def age_ns(self, queued: Queued) -> int:
         """Return the age as back-offs count it."""
         now_ns, arrived_at_ns = self._outlook.now_ns, queued.arrived_at_ns
-        if self._dispatcher is None:
+        if self._view is None:
             return now_ns - arrived_at_ns
         rests = self._rests_of(queued.sender)
-        return now_ns - arrived_at_ns - self._dispatcher.pausing.paused_ns(arrived_at_ns, now_ns, rests)
+        paused_ns = self._view.pauses.within_ns(arrived_at_ns, now_ns, (*rests, *queued.rested))
+        return now_ns - arrived_at_ns - paused_ns
+
+
+def _out_of_line(queued: Queued) -> str:
+    return "" if queued.is_held_by_pause else _OUT_OF_LINE.get(queued.state, "")
 
 
 def _rests(queued: Queued) -> bool:
@@ -200,36 +337,38 @@ def split_runs(
     return tuple(before), tuple(after)
 
 
-def stop_words(because: str) -> str:
-    return f"stop: {because}"
+def rest_words(view: UpstreamView) -> str:
+    """Return what holds all mail for an upstream; nothing where it is used or proving."""
+    if not view.because:
+        return ""
+    kind = "operator" if view.operator is not None else "stop" if view.is_stopped else "pause"
+    return f"{kind}: {view.because}"
 
 
-def pause_words(because: str) -> str:
-    return f"pause: {because}"
-
-
-def _outlook(
-    dispatcher: Dispatcher,
+def outlook_of(
+    view: UpstreamView,
     upstream: Upstream,
     back_off_ns: tuple[int, int],
     now_ns: int,
+    limited: tuple[Limited, ...],
 ) -> Outlook:
-    transaction_ns = dispatcher.relaying.transaction_ns
-    because = dispatcher.pausing.because
+    """`limited` are the limits to go by, with what occupies them at that instant."""
+    transaction_ns = view.transaction_ns
+    because = view.because
     return Outlook(
         now_ns,
-        dispatcher.throttle.limited(transaction_ns),
-        dispatcher.connections,
-        dispatcher.max_recipients,
+        limited,
+        view.connections,
+        view.max_recipients,
         transaction_ns,
-        tuple(max(now_ns, start + transaction_ns) for start, _ in dispatcher.relaying.under_way.values()),
-        dispatcher.pausing.paused_until_ns if because else 0,
-        pause_words(because) if because else "",
-        dispatcher.pausing.is_proving,
-        dispatcher.pausing.slow_start.taken,
-        tuple(len(attempt.indices) for _, attempt in dispatcher.relaying.under_way.values()),
+        tuple(max(now_ns, start + transaction_ns) for start, _ in view.under_way.values()),
+        view.paused_until_ns if because else 0,
+        rest_words(view),
+        view.is_proving,
+        view.taken,
+        tuple(len(attempt.indices) for _, attempt in view.under_way.values()),
         upstream.max_messages,
         upstream.idle_ns,
-        dispatcher.pool.idle,
+        view.connections_idle,
         back_off_ns,
     )

@@ -1,16 +1,26 @@
-"""The status page: one document, made here, with nothing loaded from anywhere.  Pure.
+"""The status page: one document, made here, with nothing loaded from anywhere.
 
-Everything in it is escaped, and it has no script: it reloads itself.  `POLICY` is the
-Content-Security-Policy that allows exactly its style sheet and nothing else.
+`page.html` is the template, which escapes all that it is given; `page.css` and `page.js` are put
+into the document.  `POLICY` is the Content-Security-Policy that allows exactly these two, and a
+stream of our own.  Without script the page reloads itself; the script puts each new picture in
+place of what changed, so that nothing flickers.
 """
 
 import base64
 import hashlib
-from collections.abc import Iterable
-from html import escape
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from relay.mail.formats import rfc3339, span
+from relay.status import chart
+from relay.status.samples import GAP, MINUTES, QUEUE, Key, Samples
 from relay.status.snapshot import (
+    NOTHING_COMING,
+    Coming,
     LimitStatus,
     QueueState,
     Snapshot,
@@ -19,136 +29,188 @@ from relay.status.snapshot import (
 )
 
 RELOAD_SECONDS = 5
+_HOUR, _DAY = 60, MINUTES
+_DAY_STEP = 10
+"""Minutes of a step of the chart of a day."""
 
-_STYLE = """
-:root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif; }
-body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; width: 100%; margin: .5rem 0 1.5rem; }
-th, td { text-align: left; vertical-align: top; padding: .25rem .75rem .25rem 0; }
-tr { border-bottom: 1px solid #8884; }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
-meter { width: 12rem; }
-.bad { color: #c22; font-weight: 600; }
-.good { color: #283; }
-footer { opacity: .7; }
-"""
+_HERE = Path(__file__).parent
+STYLE = (_HERE / "page.css").read_text("utf-8")
+SCRIPT = (_HERE / "page.js").read_text("utf-8")
 
-_STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+
+def _hash_of(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
 
 POLICY = (
-    f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'"
+    f"default-src 'none'; style-src {_hash_of(STYLE)}; script-src {_hash_of(SCRIPT)}; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
 
-def render(snapshot: Snapshot) -> str:
-    """Give it a `public` snapshot."""
-    title = f"relay on {snapshot.hostname}"
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="refresh" content="{RELOAD_SECONDS}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>\n"
-        f"<h1>{escape(title)}</h1>\n"
-        f"{_condition(snapshot)}\n"
-        f"<h2>Upstreams</h2>\n{''.join(_upstream(u, snapshot.at_ns) for u in snapshot.upstreams)}\n"
-        f"<h2>Queue</h2>\n{_queue(snapshot)}\n{_lanes(snapshot)}\n"
-        f"<h2>Ledger</h2>\n{_ledger(snapshot)}\n"
-        f"<h2>Policy</h2>\n{_policy(snapshot)}\n"
-        f"<footer>{escape(rfc3339(snapshot.at_ns))} · relay {escape(snapshot.version)} · "
-        '<a href="status.json">status.json</a> · <a href="metrics">metrics</a></footer>\n'
-        "</body></html>\n"
+class _Badge(NamedTuple):
+    """How a state looks: a class of the style sheet, a sign for those who see no colours, and words."""
+
+    kind: str
+    sign: str
+    words: str
+
+
+class _Chart(NamedTuple):
+    title: str
+    words: str
+    """What a reader who does not see it is told."""
+    shape: chart.Curve
+    top: str
+    since: str
+    until: str
+
+
+class _Bar(NamedTuple):
+    limit: LimitStatus
+    value: int
+    words: str
+    """How much of the window is used, and when the next slot opens."""
+    charts: tuple[_Chart, ...]
+
+
+def render(snapshot: Snapshot, coming: Coming = NOTHING_COMING, samples: Samples | None = None) -> str:
+    """Return the document.  Give it what is public of a snapshot and of what comes."""
+    return _PAGE.render(live=Markup(picture(snapshot, coming, samples)), hostname=snapshot.hostname)  # noqa: S704 - it is the output of another template
+
+
+def picture(snapshot: Snapshot, coming: Coming = NOTHING_COMING, samples: Samples | None = None) -> str:
+    """Return the element of the page that changes, for the stream."""
+    samples = samples or Samples()
+    return _PICTURE.render(
+        it=snapshot,
+        condition=_condition(snapshot),
+        upstreams=[
+            (
+                each,
+                _state(each, snapshot.at_ns),
+                _drains(each, snapshot.at_ns),
+                _bars(each, snapshot, samples),
+            )
+            for each in snapshot.upstreams
+        ],
+        counts=[(state.value, snapshot.counts(state)) for state in QueueState],
+        waiting=snapshot.counts(QueueState.WAITING).messages,
+        queue_charts=_queue_charts(snapshot, coming, samples),
+        first=coming.first,
+        has_lanes=bool(snapshot.lanes),
+        fates=_FATES,
     )
 
 
-def _condition(snapshot: Snapshot) -> str:
-    began_ns = snapshot.started_at_ns
-    up = "" if began_ns is None else f" for {escape(span(snapshot.at_ns - began_ns))}"
-    said = f"<p>{escape(snapshot.condition.value)}{up}; "
+_FATES = ("accepted", "relayed", "bounced", "expired", "deleted", "queued", "imbalance")
+
+
+def _condition(snapshot: Snapshot) -> _Badge:
     if snapshot.refusing_because:
-        return said + f'<span class="bad">refusing mail: {escape(snapshot.refusing_because)}</span></p>'
-    return said + '<span class="good">accepting mail</span></p>'
+        return _Badge("bad", "!", f"refusing mail: {snapshot.refusing_because}")
+    return _Badge("good", "✓", "accepting mail")
 
 
-def _upstream(upstream: UpstreamStatus, at_ns: int) -> str:
-    where = f"{upstream.host}:{upstream.port}"
-    mark = "good" if upstream.state is UpstreamState.OPEN else "bad"
-    because = f": {upstream.paused_because}" if upstream.paused_because else ""
-    until = f" until {rfc3339(upstream.paused_until_ns)}" if upstream.paused_until_ns is not None else ""
-    drained_ns = upstream.drained_at_ns
-    if drained_ns is None:
-        drain = "unknown while stopped"
-    elif upstream.waiting_messages:
-        drain = f"in {span(drained_ns - at_ns)}, by estimate"
-    else:
-        drain = "nothing waits"
-    rows = [
-        ("state", f'<span class="{mark}">{escape(upstream.state.value + until + because)}</span>'),
-        ("connections", f"{upstream.connections_open} open, {upstream.connections_idle} idle"),
-        ("in flight", f"{upstream.in_flight}"),
-        ("waiting", f"{upstream.waiting_messages} messages, {upstream.waiting_recipients} recipients"),
-        ("drained", escape(drain)),
-        *((escape(limit.label), _limit(limit, at_ns)) for limit in upstream.limits),
-        *(("last refusal", f'<span class="bad">{escape(str(each))}</span>') for each in upstream.findings),
-    ]
-    table = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in rows)
-    return f"<h3>{escape(upstream.name)} <small>{escape(where)}</small></h3>\n<table>{table}</table>\n"
+def _state(upstream: UpstreamStatus, at_ns: int) -> _Badge:
+    until_ns = upstream.paused_until_ns
+    match upstream.state:
+        case UpstreamState.STOPPED:
+            return _Badge("bad", "■", "stopped until an operator acts")
+        case UpstreamState.PAUSED if until_ns is not None:
+            return _Badge(
+                "warn", "‖", f"paused, tried again in {span(until_ns - at_ns)}, at {_clock(until_ns)}"
+            )
+        case UpstreamState.PAUSED:
+            return _Badge("warn", "‖", "paused until relay resume" if upstream.paused_by else "paused")
+    return _Badge("good", "✓", "open") if upstream.is_well else _Badge("plain", "○", upstream.state_words)
 
 
-def _limit(limit: LimitStatus, at_ns: int) -> str:
+def _drains(upstream: UpstreamStatus, at_ns: int) -> str:
+    if upstream.drained_at_ns is None:
+        return "unknown while stopped"
+    if not upstream.waiting_messages:
+        return "nothing waits"
+    return f"in {span(upstream.drained_at_ns - at_ns)}, by estimate"
+
+
+def _bars(upstream: UpstreamStatus, snapshot: Snapshot, samples: Samples) -> list[_Bar]:
+    return [_bar(limit, snapshot.at_ns, samples) for limit in upstream.limits]
+
+
+def _bar(limit: LimitStatus, at_ns: int, samples: Samples) -> _Bar:
     opens = "room now" if limit.opens_at_ns is None else f"next slot in {span(limit.opens_at_ns - at_ns)}"
-    bar = f'<meter min="0" max="{limit.count}" value="{min(limit.used, limit.count)}"></meter>'
-    return f"{bar} {limit.used}/{limit.count}{limit.remarks}, {escape(opens)}"
+    words = f"{limit.used}/{limit.count}{limit.remarks}, {opens}"
+    charts = _charts_of((limit.upstream, limit.label), limit.count, "used", samples)
+    return _Bar(limit, min(limit.used, limit.count), words, charts)
 
 
-def _queue(snapshot: Snapshot) -> str:
-    rows = []
-    for state in QueueState:
-        counts = snapshot.counts(state)
-        values = (counts.messages, counts.recipients, counts.size_bytes, span(counts.oldest_age_ns))
-        rows.append((state.value, values))
-    return _table(("messages", "recipients", "bytes", "oldest"), rows)
-
-
-def _lanes(snapshot: Snapshot) -> str:
-    rows = []
-    for lane in snapshot.lanes:
-        ceiling = "-" if lane.ceiling_percent is None else f"{lane.ceiling_percent} %"
-        values = (f"{lane.share_percent:.4g} %", ceiling, lane.waiting_messages, span(lane.oldest_age_ns))
-        rows.append((lane.name, values))
-    table = _table(("share", "ceiling", "messages", "oldest"), rows)
-    return f"<p>Waiting, by lane.</p>{table}" if rows else ""
-
-
-def _table(columns: Iterable[str], rows: Iterable[tuple[str, Iterable[object]]]) -> str:
-    head = "".join(f'<th class="n">{name}</th>' for name in columns)
-    lines = []
-    for name, values in rows:
-        cells = "".join(f'<td class="n">{escape(str(value))}</td>' for value in values)
-        lines.append(f"<tr><th>{escape(name)}</th>{cells}</tr>")
-    return f"<table><tr><th></th>{head}</tr>{''.join(lines)}</table>"
-
-
-def _ledger(snapshot: Snapshot) -> str:
-    ledger = snapshot.ledger
-    names = ("accepted", "relayed", "bounced", "expired", "deleted", "queued", "imbalance")
-    head = "".join(f'<th class="n">{name}</th>' for name in names)
-    numbers = {name: getattr(ledger, name) for name in names}
-    alarming = {"imbalance"} if ledger.imbalance else set()
-    cells = "".join(
-        f'<td class="n{" bad" if name in alarming else ""}">{number}</td>' for name, number in numbers.items()
+def _charts_of(key: Key, full: int, what: str, samples: Samples) -> tuple[_Chart, ...]:
+    """Return those of the last hour and day; `full` is their least height."""
+    return (
+        _past("last hour", samples.last(key, _HOUR), full, what, "1 h ago"),
+        _past("last day", chart.highest(samples.last(key, _DAY), _DAY_STEP), full, what, "24 h ago"),
     )
-    return f"<p>Recipients, since ever.</p><table><tr>{head}</tr><tr>{cells}</tr></table>"
 
 
-def _policy(snapshot: Snapshot) -> str:
-    policy = snapshot.policy
-    said = (
-        f"<p>In force since {escape(rfc3339(policy.loaded_at_ns))}, sha256 {escape(policy.sha256[:12])}.</p>"
+def _past(title: str, values: Sequence[int], full: int, what: str, since: str) -> _Chart:
+    most = max(values)
+    top = max(full, most, 1)
+    words = "nothing known yet" if most == GAP else f"at most {most} {what}"
+    return _Chart(title, words, chart.steps(values, top), str(top), since, "now")
+
+
+def _queue_charts(snapshot: Snapshot, coming: Coming, samples: Samples) -> tuple[_Chart, ...]:
+    past = _charts_of(QUEUE, 0, "waiting", samples)
+    if not coming.leaving:
+        return past
+    last_ns, waiting = coming.leaving[-1][0], snapshot.counts(QueueState.WAITING).messages
+    waiting = max(waiting, coming.leaving[0][1])
+    shape = chart.drain(coming.leaving, waiting, snapshot.at_ns)
+    left_ns = last_ns - snapshot.at_ns
+    words = f"drained in {span(left_ns)}, by estimate"
+    return (_Chart("what is to come", words, shape, str(waiting), "now", f"in {span(left_ns)}"), *past)
+
+
+def _clock(at_ns: int) -> str:
+    """Return an instant to the second, e.g. `2026-01-02 03:04:05 UTC`."""
+    return f"{rfc3339(at_ns)[:19].replace('T', ' ')} UTC"
+
+
+def _size(size_bytes: int) -> str:
+    """Return a size in a unit that keeps it below 1,000: `1.5 KB`."""
+    size = float(size_bytes)
+    for unit in ("B", "KB", "MB"):
+        if size < 1_000:
+            return f"{size:.3g} {unit}"
+        size /= 1_000
+    return f"{size:,.3g} GB" if size < 1_000 else f"{size:,.0f} GB"
+
+
+def _in(at_ns: int | None, now_ns: int) -> str:
+    if at_ns is None:
+        return "unknown"
+    return "now" if at_ns <= now_ns else f"in {span(at_ns - now_ns)}"
+
+
+def _environment() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    if policy.waiting_because:
-        until = "" if policy.waiting_until_ns is None else f" until {rfc3339(policy.waiting_until_ns)}"
-        said += f'<p class="bad">The last edit waits{escape(until)}: {escape(policy.waiting_because)}</p>'
-    if policy.last_reload_ok:
-        return said
-    return said + f'<p class="bad">The last edit was refused: {escape(policy.last_error)}</p>'
+    made.filters.update(span=span, rfc3339=rfc3339, size=_size, clock=_clock, within=_in)
+    made.globals.update(
+        style=Markup(STYLE),  # noqa: S704 - a file of ours
+        script=Markup(SCRIPT),  # noqa: S704 - a file of ours
+        reload_seconds=RELOAD_SECONDS,
+        width=chart.WIDTH,
+        height=chart.HEIGHT,
+    )
+    return made
+
+
+_TEMPLATES = _environment()
+_PAGE, _PICTURE = _TEMPLATES.get_template("page.html"), _TEMPLATES.get_template("picture.html")

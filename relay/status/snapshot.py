@@ -19,6 +19,7 @@ from relay.mail.envelope import QueueId
 from relay.mail.formats import rfc3339, rfc3339_or_none
 from relay.spool.interface import Totals
 from relay.throttle.limit_hints import Hint, finding_to_json
+from relay.verdicts.health import Health
 
 
 class Condition(enum.StrEnum):
@@ -30,9 +31,12 @@ class Condition(enum.StrEnum):
 
 
 class UpstreamState(enum.StrEnum):
+    """Whether mail may go; `UpstreamStatus.health` tells more."""
+
     OPEN = "open"
     PAUSED = "paused"
-    """The upstream refused us; it is tried again at `paused_until_ns`."""
+    """The upstream refused us, or the operator paused it (`paused_by`); it is tried again at
+    `paused_until_ns`."""
     STOPPED = "stopped"
     """Until somebody acts: its history cannot be trusted, or it refused the account."""
 
@@ -58,7 +62,7 @@ class QueueState(enum.StrEnum):
 class LimitStatus:
     upstream: str
     label: str
-    """As the policy's limit shows itself, e.g. `8 messages per 60s`."""
+    """By which programs know it, e.g. `8 messages per 60s`."""
     unit: Literal["messages", "recipients", "connections"]
     used: int
     """Of the fullest key, where the limit has keys; above `count` after N was lowered."""
@@ -72,18 +76,27 @@ class LimitStatus:
     """What has a window each."""
     key: str | None = None
     """The fullest key, of which all of this tells."""
-    most: int | None = None
-    """The most slots that were occupied at one instant, counted anew from the history; None before that."""
+    most: int = 0
+    """The most slots that were occupied at one instant: counted from the history, and followed since."""
     policy_count: int | None = None
     """The policy's N, where `adapt` lowered it to `count`; None where it is in force."""
     is_crowded: bool = False
     """There were more keys than are kept apart, and some of them count for every key."""
+    plain: str = ""
+    """The label as people write it, e.g. `8 messages per 1m`; empty from an older relay."""
+
+    @property
+    def words(self) -> str:
+        return self.plain or self.label
 
     @property
     def remarks(self) -> str:
         """Return what else there is to say behind `used/count`; begins with a comma."""
         lowered = "" if self.policy_count is None else f", effective {self.count} of {self.policy_count}"
         return lowered + (", more keys than are kept apart" if self.is_crowded else "")
+
+
+_UNPROVEN = {Health.UNTRIED: "not tried yet", Health.PROVING: "proving, one message first"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +123,27 @@ class UpstreamStatus:
     """What holds the next message that waits, as `relay.status.forecast` names it; empty for nothing."""
     findings: tuple[Hint, ...] = ()
     """What the last refusal for having sent too much says, until the policy's limits are as strict."""
+    health: Health = Health.USED
+    """The state of docs/states.md; `state` does not tell `untried` and `proving` from `used`."""
+    paused_by: str = ""
+    """Who paused it by `relay pause`; empty without such a pause."""
+    paused_since_at_ns: int | None = None
+    """Wall clock: when."""
+    proving_after: str = ""
+    """What it was paused or stopped for, while one message goes first; empty if that is not known."""
+    holds_new: bool = False
+    """That pause holds what comes in, too."""
+
+    @property
+    def is_well(self) -> bool | None:
+        """Whether it works; None where nothing that went well shows it."""
+        if self.state is not UpstreamState.OPEN:
+            return False
+        return None if self.health in _UNPROVEN else True
+
+    @property
+    def state_words(self) -> str:
+        return self.state if self.is_well is not None else _UNPROVEN[self.health]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +157,8 @@ class LaneStatus:
     waiting_recipients: int = 0
     oldest_age_ns: int = 0
     """Since acceptance; 0 where nothing waits."""
+    patience_ns: int | None = None
+    """How long a message may be ready before it goes before its turn; None: for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +180,25 @@ class PolicyStatus:
     last_reload_ok: bool = True
     last_error: str = ""
     """The first fault of a refused edit."""
+    refused_file: str = ""
+    """Why a listener's users or certificate cannot be used, while the last good ones stay; else empty."""
     waiting_because: str = ""
     """Why an edit is not in force yet; empty where none waits."""
     waiting_until_ns: int | None = None
     """Wall clock: when it will be, if the file stays as it is; None where that is not all it waits for."""
+
+    @property
+    def is_good(self) -> bool:
+        """Whether all is in force that its file, and the files of its listeners, say."""
+        return self.last_reload_ok and not self.refused_file
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateStatus:
+    listener: str
+    """Its address, as the policy writes it."""
+    ends_at_ns: int
+    """Wall clock: when the certificate that its clients see ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +227,8 @@ class Snapshot:
     disk: DiskStatus
     lanes: tuple[LaneStatus, ...] = ()
     """In the order of the policy; none where it has none."""
+    certificates: tuple[CertificateStatus, ...] = ()
+    """In the order of the policy, of each listener that has one and runs."""
 
     def counts(self, state: QueueState) -> QueueCounts:
         """Return zeros where the snapshot says nothing of a state."""
@@ -190,7 +243,15 @@ class RecipientView:
     address: str
     status: RecipientStatus
     text: str = ""
-    """Why, where it failed."""
+    """The last reply, or what else there is to say of it; empty where it was relayed."""
+    attempts: int = 0
+    """As far as is known: after a crash perhaps one less."""
+    last_attempt_at_ns: int | None = None
+    """Wall clock; None where it is not known."""
+    next_attempt_at_ns: int | None = None
+    """Wall clock; of one that is to do, as of its message."""
+    reported: bool = False
+    """It failed, and the sender was told while other recipients were left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,22 +272,43 @@ class MessageView:
     eta_at_ns: int | None = None
     """Wall clock: when it will go, by estimate; None where nobody can tell."""
     upstream: str = ""
+    """In whose line it stands, or the first part of it."""
     held_by: str = ""
     """As `relay.status.forecast` names it; empty where it goes now."""
     lane: str = ""
     """Empty where the policy has none."""
+    upstream_because: str = ""
+    """Why it stands there and not in the line of the upstream that its route prefers; empty where it does."""
+    further_upstreams: tuple[str, ...] = ()
+    """Those in whose lines other recipients stand, where they go by several routes."""
 
     client: str = ""
-    """From here on only of a message that was read for `relay queue show`: a listing reads none."""
-    helo: str = ""
-    protocol: str = ""
     user: str | None = None
+    message_id: str | None = None
+    """Of its header, with its brackets; None where it has none."""
+    helo: str = ""
+    """From here on only of a message that was read for `relay queue show`: a listing reads none."""
+    protocol: str = ""
     recipient_statuses: tuple[RecipientView, ...] = ()
     """All, in the order of the envelope."""
     header: str = ""
     """The header section of the content as it is, foreign text; empty where it was not read."""
+    is_held_by_pause: bool = False
+    """It is held by `relay pause --new`, and goes on when that ends."""
 
 
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """What goes next, for the page."""
+
+    first: tuple[MessageView, ...]
+    """A few, the soonest first, without recipients; behind them those of which nobody can tell."""
+    leaving: tuple[tuple[int, int], ...]
+    """Instants (wall clock) by which messages will have left, by estimate, each with how many wait then;
+    none where nobody can tell."""
+
+
+NOTHING_COMING = Coming((), ())
 _NOTHING = QueueCounts()
 
 
@@ -239,6 +321,7 @@ def public(snapshot: Snapshot) -> Snapshot:
         replace(
             upstream,
             paused_because=_ADDRESS.sub("<address>", upstream.paused_because),
+            proving_after=_ADDRESS.sub("<address>", upstream.proving_after),
             held_by=_ADDRESS.sub("<address>", upstream.held_by),
             limits=tuple(replace(limit, key=None) for limit in upstream.limits),
         )
@@ -249,13 +332,29 @@ def public(snapshot: Snapshot) -> Snapshot:
     )
 
 
+def public_coming(coming: Coming) -> Coming:
+    """Remove mail addresses, also those that a limit or a reply names."""
+    first = tuple(
+        replace(
+            message,
+            reverse_path="",
+            recipients=(),
+            message_id=None,
+            reason=_ADDRESS.sub("<address>", message.reason),
+            held_by=_ADDRESS.sub("<address>", message.held_by),
+        )
+        for message in coming.first
+    )
+    return replace(coming, first=first)
+
+
 _NULL_WHERE_EMPTY = frozenset({
-    "refusing_because", "paused_because", "held_by", "last_error", "waiting_because", "reason", "upstream",
-    "lane",
+    "refusing_because", "paused_because", "paused_by", "proving_after", "held_by", "last_error",
+    "waiting_because", "reason", "upstream", "upstream_because", "lane",
 })  # fmt: skip
 
 
-def _json(value: object, *others: str) -> dict[str, Any]:
+def as_json(value: object, *others: str) -> dict[str, Any]:
     """Return a value for scripts without `others`: texts for instants, seconds for spans."""
     told: dict[str, Any] = {}
     for field in fields(value):  # type: ignore[arg-type]  # every caller has a dataclass
@@ -265,7 +364,7 @@ def _json(value: object, *others: str) -> dict[str, Any]:
         if name.endswith(("at_ns", "until_ns")):
             told[name.removesuffix("_ns")] = rfc3339_or_none(its)
         elif name.endswith("_ns"):
-            told[name.removesuffix("_ns") + "_seconds"] = its / SECOND_NS
+            told[name.removesuffix("_ns") + "_seconds"] = None if its is None else its / SECOND_NS
         elif isinstance(its, enum.StrEnum):
             told[name] = its.value
         else:
@@ -277,20 +376,23 @@ def to_json(snapshot: Snapshot) -> dict[str, Any]:
     """Return every queue state.  Keys are the fields' names: they may be added, never renamed."""
     ledger = snapshot.ledger
     return {
-        **_json(snapshot, "upstreams", "queue", "ledger", "policy", "disk", "lanes"),
+        **as_json(snapshot, "upstreams", "queue", "ledger", "policy", "disk", "lanes", "certificates"),
         "upstreams": [_upstream_json(upstream, snapshot.at_ns) for upstream in snapshot.upstreams],
-        "lanes": [{**_json(each), "share_percent": round(each.share_percent, 3)} for each in snapshot.lanes],
-        "queue": {state.value: _json(snapshot.counts(state)) for state in QueueState},
-        "ledger": {**_json(ledger), "imbalance": ledger.imbalance},
-        "policy": _json(snapshot.policy),
-        "disk": _json(snapshot.disk),
+        "lanes": [
+            {**as_json(each), "share_percent": round(each.share_percent, 3)} for each in snapshot.lanes
+        ],
+        "certificates": [as_json(each) for each in snapshot.certificates],
+        "queue": {state.value: as_json(snapshot.counts(state)) for state in QueueState},
+        "ledger": {**as_json(ledger), "imbalance": ledger.imbalance},
+        "policy": as_json(snapshot.policy),
+        "disk": as_json(snapshot.disk),
     }
 
 
 def _upstream_json(upstream: UpstreamStatus, at_ns: int) -> dict[str, Any]:
     drained_ns = upstream.drained_at_ns
     return {
-        **_json(upstream, "limits", "findings"),
+        **as_json(upstream, "limits", "findings"),
         "drain_seconds": None if drained_ns is None else (drained_ns - at_ns) / SECOND_NS,
         "limits": [_limit_json(limit, at_ns) for limit in upstream.limits],
         "findings": [{"at": rfc3339(each.at_ns), **finding_to_json(each)} for each in upstream.findings],
@@ -301,7 +403,7 @@ def _limit_json(limit: LimitStatus, at_ns: int) -> dict[str, Any]:
     opens_ns = limit.opens_at_ns
     return {
         "limit": limit.label,
-        **_json(limit, "upstream", "label", "policy_count", "is_crowded"),
+        **as_json(limit, "upstream", "label", "policy_count", "is_crowded", "plain"),
         "policy_count": limit.policy_count or limit.count,
         "crowded": limit.is_crowded,
         "opens_in_seconds": 0.0 if opens_ns is None else max(0, opens_ns - at_ns) / SECOND_NS,
@@ -309,13 +411,17 @@ def _limit_json(limit: LimitStatus, at_ns: int) -> dict[str, Any]:
 
 
 READ_ONLY = ("client", "helo", "protocol", "user", "recipient_statuses", "header")
-"""The fields of a `MessageView` that only a message that was read has."""
+"""The fields of a `MessageView` that stand apart on the wire, of a message that was read."""
 
 
 def message_to_json(message: MessageView) -> dict[str, Any]:
-    return {**_json(message, *READ_ONLY), "recipients": list(message.recipients)}
+    read = [field for field in READ_ONLY if field not in ("client", "user")]
+    further = list(message.further_upstreams)
+    return {**as_json(message, *read), "recipients": list(message.recipients), "further_upstreams": further}
 
 
 def detail_to_json(message: MessageView) -> dict[str, Any]:
-    statuses = [_json(each) for each in message.recipient_statuses]
-    return {**_json(message), "recipients": list(message.recipients), "recipient_statuses": statuses}
+    statuses = [as_json(each) for each in message.recipient_statuses]
+    further = list(message.further_upstreams)
+    lists = {"recipients": list(message.recipients), "further_upstreams": further}
+    return {**as_json(message), **lists, "recipient_statuses": statuses}

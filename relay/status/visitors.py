@@ -2,8 +2,8 @@
 
 Guarantees: at most `most` connections at once; one more closes the one that was idle longest.
 A connection is closed unless its request is complete within REQUEST_SECONDS and its answer is
-read within `answer_seconds`; an idle one after KEEP_ALIVE_SECONDS.  A silent connection costs no
-object of aiohttp's.  Does not: know any route.
+read within `answer_seconds` (of a stream: each part); an idle one after KEEP_ALIVE_SECONDS.  A
+silent connection costs no object of aiohttp's.  Does not: know any route.
 """
 
 import asyncio
@@ -71,8 +71,9 @@ class Visitors:
         self._runner = runner
         self._door = Door(
             bound,
-            into_protocol(lambda: _Visit(self, server)),
+            into_protocol(lambda _peer: _Visit(self, server)),
             lambda error: self._events.shortage(where=self._where, error=described(error)),
+            waits_for_client=False,
         )
         return bound
 
@@ -97,6 +98,12 @@ class Visitors:
         finally:
             if visit is not None:
                 visit.is_asking = False
+
+    def renew(self, request: web.BaseRequest) -> None:
+        """Begin the time of an answer anew: its client has read what there was of it."""
+        visit = self._answering.get(request.protocol)
+        if visit is not None:
+            visit.expire_in(self._answer_seconds)
 
     def enter(self, visit: "_Visit") -> None:
         """Close another connection if there are too many."""

@@ -5,23 +5,35 @@ at most a second or so.
 """
 
 import asyncio
-from collections.abc import Callable
+import heapq
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 from relay import __version__
 from relay.clock import SECOND_NS, Clock
 from relay.mail.envelope import QueueId
-from relay.policy.lane import lanes_of
-from relay.policy.model import Policy
+from relay.policy.lane import lanes_of, with_ceilings
+from relay.policy.model import Policy, Upstream
 from relay.queue.counts import Sums, total
 from relay.queue.lanes import DEFAULT_LANE
+from relay.queue.routes import Availability, Spilled, spill_asks, spill_goes, words_of
 from relay.queue.scheduler import Queued, State
-from relay.sender.dispatcher import Dispatcher
+from relay.queue.whole import Queue
 from relay.sender.sender import Sender
-from relay.spool.interface import SetAside
-from relay.spool.maildir.headroom import why_no_room
-from relay.status.forecast import Expected, Look, pause_words, stop_words
+from relay.sender.upstreams import UpstreamView
+from relay.spool.headroom import why_no_room
+from relay.spool.interface import RECIPIENTS_SHOWN, SetAside
+from relay.status.breakdown import Breakdown, Breakdowns, shown_reason
+from relay.status.expected import ceiling_words, limit_words
+from relay.status.filters import Listed, domains_in_memory
+from relay.status.forecast import DOWN, Expected, Joining, Look, rest_words
+from relay.status.prospect import Edited, Prospect, RecordedUpstream, Seen
 from relay.status.snapshot import (
+    NOTHING_COMING,
+    CertificateStatus,
+    Coming,
     Condition,
     DiskStatus,
     LaneStatus,
@@ -35,17 +47,24 @@ from relay.status.snapshot import (
     UpstreamStatus,
 )
 from relay.throttle.admission import Place
-from relay.throttle.expected import ceiling_words, limit_words
+from relay.throttle.limit import plain_words
+from relay.throttle.throttle import View
+from relay.verdicts.health import STOPPED, Health
 
+_STATES = {Health.PAUSED: UpstreamState.PAUSED} | dict.fromkeys(STOPPED, UpstreamState.STOPPED)
 FEW = 200
 """At most this many messages are scanned at each snapshot: some ten milliseconds."""
 FRESH_NS = 5 * SECOND_NS
 OFTEN = 20
 """The estimate of a long queue takes at most one twentieth of the time."""
+FIRST = 10
+"""Messages of `Coming`."""
+STEPS = 60
+"""Parts of `Coming.leaving_at_ns`: as many as a small picture can show."""
 
 
 class Watch:
-    """The daemon sets `condition`, `refusing_because` and `policy_status`."""
+    """The daemon sets what has no underscore; who is offline, `recorded` and no other."""
 
     def __init__(
         self, sender: Sender, policy: Policy, hostname: str, clock: Clock, status: PolicyStatus
@@ -54,11 +73,18 @@ class Watch:
         self.refusing_because = "starting"
         self.policy = policy
         self.policy_status = status
-        self.started_at_ns: int | None = None
+        self.certificates: tuple[CertificateStatus, ...] = ()
+        self.started_ns: int | None = None
+        """Boottime; the wall clock may be set meanwhile."""
+        self.recorded: Mapping[str, RecordedUpstream] = {}
         self._sender = sender
         self._hostname = hostname
-        self._clock = clock
-        self._drained_ns: int | None = None
+        self.clock = clock
+        self._breakdowns = Breakdowns(sender.queue, clock)
+        self._drained_ns: dict[str, int] = {}
+        """Of a long queue, by the upstream, when its line will have drained."""
+        self._coming = NOTHING_COMING
+        """Of a long queue, as old as `_drained_ns`."""
         self._drain_is_fresh_until_ns = 0
 
     async def look(self) -> None:
@@ -71,24 +97,34 @@ class Watch:
         counts[QueueState.CORRUPT] = QueueCounts(messages=self._sender.seen.corrupt)
         disk = DiskStatus(self._sender.seen.free_bytes, self._sender.seen.free_inodes)
         full = why_no_room((disk.free_bytes, disk.free_inodes)) or ""
+        at_ns, now_ns = self.clock.wall_ns(), self.clock.boottime_ns()
         return Snapshot(
-            self._clock.wall_ns(),
+            at_ns,
             __version__,
             self._hostname,
             self.condition,
-            self.started_at_ns,
+            None if self.started_ns is None else at_ns - (now_ns - self.started_ns),
             self.refusing_because or full,
-            tuple(self._upstream(name, counts) for name in self.policy.upstreams),
+            tuple(map(self._upstream, self.policy.upstreams)),
             counts,
             self._sender.seen.totals,
             self.policy_status,
             disk,
             self._lanes(),
+            self.certificates,
         )
 
     def listing(self) -> "Listing":
         """Quick, where the listing itself takes time with a long queue."""
-        return Listing(self, self._look_at_queue(), self._sender.scheduler.lane_of, self._clock)
+        return Listing(self, self._looks(), self._sender.queue, self.clock)
+
+    async def breakdown(self) -> Breakdown:
+        """Count what is queued; of a long queue, what was counted last."""
+        return await self._breakdowns.newest(self.why())
+
+    def coming(self) -> Coming:
+        """Return what goes next; of a long queue, what was foreseen last."""
+        return self.listing().foresee()[0] if len(self._sender.queue) <= FEW else self._coming
 
     async def foresee(self) -> None:
         """Have the next snapshots know when the queue will have drained.
@@ -96,76 +132,127 @@ class Watch:
         A long queue's estimate is made in another thread.  It is kept while younger than FRESH_NS or than
         OFTEN times what it cost: its instant stays right as long as nothing surprising happens.
         """
-        began_ns = self._clock.boottime_ns()
-        dispatcher = self._sender.dispatchers.get(self.policy.default_upstream)
-        if dispatcher is None or dispatcher.pausing.is_stopped:
-            # Nobody can tell, and what was foretold is not true when it goes on.
-            self._drained_ns = None
-            return
-        is_fresh = self._drained_ns is not None and began_ns < self._drain_is_fresh_until_ns
-        if len(self._sender.scheduler) <= FEW or is_fresh:
+        began_ns = self.clock.boottime_ns()
+        views = {name: self._sender.upstreams.view(name) for name in self.policy.upstreams}
+        going = {name for name, view in views.items() if view is not None and not view.is_endless}
+        # Of the others nobody can tell, and what was foretold is not true when they go on.
+        self._drained_ns = {name: at_ns for name, at_ns in self._drained_ns.items() if name in going}
+        is_fresh = going <= self._drained_ns.keys() and began_ns < self._drain_is_fresh_until_ns
+        if not any(views.values()) or is_fresh or len(self._sender.queue) <= FEW:
             return
         self._drain_is_fresh_until_ns = began_ns + FRESH_NS
-        look = self._look_at_queue()
-        self._drained_ns = await asyncio.to_thread(look.drained_ns)
-        cost_ns = self._clock.boottime_ns() - began_ns
+        self._coming, self._drained_ns = await asyncio.to_thread(self.listing().foresee)
+        cost_ns = self.clock.boottime_ns() - began_ns
         self._drain_is_fresh_until_ns = began_ns + max(FRESH_NS, OFTEN * cost_ns)
 
-    @staticmethod
-    def set_aside(file: SetAside) -> MessageView:
-        """Name the file as corrupt/ does, which in general is no id."""
-        return MessageView(
-            QueueId(file.name),
-            QueueState.CORRUPT,
-            file.size_bytes,
-            file.arrival_at_ns,
-            file.reverse_path,
-            file.recipients_left,
-            (),
-            file.reason,
-        )
+    def prospect(self, edited: Edited) -> Prospect | str:
+        """Look at the queue under the policy in force, and as it would be just behind an edit.
 
-    def why(self) -> tuple[str, str]:
-        """Return why nothing that waits is sent, and the upstream that the queue goes through."""
+        Return why nobody can tell where not all mail goes through one upstream.
+        """
         name = self.policy.default_upstream
-        dispatcher = self._sender.dispatchers.get(name)
-        if dispatcher is None or not dispatcher.pausing.because:
-            return "", name
-        return f"{dispatcher.name} is {self._state(dispatcher).value}: {dispatcher.pausing.because}", name
+        for words, policy in ("in force", self.policy), ("in the file", edited.policy):
+            if policy.routes:
+                return f"the policy {words} has routes, and a plan knows only mail of which all goes one way"
+        if set(self._sender.queue.names) - {name}:
+            return "some mail still waits for an upstream of before the last edit; ask again later"
+        found = {name: self._sender.upstreams.view(name) for name in self.policy.upstreams}
+        views = {name: view for name, view in found.items() if view is not None}
+        (look,) = [look for look in self._looks() if look.upstream == name]
+        seen = Seen(self.policy, look, views)
+        old, new = seen.under_policy_in_force(edited), seen.under_edit(edited)
+        is_running = self.condition is not Condition.DOWN
+        return Prospect(edited, old, new, is_running, self.clock.wall_ns() - self.clock.boottime_ns())
 
-    def _look_at_queue(self) -> Look:
-        name = self.policy.default_upstream
-        dispatcher, upstream = self._sender.dispatchers.get(name), self.policy.upstreams[name]
+    def why(self) -> dict[str, str]:
+        """Return by the upstream why nothing that stands in its line is sent."""
+        views = [self._sender.upstreams.view(name) for name in self.policy.upstreams]
+        return {
+            view.name: f"{view.name} is {_state(view).value}: {view.because}"
+            for view in views
+            if view is not None and view.because
+        }
+
+    def _looks(self) -> list[Look]:
+        """Look at every line, those first that the policy has."""
+        queue, now_ns = self._sender.queue, self.clock.boottime_ns()
+        names = list(dict.fromkeys([*self.policy.upstreams, *queue.names]))
+        views = {name: self._sender.upstreams.view(name) for name in names}
         back_off_ns = self.policy.retry.min_ns, self.policy.retry.max_ns
-        return Look(self._sender.scheduler, dispatcher, upstream, back_off_ns, self._clock.boottime_ns())
+        joining: dict[str, list[Joining]] = {}
+        for view in views.values():
+            if view is not None and view.because:
+                for to, each in self._failing_over(view, now_ns):
+                    joining.setdefault(to, []).append(each)
+        leaving = {each.queued.key for its in joining.values() for each in its}
+        looks = [
+            Look(
+                name,
+                queue.line(name),
+                views[name],
+                self.policy.upstreams.get(name),
+                back_off_ns=back_off_ns,
+                now_ns=now_ns,
+                leaving=leaving,
+            )
+            for name in names
+        ]
+        for look in looks:
+            look.join(joining.get(look.upstream, ()))
+        return looks
 
-    def _drained_at_ns(self, dispatcher: Dispatcher, waiting: int) -> int | None:
+    def spilling(self) -> Callable[[], list[Spilled]]:
+        """Return what finds the mail that would wait too long where it stands, and may be called in a thread.
+
+        Its other calls of this class are made before; it touches nothing of the relay.
+        """
+        looks, standings = {look.upstream: look for look in self._looks()}, dict(self._sender.queue.standings)
+        return lambda: _spilled(looks, standings)
+
+    def _failing_over(self, view: UpstreamView, now_ns: int) -> Iterator[tuple[str, Joining]]:
+        """Yield what stands in the line of an upstream that is down, and leaves it for one that is not."""
+        queue = self._sender.queue
+        for queued in queue.line(view.name):
+            if queued.state not in (State.WAITING, State.DEFERRED):
+                continue
+            until_ns = queue.choice(queued, now_ns).until_ns
+            if until_ns is None or not (view.is_endless or view.paused_until_ns > until_ns):
+                continue
+            to = queue.upstream_at(queued, until_ns)
+            if to != view.name and queue.standings[to].down_since_ns is None:
+                yield to, Joining(queued, until_ns, rest_words(view))
+
+    def _drained_at_ns(self, view: UpstreamView, waiting: int) -> int | None:
         """Return wall clock; None where nobody can tell."""
-        if dispatcher.pausing.is_stopped:
+        if view.is_endless:
             return None
-        now_ns = self._clock.boottime_ns()
-        if not waiting and not dispatcher.in_flight:
+        now_ns = self.clock.boottime_ns()
+        holds_new = view.operator is not None and view.operator.holds_new
+        if not waiting and not view.in_flight and not holds_new:
             return self._wall(now_ns)
-        is_short = len(self._sender.scheduler) <= FEW
-        drained_ns = self._look_at_queue().drained_ns() if is_short else self._drained_ns
+        if len(self._sender.queue) <= FEW:
+            (look,) = [look for look in self._looks() if look.upstream == view.name]
+            drained_ns = look.drained_ns()
+        else:
+            drained_ns = self._drained_ns.get(view.name)
         return None if drained_ns is None else self._wall(max(now_ns, drained_ns))
 
-    def _held_by(self, dispatcher: Dispatcher, waiting: int) -> str:
+    def _held_by(self, view: UpstreamView, waiting: int) -> str:
         """Return what holds all messages, or else the next that may go."""
-        if dispatcher.pausing.because:
-            words = stop_words if dispatcher.pausing.is_stopped else pause_words
-            return words(dispatcher.pausing.because)
+        if view.because:
+            return rest_words(view)
         if not waiting:
             return ""
-        full = dispatcher.throttle.full()
-        lanes, place = self._sender.scheduler.closed_lanes(), self._sender.scheduler.next_place()
+        full = view.limits.full()
+        line = self._sender.queue.line(view.name)
+        lanes, place = line.closed_lanes(), line.next_place()
         held = [] if full else [ceiling_words(lane) for lane in lanes]
         if not full and place is not None:
-            full = dispatcher.throttle.full_at(cast(Place, place))
+            full = view.limits.full_at(cast(Place, place))
         return " and ".join(held + [limit_words(label) for label in full])
 
     def _counts(self) -> dict[QueueState, QueueCounts]:
-        sums = {state: total(self._sender.scheduler.counts.of(state)) for state in State}
+        sums = {state: total(self._sender.queue.counts(state).values()) for state in State}
         return {
             QueueState(state.value): QueueCounts(
                 its.messages, its.recipients, its.size_bytes, self._age_ns(its)
@@ -176,12 +263,12 @@ class Watch:
     def _age_ns(self, sums: Sums) -> int:
         """Return 0 where there are none."""
         arrived_at_ns = sums.oldest_arrived_at_ns
-        return 0 if arrived_at_ns is None else max(0, self._clock.boottime_ns() - arrived_at_ns)
+        return 0 if arrived_at_ns is None else max(0, self.clock.boottime_ns() - arrived_at_ns)
 
     def _lanes(self) -> tuple[LaneStatus, ...]:
         lanes = lanes_of(self.policy.lanes)
         waiting: dict[str, dict[str, Sums]] = {lane.name: {} for lane in lanes}
-        for name, sums in self._sender.scheduler.counts.of(State.WAITING).items() if lanes else ():
+        for name, sums in self._sender.queue.counts(State.WAITING).items() if lanes else ():
             # Mail of a lane that an edit took away is in the default one.
             waiting.get(name, waiting[DEFAULT_LANE])[name] = sums
         weights = sum(lane.weight for lane in lanes)
@@ -193,53 +280,79 @@ class Watch:
                 its.messages,
                 its.recipients,
                 self._age_ns(its),
+                lane.patience_ns,
             )
-            for lane, its in zip(lanes, map(total, waiting.values()), strict=True)
+            for lane, its in zip(lanes, map(total, (each.values() for each in waiting.values())), strict=True)
         )
 
-    def _upstream(self, name: str, counts: dict[QueueState, QueueCounts]) -> UpstreamStatus:
+    def _waiting(self, name: str) -> Sums:
+        """Return what waits in a line; a message in parts counts in each line that has one."""
+        counts = self._sender.queue.line(name).counts
+        return total(counts.of(State.WAITING).values())._replace(messages=counts.members(State.WAITING))
+
+    def _upstream(self, name: str) -> UpstreamStatus:
         upstream = self.policy.upstreams[name]
-        dispatcher = self._sender.dispatchers.get(name)
-        if dispatcher is None:
-            return UpstreamStatus(name, upstream.host, upstream.port, UpstreamState.OPEN)
-        waiting = counts[QueueState.WAITING] if dispatcher.is_used else QueueCounts()
+        view = self._sender.upstreams.view(name)
+        if view is None:
+            return self._as_recorded(name, upstream)
+        waiting = self._waiting(name)
         return UpstreamStatus(
             name,
             upstream.host,
             upstream.port,
-            self._state(dispatcher),
-            self._paused_until_ns(dispatcher),
-            dispatcher.pausing.because,
-            dispatcher.pool.open,
-            dispatcher.pool.idle,
-            self._limits(dispatcher),
+            _state(view),
+            self._paused_until_ns(view),
+            view.because,
+            view.connections_open,
+            view.connections_idle,
+            self._limits(name, view.limits, view.counted),
             waiting.messages,
             waiting.recipients,
-            dispatcher.in_flight,
-            self._drained_at_ns(dispatcher, waiting.messages)
-            if dispatcher.is_used
-            else self._clock.wall_ns(),
-            self._held_by(dispatcher, waiting.messages),
-            dispatcher.learning.findings,
+            view.in_flight,
+            self._drained_at_ns(view, waiting.recipients),
+            self._held_by(view, waiting.recipients),
+            view.findings,
+            view.health,
+            "" if view.operator is None else view.operator.by,
+            None if view.operator is None else view.operator.since_at_ns,
+            view.proving_after,
+            view.operator is not None and view.operator.holds_new,
         )
 
-    @staticmethod
-    def _state(dispatcher: Dispatcher) -> UpstreamState:
-        if not dispatcher.pausing.because:
-            return UpstreamState.OPEN
-        return UpstreamState.STOPPED if dispatcher.pausing.is_stopped else UpstreamState.PAUSED
+    def _as_recorded(self, name: str, upstream: Upstream) -> UpstreamStatus:
+        found = self.recorded.get(name, RecordedUpstream(Health.UNTRIED))
+        waiting = self._waiting(name)
+        return UpstreamStatus(
+            name,
+            upstream.host,
+            upstream.port,
+            _state(found),
+            self._paused_until_ns(found),
+            found.because,
+            limits=() if found.throttle is None else self._limits(name, found.throttle, {}),
+            waiting_messages=waiting.messages,
+            waiting_recipients=waiting.recipients,
+            held_by=DOWN if waiting.recipients and self.condition is Condition.DOWN else "",
+            findings=found.findings,
+            health=found.health,
+            paused_by="" if found.operator is None else found.operator.by,
+            paused_since_at_ns=None if found.operator is None else found.operator.since_at_ns,
+            holds_new=found.operator is not None and found.operator.holds_new,
+        )
 
-    def _paused_until_ns(self, dispatcher: Dispatcher) -> int | None:
+    def _paused_until_ns(self, view: "UpstreamView | RecordedUpstream") -> int | None:
         """Return wall clock; None where the upstream is in use, or nobody can tell."""
-        if self._state(dispatcher) is not UpstreamState.PAUSED:
+        if _state(view) is not UpstreamState.PAUSED or view.is_endless:
             return None
-        return self._wall(dispatcher.pausing.paused_until_ns)
+        return self._wall(view.paused_until_ns)
 
-    def _limits(self, dispatcher: Dispatcher) -> tuple[LimitStatus, ...]:
-        policy = {limit.label: limit.count for limit in self.policy.upstreams[dispatcher.name].limits}
+    def _limits(self, name: str, throttle: View, counted: Mapping[str, int]) -> tuple[LimitStatus, ...]:
+        limits = with_ceilings(self.policy.upstreams[name].limits, self.policy.lanes)
+        counts = {limit.label: limit.count for limit in limits}
+        words = {limit.label: plain_words(limit) for limit in limits}
         return tuple(
             LimitStatus(
-                dispatcher.name,
+                name,
                 usage.label,
                 usage.unit,
                 usage.used,
@@ -248,39 +361,89 @@ class Watch:
                 self._wall(usage.opens_at_ns) if usage.used >= usage.count else None,
                 usage.for_each,
                 usage.key,
-                dispatcher.throttle.most.get(usage.label),
-                count if (count := policy.get(usage.label)) != usage.count else None,
+                max(usage.used, usage.most, counted.get(usage.label, 0)),
+                count if (count := counts.get(usage.label)) != usage.count else None,
                 usage.is_crowded,
+                words.get(usage.label, ""),
             )
-            for usage in dispatcher.throttle.usage()
+            for usage in throttle.usage()
         )
 
     def _wall(self, boottime_ns: int) -> int:
-        return self._clock.wall_ns() + boottime_ns - self._clock.boottime_ns()
+        return self.clock.wall_ns() + boottime_ns - self.clock.boottime_ns()
 
 
 class Listing:
-    def __init__(self, watch: Watch, look: Look, lane_of: Callable[[Queued], str], clock: Clock) -> None:
-        self._look = look
-        self._lane_of = lane_of
-        self._paused, self._upstream = watch.why()
-        self._to_wall_ns = clock.wall_ns() - clock.boottime_ns()
+    def __init__(self, watch: Watch, looks: Sequence[Look], queue: Queue, clock: Clock) -> None:
+        self._looks = looks
+        self._queue = queue
+        self._paused = watch.why()
+        self._now_ns = clock.boottime_ns()
+        self._to_wall_ns = clock.wall_ns() - self._now_ns
 
     def messages(self) -> list[MessageView]:
         """Return them oldest first, each with its estimate; touches nothing of the relay."""
-        messages = self._look.messages()
-        pairs = zip(messages, self._look.expected(messages), strict=True)
-        listed = [self._listed(queued, expected, queued.recipients_shown) for queued, expected in pairs]
-        listed.sort(key=_by_queue_id)
-        return listed
+        return [each.view for each in self.listed()]
+
+    def listed(self, aside: Iterable[SetAside] = ()) -> list[Listed]:
+        """Do as `messages`, with what filters ask; then what is set aside."""
+        by_id: dict[QueueId, Listed] = {}
+        for look in self._looks:
+            messages = look.messages()
+            for queued, expected in zip(messages, look.expected(messages), strict=True):
+                each = Listed(
+                    self._listed(queued, expected, queued.recipients_shown[: queued.recipients_left]),
+                    self._now_ns - queued.arrived_at_ns,
+                    domains_in_memory(queued.domains),
+                )
+                other = by_id.get(queued.queue_id)
+                by_id[queued.queue_id] = each if other is None else _as_one(other, each)
+        listed = sorted(by_id.values(), key=_by_queue_id)
+        return listed + [self._set_aside(file) for file in aside]
 
     def message(self, queue_id: QueueId, recipients: tuple[str, ...]) -> MessageView | None:
         """Return one message with all its recipients that are left; None if it is gone."""
-        messages = self._look.messages()
-        for queued, expected in zip(messages, self._look.expected(messages), strict=True):
-            if queued.queue_id == queue_id:
-                return self._listed(queued, expected, recipients)
-        return None
+        found = next((each.view for each in self.listed() if each.view.queue_id == queue_id), None)
+        return None if found is None else replace(found, recipients=recipients)
+
+    def _set_aside(self, file: SetAside) -> Listed:
+        """Name the file as corrupt/ does, which in general is no id; its age is by the wall clock."""
+        view = MessageView(
+            QueueId(file.name),
+            QueueState.CORRUPT,
+            file.size_bytes,
+            file.arrival_at_ns,
+            file.reverse_path,
+            file.recipients_left,
+            (),
+            file.reason,
+        )
+        return Listed(view, self._now_ns + self._to_wall_ns - file.arrival_at_ns)
+
+    def foresee(self) -> tuple[Coming, dict[str, int]]:
+        """Return what goes next, and for each upstream when its line will have drained (boottime).
+
+        Upstreams of which nobody can tell are left out.
+        """
+        all_pairs: list[tuple[Queued, Expected]] = []
+        drained_ns: dict[str, int] = {}
+        instants: list[int] = []
+        for look in self._looks:
+            messages = look.messages()
+            pairs = list(zip(messages, look.expected(messages), strict=True))
+            leaving = look.leaving_ns(messages, [expected for _, expected in pairs])
+            if leaving is not None:
+                drained_ns[look.upstream] = max(leaving, default=look.now_ns)
+                instants += leaving
+            all_pairs += pairs
+        instants.sort()
+        first = heapq.nsmallest(FIRST, all_pairs, key=_soonest)
+        steps = min(STEPS, len(instants))
+        gone = [-(-step * len(instants) // steps) for step in range(1, steps + 1)]
+        return Coming(
+            tuple(self._listed(queued, expected, ()) for queued, expected in first),
+            tuple((instants[count - 1] + self._to_wall_ns, len(instants) - count) for count in gone),
+        ), drained_ns
 
     def _listed(self, queued: Queued, expected: Expected, recipients: tuple[str, ...]) -> MessageView:
         return MessageView(
@@ -291,14 +454,89 @@ class Listing:
             queued.reverse_path,
             queued.recipients_left,
             recipients,
-            self._paused if self._paused and queued.state is State.WAITING else queued.reason,
+            shown_reason(queued, self._paused),
             queued.due_at_ns + self._to_wall_ns if queued.state is State.DEFERRED else None,
             None if expected.eta_ns is None else expected.eta_ns + self._to_wall_ns,
-            self._upstream,
+            queued.upstream,
             expected.held_by,
-            self._lane_of(queued),
+            self._queue.lane_of(queued),
+            words_of(self._queue.choice(queued, self._now_ns)),
+            client=queued.client,
+            user=queued.user or None,
+            message_id=queued.message_id,
+            is_held_by_pause=queued.is_held_by_pause,
         )
 
 
-def _by_queue_id(message: MessageView) -> QueueId:
-    return message.queue_id
+_FURTHEST_FIRST = (
+    QueueState.ACTIVE,
+    QueueState.WAITING,
+    QueueState.DEFERRED,
+    QueueState.HELD,
+    QueueState.REPORTING,
+)
+
+
+def _as_one(one: Listed, other: Listed) -> Listed:
+    """Return two parts of a message as one: in the state of the part that is furthest on its way.
+
+    Its estimate, and what holds it, are those of the part that goes last.
+    """
+    first, second = sorted((one.view, other.view), key=lambda view: _FURTHEST_FIRST.index(view.state))
+    last = max((first, second), key=lambda view: math.inf if view.eta_at_ns is None else view.eta_at_ns)
+    domains = None if one.domains is None or other.domains is None else (*one.domains, *other.domains)
+    upstreams = dict.fromkeys(
+        (first.upstream, *first.further_upstreams, second.upstream, *second.further_upstreams)
+    )
+    return Listed(
+        replace(
+            first,
+            recipients_left=first.recipients_left + second.recipients_left,
+            recipients=(*first.recipients, *second.recipients)[:RECIPIENTS_SHOWN],
+            eta_at_ns=last.eta_at_ns,
+            held_by=last.held_by,
+            reason=last.reason,
+            further_upstreams=tuple(upstreams)[1:],
+            upstream_because=first.upstream_because or second.upstream_because,
+        ),
+        one.age_ns,
+        domains,
+    )
+
+
+def _spilled(looks: Mapping[str, Look], standings: Mapping[str, Availability]) -> list[Spilled]:
+    """Ask each upstream that could take mail of another one when that mail would go there."""
+    asked: dict[str, list[tuple[Queued, int | None]]] = {}
+    for look in looks.values():
+        messages = look.messages()
+        for queued, expected in zip(messages, look.expected(messages), strict=True):
+            if queued.state is State.WAITING and queued.upstream == look.upstream:
+                to = spill_asks(queued.part.route, queued.choice, expected.eta_ns, standings, look.now_ns)
+                if to is not None and to in looks:
+                    asked.setdefault(to, []).append((queued, expected.eta_ns))
+    found: list[Spilled] = []
+    for to, its in asked.items():
+        looks[to].join(Joining(queued) for queued, _ in its)
+        messages = looks[to].messages()
+        expected_there = zip(messages, looks[to].expected(messages), strict=True)
+        etas_ns = {queued.key: expected.eta_ns for queued, expected in expected_there}
+        now_ns = looks[to].now_ns
+        found += [
+            Spilled(queued.key, to)
+            for queued, eta_ns in its
+            if spill_goes(queued.part.route, queued.choice, to, (eta_ns, etas_ns[queued.key]), now_ns)
+        ]
+    return found
+
+
+def _soonest(pair: tuple[Queued, Expected]) -> float:
+    eta_ns = pair[1].eta_ns
+    return math.inf if eta_ns is None else eta_ns
+
+
+def _by_queue_id(listed: Listed) -> QueueId:
+    return listed.view.queue_id
+
+
+def _state(seen: UpstreamView | RecordedUpstream) -> UpstreamState:
+    return UpstreamState.PAUSED if seen.operator is not None else _STATES.get(seen.health, UpstreamState.OPEN)

@@ -1,12 +1,14 @@
 """Every line that the relay logs: its name, level, fields and meaning.  Pure, data only.
 
-A test holds docs/events-and-metrics.md to `KINDS` and `FIELDS`.  As text an event is its template, in
-the shapes that Postfix uses where it has the same event, so that log readers made for Postfix
-understand them.  As JSON it is one object: `time`, `event`, `level`, and its fields.
+A test holds docs/events-and-metrics.md to `KINDS` and `FIELDS`.  As text an event is its template.  As
+JSON it is one object: `time`, `event`, `level`, and its fields.  For log readers made for Postfix it is
+`POSTFIX_LINES`: the lines of the processes that Postfix would be there, in its own shapes (its
+src/global/log_adhoc.c, src/smtpd, src/qmgr, src/bounce).
 """
 
 import enum
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 class Level(enum.IntEnum):
@@ -31,6 +33,8 @@ class Kind:
 
 
 FIELDS: dict[str, str] = {
+    "by": "who paused it, by the name of their account",
+    "certificate": "SHA-256 of the certificate that clients see, as openssl prints it; null without one",
     "code": "the reply code of the upstream; null where no proper reply came",
     "charged_slots": "all of ours that the upstream may have counted, refused and in flight too; null if not "
     "known",
@@ -50,16 +54,24 @@ FIELDS: dict[str, str] = {
     "error": "what went wrong",
     "fault": "one fault of a policy: FILE:LINE:COLUMN: KEY: MESSAGE",
     "helo": "the argument of HELO or EHLO",
+    "holds_new": "whether what comes in meanwhile is held",
+    "hook": "who is told by `notify`: a program, or a URL without its path",
     "hostname": "our own name",
     "in_flight": "transactions that are not at their end",
     "keys": "the keys of the policy that changed",
     "lane": "the lane of the message, by its name in the policy; null without lanes",
+    "is_rotated": "whether the refresh token changed with it, too",
+    "life_seconds": "how long the token is good",
     "limit": "a limit, as `relay status` names it",
+    "message_id": "the Message-ID of its header, with its brackets; cut to 998 characters; null without one "
+    "in the first 32 KiB",
     "lines": "how many lines of the log",
     "listener": "the address that mail is taken on, as the policy writes it",
     "named_slots": "the N that the upstream says itself; null where it says none",
     "needed": "how many descriptors the policy needs at most",
+    "notices": "how many notices",
     "nrcpt": "how many recipients",
+    "by_seconds": "by how much, back where negative",
     "over_seconds": "from when the first of it began until the refusal",
     "path": "a file",
     "per_seconds": "T, the length of the window",
@@ -87,7 +99,8 @@ FIELDS: dict[str, str] = {
     "untold": "how many events have no line of their own",
     "until_at": "when it is expected to go on; null where nobody can tell",
     "upstream": "the upstream, by its name in the policy",
-    "user": "the authenticated user; null without AUTH",
+    "user": "who logged in; of a refused AUTH who tried to, as the client wrote it; null without AUTH",
+    "users": "how many users may log in",
     "version": "of the relay",
     "where": "which part of the relay",
 }
@@ -110,14 +123,14 @@ _ROWS: tuple[tuple[str, Level, str, str, str], ...] = (
      "A client connected."),
     ("disconnected", _DEBUG, "listener client reason", "disconnect from {client} on {listener}: {reason}",
      "A client's connection ended."),
-    ("refused", _INFO, "listener client phase reply",
-     "NOQUEUE: reject: {_phase} from {client}: {reply}; listener={listener}",
+    ("refused", _INFO, "listener client phase reply user",
+     "NOQUEUE: reject: {_phase} from {client}: {reply}; listener={listener}{_user}",
      "A client got a 4yz or 5yz reply; nothing was accepted by it."),
     ("refusals_untold", _WARNING, "untold",
      "NOQUEUE: {untold} more refusals within a second have no line of their own",
      "A flood: of each second's `refused` the first hundred are told; metrics count all."),
     ("accepted", _INFO,
-     "queue_id listener client helo protocol user reverse_path size_bytes nrcpt commit_seconds",
+     "queue_id listener client helo protocol user message_id reverse_path size_bytes nrcpt commit_seconds",
      ("{queue_id}: client={client}, helo=<{helo}>, proto={protocol}{_user}\n"
       "{queue_id}: from=<{reverse_path}>, size={size_bytes}, nrcpt={nrcpt}"),
      "A message is durable and ours.  As text, two lines."),
@@ -127,17 +140,17 @@ _ROWS: tuple[tuple[str, Level, str, str, str], ...] = (
     ("upstream_connected", _DEBUG, "upstream relay tls", "connected to {relay} for {upstream}, TLS {tls}",
      "A connection to an upstream is ready."),
     ("delivery", _INFO,
-     ("queue_id upstream recipient relay conn_use delay_seconds delays_seconds tls dsn status "
-      "command code text"),
+     ("queue_id upstream message_id reverse_path recipient relay conn_use delay_seconds delays_seconds tls "
+      "dsn status command code text"),
      ("{queue_id}: to=<{recipient}>, relay={relay}, {_conn_use}delay={_delay}, delays={_delays}, {_tls}"
-      "dsn={dsn}, status={_status} ({text})"),
+      "dsn={dsn}, status={_status} ({text}){_message_id}"),
      "What became of one recipient in one attempt, or at its end in the queue."),
     ("removed", _INFO, "queue_id", "{queue_id}: removed",
      "No recipient is left and the message is gone from the spool."),
-    ("report_published", _NOTICE, "queue_id report_id",
+    ("report_published", _NOTICE, "queue_id report_id size_bytes",
      "{queue_id}: sender non-delivery notification: {report_id}",
      "The sender is told of failed recipients, by a message of its own."),
-    ("warning_published", _NOTICE, "queue_id report_id",
+    ("warning_published", _NOTICE, "queue_id report_id size_bytes",
      "{queue_id}: sender delay notification: {report_id}",
      "The sender is told that the message is late."),
     ("report_waiting", _NOTICE, "queue_id",
@@ -159,13 +172,31 @@ _ROWS: tuple[tuple[str, Level, str, str, str], ...] = (
      "The upstream refuses this sender, not us: its messages stay as they are, and all others go on."),
     ("upstream_stopped", _ERROR, "upstream reason", "upstream {upstream} stopped: {reason}",
      "The upstream is not used until somebody acts."),
+    ("upstream_proving", _NOTICE, "upstream",
+     "upstream {upstream} is tried again: one message goes first",
+     "Its pause or stop is over; it is used again once one transaction has gone well."),
     ("upstream_resumed", _NOTICE, "upstream", "upstream {upstream} resumed",
-     "The upstream is used again."),
+     "Something went well after a pause or a stop: the upstream is used again."),
+    ("operator_paused", _NOTICE, "upstream by until_at holds_new",
+     "upstream {upstream} paused by {by} until {until_at}{_holding}",
+     "`relay pause`: nothing new is sent through it; told again at a restart."),
+    ("operator_pause_ended", _NOTICE, "upstream reason",
+     "upstream {upstream}: the operator's pause has ended: {reason}",
+     "Its time is over, or `relay resume` ended it."),
     ("history_begun", _NOTICE, "upstream path",
      "history of {upstream} begins empty, at {path}: nothing that was sent before counts",
      "There was no history of this account at this place, and mail goes now."),
     ("history_failed", _ERROR, "upstream error", "history of {upstream} failed, nothing is sent: {error}",
      "The history could not be read or written, so nothing may be sent."),
+    ("token_granted", _INFO, "upstream life_seconds is_rotated",
+     "upstream {upstream}: a new access token, good for {life_seconds} s{_rotated}",
+     "A token server gave an access token; all connections of the upstream log in with it."),
+    ("token_late", _WARNING, "upstream reason",
+     "upstream {upstream}: no new access token yet, the one there is goes on being used: {reason}",
+     "The token server could not be asked ahead of the token's end; it is asked again after a while."),
+    ("refresh_token_unrecorded", _ERROR, "upstream error",
+     "upstream {upstream}: no new access token until its new refresh token is on disk: {error}",
+     "The token server gave another refresh token, which could not be written."),
     ("pause_unrecorded", _WARNING, "upstream error", "pause of {upstream} is not kept on disk: {error}",
      "A restart would not know of the pause, and try the upstream at once."),
     ("cut_off", _WARNING,
@@ -202,20 +233,43 @@ _ROWS: tuple[tuple[str, Level, str, str, str], ...] = (
     ("policy_waiting", _WARNING, "path sha256 reason until_at",
      "policy {path}: the edit, sha256 {sha256}, waits{_until}: {reason}",
      "An edit allows more, and might be half of one: it comes into force when its file has rested."),
+    ("listener_files_loaded", _NOTICE, "listener users certificate",
+     "listener {listener}: loaded {_what}",
+     "What a listener, or a process of it, goes by from now on: at the start, after a change, by request."),
+    ("listener_files_refused", _ERROR, "listener error",
+     "listener {listener}: the last good users and certificate stay: {error}",
+     "A listener's `users_file`, `certificate` or `key` changed and cannot be used."),
     ("policy_needs_restart", _WARNING, "path keys", "policy {path}: needs a restart to take effect: {keys}",
      "An edit changed what cannot change while the relay runs; the rest of it is in force."),
     ("listener_died", _ERROR, "listener pid status", "listener {listener} died: pid {pid}, {status}",
      "A listener process ended by itself."),
     ("listener_restarted", _NOTICE, "listener pid", "listener {listener} restarted: pid {pid}",
      "Another took its place."),
+    ("hook_failed", _WARNING, "hook error", "notices to {hook} fail, and are tried again: {error}",
+     "The first failure since a notice last arrived."),
+    ("hook_resumed", _NOTICE, "hook", "notices to {hook} arrive again",
+     "The first notice that arrived after a failure."),
+    ("notices_dropped", _ERROR, "notices hook reason", "notices to {hook} were dropped: {notices}, {reason}",
+     "Their receiver will not be told; mail is as it was."),
+    ("notices_unrecorded", _WARNING, "error", "notices are not kept on disk: {error}",
+     "A restart would not know of those that wait; the first time since one was written."),
+    ("recent_unrecorded", _WARNING, "error",
+     "what became of messages is not kept for `relay find`: {error}",
+     "The first time since some of it was kept; mail is as it was."),
     ("held", _NOTICE, "queue_id", "{queue_id}: held by the operator",
      "The message stays until it is released."),
     ("released", _NOTICE, "queue_id", "{queue_id}: released by the operator",
      "A held message goes on."),
     ("retried", _NOTICE, "queue_id", "{queue_id}: to be tried at once, by the operator",
      "A deferred message need not sit out its back-off."),
-    ("deleted", _NOTICE, "queue_id nrcpt", "{queue_id}: deleted by the operator, recipients left: {nrcpt}",
+    ("deleted", _NOTICE, "queue_id message_id nrcpt",
+     "{queue_id}: deleted by the operator, recipients left: {nrcpt}{_message_id}",
      "The message is gone and nobody is told."),
+    ("recipient_deleted", _DEBUG, "queue_id message_id reverse_path recipient",
+     "{queue_id}: to=<{recipient}>, deleted by the operator",
+     "A recipient of a message that was deleted: one line for each."),
+    ("clock_stepped", _WARNING, "by_seconds", "the clock of this host was set by {by_seconds} s",
+     "Limits, pauses and ages go by a clock that is never set; certificates and the times in here do not."),
     ("log_lines_dropped", _WARNING, "lines", "log lines were dropped: {lines} that nobody read",
      "Stands where they would: whoever reads the log had stopped, and mail does not wait for that."),
     ("fault", _ERROR, "where client error traceback", "fault in {where}: {error}{_client}; {traceback}",
@@ -226,3 +280,48 @@ KINDS: dict[str, Kind] = {
     name: Kind(name, level, tuple(fields.split()), template, meaning)
     for name, level, fields, template, meaning in _ROWS
 }
+
+
+class LogLine(NamedTuple):
+    process: str
+    """Of Postfix; empty in our own style."""
+    template: str
+
+
+TEXT_LINES: dict[str, tuple[LogLine, ...]] = {
+    name: tuple(LogLine("", line) for line in kind.template.split("\n")) for name, kind in KINDS.items()
+}
+
+_PROCESSES = {
+    "smtpd": "connected disconnected refused refusals_untold",
+    "smtp": "upstream_connected delivery",
+    "bounce": "report_waiting reports_capped reports_uncounted report_omitted",
+    "qmgr": "recovered waiting removed upstream_paused sender_paused upstream_stopped upstream_resumed "
+    "operator_paused operator_pause_ended token_late refresh_token_unrecorded "
+    "cut_off limit_lowered history_begun history_failed corrupt held released retried deleted "
+    "recipient_deleted",
+}
+_QUEUED_REPORT = LogLine("qmgr", "{report_id}: from=<>, size={size_bytes}, nrcpt=1 (queue active)")
+
+POSTFIX_LINES: dict[str, tuple[LogLine, ...]] = (
+    {name: tuple(line._replace(process="master") for line in lines) for name, lines in TEXT_LINES.items()}
+    | {
+        name: tuple(line._replace(process=process) for line in TEXT_LINES[name])
+        for process, names in _PROCESSES.items()
+        for name in names.split()
+    }
+    | {
+        "accepted": (
+            LogLine("smtpd", "{queue_id}: client={client}{_user}"),
+            LogLine("cleanup", "{queue_id}: message-id={_message_id}"),
+            LogLine(
+                "qmgr", "{queue_id}: from=<{reverse_path}>, size={size_bytes}, nrcpt={nrcpt} (queue active)"
+            ),
+        ),
+        # As Postfix has it, for programs that count: its own line has no Message-ID.
+        "delivery": (LogLine("smtp", KINDS["delivery"].template.removesuffix("{_message_id}")),),
+        "report_published": (LogLine("bounce", KINDS["report_published"].template), _QUEUED_REPORT),
+        "warning_published": (LogLine("bounce", KINDS["warning_published"].template), _QUEUED_REPORT),
+    }
+)
+"""What no process of Postfix would say is the master's."""

@@ -1,18 +1,19 @@
-"""The log: one line for everything that happens, as text or as JSON, on stderr.
+"""The log: one line for everything that happens, as text, as JSON or as Postfix would have it, on stderr.
 
 `Events` has a method for each row of `event_table`.  Guarantees: no call raises (a closed stderr must
 not stop mail); no text from outside can end a line or move a terminal's cursor; no registered secret
 is written.  Lines are written once per turn of the event loop, errors at once.  One thread only.
 
 As text, a line begins like one of rsyslog's file format; under the journal, which adds
-its own beginning, with `<N>`, the priority (sd-daemon(3)).
+its own beginning, with `<N>`, the priority (sd-daemon(3)).  As Postfix would have it, it has both there:
+`journalctl -o cat` shows what the readers of Postfix' log take.
 """
 
 import json
 import os
 import socket
 import traceback as tracebacks
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from string import Formatter
 from typing import Literal, NamedTuple, TextIO
 
@@ -20,7 +21,7 @@ from relay.clock import SECOND_NS, Clock
 from relay.mail.envelope import Envelope, QueueId
 from relay.mail.formats import Value, described, postfix_delay, rfc3339, rfc3339_or_none, shown_as_text
 from relay.smtp.reply import Phase
-from relay.telemetry.event_table import KINDS, Kind, Level
+from relay.telemetry.event_table import KINDS, POSTFIX_LINES, TEXT_LINES, Kind, Level
 from relay.telemetry.redaction import Redaction
 from relay.telemetry.stderr import CallSoon, LineWriter, UnwaitingStream, is_journal, one_line
 from relay.throttle.limit_hints import Hint, Lowered
@@ -28,10 +29,14 @@ from relay.verdicts.decision import Fate
 from relay.verdicts.outcome import Answer
 
 _LEVEL_NAMES = {level: level.name.lower() for level in Level}
-_TEMPLATES = {name: kind.template.split("\n") for name, kind in KINDS.items()}
+LogStyle = Literal["text", "json", "postfix"]
+_LINES = {"text": TEXT_LINES, "json": {}, "postfix": POSTFIX_LINES}
 _SHOWN = {
-    name: frozenset(field for _, field, _, _ in Formatter().parse(kind.template) if field)
-    for name, kind in KINDS.items()
+    style: {
+        name: frozenset(f for line in lines for _, f, _, _ in Formatter().parse(line.template) if f)
+        for name, lines in by_name.items()
+    }
+    for style, by_name in _LINES.items()
 }
 _LEVEL_TEXT = {level: f"{level.name.lower()}: " if level <= Level.WARNING else "" for level in Level}
 SHORTAGE_AGAIN_NS = 60 * SECOND_NS
@@ -40,7 +45,11 @@ SHORTAGE_AGAIN_NS = 60 * SECOND_NS
 MOST_REFUSALS = 100
 """Refusals of clients that are logged in a second: a flood of them must not flood the log."""
 
+LONGEST_NAME = 100
+"""Characters of a user who may be nobody, as Postfix logs him."""
+
 NO_PIECES: Mapping[str, str] = {}
+Watcher = Callable[[str, Mapping[str, Value]], None]
 
 
 class Via(NamedTuple):
@@ -68,7 +77,7 @@ class Events:
     def __init__(
         self,
         stream: TextIO,
-        style: Literal["text", "json"],
+        style: LogStyle,
         clock: Clock,
         *,
         redaction: Redaction | None = None,
@@ -78,15 +87,17 @@ class Events:
         self._lines = LineWriter(stream)
         self._stream = stream
         self._unsayable = 0
+        self._watchers: dict[str, tuple[Watcher, ...]] = {}
+        """By the name of the event."""
         self._refusals = self._refusals_untold = self._refusals_since_ns = 0
         self._tells_shortage_at_ns: dict[str, int] = {}
         """By where it was; boottime.  There is a handful of places."""
-        self._is_json = style == "json"
+        self._style = style
         self._clock = clock
         self._redaction = redaction or Redaction()
         self._level = level
         self._is_journal = is_journal(stream)
-        self._origin = f"{hostname or socket.gethostname()} relay[{os.getpid()}]: "
+        self._hostname, self._pid = hostname or socket.gethostname(), os.getpid()
         if isinstance(stream, UnwaitingStream):
             stream.tell_gap = self._gap
 
@@ -98,6 +109,11 @@ class Events:
 
     def collect(self, call_soon: CallSoon | None) -> None:
         self._lines.collect(call_soon)
+
+    def watch(self, watcher: Watcher, names: Iterable[str]) -> None:
+        """Call a watcher with name and fields of each of these events, logged or not; secrets are in them."""
+        for name in names:
+            self._watchers[name] = (*self._watchers.get(name, ()), watcher)
 
     def flush(self) -> None:
         self._tell_untold()
@@ -125,7 +141,7 @@ class Events:
     def disconnected(self, *, listener: str, client: str, reason: str) -> None:
         self._tell("disconnected", listener=listener, client=client, reason=reason)
 
-    def refused(self, *, listener: str, client: str, phase: str, reply: str) -> None:
+    def refused(self, *, listener: str, client: str, phase: str, reply: str, user: str | None) -> None:
         """Tell of a 4yz or 5yz reply; of very many in a second, only their number."""
         now_ns = self._clock.boottime_ns()
         if now_ns - self._refusals_since_ns >= SECOND_NS:
@@ -137,23 +153,40 @@ class Events:
             return
         # Postfix names the reply to the final dot after what ended.
         shown = "END-OF-MESSAGE" if phase == "eod" else phase.upper()
-        self._tell("refused", {"_phase": shown}, listener=listener, client=client, phase=phase, reply=reply)
+        user = user[:LONGEST_NAME] if user else None
+        self._tell(
+            "refused",
+            {"_phase": shown, "_user": _as_sasl(user)},
+            listener=listener,
+            client=client,
+            phase=phase,
+            reply=reply,
+            user=user,
+        )
 
     def refusals_untold(self, *, untold: int) -> None:
         self._tell("refusals_untold", untold=untold)
 
     def accepted(
-        self, *, listener: str, queue_id: QueueId, envelope: Envelope, size_bytes: int, commit_ns: int
+        self,
+        *,
+        listener: str,
+        queue_id: QueueId,
+        envelope: Envelope,
+        message_id: str | None,
+        size_bytes: int,
+        commit_ns: int,
     ) -> None:
         self._tell(
             "accepted",
-            {"_user": f", sasl_username={envelope.user}" if envelope.user else ""},
+            {"_user": _as_sasl(envelope.user), "_message_id": message_id or "<>"},
             queue_id=queue_id,
             listener=listener,
             client=envelope.client,
             helo=envelope.helo,
             protocol=envelope.protocol,
             user=envelope.user,
+            message_id=message_id,
             reverse_path=envelope.reverse_path,
             size_bytes=size_bytes,
             nrcpt=len(envelope.recipients),
@@ -186,29 +219,40 @@ class Events:
         self,
         *,
         queue_id: QueueId,
+        reverse_path: str,
         recipient: str,
         fate: Fate,
         answer: Answer,
         delays: Delays,
         via: Via = NO_TRANSACTION,
+        message_id: str | None = None,
     ) -> None:
-        pieces = {
-            "_conn_use": f"conn_use={via.conn_use}, " if via.conn_use > 1 else "",
-            "_delay": postfix_delay(sum(delays)),
-            "_delays": "/".join(map(postfix_delay, delays)),
-            "_tls": f"tls={via.tls}, " if via.tls else "",
-            "_status": "sent" if fate is Fate.RELAYED else fate.value,
-        }
+        # Each form has delays of its own: of these only what is written is made.
+        seconds: list[str | float] = []
+        pieces = NO_PIECES
+        if self._style == "json":
+            seconds += [delay_ns / SECOND_NS for delay_ns in delays]
+        else:
+            pieces = {
+                "_conn_use": f"conn_use={via.conn_use}, " if via.conn_use > 1 else "",
+                "_delay": postfix_delay(sum(delays)),
+                "_delays": "/".join([postfix_delay(delay_ns) if delay_ns else "0" for delay_ns in delays]),
+                "_tls": f"tls={via.tls}, " if via.tls else "",
+                "_status": "sent" if fate is Fate.RELAYED else fate.value,
+                "_message_id": f", message-id={message_id}" if message_id else "",
+            }
         self._tell(
             "delivery",
             pieces,
             queue_id=queue_id,
             upstream=via.upstream,
+            message_id=message_id,
+            reverse_path=reverse_path,
             recipient=recipient,
             relay=via.relay,
             conn_use=via.conn_use,
-            delay_seconds=_seconds(sum(delays)),
-            delays_seconds=[_seconds(delay_ns) for delay_ns in delays],
+            delay_seconds=sum(delays) / SECOND_NS,
+            delays_seconds=seconds,
             tls=via.tls,
             dsn=answer.status,
             status=fate.value,
@@ -220,11 +264,11 @@ class Events:
     def removed(self, *, queue_id: QueueId) -> None:
         self._tell("removed", queue_id=queue_id)
 
-    def report_published(self, *, queue_id: QueueId, report_id: QueueId) -> None:
-        self._tell("report_published", queue_id=queue_id, report_id=report_id)
+    def report_published(self, *, queue_id: QueueId, report_id: QueueId, size_bytes: int) -> None:
+        self._tell("report_published", queue_id=queue_id, report_id=report_id, size_bytes=size_bytes)
 
-    def warning_published(self, *, queue_id: QueueId, report_id: QueueId) -> None:
-        self._tell("warning_published", queue_id=queue_id, report_id=report_id)
+    def warning_published(self, *, queue_id: QueueId, report_id: QueueId, size_bytes: int) -> None:
+        self._tell("warning_published", queue_id=queue_id, report_id=report_id, size_bytes=size_bytes)
 
     def report_omitted(self, *, queue_id: QueueId, nrcpt: int) -> None:
         self._tell("report_omitted", queue_id=queue_id, nrcpt=nrcpt)
@@ -255,8 +299,44 @@ class Events:
             reason=reason,
         )
 
+    def upstream_proving(self, *, upstream: str) -> None:
+        self._tell("upstream_proving", upstream=upstream)
+
+    def clock_stepped(self, *, by_ns: int) -> None:
+        self._tell("clock_stepped", by_seconds=_seconds(by_ns))
+
     def upstream_resumed(self, *, upstream: str) -> None:
         self._tell("upstream_resumed", upstream=upstream)
+
+    def operator_paused(self, *, upstream: str, by: str, until_at_ns: int | None, holds_new: bool) -> None:
+        """Tell of `relay pause`; None: until `relay resume`."""
+        self._tell(
+            "operator_paused",
+            {"_holding": "; new mail for it is held" if holds_new else ""},
+            upstream=upstream,
+            by=by,
+            until_at=rfc3339_or_none(until_at_ns),
+            holds_new=holds_new,
+        )
+
+    def operator_pause_ended(self, *, upstream: str, reason: str) -> None:
+        self._tell("operator_pause_ended", upstream=upstream, reason=reason)
+
+    def token_granted(self, *, upstream: str, life_seconds: int, is_rotated: bool) -> None:
+        rotated = ", and a new refresh token" if is_rotated else ""
+        self._tell(
+            "token_granted",
+            {"_rotated": rotated},
+            upstream=upstream,
+            life_seconds=life_seconds,
+            is_rotated=is_rotated,
+        )
+
+    def token_late(self, *, upstream: str, reason: str) -> None:
+        self._tell("token_late", upstream=upstream, reason=reason)
+
+    def refresh_token_unrecorded(self, *, upstream: str, error: str) -> None:
+        self._tell("refresh_token_unrecorded", upstream=upstream, error=error)
 
     def pause_unrecorded(self, *, upstream: str, error: str) -> None:
         self._tell("pause_unrecorded", upstream=upstream, error=error)
@@ -330,6 +410,20 @@ class Events:
         for fault in faults:
             self._tell("policy_refused", path=path, fault=fault)
 
+    def listener_files_loaded(self, listener: str, users: int, certificate: str | None) -> None:
+        what = [f"{users} user{'s' * (users != 1)}"] if users else []
+        what += [f"certificate with SHA-256 {certificate}"] if certificate else []
+        self._tell(
+            "listener_files_loaded",
+            {"_what": " and ".join(what)},
+            listener=listener,
+            users=users,
+            certificate=certificate,
+        )
+
+    def listener_files_refused(self, *, listener: str, error: str) -> None:
+        self._tell("listener_files_refused", listener=listener, error=error)
+
     def policy_waiting(self, *, path: str, sha256: str, reason: str, until_at_ns: int | None) -> None:
         until_at = rfc3339_or_none(until_at_ns)
         self._tell(
@@ -350,6 +444,21 @@ class Events:
     def listener_restarted(self, *, listener: str, pid: int) -> None:
         self._tell("listener_restarted", listener=listener, pid=pid)
 
+    def hook_failed(self, *, hook: str, error: str) -> None:
+        self._tell("hook_failed", hook=hook, error=error)
+
+    def hook_resumed(self, *, hook: str) -> None:
+        self._tell("hook_resumed", hook=hook)
+
+    def notices_dropped(self, *, notices: int, hook: str, reason: str) -> None:
+        self._tell("notices_dropped", notices=notices, hook=hook, reason=reason)
+
+    def notices_unrecorded(self, *, error: str) -> None:
+        self._tell("notices_unrecorded", error=error)
+
+    def recent_unrecorded(self, *, error: str) -> None:
+        self._tell("recent_unrecorded", error=error)
+
     def held(self, *, queue_id: QueueId) -> None:
         self._tell("held", queue_id=queue_id)
 
@@ -359,8 +468,20 @@ class Events:
     def retried(self, *, queue_id: QueueId) -> None:
         self._tell("retried", queue_id=queue_id)
 
-    def deleted(self, *, queue_id: QueueId, nrcpt: int) -> None:
-        self._tell("deleted", queue_id=queue_id, nrcpt=nrcpt)
+    def deleted(self, *, queue_id: QueueId, message_id: str | None, nrcpt: int) -> None:
+        pieces = {"_message_id": f", message-id={message_id}" if message_id else ""}
+        self._tell("deleted", pieces, queue_id=queue_id, message_id=message_id, nrcpt=nrcpt)
+
+    def recipient_deleted(
+        self, *, queue_id: QueueId, message_id: str | None, reverse_path: str, recipient: str
+    ) -> None:
+        self._tell(
+            "recipient_deleted",
+            queue_id=queue_id,
+            message_id=message_id,
+            reverse_path=reverse_path,
+            recipient=recipient,
+        )
 
     def log_lines_dropped(self, *, lines: int) -> None:
         """Tell of lines that are missing.  A stream that drops them tells so itself, in their place."""
@@ -391,9 +512,12 @@ class Events:
 
     def _tell(self, name: str, pieces: Mapping[str, str] = NO_PIECES, /, **fields: Value) -> None:
         kind = KINDS[name]
-        if kind.level > self._level:
-            return
         try:
+            if name in self._watchers:
+                for watcher in self._watchers[name]:
+                    watcher(name, fields)
+            if kind.level > self._level:
+                return
             for line in self._told(kind, fields, pieces):
                 # An error may be the last thing that this process says.
                 self._lines.add(line, is_urgent=kind.level <= Level.ERROR)
@@ -404,22 +528,28 @@ class Events:
         """Return several lines only where the template has several."""
         now = rfc3339(self._clock.wall_ns())
         priority = f"<{kind.level.value}>" if self._is_journal else ""
-        if self._is_json:
+        if self._style == "json":
             # JSON itself escapes whatever is not printable ASCII, all but DEL; secrets are left to hide.
             hidden = {name: self._hidden(value) for name, value in fields.items()}
             told = {"time": now, "event": kind.name, "level": _LEVEL_NAMES[kind.level], **hidden}
             return [priority + json.dumps(told).replace("\x7f", "\\u007f")]
-        beginning = (priority or f"{now} {self._origin}") + _LEVEL_TEXT[kind.level]
         shown = {
             name: value if isinstance(value, str) else shown_as_text(value)
-            for name in _SHOWN[kind.name]
+            for name in _SHOWN[self._style][kind.name]
             for value in (pieces[name] if name in pieces else fields[name],)
         }
         # The template is split before foreign text is in it, and each line cleaned with that text in it.
         return [
-            beginning + one_line(self._redaction.hide(line.format_map(shown)))
-            for line in _TEMPLATES[kind.name]
+            self._beginning(now, priority, line.process)
+            + _LEVEL_TEXT[kind.level]
+            + one_line(self._redaction.hide(line.template.format_map(shown)))
+            for line in _LINES[self._style][kind.name]
         ]
+
+    def _beginning(self, now: str, priority: str, process: str) -> str:
+        if process:
+            return f"{priority}{now} {self._hostname} postfix/{process}[{self._pid}]: "
+        return priority or f"{now} {self._hostname} relay[{self._pid}]: "
 
     def _hidden(self, value: Value) -> Value:
         if isinstance(value, str):
@@ -427,6 +557,10 @@ class Events:
         if isinstance(value, list):
             return [self._redaction.hide(part) if isinstance(part, str) else part for part in value]
         return value
+
+
+def _as_sasl(user: str | None) -> str:
+    return f", sasl_username={user}" if user else ""
 
 
 def _seconds(span_ns: int) -> float:

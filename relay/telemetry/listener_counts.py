@@ -15,9 +15,9 @@ from pydantic import Field, TypeAdapter
 from relay.clock import SECOND_NS
 from relay.mail.envelope import Envelope, QueueId
 from relay.mail.formats import described
+from relay.spool.os_errors import is_lack_of_means
 from relay.telemetry.events import Events
 from relay.telemetry.metric_table import DISK_SECONDS
-from relay.verdicts.shortage import is_lack_of_means
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -161,12 +161,19 @@ class ListenerObserver:
         self._counts.closed(listener)
         self._events.disconnected(listener=listener, client=client, reason=reason)
 
-    def refused(self, listener: str, client: str, phase: str, reply: str) -> None:
+    def refused(self, listener: str, client: str, phase: str, reply: str, user: str | None) -> None:
         self._counts.rejected(listener, phase, reply[:3])
-        self._events.refused(listener=listener, client=client, phase=phase, reply=reply)
+        self._events.refused(listener=listener, client=client, phase=phase, reply=reply, user=user)
 
     def accepted(
-        self, listener: str, queue_id: QueueId, envelope: Envelope, size_bytes: int, commit_ns: int
+        self,
+        listener: str,
+        queue_id: QueueId,
+        envelope: Envelope,
+        message_id: str | None,
+        *,
+        size_bytes: int,
+        commit_ns: int,
     ) -> None:
         recipients = len(envelope.recipients)
         self._counts.accepted(listener, recipients=recipients, size_bytes=size_bytes, commit_ns=commit_ns)
@@ -174,6 +181,7 @@ class ListenerObserver:
             listener=listener,
             queue_id=queue_id,
             envelope=envelope,
+            message_id=message_id,
             size_bytes=size_bytes,
             commit_ns=commit_ns,
         )

@@ -15,20 +15,33 @@ import pytest
 from pydantic import ValidationError
 
 from relay.control.operations import ABSENT, BUSY, OK, VERBS, Unreachable, Verb
-from relay.control.socket import IDS_AT_ONCE, SOCKET_NAME, ControlClient, ControlServer, _from_wire
+from relay.control.socket import (
+    IDS_AT_ONCE,
+    SOCKET_NAME,
+    ControlClient,
+    ControlServer,
+    PolicyInForce,
+    _from_wire,
+)
 from relay.mail.envelope import QueueId
+from relay.policy.faults import PolicyError, PolicyFault
+from relay.status.filters import By, Filters, Wanted
 from relay.status.snapshot import QueueState
 from relay.telemetry.events import Events
 from tests.fakes.clock import FakeClock
 from tests.fakes.operations import FakeOperations
-from tests.fakes.snapshots import FIRST, REPORT, SECOND, a_detail, a_message, a_snapshot
+from tests.fakes.snapshots import FIRST, REPORT, SECOND, a_detail, a_message, a_plan, a_snapshot
+
+IN_FORCE = PolicyInForce(Path("/etc/relay/policy.yaml"), "spool: ./spool\n")
 
 
 @asynccontextmanager
 async def serving(
     spool: Path, operations: FakeOperations, log: io.StringIO | None = None
 ) -> AsyncIterator[ControlClient]:
-    server = ControlServer(spool, operations, Events(log or io.StringIO(), "text", FakeClock()))
+    server = ControlServer(
+        spool, operations, Events(log or io.StringIO(), "text", FakeClock()), lambda: IN_FORCE
+    )
     await server.start()
     client = ControlClient(spool)
     try:
@@ -57,6 +70,20 @@ async def test_a_snapshot_arrives_as_it_was_sent(tmp_path: Path) -> None:
         assert await client.snapshot() == a_snapshot()
 
 
+async def test_a_breakdown_arrives_as_it_was_sent(tmp_path: Path) -> None:
+    operations = FakeOperations([a_message(FIRST, reverse_path="büro@example.org"), a_message(SECOND)])
+    async with serving(tmp_path, operations) as client:
+        breakdown = await client.breakdown()
+
+    assert breakdown == await operations.breakdown()
+    assert (len(breakdown.senders), breakdown.reasons[0].messages) == (2, 2)
+
+
+async def test_the_policy_in_force_arrives_as_it_was_sent(tmp_path: Path) -> None:
+    async with serving(tmp_path, FakeOperations()) as client:
+        assert await client.policy() == IN_FORCE
+
+
 async def test_a_long_queue_arrives_whole_and_in_order(tmp_path: Path) -> None:
     messages = [a_message(queue_id) for queue_id in many(1_234)]
 
@@ -81,7 +108,8 @@ async def test_a_message_is_shown_or_it_is_said_why_not(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 async def test_a_verb_reaches_its_method_and_each_id_has_its_result(tmp_path: Path, verb: Verb) -> None:
-    operations = FakeOperations([a_message(FIRST), a_message(SECOND, state=QueueState.ACTIVE)])
+    state = {"release": QueueState.HELD, "retry": QueueState.DEFERRED}.get(verb, QueueState.WAITING)
+    operations = FakeOperations([a_message(FIRST, state=state), a_message(SECOND, state=QueueState.ACTIVE)])
 
     async with serving(tmp_path, operations) as client:
         results = await client.act(verb, [FIRST, SECOND, REPORT])
@@ -195,10 +223,12 @@ async def test_what_is_no_question_reaches_nothing(
     assert operations.asked == []
 
 
-async def test_a_folder_without_room_for_the_socket_leaves_nothing_open(
+async def test_a_folder_without_room_for_a_socket_leaves_nothing_open(
     tmp_path: Path,
 ) -> None:
-    server = ControlServer(tmp_path / "nothing", FakeOperations(), Events(io.StringIO(), "text", FakeClock()))
+    server = ControlServer(
+        tmp_path / "nothing", FakeOperations(), Events(io.StringIO(), "text", FakeClock()), lambda: IN_FORCE
+    )
 
     with pytest.raises(FileNotFoundError):
         await server.start()
@@ -230,7 +260,7 @@ AS_BEFORE = {
         {"address": "bob@example.com", "status": "to do", "text": ""},
         {"address": "eve@example.com", "status": "bounced", "text": "550 5.1.1 no such user"},
     ],
-    "header": "Subject: hello\r\nX-Trick: \x1b[2J",
+    "header": "Subject: hello\r\n\tfolded\r\nX-Trick: \x1b[2J",
 }
 """A message on the wire as version 0.1.0 writes and reads it."""
 
@@ -239,13 +269,28 @@ async def test_a_shown_message_is_on_the_wire_as_before(tmp_path: Path) -> None:
     operations = FakeOperations([a_message()])
 
     async with serving(tmp_path, operations), asking(tmp_path, f"/queue/{FIRST}") as response:
-        assert await response.json() == AS_BEFORE
+        shown = await response.json()
+
+    added = {"attempts": 0, "last_attempt_at_ns": None, "next_attempt_at_ns": None, "reported": False}
+    before, message = AS_BEFORE["recipients"], _message_as_before()
+    assert isinstance(before, list)
+    new: dict[str, object] = {"message_id": None, "is_held_by_pause": False}
+    new |= {"upstream_because": "", "further_upstreams": []}
+    assert shown == AS_BEFORE | {
+        "message": message | new,
+        "recipients": [each | added for each in before],
+    }
+
+
+def _message_as_before() -> dict[str, object]:
+    before = AS_BEFORE["message"]
+    assert isinstance(before, dict)
+    return before
 
 
 async def test_a_line_of_the_queue_lacks_nothing_that_it_had_to_have(tmp_path: Path) -> None:
     operations = FakeOperations([a_message()])
-    before = AS_BEFORE["message"]
-    assert isinstance(before, dict)
+    before = _message_as_before()
     defaults = {"next_attempt_at_ns", "lane"}  # an older command line fills them in
 
     async with serving(tmp_path, operations), asking(tmp_path, "/queue") as response:
@@ -264,3 +309,53 @@ async def test_an_older_relays_message_is_understood() -> None:
 def test_a_message_in_other_words_is_refused(content: bytes) -> None:
     with pytest.raises(ValidationError):
         _from_wire(content)
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("listing", {"filters": {"senders": ["@x.example"], "colour": "blue"}}),
+        ("listing", {"colour": "blue"}),
+        ("summary", {"filters": {"colour": "blue"}, "by": "sender"}),
+        ("summary", {"filters": {}, "by": "colour"}),
+        ("queue/delete?state=blue", [FIRST]),
+    ],
+)
+async def test_a_filter_of_another_version_is_refused(tmp_path: Path, path: str, asked: object) -> None:
+    """It would find messages that were not meant."""
+    operations = FakeOperations([a_message()])
+    connector = aiohttp.UnixConnector(str(tmp_path / SOCKET_NAME))
+    async with (
+        serving(tmp_path, operations),
+        aiohttp.ClientSession(connector=connector) as session,
+        session.post(f"http://relay/{path}", json=asked) as response,
+    ):
+        assert response.status == 400
+    assert operations.asked == []
+
+
+async def test_filters_and_states_arrive_as_they_were_asked(tmp_path: Path) -> None:
+    operations = FakeOperations([a_message(FIRST), a_message(SECOND, state=QueueState.HELD)])
+    held = Filters(states=(QueueState.HELD,), senders=("@example.org",), older_ns=1)
+    async with serving(tmp_path, operations) as client:
+        assert await client.queue(Wanted(held, "size", 3)) == [operations.messages[SECOND]]
+        assert await client.summary(held, By.DOMAIN, 1) == await operations.summary(held, By.DOMAIN, 1)
+        await client.act("release", [SECOND], held.states)
+    assert operations.among == held.states
+
+
+async def test_a_plan_crosses_whole_and_its_text_as_it_is(tmp_path: Path) -> None:
+    operations = FakeOperations()
+    text, path = "# ümlaut\n".encode() * 20_000, Path("/etc/relay/a b&c=ü/policy.yaml")
+    async with serving(tmp_path, operations) as client:
+        assert await client.plan(text, path) == a_plan()
+
+    assert operations.planned == [(text, path)]
+
+
+async def test_a_policy_that_the_relay_cannot_read_is_told_by_it(tmp_path: Path) -> None:
+    operations = FakeOperations()
+    operations.raises = PolicyError([PolicyFault(Path("new.yaml"), 3, 5, "spool", "unknown key")])
+    async with serving(tmp_path, operations) as client:
+        with pytest.raises(Unreachable, match=r"cannot read that policy: new\.yaml:3:5: spool: unknown key"):
+            await client.plan(b"", Path("new.yaml"))

@@ -9,7 +9,7 @@ CELLS: dict[Verb, tuple[Deed | str, ...]] = {
     # In the order of COLUMNS.
     "hold": (Deed.HOLD, Deed.HOLD, Deed.NOTHING, ONLY_REPORT_LEFT),
     "release": (Deed.NOTHING, Deed.NOTHING, Deed.RELEASE, ONLY_REPORT_LEFT),
-    "retry": (Deed.RETRY, Deed.RETRY, HELD_ALREADY, ONLY_REPORT_LEFT),
+    "retry": (Deed.NOTHING, Deed.RETRY, HELD_ALREADY, ONLY_REPORT_LEFT),
     "bounce": (Deed.BOUNCE, Deed.BOUNCE, Deed.BOUNCE, ONLY_REPORT_LEFT),
     "delete": (Deed.DELETE, Deed.DELETE, Deed.DELETE, Deed.END_REPORT),
     "resume": (Deed.RETRY, Deed.RETRY, Deed.NOTHING, Deed.NOTHING),
@@ -19,22 +19,30 @@ COLUMNS = (State.WAITING, State.DEFERRED, State.HELD, State.REPORTING)
 
 
 def test_every_verb_says_what_it_does_in_every_state() -> None:
-    assert {verb: set(row.deeds) for verb, row in TABLE.items()} == {verb: set(State) for verb in CELLS}
+    assert {verb: set(row.deeds) for verb, row in TABLE.items() if row.deeds} == {
+        verb: set(State) for verb in CELLS
+    }
 
 
-@pytest.mark.parametrize("verb", TABLE)
+@pytest.mark.parametrize("verb", CELLS)
 def test_each_cell_is_as_the_operator_was_promised(verb: Verb) -> None:
     assert tuple(TABLE[verb].deeds[state] for state in COLUMNS) == CELLS[verb]
 
 
-@pytest.mark.parametrize("verb", TABLE)
+@pytest.mark.parametrize("verb", CELLS)
 def test_a_message_in_a_transaction_is_left_alone(verb: Verb) -> None:
     assert TABLE[verb].deeds[State.ACTIVE] == BUSY
 
 
-def test_five_verbs_name_messages_and_two_an_upstream() -> None:
+def test_five_verbs_name_messages_and_three_an_upstream() -> None:
     assert VERBS == ("hold", "release", "retry", "bounce", "delete")
-    assert {verb for verb, row in TABLE.items() if row.needs_upstream} == {"resume", "believe"}
+    assert {verb for verb, row in TABLE.items() if row.needs_upstream} == {"pause", "resume", "believe"}
+    assert TABLE["pause"].deeds == {}
+
+
+def test_what_is_as_it_was_wanted_is_said_by_each_verb() -> None:
+    for row in TABLE.values():
+        assert bool(row.already) == (Deed.NOTHING in row.deeds.values())
 
 
 def test_a_verb_that_ends_messages_reads_them() -> None:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from relay.mail.envelope import QueueId
 from relay.queue.scheduler import Queued, Scheduler
 from relay.status.eta import foretell
-from relay.throttle.expected import BACK_OFF, Foretold, Limited, Mail, Outlook
+from relay.status.expected import BACK_OFF, Foretold, Mail, Outlook
+from relay.throttle.gauge import Limited
 
 T = 1_000
 NOW = 10_000

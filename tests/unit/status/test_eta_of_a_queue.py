@@ -18,6 +18,7 @@ from relay.control.operations import OK
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
+from relay.queue.queued import NO_REASON
 from relay.queue.scheduler import Queued, State
 from relay.spool.durable import RealDisk
 from relay.status.snapshot import MessageView, QueueState, UpstreamStatus
@@ -74,6 +75,10 @@ class Scene:
     held: frozenset[int] = frozenset()
     lanes: str = ""
     """As the policy has them."""
+    upstream: str = ""
+    """More keys of it, each behind a comma."""
+    other: str = ""
+    """Where another upstream stands: nowhere, `last`, or `first`, where all mail goes through it."""
 
 
 @st.composite
@@ -142,7 +147,7 @@ class Play:
         self._host = Smarthost(script)
         async with (
             self._host as host,
-            Relay(self._policy(host.port), Unsynced(), self.clock) as relay,
+            Relay(self._policy(host.port, self.scene), Unsynced(), self.clock) as relay,
         ):
             # Until one was relayed, nobody knows how long that takes.
             await self._warm_up(relay)
@@ -156,33 +161,43 @@ class Play:
             queued = [self._ids[number] for number in self.scene.held if relay.queued(self._ids[number])]
             await relay.operator.act("hold", queued)
             self.at_ns = self.clock.wall_ns()
-            self.upstream = relay.watch.snapshot().upstreams[0]
-            self.foretold = {message.queue_id: message for message in relay.watch.listing().messages()}
+            await self._look(relay)
             held = sum(message.state is QueueState.HELD for message in self.foretold.values())
             for _ in range(LONGEST_SECONDS):
-                if len(relay.sender.scheduler) == held:
+                if len(relay.sender.queue) == held:
                     return
                 await pass_time(1)
             raise AssertionError(f"it never ended:\n{relay.log.getvalue()}")
+
+    async def _look(self, relay: Relay) -> None:
+        self.upstream = relay.watch.snapshot().upstreams[0]
+        self.foretold = {message.queue_id: message for message in relay.watch.listing().messages()}
 
     async def _warm_up(self, relay: Relay) -> None:
         relay.accept("r-1.0@warm.example", sender="warm@warm.example")
         while self.relayed_at_ns.get(WARM, self.clock.wall_ns()) >= self.clock.wall_ns():
             await pass_time(0.1)
 
-    def _policy(self, port: int) -> Policy:
-        scene = self.scene
-        text = f"""
+    def _policy(self, port: int, scene: Scene) -> Policy:
+        return parse_policy(self._text(port, scene), self.folder / "policy.yaml")
+
+    @staticmethod
+    def _text(port: int, scene: Scene) -> bytes:
+        isp = f"""
+  isp: {{host: 127.0.0.1, port: {port}, tls: none, connections: {scene.connections},
+    max_recipients: {scene.max_recipients}, limits: [{", ".join(scene.limits)}]{scene.upstream}}}"""
+        other = f"""
+  other: {{host: 127.0.0.1, port: {port}, tls: none, history: ./other,
+    limits: [{{messages: 2, per: 5s}}], connections: {scene.connections}}}"""
+        upstreams = {"": isp, "last": isp + other, "first": other + isp}[scene.other]
+        return f"""
 spool: ./spool
 hostname: relay.test
 listen: [{{address: "127.0.0.1:0", clients: [127.0.0.0/8]}}]
-upstreams:
-  isp: {{host: 127.0.0.1, port: {port}, tls: none, connections: {scene.connections},
-    max_recipients: {scene.max_recipients}, limits: [{", ".join(scene.limits)}]}}
+upstreams: {upstreams}
 retry: {{min: 7s, max: 9s, lifetime: 1d}}
 {scene.lanes}
-"""
-        return parse_policy(text.encode(), self.folder / "policy.yaml")
+""".encode()
 
     def _mail(self, _: str) -> Turn:
         return "421 4.7.0 too many of you" if self._is_refusing else "250 2.1.0 ok"
@@ -282,7 +297,7 @@ async def test_a_long_queue_is_foreseen_when_asked_and_its_drain_kept(tmp_path: 
         now_ns = clock.boottime_ns()
         for number in range(2 * FEW):
             queued = Queued(QueueId(f"{number:016d}"), "a@x.example", 1, now_ns, clock.wall_ns(), 1)
-            relay.sender.scheduler.add(queued)
+            relay.sender.queue.add(queued, now_ns=0)
         assert relay.watch.snapshot().upstreams[0].drained_at_ns is None
 
         await relay.watch.foresee()
@@ -294,8 +309,38 @@ async def test_a_long_queue_is_foreseen_when_asked_and_its_drain_kept(tmp_path: 
         assert drained_at_ns - clock.wall_ns() == (2 * FEW // 100 - 1) * windows
         etas = [message.eta_at_ns for message in relay.watch.listing().messages()]
         assert max(eta for eta in etas if eta is not None) == drained_at_ns
+        coming = relay.watch.coming()
+        assert [message.queue_id for message in coming.first] == [f"{number:016d}" for number in range(10)]
+        assert len(coming.leaving) == 60
+        assert coming.leaving[-1] == (drained_at_ns, 0)
+        assert [at_ns for at_ns, _ in coming.leaving] == sorted(at_ns for at_ns, _ in coming.leaving)
         for number in range(2 * FEW):
-            relay.sender.scheduler.remove(QueueId(f"{number:016d}"))
+            relay.sender.queue.remove(QueueId(f"{number:016d}"))
+
+
+async def test_of_a_short_queue_what_comes_is_told_at_once(tmp_path: Path) -> None:
+    policy = policy_of(tmp_path, 9, ", limits: [{messages: 1, per: 1h}]")
+    clock = FakeClock()
+    async with Relay(policy, clock=clock) as relay:
+        relay.sender.upstreams.halt()
+        now_ns, names = clock.boottime_ns(), [QueueId(f"{number:016d}") for number in range(3)]
+        for queue_id in names:
+            relay.sender.queue.add(
+                Queued(queue_id, "a@x.example", 1, now_ns, clock.wall_ns(), 1), now_ns=now_ns
+            )
+        relay.sender.queue.hold(names[0], NO_REASON)
+
+        coming = relay.watch.coming()
+
+        assert [(each.queue_id, each.held_by) for each in coming.first] == [
+            (names[1], ""),
+            (names[2], "limit 1 messages per 3600s"),
+            (names[0], "hold"),
+        ]
+        assert [left for _, left in coming.leaving] == [1, 0]
+        assert coming.first[1].eta_at_ns == coming.leaving[1][0]
+        for queue_id in names:
+            relay.sender.queue.remove(queue_id)
 
 
 BY_DOMAIN = ", limits: [{recipients: 1000, per: 1h, for_each: recipient_domain}]"
@@ -331,7 +376,8 @@ async def test_what_is_left_of_a_believed_message_can_be_foretold(tmp_path: Path
         await relay.until(lambda: (it := relay.queued(queue_id)) and it.state is State.DEFERRED)
         assert await relay.operator.resume("isp", believes=True) == OK
 
-        (message,) = await relay.operator.queue()
+        # Beside it perhaps its report.
+        (message,) = [each for each in await relay.operator.queue() if each.queue_id == queue_id]
         assert message.recipients_left == 1
         assert (queued := relay.queued(queue_id)) is not None
         assert queued.domains == (("y.example", 1),)

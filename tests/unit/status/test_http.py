@@ -1,5 +1,7 @@
 """The pages over a real socket: read-only, escaped, and only for those who name this server."""
 
+import base64
+import hashlib
 import io
 import json
 import re
@@ -11,15 +13,20 @@ from html.parser import HTMLParser
 import aiohttp
 import pytest
 
+from relay.clock import SECOND_NS
 from relay.policy.units import HostPort
 from relay.spool.interface import Totals
 from relay.status import page
 from relay.status.collector import collect
 from relay.status.http import StatusServer
+from relay.status.samples import Samples
 from relay.status.snapshot import (
+    NOTHING_COMING,
+    Coming,
     Condition,
     LaneStatus,
     PolicyStatus,
+    QueueState,
     Snapshot,
     UpstreamState,
     public,
@@ -28,7 +35,7 @@ from relay.telemetry.events import Events
 from relay.telemetry.listener_counts import ListenerCounts
 from relay.telemetry.metrics import Metrics
 from tests.fakes.clock import FakeClock
-from tests.fakes.snapshots import AT_NS, a_limit, a_snapshot, an_upstream
+from tests.fakes.snapshots import AT_NS, FIRST, SECOND, a_limit, a_message, a_snapshot, an_upstream
 
 PATHS = ["/", "/metrics", "/healthz", "/readyz", "/status.json"]
 EVIL = '<script>alert("x")</script>'
@@ -37,6 +44,7 @@ EVIL = '<script>alert("x")</script>'
 class World:
     def __init__(self) -> None:
         self.shown: Snapshot | Exception = a_snapshot()
+        self.coming = NOTHING_COMING
         self.log = io.StringIO()
         self.base = ""
         self.foreseen = 0
@@ -69,6 +77,7 @@ async def running() -> AsyncIterator[World]:
         world.foresee,
         metrics.registry,
         events,
+        coming=lambda: world.coming,
         names=["Relay.Example.Org"],
     )
     world.base = f"http://{await server.start()}"
@@ -191,7 +200,7 @@ async def test_no_page_shows_an_address_of_a_correspondent(world: World) -> None
 class Tags(HTMLParser):
     """Tags and text of a page; fails on what a browser would have to repair."""
 
-    VOID = frozenset({"meta"})
+    VOID = frozenset({"meta", "link"})
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,6 +212,9 @@ class Tags(HTMLParser):
         self.seen.append((tag, dict(attrs)))
         if tag not in self.VOID:
             self.opened.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag: str) -> None:
         assert self.opened.pop() == tag
@@ -223,8 +235,8 @@ def test_the_page_shows_windows_queue_upstream_and_ledger() -> None:
     limits = (a_limit(), a_limit(used=7, count=10_000, opens_in_s=None))
     tags = tags_of(page.render(a_snapshot(upstream=an_upstream(limits=limits))))
 
-    bars = [attributes for tag, attributes in tags.seen if tag == "meter"]
-    assert [(bar["value"], bar["max"]) for bar in bars] == [("8", "8"), ("7", "10000")]
+    bars = [attributes for _, attributes in tags.seen if attributes.get("role") == "meter"]
+    assert [(bar["aria-valuenow"], bar["aria-valuemax"]) for bar in bars] == [("8", "8"), ("7", "10000")]
     for shown in (
         "8/8, next slot in 20s",
         "7/10000, room now",
@@ -244,13 +256,16 @@ def test_the_page_shows_the_lanes_where_there_are_some() -> None:
         assert shown in text
 
 
-def test_the_page_loads_nothing_runs_nothing_and_reloads_itself() -> None:
-    tags = tags_of(page.render(a_snapshot()))
+def test_the_page_loads_nothing_and_reloads_itself_without_script() -> None:
+    html = page.render(a_snapshot())
+    tags = tags_of(html)
 
-    assert not {tag for tag, _ in tags.seen} & {"script", "img", "link", "iframe", "object", "form"}
+    assert not {tag for tag, _ in tags.seen} & {"img", "iframe", "object", "form"}
     assert not any("style" in attributes or "src" in attributes for _, attributes in tags.seen)
     assert [a["href"] for tag, a in tags.seen if tag == "a"] == ["status.json", "metrics"]
-    assert ("meta", {"http-equiv": "refresh", "content": "5"}) in tags.seen
+    (icon,) = [attributes["href"] or "" for tag, attributes in tags.seen if tag == "link"]
+    assert icon.startswith("data:image/svg+xml,")
+    assert '<noscript><meta http-equiv="refresh" content="5"></noscript>' in html
 
 
 def test_everything_on_the_page_is_escaped() -> None:
@@ -268,16 +283,76 @@ def test_everything_on_the_page_is_escaped() -> None:
 
     html = page.render(public(snapshot))
 
-    assert "<script" not in html
+    assert html.count("<script") == 1, "our own"
     assert tags_of(html).text.count(EVIL) == 4
 
 
-def test_the_style_is_the_one_that_the_policy_allows() -> None:
-    html = page.render(a_snapshot())
-    (style,) = re.findall(r"<style>(.*?)</style>", html, re.DOTALL)
+@pytest.mark.parametrize("tag", ["style", "script"])
+def test_style_and_script_are_what_the_policy_allows(tag: str) -> None:
+    (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page.render(a_snapshot()), re.DOTALL)
+    allowed = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
-    assert style == page._STYLE
-    assert f"'sha256-{page._STYLE_HASH}'" in page.POLICY
+    assert f"{tag}-src 'sha256-{allowed}'" in page.POLICY
+    assert "unsafe" not in page.POLICY
+
+
+def test_the_page_draws_the_past_what_is_to_come_and_who_goes_next() -> None:
+    samples = Samples()
+    samples.note(a_snapshot(), 7)
+    waiting = replace(a_message(), held_by="limit 8 messages per 60s")
+    held = replace(a_message(SECOND, state=QueueState.HELD), eta_at_ns=None, held_by="hold")
+    coming = Coming((waiting, held), ((AT_NS + 50 * 60 * SECOND_NS, 0),))
+
+    tags = tags_of(page.render(a_snapshot(), coming, samples))
+
+    pictures = [attributes["aria-label"] for _, attributes in tags.seen if attributes.get("role") == "img"]
+    assert pictures == [
+        "what is to come: drained in 50m, by estimate",
+        "last hour: at most 400 waiting",
+        "last day: at most 400 waiting",
+        "last hour: at most 8 used",
+        "last day: at most 8 used",
+    ]
+    for shown in (FIRST, "in 20s", "limit 8 messages per 60s", SECOND, "unknown", "hold"):
+        assert shown in tags.text
+
+
+@pytest.mark.parametrize(
+    ("state", "until_ns", "words"),
+    [
+        (UpstreamState.OPEN, None, "open"),
+        (UpstreamState.PAUSED, AT_NS + 90 * SECOND_NS, "paused, tried again in 1m 30s, at "),
+        (UpstreamState.PAUSED, None, "paused"),
+        (UpstreamState.STOPPED, None, "stopped until an operator acts"),
+    ],
+)
+def test_the_page_says_an_upstreams_state_in_words(
+    state: UpstreamState, until_ns: int | None, words: str
+) -> None:
+    upstream = an_upstream(state=state, because="454 4.7.0 too many", paused_until_ns=until_ns)
+
+    text = tags_of(page.render(a_snapshot(upstream=upstream))).text
+
+    assert words in text
+    assert "454 4.7.0 too many" in text
+
+
+def test_the_page_says_what_ends_an_operators_pause() -> None:
+    upstream = replace(an_upstream(state=UpstreamState.PAUSED, because="maintenance"), paused_by="root")
+
+    assert "paused until relay resume" in tags_of(page.render(a_snapshot(upstream=upstream))).text
+
+
+async def test_what_comes_is_shown_without_addresses(world: World) -> None:
+    deferred = a_message(state=QueueState.DEFERRED, reason="450 bob@example.com is busy")
+    parked = replace(deferred, held_by="limit 2 per sender (<ann@example.net>)")
+    world.coming = Coming((replace(deferred, held_by="back-off"), parked), ())
+
+    text = (await world.get("/"))[1]
+
+    assert "450 &lt;address&gt; is busy" in text
+    assert "limit 2 per sender (" in text
+    assert not re.search("bob|ann@|list@", text)
 
 
 async def test_what_tells_of_the_drain_has_it_foreseen_first(world: World) -> None:

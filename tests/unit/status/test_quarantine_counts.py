@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from relay.cli.render import queue_lines
-from relay.control.socket import ControlClient, ControlServer
+from relay.control.socket import ControlClient, ControlServer, PolicyInForce
 from relay.spool.interface import Totals
 from relay.status.snapshot import QueueState, message_to_json
 from relay.telemetry.events import Events
@@ -90,7 +90,12 @@ async def test_what_stands_in_the_sockets_place_is_set_aside(tmp_path: Path, kin
     plant(tmp_path / "control.sock", kind, tmp_path / "victim")
     found = kind_of(tmp_path / "control.sock")
     assert ControlClient(tmp_path).is_up() is False
-    server = ControlServer(tmp_path, FakeOperations(), Events(io.StringIO(), "text", FakeClock()))
+    server = ControlServer(
+        tmp_path,
+        FakeOperations(),
+        Events(io.StringIO(), "text", FakeClock()),
+        lambda: PolicyInForce(tmp_path, ""),
+    )
     await server.start()
     try:
         assert ControlClient(tmp_path).is_up()
@@ -109,7 +114,12 @@ async def test_a_link_to_a_socket_in_its_place_is_set_aside(
     (tmp_path / "corrupt").mkdir()
     plant(tmp_path / "elsewhere", "a socket", tmp_path)
     (tmp_path / "control.sock").symlink_to("elsewhere")
-    server = ControlServer(tmp_path, FakeOperations(), Events(io.StringIO(), "text", FakeClock()))
+    server = ControlServer(
+        tmp_path,
+        FakeOperations(),
+        Events(io.StringIO(), "text", FakeClock()),
+        lambda: PolicyInForce(tmp_path, ""),
+    )
     await server.start()
     await server.stop()
 

@@ -14,6 +14,7 @@ from relay.status.snapshot import (
     public,
     to_json,
 )
+from relay.verdicts.health import Health
 from tests.fakes.snapshots import a_detail, a_limit, a_message, a_snapshot, an_upstream
 
 
@@ -56,6 +57,33 @@ def test_the_drain_says_when_and_what_holds_the_next() -> None:
     assert shown["drained_at"] == "2025-10-09T09:43:20.000Z"
     assert shown["drain_seconds"] == 3000.0
     assert shown["held_by"] == "limit 8 messages per 60s"
+
+
+@pytest.mark.parametrize(
+    ("health", "is_well", "words"),
+    [
+        (Health.UNTRIED, None, "not tried yet"),
+        (Health.PROVING, None, "proving, one message first"),
+        (Health.USED, True, "open"),
+    ],
+)
+def test_an_open_upstream_is_well_only_once_something_shows_it(
+    health: Health, is_well: bool | None, words: str
+) -> None:
+    upstream = replace(an_upstream(), health=health)
+    (shown,) = to_json(a_snapshot(upstream=upstream))["upstreams"]
+
+    assert (upstream.is_well, upstream.state_words) == (is_well, words)
+    assert (shown["state"], shown["health"]) == ("open", health.value)
+
+
+def test_what_a_proving_upstream_said_is_shown_without_addresses() -> None:
+    upstream = replace(an_upstream(), health=Health.PROVING, proving_after="no answer to <ann@example.net>")
+    snapshot = a_snapshot(upstream=upstream)
+
+    assert to_json(snapshot)["upstreams"][0]["proving_after"] == "no answer to <ann@example.net>"
+    assert public(snapshot).upstreams[0].proving_after == "no answer to <address>"
+    assert to_json(a_snapshot())["upstreams"][0]["proving_after"] is None
 
 
 def test_what_waits_for_a_stopped_upstream_has_no_eta() -> None:

@@ -10,6 +10,7 @@ import pytest
 from relay.policy.units import HostPort
 from relay.status import http, visitors
 from relay.status.http import StatusServer
+from relay.status.snapshot import NOTHING_COMING
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from tests.fakes.clock import FakeClock
@@ -31,7 +32,9 @@ async def serving(
     clock = FakeClock()
     events = Events(io.StringIO(), "text", clock)
     metrics = Metrics(clock)
-    server = StatusServer(HostPort("127.0.0.1", 0), a_snapshot, foresee, metrics.registry, events)
+    server = StatusServer(
+        HostPort("127.0.0.1", 0), a_snapshot, foresee, metrics.registry, events, coming=lambda: NOTHING_COMING
+    )
     address = await server.start()
     try:
         yield address

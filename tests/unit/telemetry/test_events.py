@@ -1,4 +1,4 @@
-"""The log: every event in both styles, nothing foreign in its shape, and never an exception."""
+"""The log: every event in all styles, nothing foreign in its shape, and never an exception."""
 
 import functools
 import inspect
@@ -9,7 +9,7 @@ import os
 import string
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, get_type_hints
+from typing import get_type_hints
 
 import pytest
 from hypothesis import example, given, settings
@@ -20,7 +20,7 @@ from relay.mail.envelope import Envelope, QueueId
 from relay.mail.formats import postfix_delay
 from relay.smtp.reply import Phase, Reply
 from relay.telemetry.event_table import FIELDS, KINDS, Level
-from relay.telemetry.events import Delays, Events, Via
+from relay.telemetry.events import Delays, Events, LogStyle, Via
 from relay.telemetry.redaction import Redaction
 from relay.telemetry.stderr import WHOLE_WRITE_BYTES
 from relay.throttle.limit_hints import Hint, Lowered
@@ -45,7 +45,7 @@ def an_answer(text: str = "250 2.0.0 Ok: queued") -> Answer:
 
 def events_on(
     stream: io.StringIO,
-    style: Literal["text", "json"] = "text",
+    style: LogStyle = "text",
     *,
     redaction: Redaction | None = None,
     level: Level = Level.DEBUG,
@@ -53,14 +53,22 @@ def events_on(
     return Events(stream, style, FakeClock(), redaction=redaction, level=level, hostname="mx")
 
 
-def relayed(events: Events, *, recipient: str = "a@x", text: str = "250 2.0.0 Ok: queued") -> None:
+def relayed(
+    events: Events,
+    *,
+    recipient: str = "a@x",
+    text: str = "250 2.0.0 Ok: queued",
+    message_id: str | None = None,
+) -> None:
     events.delivery(
         queue_id=ID,
+        reverse_path="s@x",
         recipient=recipient,
         fate=Fate.RELAYED,
         answer=an_answer(text),
         delays=Delays(50_000_000, 0, 30_000_000, 1_040_000_000),
         via=Via("isp", "smtp.example.net[192.0.2.7]:587", 3, "TLSv1.3"),
+        message_id=message_id,
     )
 
 
@@ -125,6 +133,7 @@ def test_a_first_transaction_without_tls_names_neither() -> None:
     def act(events: Events) -> None:
         events.delivery(
             queue_id=ID,
+            reverse_path="s@x",
             recipient="a@x",
             fate=Fate.DEFERRED,
             answer=Answer(Verdict.DEFER, Phase.RCPT, None, "the connection was lost"),
@@ -145,6 +154,7 @@ def test_an_accepted_message_is_two_lines_as_with_postfix() -> None:
             listener="127.0.0.1:2525",
             queue_id=ID,
             envelope=an_envelope(user="ann"),
+            message_id=None,
             size_bytes=1234,
             commit_ns=5,
         )
@@ -155,10 +165,55 @@ def test_an_accepted_message_is_two_lines_as_with_postfix() -> None:
     ]
 
 
+def test_in_postfix_style_each_line_is_of_the_process_that_says_it() -> None:
+    stream = io.StringIO()
+    events = events_on(stream, "postfix")
+    user, message_id = an_envelope(user="ann"), "<1@x>"
+    events.accepted(
+        listener="l", queue_id=ID, envelope=user, message_id=message_id, size_bytes=9, commit_ns=5
+    )
+    relayed(events)
+    events.report_published(queue_id=ID, report_id=QueueId(f"{ID}r"), size_bytes=77)
+    events.removed(queue_id=ID)
+    events.refused(listener="l", client="unknown[192.0.2.1]", phase="rcpt", reply="550 5.7.1 no", user=None)
+    events.stopped(queued=3)
+
+    lines = [line.removeprefix(f"{NOW} mx postfix/").split(f"[{os.getpid()}]: ") for line in lines_of(stream)]
+    to_a = f"{ID}: to=<a@x>, relay=smtp.example.net[192.0.2.7]:587, conn_use=3, delay=1.1, "
+    assert lines == [
+        ["smtpd", f"{ID}: client=mail.example[192.0.2.1], sasl_username=ann"],
+        ["cleanup", f"{ID}: message-id=<1@x>"],
+        ["qmgr", f"{ID}: from=<list@example.org>, size=9, nrcpt=2 (queue active)"],
+        ["smtp", f"{to_a}delays=0.05/0/0.03/1, tls=TLSv1.3, dsn=2.0.0, status=sent (250 2.0.0 Ok: queued)"],
+        ["bounce", f"{ID}: sender non-delivery notification: {ID}r"],
+        ["qmgr", f"{ID}r: from=<>, size=77, nrcpt=1 (queue active)"],
+        ["qmgr", f"{ID}: removed"],
+        ["smtpd", "NOQUEUE: reject: RCPT from unknown[192.0.2.1]: 550 5.7.1 no; listener=l"],
+        ["master", "stopped; messages queued: 3"],
+    ]
+
+
+def test_as_text_a_line_that_settles_ends_with_the_message_id() -> None:
+    def act(events: Events) -> None:
+        relayed(events, message_id="<1@x>")
+        relayed(events)
+        events.deleted(queue_id=ID, message_id="<1@x>", nrcpt=2)
+
+    with_id, without, deleted = said(act)
+    assert with_id.endswith("status=sent (250 2.0.0 Ok: queued), message-id=<1@x>")
+    assert without.endswith("status=sent (250 2.0.0 Ok: queued)")
+    assert deleted == f"{ID}: deleted by the operator, recipients left: 2, message-id=<1@x>"
+
+
 def test_the_null_reverse_path_is_empty_brackets() -> None:
     def act(events: Events) -> None:
         events.accepted(
-            listener="l", queue_id=ID, envelope=an_envelope(reverse_path=""), size_bytes=1, commit_ns=5
+            listener="l",
+            queue_id=ID,
+            envelope=an_envelope(reverse_path=""),
+            message_id=None,
+            size_bytes=1,
+            commit_ns=5,
         )
 
     assert said(act)[1] == f"{ID}: from=<>, size=1, nrcpt=2"
@@ -195,7 +250,7 @@ def test_json_is_one_object_with_the_documented_keys() -> None:
 def test_every_kind_has_a_method_and_every_method_a_kind() -> None:
     methods = {name for name, _ in inspect.getmembers(Events, inspect.isfunction) if not name.startswith("_")}
 
-    assert methods - {"collect", "flush"} == set(KINDS)
+    assert methods - {"collect", "flush", "watch"} == set(KINDS)
 
 
 def test_every_event_has_exactly_the_fields_of_its_row() -> None:
@@ -219,15 +274,17 @@ def test_every_template_uses_fields_of_its_row_or_its_pieces() -> None:
 @settings(max_examples=60)
 @given(st.text(max_size=50))
 def test_no_foreign_text_adds_a_line_or_steers_a_terminal(foreign: str) -> None:
-    stream = io.StringIO()
-    events = events_on(stream)
-    tell_everything(events, foreign)
+    # One line each, and more for `accepted`, and in Postfix' style for what is published.
+    styles: dict[LogStyle, int] = {"text": 1, "postfix": 2 + 2}
+    for style, more in styles.items():
+        stream = io.StringIO()
+        events = events_on(stream, style)
+        tell_everything(events, foreign)
 
-    lines = stream.getvalue().split("\n")
-    # One line each, one more for `accepted`, and the end of the last.
-    assert len(lines) == len(KINDS) + 2
-    assert all(line.isprintable() for line in lines)
-    assert events.lines_lost == 0
+        *lines, end = stream.getvalue().split("\n")
+        assert (len(lines), end) == (len(KINDS) + more, "")
+        assert all(line.isprintable() for line in lines)
+        assert events.lines_lost == 0
 
 
 @settings(max_examples=60)
@@ -243,8 +300,8 @@ def test_no_foreign_text_breaks_json(foreign: str) -> None:
     assert all(line.isascii() and line.isprintable() for line in lines)
 
 
-@pytest.mark.parametrize("style", ["text", "json"])
-def test_no_registered_secret_is_written(style: Literal["text", "json"]) -> None:
+@pytest.mark.parametrize("style", ["text", "json", "postfix"])
+def test_no_registered_secret_is_written(style: LogStyle) -> None:
     stream = io.StringIO()
     redaction = Redaction()
     redaction.add("mjd", 'pa"ss\\word')
@@ -266,8 +323,8 @@ class ClosedStream(io.StringIO):
         raise BrokenPipeError
 
 
-@pytest.mark.parametrize("style", ["text", "json"])
-def test_a_stream_that_is_gone_costs_lines_and_nothing_else(style: Literal["text", "json"]) -> None:
+@pytest.mark.parametrize("style", ["text", "json", "postfix"])
+def test_a_stream_that_is_gone_costs_lines_and_nothing_else(style: LogStyle) -> None:
     closed = io.StringIO()
     closed.close()
     for stream in (ClosedStream(), closed):
@@ -306,7 +363,7 @@ def test_a_flood_of_refusals_is_a_hundred_lines_and_a_number() -> None:
 
     def refuse(times: int) -> None:
         for _ in range(times):
-            events.refused(listener="l", client="c", phase="connect", reply="421 4.7.0 no")
+            events.refused(listener="l", client="c", phase="connect", reply="421 4.7.0 no", user=None)
 
     for times in (1000, 100):
         refuse(times)
@@ -376,9 +433,9 @@ def test_a_flood_is_written_in_pieces_that_do_not_mix() -> None:
     assert len(stream.sizes) < 50
 
 
-@pytest.mark.parametrize("style", ["text", "json"])
+@pytest.mark.parametrize("style", ["text", "json", "postfix"])
 def test_under_the_journal_a_line_begins_with_its_priority(
-    style: Literal["text", "json"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    style: LogStyle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (tmp_path / "journal").open("w+") as stream:
         status = os.fstat(stream.fileno())

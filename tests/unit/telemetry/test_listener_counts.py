@@ -112,8 +112,8 @@ def test_the_observer_tells_the_log_and_counts() -> None:
     envelope = Envelope("ann@example.org", ("a@x", "b@y"), 0, CLIENT, "mail", "ESMTP")
 
     observer.connection_opened(HERE, CLIENT)
-    observer.refused(HERE, CLIENT, "rcpt", "550 5.7.1 relaying denied")
-    observer.accepted(HERE, QueueId("0123456789abcdef"), envelope, 77, 1_000)
+    observer.refused(HERE, CLIENT, "rcpt", "550 5.7.1 relaying denied", None)
+    observer.accepted(HERE, QueueId("0123456789abcdef"), envelope, "<1@x>", size_bytes=77, commit_ns=1_000)
     observer.fault(HERE, CLIENT, ValueError("odd"))
     observer.connection_closed(HERE, CLIENT, "quit")
 

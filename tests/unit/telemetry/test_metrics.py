@@ -195,6 +195,8 @@ def test_the_snapshot_is_what_a_scrape_shows(world: World) -> None:
     assert world.value("relay_limit_next_slot_timestamp_seconds", **limit) == AT_NS / SECOND_NS + 20
     assert world.value("relay_upstream_connections", upstream="isp", use="busy") == 2
     assert world.value("relay_upstream_state", upstream="isp", state="open") == 1
+    assert world.value("relay_upstream_health", upstream="isp", health="used") == 1
+    assert world.value("relay_upstream_health", upstream="isp", health="untried") == 0
     assert world.value("relay_upstream_paused_until_timestamp_seconds", upstream="isp") == 0
     assert world.value("relay_ledger_recipients_total", fate="relayed") == 7
     assert world.value("relay_ledger_imbalance_recipients") == 1
@@ -203,15 +205,36 @@ def test_the_snapshot_is_what_a_scrape_shows(world: World) -> None:
     assert 49 * 60 < eta <= 50 * 60
 
 
+def test_refused_mail_and_the_clock_are_what_a_scrape_shows(world: World) -> None:
+    assert world.value("relay_refusing_mail") == 0
+    assert world.value("relay_clock_timestamp_seconds") == AT_NS / SECOND_NS
+    assert world.value("relay_clock_steps_total") == 0
+
+    world.shown = a_snapshot(refusing_because="no room on the disk")
+    world.metrics.clock_stepped()
+
+    assert world.value("relay_refusing_mail") == 1
+    assert world.value("relay_clock_steps_total") == 1
+
+
 def test_what_waits_is_counted_by_lane(world: World) -> None:
     assert world.value("relay_lane_waiting_messages", lane="default") == 400
 
-    lanes = (LaneStatus("resets", 70.0, 50, 3, 4, 5 * SECOND_NS), LaneStatus("default", 30.0, None))
+    resets = LaneStatus("resets", 70.0, 50, 3, 4, 5 * SECOND_NS, patience_ns=60 * SECOND_NS)
+    lanes = (resets, LaneStatus("default", 30.0, None))
     world.shown = replace(a_snapshot(), lanes=lanes)
 
     assert world.value("relay_lane_waiting_messages", lane="resets") == 3
     assert world.value("relay_lane_oldest_waiting_age_seconds", lane="resets") == 5
+    assert world.value("relay_lane_patience_seconds", lane="resets") == 60
     assert world.value("relay_lane_waiting_messages", lane="default") == 0
+    assert world.value("relay_lane_patience_seconds", lane="default") == math.inf
+
+
+def test_a_certificate_is_told_by_its_end(world: World) -> None:
+    name = "relay_smtpd_certificate_end_timestamp_seconds"
+
+    assert world.value(name, listener=LISTENER) == AT_NS / SECOND_NS + 90 * 86_400
 
 
 def test_what_nobody_can_tell_is_infinite(world: World) -> None:
@@ -263,10 +286,7 @@ def test_a_listener_process_counts_as_if_it_were_here(world: World) -> None:
     assert world.value(f"{name}_sum", listener=LISTENER) == pytest.approx(0.006)
 
 
-def test_the_most_that_a_limit_held_covers_what_it_holds(world: World) -> None:
-    counted = replace(a_limit(used=3), most=8)
-    since = replace(a_limit(used=9, count=10), most=8)
-    world.shown = a_snapshot(upstream=an_upstream(limits=(counted, since)))
+def test_the_most_that_a_limit_held_is_told_beside_what_it_holds(world: World) -> None:
+    world.shown = a_snapshot(upstream=an_upstream(limits=(replace(a_limit(used=3), most=8),)))
 
     assert world.value("relay_limit_most_used_slots", upstream="isp", limit="8 messages per 60s") == 8
-    assert world.value("relay_limit_most_used_slots", upstream="isp", limit="10 messages per 60s") == 9

@@ -1,0 +1,143 @@
+"""What a start would know of the upstreams: read from the files of a relay that is down.
+
+Takes no lock of a history, and changes nothing but a pause, by an operator's word.  A file that a start
+would take as nothing counts as nothing here; that it does is told by the start.
+"""
+
+import contextlib
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from relay.clock import Clock
+from relay.mail.age import Boots
+from relay.policy.model import Policy
+from relay.sender.lowered_limits import limits_in_force
+from relay.sender.state_file import (
+    LESSONS_FORMAT,
+    PAUSE_FORMAT,
+    boots_path,
+    lessons_path,
+    pause_path,
+    read_record,
+)
+from relay.spool.durable import Disk
+from relay.spool.foreign import BOOTS_FORMAT
+from relay.spool.kept_format import KeptFormat, Record
+from relay.spool.replacing import replace_file
+from relay.status.past import Traffic, traffic_of
+from relay.status.prospect import RecordedUpstream, live_part
+from relay.throttle.history_check import slots_in_file, spans_in_file
+from relay.throttle.history_format import HistoryError
+from relay.throttle.limit import Limit
+from relay.throttle.limit_hints import Lessons
+from relay.throttle.throttle import View
+from relay.verdicts.health import RESTING, TABLE, Happening, Health
+from relay.verdicts.operator_pause import PauseAsked
+from relay.verdicts.pause_record import PauseRecord
+
+
+def recorded_upstreams(policy: Policy, disk: Disk, clock: Clock) -> Mapping[str, RecordedUpstream]:
+    """Raise PermissionError."""
+    return {name: recorded_upstream(policy, name, disk, clock) for name in policy.upstreams}
+
+
+def recorded_upstream(policy: Policy, name: str, disk: Disk, clock: Clock) -> RecordedUpstream:
+    upstream = policy.upstreams[name]
+    lessons = _lessons(policy, name, disk)
+    limits = limits_in_force(lessons, upstream.limits, policy.lanes)
+    found = _health(policy, name, disk, clock)._replace(findings=lessons.findings)
+    try:
+        slots = slots_in_file(policy.history_path(name), limits, upstream.guard_ns, disk, clock)
+    except HistoryError as error:
+        health = TABLE[found.health, Happening.FAULT].health
+        return found._replace(health=health, because=found.because or str(error))
+    return found._replace(throttle=View(slots, clock))
+
+
+class ReadForPlan(NamedTuple):
+    """What a plan needs of files: the last fields of `relay.status.prospect.Edited`, in their order."""
+
+    old: RecordedUpstream
+    new: RecordedUpstream
+    traffic: Traffic
+    fault: str
+
+
+def read_for_plan(old: Policy, new: Policy, disk: Disk, clock: Clock) -> ReadForPlan:
+    """Return what a start would know under each of two policies, and what the history tells of the past."""
+    before, after = _known_at_a_start(old, disk, clock), _known_at_a_start(live_part(old, new), disk, clock)
+    try:
+        spans = spans_in_file(old.history_path(old.default_upstream), disk, clock)
+    except (HistoryError, PermissionError) as error:
+        return ReadForPlan(before, after, traffic_of(()), str(error))
+    return ReadForPlan(before, after, traffic_of(spans), "")
+
+
+def _known_at_a_start(policy: Policy, disk: Disk, clock: Clock) -> RecordedUpstream:
+    """Return what is known of the upstream that mail goes through."""
+    try:
+        return recorded_upstream(policy, policy.default_upstream, disk, clock)
+    except PermissionError as error:
+        return RecordedUpstream(Health.UNCOUNTED, str(error))
+
+
+def limits_at_a_start(policy: Policy, name: str, disk: Disk) -> list[Limit]:
+    """Return the limits by which the next start decides: some may be lowered (`adapt`)."""
+    return list(limits_in_force(_lessons(policy, name, disk), policy.upstreams[name].limits, policy.lanes))
+
+
+def _lessons(policy: Policy, name: str, disk: Disk) -> Lessons:
+    upstream = policy.upstreams[name]
+    kept = _read(str(lessons_path(policy, name)), disk, LESSONS_FORMAT) or Lessons()
+    return kept.under(upstream.limits, adapts=upstream.adapt is not None)
+
+
+def _health(policy: Policy, name: str, disk: Disk, clock: Clock) -> RecordedUpstream:
+    """Return what a start makes of the last pause."""
+    record = recorded_pause(policy, name, disk, clock)
+    if record is None:
+        return RecordedUpstream(Health.UNTRIED)
+    now_ns = clock.boottime_ns()
+    happening = Happening.RESTART if record.until_ns > now_ns else Happening.LATE_RESTART
+    health = TABLE[record.health, happening].health
+    if record.operator is not None and record.operator.until_ns > now_ns:
+        return RecordedUpstream(health, record.operator.words, record.over_ns, operator=record.operator)
+    return RecordedUpstream(health, record.because if health in RESTING else "", record.until_ns)
+
+
+def recorded_pause(policy: Policy, name: str, disk: Disk, clock: Clock) -> PauseRecord | None:
+    """Return what is kept of the last pause, as of this boot."""
+    kept = _read(str(pause_path(policy, name)), disk, PAUSE_FORMAT)
+    if kept is None:
+        return None
+    now_ns = clock.boottime_ns()
+    boots = Boots(clock.boot_id(), now_ns, _read(str(boots_path(policy)), disk, BOOTS_FORMAT))
+    return kept.moved(clock.boot_id(), now_ns, clock.wall_ns(), boots.here)
+
+
+def record_pause(policy: Policy, name: str, asked: PauseAsked, disk: Disk, clock: Clock) -> None:
+    """Have the next start pause it.  Raises OSError."""
+    now_ns, wall_ns = clock.boottime_ns(), clock.wall_ns()
+    kept = recorded_pause(policy, name, disk, clock)
+    record = kept or PauseRecord(clock.boot_id(), now_ns, wall_ns, "", 0, 0, ())
+    _write(policy, name, record.kept_back(asked, now_ns, wall_ns), disk)
+
+
+def record_resume(policy: Policy, name: str, disk: Disk, clock: Clock) -> bool:
+    """Have the next start use it, one message first; return whether it would have rested.  Raises OSError."""
+    kept = recorded_pause(policy, name, disk, clock)
+    record = None if kept is None else kept.resumed(clock.boottime_ns(), clock.wall_ns())
+    if record is not None:
+        _write(policy, name, record, disk)
+    return record is not None
+
+
+def _write(policy: Policy, name: str, record: PauseRecord, disk: Disk) -> None:
+    # Crash here: the record of before is in force, and the operator has no answer.
+    replace_file(disk, str(pause_path(policy, name)), PAUSE_FORMAT.render(record))
+
+
+def _read(path: str, disk: Disk, records: KeptFormat[Record]) -> Record | None:
+    with contextlib.suppress(OSError, ValueError):
+        return read_record(path, disk, records)
+    return None

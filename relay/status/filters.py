@@ -1,0 +1,291 @@
+"""Which messages an operator means, in what order, and how they add up.  Pure.
+
+One matcher, for a listing, its summary and the verbs.  Different filters must all match, of one
+filter's values any one.  What is kept in memory of a message answers nearly all of them; only where
+it has more recipients than are kept there do they have to be read (`Filters.judge`).  Recipients are
+those that are left.  Does not: read a clock or a spool.
+"""
+
+import enum
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from ipaddress import ip_network
+from typing import Any, ClassVar, NamedTuple
+
+from relay.clock import SECOND_NS
+from relay.mail.address import comparable, comparable_domain
+from relay.mail.sought import sought
+from relay.queue.sorting import Network, is_address, is_client, is_domain, is_like
+from relay.spool.interface import MOST_RUNS
+from relay.status.snapshot import MessageView, QueueState
+from relay.throttle.history_format import LONGEST_KEY
+
+_MINUTE_NS = 60 * SECOND_NS
+AGES = tuple(5 * 2**doubled for doubled in range(9))
+"""Bounds of the columns of a summary in minutes, as qshape(1) has them; one more column has no bound."""
+
+
+class Listed(NamedTuple):
+    """A message, and what only filters and summaries ask of it."""
+
+    view: MessageView
+    age_ns: int
+    """Since acceptance."""
+    domains: tuple[tuple[str, int], ...] | None = None
+    """How many recipients are left in a domain, which may be there twice; None where memory cannot tell."""
+
+    @property
+    def knows_recipients(self) -> bool:
+        return len(self.view.recipients) == self.view.recipients_left
+
+
+def domains_of(recipients: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    return tuple(Counter(comparable_domain(_domain(each)) for each in recipients).items())
+
+
+def domains_in_memory(runs: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...] | None:
+    """Return runs of domains if they are all there, and whole: they are kept as keys of limits."""
+    is_whole = all(len(key) < LONGEST_KEY and "%" not in key for key, _ in runs)
+    return runs if is_whole and len(runs) < MOST_RUNS else None
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Empty ones match anything.  Patterns are those of lanes (`relay.queue.sorting`)."""
+
+    __pydantic_config__: ClassVar[Mapping[str, str]] = {"extra": "forbid"}
+    """A relay that does not know a filter has to refuse it: it would take messages that are not meant."""
+
+    senders: tuple[str, ...] = ()
+    recipients: tuple[str, ...] = ()
+    domains: tuple[str, ...] = ()
+    """Of recipients."""
+    users: tuple[str, ...] = ()
+    clients: tuple[str, ...] = ()
+    """Addresses, networks, or patterns of their names."""
+    lanes: tuple[str, ...] = ()
+    upstreams: tuple[str, ...] = ()
+    states: tuple[QueueState, ...] = ()
+    older_ns: int = 0
+    """At least so old."""
+    size_bytes: int = 0
+    """At least so large."""
+    reason: str = ""
+    """A part of why it waits, or of what holds it: for showing only, no verb goes by it."""
+    text: str = ""
+    """A part of its id, its Message-ID, its sender or a recipient: for showing only, as `reason`."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a text in which there is nothing to look for."""
+        if self.text:
+            sought(self.text)
+
+    @property
+    def is_any(self) -> bool:
+        return self == EVERYTHING
+
+    def judge(self, listed: Listed) -> bool | None:
+        """Return None where only recipients can tell that are not in memory: `fits_recipients`."""
+        if not self._fits(listed):
+            return False
+        view = listed.view
+        if view.state is QueueState.CORRUPT:
+            return not (self.recipients or self.domains) and self._has_text(view, ())
+        if listed.knows_recipients:
+            return self.fits_recipients(view, view.recipients)
+        has_recipient = self._has_recipient(view.recipients) or None
+        has_text = self._has_text(view, view.recipients) or None
+        domains = map(_domain, view.recipients) if listed.domains is None else dict(listed.domains)
+        has_domain = self._has_domain(domains)
+        if not has_domain and listed.domains is not None:
+            return False
+        return True if has_recipient and has_domain and has_text else None
+
+    def fits_recipients(self, view: MessageView, recipients: Sequence[str]) -> bool:
+        """`recipients` are all that are left of a message of which nothing else is in doubt."""
+        return (
+            self._has_recipient(recipients)
+            and self._has_domain(map(_domain, recipients))
+            and self._has_text(view, recipients)
+        )
+
+    def _fits(self, listed: Listed) -> bool:
+        """Leave out what asks for recipients."""
+        view = listed.view
+        return (
+            (not self.states or view.state in self.states)
+            and listed.age_ns >= self.older_ns
+            and view.size_bytes >= self.size_bytes
+            and (not self.lanes or view.lane in self.lanes)
+            and (
+                not self.upstreams or not {view.upstream, *view.further_upstreams}.isdisjoint(self.upstreams)
+            )
+            and (not self.senders or is_address(self.senders, view.reverse_path))
+            and (not self.users or any(is_like(user, view.user or "") for user in self.users))
+            and (not self.clients or any(_is_client(client, view.client) for client in self.clients))
+            and (not self.reason or any(self.reason.lower() in text.lower() for text in _why(view)))
+        )
+
+    def _has_text(self, view: MessageView, recipients: Sequence[str]) -> bool:
+        if not self.text:
+            return True
+        wanted = sought(self.text)
+        return (
+            wanted.is_in(view.queue_id)
+            or wanted.is_in(view.message_id)
+            or wanted.is_in_address((view.reverse_path, *recipients))
+        )
+
+    def _has_recipient(self, recipients: Iterable[str]) -> bool:
+        return not self.recipients or any(is_address(self.recipients, each) for each in recipients)
+
+    def _has_domain(self, domains: Iterable[str]) -> bool:
+        return not self.domains or any(is_domain(self.domains, domain) for domain in domains)
+
+
+EVERYTHING = Filters()
+
+
+def _domain(address: str) -> str:
+    return address.rpartition("@")[2]
+
+
+def _why(view: MessageView) -> tuple[str, str]:
+    return view.reason, view.held_by
+
+
+def _is_client(pattern: str, client: str) -> bool:
+    network = _network(pattern)
+    if network is not None:
+        return is_client((network,), client)
+    pattern, client = pattern.lower(), client.lower()
+    return is_like(pattern, client) or is_like(pattern, client.partition("[")[0])
+
+
+@lru_cache(64)
+def _network(pattern: str) -> Network | None:
+    try:
+        return ip_network(pattern)
+    except ValueError:
+        return None
+
+
+_SORTS: Mapping[str, Callable[[MessageView], Any]] = {
+    "arrival": lambda view: view.arrival_at_ns,
+    "newest": lambda view: -view.arrival_at_ns,
+    "size": lambda view: -view.size_bytes,
+    "recipients": lambda view: -view.recipients_left,
+    "sender": lambda view: comparable(view.reverse_path),
+    "lane": lambda view: view.lane,
+    "state": lambda view: tuple(QueueState).index(view.state),
+    "eta": lambda view: (view.eta_at_ns is None, view.eta_at_ns or 0),
+}
+SORTS = tuple(_SORTS)
+"""Oldest first (or newest), largest first, most recipients first, soonest first."""
+
+
+class By(enum.StrEnum):
+    """What a summary adds up by."""
+
+    SENDER = "sender"
+    DOMAIN = "domain"
+    LANE = "lane"
+    UPSTREAM = "upstream"
+    REASON = "reason"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to list."""
+
+    __pydantic_config__: ClassVar[Mapping[str, str]] = {"extra": "forbid"}
+
+    filters: Filters = EVERYTHING
+    sort: str = ""
+    """One of SORTS; empty: oldest first, and what is set aside at the end."""
+    limit: int | None = None
+
+    def arranged(self, views: Iterable[MessageView]) -> list[MessageView]:
+        by = _SORTS.get(self.sort)
+        return (list(views) if by is None else sorted(views, key=by))[: self.limit]
+
+
+WHOLE_QUEUE = Wanted()
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What has something in common: a row of a summary."""
+
+    key: str | None
+    """None of the row of all.  Of a sender as `comparable` has it; `<>` sends reports."""
+    messages: int
+    recipients: int
+    """Those that are left."""
+    size_bytes: int
+    messages_by_age: tuple[int, ...]
+    """Younger than the first of AGES, than the second, and so on; older than the last."""
+
+
+def group_to_json(group: Group) -> dict[str, Any]:
+    """Return a row for scripts; keys may be added, never renamed."""
+    columns = [*(f"below_{minutes}m" for minutes in AGES), f"from_{AGES[-1]}m"]
+    return {
+        "key": group.key,
+        "messages": group.messages,
+        "recipients": group.recipients,
+        "size_bytes": group.size_bytes,
+        "messages_by_age": dict(zip(columns, group.messages_by_age, strict=True)),
+    }
+
+
+class _Sum:
+    def __init__(self) -> None:
+        self.messages = self.recipients = self.size_bytes = 0
+        self.by_age = [0] * (len(AGES) + 1)
+
+    def add(self, listed: Listed, recipients: int) -> None:
+        self.messages += 1
+        self.recipients += recipients
+        self.size_bytes += listed.view.size_bytes
+        minutes = listed.age_ns // _MINUTE_NS
+        self.by_age[next((i for i, bound in enumerate(AGES) if minutes < bound), len(AGES))] += 1
+
+    def group(self, key: str | None) -> Group:
+        return Group(key, self.messages, self.recipients, self.size_bytes, tuple(self.by_age))
+
+
+def summary(listed: Iterable[Listed], by: By, limit: int | None = None) -> list[Group]:
+    """Return first the row of all, then those with most messages.
+
+    By domain a message is in each row that has a recipient of it, once.
+    """
+    everything, groups = _Sum(), defaultdict[str, _Sum](_Sum)
+    for each in listed:
+        everything.add(each, each.view.recipients_left)
+        for key, recipients in _shares(each, by).items():
+            groups[key].add(each, recipients)
+    rows = [of_key.group(key) for key, of_key in groups.items()]
+    rows.sort(key=lambda row: (-row.messages, row.key))
+    return [everything.group(None), *rows[:limit]]
+
+
+def _shares(listed: Listed, by: By) -> dict[str, int]:
+    """Return the rows that a message is in, and its recipients there; it has `domains`, or all recipients."""
+    view = listed.view
+    match by:
+        case By.SENDER:
+            return {comparable(view.reverse_path) or "<>": view.recipients_left}
+        case By.LANE:
+            return {view.lane: view.recipients_left}
+        case By.UPSTREAM:
+            return {view.upstream: view.recipients_left}
+        case By.REASON:
+            return {view.reason or view.held_by: view.recipients_left}
+        case By.DOMAIN:
+            shares: dict[str, int] = defaultdict(int)
+            for domain, count in listed.domains or domains_of(view.recipients):
+                shares[domain] += count
+            return shares

@@ -1,0 +1,324 @@
+"""What an edited policy would do to the queue of now, beside what the policy in force will do.  Pure.
+
+Both sides are the same estimate (`relay.status.forecast`) of the same messages at the same instant: one
+with the limits, lanes and connections of now, one with those just behind the edit.  So whatever
+the estimate leaves out (refusals, new mail) is left out on both sides.
+
+A plan says of each thing once: what differs (`relay.policy.differences`), what would be over at once,
+notes on messages that meet a bound, when each lane and the queue have gone, the first hour by the
+minute, and what the traffic of the last days would have met (`relay.status.past`).
+
+`plan_to_json` is the form for scripts; the control socket carries the values themselves.
+"""
+
+import enum
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from relay.clock import SECOND_NS
+from relay.mail.envelope import QueueId
+from relay.policy.differences import Difference
+from relay.policy.model import Policy
+from relay.queue.lanes import DEFAULT_LANE
+from relay.queue.queued import Queued, State
+from relay.status.eta import gauge_of
+from relay.status.expected import Outlook
+from relay.status.forecast import Expected, Look
+from relay.status.past import Met, PastTerms, Traffic
+from relay.status.snapshot import as_json
+from relay.throttle.gauge import Limited
+from relay.throttle.limit import Limit, plain_words
+
+MINUTE_NS = 60 * SECOND_NS
+MINUTES = 60
+"""How many the plan tells one by one."""
+_GOING = (State.WAITING, State.ACTIVE)
+"""The states of mail that waits for nothing but limits, lanes, connections and pauses."""
+
+
+class NoteKind(enum.StrEnum):
+    IN_PARTS = "in parts"
+    """Messages with more recipients than a limit ever has room for, or a transaction may name: `most` is
+    that bound; each goes in parts."""
+    OTHER_LANE = "other lane"
+    """Messages that change their lane; `about` says which."""
+    OTHER_UPSTREAM = "other upstream"
+    """Messages that go through another upstream."""
+    TOO_OLD = "too old"
+    """Messages as old as the new `retry.lifetime`: the next refusal for now bounces them."""
+    LATE = "late"
+    """Messages whose sender was not warned yet and is late by the new `retry.warn_after`."""
+    TOO_LARGE = "too large"
+    """Messages larger than every listener would take by the new `max_size`; these stay queued."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRemark:
+    """Something that the edit means for messages of the queue."""
+
+    kind: NoteKind
+    about: str
+    """The limit, the lanes, the upstreams or the key."""
+    messages: int
+    most: int = 0
+    """The bound, where the kind has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """A limit that would hold more than its N at once."""
+
+    limit: str
+    """Its label."""
+    words: str
+    """As people write it."""
+    used: int
+    """Of the fullest key, where it has keys."""
+    count: int
+    opens_at_ns: int
+    """Wall clock: until then nothing goes, of the fullest key."""
+    keys: int = 0
+    """How many keys hold more than N; 0 where the limit has none."""
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LaneCourse:
+    name: str
+    """Empty where the policy has no lanes."""
+    messages: int
+    last_at_ns: int | None
+    """Wall clock: when the last message that waits will have gone; None where nobody can tell, or none
+    waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What becomes of the queue under one policy.  Mail in a back-off counts in `minutes` only."""
+
+    upstream: str
+    """Which all mail goes through."""
+    held_by: str
+    """What holds all mail, as `relay.status.forecast` names it; empty for nothing."""
+    messages: int
+    drained_at_ns: int | None
+    """Wall clock; now, where nothing waits; None where nobody can tell."""
+    longest_wait_ns: int | None
+    """From now; None where nobody can tell."""
+    minutes: tuple[int, ...]
+    """Messages that leave in each of the next MINUTES."""
+    lanes: tuple[LaneCourse, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PastCourse:
+    """What the traffic that one account's history knows would have met."""
+
+    upstream: str
+    """Of the policy in force."""
+    transactions: int
+    """Known one by one."""
+    since_at_ns: int | None
+    """Wall clock: when the first of them began; None where none is known."""
+    until_at_ns: int | None
+    merged: int
+    """Messages that are known only roughly, and not asked."""
+    old: Met
+    new: Met
+    fault: str = ""
+    """Why the history cannot be read; then all else says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    at_ns: int
+    """Wall clock."""
+    is_running: bool
+    """A relay runs; else it is as if one started now."""
+    differences: tuple[Difference, ...]
+    over: tuple[Over, ...]
+    notes: tuple[PlanRemark, ...]
+    old: Course
+    new: Course
+    past: tuple[PastCourse, ...]
+
+    def waits_longer_than(self, most_ns: int) -> bool:
+        """Return whether mail would: of the queue, by estimate, or of the last days.
+
+        Yes, too, where nobody can tell how long.
+        """
+        longest_ns = self.new.longest_wait_ns
+        is_past_longer = any(each.new.longest_ns > most_ns for each in self.past)
+        return longest_ns is None or longest_ns > most_ns or is_past_longer
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One policy, and a look at the queue under it."""
+
+    policy: Policy
+    look: Look
+    sorted_anew: Mapping[QueueId, str]
+    """The lanes of messages that are not in the one they name."""
+    limits: Sequence[Limit]
+    """In force at the upstream that all mail goes through."""
+    terms: PastTerms
+
+    @property
+    def outlook(self) -> Outlook:
+        return self.look.outlook
+
+    def lane_of(self, queued: Queued) -> str:
+        """Return the lane of a message; empty where the policy has none."""
+        names = {lane.name for lane in self.terms.arrangement.lanes}
+        lane = self.sorted_anew.get(queued.queue_id, queued.lane)
+        return lane if lane in names else DEFAULT_LANE if names else ""
+
+
+def course(side: Side, messages: Sequence[Queued], expected: Sequence[Expected], to_wall_ns: int) -> Course:
+    now_ns = side.look.now_ns
+    going = [
+        (queued, each.eta_ns)
+        for queued, each in zip(messages, expected, strict=True)
+        if queued.state in _GOING
+    ]
+    last_ns = _last([eta_ns for _, eta_ns in going])
+    minutes = Counter((each.eta_ns - now_ns) // MINUTE_NS for each in expected if each.eta_ns is not None)
+    by_lane: dict[str, list[int | None]] = {lane.name: [] for lane in side.terms.arrangement.lanes}
+    for queued, eta_ns in going:
+        by_lane.setdefault(side.lane_of(queued), []).append(eta_ns)
+    lanes = [LaneCourse(name, len(etas), _wall(_last(etas), to_wall_ns)) for name, etas in by_lane.items()]
+    return Course(
+        side.policy.default_upstream,
+        side.look.stop or side.outlook.pause,
+        len(going),
+        _wall(last_ns if going else now_ns, to_wall_ns),
+        (None if last_ns is None else max(0, last_ns - now_ns)) if going else 0,
+        tuple(minutes[minute] for minute in range(MINUTES)),
+        tuple(lanes),
+    )
+
+
+def over_at_once(side: Side, to_wall_ns: int) -> list[Over]:
+    words = {limit.label: plain_words(limit) for limit in side.limits}
+    found = []
+    for limited in side.outlook.limits:
+        usage = gauge_of(limited, side.look.now_ns).usage(side.look.now_ns)
+        if usage.used <= usage.count:
+            continue
+        # The key of a ceiling is its lane, which its words name.
+        keys, key = (0, None) if limited.only is not None else (_keys_over(limited), usage.key)
+        opens_at_ns = usage.opens_at_ns + to_wall_ns
+        its_words = words.get(usage.label, usage.label)
+        found.append(Over(usage.label, its_words, usage.used, usage.count, opens_at_ns, keys, key))
+    return found
+
+
+def notes(old: Side, new: Side, edited: Policy, messages: Sequence[Queued]) -> list[PlanRemark]:
+    """Return what meets a bound that is tighter than before, and what changes its lane or its way.
+
+    `edited` is the whole edit; `new` has only what counts without a restart.
+    """
+    found = []
+    for bound, about in sorted(_bounds(new).items()):
+        is_new = bound < min(_bounds(old), default=bound + 1)
+        parts = [queued for queued in messages if queued.recipients_left > bound] if is_new else []
+        if parts:
+            found.append(PlanRemark(NoteKind.IN_PARTS, about, len(parts), bound))
+            break
+    lanes = Counter((old.lane_of(queued), new.lane_of(queued)) for queued in messages)
+    moves = {(before, after): number for (before, after), number in lanes.items() if before != after}
+    # Where one of the two has no lanes at all, no message changes anything but the order.
+    if old.policy.lanes and new.policy.lanes:
+        found += [
+            PlanRemark(NoteKind.OTHER_LANE, f"{before} → {after}", number)
+            for (before, after), number in moves.items()
+        ]
+    ways = old.policy.default_upstream, new.policy.default_upstream
+    going = sum(queued.state is not State.REPORTING for queued in messages)
+    if ways[0] != ways[1] and going:
+        found.append(PlanRemark(NoteKind.OTHER_UPSTREAM, f"{ways[0]} → {ways[1]}", going))
+    found += _by_age(old, new, messages)
+    sizes = [max(listen.max_size for listen in policy.listen) for policy in (old.policy, edited)]
+    if large := sum(sizes[1] < queued.size_bytes <= sizes[0] for queued in messages):
+        found.append(PlanRemark(NoteKind.TOO_LARGE, "listen.max_size", large, sizes[1]))
+    return found
+
+
+def past_course(traffic: Traffic, old: tuple[str, PastTerms], new: PastTerms, to_wall_ns: int) -> PastCourse:
+    """Estimate twice; takes as long as it takes for so many messages."""
+    name, old_terms = old
+    known = traffic.known
+    return PastCourse(
+        name,
+        len(known),
+        known[0].started_at_ns + to_wall_ns if known else None,
+        max(each.started_at_ns for each in known) + to_wall_ns if known else None,
+        traffic.merged,
+        traffic.under(old_terms),
+        traffic.under(new),
+    )
+
+
+def plan_to_json(plan: Plan) -> dict[str, Any]:
+    """Keys are the fields' names: they may be added, never renamed."""
+    return {
+        **as_json(plan, "differences", "over", "notes", "old", "new", "past"),
+        "differences": [{**as_json(each), "words": each.words} for each in plan.differences],
+        "over": [as_json(each, "words") for each in plan.over],
+        "notes": [as_json(each) for each in plan.notes],
+        "old": _course_to_json(plan.old),
+        "new": _course_to_json(plan.new),
+        "past": [
+            {**as_json(each, "old", "new"), "old": as_json(each.old), "new": as_json(each.new)}
+            for each in plan.past
+        ],
+    }
+
+
+def _course_to_json(of: Course) -> dict[str, Any]:
+    return {**as_json(of, "lanes"), "lanes": [as_json(each) for each in of.lanes]}
+
+
+def _last(etas: Sequence[int | None]) -> int | None:
+    known = [eta_ns for eta_ns in etas if eta_ns is not None]
+    return max(known) if known and len(known) == len(etas) else None
+
+
+def _wall(at_ns: int | None, to_wall_ns: int) -> int | None:
+    return None if at_ns is None else at_ns + to_wall_ns
+
+
+def _keys_over(limited: Limited) -> int:
+    """Return how many keys hold more than N, with what counts for all."""
+    shared = sum(weight for _, weight in limited.shared)
+    of_key = (sum(weight for _, weight in openings) for openings in limited.of_key.values())
+    return sum(shared + weight > limited.count for weight in of_key)
+
+
+def _bounds(side: Side) -> dict[int, str]:
+    """Return how many recipients a transaction may have at most, each with what says so."""
+    found = {limit.count: plain_words(limit) for limit in side.limits if limit.unit == "recipients"}
+    return {side.terms.max_recipients: "max_recipients", **found}
+
+
+def _by_age(old: Side, new: Side, messages: Sequence[Queued]) -> list[PlanRemark]:
+    ages = [(queued, new.look.age_ns(queued)) for queued in messages]
+    found = []
+    lifetimes = old.policy.retry.lifetime_ns, new.policy.retry.lifetime_ns
+    if too_old := sum(lifetimes[1] <= age_ns < lifetimes[0] for _, age_ns in ages):
+        found.append(PlanRemark(NoteKind.TOO_OLD, "retry.lifetime", too_old))
+    before_ns, after_ns = old.policy.retry.warn_after_ns, new.policy.retry.warn_after_ns
+    if after_ns is not None:
+        late = sum(
+            after_ns <= new.look.now_ns - queued.arrived_at_ns < (before_ns or 1 << 62)
+            for queued in messages
+            if not queued.is_warned
+            and queued.reverse_path
+            and queued.state in (State.WAITING, State.DEFERRED)
+        )
+        if late:
+            found.append(PlanRemark(NoteKind.LATE, "retry.warn_after", late))
+    return found

@@ -1,0 +1,215 @@
+"""What a look at a sender comes to under the policy in force, and just behind an edit of it.
+
+Mirrors, in the order of `relay.sender.sender.Sender.apply` and of `Upstreams.apply`, what an edit does to
+limits, connections, lanes and pauses; decisions are theirs (`is_mended`, `UpstreamView.edited`,
+`limits_in_force`), and nothing is changed.
+
+Of an upstream that this sender does not use (the relay is down, or the edit brings another account)
+`RecordedUpstream` says what a start would know.  Where the sender saw no transaction, those of the past
+tell how long one takes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
+
+from relay.mail.envelope import QueueId
+from relay.policy.differences import differences
+from relay.policy.lane import with_ceilings
+from relay.policy.loosening import RESTART_KEYS
+from relay.policy.model import Policy
+from relay.queue.queued import Queued
+from relay.sender.lowered_limits import limits_in_force
+from relay.sender.sender import arrangement_of
+from relay.sender.upstreams import UpstreamView, is_mended, is_other_server
+from relay.status.expected import Outlook
+from relay.status.forecast import EditedLook, Look, outlook_of, rest_words
+from relay.status.past import PastTerms, Traffic
+from relay.status.plan import Plan, Side, course, notes, over_at_once, past_course
+from relay.throttle.limit import Limit
+from relay.throttle.limit_hints import Hint
+from relay.throttle.throttle import View
+from relay.verdicts.health import STOPPED, Health
+from relay.verdicts.operator_pause import OperatorPause, Word
+
+
+class RecordedUpstream(NamedTuple):
+    """What a start would know of an upstream: of a relay that is down."""
+
+    health: Health
+    because: str = ""
+    """Why it rests; empty where it does not."""
+    paused_until_ns: int = 0
+    """Boottime; without meaning where it does not rest."""
+    throttle: View | None = None
+    """None where the history cannot be judged."""
+    findings: tuple[Hint, ...] = ()
+    operator: OperatorPause | None = None
+
+    @property
+    def is_endless(self) -> bool:
+        is_lasting = self.operator is not None and self.operator.word is Word.LASTING
+        return is_lasting or self.health in STOPPED
+
+    def carried(self, operator: OperatorPause | None) -> Self:
+        """Return what it is behind an edit that brings this account: what the operator says now counts.
+
+        As `KnownUpstream.recall` has it: a word that was said when this account was used before is over.
+        """
+        if operator is not None:
+            return self._replace(operator=operator, because=operator.words, paused_until_ns=operator.until_ns)
+        if self.operator is not None:
+            return self._replace(operator=None, because="", paused_until_ns=0, health=Health.PROVING)
+        return self
+
+    @property
+    def rest_words(self) -> str:
+        """Return what holds all mail; nothing where a start would send."""
+        kind = "operator" if self.operator is not None else "stop" if self.health in STOPPED else "pause"
+        return f"{kind}: {self.because}" if self.because else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Edited:
+    """An edit, and what had to be read for a plan of it."""
+
+    policy: Policy
+    """As it is written."""
+    lane_of: Mapping[QueueId, str]
+    """The lane of each message that the edit sorts anew; empty where it sorts none."""
+    old: RecordedUpstream | None
+    """Of the upstream that mail goes through; None where a sender uses it."""
+    new: RecordedUpstream | None
+    """Of the one that mail then goes through, likewise."""
+    traffic: Traffic
+    fault: str = ""
+    """Why nothing is known of the past."""
+
+
+def live_part(old: Policy, new: Policy) -> Policy:
+    """Return what of an edit counts without a restart."""
+    return new.model_copy(update={key: getattr(old, key) for key in RESTART_KEYS})
+
+
+def is_same_account(old: Policy, new: Policy, name: str) -> bool:
+    """Return whether an upstream goes on by its history, by the live part of an edit."""
+    return name in old.upstreams and old.history_path(name) == new.history_path(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """Two sides of one instant; the estimates may be made in another thread."""
+
+    edited: Edited
+    old: Side
+    new: Side
+    is_running: bool
+    to_wall_ns: int
+
+    def messages(self) -> list[Queued]:
+        return self.old.look.messages()
+
+    def plan(self) -> Plan:
+        messages, to_wall_ns = self.messages(), self.to_wall_ns
+        old, new, edited = self.old, self.new, self.edited
+        past = past_course(edited.traffic, (old.policy.default_upstream, old.terms), new.terms, to_wall_ns)
+        return Plan(
+            old.look.now_ns + to_wall_ns,
+            self.is_running,
+            tuple(differences(old.policy, edited.policy)),
+            tuple(over_at_once(new, to_wall_ns)),
+            tuple(notes(old, new, edited.policy, messages)),
+            course(old, messages, old.look.expected(messages), to_wall_ns),
+            course(new, messages, new.look.expected(messages), to_wall_ns),
+            (replace(past, fault=edited.fault),),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A sender at one instant."""
+
+    policy: Policy
+    """In force."""
+    look: Look
+    views: Mapping[str, UpstreamView]
+    """Of the upstreams in use, by name; none where the relay is down."""
+
+    @property
+    def now_ns(self) -> int:
+        return self.look.now_ns
+
+    def under_policy_in_force(self, edited: Edited) -> Side:
+        policy, name = self.policy, self.policy.default_upstream
+        if (view := self.views.get(name)) is not None:
+            limits = limits_in_force(view.lessons, policy.upstreams[name].limits, policy.lanes)
+            return _side(policy, self.look, {}, limits)
+        look = self.look.under(self._recorded(policy, edited.old, edited, None))
+        return _side(policy, look, {}, with_ceilings(policy.upstreams[name].limits, policy.lanes))
+
+    def under_edit(self, edited: Edited) -> Side:
+        policy = live_part(self.policy, edited.policy)
+        name, arrangement = policy.default_upstream, arrangement_of(policy, policy.default_upstream)
+        upstream = policy.upstreams[name]
+        view = self.views.get(name)
+        if view is None or not is_same_account(self.policy, policy, name):
+            edit = self._recorded(policy, edited.new, edited, view)
+            limits: Sequence[Limit] = with_ceilings(upstream.limits, policy.lanes)
+        else:
+            before = self.policy.upstreams[name]
+            mended = is_mended(name, before, upstream)
+            lessons = view.lessons.under(upstream.limits, adapts=upstream.adapt is not None)
+            limits = limits_in_force(lessons, upstream.limits, policy.lanes)
+            if name != self.policy.default_upstream:
+                # No mail went through it yet.
+                took_ns = view.transaction_ns or self._transaction_ns(edited)
+                view = replace(view, transaction_ns=took_ns)
+            limited = view.limits.limited_under(limits, upstream.guard_ns, view.transaction_ns)
+            seen = view.edited(upstream, is_other_server=is_other_server(before, upstream), is_mended=mended)
+            outlook = outlook_of(seen, upstream, _back_off_ns(policy), self.now_ns, limited)
+            stop = rest_words(seen) if seen.is_endless else ""
+            edit = EditedLook(outlook, stop, trusts_senders=mended)
+        is_other_line = name != self.policy.default_upstream
+        edit = edit._replace(arrangement=arrangement, lane_of=edited.lane_of, is_other_line=is_other_line)
+        return _side(policy, self.look.under(edit), edited.lane_of, limits)
+
+    def _transaction_ns(self, edited: Edited) -> int:
+        """Return how long one takes: by the last ones, or where the sender saw none, by those of the past."""
+        seen = self.views.get(self.policy.default_upstream)
+        return (0 if seen is None else seen.transaction_ns) or edited.traffic.transaction_ns
+
+    def _recorded(
+        self, policy: Policy, found: RecordedUpstream | None, edited: Edited, before: UpstreamView | None
+    ) -> EditedLook:
+        """Return what a start would know; `before` has this upstream's name, and another account."""
+        upstream = policy.upstreams[policy.default_upstream]
+        found = found or RecordedUpstream(Health.UNTRIED)
+        if before is not None:
+            found = found.carried(before.operator)
+        transaction_ns = self._transaction_ns(edited)
+        outlook = Outlook(
+            self.now_ns,
+            () if found.throttle is None else found.throttle.limited(transaction_ns),
+            upstream.connections,
+            upstream.max_recipients,
+            transaction_ns,
+            paused_until_ns=found.paused_until_ns,
+            pause=found.rest_words,
+            is_proving=found.health is Health.PROVING,
+            max_messages=upstream.max_messages,
+            idle_ns=upstream.idle_ns,
+            back_off_ns=_back_off_ns(policy),
+        )
+        is_endless = found.is_endless or found.throttle is None
+        return EditedLook(outlook, (found.rest_words or "stop: no history") if is_endless else "")
+
+
+def _side(policy: Policy, look: Look, sorted_anew: Mapping[QueueId, str], limits: Sequence[Limit]) -> Side:
+    upstream = policy.upstreams[policy.default_upstream]
+    arrangement = arrangement_of(policy, policy.default_upstream)
+    terms = PastTerms(limits, upstream.guard_ns, upstream.connections, upstream.max_recipients, arrangement)
+    return Side(policy, look, sorted_anew, limits, terms)
+
+
+def _back_off_ns(policy: Policy) -> tuple[int, int]:
+    return policy.retry.min_ns, policy.retry.max_ns

@@ -1,0 +1,109 @@
+"""What is seen of the upstreams of a relay that is down: their limits, pauses and stops."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from relay.clock import SECOND_NS
+from relay.control.recorded import recorded_upstreams
+from relay.policy.model import Policy
+from relay.sender.state_file import PAUSE_FORMAT, pause_path
+from relay.spool.durable import RealDisk
+from relay.status.prospect import RecordedUpstream
+from relay.throttle.throttle import Request, Throttle
+from relay.verdicts.health import Health
+from relay.verdicts.operator_pause import FOREVER_NS
+from relay.verdicts.pause_record import PauseRecord
+from tests.fakes.clock import FakeClock
+from tests.unit.sender.in_process_relay import policy_of
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Policy:
+    limits = ", adapt: tighten, limits: [{recipients: 10, per: 1h}]"
+    policy = policy_of(tmp_path, 25, limits)
+    policy.history_path("isp").parent.mkdir()
+    return policy
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+def seen(policy: Policy, clock: FakeClock) -> RecordedUpstream:
+    return recorded_upstreams(policy, RealDisk(), clock)["isp"]
+
+
+def keep(policy: Policy, clock: FakeClock, because: str, left_s: int, *, is_stopped: bool = False) -> None:
+    now_ns = clock.boottime_ns()
+    record = PauseRecord(
+        clock.boot_id(),
+        now_ns,
+        clock.wall_ns(),
+        because,
+        now_ns + left_s * SECOND_NS,
+        1,
+        ((now_ns, FOREVER_NS),),
+        is_stopped=is_stopped,
+    )
+    pause_path(policy, "isp").write_bytes(PAUSE_FORMAT.render(record))
+
+
+def test_an_upstream_without_a_record_was_not_tried(policy: Policy, clock: FakeClock) -> None:
+    assert seen(policy, clock).health is Health.UNTRIED
+
+
+@pytest.mark.parametrize(
+    ("passed_s", "is_rebooted", "health"),
+    [(0, False, Health.PAUSED), (30, True, Health.PAUSED), (60, False, Health.PROVING)],
+)
+def test_a_pause_is_seen_until_its_time_is_over(
+    policy: Policy, clock: FakeClock, passed_s: int, is_rebooted: bool, health: Health
+) -> None:
+    keep(policy, clock, "421 no", 60)
+    if is_rebooted:
+        clock.reboot((passed_s - 5) * SECOND_NS)
+    else:
+        clock.advance(passed_s * SECOND_NS)
+    found = seen(policy, clock)
+
+    assert found.health is health
+    assert found.because == ("421 no" if health is Health.PAUSED else "")
+    assert found.paused_until_ns == clock.boottime_ns() + (60 - passed_s) * SECOND_NS
+
+
+def test_a_stop_without_probes_is_seen_as_one(policy: Policy, clock: FakeClock) -> None:
+    keep(policy, clock, "535 no", 60, is_stopped=True)
+    assert (seen(policy, clock).health, seen(policy, clock).because) == (Health.BARRED, "535 no")
+
+
+def test_a_record_that_is_none_counts_as_nothing(policy: Policy, clock: FakeClock) -> None:
+    pause_path(policy, "isp").write_text("{")
+    assert seen(policy, clock).health is Health.UNTRIED
+
+
+def test_a_history_that_cannot_be_trusted_is_a_stop(policy: Policy, clock: FakeClock) -> None:
+    policy.history_path("isp").write_text("mine")
+    found = seen(policy, clock)
+
+    assert (found.health, found.throttle) == (Health.UNCOUNTED, None)
+    assert "nothing is sent" in found.because
+    keep(policy, clock, "421 no", 60)
+    assert (seen(policy, clock).health, seen(policy, clock).because) == (Health.PAUSED, "421 no")
+
+
+def test_limits_are_seen_as_a_refusal_lowered_them(policy: Policy, clock: FakeClock) -> None:
+    history = policy.history_path("isp")
+    account = Throttle(history, policy.upstreams["isp"].limits, None, RealDisk(), clock)
+    account.reserve([Request(4)])
+    account.close()
+    lowered = {"unit": "recipients", "per_ns": 3600 * SECOND_NS, "limit": 10, "count": 7, "at_ns": 1}
+    lessons = {"findings": [], "lowered": [lowered]}
+    history.with_name(f"{history.name}.lessons").write_text(json.dumps(lessons))
+    throttle = seen(policy, clock).throttle
+
+    assert throttle is not None
+    (usage,) = throttle.usage()
+    assert (usage.used, usage.count) == (4, 7)

@@ -1,0 +1,68 @@
+"""What the charts are drawn from, and their shapes."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.status import chart
+from relay.status.samples import GAP, MINUTES, QUEUE, Samples
+from relay.status.snapshot import QueueCounts, QueueState, Snapshot
+from tests.fakes.snapshots import a_limit, a_snapshot, an_upstream
+
+KEY = ("isp", "8 messages per 60s")
+
+
+def seen(used: int, waiting: int = 0) -> Snapshot:
+    shown = a_snapshot(upstream=an_upstream(limits=(a_limit(used=used),)))
+    return replace(shown, queue={QueueState.WAITING: QueueCounts(waiting)})
+
+
+@given(st.lists(st.tuples(st.integers(0, 3 * MINUTES), st.integers(0, 9)), min_size=1, max_size=30))
+def test_each_minute_of_the_day_has_its_highest_number(looks: list[tuple[int, int]]) -> None:
+    samples, highest = Samples(), dict[int, int]()
+
+    for minute, used in sorted(looks, key=lambda look: look[0]):
+        samples.note(seen(used), minute)
+        highest[minute] = max(used, highest.get(minute, 0))
+
+    last = max(highest)
+    expected = [highest.get(minute, GAP) for minute in range(last - MINUTES + 1, last + 1)]
+    assert list(samples.last(KEY, MINUTES)) == expected
+
+
+def test_a_limit_that_is_gone_is_forgotten() -> None:
+    samples = Samples()
+    samples.note(seen(5, waiting=7), 1)
+
+    samples.note(a_snapshot(upstream=an_upstream(limits=())), 2)
+    samples.note(seen(6, waiting=8), 3)
+
+    assert samples.last(KEY, 3) == [GAP, GAP, 6]
+    assert samples.last(QUEUE, 3) == [7, 400, 8]
+
+
+def test_what_is_not_known_is_a_gap_in_the_line() -> None:
+    shape = chart.steps([0, GAP, 4, 2], 4)
+
+    assert shape.line == "M0 48V48H60M120 0V0H180V24H240"
+    assert shape.area == "M0 48V48H60V48ZM120 48V0H180V24H240V48Z"
+    assert chart.steps([GAP, GAP], 4) == ("", "")
+
+
+def test_a_drain_falls_from_all_to_none_at_its_instants() -> None:
+    shape = chart.drain([(110, 3), (140, 0)], 4, 100)
+
+    assert shape.line == "M0 0H60V12H240V48"
+    assert shape.area == "M0 48V0H60V12H240V48V48Z"
+
+
+@given(st.lists(st.integers(GAP, 50), min_size=1, max_size=99), st.integers(1, 60))
+def test_no_chart_leaves_its_frame(values: list[int], top: int) -> None:
+    numbers = chart.steps(values, top).area.replace("Z", " ").translate(str.maketrans("MVH", "   ")).split()
+
+    assert all(0 <= float(number) <= chart.WIDTH for number in numbers)
+
+
+def test_the_highest_of_each_group_is_shown() -> None:
+    assert chart.highest([1, 5, 2, GAP, GAP], 2) == [5, 2, GAP]

@@ -1,0 +1,176 @@
+"""What filters make of a message, from memory alone or with its recipients read."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.clock import SECOND_NS
+from relay.mail.envelope import QueueId
+from relay.spool.interface import MOST_RUNS, RECIPIENTS_SHOWN, runs
+from relay.status.filters import (
+    AGES,
+    SORTS,
+    By,
+    Filters,
+    Listed,
+    Wanted,
+    domains_in_memory,
+    domains_of,
+    summary,
+)
+from relay.status.snapshot import MessageView, QueueState
+from relay.throttle.admission import run_of
+from tests.fakes.snapshots import FIRST, a_message
+
+LONG = f"{'x' * 60}.{'y' * 60}.example"
+ADDRESSES = st.builds(
+    "{}@{}".format,
+    st.sampled_from(["ann", "bob", "list-1", "list-2"]),
+    st.sampled_from(["here.example", "sub.here.example", "there.example", "büro.example", LONG]),
+)
+PATTERNS = st.sampled_from(["ann@here.example", "@there.example", "list-*@*", "ANN@Here.Example", f"@{LONG}"])
+DOMAINS = st.sampled_from(["here.example", "*.here.example", "xn--bro-hoa.example", LONG, "*.example"])
+
+
+def listed(recipients: list[str], **others: object) -> Listed:
+    """Return a message as memory has it: the first recipients, and domains as keys of limits."""
+    view = replace(
+        a_message(), recipients=tuple(recipients[:RECIPIENTS_SHOWN]), recipients_left=len(recipients)
+    )
+    in_memory = tuple(run_of(domain, count) for domain, count in runs(recipients))
+    return Listed(replace(view, **others), 0, domains_in_memory(in_memory))  # type: ignore[arg-type]  # as named
+
+
+@given(
+    st.lists(ADDRESSES, min_size=1, max_size=8),
+    st.lists(PATTERNS, max_size=2),
+    st.lists(DOMAINS, max_size=2),
+    st.sampled_from(["", "ann@", "LIST-1@there.example", "bü", a_message().queue_id[3:9]]),
+)
+def test_memory_alone_never_says_what_recipients_deny(
+    recipients: list[str], patterns: list[str], domains: list[str], text: str
+) -> None:
+    filters = Filters(recipients=tuple(patterns), domains=tuple(domains), text=text)
+    message = listed(recipients)
+
+    assert filters.judge(message) in (None, filters.fits_recipients(message.view, recipients))
+
+
+def test_few_recipients_are_never_read() -> None:
+    few = [f"a{number}@here.example" for number in range(RECIPIENTS_SHOWN)]
+
+    assert Filters(recipients=("@there.example",)).judge(listed(few)) is False
+    assert Filters(recipients=("@here.example",)).judge(listed(few)) is True
+    assert Filters(recipients=("@there.example",)).judge(listed([*few, few[0]])) is None
+
+
+def test_domains_are_told_from_memory_if_they_are_there() -> None:
+    many = [f"a@d{number}.example" for number in range(MOST_RUNS)]
+    ask_last = Filters(domains=(f"d{MOST_RUNS - 1}.example",))
+
+    assert ask_last.judge(listed(many)) is None
+    assert ask_last.judge(listed(many[1:])) is True
+    assert ask_last.judge(listed(many[:-1])) is False
+    assert Filters(domains=(LONG,)).judge(listed([f"a@{LONG}"] * 9)) is True
+    assert Filters(domains=("there.example",)).judge(listed([f"a@{LONG}"] * 9)) is None
+
+
+@pytest.mark.parametrize(
+    ("filters", "others"),
+    [
+        (Filters(senders=("@Here.Example",)), {"reverse_path": "a@here.example"}),
+        (Filters(senders=("<>",)), {"reverse_path": ""}),
+        (Filters(users=("pri*",)), {"user": "printer"}),
+        (Filters(clients=("192.0.2.0/24",)), {"client": "unknown[192.0.2.7]"}),
+        (Filters(clients=("2001:db8::1",)), {"client": "unknown[2001:db8::1]"}),
+        (Filters(clients=("*.Example.org",)), {"client": "mail.example.org[10.0.0.1]"}),
+        (Filters(clients=("mail.example.org[10.0.0.1]",)), {"client": "mail.example.org[10.0.0.1]"}),
+        (Filters(lanes=("lists", "bulk")), {"lane": "bulk"}),
+        (Filters(upstreams=("isp",)), {"upstream": "isp"}),
+        (Filters(states=(QueueState.HELD,)), {"state": QueueState.HELD}),
+        (Filters(size_bytes=2000), {"size_bytes": 2000}),
+        (Filters(reason="MAILBOX full"), {"reason": "452 4.2.2 Mailbox full"}),
+        (Filters(reason="pause"), {"held_by": "pause: 421 no"}),
+    ],
+)
+def test_each_filter_takes_its_own_and_leaves_others(filters: Filters, others: dict[str, object]) -> None:
+    other = {
+        "reverse_path": "a@elsewhere.example", "user": None, "client": "local", "lane": "", "upstream": "ses",
+        "state": QueueState.DEFERRED, "size_bytes": 1999, "reason": "", "held_by": "back-off",
+    }  # fmt: skip
+
+    assert filters.judge(listed(["b@there.example"], **{**other, **others})) is True
+    assert filters.judge(listed(["b@there.example"], **other)) is False
+
+
+def test_older_is_by_age_and_takes_the_exact_one() -> None:
+    message = listed(["b@there.example"])._replace(age_ns=7200 * SECOND_NS)
+
+    assert Filters(older_ns=7200 * SECOND_NS).judge(message)
+    assert not Filters(older_ns=7200 * SECOND_NS + 1).judge(message)
+
+
+def test_what_is_set_aside_has_no_recipient_to_ask_for() -> None:
+    damaged = listed([], state=QueueState.CORRUPT, recipients_left=5)
+
+    assert Filters(states=(QueueState.CORRUPT,)).judge(damaged) is True
+    assert Filters(domains=("there.example",)).judge(damaged) is False
+
+
+def numbered(number: int, **others: object) -> MessageView:
+    view = replace(a_message(QueueId(f"{number:016d}")), arrival_at_ns=number, size_bytes=number)
+    return replace(view, **others)  # type: ignore[arg-type]  # as named
+
+
+@pytest.mark.parametrize("sort", SORTS)
+@given(st.permutations(range(5)), st.none() | st.integers(1, 6))
+def test_an_order_neither_loses_nor_adds(sort: str, order: list[int], limit: int | None) -> None:
+    views = [numbered(number) for number in order]
+
+    arranged = Wanted(sort=sort).arranged(views)
+    assert sorted(view.queue_id for view in arranged) == sorted(view.queue_id for view in views)
+    assert Wanted(sort=sort, limit=limit).arranged(views) == arranged[:limit]
+
+
+def test_orders_begin_with_what_an_operator_looks_for() -> None:
+    views = [numbered(2, eta_at_ns=None), numbered(1, recipients_left=9), numbered(3, eta_at_ns=1)]
+
+    def first(sort: str) -> int:
+        return Wanted(sort=sort).arranged(views)[0].arrival_at_ns
+
+    assert [first(sort) for sort in ("", "arrival", "newest", "size", "recipients", "eta")] == [
+        2,
+        1,
+        3,
+        3,
+        1,
+        3,
+    ]
+
+
+@given(
+    st.lists(st.tuples(st.lists(ADDRESSES, min_size=1, max_size=5), st.integers(0, 3000)), max_size=8),
+    st.sampled_from(list(By)),
+)
+def test_a_summary_adds_up_to_all_messages(mails: list[tuple[list[str], int]], by: By) -> None:
+    messages = [
+        Listed(
+            replace(a_message(FIRST), recipients_left=len(to), reverse_path=to[0]),
+            minutes * 60 * SECOND_NS,
+            domains_of(to),
+        )
+        for to, minutes in mails
+    ]
+
+    total, *rows = summary(messages, by)
+
+    assert (total.key, total.messages) == (None, len(mails))
+    assert all(sum(row.messages_by_age) == row.messages for row in (total, *rows))
+    assert total.messages_by_age[-1] == sum(minutes >= AGES[-1] for _, minutes in mails)
+    assert sum(row.recipients for row in rows) == total.recipients == sum(len(to) for to, _ in mails)
+    if by is not By.DOMAIN:
+        assert sum(row.messages for row in rows) == total.messages
+    assert [row.messages for row in rows] == sorted((row.messages for row in rows), reverse=True)
+    assert summary(messages, by, 1) == [total, *rows[:1]]

@@ -1,0 +1,210 @@
+"""The stream of the page: one picture for all, few readers, and none that holds up another."""
+
+import asyncio
+import contextlib
+import io
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import aiohttp
+import pytest
+
+from relay.policy.units import HostPort
+from relay.status import http, live
+from relay.status.http import StatusServer
+from relay.status.live import Live, event
+from relay.status.snapshot import NOTHING_COMING, Snapshot
+from relay.telemetry.events import Events
+from relay.telemetry.metrics import Metrics
+from tests.fakes.clock import FakeClock
+from tests.fakes.snapshots import AT_NS, a_snapshot
+
+
+class Maker:
+    """Makes as many pictures as it was allowed."""
+
+    def __init__(self, allowed: int) -> None:
+        self.made = 0
+        self.faults: list[Exception] = []
+        self.permits = asyncio.Semaphore(allowed)
+
+    async def __call__(self) -> str:
+        await self.permits.acquire()
+        self.made += 1
+        return f"picture {self.made}"
+
+
+class Broken(Maker):
+    async def __call__(self) -> str:
+        raise ValueError
+
+
+@pytest.fixture(autouse=True)
+def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "EVERY_SECONDS", 0)
+
+
+def a_live(maker: Maker, most: int = 9) -> Live:
+    return Live(maker, maker.faults.append, most=most)
+
+
+def test_an_event_has_each_line_and_when_to_ask_again() -> None:
+    assert event("one\ntwo\n") == b"retry: 2000\ndata: one\ndata: two\n\n"
+
+
+async def test_all_readers_share_one_picture() -> None:
+    stream = a_live(Maker(1))
+    with stream.reading() as first, stream.reading() as second:
+        seen = await asyncio.gather(anext(first), anext(second))
+    stream.close()
+
+    assert list(seen) == [event("picture 1")] * 2
+
+
+async def test_nothing_is_made_before_somebody_reads() -> None:
+    maker = Maker(1)
+    stream = a_live(maker)
+    await asyncio.sleep(0)
+    assert maker.made == 0
+
+    with stream.reading() as events:
+        assert await anext(events) == event("picture 1")
+    stream.close()
+
+
+async def test_nothing_is_made_once_nobody_reads() -> None:
+    maker = Maker(1)
+    stream = a_live(maker)
+    with stream.reading() as events:
+        await anext(events)
+    maker.permits.release()
+    maker_ends = stream._maker
+    assert maker_ends is not None
+    await maker_ends
+
+    # What was under way when the last reader left was made for nobody.
+    assert maker.made <= 2
+    maker.permits.release()
+    with stream.reading() as events:
+        assert await anext(events) == event(f"picture {maker.made}")
+    stream.close()
+
+
+async def test_a_reader_that_was_slow_gets_the_newest_picture() -> None:
+    maker = Maker(1)
+    stream = a_live(maker)
+    with stream.reading() as slow, stream.reading() as fast:
+        await asyncio.gather(anext(slow), anext(fast))
+        for number in (2, 3):
+            maker.permits.release()
+            assert await anext(fast) == event(f"picture {number}")
+        maker.permits.release()
+        assert await anext(slow) == event("picture 4")
+    stream.close()
+
+
+async def test_places_are_few_and_come_free() -> None:
+    stream = a_live(Maker(0), most=1)
+    with stream.reading():
+        assert stream.is_full
+    assert not stream.is_full
+
+
+async def test_a_fault_or_a_stop_ends_the_streams() -> None:
+    broken = Broken(0)
+    with a_live(broken).reading() as events:
+        assert [each async for each in events] == []
+    assert [type(error) for error in broken.faults] == [ValueError]
+
+    stream = a_live(Maker(1))
+    with stream.reading() as events:
+        await anext(events)
+        stream.close()
+        assert [each async for each in events] == []
+
+
+class World:
+    def __init__(self) -> None:
+        self.shown = a_snapshot()
+        self.base = ""
+
+    def snapshot(self) -> Snapshot:
+        return self.shown
+
+
+async def nothing_to_foresee() -> None:
+    pass
+
+
+@contextlib.asynccontextmanager
+async def serving(most: int = 8) -> AsyncIterator[World]:
+    world, clock = World(), FakeClock()
+    server = StatusServer(
+        HostPort("127.0.0.1", 0),
+        world.snapshot,
+        nothing_to_foresee,
+        Metrics(clock).registry,
+        Events(io.StringIO(), "text", clock),
+        coming=lambda: NOTHING_COMING,
+        most=most,
+    )
+    address = await server.start()
+    world.base = f"http://{address}"
+    try:
+        yield world
+    finally:
+        await server.stop()
+
+
+async def test_the_stream_shows_what_changed() -> None:
+    async with serving() as world, aiohttp.ClientSession() as session:
+        async with session.get(world.base + "/live") as response:
+            assert response.content_type == "text/event-stream"
+            assert response.headers["Content-Security-Policy"]
+            await response.content.readuntil(b"accepting mail")
+            world.shown = replace(world.shown, refusing_because="no room", at_ns=AT_NS + 1)
+            await response.content.readuntil(b"refusing mail: no room")
+        async with session.head(world.base + "/live") as response:
+            assert response.status == 200
+
+
+async def test_streams_leave_places_for_other_requests() -> None:
+    async with (
+        serving(most=8) as world,
+        aiohttp.ClientSession() as session,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        for _ in range(8 // http.STREAMS):
+            response = await stack.enter_async_context(session.get(world.base + "/live"))
+            await response.content.readuntil(b"\n\n")
+
+        async with session.get(world.base + "/live") as response:
+            assert response.status == 503
+        async with session.get(world.base + "/status.json") as response:
+            assert json.loads(await response.text())["hostname"]
+
+
+async def test_a_stream_lives_as_long_as_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer has its time, and each picture begins it anew."""
+    monkeypatch.setattr(http, "ANSWER_SECONDS", 1)
+    async with serving() as world, aiohttp.ClientSession() as session:
+        began_at = asyncio.get_running_loop().time()
+        async with session.get(world.base + "/live") as response:
+            while asyncio.get_running_loop().time() < began_at + 1.5:
+                await response.content.readuntil(b"\n\n")
+
+
+async def test_a_stream_that_nobody_reads_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "ANSWER_SECONDS", 0.05)
+    async with serving(most=4) as world, aiohttp.ClientSession() as session:
+        host, port = world.base.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port), limit=2**10)
+        writer.write(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await reader.readline()
+        # The stream's reader stops at its limit; the one place comes free once the server lets go.
+        while True:
+            async with session.get(world.base + "/live") as response:
+                if response.status == 200:
+                    break
+        writer.close()
