@@ -14,14 +14,16 @@ throttle/   never more than N in any T
 listener/   SMTP in
 upstream/   SMTP out
 practice/   an upstream to practise on, which cuts off whoever exceeds its limit
-telemetry/  events, metrics, redaction
+telemetry/  events, metrics, redaction, the recent past
+hooks/      who is told of bounces and pauses
 sender/     where queue, spool, throttle and upstream meet
 status/     what can be seen
 control/    the operator's verbs
 daemon/     processes, assembly, reload, systemd
+submission/ mail that a program of this host hands over without SMTP of its own
 cli/        the command line
 
 Imports point up this list; `tests/unit/test_layout.py` holds every law of the layout.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

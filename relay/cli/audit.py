@@ -2,19 +2,20 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from relay.cli.options import NotPermitted, policy_option, printable
+from relay.cli.locate import Where, found_policy, where_options
+from relay.cli.options import NotPermitted, printable
 from relay.mail.formats import rfc3339_or_none, span
 from relay.policy.lane import with_ceilings
-from relay.policy.source import parse_policy, policy_bytes
 from relay.spool.durable import RealDisk
 from relay.throttle.history_check import audit_file
 from relay.throttle.history_format import HistoryError
+from relay.throttle.limit import plain_words
 from relay.throttle.peaks import Audit, Peak
 
 EXCEEDED = 1
@@ -22,9 +23,9 @@ EXCEEDED = 1
 
 
 @click.command()
-@policy_option
+@where_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, one for each limit.")
-def audit(policy_path: Path, *, as_json: bool) -> int:
+def audit(policy_path: Path, spool: Path | None, *, as_json: bool) -> int:
     """Prove from the history that no limit was exceeded.
 
     For each limit: the most that any window of its length can have held, wherever within a
@@ -32,12 +33,13 @@ def audit(policy_path: Path, *, as_json: bool) -> int:
     some window held more than the limit allows today, because an edit lowered the limit, or
     because something else was sent through the account's history.
     """
-    policy = parse_policy(policy_bytes(policy_path), policy_path)
+    policy = found_policy(Where(policy_path, spool))
     is_exceeded = is_unreadable = False
     for name, upstream in policy.upstreams.items():
         path = policy.history_path(name)
+        limits = with_ceilings(upstream.limits, policy.lanes)
         try:
-            found = audit_file(path, with_ceilings(upstream.limits, policy.lanes), RealDisk())
+            found = audit_file(path, limits, RealDisk())
         except FileNotFoundError:
             if not as_json:
                 click.echo(printable(f"{name}: {path} is not there: nothing was sent under a limit"))
@@ -49,12 +51,14 @@ def audit(policy_path: Path, *, as_json: bool) -> int:
             is_unreadable = True
             continue
         is_exceeded = is_exceeded or any(finding.is_exceeded for finding in found.findings)
-        for line in _json_lines(name, path, found) if as_json else _lines(name, path, found):
+        words = {limit.label: plain_words(limit) for limit in limits}
+        for line in _json_lines(name, path, found) if as_json else _lines(name, path, found, words):
             click.echo(line)
     return os.EX_DATAERR if is_unreadable else EXCEEDED if is_exceeded else os.EX_OK
 
 
-def _lines(name: str, path: Path, found: Audit) -> Iterator[str]:
+def _lines(name: str, path: Path, found: Audit, words: Mapping[str, str]) -> Iterator[str]:
+    """`words` are those for people, by the label of each limit."""
     known = f"{found.transactions} transactions"
     if found.in_flight:
         known += f", {found.in_flight} of them without an end so far"
@@ -74,7 +78,8 @@ def _lines(name: str, path: Path, found: Audit) -> Iterator[str]:
     for finding in found.findings:
         key = f" (by {finding.key or '<>'})" if finding.key is not None else ""
         at = f" at {rfc3339_or_none(finding.most_at_ns)}" if finding.most_at_ns is not None else ""
-        yield printable(f"  {finding.label}: at most {finding.most} at once{key}{at}: {_verdict(finding)}")
+        limit = words[finding.label]
+        yield printable(f"  {limit}: at most {finding.most} at once{key}{at}: {_verdict(finding)}")
 
 
 def _verdict(finding: Peak) -> str:

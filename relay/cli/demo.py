@@ -39,13 +39,14 @@ from relay.practice.account import PracticeBehaviour
 from relay.practice.smarthost import PracticeSmarthost
 from relay.practice.witness import Witness, Witnessed
 from relay.status.snapshot import LimitStatus, QueueState, Snapshot
+from relay.throttle.limit import plain_words
 
 PATIENCE_NS = 30 * SECOND_NS
 """How much longer than the ideal the demo may take before it gives up."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DemoPlan:
     messages: int
     limit: LimitSettings
     per: str
@@ -67,7 +68,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    plan: Plan
+    plan: DemoPlan
     most: int
     """In any window."""
     relayed: int
@@ -91,7 +92,7 @@ class Judgement:
         return self.is_within and self.is_complete and self.refused == 0
 
 
-def judge(plan: Plan, ledger: Witness) -> Judgement:
+def judge(plan: DemoPlan, ledger: Witness) -> Judgement:
     recipients = [entry.envelope.recipients for entry in ledger.entries if entry.fate is Witnessed.RELAYED]
     counted_ns = [entry.counted_at_ns for entry in ledger.entries]
     return Judgement(
@@ -174,7 +175,7 @@ def reserved_port() -> Iterator[int]:
 class DemoRelay:
     """One relay.  `stop` is called after `start`, also where that failed."""
 
-    def __init__(self, folder: Path, plan: Plan, *, port: int, upstream_port: int, password: str) -> None:
+    def __init__(self, folder: Path, plan: DemoPlan, *, port: int, upstream_port: int, password: str) -> None:
         """Write the policy and the password into the folder.  Raises OSError."""
         self.policy_path = folder / "policy.yaml"
         self.spool = folder / "spool"
@@ -286,7 +287,7 @@ class Frame:
 
 
 class Picture:
-    def __init__(self, plan: Plan, out: Console) -> None:
+    def __init__(self, plan: DemoPlan, out: Console) -> None:
         self._plan = plan
         self._has_blocks = out.encoding.lower().startswith("utf")
         can_move = out.is_terminal and not out.is_dumb_terminal
@@ -414,7 +415,7 @@ def demo(messages: int, count: int, per: str) -> int:
     Takes half a minute and leaves nothing behind.  The exit code is 0 if the upstream
     got every message and refused none.
     """
-    plan = Plan(messages, LimitSettings.model_validate({"messages": count, "per": per}), per)
+    plan = DemoPlan(messages, LimitSettings.model_validate({"messages": count, "per": per}), per)
     try:
         return asyncio.run(_until_told(plan))
     except BrokenPipeError:
@@ -424,7 +425,7 @@ def demo(messages: int, count: int, per: str) -> int:
         return os.EX_OSERR
 
 
-async def _until_told(plan: Plan) -> int:
+async def _until_told(plan: DemoPlan) -> int:
     loop = asyncio.get_running_loop()
     showing = loop.create_task(Demo(plan).run())
     told: list[signal.Signals] = []
@@ -447,7 +448,7 @@ async def _until_told(plan: Plan) -> int:
 
 
 class Demo:
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: DemoPlan) -> None:
         self._plan = plan
         self._out = console()
         self._clock = SystemClock()
@@ -489,7 +490,7 @@ class Demo:
     async def _show(self, relay: DemoRelay, upstream: PracticeSmarthost, port: int) -> None:
         """Start, hand in, watch.  Raises NotFinished, RelayEnded."""
         click.echo(
-            f"A practice upstream allows {self._plan.limit.label}, and cuts off whoever sends more.\n"
+            f"A practice upstream allows {plain_words(self._plan.limit)}, and cuts off whoever sends more.\n"
             f"A relay takes {self._plan.messages} messages, as fast as they can be handed over.\n"
             "While it runs you may look at it from another terminal:\n"
             f"  .venv/bin/relay status --policy {printable(relay.policy_path)}\n"

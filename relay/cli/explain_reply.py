@@ -1,6 +1,7 @@
 """`relay explain-reply`: what a reply of an upstream means for us, which rule says so, and what follows.
 
-Judges as a running relay with this policy would; `--table` prints the page docs/VERDICTS.md.
+Judges and decides as a running relay with this policy would, by the same functions: the first time that
+it hears such a reply, with nothing refused before.  `--table` prints the page docs/VERDICTS.md.
 Sends nothing and needs no relay that runs.
 """
 
@@ -10,13 +11,19 @@ from pathlib import Path
 
 import click
 
-from relay.cli.options import DEFAULT_POLICY, POLICY_VARIABLE, printable
+from relay.cli.options import DEFAULTS, POLICY_VARIABLE, default_policy, printable
+from relay.mail.envelope import QueueId
+from relay.mail.formats import span
+from relay.policy.model import ShieldSettings
 from relay.policy.rules import VerdictRule
 from relay.policy.shipped import provider_of, provider_rules, providers, rules_file, rules_of, standard_rules
 from relay.policy.source import place_of, read_policy
 from relay.smtp.reply import MalformedReply, Phase, Reply, ReplyParser
+from relay.verdicts.decision import Standing, Terms, decide
 from relay.verdicts.echo import ClientWords
-from relay.verdicts.verdict import Judge, Layer, Rule, Ruling, Scope, Span, Verdict
+from relay.verdicts.outcome import Answer, Outcome, gravest
+from relay.verdicts.shield import Shield
+from relay.verdicts.verdict import BEFORE_MAIL, Judge, Layer, Rule, Ruling, Scope, Span, Verdict
 
 _ASKED = {
     Layer.PHASE: "the phase",
@@ -35,6 +42,8 @@ _FOLLOWS = {
     Verdict.PAUSE: "the upstream rests; every message stays as it is, no attempt, no age",
     Verdict.STOP: "the upstream is stopped until somebody acts; every message stays as it is",
 }
+_TERMS = Terms(0, 0, lifetime_ns=1, warn_after_ns=None)
+"""Of a message that is new: its age plays no part."""
 _SENDER_RESTS = "mail from this sender waits, untouched; all other mail goes on"
 
 
@@ -57,7 +66,7 @@ _SENDER_RESTS = "mail from this sender waits, untouched; all other mail goes on"
     type=click.Path(path_type=Path),
     envvar=POLICY_VARIABLE,
     metavar="FILE",
-    help=f"The policy; default: ${POLICY_VARIABLE}, then ./{DEFAULT_POLICY}, else the shipped rules alone.",
+    help=f"The policy; default: {DEFAULTS}, else the shipped rules alone.",
 )
 @click.option("--table", "is_table", is_flag=True, help="Print all shipped rules as a Markdown page.")
 def explain_reply(
@@ -82,15 +91,18 @@ def explain_reply(
     if phase is None or text is None:
         raise click.UsageError("expected a PHASE and a TEXT, or --table")
     reply = _reply(text)
-    rules, source = _rules(policy_path, upstream, host)
+    rules, settings, source = _judging(policy_path, upstream, host)
     ruling = Judge(rules).ruling(Phase(phase), reply, ClientWords(sender, recipients))
-    for line in explanation(ruling, source):
+    answer = Answer(ruling.verdict, Phase(phase), reply, str(reply), ruling=ruling)
+    for line in (*explanation(answer, ruling, settings, source), *_hints(ruling)):
         click.echo(printable(line))
     return os.EX_OK
 
 
-def explanation(ruling: Ruling, path: Path | None) -> Iterator[str]:
-    """`path` is the policy that the owner's rules are in."""
+def explanation(
+    answer: Answer, ruling: Ruling, settings: ShieldSettings | None, path: Path | None
+) -> Iterator[str]:
+    """`path` is the policy that the owner's rules are in; `settings` None: its shield is off."""
     yield f"verdict  {ruling.words}"
     rule = ruling.rule
     yield f"by       {_IN_DOUBT if ruling.is_in_doubt else _ASKED[ruling.layer]}"
@@ -98,24 +110,36 @@ def explanation(ruling: Ruling, path: Path | None) -> Iterator[str]:
         yield f"rule     {_place(rule, path)}"
         yield f"source   {rule.source}"
     who = "this recipient" if ruling.scope is Scope.RECIPIENT else "the message"
-    follows = _SENDER_RESTS if ruling.scope is Scope.SENDER else _FOLLOWS[ruling.verdict].format(who)
+    decided = answer if answer.phase in BEFORE_MAIL else _decided(answer, settings)
+    follows = _SENDER_RESTS if ruling.scope is Scope.SENDER else _FOLLOWS[decided.verdict].format(who)
     yield f"then     {follows}"
+    if settings is not None and ruling.verdict is Verdict.BOUNCE:
+        if decided.is_doubted:
+            yield "shield   doubts it: it fails if it is refused again after other mail went through"
+        yield f"shield   {settings.in_a_row} alike stop the upstream until somebody acts (docs/operating.md)"
+
+
+def _hints(ruling: Ruling) -> Iterator[str]:
     if ruling.retry_after_ns is not None:
-        yield f"wait     {_seconds(ruling.retry_after_ns)}, as the reply asks"
+        yield f"wait     {span(ruling.retry_after_ns)}, as the reply asks"
     elif ruling.wait_ns is not None:
-        yield f"wait     {_seconds(ruling.wait_ns)} at least, as the rule says"
+        yield f"wait     {span(ruling.wait_ns)} at least, as the rule says"
     if ruling.span is not None:
         yield f"window   {_window(ruling.span)}"
     if not ruling.may_probe:
         yield "probe    none: each attempt makes it worse"
 
 
+def _decided(answer: Answer, settings: ShieldSettings | None) -> Answer:
+    """Return the answer as it counts: of the first message that the upstream refuses."""
+    shield = Shield(is_off=True) if settings is None else Shield(settings.in_a_row, settings.refused_percent)
+    standing = Standing(QueueId(""), recipients=("",), left=(0,), asked=(0,), tried=frozenset())
+    decision = decide(Outcome((answer,), pause=gravest([answer])), standing, _TERMS, shield)
+    return decision.outcome.answers[0]
+
+
 def _window(span: Span) -> str:
     return f"the reply speaks of a limit per {span}"
-
-
-def _seconds(span_ns: int) -> str:
-    return f"{span_ns / 1_000_000_000:g} s"
 
 
 def _place(rule: Rule, path: Path | None) -> str:
@@ -147,21 +171,22 @@ def _reply(text: str) -> Reply:
     return reply
 
 
-def _rules(
+def _judging(
     policy_path: Path | None, upstream: str | None, host: str | None
-) -> tuple[tuple[Rule, ...], Path | None]:
+) -> tuple[tuple[Rule, ...], ShieldSettings | None, Path | None]:
+    """Return the rules, the shield, and the policy that they are of; without one, the shipped ones."""
     if host is not None:
-        return (*provider_rules(provider_of(None, host)), *standard_rules()), None
-    path = policy_path or DEFAULT_POLICY
+        return (*provider_rules(provider_of(None, host)), *standard_rules()), ShieldSettings(), None
+    path = policy_path or default_policy()
     if policy_path is None and upstream is None and not path.exists():
-        return standard_rules(), None
+        return standard_rules(), ShieldSettings(), None
     # What it says of replies counts, whether or not its secrets can be read here.
     policy = read_policy(path, looks_at_files=False)
     name = upstream or policy.default_upstream
     if name not in policy.upstreams:
         known = ", ".join(policy.upstreams)
         raise click.UsageError(f"there is no upstream {printable(name)} in {path}; known: {known}")
-    return rules_of(name, policy.upstreams[name]), path
+    return rules_of(name, policy.upstreams[name]), policy.upstreams[name].shield, path
 
 
 _BEGINNING = """\
@@ -241,7 +266,7 @@ def _table(rules: Iterable[VerdictRule]) -> Iterator[str]:
     for rule in rules:
         codes = " ".join((*(rule.code or ()), *(rule.enhanced or ())))
         text = _phrases(rule.text) + (" and the sender" if rule.names_sender else "")
-        wait = "" if rule.wait_ns is None else f", at least {rule.wait_ns // 1_000_000_000} s"
+        wait = "" if rule.wait_ns is None else f", at least {span(rule.wait_ns)}"
         probe = "" if rule.probe else ", no probes"
         but_not = " · ".join(filter(None, (" ".join(rule.but_not_enhanced or ()), _phrases(rule.but_not))))
         yield (

@@ -14,16 +14,14 @@ from pathlib import Path
 
 import click
 
-from relay.cli.options import NotPermitted, policy_option, printable
+from relay.cli.locate import Where, found_policy, where_options
+from relay.cli.options import NotPermitted, printable
 from relay.clock import SystemClock
 from relay.control.socket import ControlClient
-from relay.policy.faults import PolicyError, fault_of_file
 from relay.policy.model import Policy
-from relay.policy.source import parse_policy
-from relay.sender.report_limit import reports_path
 from relay.spool.durable import RealDisk
-from relay.spool.finding import NOTHING_SENT, Finding
-from relay.spool.maildir.inspection import Inspection, Inspector
+from relay.spool.engines import inspected
+from relay.spool.finding import NOTHING_SENT, Finding, Inspection
 from relay.throttle.history_check import history_findings
 
 FINDINGS_THAT_NEED_NOBODY = 1
@@ -38,9 +36,9 @@ class NoSpool(NotReadable):
 
 
 @click.command()
-@policy_option
+@where_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
-def fsck(policy_path: Path, *, as_json: bool) -> int:
+def fsck(policy_path: Path, spool: Path | None, *, as_json: bool) -> int:
     """Check the spool and the histories; read only.
 
     Each finding is a line: the path, what is wrong, what the relay does about it, and after
@@ -48,9 +46,9 @@ def fsck(policy_path: Path, *, as_json: bool) -> int:
     a finding may be outdated when you read it.  Exit codes: 0 nothing found, 1 the relay
     repairs it by itself, 65 damage.
     """
-    policy = _policy(policy_path)
+    policy = found_policy(Where(policy_path, spool))
     try:
-        seen = Inspector(str(policy.spool), RealDisk()).inspect()
+        seen = inspected(policy, RealDisk())
         findings = [*seen.findings, *_of_histories(policy)]
         holder = seen.holder or ("unknown" if ControlClient(policy.spool).is_up() else None)
     except OSError as error:
@@ -73,21 +71,12 @@ def fsck(policy_path: Path, *, as_json: bool) -> int:
     return FINDINGS_THAT_NEED_NOBODY if findings else os.EX_OK
 
 
-def _policy(path: Path) -> Policy:
-    """Leave secrets unchecked.  Raises PolicyError."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise PolicyError([fault_of_file(path, f"cannot read it: {error.strerror}")]) from None
-    return parse_policy(content, path)
-
-
 def _of_histories(policy: Policy) -> Iterator[Finding]:
     clock, disk, owner = SystemClock(), RealDisk(), policy.spool.stat().st_uid
     paths = {policy.history_path(name): None for name in policy.upstreams}
     for path in paths:
         yield from history_findings(path, disk, clock, owner)
-    for finding in history_findings(reports_path(policy), disk, clock, owner):
+    for finding in history_findings(policy.reports_history, disk, clock, owner):
         if finding.becomes.startswith(NOTHING_SENT):
             becomes, advice = "reports are not counted", "remove it while no relay runs"
             yield replace(finding, becomes=becomes, advice=advice)

@@ -18,6 +18,9 @@ from relay.cli.options import error_text
 from relay.policy.faults import PolicyError
 from relay.policy.secrets import SecretError
 
+LINKS = frozenset({"sendmail", "mailq", "newaliases"})
+"""Names of a link to this program under which it acts as sendmail(1) does."""
+
 
 class Command(NamedTuple):
     module: str
@@ -25,19 +28,33 @@ class Command(NamedTuple):
     summary: str
 
 
-VERBS: dict[str, Command] = {
+COMMANDS: dict[str, Command] = {
     "run": Command("relay.cli.run", "run", "Accept mail and relay it, in the foreground."),
     "status": Command("relay.cli.operate", "status", "Show upstreams, limits and the queue by state."),
+    "top": Command("relay.cli.top.command", "top", "Watch limits, lanes, upstreams and senders, live."),
     "queue": Command("relay.cli.operate", "queue", "List the queue, or act on messages in it."),
+    "find": Command("relay.cli.find", "find", "Find a message, in the queue and among what ended."),
+    "pause": Command("relay.cli.pause", "pause", "Send nothing more through an upstream, for a time."),
     "resume": Command("relay.cli.operate", "resume", "Use a paused or stopped upstream again."),
+    "login": Command("relay.cli.probe", "login", "Consent to mail through an upstream by OAuth2."),
+    "probe": Command("relay.cli.probe", "probe", "Log in at an upstream, and tell each step."),
     "explain-reply": Command(
         "relay.cli.explain_reply", "explain_reply", "Explain what a reply of an upstream means for the relay."
     ),
     "audit": Command("relay.cli.audit", "audit", "Prove from the history that no limit was exceeded."),
+    "sendmail": Command(
+        "relay.cli.local_mail.sendmail", "sendmail", "Take a message from stdin, as sendmail(1) does."
+    ),
+    "drain": Command(
+        "relay.cli.local_mail.drain",
+        "drain",
+        "Hand over the messages of a maildir, and remove each once it is taken.",
+    ),
     "demo": Command(
         "relay.cli.demo", "demo", "Watch it pace mail through a strict upstream, for half a minute."
     ),
     "check": Command("relay.cli.check", "check", "Check a policy: print every fault, or a summary."),
+    "plan": Command("relay.cli.plan", "plan", "Tell what an edited policy would do, before it is in force."),
     "fsck": Command("relay.cli.fsck", "fsck", "Check the spool and the histories; changes nothing."),
     "hash-password": Command("relay.cli.password", "hash_password", "Hash a password for a users_file."),
 }
@@ -45,10 +62,10 @@ VERBS: dict[str, Command] = {
 
 class VerbGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        return list(VERBS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
-        verb = VERBS.get(cmd_name)
+        verb = COMMANDS.get(cmd_name)
         if verb is None:
             return None
         command = getattr(importlib.import_module(verb.module), verb.name)
@@ -69,7 +86,7 @@ class VerbGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
         with formatter.section("Verbs"):
-            formatter.write_dl([(name, verb.summary) for name, verb in VERBS.items()])
+            formatter.write_dl([(name, verb.summary) for name, verb in COMMANDS.items()])
 
 
 @click.group(
@@ -82,12 +99,20 @@ def relay() -> None:
     """Pace mail through a smarthost: never more than it allows, and nothing lost."""
 
 
+def _as_link(name: str) -> int:
+    from relay.cli.local_mail.sendmail import as_link  # noqa: PLC0415 - as every verb, only when it is called
+
+    return as_link(name, sys.argv[1:])
+
+
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(_run(arguments))
 
 
 def _run(arguments: Sequence[str] | None) -> int:
     try:
+        if arguments is None and (name := os.path.basename(sys.argv[0])) in LINKS:  # noqa: PTH119 - a name, no path
+            return _as_link(name)
         outcome = relay.main(args=arguments, prog_name="relay", standalone_mode=False)
     except click.UsageError as error:
         error.show()

@@ -1,47 +1,71 @@
 """`relay status`, `relay queue` and `relay resume`: what asks the relay, or its spool while it is down.
 
-A running relay is asked over its control socket, where the last `spool` key says, even if an edit
-broke the policy since; only without a running relay is a good policy needed.  Secrets that a policy
-names are not looked at: an operator need not be the user of the relay.
+A running relay is asked over its control socket, even if an edit broke the policy since (`locate`);
+only without a running relay is a good policy needed.  Secrets that a policy names are not looked at: an
+operator need not be the user of the relay.
 
 Ids are checked before anything is asked.  Of each id stdout tells what was done, stderr what was not;
 the exit code is 75 if some message was busy, else 1 if some was absent or could not be changed.
 """
 
 import asyncio
+import functools
 import json
 import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
-from relay.cli.options import NotPermitted, error_text, policy_option, printable
-from relay.cli.render import console, detail_lines, queue_lines, show_status
+from relay.cli.filter_options import filter_options, taken
+from relay.cli.locate import Where, found_spool, locate, spool_option, where_options
+from relay.cli.options import NotPermitted, TryLater, printable
+from relay.cli.render import (
+    LinesOfContent,
+    console,
+    detail_lines,
+    line_width,
+    queue_lines,
+    show_status,
+    summary_lines,
+    what_holds,
+)
+from relay.cli.watch_status import watch_status
 from relay.clock import SystemClock
 from relay.control.operations import (
     ABSENT,
     BUSY,
     OK,
     TABLE,
+    UNCHANGED,
     VERBS,
+    Deed,
     Results,
     Session,
     Unreachable,
     Verb,
+    VerbRow,
 )
 from relay.control.socket import ControlClient
 from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
-from relay.policy.document import read_document
-from relay.policy.faults import PolicyError
-from relay.policy.source import parse_policy, policy_bytes
 from relay.spool.interface import SpoolBusy
-from relay.status.snapshot import MessageView, QueueState, detail_to_json, message_to_json, to_json
+from relay.status.filters import SORTS, By, Filters, Wanted, group_to_json
+from relay.status.snapshot import (
+    LimitStatus,
+    MessageView,
+    QueueState,
+    detail_to_json,
+    message_to_json,
+    to_json,
+)
 
 Answer = TypeVar("Answer")
 EVERYTHING = "ALL"
+MOST_PREVIEWED = 20
+"""Messages that a verb lists before it is confirmed."""
 FROM_STDIN = "-"
 SOME_NOT_DONE = 1
 QUICK_ANSWER_SECONDS = 5
@@ -49,19 +73,27 @@ QUICK_ANSWER_SECONDS = 5
 _NOT_DONE = {ABSENT: "there is no such message in the queue", BUSY: "it is in a transaction, try again later"}
 
 
-class TryLater(click.ClickException):
-    exit_code = os.EX_TEMPFAIL
-
-
 @click.command()
-@policy_option
+@where_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs.")
-def status(policy_path: Path, *, as_json: bool) -> None:
+@click.option(
+    "--watch",
+    "every_seconds",
+    type=click.IntRange(1, 86_400),
+    is_flag=False,
+    flag_value=2,
+    metavar="[SECONDS]",
+    help="Again and again, of a relay that runs; default: every 2 seconds.",
+)
+def status(policy_path: Path, spool: Path | None, *, as_json: bool, every_seconds: int | None) -> None:
     """Show upstreams, limits and when their next slot opens, and the queue.
 
     Works with the relay up or down; down, it reads the spool.
     """
-    snapshot = ask(policy_path, lambda session: session.snapshot())
+    if every_seconds is not None:
+        watch_status(found_spool(Where(policy_path, spool)), every_seconds, as_json=as_json)
+        return
+    snapshot = ask(Where(policy_path, spool), lambda session: session.snapshot())
     if as_json:
         click.echo(json.dumps(to_json(snapshot)))
     else:
@@ -71,17 +103,23 @@ def status(policy_path: Path, *, as_json: bool) -> None:
 @click.command()
 @click.argument("upstream")
 @click.option("--bounce", "believes", is_flag=True, help="First bounce the refusals that the shield doubts.")
-@policy_option
-def resume(policy_path: Path, upstream: str, *, believes: bool) -> int:
+@where_options
+def resume(policy_path: Path, spool: Path | None, upstream: str, *, believes: bool) -> int:
     """Use UPSTREAM again although it is paused or stopped.
 
     Senders that it refused are tried again too.  One transaction goes first; the others follow once it
     has succeeded.  Limits still hold.  Refusals that the shield doubts (`relay queue` shows them) are
     tried again, or with --bounce reported to their senders.
     """
-    result = ask(policy_path, lambda session: session.resume(upstream, believes=believes))
-    if result == OK:
-        click.echo(f"{printable(upstream)}: {TABLE['believe' if believes else 'resume'].done}")
+
+    async def question(session: Session) -> tuple[str, str]:
+        result = await session.resume(upstream, believes=believes)
+        return result, await _what_holds(session, upstream) if result == OK else ""
+
+    result, holds = ask(Where(policy_path, spool), question)
+    row = TABLE["believe" if believes else "resume"]
+    if result in (OK, UNCHANGED):
+        click.echo(f"{printable(upstream)}: {_done(row, result, holds)}")
         return os.EX_OK
     why = "there is no such upstream" if result == ABSENT else result
     click.echo(f"{printable(upstream)}: {printable(why)}", err=True)
@@ -89,80 +127,154 @@ def resume(policy_path: Path, upstream: str, *, believes: bool) -> int:
 
 
 @click.group(invoke_without_command=True)
-@policy_option
+@where_options
+@filter_options
+@click.option("--reason", default="", metavar="TEXT", help="By a part of why it waits, or what holds it.")
+@click.option("--sort", type=click.Choice(SORTS), help="In which order; default: arrival.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N.")
+@click.option(
+    "--by", type=click.Choice([by.value for by in By]), help="Count messages by this, and by age in minutes."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
 @click.pass_context
-def queue(context: click.Context, policy_path: Path, *, as_json: bool) -> None:
-    """List the queue, one line per message; or show or change single messages.
+def queue(
+    context: click.Context, /, policy_path: Path, spool: Path | None, *, as_json: bool, **options: Any
+) -> None:
+    """List the queue, one line per message; or show or change messages.
 
-    Works with the relay up or down.
+    Different filters must all match, of one filter's values any one.  Works with the relay up or down.
     """
-    context.obj = policy_path
+    context.obj = where = Where(policy_path, spool)
     if context.invoked_subcommand is not None:
-        if as_json:
-            raise click.UsageError("--json goes behind the verb")
+        if as_json or any(options.values()):
+            raise click.UsageError("--json and filters go behind the verb")
         return
-    messages = ask(policy_path, lambda session: session.queue())
+    filters = replace(taken(options), reason=options["reason"])
+    wanted = Wanted(filters, options["sort"] or "", options["limit"])
+    if options["by"] is not None:
+        _summary(where, wanted, By(options["by"]), as_json=as_json)
+        return
     if as_json:
-        for message in messages:
+        for message in ask(where, lambda session: session.queue(wanted)):
             click.echo(json.dumps(message_to_json(message)))
         return
-    for line in queue_lines(messages, SystemClock().wall_ns()):
+
+    async def question(session: Session) -> tuple[Sequence[MessageView], Sequence[LimitStatus]]:
+        return await session.queue(wanted), await _limits(session)
+
+    messages, limits = ask(where, question)
+    if not messages and not filters.is_any:
+        click.echo("no message in the queue matches")
+        return
+    for line in queue_lines(messages, SystemClock().wall_ns(), limits, line_width()):
+        click.echo(line)
+
+
+def _summary(where: Where, wanted: Wanted, by: By, *, as_json: bool) -> None:
+    if wanted.sort:
+        raise click.UsageError("--by has an order of its own: most messages first")
+    rows = ask(where, lambda session: session.summary(wanted.filters, by, wanted.limit))
+    for line in map(json.dumps, map(group_to_json, rows)) if as_json else summary_lines(rows, by):
         click.echo(line)
 
 
 def _options(command: Callable[..., int]) -> Callable[..., int]:
-    """Give a verb its ids, and `--policy` once more, since people write it at the end too."""
+    """Give a verb its ids, `--policy` and `--spool` once more, since people write them at the end too."""
     kind = click.Path(path_type=Path)
     with_policy = click.option("--policy", "policy_path", type=kind, metavar="FILE", help="The policy.")
-    with_ids = click.argument("ids", metavar="ID...", nargs=-1, required=True)
-    with_both: Callable[..., int] = with_ids(with_policy(click.pass_obj(command)))
-    return with_both
+    with_ids = click.argument("ids", metavar="ID...", nargs=-1)
+
+    def located(
+        group: Where, /, *arguments: Any, policy_path: Path | None, spool: Path | None, **others: Any
+    ) -> int:
+        return command(Where(policy_path or group.policy_path, spool or group.spool), *arguments, **others)
+
+    functools.update_wrapper(located, command)
+    with_all: Callable[..., int] = with_ids(with_policy(spool_option(click.pass_obj(located))))
+    return with_all
 
 
 @queue.command()
 @_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a message, for programs.")
-def show(group_path: Path, policy_path: Path | None, ids: Sequence[str], *, as_json: bool) -> int:
+def show(where: Where, ids: Sequence[str], *, as_json: bool) -> int:
     """Show messages with all their recipients; `-` reads ids from stdin."""
+    if not ids:
+        raise click.UsageError("name at least one message")
     queue_ids = _checked(ids)
 
-    async def question(session: Session) -> dict[QueueId, MessageView | str]:
-        return {queue_id: await session.show(queue_id) for queue_id in queue_ids}
+    async def question(session: Session) -> tuple[dict[QueueId, MessageView | str], Sequence[LimitStatus]]:
+        shown = {queue_id: await session.show(queue_id) for queue_id in queue_ids}
+        return shown, () if as_json else await _limits(session)
 
     not_shown: dict[QueueId, str] = {}
-    for queue_id, shown in ask(policy_path or group_path, question).items():
+    messages, limits = ask(where, question)
+    for queue_id, shown in messages.items():
         if isinstance(shown, str):
             not_shown[queue_id] = shown
         elif as_json:
             click.echo(json.dumps(detail_to_json(shown)))
         else:
-            for line in detail_lines(shown):
+            for line in detail_lines(shown, limits):
                 click.echo(line)
     return _told(not_shown)
 
 
+@queue.command()
+@_options
+def content(where: Where, ids: Sequence[str]) -> int:
+    """Print a message as it is stored; on a terminal without what would steer it."""
+    queue_ids = _checked(ids)
+    if len(queue_ids) != 1:
+        raise click.UsageError("name one message")
+    lines = LinesOfContent() if sys.stdout.isatty() else None
+
+    async def write(chunk: bytes) -> None:
+        try:
+            click.echo(chunk if lines is None else lines.take(chunk), nl=False)
+        except BrokenPipeError:
+            # The reader has all that it wanted; nobody is told of the rest, at the exit neither.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    result = ask(where, lambda session: session.content(queue_ids[0], write))
+    if lines is not None:
+        click.echo(lines.rest(), nl=False)
+    return _told({} if result == OK else {queue_ids[0]: result})
+
+
 def _verb(verb: Verb) -> None:
     row = TABLE[verb]
-    words = f"{row.summary}  `-` reads ids from stdin; ALL with --yes means the whole queue."
+    words = (
+        f"{row.summary}  `-` reads ids from stdin; ALL with --yes means the whole queue.  "
+        "In place of ids, filters: what would be done is shown, and with --yes it is done."
+    )
 
     @queue.command(verb, help=words)
     @_options
-    @click.option("--yes", "is_confirmed", is_flag=True, help="Confirm ALL.")
-    def command(group_path: Path, policy_path: Path | None, ids: Sequence[str], *, is_confirmed: bool) -> int:
+    @filter_options
+    @click.option("--yes", "is_confirmed", is_flag=True, help="Confirm ALL, or what filters find.")
+    def command(where: Where, ids: Sequence[str], *, is_confirmed: bool, **options: Any) -> int:
+        filters = taken(options)
+        if filters.is_any is not bool(ids):
+            raise click.UsageError("name messages by their ids, or by filters")
+        if not is_confirmed and not filters.is_any:
+            return _preview(where, row, filters)
         is_everything = EVERYTHING in ids
         if is_everything and (len(ids) > 1 or not is_confirmed):
             raise click.UsageError(f"{EVERYTHING} stands alone, and needs --yes")
         named = [] if is_everything else _checked(ids)
 
-        async def question(session: Session) -> Results:
-            queue_ids = await _queued(session) if is_everything else named
-            return await session.act(verb, queue_ids) if queue_ids else {}
+        async def question(session: Session) -> tuple[Results, str]:
+            finds = is_everything or not filters.is_any
+            queue_ids = [each.queue_id for each in await _queued(session, filters)] if finds else named
+            results = await session.act(verb, queue_ids, filters.states) if queue_ids else {}
+            asks = row.done_but_waits and OK in results.values()
+            return results, await _what_holds(session) if asks else ""
 
-        results = ask(policy_path or group_path, question)
+        results, holds = ask(where, question)
         for queue_id, result in results.items():
-            if result == OK:
-                click.echo(f"{queue_id}: {row.done}")
+            if result in (OK, UNCHANGED):
+                click.echo(f"{queue_id}: {_done(row, result, holds)}")
         unanswered = dict.fromkeys(named, "the relay gave no answer about it")
         return _told(unanswered | dict(results))
 
@@ -171,10 +283,59 @@ for _each in VERBS:
     _verb(_each)
 
 
-async def _queued(session: Session) -> list[QueueId]:
+async def _limits(session: Session) -> Sequence[LimitStatus]:
+    """Return those that reasons may name."""
+    return [limit for upstream in (await session.snapshot()).upstreams for limit in upstream.limits]
+
+
+def _done(row: VerbRow, result: str, holds: str) -> str:
+    if result == UNCHANGED:
+        return row.already
+    return f"{row.done_but_waits}; {holds}" if holds else row.done
+
+
+async def _what_holds(session: Session, upstream: str = "") -> str:
+    """Return nothing where the relay does not say: what was asked for is done."""
+    try:
+        return what_holds(await session.snapshot(), upstream)
+    except Unreachable:
+        return ""
+
+
+async def _queued(session: Session, filters: Filters) -> list[MessageView]:
     """Leave out the corrupt: they are only looked at."""
-    messages = await session.queue()
-    return [message.queue_id for message in messages if message.state is not QueueState.CORRUPT]
+    messages = await session.queue(Wanted(filters))
+    return [message for message in messages if message.state is not QueueState.CORRUPT]
+
+
+def _preview(where: Where, row: VerbRow, filters: Filters) -> int:
+    """Say what a verb would do to the messages that filters find."""
+
+    async def question(session: Session) -> tuple[list[MessageView], Sequence[LimitStatus]]:
+        return await _queued(session, filters), await _limits(session)
+
+    messages, limits = ask(where, question)
+    if not messages:
+        click.echo("no message in the queue matches")
+        return os.EX_OK
+    for line in queue_lines(messages[:MOST_PREVIEWED], SystemClock().wall_ns(), limits, line_width()):
+        click.echo(line)
+    if more := len(messages) - MOST_PREVIEWED if len(messages) > MOST_PREVIEWED else 0:
+        click.echo(f"and {more} more: `relay queue` with these filters lists them")
+    would: dict[str, list[int]] = {}
+    for message in messages:
+        would.setdefault(_would(row, message), []).append(message.recipients_left)
+    click.echo("Nothing was done.  With --yes:")
+    for what, recipients in would.items():
+        click.echo(f"  {len(recipients)} messages, {sum(recipients)} recipients: {what}")
+    return os.EX_OK
+
+
+def _would(row: VerbRow, message: MessageView) -> str:
+    deed = row.deed_of(message)
+    if isinstance(deed, str):
+        return _NOT_DONE.get(deed, deed)
+    return row.already if deed is Deed.NOTHING else row.done
 
 
 def _checked(words: Sequence[str]) -> list[QueueId]:
@@ -190,7 +351,7 @@ def _checked(words: Sequence[str]) -> list[QueueId]:
 
 
 def _told(results: Results) -> int:
-    failures = {queue_id: result for queue_id, result in results.items() if result != OK}
+    failures = {queue_id: result for queue_id, result in results.items() if result not in (OK, UNCHANGED)}
     for queue_id, result in failures.items():
         click.echo(f"{queue_id}: {printable(_NOT_DONE.get(result, result))}", err=True)
     if BUSY in failures.values():
@@ -198,9 +359,9 @@ def _told(results: Results) -> int:
     return SOME_NOT_DONE if failures else os.EX_OK
 
 
-def ask(policy_path: Path, question: Callable[[Session], Awaitable[Answer]]) -> Answer:
+def ask(where: Where, question: Callable[[Session], Awaitable[Answer]]) -> Answer:
     try:
-        return asyncio.run(_ask(policy_path, question))
+        return asyncio.run(_ask(where, question))
     except SpoolBusy as busy:
         raise TryLater(f"the spool is in use and no relay answers; try again later: {busy}") from busy
     except Unreachable as unreachable:
@@ -209,43 +370,22 @@ def ask(policy_path: Path, question: Callable[[Session], Awaitable[Answer]]) -> 
         raise NotPermitted(f"{error}; run this as the user that the relay runs as") from error
 
 
-async def _ask(policy_path: Path, question: Callable[[Session], Awaitable[Answer]]) -> Answer:
-    session = _open(policy_path)
+async def _ask(where: Where, question: Callable[[Session], Awaitable[Answer]]) -> Answer:
+    session = await _open(where)
     try:
         return await question(session)
     finally:
         await session.close()
 
 
-def _open(policy_path: Path) -> Session:
-    content = policy_bytes(policy_path)
-    try:
-        policy = parse_policy(content, policy_path)
-    except PolicyError as error:
-        client = _client_of_broken(content, policy_path)
-        if client is None:
-            raise
-        click.echo(
-            f"{policy_path} is not valid, the relay runs on its last good one: {error_text(error)}", err=True
-        )
-        return client
-    client = ControlClient(policy.spool)
-    if client.is_up():
+async def _open(where: Where) -> Session:
+    client, policy = await locate(where)
+    if policy is None or client.is_up():
         return client
     # Imported only here: with a running relay no sender is loaded.
     from relay.control.offline import OfflineOperations  # noqa: PLC0415 - see above
 
     return OfflineOperations(policy)
-
-
-def _client_of_broken(content: bytes, policy_path: Path) -> ControlClient | None:
-    """Of a broken policy only the key `spool` is used."""
-    values = read_document(content).value()
-    spool = values.get("spool") if isinstance(values, dict) else None
-    if not isinstance(spool, str):
-        return None
-    client = ControlClient(policy_path.absolute().parent / spool)
-    return client if client.is_up() else None
 
 
 def why_an_edit_waits(spool: Path) -> str:

@@ -9,11 +9,20 @@ from typing import Any, TypeVar
 import click
 
 from relay.policy.faults import PolicyError
+from relay.policy.units import duration_ns
 
 DEFAULT_POLICY = Path("policy.yaml")
+SYSTEM_POLICY = Path("/etc/relay/policy.yaml")
 POLICY_VARIABLE = "RELAY_POLICY"
+DEFAULTS = f"${POLICY_VARIABLE}, then ./{DEFAULT_POLICY}, then {SYSTEM_POLICY}"
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def default_policy() -> Path:
+    """Return the policy where none is named: that of this folder, or the system's if only that is there."""
+    is_systems = not os.path.lexists(DEFAULT_POLICY) and os.path.lexists(SYSTEM_POLICY)
+    return SYSTEM_POLICY if is_systems else DEFAULT_POLICY
 
 
 def policy_option(verb: _Command) -> _Command:
@@ -23,10 +32,22 @@ def policy_option(verb: _Command) -> _Command:
         "policy_path",
         type=click.Path(path_type=Path),
         envvar=POLICY_VARIABLE,
-        default=DEFAULT_POLICY,
+        default=default_policy,
         metavar="FILE",
-        help=f"The policy; default: ${POLICY_VARIABLE}, then ./{DEFAULT_POLICY}.",
+        help=f"The policy; default: {DEFAULTS}.",
     )(verb)
+
+
+def duration(_context: click.Context, _parameter: click.Parameter, text: str | None) -> int | None:
+    """Read the value of an option, such as `30m`, in nanoseconds: a callback for `click.option`."""
+    try:
+        return None if text is None else duration_ns(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+class TryLater(click.ClickException):
+    exit_code = os.EX_TEMPFAIL
 
 
 class NotPermitted(click.ClickException):

@@ -4,30 +4,38 @@ Not for programs, which have `--json`: what is here may change.  Texts from outs
 shown as `printable` has them; nothing is read as markup.
 """
 
+import shutil
 import sys
+import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from relay.cli.options import printable
 from relay.clock import SECOND_NS
 from relay.mail.formats import span
+from relay.status.filters import AGES, Group
 from relay.status.snapshot import (
     Condition,
     LimitStatus,
     MessageView,
+    PolicyStatus,
     QueueState,
+    RecipientView,
     Snapshot,
     UpstreamState,
     UpstreamStatus,
 )
+from relay.telemetry.endings import PastEnding
 
 PIPE_COLUMNS = 100_000
 """Wider than any line: nothing is folded or cut where no person reads."""
 WIDEST_SENDER = 40
+TAB = "\t"
 
 _MARKS = {QueueState.ACTIVE: "*", QueueState.HELD: "!"}
 """After a queue id, as mailq has them."""
@@ -47,38 +55,43 @@ def console() -> Console:
     )
 
 
+def _show_refused(policy: PolicyStatus, out: Console) -> None:
+    if not policy.last_reload_ok:
+        out.print(_plain(f"the last edit of the policy was refused: {policy.last_error}", "bold red"))
+    if policy.refused_file:
+        out.print(_plain(f"the last good file stays in use: {policy.refused_file}", "bold red"))
+
+
+def line_width() -> int | None:
+    """Return how many columns the reader's terminal has; None where no person reads."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
 def show_status(snapshot: Snapshot, out: Console) -> None:
     up = "" if snapshot.started_at_ns is None else f" for {span(snapshot.at_ns - snapshot.started_at_ns)}"
     said = f"relay {snapshot.version} on {snapshot.hostname}: {snapshot.condition}{up}"
     if snapshot.refusing_because and snapshot.condition is not Condition.DOWN:
         said += f"; refusing mail: {snapshot.refusing_because}"
     out.print(_plain(said))
-    if not snapshot.policy.last_reload_ok:
-        out.print(
-            _plain(f"the last edit of the policy was refused: {snapshot.policy.last_error}", "bold red")
-        )
+    _show_refused(snapshot.policy, out)
     if snapshot.policy.waiting_because:
         until_ns = snapshot.policy.waiting_until_ns
-        until = "" if until_ns is None else f" until {_local(until_ns)}"
+        until = "" if until_ns is None else f" until {local_time(until_ns)}"
         out.print(
             _plain(f"the last edit of the policy waits{until}: {snapshot.policy.waiting_because}", "yellow")
         )
     out.print()
-    out.print(_upstreams(snapshot))
-    out.print()
+    _upstreams(snapshot).show(out)
     if any(upstream.limits for upstream in snapshot.upstreams):
-        out.print(_limits(snapshot))
-        out.print()
+        _limits(snapshot).show(out)
     for upstream in snapshot.upstreams:
         for finding in upstream.findings:
-            out.print(_plain(f"{upstream.name}: {finding} ({_local(finding.at_ns)})", "yellow"))
+            out.print(_plain(f"{upstream.name}: {finding} ({local_time(finding.at_ns)})", "yellow"))
         if upstream.findings:
             out.print()
     if snapshot.lanes:
-        out.print(_lanes(snapshot))
-        out.print()
-    out.print(_queue(snapshot))
-    out.print()
+        _lanes(snapshot).show(out)
+    _queue(snapshot).show(out)
     ledger = snapshot.ledger
     out.print(
         _plain(
@@ -92,55 +105,195 @@ def show_status(snapshot: Snapshot, out: Console) -> None:
     out.print(_plain(f"disk: {snapshot.disk.free_bytes // 2**20} MiB free{inodes}"))
 
 
-def queue_lines(messages: Sequence[MessageView], at_ns: int) -> Iterator[str]:
-    """List a line a message, with the beginning and the end that mailq has."""
+def what_holds(snapshot: Snapshot, name: str = "") -> str:
+    """Return what keeps back all mail for an upstream, by default the first, and until when; or nothing."""
+    if snapshot.condition is Condition.DOWN:
+        return "the relay is down"
+    upstream = next((each for each in snapshot.upstreams if each.name == name), snapshot.upstreams[0])
+    if upstream.state is not UpstreamState.OPEN:
+        until = until_words(upstream)
+        return f"{upstream.name} is {upstream.state}{until}: {printable(upstream.paused_because)}"
+    full = [
+        (limit.opens_at_ns, limit.words)
+        for limit in upstream.limits
+        if limit.opens_at_ns is not None and limit.for_each is None
+    ]
+    if not full:
+        return ""
+    opens_at_ns, words = max(full)
+    return f"no room in {words} until {local_time(opens_at_ns)}"
+
+
+def until_words(upstream: UpstreamStatus) -> str:
+    """Return until when it rests, behind a blank; nothing where nobody can tell."""
+    if upstream.paused_until_ns is not None:
+        return f" until {local_time(upstream.paused_until_ns)}"
+    is_endless = upstream.paused_by and upstream.state is UpstreamState.PAUSED
+    return f" until `relay resume {upstream.name}`" if is_endless else ""
+
+
+def queue_lines(
+    messages: Sequence[MessageView],
+    at_ns: int,
+    limits: Iterable[LimitStatus] = (),
+    width: int | None = None,
+) -> Iterator[str]:
+    """List a line a message, with the beginning and the end that mailq has.
+
+    Where a line is longer than `width`, sender and reason stand below the message, as mailq has them.
+    `limits` are written as people write them.
+    """
     if not messages:
         yield "Mail queue is empty"
         return
-    senders = [_sender(message) for message in messages]
-    width = max(len("--Sender--"), *(min(WIDEST_SENDER, len(sender)) for sender in senders))
-    sender_head = "--Sender".ljust(width, "-")
-    yield f"----Queue ID------ --Size-- ---Arrival Time---- {sender_head} --State-- -Left- --Why, ETA--"
-    for message, sender in zip(messages, senders, strict=True):
-        name = message.queue_id + _MARKS.get(message.state, "")
-        yield (
-            f"{name:<18} {message.size_bytes:>8} {_local(message.arrival_at_ns)} {sender:<{width}} "
-            f"{message.state:<9} {message.recipients_left:>6} {_why(message, at_ns)}"
-        ).rstrip()
+    senders = [f"{_sender(message)}{_to(message)}" for message in messages]
+    reasons = [in_plain_words(_why(message, at_ns), limits) for message in messages]
+    wide = max(len(_WHO), *(min(WIDEST_SENDER, len(sender)) for sender in senders))
+    lines = [
+        f"{_head(message)} {sender:<{wide}} {_tail(message)} {why}".rstrip()
+        for message, sender, why in zip(messages, senders, reasons, strict=True)
+    ]
+    if width is None or max(map(len, lines)) <= width:
+        sender_head = _WHO.ljust(wide, "-")
+        yield f"{_HEAD} {sender_head} {_TAIL} --Why, ETA--"
+        yield from lines
+    else:
+        yield f"{_HEAD} {_TAIL}"
+        for message, sender, why in zip(messages, senders, reasons, strict=True):
+            yield f"{_head(message)} {_tail(message)}"
+            yield from _wrapped(f"{sender} {why}".rstrip(), width)
     kbytes = -(-sum(message.size_bytes for message in messages) // 1024)
     plural = "" if len(messages) == 1 else "s"
     yield f"-- {kbytes} Kbytes in {len(messages)} Request{plural}."
 
 
-def detail_lines(message: MessageView) -> Iterator[str]:
+_WHO = "--Sender -> Recipient--"
+_HEAD, _TAIL = "----Queue ID------ --Size-- ---Arrival Time----", "--State-- -Left-"
+
+
+def _head(message: MessageView) -> str:
+    name = message.queue_id + _MARKS.get(message.state, "")
+    return f"{name:<18} {message.size_bytes:>8} {local_time(message.arrival_at_ns)}"
+
+
+def _tail(message: MessageView) -> str:
+    return f"{message.state:<9} {message.recipients_left:>6}"
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Break between words only: a long address or reply code is to be copied whole."""
+    indent = " " * 4
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def in_plain_words(text: str, limits: Iterable[LimitStatus]) -> str:
+    """Return a text with the labels of these limits as people write them."""
+    for limit in limits:
+        text = text.replace(limit.label, limit.words)
+    return text
+
+
+def summary_lines(rows: Sequence[Group], by: str) -> Iterator[str]:
+    """Lay out a summary as qshape(1) does: messages in all and by age, in minutes."""
+    columns = ["T", *map(str, AGES), f"{AGES[-1]}+"]
+    cells = [[str(count) for count in (row.messages, *row.messages_by_age)] for row in rows]
+    wide = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    keys = ["TOTAL" if row.key is None else printable(row.key) or "-" for row in rows]
+    first = max(map(len, (by, *keys)))
+    for key, counts in zip((by, *keys), (columns, *cells), strict=True):
+        numbers = "  ".join(f"{count:>{width}}" for count, width in zip(counts, wide, strict=True))
+        yield f"{key:>{first}}  {numbers}"
+
+
+def detail_lines(message: MessageView, limits: Sequence[LimitStatus] = ()) -> Iterator[str]:
+    """`limits` are written as people write them."""
     user = f", user {message.user}" if message.user else ""
     yield f"{message.queue_id}: {message.state}"
     yield f"  from        <{printable(message.reverse_path)}>"
-    yield f"  arrived     {_local(message.arrival_at_ns)}, {message.size_bytes} bytes"
+    yield f"  arrived     {local_time(message.arrival_at_ns)}, {message.size_bytes} bytes"
     yield (
         f"  handed over by {printable(message.client)}, helo {printable(message.helo) or '-'}, "
         f"{printable(message.protocol)}{printable(user)}"
     )
     if message.upstream:
-        yield f"  upstream    {printable(message.upstream)}"
+        because = f" ({message.upstream_because})" if message.upstream_because else ""
+        upstreams = ", ".join((message.upstream, *message.further_upstreams))
+        yield f"  upstream    {printable(upstreams)}{printable(because)}"
     if message.lane:
         yield f"  lane        {printable(message.lane)}"
     if message.reason:
-        yield f"  why         {printable(message.reason)}"
+        yield f"  why         {in_plain_words(printable(message.reason), limits)}"
     if message.next_attempt_at_ns is not None:
-        yield f"  next try    {_local(message.next_attempt_at_ns)}"
+        yield f"  next try    {local_time(message.next_attempt_at_ns)}"
     if message.held_by:
-        yield f"  held by     {printable(message.held_by)}"
+        yield f"  held by     {in_plain_words(printable(message.held_by), limits)}"
     if message.eta_at_ns is not None:
-        yield f"  ETA         {_local(message.eta_at_ns)}, by estimate"
+        yield f"  ETA         {local_time(message.eta_at_ns)}, by estimate"
     yield f"  recipients  {message.recipients_left} left of {len(message.recipient_statuses)}"
     for recipient in message.recipient_statuses:
-        text = f"  ({printable(recipient.text)})" if recipient.text else ""
-        yield f"    {recipient.status:<8} <{printable(recipient.address)}>{text}"
+        yield from _recipient_lines(recipient)
     if message.header:
         yield "  header"
         for line in message.header.splitlines():
-            yield f"    {printable(line)}".rstrip()
+            yield f"    {printable(line.replace(TAB, ' '))}".rstrip()
+
+
+def _recipient_lines(recipient: RecipientView) -> Iterator[str]:
+    text = f"  ({printable(recipient.text)})" if recipient.text else ""
+    yield f"    {recipient.status:<8} <{printable(recipient.address)}>{text}"
+    parts = []
+    if recipient.attempts > (recipient.status == "relayed"):
+        parts.append("1 attempt" if recipient.attempts == 1 else f"{recipient.attempts} attempts")
+    if recipient.last_attempt_at_ns is not None:
+        parts.append(f"the last {local_time(recipient.last_attempt_at_ns)}")
+    if recipient.next_attempt_at_ns is not None:
+        parts.append(f"the next {local_time(recipient.next_attempt_at_ns)}")
+    if recipient.reported:
+        parts.append("its sender was told")
+    if parts:
+        yield f"             {', '.join(parts)}"
+
+
+def ending_lines(ending: PastEnding, width: int | None = None) -> Iterator[str]:
+    """Show what became of a recipient in one line, or where a person reads in a few that fit."""
+    head = f"{local_time(ending.at_ns)} {printable(ending.became):<8} {printable(ending.queue_id)}"
+    sender = printable(ending.reverse_path) or "MAILER-DAEMON"
+    who = f"{sender} -> {printable(ending.recipient)}"
+    via = ", ".join(filter(None, (ending.upstream, ending.relay if ending.upstream else "")))
+    said = ": ".join(filter(None, (printable(via), printable(ending.reply))))
+    parts = [part for part in (who, printable(ending.message_id or ""), said) if part]
+    if width is None:
+        yield " ".join([head, *parts])
+        return
+    yield head
+    for part in parts:
+        yield from _wrapped(part, width)
+
+
+class LinesOfContent:
+    """Foreign octets, in chunks, as lines that a terminal takes."""
+
+    def __init__(self) -> None:
+        self._begun = b""
+
+    def take(self, chunk: bytes) -> str:
+        *lines, self._begun = (self._begun + chunk).split(b"\n")
+        return "".join(map(self._shown, lines))
+
+    def rest(self) -> str:
+        return self._shown(self._begun) if self._begun else ""
+
+    @staticmethod
+    def _shown(line: bytes) -> str:
+        text = line.removesuffix(b"\r").decode("utf-8", "replace")
+        return printable(text.replace(TAB, " ")) + "\n"
 
 
 def _sender(message: MessageView) -> str:
@@ -149,13 +302,23 @@ def _sender(message: MessageView) -> str:
     return printable(message.reverse_path) or "MAILER-DAEMON"
 
 
+def _to(message: MessageView) -> str:
+    """Return the first recipient left, and how many others there are."""
+    if not message.recipients:
+        return ""
+    others = message.recipients_left - 1
+    return f" -> {printable(message.recipients[0])}" + (f" +{others}" if others > 0 else "")
+
+
 def _why(message: MessageView, at_ns: int) -> str:
     parts = [f"lane {printable(message.lane)}"] if message.lane else []
     parts += [printable(message.reason)] if message.reason else []
     if message.held_by and not _is_said(message):
         parts.append(f"held by {printable(message.held_by)}")
+    if message.upstream_because:
+        parts.append(f"by {printable(message.upstream)}, {printable(message.upstream_because)}")
     if message.eta_at_ns is not None:
-        parts.append(f"ETA {_local(message.eta_at_ns)}, in {span(message.eta_at_ns - at_ns)}")
+        parts.append(f"ETA {local_time(message.eta_at_ns)}, in {span(message.eta_at_ns - at_ns)}")
     return f"({'; '.join(parts)})" if parts else ""
 
 
@@ -164,7 +327,7 @@ def _is_said(message: MessageView) -> bool:
     return kind == "hold" or (bool(what) and message.reason.endswith(what))
 
 
-def _local(at_ns: int) -> str:
+def local_time(at_ns: int) -> str:
     """Return an instant as mailq shows it, in local time: `Fri Nov 21 01:33:00`."""
     try:
         return time.strftime("%a %b %d %H:%M:%S", time.localtime(at_ns // SECOND_NS))
@@ -176,82 +339,119 @@ def _plain(text: str, style: str = "") -> Text:
     return Text(printable(text), style=style)
 
 
-def _table(*columns: str, numbers: Sequence[str] = ()) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
-    return table
+class _Grid:
+    """Rows under columns; where those do not fit beside each other, a block of lines for each row."""
+
+    def __init__(self, *columns: str, numbers: Sequence[str] = ()) -> None:
+        self._columns = columns
+        self._numbers = numbers
+        self._rows: list[list[Text]] = []
+
+    def add(self, *cells: object, style: str = "") -> None:
+        self._rows.append([cell if isinstance(cell, Text) else _plain(str(cell), style) for cell in cells])
+
+    def show(self, out: Console) -> None:
+        """Print it, and an empty line."""
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+        for column in self._columns:
+            table.add_column(column, justify="right" if column in self._numbers else "left")
+        for row in self._rows:
+            table.add_row(*row)
+        if Measurement.get(out, out.options.update(max_width=PIPE_COLUMNS), table).maximum <= out.width:
+            out.print(table)
+            out.print()
+            return
+        for row in self._rows:
+            self._show_block(row, out)
+
+    def _show_block(self, row: Sequence[Text], out: Console) -> None:
+        block = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+        block.add_column(style="bold", no_wrap=True)
+        # A word that is longer than the terminal is broken rather than cut.
+        block.add_column(overflow="fold")
+        for column, cell in zip(self._columns, row, strict=True):
+            block.add_row(column, cell)
+        out.print(block)
+        out.print()
 
 
-def _add(table: Table, *cells: object, style: str = "") -> None:
-    table.add_row(*(cell if isinstance(cell, Text) else _plain(str(cell), style) for cell in cells))
-
-
-def _upstreams(snapshot: Snapshot) -> Table:
-    table = _table("upstream", "host", "state", "connections", "in flight", "waiting", "held by", "drained")
+def _upstreams(snapshot: Snapshot) -> _Grid:
+    table = _Grid("upstream", "host", "state", "connections", "in flight", "waiting", "held by", "drained")
     for upstream in snapshot.upstreams:
-        style = "green" if upstream.state is UpstreamState.OPEN else "bold red"
-        _add(
-            table,
+        table.add(
             upstream.name,
             f"{upstream.host}:{upstream.port}",
-            _plain(_state(upstream, snapshot.at_ns), style),
+            _plain(state_words(upstream, snapshot.at_ns) + _because(upstream), state_style(upstream)),
             f"{upstream.connections_open} open, {upstream.connections_idle} idle",
             upstream.in_flight,
             f"{upstream.waiting_messages} messages, {upstream.waiting_recipients} recipients",
-            upstream.held_by or "-",
-            _drain(upstream, snapshot.at_ns),
+            in_plain_words(upstream.held_by, upstream.limits) or "-",
+            drain_words(upstream, snapshot.at_ns),
         )
     return table
 
 
-def _state(upstream: UpstreamStatus, at_ns: int) -> str:
-    because = f": {upstream.paused_because}" if upstream.paused_because else ""
+def state_words(upstream: UpstreamStatus, at_ns: int) -> str:
+    """Return its state, and how long that lasts or what ends it."""
+    if upstream.paused_by and upstream.paused_until_ns is None:
+        return f"{upstream.state}{until_words(upstream)}"
     if upstream.paused_until_ns is None or upstream.state is UpstreamState.OPEN:
-        return f"{upstream.state}{because}"
-    return f"{upstream.state} for {span(upstream.paused_until_ns - at_ns)}{because}"
+        return upstream.state_words
+    return f"{upstream.state} for {span(upstream.paused_until_ns - at_ns)}"
 
 
-def _drain(upstream: UpstreamStatus, at_ns: int) -> str:
+def state_style(upstream: UpstreamStatus) -> str:
+    return {True: "green", False: "bold red", None: "yellow"}[upstream.is_well]
+
+
+def _because(upstream: UpstreamStatus) -> str:
+    if upstream.proving_after:
+        return f"; before: {upstream.proving_after}"
+    return f": {upstream.paused_because}" if upstream.paused_because else ""
+
+
+def drain_words(upstream: UpstreamStatus, at_ns: int) -> str:
+    """Return when nothing will wait for it any more, by estimate."""
     drained_ns = upstream.drained_at_ns
     if drained_ns is None:
         return "unknown"
     return f"in {span(drained_ns - at_ns)}" if upstream.waiting_messages else "-"
 
 
-def _limits(snapshot: Snapshot) -> Table:
-    table = _table("upstream", "limit", "used", "next slot", numbers=("used",))
+def _limits(snapshot: Snapshot) -> _Grid:
+    table = _Grid("upstream", "limit", "used", "next slot", numbers=("used",))
     for upstream in snapshot.upstreams:
         for limit in upstream.limits:
             opens_ns = limit.opens_at_ns
-            used = _plain(_used(limit), "" if opens_ns is None else "yellow")
+            used = _plain(used_words(limit), "" if opens_ns is None else "yellow")
             opens = "now" if opens_ns is None else f"in {span(opens_ns - snapshot.at_ns)}"
-            _add(table, upstream.name, limit.label, used, opens)
+            table.add(upstream.name, limit.words, used, opens)
     return table
 
 
-def _used(limit: LimitStatus) -> str:
+def used_words(limit: LimitStatus) -> str:
+    """Return used/N, whose that is, and what else there is to say."""
     by = f" by {limit.key or '<>'}" if limit.key is not None else ""
     return f"{limit.used}/{limit.count}{by}{limit.remarks}"
 
 
-def _lanes(snapshot: Snapshot) -> Table:
+def _lanes(snapshot: Snapshot) -> _Grid:
     numbers = ("share", "ceiling", "messages", "recipients", "oldest")
-    table = _table("lane", *numbers, numbers=numbers)
+    table = _Grid("lane", *numbers, numbers=numbers)
     for lane in snapshot.lanes:
         ceiling = "-" if lane.ceiling_percent is None else f"{lane.ceiling_percent} %"
         oldest = span(lane.oldest_age_ns) if lane.waiting_messages else "-"
         share = f"{lane.share_percent:.4g} %"
-        _add(table, lane.name, share, ceiling, lane.waiting_messages, lane.waiting_recipients, oldest)
+        table.add(lane.name, share, ceiling, lane.waiting_messages, lane.waiting_recipients, oldest)
     return table
 
 
-def _queue(snapshot: Snapshot) -> Table:
+def _queue(snapshot: Snapshot) -> _Grid:
     numbers = ("messages", "recipients", "bytes", "oldest")
-    table = _table("queue", *numbers, numbers=numbers)
+    table = _Grid("queue", *numbers, numbers=numbers)
     for state in QueueState:
         counts = snapshot.counts(state)
         style = "bold red" if state is QueueState.CORRUPT and counts.messages else ""
         age = span(counts.oldest_age_ns) if counts.messages else "-"
-        _add(table, state, counts.messages, counts.recipients, counts.size_bytes, age, style=style)
+        table.add(state, counts.messages, counts.recipients, counts.size_bytes, age, style=style)
     return table

@@ -3,7 +3,6 @@
 import errno
 import os
 from pathlib import Path
-from typing import Literal
 
 import click
 
@@ -13,7 +12,9 @@ from relay.daemon.loops import run as run_loop
 from relay.policy.model import Policy
 from relay.spool.interface import SpoolBusy, SpoolFault, SpoolFull
 from relay.telemetry.event_table import Level
+from relay.telemetry.events import LogStyle
 from relay.telemetry.stderr import divert
+from relay.throttle.limit import plain_words
 
 _ADDRESS_ERRORS = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.EPERM})
 
@@ -23,13 +24,13 @@ _ADDRESS_ERRORS = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES
 @click.option(
     "--log",
     "style",
-    type=click.Choice(["text", "json"]),
+    type=click.Choice(["text", "json", "postfix"]),
     envvar="RELAY_LOG",
     default="text",
     help="How events are written to stderr.",
 )
 @click.option("--verbose", is_flag=True, help="Log connections too.")
-def run(policy_path: Path, style: Literal["text", "json"], *, verbose: bool) -> int:
+def run(policy_path: Path, style: LogStyle, *, verbose: bool) -> int:
     """Accept mail and relay it until SIGTERM; SIGHUP reads the policy again."""
     # Files that the relay creates are private, whatever umask it was started with.
     os.umask(0o077)
@@ -68,7 +69,7 @@ def _greet(policy: Policy) -> None:
     lines = [
         "",
         f"relay takes mail on {address} and passes it to the practice smarthost on {practice.address},",
-        f"which cuts off whoever sends more than {practice.limit.label}.  In another terminal:",
+        f"which cuts off whoever sends more than {plain_words(practice.limit)}.  In another terminal:",
         "",
         f"  swaks --server {address} --from me@example.org --to you@example.com",
         f'  python3 -c "{python}"',

@@ -43,6 +43,17 @@ class Child:
             async for line in self._output:
                 yield line
 
+    def order(self, line: bytes) -> None:
+        with contextlib.suppress(OSError, RuntimeError):  # it has ended
+            self._orders.write(line)
+
+    def tell(self, line: bytes) -> None:
+        """Order what a later line takes the place of: not while it has yet to read an earlier one."""
+        # A program that is stopped reads none, and they would fill the memory.
+        with contextlib.suppress(OSError, RuntimeError):  # it has ended
+            if self._orders.transport.get_write_buffer_size() == 0:
+                self._orders.write(line)
+
     def end_orders(self) -> None:
         with contextlib.suppress(OSError, RuntimeError):  # it has ended, and its end was noticed
             self._orders.write_eof()

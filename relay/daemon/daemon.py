@@ -13,37 +13,41 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 from relay import __version__
 from relay.clock import SystemClock
 from relay.control.operator import Operator
-from relay.control.socket import ControlServer
+from relay.control.socket import ControlServer, PolicyInForce
 from relay.daemon.descriptors import Budget, listener_budget, most_visitors, raise_limit, sender_budget
+from relay.daemon.listener_files_watch import ListenerFilesWatch
 from relay.daemon.listening import Listening, Start, spool_intake
 from relay.daemon.loops import give_way, start_threads, tell_unhandled
 from relay.daemon.notify import Recovering, notify, reloading, stopping, watchdog_seconds
 from relay.daemon.policy_watch import PolicyWatch, digest
 from relay.daemon.reload import Reload
+from relay.daemon.spilling import Spilling
+from relay.hooks.hooks import Hooks
 from relay.policy.model import Policy
 from relay.policy.secrets import read_password_file
 from relay.policy.source import inspected_policy, policy_bytes
+from relay.policy.written_out import policy_text
 from relay.practice.account import PracticeBehaviour
 from relay.practice.smarthost import PracticeSmarthost
 from relay.sender.late_mail import LateMail
 from relay.sender.sender import Sender
 from relay.spool.durable import RealDisk, doubt_about
+from relay.spool.engines import open_spool
 from relay.spool.interface import SpoolFault
-from relay.spool.maildir.engine import MaildirSpool
-from relay.spool.maildir.trigger import Trigger
+from relay.spool.trigger import Trigger
 from relay.status.collector import collect
 from relay.status.http import StatusServer
 from relay.status.snapshot import Condition, PolicyStatus
 from relay.status.watch import Watch
 from relay.telemetry.event_table import Level
-from relay.telemetry.events import Events
+from relay.telemetry.events import Events, LogStyle
 from relay.telemetry.listener_counts import ListenerCounts
 from relay.telemetry.metrics import Metrics
+from relay.telemetry.recent_past import RecentPast, past_folder
 from relay.telemetry.redaction import Redaction
 from relay.telemetry.stderr import drain
 from relay.telemetry.telemetry import Telemetry
@@ -96,7 +100,7 @@ class Stop:
 
 async def serve(
     path: Path,
-    style: Literal["text", "json"],
+    style: LogStyle,
     on_ready: Callable[[Policy], None],
     *,
     level: Level = Level.INFO,
@@ -136,10 +140,10 @@ class Daemon:
         tell_unhandled(self._events)
         self._events.started(version=__version__, hostname=hostname, path=str(self._start.path))
         self._metrics.know_upstreams(policy.upstreams)
-        spool = MaildirSpool(root, self._disk, self._clock, self._set_aside())
+        spool = open_spool(policy, self._disk, self._clock, self._set_aside())
         if (doubt := doubt_about(root)) is not None:
             self._events.spool_failed(error=f"messages may not survive a loss of power: {doubt}")
-        intake = spool_intake(root, self._disk, self._clock, self._events)
+        intake = spool_intake(policy, self._disk, self._clock, self._events)
         listening = Listening(self._start, intake, self._events, self._counts, self._count_descriptors())
         try:
             await listening.bind()
@@ -147,22 +151,35 @@ class Daemon:
                 # Before the sender's threads are there, which have the priority of this one.
                 give_way()
             start_threads()
+            hooks = Hooks(policy, hostname, self._disk, self._telemetry)
+            recent = RecentPast(
+                past_folder(root),
+                policy.recent,
+                self._disk,
+                events=self._events,
+                redaction=self._redaction,
+                clock=self._clock,
+            )
             sender = Sender(
                 spool,
                 Trigger(root, self._disk),
                 policy=policy,
                 hostname=hostname,
                 disk=self._disk,
-                telemetry=Telemetry(self._events, self._metrics, self._redaction, self._clock),
+                telemetry=self._telemetry,
                 on_fault=self._stop.fail,
             )
             status = PolicyStatus(digest(self._start.text), self._clock.wall_ns())
             watch = Watch(sender, policy, hostname, self._clock, status)
             collect(self._metrics, watch.snapshot, self._counts, self._events, self._clock)
-            await self._serve(sender, watch, listening)
+            await self._serve(sender, watch, hooks, recent, listening)
         finally:
             self._events.flush()
         return self._stop.exit_code
+
+    @property
+    def _telemetry(self) -> Telemetry:
+        return Telemetry(self._events, self._metrics, self._redaction, self._clock)
 
     def _count_descriptors(self) -> Budget:
         """Raise the limit, and warn where the policy allows more clients than that."""
@@ -180,7 +197,9 @@ class Daemon:
                 )
         return ours
 
-    async def _serve(self, sender: Sender, watch: Watch, listening: Listening) -> None:
+    async def _serve(
+        self, sender: Sender, watch: Watch, hooks: Hooks, recent: RecentPast, listening: Listening
+    ) -> None:
         policy = self._start.policy
         async with contextlib.AsyncExitStack() as ends:
             practice = await _practise(policy, self._clock)
@@ -193,43 +212,61 @@ class Daemon:
             self._stop.listen()
             # Release the lock last: the control socket's name belongs to the holder of the lock.
             ends.callback(sender.close)
+            # After the last event of the sender, and while nobody else may have the notices.
+            ends.push_async_callback(hooks.close)
+            ends.push_async_callback(recent.close)
             ends.push_async_callback(sender.finish)
             try:
                 await sender.start(self._recovering)
             except SpoolFault as fault:
                 self._stop.fail(fault)
             else:
-                await self._run(sender, watch, listening)
+                await hooks.start()
+                recent.start()
+                await self._run(sender, watch, hooks, recent, listening)
         self._events.stopped(queued=sender.queued)
 
-    async def _run(self, sender: Sender, watch: Watch, listening: Listening) -> None:
+    async def _run(
+        self, sender: Sender, watch: Watch, hooks: Hooks, recent: RecentPast, listening: Listening
+    ) -> None:
         """Take mail and relay; on return nothing is in flight."""
         start, guard = self._start, sender.upstreams.guard
-        control = ControlServer(start.policy.spool, Operator(sender, watch, self._events), self._events)
+        control = ControlServer(
+            start.policy.spool,
+            Operator(sender, watch, self._events),
+            self._events,
+            lambda: PolicyInForce(start.path.absolute(), policy_text(watch.policy, {})),
+        )
         edits = Reload(
             start.path,
             start.policy,
             sender=sender,
             watch=watch,
-            events=self._events,
-            metrics=self._metrics,
-            clock=self._clock,
+            hooks=hooks,
+            recent=recent,
+            telemetry=self._telemetry,
         )
         file = PolicyWatch(start.path, start.policy, start.text, edits, self._clock)
         late = LateMail(
-            sender.scheduler,
+            sender.queue,
             sender.settling,
             self._clock,
             foresee=lambda: watch.listing().messages,
-            pausing=sender.upstreams.default_pausing,
+            pausing=sender.upstreams.pausing,
         )
+        spilling = Spilling(sender, watch, self._clock)
+        files = ListenerFilesWatch(listening.use, watch, self._events, self._metrics)
         chores = [
-            asyncio.create_task(chore) for chore in (guard(file.watch), _keep_watchdog(), guard(late.run))
+            asyncio.create_task(chore)
+            for chore in (guard(file.watch), _keep_watchdog(), guard(late.run), guard(spilling.run))
         ]
-        _listen_for_edits(file)
+        _listen_for_edits(file, files)
         try:
             await control.start()
+            await files.begin(start.policy.listen)
+            chores.append(asyncio.create_task(guard(files.watch)))
             await listening.start()
+            chores.append(asyncio.create_task(guard(lambda: listening.tell_owners(sender.queue.owners.each))))
             self._tell_ready(watch)
             await self._stop.wait()
             watch.condition, watch.refusing_because = Condition.STOPPING, f"stopping: {self._stop.why}"
@@ -248,7 +285,7 @@ class Daemon:
     def _tell_ready(self, watch: Watch) -> None:
         self._recovering.end()
         watch.condition, watch.refusing_because = Condition.RUNNING, ""
-        watch.started_at_ns = self._clock.wall_ns()
+        watch.started_ns = self._clock.boottime_ns()
         notify("READY=1", "STATUS=relaying")
         self._on_ready(self._start.policy)
 
@@ -262,6 +299,7 @@ class Daemon:
             watch.foresee,
             self._metrics.registry,
             self._events,
+            coming=watch.coming,
             names=names,
             most=most_visitors(raise_limit()),
         )
@@ -283,12 +321,16 @@ class Daemon:
         return pass_on
 
 
-def _listen_for_edits(file: PolicyWatch) -> None:
+def _listen_for_edits(file: PolicyWatch, files: ListenerFilesWatch) -> None:
     pending: set[asyncio.Task[None]] = set()
+
+    async def look_at_all() -> None:
+        await file.look(is_asked=True)
+        await files.look(is_asked=True)
 
     def look() -> None:
         reloading()
-        looking = asyncio.create_task(file.look(is_asked=True))
+        looking = asyncio.create_task(look_at_all())
         pending.add(looking)
         looking.add_done_callback(pending.discard)
         looking.add_done_callback(lambda _: notify("READY=1"))

@@ -26,6 +26,8 @@ EACH_CONNECTION = 2
 """Its socket, and a certificate or a password being read for it."""
 EACH_MARK = 2
 """For a connection: its message being marked, and the one before."""
+EACH_HOOK = 6
+"""A socket and a name being looked up, or the pipes of a program."""
 EACH_PROCESS = 4
 """Of listeners: orders, counts, pidfd."""
 CONTROL = 32
@@ -84,6 +86,7 @@ def sender_budget(policy: Policy, limit: int) -> Budget:
     connections = sum(upstream.connections for upstream in policy.upstreams.values())
     disk = EACH_SPOOL + EACH_UPSTREAM * len(policy.upstreams) + EACH_MARK * connections
     network = BASE + CONTROL + EACH_CONNECTION * connections + len(policy.listen)
+    network += EACH_HOOK * len(policy.notify)
     network += EACH_PROCESS * sum(listen.processes for listen in policy.listen)
     network += most_visitors(limit) if policy.http is not None else 0
     network += connections if policy.practice is not None else 0

@@ -1,7 +1,8 @@
 """A listener process: takes mail on an inherited socket into the spool, and knows nothing of the sender.
 
 Orders come as one line of JSON on stdin, counts go out as lines on stdout once a second, the log goes
-to stderr.  The end of stdin is the order to stop, and also what the death of the parent looks like.
+to stderr.  Each further line on stdin has other users and another certificate, or who has how much in the
+queue.  The end of stdin is the order to stop, and also what the death of the parent looks like.
 A crash leaves drafts without a 250, which clean-up removes; their clients keep the messages.
 """
 
@@ -19,6 +20,8 @@ from relay.clock import SystemClock
 from relay.daemon.descriptors import listener_budget, raise_limit
 from relay.daemon.listening import CLOSE_SECONDS, look_for_room, spool_intake
 from relay.daemon.loops import run, start_threads, tell_unhandled
+from relay.listener.listener_files import ListenerFiles
+from relay.listener.quotas import Owner
 from relay.listener.server import Listener
 from relay.policy.source import parse_policy
 from relay.spool.durable import RealDisk
@@ -27,10 +30,11 @@ from relay.telemetry.listener_counts import ListenerCounts, ListenerObserver
 from relay.telemetry.stderr import divert
 
 REPORT_SECONDS = 1.0
+READ_BYTES = 65_536
 
 
-async def take_mail(orders: dict[str, Any]) -> None:
-    """Return when stdin ends or SIGTERM comes."""
+async def take_mail(orders: dict[str, Any], begun: bytes) -> None:
+    """Return when stdin ends or SIGTERM comes; `begun` was read of it behind the first orders."""
     policy = parse_policy(orders["policy"].encode(), Path(orders["path"]))
     listen = policy.listen[orders["listen"]]
     clock = SystemClock()
@@ -40,7 +44,7 @@ async def take_mail(orders: dict[str, Any]) -> None:
     tell_unhandled(events)
     start_threads()
     counts = ListenerCounts([str(listen.address)])
-    intake = spool_intake(str(policy.spool), RealDisk(), clock, events)
+    intake = spool_intake(policy, RealDisk(), clock, events)
     budget = listener_budget(listen, raise_limit())
     listener = Listener(
         budget.fitted(listen),
@@ -48,13 +52,16 @@ async def take_mail(orders: dict[str, Any]) -> None:
         intake,
         ListenerObserver(events, counts),
         ceiling=budget.ceiling,
+        files=orders["files"] and ListenerFiles.from_order(orders["files"]),
     )
     stop = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     for ignored in (signal.SIGINT, signal.SIGHUP):
         # Meant for the parent: a terminal and some supervisors send them to all of us.
         loop.add_signal_handler(ignored, lambda: None)
-    loop.add_reader(sys.stdin.fileno(), _end_of_orders, loop, stop)
+    name = str(listen.address)
+    further = FurtherOrders(name, listener, events, begun)
+    loop.add_reader(sys.stdin.fileno(), further.hear, stop)
     await listener.start(socket.socket(fileno=orders["fd"]))
     report = Report(counts, events, str(listen.address), sys.stdout.fileno())
     chores = [
@@ -71,10 +78,46 @@ async def take_mail(orders: dict[str, Any]) -> None:
     report.send()
 
 
-def _end_of_orders(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    # Once: an end of file stays readable, and content in flight is to be finished in peace.
-    loop.remove_reader(sys.stdin.fileno())
-    stop.set()
+def first_orders(fd: int) -> tuple[bytes, bytes]:
+    """Return the first line of what a descriptor gives, and what was read behind it."""
+    heard = b""
+    while b"\n" not in heard and (more := os.read(fd, READ_BYTES)):
+        heard += more
+    line, _, begun = heard.partition(b"\n")
+    return line, begun
+
+
+class FurtherOrders:
+    def __init__(self, name: str, listener: Listener, events: Events, begun: bytes) -> None:
+        self._name = name
+        self._listener = listener
+        self._events = events
+        self._heard = b""
+        self._obey(begun)
+
+    def hear(self, stop: asyncio.Event) -> None:
+        """Read once, without waiting: there is something, or the end."""
+        orders = sys.stdin.fileno()
+        with contextlib.suppress(OSError):
+            if more := os.read(orders, READ_BYTES):
+                self._obey(more)
+                return
+        # Once: an end of file stays readable, and content in flight is to be finished in peace.
+        asyncio.get_running_loop().remove_reader(orders)
+        stop.set()
+
+    def _obey(self, more: bytes) -> None:
+        *lines, self._heard = (self._heard + more).split(b"\n")
+        for line in lines:
+            order = json.loads(line)
+            if "held" in order:
+                self._listener.quotas.told(
+                    {Owner(user, client): count for user, client, count in order["held"]}
+                )
+                continue
+            files = ListenerFiles.from_order(order)
+            self._listener.use(files)
+            self._events.listener_files_loaded(self._name, len(files.hashes), files.fingerprint)
 
 
 class Report:
@@ -108,4 +151,5 @@ async def _report(report: Report) -> None:
 
 if __name__ == "__main__":
     divert()
-    run(take_mail(json.loads(sys.stdin.buffer.readline())))
+    first, begun = first_orders(sys.stdin.fileno())
+    run(take_mail(json.loads(first), begun))

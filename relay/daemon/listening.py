@@ -12,20 +12,22 @@ import errno
 import json
 import socket
 import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from relay.clock import Clock
 from relay.daemon.child import Child, Starter
 from relay.daemon.descriptors import Budget
 from relay.daemon.spool_intake import SpoolIntake
+from relay.listener.listener_files import ListenerFiles
+from relay.listener.quotas import Quotas
 from relay.listener.server import Listener, bind
 from relay.policy.model import Listen, Policy, Tls
 from relay.spool.durable import Disk
-from relay.spool.maildir.intake import MaildirIntake
-from relay.spool.maildir.trigger import Trigger
-from relay.telemetry.events import Events
+from relay.spool.engines import open_intake
+from relay.spool.trigger import Trigger
+from relay.telemetry.events import Events, LogStyle
 from relay.telemetry.listener_counts import ListenerCounts, ListenerObserver
 
 CLOSE_SECONDS = 10.0
@@ -37,12 +39,14 @@ LOOK_SECONDS = 2.0
 """How old the free space may be by which a declared size is judged."""
 LOOK_WHEN_FULL_SECONDS = 0.2
 """How long clients are still refused when there is room again."""
+TELL_SECONDS = 1.0
+"""How often listeners with quotas are told who has how much in the queue."""
 
 
-def spool_intake(root: str, disk: Disk, clock: Clock, events: Events) -> SpoolIntake:
+def spool_intake(policy: Policy, disk: Disk, clock: Clock, events: Events) -> SpoolIntake:
     return SpoolIntake(
-        MaildirIntake(root, disk, clock),
-        Trigger(root, disk),
+        open_intake(policy, disk, clock),
+        Trigger(str(policy.spool), disk),
         lambda error: events.spool_failed(error=f"accept: {error.strerror or error}"),
     )
 
@@ -61,7 +65,7 @@ class Start:
     text: bytes
     policy: Policy
     hostname: str
-    style: Literal["text", "json"]
+    style: LogStyle
 
 
 class Listening:
@@ -76,7 +80,10 @@ class Listening:
         self._budget = budget
         self._observer = ListenerObserver(events, counts)
         self._sockets: list[socket.socket] = []
-        self._listeners: list[Listener] = []
+        self._listeners: dict[int, Listener] = {}
+        self._processes: dict[int, set[Child]] = {}
+        self._files: dict[int, ListenerFiles] = {}
+        """All by the place of their `listen` in the policy."""
         self._keepers: list[asyncio.Task[None]] = []
         self._is_closing = False
         self._starter = Starter()
@@ -102,21 +109,45 @@ class Listening:
                     self._intake,
                     self._observer,
                     ceiling=self._budget.ceiling,
+                    files=self._files.get(index),
                 )
                 await listener.start(bound)
-                self._listeners.append(listener)
+                self._listeners[index] = listener
             for _ in range(listen.processes):
                 self._keepers.append(asyncio.create_task(self._keep(index, listen, bound)))
             protocol = "SMTP with TLS" if listen.tls is Tls.IMPLICIT else "SMTP"
             self._events.listening(listener=str(listen.address), protocol=protocol)
         self._keepers.append(asyncio.create_task(look_for_room(self._intake)))
 
+    def use(self, index: int, files: ListenerFiles) -> None:
+        """Go by other users and another certificate, now and in processes to come."""
+        self._files[index] = files
+        if (listener := self._listeners.get(index)) is not None:
+            listener.use(files)
+        for process in self._processes.get(index, ()):
+            _give(process, files)
+
+    async def tell_owners(self, owners: Callable[[], Iterable[tuple[tuple[str, str], int]]]) -> None:
+        """Tell who has how much in the queue, again and again, where some listener asks."""
+        quotas = {index: Quotas(listen) for index, listen in enumerate(self._listens)}
+        asked = {index: of_listen for index, of_listen in quotas.items() if of_listen.is_any}
+        while asked:
+            for index, of_listen in asked.items():
+                held = of_listen.worth_telling(owners())
+                if (listener := self._listeners.get(index)) is not None:
+                    listener.quotas.told(held)
+                for process in self._processes.get(index, ()):
+                    process.tell(
+                        json.dumps({"held": [[*owner, held[owner]] for owner in held]}).encode() + b"\n"
+                    )
+            await asyncio.sleep(TELL_SECONDS)
+
     async def close(self) -> None:
         """Let content in flight finish."""
         self._is_closing = True
         for keeper in self._keepers:
             keeper.cancel()
-        listeners = (listener.close(CLOSE_SECONDS) for listener in self._listeners)
+        listeners = (listener.close(CLOSE_SECONDS) for listener in self._listeners.values())
         await asyncio.gather(*listeners, *self._keepers, return_exceptions=True)
         for bound in self._sockets:
             bound.close()
@@ -141,7 +172,8 @@ class Listening:
         while True:
             began_at = asyncio.get_running_loop().time()
             try:
-                process = await self._start_process(index, bound)
+                files = self._files.get(index)
+                process = await self._start_process(index, bound, files)
             except OSError as error:
                 # No descriptor, no memory: the next one may find some.
                 self._events.fault(where=f"listener {listen.address}", error=error)
@@ -149,7 +181,14 @@ class Listening:
                 if has_run:
                     self._events.listener_restarted(listener=str(listen.address), pid=process.pid)
                 has_run = True
-                status = await self._attend(process)
+                processes = self._processes.setdefault(index, set())
+                processes.add(process)
+                if (later := self._files.get(index)) is not files and later is not None:
+                    _give(process, later)
+                try:
+                    status = await self._attend(process)
+                finally:
+                    processes.discard(process)
                 self._counts.drop_source(str(process.pid))
                 if self._is_closing:
                     return
@@ -160,7 +199,7 @@ class Listening:
             )
             await asyncio.sleep(pause_seconds)
 
-    async def _start_process(self, index: int, bound: socket.socket) -> Child:
+    async def _start_process(self, index: int, bound: socket.socket, files: ListenerFiles | None) -> Child:
         orders = {
             "policy": self._start.text.decode("utf-8"),
             "path": str(self._start.path),
@@ -168,6 +207,7 @@ class Listening:
             "fd": bound.fileno(),
             "hostname": self._start.hostname,
             "style": self._start.style,
+            "files": files and files.to_order(),
         }
         command = [sys.executable, "-m", "relay.daemon.listener_process"]
         return await self._starter.start(command, json.dumps(orders).encode() + b"\n", [bound.fileno()])
@@ -204,3 +244,7 @@ class Listening:
             process.kill()
             await process.wait()
         process.close()
+
+
+def _give(process: Child, files: ListenerFiles) -> None:
+    process.order(json.dumps(files.to_order()).encode() + b"\n")

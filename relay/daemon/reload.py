@@ -9,16 +9,16 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from relay.clock import Clock
 from relay.daemon.policy_watch import Waiting
+from relay.hooks.hooks import Hooks
 from relay.policy.faults import PolicyError
 from relay.policy.loosening import changes_needing_restart
 from relay.policy.model import Policy
 from relay.sender.sender import Sender
 from relay.status.snapshot import PolicyStatus
 from relay.status.watch import Watch
-from relay.telemetry.events import Events
-from relay.telemetry.metrics import Metrics
+from relay.telemetry.recent_past import RecentPast
+from relay.telemetry.telemetry import Telemetry
 
 
 class Reload:
@@ -29,23 +29,24 @@ class Reload:
         *,
         sender: Sender,
         watch: Watch,
-        events: Events,
-        metrics: Metrics,
-        clock: Clock,
+        hooks: Hooks,
+        recent: RecentPast,
+        telemetry: Telemetry,
     ) -> None:
         self._path = path
         self._started_with = policy
         self._sender = sender
         self._watch = watch
-        self._events = events
-        self._metrics = metrics
-        self._clock = clock
+        self._hooks = hooks
+        self._recent = recent
+        self._events, self._metrics, self._clock = telemetry.events, telemetry.metrics, telemetry.clock
 
     async def apply(self, policy: Policy, sha256: str) -> None:
         keys = changes_needing_restart(self._started_with, policy)
         if not await self._go_on_by(policy, keys):
             return
-        self._watch.policy_status = PolicyStatus(sha256, self._clock.wall_ns())
+        refused_file = self._watch.policy_status.refused_file
+        self._watch.policy_status = PolicyStatus(sha256, self._clock.wall_ns(), refused_file=refused_file)
         self._metrics.policy_reloaded(is_ok=True)
         self._events.policy_loaded(path=str(self._path), sha256=sha256)
         if keys:
@@ -61,6 +62,8 @@ class Reload:
         live = policy.model_copy(update={key: getattr(self._started_with, key) for key in fixed})
         try:
             await self._sender.apply(live)
+            await self._hooks.use(live)
+            self._recent.use(live.recent)
         except Exception as error:  # noqa: BLE001 - half an edit is in force: only a restart makes it whole
             self._sender.fail(error)
             return False
@@ -87,7 +90,11 @@ class Reload:
         old = self._watch.policy_status
         faults = [str(fault) for fault in error.errors]
         self._watch.policy_status = PolicyStatus(
-            old.sha256, old.loaded_at_ns, last_reload_ok=False, last_error=faults[0] if faults else ""
+            old.sha256,
+            old.loaded_at_ns,
+            last_reload_ok=False,
+            last_error=faults[0] if faults else "",
+            refused_file=old.refused_file,
         )
         self._metrics.policy_reloaded(is_ok=False)
         self._events.policy_refused(path=str(self._path), faults=faults)

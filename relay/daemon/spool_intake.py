@@ -6,21 +6,20 @@ make the client bounce because of us.
 """
 
 import asyncio
-import errno
 from collections.abc import Callable, Sequence
 
 from relay.listener.ports import NotAccepted
 from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope, QueueId
-from relay.sender.group_commit import Batch
+from relay.sender.group_commit import Batch, CallThread
+from relay.spool.headroom import HEADROOM_BYTES, NoHeadroom, why_no_room
 from relay.spool.interface import Intake
-from relay.spool.maildir.headroom import HEADROOM_BYTES, NoHeadroom, why_no_room
-from relay.spool.maildir.trigger import Trigger
+from relay.spool.os_errors import is_lack_of_room
 from relay.spool.threads import started
+from relay.spool.trigger import Trigger
 
 NO_ROOM = "452 4.3.1 Insufficient system storage, try again later"
 NO_LUCK = "451 4.3.0 Local error, try again later"
-_ROOM_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 _SPILLS_AT_ONCE = 4
 
@@ -36,7 +35,7 @@ class SpoolIntake:
         self._intake = intake
         self._trigger = trigger
         self._on_error = on_error
-        self._commits = started(1, "commit")
+        self._commits = CallThread("commit")
         self._spills = started(_SPILLS_AT_ONCE, "spill")
         self._batch: Batch[tuple[Draft, Envelope], None] = Batch(self._commit, self._commits)
         self._under_way: dict[QueueId, asyncio.Future[None]] = {}
@@ -88,7 +87,7 @@ class SpoolIntake:
         await asyncio.shield(loop.run_in_executor(self._spills, self._intake.discard, draft))
 
     def close(self) -> None:
-        self._commits.shutdown()
+        self._commits.close()
         self._spills.shutdown()
 
     async def _undisturbed(self, draft: Draft, call: "asyncio.Future[None]") -> None:
@@ -112,4 +111,4 @@ class SpoolIntake:
         if not isinstance(error, NoHeadroom):
             # A full disk is told of by each refusal, and by what cannot be written about mail that is ours.
             self._on_error(error)
-        return NotAccepted(NO_ROOM if error.errno in _ROOM_ERRORS else NO_LUCK)
+        return NotAccepted(NO_ROOM if is_lack_of_room(error) else NO_LUCK)

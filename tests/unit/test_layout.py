@@ -19,7 +19,7 @@ PACKAGE = ROOT / "relay"
 
 ROOMS = (
     *("mail", "smtp", "verdicts", "queue", "policy", "spool", "throttle", "listener", "upstream", "practice"),
-    *("telemetry", "sender", "status", "control", "daemon", "cli"),
+    *("telemetry", "hooks", "sender", "status", "control", "daemon", "submission", "cli"),
 )
 """From the bottom up: a room may import those before it."""
 PURE = {"mail", "smtp", "verdicts", "queue", "policy"}
@@ -31,6 +31,7 @@ NEVER_SEES = {
     "upstream": DISK | {"listener"},
     "practice": DISK | {"listener", "upstream"},
     "telemetry": NETWORK,
+    "hooks": NETWORK,
     "sender": {"listener", "practice"},
 }
 """Below them, and yet none of their business: disk and network meet in `sender` and above."""
@@ -41,22 +42,31 @@ MOST_FILES = 19
 LARGEST_SHARE = 0.17
 MOST_PARAMETERS = 8
 """Of a function, `self` and `cls` not counted."""
+MOST_COLLABORATORS = 10
 
 
 def _words(text: str) -> set[str]:
     return set(text.split())
 
 
+PLAIN = _words(
+    "int str bytes float bool bytearray None dict list set frozenset tuple deque Counter OrderedDict "
+    "Path object Sequence Mapping Iterable Iterator Collection Hashable Literal SimpleQueue StringIO TextIO"
+)
+RECORDS = _words("NamedTuple Enum StrEnum IntEnum BaseModel Section")
+OF_OBJECTS = _words("Telemetry Backlog AccountBacklog KnownUpstream UpstreamInUse SlowStart")
+"""Records that hold others together: what is taken out of them counts."""
 NEVER_PURE = _words(
     "aiohttp aiosmtpd aiosmtplib asyncio click concurrent fcntl http io logging multiprocessing mmap os "
     "prometheus_client random rich secrets select selectors shutil signal smtplib socket ssl subprocess sys "
-    "tempfile threading time urllib uvloop watchfiles"
+    "tempfile textual threading time urllib uvloop watchfiles"
 )
 NEVER_ON_DISK = _words("aiohttp aiosmtpd aiosmtplib asyncio http select selectors socket ssl urllib uvloop")
 READS_FILES = {
     "clock.py": "the boot id, and time itself",
     "policy/source.py": "the policy",
-    "policy/shipped.py": "the rules about replies and the providers, beside it",
+    "policy/shipped.py": "the rules about replies, beside it",
+    "policy/provider_names.py": "the providers, beside it",
     "policy/named_file.py": "how the policy and what it names are opened",
     "policy/secrets.py": "the passwords and certificates that a policy names",
 }
@@ -219,6 +229,23 @@ def _may(module: "Module", name: str) -> bool:
     return (room, other) != ("throttle", "spool") or any(f"{name}.".startswith(f"{m}.") for m in OF_THE_DISK)
 
 
+def test_nobody_outside_the_spool_knows_an_engine() -> None:
+    """`relay.spool.engines` opens one."""
+    _none(
+        [
+            f"{module.name}:{line} imports {name}"
+            for module, line, name in _arrows()
+            if f"{name}.".startswith(tuple(f"relay.spool.{engine}." for engine in _engines()))
+        ]
+    )
+
+
+def _engines() -> list[str]:
+    engines = [path.parent.name for path in (PACKAGE / "spool").glob("*/__init__.py")]
+    assert "maildir" in engines
+    return engines
+
+
 def test_few_rooms_know_each_other() -> None:
     assert len({(module.room, _room_of(name)) for module, _, name in _arrows()}) <= MOST_ARROWS
 
@@ -347,6 +374,88 @@ def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     arguments = function.args
     names = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
     return names[1:] if names[:1] in (["self"], ["cls"]) else names
+
+
+def test_a_class_has_few_collaborators() -> None:
+    """An attribute that `__init__` sets to an object of ours with a life of its own, or to a function."""
+    plain = PLAIN | {
+        each.name
+        for m in _relay()
+        for each in ast.walk(m.tree)
+        if isinstance(each, ast.ClassDef) and _is_plain(each)
+    }
+
+    _none(
+        [
+            f"{module.name}:{node.lineno} {node.name}: {', '.join(hands)}"
+            for module in _relay()
+            for node in ast.walk(module.tree)
+            if isinstance(node, ast.ClassDef)
+            if len(hands := _collaborators(node, plain)) > MOST_COLLABORATORS
+        ]
+    )
+
+
+def _is_plain(node: ast.ClassDef) -> bool:
+    """Whether a class is a record of values: a policy's, a tuple, an enum, a frozen or slotted one."""
+    bases = {ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases}
+    is_record = any("dataclass" in ast.unparse(each) for each in node.decorator_list)
+    return node.name not in OF_OBJECTS and (is_record or bool(bases & RECORDS))
+
+
+def _collaborators(node: ast.ClassDef, plain: set[str]) -> list[str]:
+    found: list[str] = []
+    for made in node.body:
+        if not (isinstance(made, ast.FunctionDef) and made.name == "__init__"):
+            continue
+        arguments = [*made.args.posonlyargs, *made.args.args, *made.args.kwonlyargs]
+        objects = {each.arg for each in arguments if not _are_plain(each.annotation, plain)} - {"self"}
+        for step in ast.walk(made):
+            if isinstance(step, ast.Assign):
+                found += _hands(step.targets[0], step.value, objects, plain)
+            elif isinstance(step, ast.AnnAssign) and step.value is not None:
+                found += _hands(step.target, step.value, objects, plain)
+    return found
+
+
+def _are_plain(annotation: ast.expr | None, plain: set[str]) -> bool:
+    """Whether values of a type are plain; `A | None` goes by A."""
+    match annotation:
+        case ast.BinOp(left=left):
+            return _are_plain(left, plain)
+        case ast.Subscript(value=value):
+            return _are_plain(value, plain)
+        case ast.Constant(value=str(text)):
+            return _are_plain(ast.parse(text, mode="eval").body, plain)
+        case ast.Name(id=name):
+            return name in plain
+        case _:
+            return True  # asyncio's own, and no annotation
+
+
+def _hands(target: ast.expr, value: ast.expr, objects: set[str], plain: set[str]) -> list[str]:
+    if isinstance(target, ast.Tuple):
+        values = value.elts if isinstance(value, ast.Tuple) else [value] * len(target.elts)
+        pairs = zip(target.elts, values, strict=True)
+        return [hand for pair in pairs for hand in _hands(*pair, objects, plain)]
+    is_ours = isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self"
+    return [ast.unparse(target)] if is_ours and _is_object(value, objects, plain) else []
+
+
+def _is_object(value: ast.expr, objects: set[str], plain: set[str]) -> bool:
+    match value:
+        case ast.Name(id=name):
+            return name in objects
+        case ast.Attribute(value=inner):
+            return _is_object(inner, objects, plain)
+        case ast.BoolOp(values=values):
+            return any(_is_object(each, objects, plain) for each in values)
+        case ast.IfExp(body=body, orelse=other):
+            return _is_object(body, objects, plain) or _is_object(other, objects, plain)
+        case ast.Call(func=ast.Name(id=name)) | ast.Call(func=ast.Subscript(value=ast.Name(id=name))):
+            return name[0].isupper() and name not in plain
+        case _:
+            return isinstance(value, ast.Lambda)
 
 
 def test_identifiers_use_the_projects_words() -> None:

@@ -13,20 +13,25 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from relay import __version__
 from relay.cli.main import relay
-from relay.policy.lane import LaneSettings
+from relay.policy.hook import HookSettings
+from relay.policy.lane import LaneSettings, RouteSettings
 from relay.policy.limits import LimitSettings
 from relay.policy.model import (
     Auth,
     Listen,
+    ListenUser,
     Policy,
     Practice,
+    RecentSettings,
     Reports,
     Retry,
     ShieldSettings,
     TimeoutSettings,
     Upstream,
 )
+from relay.policy.oauth2 import OAuth2
 from relay.policy.rules import VerdictRule
 from relay.policy.source import parse_policy
 from relay.telemetry.event_table import FIELDS, KINDS
@@ -39,7 +44,7 @@ README = ROOT / "README.md"
 ARCHITECTURE = ROOT / "ARCHITECTURE.md"
 DOCS = ROOT / "docs"
 EVENTS_AND_METRICS = DOCS / "events-and-metrics.md"
-PAGES = [README, ARCHITECTURE, *sorted(DOCS.glob("*.md"))]
+PAGES = [README, ARCHITECTURE, ROOT / "UPGRADING.md", *sorted(DOCS.glob("*.md"))]
 MOST_LINES = {README: 150, ARCHITECTURE: 250}
 UNIT = ROOT / "deploy" / "relay.service"
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
@@ -52,11 +57,13 @@ TOP_LEVEL = {
     "LICENSE",
     "Makefile",
     "README.md",
+    "UPGRADING.md",
     "deploy",
     "docs",
     "policy.yaml",
     "pyproject.toml",
     "relay",
+    "requirements-test.lock",
     "requirements.lock",
     "tests",
 }
@@ -112,6 +119,24 @@ def test_the_page_of_alerts_has_each_with_its_severity() -> None:
     rows = [cells[:2] for cells in _rows(EVENTS_AND_METRICS.read_text())]
 
     _none([r["alert"] for r in rules if [f"`{r['alert']}`", r["labels"]["severity"]] not in rows])
+
+
+def test_each_alert_leads_to_its_section_of_the_runbook() -> None:
+    page = (DOCS / "operating.md").read_text()
+    rules = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
+    rows = [cells for cells in _rows(page) if "`Relay" in cells[0]]
+
+    _none(
+        [
+            rule["alert"]
+            for rule in rules
+            if not any(
+                f"`{rule['alert']}`" in row[0]
+                and f"({rule['annotations']['runbook'].removeprefix('docs/operating.md')})" in row[1]
+                for row in rows
+            )
+        ]
+    )
 
 
 def test_readme_begins_with_the_two_commands() -> None:
@@ -232,16 +257,20 @@ SECTIONS: dict[str, tuple[type[BaseModel], str]] = {
     "Top level": (Policy, ""),
     "listen": (Listen, ""),
     "upstreams": (Upstream, ""),
+    "oauth2": (OAuth2, "oauth2."),
     "limits": (LimitSettings, "limits[]."),
     "verdicts": (VerdictRule, "verdicts[]."),
     "shield": (ShieldSettings, "shield."),
     "retry": (Retry, "retry."),
     "reports": (Reports, "reports."),
     "lanes": (LaneSettings, "lanes.NAME."),
+    "routes": (RouteSettings, "routes[]."),
+    "notify": (HookSettings, "notify[]."),
+    "recent": (RecentSettings, "recent."),
     "practice": (Practice, "practice."),
 }
 WITHIN: dict[str, dict[str, type[BaseModel]]] = {
-    "listen": {"timeouts": TimeoutSettings},
+    "listen": {"timeouts": TimeoutSettings, "users": ListenUser},
     "upstreams": {"auth": Auth},
 }
 WITHOUT_A_ROW = {"timeouts"}
@@ -256,7 +285,8 @@ def _keys(
         key = f"{prefix}{field.alias or name}"
         yield key, ... if field.is_required() else field.default
         if name in within:
-            yield from _keys(within[name], f"{key}.", {})
+            of_each = ".NAME" * (within[name] is ListenUser)
+            yield from _keys(within[name], f"{key}{of_each}.", {})
 
 
 def _says(cell: str, default: object) -> bool:
@@ -371,17 +401,51 @@ def test_the_practice_upstream_and_its_account_agree() -> None:
     assert account.limits == (practice.limit,)
 
 
-def test_the_lock_pins_by_hash_and_names_no_registry() -> None:
+def test_the_version_is_one_and_the_newest_of_the_changelog() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (newest, *_) = re.findall(r"(?m)^## \[(\d[^]]*)\]", (ROOT / "CHANGELOG.md").read_text())
+
+    assert project["version"] == __version__ == newest
+
+
+def _pinned(lock: str) -> dict[str, str]:
+    content = (ROOT / lock).read_text()
+    assert "://" not in content
+    assert "index" not in content
+    return dict(re.findall(r"(?m)^([a-z0-9-]+)==([^ ]+)(?: ;.*)? \\\n    --hash=sha256:", content))
+
+
+@pytest.mark.parametrize("lock", ["requirements.lock", "requirements-test.lock"])
+def test_the_locks_pin_by_hash_and_name_no_registry(lock: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    wanted = project["project"]["dependencies"] + project["project"]["optional-dependencies"]["test"]
-    wanted += project["build-system"]["requires"]
-    lock = (ROOT / "requirements.lock").read_text()
-    pinned = dict(re.findall(r"(?m)^([a-z0-9-]+)==([^ ]+)(?: ;.*)? \\\n    --hash=sha256:", lock))
+    wanted = project["project"]["dependencies"] + project["build-system"]["requires"]
+    if "test" in lock:
+        wanted += project["project"]["optional-dependencies"]["test"]
+    pinned = _pinned(lock)
 
     _none([each for each in wanted if re.split(r"[^A-Za-z0-9-]", each)[0].lower() not in pinned])
     _none([each for each in wanted if "==" in each and not each.endswith("==" + pinned[each.split("==")[0]])])
-    assert "://" not in lock
-    assert "index" not in lock
+
+
+def test_the_relay_runs_without_what_its_tests_need_and_they_on_what_it_runs_on() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    of_tests = [
+        re.split(r"[^A-Za-z0-9-]", each)[0] for each in project["project"]["optional-dependencies"]["test"]
+    ]
+    runs, tests = _pinned("requirements.lock"), _pinned("requirements-test.lock")
+
+    _none([each for each in of_tests if each in runs])
+    assert runs.items() <= tests.items()
+
+
+def test_the_page_and_the_unit_say_the_same_steps_with_the_systems_python() -> None:
+    page, unit = (DOCS / "install.md").read_text(), UNIT.read_text()
+    steps = re.findall(r"(?m)^#     (\S.*?)(?:   .*)?$", unit)
+
+    assert len(steps) == 5
+    _none([step for step in steps if f"    {step}" not in page])
+    assert "PYTHON=/usr/bin/python3 .venv/.ready" in steps[0]
+    assert "ExecStart=/opt/relay/.venv/bin/relay run" in unit
 
 
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:

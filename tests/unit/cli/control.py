@@ -12,7 +12,7 @@ import uvloop
 
 from relay.cli.main import main
 from relay.control.operations import Operations
-from relay.control.socket import ControlServer
+from relay.control.socket import ControlServer, PolicyInForce
 from relay.telemetry.events import Events
 from tests.fakes.clock import FakeClock
 
@@ -37,12 +37,14 @@ def write_policy(folder: Path, text: str = POLICY) -> Path:
 
 
 @contextmanager
-def relay_up(spool: Path, operations: Operations) -> Iterator[None]:
-    """Serve the control socket of a spool while the context lasts."""
+def relay_up(spool: Path, operations: Operations, text: str = POLICY) -> Iterator[None]:
+    """Serve the control socket of a spool while the context lasts; `text` is the policy beside it."""
     loop = uvloop.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    server = ControlServer(spool, operations, Events(io.StringIO(), "text", FakeClock()))
+    path = spool.parent / "policy.yaml"
+    in_force = PolicyInForce(path, text)
+    server = ControlServer(spool, operations, Events(io.StringIO(), "text", FakeClock()), lambda: in_force)
     try:
         asyncio.run_coroutine_threadsafe(server.start(), loop).result()
         yield

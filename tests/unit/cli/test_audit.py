@@ -38,9 +38,9 @@ def test_what_was_never_exceeded_is_proven(policy_path: Path, capsys: pytest.Cap
 
     said = capsys.readouterr().out.splitlines()
     assert "3 transactions, since 20" in said[0]
-    assert said[1].startswith("  3 messages per 3600s: at most 3 at once at 20")
+    assert said[1].startswith("  3 messages per 1h: at most 3 at once at 20")
     assert said[1].endswith(": never exceeded")
-    assert said[2].startswith("  50 recipients per 86400s: at most 6 at once at 20")
+    assert said[2].startswith("  50 recipients per 24h: at most 6 at once at 20")
 
 
 def test_json_is_one_object_a_limit(policy_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from relay.cli.main import main
-from relay.policy.source import parse_policy
+from relay.policy.faults import PolicyError
+from relay.policy.source import inspected_policy, parse_policy
 from tests.unit.policy.examples import INTERFACE, SMALL, with_listen, with_upstream
 
 Check = Callable[..., tuple[int, str, str]]
@@ -53,14 +54,14 @@ def test_a_terminal_is_shown_the_keys_and_values_too(tmp_path: Path) -> None:
     os.close(its_end)
     shown = os.read(terminal, 65536).decode().replace("\r\n", "\n")
     os.close(terminal)
-    keys = "mechanism, password_credential, password_env, password_file, user"
+    keys = "mechanism, oauth2, password_credential, password_env, password_file, user"
     auth = f"{path}:10"
     assert checking.returncode == 78
     assert (
         shown
         == f"""\
 {path}:9:20: upstreams.isp.limits[0].messages: expected a whole number above zero, got 0
-{auth}:11: upstreams.isp.auth: expected one of password_file, password_env and password_credential
+{auth}:11: upstreams.isp.auth: expected one of password_file, password_env, password_credential and oauth2
 {auth}:12: upstreams.isp.auth.?: unknown key; known here: {keys}
 {auth}:30: upstreams.isp.auth.user: expected text, got a number; put it in quotes
 {path}:11:1: spol: unknown key; did you mean spool?
@@ -85,6 +86,47 @@ def test_a_secret_that_others_can_read_is_a_fault(check: Check, tmp_path: Path) 
     assert "hunter2" not in out
 
 
+CREDENTIAL = ("host: smtp.example.net", "auth: {user: mjd, password_credential: isp}")
+
+
+def test_before_the_first_start_a_credential_is_a_note(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(with_upstream(*CREDENTIAL))
+    surroundings = {name: value for name, value in os.environ.items() if name != "CREDENTIALS_DIRECTORY"}
+    command = [sys.executable, "-m", "relay", "check", str(path)]
+    ran = subprocess.run(command, env=surroundings, capture_output=True, text=True, check=False)
+
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "note: the credential isp was not checked" in ran.stdout
+
+
+def test_where_there_are_credentials_a_missing_one_is_a_fault(
+    check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    path = tmp_path / "policy.yaml"
+    path.write_text(with_upstream(*CREDENTIAL))
+    assert check(str(path))[0] == 78
+
+    (tmp_path / "isp").write_text("hunter2\n")
+    (tmp_path / "isp").chmod(0o600)
+    code, out, _ = check(str(path))
+    assert code == 0
+    assert "note: the credential" not in out
+
+
+def test_a_start_without_its_credential_is_still_refused(
+    check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
+    path = tmp_path / "policy.yaml"
+    path.write_text(with_upstream(*CREDENTIAL))
+    assert check(str(path))[0] == 0
+
+    with pytest.raises(PolicyError, match="CREDENTIALS_DIRECTORY is not set"):
+        inspected_policy(path.read_bytes(), path)
+
+
 def test_an_unreadable_policy_is_one_fault(check: Check, tmp_path: Path) -> None:
     path = tmp_path / "missing.yaml"
     assert check(str(path)) == (78, "", f"{path}:1:1: policy: cannot read it: No such file or directory\n")
@@ -101,7 +143,7 @@ spool     {tmp_path}/spool
 listen    127.0.0.1:2525: clients 127.0.0.0/8
 http      127.0.0.1:9725
 upstream  isp: smtp.example.net port 587, TLS starttls, no auth, 4 connections
-          at most 8 messages per 60s
+          at most 8 messages per 1m
           history {tmp_path}/history/smtp.example.net
 upstream  two: ::1 port 25, no TLS, no auth, 4 connections
           history /h
@@ -136,6 +178,23 @@ def test_lanes_written_out_with_their_defaults_mean_the_same(check: Check, tmp_p
     shown = check("--show", str(path))[1]
 
     assert parse_policy(shown.encode(), path) == parse_policy(path.read_bytes(), path)
+
+
+def test_show_hides_what_may_be_secret_in_the_url_of_a_hook(check: Check, tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(
+        f"{SMALL}notify: [{{url: 'https://a.example:8443/T0P?key=SECRET'}}, {{url: 'https://b.example/'}}]\n"
+    )
+
+    shown = check("--show", str(path))[1]
+
+    assert "T0P" not in shown
+    assert "SECRET" not in shown
+    assert 'url: "https://a.example:8443/…"' in shown
+    assert 'url: "https://b.example/"' in shown
+    # Whoever takes it for a policy is told, rather than that another URL is told of the mail.
+    with pytest.raises(PolicyError, match="expected a URL"):
+        parse_policy(shown.encode(), path)
 
 
 def test_show_prints_the_rules_of_the_provider_with_their_sources(check: Check, tmp_path: Path) -> None:

@@ -21,11 +21,11 @@ from rich.console import Console
 
 from relay.cli.demo import (
     Demo,
+    DemoPlan,
     Frame,
     Judgement,
     NotFinished,
     Picture,
-    Plan,
     judge,
     reserved_port,
     verdict_lines,
@@ -181,11 +181,11 @@ def test_a_wrong_call_is_64(arguments: list[str]) -> None:
     assert code_of("demo", *arguments) == os.EX_USAGE
 
 
-def a_plan(*, messages: int = 3, count: int = 2, per: str = "1s") -> Plan:
-    return Plan(messages, LimitSettings.model_validate({"messages": count, "per": per}), per)
+def a_plan(*, messages: int = 3, count: int = 2, per: str = "1s") -> DemoPlan:
+    return DemoPlan(messages, LimitSettings.model_validate({"messages": count, "per": per}), per)
 
 
-def a_ledger(plan: Plan, instants_ns: Sequence[int], numbers: Sequence[int] | None = None) -> Witness:
+def a_ledger(plan: DemoPlan, instants_ns: Sequence[int], numbers: Sequence[int] | None = None) -> Witness:
     """Return a ledger that saw a message at each instant; `numbers` tells which message it was."""
     ledger = Witness(plan.limit, plan.limit.per_ns, remember=1000)
     for number, at_ns in zip(numbers or range(len(instants_ns)), instants_ns, strict=True):
@@ -256,7 +256,7 @@ COUNTS = st.integers(0, 1000)
 
 
 @st.composite
-def frames(draw: st.DrawFn, plan: Plan) -> Frame:
+def frames(draw: st.DrawFn, plan: DemoPlan) -> Frame:
     opens_in_s = draw(st.none() | st.integers(0, 3600))
     limit = a_limit(used=draw(COUNTS), count=plan.limit.count, opens_in_s=opens_in_s)
     queue = {
@@ -277,7 +277,7 @@ def frames(draw: st.DrawFn, plan: Plan) -> Frame:
     encoding=st.sampled_from(["utf-8", "ascii"]),
     draw=st.data(),
 )
-def test_every_frame_fits_into_80_columns(plan: Plan, encoding: str, draw: st.DataObject) -> None:
+def test_every_frame_fits_into_80_columns(plan: DemoPlan, encoding: str, draw: st.DataObject) -> None:
     rows = painted(plan, draw.draw(frames(plan)), encoding)
 
     assert [row.split()[0] for row in rows] == ["window", "queue", "relayed", "upstream", "pace", "time"]
@@ -291,7 +291,7 @@ def test_a_frame_before_the_relay_tells_anything_is_empty() -> None:
     assert not any("█" in row for row in rows)
 
 
-def painted(plan: Plan, frame: Frame, encoding: str) -> list[str]:
+def painted(plan: DemoPlan, frame: Frame, encoding: str) -> list[str]:
     """Return the rows of one frame as a terminal of 80 columns gets them, without colours."""
     terminal = io.BytesIO()
     with io.TextIOWrapper(terminal, encoding=encoding, write_through=True) as stream:

@@ -37,7 +37,51 @@ def test_verdict_rule_source_and_what_follows_are_told(explain: Explain) -> None
     assert lines[2].startswith("rule     verdicts.yaml:")
     assert lines[3].startswith("source   ")
     assert lines[4] == "then     the upstream rests; every message stays as it is, no attempt, no age"
-    assert lines[5] == "wait     92 s, as the reply asks"
+    assert lines[5] == "wait     1m 32s, as the reply asks"
+
+
+UNKNOWN = "550 Invalid recipient"
+"""OpenSMTPD's words (lka_session.c), for one whom it does not know, and for one whom we may not name."""
+
+
+def test_a_refusal_that_the_shield_doubts_is_told_as_the_relay_takes_it(explain: Explain) -> None:
+    code, out, _ = explain("rcpt", UNKNOWN)
+
+    assert code == 0
+    assert out.startswith("verdict  bounce recipient\nby       the first digit: no rule knows this refusal\n")
+    assert "\nthen     this recipient is tried again after a back-off; it expires after `lifetime`\n" in out
+    assert "\nshield   doubts it: it fails if it is refused again after other mail went through\n" in out
+    assert "\nshield   10 alike stop the upstream until somebody acts" in out
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_doubted"),
+    [("shield: null", False), ("shield: {in_a_row: 3}", True), ("shield: {in_a_row: 1}", None)],
+)
+def test_the_shield_of_the_policy_decides(
+    explain: Explain, tmp_path: Path, settings: str, is_doubted: bool | None
+) -> None:
+    (tmp_path / "policy.yaml").write_text(f"{SMALL}    {settings}\n")
+
+    out = explain("rcpt", UNKNOWN)[1]
+
+    assert ("tried again after a back-off" in out) is (is_doubted is True)
+    assert ("this recipient has failed" in out) is (is_doubted is False)
+    assert ("the upstream is stopped until somebody acts" in out) is (is_doubted is None)
+    assert ("3 alike stop the upstream" in out) is (is_doubted is True)
+
+
+def test_a_refusal_that_a_rule_knows_has_failed_at_once(explain: Explain) -> None:
+    out = explain("rcpt", "550 5.1.1 no such user")[1]
+
+    assert "\nthen     this recipient has failed, and the sender gets a report\n" in out
+    assert "shield   10 alike" in out
+    assert "doubts" not in out
+
+
+def test_what_no_shield_is_asked_about_says_nothing_of_it(explain: Explain) -> None:
+    for phase, text in (("rcpt", "450 later"), ("eod", "250 ok"), ("mail", "421 no"), ("connect", "554 no")):
+        assert "shield" not in explain(phase, text)[1]
 
 
 def test_an_owners_rule_is_told_with_file_and_line(explain: Explain, tmp_path: Path) -> None:
@@ -53,7 +97,7 @@ def test_an_owners_rule_is_told_with_file_and_line(explain: Explain, tmp_path: P
 
     code, out, _ = explain("eod", "450 4.2.1 Peak SMTP relay limit exceeded", "--upstream", "two")
     assert "rule     providers.yaml:" in out
-    assert "wait     600 s at least, as the rule says" in out
+    assert "wait     10m at least, as the rule says" in out
 
 
 def test_a_host_stands_for_a_policy(explain: Explain) -> None:

@@ -9,7 +9,7 @@ from importlib.metadata import version
 import click
 import pytest
 
-from relay.cli.main import VERBS, main
+from relay.cli.main import COMMANDS, main
 
 
 def code_of(*arguments: str) -> object:
@@ -33,14 +33,14 @@ def test_help_and_version_exit_0(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"relay {version('relay-smarthost')}\n"
     assert code_of("--help") == 0
     out = capsys.readouterr().out
-    for name, verb in VERBS.items():
+    for name, verb in COMMANDS.items():
         assert name in out
         assert verb.summary.split()[0] in out
 
 
-@pytest.mark.parametrize("name", list(VERBS))
+@pytest.mark.parametrize("name", list(COMMANDS))
 def test_every_command_of_the_table_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    verb = VERBS[name]
+    verb = COMMANDS[name]
     assert isinstance(getattr(importlib.import_module(verb.module), verb.name), click.Command)
     assert code_of(name, "--help") == 0
     assert f"Usage: relay {name}" in capsys.readouterr().out

@@ -3,35 +3,53 @@
 import io
 import json
 import os
-import time
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from relay.clock import SECOND_NS
 from relay.control.operations import VERBS
-from relay.status.snapshot import QueueState, detail_to_json, message_to_json
+from relay.mail.envelope import QueueId
+from relay.status.snapshot import (
+    MessageView,
+    QueueState,
+    RecipientView,
+    UpstreamState,
+    detail_to_json,
+    message_to_json,
+)
 from tests.fakes.operations import FakeOperations
-from tests.fakes.snapshots import AT_NS, FIRST, REPORT, SECOND, a_detail, a_message
+from tests.fakes.snapshots import (
+    AT_NS,
+    FIRST,
+    REPORT,
+    SECOND,
+    a_detail,
+    a_limit,
+    a_message,
+    a_snapshot,
+    an_upstream,
+)
 from tests.unit.cli.control import code_of, relay_up, write_policy
+from tests.unit.cli.terminal import on_a_terminal
 
+NO_ROOM = "; no room in 8 messages per 60s until Thu Oct 09 08:53:40"
 DONE = {
-    "hold": "held",
-    "release": "released",
-    "retry": "to be tried at once",
-    "bounce": "bounced",
-    "delete": "deleted",
+    "hold": ("held", "was held already"),
+    "release": (f"released{NO_ROOM}", "was not held; nothing changed"),
+    "retry": (f"its back-off is over{NO_ROOM}", "has no back-off; nothing changed"),
+    "bounce": ("bounced", "bounced"),
+    "delete": ("deleted", "deleted"),
 }
+BEFORE = {"release": QueueState.HELD, "retry": QueueState.DEFERRED}
+AFTER = {"hold": QueueState.HELD}
+"""States in which a verb changes a message, and in which it does not."""
 
 
-@pytest.fixture(autouse=True)
-def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
+pytestmark = pytest.mark.usefixtures("utc")
 
 
 @pytest.fixture
@@ -64,22 +82,42 @@ def test_the_listing_is_a_line_a_message_as_mailq_has_it(
 
     assert code_of("queue") == 0
 
+    who = "list@example.org -> ann@example.net +1"
     assert capsys.readouterr().out.splitlines() == [
-        "----Queue ID------ --Size-- ---Arrival Time---- --Sender-------- --State-- -Left- --Why, ETA--",
         (
-            "0000000000000001       1500 Thu Oct 09 08:51:50 list@example.org waiting        2 "
+            "----Queue ID------ --Size-- ---Arrival Time---- --Sender -> Recipient----------------- "
+            "--State-- -Left- --Why, ETA--"
+        ),
+        (
+            f"0000000000000001       1500 Thu Oct 09 08:51:50 {who} waiting        2 "
             "(no room in 8 messages per 60s; ETA Thu Oct 09 08:53:40, in 20s)"
         ),
         (
-            "0000000000000002*       600 Thu Oct 09 08:51:50 list@example.org active         2 "
+            f"0000000000000002*       600 Thu Oct 09 08:51:50 {who} active         2 "
             "(held by limit 8 messages per 60s; ETA Thu Oct 09 08:53:40, in 20s)"
         ),
         (
-            "0000000000000002r!     1500 Thu Oct 09 08:51:50 MAILER-DAEMON    held           2 "
-            "(held by the operator; ETA Thu Oct 09 08:53:40, in 20s)"
+            "0000000000000002r!     1500 Thu Oct 09 08:51:50 MAILER-DAEMON -> ann@example.net +1    held "
+            "          2 (held by the operator; ETA Thu Oct 09 08:53:40, in 20s)"
         ),
         "-- 4 Kbytes in 3 Requests.",
     ]
+
+
+@pytest.mark.usefixtures("up")
+def test_at_80_columns_a_long_line_stands_below_its_message(operations: FakeOperations) -> None:
+    address = f"{'very-long-' * 8}list@example.org"
+    reason = "450 4.2.1 the mailbox of this user receives mail too fast; no room in 8 messages per 60s"
+    operations.messages = {FIRST: replace(a_message(reverse_path=address, reason=reason), eta_at_ns=None)}
+    operations.shown = a_snapshot(upstream=an_upstream(limits=(replace(a_limit(), plain="8 per minute"),)))
+
+    head, message, *below, last = on_a_terminal(80, "queue")
+    assert head == "----Queue ID------ --Size-- ---Arrival Time---- --State-- -Left-"
+    assert message == "0000000000000001       1500 Thu Oct 09 08:51:50 waiting        2"
+    assert [line for line in below if len(line) > 80] == [f"    {address}"]
+    assert "no room in 8 per minute" in " ".join(" ".join(below).split())
+    assert last == "-- 2 Kbytes in 1 Request."
+    assert len(on_a_terminal(400, "queue")) == 3
 
 
 @pytest.mark.usefixtures("up")
@@ -127,6 +165,41 @@ def test_nothing_foreign_steers_the_terminal_or_makes_a_line(
 
 
 @pytest.mark.usefixtures("up")
+def test_each_recipient_is_shown_with_its_attempts_and_last_reply(
+    monkeypatch: pytest.MonkeyPatch, operations: FakeOperations, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tried = RecipientView("ann@example.net", "to do", "452 Mailbox full", 2, AT_NS, AT_NS + 300 * SECOND_NS)
+    others = [
+        RecipientView("bob@example.com", "relayed", attempts=1),
+        RecipientView("cat@example.com", "relayed", attempts=3),
+        RecipientView("eve@example.com", "bounced", "550 no", 1, AT_NS, reported=True),
+        RecipientView("joe@example.com", "to do"),
+    ]
+    detail = replace(a_detail(a_message()), recipient_statuses=(tried, *others))
+
+    async def show(_queue_id: QueueId) -> MessageView:
+        return detail
+
+    monkeypatch.setattr(operations, "show", show)
+    assert code_of("queue", "show", FIRST) == 0
+    out = capsys.readouterr().out
+    for pattern in (
+        r"to do    <ann@example.net>  \(452 Mailbox full\)\n +2 attempts, the last .*, the next .*\n",
+        r"relayed  <bob@example.com>\n    relayed  <cat@example.com>\n +3 attempts\n",
+        r"bounced  <eve@example.com>  \(550 no\)\n +1 attempt, the last .*, its sender was told\n",
+        r"to do    <joe@example.com>\n  header",
+    ):
+        assert re.search(pattern, out), out
+
+    assert code_of("queue", "show", "--json", FIRST) == 0
+    told = json.loads(capsys.readouterr().out)["recipient_statuses"]
+    assert told[0]["text"] == "452 Mailbox full"
+    assert (told[0]["attempts"], told[0]["next_attempt_at"]) == (2, "2025-10-09T08:58:20.000Z")
+    assert (told[3]["last_attempt_at"], told[3]["reported"]) == ("2025-10-09T08:53:20.000Z", True)
+    assert told[4]["last_attempt_at"] is told[4]["next_attempt_at"] is None
+
+
+@pytest.mark.usefixtures("up")
 def test_a_message_is_shown_with_all_its_recipients(capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of("queue", "show", FIRST) == 0
 
@@ -138,9 +211,25 @@ def test_a_message_is_shown_with_all_its_recipients(capsys: pytest.CaptureFixtur
         "to do    <bob@example.com>",
         "bounced  <eve@example.com>  (550 5.1.1 no such user)",
         "Subject: hello",
+        "     folded",
         "X-Trick: \\x1b[2J",
     ):
         assert shown in out
+
+
+@pytest.mark.usefixtures("up")
+def test_people_read_of_a_limit_as_a_policy_has_it(
+    operations: FakeOperations, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limit = replace(a_limit(), plain="8 messages per 1m")
+    operations.shown = a_snapshot(upstream=an_upstream(limits=(limit,)))
+    assert code_of("queue", "show", FIRST) == 0
+    assert code_of("queue") == 0
+
+    out = capsys.readouterr().out
+    assert "  why         no room in 8 messages per 1m\n" in out
+    assert "  held by     limit 8 messages per 1m\n" in out
+    assert "60s" not in out
 
 
 @pytest.mark.usefixtures("up")
@@ -157,13 +246,51 @@ def test_shown_as_json_is_an_object_a_message(
 
 @pytest.mark.usefixtures("up")
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_verb_acts_on_the_messages_that_were_named(
+def test_a_verb_acts_on_those_named_and_says_what_was_as_wanted(
     verb: str, operations: FakeOperations, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    operations.messages[REPORT] = a_message(REPORT, state=BEFORE.get(verb, QueueState.WAITING))
+    operations.messages[FIRST] = a_message(FIRST, state=AFTER.get(verb, QueueState.WAITING))
+    done, already = DONE[verb]
     assert code_of("queue", verb, REPORT, FIRST, REPORT) == 0
 
     assert operations.asked == [(verb, (REPORT, FIRST))]
-    assert capsys.readouterr().out == f"{REPORT}: {DONE[verb]}\n{FIRST}: {DONE[verb]}\n"
+    assert capsys.readouterr().out == f"{REPORT}: {done}\n{FIRST}: {already}\n"
+
+
+@pytest.mark.usefixtures("up")
+@pytest.mark.parametrize(
+    ("state", "until_ns", "words"),
+    [
+        (UpstreamState.PAUSED, AT_NS, "isp is paused until Thu Oct 09 08:53:20: 421 no"),
+        (UpstreamState.STOPPED, None, "isp is stopped: 421 no"),
+    ],
+)
+def test_a_retry_within_a_pause_says_until_when_it_waits(
+    state: UpstreamState,
+    until_ns: int | None,
+    words: str,
+    operations: FakeOperations,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    operations.messages[FIRST] = a_message(FIRST, state=QueueState.DEFERRED)
+    resting = an_upstream(state=state, because="421 no", paused_until_ns=until_ns)
+    operations.shown = a_snapshot(upstream=resting)
+
+    assert code_of("queue", "retry", FIRST) == 0
+    assert capsys.readouterr().out == f"{FIRST}: its back-off is over; {words}\n"
+
+
+@pytest.mark.usefixtures("up")
+def test_a_retry_that_nothing_holds_goes_at_once(
+    operations: FakeOperations, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operations.messages[FIRST] = a_message(FIRST, state=QueueState.DEFERRED)
+    keyed = replace(a_limit(), for_each="sender", key="other@example.org")
+    operations.shown = a_snapshot(upstream=an_upstream(limits=(keyed,)))
+
+    assert code_of("queue", "retry", FIRST) == 0
+    assert capsys.readouterr().out == f"{FIRST}: to be tried at once\n"
 
 
 @pytest.mark.usefixtures("up")
@@ -237,6 +364,19 @@ def test_all_of_an_empty_queue_is_done(operations: FakeOperations) -> None:
         ["show", "ALL"],
         ["show"],
         ["--json", "hold", FIRST],
+        ["--sender", "@example.org", "hold"],
+        ["hold", "--sender", "@example.org", FIRST],
+        ["delete", "--sender", "@example.org", "ALL", "--yes"],
+        ["delete", "--yes"],
+        ["delete", "--reason", "limit", "--yes"],
+        ["--sender", "list"],
+        ["--domain", "a@example.org"],
+        ["--older", "2"],
+        ["--size", "much"],
+        ["--client", "192.0.2.1/8"],
+        ["--state", "incoming"],
+        ["--by", "sender", "--sort", "size"],
+        ["--limit", "0"],
         ["frobnicate", FIRST],
     ],
 )
@@ -263,3 +403,116 @@ def test_help_explains_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
         assert code_of(*arguments) == 0
     out = capsys.readouterr().out
     assert all(verb in out for verb in [*VERBS, "show", "--yes"])
+
+
+@pytest.mark.usefixtures("up")
+def test_a_filter_lists_what_matches_sorted_and_cut(
+    operations: FakeOperations, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of("queue", "--json", "--sender", "@example.org", "--sort", "size", "--limit", "1") == 0
+
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line) == message_to_json(operations.messages[FIRST])
+    assert code_of("queue", "--user", "nobody-here") == 0
+    assert capsys.readouterr().out == "no message in the queue matches\n"
+
+
+@pytest.mark.usefixtures("up")
+def test_a_summary_counts_by_age_as_qshape_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of("queue", "--by", "sender") == 0
+
+    assert capsys.readouterr().out.splitlines() == [
+        "          sender  T  5  10  20  40  80  160  320  640  1280  1280+",
+        "           TOTAL  3  3   0   0   0   0    0    0    0     0      0",
+        "list@example.org  2  2   0   0   0   0    0    0    0     0      0",
+        "              <>  1  1   0   0   0   0    0    0    0     0      0",
+    ]
+    assert code_of("queue", "--by", "domain", "--json", "--limit", "1") == 0
+    total, most = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (total["key"], total["messages"], total["recipients"]) == (None, 3, 6)
+    assert (most["key"], most["messages"], most["recipients"]) == ("example.com", 3, 3)
+    assert most["messages_by_age"]["below_5m"] == 3
+
+
+@pytest.mark.usefixtures("up")
+def test_a_verb_with_filters_shows_and_changes_nothing(
+    operations: FakeOperations, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of("queue", "delete", "--sender", "@example.org") == 0
+
+    assert operations.asked == []
+    _, first, second, _, *would = capsys.readouterr().out.splitlines()
+    assert first.startswith(FIRST)
+    assert second.startswith(SECOND)
+    assert would == [
+        "Nothing was done.  With --yes:",
+        "  1 messages, 2 recipients: deleted",
+        "  1 messages, 2 recipients: it is in a transaction, try again later",
+    ]
+
+
+@pytest.mark.usefixtures("up")
+def test_with_yes_a_verb_acts_on_what_its_filters_list(
+    operations: FakeOperations, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["queue", "release", "--sender", "<>", "--state", "held", "--state", "waiting", "--yes"]
+    assert code_of(*arguments) == 0
+
+    assert operations.asked == [("release", (REPORT,))]
+    assert operations.among == (QueueState.HELD, QueueState.WAITING)
+    assert capsys.readouterr().out.startswith(f"{REPORT}: released")
+    assert code_of("queue", "delete", "--user", "nobody-here", "--yes") == 0
+    assert len(operations.asked) == 1
+
+
+@pytest.mark.usefixtures("up")
+def test_a_long_preview_is_cut_and_counts_all(
+    operations: FakeOperations, capsys: pytest.CaptureFixture[str]
+) -> None:
+    many = [QueueId(f"{number:016d}") for number in range(25)]
+    operations.messages = {queue_id: a_message(queue_id) for queue_id in many}
+
+    assert code_of("queue", "hold", "--state", "waiting") == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert "and 5 more: `relay queue` with these filters lists them" in lines
+    assert lines[-1] == "  25 messages, 50 recipients: held"
+    assert len(lines) == 1 + 20 + 1 + 3
+
+
+STEERING = b"Subject: \x1b[2Jhi\r\n\r\n\xff\tend\r\n.\r\nlast"
+
+
+@pytest.mark.usefixtures("up")
+def test_content_is_printed_byte_for_byte(
+    operations: FakeOperations, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    operations.chunks = [STEERING, b"\r\n" * 100_000]
+
+    assert code_of("queue", "content", FIRST) == 0
+    assert capfdbinary.readouterr().out == STEERING + b"\r\n" * 100_000
+    assert operations.asked == []
+
+
+@pytest.mark.usefixtures("up")
+def test_content_steers_no_terminal(operations: FakeOperations) -> None:
+    operations.chunks = [STEERING[:12], STEERING[12:]]
+
+    lines = on_a_terminal(80, "queue", "content", FIRST)
+    assert lines == ["Subject: \\x1b[2Jhi", "", "\ufffd end", ".", "last"]
+
+
+@pytest.mark.usefixtures("up")
+def test_content_of_none_or_of_two_messages_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of("queue", "content", "zzzzzzzzzzzzzzzz") == 1
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "zzzzzzzzzzzzzzzz: there is no such message in the queue\n")
+    assert code_of("queue", "content") == os.EX_USAGE
+    assert code_of("queue", "content", FIRST, SECOND) == os.EX_USAGE
+
+
+@pytest.mark.usefixtures("up")
+def test_content_that_ends_too_early_is_not_taken_for_whole(operations: FakeOperations) -> None:
+    operations.chunks, operations.content_ends = [b"Subject: half\r\n"], "its checksum is wrong"
+
+    assert code_of("queue", "content", FIRST) == os.EX_TEMPFAIL

@@ -4,37 +4,63 @@ from pathlib import Path
 
 import pytest
 
+from relay.clock import SystemClock
 from relay.policy.source import parse_policy
-from relay.sender.state_file import pause_path
+from relay.sender.state_file import PAUSE_FORMAT, pause_path
+from relay.status.snapshot import UpstreamState
+from relay.verdicts.health import Health
+from relay.verdicts.operator_pause import FOREVER_NS
+from relay.verdicts.pause_record import PauseRecord
 from tests.fakes.operations import FakeOperations
-from tests.fakes.snapshots import a_snapshot
+from tests.fakes.snapshots import a_snapshot, an_upstream
 from tests.unit.cli.control import code_of, relay_up, write_policy
 
+HOUR_NS = 3600 * 10**9
 
+
+@pytest.mark.usefixtures("utc")
 def test_a_running_relay_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     policy, operations = write_policy(tmp_path), FakeOperations()
     name = operations.shown.upstreams[0].name
     with relay_up(tmp_path / "spool", operations):
         assert code_of("resume", name, "--policy", str(policy)) == 0
+        operations.shown = a_snapshot(upstream=an_upstream(state=UpstreamState.PAUSED))
+        assert code_of("resume", name, "--policy", str(policy)) == 0
+        operations.shown = a_snapshot(upstream=an_upstream(state=UpstreamState.STOPPED, because="535 no"))
+        operations.is_refused_again = True
+        assert code_of("resume", name, "--policy", str(policy)) == 0
         assert code_of("resume", "no/../such", "--policy", str(policy)) == 1
 
-    assert operations.resumed == [name, "no/../such"]
+    assert operations.resumed == [name, name, name, "no/../such"]
     out, err = capsys.readouterr()
-    assert out == f"{name}: used again, one message first\n"
+    assert out.splitlines() == [
+        f"{name}: neither paused nor stopped; nothing changed",
+        f"{name}: used again, one message first; no room in 8 messages per 60s until Thu Oct 09 08:53:40",
+        f"{name}: used again, one message first; isp is stopped: 535 no",
+    ]
     assert err == "no/../such: there is no such upstream\n"
     assert a_snapshot().upstreams[0].name == name
 
 
-def test_a_relay_that_is_down_forgets_its_pause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_relay_that_is_down_ends_its_pause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     policy = write_policy(tmp_path)
     assert code_of("resume", "isp", "--policy", str(policy)) == 0
+    assert capsys.readouterr().out == "isp: neither paused nor stopped; nothing changed\n"
     kept = pause_path(parse_policy(policy.read_bytes(), policy), "isp")
     kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text("{}")
+    clock = SystemClock()
+    now_ns = clock.boottime_ns()
+    record = PauseRecord(
+        clock.boot_id(), now_ns, clock.wall_ns(), "421 no", now_ns + HOUR_NS, 1, ((now_ns, FOREVER_NS),)
+    )
+    kept.write_bytes(PAUSE_FORMAT.render(record))
 
     assert code_of("resume", "isp", "--policy", str(policy)) == 0
-    assert "used again" in capsys.readouterr().out
-    assert not kept.exists()
+    assert capsys.readouterr().out == "isp: used again, one message first; the relay is down\n"
+    resumed = PAUSE_FORMAT.parse(kept.read_bytes())
+    assert resumed.health is Health.PROVING
+    # Its time is still no age of what waits.
+    assert resumed.spans == ((now_ns, resumed.until_ns),)
     assert code_of("resume", "isp", "--bounce", "--policy", str(policy)) == 1
     assert "is known while it runs" in capsys.readouterr().err
     assert code_of("resume", "nobody", "--policy", str(policy)) == 1

@@ -13,9 +13,11 @@ from relay.spool.interface import SpoolBusy, Totals
 from relay.status import snapshot as snapshots
 from relay.status.snapshot import Condition, LaneStatus, PolicyStatus, UpstreamState
 from relay.throttle.limit_hints import Hint
+from relay.verdicts.health import Health
 from tests.fakes.operations import FakeOperations
 from tests.fakes.snapshots import AT_NS, a_limit, a_snapshot, an_upstream
 from tests.unit.cli.control import POLICY, code_of, relay_up, write_policy
+from tests.unit.cli.terminal import on_a_terminal
 
 
 @pytest.fixture
@@ -55,6 +57,30 @@ def test_people_see_upstreams_limits_queue_and_ledger(
     assert "waiting 400 800 1000000 1m 30s" in lines
     assert "held 0 0 0 -" in lines
     assert "recipients: 1000 accepted = 190 relayed + 4 bounced + 1 expired + 1 deleted + 804 queued" in lines
+
+
+def test_a_proving_upstream_shows_what_it_said_before(
+    policy_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operations = FakeOperations()
+    proving = replace(an_upstream(), health=Health.PROVING, proving_after="no answer within 30 s")
+    operations.shown = a_snapshot(upstream=proving)
+    with relay_up(policy_path.parent / "spool", operations):
+        assert code_of("status", "--policy", str(policy_path)) == 0
+
+    shown = "isp smtp.example.net:587 proving, one message first; before: no answer within 30 s 3 open"
+    assert any(line.startswith(shown) for line in said(capsys))
+
+
+def test_a_standby_that_was_never_tried_is_not_called_open(
+    policy_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operations = FakeOperations()
+    operations.shown = a_snapshot(upstream=replace(an_upstream(), health=Health.UNTRIED))
+    with relay_up(policy_path.parent / "spool", operations):
+        assert code_of("status", "--policy", str(policy_path)) == 0
+
+    assert any(line.startswith("isp smtp.example.net:587 not tried yet 3 open") for line in said(capsys))
 
 
 def test_what_a_refusal_taught_is_told_with_its_limit(
@@ -146,6 +172,41 @@ def test_the_policy_is_found_as_the_interface_says(
     assert capsys.readouterr().err == ""
 
 
+def test_the_systems_policy_is_looked_for_last(
+    policy_path: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    monkeypatch.chdir(empty)
+    monkeypatch.delenv("RELAY_POLICY", raising=False)
+    monkeypatch.setattr("relay.cli.options.SYSTEM_POLICY", policy_path)
+    with relay_up(policy_path.parent / "spool", FakeOperations()):
+        assert code_of("status") == 0
+        Path("policy.yaml").symlink_to("nowhere")
+        assert code_of("status") == os.EX_CONFIG
+        assert "policy.yaml:1:1: policy: cannot read it" in capsys.readouterr().err
+        monkeypatch.setenv("RELAY_POLICY", str(policy_path))
+        assert code_of("status") == 0
+
+
+def test_a_policy_that_is_gone_is_asked_for_where_the_unit_has_its_spool(
+    policy_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = policy_path.parent / "spool"
+    policy_path.unlink()
+    with relay_up(spool, FakeOperations()):
+        assert code_of("status", "--policy", str(policy_path)) == os.EX_CONFIG
+        monkeypatch.setattr("relay.cli.locate.SYSTEM_SPOOL", spool)
+        capsys.readouterr()
+        assert code_of("status", "--policy", str(policy_path)) == 0
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "cannot read it: No such file or directory; asking the relay on" in line
+        assert code_of("status", "--policy", str(policy_path.with_name("other.yaml"))) == os.EX_CONFIG
+
+
 def test_a_broken_edit_does_not_hide_a_relay_that_runs(
     policy_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -222,6 +283,29 @@ def test_a_spool_of_somebody_else_is_77(
 
     assert code_of("status", "--policy", str(policy_path)) == os.EX_NOPERM
     assert "run this as the user that the relay runs as" in capsys.readouterr().err
+
+
+HELD = "limit 100 messages per 3600s"
+LONG_REPLY = "421 4.7.0 our-system-has-detected-an-unusual-rate of unsolicited mail from your account"
+
+
+def test_at_80_columns_no_word_is_broken(policy_path: Path) -> None:
+    operations = FakeOperations()
+    limit = replace(a_limit(), label="100 messages per 3600s", plain="100 messages per 1h")
+    upstream = an_upstream(state=UpstreamState.PAUSED, because=LONG_REPLY, limits=(limit,))
+    operations.shown = a_snapshot(upstream=replace(upstream, held_by=HELD))
+    with relay_up(policy_path.parent / "spool", operations):
+        lines = on_a_terminal(80, "status", "--policy", str(policy_path))
+        wide = on_a_terminal(300, "status", "--policy", str(policy_path))
+
+    assert max(map(len, lines)) <= 80
+    words = " ".join(lines).split()
+    assert set(LONG_REPLY.split()) <= set(words)
+    assert {"smtp.example.net:587", "connections"} <= set(words)
+    assert "isp       100 messages per 1h   8/8  in 20s" in lines
+    assert "held by      limit 100 messages per 1h" in lines
+    assert not any("3600s" in line for line in lines)
+    assert any(line.startswith("upstream  host") for line in wide)
 
 
 def test_the_fullest_key_of_a_limit_is_named(policy_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

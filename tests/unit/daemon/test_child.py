@@ -72,7 +72,30 @@ async def test_a_program_that_reads_no_orders_has_ended() -> None:
 
     assert await output_of(child) == b""
     assert await child.wait() == 3
+    child.tell(b"news\n")
     child.end_orders()
+    child.close()
+    child.tell(b"news\n")
+    await asyncio.sleep(0)
+    child.tell(b"news\n")
+    starter.close()
+
+
+async def test_a_program_that_is_stopped_fills_no_memory_with_news() -> None:
+    starter = Starter()
+    count = "import sys; sys.stdout.write(str(len(sys.stdin.read())))"
+    child = await started(starter, count, b"first\n")
+    os.kill(child.pid, signal.SIGSTOP)
+    for _ in range(100):
+        child.tell(LONG)
+        await asyncio.sleep(0)
+    child.order(b"last\n")
+    os.kill(child.pid, signal.SIGCONT)
+    child.end_orders()
+
+    # What the socket took at once, and the first that it did not.
+    assert len(b"first\nlast\n") + len(LONG) <= int(await output_of(child)) <= 10 * len(LONG)
+    assert await child.wait() == 0
     child.close()
     starter.close()
 

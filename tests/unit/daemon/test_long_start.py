@@ -107,7 +107,7 @@ async def test_a_start_asks_for_time_as_long_as_it_goes_on(tmp_path: Path, told:
     await relay.sender.read(Recovering(clock))
 
     messages = told.so_far()
-    assert len(relay.sender.scheduler) == 400
+    assert len(relay.sender.queue) == 400
     assert {message["EXTEND_TIMEOUT_USEC"] for message in messages} == {str(EXTENSION_SECONDS * 1_000_000)}
     done = [steps(message) for message in messages]
     # A message is opened in each step at most once, so no more seconds pass than steps are done.

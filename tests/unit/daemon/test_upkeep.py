@@ -22,7 +22,7 @@ from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from relay.spool.durable import RealDisk
 from relay.spool.maildir.intake import MaildirIntake, prepare
-from relay.spool.maildir.trigger import Trigger
+from relay.spool.trigger import Trigger
 from relay.telemetry.listener_counts import ListenerCounts
 from tests.unit.sender.in_process_relay import CONTENT, PATIENCE_SECONDS, Relay, policy_of
 
@@ -103,6 +103,16 @@ async def test_a_message_whose_client_goes_is_stored_whole(tmp_path: Path) -> No
     intake.close()
 
 
+async def test_a_draft_in_memory_is_dropped_without_a_thread(tmp_path: Path) -> None:
+    intake = intake_on(RealDisk(), tmp_path)
+    draft = intake.draft()
+    draft.append(CONTENT)
+    intake.close()
+    await intake.discard(draft)
+
+    assert draft.buffered_bytes == 0
+
+
 async def test_a_listener_process_that_cannot_start_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,7 +123,7 @@ async def test_a_listener_process_that_cannot_start_is_tried_again(
     relay = Relay(policy)
     listening = Listening(
         Start(tmp_path / "policy.yaml", b"", policy, "relay.test", "text"),
-        spool_intake(str(policy.spool), RealDisk(), SystemClock(), relay.events),
+        spool_intake(policy, RealDisk(), SystemClock(), relay.events),
         relay.events,
         ListenerCounts([]),
         sender_budget(policy, 1024),

@@ -1,0 +1,188 @@
+"""`relay sendmail`: sendmail(1) for a host without a mail server; by a link named sendmail or mailq too.
+
+Exit codes are those that programs know from sendmail(1), sysexits(3): 0 only once the message is durably
+the relay's; 75 where the program should try again.  About the queue (`-bp`, `-q`) the relay or its spool
+is asked, as by `relay queue`.
+"""
+
+import os
+import pwd
+import socket
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from email.utils import make_msgid
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import click
+
+from relay.cli.local_mail.mailq import mailq_lines
+from relay.cli.locate import Where, found_policy
+from relay.cli.operate import ask
+from relay.cli.options import POLICY_VARIABLE, SYSTEM_POLICY, default_policy, printable
+from relay.clock import SECOND_NS, SystemClock
+from relay.control.operations import Session
+from relay.policy.model import Policy
+from relay.status.snapshot import MessageView, QueueState
+from relay.submission.addresses import NotAnAddress
+from relay.submission.command_line import Mode, SendmailCall, WrongUsage, parse_call
+from relay.submission.composing import Author, Submission, submitted
+from relay.submission.handover import Handover, Refusal, bridged, taker
+
+_STANDS_FOR = {"sendmail": (), "mailq": ("-bp",), "newaliases": ("-bi",)}
+"""What each name of a link means."""
+MOST_BYTES = 1 << 30
+"""Of what is read before the listener's own limit is asked."""
+
+
+class _AsItIs(click.Command):
+    """Takes the words as they are: sendmail(1)'s options are not those of other commands."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args == ["--help"]:
+            return super().parse_args(ctx, args)
+        ctx.params["words"] = tuple(args)
+        return []
+
+
+@click.command(cls=_AsItIs, options_metavar="[OPTION]... [RECIPIENT]...")
+def sendmail(words: Sequence[str]) -> int:
+    """Take a message from stdin, by the options of Postfix and its kin.
+
+    -t  the recipients of To, Cc and Bcc too;  -i  a line of a single dot ends nothing;
+    -f ADDRESS  the envelope's sender;  -F NAME  for a From: that is missing;
+    -bs  SMTP on stdin and stdout;  -bp  the queue (mailq);  -q  try deferred messages now.
+    --policy FILE and --spool DIR as elsewhere.
+    """
+    return run_sendmail(words, default_policy())
+
+
+def as_link(name: str, words: Sequence[str]) -> int:
+    """Act as a link of that name does: in whatever folder it is called, the policy is the system's."""
+    return run_sendmail((*_STANDS_FOR[name], *words), SYSTEM_POLICY)
+
+
+def run_sendmail(words: Sequence[str], policy_path: Path) -> int:
+    try:
+        call = parse_call(words)
+        where = Where(call.policy or Path(os.environ.get(POLICY_VARIABLE, policy_path)), call.spool)
+        return _acted(call, where)
+    except WrongUsage as wrong:
+        return _failed(str(wrong), os.EX_USAGE)
+    except NotAnAddress as error:
+        return _failed(str(error), os.EX_DATAERR)
+    except Refusal as refusal:
+        return _failed(str(refusal), refusal.exit_code)
+    except ValueError as error:
+        return _failed(str(error), os.EX_CONFIG)
+    except OSError as error:
+        return _failed(f"{error.strerror or error}, nothing was queued", os.EX_TEMPFAIL)
+
+
+def _acted(call: SendmailCall, where: Where) -> int:
+    match call.mode:
+        case Mode.SUBMIT:
+            return _submit(call, found_policy(where))
+        case Mode.SMTP:
+            return _speak(found_policy(where))
+        case Mode.LIST:
+            for line in mailq_lines(ask(where, _listed)):
+                click.echo(line)
+        case Mode.FLUSH:
+            ask(where, _flush)
+        case Mode.NEW_ALIASES:
+            pass  # there are none
+    return os.EX_OK
+
+
+def _submit(call: SendmailCall, policy: Policy) -> int:
+    if not (call.recipients or call.takes_header):
+        raise WrongUsage("no recipients: name them, or take those of the header with -t")
+    hostname = hostname_of(policy)
+    submission = _composed(call, hostname)
+    if not submission.recipients:
+        raise NotAnAddress("the header names no recipient")
+    with taker(policy, hostname, _tell) as connected:
+        Handover(connected, hostname).give(submission)
+    return os.EX_OK
+
+
+def _composed(call: SendmailCall, hostname: str) -> Submission:
+    text = read_message(sys.stdin.buffer, dot_ends=call.dot_ends)
+    author = author_of(hostname, call.sender, call.full_name)
+    return submitted(text, author, call.recipients, takes_header=call.takes_header)
+
+
+def author_of(hostname: str, sender: str | None, full_name: str | None = None) -> Author:
+    """Return who calls, now."""
+    return Author(
+        hostname,
+        _user(),
+        sender,
+        full_name,
+        datetime.fromtimestamp(SystemClock().wall_ns() // SECOND_NS, UTC).astimezone(),
+        make_msgid(domain=hostname),
+    )
+
+
+def read_message(stream: Iterable[bytes] | BinaryIO, *, dot_ends: bool) -> bytes:
+    """Return all lines, or those before a line of a single dot, behind which nothing is read."""
+    lines: list[bytes] = []
+    size_bytes = 0
+    for line in stream:
+        if dot_ends and line in {b".\n", b".\r\n", b"."}:
+            break
+        size_bytes += len(line)
+        if size_bytes > MOST_BYTES:
+            raise Refusal("the message is too long", os.EX_DATAERR)
+        lines.append(line)
+    return b"".join(lines)
+
+
+def _speak(policy: Policy) -> int:
+    try:
+        with taker(policy, hostname_of(policy), _tell) as connected:
+            bridged(connected, sys.stdin.fileno(), sys.stdout.fileno())
+    except Refusal:
+        # The program at the other end reads replies, and perhaps no exit code.
+        click.echo("421 4.3.0 The relay does not answer, try again later\r")
+        raise
+    return os.EX_OK
+
+
+async def _listed(session: Session) -> list[MessageView]:
+    """Return all messages with all their recipients: a listing has only the first."""
+    listed = [each for each in await session.queue() if each.state is not QueueState.CORRUPT]
+    found: list[MessageView] = []
+    for message in listed:
+        is_whole = len(message.recipients) >= message.recipients_left
+        shown: Any = message if is_whole else await session.show(message.queue_id)
+        found.append(shown if isinstance(shown, MessageView) else message)
+    return found
+
+
+async def _flush(session: Session) -> None:
+    deferred = [each.queue_id for each in await session.queue() if each.state is QueueState.DEFERRED]
+    if deferred:
+        await session.act("retry", deferred)
+
+
+def hostname_of(policy: Policy) -> str:
+    return policy.hostname or socket.getfqdn()
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def _tell(text: str) -> None:
+    click.echo(f"sendmail: {printable(text)}", err=True)
+
+
+def _failed(why: str, exit_code: int) -> int:
+    _tell(why)
+    return exit_code

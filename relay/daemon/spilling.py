@@ -1,0 +1,49 @@
+"""Mail that would wait too long for an upstream goes through the next one of its route.
+
+What it would wait is our own estimate (`relay.status.eta`), made for both upstreams in another thread.  A
+look comes as often as the shortest `spill_after` makes it worth while, and takes at most a hundredth of the
+time.  Without `spill_after` there are no looks.
+
+Guarantees: what was spilled goes back once the upstream before it would relay it in time.
+Does not: move what is in a transaction, sits out a back-off, or may have been relayed already.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from relay.clock import SECOND_NS, Clock
+from relay.sender.sender import Sender
+from relay.status.watch import Watch
+
+LOOK_NS = 60 * SECOND_NS
+SHORTEST_LOOK_NS = SECOND_NS
+SHARE = 100
+"""After a look, wait at least so many times as long as it took."""
+
+
+class Spilling:
+    def __init__(self, sender: Sender, watch: Watch, clock: Clock) -> None:
+        self._queue = sender.queue
+        self._wake: Callable[[str], None] = sender.upstreams.wake_one
+        self._watch = watch
+        self._clock = clock
+
+    async def run(self) -> None:
+        while True:
+            began_ns = self._clock.boottime_ns()
+            await self.look()
+            took_ns = self._clock.boottime_ns() - began_ns
+            spill_ns = self._queue.spills_after_ns
+            period_ns = LOOK_NS if spill_ns is None else min(LOOK_NS, spill_ns // 4)
+            await asyncio.sleep(max(SHORTEST_LOOK_NS, period_ns, SHARE * took_ns) / SECOND_NS)
+
+    async def look(self) -> int:
+        """Move what would wait too long, and what would not any more; return how many."""
+        if self._queue.spills_after_ns is None:
+            return 0
+        spilled = await asyncio.to_thread(self._watch.spilling())
+        now_ns = self._clock.boottime_ns()
+        moved = [each for each in spilled if self._queue.spill(each, now_ns)]
+        for name in {each.to for each in moved}:
+            self._wake(name)
+        return len(moved)

@@ -1,0 +1,120 @@
+"""The options of sendmail(1), as programs write them.  Pure.
+
+Guarantees: an option that changes nothing here is taken and ignored, with its value; one that is not
+known, or asks for another program, is refused.  Options may stand behind recipients, as glibc's
+getopt(3) has it, until `--`.  The list is that of Postfix' sendmail(1).
+"""
+
+import enum
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_FLAGS = frozenset("imntvGIU")
+_VALUED = frozenset("ABCFLNORVXbefhopr")
+_OPTIONAL = frozenset("q")
+"""Their value is what follows in the same word, if anything."""
+_RECIPIENT = ""
+_LONG = ("policy", "spool")
+
+
+class WrongUsage(Exception):  # noqa: N818 - it is what the caller wrote
+    """A call that sendmail(1) does not have, or this one not."""
+
+
+class Mode(enum.Enum):
+    SUBMIT = "m"
+    LIST = "p"
+    SMTP = "s"
+    NEW_ALIASES = "i"
+    FLUSH = "q"
+
+
+@dataclass(slots=True)
+class SendmailCall:
+    mode: Mode = Mode.SUBMIT
+    recipients: list[str] = field(default_factory=list)
+    takes_header: bool = False
+    """`-t`: the recipients of the header too."""
+    dot_ends: bool = True
+    """Without `-i`: a line of a single dot ends the message."""
+    sender: str | None = None
+    full_name: str | None = None
+    policy: Path | None = None
+    spool: Path | None = None
+
+
+def parse_call(words: Sequence[str]) -> SendmailCall:
+    """Raise WrongUsage."""
+    call = SendmailCall()
+    for name, value in _options(words):
+        if (effect := _EFFECTS.get(name)) is not None:
+            effect(call, value)
+    return call
+
+
+def _ends_at_dot(call: SendmailCall, value: str) -> None:
+    call.dot_ends = call.dot_ends and value != "i"
+
+
+_EFFECTS: dict[str, Callable[[SendmailCall, str], None]] = {
+    _RECIPIENT: lambda call, value: call.recipients.append(value),
+    "t": lambda call, _: setattr(call, "takes_header", True),
+    "i": lambda call, _: _ends_at_dot(call, "i"),
+    "o": _ends_at_dot,
+    "f": lambda call, value: setattr(call, "sender", value),
+    "r": lambda call, value: setattr(call, "sender", value),
+    "F": lambda call, value: setattr(call, "full_name", value),
+    "b": lambda call, value: setattr(call, "mode", _mode(value)),
+    "q": lambda call, _: setattr(call, "mode", Mode.FLUSH),
+    "policy": lambda call, value: setattr(call, "policy", Path(value)),
+    "spool": lambda call, value: setattr(call, "spool", Path(value)),
+}
+"""All other options are ignored."""
+
+
+def _mode(value: str) -> Mode:
+    if value == "d":
+        raise WrongUsage("-bd: the relay is started by `relay run`")
+    try:
+        return Mode(value)
+    except ValueError:
+        raise WrongUsage(f"-b{value} is not known") from None
+
+
+def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield each option and its value; a recipient as an option without a name."""
+    left = deque(words)
+    while left:
+        word = left.popleft()
+        if word == "--":
+            yield from ((_RECIPIENT, each) for each in left)
+            return
+        if word.startswith("--"):
+            name, is_given, value = word[2:].partition("=")
+            if name not in _LONG:
+                raise WrongUsage(f"{word} is not known")
+            yield name, value if is_given else _next(left, word)
+        elif len(word) > 1 and word.startswith("-"):
+            yield from _letters(word[1:], left)
+        else:
+            yield _RECIPIENT, word
+
+
+def _letters(letters: str, left: deque[str]) -> Iterator[tuple[str, str]]:
+    while letters:
+        letter, letters = letters[0], letters[1:]
+        if letter in _FLAGS:
+            yield letter, ""
+            continue
+        if letter not in _VALUED | _OPTIONAL:
+            raise WrongUsage(f"-{letter} is not known")
+        yield letter, letters or ("" if letter in _OPTIONAL else _next(left, f"-{letter}"))
+        return
+
+
+def _next(left: deque[str], option: str) -> str:
+    if not left:
+        raise WrongUsage(f"{option} needs a value")
+    return left.popleft()

@@ -1,0 +1,202 @@
+"""A text that a program wrote becomes a message: an envelope, and content with a whole header.  Pure.
+
+Guarantees, as RFC 6409, 8 lets a submission program: lines end in CRLF;
+From, Date and Message-ID are added where they are missing; Bcc is removed, always; a `From ` line of an mbox
+on top goes; a text without a header gets one.  All else stays, octet for octet.
+`delivered` does the same for the head of a file of a maildir, whose envelope is in the lines on top of it;
+it adds nothing to what came from a mail server.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from email.utils import format_datetime, formataddr
+from itertools import chain
+
+from relay.mail.header import header_fields
+from relay.submission.addresses import NotAnAddress, addresses_in
+
+_NEWLINE = re.compile(rb"\r\n|\r|\n")
+_FIELD = re.compile(rb"([!-9;-~]+)[ \t]*:")
+_TO, _RESENT = ("to", "cc", "bcc"), ("resent-to", "resent-cc", "resent-bcc")
+_NEVER_SENT = {b"bcc", b"resent-bcc"}
+_RETURN_PATH, _DELIVERED_TO = b"return-path", b"delivered-to"
+_ON_TOP = {_RETURN_PATH, _DELIVERED_TO, b"x-original-to", b"envelope-to"}
+"""What programs that deliver into a maildir write above the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    reverse_path: str
+    recipients: tuple[str, ...]
+    content: bytes
+
+    @property
+    def smtputf8(self) -> bool:
+        return not all(address.isascii() for address in (self.reverse_path, *self.recipients))
+
+
+@dataclass(frozen=True, slots=True)
+class Author:
+    """Who called, and where."""
+
+    hostname: str
+    user: str
+    """The login name."""
+    sender: str | None
+    """As `-f` has it; None: the user at this host."""
+    full_name: str | None
+    now: datetime
+    message_id: str
+    """For a message that has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvelopeSource:
+    """Whom the messages of a maildir are for: without `recipients` and `takes_header`, Delivered-To tells."""
+
+    prefix: str = ""
+    """What Delivered-To begins with, and the recipient does not."""
+    recipients: tuple[str, ...] = ()
+    takes_header: bool = False
+
+
+def delivered(head: bytes, author: Author, choice: EnvelopeSource) -> Submission:
+    """Return the envelope, and the head as it goes; `head` has CRLF, and ends with its empty line, if any.
+
+    The Return-Path and the first Delivered-To on top are the envelope, and go; the same lines further down
+    are another's, and stay.  Raises NotAnAddress also for an envelope that neither they nor the caller tell.
+    """
+    fields, rest = _parted(head)
+    on_top, fields = _on_top(fields)
+    if author.sender is None:
+        if _RETURN_PATH not in on_top:
+            raise NotAnAddress("it does not begin with a Return-Path: --sender says whose it is")
+        author = replace(author, sender=on_top[_RETURN_PATH])
+    recipients = choice.recipients
+    if not recipients and not choice.takes_header:
+        recipients = (_delivered_to(on_top.get(_DELIVERED_TO), choice.prefix),)
+    text = b"".join([*fields, rest])
+    # With `-t` it is a program's own draft; else it came from a mail server, and is whole.
+    is_draft = choice.takes_header
+    return submitted(text, author, recipients, takes_header=is_draft, completes=is_draft)
+
+
+def _on_top(fields: Sequence[bytes]) -> tuple[dict[bytes, str], list[bytes]]:
+    """Return the envelope that the lines on top tell, and the fields without it."""
+    found: dict[bytes, str] = {}
+    kept: list[bytes] = []
+    for number, field in enumerate(fields):
+        name = _name(field)
+        if name not in _ON_TOP:
+            return found, [*kept, *fields[number:]]
+        if name in {_RETURN_PATH, _DELIVERED_TO} and name not in found:
+            found[name] = " ".join(field.partition(b":")[2].decode("utf-8", "replace").split())
+        else:
+            kept.append(field)
+    return found, kept
+
+
+def _delivered_to(text: str | None, prefix: str) -> str:
+    if text is None:
+        raise NotAnAddress("it has no Delivered-To on top: --to or -t says whom it is for")
+    found = addresses_in(text, None)
+    if len(found) == 1 and found[0].startswith(prefix):
+        found = addresses_in(found[0].removeprefix(prefix), None)
+        if found:
+            return found[0]
+    raise NotAnAddress(f"Delivered-To: {text}: is not one address that begins with {prefix!r}")
+
+
+def submitted(
+    text: bytes, author: Author, argv: Sequence[str], *, takes_header: bool, completes: bool = True
+) -> Submission:
+    """Raise NotAnAddress.  Without a recipient there is none: the caller refuses that.
+
+    Without `completes` nothing is added.
+    """
+    crlf = CrlfLines()
+    fields, rest = _parted(crlf.add(text) + crlf.finish())
+    named = list(header_fields(b"".join(fields)))
+    recipients = [addresses_in(each, author.hostname) for each in argv]
+    if takes_header:
+        recipients += [addresses_in(each, author.hostname) for each in _recipients_of(named)]
+    own_address = addresses_in(author.user, author.hostname)[0]
+    reverse_path = own_address if author.sender is None else _reverse_path(author.sender, author.hostname)
+    kept = [each for each in fields if _name(each) not in _NEVER_SENT]
+    added = _missing({name for name, _ in named}, author, reverse_path or own_address) if completes else []
+    empty_line = b"\r\n" if completes and not rest.startswith(b"\r\n") else b""
+    content = b"".join([*added, *kept, empty_line, rest])
+    return Submission(reverse_path, tuple(dict.fromkeys(chain(*recipients))), content)
+
+
+class CrlfLines:
+    """Makes each end of a line CRLF, whatever it was, and ends the last one; of a text in pieces."""
+
+    def __init__(self) -> None:
+        self._cut = b""
+        """A CR at the end of a piece: an LF may follow."""
+        self._tail = b""
+
+    def add(self, piece: bytes) -> bytes:
+        piece = self._cut + piece
+        self._cut = b"\r" if piece.endswith(b"\r") else b""
+        return self._ended(_NEWLINE.sub(b"\r\n", piece.removesuffix(self._cut) if self._cut else piece))
+
+    def finish(self) -> bytes:
+        """Return what is left of it."""
+        left = self._ended(b"\r\n") if self._cut else b""
+        return left or (b"" if self._tail in {b"", b"\r\n"} else b"\r\n")
+
+    def _ended(self, lines: bytes) -> bytes:
+        self._tail = (self._tail + lines[-2:])[-2:]
+        return lines
+
+
+def _recipients_of(named: Iterable[tuple[str, str]]) -> list[str]:
+    by_name = list(named)
+    names = _RESENT if any(name in _RESENT for name, _ in by_name) else _TO
+    return [value for name, value in by_name if name in names]
+
+
+def _missing(names: set[str], author: Author, address: str) -> list[bytes]:
+    # A control character would end the line.
+    full_name = "".join(filter(str.isprintable, author.full_name or ""))
+    wanted = {
+        "From": formataddr((full_name, address)) if full_name and address.isascii() else address,
+        "Date": format_datetime(author.now),
+        "Message-ID": author.message_id,
+    }
+    return [f"{name}: {value}\r\n".encode() for name, value in wanted.items() if name.lower() not in names]
+
+
+def _reverse_path(text: str, hostname: str) -> str:
+    if text.strip() in {"", "<>"}:
+        return ""
+    found = addresses_in(text, hostname)
+    if len(found) != 1:
+        raise NotAnAddress(f"{text}: is not one address")
+    return found[0]
+
+
+def _parted(content: bytes) -> tuple[list[bytes], bytes]:
+    """Return the fields of the header, each with its folded lines, and what follows them."""
+    fields: list[bytes] = []
+    start = content.find(b"\r\n") + 2 if content.startswith((b"From ", b">From ")) else 0
+    while start < len(content):
+        end = content.find(b"\r\n", start) + 2
+        line = content[start:end]
+        if fields and line[:1] in {b" ", b"\t"}:
+            fields[-1] += line
+        elif _FIELD.match(line):
+            fields.append(line)
+        else:
+            break
+        start = end
+    return fields, content[start:]
+
+
+def _name(field: bytes) -> bytes:
+    found = _FIELD.match(field)
+    return found[1].lower() if found else b""

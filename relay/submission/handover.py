@@ -1,0 +1,213 @@
+"""Who takes the mail of this host, and one message handed to it.
+
+`taker` yields a socket on which a session of our listener answers.  Where the spool is this user's own, that
+is one within this process (`own_session`), and a relay need not run; else it is the listener on loopback.
+Both speak SMTP, so that what follows is the same: `Handover` gives messages, `bridged` lets a program speak.
+Guarantees: `give` returns only after `250`, so the message is durably the relay's; after Refusal nothing was
+queued, but for a connection that was lost between the final dot and its reply.
+"""
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
+
+from relay.policy.model import Listen, Policy, Tls
+from relay.smtp.commands import mail_line, rcpt_line
+from relay.smtp.dot_stuffing import DotStuffing
+from relay.smtp.reply import MalformedReply, Reply, ReplyParser
+from relay.submission.composing import Submission
+from relay.submission.own_session import Tell, own_session
+
+_CHUNK_BYTES = 64 * 1024
+_ANSWER_WITHIN_S = 300.0
+"""RFC 5321, 4.5.3.2."""
+_ON_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to reach a listener on all addresses
+
+
+class Refusal(Exception):  # noqa: N818 - it is an answer
+    """Not taken, and nothing queued.  `exit_code` as sysexits(3)."""
+
+    def __init__(self, why: str, exit_code: int) -> None:
+        super().__init__(why)
+        self.exit_code = exit_code
+
+
+class SessionLost(Refusal):
+    """The session is over."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why, os.EX_TEMPFAIL)
+        self.may_be_queued = False
+        """The final dot was sent, and no reply came."""
+
+
+_CLOSING = 421
+_TOO_MANY = "4.5.3"
+"""It says try again, of the rest; here a message goes whole or not at all."""
+
+
+class _Phase(NamedTuple):
+    name: str
+    exit_code: int
+    """Of a 5yz in it."""
+
+
+_GREETING = _Phase("the greeting", os.EX_UNAVAILABLE)
+_SENDER = _Phase("the sender", os.EX_DATAERR)
+_RECIPIENT = _Phase("a recipient", os.EX_NOUSER)
+_CONTENT = _Phase("the message", os.EX_DATAERR)
+
+
+@contextmanager
+def taker(policy: Policy, hostname: str, tell: Tell) -> Iterator[socket.socket]:
+    """Raise Refusal where nobody takes mail now, OSError, and ValueError for a spool of another format."""
+    if _is_own(policy):
+        with own_session(policy, _terms_of(policy), hostname, tell) as connected:
+            yield connected
+        return
+    listen = _reachable(policy)
+    if listen is None:
+        raise Refusal("no listener of the policy is on loopback and in the clear", os.EX_CONFIG)
+    host = _ON_LOOPBACK.get(listen.address.host, listen.address.host)
+    try:
+        connected = socket.create_connection((host, listen.address.port), _ANSWER_WITHIN_S)
+    except OSError as error:
+        why = f"the relay does not answer on {listen.address}: {error.strerror or error}"
+        raise Refusal(why, os.EX_TEMPFAIL) from error
+    with connected:
+        yield connected
+
+
+def _is_own(policy: Policy) -> bool:
+    """Whether the spool is this user's.  Root's files in another user's spool would be set aside."""
+    try:
+        return policy.spool.stat().st_uid == os.geteuid()
+    except OSError:
+        return False
+
+
+def _reachable(policy: Policy) -> Listen | None:
+    for listen in policy.listen:
+        is_here = listen.address.is_loopback or listen.address.host in _ON_LOOPBACK
+        if is_here and listen.tls is not Tls.IMPLICIT:
+            return listen
+    return None
+
+
+def _terms_of(policy: Policy) -> Listen:
+    return _reachable(policy) or policy.listen[0]
+
+
+class ContentRest(Protocol):
+    """What follows a head that is in memory: read anew for each call of `pieces`."""
+
+    size_bytes: int
+    eight_bit: bool
+
+    def pieces(self) -> Iterable[bytes]: ...
+
+
+class Handover:
+    """One session, for any number of messages."""
+
+    def __init__(self, connected: socket.socket, hostname: str) -> None:
+        """Raise Refusal."""
+        self._connected = connected
+        self._connected.settimeout(_ANSWER_WITHIN_S)
+        self._parser = ReplyParser()
+        self._expect(_GREETING)
+        self._say(f"EHLO {hostname}".encode(), _GREETING)
+
+    def give(self, submission: Submission, rest: ContentRest | None = None) -> str:
+        """Return the last reply, which names the queue id.  Raises Refusal: the session may go on.
+
+        `rest` follows the submission's content, in pieces.  What its pieces raise is raised, before the final
+        dot: the caller closes the connection then, and nothing is queued.
+        """
+        eight_bit = not submission.content.isascii() or (rest is not None and rest.eight_bit)
+        size_bytes = len(submission.content) + (0 if rest is None else rest.size_bytes)
+        mail = mail_line(
+            submission.reverse_path, size_bytes=size_bytes, eight_bit=eight_bit, smtputf8=submission.smtputf8
+        )
+        try:
+            self._say(mail, _SENDER)
+            for recipient in submission.recipients:
+                self._say(rcpt_line(recipient), _RECIPIENT)
+            self._say(b"DATA", _CONTENT)
+        except Refusal:
+            with contextlib.suppress(Refusal):
+                self._say(b"RSET", _GREETING)
+            raise
+        # Killed here: the session ends without its final dot, and nothing is queued.
+        self._send_content(submission.content, () if rest is None else rest.pieces())
+        # Killed here: queued whole, or not at all; the caller has not seen exit 0 and may send it again.
+        try:
+            return str(self._expect(_CONTENT))
+        except SessionLost as lost:
+            lost.may_be_queued = True
+            raise
+
+    def _send_content(self, content: bytes, pieces: Iterable[bytes]) -> None:
+        stuffing = DotStuffing()
+        for start in range(0, len(content), _CHUNK_BYTES):
+            self._send(stuffing.add(content[start : start + _CHUNK_BYTES]))
+        for piece in pieces:
+            self._send(stuffing.add(piece))
+        self._send(stuffing.finish())
+
+    def _say(self, line: bytes, phase: _Phase) -> None:
+        self._send(line + b"\r\n")
+        self._expect(phase)
+
+    def _send(self, octets: bytes) -> None:
+        try:
+            self._connected.sendall(octets)
+        except OSError as error:
+            # What it said before it closed is worth more than the error.
+            self._expect(_CONTENT)
+            raise SessionLost(f"the relay was lost: {error.strerror or error}") from error
+
+    def _expect(self, phase: _Phase) -> Reply:
+        """Raise Refusal for 4yz, 5yz and no reply."""
+        reply = self._reply()
+        if reply.code < 400:
+            return reply
+        if reply.code == _CLOSING:
+            raise SessionLost(f"{phase.name}: {reply}")
+        if phase is _RECIPIENT and reply.enhanced == _TOO_MANY:
+            raise Refusal(f"there are more recipients than the relay takes: {reply}", os.EX_DATAERR)
+        if not reply.is_permanent:
+            raise Refusal(f"{phase.name}: {reply}", os.EX_TEMPFAIL)
+        may_not = reply.code == 530 or (reply.enhanced or "").startswith("5.7.")
+        raise Refusal(f"{phase.name}: {reply}", os.EX_NOPERM if may_not else phase.exit_code)
+
+    def _reply(self) -> Reply:
+        try:
+            while (reply := self._parser.next_reply()) is None:
+                received = self._connected.recv(_CHUNK_BYTES)
+                if not received:
+                    raise SessionLost("the relay closed the connection")
+                self._parser.feed(received)
+        except (OSError, MalformedReply) as error:
+            raise SessionLost(f"the relay gave no answer: {error}") from error
+        return reply
+
+
+def bridged(connected: socket.socket, stdin: int, stdout: int) -> None:
+    """Let who is at these descriptors speak with a session to its end.  Raises OSError."""
+    connected.settimeout(None)
+
+    def inwards() -> None:
+        with contextlib.suppress(OSError):
+            while octets := os.read(stdin, _CHUNK_BYTES):
+                connected.sendall(octets)
+            connected.shutdown(socket.SHUT_WR)
+
+    threading.Thread(target=inwards, daemon=True).start()
+    while octets := connected.recv(_CHUNK_BYTES):
+        while octets:
+            octets = octets[os.write(stdout, octets) :]

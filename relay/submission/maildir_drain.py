@@ -1,0 +1,278 @@
+"""The messages of a maildir that a program of this host filled, handed over one by one, each then removed.
+
+Guarantees: a message leaves the maildir only once it is durably the relay's, so a kill at any instant costs
+at most a duplicate of one message.  One drain at a time takes from a maildir.  What is refused, and what is
+no message of the maildir's owner (a symbolic link, a FIFO, another user's file), stays and is told of.
+Memory holds a message's header and one piece of the rest.
+Assumes: a file in new/ or cur/ does not change, as maildir(5) has it; one that does is not handed over.
+Does not: read tmp/, wait for new messages, or return what is refused to its sender.
+"""
+
+import os
+import re
+import stat
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from relay.spool.durable import Disk, opened
+from relay.spool.os_errors import is_our_own_lack
+from relay.submission.addresses import NotAnAddress
+from relay.submission.composing import Author, CrlfLines, EnvelopeSource, delivered
+from relay.submission.handover import Handover, Refusal, SessionLost
+
+FOLDERS = ("new", "cur")
+LOCK_NAME = "relay-drain.lock"
+"""In the maildir, never removed: a lock that can go away keeps nobody out."""
+MOST_HEAD_BYTES = 1 << 20
+_PIECE_BYTES = 64 * 1024
+_FLAGS = re.compile(r":2,([A-Za-z]*)\Z")
+_NOT_TO_BE_SENT = {"D": "a draft", "T": "trash"}
+"""Flags of maildir(5) that the user's own program set."""
+_TRIES = 2
+"""The first may find that the relay has closed the session."""
+
+Open = Callable[[], AbstractContextManager[Handover]]
+"""Opens a session.  Raises Refusal where nobody takes mail now, and OSError."""
+
+
+class NotRemoved(Exception):  # noqa: N818 - a state of the maildir
+    """The relay has a message that the maildir keeps: it would go again.  The text says which and why."""
+
+
+class _Unfit(Exception):  # noqa: N818 - what the file is
+    """No message to be handed over; the text says what it is."""
+
+
+@dataclass(slots=True)
+class Drained:
+    taken: int = 0
+    later: int = 0
+    """Left, and may go another time."""
+    refused: int = 0
+    """Left, and stay until somebody acts."""
+    passed_over: int = 0
+    """Drafts and trash."""
+
+    @property
+    def exit_code(self) -> int:
+        if self.later:
+            return os.EX_TEMPFAIL
+        return os.EX_DATAERR if self.refused else os.EX_OK
+
+
+class MaildirDrain:
+    def __init__(
+        self,
+        maildir: str,
+        disk: Disk,
+        choice: EnvelopeSource,
+        author: Callable[[], Author],
+        tell: Callable[[str], None],
+    ) -> None:
+        """Ask `author` for each message; `tell` hears of each that stays, in one line."""
+        self._maildir = maildir
+        self._disk = disk
+        self._choice = choice
+        self._author = author
+        self._tell = tell
+        self._drained = Drained()
+
+    def drain(self, open_session: Open) -> Drained:
+        """Raise Refusal where nobody takes mail or another drain is at work, NotRemoved, and OSError."""
+        for folder in FOLDERS:
+            path = Path(self._maildir, folder)
+            if not path.is_dir():
+                raise Refusal(f"{path} is not there: {self._maildir} is no maildir", os.EX_NOINPUT)
+            # Found out before the relay has a message: what cannot be removed would go each time.
+            if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+                raise Refusal(f"{path} may not be changed by this user", os.EX_NOPERM)
+        lock = self._disk.lock(f"{self._maildir}/{LOCK_NAME}", wait=False)
+        if lock is None:
+            raise Refusal(f"{self._maildir}: another drain is at work", os.EX_TEMPFAIL)
+        with opened(self._disk, lock):
+            waiting = deque(self._waiting())
+            while waiting:
+                with open_session() as handover:
+                    self._hand_over(waiting, handover)
+        return self._drained
+
+    def _waiting(self) -> list[tuple[str, int]]:
+        """Return paths, those that came first first, each with how often it may be tried."""
+        found = []
+        for folder in FOLDERS:
+            for name in self._disk.names(f"{self._maildir}/{folder}"):
+                flags = _FLAGS.search(name)
+                why = next((w for f, w in _NOT_TO_BE_SENT.items() if flags and f in flags[1]), None)
+                if why is not None:
+                    self._drained.passed_over += 1
+                    self._tell(f"{folder}/{name}: left, it is {why}")
+                elif not name.startswith("."):
+                    since = name.partition(".")[0]
+                    found.append((int(since) if since.isdecimal() else 0, name, f"{folder}/{name}"))
+        return [(path, _TRIES) for *_, path in sorted(found)]
+
+    def _hand_over(self, waiting: deque[tuple[str, int]], handover: Handover) -> None:
+        """Go on until none waits, or the session is lost."""
+        while waiting:
+            path, tries = waiting.popleft()
+            try:
+                self._give(path, handover)
+            except FileNotFoundError:
+                continue  # another program moved it, and has it now
+            except SessionLost as lost:
+                if tries > 1 and not lost.may_be_queued:
+                    waiting.appendleft((path, tries - 1))
+                else:
+                    self._left(path, str(lost), is_passing=True)
+                return
+            except Refusal as refusal:
+                self._left(path, str(refusal), is_passing=refusal.exit_code == os.EX_TEMPFAIL)
+            except (NotAnAddress, _Unfit) as fault:
+                self._left(path, str(fault), is_passing=False)
+            except _ReadFailed as failed:
+                # Perhaps amid its content: only the end of the session undoes that.
+                self._left(path, str(failed), is_passing=True)
+                return
+
+    def _left(self, path: str, why: str, *, is_passing: bool) -> None:
+        if is_passing:
+            self._drained.later += 1
+        else:
+            self._drained.refused += 1
+        self._tell(f"{path}: left, {why}")
+
+    def _give(self, path: str, handover: Handover) -> None:
+        whole_path = f"{self._maildir}/{path}"
+        with opened(self._disk, _opened_file(self._disk, whole_path)) as fd:
+            _check(self._disk, fd, self._maildir)
+            file = _File(self._disk, fd)
+            head = file.read()
+            submission = delivered(head, self._author(), self._choice)
+            if not submission.recipients:
+                raise NotAnAddress("its header names no recipient")
+            handover.give(submission, file)
+            # Killed here: the relay has it, and so has the maildir; the next drain hands it over again.
+            self._drained.taken += 1
+            self._remove(path, fd)
+
+    def _remove(self, path: str, fd: int) -> None:
+        where = path if self._disk.leads_to(f"{self._maildir}/{path}", fd) else self._moved_to(path, fd)
+        if where is None:
+            return  # another program removed it
+        try:
+            self._disk.unlink(f"{self._maildir}/{where}")
+            # Crash before this: it may be there again, and goes twice.
+            self._disk.sync_directory(f"{self._maildir}/{where.partition('/')[0]}")
+        except OSError as error:
+            why = error.strerror or error
+            raise NotRemoved(f"{where}: the relay has it, but it cannot be removed: {why}") from error
+
+    def _moved_to(self, path: str, fd: int) -> str | None:
+        """Return where a mail reader has moved it: into cur/, or to other flags."""
+        unique = path.partition("/")[2].partition(":")[0]
+        for name in self._disk.names(f"{self._maildir}/cur"):
+            if name.startswith(unique) and self._disk.leads_to(f"{self._maildir}/cur/{name}", fd):
+                return f"cur/{name}"
+        return None
+
+
+class _ReadFailed(Exception):  # noqa: N818 - a state of the disk
+    """A file's bytes do not come now, or are not those that came before."""
+
+
+def _opened_file(disk: Disk, path: str) -> int:
+    try:
+        return disk.open_read(path)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if is_our_own_lack(error):
+            raise
+        if not stat.S_ISREG(Path(path).lstat().st_mode):
+            raise _Unfit("it is no regular file") from None
+        raise _ReadFailed(f"it cannot be opened: {error.strerror}") from error
+
+
+def _check(disk: Disk, fd: int, maildir: str) -> None:
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        raise _Unfit("it is no regular file")
+    owner, _ = disk.owner_and_mode(fd)
+    ours = {Path(maildir).stat().st_uid}
+    if os.geteuid() != 0:
+        # Not root's: whoever owns the maildir can make new/ lead elsewhere, or link to any file into it.
+        ours.add(os.geteuid())
+    if owner not in ours:
+        raise _Unfit(f"it belongs to user {owner}, and the maildir does not")
+
+
+class _File:
+    """One message: read once for what must be known before it is sent, and again while it is."""
+
+    def __init__(self, disk: Disk, fd: int) -> None:
+        self._disk = disk
+        self._fd = fd
+        self._head_bytes = 0
+        self._checksum = 0
+        self.size_bytes = 0
+        """Of what follows the head."""
+        self.eight_bit = False
+
+    def read(self) -> bytes:
+        """Return the header, with the empty line behind it if there is one; all lines end in CRLF."""
+        head, end = b"", None
+        for piece in self._lines():
+            self._checksum = zlib.crc32(piece, self._checksum)
+            if end is not None:
+                self._count(piece)
+                continue
+            head += piece
+            if (end := _end_of_header(head)) is not None:
+                self._count(head[end:])
+                head = head[:end]
+            elif len(head) > MOST_HEAD_BYTES:
+                raise _Unfit(f"its header is longer than {MOST_HEAD_BYTES} bytes")
+        self._head_bytes = len(head)
+        return head
+
+    def _count(self, piece: bytes) -> None:
+        self.size_bytes += len(piece)
+        self.eight_bit = self.eight_bit or not piece.isascii()
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield what follows the head; raise in place of its last piece where it is not what was read."""
+        checksum, skipped, held = 0, self._head_bytes, b""
+        for piece in self._lines():
+            checksum = zlib.crc32(piece, checksum)
+            rest = piece[skipped:]
+            skipped -= min(skipped, len(piece))
+            if held:
+                yield held
+            held = rest
+        if checksum != self._checksum:
+            raise _ReadFailed("it changed while it was read")
+        yield held
+
+    def _lines(self) -> Iterator[bytes]:
+        lines, offset = CrlfLines(), 0
+        while piece := self._read(offset):
+            offset += len(piece)
+            yield lines.add(piece)
+        yield lines.finish()
+
+    def _read(self, offset: int) -> bytes:
+        try:
+            return self._disk.pread(self._fd, _PIECE_BYTES, offset)
+        except OSError as error:
+            raise _ReadFailed(f"it cannot be read: {error.strerror}") from error
+
+
+def _end_of_header(text: bytes) -> int | None:
+    """Return where the empty line behind it ends; None where there is none yet."""
+    if text.startswith(b"\r\n"):
+        return 2
+    at = text.find(b"\r\n\r\n")
+    return None if at < 0 else at + 4

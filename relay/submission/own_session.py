@@ -1,0 +1,109 @@
+"""A session of the listener in this process, at one end of a pair of sockets.
+
+For a caller who may write the spool.  What comes in goes through the listener's own session and intake, so
+the checks but the quotas, the Received line and the order of syncs are the same; `250` means durable,
+whether a relay runs or not, and the sender is woken by the trigger.
+Assumes: policy and files are this user's.  Does not: count or log, since the relay is another process.
+"""
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from relay.clock import SystemClock
+from relay.daemon.spool_intake import SpoolIntake
+from relay.listener.access import Client, ClientPlace
+from relay.listener.listener_files import ListenerFiles
+from relay.listener.session import ClientSession
+from relay.listener.shared import Reception
+from relay.mail.envelope import Envelope, QueueId
+from relay.policy.model import Listen, Policy
+from relay.spool.durable import RealDisk
+from relay.spool.engines import open_intake, prepare_spool
+from relay.spool.trigger import Trigger
+
+Tell = Callable[[str], None]
+_LOOPBACK = "127.0.0.1"
+_NEITHER_USERS_NOR_TLS = ListenerFiles({}, None)
+
+
+@contextmanager
+def own_session(policy: Policy, listen: Listen, hostname: str, tell: Tell) -> Iterator[socket.socket]:
+    """Yield the client's end.  Raises OSError, and ValueError for a spool of another format.
+
+    `tell` is told what goes wrong on our side, in one line.
+    """
+    # Files of another mode would be set aside.
+    os.umask(0o077)
+    disk, clock = RealDisk(), SystemClock()
+    # Who writes the spool needs no quota; and nobody tells this session how much is queued.
+    listen = listen.model_copy(update={"max_queued_per_client": None})
+    prepare_spool(policy, disk)
+    intake = SpoolIntake(
+        open_intake(policy, disk, clock),
+        Trigger(str(policy.spool), disk),
+        lambda error: tell(f"spool: {error.strerror or error}"),
+    )
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)  # noqa: FBT003 - the socket's own signature
+
+    async def serve() -> None:
+        # Without a look, a long message finds no room.
+        await intake.look_for_room()
+        room = Reception(listen, hostname, intake, _OwnObserver(tell), clock, files=_NEITHER_USERS_NOR_TLS)
+        place = ClientPlace(Client.of_peer(_LOOPBACK), may_relay=True, give_way=lambda: None)
+        session = ClientSession(room, _LOOPBACK, place)
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: session, theirs)
+        await session.task
+        room.register.stop()
+
+    def serve_and_close() -> None:
+        try:
+            asyncio.run(serve())
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller must not wait for a reply
+            tell(f"fault: {error!r}")
+        finally:
+            theirs.close()
+
+    serving = threading.Thread(target=serve_and_close, name="session")
+    serving.start()
+    try:
+        yield ours
+    finally:
+        ours.close()
+        serving.join()
+        intake.close()
+
+
+class _OwnObserver:
+    """An observer that passes on faults only: replies reach the caller by themselves."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+
+    def connection_opened(self, listener: str, client: str) -> None:
+        pass
+
+    def connection_closed(self, listener: str, client: str, reason: str) -> None:
+        pass
+
+    def refused(self, listener: str, client: str, phase: str, reply: str, user: str | None) -> None:
+        pass
+
+    def accepted(
+        self,
+        listener: str,
+        queue_id: QueueId,
+        envelope: Envelope,
+        message_id: str | None,
+        *,
+        size_bytes: int,
+        commit_ns: int,
+    ) -> None:
+        pass
+
+    def fault(self, listener: str, client: str, error: BaseException) -> None:  # noqa: ARG002 - there is but one
+        self._tell(f"fault: {error!r}")

@@ -1,0 +1,15 @@
+"""What tests of the command line share."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()

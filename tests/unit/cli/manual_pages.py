@@ -1,0 +1,191 @@
+"""Makes relay(8) of the commands, relay-policy(5) of docs/policy.md, and the shells' completions.
+
+`python -m tests.unit.cli.manual_pages` writes them to deploy/; a test holds the files to what this makes.
+"""
+
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from click.shell_completion import get_completion_class
+
+from relay import __version__
+from relay.cli.main import relay
+
+ROOT = Path(__file__).parents[3]
+DEPLOY = ROOT / "deploy"
+COMPLETIONS = {"bash": "relay.bash", "zsh": "_relay", "fish": "relay.fish"}
+_BOLD, _ROMAN = "\x02", "\x03"
+_DATE = "November 23, 2026"
+
+_FILES = """\
+.Sh ENVIRONMENT
+.Bl -tag -width Ds
+.It Ev RELAY_POLICY
+The policy, where
+.Fl -policy
+names none.
+.It Ev RELAY_LOG
+The style of the log:
+.Cm text , json
+or
+.Cm postfix .
+.It Ev CREDENTIALS_DIRECTORY
+The folder of a
+.Cm password_credential .
+.El
+.Sh FILES
+.Bl -tag -width Ds
+.It Pa /etc/relay/policy.yaml
+The policy:
+.Xr relay-policy 5 .
+.It Pa /var/lib/relay
+The spool and the histories of the service.
+.El
+.Sh SIGNALS
+.Bl -tag -width Ds
+.It Dv SIGTERM , SIGINT
+.Nm Cm run
+finishes the transactions in flight and exits 0.
+A second signal ends it at once; the queue stays in both cases.
+.It Dv SIGHUP
+.Nm Cm run
+reads the policy again.
+.El
+.Sh EXIT STATUS
+Those of
+.Xr sysexits 3 :
+0 for success, 64 for a wrong call, 69 and 75 to try later, 70 for a fault of
+the relay, 74 for a disk that fails, and 78 for a policy or a secret that is
+not good.
+.Sh SEE ALSO
+.Xr sysexits 3 ,
+.Xr relay-policy 5
+"""
+
+
+def pages() -> dict[Path, str]:
+    """Return what each file holds."""
+    made = {DEPLOY / "man" / "relay.8": relay_8(), DEPLOY / "man" / "relay-policy.5": relay_policy_5()}
+    for shell, name in COMPLETIONS.items():
+        completion = get_completion_class(shell)
+        assert completion is not None
+        made[DEPLOY / "completions" / name] = (
+            completion(relay, {}, "relay", "_RELAY_COMPLETE").source().rstrip() + "\n"
+        )
+    return made
+
+
+def relay_8() -> str:
+    context = click.Context(relay, info_name="relay")
+    found = [(name, relay.get_command(context, name)) for name in relay.list_commands(context)]
+    commands = [(name, command) for name, command in found if command is not None]
+    lines = _head("RELAY", 8, "relay", "pace mail through a smarthost")
+    lines += [".Sh SYNOPSIS"]
+    for name, _ in commands:
+        lines += [".Nm", f".Cm {name}", ".Op Ar option ...", ".Op Ar argument ..."]
+    lines += [".Nm", ".Fl -version", ".Sh DESCRIPTION", *_text(relay.help or "")]
+    lines += [
+        ".Nm Cm run",
+        "is the relay itself.",
+        "The other commands look at one that runs, or act on it.",
+        "Its settings are in",
+    ]
+    lines += [
+        ".Xr relay-policy 5 .",
+        f"This page is of version {_escaped(__version__)}.",
+        ".Bl -tag -width Ds",
+    ]
+    for name, command in commands:
+        lines += _command(name, command)
+        for verb, sub in sorted(command.commands.items()) if isinstance(command, click.Group) else ():
+            lines += _command(f"{name} {verb}", sub)
+    return "\n".join([*lines, ".El", _FILES])
+
+
+def _command(name: str, command: click.Command) -> Iterator[str]:
+    arguments = " ".join(
+        param.make_metavar(click.Context(command))
+        for param in command.params
+        if isinstance(param, click.Argument)
+    )
+    yield f".It Cm {name}" + (f" Ar {_escaped(arguments)}" if arguments else "")
+    yield from _text(command.help or "")
+    options = [param for param in command.params if isinstance(param, click.Option) and not param.hidden]
+    if options:
+        yield ".Bl -tag -width Ds"
+        for option in options:
+            takes = "" if option.is_flag else f" Ar {_escaped(option.make_metavar(click.Context(command)))}"
+            yield f".It Fl {' , Fl '.join(each[1:] for each in option.opts)}{takes}"
+            yield from _text(option.help or "")
+        yield ".El"
+
+
+def relay_policy_5() -> str:
+    page = (ROOT / "docs" / "policy.md").read_text()
+    lines = _head("RELAY-POLICY", 5, "relay-policy", "the policy of the relay")
+    lines += [".Sh DESCRIPTION", "The policy is a YAML file.", "Its path is an option of"]
+    lines += [".Xr relay 8 ,", "which also checks it:", ".Dl relay check /etc/relay/policy.yaml"]
+    lines += [
+        "An edit counts while the relay runs, but for the keys that need a restart.",
+        "These are all keys, by section.",
+    ]
+    for section in re.split(r"(?m)^## ", page)[1:]:
+        title, _, text = section.partition("\n")
+        tables = [
+            [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+            for line in text.splitlines()
+            if line.startswith("| ")
+        ]
+        rows = [cells for cells in tables if len(cells) > 3 and cells[0].startswith("`")]
+        if rows:
+            lines += [f".Ss {_escaped(title)}", ".Bl -tag -width Ds"]
+            for key, kind, default, *meanings in rows:
+                lines += [f".It Cm {_escaped(key.strip('`'))}"]
+                lines += _text(f"{kind}; default: {default}." if default else f"{kind}.")
+                for each in meanings:
+                    said = each[:1].upper() + each[1:] if each[:1].isalpha() else each
+                    lines += _text(said.rstrip(".") + ".")
+            lines += [".El"]
+    return "\n".join([*lines, ".Sh SEE ALSO", ".Xr relay 8", ""])
+
+
+def _head(title: str, section: int, name: str, what: str) -> list[str]:
+    return [
+        '.\\" Made by `make docs`; edit what it is made of, not this.',
+        f".Dd {_DATE}",
+        f".Dt {title} {section}",
+        ".Os",
+        ".Sh NAME",
+        f".Nm {name}",
+        f".Nd {what}",
+    ]
+
+
+def _text(markdown: str) -> list[str]:
+    """Return text as roff takes it, a sentence a line; code is bold and links are what they say."""
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(markdown.split())).replace("**", "")
+    sentences = re.split(r"(?<=[^.][.!?]) +(?=[A-Z`*])", plain)
+    wrapped = [
+        textwrap.wrap(_bold(each), 78, break_long_words=False, break_on_hyphens=False) for each in sentences
+    ]
+    return [_escaped(line) for lines in wrapped for line in lines]
+
+
+def _bold(text: str) -> str:
+    """Mark code with what no text holds: the escapes of roff come last."""
+    return re.sub(r"`([^`]*)`", f"{_BOLD}\\1{_ROMAN}", text)
+
+
+def _escaped(text: str) -> str:
+    made = text.replace("\\", "\\e").replace("—", "\\(em").replace("…", "...").replace("→", "\\(->")
+    made = made.replace(_BOLD, "\\fB").replace(_ROMAN, "\\fR")
+    return "\\&" + made if made[:1] in {".", "'"} else made
+
+
+if __name__ == "__main__":
+    for path, content in pages().items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content)

@@ -1,0 +1,272 @@
+"""`relay drain` where the spool is the caller's own, and no relay runs."""
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.unit.cli.control import code_of
+from tests.unit.cli.test_sendmail import content_of, queued, written
+
+ON_TOP = b"Return-Path: <a@b.test>\nDelivered-To: list-c@d.test\n"
+TEXT = b"Delivered-To: other@e.test\nTo: t@u.test\nBcc: hidden@v.test\nSubject: x\n\n.hello\n"
+SENT = TEXT.replace(b"Bcc: hidden@v.test\n", b"").replace(b"\n", b"\r\n")
+
+
+class Maildir:
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "maildir"
+        for name in ("new", "cur", "tmp"):
+            (self.path / name).mkdir(parents=True)
+        (folder / "spool").mkdir()
+        self.policy = written(folder, "./spool")
+
+    def put(self, name: str, content: bytes = ON_TOP + TEXT) -> Path:
+        (path := self.path / name).write_bytes(content)
+        return path
+
+    def drain(self, *words: str) -> int:
+        return code_of("drain", str(self.path), *words, "--policy", str(self.policy))
+
+    @property
+    def left(self) -> set[str]:
+        return {f"{path.parent.name}/{path.name}" for path in self.path.glob("*/*")}
+
+
+@pytest.fixture
+def maildir(tmp_path: Path) -> Iterator[Maildir]:
+    before = os.umask(0o077)
+    yield Maildir(tmp_path)
+    os.umask(before)
+
+
+def test_the_lines_on_top_are_the_envelope_and_all_else_stays(
+    maildir: Maildir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    maildir.put("new/2.x")
+    maildir.put("cur/1.y:2,S", ON_TOP.replace(b"a@b.test", b"") + b"Subject: first\r\rlone\r\n\xff")
+    maildir.put("tmp/0.z")
+
+    assert maildir.drain("--prefix", "list-") == os.EX_OK
+    first, second = queued(maildir.policy)
+    assert (first.envelope.reverse_path, second.envelope.reverse_path) == ("", "a@b.test")
+    assert first.envelope.recipients == second.envelope.recipients == ("c@d.test",)
+    assert content_of(first) == b"Subject: first\r\n\r\nlone\r\n\xff\r\n"
+    assert first.shape.eight_bit
+    assert content_of(second) == SENT
+    assert maildir.left == {"tmp/0.z"}
+    assert capsys.readouterr().out == "2 taken, 0 left\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "reverse_path", "recipients"),
+    [
+        (["--to", "x@y.test", "--to", "root"], "a@b.test", ("x@y.test", "root@relay.test")),
+        (["--to", "x@y.test", "--sender", "<>"], "", ("x@y.test",)),
+        (["-t", "--sender", "me@b.test"], "me@b.test", ("t@u.test", "hidden@v.test")),
+        (["-t", "--to", "x@y.test"], "a@b.test", ("x@y.test", "t@u.test", "hidden@v.test")),
+        ([], "a@b.test", ("list-c@d.test",)),
+    ],
+)
+def test_the_caller_may_say_whose_it_is_and_for_whom(
+    maildir: Maildir, words: list[str], reverse_path: str, recipients: tuple[str, ...]
+) -> None:
+    maildir.put("new/1.x")
+
+    assert maildir.drain(*words) == os.EX_OK
+    (message,) = queued(maildir.policy)
+    assert (message.envelope.reverse_path, message.envelope.recipients) == (reverse_path, recipients)
+    # Only what a program wrote itself is completed.
+    assert content_of(message).endswith(SENT)
+    assert (content_of(message) == SENT) == ("-t" not in words)
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "why"),
+    [
+        (TEXT, ["--sender", "a@b.test", "--prefix", "x-"], "begins with 'x-'"),
+        (TEXT, [], "does not begin with a Return-Path"),
+        (b"Return-Path: <a@b.test>\n" + TEXT.partition(b"\n")[2], [], "no Delivered-To on top"),
+        (b"Return-Path: no address\n" + TEXT, [], "is not an address"),
+        (ON_TOP.replace(b"list-c@d.test", b"root") + TEXT, [], "is not an address"),
+        (ON_TOP + b"Subject: x\n\n", ["-t"], "names no recipient"),
+        (ON_TOP + TEXT + b"x" * 2000, [], "552"),
+        (ON_TOP + b"\0", [], "the message: 5"),
+        (ON_TOP + b"Received: x\n" * 3 + b"\n", [], "554"),
+        (ON_TOP + b"X: " + b"y" * (1 << 20), [], "its header is longer"),
+    ],
+    ids=[
+        "prefix",
+        "sender",
+        "recipient",
+        "bad-sender",
+        "bare-name",
+        "nobody",
+        "size",
+        "nul",
+        "loop",
+        "header",
+    ],
+)
+def test_what_is_refused_stays_and_is_told_and_others_go(
+    maildir: Maildir, content: bytes, words: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = ON_TOP.replace(b"list-", b"x-list-") + TEXT
+    maildir.put("new/1.x", good)
+    bad = maildir.put("new/2.x", content)
+    maildir.put("new/3.x", good)
+
+    assert maildir.drain(*words) == os.EX_DATAERR
+    assert len(queued(maildir.policy)) == 2
+    assert bad.read_bytes() == content
+    assert maildir.left == {"new/2.x"}
+    out, err = capsys.readouterr()
+    assert out == "2 taken, 1 left\n"
+    assert err.startswith("drain: new/2.x: left, ")
+    assert why in err
+
+
+def test_what_is_no_message_of_the_maildir_is_left(
+    maildir: Maildir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (maildir.path / "new/1.link").symlink_to(maildir.put("tmp/other"))
+    os.mkfifo(maildir.path / "new/2.fifo")
+    (maildir.path / "cur/3.folder").mkdir()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(maildir.path / "new/4.socket"))
+    maildir.put("new/.hidden")
+    maildir.put("cur/5.x:2,DS")
+    maildir.put("cur/6.x:2,ST")
+
+    assert maildir.drain() == os.EX_DATAERR
+    assert queued(maildir.policy) == []
+    assert len(maildir.left) == 8
+    told = capsys.readouterr().err.splitlines()
+    assert len([line for line in told if line.endswith("left, it is no regular file")]) == 4
+    assert "drain: cur/5.x:2,DS: left, it is a draft" in told
+    assert "drain: cur/6.x:2,ST: left, it is trash" in told
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file away")
+def test_another_users_file_is_left(maildir: Maildir, capsys: pytest.CaptureFixture[str]) -> None:
+    os.chown(maildir.put("new/1.x"), 12345, 12345)
+
+    assert maildir.drain() == os.EX_DATAERR
+    assert queued(maildir.policy) == []
+    assert "belongs to user 12345" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a maildir away")
+def test_root_takes_only_what_is_the_maildirs_owners(maildir: Maildir, tmp_path: Path) -> None:
+    """Its owner may link to any file of root's, and make new/ lead to another user's mail."""
+    (tmp_path / "elsewhere").mkdir()
+    for owner, name in ((0, "of-root"), (23456, "of-another"), (12345, "of-the-owner")):
+        (file := tmp_path / "elsewhere" / name).write_bytes(ON_TOP + TEXT)
+        os.chown(file, owner, owner)
+    os.link(tmp_path / "elsewhere/of-root", maildir.path / "cur/linked")
+    (maildir.path / "new").rmdir()
+    (maildir.path / "new").symlink_to(tmp_path / "elsewhere")
+    os.chown(maildir.path, 12345, 12345)
+
+    assert maildir.drain() == os.EX_DATAERR
+    assert maildir.left >= {"cur/linked", "new/of-root", "new/of-another"}
+    assert len(queued(maildir.policy)) == 1
+
+
+def test_many_that_are_refused_keep_no_good_one_from_going(maildir: Maildir) -> None:
+    # More than a session may have errors: it ends, and another one begins.
+    for number in range(60):
+        maildir.put(f"new/{number}.x", ON_TOP + TEXT if number % 10 == 9 else ON_TOP + b"\0")
+
+    assert maildir.drain() == os.EX_DATAERR
+    assert len(queued(maildir.policy)) == 6
+    assert len(maildir.left) == 54
+
+
+def test_one_drain_at_a_time_takes_from_a_maildir(
+    maildir: Maildir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    maildir.put("new/1.x")
+    with (maildir.path / "relay-drain.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert maildir.drain() == os.EX_TEMPFAIL
+    assert "another drain is at work" in capsys.readouterr().err
+    assert maildir.drain() == os.EX_OK
+
+
+def test_where_nobody_takes_mail_all_stays(maildir: Maildir, capsys: pytest.CaptureFixture[str]) -> None:
+    maildir.put("new/1.x")
+    maildir.policy.write_text(maildir.policy.read_text().replace("./spool", "./not/mine"))
+
+    assert maildir.drain() == os.EX_TEMPFAIL
+    assert maildir.left == {"new/1.x"}
+    assert "does not answer on 127.0.0.1:1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--prefix", "x", "-t"], ["--prefix", "x", "--to", "a@b.test"]])
+def test_a_wrong_call_changes_nothing(maildir: Maildir, words: list[str]) -> None:
+    maildir.put("new/1.x")
+
+    assert maildir.drain(*words) == os.EX_USAGE
+    assert code_of("drain", str(maildir.path / "new"), "--policy", str(maildir.policy)) == os.EX_NOINPUT
+    assert maildir.left == {"new/1.x"}
+
+
+bodies = st.lists(st.sampled_from([b"\n", b"\r\n", b"\r", b".", b"x", b"\xff", b"line", b" "])).map(b"".join)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(bodies, max_size=4), st.integers(0, 3))
+def test_any_maildir_goes_byte_by_byte(
+    tmp_path_factory: pytest.TempPathFactory, drawn: list[bytes], in_cur: int
+) -> None:
+    maildir = Maildir(tmp_path_factory.mktemp("drawn"))
+    for number, body in enumerate(drawn):
+        maildir.put(f"{'cur' if number < in_cur else 'new'}/{number}.x", ON_TOP + b"Subject: x\n\n" + body)
+
+    assert maildir.drain() == os.EX_OK
+    assert maildir.left == set()
+    expected = []
+    for body in drawn:
+        text = b"Subject: x\r\n\r\n" + body.replace(b"\r\n", b"\n").replace(b"\r", b"\n").replace(
+            b"\n", b"\r\n"
+        )
+        expected.append(text if text.endswith(b"\r\n") else text + b"\r\n")
+    assert sorted(map(content_of, queued(maildir.policy))) == sorted(expected)
+
+
+def test_a_long_message_needs_little_memory(maildir: Maildir) -> None:
+    maildir.policy.write_text(maildir.policy.read_text().replace("max_size: 1K", "max_size: 200M"))
+    line = b"0123456789" * 7 + b"\n"
+    with maildir.put("new/1.x", ON_TOP + b"Subject: long\n\n").open("ab") as file:
+        for _ in range(50):
+            file.write(line * (1 << 20 >> 6))
+    size_bytes = (maildir.path / "new/1.x").stat().st_size
+
+    short = maildir.put("tmp/short", ON_TOP + b"Subject: short\n\n")
+    most_bytes = most_memory(maildir)
+    short.rename(maildir.path / "new/short")
+    # Long content is written to the disk as it comes.
+    assert most_bytes - most_memory(maildir) < size_bytes / 2
+    long, _ = sorted(queued(maildir.policy), key=lambda message: -message.shape.size_bytes)
+    assert long.shape.size_bytes > size_bytes
+
+
+def most_memory(maildir: Maildir) -> int:
+    """Drain one message in a process of its own; return the most bytes that it had."""
+    measured = (
+        "import resource, runpy, sys\n"
+        "try: runpy.run_module('relay', run_name='__main__')\n"
+        "finally: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    command = [sys.executable, "-c", measured, "drain", str(maildir.path), "--policy", str(maildir.policy)]
+    said, most_kib = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert said == "1 taken, 0 left"
+    return int(most_kib) * 1024

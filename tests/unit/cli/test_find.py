@@ -1,0 +1,162 @@
+"""`relay find` on what lies there, with no relay to ask: what it prints, and its exit codes."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.cli.render import ending_lines
+from relay.clock import SECOND_NS, SystemClock
+from relay.spool.durable import RealDisk
+from relay.telemetry.endings import PastEnding, encode
+from relay.telemetry.past_files import PastFiles
+from relay.telemetry.recent_past import past_folder
+from tests.unit.cli.control import POLICY, code_of, write_policy
+from tests.unit.telemetry.test_past_files import Limits
+
+HOUR_NS = 3600 * SECOND_NS
+
+
+def ending(number: int, ago_ns: int = 0, **others: Any) -> PastEnding:
+    at_ns = SystemClock().wall_ns() - ago_ns
+    whole = PastEnding(
+        at_ns,
+        f"{number:016}",
+        f"<{number}@here.example>",
+        "Ann@here.example",
+        f"r{number}@there.example",
+        "relayed",
+        "isp",
+        "smtp.test[192.0.2.1]:587",
+        "2.0.0",
+        "250 2.0.0 Ok: queued",
+    )
+    return whole._replace(**others)
+
+
+@pytest.fixture
+def policy_path(tmp_path: Path) -> Path:
+    return write_policy(tmp_path)
+
+
+def keep(policy_path: Path, *endings: PastEnding) -> Path:
+    folder = past_folder(str(policy_path.parent / "spool"))
+    lines = [encode(each) for each in endings]
+    PastFiles(folder, RealDisk()).append(lines, Limits(), SystemClock().wall_ns())
+    return Path(folder)
+
+
+@pytest.mark.usefixtures("utc")
+def test_what_ended_is_shown_with_its_reply(policy_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keep(policy_path, ending(1), ending(2, became="bounced", reply="550 5.1.1 no\x1b[2J", message_id=""))
+
+    assert code_of("find", "ann@HERE", "--policy", str(policy_path)) == 0
+
+    second, first = capsys.readouterr().out.splitlines()
+    assert first.endswith(
+        "relayed  0000000000000001 Ann@here.example -> r1@there.example <1@here.example> "
+        "isp, smtp.test[192.0.2.1]:587: 250 2.0.0 Ok: queued"
+    )
+    assert second.endswith("r2@there.example isp, smtp.test[192.0.2.1]:587: 550 5.1.1 no\\x1b[2J")
+
+
+@pytest.mark.usefixtures("utc")
+def test_on_a_terminal_it_fits() -> None:
+    long = ending(1, reply="250 2.0.0 " + "a word of it " * 30, reverse_path="")
+    lines = list(ending_lines(long, 80))
+
+    assert max(map(len, lines)) <= 80
+    assert lines[1] == "    MAILER-DAEMON -> r1@there.example"
+    assert lines[2] == "    <1@here.example>"
+
+
+def test_for_programs_it_is_an_object_a_line(policy_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keep(policy_path, ending(1), ending(2, 3 * HOUR_NS))
+
+    assert code_of("find", "@there.example", "--json", "--since", "2h", "--policy", str(policy_path)) == 0
+
+    (line,) = capsys.readouterr().out.splitlines()
+    found = json.loads(line)
+    assert found.pop("at").endswith("Z")
+    assert found == {
+        "found": "recent",
+        "queue_id": "0000000000000001",
+        "message_id": "<1@here.example>",
+        "reverse_path": "Ann@here.example",
+        "recipient": "r1@there.example",
+        "became": "relayed",
+        "upstream": "isp",
+        "relay": "smtp.test[192.0.2.1]:587",
+        "dsn": "2.0.0",
+        "reply": "250 2.0.0 Ok: queued",
+    }
+
+
+def test_only_the_newest_are_shown_up_to_a_limit(
+    policy_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep(policy_path, *map(ending, range(5)))
+
+    assert code_of("find", "there", "--limit", "2", "--json", "--policy", str(policy_path)) == 0
+
+    found = [json.loads(line)["queue_id"] for line in capsys.readouterr().out.splitlines()]
+    assert found == ["0000000000000004", "0000000000000003"]
+
+
+def test_what_is_not_there_is_exit_code_1(policy_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of("find", "eve@", "--policy", str(policy_path)) == 1
+    assert capsys.readouterr().err == "not in the queue, and not among what ended\n"
+
+    keep(policy_path, ending(1))
+    assert code_of("find", "eve@", "--policy", str(policy_path)) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("not in the queue, and not among what ended since 20")
+
+
+def test_damage_is_told_of_and_hides_nothing_else(
+    policy_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = keep(policy_path, ending(1), ending(2))
+    (piece,) = folder.iterdir()
+    piece.write_bytes(piece.read_bytes().replace(b"r2@", b"r3@"))
+    (folder / "0000000000").write_text("relay-recent 9 1\n")
+
+    assert code_of("find", "there", "--policy", str(policy_path)) == 0
+
+    told = capsys.readouterr()
+    assert "0000000000000001" in told.out
+    assert "0000000000000002" not in told.out
+    assert told.err.splitlines() == [
+        "what ended cannot all be read: 0000000000: not of this version",
+        "lines of what ended that are damaged: 1",
+    ]
+
+
+def test_where_nothing_is_kept_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy_path = write_policy(tmp_path, POLICY + "recent: null\n")
+    keep(policy_path, ending(1))
+
+    assert code_of("find", "there", "--policy", str(policy_path)) == 1
+
+    assert capsys.readouterr().err == "what ended is not kept: `recent: null` in the policy\n"
+
+
+@pytest.mark.parametrize("text", ["", "<>", "  "])
+def test_a_text_of_nothing_is_a_wrong_call(
+    text: str, policy_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of("find", text, "--policy", str(policy_path)) == os.EX_USAGE
+
+    assert "expected an address, a Message-ID or a queue id, or a part of one" in capsys.readouterr().err
+
+
+def test_a_recent_past_that_is_no_folder_is_told_in_a_line(
+    policy_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(past_folder(str(policy_path.parent / "spool"))).touch()
+
+    assert code_of("find", "ann", "--policy", str(policy_path)) == os.EX_TEMPFAIL
+    assert "what ended cannot be read: [Errno 20] Not a directory" in capsys.readouterr().err

@@ -1,0 +1,129 @@
+"""`relay pause`: an operator has nothing more sent through an upstream."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from relay.clock import SystemClock
+from relay.policy.source import parse_policy
+from relay.sender.state_file import PAUSE_FORMAT, pause_path
+from relay.verdicts.operator_pause import PauseAsked, Word
+from relay.verdicts.pause_record import PauseRecord
+from tests.fakes.operations import FakeOperations
+from tests.unit.cli.control import code_of, relay_up, write_policy
+
+HOUR_NS = 3600 * 10**9
+
+
+@pytest.fixture(autouse=True)
+def _anna(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUDO_USER", "anna")
+
+
+def recorded(policy: Path) -> PauseRecord:
+    return PAUSE_FORMAT.parse(pause_path(parse_policy(policy.read_bytes(), policy), "isp").read_bytes())
+
+
+@pytest.mark.usefixtures("utc")
+def test_a_running_relay_is_told_for_how_long_and_by_whom(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy, operations = write_policy(tmp_path), FakeOperations()
+    with relay_up(tmp_path / "spool", operations):
+        assert code_of("pause", "isp", "--for", "2h", "--policy", str(policy)) == 0
+        assert code_of("pause", "isp", "--policy", str(policy)) == 0
+        assert code_of("pause", "no/../such", "--policy", str(policy)) == 1
+
+    timed, lasting = PauseAsked("anna", 2 * HOUR_NS), PauseAsked("anna")
+    assert operations.paused == [("isp", timed), ("isp", lasting), ("no/../such", lasting)]
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [
+        "isp: paused until Thu Oct 09 10:53:20; 2 in flight finish",
+        "isp: paused until `relay resume isp`; 2 in flight finish",
+    ]
+    assert err == "no/../such: there is no such upstream\n"
+
+
+@pytest.mark.parametrize("length", ["0h", "2", "-1h", "an hour", "367d", ""])
+def test_a_time_that_is_none_is_a_wrong_call(
+    tmp_path: Path, length: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = write_policy(tmp_path)
+
+    assert code_of("pause", "isp", "--for", length, "--policy", str(policy)) == 64
+    assert "duration" in capsys.readouterr().err
+    assert not pause_path(parse_policy(policy.read_bytes(), policy), "isp").exists()
+
+
+def test_a_relay_that_is_down_finds_the_pause_at_its_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = write_policy(tmp_path)
+
+    assert code_of("pause", "isp", "--policy", str(policy)) == 0
+    assert capsys.readouterr().out == "isp: paused until `relay resume isp`\n"
+    pause = recorded(policy).operator
+    assert pause is not None
+    assert (pause.word, pause.by) == (Word.LASTING, "anna")
+    assert code_of("status", "--json", "--policy", str(policy)) == 0
+    (shown,) = json.loads(capsys.readouterr().out)["upstreams"]
+    assert (shown["state"], shown["paused_by"], shown["paused_until"]) == ("paused", "anna", None)
+    assert shown["paused_because"] == f"by anna, since {shown['paused_since_at']}"
+
+
+def test_another_word_changes_its_end_and_resume_ends_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy, clock = write_policy(tmp_path), SystemClock()
+    assert code_of("pause", "isp", "--policy", str(policy)) == 0
+    began = recorded(policy)
+
+    assert code_of("pause", "isp", "--for", "1h", "--policy", str(policy)) == 0
+    pause = recorded(policy).operator
+    assert pause is not None
+    assert 0 < pause.until_ns - clock.boottime_ns() <= HOUR_NS
+    assert recorded(policy).spans == began.spans
+    assert code_of("resume", "isp", "--policy", str(policy)) == 0
+    resumed = recorded(policy)
+    assert resumed.operator is None
+    assert resumed.spans == ((began.spans[0][0], resumed.until_ns),)
+    assert capsys.readouterr().out.endswith("isp: used again, one message first; the relay is down\n")
+    assert code_of("resume", "isp", "--policy", str(policy)) == 0
+    assert capsys.readouterr().out == "isp: neither paused nor stopped; nothing changed\n"
+
+
+def test_an_unknown_upstream_of_a_relay_that_is_down_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of("pause", "nobody", "--policy", str(write_policy(tmp_path))) == 1
+    assert capsys.readouterr().err == "nobody: there is no such upstream\n"
+
+
+@pytest.mark.usefixtures("utc")
+def test_new_mail_is_held_where_that_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy, operations = write_policy(tmp_path), FakeOperations()
+    with relay_up(tmp_path / "spool", operations):
+        assert code_of("pause", "isp", "--new", "--policy", str(policy)) == 0
+        operations.can_hold = False
+        assert code_of("pause", "isp", "--new", "--policy", str(policy)) == 1
+
+    assert operations.paused == [("isp", PauseAsked("anna", holds_new=True))] * 2
+    out, err = capsys.readouterr()
+    assert out == "isp: paused until `relay resume isp`; 2 in flight finish; what comes in for it is held\n"
+    assert err == "isp: it is paused, but the relay that runs is older than --new, and holds nothing\n"
+
+
+def test_a_relay_that_is_down_finds_what_to_hold_at_its_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = write_policy(tmp_path)
+
+    assert code_of("pause", "isp", "--for", "2h", "--new", "--policy", str(policy)) == 0
+    assert capsys.readouterr().out.endswith("; what comes in for it is held\n")
+    pause = recorded(policy).operator
+    assert pause is not None
+    assert pause.new_since_ns == pause.until_ns - 2 * HOUR_NS
+    assert code_of("status", "--json", "--policy", str(policy)) == 0
+    (shown,) = json.loads(capsys.readouterr().out)["upstreams"]
+    assert shown["holds_new"] is True

@@ -1,0 +1,279 @@
+"""`relay login` and `relay probe`, as typed: what they print, what they charge, how they exit."""
+
+import asyncio
+import contextlib
+import io
+import re
+import ssl
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+from unittest.mock import patch
+
+import pytest
+
+from relay.cli.main import _run
+from relay.clock import SECOND_NS, SystemClock
+from relay.policy.limits import LimitSettings
+from relay.policy.source import parse_policy
+from relay.policy.units import HostPort
+from relay.practice.account import PracticeBehaviour
+from relay.practice.smarthost import PracticeSmarthost
+from relay.practice.witness import Witness
+from relay.sender.throttle_thread import ThrottleThread
+from relay.spool.durable import RealDisk
+from relay.throttle.admission import Request, Wait
+from relay.throttle.history_check import slots_in_file
+from relay.throttle.throttle import Reservation, View
+from tests.fakes.certificates import make_certificates
+from tests.fakes.clock import LeapingClock
+from tests.fakes.token_server import CLIENT, USER, TokenServer
+
+
+class Practised(NamedTuple):
+    """A smarthost and a token server in threads of their own, and a policy for them."""
+
+    folder: Path
+    server: TokenServer
+    ledger: Witness
+
+    def run(self, *arguments: str, stdin: str = "") -> tuple[int, str]:
+        output = io.StringIO()
+        with (
+            contextlib.redirect_stdout(output),
+            contextlib.redirect_stderr(output),
+            patch("sys.stdin", io.StringIO(stdin)),
+        ):
+            code = _run([*arguments, "--policy", str(self.folder / "policy.yaml")])
+        return code, output.getvalue()
+
+    def used(self) -> list[int]:
+        """Return how many slots of each limit are occupied, by the history's file."""
+        path = self.folder / "policy.yaml"
+        policy, clock = parse_policy(path.read_bytes(), path), SystemClock()
+        upstream = policy.upstreams["isp"]
+        slots = slots_in_file(
+            policy.history_path("isp"), upstream.limits, upstream.guard_ns, RealDisk(), clock
+        )
+        return [usage.used for usage in View(slots, clock).usage()]
+
+    def consent(self) -> None:
+        path = self.folder / "refresh"
+        path.touch(0o600)
+        path.write_text(self.server.refresh_token())
+
+
+@pytest.fixture
+def practised(tmp_path: Path) -> Iterator[Practised]:
+    certificates = make_certificates(tmp_path, days=9)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificates.cert, certificates.key)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    with TokenServer() as server, contextlib.ExitStack() as at_end:
+        behaviour = PracticeBehaviour(LimitSettings.model_validate({"messages": 99, "per": "1m"}), 1)
+        address = HostPort("127.0.0.1", 0)
+        host = PracticeSmarthost(address, "u", "p", behaviour, tls=tls, is_token=server.is_good)
+        thread.start()
+        at_end.callback(loop.close)
+        at_end.callback(thread.join)
+        at_end.callback(loop.call_soon_threadsafe, loop.stop)
+        asyncio.run_coroutine_threadsafe(host.start(), loop).result()
+        at_end.callback(lambda: asyncio.run_coroutine_threadsafe(host.close(), loop).result())
+        (tmp_path / "secret").touch(0o600)
+        (tmp_path / "secret").write_text(server.client.secret or "")
+        (tmp_path / "policy.yaml").write_text(f"""
+spool: ./spool
+hostname: relay.test
+listen: [{{address: "127.0.0.1:0", clients: [127.0.0.0/8]}}]
+upstreams:
+  isp:
+    host: localhost
+    port: {host.port}
+    ca_file: ca.pem
+    auth:
+      user: {USER}
+      oauth2:
+        grant: refresh_token
+        client_id: {CLIENT}
+        client_secret_file: secret
+        refresh_token_file: refresh
+        token_url: "{server.url}/token"
+        device_url: "{server.url}/device"
+        scope: smtp
+    limits: [{{messages: 1, per: 1h}}, {{connections: 3, per: 1h}}]
+  plain: {{host: localhost, port: {host.port}, ca_file: ca.pem}}
+""")
+        yield Practised(tmp_path, server, host.ledger)
+
+
+STEPS = ["token", "resolve", "connect", "greeting", "ehlo", "tls", "ehlo", "login"]
+FIRST_STEPS = ["token", "history", *STEPS[1:]]
+"""The first ever begins the history, which no start then tells."""
+
+
+def _steps(output: str) -> list[str]:
+    return [line.split()[0] for line in output.splitlines()]
+
+
+def test_a_probe_tells_each_step_and_sends_nothing(practised: Practised) -> None:
+    practised.consent()
+    code, output = practised.run("probe", "isp")
+    assert (code, _steps(output)) == (0, [*FIRST_STEPS, "quit"])
+    assert re.search(r"history .* begins empty, at .*: nothing sent before counts\n", output)
+    assert re.search(r"localhost by test CA, [89] days left \(until ", output)
+    assert "OAUTHBEARER" in output
+    assert practised.ledger.relayed == practised.ledger.abandoned == 0
+    assert practised.used() == [0, 1]
+
+
+def test_a_test_message_is_charged_like_any_other(practised: Practised) -> None:
+    practised.consent()
+    code, output = practised.run("probe", "isp", "--to", "you@example.org")
+
+    assert (code, _steps(output)) == (0, [*FIRST_STEPS, "message", "quit"])
+    assert [(e.envelope.reverse_path, e.envelope.recipients) for e in practised.ledger.entries] == [
+        (USER, ("you@example.org",))
+    ]
+    assert practised.used() == [1, 1]
+
+    code, output = practised.run("probe", "isp", "--to", "you@example.org")
+    assert (code, _steps(output)) == (75, [*STEPS, "slot", "quit"])
+    assert "no room in 1 messages per 3600s" in output
+    assert practised.ledger.relayed == 1
+
+
+def test_no_test_message_goes_after_its_slots_deadline(
+    practised: Practised, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = LeapingClock()
+
+    class Suspended(ThrottleThread):
+        """Of a host that is suspended as soon as the slot is on disk."""
+
+        async def reserve(self, requests: Sequence[Request]) -> list[Reservation | Wait]:
+            reserved = await super().reserve(requests)
+            clock.ahead_ns += 3600 * SECOND_NS
+            return reserved
+
+    monkeypatch.setattr("relay.control.probe.SystemClock", lambda: clock)
+    monkeypatch.setattr("relay.control.probe.ThrottleThread", Suspended)
+    practised.consent()
+    code, output = practised.run("probe", "isp", "--to", "you@example.org")
+
+    assert (code, "was suspended" in output) == (75, True)
+    assert practised.ledger.relayed == 0
+    assert practised.used()[0] == 1
+
+
+def test_a_probe_without_room_opens_nothing(practised: Practised) -> None:
+    practised.consent()
+    assert [practised.run("probe", "isp")[0] for _ in range(4)] == [0, 0, 0, 75]
+    assert practised.used() == [0, 3]
+
+
+def test_a_probe_says_what_is_wrong(practised: Practised) -> None:
+    code, output = practised.run("probe", "isp")
+    assert (code, "run `relay login isp`" in output) == (78, True)
+
+    practised.consent()
+    practised.server.failures.append((503, b"", {}))
+    code, output = practised.run("probe", "isp")
+    assert (code, _steps(output)) == (75, ["token"])
+
+    practised.server.revoke_consent()
+    code, output = practised.run("probe", "isp")
+    assert (code, "invalid_grant" in output) == (77, True)
+    assert practised.used() == [0, 0]
+
+    other = make_certificates(_made(practised.folder / "other"))
+    (practised.folder / "ca.pem").write_bytes(other.ca.read_bytes())
+    practised.consent()
+    code, output = practised.run("probe", "isp")
+    assert (code, _steps(output)[-1]) == (78, "tls")
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["probe", "nobody"], 64), (["probe", "isp", "--from", "a@example.org"], 64),
+        (["probe", "isp", "--to", "nonsense"], 64), (["login", "nobody"], 64), (["login", "plain"], 78),
+    ],
+)  # fmt: skip
+def test_a_wrong_call_does_nothing(practised: Practised, arguments: list[str], code: int) -> None:
+    practised.consent()
+    assert practised.run(*arguments)[0] == code
+    assert practised.server.requests == []
+
+
+def test_a_login_ends_with_a_token_on_disk(practised: Practised, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def consent(_seconds: float) -> None:
+        for code in practised.server.devices.values():
+            practised.server.consents[code.get_user_code()] = True
+
+    monkeypatch.setattr("relay.sender.oauth.consent.asyncio.sleep", consent)
+    code, output = practised.run("login", "isp")
+
+    token = (practised.folder / "refresh").read_text().strip()
+    assert code == 0
+    assert f"{practised.server.url}/activate" in output
+    assert token == practised.server.granted[-1].fields["refresh_token"]
+    assert token not in output
+    assert (practised.folder / "refresh").stat().st_mode & 0o777 == 0o600
+    assert practised.run("probe", "isp")[0] == 0
+
+
+def test_a_refused_login_keeps_what_there_was(practised: Practised, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(_seconds: float) -> None:
+        for code in practised.server.devices.values():
+            practised.server.consents[code.get_user_code()] = False
+
+    monkeypatch.setattr("relay.sender.oauth.consent.asyncio.sleep", refuse)
+    practised.consent()
+    before = (practised.folder / "refresh").read_text()
+
+    assert practised.run("login", "isp")[0] == 77
+    assert (practised.folder / "refresh").read_text() == before
+
+
+def test_a_folder_of_another_user_is_told_first(
+    practised: Practised, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 12345)
+    code, output = practised.run("login", "isp")
+
+    assert (code, "belongs to user 0; run this as that user" in output) == (77, True)
+    assert practised.server.devices == {}
+
+
+def test_a_link_is_for_who_has_no_code(practised: Practised) -> None:
+    path = practised.folder / "policy.yaml"
+    path.write_text(path.read_text().replace('device_url: "http', 'login_url: "https'))
+    code, output = practised.run("login", "isp", stdin="http://127.0.0.1:1/?code=c&state=another\n")
+
+    assert code == 77
+    assert "response_type=code" in output
+    assert practised.server.requests == []
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("?error=access_denied&state=s", "the consent was not given: access_denied"),
+        ("?state=s&code=", "this address has no code: copy all"),
+        ("?code=1%2F0secret&state=state-secret", "this address is of another login: begin again"),
+    ],
+)
+def test_why_a_link_came_to_nothing_is_told(practised: Practised, said: str, words: str) -> None:
+    path = practised.folder / "policy.yaml"
+    path.write_text(path.read_text().replace('device_url: "http', 'login_url: "https'))
+    code, output = practised.run("login", "isp", stdin=f"http://127.0.0.1:1/{said}\n")
+
+    assert (code, words in output) == (77, True)
+    assert "0secret" not in output

@@ -1,0 +1,158 @@
+"""When the users and the certificate of a listener are read anew, and what becomes of unfit ones."""
+
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from argon2 import PasswordHasher
+
+from relay.clock import SECOND_NS
+from relay.daemon.listener_files_watch import ListenerFilesWatch
+from relay.listener.listener_files import ListenerFiles
+from relay.listener.validity import ends_at_ns
+from relay.policy.model import Listen
+from relay.policy.named_file import Writing, open_regular, writing
+from relay.policy.secrets import SecretError
+from relay.status.snapshot import CertificateStatus
+from relay.telemetry.metrics import Metrics
+from tests.fakes.certificates import make_certificates
+from tests.unit.sender.in_process_relay import Relay, policy_of
+
+HASH = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1).hash("open sesame")
+
+
+class World:
+    def __init__(self, folder: Path, relay: Relay) -> None:
+        self.relay = relay
+        self.users = folder / "users"
+        self.name("mjd", "zed")
+        self.metrics = Metrics(relay.clock)
+        self.used: list[tuple[int, set[str]]] = []
+        self.watch = ListenerFilesWatch(self._use, relay.watch, relay.events, self.metrics)
+
+    async def begin(self) -> None:
+        without = Listen.model_validate({"address": "127.0.0.1:2525"}, strict=False)
+        listen = Listen.model_validate(
+            {"address": "127.0.0.1:2526", "users_file": str(self.users)}, strict=False
+        )
+        await self.watch.begin([without, listen])
+
+    def name(self, *names: str) -> None:
+        self.put("".join(f"{name}:{HASH}\n" for name in names))
+
+    def put(self, text: str) -> None:
+        self.users.write_text(text)
+        self.users.chmod(0o600)
+
+    async def look(self, *, is_asked: bool = False) -> None:
+        await self.watch.look(is_asked=is_asked)
+
+    @property
+    def refused_file(self) -> str:
+        return self.relay.watch.policy_status.refused_file
+
+    def told(self, words: str) -> int:
+        self.relay.events.flush()
+        return self.relay.log.getvalue().count(words)
+
+    def reloads(self, result: str) -> float | None:
+        return self.metrics.registry.get_sample_value("relay_policy_reloads_total", {"result": result})
+
+    def _use(self, index: int, files: ListenerFiles) -> None:
+        self.used.append((index, set(files.hashes)))
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with Relay(policy_of(tmp_path, 9)) as relay:
+        world = World(tmp_path, relay)
+        await world.begin()
+        assert world.used == [(1, {"mjd", "zed"})]
+        assert world.told("listener 127.0.0.1:2526: loaded 2 users") == 1
+        yield world
+
+
+async def test_the_end_of_a_certificate_is_seen_and_that_of_a_renewed_one(tmp_path: Path) -> None:
+    made = make_certificates(tmp_path)
+    made.key.chmod(0o600)
+    listen = Listen.model_validate(
+        {"address": "127.0.0.1:2527", "certificate": str(made.cert), "key": str(made.key)}, strict=False
+    )
+    async with Relay(policy_of(tmp_path, 9)) as relay:
+        watch = ListenerFilesWatch(lambda *_: None, relay.watch, relay.events, Metrics(relay.clock))
+        await watch.begin([listen])
+        first = ends_at_ns(ssl.PEM_cert_to_DER_cert(made.cert.read_text()))
+        assert relay.watch.snapshot().certificates == (CertificateStatus("127.0.0.1:2527", first or 0),)
+
+        renewed = make_certificates(tmp_path, days=9)
+        renewed.key.chmod(0o600)
+        await watch.look(is_asked=True)
+        second = ends_at_ns(ssl.PEM_cert_to_DER_cert(renewed.cert.read_text()))
+        assert relay.watch.snapshot().certificates == (CertificateStatus("127.0.0.1:2527", second or 0),)
+        assert (second or 0) - (first or 0) > 6 * 86_400 * SECOND_NS
+
+
+async def test_a_change_counts_once_it_has_stayed_from_one_look_to_the_next(world: World) -> None:
+    for names in (("mjd",), ("mjd", "zoe")):
+        world.name(*names)
+        await world.look()
+    assert len(world.used) == 1, "it was another one at each look"
+
+    for _ in range(3):
+        await world.look()
+    assert world.used[1:] == [(1, {"mjd", "zoe"})]
+
+
+async def test_a_file_that_is_being_written_does_not_count(world: World) -> None:
+    with world.users.open("r+") as writer:
+        if writing(open_regular(world.users)) is not Writing.OPEN:
+            pytest.skip("this file system does not tell who writes")
+        writer.truncate(len(f"mjd:{HASH}\n"))
+        for _ in range(3):
+            await world.look()
+        assert len(world.used) == 1
+    await world.look()
+
+    assert world.used[1:] == [(1, {"mjd"})]
+
+
+async def test_a_request_does_not_wait_and_is_answered_each_time(world: World) -> None:
+    world.name("mjd")
+    for _ in range(2):
+        await world.look(is_asked=True)
+
+    assert world.used[1:] == [(1, {"mjd"})] * 2
+    assert world.told("loaded 1 user") == 2
+
+
+@pytest.mark.parametrize("unfit", ["gone", "empty", "open to others", "not users"])
+async def test_an_unfit_file_is_told_of_once_until_it_is_good(world: World, unfit: str) -> None:
+    match unfit:
+        case "gone":
+            world.users.unlink()
+        case "empty":
+            world.put("")
+        case "open to others":
+            world.users.chmod(0o644)
+        case _:
+            world.put("mjd:open sesame\n")
+    for _ in range(4):
+        await world.look()
+
+    assert len(world.used) == 1
+    assert str(world.users) in world.refused_file
+    assert world.told("the last good users and certificate stay") == 1
+    assert world.told("open sesame") == 0
+    world.name("mjd", "zed")
+    for _ in range(2):
+        await world.look()
+    assert world.refused_file == ""
+    assert world.used[1:] == [(1, {"mjd", "zed"})]
+    assert (world.reloads("refused"), world.reloads("ok")) == (1, 1)
+
+
+async def test_a_start_needs_a_good_file(world: World) -> None:
+    world.put("")
+    with pytest.raises(SecretError, match="names no user"):
+        await world.begin()

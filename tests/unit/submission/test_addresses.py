@@ -1,0 +1,63 @@
+"""Addresses as people and programs write them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.submission.addresses import NotAnAddress, addresses_in
+
+HOST = "host.test"
+WORDS = st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), max_size=12)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("a@b.test", ["a@b.test"]),
+        ("root", ["root@host.test"]),
+        ("a@b.test, c@d.test,", ["a@b.test", "c@d.test"]),
+        ("A B <a@b.test>", ["a@b.test"]),
+        ('"B, A <x@y.test>" <a@b.test>', ["a@b.test"]),
+        ("a@b.test (A, B (c) \\) <d@e.test>)", ["a@b.test"]),
+        ("friends: a@b.test, C <c@d.test>;, e@f.test", ["a@b.test", "c@d.test", "e@f.test"]),
+        ("undisclosed-recipients:;", []),
+        ("a@[IPv6:::1]", ["a@[IPv6:::1]"]),
+        ('"a b"@c.test', ['"a b"@c.test']),
+        ("ö@b.test", ["ö@b.test"]),
+        ("a@b.test, a@b.test", ["a@b.test"]),
+        ("", []),
+    ],
+)
+def test_addresses_are_found_as_they_are_written(text: str, found: list[str]) -> None:
+    assert addresses_in(text, HOST) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a b@c.test", "<a@b.test> <c@d.test>", "<a@b.test> c@d.test", "<>", "A <a@b.test", "(a@b.test", "a@b@c"],
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(NotAnAddress):
+        addresses_in(text, HOST)
+
+
+def test_an_octet_outside_utf8_is_no_part_of_an_address() -> None:
+    with pytest.raises(NotAnAddress):
+        addresses_in(b"a\xff@b.test".decode("utf-8", "replace"), HOST)
+
+
+@given(st.lists(st.tuples(WORDS, st.from_regex(r"[a-z]{1,8}@[a-z]{1,8}\.test", fullmatch=True)), max_size=5))
+def test_no_name_beside_an_address_hides_it(members: list[tuple[str, str]]) -> None:
+    quoted = [name.replace("\\", "\\\\").replace('"', '\\"') for name, _ in members]
+    text = ", ".join(f'"{name}" <{address}>' for name, (_, address) in zip(quoted, members, strict=True))
+
+    assert addresses_in(text, HOST) == list(dict.fromkeys(address for _, address in members))
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_a_list_of_addresses_or_refused(text: str) -> None:
+    try:
+        found = addresses_in(text, None)
+    except NotAnAddress:
+        return
+    assert all(address in text for address in found)
