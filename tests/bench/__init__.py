@@ -4,6 +4,7 @@ The relay and Postfix take mail from smtp-source, store it durably, and hand it 
 alternate, so that what else the machine does is shared.  Not a test: numbers, not
 judgements.
 
+calls        what a message costs the sender's loop, in calls: `python -m tests.bench.calls`
 decisions    the throttle beside other rate limiters: decisions a second
 contenders   Postfix and the relay, set up alike
 floods       how long a client waits while strangers flood, beside peace (`--only floods`)

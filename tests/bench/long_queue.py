@@ -71,7 +71,7 @@ async def _run(folder: Path, count: int) -> None:
     await asyncio.to_thread(_fill, Path(policy.spool), count)
     relay = Relay(policy)
     await _measured("start", relay.sender.read())
-    ids = [queued.queue_id for queued in relay.sender.scheduler]
+    ids = [queued.queue_id for queued in relay.sender.queue]
     await _measured("edit of the lanes", relay.sender.apply(policy_of(folder, 1, rest=LANES)))
     await _measured("snapshot", relay.operator.snapshot())
     verbs: tuple[Verb, ...] = ("hold", "release", "retry")

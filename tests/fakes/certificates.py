@@ -20,7 +20,7 @@ class Certificates:
     key: Path
 
 
-def make_certificates(folder: Path) -> Certificates:
+def make_certificates(folder: Path, *, days: int = 2) -> Certificates:
     """Make a CA, and a certificate that it signed for localhost, 127.0.0.1 and ::1."""
     ca, ca_key = folder / "ca.pem", folder / "ca.key"
     cert, key, request = folder / "cert.pem", folder / "key.pem", folder / "cert.csr"
@@ -35,7 +35,7 @@ def make_certificates(folder: Path) -> Certificates:
     _openssl("req", "-new", *new_key, "-keyout", key, "-out", request, "-subj", "/CN=localhost")
     _openssl(
         "x509", "-req", "-in", request, "-CA", ca, "-CAkey", ca_key, "-CAcreateserial",
-        "-out", cert, "-days", "2", "-extfile", extensions,
+        "-out", cert, "-days", str(days), "-extfile", extensions,
     )  # fmt: skip
     return Certificates(ca, cert, key)
 

@@ -125,6 +125,9 @@ class MemoryObserver:
     opened: list[str] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
     refusals: list[tuple[str, str]] = field(default_factory=list)
+    tried: list[str | None] = field(default_factory=list)
+    """The user of each refusal."""
+    message_ids: list[str | None] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     faults: list[BaseException] = field(default_factory=list)
 
@@ -134,18 +137,29 @@ class MemoryObserver:
     def connection_closed(self, listener: str, client: str, reason: str) -> None:  # noqa: ARG002 - the port's
         self.closed.append(reason)
 
-    def refused(self, listener: str, client: str, phase: str, reply: str) -> None:  # noqa: ARG002 - the port's
+    def refused(
+        self,
+        listener: str,  # noqa: ARG002 - the port's
+        client: str,  # noqa: ARG002 - the port's
+        phase: str,
+        reply: str,
+        user: str | None,
+    ) -> None:
         self.refusals.append((phase, reply))
+        self.tried.append(user)
 
     def accepted(
         self,
         listener: str,  # noqa: ARG002 - the port's
         queue_id: QueueId,  # noqa: ARG002 - the port's
         envelope: Envelope,  # noqa: ARG002 - the port's
+        message_id: str | None,
+        *,
         size_bytes: int,
         commit_ns: int,
     ) -> None:
         assert commit_ns >= 0
+        self.message_ids.append(message_id)
         self.sizes.append(size_bytes)
 
     def fault(self, listener: str, client: str, error: BaseException) -> None:  # noqa: ARG002 - the port's

@@ -1,12 +1,19 @@
 """`Operations` on a queue that is a dictionary; remembers what it was asked."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from relay.control.operations import ABSENT, BUSY, OK, Verb
+from relay.control.operations import ABSENT, OK, TABLE, UNCHANGED, Deed, Verb, Write
 from relay.mail.envelope import QueueId
-from relay.status.snapshot import MessageView, QueueState, Snapshot
-from tests.fakes.snapshots import a_detail, a_snapshot
+from relay.queue.queued import WaitReason
+from relay.queue.scheduler import Queued, State
+from relay.status.breakdown import Breakdown, Count
+from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Listed, Wanted, domains_of, summary
+from relay.status.plan import Plan
+from relay.status.snapshot import MessageView, QueueState, Snapshot, UpstreamState
+from relay.verdicts.operator_pause import PauseAsked
+from tests.fakes.snapshots import AT_NS, a_detail, a_plan, a_snapshot, an_upstream
 
 AFTERWARDS: dict[Verb, QueueState] = {
     "hold": QueueState.HELD,
@@ -22,20 +29,55 @@ class FakeOperations:
     def __init__(self, messages: Iterable[MessageView] = ()) -> None:
         self.messages = {message.queue_id: message for message in messages}
         self.asked: list[tuple[str, tuple[QueueId, ...]]] = []
+        self.chunks: list[bytes] = []
+        """The content of each message."""
+        self.content_ends = OK
+        self.among: tuple[QueueState, ...] = ()
+        """The states that the last verb was to act on; none stands for all."""
         self.resumed: list[str] = []
+        self.paused: list[tuple[str, PauseAsked]] = []
+        self.planned: list[tuple[bytes, Path]] = []
+        self.foretold: Plan = a_plan()
         self.shown: Snapshot = a_snapshot()
+        self.can_hold = True
+        """It is not of a version without `relay pause --new`."""
         self.is_closed = False
         self.raises: Exception | None = None
+        self.is_refused_again = False
+        """What is resumed is refused at once."""
 
     async def snapshot(self) -> Snapshot:
         if self.raises is not None:
             raise self.raises
         return self.shown
 
-    async def queue(self) -> Sequence[MessageView]:
+    async def breakdown(self) -> Breakdown:
         if self.raises is not None:
             raise self.raises
-        return list(self.messages.values())
+        count = Count({})
+        count.add(_queued(view) for view in self.messages.values())
+        return count.breakdown(self.shown.at_ns)
+
+    async def queue(self, wanted: Wanted = WHOLE_QUEUE) -> Sequence[MessageView]:
+        return wanted.arranged(each.view for each in self._listed(wanted.filters))
+
+    async def summary(self, filters: Filters, by: By, limit: int | None = None) -> Sequence[Group]:
+        return summary(self._listed(filters), by, limit)
+
+    def _listed(self, filters: Filters) -> list[Listed]:
+        if self.raises is not None:
+            raise self.raises
+        every = [
+            Listed(view, AT_NS - view.arrival_at_ns, domains_of(view.recipients))
+            for view in self.messages.values()
+        ]
+        return [each for each in every if filters.judge(each)]
+
+    async def plan(self, text: bytes, path: Path) -> Plan | str:
+        if self.raises is not None:
+            raise self.raises
+        self.planned.append((text, path))
+        return self.foretold
 
     async def show(self, queue_id: QueueId) -> MessageView | str:
         message = self.messages.get(queue_id)
@@ -43,25 +85,70 @@ class FakeOperations:
             return "its checksum is wrong"
         return ABSENT if message is None else a_detail(message)
 
-    async def act(self, verb: Verb, queue_ids: Sequence[QueueId]) -> dict[QueueId, str]:
+    async def content(self, queue_id: QueueId, write: Write) -> str:
+        if queue_id not in self.messages:
+            return ABSENT
+        for chunk in self.chunks:
+            await write(chunk)
+        return self.content_ends
+
+    async def act(
+        self, verb: Verb, queue_ids: Sequence[QueueId], states: Collection[QueueState] = ()
+    ) -> dict[QueueId, str]:
         self.asked.append((verb, tuple(queue_ids)))
-        return {queue_id: self._act_on(queue_id, AFTERWARDS.get(verb)) for queue_id in queue_ids}
+        self.among = tuple(states)
+        return {queue_id: self._act_on(queue_id, verb) for queue_id in queue_ids}
+
+    async def pause(self, upstream: str, asked: PauseAsked) -> str:
+        self.paused.append((upstream, asked))
+        if upstream not in {status.name for status in self.shown.upstreams}:
+            return ABSENT
+        until_ns = None if asked.length_ns is None else self.shown.at_ns + asked.length_ns
+        paused = an_upstream(state=UpstreamState.PAUSED, because="by anna", paused_until_ns=until_ns)
+        self.shown = a_snapshot(
+            upstream=replace(paused, paused_by=asked.by, holds_new=asked.holds_new and self.can_hold)
+        )
+        return OK
 
     async def resume(self, upstream: str, *, believes: bool = False) -> str:
         self.resumed.append(f"{upstream}, believed" if believes else upstream)
-        return OK if upstream in {status.name for status in self.shown.upstreams} else ABSENT
+        states = {status.name: status.state for status in self.shown.upstreams}
+        if upstream not in states:
+            return ABSENT
+        if states[upstream] is UpstreamState.OPEN:
+            return UNCHANGED
+        if not self.is_refused_again:
+            self.shown = a_snapshot()
+        return OK
 
     async def close(self) -> None:
         self.is_closed = True
 
-    def _act_on(self, queue_id: QueueId, state: QueueState | None) -> str:
+    def _act_on(self, queue_id: QueueId, verb: Verb) -> str:
         message = self.messages.get(queue_id)
         if message is None:
             return ABSENT
-        if message.state is QueueState.ACTIVE:
-            return BUSY
+        deed = TABLE[verb].deed_of(message)
+        if isinstance(deed, str):
+            return deed
+        if deed is Deed.NOTHING:
+            return UNCHANGED
+        state = AFTERWARDS.get(verb)
         if state is None:
             del self.messages[queue_id]
         else:
             self.messages[queue_id] = replace(message, state=state)
         return OK
+
+
+def _queued(view: MessageView) -> Queued:
+    return Queued(
+        view.queue_id,
+        view.reverse_path,
+        view.size_bytes,
+        0,
+        view.arrival_at_ns,
+        view.recipients_left,
+        State(view.state.value),
+        why=WaitReason(view.reason),
+    )

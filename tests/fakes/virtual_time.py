@@ -14,8 +14,10 @@ import selectors
 import socket
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 from relay.clock import SECOND_NS
+from relay.sender.group_commit import CallThread
 from tests.fakes.clock import FakeClock
 
 GRAIN_NS = 1_000
@@ -74,6 +76,19 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         call = super().run_in_executor(executor, func, *args)
         call.add_done_callback(self._called)
         return call
+
+    def run_forever(self) -> None:
+        """Know of calls that a thread of the sender's makes, too."""
+        call = CallThread.call
+
+        def counted(thread: CallThread, function: Callable[[], Any]) -> "asyncio.Future[Any]":
+            self._waits.calls += 1
+            returned = call(thread, function)
+            returned.add_done_callback(self._called)
+            return returned
+
+        with patch.object(CallThread, "call", counted):
+            super().run_forever()
 
     def _called(self, _call: Any) -> None:
         self._waits.calls -= 1

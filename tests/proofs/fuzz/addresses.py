@@ -18,7 +18,8 @@ def target(raw: bytes) -> None:
     choices = Choices(raw)
     if choices.yes():
         inside = b"".join(choices.pick(PARTS) for _ in range(choices.number(12)))
-        argument = choices.spoiled(b"<" + inside + b"> " + choices.pick(PARTS), TOKENS)
+        path = inside if choices.yes() else b"<" + inside + b">"
+        argument = choices.spoiled(path + b" " + choices.pick(PARTS), TOKENS)
     else:
         argument = choices.rest()
     for verb in (b"MAIL FROM:", b"RCPT TO:"):
@@ -39,7 +40,7 @@ def _check(verb: bytes, argument: bytes) -> None:
         must_be_shown(refused)
         return
     octets = address.encode()
-    assert b"<" + octets + b">" in argument
+    assert b"<" + octets + b">" in argument or argument.lstrip(b" ").startswith(octets)
     assert not has_control(octets)
     assert b"\t" not in octets
     # It goes out as it came in, and whoever takes it in again reads the same.

@@ -5,7 +5,7 @@ import zlib
 from relay.mail.envelope import QueueId
 from relay.spool.interface import Status
 from relay.spool.maildir.layout import Layout
-from relay.spool.maildir.ledger import Ledger
+from relay.spool.maildir.ledger_file import LedgerFile
 from tests.fakes.disk import ModelDisk
 from tests.proofs.fuzz.choices import Choices
 from tests.proofs.fuzz.work import bounded
@@ -39,8 +39,8 @@ def nearly_valid(choices: Choices) -> bytes:
     return choices.spoiled(b"".join(lines), TOKENS)
 
 
-def opened(disk: ModelDisk) -> Ledger:
-    ledger = Ledger(LAYOUT, disk)
+def opened(disk: ModelDisk) -> LedgerFile:
+    ledger = LedgerFile(LAYOUT, disk)
     ledger.read()
     return ledger
 

@@ -81,7 +81,7 @@ def _said(choices: Choices) -> list[bytes]:
 async def _heard(pieces: list[bytes], pauses: list[int]) -> Heard:
     intake, observer = MemoryIntake(), MemoryObserver()
     room = Reception(LISTEN, "relay.example", intake, observer, FakeClock())
-    session = ClientSession(room)
+    session = ClientSession(room, "127.0.0.1")
     transport = MemoryTransport(session)
     session.connection_made(transport)
     await deliver(transport, session, pieces, pauses)

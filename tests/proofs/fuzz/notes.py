@@ -32,7 +32,7 @@ VALUES: tuple[object, ...] = (
     {},
     ["x"],
 )
-KEYS = ("index", "status", "reason", "diagnostic", "remote", "at_ns", "more")
+KEYS = ("index", "status", "reason", "diagnostic", "remote", "at_ns", "attempts", "more")
 TOKENS = [b"\n", b"{", b"}", b'"', b":", b"\0" * 512, b"null", b"[" * 40, b'"index":1']
 
 
@@ -43,7 +43,7 @@ def nearly_valid(choices: Choices) -> bytes:
         facts: dict[str, object] = {
             "index": choices.number(3),
             "status": "5.1.1",
-            "reason": choices.pick(("bounced", "expired", "operator")),
+            "reason": choices.pick(("bounced", "expired", "operator", "deferred")),
             "diagnostic": choices.text(),
             "remote": "smtp.example.net",
             "at_ns": 1_760_000_000_000_000_000,
@@ -74,8 +74,10 @@ def target(raw: bytes) -> None:
     shape = message_file.shape_of(ENVELOPE, 0, eight_bit=False)
     statuses = (Status.BOUNCED, Status.EXPIRED)
     message = Message(QUEUE_ID, ENVELOPE, shape, statuses, is_held=False, is_warned=False, content=b"")
+    owed = message.owed_report
+    assert owed is not None
     for known in (by_index, {note.index: note for note in found}):
-        _, report = Reporter("relay.example").failures(message, b"Subject: x\r\n", (0, 1), known)
+        _, report = Reporter("relay.example").failures(message, b"Subject: x\r\n", owed, known)
         assert b"a@example.com" in report
 
 

@@ -2,6 +2,7 @@
 
 import json
 
+from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.spool.maildir import message_file
 from relay.throttle.history_format import At, Charged, group, header
@@ -39,6 +40,9 @@ def _history(*records: bytes) -> bytes:
 
 REGRESSIONS: dict[str, dict[str, bytes]] = {
     "history": {
+        "a group at the edge of the skew": b"\0"
+        + header(history.BOOTS[0])
+        + group(At(history.NOW_NS + SECOND_NS, 7, 7), [Charged(history.NOW_NS, 1, 1)]),
         "a weight below zero, which made room": _history(
             group(At(history.NOW_NS, 7, 7), [Charged(history.NOW_NS, -5, -5)])
         ),

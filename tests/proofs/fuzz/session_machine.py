@@ -10,7 +10,7 @@ from tests.proofs.fuzz.work import bounded
 TOKENS = [
     b"EHLO x", b"HELO x", b"NOOP", b"RSET", b"QUIT", b"DATA", b"HELP", b"VRFY x", b"EXPN x", b"STARTTLS",
     b"MAIL FROM:<a@b>", b"MAIL FROM:<> SIZE=9 BODY=8BITMIME", b"MAIL FROM:<a@b> SMTPUTF8", b"RCPT TO:<c@d>",
-    b"RCPT TO:<\xc3\xa9@d>", b"RCPT TO: <c@d>", b"AUTH PLAIN", b"AUTH PLAIN AGEAYg==", b"AUTH LOGIN",
+    b"RCPT TO:<\xc3\xa9@d>", b"RCPT TO: c@d", b"AUTH PLAIN", b"AUTH PLAIN AGEAYg==", b"AUTH LOGIN",
     b"AUTH LOGIN YQ==", b"AUTH CRAM-MD5", b"AGEAYg==", b"YQ==", b"*", b"=", b"\xff", b" ", b"\t", b"GET /",
 ]  # fmt: skip
 DUE = [b"EHLO x", b"MAIL FROM:<a@b>", b"RCPT TO:<c@d>", b"DATA"]
@@ -27,15 +27,13 @@ class _Owner:
     def _refusal(self) -> str | None:
         return "450 4.0.0 Not now" if self._choices.number(8) == 7 else None
 
-    def sender_refusal(self, size_bytes: int) -> str | None:
+    def sender_refusal(self, reverse_path: str, size_bytes: int) -> str | None:
         assert size_bytes <= 5000
+        assert not {"\r", "\n", "\0"} & set(reverse_path)
         return self._refusal()
 
     def recipient_refusal(self, recipient: str) -> str | None:
         assert "@" in recipient
-        return self._refusal()
-
-    def login_refusal(self) -> str | None:
         return self._refusal()
 
 

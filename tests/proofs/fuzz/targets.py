@@ -11,11 +11,14 @@ from tests.proofs.fuzz import (
     ledger,
     listener_session,
     notes,
+    past_endings,
     policy,
+    proxy_header,
     replies,
     session_machine,
     spool_folder,
     spool_record,
+    token_answers,
     upstream_session,
 )
 
@@ -35,11 +38,14 @@ _MODULES: tuple[ModuleType, ...] = (
     ledger,
     listener_session,
     notes,
+    past_endings,
     policy,
+    proxy_header,
     replies,
     session_machine,
     spool_folder,
     spool_record,
+    token_answers,
     upstream_session,
 )
 TARGETS = {module.__name__.rpartition(".")[2]: cast("Target", module) for module in _MODULES}

@@ -11,6 +11,7 @@ import pytest
 
 from tests.proofs.fuzz import drive
 from tests.proofs.fuzz.targets import TARGETS
+from tests.proofs.peers.demand import demand
 
 ROOT = Path(__file__).parents[3]
 GIVE_UP_S = 300
@@ -49,7 +50,7 @@ def test_a_guided_search_breaks_no_law(
     name: str, crash_seed: int, share_s: float, say: Say, tmp_path: Path
 ) -> None:
     if importlib.util.find_spec("atheris") is None:
-        pytest.skip("atheris is not here: python3 -m pip --python .venv/bin/python install 'atheris>=3,<4'")
+        demand("atheris is not here: python3 -m pip --python .venv/bin/python install 'atheris>=3,<4'")
     command = [sys.executable, "-m", "tests.proofs.fuzz.drive", name]
     ran = subprocess.run(
         [*command, str(crash_seed), str(round(share_s)), str(tmp_path)],

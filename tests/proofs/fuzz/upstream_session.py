@@ -101,7 +101,7 @@ async def _relay(protocol: StrictProtocol) -> Outcome | None:
     """Do as the sender does: wait for the greeting, relay one message, say QUIT."""
     timeouts = Timeouts()
     try:
-        await protocol.greeting(timeouts.greeting_s)
+        await protocol.reply(timeouts.greeting_s)
     except Broken:
         return None
     channel = Channel(protocol, EXTENSIONS, timeouts, standard_judge(), StepProof(protocol, None))

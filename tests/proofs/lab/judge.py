@@ -13,6 +13,7 @@ from pathlib import Path
 from relay.clock import SECOND_NS, SystemClock
 from relay.mail.envelope import QueueId
 from relay.spool.durable import RealDisk
+from relay.spool.identity import subject_of
 from relay.spool.interface import Message, Recovery, Spool, Status
 from relay.spool.maildir.engine import MaildirSpool
 from relay.throttle.history_format import HistoryError
@@ -139,7 +140,9 @@ class _Case:
         if not is_as_handed_over(self._content(queue_id, message), letter, queue_id):
             self._wrong.append(f"{queue_id}: other content than that of letter {letter.number}")
         orders = [order for _, order in self._observed.orders if order.queue_id == queue_id]
-        if self._observed.is_told(f"{queue_id}r", letter.reverse_path):
+        owed = message.owed_report
+        own = {f"{queue_id}r", *([owed.report_id] if owed is not None else [])}
+        if any(self._observed.is_told(each, letter.reverse_path) for each in own):
             self._wrong.append(
                 f"{queue_id} is back, though the report about it had its end: a second one follows"
             )
@@ -151,17 +154,16 @@ class _Case:
 
     def _look_at_report(self, queue_id: QueueId, message: Message) -> None:
         letter = self._by_sender.get(message.envelope.recipients[0])
-        content = self._content(queue_id, message)
+        content, subject = self._content(queue_id, message), queue_id[:LETTER_ID_CHARACTERS]
         if letter is None or not message.envelope.is_null or len(message.envelope.recipients) != 1:
             self._wrong.append(f"{queue_id}: a report for {message.envelope.recipients}")
             return
-        if f"X-relay-Queue-ID: {queue_id[:-1]}\r\n".encode() not in content or not content.endswith(
-            b"--\r\n"
-        ):
+        is_whole = content.endswith(b"--\r\n")
+        if f"X-relay-Queue-ID: {subject}\r\n".encode() not in content or not is_whole:
             self._wrong.append(f"{queue_id}: not a whole report about its message")
         for recipient, action in _told_of(content):
             # A warning tells of what only waits too: for its turn, on a machine that is slow.
-            is_possible = action == "delayed" or self._may_have_failed(queue_id[:-1], recipient)
+            is_possible = action == "delayed" or self._may_have_failed(subject, recipient)
             if recipient not in letter.recipients or not is_possible:
                 self._wrong.append(f"{queue_id}: reports {recipient}, which never failed")
 
@@ -201,10 +203,10 @@ class _Case:
             return True
         if not self._may_have_failed(queue_id, recipient):
             return False
-        report = self.found.get(QueueId(f"{queue_id}r"))
         reports = [content for _, content in self._observed.taken.get(letter.reverse_path, [])]
-        if report is not None:
-            reports.append(self._content(report.queue_id, report))
+        reports += [
+            self._content(own, report) for own, report in self.found.items() if subject_of(own) == queue_id
+        ]
         # The report itself may have been refused: then its own account is at its end.
         return letter.reverse_path in self._observed.refused or any(
             (recipient, "failed") in _told_of(each) for each in reports

@@ -1,6 +1,6 @@
 """Would the tests notice?  `make mutants`: one sync, one order, one check left out at a time, and slips.
 
-sites        where the spool, its thread and the history sync, order and check, found in their source
+sites        where the spool, its threads and the throttle sync, order and check, found in their source
 operators    the general mutants: a comparison, a number, a call, changed in any line
 equivalents  what cannot be noticed, with the proof: equivalents.yaml
 known        what the tests do without any mutant, and which of them could notice one

@@ -18,7 +18,9 @@ from tests.proofs.mutants.sites import Site, sites
 
 PROMISES = (
     *("relay/spool/**/*.py", "relay/sender/spool_thread.py"),
+    *("relay/sender/group_commit.py", "relay/daemon/spool_intake.py"),
     *("relay/throttle/history.py", "relay/throttle/history_states.py", "relay/throttle/history_format.py"),
+    "relay/throttle/throttle.py",
 )
 """All that is left out of these, one at a time, has to be noticed."""
 JUDGED = (
@@ -72,7 +74,7 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.proofs.mutants", description=__doc__)
-    parser.add_argument("modules", nargs="*", help="default: the spool, its thread, the history")
+    parser.add_argument("modules", nargs="*", help="default: PROMISES, and JUDGED for the sample")
     parser.add_argument("--kinds", nargs="*", default=["sync", "order", "check"])
     parser.add_argument("--sample", type=int, default=0, help="how many general mutants to draw as well")
     parser.add_argument("--seed", type=int, default=1, help="what to draw them from")

@@ -20,14 +20,23 @@ TESTS = (
     "tests/unit/spool",
     "tests/unit/throttle",
     "tests/unit/mail/test_address.py",
+    "tests/unit/mail/test_age_over_boots.py",
     "tests/unit/mail/test_text.py",
     "tests/unit/smtp/test_reply.py",
     "tests/unit/mail/test_report.py",
     "tests/unit/cli/test_fsck.py",
     "tests/unit/cli/test_audit.py",
     "tests/unit/status/test_quarantine_counts.py",
+    "tests/unit/status/test_eta.py",
+    "tests/unit/status/test_eta_of_a_queue.py",
     "tests/unit/sender/test_spool_thread.py",
+    "tests/unit/sender/test_group_commit.py",
+    "tests/unit/sender/test_reports_at_once.py",
+    "tests/unit/sender/test_last_replies.py",
+    "tests/unit/sender/test_unsettled.py",
     "tests/unit/sender/test_limits.py",
+    "tests/unit/sender/test_full_disk.py",
+    "tests/unit/daemon/test_upkeep.py",
 )
 MARKED = ("-m", "not crash and not slow")
 LONGEST_S = 1800

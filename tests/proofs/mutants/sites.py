@@ -1,7 +1,7 @@
 """The places in a module at which something that keeps a promise can be left out.
 
 - a *sync*: a statement whose call makes something durable, or writes in place what a sync is to
-  make durable, removed;
+  make durable, removed; where its result is used, no sync and no error instead;
 - an *order*: two statements that both change the disk, with none between them that does: one of
   them moved over the other (`←` ahead, `→` behind);
 - a *check*: an `if` whose body ends in raising, leaving, or going on with the next, removed; where
@@ -22,28 +22,22 @@ from itertools import pairwise
 SYNCS = frozenset(
     {"sync", "sync_content", "_sync_content", "sync_directory", "sync_each", "sync_above", "_sync_all"}
     | {"fsync", "fdatasync", "_sync_new", "_sync_what_others_wrote", "_make_folder", "write_marks_again"}
+    | {"_write", "_mark_what_was_reported"}
 )
 CHANGES = SYNCS | frozenset(
     {"write_all", "write_at", "truncate", "link", "rename", "unlink", "make_directory", "make_fifo", "mkdir"}
-    | {"open_new", "replace_file", "put_in_place", "set_aside", "move", "recover", "prepare", "accept"}
+    | {"open_new", "put_in_place", "set_aside", "move", "recover", "prepare", "accept"}
     | {"append", "rewrite", "enter", "leave", "put_aside", "go_on", "_append", "_rewrite", "_add_group"}
-    | {
-        "_publish",
-        "discard",
-        "_write",
-        "write_marks",
-        "write_warned",
-        "_remove_ended",
-        "_remove_orphaned_notes",
-        "_begin_ledger",
-    }
+    | {"_publish", "discard", "write_marks", "write_warned", "_remove_ended", "_remove_orphaned_notes"}
     | {"remove_abandoned_drafts", "clear_the_way", "forget_removals", "keep", "spend", "_fill", "_carry_out"}
+    | {"_begin_ledger", "_clear_the_notes", "make_trigger", "move_unusable", "look_into"}
+    | {"_note_end", "_leave_a_lock", "_leave_a_folder"}
 )
 """Methods of the disk, and those of the spool and the history that change it, by name."""
-OF_THE_SPOOL = frozenset({"note", "mark", "mark_warned", "publish_report", "finish"})
+OF_THE_SPOOL = frozenset({"note", "mark", "mark_reported", "mark_warned", "publish_report", "finish"})
 """Methods of relay.spool.interface.Spool that are durable when they return: called on a `spool`."""
 WRITES_IN_PLACE = frozenset({"write_at"})
-OF_LISTS = frozenset({"append", "move", "discard"})
+OF_LISTS = frozenset({"append", "move", "discard", "keep"})
 """Names of those that also plain collections have."""
 LEAVES = ast.Raise | ast.Return | ast.Continue | ast.Break
 
@@ -133,6 +127,8 @@ def _of_block(text: Text, where: str, block: Sequence[ast.stmt]) -> Iterator[Sit
     for statement in block:
         if _is_sync(statement):
             yield _without(text, "sync", where, statement)
+        if isinstance(statement, ast.Assign | ast.Return) and isinstance(statement.value, ast.Call):
+            yield from _unsynced(text, where, statement, statement.value)
         if isinstance(statement, ast.If) and isinstance(statement.body[-1], LEAVES):
             yield _unchecked(text, where, statement)
     changing = [number for number, statement in enumerate(block) if _changes_disk(statement)]
@@ -143,6 +139,15 @@ def _of_block(text: Text, where: str, block: Sequence[ast.stmt]) -> Iterator[Sit
 def _without(text: Text, kind: str, where: str, statement: ast.stmt) -> Site:
     begin, end = text.span(statement)
     return Site(kind, where, _told(text, statement), begin, end, "pass", head_lines(statement))
+
+
+def _unsynced(text: Text, where: str, statement: ast.stmt, call: ast.Call) -> Iterator[Site]:
+    if _name(call) in SYNCS:
+        begin, end = text.span(call)
+        # Who syncs several says for each what came of it.
+        of_several = any(keyword.arg == "content_only" for keyword in call.keywords)
+        instead = f"[None] * len({text.of(call.args[0])})" if of_several else "None"
+        yield Site("sync", where, _told(text, statement), begin, end, instead, head_lines(statement))
 
 
 def _unchecked(text: Text, where: str, statement: ast.If) -> Site:
@@ -200,23 +205,27 @@ def _leaves(statement: ast.AST, *, in_loop: bool = False) -> bool:
     return any(_leaves(child, in_loop=in_loop) for child in ast.iter_child_nodes(statement))
 
 
-def _binds(statement: ast.stmt) -> set[str]:
-    return {
-        node.id
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
+def _binds(node: ast.AST) -> set[str]:
+    """Return the names that a statement binds for those behind it: not those of a comprehension."""
+    if isinstance(node, ast.Name):
+        return {node.id} if isinstance(node.ctx, ast.Store) else set()
+    inner = [node.iter, *node.ifs] if isinstance(node, ast.comprehension) else ast.iter_child_nodes(node)
+    return {name for child in inner for name in _binds(child)}
 
 
-def _names(statement: ast.stmt) -> set[str]:
-    return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+def _names(node: ast.AST) -> set[str]:
+    """Return the names that a statement needs or binds: not those of a comprehension."""
+    if isinstance(node, ast.Name):
+        return {node.id}
+    names = {name for child in ast.iter_child_nodes(node) for name in _names(child)}
+    return names - {name for each in getattr(node, "generators", ()) for name in _names(each.target)}
 
 
 def _calls(statement: ast.AST) -> set[str]:
     names = set()
     for node in ast.walk(statement):
         if isinstance(node, ast.Call):
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+            name = _name(node)
             if name in OF_THE_SPOOL and not ast.unparse(node.func).endswith(f"spool.{name}"):
                 continue
             if name not in OF_LISTS or _is_on_disk(node):
@@ -224,8 +233,12 @@ def _calls(statement: ast.AST) -> set[str]:
     return names
 
 
+def _name(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.func)
+
+
 def _is_on_disk(call: ast.Call) -> bool:
     """Return whether a call by a name that lists have too is one of ours: its arguments tell."""
     text = ast.unparse(call)
-    ours = ("aside.", "self._aside.", "notes.", "self.append", "self.discard")
-    return "disk" in text or text.startswith(ours)
+    ours = ("aside.", "self._aside.", "notes.", "self._reserve.", "self._history.")
+    return "disk" in text or text.startswith((*ours, "self.append", "self.discard"))

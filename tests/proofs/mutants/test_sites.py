@@ -13,7 +13,7 @@ from tests.proofs.mutants.__main__ import JUDGED, PROMISES, chosen, modules
 from tests.proofs.mutants.earlier import Earlier
 from tests.proofs.mutants.equivalents import Equivalents
 from tests.proofs.mutants.operators import KINDS, operators
-from tests.proofs.mutants.sites import Site, mutated, sites
+from tests.proofs.mutants.sites import CHANGES, OF_THE_SPOOL, Site, mutated, sites
 
 ROOT = Path(__file__).parents[3]
 
@@ -99,6 +99,22 @@ def test_spool_verbs_and_writes_in_place_count_as_syncs() -> None:
     }
 
 
+def test_a_sync_whose_result_is_used_is_taken_for_good() -> None:
+    one = "def f(disk):\n    error = disk.sync_directory('a')\n    return error\n"
+    several = "def f(disk, fds):\n    return disk.sync_each(fds, content_only=True)\n"
+
+    assert found(one) == {("sync", one.replace("disk.sync_directory('a')", "None"))}
+    assert found(several) == {
+        ("sync", several.replace("disk.sync_each(fds, content_only=True)", "[None] * len(fds)"))
+    }
+
+
+def test_a_name_inside_a_comprehension_keeps_no_order() -> None:
+    one, two = "    disk.enter([a for a in b])\n", "    disk.leave({a: 1 for a in b})\n"
+
+    assert found(f"def f(disk, b):\n{one}{two}") == {("order", f"def f(disk, b):\n{two}{one}")}
+
+
 def test_no_order_is_changed_that_could_not_be_another() -> None:
     needs = "def f(disk):\n    fd = disk.open_new('a')\n    disk.sync(fd)\n"
     reads = "def f(disk):\n    disk.inode('a')\n    disk.length('a')\n"
@@ -156,7 +172,16 @@ def test_every_mutant_is_another_program(module: str) -> None:
     [
         ("relay/throttle/history.py", "sync", "self._disk.write_at(fd, self._others, "),
         ("relay/throttle/history.py", "check", "if (found := oversized(length)) is not None:"),
+        ("relay/throttle/history.py", "order", "self._note_end(at) ← self._disk.write_at(fd, content"),
         ("relay/throttle/history_format.py", "check", "if not any(weights)"),
+        ("relay/throttle/throttle.py", "sync", "self._write(granted, now_ns)"),
+        ("relay/spool/maildir/intake.py", "sync", "synced = self._disk.sync_each("),
+        ("relay/spool/maildir/engine.py", "order", 'with faults("removal"): ← with faults("ledger"):'),
+        (
+            "relay/spool/maildir/recovery.py",
+            "order",
+            "for folder in layout.queued_folders(): ← walk.look_into(",
+        ),
         ("relay/spool/maildir/recovery.py", "check", "if why is not None:"),
         (
             "relay/sender/spool_thread.py",
@@ -170,6 +195,15 @@ def test_what_the_promises_rest_on_is_left_out(module: str, kind: str, told: str
     there = sites((ROOT / module).read_text())
 
     assert [site for site in there if site.kind == kind and site.told.startswith(told)]
+
+
+def test_every_name_that_sites_go_by_is_called_today() -> None:
+    trees = [ast.parse((ROOT / module).read_text()) for module in modules(PROMISES)]
+    calls = {
+        ast.unparse(node.func) for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)
+    }
+
+    assert (CHANGES | OF_THE_SPOOL) - {name.rpartition(".")[2] for name in calls} == set()
 
 
 def test_every_kind_of_mutant_is_there() -> None:
@@ -198,7 +232,7 @@ import sys
 from tests.proofs.mutants.operators import operators
 from tests.proofs.mutants.sites import mutated
 from tests.proofs.mutants.swap import swap
-import relay.spool.maildir.headroom as room
+import relay.spool.headroom as room
 
 source = open(room.__file__).read()
 sites = [site for site in operators(source) if site.where == "why_no_room()" and site.kind == "comparison"]
@@ -224,8 +258,8 @@ def test_a_sample_changes_little_where_the_code_changes_little() -> None:
         return {(module, site.where, site.told, site.begin) for module, site in chosen(options)}
 
     some, more = (
-        modules(("relay/spool/maildir/l*.py",)),
-        modules(("relay/spool/maildir/l*.py", "relay/smtp/reply.py")),
+        modules(("relay/spool/l*.py",)),
+        modules(("relay/spool/l*.py", "relay/smtp/reply.py")),
     )
     of_others = {each for each in drawn(more) if each[0] == "relay/smtp/reply.py"}
 

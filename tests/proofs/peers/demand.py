@@ -6,22 +6,30 @@ import shutil
 import pytest
 
 DEBIAN_PACKAGES = {
+    "buildah": "buildah",
     "btrfs": "btrfs-progs",
+    "chromium-headless-shell": "chromium-headless-shell",
     "e2fsck": "e2fsprogs",
+    "haproxy": "haproxy",
     "mkfs.btrfs": "btrfs-progs",
     "mkfs.ext4": "e2fsprogs",
     "mkfs.xfs": "xfsprogs",
+    "mandoc": "mandoc",
+    "mmdebstrap": "mmdebstrap",
     "openssl": "openssl",
     "postfix": "postfix",
+    "pflogsumm": "pflogsumm",
     "prometheus": "prometheus",
     "promtool": "prometheus",
     "saslpasswd2": "sasl2-bin",
+    "nsenter": "util-linux",
     "setpriv": "util-linux",
     "smtp-sink": "postfix",
     "smtp-source": "postfix",
     "strace": "strace",
     "swaks": "swaks",
     "systemd-analyze": "systemd",
+    "unshare": "util-linux",
     "xfs_repair": "xfsprogs",
 }
 

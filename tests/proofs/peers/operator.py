@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from relay.control.operations import OK, Verb
+from relay.control.operations import OK, UNCHANGED, Verb
 from relay.control.socket import ControlClient
 from relay.mail.envelope import QueueId
 from relay.status.snapshot import MessageView, QueueState
@@ -86,7 +86,8 @@ class Operator:
             orders.asked += 1
             orders.asked_at_ns.append(_now_ns())
         results = await client.act(verb, [message.queue_id])
-        if results[message.queue_id] == OK:
+        # Unchanged: a relay that was killed ahead of its answer had done it.
+        if results[message.queue_id] in (OK, UNCHANGED):
             orders.answered += 1
             orders.answered_at_ns.append(_now_ns())
 

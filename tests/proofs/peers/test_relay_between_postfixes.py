@@ -18,6 +18,7 @@ from tests.proofs.peers.demand import demand
 from tests.proofs.peers.mailbox import Arrived
 from tests.proofs.peers.postfix import Postfix
 from tests.proofs.peers.relay import RelayProcess
+from tests.proofs.peers.shapes import LINES
 from tests.proofs.peers.waiting import wait_for_change
 
 pytestmark = pytest.mark.slow
@@ -93,21 +94,7 @@ def _headers(number: int) -> bytes:
 
 def _lines(dice: random.Random) -> Iterator[bytes]:
     """Yield lines of every kind that mail is made of, and some that it should not be."""
-    kinds = [
-        b"",
-        b".",
-        b"..",
-        b".\t. dots",
-        b"From here on",
-        b"plain words",
-        b"trailing blanks  \t ",
-        "grüße, 你好, 🚲".encode(),
-        b"not UTF-8: \xff\xfe\x80\xa0",
-        b"\x01 \x1b[31m \x7f",
-        b"x" * 998,
-        b"y" * 5000,
-        b".z" * 3000,
-    ]
+    kinds = [*LINES, b"y" * 5000, b".z" * 3000]
     while True:
         yield dice.choice(kinds)
 

@@ -24,6 +24,7 @@ from tests.proofs.peers.smtp_tools import SmtpSink, smtp_sink
 pytestmark = pytest.mark.slow
 
 SENDER = "mjd@front.test"
+OVER, DOWN = "its back-off is over", "the relay is down"
 ABSENT_ID = "2jx5qbmkq8b8tnng"
 
 
@@ -114,7 +115,7 @@ def test_a_running_relay_is_seen_and_told_what_to_do(operator: OperatedRelay) ->
         status = json.loads(operator.run("status", "--json").stdout)
         assert (status["condition"], status["queue"]["deferred"]["messages"]) == ("running", 4)
         assert status["upstreams"][0]["limits"][0]["used"] == 4
-        assert "100 messages per 3600s" in operator.relay.command("status").stdout
+        assert "100 messages per 1h" in operator.relay.command("status").stdout
         assert all(queue_id in operator.run("queue").stdout for queue_id in ids)
         assert "r0@list.test" in operator.run("queue", "show", held).stdout
         shown = json.loads(operator.run("queue", "show", "--json", held).stdout)
@@ -172,8 +173,8 @@ def test_what_is_done_while_the_relay_is_down_counts_later(operator: OperatedRel
     assert operator.states() == dict.fromkeys(ids, "deferred") | {released: "held"}
     assert "r0@list.test" in operator.run("queue", "show", held).stdout
     assert operator.run("queue", "hold", held).stdout == f"{held}: held\n"
-    assert operator.run("queue", "release", released).stdout == f"{released}: released\n"
-    assert operator.run("queue", "retry", retried).stdout == f"{retried}: to be tried at once\n"
+    assert operator.run("queue", "release", released).stdout == f"{released}: released; {DOWN}\n"
+    assert operator.run("queue", "retry", retried).stdout == f"{retried}: {OVER}; {DOWN}\n"
     assert operator.run("queue", "delete", deleted).stdout == f"{deleted}: deleted\n"
     assert operator.run("queue", "bounce", bounced).stdout == f"{bounced}: bounced\n"
     operator.run("queue", "hold", ABSENT_ID, code=1)

@@ -40,7 +40,7 @@ NUMBERS = 100
 """How far the numbers of two runs are apart; the second letter of each is a long one (see `of_every_end`)."""
 MOST = 10_000
 LIMIT = {"messages": MOST, "per": "1s"}
-PLACES = {"notes": r"/bounce/", "hold": r"/hold\b", "reports": r"/[0-9a-z]{16}r\b"}
+PLACES = {"notes": r"/bounce/", "hold": r"/hold\b", "reports": r"/[0-9a-z]{16}r[0-9]*\b"}
 """What a call is about that has to do with a note, with a hold or its release, and with a report."""
 SECOND_KILL_WITHIN = 60
 """Calls of the second start ahead of which it is killed; a whole run has about a hundred."""

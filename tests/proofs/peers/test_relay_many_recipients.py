@@ -48,6 +48,8 @@ def _kill_again_and_again(folder: Path, warm: Warm, *, seed: int, times: int) ->
             # Spread over the whole message, so that there is always something left to relay.
             enough = RECIPIENTS // PER_TRANSACTION * (number + dice.random()) // (times + 1)
             host.wait_until(lambda ledger, enough=enough: ledger.relayed >= enough)  # type: ignore[misc]  # bound now
+            # Behind a dot, as far as we can tell: that is where a kill repeats a transaction.
+            host.wait_until(lambda ledger: host.unanswered or ledger.relayed >= RECIPIENTS // PER_TRANSACTION)
             with kills.one():
                 relay.kill_all()
             relay.start()

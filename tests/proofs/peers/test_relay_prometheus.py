@@ -1,5 +1,6 @@
 """A real Prometheus watches a relay at work: it scrapes, counts right, and has nothing to complain of."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,7 @@ from tests.proofs.peers.demand import demand
 from tests.proofs.peers.prometheus import Prometheus, promtool
 from tests.proofs.peers.relay import PROJECT, RelayProcess
 from tests.proofs.peers.smtp_tools import smtp_sink, smtp_source
+from tests.unit.test_dashboard import expressions
 
 pytestmark = pytest.mark.slow
 
@@ -76,6 +78,25 @@ def test_promtool_finds_no_fault_in_live_metrics(watched: tuple[RelayProcess, Pr
     judged = promtool("check", "metrics", stdin=watched[0].get("/metrics"))
 
     assert (judged.returncode, judged.stdout, judged.stderr) == (0, "", "")
+
+
+def test_prometheus_answers_each_question_of_the_dashboard(watched: tuple[RelayProcess, Prometheus]) -> None:
+    watch = watched[1]
+    watch.wait_for("rate(relay_attempts_total[1m])")
+    silent = []
+    for expression in expressions():
+        asked = expression.replace('"$job"', '"relay"').replace('"$instance"', '".*"')
+        # Raises for an expression that is none.
+        if not watch.query(asked.replace("$__rate_interval", "1m")):
+            silent.append(expression)
+
+    # These show only what happened lately, or a lane's patience and a certificate, which this policy lacks.
+    assert {re.sub(r"\{.*", "", each) for each in silent} <= {
+        "max by (lane) (relay_lane_patience_seconds",
+        "sum by (phase, code) (rate(relay_smtpd_rejects_total",
+        "sum by (upstream, phase, code) (rate(relay_upstream_replies_total",
+        "relay_smtpd_certificate_end_timestamp_seconds",
+    }
 
 
 def test_prometheus_notices_a_relay_that_is_gone(watched: tuple[RelayProcess, Prometheus]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from relay.practice.witness import Witnessed
 from tests.fakes.smarthost import Script, Smarthost
 from tests.proofs.peers.practice import Practice
 from tests.proofs.peers.relay import RelayProcess
@@ -90,6 +91,36 @@ async def test_the_daemon_warns_of_what_waits_for_a_window(tmp_path: Path) -> No
         assert b"Action: delayed" in told[0]
 
     await beside(Smarthost(Script()), act)
+
+
+def test_a_bounce_is_reported_while_another_recipient_is_deferred(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    with Practice(tmp_path, {"messages": 1000, "per": "1s"}, seed=SEED, keep=kept) as host:
+        retry = {"min": "1h", "max": "2h", "lifetime": "5d"}
+        with RelayProcess(tmp_path, {"isp": host.upstream()}, retry=retry) as relay:
+            with smtplib.SMTP("127.0.0.1", relay.port, timeout=60) as session:
+                session.sendmail(
+                    "mjd@front.test", ["bad1@there.test", "stay@there.test", "bad2@there.test"], CONTENT
+                )
+            # The report is the only transaction that comes to its dot; its next attempt is an hour away.
+            host.wait_until(lambda ledger: ledger.relayed == 1)
+            (line,) = relay.command("queue", "--json").stdout.splitlines()
+            assert json.loads(line)["recipients_left"] == 1
+            relay.kill()
+        with relay:
+            (line,) = relay.command("queue", "--json").stdout.splitlines()
+            assert json.loads(line)["recipients"] == ["stay@there.test"]
+            assert relay.metrics()["relay_ledger_imbalance_recipients"] == 0
+            assert host.ledger.relayed == 1, "it was reported once"
+
+        (seen,) = [seen for seen in host.seen() if seen.entry.fate is Witnessed.RELAYED]
+        report = host.content_of(seen)
+        assert seen.entry.envelope.reverse_path == ""
+        assert report.count(b"Action: failed") == 2
+        assert b"bad1@there.test" in report
+        assert b"bad2@there.test" in report
+        assert b"stay@there.test" not in report.partition(b"text/rfc822-headers")[0]
 
 
 def test_a_limit_set_too_high_is_found_and_kept_to(tmp_path: Path, tell: Callable[[str], None]) -> None:

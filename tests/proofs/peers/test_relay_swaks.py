@@ -116,6 +116,9 @@ def test_a_wrong_password_is_refused_and_told_apart_from_nothing(relay: House) -
     assert (wrong.returncode, unknown.returncode) == (NOT_AUTHENTICATED, NOT_AUTHENTICATED)
     refusals = [re.findall(r"^<~\* +(535.*)$", ran.stdout, re.MULTILINE) for ran in (wrong, unknown)]
     assert refusals[0] == refusals[1] == ["535 5.7.8 User or password is wrong"]
+    for user in (USER, "nobody"):
+        told = relay.event("refused", phase="auth", user=user)
+        assert (told["reply"], told["client"]) == (refusals[0][0], "unknown[127.0.0.1]")
 
 
 def test_nobody_relays_without_logging_in_where_users_are_known(relay: House) -> None:

@@ -1,0 +1,262 @@
+"""A token server on loopback: authlib's, on Flask, with failures that a test asks for.
+
+    with TokenServer(life_seconds=5) as server:
+        server.refresh_token(scope="smtp")      # a person's consent of before
+        server.failures.append((503, b"", {}))  # the answer to the next request, instead of its own
+
+It knows the grants refresh_token, client_credentials, JWT bearer and device_code; each refresh rotates the
+refresh token, and the old one is refused from then on.  `is_good` is what an upstream asks about a token.
+"""
+
+import threading
+import time
+from collections import deque
+from types import TracebackType
+from typing import Any, Self
+
+from authlib.integrations.flask_oauth2 import AuthorizationServer
+from authlib.oauth2.rfc6749 import ClientMixin, TokenMixin
+from authlib.oauth2.rfc6749.grants import ClientCredentialsGrant, RefreshTokenGrant
+from authlib.oauth2.rfc7523 import JWTBearerGrant
+from authlib.oauth2.rfc8628 import (
+    DeviceAuthorizationEndpoint,
+    DeviceCodeGrant,
+    DeviceCredentialDict,
+)
+from flask import Flask, Response, request
+from joserfc.jwk import RSAKey
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+from relay.smtp.sasl import BearerToken
+
+CLIENT, SECRET, USER = "relay-client", "client s3cret", "news@example.com"
+SERVICE_ACCOUNT = "relay@project.example"
+
+
+class _Client(ClientMixin):  # type: ignore[misc]  # authlib has no types
+    """The one client; `secret` None is a public one."""
+
+    def __init__(self, secret: str | None) -> None:
+        self.secret = secret
+
+    def get_client_id(self) -> str:
+        return CLIENT
+
+    def get_default_redirect_uri(self) -> None:
+        return None
+
+    def get_allowed_scope(self, scope: str | None) -> str | None:
+        scope = scope or "smtp"  # of a signed request it stands in the claims
+        return scope if set(scope.split()) <= {"smtp", "offline_access"} else None
+
+    def check_redirect_uri(self, redirect_uri: str) -> bool:
+        del redirect_uri
+        return False
+
+    def check_client_secret(self, client_secret: str) -> bool:
+        return client_secret == self.secret
+
+    def check_endpoint_auth_method(self, method: str, endpoint: str) -> bool:
+        del endpoint
+        return method == ("none" if self.secret is None else "client_secret_post")
+
+    def check_response_type(self, response_type: str) -> bool:
+        del response_type
+        return False
+
+    def check_grant_type(self, grant_type: str) -> bool:
+        del grant_type
+        return True
+
+
+class _Token(TokenMixin):  # type: ignore[misc]  # authlib has no types
+    def __init__(self, fields: dict[str, Any], user: str) -> None:
+        self.fields = fields
+        self.user = user
+        self.is_revoked = False
+        self.ends_at: float = time.monotonic() + fields.get("expires_in", 0)
+
+    def check_client(self, client: ClientMixin) -> bool:
+        return bool(client.get_client_id() == CLIENT)
+
+    def get_scope(self) -> str:
+        return str(self.fields.get("scope", ""))
+
+    def get_expires_in(self) -> int:
+        return int(self.fields["expires_in"])
+
+    def is_expired(self) -> bool:
+        return time.monotonic() >= self.ends_at
+
+    def get_user(self) -> str:
+        return self.user
+
+    def get_client(self) -> "_Client":
+        return _Client(None)
+
+
+class _Refresh(RefreshTokenGrant):  # type: ignore[misc]  # authlib has no types
+    INCLUDE_NEW_REFRESH_TOKEN = True
+    TOKEN_ENDPOINT_AUTH_METHODS = ("client_secret_post", "none")
+
+    def authenticate_refresh_token(self, refresh_token: str) -> "_Token | None":
+        found = [t for t in self.server.holder.granted if t.fields.get("refresh_token") == refresh_token]
+        return found[0] if found and not found[0].is_revoked else None
+
+    def authenticate_user(self, refresh_token: "_Token") -> str:
+        return refresh_token.user
+
+    def revoke_old_credential(self, refresh_token: "_Token") -> None:
+        # Rotation: the access token that came with it goes on.
+        refresh_token.fields.pop("refresh_token")
+
+
+class _Credentials(ClientCredentialsGrant):  # type: ignore[misc]  # authlib has no types
+    TOKEN_ENDPOINT_AUTH_METHODS = ("client_secret_post",)
+
+
+class _Assertion(JWTBearerGrant):  # type: ignore[misc]  # authlib has no types
+    def resolve_issuer_client(self, issuer: str) -> "_Client | None":
+        client: _Client = self.server.holder.client
+        return client if issuer == SERVICE_ACCOUNT else None
+
+    def resolve_client_public_key(self, client: "_Client") -> Any:
+        del client
+        return RSAKey.import_key(self.server.holder.public_key)
+
+    def get_audiences(self) -> list[str]:
+        return [f"{self.server.holder.url}/token"]
+
+    def authenticate_user(self, subject: str) -> str:
+        return subject
+
+    def has_granted_permission(self, client: "_Client", user: str) -> bool:
+        del client
+        return user == USER
+
+
+class _Device(DeviceCodeGrant):  # type: ignore[misc]  # authlib has no types
+    TOKEN_ENDPOINT_AUTH_METHODS = ("client_secret_post", "none")
+
+    def query_device_credential(self, device_code: str) -> Any:
+        return self.server.holder.devices.get(device_code)
+
+    def query_user_grant(self, user_code: str) -> tuple[str, bool] | None:
+        consents = self.server.holder.consents
+        return (USER, consents[user_code]) if user_code in consents else None
+
+    def should_slow_down(self, credential: Any) -> bool:
+        del credential
+        return False
+
+
+class _Codes(DeviceAuthorizationEndpoint):  # type: ignore[misc]  # authlib has no types
+    INTERVAL = 1
+
+    def authenticate_client(self, asked: Any) -> "_Client":
+        client: _Client = self.server.holder.client
+        asked.client = client
+        return client
+
+    def get_verification_uri(self) -> str:
+        return f"{self.server.holder.url}/activate"
+
+    def save_device_credential(self, client_id: str, scope: str, data: dict[str, Any]) -> None:
+        fields = {**data, "client_id": client_id, "scope": scope}
+        fields["expires_at"] = time.time() + data["expires_in"]
+        self.server.holder.devices[data["device_code"]] = DeviceCredentialDict(fields)
+
+
+class _Quiet(WSGIRequestHandler):
+    def log(self, type: str, message: str, *args: Any) -> None:  # noqa: A002 - werkzeug's
+        pass
+
+
+class TokenServer:
+    """`with`: listens on a free port of loopback, in a thread of its own."""
+
+    def __init__(
+        self, *, life_seconds: int = 3600, secret: str | None = SECRET, public_key: Any = None
+    ) -> None:
+        self.life_seconds = life_seconds
+        self.requests: list[dict[str, str]] = []
+        """The form of each request."""
+        self.failures: deque[tuple[int, bytes, dict[str, str]]] = deque()
+        """Status, content and headers of the next answers, instead of its own."""
+        self.consents: dict[str, bool] = {}
+        """By user code: whether the person said yes."""
+        self.granted: list[_Token] = []
+        self.client = _Client(secret)
+        self.public_key = public_key
+        self.devices: dict[str, Any] = {}
+        self._app = Flask("token-server")
+        self._server = make_server("127.0.0.1", 0, self._app, threaded=True, request_handler=_Quiet)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._define()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def refresh_token(self, *, scope: str = "smtp") -> str:
+        """Return a refresh token as a consent of before gave it."""
+        text = f"consent-{len(self.granted)}-0123456789"
+        self.granted.append(_Token({"refresh_token": text, "scope": scope}, USER))
+        return text
+
+    def is_good(self, token: BearerToken) -> bool:
+        """Return whether an upstream takes the token."""
+        return any(
+            each.fields.get("access_token") == token.token
+            and not each.is_revoked
+            and not each.is_expired()
+            and each.user == token.name
+            for each in self.granted
+        )
+
+    def revoke_access(self) -> None:
+        """Refuse all access tokens given so far, though their time is not over."""
+        for each in self.granted:
+            each.ends_at = 0.0
+
+    def revoke_consent(self) -> None:
+        for each in self.granted:
+            each.is_revoked = True
+
+    def _define(self) -> None:
+        self._app.config["OAUTH2_REFRESH_TOKEN_GENERATOR"] = True
+
+        def save(token: dict[str, Any], asked: Any) -> None:
+            self.granted.append(_Token(token, asked.user or USER))
+
+        server = AuthorizationServer(self._app, lambda name: self.client if name == CLIENT else None, save)
+        server.holder = self
+        server._token_generators["default"].expires_generator = lambda _client, _grant: self.life_seconds
+        for grant in (_Refresh, _Credentials, _Assertion, _Device):
+            server.register_grant(grant)
+        server.register_endpoint(_Codes)
+
+        @self._app.post("/token")
+        def token() -> Response:
+            self.requests.append(dict(request.form))
+            if self.failures:
+                status, content, headers = self.failures.popleft()
+                return Response(content, status=status, headers=headers)
+            answer: Response = server.create_token_response()
+            return answer
+
+        @self._app.post("/device")
+        def device() -> Response:
+            answer: Response = server.create_endpoint_response("device_authorization")
+            return answer

@@ -1,0 +1,160 @@
+"""The status page in Chromium: on a phone and a desk, in both themes, by keyboard, live."""
+
+import asyncio
+import io
+import json
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from relay.policy.units import HostPort
+from relay.status.http import StatusServer
+from relay.status.snapshot import Coming, LaneStatus, QueueState, Snapshot, UpstreamState
+from relay.telemetry.events import Events
+from relay.telemetry.metrics import Metrics
+from tests.fakes.clock import FakeClock
+from tests.fakes.snapshots import AT_NS, a_limit, a_message, a_snapshot, an_upstream
+from tests.proofs.peers.browser import (
+    HTML_VALIDATE,
+    PROGRAM,
+    Browser,
+    axe,
+    browsing,
+    why_no_axe,
+    why_no_html_validate,
+)
+from tests.proofs.peers.demand import demand, missing_program
+
+LONG = "454 4.7.0 https://support.example.net/" + "a-long-word-without-a-blank" * 8
+SETTLED = """new Promise(done => {
+  const look = () => document.body.innerText.includes(%r) ? done(true) : setTimeout(look, 20);
+  look();
+})"""
+
+# The head of a table that is stacked is there for screen readers alone.
+TOO_WIDE = """[...document.querySelectorAll('body *:not(thead *)')]
+  .filter(each => each.getBoundingClientRect().right > %d + 1).map(each => each.outerHTML)"""
+
+
+def a_full_page() -> Snapshot:
+    paused = an_upstream(state=UpstreamState.PAUSED, because=LONG, paused_until_ns=AT_NS + 10**9)
+    limits = (a_limit(), a_limit(used=7, count=10_000, opens_in_s=None))
+    stopped = an_upstream(state=UpstreamState.STOPPED, because=LONG)
+    upstreams = (an_upstream(limits=limits), replace(paused, name="ses"), replace(stopped, name="m365"))
+    lanes = (LaneStatus("resets", 70.0, 50, 3), LaneStatus("lists", 30.0, None, 397))
+    return replace(a_snapshot(), upstreams=upstreams, lanes=lanes)
+
+
+class World:
+    def __init__(self) -> None:
+        self.shown = a_full_page()
+        waiting, deferred = a_message(), a_message(state=QueueState.DEFERRED, reason=LONG)
+        self.coming = Coming((waiting, deferred), ((AT_NS + 10**9, 1), (AT_NS + 10**10, 0)))
+        self.browser: Browser
+
+
+@asynccontextmanager
+async def looking(folder: Path, **look: object) -> AsyncIterator[World]:
+    demand(missing_program(PROGRAM))
+    world, clock = World(), FakeClock()
+
+    async def nothing_to_foresee() -> None:
+        pass
+
+    server = StatusServer(
+        HostPort("127.0.0.1", 0),
+        lambda: world.shown,
+        nothing_to_foresee,
+        Metrics(clock).registry,
+        Events(io.StringIO(), "text", clock),
+        coming=lambda: world.coming,
+    )
+    address = await server.start()
+    try:
+        async with browsing(folder) as world.browser:
+            await world.browser.look_like(**look)  # type: ignore[arg-type]  # as the test gave it
+            await world.browser.open(f"http://{address}/")
+            yield world
+    finally:
+        await server.stop()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+async def test_nothing_is_wider_than_the_screen(tmp_path: Path, width: int, theme: str) -> None:
+    async with looking(tmp_path, width=width, theme=theme) as world:
+        assert await world.browser.ask("document.documentElement.scrollWidth") <= width
+        assert await world.browser.ask(TOO_WIDE % width) == []
+        back = await world.browser.ask("getComputedStyle(document.body).backgroundColor")
+        assert back == {"light": "rgb(244, 246, 249)", "dark": "rgb(15, 19, 25)"}[theme]
+        assert world.browser.complaints == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+async def test_axe_finds_nothing_that_shuts_people_out(tmp_path: Path, width: int, theme: str) -> None:
+    demand(why_no_axe())
+    async with looking(tmp_path, width=width, theme=theme) as world:
+        # What is told is of WCAG 2.1 AA and of axe's own best practices.
+        await world.browser.ask(axe() + "; 0")
+        found = await world.browser.ask("axe.run().then(told => told.violations)")
+
+        assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == []
+
+
+async def test_the_page_is_valid_html(tmp_path: Path) -> None:
+    demand(why_no_html_validate())
+    async with looking(tmp_path, width=1280) as world:
+        page = await world.browser.ask("fetch(location.href).then(told => told.text())")
+    # Without script the page has no other way to stay true.
+    rules = {"root": True, "extends": ["html-validate:recommended"], "rules": {"meta-refresh": "off"}}
+    (tmp_path / ".htmlvalidate.json").write_text(json.dumps(rules))
+    told = await asyncio.to_thread(
+        subprocess.run,
+        [str(HTML_VALIDATE), "--stdin"],
+        cwd=tmp_path,
+        input=page,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert told.returncode == 0, told.stdout + told.stderr
+
+
+async def test_what_changes_appears_and_what_has_focus_keeps_it(tmp_path: Path) -> None:
+    async with looking(tmp_path, width=1280) as world:
+        await world.browser.ask("window.first = document.querySelector('h1'); window.first.id = 'kept'; 0")
+        await world.browser.press_tab()
+
+        world.shown = replace(world.shown, refusing_because="no room on the disk", at_ns=AT_NS + 10**9)
+
+        assert await world.browser.ask(SETTLED % "refusing mail: no room on the disk")
+        assert await world.browser.ask("document.querySelector('h1') === window.first"), "it is not made anew"
+        assert await world.browser.ask("document.activeElement.getAttribute('href')") == "status.json"
+        assert await world.browser.ask("document.getElementById('lost').hidden")
+        assert world.browser.complaints == []
+
+
+async def test_the_keyboard_reaches_each_link_in_order(tmp_path: Path) -> None:
+    async with looking(tmp_path, width=390) as world:
+        reached = []
+        for _ in range(2):
+            await world.browser.press_tab()
+            reached.append(await world.browser.ask("document.activeElement.getAttribute('href')"))
+            assert await world.browser.ask("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+
+        assert reached == ["status.json", "metrics"]
+
+
+async def test_a_page_that_lost_the_relay_says_so(tmp_path: Path) -> None:
+    async with looking(tmp_path, width=390) as world:
+        assert await world.browser.ask("document.getElementById('lost').hidden")
+
+        world.coming = None  # type: ignore[assignment]  # the next picture fails, and the stream ends
+
+        assert await world.browser.ask(SETTLED % "these numbers are old")
