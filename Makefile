@@ -1,5 +1,6 @@
 # Everything a person types.  Needs Python 3.11 or newer, pip and make, and nothing else:
-# the rest goes into .venv/, pinned by hash in requirements.lock.  On Debian 12:
+# the rest goes into .venv/, pinned by hash: in requirements.lock what the relay runs on, in
+# requirements-test.lock that and what its tests need.  On Debian 12:
 #     apt install --no-install-recommends make python3 python3-pip
 # pip's own configuration (PIP_INDEX_URL, PIP_FIND_LINKS, pip.conf) is honoured.
 
@@ -15,23 +16,33 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 COVER := -m coverage run -p -m pytest -q -m 'not slow and not crash'
 READY := $(VENV)/.ready
+TEST_READY := $(VENV)/.ready-to-test
+PIP := "$(PYTHON)" -m pip --python $(RUN) --disable-pip-version-check
 TESTS := -m pytest -q -m 'not crash'
 TESTED := $(sort $(dir $(wildcard tests/unit/test_*.py tests/unit/*/test_*.py tests/proofs/*/test_*.py)))
 # Of the throttle's tests one measures what killed senders still send.
 ALONE := tests/unit/throttle/test_many_processes.py
 # Of the peers these measure no time, and mostly wait.
 PATIENT := $(patsubst %,tests/proofs/peers/test_%.py,relay_edits relay_hostile_upstream relay_without_descriptors \
-    relay_unread_log upstream_in_step relay_reports relay_restarts relay_many_recipients relay_kills_exactly)
+    relay_unread_log upstream_in_step relay_clients relay_reports relay_restarts relay_many_recipients relay_kills_exactly)
 BESIDE := tests/proofs/fuzz/ $(patsubst %,tests/unit/%/,listener mail policy practice queue smtp upstream verdicts) \
     $(filter-out $(ALONE),$(wildcard tests/unit/throttle/test_*.py tests/unit/test_*.py)) $(PATIENT)
 PRACTICE_PASSWORD := var/practice-password
 
-.PHONY: help run demo test check lint coverage mutants crash bench fmt docs lock clean
+# Where `make install` puts it; DESTDIR goes before each of them, as packagers expect.
+PREFIX ?= /usr
+SYSCONFDIR ?= /etc
+UNITDIR ?= $(PREFIX)/lib/systemd/system
+PROGRAM = $(DESTDIR)$(PREFIX)/lib/relay
+SHARE = $(DESTDIR)$(PREFIX)/share
+
+.PHONY: help run demo install test check lint coverage mutants crash bench fmt docs lock clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make run     run the relay on policy.yaml (POLICY=FILE for another)'
 	@echo 'make demo    watch it pace mail through an upstream that cuts off whoever is too fast'
+	@echo 'make install for all users (DESTDIR=, PREFIX=/usr, PYTHON=/usr/bin/python3)'
 	@echo 'make test    every test but the long crash runs'
 	@echo 'make check   format, lint, types and the fast tests (make lint: without the tests)'
 	@echo 'make coverage   that every branch of what must not lose mail is tested'
@@ -39,7 +50,7 @@ help:
 	@echo 'make crash   the long crash runs (SEED=, BUDGET= in seconds)'
 	@echo 'make bench   compare with Postfix and other rate limiters here (OPTIONS=--help)'
 	@echo 'make fmt     format the code          make clean   remove what these commands made'
-	@echo 'make docs    make the pages of docs/ that are made of the code: verdicts, replies, states'
+	@echo 'make docs    make the pages of docs/ that are made of the code: verdicts, replies, states, manual'
 	@echo 'make lock    pin new versions (needs uv)'
 
 # exec: the relay takes the place of the shell, so signals and its exit status reach make unchanged.
@@ -49,8 +60,30 @@ run: $(READY) $(if $(filter policy.yaml,$(POLICY)),$(PRACTICE_PASSWORD))
 demo: $(READY)
 	@exec $(RUN) -m relay demo
 
+# A virtual environment whose files do not name DESTDIR; only an edited policy is left as it is.
+install:
+	@umask 022; set -e; "$(PYTHON)" -m venv --without-pip --clear "$(PROGRAM)"; \
+	  pip() { "$(PYTHON)" -m pip --python "$(PROGRAM)/bin/python" --disable-pip-version-check install -qq --no-compile "$$@"; }; \
+	  pip --require-hashes -r requirements.lock; pip --no-deps --no-build-isolation .; \
+	  find "$(PROGRAM)/bin" -type f -delete; \
+	  "$(PROGRAM)/bin/python" -m compileall -q -s "$(DESTDIR)" "$(PROGRAM)/lib"; \
+	  sed -i -e '/^command = /d' "$(PROGRAM)/pyvenv.cfg"; \
+	  install -d "$(DESTDIR)$(PREFIX)/bin" "$(SHARE)/man/man5" "$(SHARE)/man/man8" "$(DESTDIR)$(UNITDIR)" \
+	    "$(SHARE)/bash-completion/completions" "$(SHARE)/zsh/vendor-completions" "$(SHARE)/fish/vendor_completions.d" \
+	    "$(SHARE)/doc/relay" "$(DESTDIR)$(SYSCONFDIR)/relay"; \
+	  printf '%s\n' '#!$(PREFIX)/lib/relay/bin/python -I' 'from relay.cli.main import main' 'main()' >"$(DESTDIR)$(PREFIX)/bin/relay"; \
+	  chmod 755 "$(DESTDIR)$(PREFIX)/bin/relay"; \
+	  sed -e '1,/^$$/d' -e 's#/opt/relay/.venv/bin/relay#$(PREFIX)/bin/relay#' -e 's#^Documentation=.*#Documentation=man:relay(8)#' \
+	    deploy/relay.service >"$(DESTDIR)$(UNITDIR)/relay.service"; \
+	  install -m 644 deploy/man/relay.8 "$(SHARE)/man/man8"; install -m 644 deploy/man/relay-policy.5 "$(SHARE)/man/man5"; \
+	  install -m 644 deploy/completions/relay.bash "$(SHARE)/bash-completion/completions/relay"; \
+	  install -m 644 deploy/completions/_relay "$(SHARE)/zsh/vendor-completions"; \
+	  install -m 644 deploy/completions/relay.fish "$(SHARE)/fish/vendor_completions.d"; \
+	  cp -R README.md CHANGELOG.md UPGRADING.md LICENSE docs deploy/prometheus deploy/grafana "$(SHARE)/doc/relay"; \
+	  [ -e "$(DESTDIR)$(SYSCONFDIR)/relay/policy.yaml" ] || install -m 644 deploy/policy.yaml "$(DESTDIR)$(SYSCONFDIR)/relay"
+
 # Two at a time as long as neither measures time; what does, alone.
-test: $(READY)
+test: $(TEST_READY)
 	@mkdir -p var
 	@$(RUN) $(TESTS) $(BESIDE) >var/test-beside.log 2>&1 & beside=$$!; \
 	  trap 'kill $$beside' INT TERM; \
@@ -61,13 +94,13 @@ test: $(READY)
 check: lint
 	$(RUN) -m pytest -q -m 'not slow and not crash'
 
-lint: $(READY)
+lint: $(TEST_READY)
 	$(RUN) -m ruff format --check relay tests
 	$(RUN) -m ruff check relay tests
 	$(RUN) -m mypy
 
 # Which modules: pyproject.toml.  Tests that cut and kill by the thousand add no branch, only time.
-coverage: $(READY)
+coverage: $(TEST_READY)
 	@rm -rf .coverage && mkdir .coverage
 	$(RUN) $(COVER) tests/unit/spool --deselect tests/unit/spool/test_crash.py \
 	    --deselect tests/unit/spool/test_small_scenarios.py & spool=$$!; \
@@ -80,42 +113,44 @@ coverage: $(READY)
 	$(RUN) -m coverage report
 
 # One thing at a time is left out of a copy, or slips, and the tests run until one fails.
-mutants: $(READY)
+mutants: $(TEST_READY)
 	$(RUN) -m tests.proofs.mutants --sample 200 --seed 1 --page docs/MUTANTS.md
 
 # The seed is printed first, so that a failure can be had again: make crash SEED=…
-crash: $(READY)
+crash: $(TEST_READY)
 	@echo 'make crash SEED=$(SEED) BUDGET=$(BUDGET)'
 	RELAY_CRASH_SEED='$(SEED)' RELAY_CRASH_BUDGET='$(BUDGET)' $(RUN) -m pytest -q -m crash --hypothesis-seed='$(SEED)'
 
 # Its rivals are fetched on the first run; where that fails, they are left out, and it says so.
-bench: $(READY)
+bench: $(TEST_READY)
 	@$(RUN) -c 'import limits, pyrate_limiter' 2>/dev/null || \
-	  "$(PYTHON)" -m pip --python $(RUN) --disable-pip-version-check install -q 'pyrate-limiter>=4,<5' 'limits>=5,<6' || true
+	  $(PIP) install -q 'pyrate-limiter>=4,<5' 'limits>=5,<6' || true
 	$(RUN) -m tests.bench $(OPTIONS)
 
-fmt: $(READY)
+fmt: $(TEST_READY)
 	$(RUN) -m ruff format relay tests
 	$(RUN) -m ruff check --fix relay tests
 
 # These pages are made of the rules, the corpus and the tables of states; tests hold them to it.
-docs: $(READY)
+docs: $(TEST_READY)
 	$(RUN) -m relay explain-reply --table > docs/VERDICTS.md
 	$(RUN) -m tests.unit.policy.corpus > docs/REPLIES.md
 	$(RUN) -m tests.unit.verdicts.states_page > docs/states.md
 	$(RUN) -m tests.unit.throttle.history_page > docs/history-states.md
 	$(RUN) -m tests.unit.smtp.session_page > docs/session-states.md
+	$(RUN) -m tests.unit.cli.manual_pages
 
 # Not var/: there is the spool, and with it other people's mail.
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
 	find relay tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# --no-emit-index-url: whoever installs chooses the registry.
+# --no-emit-index-url: whoever installs chooses the registry.  The tests run on what the relay runs on.
+LOCK := uv pip compile -q --universal --python-version 3.11 --generate-hashes \
+  --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
 lock:
-	echo 'hatchling==1.27.0' | uv pip compile -q --universal --python-version 3.11 --generate-hashes \
-	  --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' \
-	  --extra test -o requirements.lock pyproject.toml -
+	echo 'hatchling==1.27.0' | $(LOCK) -o requirements.lock pyproject.toml -
+	echo 'hatchling==1.27.0' | $(LOCK) --extra test -c requirements.lock -o requirements-test.lock pyproject.toml -
 
 # git keeps no file modes and no secrets: the password of the practice upstream is made here.
 $(PRACTICE_PASSWORD): | $(READY)
@@ -144,6 +179,10 @@ $(READY): requirements.lock pyproject.toml
 	@$(RUN) -c '' 2>/dev/null || { echo 'Setting up $(VENV), once' && rm -rf $(VENV) && \
 	  if "$(PYTHON)" -m venv --help >/dev/null 2>&1; then "$(PYTHON)" -m venv --without-pip $(VENV); \
 	  else "$(PYTHON)" -c "$$PLAIN_VENV"; fi; }
-	@"$(PYTHON)" -m pip --python $(RUN) --disable-pip-version-check install -qq --require-hashes -r requirements.lock
-	@"$(PYTHON)" -m pip --python $(RUN) --disable-pip-version-check install -qq --no-deps --no-build-isolation -e .
+	@$(PIP) install -qq --require-hashes -r requirements.lock
+	@$(PIP) install -qq --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(TEST_READY): $(READY) requirements-test.lock
+	@$(PIP) install -qq --require-hashes -r requirements-test.lock
 	@touch $@
