@@ -3,6 +3,7 @@
 Where the spool is the caller's own no relay runs; elsewhere they speak to one that runs.
 """
 
+import bisect
 import os
 import shutil
 import signal
@@ -37,21 +38,26 @@ def fresh(folder: Path) -> Path:
     return policy
 
 
+def kept_when_killed(folder: Path, text: Path, nth: int) -> tuple[int, list[bytes]]:
+    """Return the exit status of one `relay sendmail`, killed ahead of its n-th call, and what is queued."""
+    policy = fresh(folder)
+    status = run_watched(Hangman(folder, nth), ["sendmail", "-t", "-i", "--policy", str(policy)], text)
+    kept = contents(policy)
+    assert kept in ([], [CONTENT])
+    return status, kept
+
+
 @pytest.mark.slow
+@pytest.mark.crash
 def test_sendmail_killed_at_each_call_leaves_nothing_or_all(tmp_path: Path) -> None:
-    demand(None if (why := syscalls.why_missing()) is None else why)
+    demand(syscalls.why_missing())
     text, folder = tmp_path / "text", tmp_path / "run"
     text.write_bytes(TEXT)
     found: list[int] = []
     status, kept = -1, list[bytes]()
     for nth in range(1, MOST_CALLS):
-        policy = fresh(folder)
-        hangman = Hangman(folder, nth)
+        status, kept = kept_when_killed(folder, text, nth)
 
-        status = run_watched(hangman, ["sendmail", "-t", "-i", "--policy", str(policy)], text)
-
-        kept = contents(policy)
-        assert kept in ([], [CONTENT])
         found.append(len(kept))
         if status == 0:
             break
@@ -59,6 +65,25 @@ def test_sendmail_killed_at_each_call_leaves_nothing_or_all(tmp_path: Path) -> N
     assert (status, kept) == (0, [CONTENT]), "the last run was not killed"
     assert found == sorted(found), "once it is queued, it stays"
     assert len(found) > 5
+
+
+@pytest.mark.slow
+def test_sendmail_killed_about_its_publication_leaves_nothing_or_all(tmp_path: Path) -> None:
+    """As the test at each call, which takes minutes: here at the call that publishes, and around it."""
+    demand(syscalls.why_missing())
+    text, folder = tmp_path / "text", tmp_path / "run"
+    text.write_bytes(TEXT)
+
+    def is_queued(nth: int) -> bool:
+        status, kept = kept_when_killed(folder, text, nth)
+        assert status == 0 or os.WTERMSIG(status) == signal.SIGKILL
+        assert kept or status != 0, "what ends well is queued"
+        return bool(kept)
+
+    assert is_queued(MOST_CALLS)
+    publishing = bisect.bisect(range(1, MOST_CALLS), 0, key=is_queued)
+    around = range(publishing - 2, publishing + 5)
+    assert [is_queued(nth) for nth in around] == [nth > publishing for nth in around]
 
 
 @pytest.fixture
