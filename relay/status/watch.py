@@ -14,11 +14,11 @@ from typing import cast
 from relay import __version__
 from relay.clock import SECOND_NS, Clock
 from relay.mail.envelope import QueueId
-from relay.policy.lane import lanes_of, with_ceilings
+from relay.policy.lane import lanes_of, numbers_of, with_ceilings
 from relay.policy.model import Policy, Upstream
 from relay.queue.counts import Sums, total
 from relay.queue.lanes import DEFAULT_LANE
-from relay.queue.routes import Availability, Spilled, spill_asks, spill_goes, words_of
+from relay.queue.routes import Availability, Because, Spilled, spill_asks, spill_goes, words_of
 from relay.queue.scheduler import Queued, State
 from relay.queue.whole import Queue
 from relay.sender.sender import Sender
@@ -42,6 +42,7 @@ from relay.status.snapshot import (
     PolicyStatus,
     QueueCounts,
     QueueState,
+    RouteStatus,
     Snapshot,
     UpstreamState,
     UpstreamStatus,
@@ -112,6 +113,7 @@ class Watch:
             disk,
             self._lanes(),
             self.certificates,
+            self._routes(now_ns),
         )
 
     def listing(self) -> "Listing":
@@ -285,6 +287,29 @@ class Watch:
             for lane, its in zip(lanes, map(total, (each.values() for each in waiting.values())), strict=True)
         )
 
+    def _routes(self, now_ns: int) -> tuple[RouteStatus, ...]:
+        queue, settings = self._sender.queue, self.policy.routes
+        found = []
+        for route, numbers in numbers_of(settings).items():
+            choice = queue.choice_of(route, now_ns)
+            its = queue.diversions.of(route)
+            since_ns = min((each.since_ns for each in its), default=None)
+            found.append(
+                RouteStatus(
+                    numbers,
+                    tuple(", ".join(settings[number - 1].asked()) or "all other mail" for number in numbers),
+                    route.upstreams,
+                    choice.upstream,
+                    choice.because,
+                    choice.instead_of,
+                    None if since_ns is None else self._wall(since_ns),
+                    None if choice.until_ns is None else self._wall(choice.until_ns),
+                    tuple(each.upstream for each in its if each.because is Because.SPILL),
+                    queue.where(route),
+                )
+            )
+        return tuple(found)
+
     def _waiting(self, name: str) -> Sums:
         """Return what waits in a line; a message in parts counts in each line that has one."""
         counts = self._sender.queue.line(name).counts
@@ -446,6 +471,7 @@ class Listing:
         ), drained_ns
 
     def _listed(self, queued: Queued, expected: Expected, recipients: tuple[str, ...]) -> MessageView:
+        choice = self._queue.choice(queued, self._now_ns)
         return MessageView(
             queued.queue_id,
             QueueState(queued.state.value),
@@ -460,11 +486,13 @@ class Listing:
             queued.upstream,
             expected.held_by,
             self._queue.lane_of(queued),
-            words_of(self._queue.choice(queued, self._now_ns)),
+            words_of(choice),
             client=queued.client,
             user=queued.user or None,
             message_id=queued.message_id,
             is_held_by_pause=queued.is_held_by_pause,
+            upstream_choice=choice.because,
+            instead_of=choice.instead_of,
         )
 
 
@@ -484,6 +512,7 @@ def _as_one(one: Listed, other: Listed) -> Listed:
     """
     first, second = sorted((one.view, other.view), key=lambda view: _FURTHEST_FIRST.index(view.state))
     last = max((first, second), key=lambda view: math.inf if view.eta_at_ns is None else view.eta_at_ns)
+    odd = first if first.upstream_because else second
     domains = None if one.domains is None or other.domains is None else (*one.domains, *other.domains)
     upstreams = dict.fromkeys(
         (first.upstream, *first.further_upstreams, second.upstream, *second.further_upstreams)
@@ -497,7 +526,9 @@ def _as_one(one: Listed, other: Listed) -> Listed:
             held_by=last.held_by,
             reason=last.reason,
             further_upstreams=tuple(upstreams)[1:],
-            upstream_because=first.upstream_because or second.upstream_because,
+            upstream_because=odd.upstream_because,
+            upstream_choice=odd.upstream_choice,
+            instead_of=odd.instead_of,
         ),
         one.age_ns,
         domains,

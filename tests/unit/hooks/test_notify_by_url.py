@@ -64,6 +64,8 @@ async def test_recipients_that_fail_together_are_one_notice(tmp_path: Path, rece
         "recipients": [{"recipient": "a@x.example", **failed}, {"recipient": "b@x.example", **failed}],
         "reason": None,
         "until_at": None,
+        "routes": None,
+        "instead_of": None,
     }
     assert telling.kept() == []
     assert telling.count("relay_notices_waiting") == 0
