@@ -27,7 +27,7 @@ from relay.spool.interface import Absent, Corrupt, Message, Note, SpoolFault, Sp
 from relay.status.breakdown import Breakdown
 from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Listed, Wanted, domains_of, summary
 from relay.status.plan import Plan
-from relay.status.prospect import Edited
+from relay.status.prospect import Edited, ways
 from relay.status.snapshot import MessageView, QueueState, RecipientStatus, RecipientView, Snapshot
 from relay.status.watch import Watch
 from relay.telemetry.events import Events
@@ -98,11 +98,14 @@ class Operator:
     async def plan(self, text: bytes, path: Path) -> Plan | str:
         async with self._plans:
             policy = parse_policy(text, path)
+            pairs = ways(self._watch.policy, policy)
+            if isinstance(pairs, str):
+                return pairs
             lane_of = await self._sorted_anew(policy)
             read = await asyncio.to_thread(
-                read_for_plan, self._watch.policy, policy, RealDisk(), self._watch.clock
+                read_for_plan, self._watch.policy, policy, pairs, RealDisk(), self._watch.clock
             )
-            prospect = self._watch.prospect(Edited(policy, lane_of, *read))
+            prospect = self._watch.prospect(Edited(policy, lane_of, read), pairs)
             return prospect if isinstance(prospect, str) else await asyncio.to_thread(prospect.plan)
 
     async def _sorted_anew(self, policy: Policy) -> dict[QueueId, str]:

@@ -147,24 +147,25 @@ class Watch:
         cost_ns = self.clock.boottime_ns() - began_ns
         self._drain_is_fresh_until_ns = began_ns + max(FRESH_NS, OFTEN * cost_ns)
 
-    def prospect(self, edited: Edited) -> Prospect | str:
+    def prospect(self, edited: Edited, ways: Sequence[tuple[str, str]]) -> Prospect | str:
         """Look at the queue under the policy in force, and as it would be just behind an edit.
 
-        Return why nobody can tell where not all mail goes through one upstream.
+        `ways` are those of `relay.status.prospect.ways`.  Return why nobody can tell, where that is so.
         """
-        name = self.policy.default_upstream
-        for words, policy in ("in force", self.policy), ("in the file", edited.policy):
-            if policy.routes:
-                return f"the policy {words} has routes, and a plan knows only mail of which all goes one way"
-        if set(self._sender.queue.names) - {name}:
+        if set(self._sender.queue.names) - {name for name, _ in ways}:
             return "some mail still waits for an upstream of before the last edit; ask again later"
         found = {name: self._sender.upstreams.view(name) for name in self.policy.upstreams}
         views = {name: view for name, view in found.items() if view is not None}
-        (look,) = [look for look in self._looks() if look.upstream == name]
-        seen = Seen(self.policy, look, views)
-        old, new = seen.under_policy_in_force(edited), seen.under_edit(edited)
+        looks = {look.upstream: look for look in self._looks()}
+        sides = []
+        for name, after in ways:
+            seen = Seen(self.policy, looks[name], after, views)
+            if self.policy.routes and (why := seen.why_unclear(edited)):
+                return why
+            sides.append((seen.under_policy_in_force(edited), seen.under_edit(edited)))
         is_running = self.condition is not Condition.DOWN
-        return Prospect(edited, old, new, is_running, self.clock.wall_ns() - self.clock.boottime_ns())
+        to_wall_ns = self.clock.wall_ns() - self.clock.boottime_ns()
+        return Prospect(edited, tuple(sides), is_running, to_wall_ns)
 
     def why(self) -> dict[str, str]:
         """Return by the upstream why nothing that stands in its line is sent."""
