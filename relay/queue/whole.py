@@ -299,9 +299,12 @@ class Queue:
         self.diversions.looked(is_there)
         return bool(self.diversions)
 
-    def where(self, route: Route) -> dict[str, int]:
-        """Return how many messages of a route stand in each line; one in parts counts for each part."""
-        return {name: count for (name, its), count in self._present.items() if its == route}
+    def where(self) -> dict[Route, dict[str, int]]:
+        """Return how many messages of each route stand in each line; one in parts counts for each part."""
+        found: dict[Route, dict[str, int]] = {}
+        for (name, route), count in self._present.items():
+            found.setdefault(route or self._default, {})[name] = count
+        return found
 
     @property
     def is_behind(self) -> bool:

@@ -179,7 +179,7 @@ class RouteStatus:
     instead_of: str = ""
     """The upstream that is passed over; empty for none."""
     since_at_ns: int | None = None
-    """Wall clock: when it began to go elsewhere than it prefers; None where it does not."""
+    """Wall clock: when this run first saw it go elsewhere than it prefers; None where it does not."""
     until_at_ns: int | None = None
     """Wall clock: when it goes elsewhere, if its upstream stays down; None where nobody can tell."""
     spills_to: tuple[str, ...] = ()

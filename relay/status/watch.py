@@ -290,7 +290,7 @@ class Watch:
 
     def _routes(self, now_ns: int) -> tuple[RouteStatus, ...]:
         queue, settings = self._sender.queue, self.policy.routes
-        found = []
+        found, stands = [], queue.where()
         for route, numbers in numbers_of(settings).items():
             choice = queue.choice_of(route, now_ns)
             its = queue.diversions.of(route)
@@ -306,7 +306,7 @@ class Watch:
                     None if since_ns is None else self._wall(since_ns),
                     None if choice.until_ns is None else self._wall(choice.until_ns),
                     tuple(each.upstream for each in its if each.because is Because.SPILL),
-                    queue.where(route),
+                    stands.get(route, {}),
                 )
             )
         return tuple(found)
