@@ -1,13 +1,15 @@
 """`relay explain-reply`: what a reply of an upstream means for us, which rule says so, and what follows.
 
 Judges and decides as a running relay with this policy would, by the same functions: the first time that
-it hears such a reply, with nothing refused before.  `--table` prints the page docs/VERDICTS.md.
+it hears such a reply, with nothing refused before.  Where the policy has routes it says so for each upstream
+that they name, and once for those of which it says the same.  `--table` prints the page docs/VERDICTS.md.
 Sends nothing and needs no relay that runs.
 """
 
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 
@@ -50,7 +52,9 @@ _SENDER_RESTS = "mail from this sender waits, untouched; all other mail goes on"
 @click.command("explain-reply")
 @click.argument("phase", required=False, type=click.Choice([str(phase) for phase in Phase]))
 @click.argument("text", required=False)
-@click.option("--upstream", metavar="NAME", help="Judge by the rules of this upstream; default: the first.")
+@click.option(
+    "--upstream", metavar="NAME", help="Judge by the rules of this upstream; default: each that gets mail."
+)
 @click.option("--sender", default="", metavar="ADDRESS", help="The reverse-path of the message under way.")
 @click.option(
     "--recipient",
@@ -91,11 +95,17 @@ def explain_reply(
     if phase is None or text is None:
         raise click.UsageError("expected a PHASE and a TEXT, or --table")
     reply = _reply(text)
-    rules, settings, source = _judging(policy_path, upstream, host)
-    ruling = Judge(rules).ruling(Phase(phase), reply, ClientWords(sender, recipients))
-    answer = Answer(ruling.verdict, Phase(phase), reply, str(reply), ruling=ruling)
-    for line in (*explanation(answer, ruling, settings, source), *_hints(ruling)):
-        click.echo(printable(line))
+    said: dict[tuple[str, ...], list[str]] = {}
+    for judging in _judgings(policy_path, upstream, host):
+        ruling = Judge(judging.rules).ruling(Phase(phase), reply, ClientWords(sender, recipients))
+        answer = Answer(ruling.verdict, Phase(phase), reply, str(reply), ruling=ruling)
+        lines = (*explanation(answer, ruling, judging.settings, judging.path), *_hints(ruling))
+        said.setdefault(lines, []).append(judging.name)
+    for number, (lines, names) in enumerate(said.items()):
+        if len(said) > 1:
+            click.echo(f"{chr(10) * bool(number)}of {printable(', '.join(names))}:")
+        for line in lines:
+            click.echo(printable(line))
     return os.EX_OK
 
 
@@ -171,22 +181,35 @@ def _reply(text: str) -> Reply:
     return reply
 
 
-def _judging(
-    policy_path: Path | None, upstream: str | None, host: str | None
-) -> tuple[tuple[Rule, ...], ShieldSettings | None, Path | None]:
-    """Return the rules, the shield, and the policy that they are of; without one, the shipped ones."""
+class _Judging(NamedTuple):
+    """By what replies of an upstream are judged."""
+
+    rules: tuple[Rule, ...]
+    settings: ShieldSettings | None = ShieldSettings()
+    """None: its shield is off."""
+    path: Path | None = None
+    """Of the policy that they are of; None: they are the shipped ones."""
+    name: str = ""
+
+
+def _judgings(policy_path: Path | None, upstream: str | None, host: str | None) -> list[_Judging]:
+    """Return those of each upstream that gets mail, in the order of the policy, unless one is named."""
     if host is not None:
-        return (*provider_rules(provider_of(None, host)), *standard_rules()), ShieldSettings(), None
+        return [_Judging((*provider_rules(provider_of(None, host)), *standard_rules()))]
     path = policy_path or default_policy()
     if policy_path is None and upstream is None and not path.exists():
-        return standard_rules(), ShieldSettings(), None
+        return [_Judging(standard_rules())]
     # What it says of replies counts, whether or not its secrets can be read here.
     policy = read_policy(path, looks_at_files=False)
-    name = upstream or policy.default_upstream
-    if name not in policy.upstreams:
+    if upstream is not None and upstream not in policy.upstreams:
         known = ", ".join(policy.upstreams)
-        raise click.UsageError(f"there is no upstream {printable(name)} in {path}; known: {known}")
-    return rules_of(name, policy.upstreams[name]), policy.upstreams[name].shield, path
+        raise click.UsageError(f"there is no upstream {printable(upstream)} in {path}; known: {known}")
+    names = [name for name in policy.upstreams if name in policy.listed_upstreams]
+    return [
+        _Judging(rules_of(name, its), its.shield, path, name)
+        for name in ([upstream] if upstream is not None else names)
+        for its in (policy.upstreams[name],)
+    ]
 
 
 _BEGINNING = """\

@@ -27,7 +27,7 @@ from relay.mail.sought import Sought, sought
 from relay.policy.units import duration_ns
 from relay.spool.durable import RealDisk
 from relay.status.filters import Filters, Wanted
-from relay.status.snapshot import LimitStatus, MessageView, message_to_json
+from relay.status.snapshot import MessageView, Snapshot, message_to_json
 from relay.telemetry.endings import PastEnding
 from relay.telemetry.past_files import PastReader
 from relay.telemetry.recent_past import GATHER_SECONDS, past_folder
@@ -60,18 +60,17 @@ def find(
     policy = found_policy(Where(policy_path, spool))
     wanted = Wanted(Filters(text=text.text), limit=limit)
 
-    async def question(session: Session) -> tuple[Sequence[MessageView], Sequence[LimitStatus]]:
+    async def question(session: Session) -> tuple[Sequence[MessageView], Snapshot | None]:
         messages = await session.queue(wanted)
-        named = () if as_json or not messages else (await session.snapshot()).upstreams
-        return messages, [each for upstream in named for each in upstream.limits]
+        return messages, None if as_json or not messages else await session.snapshot()
 
-    messages, limits = ask(Where(policy_path, policy.spool), question)
+    messages, snapshot = ask(Where(policy_path, policy.spool), question)
     now_ns, width = SystemClock().wall_ns(), line_width()
     if as_json:
         for message in messages:
             click.echo(json.dumps({"found": "queue", **message_to_json(message)}))
     elif messages:
-        for line in queue_lines(messages, now_ns, limits, width):
+        for line in queue_lines(messages, now_ns, snapshot, width):
             click.echo(line)
     if policy.recent is None:
         click.echo("what ended is not kept: `recent: null` in the policy", err=True)

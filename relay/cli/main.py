@@ -15,8 +15,6 @@ from typing import NamedTuple, NoReturn
 import click
 
 from relay.cli.options import error_text
-from relay.policy.faults import PolicyError
-from relay.policy.secrets import SecretError
 
 LINKS = frozenset({"sendmail", "mailq", "newaliases"})
 """Names of a link to this program under which it acts as sendmail(1) does."""
@@ -123,13 +121,18 @@ def _run(arguments: Sequence[str] | None) -> int:
     except click.Abort:
         click.echo("interrupted", err=True)
         return 130  # 128 + SIGINT, as a shell reports it
-    except PolicyError as error:
-        click.echo(error_text(error), err=True)
-        return os.EX_CONFIG
-    except SecretError as error:
-        click.echo(str(error), err=True)
-        return os.EX_CONFIG
-    except Exception:  # noqa: BLE001 - the last frame: a bug ends as sysexits says
-        traceback.print_exc()
-        return os.EX_SOFTWARE
+    except Exception as error:  # noqa: BLE001 - the last frame: a bug ends as sysexits says
+        return _ended_by(error)
     return outcome if isinstance(outcome, int) else 0
+
+
+def _ended_by(error: Exception) -> int:
+    # Imported only here: `relay --help` is an answer at once, and what reads a policy takes 0.3 s to load.
+    from relay.policy.faults import PolicyError  # noqa: PLC0415 - see above
+    from relay.policy.secrets import SecretError  # noqa: PLC0415 - see above
+
+    if isinstance(error, PolicyError | SecretError):
+        click.echo(error_text(error) if isinstance(error, PolicyError) else str(error), err=True)
+        return os.EX_CONFIG
+    traceback.print_exception(error)
+    return os.EX_SOFTWARE

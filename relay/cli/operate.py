@@ -10,6 +10,7 @@ the exit code is 75 if some message was busy, else 1 if some was absent or could
 
 import asyncio
 import functools
+import hashlib
 import json
 import os
 import sys
@@ -27,6 +28,7 @@ from relay.cli.render import (
     LinesOfContent,
     console,
     detail_lines,
+    limits_of,
     line_width,
     queue_lines,
     show_status,
@@ -51,12 +53,15 @@ from relay.control.operations import (
 )
 from relay.control.socket import ControlClient
 from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
+from relay.policy.document import read_document
+from relay.policy.faults import PolicyError
+from relay.policy.source import policy_bytes
 from relay.spool.interface import SpoolBusy
 from relay.status.filters import SORTS, By, Filters, Wanted, group_to_json
 from relay.status.snapshot import (
-    LimitStatus,
     MessageView,
     QueueState,
+    Snapshot,
     detail_to_json,
     message_to_json,
     to_json,
@@ -159,14 +164,14 @@ def queue(
             click.echo(json.dumps(message_to_json(message)))
         return
 
-    async def question(session: Session) -> tuple[Sequence[MessageView], Sequence[LimitStatus]]:
-        return await session.queue(wanted), await _limits(session)
+    async def question(session: Session) -> tuple[Sequence[MessageView], Snapshot]:
+        return await session.queue(wanted), await session.snapshot()
 
-    messages, limits = ask(where, question)
+    messages, snapshot = ask(where, question)
     if not messages and not filters.is_any:
         click.echo("no message in the queue matches")
         return
-    for line in queue_lines(messages, SystemClock().wall_ns(), limits, line_width()):
+    for line in queue_lines(messages, SystemClock().wall_ns(), snapshot, line_width()):
         click.echo(line)
 
 
@@ -203,19 +208,20 @@ def show(where: Where, ids: Sequence[str], *, as_json: bool) -> int:
         raise click.UsageError("name at least one message")
     queue_ids = _checked(ids)
 
-    async def question(session: Session) -> tuple[dict[QueueId, MessageView | str], Sequence[LimitStatus]]:
+    async def question(session: Session) -> tuple[dict[QueueId, MessageView | str], Snapshot | None]:
         shown = {queue_id: await session.show(queue_id) for queue_id in queue_ids}
-        return shown, () if as_json else await _limits(session)
+        return shown, None if as_json else await session.snapshot()
 
     not_shown: dict[QueueId, str] = {}
-    messages, limits = ask(where, question)
+    messages, snapshot = ask(where, question)
+    lines_of_routes = {} if snapshot is None else _lines_of_routes(where, snapshot)
     for queue_id, shown in messages.items():
         if isinstance(shown, str):
             not_shown[queue_id] = shown
         elif as_json:
             click.echo(json.dumps(detail_to_json(shown)))
         else:
-            for line in detail_lines(shown, limits):
+            for line in detail_lines(shown, limits_of(snapshot), lines_of_routes):
                 click.echo(line)
     return _told(not_shown)
 
@@ -283,9 +289,19 @@ for _each in VERBS:
     _verb(_each)
 
 
-async def _limits(session: Session) -> Sequence[LimitStatus]:
-    """Return those that reasons may name."""
-    return [limit for upstream in (await session.snapshot()).upstreams for limit in upstream.limits]
+def _lines_of_routes(where: Where, snapshot: Snapshot) -> dict[int, str]:
+    """Return where in the policy's file each route stands, if the file is still what is in force."""
+    numbers = [number for route in snapshot.routes for number in route.numbers]
+    try:
+        content = policy_bytes(where.policy_path) if numbers and where.spool is None else b""
+    except PolicyError:
+        content = b""
+    is_in_force = snapshot.policy.sha256 in ("", hashlib.sha256(content).hexdigest())
+    if not content or not is_in_force:
+        return {}
+    document = read_document(content)
+    marks = {number: document.mark_of(("routes", number - 1)) for number in numbers}
+    return {number: f"{where.policy_path}:{mark.line}" for number, mark in marks.items()}
 
 
 def _done(row: VerbRow, result: str, holds: str) -> str:
@@ -311,14 +327,14 @@ async def _queued(session: Session, filters: Filters) -> list[MessageView]:
 def _preview(where: Where, row: VerbRow, filters: Filters) -> int:
     """Say what a verb would do to the messages that filters find."""
 
-    async def question(session: Session) -> tuple[list[MessageView], Sequence[LimitStatus]]:
-        return await _queued(session, filters), await _limits(session)
+    async def question(session: Session) -> tuple[list[MessageView], Snapshot]:
+        return await _queued(session, filters), await session.snapshot()
 
-    messages, limits = ask(where, question)
+    messages, snapshot = ask(where, question)
     if not messages:
         click.echo("no message in the queue matches")
         return os.EX_OK
-    for line in queue_lines(messages[:MOST_PREVIEWED], SystemClock().wall_ns(), limits, line_width()):
+    for line in queue_lines(messages[:MOST_PREVIEWED], SystemClock().wall_ns(), snapshot, line_width()):
         click.echo(line)
     if more := len(messages) - MOST_PREVIEWED if len(messages) > MOST_PREVIEWED else 0:
         click.echo(f"and {more} more: `relay queue` with these filters lists them")

@@ -4,12 +4,12 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from relay.policy.faults import PolicyError
-from relay.policy.units import duration_ns
+if TYPE_CHECKING:
+    from relay.policy.faults import PolicyError
 
 DEFAULT_POLICY = Path("policy.yaml")
 SYSTEM_POLICY = Path("/etc/relay/policy.yaml")
@@ -40,8 +40,13 @@ def policy_option(verb: _Command) -> _Command:
 
 def duration(_context: click.Context, _parameter: click.Parameter, text: str | None) -> int | None:
     """Read the value of an option, such as `30m`, in nanoseconds: a callback for `click.option`."""
+    if text is None:
+        return None
+    # Imported only here: most verbs go without a duration, and what reads a policy takes 0.2 s to load.
+    from relay.policy.units import duration_ns  # noqa: PLC0415 - see above
+
     try:
-        return None if text is None else duration_ns(text)
+        return duration_ns(text)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 
@@ -54,7 +59,7 @@ class NotPermitted(click.ClickException):
     exit_code = os.EX_NOPERM
 
 
-def error_text(error: PolicyError) -> str:
+def error_text(error: "PolicyError") -> str:
     """Show the values of a policy only on a terminal."""
     return error.on_terminal() if sys.stderr.isatty() else str(error)
 

@@ -29,6 +29,7 @@ from relay.status.plan import (
     PastCourse,
     Plan,
     PlanRemark,
+    UpstreamCourse,
     plan_to_json,
 )
 
@@ -92,7 +93,10 @@ def lines_of(planned: Plan, path: Path) -> Iterator[str]:
         yield from _wrapped(f"{each.words}{restart}", f"  {each.sign} ", "      ")
     if not planned.differences:
         yield "  nothing"
-    yield from _section("over at once", (_over_words(each, planned.at_ns) for each in planned.over))
+    is_one = len(_upstreams(planned.new)) == 1
+    yield from _section(
+        "over at once", (_over_words(each, planned.at_ns, is_one=is_one) for each in planned.over)
+    )
     yield from _section("messages", map(_note_words, planned.notes))
     yield ""
     yield from _courses(planned)
@@ -112,13 +116,14 @@ def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
         yield from _wrapped(line, "  ", "    ")
 
 
-def _over_words(over: Over, at_ns: int) -> str:
+def _over_words(over: Over, at_ns: int, *, is_one: bool) -> str:
+    whose = "" if is_one else f"{over.upstream}: "
     until = f"until {local_time(over.opens_at_ns)}, in {span(over.opens_at_ns - at_ns)}"
     if over.key is None:
-        return f"{over.words}: {over.used} of {over.count} used, and nothing goes {until}"
+        return f"{whose}{over.words}: {over.used} of {over.count} used, and nothing goes {until}"
     keys = "1 key holds" if over.keys == 1 else f"{over.keys} keys hold"
     fullest = f"{over.key or '<>'} ({over.used} of {over.count})"
-    return f"{over.words}: {keys} more; of {fullest} nothing goes {until}"
+    return f"{whose}{over.words}: {keys} more; of {fullest} nothing goes {until}"
 
 
 def _note_words(note: PlanRemark) -> str:
@@ -141,22 +146,31 @@ def _note_words(note: PlanRemark) -> str:
 def _courses(planned: Plan) -> Iterator[str]:
     old, new, at_ns = planned.old, planned.new, planned.at_ns
     yield from _row("last one leaves", "messages", "in force", "edited")
-    for name in dict.fromkeys((old.upstream, new.upstream)):
-        messages = max(each.messages for each in (old, new) if each.upstream == name)
-        yield from _row(name, str(messages), *(_drained(each, name, at_ns) for each in (old, new)))
+    sides = _upstreams(old), _upstreams(new)
+    for name in dict.fromkeys([*sides[0], *sides[1]]):
+        messages = max(its[name].messages for its in sides if name in its)
+        yield from _row(name, str(messages), *(_drained(its.get(name), at_ns) for its in sides))
     before, after = ({lane.name: lane for lane in each.lanes if lane.name} for each in (old, new))
     for name in dict.fromkeys([*before, *after]):
         lanes = before.get(name), after.get(name)
         counts = [str(lane.messages) for lane in lanes if lane is not None]
         ends = (_last_of(lane, at_ns) for lane in lanes)
         yield from _row(f"  lane {name}", " → ".join(dict.fromkeys(counts)), *ends)
-    for words, each in ("in force", old), ("edited", new):
-        if each.held_by:
-            yield from _wrapped(f"{words}: held by {each.held_by}", "  ", "    ")
+    for words, its in zip(("in force", "edited"), sides, strict=True):
+        for each in its.values():
+            if each.held_by:
+                whose = f", {each.name}" if len(its) > 1 else ""
+                yield from _wrapped(f"{words}{whose}: held by {each.held_by}", "  ", "    ")
 
 
-def _drained(of: Course, name: str, at_ns: int) -> str:
-    if of.upstream != name:
+def _upstreams(of: Course) -> dict[str, UpstreamCourse]:
+    only = UpstreamCourse(of.upstream, of.messages, of.drained_at_ns, of.held_by)
+    # A relay of before says it of its one upstream alone.
+    return {each.name: each for each in of.upstreams or (only,)}
+
+
+def _drained(of: UpstreamCourse | None, at_ns: int) -> str:
+    if of is None:
         return "no mail"
     return _instant(of.drained_at_ns, at_ns) if of.messages else "-"
 

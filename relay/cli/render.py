@@ -8,7 +8,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -35,6 +35,7 @@ from relay.telemetry.endings import PastEnding
 PIPE_COLUMNS = 100_000
 """Wider than any line: nothing is folded or cut where no person reads."""
 WIDEST_SENDER = 40
+NOWHERE: Mapping[int, str] = {}
 TAB = "\t"
 
 _MARKS = {QueueState.ACTIVE: "*", QueueState.HELD: "!"}
@@ -89,6 +90,8 @@ def show_status(snapshot: Snapshot, out: Console) -> None:
             out.print(_plain(f"{upstream.name}: {finding} ({local_time(finding.at_ns)})", "yellow"))
         if upstream.findings:
             out.print()
+    if snapshot.routes:
+        _routes(snapshot).show(out)
     if snapshot.lanes:
         _lanes(snapshot).show(out)
     _queue(snapshot).show(out)
@@ -135,19 +138,21 @@ def until_words(upstream: UpstreamStatus) -> str:
 def queue_lines(
     messages: Sequence[MessageView],
     at_ns: int,
-    limits: Iterable[LimitStatus] = (),
+    snapshot: Snapshot | None = None,
     width: int | None = None,
 ) -> Iterator[str]:
     """List a line a message, with the beginning and the end that mailq has.
 
     Where a line is longer than `width`, sender and reason stand below the message, as mailq has them.
-    `limits` are written as people write them.
+    The limits of the snapshot are written as people write them, and where it has routes, each message says
+    with which upstream it stands.
     """
+    limits, has_routes = limits_of(snapshot), snapshot is not None and bool(snapshot.routes)
     if not messages:
         yield "Mail queue is empty"
         return
     senders = [f"{_sender(message)}{_to(message)}" for message in messages]
-    reasons = [in_plain_words(_why(message, at_ns), limits) for message in messages]
+    reasons = [in_plain_words(_why(message, at_ns, has_routes=has_routes), limits) for message in messages]
     wide = max(len(_WHO), *(min(WIDEST_SENDER, len(sender)) for sender in senders))
     lines = [
         f"{_head(message)} {sender:<{wide}} {_tail(message)} {why}".rstrip()
@@ -193,6 +198,11 @@ def _wrapped(text: str, width: int) -> list[str]:
     )
 
 
+def limits_of(snapshot: Snapshot | None) -> list[LimitStatus]:
+    """Return those that reasons may name."""
+    return [] if snapshot is None else [limit for each in snapshot.upstreams for limit in each.limits]
+
+
 def in_plain_words(text: str, limits: Iterable[LimitStatus]) -> str:
     """Return a text with the labels of these limits as people write them."""
     for limit in limits:
@@ -212,8 +222,10 @@ def summary_lines(rows: Sequence[Group], by: str) -> Iterator[str]:
         yield f"{key:>{first}}  {numbers}"
 
 
-def detail_lines(message: MessageView, limits: Sequence[LimitStatus] = ()) -> Iterator[str]:
-    """`limits` are written as people write them."""
+def detail_lines(
+    message: MessageView, limits: Sequence[LimitStatus] = (), lines_of_routes: Mapping[int, str] = NOWHERE
+) -> Iterator[str]:
+    """`limits` are written as people write them; `lines_of_routes`: where in its file the policy has each."""
     user = f", user {message.user}" if message.user else ""
     yield f"{message.queue_id}: {message.state}"
     yield f"  from        <{printable(message.reverse_path)}>"
@@ -238,14 +250,14 @@ def detail_lines(message: MessageView, limits: Sequence[LimitStatus] = ()) -> It
         yield f"  ETA         {local_time(message.eta_at_ns)}, by estimate"
     yield f"  recipients  {message.recipients_left} left of {len(message.recipient_statuses)}"
     for recipient in message.recipient_statuses:
-        yield from _recipient_lines(recipient)
+        yield from _recipient_lines(recipient, lines_of_routes)
     if message.header:
         yield "  header"
         for line in message.header.splitlines():
             yield f"    {printable(line.replace(TAB, ' '))}".rstrip()
 
 
-def _recipient_lines(recipient: RecipientView) -> Iterator[str]:
+def _recipient_lines(recipient: RecipientView, lines_of_routes: Mapping[int, str]) -> Iterator[str]:
     text = f"  ({printable(recipient.text)})" if recipient.text else ""
     yield f"    {recipient.status:<8} <{printable(recipient.address)}>{text}"
     parts = []
@@ -257,6 +269,10 @@ def _recipient_lines(recipient: RecipientView) -> Iterator[str]:
         parts.append(f"the next {local_time(recipient.next_attempt_at_ns)}")
     if recipient.reported:
         parts.append("its sender was told")
+    if recipient.route is not None:
+        at = lines_of_routes.get(recipient.route, "")
+        parts.append(f"by route {recipient.route}{f' ({printable(at)})' if at else ''}")
+        parts.append(f"stands with {printable(recipient.upstream)}")
     if parts:
         yield f"             {', '.join(parts)}"
 
@@ -310,13 +326,15 @@ def _to(message: MessageView) -> str:
     return f" -> {printable(message.recipients[0])}" + (f" +{others}" if others > 0 else "")
 
 
-def _why(message: MessageView, at_ns: int) -> str:
+def _why(message: MessageView, at_ns: int, *, has_routes: bool) -> str:
     parts = [f"lane {printable(message.lane)}"] if message.lane else []
     parts += [printable(message.reason)] if message.reason else []
     if message.held_by and not _is_said(message):
         parts.append(f"held by {printable(message.held_by)}")
     if message.upstream_because:
         parts.append(f"by {printable(message.upstream)}, {printable(message.upstream_because)}")
+    elif has_routes and message.upstream:
+        parts.append(f"by {printable(', '.join((message.upstream, *message.further_upstreams)))}")
     if message.eta_at_ns is not None:
         parts.append(f"ETA {local_time(message.eta_at_ns)}, in {span(message.eta_at_ns - at_ns)}")
     return f"({'; '.join(parts)})" if parts else ""
@@ -433,6 +451,21 @@ def used_words(limit: LimitStatus) -> str:
     """Return used/N, whose that is, and what else there is to say."""
     by = f" by {limit.key or '<>'}" if limit.key is not None else ""
     return f"{limit.used}/{limit.count}{by}{limit.remarks}"
+
+
+def _routes(snapshot: Snapshot) -> _Grid:
+    table = _Grid("route", "by", "prefers", "goes through", "why", "stands with")
+    for route in snapshot.routes:
+        stands = ", ".join(f"{name} {count}" for name, count in route.stands.items())
+        table.add(
+            route.numbers_words,
+            route.takes_words,
+            ", ".join(route.upstreams),
+            _plain(route.upstream, "yellow" if route.is_diverted else ""),
+            route.why(snapshot.at_ns) or "-",
+            stands or "-",
+        )
+    return table
 
 
 def _lanes(snapshot: Snapshot) -> _Grid:

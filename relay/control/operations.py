@@ -7,15 +7,18 @@ import enum
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from relay.mail.envelope import QueueId
 from relay.queue.scheduler import Queued, State
-from relay.status.breakdown import Breakdown
 from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Wanted
-from relay.status.plan import Plan
 from relay.status.snapshot import MessageView, QueueState, Snapshot
 from relay.verdicts.operator_pause import PauseAsked
+
+if TYPE_CHECKING:
+    # With a plan comes the whole sender, which takes 0.5 s to load: no verb but `relay plan` needs it.
+    from relay.status.breakdown import Breakdown
+    from relay.status.plan import Plan
 
 OK = "ok"
 UNCHANGED = "unchanged"
@@ -172,7 +175,7 @@ class Operations(Protocol):
 
     async def snapshot(self) -> Snapshot: ...
 
-    async def breakdown(self) -> Breakdown:
+    async def breakdown(self) -> "Breakdown":
         """Return which reasons hold how many messages, and who sent most; may be asked often."""
         ...
 
@@ -184,7 +187,7 @@ class Operations(Protocol):
         """Return the row of all, then those with most messages, `limit` of them."""
         ...
 
-    async def plan(self, text: bytes, path: Path) -> Plan | str:
+    async def plan(self, text: bytes, path: Path) -> "Plan | str":
         """Return what the text of a policy's file would do, or why nobody can tell; changes nothing.
 
         Raises PolicyError where it is no policy.

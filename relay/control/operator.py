@@ -8,12 +8,13 @@ import asyncio
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from relay.control.operations import ABSENT, CHANGED, OK, TABLE, UNCHANGED, Deed, Results, Verb, Write
 from relay.control.recorded import read_for_plan
 from relay.mail.envelope import QueueId
 from relay.mail.text import clean
-from relay.policy.lane import sorter_of
+from relay.policy.lane import numbering_sorter, sorter_of
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
 from relay.queue.queued import WaitReason
@@ -26,7 +27,7 @@ from relay.spool.interface import Absent, Corrupt, Message, Note, SpoolFault, Sp
 from relay.status.breakdown import Breakdown
 from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Listed, Wanted, domains_of, summary
 from relay.status.plan import Plan
-from relay.status.prospect import Edited
+from relay.status.prospect import Edited, ways
 from relay.status.snapshot import MessageView, QueueState, RecipientStatus, RecipientView, Snapshot
 from relay.status.watch import Watch
 from relay.telemetry.events import Events
@@ -47,6 +48,15 @@ _STATUS_WORDS: Mapping[Status, RecipientStatus] = {
     Status.EXPIRED: "expired",
     Status.DELETED: "deleted",
 }
+
+
+class _Way(NamedTuple):
+    """What a `RecipientView` says of it."""
+
+    route: int | None = None
+    upstream: str = ""
+
+
 _Refusals = Mapping[QueueId, Mapping[int, Answer]]
 """What the shield doubts: of each message, the refusals by the index of the recipient."""
 
@@ -88,11 +98,14 @@ class Operator:
     async def plan(self, text: bytes, path: Path) -> Plan | str:
         async with self._plans:
             policy = parse_policy(text, path)
+            pairs = ways(self._watch.policy, policy)
+            if isinstance(pairs, str):
+                return pairs
             lane_of = await self._sorted_anew(policy)
             read = await asyncio.to_thread(
-                read_for_plan, self._watch.policy, policy, RealDisk(), self._watch.clock
+                read_for_plan, self._watch.policy, policy, pairs, RealDisk(), self._watch.clock
             )
-            prospect = self._watch.prospect(Edited(policy, lane_of, *read))
+            prospect = self._watch.prospect(Edited(policy, lane_of, read), pairs)
             return prospect if isinstance(prospect, str) else await asyncio.to_thread(prospect.plan)
 
     async def _sorted_anew(self, policy: Policy) -> dict[QueueId, str]:
@@ -144,7 +157,21 @@ class Operator:
         notes = await self._spool_thread.call(lambda: spool.notes(queue_id))
         left = tuple(message.envelope.recipients[index] for index in message.left)
         view = await asyncio.to_thread(self._watch.listing().message, queue_id, left)
-        return ABSENT if view is None else _whole(view, message, notes)
+        ways = await self._ways(message)
+        return ABSENT if view is None else _whole(view, message, notes, ways)
+
+    async def _ways(self, message: Message) -> dict[int, _Way]:
+        """Return the number of the route of each recipient left, and with which upstream it stands."""
+        parts = self._queue.parts(message.queue_id)
+        stands = {index: part.upstream for part in parts for index in part.part.left(message.left)}
+        routes, numbers = self._watch.policy.routes, dict[int, int]()
+        if routes:
+            found = await self._spool_thread.sort([message.queue_id], numbering_sorter(routes))
+            if (entry := found.get(message.queue_id)) is not None:
+                for part in [each.part for each in entry.parts] or [entry.whole]:
+                    if part.route is not None:
+                        numbers |= dict.fromkeys(part.left(message.left), int(part.route.upstreams[0]))
+        return {index: _Way(numbers.get(index), upstream) for index, upstream in stands.items()}
 
     async def content(self, queue_id: QueueId, write: Write) -> str:
         if queue_id not in self._queue:
@@ -306,7 +333,9 @@ class Operator:
         return clean(str(message)) if isinstance(message, Exception) else message
 
 
-def _whole(view: MessageView, message: Message, notes: Iterable[Note]) -> MessageView:
+def _whole(
+    view: MessageView, message: Message, notes: Iterable[Note], ways: Mapping[int, _Way]
+) -> MessageView:
     envelope, known = message.envelope, {note.index: note for note in notes}
     return replace(
         view,
@@ -315,7 +344,10 @@ def _whole(view: MessageView, message: Message, notes: Iterable[Note]) -> Messag
         protocol=envelope.protocol,
         user=envelope.user,
         recipient_statuses=tuple(
-            _recipient(message, index, known.get(index), view.next_attempt_at_ns)
+            replace(
+                _recipient(message, index, known.get(index), view.next_attempt_at_ns),
+                **ways.get(index, _Way())._asdict(),
+            )
             for index in range(len(envelope.recipients))
         ),
         header=(message.content or b"").partition(b"\r\n\r\n")[0].decode("utf-8", "replace"),

@@ -5,8 +5,7 @@ would take as nothing counts as nothing here; that it does is told by the start.
 """
 
 import contextlib
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 from relay.clock import Clock
 from relay.mail.age import Boots
@@ -24,8 +23,8 @@ from relay.spool.durable import Disk
 from relay.spool.foreign import BOOTS_FORMAT
 from relay.spool.kept_format import KeptFormat, Record
 from relay.spool.replacing import replace_file
-from relay.status.past import Traffic, traffic_of
-from relay.status.prospect import RecordedUpstream, live_part
+from relay.status.past import traffic_of
+from relay.status.prospect import ReadUpstream, RecordedUpstream, live_part
 from relay.throttle.history_check import slots_in_file, spans_in_file
 from relay.throttle.history_format import HistoryError
 from relay.throttle.limit import Limit
@@ -54,29 +53,27 @@ def recorded_upstream(policy: Policy, name: str, disk: Disk, clock: Clock) -> Re
     return found._replace(throttle=View(slots, clock))
 
 
-class ReadForPlan(NamedTuple):
-    """What a plan needs of files: the last fields of `relay.status.prospect.Edited`, in their order."""
+def read_for_plan(
+    old: Policy, new: Policy, ways: Sequence[tuple[str, str]], disk: Disk, clock: Clock
+) -> dict[str, ReadUpstream]:
+    """Return what a start would know under each of two policies, and what the histories tell of the past.
 
-    old: RecordedUpstream
-    new: RecordedUpstream
-    traffic: Traffic
-    fault: str
+    `ways` are those of `relay.status.prospect.ways`.
+    """
+    live, found = live_part(old, new), {}
+    for name, after in ways:
+        known = _known_at_a_start(old, name, disk, clock), _known_at_a_start(live, after, disk, clock)
+        try:
+            traffic, fault = traffic_of(spans_in_file(old.history_path(name), disk, clock)), ""
+        except (HistoryError, PermissionError) as error:
+            traffic, fault = traffic_of(()), str(error)
+        found[name] = ReadUpstream(*known, traffic, fault)
+    return found
 
 
-def read_for_plan(old: Policy, new: Policy, disk: Disk, clock: Clock) -> ReadForPlan:
-    """Return what a start would know under each of two policies, and what the history tells of the past."""
-    before, after = _known_at_a_start(old, disk, clock), _known_at_a_start(live_part(old, new), disk, clock)
+def _known_at_a_start(policy: Policy, name: str, disk: Disk, clock: Clock) -> RecordedUpstream:
     try:
-        spans = spans_in_file(old.history_path(old.default_upstream), disk, clock)
-    except (HistoryError, PermissionError) as error:
-        return ReadForPlan(before, after, traffic_of(()), str(error))
-    return ReadForPlan(before, after, traffic_of(spans), "")
-
-
-def _known_at_a_start(policy: Policy, disk: Disk, clock: Clock) -> RecordedUpstream:
-    """Return what is known of the upstream that mail goes through."""
-    try:
-        return recorded_upstream(policy, policy.default_upstream, disk, clock)
+        return recorded_upstream(policy, name, disk, clock)
     except PermissionError as error:
         return RecordedUpstream(Health.UNCOUNTED, str(error))
 

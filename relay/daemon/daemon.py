@@ -139,7 +139,7 @@ class Daemon:
         self._events.collect(asyncio.get_running_loop().call_soon)
         tell_unhandled(self._events)
         self._events.started(version=__version__, hostname=hostname, path=str(self._start.path))
-        self._metrics.know_upstreams(policy.upstreams)
+        self._metrics.know_upstreams(policy.upstreams, policy.stand_ins)
         spool = open_spool(policy, self._disk, self._clock, self._set_aside())
         if (doubt := doubt_about(root)) is not None:
             self._events.spool_failed(error=f"messages may not survive a loss of power: {doubt}")

@@ -24,6 +24,7 @@ SHARE = 100
 class Spilling:
     def __init__(self, sender: Sender, watch: Watch, clock: Clock) -> None:
         self._queue = sender.queue
+        self._tell = sender.reroute
         self._wake: Callable[[str], None] = sender.upstreams.wake_one
         self._watch = watch
         self._clock = clock
@@ -46,4 +47,6 @@ class Spilling:
         moved = [each for each in spilled if self._queue.spill(each, now_ns)]
         for name in {each.to for each in moved}:
             self._wake(name)
+        if self._queue.spill_looked(now_ns):
+            self._tell()
         return len(moved)

@@ -25,6 +25,9 @@ _EVENTS = {
     "upstream_resumed": HookEvent.RESUMED,
     "operator_paused": HookEvent.PAUSED,
     "sender_paused": HookEvent.SENDER_PAUSED,
+    "route_diverted": HookEvent.ROUTE_DIVERTED,
+    "route_down": HookEvent.ROUTE_DOWN,
+    "route_restored": HookEvent.ROUTE_RESTORED,
 }
 _FATES = {Fate.BOUNCED.value: HookEvent.BOUNCED, Fate.EXPIRED.value: HookEvent.EXPIRED}
 HEARD = ("delivery", *_EVENTS)
@@ -93,6 +96,8 @@ def notice_of(told: list[EventHeard], notice_id: str, host: str) -> Notice:
         "recipients": [_recipient(each.fields) for each in told] if is_failure else [],
         "reason": _cut(_reason(fields)),
         "until_at": fields.get("until_at"),
+        "routes": fields.get("routes"),
+        "instead_of": fields.get("instead_of"),
     }
     return Notice(notice_id, event, json.dumps(value).encode())
 
@@ -107,7 +112,7 @@ def read_notice(content: bytes) -> Notice:
 
 def _reason(fields: Mapping[str, Value]) -> Value:
     by = fields.get("by")
-    return fields.get("reason") if by is None else f"relay pause, by {by}"
+    return fields.get("reason", fields.get("because")) if by is None else f"relay pause, by {by}"
 
 
 def _recipient(fields: Mapping[str, Value]) -> dict[str, Value]:

@@ -23,6 +23,9 @@ class HookEvent(enum.StrEnum):
     STOPPED = "stopped"
     RESUMED = "resumed"
     SENDER_PAUSED = "sender_paused"
+    ROUTE_DIVERTED = "route_diverted"
+    ROUTE_DOWN = "route_down"
+    ROUTE_RESTORED = "route_restored"
 
 
 def _event(value: object) -> HookEvent:

@@ -305,6 +305,39 @@ def routes_of(routes: tuple[RouteSettings, ...]) -> tuple[Route, ...]:
     return tuple(Route(each.upstreams, each.failover_after_ns, each.spill_after_ns) for each in routes)
 
 
+def numbers_of(routes: tuple[RouteSettings, ...]) -> dict[Route, tuple[int, ...]]:
+    """Return the numbers of each route, from 1, by what the queue knows of it.
+
+    Routes that differ in nothing but what they take are one there.
+    """
+    numbers: dict[Route, tuple[int, ...]] = {}
+    for number, route in enumerate(routes_of(routes), 1):
+        numbers[route] = (*numbers.get(route, ()), number)
+    return numbers
+
+
+def numbering_sorter(routes: tuple[RouteSettings, ...]) -> sorting.Sorter:
+    """Return a sorter that gives each recipient a route with the number of its own, from 1, for a name."""
+    return sorting.Sorter(
+        routes=tuple(
+            sorting.RoutingRule(Route((str(number),)), **settings.conditions())
+            for number, settings in enumerate(routes, 1)
+        )
+    )
+
+
+def stand_ins(routes: tuple[RouteSettings, ...]) -> tuple[tuple[str, str], ...]:
+    """Return each upstream through which mail may go with each that its route prefers to it."""
+    return tuple(
+        dict.fromkeys(
+            (name, before)
+            for route in routes
+            for index, name in enumerate(route.upstreams)
+            for before in route.upstreams[:index]
+        )
+    )
+
+
 def sorter_of(lanes: Lanes, routes: tuple[RouteSettings, ...]) -> sorting.Sorter:
     of_routes = zip(routes, routes_of(routes), strict=True)
     return sorting.Sorter(

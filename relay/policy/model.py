@@ -25,6 +25,7 @@ from relay.policy.lane import (
     faults_of_shared_files,
     listed_upstreams,
     sender_pattern,
+    stand_ins,
 )
 from relay.policy.limits import Limits, LimitSettings
 from relay.policy.oauth2 import OAuth2
@@ -475,6 +476,11 @@ class Policy(Section):
     def listed_upstreams(self) -> frozenset[str]:
         """Return the upstreams that may get mail: those that routes name, or else the first."""
         return listed_upstreams(self.routes, self.default_upstream)
+
+    @property
+    def stand_ins(self) -> tuple[tuple[str, str], ...]:
+        """Return each upstream that routes use instead of another one, with that one."""
+        return stand_ins(self.routes)
 
     @property
     def reports_history(self) -> Path:

@@ -45,18 +45,18 @@ class Part(NamedTuple):
 WHOLE = Part()
 
 
-class Because(enum.Enum):
-    PREFERRED = enum.auto()
+class Because(enum.StrEnum):
+    PREFERRED = "preferred"
     """Nothing is listed before it, or nothing of that is in the policy any more."""
-    FAILOVER = enum.auto()
+    FAILOVER = "failover"
     """What is listed before it is down."""
-    ALL_DOWN = enum.auto()
+    ALL_DOWN = "all_down"
     """Every upstream of the route is down: mail waits for the first."""
-    SPILL = enum.auto()
+    SPILL = "spill"
     """The wait for what is listed before it is longer than `spill_after`."""
-    PROBE = enum.auto()
+    PROBE = "probe"
     """One message shows whether an upstream is well again."""
-    UNKNOWN = enum.auto()
+    UNKNOWN = "unknown"
     """An earlier transaction through it may still relay the message."""
 
 

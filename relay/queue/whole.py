@@ -22,6 +22,7 @@ from itertools import chain, islice
 
 from relay.mail.envelope import QueueId
 from relay.queue.counts import Owners, Sums, total
+from relay.queue.diversions import Diversions
 from relay.queue.queued import NO_REASON, NewMailHold, Queued, State, WaitReason
 from relay.queue.routes import Availability, Because, Choice, Part, Route, Spilled, choose, is_better
 from relay.queue.scheduler import SLICE, Scheduler
@@ -36,6 +37,7 @@ class Queue:
         self._siblings: dict[QueueId, list[Queued]] = {}
         """The parts of messages that have several."""
         self.owners = Owners()
+        self.diversions = Diversions()
         self._default = Route(("",))
         self._routes: tuple[Route, ...] = ()
         self._standings: dict[str, Availability] = {}
@@ -65,6 +67,7 @@ class Queue:
         """Go by another policy's upstreams, the first the default, and routes."""
         self._default, self._routes = Route((upstreams[0],)), tuple(routes)
         self._standings = {name: self._standings.get(name, Availability()) for name in upstreams}
+        self.diversions.use(self._routes)
         self._is_stale = True
 
     def note(self, upstream: str, standing: Availability) -> bool:
@@ -274,7 +277,7 @@ class Queue:
         part, standing = self._part(spilled.key), self._standings.get(spilled.to)
         if part is None or part.state is not State.WAITING or part.unknown_until_ns > now_ns:
             return False
-        preferred = self._choice_of(self._route(part), now_ns).upstream
+        preferred = self.choice_of(self._route(part), now_ns).upstream
         if standing is None or not standing.is_usable or spilled.to == part.upstream:
             return False
         is_back = spilled.to == preferred
@@ -282,7 +285,26 @@ class Queue:
             spilled.to, Because.PREFERRED if is_back else Because.SPILL, "" if is_back else preferred
         )
         self._move(part, choice, now_ns)
+        if not is_back:
+            self.diversions.spilled(self._route(part), choice, now_ns)
         return True
+
+    def spill_looked(self, now_ns: int) -> bool:
+        """Hear that a look for mail to spill is over; return whether there are turns to tell."""
+
+        def is_there(route: Route, upstream: str) -> bool:
+            is_elsewhere = self.choice_of(route, now_ns).upstream != upstream
+            return is_elsewhere and self._present[upstream, route] > 0
+
+        self.diversions.looked(is_there)
+        return bool(self.diversions)
+
+    def where(self) -> dict[Route, dict[str, int]]:
+        """Return how many messages of each route stand in each line; one in parts counts for each part."""
+        found: dict[Route, dict[str, int]] = {}
+        for (name, route), count in self._present.items():
+            found.setdefault(route or self._default, {})[name] = count
+        return found
 
     @property
     def is_behind(self) -> bool:
@@ -332,9 +354,12 @@ class Queue:
         """Have everything looked at that is of a route which leads to another line now."""
         self._choices = {}
         present = list(self._present)
-        choices = {route: self._choice_of(route or self._default, now_ns) for _, route in present}
+        choices = {route: self.choice_of(route or self._default, now_ns) for _, route in present}
         untils = [each.until_ns for each in choices.values()]
-        untils += [self._choice_of(route, now_ns).until_ns for route in self._routes]
+        for route in dict.fromkeys(self._routes):
+            choice = self.choice_of(route, now_ns)
+            self.diversions.chose(route, choice, now_ns)
+            untils.append(choice.until_ns)
         self._choose_anew_at_ns = min((each for each in untils if each is not None), default=None)
         lines = {
             name: None
@@ -393,9 +418,9 @@ class Queue:
 
     def _choose(self, part: Queued, now_ns: int) -> Choice:
         if now_ns < part.unknown_until_ns:
-            return Choice(part.upstream, Because.UNKNOWN, until_ns=part.unknown_until_ns)
+            return Choice(part.upstream, Because.UNKNOWN, part.choice.instead_of, part.unknown_until_ns)
         route = self._route(part)
-        choice = self._choice_of(route, now_ns)
+        choice = self.choice_of(route, now_ns)
         if (held := self._held(part, route, choice)) is not None:
             return held
         if part.choice.because is Because.PROBE and self._is_probe(part, route, choice):
@@ -432,7 +457,8 @@ class Queue:
         is_to_go = part.state in (State.WAITING, State.ACTIVE) and self._probes.get(part.upstream) is part
         return is_to_go and is_better(route, part.upstream, choice.upstream, self._standings)
 
-    def _choice_of(self, route: Route, now_ns: int) -> Choice:
+    def choice_of(self, route: Route, now_ns: int) -> Choice:
+        """Return where mail of a route stands now, but for what is spilled, probes or is unknown."""
         choice, before = choose(route, self._standings, now_ns), self._choices.get(route)
         if before == choice:
             return before

@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from relay.mail.envelope import QueueId
-from relay.policy.lane import routes_of, sorter_of
+from relay.policy.lane import numbers_of, routes_of, sorter_of
 from relay.policy.model import Policy
 from relay.queue.queued import NO_REASON, WaitReason
+from relay.queue.routes import Because
 from relay.queue.scheduler import SLICE, Queued, State
 from relay.sender.settling import Backlog
 from relay.sender.spool_thread import seconds
@@ -62,6 +63,7 @@ class Arrivals:
         self._on_full = on_full
         self._longest_wait_ns = policy.retry.max_ns
         self._sorter = sorter_of(policy.lanes, policy.routes)
+        self._numbers = numbers_of(policy.routes)
         self._queue.use(list(policy.upstreams), routes_of(policy.routes))
         self._sorting: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
@@ -130,6 +132,7 @@ class Arrivals:
         while True:
             self._may_stand_elsewhere.clear()
             self._wake_all(self._queue.move_on(self._clock.boottime_ns()))
+            self._tell_turns()
             if ids := self._queue.sortable():
                 await self._sort(ids)
             if self._queue.is_behind:
@@ -149,6 +152,9 @@ class Arrivals:
         """Go on by another policy; queued messages are sorted by it in the background."""
         self._longest_wait_ns = policy.retry.max_ns
         self._queue.use(list(policy.upstreams), routes_of(policy.routes))
+        # What is over by the edit is told by the numbers of before.
+        self._tell_turns()
+        self._numbers = numbers_of(policy.routes)
         self.reroute()
         sorter = sorter_of(policy.lanes, policy.routes)
         if sorter != self._sorter:
@@ -264,6 +270,19 @@ class Arrivals:
                 self._queue.sort_anew(self._parts(entry), now_ns)
             self._may_stand_elsewhere.set()
         self._wake_all({queued.upstream for queued in self._queue})
+
+    def _tell_turns(self) -> None:
+        """Tell which routes' mail goes elsewhere since the last call, and which goes again as they prefer."""
+        for route, its, back_to in self._queue.diversions.turns():
+            numbers = self._numbers.get(route, ())
+            if back_to:
+                self._events.route_restored(routes=numbers, upstream=back_to, because=its.because)
+            elif its.because is Because.ALL_DOWN:
+                self._events.route_down(routes=numbers, upstream=its.upstream)
+            else:
+                self._events.route_diverted(
+                    routes=numbers, upstream=its.upstream, instead_of=its.instead_of, because=its.because
+                )
 
     def _wake_all(self, upstreams: Iterable[str]) -> None:
         for name in upstreams:

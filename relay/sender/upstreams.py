@@ -251,7 +251,7 @@ class Upstreams:
 
     async def apply(self, policy: Policy) -> None:
         before, self._policy = self._policy, policy
-        self._metrics.know_upstreams(policy.upstreams)
+        self._metrics.know_upstreams(policy.upstreams, policy.stand_ins)
         carried: dict[str, Carried] = {}
         for name in list(self.in_use):
             # Another account has another history, and what goes through it must be counted there.

@@ -5,14 +5,23 @@ logged and counted, and the other numbers are still there.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from relay.clock import SECOND_NS, Clock
 from relay.queue.lanes import DEFAULT_LANE
-from relay.status.snapshot import LaneStatus, QueueState, Snapshot, UpstreamState, UpstreamStatus
+from relay.queue.routes import Because
+from relay.status.snapshot import (
+    LaneStatus,
+    QueueState,
+    RouteStatus,
+    Snapshot,
+    UpstreamState,
+    UpstreamStatus,
+)
 from relay.telemetry.events import Events
 from relay.telemetry.listener_counts import ListenerCounts
 from relay.telemetry.metrics import Families, Metrics
@@ -83,6 +92,7 @@ class SnapshotCollector(Collector):
         else:
             _fill_queue(families, snapshot)
             _fill_rest(families, snapshot)
+            _fill_routes(families, snapshot.routes)
             for upstream in snapshot.upstreams:
                 _fill_upstream(families, upstream, snapshot.at_ns)
         took_ns = self._clock.boottime_ns() - began_ns
@@ -125,6 +135,28 @@ def _fill_rest(families: Families, snapshot: Snapshot) -> None:
     families.set("relay_policy_last_reload_success_timestamp_seconds", policy.loaded_at_ns / SECOND_NS)
     families.set("relay_policy_waiting", int(policy.waiting_because != ""))
     families.set("relay_policy_info", 1, policy.sha256)
+
+
+def _fill_routes(families: Families, routes: Sequence[RouteStatus]) -> None:
+    now: dict[tuple[str, str, Because], int] = {}
+    for route in routes:
+        # All that there may be, at 0, before it happens.
+        pairs = [(upstream, before) for upstream, before in combinations(reversed(route.upstreams), 2)]
+        now |= {
+            (*pair, because): 0
+            for pair in pairs
+            for because in (Because.FAILOVER, Because.SPILL)
+            if (*pair, because) not in now
+        }
+    for route in routes:
+        if route.because is Because.FAILOVER:
+            now[route.upstream, route.instead_of, Because.FAILOVER] = 1
+        for name in route.spills_to:
+            now[name, route.upstream, Because.SPILL] = 1
+    for labels, is_so in now.items():
+        families.set("relay_route_diverted", is_so, *labels)
+    down = sum(len(route.numbers) for route in routes if route.because is Because.ALL_DOWN)
+    families.set("relay_routes_down", down)
 
 
 def _fill_upstream(families: Families, upstream: UpstreamStatus, at_ns: int) -> None:

@@ -16,6 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from relay.mail.formats import rfc3339, span
+from relay.queue.routes import Because
 from relay.status import chart
 from relay.status.samples import GAP, MINUTES, QUEUE, Key, Samples
 from relay.status.snapshot import (
@@ -23,6 +24,7 @@ from relay.status.snapshot import (
     Coming,
     LimitStatus,
     QueueState,
+    RouteStatus,
     Snapshot,
     UpstreamState,
     UpstreamStatus,
@@ -99,6 +101,7 @@ def picture(snapshot: Snapshot, coming: Coming = NOTHING_COMING, samples: Sample
         queue_charts=_queue_charts(snapshot, coming, samples),
         first=coming.first,
         has_lanes=bool(snapshot.lanes),
+        routes=[(each, _diverted(each, snapshot.at_ns)) for each in snapshot.routes],
         fates=_FATES,
     )
 
@@ -124,6 +127,15 @@ def _state(upstream: UpstreamStatus, at_ns: int) -> _Badge:
         case UpstreamState.PAUSED:
             return _Badge("warn", "‖", "paused until relay resume" if upstream.paused_by else "paused")
     return _Badge("good", "✓", "open") if upstream.is_well else _Badge("plain", "○", upstream.state_words)
+
+
+def _diverted(route: RouteStatus, at_ns: int) -> _Badge | None:
+    """Return where mail of a route goes and why, where it does not go as it prefers; else None."""
+    if not (why := route.why(at_ns)):
+        return None
+    is_down = route.because is Because.ALL_DOWN
+    kind, sign = ("bad", "■") if is_down else ("warn", "‖") if route.is_diverted else ("plain", "○")
+    return _Badge(kind, sign, f"{route.upstream}; {why}")
 
 
 def _drains(upstream: UpstreamStatus, at_ns: int) -> str:

@@ -1,5 +1,8 @@
 """What an edited policy would do to the queue of now, beside what the policy in force will do.  Pure.
 
+Mail goes through one upstream, or through those of routes that the edit leaves as they are: then each has
+a look and an estimate of its own, and a message in parts has gone with its last part.
+
 Both sides are the same estimate (`relay.status.forecast`) of the same messages at the same instant: one
 with the limits, lanes and connections of now, one with those just behind the edit.  So whatever
 the estimate leaves out (refusals, new mail) is left out on both sides.
@@ -13,9 +16,9 @@ minute, and what the traffic of the last days would have met (`relay.status.past
 
 import enum
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
@@ -82,6 +85,19 @@ class Over:
     keys: int = 0
     """How many keys hold more than N; 0 where the limit has none."""
     key: str | None = None
+    upstream: str = ""
+    """Whose limit it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamCourse:
+    name: str
+    messages: int
+    """That wait for it; one in parts counts with each upstream that has one."""
+    drained_at_ns: int | None
+    """Wall clock; now, where nothing waits; None where nobody can tell."""
+    held_by: str
+    """What holds all mail, as `relay.status.forecast` names it; empty for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +115,9 @@ class Course:
     """What becomes of the queue under one policy.  Mail in a back-off counts in `minutes` only."""
 
     upstream: str
-    """Which all mail goes through."""
+    """Which all mail goes through; empty with routes through several."""
     held_by: str
-    """What holds all mail, as `relay.status.forecast` names it; empty for nothing."""
+    """What holds all mail, as `relay.status.forecast` names it; empty for nothing, and with several."""
     messages: int
     drained_at_ns: int | None
     """Wall clock; now, where nothing waits; None where nobody can tell."""
@@ -110,6 +126,8 @@ class Course:
     minutes: tuple[int, ...]
     """Messages that leave in each of the next MINUTES."""
     lanes: tuple[LaneCourse, ...]
+    upstreams: tuple[UpstreamCourse, ...] = ()
+    """Those through which mail goes, in the order of the policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +174,15 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One policy, and a look at the queue under it."""
+    """One policy, and a look at the line of one upstream under it."""
 
+    upstream: str
     policy: Policy
     look: Look
     sorted_anew: Mapping[QueueId, str]
     """The lanes of messages that are not in the one they name."""
     limits: Sequence[Limit]
-    """In force at the upstream that all mail goes through."""
+    """In force at the upstream."""
     terms: PastTerms
 
     @property
@@ -177,27 +196,56 @@ class Side:
         return lane if lane in names else DEFAULT_LANE if names else ""
 
 
-def course(side: Side, messages: Sequence[Queued], expected: Sequence[Expected], to_wall_ns: int) -> Course:
-    now_ns = side.look.now_ns
-    going = [
-        (queued, each.eta_ns)
-        for queued, each in zip(messages, expected, strict=True)
-        if queued.state in _GOING
-    ]
-    last_ns = _last([eta_ns for _, eta_ns in going])
-    minutes = Counter((each.eta_ns - now_ns) // MINUTE_NS for each in expected if each.eta_ns is not None)
-    by_lane: dict[str, list[int | None]] = {lane.name: [] for lane in side.terms.arrangement.lanes}
-    for queued, eta_ns in going:
-        by_lane.setdefault(side.lane_of(queued), []).append(eta_ns)
+class Foreseen(NamedTuple):
+    """The estimate of one side."""
+
+    side: Side
+    messages: Sequence[Queued]
+    """Of its line, as copies of that instant."""
+    expected: Sequence[Expected]
+
+    def going(self) -> Iterator[tuple[Queued, int | None]]:
+        for queued, each in zip(self.messages, self.expected, strict=True):
+            if queued.state in _GOING:
+                yield queued, each.eta_ns
+
+    def course(self, to_wall_ns: int) -> UpstreamCourse:
+        look, etas = self.side.look, [eta_ns for _, eta_ns in self.going()]
+        drained_at_ns = _wall(_last(etas) if etas else look.now_ns, to_wall_ns)
+        held_by = look.stop or self.side.outlook.pause
+        return UpstreamCourse(self.side.upstream, len(etas), drained_at_ns, held_by)
+
+
+def course(foreseen: Sequence[Foreseen], to_wall_ns: int) -> Course:
+    """Return what becomes of the queue by the estimates of all lines under one policy: one or more."""
+    first = foreseen[0].side
+    now_ns = first.look.now_ns
+    going: dict[QueueId, tuple[str, int | None]] = {}
+    leaving: dict[QueueId, int | None] = {}
+    for each in foreseen:
+        for queued, expected in zip(each.messages, each.expected, strict=True):
+            before_ns = leaving.get(queued.queue_id, expected.eta_ns)
+            leaving[queued.queue_id] = _later(before_ns, expected.eta_ns)
+        for queued, eta_ns in each.going():
+            _, before_ns = going.get(queued.queue_id, ("", eta_ns))
+            going[queued.queue_id] = each.side.lane_of(queued), _later(before_ns, eta_ns)
+    last_ns = _last([eta_ns for _, eta_ns in going.values()])
+    minutes = Counter((eta_ns - now_ns) // MINUTE_NS for eta_ns in leaving.values() if eta_ns is not None)
+    by_lane: dict[str, list[int | None]] = {lane.name: [] for lane in first.terms.arrangement.lanes}
+    for lane, eta_ns in going.values():
+        by_lane.setdefault(lane, []).append(eta_ns)
     lanes = [LaneCourse(name, len(etas), _wall(_last(etas), to_wall_ns)) for name, etas in by_lane.items()]
+    upstreams = tuple(each.course(to_wall_ns) for each in foreseen)
+    only = upstreams[0] if len(upstreams) == 1 else None
     return Course(
-        side.policy.default_upstream,
-        side.look.stop or side.outlook.pause,
+        "" if only is None else only.name,
+        "" if only is None else only.held_by,
         len(going),
         _wall(last_ns if going else now_ns, to_wall_ns),
         (None if last_ns is None else max(0, last_ns - now_ns)) if going else 0,
         tuple(minutes[minute] for minute in range(MINUTES)),
         tuple(lanes),
+        upstreams,
     )
 
 
@@ -212,15 +260,30 @@ def over_at_once(side: Side, to_wall_ns: int) -> list[Over]:
         keys, key = (0, None) if limited.only is not None else (_keys_over(limited), usage.key)
         opens_at_ns = usage.opens_at_ns + to_wall_ns
         its_words = words.get(usage.label, usage.label)
-        found.append(Over(usage.label, its_words, usage.used, usage.count, opens_at_ns, keys, key))
+        found.append(
+            Over(usage.label, its_words, usage.used, usage.count, opens_at_ns, keys, key, side.upstream)
+        )
     return found
 
 
-def notes(old: Side, new: Side, edited: Policy, messages: Sequence[Queued]) -> list[PlanRemark]:
+def notes(
+    sides: Sequence[tuple[Side, Side]], edited: Policy, messages: Sequence[Sequence[Queued]]
+) -> list[PlanRemark]:
     """Return what meets a bound that is tighter than before, and what changes its lane or its way.
 
-    `edited` is the whole edit; `new` has only what counts without a restart.
+    `messages` are those of each line; `edited` is the whole edit: `sides` have what counts without a restart.
+    A message in parts counts with each upstream that has one.
     """
+    found: dict[tuple[NoteKind, str, int], PlanRemark] = {}
+    for (old, new), its in zip(sides, messages, strict=True):
+        for note in _notes_of_line(old, new, edited, its):
+            key = note.kind, note.about, note.most
+            before = found[key].messages if key in found else 0
+            found[key] = replace(note, messages=before + note.messages)
+    return list(found.values())
+
+
+def _notes_of_line(old: Side, new: Side, edited: Policy, messages: Sequence[Queued]) -> list[PlanRemark]:
     found = []
     for bound, about in sorted(_bounds(new).items()):
         is_new = bound < min(_bounds(old), default=bound + 1)
@@ -236,7 +299,7 @@ def notes(old: Side, new: Side, edited: Policy, messages: Sequence[Queued]) -> l
             PlanRemark(NoteKind.OTHER_LANE, f"{before} → {after}", number)
             for (before, after), number in moves.items()
         ]
-    ways = old.policy.default_upstream, new.policy.default_upstream
+    ways = old.upstream, new.upstream
     going = sum(queued.state is not State.REPORTING for queued in messages)
     if ways[0] != ways[1] and going:
         found.append(PlanRemark(NoteKind.OTHER_UPSTREAM, f"{ways[0]} → {ways[1]}", going))
@@ -279,7 +342,13 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
 
 
 def _course_to_json(of: Course) -> dict[str, Any]:
-    return {**as_json(of, "lanes"), "lanes": [as_json(each) for each in of.lanes]}
+    lists = {"lanes": of.lanes, "upstreams": of.upstreams}
+    return {**as_json(of, *lists), **{key: [as_json(each) for each in its] for key, its in lists.items()}}
+
+
+def _later(one: int | None, other: int | None) -> int | None:
+    """Return the later of two instants; None where nobody can tell one of them."""
+    return None if one is None or other is None else max(one, other)
 
 
 def _last(etas: Sequence[int | None]) -> int | None:

@@ -9,7 +9,7 @@ Of an upstream that this sender does not use (the relay is down, or the edit bri
 tell how long one takes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
@@ -25,7 +25,7 @@ from relay.sender.upstreams import UpstreamView, is_mended, is_other_server
 from relay.status.expected import Outlook
 from relay.status.forecast import EditedLook, Look, outlook_of, rest_words
 from relay.status.past import PastTerms, Traffic
-from relay.status.plan import Plan, Side, course, notes, over_at_once, past_course
+from relay.status.plan import Foreseen, PastCourse, Plan, Side, course, notes, over_at_once, past_course
 from relay.throttle.limit import Limit
 from relay.throttle.limit_hints import Hint
 from relay.throttle.throttle import View
@@ -69,6 +69,19 @@ class RecordedUpstream(NamedTuple):
         return f"{kind}: {self.because}" if self.because else ""
 
 
+class ReadUpstream(NamedTuple):
+    """What was read of the files of an upstream that mail goes through."""
+
+    old: RecordedUpstream
+    """What a start would know of it."""
+    new: RecordedUpstream
+    """What a start by the edit would know of the one that its mail then goes through."""
+    traffic: Traffic
+    """What its history tells of the past."""
+    fault: str = ""
+    """Why that is nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Edited:
     """An edit, and what had to be read for a plan of it."""
@@ -77,18 +90,25 @@ class Edited:
     """As it is written."""
     lane_of: Mapping[QueueId, str]
     """The lane of each message that the edit sorts anew; empty where it sorts none."""
-    old: RecordedUpstream | None
-    """Of the upstream that mail goes through; None where a sender uses it."""
-    new: RecordedUpstream | None
-    """Of the one that mail then goes through, likewise."""
-    traffic: Traffic
-    fault: str = ""
-    """Why nothing is known of the past."""
+    read: Mapping[str, ReadUpstream]
+    """By its name in the policy in force, of each upstream that mail goes through."""
 
 
 def live_part(old: Policy, new: Policy) -> Policy:
     """Return what of an edit counts without a restart."""
     return new.model_copy(update={key: getattr(old, key) for key in RESTART_KEYS})
+
+
+def ways(old: Policy, new: Policy) -> list[tuple[str, str]] | str:
+    """Return each upstream that mail goes through, with the one through which its mail goes by an edit.
+
+    Or why nobody can tell, in words.
+    """
+    if not old.routes and not new.routes:
+        return [(old.default_upstream, new.default_upstream)]
+    if old.routes != new.routes:
+        return "it changes the routes, and a plan does not know what mail then goes another way"
+    return [(name, name) for name in old.upstreams if name in old.listed_upstreams]
 
 
 def is_same_account(old: Policy, new: Policy, name: str) -> bool:
@@ -101,66 +121,90 @@ class Prospect:
     """Two sides of one instant; the estimates may be made in another thread."""
 
     edited: Edited
-    old: Side
-    new: Side
+    sides: tuple[tuple[Side, Side], ...]
+    """Of each upstream that mail goes through: by the policy in force, and by the edit."""
     is_running: bool
     to_wall_ns: int
 
-    def messages(self) -> list[Queued]:
-        return self.old.look.messages()
+    def messages(self) -> list[list[Queued]]:
+        """Return those of each line."""
+        return [old.look.messages() for old, _ in self.sides]
 
     def plan(self) -> Plan:
-        messages, to_wall_ns = self.messages(), self.to_wall_ns
-        old, new, edited = self.old, self.new, self.edited
-        past = past_course(edited.traffic, (old.policy.default_upstream, old.terms), new.terms, to_wall_ns)
+        messages, to_wall_ns, edited = self.messages(), self.to_wall_ns, self.edited
+        first = self.sides[0][0]
         return Plan(
-            old.look.now_ns + to_wall_ns,
+            first.look.now_ns + to_wall_ns,
             self.is_running,
-            tuple(differences(old.policy, edited.policy)),
-            tuple(over_at_once(new, to_wall_ns)),
-            tuple(notes(old, new, edited.policy, messages)),
-            course(old, messages, old.look.expected(messages), to_wall_ns),
-            course(new, messages, new.look.expected(messages), to_wall_ns),
-            (replace(past, fault=edited.fault),),
+            tuple(differences(first.policy, edited.policy)),
+            tuple(over for _, new in self.sides for over in over_at_once(new, to_wall_ns)),
+            tuple(notes(self.sides, edited.policy, messages)),
+            course(_foreseen((old for old, _ in self.sides), messages), to_wall_ns),
+            course(_foreseen((new for _, new in self.sides), messages), to_wall_ns),
+            tuple(self._past(old, new) for old, new in self.sides),
         )
+
+    def _past(self, old: Side, new: Side) -> PastCourse:
+        read = self.edited.read[old.upstream]
+        past = past_course(read.traffic, (old.upstream, old.terms), new.terms, self.to_wall_ns)
+        return replace(past, fault=read.fault)
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A sender at one instant."""
+    """A line of a sender at one instant."""
 
     policy: Policy
     """In force."""
     look: Look
+    """At the line of one upstream."""
+    after: str
+    """The upstream through which its mail goes by the edit."""
     views: Mapping[str, UpstreamView]
     """Of the upstreams in use, by name; none where the relay is down."""
+
+    @property
+    def name(self) -> str:
+        return self.look.upstream
+
+    def why_unclear(self, edited: Edited) -> str:
+        """Return why nobody can tell where mail of routes would go by an edit; empty where that is clear."""
+        policy, name = live_part(self.policy, edited.policy), self.name
+        is_known = name in self.views and is_same_account(self.policy, policy, name)
+        view, found = self.views.get(name), edited.read[name]
+        if view is not None and is_known:
+            mended = is_mended(name, self.policy.upstreams[name], policy.upstreams[name])
+            return f"{name} is down, and it may mend that" if mended and view.because else ""
+        if found.new.rest_words or (view is None and found.old.rest_words):
+            return f"{name} would be down at a start, and mail would go elsewhere after a while"
+        return ""
 
     @property
     def now_ns(self) -> int:
         return self.look.now_ns
 
     def under_policy_in_force(self, edited: Edited) -> Side:
-        policy, name = self.policy, self.policy.default_upstream
+        policy, name = self.policy, self.name
         if (view := self.views.get(name)) is not None:
             limits = limits_in_force(view.lessons, policy.upstreams[name].limits, policy.lanes)
-            return _side(policy, self.look, {}, limits)
-        look = self.look.under(self._recorded(policy, edited.old, edited, None))
-        return _side(policy, look, {}, with_ceilings(policy.upstreams[name].limits, policy.lanes))
+            return _side(name, policy, self.look, {}, limits)
+        look = self.look.under(self._recorded(name, policy, edited, None))
+        return _side(name, policy, look, {}, with_ceilings(policy.upstreams[name].limits, policy.lanes))
 
     def under_edit(self, edited: Edited) -> Side:
         policy = live_part(self.policy, edited.policy)
-        name, arrangement = policy.default_upstream, arrangement_of(policy, policy.default_upstream)
+        name, arrangement = self.after, arrangement_of(policy, self.after)
         upstream = policy.upstreams[name]
         view = self.views.get(name)
         if view is None or not is_same_account(self.policy, policy, name):
-            edit = self._recorded(policy, edited.new, edited, view)
+            edit = self._recorded(name, policy, edited, view, is_after=True)
             limits: Sequence[Limit] = with_ceilings(upstream.limits, policy.lanes)
         else:
             before = self.policy.upstreams[name]
             mended = is_mended(name, before, upstream)
             lessons = view.lessons.under(upstream.limits, adapts=upstream.adapt is not None)
             limits = limits_in_force(lessons, upstream.limits, policy.lanes)
-            if name != self.policy.default_upstream:
+            if name != self.name:
                 # No mail went through it yet.
                 took_ns = view.transaction_ns or self._transaction_ns(edited)
                 view = replace(view, transaction_ns=took_ns)
@@ -169,21 +213,27 @@ class Seen:
             outlook = outlook_of(seen, upstream, _back_off_ns(policy), self.now_ns, limited)
             stop = rest_words(seen) if seen.is_endless else ""
             edit = EditedLook(outlook, stop, trusts_senders=mended)
-        is_other_line = name != self.policy.default_upstream
+        is_other_line = name != self.name
         edit = edit._replace(arrangement=arrangement, lane_of=edited.lane_of, is_other_line=is_other_line)
-        return _side(policy, self.look.under(edit), edited.lane_of, limits)
+        return _side(name, policy, self.look.under(edit), edited.lane_of, limits)
 
     def _transaction_ns(self, edited: Edited) -> int:
         """Return how long one takes: by the last ones, or where the sender saw none, by those of the past."""
-        seen = self.views.get(self.policy.default_upstream)
-        return (0 if seen is None else seen.transaction_ns) or edited.traffic.transaction_ns
+        seen = self.views.get(self.name)
+        return (0 if seen is None else seen.transaction_ns) or edited.read[self.name].traffic.transaction_ns
 
     def _recorded(
-        self, policy: Policy, found: RecordedUpstream | None, edited: Edited, before: UpstreamView | None
+        self,
+        name: str,
+        policy: Policy,
+        edited: Edited,
+        before: UpstreamView | None,
+        *,
+        is_after: bool = False,
     ) -> EditedLook:
         """Return what a start would know; `before` has this upstream's name, and another account."""
-        upstream = policy.upstreams[policy.default_upstream]
-        found = found or RecordedUpstream(Health.UNTRIED)
+        upstream, read = policy.upstreams[name], edited.read[self.name]
+        found = read.new if is_after else read.old
         if before is not None:
             found = found.carried(before.operator)
         transaction_ns = self._transaction_ns(edited)
@@ -204,11 +254,17 @@ class Seen:
         return EditedLook(outlook, (found.rest_words or "stop: no history") if is_endless else "")
 
 
-def _side(policy: Policy, look: Look, sorted_anew: Mapping[QueueId, str], limits: Sequence[Limit]) -> Side:
-    upstream = policy.upstreams[policy.default_upstream]
-    arrangement = arrangement_of(policy, policy.default_upstream)
+def _side(
+    name: str, policy: Policy, look: Look, sorted_anew: Mapping[QueueId, str], limits: Sequence[Limit]
+) -> Side:
+    upstream = policy.upstreams[name]
+    arrangement = arrangement_of(policy, name)
     terms = PastTerms(limits, upstream.guard_ns, upstream.connections, upstream.max_recipients, arrangement)
-    return Side(policy, look, sorted_anew, limits, terms)
+    return Side(name, policy, look, sorted_anew, limits, terms)
+
+
+def _foreseen(sides: Iterable[Side], messages: Sequence[Sequence[Queued]]) -> list[Foreseen]:
+    return [Foreseen(side, its, side.look.expected(its)) for side, its in zip(sides, messages, strict=True)]
 
 
 def _back_off_ns(policy: Policy) -> tuple[int, int]:

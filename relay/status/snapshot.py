@@ -11,12 +11,13 @@ address.  `public` removes addresses, for pages that others than the operator ca
 import enum
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
-from relay.mail.formats import rfc3339, rfc3339_or_none
+from relay.mail.formats import rfc3339, rfc3339_or_none, span
+from relay.queue.routes import Because, Choice, words_of
 from relay.spool.interface import Totals
 from relay.throttle.limit_hints import Hint, finding_to_json
 from relay.verdicts.health import Health
@@ -162,6 +163,62 @@ class LaneStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class RouteStatus:
+    """Routes that differ in nothing but what they take are one, with several numbers."""
+
+    numbers: tuple[int, ...]
+    """From 1, in the order of the policy."""
+    takes: tuple[str, ...]
+    """For each of these numbers the keys by which it takes mail, in words."""
+    upstreams: tuple[str, ...]
+    """In the order of preference."""
+    upstream: str
+    """Through which its mail goes now, but for what is spilled; where all are down, for which it waits."""
+    because: Because = Because.PREFERRED
+    """PREFERRED, FAILOVER or ALL_DOWN."""
+    instead_of: str = ""
+    """The upstream that is passed over; empty for none."""
+    since_at_ns: int | None = None
+    """Wall clock: when this run first saw it go elsewhere than it prefers; None where it does not."""
+    until_at_ns: int | None = None
+    """Wall clock: when it goes elsewhere, if its upstream stays down; None where nobody can tell."""
+    spills_to: tuple[str, ...] = ()
+    """Through which some of its mail goes, because the wait would be too long."""
+    stands: Mapping[str, int] = field(default_factory=dict)
+    """How many of its messages stand with each upstream; one that goes in parts, each of its parts."""
+
+    @property
+    def is_diverted(self) -> bool:
+        return self.because is not Because.PREFERRED or bool(self.spills_to)
+
+    def why(self, at_ns: int) -> str:
+        """Return why its mail goes elsewhere, or will, in words; empty where it goes as the route prefers."""
+        if self.is_diverted:
+            since = "" if self.since_at_ns is None else f", for {span(at_ns - self.since_at_ns)}"
+            return f"{self.because_words}{since}"
+        if self.until_at_ns is not None:
+            return f"{self.upstream} is down, fails over in {span(self.until_at_ns - at_ns)}"
+        return ""
+
+    @property
+    def because_words(self) -> str:
+        """Return why its mail goes where it goes; empty where it goes as the route prefers."""
+        words = []
+        if self.because is not Because.PREFERRED:
+            words.append(words_of(Choice(self.upstream, self.because, self.instead_of)))
+        words += [f"spill to {name}" for name in self.spills_to]
+        return "; ".join(words)
+
+    @property
+    def takes_words(self) -> str:
+        return " or ".join(self.takes)
+
+    @property
+    def numbers_words(self) -> str:
+        return ", ".join(map(str, self.numbers))
+
+
+@dataclass(frozen=True, slots=True)
 class QueueCounts:
     messages: int = 0
     recipients: int = 0
@@ -229,6 +286,8 @@ class Snapshot:
     """In the order of the policy; none where it has none."""
     certificates: tuple[CertificateStatus, ...] = ()
     """In the order of the policy, of each listener that has one and runs."""
+    routes: tuple[RouteStatus, ...] = ()
+    """In the order of their first numbers; none where the policy has none."""
 
     def counts(self, state: QueueState) -> QueueCounts:
         """Return zeros where the snapshot says nothing of a state."""
@@ -252,6 +311,10 @@ class RecipientView:
     """Wall clock; of one that is to do, as of its message."""
     reported: bool = False
     """It failed, and the sender was told while other recipients were left."""
+    route: int | None = None
+    """The number of the route of the policy that takes it, from 1; None where the policy has none."""
+    upstream: str = ""
+    """With which it stands; empty where nothing of it is to be sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +358,10 @@ class MessageView:
     """The header section of the content as it is, foreign text; empty where it was not read."""
     is_held_by_pause: bool = False
     """It is held by `relay pause --new`, and goes on when that ends."""
+    upstream_choice: Because = Because.PREFERRED
+    """As `upstream_because`, as a value."""
+    instead_of: str = ""
+    """The upstream that is passed over for `upstream`; empty for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,15 +417,15 @@ def public_coming(coming: Coming) -> Coming:
 
 _NULL_WHERE_EMPTY = frozenset({
     "refusing_because", "paused_because", "paused_by", "proving_after", "held_by", "last_error",
-    "waiting_because", "reason", "upstream", "upstream_because", "lane",
+    "waiting_because", "reason", "upstream", "upstream_because", "instead_of", "lane",
 })  # fmt: skip
 
 
 def as_json(value: object, *others: str) -> dict[str, Any]:
     """Return a value for scripts without `others`: texts for instants, seconds for spans."""
     told: dict[str, Any] = {}
-    for field in fields(value):  # type: ignore[arg-type]  # every caller has a dataclass
-        name, its = field.name, getattr(value, field.name)
+    for each in fields(value):  # type: ignore[arg-type]  # every caller has a dataclass
+        name, its = each.name, getattr(value, each.name)
         if name in others:
             continue
         if name.endswith(("at_ns", "until_ns")):
@@ -376,12 +443,15 @@ def to_json(snapshot: Snapshot) -> dict[str, Any]:
     """Return every queue state.  Keys are the fields' names: they may be added, never renamed."""
     ledger = snapshot.ledger
     return {
-        **as_json(snapshot, "upstreams", "queue", "ledger", "policy", "disk", "lanes", "certificates"),
+        **as_json(
+            snapshot, "upstreams", "queue", "ledger", "policy", "disk", "lanes", "certificates", "routes"
+        ),
         "upstreams": [_upstream_json(upstream, snapshot.at_ns) for upstream in snapshot.upstreams],
         "lanes": [
             {**as_json(each), "share_percent": round(each.share_percent, 3)} for each in snapshot.lanes
         ],
         "certificates": [as_json(each) for each in snapshot.certificates],
+        "routes": [as_json(each) for each in snapshot.routes],
         "queue": {state.value: as_json(snapshot.counts(state)) for state in QueueState},
         "ledger": {**as_json(ledger), "imbalance": ledger.imbalance},
         "policy": as_json(snapshot.policy),

@@ -14,11 +14,11 @@ from typing import cast
 from relay import __version__
 from relay.clock import SECOND_NS, Clock
 from relay.mail.envelope import QueueId
-from relay.policy.lane import lanes_of, with_ceilings
+from relay.policy.lane import lanes_of, numbers_of, with_ceilings
 from relay.policy.model import Policy, Upstream
 from relay.queue.counts import Sums, total
 from relay.queue.lanes import DEFAULT_LANE
-from relay.queue.routes import Availability, Spilled, spill_asks, spill_goes, words_of
+from relay.queue.routes import Availability, Because, Spilled, spill_asks, spill_goes, words_of
 from relay.queue.scheduler import Queued, State
 from relay.queue.whole import Queue
 from relay.sender.sender import Sender
@@ -42,6 +42,7 @@ from relay.status.snapshot import (
     PolicyStatus,
     QueueCounts,
     QueueState,
+    RouteStatus,
     Snapshot,
     UpstreamState,
     UpstreamStatus,
@@ -112,6 +113,7 @@ class Watch:
             disk,
             self._lanes(),
             self.certificates,
+            self._routes(now_ns),
         )
 
     def listing(self) -> "Listing":
@@ -145,24 +147,25 @@ class Watch:
         cost_ns = self.clock.boottime_ns() - began_ns
         self._drain_is_fresh_until_ns = began_ns + max(FRESH_NS, OFTEN * cost_ns)
 
-    def prospect(self, edited: Edited) -> Prospect | str:
+    def prospect(self, edited: Edited, ways: Sequence[tuple[str, str]]) -> Prospect | str:
         """Look at the queue under the policy in force, and as it would be just behind an edit.
 
-        Return why nobody can tell where not all mail goes through one upstream.
+        `ways` are those of `relay.status.prospect.ways`.  Return why nobody can tell, where that is so.
         """
-        name = self.policy.default_upstream
-        for words, policy in ("in force", self.policy), ("in the file", edited.policy):
-            if policy.routes:
-                return f"the policy {words} has routes, and a plan knows only mail of which all goes one way"
-        if set(self._sender.queue.names) - {name}:
+        if set(self._sender.queue.names) - {name for name, _ in ways}:
             return "some mail still waits for an upstream of before the last edit; ask again later"
         found = {name: self._sender.upstreams.view(name) for name in self.policy.upstreams}
         views = {name: view for name, view in found.items() if view is not None}
-        (look,) = [look for look in self._looks() if look.upstream == name]
-        seen = Seen(self.policy, look, views)
-        old, new = seen.under_policy_in_force(edited), seen.under_edit(edited)
+        looks = {look.upstream: look for look in self._looks()}
+        sides = []
+        for name, after in ways:
+            seen = Seen(self.policy, looks[name], after, views)
+            if self.policy.routes and (why := seen.why_unclear(edited)):
+                return why
+            sides.append((seen.under_policy_in_force(edited), seen.under_edit(edited)))
         is_running = self.condition is not Condition.DOWN
-        return Prospect(edited, old, new, is_running, self.clock.wall_ns() - self.clock.boottime_ns())
+        to_wall_ns = self.clock.wall_ns() - self.clock.boottime_ns()
+        return Prospect(edited, tuple(sides), is_running, to_wall_ns)
 
     def why(self) -> dict[str, str]:
         """Return by the upstream why nothing that stands in its line is sent."""
@@ -284,6 +287,29 @@ class Watch:
             )
             for lane, its in zip(lanes, map(total, (each.values() for each in waiting.values())), strict=True)
         )
+
+    def _routes(self, now_ns: int) -> tuple[RouteStatus, ...]:
+        queue, settings = self._sender.queue, self.policy.routes
+        found, stands = [], queue.where()
+        for route, numbers in numbers_of(settings).items():
+            choice = queue.choice_of(route, now_ns)
+            its = queue.diversions.of(route)
+            since_ns = min((each.since_ns for each in its), default=None)
+            found.append(
+                RouteStatus(
+                    numbers,
+                    tuple(", ".join(settings[number - 1].asked()) or "all other mail" for number in numbers),
+                    route.upstreams,
+                    choice.upstream,
+                    choice.because,
+                    choice.instead_of,
+                    None if since_ns is None else self._wall(since_ns),
+                    None if choice.until_ns is None else self._wall(choice.until_ns),
+                    tuple(each.upstream for each in its if each.because is Because.SPILL),
+                    stands.get(route, {}),
+                )
+            )
+        return tuple(found)
 
     def _waiting(self, name: str) -> Sums:
         """Return what waits in a line; a message in parts counts in each line that has one."""
@@ -446,6 +472,7 @@ class Listing:
         ), drained_ns
 
     def _listed(self, queued: Queued, expected: Expected, recipients: tuple[str, ...]) -> MessageView:
+        choice = self._queue.choice(queued, self._now_ns)
         return MessageView(
             queued.queue_id,
             QueueState(queued.state.value),
@@ -460,11 +487,13 @@ class Listing:
             queued.upstream,
             expected.held_by,
             self._queue.lane_of(queued),
-            words_of(self._queue.choice(queued, self._now_ns)),
+            words_of(choice),
             client=queued.client,
             user=queued.user or None,
             message_id=queued.message_id,
             is_held_by_pause=queued.is_held_by_pause,
+            upstream_choice=choice.because,
+            instead_of=choice.instead_of,
         )
 
 
@@ -484,6 +513,7 @@ def _as_one(one: Listed, other: Listed) -> Listed:
     """
     first, second = sorted((one.view, other.view), key=lambda view: _FURTHEST_FIRST.index(view.state))
     last = max((first, second), key=lambda view: math.inf if view.eta_at_ns is None else view.eta_at_ns)
+    odd = first if first.upstream_because else second
     domains = None if one.domains is None or other.domains is None else (*one.domains, *other.domains)
     upstreams = dict.fromkeys(
         (first.upstream, *first.further_upstreams, second.upstream, *second.further_upstreams)
@@ -497,7 +527,9 @@ def _as_one(one: Listed, other: Listed) -> Listed:
             held_by=last.held_by,
             reason=last.reason,
             further_upstreams=tuple(upstreams)[1:],
-            upstream_because=first.upstream_because or second.upstream_because,
+            upstream_because=odd.upstream_because,
+            upstream_choice=odd.upstream_choice,
+            instead_of=odd.instead_of,
         ),
         one.age_ns,
         domains,

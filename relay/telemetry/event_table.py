@@ -33,6 +33,8 @@ class Kind:
 
 
 FIELDS: dict[str, str] = {
+    "because": "why mail goes elsewhere than its route prefers: failover, spill, or all_down where every "
+    "upstream of the route is down",
     "by": "who paused it, by the name of their account",
     "certificate": "SHA-256 of the certificate that clients see, as openssl prints it; null without one",
     "code": "the reply code of the upstream; null where no proper reply came",
@@ -59,6 +61,7 @@ FIELDS: dict[str, str] = {
     "hostname": "our own name",
     "in_flight": "transactions that are not at their end",
     "keys": "the keys of the policy that changed",
+    "instead_of": "the upstream that is passed over",
     "lane": "the lane of the message, by its name in the policy; null without lanes",
     "is_rotated": "whether the refresh token changed with it, too",
     "life_seconds": "how long the token is good",
@@ -86,6 +89,7 @@ FIELDS: dict[str, str] = {
     "reply": "the reply that we gave",
     "report_id": "the queue id of the report or warning",
     "reverse_path": "the address of the sender; empty for `<>`",
+    "routes": "the routes of the policy that are meant, counted from 1",
     "sent": "how much of the unit was charged in such a window before the refusal",
     "sha256": "of the policy's text",
     "size_bytes": "octets of content",
@@ -183,6 +187,15 @@ _ROWS: tuple[tuple[str, Level, str, str, str], ...] = (
     ("operator_pause_ended", _NOTICE, "upstream reason",
      "upstream {upstream}: the operator's pause has ended: {reason}",
      "Its time is over, or `relay resume` ended it."),
+    ("route_diverted", _WARNING, "routes upstream instead_of because",
+     "route {routes}: mail goes through {upstream} instead of {instead_of}: {because}",
+     "The next upstream of a route is used, for all its mail or some: once, when that begins."),
+    ("route_down", _ERROR, "routes upstream",
+     "route {routes}: every upstream is down, and mail waits for {upstream}",
+     "Each upstream of a route has been down for its `failover_after`."),
+    ("route_restored", _NOTICE, "routes upstream because",
+     "route {routes}: mail goes through {upstream} again; what is over: {because}",
+     "A diversion is over, or an edit took its route away; mail goes through the upstream before."),
     ("history_begun", _NOTICE, "upstream path",
      "history of {upstream} begins empty, at {path}: nothing that was sent before counts",
      "There was no history of this account at this place, and mail goes now."),
@@ -297,7 +310,8 @@ _PROCESSES = {
     "smtp": "upstream_connected delivery",
     "bounce": "report_waiting reports_capped reports_uncounted report_omitted",
     "qmgr": "recovered waiting removed upstream_paused sender_paused upstream_stopped upstream_resumed "
-    "operator_paused operator_pause_ended token_late refresh_token_unrecorded "
+    "operator_paused operator_pause_ended route_diverted route_down route_restored "
+    "token_late refresh_token_unrecorded "
     "cut_off limit_lowered history_begun history_failed corrupt held released retried deleted "
     "recipient_deleted",
 }

@@ -113,6 +113,8 @@ class Events:
     def watch(self, watcher: Watcher, names: Iterable[str]) -> None:
         """Call a watcher with name and fields of each of these events, logged or not; secrets are in them."""
         for name in names:
+            if name not in KINDS:
+                raise ValueError(f"there is no event {name}")
             self._watchers[name] = (*self._watchers.get(name, ()), watcher)
 
     def flush(self) -> None:
@@ -321,6 +323,23 @@ class Events:
 
     def operator_pause_ended(self, *, upstream: str, reason: str) -> None:
         self._tell("operator_pause_ended", upstream=upstream, reason=reason)
+
+    def route_diverted(self, *, routes: Iterable[int], upstream: str, instead_of: str, because: str) -> None:
+        """`because` is a value of `relay.queue.routes.Because`."""
+        self._tell(
+            "route_diverted",
+            routes=list(routes),
+            upstream=upstream,
+            instead_of=instead_of,
+            because=because,
+        )
+
+    def route_down(self, *, routes: Iterable[int], upstream: str) -> None:
+        self._tell("route_down", routes=list(routes), upstream=upstream)
+
+    def route_restored(self, *, routes: Iterable[int], upstream: str, because: str) -> None:
+        """`because` is what is over."""
+        self._tell("route_restored", routes=list(routes), upstream=upstream, because=because)
 
     def token_granted(self, *, upstream: str, life_seconds: int, is_rotated: bool) -> None:
         rotated = ", and a new refresh token" if is_rotated else ""

@@ -48,6 +48,7 @@ LABEL_VALUES: dict[tuple[str, str], tuple[str, ...]] = {
     ("relay_upstream_connects_total", "result"): ("ready", "failed"),
     ("relay_notices_total", "result"): ("sent", "dropped"),
     ("relay_token_requests_total", "result"): ("granted", "denied"),
+    ("relay_route_diverted_messages_total", "because"): ("failover", "spill", "unknown"),
     ("relay_policy_reloads_total", "result"): ("ok", "refused"),
 }
 """The values of live labels, so that each series is there, at 0, before its first event."""
@@ -155,6 +156,12 @@ _ROWS: tuple[tuple[str, Type, Source, str, str], ...] = (
     ("relay_upstream_connections", "gauge", "snapshot", "upstream use", "Open connections, busy and idle."),
     ("relay_upstream_connects_total", "counter", "live", "upstream result",
      "Connections tried: ready for mail, or failed on the way there."),
+    ("relay_route_diverted", "gauge", "snapshot", "upstream instead_of because",
+     "1 while mail of some route goes through `upstream` instead of `instead_of`."),
+    ("relay_route_diverted_messages_total", "counter", "live", "upstream instead_of because",
+     "Transactions that relayed mail through `upstream`, where its route prefers `instead_of`."),
+    ("relay_routes_down", "gauge", "snapshot", "",
+     "Routes of which every upstream has been down for `failover_after`."),
     ("relay_token_requests_total", "counter", "live", "upstream result",
      "Requests for an access token: granted, or denied for whatever reason."),
     ("relay_token_end_timestamp_seconds", "gauge", "live", "upstream",

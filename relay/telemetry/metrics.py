@@ -95,7 +95,7 @@ class Metrics(Collector):
                 self._spreads[row.name] = defaultdict(lambda bounds=row.buckets: _Spread(bounds))  # type: ignore[misc]  # a default binds it
             elif row.source == "live":
                 self._counts[row.name] = defaultdict(float)
-        self._touch([])
+        self._touch([], [])
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
 
@@ -109,9 +109,12 @@ class Metrics(Collector):
                 families.set_histogram(name, spread.counts, spread.total, *labels)
         return iter(families)
 
-    def know_upstreams(self, upstreams: Iterable[str]) -> None:
-        """Have every series at 0; call it whenever a policy comes into force."""
-        self._touch(list(upstreams))
+    def know_upstreams(self, upstreams: Iterable[str], stand_ins: Iterable[tuple[str, str]] = ()) -> None:
+        """Have every series at 0; call it whenever a policy comes into force.
+
+        `stand_ins`: each upstream that may be used, with the one that it is used instead of.
+        """
+        self._touch(list(upstreams), list(stand_ins))
 
     def collector_failed(self) -> None:
         self._counts["relay_collector_errors_total"][()] += 1
@@ -154,6 +157,10 @@ class Metrics(Collector):
 
     def token_denied(self, upstream: str) -> None:
         self._counts["relay_token_requests_total"][upstream, "denied"] += 1
+
+    def diverted(self, upstream: str, instead_of: str, because: str) -> None:
+        """`because` is one of LABEL_VALUES."""
+        self._counts["relay_route_diverted_messages_total"][upstream, instead_of, because] += 1
 
     def had_to_wait(self, upstream: str) -> None:
         """Call it once for a message."""
@@ -225,12 +232,14 @@ class Metrics(Collector):
         code = "none" if answer.reply is None else str(answer.reply.code)
         self._counts["relay_upstream_replies_total"][upstream, answer.phase.value, code] += 1
 
-    def _touch(self, upstreams: list[str]) -> None:
+    def _touch(self, upstreams: list[str], stand_ins: list[tuple[str, str]]) -> None:
         for name in (*self._counts, *self._spreads):
             if name == "relay_upstream_replies_total":
                 values: Iterable[Labels] = (
                     (upstream, *reply) for upstream, reply in product(upstreams, USUAL_REPLIES)
                 )
+            elif name == "relay_route_diverted_messages_total":
+                values = ((*pair, why) for pair, why in product(stand_ins, LABEL_VALUES[name, "because"]))
             else:
                 labels = METRICS[name].labels
                 known = (upstreams if label == "upstream" else LABEL_VALUES[name, label] for label in labels)

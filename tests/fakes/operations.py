@@ -83,7 +83,9 @@ class FakeOperations:
         message = self.messages.get(queue_id)
         if message is not None and message.state is QueueState.CORRUPT:
             return "its checksum is wrong"
-        return ABSENT if message is None else a_detail(message)
+        if message is None:
+            return ABSENT
+        return message if message.recipient_statuses else a_detail(message)
 
     async def content(self, queue_id: QueueId, write: Write) -> str:
         if queue_id not in self.messages:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
 from relay.policy.differences import Difference
+from relay.queue.routes import Because
 from relay.spool.interface import Totals
 from relay.status.past import Met
 from relay.status.plan import Course, LaneCourse, NoteKind, Over, PastCourse, Plan, PlanRemark
@@ -18,6 +19,7 @@ from relay.status.snapshot import (
     QueueCounts,
     QueueState,
     RecipientView,
+    RouteStatus,
     Snapshot,
     UpstreamState,
     UpstreamStatus,
@@ -128,6 +130,28 @@ def a_detail(message: MessageView) -> MessageView:
             RecipientView("eve@example.com", "bounced", "550 5.1.1 no such user"),
         ),
         header="Subject: hello\r\n\tfolded\r\nX-Trick: \x1b[2J",
+    )
+
+
+def routes() -> tuple[RouteStatus, ...]:
+    """Return one that fails over, one that is down, one that will fail over, and one that spills."""
+    since_ns, until_ns = AT_NS - 780 * SECOND_NS, AT_NS + 240 * SECOND_NS
+    mail, all_down = ("user", "sender, header"), Because.ALL_DOWN
+    return (
+        RouteStatus(
+            (1, 3), mail, ("isp", "ses"), "ses", Because.FAILOVER, "isp", since_ns, stands={"ses": 1200}
+        ),
+        RouteStatus((2,), ("client",), ("ses", "isp"), "ses", all_down, since_at_ns=since_ns),
+        RouteStatus((4,), ("recipient_domain",), ("m365", "isp"), "m365", until_at_ns=until_ns),
+        RouteStatus(
+            (5,),
+            ("all other mail",),
+            ("isp", "m365", "ses"),
+            "isp",
+            since_at_ns=since_ns,
+            spills_to=("m365",),
+            stands={"isp": 3, "m365": 400},
+        ),
     )
 
 

@@ -14,7 +14,13 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from relay.cli.options import printable
-from relay.cli.render import drain_words, in_plain_words, state_style, state_words, used_words
+from relay.cli.render import (
+    drain_words,
+    in_plain_words,
+    state_style,
+    state_words,
+    used_words,
+)
 from relay.cli.top.rates import Rate
 from relay.clock import SECOND_NS
 from relay.mail.formats import span
@@ -151,6 +157,7 @@ def rows(seen: TopView, layout: Columns, find: str = "") -> list[PictureRow]:
     made: list[PictureRow] = []
     if (snapshot := seen.snapshot) is not None:
         made += _section("upstreams", _upstreams(snapshot, seen.now_ns, layout, find), layout)
+        made += _section("routes", _routes(snapshot, seen.now_ns, layout, find), layout)
         made += _section("lanes", _lanes(snapshot, layout, find), layout)
     if (breakdown := seen.breakdown) is not None and snapshot is not None:
         more = f", {breakdown.more_reasons} more not shown" if breakdown.more_reasons else ""
@@ -225,6 +232,16 @@ def bar(used: int, count: int, cells: int) -> str:
     """Return how full a window is: full only where no room is left, empty only where nothing is used."""
     filled = cells if used >= count else max(min(1, used), min(cells - 1, used * cells // count))
     return f"[{'#' * filled}{'-' * (cells - filled)}]"
+
+
+def _routes(snapshot: Snapshot, now_ns: int, layout: Columns, find: str) -> Iterator[PictureRow]:
+    for route in snapshot.routes:
+        if not _fits(find, *route.upstreams):
+            continue
+        why = route.why(now_ns)
+        said = f"{route.numbers_words}  {', '.join(route.upstreams)}: by {route.upstream}"
+        said += f"; {why}" if why else ""
+        yield layout.row(f"  {said}", "yellow" if route.is_diverted else "")
 
 
 def _lanes(snapshot: Snapshot, layout: Columns, find: str) -> Iterator[PictureRow]:

@@ -17,7 +17,7 @@ from relay.status.snapshot import Coming, LaneStatus, QueueState, Snapshot, Upst
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
 from tests.fakes.clock import FakeClock
-from tests.fakes.snapshots import AT_NS, a_limit, a_message, a_snapshot, an_upstream
+from tests.fakes.snapshots import AT_NS, a_limit, a_message, a_snapshot, an_upstream, routes
 from tests.proofs.peers.browser import (
     HTML_VALIDATE,
     PROGRAM,
@@ -46,13 +46,14 @@ def a_full_page() -> Snapshot:
     stopped = an_upstream(state=UpstreamState.STOPPED, because=LONG)
     upstreams = (an_upstream(limits=limits), replace(paused, name="ses"), replace(stopped, name="m365"))
     lanes = (LaneStatus("resets", 70.0, 50, 3), LaneStatus("lists", 30.0, None, 397))
-    return replace(a_snapshot(), upstreams=upstreams, lanes=lanes)
+    return replace(a_snapshot(), upstreams=upstreams, lanes=lanes, routes=routes())
 
 
 class World:
     def __init__(self) -> None:
         self.shown = a_full_page()
         waiting, deferred = a_message(), a_message(state=QueueState.DEFERRED, reason=LONG)
+        waiting = replace(waiting, upstream="ses", upstream_because="failover: isp is down")
         self.coming = Coming((waiting, deferred), ((AT_NS + 10**9, 1), (AT_NS + 10**10, 0)))
         self.browser: Browser
 

@@ -68,3 +68,18 @@ def test_a_reader_who_has_seen_enough_is_no_error() -> None:
         os.close(write_end)
         _, err = ran.communicate(b"hunter2\n")
     assert (ran.returncode, err) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("loads", "never"),
+    [
+        ("relay.cli.main", ("pydantic", "aiohttp", "rich", "relay.policy")),
+        ("relay.cli.operate", ("relay.sender", "relay.upstream", "oauthlib", "prometheus_client")),
+        ("relay.cli.pause", ("relay.sender", "relay.upstream", "oauthlib", "prometheus_client")),
+    ],
+)
+def test_a_verb_loads_only_what_it_needs(loads: str, never: tuple[str, ...]) -> None:
+    asked = f"import sys, {loads}; print(*sys.modules, sep='\\n')"
+    loaded = subprocess.run([sys.executable, "-c", asked], check=True, capture_output=True, text=True)
+
+    assert [name for name in loaded.stdout.splitlines() if name.startswith(never)] == []

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from relay.policy.source import parse_policy
 from relay.spool.durable import RealDisk
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.intake import MaildirIntake
-from relay.status.plan import plan_to_json
+from relay.status.plan import UpstreamCourse, plan_to_json
 from relay.throttle.throttle import Request, Throttle
 from tests.fakes.operations import FakeOperations
 from tests.fakes.snapshots import a_plan
@@ -99,6 +100,22 @@ def test_a_running_relay_is_asked_and_its_plan_is_80_columns_wide(
         "not judged: 9 messages per 60s for each client",
     ):
         assert words in told
+
+
+def test_with_routes_each_upstream_has_a_row(policy_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    operations, plan = FakeOperations(), a_plan()
+    ses = UpstreamCourse("ses", 3, None, "stop: 535 no")
+    rows = (UpstreamCourse("isp", 12, plan.new.drained_at_ns, ""), ses)
+    new, old = (replace(each, upstream="", upstreams=rows) for each in (plan.new, plan.old))
+    over = tuple(replace(each, upstream="isp") for each in plan.over)
+    operations.foretold = replace(plan, new=new, old=old, over=over)
+    with relay_up(policy_path.parent / "spool", operations):
+        assert code_of("plan", edited(policy_path, LIMITED), "--policy", str(policy_path)) == 0
+
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "ses 3 nobody can tell nobody can tell" in lines
+    assert "edited, ses: held by stop: 535 no" in lines
+    assert any(line.startswith("isp: 5 messages per 1m: 8 of 5 used") for line in lines)
 
 
 def test_json_is_the_plan_on_one_line(policy_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

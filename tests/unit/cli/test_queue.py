@@ -1,5 +1,6 @@
 """`relay queue`, over a real control socket."""
 
+import hashlib
 import io
 import json
 import os
@@ -17,6 +18,7 @@ from relay.status.snapshot import (
     MessageView,
     QueueState,
     RecipientView,
+    RouteStatus,
     UpstreamState,
     detail_to_json,
     message_to_json,
@@ -33,7 +35,7 @@ from tests.fakes.snapshots import (
     a_snapshot,
     an_upstream,
 )
-from tests.unit.cli.control import code_of, relay_up, write_policy
+from tests.unit.cli.control import POLICY, code_of, relay_up, write_policy
 from tests.unit.cli.terminal import on_a_terminal
 
 NO_ROOM = "; no room in 8 messages per 60s until Thu Oct 09 08:53:40"
@@ -215,6 +217,43 @@ def test_a_message_is_shown_with_all_its_recipients(capsys: pytest.CaptureFixtur
         "X-Trick: \\x1b[2J",
     ):
         assert shown in out
+
+
+WITH_ROUTES = (
+    POLICY
+    + """  ses: {host: ses.example.net}
+routes:
+  - {user: ann, upstreams: [ses, isp]}
+  - {upstreams: [isp]}
+"""
+)
+
+
+def with_routes(operations: FakeOperations, text: str) -> None:
+    """Have the relay go by a policy's text with routes."""
+    one, two = (RouteStatus((number,), ("user",), ("ses", "isp"), "ses") for number in (1, 2))
+    policy = replace(operations.shown.policy, sha256=hashlib.sha256(text.encode()).hexdigest())
+    operations.shown = replace(operations.shown, policy=policy, routes=(one, two))
+    first = a_detail(operations.messages[FIRST])
+    statuses = [replace(each, route=2, upstream="ses") for each in first.recipient_statuses]
+    operations.messages[FIRST] = replace(first, upstream="ses", recipient_statuses=tuple(statuses))
+
+
+def test_with_routes_each_message_says_its_upstream(
+    tmp_path: Path, operations: FakeOperations, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_policy(tmp_path, WITH_ROUTES)
+    with_routes(operations, WITH_ROUTES)
+    with relay_up(tmp_path / "spool", operations):
+        assert code_of("queue", "--policy", str(path)) == 0
+        assert "by ses; ETA" in capsys.readouterr().out
+        assert code_of("queue", "show", FIRST, "--policy", str(path)) == 0
+        assert f"by route 2 ({path}:12), stands with ses" in capsys.readouterr().out
+
+        # The file is another one by now: its lines say nothing of the policy in force.
+        path.write_text(f"# edited\n{WITH_ROUTES}")
+        assert code_of("queue", "show", FIRST, "--policy", str(path)) == 0
+        assert "by route 2, stands with ses" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("up")

@@ -15,7 +15,7 @@ from relay.status.snapshot import Condition, LaneStatus, PolicyStatus, UpstreamS
 from relay.throttle.limit_hints import Hint
 from relay.verdicts.health import Health
 from tests.fakes.operations import FakeOperations
-from tests.fakes.snapshots import AT_NS, a_limit, a_snapshot, an_upstream
+from tests.fakes.snapshots import AT_NS, a_limit, a_snapshot, an_upstream, routes
 from tests.unit.cli.control import POLICY, code_of, relay_up, write_policy
 from tests.unit.cli.terminal import on_a_terminal
 
@@ -98,6 +98,23 @@ def test_what_a_refusal_taught_is_told_with_its_limit(
     text = "\n".join(said(capsys))
     assert "90/90, effective 90 of 100, more keys" in text
     assert "isp: cut off after 97 recipients in 57 min; policy says 100 per 1h; suggested 90" in text
+
+
+def test_people_see_where_the_mail_of_each_route_goes_and_why(
+    policy_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operations = FakeOperations()
+    operations.shown = replace(a_snapshot(), routes=routes())
+    with relay_up(policy_path.parent / "spool", operations):
+        assert code_of("status", "--policy", str(policy_path)) == 0
+
+    lines = said(capsys)
+
+    assert "route by prefers goes through why stands with" in lines
+    assert "1, 3 user or sender, header isp, ses ses failover: isp is down, for 13m ses 1200" in lines
+    assert "2 client ses, isp ses all upstreams of its route are down, for 13m -" in lines
+    assert "4 recipient_domain m365, isp m365 m365 is down, fails over in 4m -" in lines
+    assert "5 all other mail isp, m365, ses isp spill to m365, for 13m isp 3, m365 400" in lines
 
 
 def test_people_see_the_lanes_where_there_are_some(

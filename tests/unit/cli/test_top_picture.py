@@ -32,7 +32,7 @@ from relay.status.snapshot import (
     UpstreamState,
     UpstreamStatus,
 )
-from tests.fakes.snapshots import AT_NS, a_limit, a_snapshot, an_upstream
+from tests.fakes.snapshots import AT_NS, a_limit, a_snapshot, an_upstream, routes
 
 AT_80 = Columns(80)
 NOTHING_QUEUED = Breakdown(AT_NS, (), 0, (), 0)
@@ -242,6 +242,7 @@ def _odd(draw: st.DrawFn) -> TopView:
         a_snapshot(refusing_because=draw(ODD)),
         upstreams=tuple(upstreams),
         lanes=tuple(lanes),
+        routes=draw(st.sampled_from([(), routes()])),
         hostname=draw(ODD),
         condition=draw(st.sampled_from(Condition)),
     )
@@ -260,6 +261,19 @@ def test_no_row_is_too_wide_and_none_steers_the_terminal(shown: TopView, columns
         assert text.isprintable()
         assert not [each for each in text if unicodedata.category(each) in {"Cc", "Cf", "Cs"}]
         assert is_utf8 or text.isascii()
+
+
+def test_routes_say_where_their_mail_goes_and_why() -> None:
+    snapshot = replace(a_snapshot(), routes=routes())
+    texts = [row.text.plain.rstrip() for row in rows(TopView("/spool", AT_NS, snapshot), AT_80)]
+
+    at = texts.index("routes")
+    assert texts[at + 1 : at + 5] == [
+        "  1, 3  isp, ses: by ses; failover: isp is down, for 13m",
+        "  2  ses, isp: by ses; all upstreams of its route are down, for 13m",
+        "  4  m365, isp: by m365; m365 is down, fails over in 4m",
+        "  5  isp, m365, ses: by isp; spill to m365, for 13m",
+    ]
 
 
 @pytest.mark.parametrize("columns", [80, 132])

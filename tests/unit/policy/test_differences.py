@@ -11,7 +11,9 @@ from tests.unit.policy.reading import parse
 HOST = "host: smtp.example.net"
 HISTORY = "/etc/relay/history/smtp.example.net"
 OTHER_HISTORY = "/etc/relay/other/history/smtp.example.net"
-EVERY_EVENT = "bounced, expired, paused, stopped, resumed, sender_paused"
+EVERY_EVENT = (
+    "bounced, expired, paused, stopped, resumed, sender_paused, route_diverted, route_down, route_restored"
+)
 
 
 def told(old: str, new: str) -> list[str]:

@@ -39,6 +39,8 @@ class WholeQueue(RuleBasedStateMachine):
         self.states = dict.fromkeys(NAMES, Availability())
         self.left: dict[QueueId, int] = {}
         """Parts of each message that are not done."""
+        self.told = {route: (route.upstreams[0], Because.PREFERRED) for route in ROUTES}
+        self.spilled: dict[Route, set[str]] = {route: set() for route in ROUTES}
         self.holds: dict[str, NewMailHold] = {}
         """What a pause of each upstream holds."""
         self.by_hand: set[QueueId] = set()
@@ -180,6 +182,28 @@ class WholeQueue(RuleBasedStateMachine):
         while self.queue.is_behind:
             self.queue.move_on(self.now_ns)
         self._is_in_place()
+        self._is_told()
+
+    @rule()
+    def looked_for_what_waits_too_long(self) -> None:
+        self.queue.spill_looked(self.now_ns)
+        self._is_told()
+        for route, its in self.spilled.items():
+            assert not its or route.spill_after_ns is not None
+
+    def _is_told(self) -> None:
+        """Check that what is told of the routes adds up to where their mail goes."""
+        for route, its, back_to in self.queue.diversions.turns():
+            if its.because is Because.SPILL:
+                assert (its.upstream in self.spilled[route]) is bool(back_to), "begun and ended in turns"
+                self.spilled[route] ^= {its.upstream}
+            else:
+                self.told[route] = (back_to, Because.PREFERRED) if back_to else (its.upstream, its.because)
+        for route, told in self.told.items():
+            choice = self.queue.choice_of(route, self.now_ns)
+            assert told == (choice.upstream, choice.because)
+            now = {its.upstream for its in self.queue.diversions.of(route) if its.because is Because.SPILL}
+            assert now == self.spilled[route]
 
     def _is(self, name: str, standing: Availability) -> None:
         self.states[name] = standing

@@ -65,8 +65,8 @@ class Relay:
         self.faults: list[BaseException] = []
         self.told: list[str] = []
         self.events = Events(self.log, style, self.clock)
-        metrics = Metrics(self.clock)
-        metrics.know_upstreams(policy.upstreams)
+        self.metrics = metrics = Metrics(self.clock)
+        metrics.know_upstreams(policy.upstreams, policy.stand_ins)
         root = str(policy.spool)
         self.spool = MaildirSpool(root, self.disk, self.clock, lambda _name, why: self.told.append(why))
         self.intake = MaildirIntake(root, RealDisk(), self.clock)

@@ -23,7 +23,7 @@ from relay.telemetry.metrics import Metrics
 from relay.verdicts.outcome import Answer, Outcome
 from relay.verdicts.verdict import Verdict
 from tests.fakes.clock import START_WALL_NS, FakeClock
-from tests.fakes.snapshots import AT_NS, a_limit, a_snapshot, an_upstream
+from tests.fakes.snapshots import AT_NS, a_limit, a_snapshot, an_upstream, routes
 from tests.proofs.peers.demand import demand, missing_program
 
 LISTENER = "127.0.0.1:2525"
@@ -33,14 +33,14 @@ class World:
     """Metrics on a snapshot that a test can change."""
 
     def __init__(self) -> None:
-        self.shown: Snapshot | Exception = a_snapshot()
+        self.shown: Snapshot | Exception = replace(a_snapshot(), routes=routes())
         self.log = io.StringIO()
         self.listeners = ListenerCounts([LISTENER])
         clock = FakeClock()
         self.events = Events(self.log, "text", clock)
         self.metrics = Metrics(clock)
         collect(self.metrics, self.snapshot, self.listeners, self.events, clock)
-        self.metrics.know_upstreams(["isp"])
+        self.metrics.know_upstreams(["isp"], [("ses", "isp")])
 
     def snapshot(self) -> Snapshot:
         if isinstance(self.shown, Exception):

@@ -1,0 +1,103 @@
+"""Which routes' mail goes elsewhere than they prefer, and when that began and ended.  Pure: no clock.
+
+One `Turn` for each change of a route, never one a message.  Failing over, and having every upstream
+down, is a state of the route itself (`relay.queue.routes.choose`).  Spilling is a state of its mail: it
+begins with the first part that is moved, and ends with the first look (`relay.daemon.spilling`) that
+moves none and finds none of it there any more.
+
+Assumes: whoever asks for `turns` does so once for each; what is not asked for is kept.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from relay.queue.routes import Because, Choice, Route
+
+
+class Diversion(NamedTuple):
+    upstream: str
+    """Through which mail goes; where every upstream is down, for which it waits."""
+    because: Because
+    """FAILOVER, SPILL or ALL_DOWN."""
+    instead_of: str
+    """Empty where every upstream is down."""
+    since_ns: int
+
+
+class Turn(NamedTuple):
+    """A diversion that has begun, or is over."""
+
+    route: Route
+    diversion: Diversion
+    back_to: str = ""
+    """Where the mail goes again; empty where the diversion has begun."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.back_to != ""
+
+
+class Diversions:
+    def __init__(self) -> None:
+        self._failed: dict[Route, Diversion] = {}
+        self._spilled: dict[tuple[Route, str], Diversion] = {}
+        """By the route, and where its mail goes too."""
+        self._just_spilled: set[tuple[Route, str]] = set()
+        """Since the last look."""
+        self._turns: list[Turn] = []
+
+    def __bool__(self) -> bool:
+        """Whether there are turns to tell."""
+        return bool(self._turns)
+
+    def turns(self) -> list[Turn]:
+        """Return the turns since the last call, in their order."""
+        turns, self._turns = self._turns, []
+        return turns
+
+    def use(self, routes: Iterable[Route]) -> None:
+        """Forget routes that are no more: what diverted their mail is over."""
+        known = set(routes)
+        for route in [each for each in self._failed if each not in known]:
+            its = self._failed.pop(route)
+            self._turns.append(Turn(route, its, its.instead_of or its.upstream))
+        for key in [each for each in self._spilled if each[0] not in known]:
+            self._end_spill(key)
+
+    def chose(self, route: Route, choice: Choice, now_ns: int) -> None:
+        """Hear where mail of a route goes now."""
+        before = self._failed.get(route)
+        if choice.because is Because.PREFERRED:
+            if before is not None:
+                del self._failed[route]
+                self._turns.append(Turn(route, before, choice.upstream))
+            return
+        its = Diversion(choice.upstream, choice.because, choice.instead_of, now_ns)
+        if before is None or before._replace(since_ns=now_ns) != its:
+            self._failed[route] = its
+            self._turns.append(Turn(route, its))
+
+    def spilled(self, route: Route, choice: Choice, now_ns: int) -> None:
+        """Hear that a part was moved, because its wait would be too long."""
+        key = route, choice.upstream
+        self._just_spilled.add(key)
+        if key not in self._spilled:
+            its = Diversion(choice.upstream, choice.because, choice.instead_of, now_ns)
+            self._spilled[key] = its
+            self._turns.append(Turn(route, its))
+
+    def looked(self, is_there: Callable[[Route, str], bool]) -> None:
+        """Hear that a look for mail to spill is over; `is_there` tells where mail still stands by that."""
+        just, self._just_spilled = self._just_spilled, set()
+        for key in [each for each in self._spilled if each not in just and not is_there(*each)]:
+            self._end_spill(key)
+
+    def of(self, route: Route) -> tuple[Diversion, ...]:
+        """Return what diverts mail of a route now: at most one that is no spilling."""
+        failed = self._failed.get(route)
+        spilled = [its for (each, _), its in self._spilled.items() if each == route]
+        return (*([] if failed is None else [failed]), *spilled)
+
+    def _end_spill(self, key: tuple[Route, str]) -> None:
+        its = self._spilled.pop(key)
+        self._turns.append(Turn(key[0], its, its.instead_of))
