@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.token_server import CLIENT, SECRET, USER, TokenServer
-from tests.proofs.peers import dovecot, postfix
+from tests.fakes.token_server import USER, TokenServer
+from tests.proofs.peers import accounts, dovecot, postfix
+from tests.proofs.peers.accounts import LIFE_SECONDS, NAME, PASSWORD, owned
 from tests.proofs.peers.demand import demand
 from tests.proofs.peers.postfix import Postfix
 from tests.proofs.peers.relay import RelayProcess
@@ -19,20 +20,9 @@ from tests.proofs.peers.warm import Warm, WarmRelay
 
 pytestmark = pytest.mark.slow
 
-NAME, PASSWORD = "mjd", "correct horse"
-SENDERS = {NAME: "@front.test", USER: "@news.test"}
-LIFE_SECONDS = 5
+SENDERS = {NAME: "front.test", USER: "news.test"}
 STATUS = {"xoauth2": "(status 401, schemes bearer, scope mail)", "oauthbearer": "(status invalid_token)"}
 """What Dovecot explains in its challenge, shown behind the 535."""
-
-
-def owned(login: str) -> dict[str, str]:
-    """Return what a main.cf says to take from this login its own senders alone."""
-    pattern = SENDERS[login].replace(".", r"\.")
-    return {
-        "smtpd_sender_login_maps": f"regexp:{{ {{/{pattern}$$/ {login}}} {{/./ nobody}} }}",
-        "smtpd_sender_restrictions": "reject_sender_login_mismatch",
-    }
 
 
 @dataclass
@@ -49,23 +39,11 @@ class Accounts:
         return WarmRelay(self.warm, self.folder, upstreams)
 
     def password(self, **auth: str) -> dict[str, Any]:
-        secret("password", PASSWORD, self.folder)
-        return section(self.by_password) | {"auth": {"user": NAME, "password_file": "password", **auth}}
+        return accounts.by_password(self.by_password, self.folder, **auth) | {"connections": 2}
 
     def token(self, mechanism: str = "auto") -> dict[str, Any]:
-        """Have a consent given, once for each call."""
-        secret("secret", SECRET, self.folder)
-        secret("refresh", self.server.refresh_token(), self.folder)
-        oauth2 = {
-            "grant": "refresh_token",
-            "client_id": CLIENT,
-            "client_secret_file": "secret",
-            "refresh_token_file": "refresh",
-            "token_url": f"{self.server.url}/token",
-            "scope": "smtp",
-            "mechanism": mechanism,
-        }
-        return section(self.by_token) | {"auth": {"user": USER, "oauth2": oauth2}, "idle": "100ms"}
+        section = accounts.by_token(self.by_token, self.server, self.folder, mechanism)
+        return section | {"connections": 2, "idle": "100ms"}
 
     def wait_for(self, upstream: Postfix, *recipients: str) -> None:
         """Return once these have mail, and nobody else has."""
@@ -73,25 +51,9 @@ class Accounts:
         assert sorted(each.recipient for each in arrived) == sorted(recipients)
 
 
-def section(upstream: Postfix) -> dict[str, Any]:
-    """Return where an upstream is, as a policy writes it."""
-    return {
-        "host": "localhost",
-        "port": upstream.port,
-        "tls": "starttls",
-        "ca_file": str(upstream.certificate),
-        "connections": 2,
-    }
-
-
 def open_connections(relay: RelayProcess) -> float:
     named = "relay_upstream_connections{"
     return sum(value for name, value in relay.metrics().items() if name.startswith(named))
-
-
-def secret(name: str, text: str, folder: Path) -> None:
-    (folder / name).touch(0o600)
-    (folder / name).write_text(text + "\n")
 
 
 @pytest.fixture(scope="module")
@@ -104,14 +66,14 @@ def _running() -> Iterator[Accounts]:
             ends.enter_context(dovecot.tokens(server.introspection_url)),
         )
         by_password, by_token = (
-            ends.enter_context(postfix.smarthost(**checker.settings, **owned(login)))
-            for checker, login in zip(checkers, SENDERS, strict=True)
+            ends.enter_context(postfix.smarthost(**checker.settings, **owned(login, domain)))
+            for checker, (login, domain) in zip(checkers, SENDERS.items(), strict=True)
         )
         yield Accounts(by_password, by_token, server, ends.enter_context(Warm()), Path())
 
 
 @pytest.fixture
-def accounts(_running: Accounts, tmp_path: Path) -> Accounts:
+def house(_running: Accounts, tmp_path: Path) -> Accounts:
     _running.folder = tmp_path
     _running.server.is_taken = _running.server.is_introspecting = True
     for upstream in (_running.by_password, _running.by_token):
@@ -126,33 +88,33 @@ def hand_over(relay: RelayProcess, recipient: str, sender: str) -> None:
 
 
 @pytest.mark.parametrize("mechanism", ["plain", "login"])
-def test_dovecot_takes_a_password(accounts: Accounts, mechanism: str) -> None:
-    with accounts.relay(isp=accounts.password(mechanism=mechanism)) as relay:
+def test_dovecot_takes_a_password(house: Accounts, mechanism: str) -> None:
+    with house.relay(isp=house.password(mechanism=mechanism)) as relay:
         hand_over(relay, "ann@list.test", "me@front.test")
-        accounts.wait_for(accounts.by_password, "ann@list.test")
+        house.wait_for(house.by_password, "ann@list.test")
 
 
 @pytest.mark.parametrize("mechanism", STATUS)
-def test_dovecot_takes_tokens_that_live_for_seconds(accounts: Accounts, mechanism: str) -> None:
-    with accounts.relay(isp=accounts.token(mechanism)) as relay:
-        before = len(accounts.server.requests)
+def test_dovecot_takes_tokens_that_live_for_seconds(house: Accounts, mechanism: str) -> None:
+    with house.relay(isp=house.token(mechanism)) as relay:
+        before = len(house.server.requests)
         hand_over(relay, "ann@list.test", "me@news.test")
-        accounts.wait_for(accounts.by_token, "ann@list.test")
+        house.wait_for(house.by_token, "ann@list.test")
         # As if it was long ago, and another time as Dovecot says it, which the relay cannot know ahead.
         for number, recipient in enumerate(["bob@list.test", "eve@list.test"], 1):
             relay.wait_until_empty()
             wait_until(lambda: open_connections(relay) == 0)
-            accounts.server.revoke_access()
+            house.server.revoke_access()
             hand_over(relay, recipient, "me@news.test")
-            accounts.by_token.mailbox.wait_for(1 + number)
-        assert len(accounts.server.requests) - before >= 3
+            house.by_token.mailbox.wait_for(1 + number)
+        assert len(house.server.requests) - before >= 3
         assert not any("stopped" in line for line in relay.log())
 
 
 @pytest.mark.parametrize("mechanism", STATUS)
-def test_what_dovecot_explains_of_a_refused_token_is_shown(accounts: Accounts, mechanism: str) -> None:
-    with accounts.relay(isp=accounts.token(mechanism)) as relay:
-        accounts.server.is_taken = False
+def test_what_dovecot_explains_of_a_refused_token_is_shown(house: Accounts, mechanism: str) -> None:
+    with house.relay(isp=house.token(mechanism)) as relay:
+        house.server.is_taken = False
         hand_over(relay, "ann@list.test", "me@news.test")
         stopped = relay.wait_for_log(lambda line: "upstream isp stopped" in line)
         assert "535 5.7.8 Error: authentication failed" in stopped
@@ -160,42 +122,42 @@ def test_what_dovecot_explains_of_a_refused_token_is_shown(accounts: Accounts, m
         status = relay.command("status").stdout
         assert STATUS[mechanism] in status
 
-        accounts.server.is_taken = True
+        house.server.is_taken = True
         assert relay.command("resume", "isp").returncode == 0
-        accounts.wait_for(accounts.by_token, "ann@list.test")
+        house.wait_for(house.by_token, "ann@list.test")
         shown = "\n".join(relay.log()) + status
-    granted = [each.fields for each in accounts.server.granted]
+    granted = [each.fields for each in house.server.granted]
     secrets = [
         fields[key] for fields in granted for key in ("access_token", "refresh_token") if key in fields
     ]
     assert [each for each in secrets if each in shown] == []
 
 
-def test_dovecot_without_its_token_server_stops_until_resumed(accounts: Accounts) -> None:
+def test_dovecot_without_its_token_server_stops_until_resumed(house: Accounts) -> None:
     """It says 535 then too, and explains nothing: nobody can tell that from a token that is no good."""
-    with accounts.relay(isp=accounts.token()) as relay:
-        accounts.server.is_introspecting = False
+    with house.relay(isp=house.token()) as relay:
+        house.server.is_introspecting = False
         hand_over(relay, "ann@list.test", "me@news.test")
         stopped = relay.wait_for_log(lambda line: "upstream isp stopped" in line)
         assert stopped.endswith("535 5.7.8 Error: authentication failed: (reason unavailable)")
-        accounts.server.is_introspecting = True
+        house.server.is_introspecting = True
         assert relay.command("resume", "isp").returncode == 0
-        accounts.wait_for(accounts.by_token, "ann@list.test")
+        house.wait_for(house.by_token, "ann@list.test")
 
 
-def test_each_sender_goes_by_the_account_that_owns_it(accounts: Accounts) -> None:
-    with accounts.relay(isp=accounts.password(), news=accounts.token()) as relay:
+def test_each_sender_goes_by_the_account_that_owns_it(house: Accounts) -> None:
+    with house.relay(isp=house.password(), news=house.token()) as relay:
         hand_over(relay, "ann@list.test", "me@news.test")
         told = relay.wait_for_log(lambda line: "mail from <me@news.test> paused until" in line)
         assert "553 5.7.1 <me@news.test>: Sender address rejected: not owned by user mjd" in told
         hand_over(relay, "bob@list.test", "me@front.test")
-        accounts.wait_for(accounts.by_password, "bob@list.test")
+        house.wait_for(house.by_password, "bob@list.test")
 
         relay.policy["routes"] = [
             {"sender": "@news.test", "upstreams": ["news"]},
             {"upstreams": ["isp"]},
         ]
         relay.write_policy()
-        accounts.wait_for(accounts.by_token, "ann@list.test")
+        house.wait_for(house.by_token, "ann@list.test")
         relay.wait_until_empty()
-        accounts.wait_for(accounts.by_password, "bob@list.test")
+        house.wait_for(house.by_password, "bob@list.test")
