@@ -8,8 +8,8 @@ and some goes in parts.
 *Calm*: each second the policy is edited (routes, connections, limits that are never reached), and nothing
 else.  Then the share of all budgets that was used is known (as in `strict`: N / (T + guard + mean)).
 *Wild*: each second one of these is drawn: an edit, which may tighten a limit or loosen it again, a pause of
-an account or its end, a stop and a start, SIGKILL, or the end of all tokens given so far.  There a share is
-told, and not judged: behind a pause a whole window is free at once.
+an account or its end, a stop and a start, SIGKILL, or the end of all tokens given so far.  There the
+share is told, of all that the accounts allow, and not judged.
 """
 
 import asyncio
@@ -46,6 +46,8 @@ MAX_TRANSACTION_S = 10.0
 LONGEST_PAUSE_DEEDS = 3
 BACKLOG_WINDOWS = 1.5
 LOOK_S = 0.1
+BEFORE_A_STOP = 60
+"""Messages that the clients have in hand then."""
 WILD = ("edit", "edit", "pause", "pause", "resume", "stop", "kill", "kill", "revoke")
 LOWERED = (0.6, 0.8, 1.0, 1.0)
 
@@ -99,7 +101,7 @@ class Found:
     counts: dict[str, int]
     taken: dict[str, int]
     shares: dict[str, float]
-    """Of what each account allowed while it was neither paused nor without a relay."""
+    """Of what each account allows, whatever happened to the relay."""
     share: float
     """Of the sum of that."""
     down_s: float
@@ -115,8 +117,8 @@ class Found:
             f"seed {self.terms.seed}: {deeds} in {self.took_s:.1f} s; "
             f"taken (share): {taken}; at most {max(self.most.values())} of {self.terms.count} in any "
             f"{self.terms.period_s:g} s, {self.refused} refused; {self.verdict.duplicates} recipients twice; "
-            f"{self.share:.3f} of the sum of all budgets, without {self.down_s:.1f} s without a relay and "
-            f"{self.paused_s:.1f} s of pauses"
+            f"{self.share:.3f} of the sum of all budgets, with {self.down_s:.1f} s without a relay and "
+            f"{self.paused_s:.1f} s of pauses in it"
         )
 
 
@@ -306,6 +308,9 @@ class Ordeal:
         self.paused_ns[name] += time.monotonic_ns() - since_ns
 
     def _stop(self) -> None:
+        # A client that waits for us reads no 421, and is waited for.
+        self.feeder.allow(BEFORE_A_STOP)
+        self._granted += BEFORE_A_STOP
         began_ns = time.monotonic_ns()
         assert self.relay.stop() == 0
         self.relay.start()
@@ -357,18 +362,16 @@ def undergo(folder: Path, warm: Warm, terms: Terms) -> Found:
     }
     within = {name: [s for s in its if s.mail_at_ns < ended_ns] for name, its in seen.items()}
     rounds_ns = {name: _round_ns(terms, its) for name, its in within.items()}
-    usable_ns = {
-        name: max(ended_ns - began_ns - ordeal.down_ns - ordeal.paused_ns[name], SECOND_NS) for name in NAMES
-    }
+    span_ns = ended_ns - began_ns
     shares = {
         name: (
-            len(its) / terms.count * rounds_ns[name] / usable_ns[name]
+            len(its) / terms.count * rounds_ns[name] / span_ns
             if terms.is_wild
             else share_of(terms.count, rounds_ns[name], sorted(its, key=lambda each: each.mail_at_ns))
         )
         for name, its in within.items()
     }
-    possible = {name: usable_ns[name] / rounds_ns[name] for name in NAMES}
+    possible = {name: 1 / rounds_ns[name] for name in NAMES}
     witnesses = {name: ledger.witness for name, ledger in three.ledgers.items()}
     witnesses["practice"] = three.practice.ledger
     return Found(

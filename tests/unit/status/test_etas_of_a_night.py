@@ -281,6 +281,9 @@ def assert_told_truly(night: Night) -> None:
     undisturbed_ns = night.undisturbed_ns()
     assert len(undisturbed_ns) > 100
     assert max(map(abs, undisturbed_ns)) <= TOLERANCE_NS
+    # Once it has failed over, mail goes when that was told or earlier: by the first account, once it is back.
+    failed_over_ns = night.accounts["one"].refused_ns[0] + FAILOVER_MINUTES * MINUTE_NS
+    assert max(night.errors_ns(failed_over_ns, night.returned_ns)) <= TOLERANCE_NS
     # New mail goes behind what waits, and so changes nothing either, once the first account is back.
     afterwards_ns = night.errors_ns(night.returned_ns, 1 << 62)
     assert max(map(abs, afterwards_ns)) <= TOLERANCE_NS
