@@ -77,7 +77,7 @@ class Choice(NamedTuple):
     upstream: str
     because: Because = Because.PREFERRED
     instead_of: str = ""
-    """The upstream listed before it, which is passed over; empty for none."""
+    """The upstream listed before it, which is passed over; of a probe, where it was; empty for none."""
     until_ns: int | None = None
     """When to choose anew though nothing has happened; None: never."""
 

@@ -113,6 +113,13 @@ class Scheduler:
         self._place(message)
         self.counts.note(message)
 
+    def go_ahead(self, queue_id: QueueId) -> None:
+        """Put a message that waits ahead of its lane, behind those that are there already."""
+        message = self._messages.get(queue_id)
+        if message is not None and message.state is State.WAITING:
+            self._coming.pop(queue_id, None)
+            self._order.add_ahead(queue_id, message.lane, message.since_ns, is_first=False)
+
     def seize(self, queue_id: QueueId) -> State | None:
         """Keep a message from being sent until `put_back`; return its state before, None if it is active."""
         message = self._messages.get(queue_id)

@@ -12,7 +12,8 @@ Guarantees:
 - what a pause holds (`hold_new`) goes nowhere else, as long as the pause holds it;
 - no call looks at more than `SLICE` messages, but for a copy of one line's list.
 
-An upstream that proves itself while its mail goes elsewhere gets one message at a time, as the probe.
+An upstream that proves itself while its mail goes elsewhere gets one message at a time, as the probe.  One
+that it refuses goes ahead of the line that it was taken from.
 """
 
 import heapq
@@ -392,14 +393,18 @@ class Queue:
             waited = max(down_since_ns, part.stands_since_ns), now_ns
             part.rested = (*part.rested[1 - MOST_RESTED :], waited)
         self._leave(part)
+        # A probe that was refused lost no place: who waits longest is asked first, and not to wait still longer.
+        is_back = part.choice.because is Because.PROBE and part.choice.instead_of == choice.upstream
         self._enter(part, choice, now_ns)
+        if is_back:
+            self.line(choice.upstream).go_ahead(part.key)
 
     def _send_probes(self, now_ns: int, got: set[str]) -> None:
         for name, standing in self._standings.items():
             if standing.is_proving and not self._has_candidate(name):
                 part = self._probe_for(name)
                 if part is not None:
-                    self._move(part, Choice(name, Because.PROBE), now_ns)
+                    self._move(part, Choice(name, Because.PROBE, part.upstream), now_ns)
                     got.add(name)
 
     def _probe_for(self, name: str) -> Queued | None:

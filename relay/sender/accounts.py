@@ -70,14 +70,9 @@ class Accounts:
             judge=judge,
         )
 
-    async def other(self, name: str, upstream: Upstream, judge: Judge, refused: Account) -> Account | None:
-        """Return the account with another token than the one refused; None where that is not worth a login.
-
-        Raises UpstreamUnavailable.
-        """
-        if refused.token is None or not self._tokens.refused(name, refused.token):
-            return None
-        return await self.account(name, upstream, judge)
+    def refused(self, name: str, account: Account) -> bool:
+        """Hear that a login was refused; return whether one with another token is worth it."""
+        return account.token is not None and self._tokens.refused(name, account.token)
 
     def worked(self, name: str, account: Account) -> None:
         """Hear that a login succeeded."""
@@ -132,8 +127,8 @@ class UpstreamLogins:
     async def account(self) -> Account:
         return await self.accounts.account(self.name, self.upstream, self.judge)
 
-    async def other(self, refused: Account) -> Account | None:
-        return await self.accounts.other(self.name, self.upstream, self.judge, refused)
+    def refused(self, account: Account) -> bool:
+        return self.accounts.refused(self.name, account)
 
     def worked(self, account: Account) -> None:
         self.accounts.worked(self.name, account)

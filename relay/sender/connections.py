@@ -44,12 +44,13 @@ class NoRoomToConnect(Exception):  # noqa: N818 - a state, not an error of ours
 
 
 class Logins(Protocol):
-    """What connections of one upstream log in with.  Both coroutines may raise UpstreamUnavailable."""
+    """What connections of one upstream log in with."""
 
-    async def account(self) -> Account: ...
+    async def account(self) -> Account:
+        """Raise UpstreamUnavailable where there is none."""
 
-    async def other(self, refused: Account) -> Account | None:
-        """Return one with another token, where that is worth a second login."""
+    def refused(self, account: Account) -> bool:
+        """Hear of each refusal; return whether another token is worth a second login."""
 
     def worked(self, account: Account) -> None: ...
 
@@ -72,17 +73,32 @@ async def open_with_slot(
     try:
         connection = await _open(throttle, account, clock, on_step)
     except UpstreamUnavailable as unavailable:
-        is_refused = unavailable.answer.phase is Phase.AUTH and unavailable.answer.verdict is Verdict.STOP
-        other = await logins.other(account) if is_refused else None
-        if other is None:
+        if not _is_refusal(unavailable) or not logins.refused(account):
             raise
         if on_step is not None:
             on_step("login", f"{unavailable.answer.text}: with another token again")
-        account = other
-        connection = await _open(throttle, account, clock, on_step)
+        account = await logins.account()
+        connection = await _open_again(throttle, logins, account, clock, on_step)
     logins.worked(account)
     on_open(connection)
     return connection
+
+
+def _is_refusal(unavailable: UpstreamUnavailable) -> bool:
+    """Return whether it is the login that was refused."""
+    return unavailable.answer.phase is Phase.AUTH and unavailable.answer.verdict is Verdict.STOP
+
+
+async def _open_again(
+    throttle: ThrottleThread, logins: Logins, account: Account, clock: Clock, on_step: OnStep | None
+) -> Connection:
+    """Open with a token in the place of a refused one: the last attempt of this login."""
+    try:
+        return await _open(throttle, account, clock, on_step)
+    except UpstreamUnavailable as unavailable:
+        if _is_refusal(unavailable):
+            logins.refused(account)
+        raise
 
 
 async def _open(

@@ -5,7 +5,8 @@
         server.failures.append((503, b"", {}))  # the answer to the next request, instead of its own
 
 It knows the grants refresh_token, client_credentials, JWT bearer and device_code; each refresh rotates the
-refresh token, and the old one is refused from then on.  `is_good` is what an upstream asks about a token.
+refresh token, and the old one is refused from then on.  `is_good` is what an upstream asks about a token; one
+that is another program asks at `introspection_url` (RFC 7662).
 """
 
 import threading
@@ -18,6 +19,7 @@ from authlib.integrations.flask_oauth2 import AuthorizationServer
 from authlib.oauth2.rfc6749 import ClientMixin, TokenMixin
 from authlib.oauth2.rfc6749.grants import ClientCredentialsGrant, RefreshTokenGrant
 from authlib.oauth2.rfc7523 import JWTBearerGrant
+from authlib.oauth2.rfc7662 import IntrospectionEndpoint
 from authlib.oauth2.rfc8628 import (
     DeviceAuthorizationEndpoint,
     DeviceCodeGrant,
@@ -30,6 +32,8 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 from relay.smtp.sasl import BearerToken
 
 CLIENT, SECRET, USER = "relay-client", "client s3cret", "news@example.com"
+UPSTREAM, UPSTREAM_SECRET = "upstream", "upstream-s3cret"
+"""Who may ask about tokens."""
 SERVICE_ACCOUNT = "relay@project.example"
 
 
@@ -73,7 +77,7 @@ class _Token(TokenMixin):  # type: ignore[misc]  # authlib has no types
     def __init__(self, fields: dict[str, Any], user: str) -> None:
         self.fields = fields
         self.user = user
-        self.is_revoked = False
+        self.was_revoked = False
         self.ends_at: float = time.monotonic() + fields.get("expires_in", 0)
 
     def check_client(self, client: ClientMixin) -> bool:
@@ -88,6 +92,9 @@ class _Token(TokenMixin):  # type: ignore[misc]  # authlib has no types
     def is_expired(self) -> bool:
         return time.monotonic() >= self.ends_at
 
+    def is_revoked(self) -> bool:
+        return self.was_revoked
+
     def get_user(self) -> str:
         return self.user
 
@@ -101,7 +108,7 @@ class _Refresh(RefreshTokenGrant):  # type: ignore[misc]  # authlib has no types
 
     def authenticate_refresh_token(self, refresh_token: str) -> "_Token | None":
         found = [t for t in self.server.holder.granted if t.fields.get("refresh_token") == refresh_token]
-        return found[0] if found and not found[0].is_revoked else None
+        return found[0] if found and not found[0].was_revoked else None
 
     def authenticate_user(self, refresh_token: "_Token") -> str:
         return refresh_token.user
@@ -167,6 +174,31 @@ class _Codes(DeviceAuthorizationEndpoint):  # type: ignore[misc]  # authlib has 
         self.server.holder.devices[data["device_code"]] = DeviceCredentialDict(fields)
 
 
+class _Asking(ClientMixin):  # type: ignore[misc]  # authlib has no types
+    """An upstream that asks about tokens."""
+
+    def check_client_secret(self, client_secret: str) -> bool:
+        return client_secret == UPSTREAM_SECRET
+
+    def check_endpoint_auth_method(self, method: str, endpoint: str) -> bool:
+        return (method, endpoint) == ("client_secret_basic", "introspection")
+
+
+class _Introspection(IntrospectionEndpoint):  # type: ignore[misc]  # authlib has no types
+    def query_token(self, token_string: str, token_type_hint: str | None) -> "_Token | None":
+        del token_type_hint
+        holder = self.server.holder
+        granted = holder.granted if holder.is_taken else []
+        return next((t for t in granted if t.fields.get("access_token") == token_string), None)
+
+    def check_permission(self, token: "_Token", client: ClientMixin, asked: Any) -> bool:
+        del token, asked
+        return isinstance(client, _Asking)
+
+    def introspect_token(self, token: "_Token") -> dict[str, Any]:
+        return {"active": True, "username": token.user, "scope": token.get_scope()}
+
+
 class _Quiet(WSGIRequestHandler):
     def log(self, type: str, message: str, *args: Any) -> None:  # noqa: A002 - werkzeug's
         pass
@@ -186,6 +218,10 @@ class TokenServer:
         self.consents: dict[str, bool] = {}
         """By user code: whether the person said yes."""
         self.granted: list[_Token] = []
+        self.is_taken = True
+        """Whether an upstream takes any token."""
+        self.is_introspecting = True
+        """Whether a program that asks about a token is answered."""
         self.client = _Client(secret)
         self.public_key = public_key
         self.devices: dict[str, Any] = {}
@@ -197,6 +233,11 @@ class TokenServer:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self._server.server_port}"
+
+    @property
+    def introspection_url(self) -> str:
+        """Return where an upstream asks about a token, with its name and secret in it."""
+        return f"http://{UPSTREAM}:{UPSTREAM_SECRET}@127.0.0.1:{self._server.server_port}/introspect"
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -217,9 +258,9 @@ class TokenServer:
 
     def is_good(self, token: BearerToken) -> bool:
         """Return whether an upstream takes the token."""
-        return any(
+        return self.is_taken and any(
             each.fields.get("access_token") == token.token
-            and not each.is_revoked
+            and not each.was_revoked
             and not each.is_expired()
             and each.user == token.name
             for each in self.granted
@@ -232,7 +273,7 @@ class TokenServer:
 
     def revoke_consent(self) -> None:
         for each in self.granted:
-            each.is_revoked = True
+            each.was_revoked = True
 
     def _define(self) -> None:
         self._app.config["OAUTH2_REFRESH_TOKEN_GENERATOR"] = True
@@ -240,12 +281,16 @@ class TokenServer:
         def save(token: dict[str, Any], asked: Any) -> None:
             self.granted.append(_Token(token, asked.user or USER))
 
-        server = AuthorizationServer(self._app, lambda name: self.client if name == CLIENT else None, save)
+        clients = {UPSTREAM: _Asking()}
+        server = AuthorizationServer(
+            self._app, lambda name: self.client if name == CLIENT else clients.get(name), save
+        )
         server.holder = self
         server._token_generators["default"].expires_generator = lambda _client, _grant: self.life_seconds
         for grant in (_Refresh, _Credentials, _Assertion, _Device):
             server.register_grant(grant)
         server.register_endpoint(_Codes)
+        server.register_endpoint(_Introspection)
 
         @self._app.post("/token")
         def token() -> Response:
@@ -259,4 +304,11 @@ class TokenServer:
         @self._app.post("/device")
         def device() -> Response:
             answer: Response = server.create_endpoint_response("device_authorization")
+            return answer
+
+        @self._app.post("/introspect")
+        def introspect() -> Response:
+            if not self.is_introspecting:
+                return Response(status=503)
+            answer: Response = server.create_endpoint_response("introspection")
             return answer

@@ -7,7 +7,7 @@ Guarantees
   after a back-off, and `close`, try again to make it so;
 - a token that is good goes on being used while no other can be had;
 - a token that the upstream refused before its end is replaced once; a replacement that is refused before it
-  ever worked is not.
+  ever worked is not, and the next login, perhaps after an operator has mended the account, asks for another.
 Does not: wait between attempts for who has no token: that is the upstream's pause (`relay.verdicts.health`).
 Assumes: one event loop.
 """
@@ -119,6 +119,8 @@ class Tokens:
         self._unkept: tuple[str, str] | None = None
         """A refresh token, and the one that took its place and is not durable yet."""
         self._is_replacing = False
+        self._given_up = ""
+        """The last replacement that was refused."""
 
     async def token(self) -> str:
         """Return a token for a login now.  Raises TokenUnavailable, and what the owner's `secrets` raises."""
@@ -141,11 +143,14 @@ class Tokens:
     def refused(self, text: str) -> bool:
         """Hear that the upstream refused a token; return whether another one is worth a login."""
         token = self._token
+        if text == self._given_up:
+            return False  # another login's, of the same time
         if token is None or token.text != text:
             return True  # there is another by now, or will be
-        if token.is_replacement and not token.has_worked:
-            return False
         self._token, self._is_replacing = None, True
+        if token.is_replacement and not token.has_worked:
+            self._given_up = text
+            return False
         return True
 
     def forget(self) -> None:

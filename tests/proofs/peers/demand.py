@@ -9,6 +9,7 @@ DEBIAN_PACKAGES = {
     "buildah": "buildah",
     "btrfs": "btrfs-progs",
     "chromium-headless-shell": "chromium-headless-shell",
+    "dovecot": "dovecot-core",
     "e2fsck": "e2fsprogs",
     "haproxy": "haproxy",
     "mkfs.btrfs": "btrfs-progs",

@@ -25,6 +25,7 @@ class Letter:
     number: int
     recipients: tuple[str, ...]
     content: bytes
+    sender: str = SENDER
 
     @property
     def refused(self) -> tuple[str, ...]:
@@ -138,5 +139,5 @@ class Feeder:
         with self._more:
             each = self._letter(next(self._numbers))
             self.attempted.add(each.number)
-        session.sendmail(SENDER, each.recipients, each.content, ["BODY=8BITMIME"])
+        session.sendmail(each.sender, each.recipients, each.content, ["BODY=8BITMIME"])
         self.acknowledged.add(each.number)

@@ -1,7 +1,7 @@
 """What an upstream must have seen of mail that was relayed while programs were killed.
 
 The judge knows the promises and nothing of the relay: it compares what clients were told
-(`Feeder`), what the upstream took (`Practice`), and when something was killed.
+(`Feeder`), what upstreams took (`Record`), and when something was killed.
 
 Two copies of a message need a reason: something was killed after the MAIL of the first
 and before the MAIL of the second.  And each kill is a reason for so many transactions
@@ -15,16 +15,31 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Protocol
 
 from relay.practice.witness import Witnessed
 from relay.sender.delivery import UNSETTLED
 from tests.proofs.peers.feeder import SENDER, Letter, letter
-from tests.proofs.peers.practice import Practice, Seen
+from tests.proofs.peers.practice import Seen
 
 _RECEIVED = re.compile(rb"\AReceived: from .*\r\n\tby relay\.test .*\r\n(?:[ \t].*\r\n)*")
 _REPORTED = re.compile(rb"^Final-Recipient: rfc822; ?bad([0-9]+)@list\.test\r$", re.MULTILINE)
 _FINAL = b"\r\nFinal-Recipient: "
-_NUMBER = re.compile(r"r([0-9]+)\.[0-9]+@list\.test")
+_NUMBER = re.compile(r"r([0-9]+)\.[0-9]+@(?:[a-z]+\.)?list\.test")
+
+
+class Record(Protocol):
+    """What upstreams saw."""
+
+    @property
+    def tried(self) -> Sequence[tuple[str, int]]:
+        """Each recipient that was refused, and when RCPT came, by boottime."""
+
+    def seen(self) -> Sequence[Seen]:
+        """Return every transaction."""
+
+    def content_of(self, seen: Seen) -> bytes:
+        """Return what was taken in one."""
 
 
 @dataclass(slots=True)
@@ -85,14 +100,14 @@ class Verdict:
 
 
 def judge(
-    host: Practice,
+    host: Record,
     kills: Kills,
     acknowledged: Collection[int],
     attempted: Collection[int],
     *,
     letter: Callable[[int], Letter] = letter,
 ) -> Verdict:
-    """Judge letters by what their upstream has on record; it must have been told to keep content."""
+    """Judge letters by what upstreams have on record; a `Practice` must have been told to keep content."""
     relayed = [seen for seen in host.seen() if seen.entry.fate is Witnessed.RELAYED]
     copies: dict[str, list[tuple[int, Seen]]] = defaultdict(list)
     for index, seen in sorted(enumerate(relayed), key=lambda each: each[1].mail_at_ns):
@@ -173,7 +188,7 @@ def _fault(seen: Seen, content_of: Callable[[Seen], bytes], letter: Callable[[in
     if found is None:
         return f"to {envelope.recipients}"
     sent = letter(int(found[1]))
-    if envelope.reverse_path != SENDER or not set(envelope.recipients) <= set(sent.recipients):
+    if envelope.reverse_path != sent.sender or not set(envelope.recipients) <= set(sent.recipients):
         return f"{sent.number}: from {envelope.reverse_path} to {envelope.recipients}"
     if len(set(envelope.recipients)) < len(envelope.recipients):
         return f"{sent.number}: twice to one recipient in a transaction"

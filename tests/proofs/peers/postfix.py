@@ -2,7 +2,8 @@
 
 `front()` is the MTA that a site already has: it takes mail by SMTP or by its sendmail and
 hands all of it to a smarthost.  `upstream()` is the smarthost: it demands STARTTLS and
-SASL (Cyrus, a private sasldb) and delivers everything to one maildir.
+SASL (Cyrus, a private sasldb) and delivers everything to one maildir.  `smarthost()` is the
+same with logins that its settings have checked elsewhere (`dovecot`).
 
 Nothing of the machine's own Postfix is read or touched: configuration, queue, data, log
 and password are all below `home`, which lies in the system's own folder for temporary
@@ -191,16 +192,24 @@ def upstream(user: str, password: str, **settings: str) -> AbstractContextManage
     """
 
     def prepare(home: Path) -> Mapping[str, str]:
-        made = make_certificate(home)
         _make_account(home, user, password)
-        _make_maildir(home)
-        return UPSTREAM | {
-            "smtpd_tls_chain_files": f"{made.key}, {made.certificate}",
-            "cyrus_sasl_config_path": str(home / "sasl"),
-            "virtual_mailbox_base": str(home / "mail"),
-        }
+        return _smarthost(home) | {"cyrus_sasl_config_path": str(home / "sasl")}
 
     return _running(settings, prepare)
+
+
+def smarthost(**settings: str) -> AbstractContextManager[Postfix]:
+    """Run an `upstream` that knows no user itself: `settings` say who checks logins."""
+    return _running(settings, _smarthost)
+
+
+def _smarthost(home: Path) -> dict[str, str]:
+    made = make_certificate(home)
+    _make_maildir(home)
+    return UPSTREAM | {
+        "smtpd_tls_chain_files": f"{made.key}, {made.certificate}",
+        "virtual_mailbox_base": str(home / "mail"),
+    }
 
 
 UPSTREAM = {

@@ -363,8 +363,12 @@ def undergo(folder: Path, warm: Warm, terms: Terms) -> Strictness:
 
 
 def _share(terms: Terms, seen: Sequence[Seen], mean_ns: float) -> float:
+    return share_of(terms.count, terms.period_s * SECOND_NS + terms.guard_ns + mean_ns, seen)
+
+
+def share_of(count: int, shortest_ns: float, seen: Sequence[Seen]) -> float:
     """Return the shortest round that is safe, divided by how long the rounds of the slots really were."""
     starts_ns = [each.mail_at_ns for each in seen]
-    took_ns = (sum(starts_ns[-terms.count :]) - sum(starts_ns[: terms.count])) / terms.count
-    rounds = (len(seen) - terms.count) / terms.count
-    return rounds * (terms.period_s * SECOND_NS + terms.guard_ns + mean_ns) / took_ns
+    took_ns = (sum(starts_ns[-count:]) - sum(starts_ns[:count])) / count
+    rounds = (len(seen) - count) / count
+    return rounds * shortest_ns / took_ns

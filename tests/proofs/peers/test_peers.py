@@ -5,8 +5,9 @@ import ssl
 
 import pytest
 
-from tests.proofs.peers import postfix, prometheus, smtp_tools
+from tests.proofs.peers import accounts, dovecot, postfix, prometheus, smtp_tools
 from tests.proofs.peers.demand import demand
+from tests.proofs.peers.ledger import Ledger
 from tests.proofs.peers.postfix import Postfix
 from tests.proofs.peers.waiting import free_port, wait_until
 
@@ -163,3 +164,34 @@ def test_promtool_finds_a_fault_in_metrics() -> None:
 
     assert prometheus.promtool("check", "metrics", stdin=faultless).returncode == 0
     assert prometheus.promtool("check", "metrics", stdin=faultless.replace("_total", "")).returncode != 0
+
+
+@pytest.mark.usefixtures("_postfix")
+def test_a_postfix_keeps_a_ledger_of_what_it_takes_and_of_whom() -> None:
+    demand(dovecot.why_missing())
+    with (
+        Ledger({"messages": 2, "per": "1h"}) as ledger,
+        dovecot.passwords({USER: PASSWORD}) as checker,
+        postfix.smarthost(
+            **(accounts.owned(USER, "front.test") | ledger.settings), **checker.settings
+        ) as upstream,
+    ):
+        with pytest.raises(smtplib.SMTPAuthenticationError):
+            _log_in(upstream, "battery staple")
+        session = _log_in(upstream, PASSWORD)
+        with pytest.raises(smtplib.SMTPRecipientsRefused, match="not owned by user mjd"):
+            session.sendmail("mjd@elsewhere.test", ["ann@list.test"], _content(0))
+        for number in range(3):
+            assert ledger.exceeded == 0
+            recipients = [f"ann{number}@list.test", f"bob{number}@list.test"]
+            session.sendmail("mjd@front.test", recipients, _content(number))
+        session.quit()
+        upstream.mailbox.wait_for(6)
+        ledger.read(upstream.mailbox)
+
+    assert (ledger.taken, ledger.exceeded, ledger.witness.most_in_any_window()) == (3, 1, 3)
+    assert ledger.logins == {("PLAIN", USER)}
+    for number, seen in enumerate(ledger.seen()):
+        assert seen.entry.envelope.recipients == (f"ann{number}@list.test", f"bob{number}@list.test")
+        assert ledger.content_of(seen) == _content(number)
+        assert seen.mail_at_ns < seen.entry.counted_at_ns == seen.ended_at_ns

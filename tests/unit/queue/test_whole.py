@@ -305,3 +305,28 @@ def test_a_pause_is_no_age_of_mail_that_moved_from_it() -> None:
     queue.add(part, now_ns=12)
     queue.move_on(25)
     assert (part.upstream, part.rested) == ("b", ((12, 25),))
+
+
+def test_a_probe_that_was_refused_goes_before_what_came_later() -> None:
+    queue, down = Queue(), Availability(down_since_ns=0)
+    route = Route(("a", "b"), 15)
+    queue.use(("a", "b"), (route,))
+    queue.note("a", down)
+    for number in range(4):
+        queue.add(*message(number, Part(route)), now_ns=20)
+    for _ in range(3):
+        queue.note("a", down._replace(is_proving=True))
+        queue.move_on(30)
+        (probe,) = queue.line("a")
+        assert probe.choice.because is Because.PROBE
+        assert queue.line("a").next_ready(30) is probe
+        queue.line("a").refused(probe.key, 2, NO_REASON)
+        queue.note("a", down)
+        queue.put(probe, 30)
+        queue.move_on(30)
+        assert not len(queue.line("a"))
+
+    line = queue.line("b")
+    # Of those that were probes the order is that of their probes; the last one never was.
+    went = [line.next_ready(40) for _ in range(4)]
+    assert [each and int(each.queue_id) for each in went] == [0, 1, 2, 3]

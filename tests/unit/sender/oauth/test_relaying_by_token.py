@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from relay.control.operations import OK
 from relay.policy.limits import LimitSettings
 from relay.policy.units import HostPort
 from relay.practice.account import PracticeBehaviour
@@ -25,7 +26,9 @@ def server() -> Iterator[TokenServer]:
 
 
 @asynccontextmanager
-async def relaying(server: TokenServer, folder: Path, more: str = "") -> AsyncIterator[Relay]:
+async def relaying(
+    server: TokenServer, folder: Path, more: str = "", connections: int = 2
+) -> AsyncIterator[Relay]:
     """Run a relay with a consent of before, towards a smarthost that takes the server's tokens."""
     refresh, secret = folder / "refresh", folder / "secret"
     for path, text in ((refresh, server.refresh_token()), (secret, server.client.secret or "")):
@@ -40,7 +43,7 @@ async def relaying(server: TokenServer, folder: Path, more: str = "") -> AsyncIt
     )
     upstream = f", idle: 1ms, auth: {{user: {USER}, oauth2: {{{oauth2}}}}}{more}"
     try:
-        async with Relay(policy_of(folder, host.port, upstream)) as relay:
+        async with Relay(policy_of(folder, host.port, upstream, connections=connections)) as relay:
             yield relay
             shown = relay.log.getvalue() + repr(relay.watch.snapshot())
             for secret_text in _secrets(server, folder):
@@ -102,6 +105,19 @@ async def test_a_token_of_another_user_stops_the_upstream(server: TokenServer, t
         assert len(server.requests) == 2  # the one, and the one in its place
         assert "535" in relay.log.getvalue()
         assert relay.queued(queue_id) is not None
+
+
+async def test_a_resumed_upstream_begins_with_another_token(server: TokenServer, tmp_path: Path) -> None:
+    # With two, a login of before may be refused behind the resume.
+    async with relaying(server, tmp_path, connections=1) as relay:
+        server.is_taken = False
+        relay.accept()
+        await relay.until(lambda: relay.dispatcher.pausing.health is Health.REFUSED)
+        # Those of before stay refused, as Microsoft's that were made before the permission was given.
+        server.revoke_access()
+        server.is_taken = True
+        assert await relay.operator.resume("isp") == OK
+        await relay.until_empty()
 
 
 async def test_a_revoked_consent_stops_until_a_new_one_is_there(server: TokenServer, tmp_path: Path) -> None:

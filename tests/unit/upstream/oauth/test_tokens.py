@@ -277,7 +277,23 @@ def test_a_refused_token_is_replaced_once(world: World) -> None:
         assert second != first
         assert world.tokens.refused(first)  # another connection's, of before
         assert not world.tokens.refused(second)
-        assert await world.tokens.token() == second
+
+    world.run(play())
+
+
+def test_no_login_of_later_sends_what_was_refused(world: World) -> None:
+    """An operator has mended the account, not the token: what a token may do is in it from its beginning."""
+
+    async def play() -> None:
+        assert world.tokens.refused(await world.tokens.token())
+        refused = [await world.tokens.token()]
+        for _ in range(3):
+            assert not world.tokens.refused(refused[-1])
+            assert not world.tokens.refused(refused[-1])  # by a login of the same time
+            refused.append(await world.tokens.token())
+        assert len(set(refused)) == len(refused) == len(world.asked) - 1
+        world.tokens.worked(refused[-1])
+        assert world.tokens.refused(refused[-1])
 
     world.run(play())
 

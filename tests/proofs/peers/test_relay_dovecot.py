@@ -1,0 +1,163 @@
+"""Accounts of a real Postfix whose logins Dovecot checks: passwords, tokens, and whose sender is whose."""
+
+import smtplib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.token_server import USER, TokenServer
+from tests.proofs.peers import accounts, dovecot, postfix
+from tests.proofs.peers.accounts import LIFE_SECONDS, NAME, PASSWORD, owned
+from tests.proofs.peers.demand import demand
+from tests.proofs.peers.postfix import Postfix
+from tests.proofs.peers.relay import RelayProcess
+from tests.proofs.peers.waiting import wait_until
+from tests.proofs.peers.warm import Warm, WarmRelay
+
+pytestmark = pytest.mark.slow
+
+SENDERS = {NAME: "front.test", USER: "news.test"}
+STATUS = {"xoauth2": "(status 401, schemes bearer, scope mail)", "oauthbearer": "(status invalid_token)"}
+"""What Dovecot explains in its challenge, shown behind the 535."""
+
+
+@dataclass
+class Accounts:
+    """Two smarthosts, one that asks for a password and one for tokens of 5 s."""
+
+    by_password: Postfix
+    by_token: Postfix
+    server: TokenServer
+    warm: Warm
+    folder: Path
+
+    def relay(self, **upstreams: Any) -> WarmRelay:
+        return WarmRelay(self.warm, self.folder, upstreams)
+
+    def password(self, **auth: str) -> dict[str, Any]:
+        return accounts.by_password(self.by_password, self.folder, **auth) | {"connections": 2}
+
+    def token(self, mechanism: str = "auto") -> dict[str, Any]:
+        section = accounts.by_token(self.by_token, self.server, self.folder, mechanism)
+        return section | {"connections": 2, "idle": "100ms"}
+
+    def wait_for(self, upstream: Postfix, *recipients: str) -> None:
+        """Return once these have mail, and nobody else has."""
+        arrived = upstream.mailbox.wait_for(len(recipients))
+        assert sorted(each.recipient for each in arrived) == sorted(recipients)
+
+
+def open_connections(relay: RelayProcess) -> float:
+    named = "relay_upstream_connections{"
+    return sum(value for name, value in relay.metrics().items() if name.startswith(named))
+
+
+@pytest.fixture(scope="module")
+def _running() -> Iterator[Accounts]:
+    demand(postfix.why_missing(), dovecot.why_missing())
+    with ExitStack() as ends:
+        server = ends.enter_context(TokenServer(life_seconds=LIFE_SECONDS))
+        checkers = (
+            ends.enter_context(dovecot.passwords({NAME: PASSWORD})),
+            ends.enter_context(dovecot.tokens(server.introspection_url)),
+        )
+        by_password, by_token = (
+            ends.enter_context(postfix.smarthost(**checker.settings, **owned(login, domain)))
+            for checker, (login, domain) in zip(checkers, SENDERS.items(), strict=True)
+        )
+        yield Accounts(by_password, by_token, server, ends.enter_context(Warm()), Path())
+
+
+@pytest.fixture
+def house(_running: Accounts, tmp_path: Path) -> Accounts:
+    _running.folder = tmp_path
+    _running.server.is_taken = _running.server.is_introspecting = True
+    for upstream in (_running.by_password, _running.by_token):
+        for path in (upstream.mailbox.folder / "new").iterdir():
+            path.unlink()
+    return _running
+
+
+def hand_over(relay: RelayProcess, recipient: str, sender: str) -> None:
+    with smtplib.SMTP("127.0.0.1", relay.port, timeout=60) as session:
+        session.sendmail(sender, [recipient], "Subject: x\r\n\r\nx\r\n")
+
+
+@pytest.mark.parametrize("mechanism", ["plain", "login"])
+def test_dovecot_takes_a_password(house: Accounts, mechanism: str) -> None:
+    with house.relay(isp=house.password(mechanism=mechanism)) as relay:
+        hand_over(relay, "ann@list.test", "me@front.test")
+        house.wait_for(house.by_password, "ann@list.test")
+
+
+@pytest.mark.parametrize("mechanism", STATUS)
+def test_dovecot_takes_tokens_that_live_for_seconds(house: Accounts, mechanism: str) -> None:
+    with house.relay(isp=house.token(mechanism)) as relay:
+        before = len(house.server.requests)
+        hand_over(relay, "ann@list.test", "me@news.test")
+        house.wait_for(house.by_token, "ann@list.test")
+        # As if it was long ago, and another time as Dovecot says it, which the relay cannot know ahead.
+        for number, recipient in enumerate(["bob@list.test", "eve@list.test"], 1):
+            relay.wait_until_empty()
+            wait_until(lambda: open_connections(relay) == 0)
+            house.server.revoke_access()
+            hand_over(relay, recipient, "me@news.test")
+            house.by_token.mailbox.wait_for(1 + number)
+        assert len(house.server.requests) - before >= 3
+        assert not any("stopped" in line for line in relay.log())
+
+
+@pytest.mark.parametrize("mechanism", STATUS)
+def test_what_dovecot_explains_of_a_refused_token_is_shown(house: Accounts, mechanism: str) -> None:
+    with house.relay(isp=house.token(mechanism)) as relay:
+        house.server.is_taken = False
+        hand_over(relay, "ann@list.test", "me@news.test")
+        stopped = relay.wait_for_log(lambda line: "upstream isp stopped" in line)
+        assert "535 5.7.8 Error: authentication failed" in stopped
+        assert STATUS[mechanism] in stopped
+        status = relay.command("status").stdout
+        assert STATUS[mechanism] in status
+
+        house.server.is_taken = True
+        assert relay.command("resume", "isp").returncode == 0
+        house.wait_for(house.by_token, "ann@list.test")
+        shown = "\n".join(relay.log()) + status
+    granted = [each.fields for each in house.server.granted]
+    secrets = [
+        fields[key] for fields in granted for key in ("access_token", "refresh_token") if key in fields
+    ]
+    assert [each for each in secrets if each in shown] == []
+
+
+def test_dovecot_without_its_token_server_stops_until_resumed(house: Accounts) -> None:
+    """It says 535 then too, and explains nothing: nobody can tell that from a token that is no good."""
+    with house.relay(isp=house.token()) as relay:
+        house.server.is_introspecting = False
+        hand_over(relay, "ann@list.test", "me@news.test")
+        stopped = relay.wait_for_log(lambda line: "upstream isp stopped" in line)
+        assert stopped.endswith("535 5.7.8 Error: authentication failed: (reason unavailable)")
+        house.server.is_introspecting = True
+        assert relay.command("resume", "isp").returncode == 0
+        house.wait_for(house.by_token, "ann@list.test")
+
+
+def test_each_sender_goes_by_the_account_that_owns_it(house: Accounts) -> None:
+    with house.relay(isp=house.password(), news=house.token()) as relay:
+        hand_over(relay, "ann@list.test", "me@news.test")
+        told = relay.wait_for_log(lambda line: "mail from <me@news.test> paused until" in line)
+        assert "553 5.7.1 <me@news.test>: Sender address rejected: not owned by user mjd" in told
+        hand_over(relay, "bob@list.test", "me@front.test")
+        house.wait_for(house.by_password, "bob@list.test")
+
+        relay.policy["routes"] = [
+            {"sender": "@news.test", "upstreams": ["news"]},
+            {"upstreams": ["isp"]},
+        ]
+        relay.write_policy()
+        house.wait_for(house.by_token, "ann@list.test")
+        relay.wait_until_empty()
+        house.wait_for(house.by_password, "bob@list.test")
