@@ -133,6 +133,10 @@ class UpstreamStatus:
     """What it was paused or stopped for, while one message goes first; empty if that is not known."""
     holds_new: bool = False
     """That pause holds what comes in, too."""
+    certificate_ends_at_ns: int | None = None
+    """Wall clock: when the upstream's certificate ends, as of the last connection; None before one."""
+    client_certificate_ends_at_ns: int | None = None
+    """Wall clock: when the certificate that it is shown ends; None without one."""
 
     @property
     def is_well(self) -> bool | None:

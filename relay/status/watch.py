@@ -317,6 +317,8 @@ class Watch:
             None if view.operator is None else view.operator.since_at_ns,
             view.proving_after,
             view.operator is not None and view.operator.holds_new,
+            view.certificate_ends_at_ns,
+            view.client_certificate_ends_at_ns,
         )
 
     def _as_recorded(self, name: str, upstream: Upstream) -> UpstreamStatus:
