@@ -129,7 +129,8 @@ def _routes(policy: Policy) -> Iterator[str]:
         else:
             after = f", fails over after {span(route.failover_after_ns)}"
         spill = "" if route.spill_after_ns is None else f", spills after {span(route.spill_after_ns)}"
-        yield f"route     {number}: by {what}, through {', '.join(route.upstreams)}{after}{spill}"
+        rewrite = "" if route.rewrite is None else f", sent by {route.rewrite}"
+        yield f"route     {number}: by {what}, through {', '.join(route.upstreams)}{after}{spill}{rewrite}"
 
 
 def _door(listen: Listen) -> str:

@@ -299,6 +299,8 @@ class MessageView:
     """The header section of the content as it is, foreign text; empty where it was not read."""
     is_held_by_pause: bool = False
     """It is held by `relay pause --new`, and goes on when that ends."""
+    rewritten_as: str = ""
+    """The sender that its upstream will see (`rewrite` of its route); empty where that is `reverse_path`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,6 +344,7 @@ def public_coming(coming: Coming) -> Coming:
         replace(
             message,
             reverse_path="",
+            rewritten_as="",
             recipients=(),
             message_id=None,
             reason=_ADDRESS.sub("<address>", message.reason),
@@ -355,6 +358,7 @@ def public_coming(coming: Coming) -> Coming:
 _NULL_WHERE_EMPTY = frozenset({
     "refusing_because", "paused_because", "paused_by", "proving_after", "held_by", "last_error",
     "waiting_because", "reason", "upstream", "upstream_because", "lane",
+    "rewritten_as",
 })  # fmt: skip
 
 

@@ -467,6 +467,7 @@ class Listing:
             user=queued.user or None,
             message_id=queued.message_id,
             is_held_by_pause=queued.is_held_by_pause,
+            rewritten_as="" if queued.sent_reverse_path == queued.reverse_path else queued.sent_reverse_path,
         )
 
 
