@@ -1,6 +1,7 @@
 """`relay check`: all that is wrong with a policy, or what it comes to."""
 
 import contextlib
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,11 +81,22 @@ def _upstream_lines(policy: Policy, name: str, upstream: Upstream) -> Iterator[s
     refresh_token = None if oauth2 is None else oauth2.refresh_token_file
     if refresh_token is not None and not refresh_token.exists():
         yield f"          note: there is no refresh token yet: run `relay login {name}`"
+    if upstream.source_address is not None and not _is_here(upstream.source_address):
+        yield f"          note: this host has no address {upstream.source_address}, so nothing would be sent"
     if not upstream.limits:
         yield "          note: no limits, so mail goes as fast as it is taken"
     if name not in policy.listed_upstreams:
         first = f"all of it goes to the first, {policy.default_upstream}"
         yield f"          note: gets no mail; {'no route names it' if policy.routes else first}"
+
+
+def _is_here(address: str) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM) as bound:
+        try:
+            bound.bind((address, 0))
+        except OSError:
+            return False
+    return True
 
 
 def _why_an_edit_waits(spool: Path) -> str:
@@ -117,7 +129,8 @@ def _routes(policy: Policy) -> Iterator[str]:
         else:
             after = f", fails over after {span(route.failover_after_ns)}"
         spill = "" if route.spill_after_ns is None else f", spills after {span(route.spill_after_ns)}"
-        yield f"route     {number}: by {what}, through {', '.join(route.upstreams)}{after}{spill}"
+        rewrite = "" if route.rewrite is None else f", sent by {route.rewrite}"
+        yield f"route     {number}: by {what}, through {', '.join(route.upstreams)}{after}{spill}{rewrite}"
 
 
 def _door(listen: Listen) -> str:
@@ -134,4 +147,7 @@ def _door(listen: Listen) -> str:
 def _way(upstream: Upstream) -> str:
     tls = "no TLS" if upstream.tls is Tls.NONE else f"TLS {upstream.tls}"
     user = "no auth" if upstream.auth is None else f"user {upstream.auth.user}"
-    return f"{upstream.host} port {upstream.port}, {tls}, {user}, {upstream.connections} connections"
+    shown = "" if upstream.tls_certificate is None else ", a certificate of its own"
+    source = "" if upstream.source_address is None else f", from {upstream.source_address}"
+    where = f"{upstream.host} port {upstream.port}{source}"
+    return f"{where}, {tls}{shown}, {user}, {upstream.connections} connections"

@@ -228,7 +228,8 @@ def detail_lines(
     """`limits` are written as people write them; `lines_of_routes`: where in its file the policy has each."""
     user = f", user {message.user}" if message.user else ""
     yield f"{message.queue_id}: {message.state}"
-    yield f"  from        <{printable(message.reverse_path)}>"
+    rewritten = f", rewritten as <{printable(message.rewritten_as)}>" if message.rewritten_as else ""
+    yield f"  from        <{printable(message.reverse_path)}>{rewritten}"
     yield f"  arrived     {local_time(message.arrival_at_ns)}, {message.size_bytes} bytes"
     yield (
         f"  handed over by {printable(message.client)}, helo {printable(message.helo) or '-'}, "

@@ -22,6 +22,7 @@ from relay.sender.oauth.account_tokens import AccountTokens
 from relay.sender.oauth.consent import Consent, LoginFailed, NoConsentNeeded
 from relay.sender.probe.login import LoginProbe, ProbeEnd, ProbeStep, TestMessage
 from relay.sender.throttle_thread import ThrottleThread
+from relay.sender.tls.client_certificates import ClientCertificates
 from relay.spool.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
@@ -67,7 +68,8 @@ async def probe(
     telemetry = Telemetry(Events(io.StringIO(), "text", clock), Metrics(clock), Redaction(), clock)
     hide = telemetry.redaction.hide
     hostname = policy.hostname or socket.getfqdn()
-    accounts = Accounts(hostname, telemetry.redaction, AccountTokens(disk, telemetry))
+    tokens, certificates = AccountTokens(disk, telemetry), ClientCertificates(telemetry.events)
+    accounts = Accounts(hostname, telemetry.redaction, tokens, certificates)
     history = policy.history_path(name)
     exact = Throttle(
         history,

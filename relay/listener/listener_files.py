@@ -4,19 +4,14 @@ Guarantees: what `read_listener_files` returns was read whole and fits together;
 the caller goes on by what it has.  `to_order` and `from_order` hand it to another process of ours.
 """
 
-import hashlib
-import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from relay.listener.validity import ends_at_ns
 from relay.policy.model import Listen, Tls
 from relay.policy.secrets import KeyPair, SecretError, read_key_pair, read_users, serving
-
-_FIRST_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----\s.*?-----END CERTIFICATE-----", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +24,12 @@ class ListenerFiles:
     @property
     def fingerprint(self) -> str | None:
         """SHA-256 of the certificate that clients see, as `openssl x509 -fingerprint -sha256` prints it."""
-        shown = self._shown()
-        return None if shown is None else hashlib.sha256(shown).digest().hex(":").upper()
+        return None if self.pair is None else self.pair.fingerprint
 
     @property
     def ends_at_ns(self) -> int | None:
         """Wall clock: when the certificate that clients see ends; None where nobody can tell."""
-        shown = self._shown()
-        return None if shown is None else ends_at_ns(shown)
-
-    def _shown(self) -> bytes | None:
-        found = None if self.pair is None else _FIRST_CERTIFICATE.search(self.pair.chain)
-        return None if found is None else ssl.PEM_cert_to_DER_cert(found[0].decode("ascii"))
+        return None if self.pair is None else self.pair.ends_at_ns
 
     def tls(self) -> ssl.SSLContext | None:
         return None if self.pair is None else serving(self.pair)

@@ -14,6 +14,8 @@ from typing import Annotated, Literal, TypedDict
 
 from pydantic import BeforeValidator, Field
 
+from relay.mail.address import MAX_LOCAL_BYTES, is_valid_address
+from relay.mail.rewriting import Rewriting
 from relay.policy.limits import LimitSettings
 from relay.policy.surroundings import UnusableSetting
 from relay.policy.units import (
@@ -54,6 +56,16 @@ def sender_pattern(value: object) -> str:
     if isinstance(value, str) and ("@" in value or "*" in value or value == sorting.NULL_SENDER):
         return _pattern(value)
     raise unfit("expected an address, @ and a domain, or '<>' for reports", value)
+
+
+def rewrite_rule(value: object) -> str:
+    """Take one address, or `@` and a domain: in ASCII, and so short that every name fits in front of it."""
+    words = "expected one address, or @ and a domain, that mail is sent by"
+    if isinstance(value, str):
+        tried = f"{'x' * MAX_LOCAL_BYTES}{value}" if value.startswith("@") else value
+        if "*" not in value and is_valid_address(tried, smtputf8=False):
+            return value
+    raise unfit(words, value)
 
 
 def domain_pattern(value: object) -> str:
@@ -241,6 +253,8 @@ class RouteSettings(MatchSettings):
     """The next upstream is used where the one before has been down for so long; null: never."""
     spill_after_ns: Duration | None = Field(default=None, alias="spill_after")
     """The next upstream is used where mail would wait longer for the one before; null: never."""
+    rewrite: Annotated[str, BeforeValidator(rewrite_rule)] | None = None
+    """An address that mail is sent by, or `@` and the domain of it; null: as it was handed over."""
 
 
 Routes = Annotated[tuple[RouteSettings, ...], AnyOrder]
@@ -302,7 +316,15 @@ def _faults_of_upstreams(
 
 
 def routes_of(routes: tuple[RouteSettings, ...]) -> tuple[Route, ...]:
-    return tuple(Route(each.upstreams, each.failover_after_ns, each.spill_after_ns) for each in routes)
+    return tuple(
+        Route(
+            each.upstreams,
+            each.failover_after_ns,
+            each.spill_after_ns,
+            None if each.rewrite is None else Rewriting(each.rewrite),
+        )
+        for each in routes
+    )
 
 
 def numbers_of(routes: tuple[RouteSettings, ...]) -> dict[Route, tuple[int, ...]]:

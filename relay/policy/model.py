@@ -56,6 +56,7 @@ from relay.policy.units import (
     PositiveInt,
     Section,
     Size,
+    SourceAddress,
     Text,
     Unfit,
     UpstreamHost,
@@ -91,6 +92,8 @@ class Mechanism(enum.StrEnum):
     CRAM_MD5 = "cram-md5"
     PLAIN = "plain"
     LOGIN = "login"
+    EXTERNAL = "external"
+    """By the client's certificate (RFC 4422, A), and never by AUTO."""
 
 
 class TimeoutSettings(Section):
@@ -186,16 +189,7 @@ class Listen(Section):
     def _key_fits_certificate(cls, key: Path | None, info: ValidationInfo) -> Path | None:
         if "certificate" not in info.data:
             return key
-        certificate = info.data["certificate"]
-        if certificate is None and key is not None:
-            raise ValueError("a key is of no use without a certificate")
-        if certificate is not None and (inspector := inspector_of(info)):
-            try:
-                inspector.key_pair(certificate, key)
-            except Unfit as error:
-                at = "certificate" if key is None else "key"
-                raise broken(error.plain, "..", at, shown=error.shown) from None
-        return key
+        return _fitting_key(info, info.data["certificate"], key, "certificate")
 
     @field_validator("tls")
     @classmethod
@@ -219,8 +213,24 @@ class Listen(Section):
         return self.users.get(user) or self.users.get(ALL_OTHERS) or ANY_USE
 
 
+def _fitting_key(info: ValidationInfo, certificate: Path | None, key: Path | None, named: str) -> Path | None:
+    """Return the key if it is that of the certificate; `named` is the key of that in the policy."""
+    if certificate is None and key is not None:
+        raise ValueError("a key is of no use without a certificate")
+    if certificate is not None and (inspector := inspector_of(info)):
+        try:
+            inspector.key_pair(certificate, key)
+        except Unfit as error:
+            at = named if key is None else str(info.field_name)
+            raise broken(error.plain, "..", at, shown=error.shown) from None
+    return key
+
+
 class Auth(Section):
-    """The owner's account at the upstream.  Exactly one of the three password keys and `oauth2`."""
+    """The owner's account at the upstream.
+
+    Exactly one of the three password keys and `oauth2`, or none with `mechanism: external`.
+    """
 
     user: Text
     password_file: PasswordFile | None = None
@@ -230,26 +240,32 @@ class Auth(Section):
     """Access tokens instead of a password."""
     password_credential: Annotated[PasswordCredential | None, Field(validate_default=True)] = None
     """A name under `$CREDENTIALS_DIRECTORY` (systemd LoadCredential=)."""
-    mechanism: Annotated[Mechanism, choice(Mechanism)] = Mechanism.AUTO
+    mechanism: Annotated[Mechanism, choice(Mechanism), Field(validate_default=True)] = Mechanism.AUTO
 
     @field_validator("password_credential")
     @classmethod
-    def _exactly_one_password(cls, credential: str | None, info: ValidationInfo) -> str | None:
-        keys = ("password_file", "password_env", "oauth2")
-        given = [key for key in keys if info.data.get(key) is not None]
+    def _at_most_one_password(cls, credential: str | None, info: ValidationInfo) -> str | None:
+        given = [key for key in _PASSWORDS if info.data.get(key) is not None]
         given += ["password_credential"] if credential is not None else []
         if len(given) > 1:
             raise broken(f"expected one password, got {' and '.join(given)}", "..", given[-1])
-        if not given and all(key in info.data for key in keys):
-            raise broken("expected one of password_file, password_env, password_credential and oauth2", "..")
         return credential
 
     @field_validator("mechanism")
     @classmethod
-    def _mechanism_is_of_a_password(cls, mechanism: Mechanism, info: ValidationInfo) -> Mechanism:
+    def _mechanism_has_its_password(cls, mechanism: Mechanism, info: ValidationInfo) -> Mechanism:
+        keys = (*_PASSWORDS, "password_credential")
+        given = [key for key in keys if info.data.get(key) is not None]
+        if mechanism is Mechanism.EXTERNAL and given:
+            raise ValueError(f"the certificate is what logs in, so {given[-1]} is of no use")
+        if mechanism is not Mechanism.EXTERNAL and not given and all(key in info.data for key in keys):
+            raise broken("expected one of password_file, password_env, password_credential and oauth2", "..")
         if mechanism is not Mechanism.AUTO and info.data.get("oauth2") is not None:
             raise ValueError("it takes a password; with oauth2 the key is oauth2.mechanism")
         return mechanism
+
+
+_PASSWORDS = ("password_file", "password_env", "oauth2")
 
 
 class ShieldSettings(Section):
@@ -272,6 +288,12 @@ class Upstream(Section):
     ca_file: CertificateFile | None = None
     """Trust these instead of the system's certificate authorities."""
     auth: Auth | None = None
+    tls_certificate: Annotated[CertificateFile | None, Field(validate_default=True)] = None
+    """PEM chain that is shown to the upstream, which may know the relay by it."""
+    tls_key: Annotated[PolicyPath | None, Field(validate_default=True)] = None
+    """PEM private key; default: in the file of the certificate."""
+    source_address: SourceAddress | None = None
+    """Connections are made from this address of this host; only addresses of its family are tried."""
     connections: Annotated[int, whole_number(1, 1000)] = 4
     """The most that are open at once."""
     max_recipients: PositiveInt = 100
@@ -310,6 +332,25 @@ class Upstream(Section):
                 "tls",
             )
         return auth
+
+    @field_validator("tls_certificate")
+    @classmethod
+    def _certificate_is_shown(cls, certificate: Path | None, info: ValidationInfo) -> Path | None:
+        if certificate is not None and info.data.get("tls") is Tls.NONE:
+            raise ValueError("it is shown in TLS only: tls is none")
+        auth = info.data.get("auth")
+        if certificate is None and auth is not None and auth.mechanism is Mechanism.EXTERNAL:
+            raise broken(
+                "it logs in by a certificate, so it needs tls_certificate", "..", "auth", "mechanism"
+            )
+        return certificate
+
+    @field_validator("tls_key")
+    @classmethod
+    def _key_fits_certificate(cls, key: Path | None, info: ValidationInfo) -> Path | None:
+        if "tls_certificate" not in info.data:
+            return key
+        return _fitting_key(info, info.data["tls_certificate"], key, "tls_certificate")
 
 
 class Retry(Section):

@@ -1,4 +1,4 @@
-"""How a file that an owner names is opened: the policy itself, and every file that it points to.
+"""How a file that an owner names is opened and watched: the policy itself, and every file that it points to.
 
 Guarantees: nothing here blocks on a FIFO or a device, whatever stands under the name; only
 a regular file is read, at the end of symbolic links as well; never more than was asked for.
@@ -11,7 +11,11 @@ import fcntl
 import os
 import signal
 import stat
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Generic, TypeVar
+
+from relay.policy.units import Unfit
 
 LONGEST_PEM_BYTES = 8 << 20
 """Of a certificate, a key, or all authorities of a system; those of Debian have 220 KiB."""
@@ -21,6 +25,95 @@ _KNOWS_ALL_WRITERS = frozenset(
 )
 """File systems on which a lease tells the truth.  NFS and CIFS refuse a lease whenever their server grants
 none; on FUSE, 9p and virtiofs a program on the other side writes unseen."""
+
+
+T = TypeVar("T")
+Marks = tuple[tuple[int, ...] | None, ...]
+"""What changes when a file does, for each; None for one that is not there."""
+
+
+class Found(enum.Enum):
+    """What a look at watched files came to."""
+
+    NOTHING = enum.auto()
+    REREAD = enum.auto()
+    """Read by request, and as before."""
+    CHANGED = enum.auto()
+    """What they say now is in force."""
+    REFUSED = enum.auto()
+    """They changed, or were asked for, and cannot be used: what was in force stays."""
+
+
+class WatchedFiles(Generic[T]):
+    """What some files say together, read anew when they have changed.
+
+    Guarantees: files that are not whole or not fit for use change nothing: the last good ones stay in force,
+    and they are read again until they are good.  A change counts once the files stayed as they are from one
+    look to the next and no program has one open for writing, or at once by request.
+    """
+
+    def __init__(self, paths: Sequence[Path], read: Callable[[], T]) -> None:
+        """Read them for the first time: what `read` raises is passed on; later it may raise Unfit."""
+        self.paths = tuple(paths)
+        self.error = ""
+        """Why they cannot be used as they are now."""
+        self._read = read
+        self._decided = self._seen = _marks(self.paths)
+        """Of what was read and loaded or refused; as of the last look."""
+        self.in_force = read()
+
+    def look(self, *, is_asked: bool = False) -> Found:
+        marks = _marks(self.paths)
+        is_settled, self._seen = marks == self._seen, marks
+        is_new = marks != self._decided
+        if not is_asked and not (is_settled and (is_new or self.error) and not _is_any_written(self.paths)):
+            return Found.NOTHING
+        self._decided = marks
+        try:
+            files = self._read()
+        except Unfit as error:
+            self.error = str(error)
+            return Found.REFUSED if is_new or is_asked else Found.NOTHING
+        is_changed = bool(self.error) or files != self.in_force
+        if not is_changed and not is_asked:
+            return Found.NOTHING
+        self.error, self.in_force = "", files
+        return Found.CHANGED if is_changed else Found.REREAD
+
+
+def _marks(paths: Sequence[Path]) -> Marks:
+    return tuple(map(_mark, paths))
+
+
+def _mark(path: Path) -> tuple[int, ...] | None:
+    try:
+        status = os.stat(path)  # noqa: PTH116 - as the open that follows: at the end of symbolic links
+    except (OSError, ValueError):
+        return None
+    return (
+        status.st_dev,
+        status.st_ino,
+        status.st_mode,
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+    )
+
+
+def _is_any_written(paths: Sequence[Path]) -> bool:
+    """Return False for a file that cannot be opened: reading it tells why."""
+    return any(map(_is_written, paths))
+
+
+def _is_written(path: Path) -> bool:
+    try:
+        descriptor = open_regular(path)
+    except OSError:
+        return False
+    try:
+        return writing(descriptor) is Writing.OPEN
+    finally:
+        os.close(descriptor)
 
 
 class Writing(enum.Enum):

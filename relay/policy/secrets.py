@@ -31,6 +31,7 @@ from relay.policy.named_file import (
 )
 from relay.policy.oauth2 import OAuth2
 from relay.policy.units import Unfit
+from relay.smtp.validity import ends_at_ns
 
 MAX_PASSWORD_BYTES = 4096
 MAX_REFRESH_TOKEN_BYTES = 16 << 10
@@ -46,6 +47,11 @@ _HASH = re.compile(
     r"\$argon2id\$v=19\$m=([0-9]{1,10}),t=([0-9]{1,3}),p=([0-9]{1,2})"
     r"\$[A-Za-z0-9+/]{11,128}\$[A-Za-z0-9+/]{16,128}\Z"
 )
+
+
+_FIRST_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----\s.*?-----END CERTIFICATE-----", re.DOTALL)
+_PASSPHRASE = re.compile(rb"^(?:-----BEGIN ENCRYPTED PRIVATE KEY-----|Proc-Type: 4,ENCRYPTED)", re.MULTILINE)
+_OTHER_KEY = frozenset({"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"})
 
 
 class SecretError(Unfit):
@@ -290,6 +296,22 @@ class KeyPair:
     chain: bytes = field(repr=False)
     key: bytes = field(repr=False)
 
+    @property
+    def fingerprint(self) -> str | None:
+        """SHA-256 of the certificate that is shown, as `openssl x509 -fingerprint -sha256` prints it."""
+        shown = self._shown()
+        return None if shown is None else hashlib.sha256(shown).digest().hex(":").upper()
+
+    @property
+    def ends_at_ns(self) -> int | None:
+        """Wall clock: when the certificate that is shown ends; None where nobody can tell."""
+        shown = self._shown()
+        return None if shown is None else ends_at_ns(shown)
+
+    def _shown(self) -> bytes | None:
+        found = _FIRST_CERTIFICATE.search(self.chain)
+        return None if found is None else ssl.PEM_cert_to_DER_cert(found[0].decode("ascii"))
+
 
 def read_key_pair(certificate: Path, key: Path | None) -> KeyPair:
     """Return a certificate and its private key, which only its owner can read.  Raises SecretError."""
@@ -300,27 +322,48 @@ def read_key_pair(certificate: Path, key: Path | None) -> KeyPair:
     ):
         # A group may read it: Debian's ssl-cert group is how several daemons share one.
         _refuse_exposed(key_descriptor, key_path, stat.S_IRWXO | stat.S_IWGRP)
+        pair = KeyPair(
+            _read_pem(descriptor, certificate),
+            _read_pem(key_descriptor, key_path),
+        )
         try:
-            pair = KeyPair(
-                read_descriptor(descriptor, LONGEST_PEM_BYTES),
-                read_descriptor(key_descriptor, LONGEST_PEM_BYTES),
-            )
             serving(pair)
-        except OSError:
-            words = "{} holds no private key of the certificate in {} (PEM, without a passphrase)"
-            raise SecretError(words, key_path, certificate) from None
+        except OSError as error:
+            raise SecretError(_why_no_pair(pair, error), key_path, certificate) from None
     return pair
+
+
+def _read_pem(descriptor: int, path: Path) -> bytes:
+    try:
+        return read_descriptor(descriptor, LONGEST_PEM_BYTES)
+    except OSError as error:
+        raise SecretError(f"cannot read {{}}: {error.strerror}", path) from error
+
+
+def _why_no_pair(pair: KeyPair, error: OSError) -> str:
+    if _PASSPHRASE.search(pair.key):
+        return (
+            "the private key in {} is encrypted: store it without a passphrase (`openssl pkey` decrypts it)"
+        )
+    if isinstance(error, ssl.SSLError) and error.reason in _OTHER_KEY:
+        return "the private key in {} is not that of the certificate in {}"
+    return "{} holds no private key of the certificate in {} (PEM, without a passphrase)"
 
 
 def serving(pair: KeyPair) -> ssl.SSLContext:
     """Return what a listener shows clients.  Raises OSError where the two do not belong together."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    show(pair, context)
+    return context
+
+
+def show(pair: KeyPair, context: ssl.SSLContext) -> None:
+    """Have a context show a certificate.  Raises OSError where the two do not belong together."""
     # OpenSSL reads files, and these two are not to be read from their names again.
     with _in_memory(pair.chain) as chain_path, _in_memory(pair.key) as key_path:
         # The empty passphrase keeps OpenSSL from asking the terminal for one.
         context.load_cert_chain(chain_path, key_path, password="")
-    return context
 
 
 @contextlib.contextmanager

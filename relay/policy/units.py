@@ -253,6 +253,18 @@ def any_network(value: object) -> IPv4Network | IPv6Network:
         raise Unfit(f"it {words}", f"{shown(value)} {words}; did you mean {right}?") from None
 
 
+def source_address(value: object) -> str:
+    """Take an IP address that a host may have, without a zone.  Raises ValueError."""
+    words = "expected an IP address of this host, such as 192.0.2.1 or 2001:db8::1"
+    try:
+        found = ip_address(value) if isinstance(value, str) and "%" not in value else None
+    except ValueError:
+        found = None
+    if found is None or found.is_unspecified or found.is_multicast:
+        raise unfit(words, value)
+    return str(found)
+
+
 def upstream_host(value: object) -> str:
     if isinstance(value, str):
         # A last label of digits is an IP address or a slip in one, never a domain (RFC 3696, 2).
@@ -327,6 +339,7 @@ NotEmpty = BeforeValidator(at_least_one)
 Text = Annotated[str, BeforeValidator(text)]
 Network = Annotated[IPv4Network | IPv6Network, BeforeValidator(network)]
 AnyNetwork = Annotated[IPv4Network | IPv6Network, BeforeValidator(any_network)]
+SourceAddress = Annotated[str, BeforeValidator(source_address)]
 UpstreamHost = Annotated[str, BeforeValidator(upstream_host)]
 UpstreamName = Annotated[str, _name_of("an upstream")]
 LaneName = Annotated[str, _name_of("a lane")]

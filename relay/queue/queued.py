@@ -175,6 +175,12 @@ class Queued:
         return self.choice.upstream
 
     @property
+    def sent_reverse_path(self) -> str:
+        """Return the reverse-path that the upstream sees: limits for each sender count by it."""
+        rewriting = self.part.rewriting
+        return self.reverse_path if rewriting is None else rewriting.reverse_path(self.reverse_path)
+
+    @property
     def reason(self) -> str:
         return self.why.text
 

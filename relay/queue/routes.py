@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from relay.mail.envelope import QueueId
+from relay.mail.rewriting import Rewriting
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class Route:
     """How long an upstream is down before the next one is used; None: for ever."""
     spill_after_ns: int | None = None
     """The longest expected wait at an upstream that the next one does not shorten; None: any."""
+    rewriting: Rewriting | None = None
+    """Of what goes by it, whichever of the upstreams it goes through; None: sent as it was handed over."""
 
 
 class Part(NamedTuple):
@@ -40,6 +43,10 @@ class Part(NamedTuple):
     def left(self, left: tuple[int, ...]) -> tuple[int, ...]:
         """Return those of the recipients left that are in this part."""
         return left if self.indices is None else tuple([each for each in left if each in self.indices])
+
+    @property
+    def rewriting(self) -> Rewriting | None:
+        return None if self.route is None else self.route.rewriting
 
 
 WHOLE = Part()

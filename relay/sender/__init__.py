@@ -10,6 +10,7 @@ upstream_health   whether an upstream is used: carries out `relay.verdicts.healt
 connections       connections opened with their slots, ready before a message's slot is reserved
 accounts          what a connection is opened with, and whether its password changed
 oauth/            access tokens and the refresh token behind them; probe/: one login by an operator's word
+tls/              the certificates that upstreams are shown
 known_offers      what an upstream is known to offer; lowered_limits: what refusals taught of its limits
 state_file        what of this a restart goes on with; ages over boots
 reports           a report or warning as a message; report_limit: how many go in an hour

@@ -14,6 +14,7 @@ from relay.policy.model import Auth, Mechanism, Upstream
 from relay.policy.oauth2 import TokenMechanism
 from relay.policy.secrets import AccountSecrets, NotLoggedIn, SecretError, is_being_written, read_secrets
 from relay.sender.oauth.account_tokens import AccountTokens
+from relay.sender.tls.client_certificates import ClientCertificates
 from relay.smtp.reply import Phase
 from relay.smtp.sasl import BearerToken
 from relay.telemetry.redaction import Redaction
@@ -27,10 +28,13 @@ MOST_RESTS = 10
 
 
 class Accounts:
-    def __init__(self, hostname: str, redaction: Redaction, tokens: AccountTokens) -> None:
+    def __init__(
+        self, hostname: str, redaction: Redaction, tokens: AccountTokens, certificates: ClientCertificates
+    ) -> None:
         self._hostname = hostname
         self._redaction = redaction
         self._tokens = tokens
+        self.certificates = certificates
         self._last: dict[str, bytes] = {}
         self._new: dict[str, bytes] = {}
         """Digests of changed secrets, as of the last look."""
@@ -40,13 +44,16 @@ class Accounts:
 
     async def account(self, name: str, upstream: Upstream, judge: Judge) -> Account:
         """Return what a connection is opened with now.  Raises UpstreamUnavailable."""
-        password, token = None, None
+        password, token, pair = None, None, None
         try:
+            pair = await self.certificates.pair(name, upstream)
             if upstream.auth is not None and upstream.auth.oauth2 is not None:
                 token = await self._token(name, upstream, upstream.auth)
             elif upstream.auth is not None:
+                # Empty where a certificate logs in.
                 password = (await self._rested_secrets(name, upstream.auth)).password
-                self._redaction.add(upstream.auth.user, password)
+                if password:
+                    self._redaction.add(upstream.auth.user, password)
         except NotLoggedIn as error:
             # A look each second finds the file that `relay login` makes, as it finds a new password.
             self._last[name] = b""
@@ -68,6 +75,8 @@ class Accounts:
             mechanism=_mechanism(upstream.auth),
             pipelining=upstream.pipelining,
             judge=judge,
+            pair=pair,
+            source_address=upstream.source_address,
         )
 
     def refused(self, name: str, account: Account) -> bool:

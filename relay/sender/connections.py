@@ -119,7 +119,9 @@ async def _open(
 
 def account_of(upstream: Upstream) -> tuple[object, ...]:
     """Return what a connection depends on: a change of it calls for other connections."""
-    return (upstream.host, upstream.port, upstream.tls, upstream.ca_file, upstream.auth, upstream.pipelining)
+    where = (upstream.host, upstream.port, upstream.source_address)
+    shown = (upstream.tls, upstream.ca_file, upstream.tls_certificate, upstream.tls_key)
+    return (*where, *shown, upstream.auth, upstream.pipelining)
 
 
 class ReadyConnections:
@@ -149,6 +151,8 @@ class ReadyConnections:
         self._has_means = True
         """False for MEANS_RETRY_NS after a lack of descriptors or memory."""
         self._failure: HistoryError | None = None
+        self.certificate_ends_at_ns: int | None = None
+        """Wall clock: when the upstream's certificate ends, as of the last connection under TLS."""
 
     @property
     def is_opening(self) -> bool:
@@ -233,6 +237,7 @@ class ReadyConnections:
                 return
             if connection.transactions == 0:
                 self._metrics.connected(self._upstream)
+                self.certificate_ends_at_ns = connection.certificate_ends_at_ns
                 self._events.upstream_connected(
                     upstream=self._upstream, relay=connection.name, tls=connection.tls
                 )

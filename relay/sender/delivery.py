@@ -17,6 +17,7 @@ from typing import NamedTuple, Self
 
 from relay.clock import SECOND_NS, Clock
 from relay.mail.envelope import QueueId
+from relay.mail.rewriting import FRONT_BYTES, Rewritten
 from relay.mail.text import clean
 from relay.policy.lane import Lanes
 from relay.policy.model import Upstream
@@ -79,6 +80,13 @@ class WholeContent:
             self._check()
             raise StopAsyncIteration
         return content
+
+
+class Loaded(NamedTuple):
+    queued: Queued
+    message: Message
+    rewritten: Rewritten | None
+    """By the route that it goes by now."""
 
 
 class Carried(NamedTuple):
@@ -295,9 +303,9 @@ class Delivery:
             sending.cancel()
         await self.settled()
 
-    async def load(self, taken: Sequence[Queued]) -> list[tuple[Queued, Message]]:
+    async def load(self, taken: Sequence[Queued]) -> list[Loaded]:
         """Read messages from the spool; what cannot be read is not sent.  Raises SpoolFault."""
-        loaded: list[tuple[Queued, Message]] = []
+        loaded: list[Loaded] = []
         messages = await self._settling.load([queued.queue_id for queued in taken])
         for queued, message in zip(taken, messages, strict=True):
             if isinstance(message, Message) and not message.left:
@@ -306,10 +314,30 @@ class Delivery:
                 # An edit divided the message just when these were settled.
                 self._queue.end_part(queued)
             elif isinstance(message, Message):
-                loaded.append((queued, message))
+                if (each := await self._rewrite(queued, message)) is not None:
+                    loaded.append(each)
             elif message is not None:
                 self._postpone_unread(queued, message)
         return loaded
+
+    async def _rewrite(self, queued: Queued, message: Message) -> Loaded | None:
+        """Return a message as its route has it sent; None where its content cannot be read now."""
+        if (rewriting := queued.part.rewriting) is None:
+            return Loaded(queued, message, None)
+        front = message.content
+        try:
+            if front is None:
+                async with contextlib.aclosing(self._spool_thread.content(message)) as chunks:
+                    front = await anext(chunks, b"")
+        except (Corrupt, Absent):
+            self._settling.forget(queued.queue_id)
+            return None
+        except OSError as error:
+            self._postpone_unread(queued, error)
+            return None
+        return Loaded(
+            queued, message, rewriting.rewritten(message.envelope.reverse_path, front[:FRONT_BYTES])
+        )
 
     def _begin(self, attempt: Attempt, unfit: Outcome | None = None) -> None:
         key = attempt.queued.key
@@ -377,14 +405,13 @@ class Delivery:
 
         Raises what reading the content raises.
         """
-        message, connection = attempt.message, attempt.connection
-        recipients = message.envelope.recipients
+        connection, envelope = attempt.connection, attempt.sent_envelope
         # It ends before its slot may be given to another.
         longest_ns = reservation.deadline_ns - self._clock.boottime_ns()
         transaction = Transaction(
-            message.envelope.reverse_path,
-            tuple([recipients[index] for index in attempt.indices]),
-            message.shape,
+            envelope.reverse_path,
+            tuple([envelope.recipients[index] for index in attempt.indices]),
+            attempt.shape,
             partial(self._content, attempt, reservation),
             longest_ns=longest_ns,
         )
@@ -402,16 +429,19 @@ class Delivery:
 
     def _content(self, attempt: Attempt, reservation: Reservation) -> AsyncIterator[bytes]:
         """Yield the content; its last part, which the final dot follows at once, only in time."""
-        content = attempt.message.content
+        content, rewritten = attempt.message.content, attempt.rewritten
         if content is not None:
+            content = content if rewritten is None else rewritten.content(content)
             return WholeContent(content, partial(self._let_dot_follow, attempt, reservation))
         return self._parts(attempt, reservation)
 
     async def _parts(self, attempt: Attempt, reservation: Reservation) -> AsyncIterator[bytes]:
         async with contextlib.aclosing(self._spool_thread.content(attempt.message)) as chunks:
+            rewritten = attempt.rewritten
             async for chunk in chunks:
                 check_in_time(reservation, self._clock)
-                yield chunk
+                yield chunk if rewritten is None else rewritten.content(chunk)
+                rewritten = None  # it is about the first chunk
         self._let_dot_follow(attempt, reservation)
 
     def _let_dot_follow(self, attempt: Attempt, reservation: Reservation) -> None:

@@ -90,18 +90,19 @@ class Departures:
             taken.append(queued)
         attempts: list[Attempt] = []
         is_doubtful = False
-        for queued, message in await self._delivery.load(taken):
-            if (fit := _fitting(connections, message.shape)) is not None:
+        for queued, message, rewritten in await self._delivery.load(taken):
+            left = queued.part.left(message.left)
+            attempt = Attempt(queued, message, connections[-1], list(left), rewritten=rewritten)
+            if (fit := _fitting(connections, attempt.shape)) is not None:
                 connections.remove(fit)
+                attempt.connection = fit
                 # None is asked for twice in a round.
-                left = queued.part.left(message.left)
-                untried = [index for index in left if index not in queued.tried]
-                attempts.append(Attempt(queued, message, fit, untried or list(left)))
-            elif (unfit := connections[-1].unfit(message.shape)) is not None:
-                answer = self._offers.judged(unfit, message.shape.size_bytes)
+                attempt.indices = [index for index in left if index not in queued.tried] or list(left)
+                attempts.append(attempt)
+            elif (unfit := attempt.connection.unfit(attempt.shape)) is not None:
+                answer = self._offers.judged(unfit, attempt.shape.size_bytes)
                 is_doubtful = is_doubtful or answer.verdict is Verdict.DEFER
-                left = queued.part.left(message.left)
-                self._delivery.refuse(Attempt(queued, message, connections[-1], list(left)), answer)
+                self._delivery.refuse(attempt, answer)
         # Where connections are limited, mail needs them more: another one is opened when this one is old.
         if is_doubtful and self._throttle.room_for_connections()[0] is None and self._offers.looks_again():
             self._ready.retire(connections.pop())
@@ -147,7 +148,8 @@ class Departures:
         """Return the request: as many recipients as a transaction may have, of those that have room."""
         most = self._pausing.slow_start.largest(self.max_recipients, attempt.connection.max_recipients)
         lane = self._scheduler.lane_of(attempt.queued)
-        return request_for(attempt.message.envelope, attempt.indices, most, lane)
+        # Never over by the upstream's count: a limit for each sender is for the one that it sees.
+        return request_for(attempt.sent_envelope, attempt.indices, most, lane)
 
     def _send(self, attempt: Attempt, reservation: Reservation) -> None:
         queued = attempt.queued

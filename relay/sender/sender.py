@@ -21,6 +21,7 @@ from relay.sender.reports import Reporter
 from relay.sender.settling import Backlog, Settling
 from relay.sender.spool_thread import NOT_SEEN, SpoolThread
 from relay.sender.state_file import Ages
+from relay.sender.tls.client_certificates import ClientCertificates
 from relay.sender.upstreams import Upstreams
 from relay.spool.durable import Disk
 from relay.spool.interface import Spool, SpoolFull
@@ -89,7 +90,12 @@ class Sender:
         )
         self.upstreams = Upstreams(
             policy,
-            Accounts(hostname, telemetry.redaction, AccountTokens(disk, telemetry)),
+            Accounts(
+                hostname,
+                telemetry.redaction,
+                AccountTokens(disk, telemetry),
+                ClientCertificates(telemetry.events),
+            ),
             backlog,
             disk,
             telemetry,
@@ -190,7 +196,7 @@ class Sender:
                 events.clock_stepped(by_ns=stepped_ns)
             await self.look()
             self._arrivals.keep_ages(now=False)
-            await self.upstreams.try_new_passwords()
+            await self.upstreams.look_at_secrets()
             if now_ns - drafts_at_ns > 3600 * SECOND_NS:
                 drafts_at_ns = now_ns
                 with contextlib.suppress(SpoolFull):

@@ -15,7 +15,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from relay.mail.envelope import QueueId
+from relay.mail.envelope import Envelope, QueueId, Shape
+from relay.mail.rewriting import Rewritten
 from relay.queue.queued import RecipientsLeft, WaitKind, WaitReason
 from relay.queue.scheduler import Queued, Scheduler, State
 from relay.queue.whole import Queue
@@ -69,6 +70,23 @@ class Attempt:
     ended_ns: int = 0
     conn_use: int = 1
     """Which transaction of its connection it was."""
+    rewritten: Rewritten | None = None
+    """What of it is sent in another form; what is settled, reported and logged is the message of before."""
+
+    @property
+    def shape(self) -> Shape:
+        """Return the shape of what is sent."""
+        return self.message.shape if self.rewritten is None else self.rewritten.shape(self.message.shape)
+
+    @property
+    def sent_envelope(self) -> Envelope:
+        """Return the envelope as the upstream sees it."""
+        envelope = self.message.envelope
+        return (
+            envelope
+            if self.rewritten is None
+            else replace(envelope, reverse_path=self.rewritten.reverse_path)
+        )
 
     @property
     def left(self) -> tuple[int, ...]:

@@ -97,6 +97,10 @@ class UpstreamView:
     """By the label of each limit, the most slots that were occupied at one instant, as of the last audit."""
     lessons: Lessons
     """What refusals taught; an edit may end it."""
+    certificate_ends_at_ns: int | None
+    """Wall clock: when the upstream's certificate ends, as of the last connection under TLS."""
+    client_certificate_ends_at_ns: int | None
+    """Wall clock: when the one that it is shown ends."""
 
     def edited(self, upstream: Upstream, *, is_other_server: bool, is_mended: bool) -> Self:
         """Return what would be seen just behind an edit, which `Upstreams.apply` would carry out.
@@ -168,7 +172,7 @@ class UpstreamInUse:
         await self.throttle.close()
         await self.known.close()
 
-    def view(self, *, is_used: bool) -> UpstreamView:
+    def view(self, *, is_used: bool, client_certificate_ends_at_ns: int | None) -> UpstreamView:
         departures, delivery, pausing, pool = self.departures, self.delivery, self.known.pausing, self.pool
         return UpstreamView(
             name=departures.name,
@@ -194,6 +198,8 @@ class UpstreamInUse:
             limits=self.throttle,
             counted=self.throttle.counted,
             lessons=self.known.lowered_limits.lessons,
+            certificate_ends_at_ns=self.ready.certificate_ends_at_ns,
+            client_certificate_ends_at_ns=client_certificate_ends_at_ns,
         )
 
 
@@ -431,6 +437,7 @@ class Upstreams:
         if upstream_changed:
             # No transaction begins on a connection opened for another account.
             changed.ready.let_go()
+            changed.ready.certificate_ends_at_ns = None
         await throttle.replan(limits, upstream.guard_ns, upstream.max_transaction_ns)
         if is_mended(name, before, upstream):
             changed.known.edited()
@@ -438,8 +445,11 @@ class Upstreams:
         changed.wake()
 
     def view(self, name: str) -> UpstreamView | None:
+        if (each := self.in_use.get(name)) is None:
+            return None
         is_used = name in self._policy.listed_upstreams
-        return None if (each := self.in_use.get(name)) is None else each.view(is_used=is_used)
+        ends_at_ns = self._accounts.certificates.ends_at_ns(name)
+        return each.view(is_used=is_used, client_certificate_ends_at_ns=ends_at_ns)
 
     def shield(self, name: str) -> Shield | None:
         return None if (each := self.in_use.get(name)) is None else each.known.shield
@@ -502,7 +512,12 @@ class Upstreams:
         for sender in line.sender_pauses.senders():
             line.trust_sender(sender, self._clock.boottime_ns())
 
-    async def try_new_passwords(self) -> None:
+    async def look_at_secrets(self) -> None:
+        """See which certificates and passwords were replaced; call it each second."""
+        await self._accounts.certificates.look(self._policy.upstreams)
+        await self._try_new_passwords()
+
+    async def _try_new_passwords(self) -> None:
         for name, upstream in self._policy.upstreams.items():
             each = self.in_use.get(name)
             if each is None or upstream.auth is None or not each.pausing.is_refused:

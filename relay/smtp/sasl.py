@@ -216,6 +216,9 @@ def responses(mechanism: str, credentials: Credentials) -> ClientResponses:
             return ClientResponses(
                 None, (lambda challenge: _encode(f"{name} {_keyed(password, challenge)}"),)
             )
+        case "EXTERNAL":
+            # RFC 4422, A: who to act as; who it is the certificate has said.
+            return ClientResponses(_encode(name))
         case _:
             raise ValueError(f"{mechanism} is not known")
 

@@ -161,6 +161,13 @@ def _fill_routes(families: Families, routes: Sequence[RouteStatus]) -> None:
 
 def _fill_upstream(families: Families, upstream: UpstreamStatus, at_ns: int) -> None:
     name = upstream.name
+    for theirs_or_ours, ends_at_ns in (
+        ("", upstream.certificate_ends_at_ns),
+        ("client_", upstream.client_certificate_ends_at_ns),
+    ):
+        if ends_at_ns is not None:
+            metric = f"relay_upstream_{theirs_or_ours}certificate_end_timestamp_seconds"
+            families.set(metric, ends_at_ns / SECOND_NS, name)
     for state in UpstreamState:
         families.set("relay_upstream_state", int(upstream.state is state), name, state)
     for health in Health:

@@ -291,7 +291,7 @@ class Look:
             joins_at_ns,
             until_then,
             queued.reverse_path,
-            *keys_of(queued.reverse_path, queued.client, queued.user),
+            *keys_of(queued.sent_reverse_path, queued.client, queued.user),
             untried_domains,
             tried,
             tried_domains,

@@ -134,6 +134,10 @@ class UpstreamStatus:
     """What it was paused or stopped for, while one message goes first; empty if that is not known."""
     holds_new: bool = False
     """That pause holds what comes in, too."""
+    certificate_ends_at_ns: int | None = None
+    """Wall clock: when the upstream's certificate ends, as of the last connection; None before one."""
+    client_certificate_ends_at_ns: int | None = None
+    """Wall clock: when the certificate that it is shown ends; None without one."""
 
     @property
     def is_well(self) -> bool | None:
@@ -362,6 +366,8 @@ class MessageView:
     """As `upstream_because`, as a value."""
     instead_of: str = ""
     """The upstream that is passed over for `upstream`; empty for none."""
+    rewritten_as: str = ""
+    """The sender that its upstream will see (`rewrite` of its route); empty where that is `reverse_path`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,6 +411,7 @@ def public_coming(coming: Coming) -> Coming:
         replace(
             message,
             reverse_path="",
+            rewritten_as="",
             recipients=(),
             message_id=None,
             reason=_ADDRESS.sub("<address>", message.reason),
@@ -418,6 +425,7 @@ def public_coming(coming: Coming) -> Coming:
 _NULL_WHERE_EMPTY = frozenset({
     "refusing_because", "paused_because", "paused_by", "proving_after", "held_by", "last_error",
     "waiting_because", "reason", "upstream", "upstream_because", "instead_of", "lane",
+    "rewritten_as",
 })  # fmt: skip
 
 

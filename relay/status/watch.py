@@ -343,6 +343,8 @@ class Watch:
             None if view.operator is None else view.operator.since_at_ns,
             view.proving_after,
             view.operator is not None and view.operator.holds_new,
+            view.certificate_ends_at_ns,
+            view.client_certificate_ends_at_ns,
         )
 
     def _as_recorded(self, name: str, upstream: Upstream) -> UpstreamStatus:
@@ -494,6 +496,7 @@ class Listing:
             is_held_by_pause=queued.is_held_by_pause,
             upstream_choice=choice.because,
             instead_of=choice.instead_of,
+            rewritten_as="" if queued.sent_reverse_path == queued.reverse_path else queued.sent_reverse_path,
         )
 
 

@@ -36,7 +36,7 @@ FIELDS: dict[str, str] = {
     "because": "why mail goes elsewhere than its route prefers: failover, spill, or all_down where every "
     "upstream of the route is down",
     "by": "who paused it, by the name of their account",
-    "certificate": "SHA-256 of the certificate that clients see, as openssl prints it; null without one",
+    "certificate": "SHA-256 of the certificate that is shown, as openssl prints it; null without one",
     "code": "the reply code of the upstream; null where no proper reply came",
     "charged_slots": "all of ours that the upstream may have counted, refused and in flight too; null if not "
     "known",
@@ -252,6 +252,12 @@ _ROWS: tuple[tuple[str, Level, str, str, str], ...] = (
     ("listener_files_refused", _ERROR, "listener error",
      "listener {listener}: the last good users and certificate stay: {error}",
      "A listener's `users_file`, `certificate` or `key` changed and cannot be used."),
+    ("client_certificate_loaded", _NOTICE, "upstream certificate",
+     "upstream {upstream}: shows it the certificate with SHA-256 {certificate}",
+     "What new connections show an upstream from now on (`tls_certificate`): at the start, after a change."),
+    ("client_certificate_refused", _ERROR, "upstream error",
+     "upstream {upstream}: the last good certificate stays: {error}",
+     "An upstream's `tls_certificate` or `tls_key` changed and cannot be used."),
     ("policy_needs_restart", _WARNING, "path keys", "policy {path}: needs a restart to take effect: {keys}",
      "An edit changed what cannot change while the relay runs; the rest of it is in force."),
     ("listener_died", _ERROR, "listener pid status", "listener {listener} died: pid {pid}, {status}",

@@ -443,6 +443,12 @@ class Events:
     def listener_files_refused(self, *, listener: str, error: str) -> None:
         self._tell("listener_files_refused", listener=listener, error=error)
 
+    def client_certificate_loaded(self, *, upstream: str, certificate: str | None) -> None:
+        self._tell("client_certificate_loaded", upstream=upstream, certificate=certificate)
+
+    def client_certificate_refused(self, *, upstream: str, error: str) -> None:
+        self._tell("client_certificate_refused", upstream=upstream, error=error)
+
     def policy_waiting(self, *, path: str, sha256: str, reason: str, until_at_ns: int | None) -> None:
         until_at = rfc3339_or_none(until_at_ns)
         self._tell(

@@ -10,6 +10,7 @@ Does not: keep connections (`pool`), or decide when to send (the service, the th
 
 import asyncio
 import contextlib
+import errno
 import functools
 import os
 import socket
@@ -24,7 +25,7 @@ from relay.clock import SECOND_NS, Clock
 from relay.mail.envelope import Shape
 from relay.mail.text import clean
 from relay.policy.model import Mechanism, Tls
-from relay.policy.secrets import SecretError, open_authorities, trusting
+from relay.policy.secrets import KeyPair, SecretError, open_authorities, show, trusting
 from relay.policy.shipped import standard_judge
 from relay.smtp.extensions import Extensions, extensions_of
 from relay.smtp.reply import Phase, Reply
@@ -60,6 +61,10 @@ class Account:
     """Its rules may be replaced meanwhile."""
     token: BearerToken | None = field(default=None, repr=False)
     """Instead of a password."""
+    pair: KeyPair | None = field(default=None, repr=False)
+    """What is shown in TLS; its key was read, and fits its certificate."""
+    source_address: str | None = None
+    """Where connections come from, on this host; None: as the kernel chooses."""
 
 
 class UpstreamUnavailable(Exception):  # noqa: N818 - it is what the upstream is, and reads as such
@@ -84,6 +89,8 @@ class Connection:
         self.transactions = 0
         self.tls = _tls_version(channel.protocol)
         """As the library names it, such as `TLSv1.3`, or `none`."""
+        self.certificate_ends_at_ns = _ends_at_ns(channel.protocol)
+        """Wall clock: when the upstream's certificate ends; None without TLS."""
         self.extensions = channel.extensions
         """What the upstream offers, by the word of this connection."""
         self.max_recipients = channel.extensions.max_recipients
@@ -160,14 +167,23 @@ class _Opening:
             self._on_step(step, words())
 
     def _tls_words(self) -> str:
-        return _tls_words(self._protocol, self._clock.wall_ns())
+        now_ns, pair = self._clock.wall_ns(), self._account.pair
+        words = _tls_words(self._protocol, now_ns)
+        if pair is None:
+            return words
+        days = "" if pair.ends_at_ns is None else f", {_days(pair.ends_at_ns, now_ns)} days left"
+        return f"{words}; shown: ours with SHA-256 {pair.fingerprint}{days}"
+
+    def _from_words(self) -> str:
+        source = self._account.source_address
+        return "" if source is None else f" from {source}"
 
     async def _open(self) -> tuple[Extensions, Hello]:
         try:
             context = None
             if self._account.tls is not Tls.NONE:
                 # Reads some hundred certificates: not in the loop.
-                context = await asyncio.to_thread(_trusting, self._account.ca_file)
+                context = await asyncio.to_thread(_trusting, self._account.ca_file, self._account.pair)
             extensions, hello = await self._introduce(context)
             await self._log_in(extensions)
         except Broken as broken:
@@ -209,6 +225,7 @@ class _Opening:
             )
             try:
                 connected.settimeout(0)  # the loop waits, not the call
+                self._bind(connected)
                 async with self._in_time():
                     await self._loop.sock_connect(connected, (address, self._account.port))
             except OSError as error:
@@ -218,13 +235,24 @@ class _Opening:
                 connected.close()
                 raise
             else:
-                self._told("connect", lambda: self._name)
+                self._told("connect", lambda: self._name + self._from_words())
                 # The upstream has counted this connection; another address would be a second one.
                 await self._begin(connected, context)
                 if context is not None:
                     self._told("tls", self._tls_words)
                 return
         raise last
+
+    def _bind(self, connected: socket.socket) -> None:
+        """Have a connection come from the policy's address.  Raises UpstreamUnavailable."""
+        source = self._account.source_address
+        if source is None:
+            return
+        try:
+            connected.bind((source, 0))
+        except OSError as error:
+            words = "this host has no such address" if error.errno == errno.EADDRNOTAVAIL else _why(error)
+            raise self._unavailable(f"source_address {source}: {words}") from error
 
     async def _begin(self, connected: socket.socket, context: ssl.SSLContext | None) -> None:
         async with self._in_time():
@@ -256,6 +284,15 @@ class _Opening:
             raise self._unavailable(f"the name could not be looked up: {_why(error)}") from error
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
         self._told("resolve", lambda: " ".join(addresses))
+        if account.source_address is not None:
+            is_v6 = ":" in account.source_address
+            addresses = [address for address in addresses if (":" in address) is is_v6]
+            if not addresses:
+                family = "IPv6" if is_v6 else "IPv4"
+                text = (
+                    f"source_address {account.source_address} is {family}: the name has no {family} address"
+                )
+                raise self._unavailable(text)
         if account.tls is Tls.NONE and account.user is not None:
             addresses = [address for address in addresses if _is_loopback(address)]
             if not addresses:
@@ -318,15 +355,15 @@ def _same(protocol: StrictProtocol) -> StrictProtocol:
     return protocol
 
 
-def _trusting(ca_file: Path | None) -> ssl.SSLContext:
-    """Trust the system's authorities without a file.  Raises SecretError, OSError."""
+def _trusting(ca_file: Path | None, pair: KeyPair | None = None) -> ssl.SSLContext:
+    """Trust the system's authorities without a file; show a pair.  Raises SecretError, OSError."""
     if ca_file is None:
-        return _context(None)
+        return _context(None, pair)
     descriptor = open_authorities(ca_file)
     try:
         status = os.fstat(descriptor)
         version = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        return _context(_Authorities(ca_file, version, descriptor))
+        return _context(_Authorities(ca_file, version, descriptor), pair)
     finally:
         os.close(descriptor)
 
@@ -341,13 +378,15 @@ class _Authorities:
 
 
 @functools.lru_cache(maxsize=16)
-def _context(authorities: _Authorities | None) -> ssl.SSLContext:
+def _context(authorities: _Authorities | None, pair: KeyPair | None) -> ssl.SSLContext:
     context = (
         ssl.create_default_context(ssl.Purpose.SERVER_AUTH)
         if authorities is None
         else trusting(authorities.path, authorities.descriptor)
     )
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if pair is not None:
+        show(pair, context)
     return context
 
 
@@ -364,12 +403,24 @@ def _tls_words(protocol: StrictProtocol, wall_ns: int) -> str:
     shown = ssl_object.getpeercert() or {}
     cipher = (ssl_object.cipher() or ("?",))[0]
     names = [_name_in(shown.get(key, ())) for key in ("subject", "issuer")]
-    ends = str(shown.get("notAfter"))
-    try:
-        days = f"{(ssl.cert_time_to_seconds(ends) - wall_ns // SECOND_NS) // 86_400} days left (until {ends})"
-    except ValueError:
-        days = f"until {ends}"
+    ends, ends_at_ns = str(shown.get("notAfter")), _ends_at_ns(protocol)
+    days = f"until {ends}" if ends_at_ns is None else f"{_days(ends_at_ns, wall_ns)} days left (until {ends})"
     return f"{ssl_object.version()} {cipher}, {names[0]} by {names[1]}, {days}"
+
+
+def _ends_at_ns(protocol: StrictProtocol) -> int | None:
+    """Return when the certificate of the other side ends, by the wall clock; None without one."""
+    transport = protocol.transport
+    ssl_object = transport.get_extra_info("ssl_object") if transport is not None else None
+    shown = None if ssl_object is None else ssl_object.getpeercert()
+    try:
+        return ssl.cert_time_to_seconds(str((shown or {}).get("notAfter"))) * SECOND_NS
+    except ValueError:
+        return None
+
+
+def _days(ends_at_ns: int, wall_ns: int) -> int:
+    return (ends_at_ns - wall_ns) // (86_400 * SECOND_NS)
 
 
 def _name_in(parts: Iterable[Iterable[tuple[str, str]]]) -> str:

@@ -41,6 +41,8 @@ class Session:
 
     commands: list[str] = field(default_factory=list)
     tls: str | None = None
+    shown: bytes | None = None
+    """The certificate of the client, in DER."""
     user: str | None = None
     is_open: bool = True
     writer: asyncio.StreamWriter | None = None
@@ -147,6 +149,7 @@ class Dialogue:
         ssl_object = self._writer.get_extra_info("ssl_object")
         if ssl_object is not None:
             self._session.tls = ssl_object.version()
+            self._session.shown = ssl_object.getpeercert(binary_form=True)
 
     async def _authenticate(self, argument: str) -> None:
         mechanism, _, initial = argument.partition(" ")
@@ -157,6 +160,10 @@ class Dialogue:
             case "LOGIN":
                 user, password = await self._ask(b"Username:"), await self._ask(b"Password:")
                 is_right = self._is_right(user, password)
+            case "EXTERNAL":
+                user = base64.b64decode(initial)
+                shown = self._writer.get_extra_info("ssl_object").getpeercert()
+                is_right = bool(shown) and user.decode() in (self._host.accounts or {})
             case _:
                 challenge = b"<1896.697170952@fake.example>"
                 user, _, digest = (await self._ask(challenge)).rpartition(b" ")

@@ -62,6 +62,8 @@ def an_upstream(
         in_flight=2,
         drained_at_ns=None if state is UpstreamState.STOPPED else AT_NS + 50 * 60 * SECOND_NS,
         held_by="limit 8 messages per 60s",
+        certificate_ends_at_ns=AT_NS + 60 * 86_400 * SECOND_NS,
+        client_certificate_ends_at_ns=AT_NS + 30 * 86_400 * SECOND_NS,
     )
 
 

@@ -253,3 +253,13 @@ def test_check_loads_no_server(tmp_path: Path) -> None:
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines()[-1] == "[]"
+
+
+def test_an_address_that_this_host_lacks_is_noted(check: Check, tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    for address, is_noted in (("192.0.2.1", True), ("2001:db8::1", True), ("127.0.0.1", False)):
+        path.write_text(with_upstream("host: smtp.example.net", f"source_address: {address}"))
+        code, out, _ = check(str(path))
+        assert code == 0
+        assert f"port 587, from {address}" in out
+        assert (f"note: this host has no address {address}" in out) is is_noted

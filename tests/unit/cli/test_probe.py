@@ -16,6 +16,7 @@ import pytest
 from relay.cli.main import _run
 from relay.clock import SECOND_NS, SystemClock
 from relay.policy.limits import LimitSettings
+from relay.policy.secrets import read_key_pair
 from relay.policy.source import parse_policy
 from relay.policy.units import HostPort
 from relay.practice.account import PracticeBehaviour
@@ -277,3 +278,20 @@ def test_why_a_link_came_to_nothing_is_told(practised: Practised, said: str, wor
 
     assert (code, words in output) == (77, True)
     assert "0secret" not in output
+
+
+def test_a_probe_shows_our_certificate_and_where_it_comes_from(practised: Practised) -> None:
+    path = practised.folder / "policy.yaml"
+    for name in ("cert.pem", "key.pem"):
+        (practised.folder / name).chmod(0o600)
+    plain = "ca_file: ca.pem, tls_certificate: cert.pem, tls_key: key.pem, source_address: 127.0.0.3}"
+    text = path.read_text()
+    at = text.index("  plain:")
+    path.write_text(text[:at] + text[at:].replace("ca_file: ca.pem}", plain))
+    pair = read_key_pair(practised.folder / "cert.pem", practised.folder / "key.pem")
+    code, output = practised.run("probe", "plain")
+
+    assert code == 0
+    assert re.search(r"connect .* localhost\[127\.0\.0\.1\]:\d+ from 127\.0\.0\.3\n", output)
+    assert re.search(rf"; shown: ours with SHA-256 {pair.fingerprint}, [89] days left\n", output)
+    assert "PRIVATE" not in output

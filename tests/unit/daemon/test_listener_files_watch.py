@@ -10,10 +10,10 @@ from argon2 import PasswordHasher
 from relay.clock import SECOND_NS
 from relay.daemon.listener_files_watch import ListenerFilesWatch
 from relay.listener.listener_files import ListenerFiles
-from relay.listener.validity import ends_at_ns
 from relay.policy.model import Listen
 from relay.policy.named_file import Writing, open_regular, writing
 from relay.policy.secrets import SecretError
+from relay.smtp.validity import ends_at_ns
 from relay.status.snapshot import CertificateStatus
 from relay.telemetry.metrics import Metrics
 from tests.fakes.certificates import make_certificates

@@ -161,7 +161,7 @@ async def test_tls_client_that_vanishes_leaves_nothing(certificates: Certificate
 
 
 async def test_certificate_that_cannot_be_used_stops_the_start(certificates: Certificates) -> None:
-    with pytest.raises(SecretError, match="no private key of the certificate"):
+    with pytest.raises(SecretError, match="not that of the certificate"):
         async with listening(
             {"certificate": str(certificates.cert), "key": str(certificates.ca.with_suffix(".key"))}
         ):

@@ -36,6 +36,20 @@ routes:
         (["{upstreams: isp, failover_after: 0s}"], (7, 38), "routes[0].failover_after", "above zero"),
         (["{sendr: x, upstreams: isp}"], (7, 6), "routes[0].?", "unknown key"),
         (["{sender: '@x'}"], (7, 5), "routes[0].upstreams", "this key is required"),
+        (["{upstreams: isp, rewrite: news}"], (7, 31), "routes[0].rewrite", "one address, or @ and a domain"),
+        (
+            ["{upstreams: isp, rewrite: '@*.x'}"],
+            (7, 31),
+            "routes[0].rewrite",
+            "one address, or @ and a domain",
+        ),
+        (["{upstreams: isp, rewrite: ü@x.example}"], (7, 31), "routes[0].rewrite", "one address, or @"),
+        (
+            ["{upstreams: isp, rewrite: '@-x'}"],
+            (7, 31),
+            "routes[0].rewrite",
+            "one address, or @ and a domain",
+        ),
     ],
 )
 def test_a_fault_is_told_with_its_place(
@@ -99,3 +113,15 @@ def test_each_recipient_takes_the_first_route_that_matches() -> None:
     assert (
         sorter.sort(Envelope("", ("a@x",), 0, "local", "", "local"), lambda: b"").parts[0].route is not None
     )
+
+
+def test_routes_that_rewrite_otherwise_divide_a_message() -> None:
+    made = policy(
+        "{recipient_domain: one.example, upstreams: isp, rewrite: a@x.example}",
+        "{upstreams: isp, rewrite: '@x.example'}",
+    )
+    envelope = Envelope("m@h.lan", ("r@one.example", "r@two.example"), 0, "", "", "")
+    parts = sorter_of(made.lanes, made.routes).sort(envelope, lambda: b"").parts
+
+    assert [part.rewriting and part.rewriting.rule for part in parts] == ["a@x.example", "@x.example"]
+    assert 'rewrite: "@x.example"' in policy_text(made, {})

@@ -254,7 +254,7 @@ def test_a_key_is_private_and_belongs_to_its_certificate(write: Write) -> None:
     inspector.key_pair(write("both.pem", CERTIFICATE + KEY), None)
     for key, words in (
         (write("open.pem", KEY, 0o644), "mode 0644"),
-        (write("other.pem", OTHER_KEY), "no private key of the certificate"),
+        (write("other.pem", OTHER_KEY), "not that of the certificate"),
         # Also proves that OpenSSL does not ask the terminal.
         (write("locked.pem", KEY_WITH_PASSPHRASE), "without a passphrase"),
         (write("empty.pem", ""), "no private key of the certificate"),

@@ -12,6 +12,7 @@ from relay.policy.model import Auth, Upstream
 from relay.policy.shipped import standard_judge
 from relay.sender.accounts import MOST_RESTS, Accounts
 from relay.sender.oauth.account_tokens import AccountTokens
+from relay.sender.tls.client_certificates import ClientCertificates
 from relay.spool.durable import RealDisk
 from relay.telemetry.events import Events
 from relay.telemetry.metrics import Metrics
@@ -32,7 +33,8 @@ class Written:
         self.upstream = Upstream(host="127.0.0.1", auth=Auth(user="u", password_file=path))
         clock, redaction = SystemClock(), Redaction()
         telemetry = Telemetry(Events(io.StringIO(), "text", clock), Metrics(clock), redaction, clock)
-        self.accounts = Accounts("relay.test", redaction, AccountTokens(RealDisk(), telemetry))
+        tokens = AccountTokens(RealDisk(), telemetry)
+        self.accounts = Accounts("relay.test", redaction, tokens, ClientCertificates(telemetry.events))
         self.acts: list[Callable[[], object]] = []
         self.rests = 0
 

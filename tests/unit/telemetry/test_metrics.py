@@ -235,6 +235,9 @@ def test_a_certificate_is_told_by_its_end(world: World) -> None:
     name = "relay_smtpd_certificate_end_timestamp_seconds"
 
     assert world.value(name, listener=LISTENER) == AT_NS / SECOND_NS + 90 * 86_400
+    for whose, days in (("", 60), ("client_", 30)):
+        name = f"relay_upstream_{whose}certificate_end_timestamp_seconds"
+        assert world.value(name, upstream="isp") == AT_NS / SECOND_NS + days * 86_400
 
 
 def test_what_nobody_can_tell_is_infinite(world: World) -> None:

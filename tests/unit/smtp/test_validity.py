@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
-from relay.listener.validity import ends_at_ns
+from relay.smtp.validity import ends_at_ns
 
 
 def _certificate(folder: Path, days: int) -> tuple[bytes, datetime]:

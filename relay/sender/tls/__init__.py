@@ -1,0 +1,4 @@
+"""Certificates towards upstreams.
+
+client_certificates    what the relay shows: read live, the last good pair stays
+"""

@@ -1,0 +1,234 @@
+"""What a route's `rewrite` makes of a message: of its sender, of From and Sender, and of nothing else."""
+
+import re
+from email import message_from_bytes, policy
+from email.utils import getaddresses
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from relay.mail.address import is_valid_address
+from relay.mail.envelope import Shape
+from relay.mail.rewriting import FRONT_BYTES, LONGEST_LINE, Rewriting, mailboxes
+
+FIXED, DOMAIN = Rewriting("news@example.com"), Rewriting("@example.com")
+TRACE = b"Received: from here by there;\r\n  Mon, 23 Nov 2026 10:00:00 +0000\r\n"
+REST = b"Subject: hello\r\nDKIM-Signature: v=1; b=abc\r\n\r\nFrom: not a field\r\n\r\n.body\r\n"
+
+
+def header(rule: Rewriting, *lines: str, sender: str = "ann@home.lan") -> list[str]:
+    """Return the lines that are sent between the trace and the subject."""
+    return sent(rule, "".join(f"{line}\r\n" for line in lines).encode(), sender).decode().split("\r\n")[:-1]
+
+
+def sent(rule: Rewriting, fields: bytes, sender: str = "ann@home.lan") -> bytes:
+    content = TRACE + fields + REST
+    made = rule.rewritten(sender, content).content(content)
+    assert made.startswith(TRACE)
+    assert made.endswith(REST)
+    return made[len(TRACE) : -len(REST)]
+
+
+@pytest.mark.parametrize(
+    ("rule", "original", "now"),
+    [
+        (FIXED, "", ""),
+        (DOMAIN, "", ""),
+        (FIXED, "ann@home.lan", "news@example.com"),
+        (FIXED, "News@EXAMPLE.com", "News@EXAMPLE.com"),
+        (DOMAIN, "ann@home.lan", "ann@example.com"),
+        (DOMAIN, "ann@Example.Com", "ann@Example.Com"),
+        (DOMAIN, '"a b@c"@home.lan', '"a b@c"@example.com'),
+        (DOMAIN, "jürgen@bücher.example", "jürgen@example.com"),
+        (DOMAIN, "root@[192.0.2.1]", "root@example.com"),
+    ],
+)
+def test_the_reverse_path_follows_the_rule(rule: Rewriting, original: str, now: str) -> None:
+    assert rule.reverse_path(original) == now
+
+
+def test_a_fixed_address_keeps_the_name_and_the_author() -> None:
+    assert header(FIXED, "From: Ann <ann@home.lan>", "Sender: Bob <bob@home.lan>") == [
+        "From: Ann <news@example.com>",
+        "X-Original-From: Ann <ann@home.lan>",
+        "Reply-To: Ann <ann@home.lan>",
+        "Sender: Bob <news@example.com>",
+        "X-Original-Sender: Bob <bob@home.lan>",
+    ]
+
+
+def test_a_domain_takes_the_place_of_every_other() -> None:
+    assert header(DOMAIN, "From: Ann <ann@home.lan> (work), bob@office.lan") == [
+        "From: Ann <ann@example.com> (work), bob@example.com",
+        "X-Original-From: Ann <ann@home.lan> (work), bob@office.lan",
+        "Reply-To: Ann <ann@home.lan> (work), bob@office.lan",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("written", "fixed", "domain"),
+    [
+        ("ann@home.lan", "<news@example.com>", "ann@example.com"),
+        ("<ann@home.lan>", "<news@example.com>", "<ann@example.com>"),
+        ('"Smith, Ann" <ann@home.lan>', '"Smith, Ann" <news@example.com>', '"Smith, Ann" <ann@example.com>'),
+        ("=?utf-8?q?J=C3=BC?= <j@home.lan>", "=?utf-8?q?J=C3=BC?= <news@example.com>",
+         "=?utf-8?q?J=C3=BC?= <j@example.com>"),
+        ("Jürgen <j@home.lan>", "Jürgen <news@example.com>", "Jürgen <j@example.com>"),
+        ("Ann\r\n\t<ann@home.lan>", "Ann <news@example.com>", "Ann\r\n\t<ann@example.com>"),
+        ("ann@home.lan (Ann (at, home))", "<news@example.com>", "ann@example.com (Ann (at, home))"),
+        ("(first) ann@home.lan", "<news@example.com>", "(first) ann@example.com"),
+        ("<@a.lan,@b.lan:ann@home.lan>", "<news@example.com>", "<ann@example.com>"),
+        ("Us: A <a@home.lan>, b@home.lan;", "A <news@example.com>", "Us: A <a@example.com>, b@example.com;"),
+        ("Nobody:;", "<news@example.com>", "<env@example.com>"),
+        ("", "<news@example.com>", "<env@example.com>"),
+        ("Ann", "<news@example.com>", "env@example.com"),
+        ("Ann <>", "Ann <news@example.com>", "Ann <env@example.com>"),
+        ('"unclosed <ann@home.lan>', "<news@example.com>", "env@example.com"),
+        ('"a b"@home.lan', "<news@example.com>", '"a b"@example.com'),
+    ],
+)  # fmt: skip
+def test_any_form_of_from_is_rewritten(written: str, fixed: str, domain: str) -> None:
+    for rule, expected in ((FIXED, fixed), (DOMAIN, domain)):
+        made = "\r\n".join(header(rule, f"From: {written}", "Reply-To: x@y.example", sender="env@home.lan"))
+        assert made.startswith(f"From: {expected}\r\nX-Original-From: {written}\r\nReply-To: x@y.example")
+
+
+def test_what_is_as_the_rule_wants_it_stays_octet_for_octet() -> None:
+    for rule, author in ((FIXED, "News <NEWS@example.com>"), (DOMAIN, "a@EXAMPLE.com, b@example.com")):
+        content = TRACE + f"From: {author}\r\nSender: news@example.com\r\n".encode() + REST
+        made = rule.rewritten("news@example.com", content)
+        assert (made.reverse_path, made.content(content)) == ("news@example.com", content)
+        assert made.replaced_bytes == 0
+
+
+def test_several_from_fields_become_one_by_a_fixed_address() -> None:
+    assert header(FIXED, "FROM : a@home.lan", "from: b@home.lan,") == [
+        "FROM: <news@example.com>",
+        "X-Original-From: a@home.lan",
+        "X-Original-From: b@home.lan,",
+        "Reply-To: a@home.lan,",
+        " b@home.lan,",
+    ]
+
+
+def test_a_reply_to_that_is_there_stays() -> None:
+    assert header(FIXED, "Reply-to: list@home.lan", "From: a@home.lan") == [
+        "Reply-to: list@home.lan",
+        "From: <news@example.com>",
+        "X-Original-From: a@home.lan",
+    ]
+
+
+def test_a_missing_from_is_added_where_there_is_a_sender() -> None:
+    assert header(FIXED, "To: b@c.example") == ["From: <news@example.com>", "To: b@c.example"]
+    assert header(DOMAIN, "To: b@c.example") == ["From: <ann@example.com>", "To: b@c.example"]
+    assert header(DOMAIN, "To: b@c.example", sender="") == ["To: b@c.example"]
+
+
+def test_a_report_keeps_its_null_sender_and_says_whom_it_is_from() -> None:
+    content = TRACE + b"From: MAILER-DAEMON@host.lan\r\n" + REST
+    made = DOMAIN.rewritten("", content)
+
+    assert made.reverse_path == ""
+    assert b"\r\nFrom: MAILER-DAEMON@example.com\r\n" in made.content(content)
+
+
+def test_a_header_ends_at_the_first_line_that_is_no_field() -> None:
+    content = TRACE + b"From ann Mon Nov 23\r\nTo: x@y.example\r\nhello, ann\r\nFrom: ann@home.lan\r\n\r\n"
+    made = FIXED.rewritten("ann@home.lan", content).content(content)
+
+    assert made == content.replace(b"From ann Mon", b"From: <news@example.com>\r\nFrom ann Mon", 1)
+
+
+def test_only_the_front_is_looked_at() -> None:
+    long = b"X-Long: " + b"a" * 70 + b"\r\n"
+    fields = long * (FRONT_BYTES // len(long) + 1)
+    content = TRACE + fields + b"From: ann@home.lan\r\n" + REST
+    made = FIXED.rewritten("ann@home.lan", content)
+
+    assert (made.front, made.replaced_bytes) == (b"", 0)
+    early = TRACE + b"From: ann@home.lan\r\n" + fields + REST
+    again = FIXED.rewritten("ann@home.lan", early[:FRONT_BYTES]).content(early)
+    # Whether a Reply-To comes cannot be known.
+    assert again == early.replace(
+        b"From: ann@home.lan\r\n", b"From: <news@example.com>\r\nX-Original-From: ann@home.lan\r\n"
+    )
+
+
+def test_the_size_is_of_what_is_sent() -> None:
+    content = TRACE + b"From: ann@home.lan\r\n" + REST
+    made = FIXED.rewritten("ann@home.lan", content)
+    shape = made.shape(Shape(len(content), eight_bit=True, smtputf8=False))
+
+    assert shape == Shape(len(made.content(content)), eight_bit=True, smtputf8=False)
+
+
+def test_a_long_line_is_folded_and_none_is_made() -> None:
+    phrase = "n" * (LONGEST_LINE - len("From:  <ann@h.lan>"))
+    for rule in (FIXED, DOMAIN):
+        made = header(rule, f"From: {phrase} <ann@h.lan>")
+        assert max(map(len, made)) <= LONGEST_LINE
+        parsed = message_from_bytes("\r\n".join([*made, "", ""]).encode(), policy=policy.compat32)
+        (pair,) = getaddresses([parsed["X-Original-From"]])
+        assert pair == (phrase, "ann@h.lan")
+
+
+PIECES = st.sampled_from(
+    [b":", b" ", b"\t", b"\r\n ", b"<", b">", b"(", b")", b'"', b"\\", b",", b";", b"@", b"ann@home.lan",
+     b"<b@c.lan>", b"[", b"]", b"=?utf-8?b?w7w=?=", b"\xc3\xbc", b"\xff", b"Ann", b"\r\n", b"x" * 900]
+)  # fmt: skip
+NAMES = st.sampled_from([b"From", b"from ", b"Sender", b"Reply-To", b"To", b"X", b"no field", b" ", b""])
+VALUES = st.lists(PIECES, max_size=12).map(b"".join)
+LINES = st.builds(lambda name, value: name + b":" + value + b"\r\n", NAMES, VALUES)
+ADDRESSES = st.sampled_from(["", "ann@home.lan", "a@example.com", '"x y"@h.lan'])
+RULES = st.sampled_from([FIXED, DOMAIN])
+
+
+@settings(max_examples=500)
+@given(RULES, ADDRESSES, st.lists(LINES, min_size=1, max_size=6).map(b"".join))
+@example(DOMAIN, "", b"From:\r\n")
+@example(FIXED, "ann@home.lan", b"From:" + b" " * 995 + b"\r\n x\r\n")
+def test_any_content_is_sent_with_its_text_unchanged(rule: Rewriting, sender: str, content: bytes) -> None:
+    made = rule.rewritten(sender, content[:FRONT_BYTES])
+    whole = made.content(content)
+
+    # Only fields of these names are other ones, and what is added is ASCII.
+    head, before = _fields(whole), _fields(content)
+    assert [each for each in head if not _is_ours(each)] == [each for each in before if not _is_ours(each)]
+    assert whole[len(b"".join(head)) :] == content[len(b"".join(before)) :]
+    assert whole.isascii() or not content.isascii()
+    assert whole.endswith(b"\r\n")
+    assert whole.count(b"\n") == whole.count(b"\r") == whole.count(b"\r\n")
+    assert max(map(len, whole.split(b"\r\n"))) <= max(LONGEST_LINE, *map(len, content.split(b"\r\n")))
+    assert made.shape(Shape(len(content), True, True)).size_bytes == len(whole)
+    assert made.reverse_path == "" or is_valid_address(made.reverse_path, smtputf8=True)
+    # Sent by two relays in a row, it is as sent by one.
+    assert rule.rewritten(made.reverse_path, whole[:FRONT_BYTES]).content(whole) == whole
+
+
+@given(VALUES)
+def test_any_value_has_mailboxes_in_order(value: bytes) -> None:
+    at = 0
+    for each in mailboxes(value):
+        assert at <= each.start <= each.end <= len(value)
+        assert each.address is None or is_valid_address(each.address, smtputf8=True)
+        at = each.end
+
+
+def _fields(content: bytes) -> list[bytes]:
+    """Return the fields of a header, each with its line ends."""
+    fields: list[bytes] = []
+    for line in content.splitlines(keepends=True):
+        if line[:1] in {b" ", b"\t"} and fields:
+            fields[-1] += line
+        elif re.match(rb"[!-9;-~]+[ \t]*:", line):
+            fields.append(line)
+        else:
+            break
+    return fields
+
+
+def _is_ours(field: bytes) -> bool:
+    name = field.partition(b":")[0].strip().lower()
+    return name in {b"from", b"sender", b"reply-to", b"x-original-from", b"x-original-sender"}

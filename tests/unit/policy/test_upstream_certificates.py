@@ -1,0 +1,97 @@
+"""What an upstream is shown and where connections come from, in a policy: faults, and where they are."""
+
+from pathlib import Path
+
+import pytest
+
+from relay.policy.faults import PolicyError
+from relay.policy.model import Mechanism
+from relay.policy.source import read_policy
+from tests.unit.policy.certificates import CERTIFICATE, KEY, KEY_WITH_PASSPHRASE, OTHER_KEY
+from tests.unit.policy.examples import with_upstream
+from tests.unit.policy.reading import only_fault, parse
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    keys = {
+        "key.pem": KEY,
+        "locked.pem": KEY_WITH_PASSPHRASE,
+        "other.pem": OTHER_KEY,
+        "both.pem": CERTIFICATE + KEY,
+    }
+    for name, text in {"cert.pem": CERTIFICATE, **keys}.items():
+        (tmp_path / name).touch(0o600)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def fault(folder: Path, *lines: str) -> str:
+    path = folder / "policy.yaml"
+    path.write_text(with_upstream("host: smtp.example.net", *lines))
+    with pytest.raises(PolicyError) as caught:
+        read_policy(path)
+    (found,) = caught.value.errors
+    return str(found.on_terminal()).removeprefix(f"{path}:")
+
+
+def test_a_pair_is_read_from_two_files_or_one(folder: Path) -> None:
+    path = folder / "policy.yaml"
+    for lines in (("tls_certificate: cert.pem", "tls_key: key.pem"), ("tls_certificate: both.pem",)):
+        path.write_text(with_upstream("host: smtp.example.net", *lines))
+        isp = read_policy(path).upstreams["isp"]
+        assert isp.tls_certificate == folder / lines[0].split()[1]
+
+
+@pytest.mark.parametrize(
+    ("lines", "place", "words"),
+    [
+        (("tls_key: key.pem",), "8:14: upstreams.isp.tls_key", "of no use without a certificate"),
+        (("tls_certificate: cert.pem",), "8:22: upstreams.isp.tls_certificate", "no private key"),
+        (("tls_certificate: gone.pem", "tls_key: key.pem"), "8:22: upstreams.isp.tls_certificate", "No such"),
+        (("tls_certificate: cert.pem", "tls_key: locked.pem"), "9:14: upstreams.isp.tls_key", "is encrypted"),
+        (("tls_certificate: cert.pem", "tls_key: other.pem"), "9:14: upstreams.isp.tls_key", "not that of"),
+        (("tls: none", "tls_certificate: both.pem"), "9:22: upstreams.isp.tls_certificate", "tls is none"),
+    ],
+)  # fmt: skip
+def test_a_pair_that_cannot_be_used_is_told_with_its_place(
+    folder: Path, lines: tuple[str, ...], place: str, words: str
+) -> None:
+    found = fault(folder, *lines)
+
+    assert found.startswith(place)
+    assert words in found
+    assert "BEGIN" not in found
+
+
+def test_external_needs_a_certificate_and_no_password(folder: Path) -> None:
+    external = "auth: {user: u, mechanism: external}"
+    path = folder / "policy.yaml"
+    path.write_text(with_upstream("host: smtp.example.net", external, "tls_certificate: both.pem"))
+    auth = read_policy(path).upstreams["isp"].auth
+    assert auth is not None
+    assert auth.mechanism is Mechanism.EXTERNAL
+
+    assert "so it needs tls_certificate" in fault(folder, external)
+    (folder / "password").touch(0o600)
+    (folder / "password").write_text("secret")
+    with_password = "auth: {user: u, mechanism: external, password_file: password}"
+    assert "password_file is of no use" in fault(folder, with_password, "tls_certificate: both.pem")
+    assert "expected one of password_file" in fault(folder, "auth: {user: u, mechanism: plain}")
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1", "2001:db8::1", "127.0.0.1"])
+def test_a_source_address_is_an_address(address: str) -> None:
+    policy = parse(with_upstream("host: smtp.example.net", f"source_address: '{address}'"))
+
+    assert policy.upstreams["isp"].source_address == address
+
+
+@pytest.mark.parametrize(
+    "address", ["localhost", "0.0.0.0", "'::'", "224.0.0.1", "'fe80::1%eth0'", "192.0.2.1:25", "5"]
+)
+def test_anything_else_is_none(address: str) -> None:
+    found = only_fault(with_upstream("host: smtp.example.net", f"source_address: {address}"))
+
+    assert (found.line, found.column, found.key) == (8, 21, "upstreams.isp.source_address")
+    assert "expected an IP address of this host" in str(found)

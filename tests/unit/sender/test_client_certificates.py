@@ -1,0 +1,164 @@
+"""A client's certificate that is renewed, broken and named anew while the relay runs."""
+
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from relay.policy.model import Policy
+from relay.policy.secrets import read_key_pair
+from relay.policy.source import parse_policy
+from tests.fakes.smarthost import Smarthost
+from tests.unit.sender.in_process_relay import Relay, policy_of
+from tests.unit.upstream.certificates import Certificates, make_certificates, server_context
+
+
+class World:
+    """A relay towards a smarthost that wants a certificate, and what it was shown."""
+
+    relay: Relay
+
+    def __init__(self, folder: Path, made: Certificates, host: Smarthost) -> None:
+        self.folder, self.made, self.host = folder, made, host
+
+    def policy(self, **keys: str) -> Policy:
+        return policy_with(self.folder, self.made, self.host, **keys)
+
+    def put(self, pem: Path) -> None:
+        """Put another pair in the place of the one that the policy names."""
+        for name, path in (("own.pem", crt(pem)), ("own.key", key(pem))):
+            written = self.folder / "new"
+            written.write_bytes(path.read_bytes())
+            written.chmod(0o600)
+            written.replace(self.folder / name)
+
+    async def look(self) -> None:
+        await self.relay.sender.upstreams.look_at_secrets()
+
+    async def send(self) -> bytes | None:
+        """Send a message by a new connection, and return the certificate that it showed."""
+        await self.relay.until(lambda: not self.relay.dispatcher.pool.open)
+        before = len(self.host.relayed)
+        self.relay.accept()
+        await self.relay.until(lambda: len(self.host.relayed) > before)
+        return self.host.relayed[-1].session.shown
+
+    def told(self, words: str) -> int:
+        self.relay.events.flush()
+        return self.relay.log.getvalue().count(words)
+
+
+def policy_with(folder: Path, made: Certificates, host: Smarthost, **keys: str) -> Policy:
+    given = {
+        "ca_file": str(made.ca),
+        "tls_certificate": str(folder / "own.pem"),
+        "tls_key": str(folder / "own.key"),
+        "idle": "1ms",
+    } | keys
+    text = f"""
+spool: ./spool
+hostname: relay.test
+listen: [{{address: "127.0.0.1:0", clients: [127.0.0.0/8]}}]
+upstreams:
+  isp: {{host: 127.0.0.1, port: {host.port}, {", ".join(f"{key}: {value}" for key, value in given.items())}}}
+retry: {{min: 50ms, max: 100ms, lifetime: 1d}}
+"""
+    return parse_policy(text.encode(), folder / "policy.yaml")
+
+
+@pytest.fixture
+async def world(tmp_path: Path, made: Certificates) -> AsyncIterator[World]:
+    context = server_context(made.right)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(made.ca)
+    async with Smarthost(tls=context) as host:
+        world = World(tmp_path, made, host)
+        world.put(made.wrong_name)
+        async with Relay(world.policy()) as world.relay:
+            yield world
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+def crt(pem: Path) -> Path:
+    return pem.with_suffix(".crt")
+
+
+def key(pem: Path) -> Path:
+    pem.with_suffix(".key").chmod(0o600)
+    return pem.with_suffix(".key")
+
+
+def der(pem: Path) -> bytes:
+    return ssl.PEM_cert_to_DER_cert(crt(pem).read_text())
+
+
+async def test_a_renewed_certificate_is_shown_without_a_restart(world: World, made: Certificates) -> None:
+    assert await world.send() == der(made.wrong_name)
+    world.put(made.right)
+    await world.look()
+    await world.look()
+
+    assert await world.send() == der(made.right)
+    assert world.told("shows it the certificate") == 2
+
+
+async def test_half_of_a_renewal_changes_nothing(world: World, made: Certificates) -> None:
+    await world.send()
+    written = world.folder / "own.pem"
+    written.write_bytes(crt(made.right).read_bytes())
+    await world.look()
+    await world.look()
+    await world.look()
+
+    assert await world.send() == der(made.wrong_name)
+    assert world.told("the last good certificate stays: the private key in") == 1
+    world.put(made.right)
+    await world.look()
+    await world.look()
+    assert await world.send() == der(made.right)
+
+
+async def test_an_edit_that_names_another_pair_counts_at_once(world: World, made: Certificates) -> None:
+    await world.send()
+    other = world.policy(tls_certificate=str(crt(made.right)), tls_key=str(key(made.right)))
+    await world.relay.sender.apply(other)
+    world.relay.watch.policy = other
+
+    assert await world.send() == der(made.right)
+
+
+async def test_both_ends_are_seen_and_go_with_the_keys(world: World, made: Certificates) -> None:
+    await world.send()
+    (isp,) = world.relay.watch.snapshot().upstreams
+    theirs = read_key_pair(crt(made.right), key(made.right))
+    ours = read_key_pair(world.folder / "own.pem", world.folder / "own.key")
+    assert isp.certificate_ends_at_ns == theirs.ends_at_ns
+    assert isp.client_certificate_ends_at_ns == ours.ends_at_ns
+
+    plain = policy_of(world.folder, world.host.port)
+    await world.relay.sender.apply(plain)
+    world.relay.watch.policy = plain
+    await world.look()
+    (isp,) = world.relay.watch.snapshot().upstreams
+    assert (isp.certificate_ends_at_ns, isp.client_certificate_ends_at_ns) == (None, None)
+
+
+async def test_a_pair_that_cannot_be_read_pauses_and_bounces_nothing(
+    world: World, made: Certificates
+) -> None:
+    gone = world.policy(tls_certificate=str(world.folder / "gone.pem"))
+    await world.relay.sender.apply(gone)
+    world.relay.watch.policy = gone
+    queue_id = world.relay.accept()
+    await world.relay.until(lambda: world.relay.dispatcher.pausing.because)
+
+    assert "gone.pem" in world.relay.dispatcher.pausing.because
+    assert world.relay.queued(queue_id) is not None
+    (world.folder / "gone.pem").write_bytes(crt(made.wrong_name).read_bytes())
+    world.relay.sender.upstreams.resume("isp")
+    await world.relay.until(lambda: world.host.relayed)

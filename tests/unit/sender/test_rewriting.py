@@ -1,0 +1,154 @@
+"""Mail that a route has sent by another sender: what the upstream sees, and what stays ours."""
+
+from pathlib import Path
+
+import pytest
+
+from relay.policy.model import Policy
+from relay.policy.source import parse_policy
+from tests.fakes.smarthost import DEFAULT, Script, Smarthost, turns
+from tests.unit.sender.in_process_relay import CONTENT, Relay
+
+REWRITTEN = (
+    b"From: <news@example.com>\r\nX-Original-From: a@here.example\r\nReply-To: a@here.example\r\n"
+    b"Subject: hello\r\n\r\nhello\r\n.dotted\r\n"
+)
+
+
+def policy(folder: Path, port: int, *routes: str, keys: str = "") -> Policy:
+    lines = "".join(f"  - {route}\n" for route in routes)
+    text = f"""
+spool: ./spool
+hostname: relay.test
+listen: [{{address: "127.0.0.1:0", clients: [127.0.0.0/8]}}]
+upstreams:
+  isp: {{host: 127.0.0.1, port: {port}, tls: none, connections: 2{keys}}}
+retry: {{min: 50ms, max: 100ms, lifetime: 1d}}
+routes:
+{lines or "  - {upstreams: [isp]}"}
+"""
+    return parse_policy(text.encode(), folder / "policy.yaml")
+
+
+FIXED = "{upstreams: [isp], rewrite: news@example.com}"
+DOMAIN = "{upstreams: [isp], rewrite: '@example.com'}"
+
+
+async def test_the_upstream_sees_the_rewritten_message(tmp_path: Path) -> None:
+    async with Smarthost() as host, Relay(policy(tmp_path, host.port, FIXED)) as relay:
+        relay.accept()
+        await relay.until_empty()
+
+    (relayed,) = host.relayed
+    assert relayed.reverse_path == "news@example.com"
+    assert relayed.content == REWRITTEN
+    assert f"SIZE={len(REWRITTEN)}" in relayed.parameters
+
+
+async def test_without_the_key_every_octet_stays(tmp_path: Path) -> None:
+    async with Smarthost() as host, Relay(policy(tmp_path, host.port)) as relay:
+        relay.accept()
+        await relay.until_empty()
+
+    assert (host.relayed[0].reverse_path, host.relayed[0].content) == ("a@here.example", CONTENT)
+
+
+@pytest.mark.parametrize("size", [300_000, 1_000_000])
+async def test_long_content_is_streamed_behind_its_rewritten_front(tmp_path: Path, size: int) -> None:
+    line = b"x" * 70 + b"\r\n"
+    long = CONTENT + line * (size // len(line))
+    async with Smarthost() as host, Relay(policy(tmp_path, host.port, FIXED)) as relay:
+        relay.accept(content=long)
+        await relay.until_empty()
+
+    (relayed,) = host.relayed
+    assert relayed.content == REWRITTEN + long[len(CONTENT) :]
+    assert f"SIZE={len(relayed.content)}" in relayed.parameters
+
+
+async def test_the_size_that_counts_is_of_what_is_sent(tmp_path: Path) -> None:
+    offers = ("PIPELINING", f"SIZE {len(REWRITTEN) - 1}")
+    async with Smarthost(extensions=offers) as host, Relay(policy(tmp_path, host.port, FIXED)) as relay:
+        queue_id = relay.accept()
+        await relay.until(lambda: (queued := relay.queued(queue_id)) and "octets" in queued.reason)
+
+    assert not host.transactions
+
+
+async def test_an_edit_changes_what_is_queued(tmp_path: Path) -> None:
+    is_over: list[bool] = []
+    script = Script(mail=lambda _: DEFAULT if is_over else "450 4.7.1 not now")
+    async with Smarthost(script) as host, Relay(policy(tmp_path, host.port)) as relay:
+        queue_id = relay.accept()
+        await relay.until(lambda: (queued := relay.queued(queue_id)) and queued.reason)
+        edited = policy(tmp_path, host.port, DOMAIN)
+        await relay.sender.apply(edited)
+        relay.watch.policy = edited
+        await relay.until(lambda: (queued := relay.queued(queue_id)) and queued.part.rewriting)
+        is_over.append(True)
+        await relay.until_empty()
+
+    assert host.relayed[-1].reverse_path == "a@example.com"
+    assert b"From: a@example.com\r\nX-Original-From: a@here.example" in host.relayed[-1].content
+
+
+async def test_each_part_goes_by_its_own_route(tmp_path: Path) -> None:
+    plain = "{recipient_domain: inside.example, upstreams: [isp]}"
+    async with Smarthost() as host, Relay(policy(tmp_path, host.port, plain, DOMAIN)) as relay:
+        relay.accept("b@inside.example", "c@outside.example")
+        await relay.until_empty()
+
+    assert {each.recipients[0]: each.reverse_path for each in host.relayed} == {
+        "b@inside.example": "a@here.example",
+        "c@outside.example": "a@example.com",
+    }
+
+
+async def test_a_report_reaches_who_wrote_the_message(tmp_path: Path) -> None:
+    script = Script(rcpt=turns("550 5.1.1 who?"))
+    async with Smarthost(script) as host, Relay(policy(tmp_path, host.port, FIXED)) as relay:
+        relay.accept()
+        await relay.until_empty()
+
+    (report,) = host.relayed
+    assert (report.reverse_path, report.recipients) == ("", ["a@here.example"])
+    assert b"From: <news@example.com>" not in report.content.partition(b"\r\n\r\n")[2]
+    # The report goes by a route as well, and is from nobody else than that says.
+    assert b"news@example.com" in report.content.partition(b"\r\n\r\n")[0]
+
+
+async def test_what_is_queued_shows_whom_it_is_sent_by(tmp_path: Path) -> None:
+    script = Script(mail=lambda _: "450 4.7.1 not now")
+    async with Smarthost(script) as host, Relay(policy(tmp_path, host.port, FIXED)) as relay:
+        queue_id = relay.accept()
+        await relay.until(lambda: (queued := relay.queued(queue_id)) and queued.reason)
+        view = relay.watch.listing().message(queue_id, ("b@there.example",))
+
+    assert view is not None
+    assert (view.reverse_path, view.rewritten_as) == ("a@here.example", "news@example.com")
+
+
+async def test_a_limit_for_each_sender_is_for_the_one_sent(tmp_path: Path) -> None:
+    keys = ", limits: [{messages: 2, per: 1h, for_each: sender}]"
+    async with Smarthost() as host, Relay(policy(tmp_path, host.port, FIXED, keys=keys)) as relay:
+        for number in range(4):
+            relay.accept(sender=f"u{number}@here.example")
+        await relay.until(lambda: "no room" in _reasons(relay))
+
+    assert len(host.relayed) == 2
+
+
+def _reasons(relay: Relay) -> str:
+    return " ".join(queued.reason for queued in relay.sender.queue)
+
+
+async def test_the_echo_of_the_sent_words_is_no_refusal_of_us(tmp_path: Path) -> None:
+    said = "550 5.1.1 <quota-exceeded@example.com>... b@there.example: no such user"
+    async with Smarthost(Script(rcpt=turns(said))) as host:
+        route = "{upstreams: [isp], rewrite: quota-exceeded@example.com}"
+        async with Relay(policy(tmp_path, host.port, route)) as relay:
+            relay.accept()
+            await relay.until_empty()
+
+    # It bounced, and the upstream was not paused: the report went through it.
+    assert host.relayed[-1].recipients == ["a@here.example"]
