@@ -96,7 +96,8 @@ class Departures:
                 # None is asked for twice in a round.
                 left = queued.part.left(message.left)
                 untried = [index for index in left if index not in queued.tried]
-                attempts.append(Attempt(queued, message, fit, untried or list(left)))
+                passes_dsn = self._offers.takes_dsn(fit)
+                attempts.append(Attempt(queued, message, fit, untried or list(left), passes_dsn=passes_dsn))
             elif (unfit := connections[-1].unfit(message.shape)) is not None:
                 answer = self._offers.judged(unfit, message.shape.size_bytes)
                 is_doubtful = is_doubtful or answer.verdict is Verdict.DEFER

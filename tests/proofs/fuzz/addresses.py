@@ -1,7 +1,7 @@
 """The arguments of MAIL and RCPT, of any bytes: the address as it was sent, or a refusal in ASCII."""
 
 from relay.mail.address import is_valid_address
-from relay.smtp.commands import Refused, has_control, parse_mail, parse_rcpt, split_command
+from relay.smtp.commands import RcptCommand, Refused, has_control, parse_mail, parse_rcpt, split_command
 from tests.proofs.fuzz.choices import Choices
 from tests.proofs.fuzz.work import bounded, must_be_shown
 
@@ -35,7 +35,8 @@ def _check(verb: bytes, argument: bytes) -> None:
                 mail = parse_mail(rest)
                 address, smtputf8 = mail.reverse_path, mail.smtputf8
             else:
-                address = parse_rcpt(rest, smtputf8=True)
+                rcpt = parse_rcpt(rest, smtputf8=True)
+                address = rcpt.recipient
     except Refused as refused:
         must_be_shown(refused)
         return
@@ -45,7 +46,7 @@ def _check(verb: bytes, argument: bytes) -> None:
     assert b"\t" not in octets
     # It goes out as it came in, and whoever takes it in again reads the same.
     assert address == "" or is_valid_address(address, smtputf8=smtputf8)
-    assert name == "MAIL" or parse_rcpt(f"TO:<{address}>", smtputf8=True) == address
+    assert name == "MAIL" or parse_rcpt(f"TO:<{address}>", smtputf8=True) == RcptCommand(address)
 
 
 SEEDS = [b"\0<a@example.com> SIZE=10 BODY=8BITMIME", b"\0<>", b'\0<"a@b"@[IPv6:::1]>', b"\1\5\0\4\6\0\0\0"]
