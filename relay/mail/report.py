@@ -134,7 +134,8 @@ def final_report(
     if is_failure and any(ending.action is Action.RELAYED for ending in endings):
         told += "For others\nit was passed on, as is said below.  "
     opening = f"This is the mail relay at {host}.\n\n{told}{attached}"
-    return _report(message, endings, _Kind(subject, suffix, opening, host, at_ns, returns_all=returns_all))
+    kind = _Kind(subject, suffix, opening, host, at_ns, returns_all=returns_all, is_failure=is_failure)
+    return _report(message, endings, kind)
 
 
 def delay_warning(
@@ -170,6 +171,7 @@ class _Kind:
     at_ns: int
     will_retry_until_ns: int | None = None
     returns_all: bool = False
+    is_failure: bool = True
 
 
 def _report(message: ReportedMessage, failures: Sequence[Failure], kind: _Kind) -> bytes:
@@ -184,7 +186,7 @@ def _report(message: ReportedMessage, failures: Sequence[Failure], kind: _Kind) 
         _delivery_status(message, failures, kind, queue_id),
         _returned_message(message.header, is_guessed_at=is_guessed_at)
         if kind.returns_all
-        else _returned_header(message.header, is_guessed_at=is_guessed_at),
+        else _returned_header(message.header, kind, is_guessed_at=is_guessed_at),
     ]
     # No content can hold its own SHA-256, so no part can hold its own boundary.
     digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
@@ -282,7 +284,7 @@ def _recipient_fields(failure: Failure, will_retry_until_ns: int | None) -> Iter
         yield f"Will-Retry-Until: {_date(will_retry_until_ns)}"
 
 
-def _returned_header(header: bytes, *, is_guessed_at: bool) -> bytes:
+def _returned_header(header: bytes, kind: _Kind, *, is_guessed_at: bool) -> bytes:
     """Return the part with the original header (RFC 6522, 4), encoded where it is not plain text."""
     kept = b"" if header.startswith(b"\r\n") else header.partition(b"\r\n\r\n")[0]
     if len(kept) > MAX_HEADER_BYTES:
@@ -290,7 +292,7 @@ def _returned_header(header: bytes, *, is_guessed_at: bool) -> bytes:
         kept = kept[: end if end > 0 else MAX_HEADER_BYTES]
     if kept and not kept.endswith(b"\r\n"):
         kept += b"\r\n"
-    fields = ["Content-Description: Undelivered Message Headers"]
+    fields = [f"Content-Description: {'Undelivered ' if kind.is_failure else ''}Message Headers"]
     if _PLAIN_LINES.match(kept) and not is_guessed_at:
         return _crlf([*fields, "Content-Type: text/rfc822-headers", ""]) + kept
     charset = "; charset=utf-8" if _is_utf8(kept) else ""

@@ -30,7 +30,6 @@ from itertools import accumulate
 from typing import Any
 
 from relay.mail.dsn import (
-    NOTHING_ASKED,
     DsnRequest,
     RecipientRequest,
     asked_of,
@@ -222,9 +221,9 @@ def encode_envelope(queue_id: QueueId, envelope: Envelope) -> bytes:
     if envelope.boot_id:
         # Not in what an older relay wrote, which has none of the two.
         facts |= {"boot_id": envelope.boot_id, "boottime_ns": envelope.boottime_ns}
-    if envelope.dsn != NOTHING_ASKED:
+    if dsn := _dsn_facts(envelope.dsn):
         # An older relay takes such a message for damaged: it would forget whom not to tell.
-        facts["dsn"] = _dsn_facts(envelope.dsn)
+        facts["dsn"] = dsn
     lines = [json.dumps(facts, separators=(",", ":"))]
     lines += ["T" + address for address in envelope.recipients]
     return ("\n".join(lines) + "\n").encode()

@@ -271,12 +271,20 @@ async def test_a_shown_message_is_on_the_wire_as_before(tmp_path: Path) -> None:
     async with serving(tmp_path, operations), asking(tmp_path, f"/queue/{FIRST}") as response:
         shown = await response.json()
 
-    added = {"attempts": 0, "last_attempt_at_ns": None, "next_attempt_at_ns": None, "reported": False}
+    added: dict[str, object] = {
+        "attempts": 0,
+        "last_attempt_at_ns": None,
+        "next_attempt_at_ns": None,
+        "reported": False,
+    }
+    added |= {"notify": "", "orcpt": ""}
     before, message = AS_BEFORE["recipients"], _message_as_before()
     assert isinstance(before, list)
     new: dict[str, object] = {"message_id": None, "is_held_by_pause": False}
     new |= {"upstream_because": "", "further_upstreams": []}
     assert shown == AS_BEFORE | {
+        "ret": "",
+        "envid": "",
         "message": message | new,
         "recipients": [each | added for each in before],
     }
