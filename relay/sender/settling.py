@@ -448,10 +448,9 @@ class Settling:
 
     def _tell_report(self, message: Message, written: Written) -> None:
         if written.report is not None:
-            self._metrics.report_published("report")
-            self._events.report_published(
-                queue_id=message.queue_id, report_id=written.report, size_bytes=written.size_bytes
-            )
+            tell = self._events.report_published if written.is_failure else self._events.success_published
+            self._metrics.report_published("report" if written.is_failure else "success")
+            tell(queue_id=message.queue_id, report_id=written.report, size_bytes=written.size_bytes)
             self._on_report()
 
     def _ended(self, message: Message, written: Written = NOTHING_WRITTEN) -> None:

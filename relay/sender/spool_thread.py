@@ -67,6 +67,8 @@ class Written:
     warning: QueueId | None = None
     size_bytes: int = 0
     """Of its content."""
+    is_failure: bool = True
+    """The report tells of some failure."""
 
 
 NOTHING_WRITTEN = Written()
@@ -266,29 +268,25 @@ class SpoolThread:
 
     def _publish(self, ending: Ending) -> Written:
         message = ending.message
-        report = warning = None
-        size_bytes = 0
         if ending.is_finished or ending.reports:
             is_any = any(s.is_reported for s in (*message.statuses, *ending.marks.values()))
             if is_any and not ending.is_silent:
-                report, size_bytes = self._report(message, is_finished=ending.is_finished)
+                return self._report(message, is_finished=ending.is_finished)
         elif ending.warning is not None and not message.envelope.is_null:
             delays, until_at_ns = ending.warning
             header, _ = self._content(message)
             envelope, content = self._reporter.delays(message, header, delays, until_at_ns)
-            if self.spool.publish_report(warning_id(message.queue_id), envelope, content):
-                warning, size_bytes = warning_id(message.queue_id), len(content)
+            own = warning_id(message.queue_id)
+            is_new = self.spool.publish_report(own, envelope, content)
             # Crash here: the warning is there and not remembered; it is published only once all the same.
             self.spool.mark_warned(message.queue_id)
-        return Written(report, warning, size_bytes)
+            return Written(None, own, len(content)) if is_new else NOTHING_WRITTEN
+        return NOTHING_WRITTEN
 
-    def _report(self, message: Message, *, is_finished: bool) -> tuple[QueueId | None, int]:
-        """Publish the report that is owed by now, whatever was owed when the message was read.
-
-        Returns its id, if it is new, and its size in bytes.
-        """
+    def _report(self, message: Message, *, is_finished: bool) -> Written:
+        """Publish the report that is owed by now, whatever was owed when the message was read."""
         if (owed := self.spool.owed_report(message.queue_id)) is None:
-            return None, 0
+            return NOTHING_WRITTEN
         known = {note.index: note for note in self.spool.notes(message.queue_id)}
         original, is_whole = self._content(message)
         envelope, content = self._reporter.endings(message, original, owed, known, is_whole=is_whole)
@@ -296,7 +294,8 @@ class SpoolThread:
         if not is_finished:
             # Crash here: the report is there and not remembered; the next start finds it by its id.
             self.spool.mark_reported(message.queue_id, owed.indices)
-        return (owed.report_id, len(content)) if is_new else (None, 0)
+        is_failure = any(status.is_failure for status in owed.statuses)
+        return Written(owed.report_id, None, len(content), is_failure) if is_new else NOTHING_WRITTEN
 
     def _content(self, message: Message) -> tuple[bytes, bool]:
         """Return the content, or the front of what is too long to be returned; and whether that is all."""

@@ -58,6 +58,8 @@ async def test_success_is_told_as_relayed_where_no_dsn_is_offered(tmp_path: Path
         assert of_message["Original-Envelope-Id"] == "QQ+1"
         assert (of_one["Status"], of_one["Diagnostic-Code"]) == ("2.0.0", "smtp; 250 2.0.0 taken")
         assert of_one["Remote-MTA"] == "dns; [127.0.0.1]"
+        assert "sender delivery status notification: " in told(relay)
+        assert "non-delivery" not in told(relay)
         assert unsubscribed(report) == set()
 
 
