@@ -235,6 +235,7 @@ def detail_lines(
         f"  handed over by {printable(message.client)}, helo {printable(message.helo) or '-'}, "
         f"{printable(message.protocol)}{printable(user)}"
     )
+    yield from _asked_lines(message)
     if message.upstream:
         because = f" ({message.upstream_because})" if message.upstream_because else ""
         upstreams = ", ".join((message.upstream, *message.further_upstreams))
@@ -258,6 +259,16 @@ def detail_lines(
             yield f"    {printable(line.replace(TAB, ' '))}".rstrip()
 
 
+def _asked_lines(message: MessageView) -> Iterator[str]:
+    envid = f"envelope id {printable(message.envid)}" if message.envid else ""
+    returns = f"reports return {printable(_RETURNS.get(message.ret, message.ret))}" if message.ret else ""
+    if asked := ", ".join(filter(None, (envid, returns))):
+        yield f"  asked       {asked}"
+
+
+_RETURNS = {"FULL": "the whole message", "HDRS": "the header"}
+
+
 def _recipient_lines(recipient: RecipientView, lines_of_routes: Mapping[int, str]) -> Iterator[str]:
     text = f"  ({printable(recipient.text)})" if recipient.text else ""
     yield f"    {recipient.status:<8} <{printable(recipient.address)}>{text}"
@@ -274,6 +285,10 @@ def _recipient_lines(recipient: RecipientView, lines_of_routes: Mapping[int, str
         at = lines_of_routes.get(recipient.route, "")
         parts.append(f"by route {recipient.route}{f' ({printable(at)})' if at else ''}")
         parts.append(f"stands with {printable(recipient.upstream)}")
+    if recipient.notify:
+        parts.append(f"notify {printable(recipient.notify.lower())}")
+    if recipient.orcpt:
+        parts.append(f"originally {printable(recipient.orcpt)}")
     if parts:
         yield f"             {', '.join(parts)}"
 

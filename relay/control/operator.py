@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from relay.control.operations import ABSENT, CHANGED, OK, TABLE, UNCHANGED, Deed, Results, Verb, Write
 from relay.control.recorded import read_for_plan
+from relay.mail.dsn import decode_xtext
 from relay.mail.envelope import QueueId
 from relay.mail.text import clean
 from relay.policy.lane import numbering_sorter, sorter_of
@@ -44,6 +45,7 @@ HELD_REASON = WaitReason("held by the operator")
 _STATUS_WORDS: Mapping[Status, RecipientStatus] = {
     Status.TODO: "to do",
     Status.RELAYED: "relayed",
+    Status.SUCCESS: "relayed",
     Status.BOUNCED: "bounced",
     Status.EXPIRED: "expired",
     Status.DELETED: "deleted",
@@ -343,6 +345,8 @@ def _whole(
         helo=envelope.helo,
         protocol=envelope.protocol,
         user=envelope.user,
+        ret=envelope.dsn.ret or "",
+        envid=decode_xtext(envelope.dsn.envid) if envelope.dsn.envid else "",
         recipient_statuses=tuple(
             replace(
                 _recipient(message, index, known.get(index), view.next_attempt_at_ns),
@@ -358,17 +362,20 @@ def _recipient(
     message: Message, index: int, note: Note | None, next_attempt_at_ns: int | None
 ) -> RecipientView:
     address, status = message.envelope.recipients[index], message.statuses[index]
+    notify, orcpt = message.envelope.dsn.of(index)
     attempts = 0 if note is None else note.attempts
     if status is Status.RELAYED:
         # Notes tell of the attempts before.
-        return RecipientView(address, _STATUS_WORDS[status], attempts=attempts + 1)
-    is_tried = note is not None and attempts > 0
-    return RecipientView(
-        address,
-        _STATUS_WORDS[status],
-        "" if note is None else note.diagnostic or "",
-        attempts,
-        note.at_ns if note is not None and is_tried else None,
-        next_attempt_at_ns if status is Status.TODO else None,
-        index in message.reported,
-    )
+        view = RecipientView(address, _STATUS_WORDS[status], attempts=attempts + 1)
+    else:
+        is_tried = note is not None and attempts > 0
+        view = RecipientView(
+            address,
+            _STATUS_WORDS[status],
+            "" if note is None else note.diagnostic or "",
+            attempts,
+            note.at_ns if note is not None and is_tried else None,
+            next_attempt_at_ns if status is Status.TODO else None,
+            index in message.reported,
+        )
+    return replace(view, notify="" if notify is None else str(notify), orcpt=orcpt)

@@ -402,7 +402,8 @@ def _to_wire(view: MessageView) -> bytes:
 def _from_wire(content: bytes) -> MessageView:
     """Return a message that was read.  Raises ValidationError."""
     wire = _WIRE.validate_json(content)
-    read = {field: wire.get(_ON_THE_WIRE.get(field, field)) for field in READ_ONLY}
+    names = {field: _ON_THE_WIRE.get(field, field) for field in READ_ONLY}
+    read = {field: wire[name] for field, name in names.items() if name in wire}
     return _VIEW.validate_python({**_WIRE.validate_python(wire.get("message")), **read})
 
 

@@ -294,6 +294,7 @@ class ClientSession(ClientConnection):
             protocol=protocol,
             user=user,
             smtputf8=transaction.smtputf8,
+            dsn=transaction.dsn,
         )
         refusal = refusal or await transfer.accept(envelope)
         if refusal is not None:

@@ -44,8 +44,8 @@ _ACE = "xn--"
 _IDNA_DOT = re.compile("[\u3002\uff0e\uff61]")
 # U+0080 to U+009F: controls too, when a terminal decodes them.
 _UTF8_CONTROL = re.compile("[\x80-\x9f]")
-# RFC 5321, 4.1.2: esmtp-param; the value is any printable octet but `=`.
-_PARAMETER = re.compile(rb"([A-Za-z0-9][A-Za-z0-9-]*)(?:=([!-<>-~]+))?\Z")
+# RFC 5321, 4.1.2: esmtp-param; the value is any printable octet but `=`, and UTF-8 (RFC 6531, 3.3).
+_PARAMETER = re.compile(rb"([A-Za-z0-9][A-Za-z0-9-]*)(?:=([!-<>-~\x80-\xff]+))?\Z")
 
 
 class MalformedAddress(ValueError):  # noqa: N818 - it is what the client sent, and reads as such
@@ -65,7 +65,8 @@ class Path:
     address: str
     """Without the brackets; `""` for the null reverse-path."""
     parameters: Mapping[str, str | None]
-    """By keyword in upper case, in the order sent; None where no `=` followed."""
+    """By keyword in upper case, in the order sent; None where no `=` followed.  Values may be UTF-8,
+    whether SMTPUTF8 was asked for or not: each has a grammar of its own."""
 
 
 def parse_reverse_path(argument: bytes) -> Path:
@@ -241,5 +242,8 @@ def _parse_parameters(rest: bytes) -> Mapping[str, str | None]:
         keyword = match[1].decode("ascii").upper()
         if keyword in parameters:
             raise MalformedParameters(f"the parameter {keyword} is given twice")
-        parameters[keyword] = None if match[2] is None else match[2].decode("ascii")
+        try:
+            parameters[keyword] = None if match[2] is None else match[2].decode("utf-8")
+        except UnicodeDecodeError:
+            raise MalformedParameters("a parameter is not valid UTF-8") from None
     return parameters

@@ -9,6 +9,8 @@ import re
 from dataclasses import dataclass, field
 from typing import NewType
 
+from relay.mail.dsn import NOTHING_ASKED, DsnRequest, Notify
+
 QueueId = NewType("QueueId", str)
 """The name of a message while it is queued: unique for ever, sorts by time."""
 
@@ -46,11 +48,17 @@ class Envelope:
     """The boot of its acceptance, as the intake found it; empty where its version kept none."""
     boottime_ns: int = field(default=0, compare=False)
     """When it was, in that boot: for its age, which no step of the wall clock changes (`relay.mail.age`)."""
+    dsn: DsnRequest = NOTHING_ASKED
+    """The DSN parameters of MAIL and RCPT (RFC 3461)."""
 
     @property
     def is_null(self) -> bool:
         """Whether the reverse-path is `<>`, so that nobody may be told of a failure."""
         return self.reverse_path == ""
+
+    def tells_of(self, index: int, what: Notify) -> bool:
+        """Whether the sender is to be told of this about a recipient; nobody is where it is `<>`."""
+        return not self.is_null and self.dsn.wants(index, what)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-r"""Reports: what a sender is told when mail failed or is late (RFC 3464 in RFC 6522).  Pure.
+r"""Reports: what a sender is told when mail failed, is late, or went on (RFC 3464 in RFC 6522).  Pure.
 
 Guarantees: the same input gives the same bytes, so that a report published twice after a crash is one
 report; every line ends in CRLF and is at most 998 octets; all is 7-bit, but for the To: line of a
@@ -7,7 +7,9 @@ begin a header field, end a part or reach a terminal as a control character; the
 recipients.  Non-ASCII recipients stand as `utf-8; …\x{HEX}…` (utf-8-addr-xtext, RFC 6533, 3), right
 inside a 7-bit `message/delivery-status`.  Where all are such, the other parts are base64: Mailman's
 parser takes no such address, and guesses from whatever text it finds who else has failed.
-Does not: decide who failed, whether a report is owed, or who is told.
+A report of failures returns the whole message where the sender asked for that (RET=FULL): one of plain
+lines as `message/rfc822`, which knows no encoding, any other as `message/global` (RFC 6532), in base64.
+Does not: decide what became of whom, whether a report is owed, or who is told.
 """
 
 import binascii
@@ -22,6 +24,7 @@ from email.utils import format_datetime
 from ipaddress import ip_address
 
 from relay.clock import SECOND_NS
+from relay.mail.dsn import Ret, decode_xtext, original_recipient
 from relay.mail.envelope import Envelope, QueueId
 from relay.mail.formats import LAST_SECOND
 from relay.mail.text import clean
@@ -36,7 +39,7 @@ SPELLED_OUT = 100
 _LINE_CHARACTERS = 76
 _STATUS = re.compile(r"[245]\.[0-9]{1,3}\.[0-9]{1,3}\Z")
 _SMTP_REPLY = re.compile(r"[2-5][0-9][0-9](?: |\Z)")
-_PLAIN_HEADER = re.compile(rb"(?:[\t\x20-\x7e]{0,998}\r\n)*\Z")
+_PLAIN_LINES = re.compile(rb"(?:[\t\x20-\x7e]{0,998}\r\n)*\Z")
 
 
 class Action(enum.StrEnum):
@@ -44,6 +47,11 @@ class Action(enum.StrEnum):
 
     FAILED = "failed"
     DELAYED = "delayed"
+    RELAYED = "relayed"
+    """Passed on to a server that tells the sender nothing: never `delivered`."""
+
+
+_UNSPECIFIED = {Action.FAILED: "5.0.0", Action.DELAYED: "4.0.0", Action.RELAYED: "2.0.0"}
 
 
 class Reason(enum.StrEnum):
@@ -52,6 +60,8 @@ class Reason(enum.StrEnum):
     EXPIRED = "expired"
     """It was tried for as long as the policy allows."""
     OPERATOR = "operator"
+    RELAYED = "relayed"
+    """No failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +69,15 @@ class ReportedMessage:
     queue_id: QueueId
     envelope: Envelope
     header: bytes
-    """Its header section as received; whatever follows the first empty line is not returned."""
+    """Its header section as received; whatever follows the first empty line is returned only if asked for."""
+    is_whole: bool = False
+    """`header` is all of the content."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
+    """What is told of one recipient."""
+
     recipient: str
     status: str
     """Enhanced status code, RFC 3463."""
@@ -76,36 +90,52 @@ class Failure:
     """Wall clock of the last attempt."""
     reason: Reason
     """Of no meaning where the action is DELAYED."""
+    orcpt: str = ""
+    """As the client gave it (RFC 3461, 4.2)."""
 
 
 _TITLES = {
     Reason.BOUNCED: "Refused by the next mail server:",
     Reason.EXPIRED: "Not passed on within the time allowed, so given up:",
     Reason.OPERATOR: "Removed from the queue by an operator of this relay:",
+    Reason.RELAYED: "Passed on to the next mail server, which will not say more:",
     None: "Still waiting:",
 }
 
 
-def failure_report(
-    message: ReportedMessage, failures: Sequence[Failure], *, hostname: str, at_ns: int, suffix: str = "r"
+def final_report(
+    message: ReportedMessage, endings: Sequence[Failure], *, hostname: str, at_ns: int, suffix: str = "r"
 ) -> bytes:
-    """Return the whole content; `suffix` tells its Message-ID from those of other reports of the message.
+    """Return the whole content of a report of failures, or of successes, or of both.
 
+    `suffix` tells its Message-ID from those of other reports of the message.
     Raises ValueError for the null reverse-path (a report is never answered by another: RFC 5321, 4.5.5)
     and when there is nobody to report.
     """
     host = _word(hostname)
-    opening = (
-        f"This is the mail relay at {host}.\n\n"
-        f"It could not pass on your message of {_date(message.envelope.arrival_at_ns)}\n"
-        "to the recipients below, and will not try again for them.  The header\n"
-        "of the message is attached."
-    )
-    return _report(
-        message,
-        failures,
-        _Kind("Undelivered Mail Returned to Sender", suffix, opening, host, at_ns),
-    )
+    is_failure = any(ending.action is Action.FAILED for ending in endings)
+    # RFC 3461, 4.3: RET is about failures.
+    returns_all = is_failure and message.is_whole and message.envelope.dsn.ret is Ret.FULL
+    attached = "The message\nis attached." if returns_all else "The header\nof the message is attached."
+    date = _date(message.envelope.arrival_at_ns)
+    if is_failure:
+        subject = "Undelivered Mail Returned to Sender"
+        told = (
+            f"It could not pass on your message of {date}\n"
+            "to the recipients below, and will not try again for them.  "
+        )
+    else:
+        subject = "Mail Passed On"
+        told = (
+            f"You asked to be told about your message of {date}.\n"
+            "It was passed on for the recipients below.  THIS IS NO PROOF OF DELIVERY:\n"
+            "the next mail server does not tell what becomes of it.  "
+        )
+    if is_failure and any(ending.action is Action.RELAYED for ending in endings):
+        told += "For others\nit was passed on, as is said below.  "
+    opening = f"This is the mail relay at {host}.\n\n{told}{attached}"
+    kind = _Kind(subject, suffix, opening, host, at_ns, returns_all=returns_all, is_failure=is_failure)
+    return _report(message, endings, kind)
 
 
 def delay_warning(
@@ -116,7 +146,7 @@ def delay_warning(
     at_ns: int,
     will_retry_until_ns: int,
 ) -> bytes:
-    """Return the whole content.  Raises ValueError as `failure_report` does."""
+    """Return the whole content.  Raises ValueError as `final_report` does."""
     host = _word(hostname)
     opening = (
         f"This is the mail relay at {host}.\n\n"
@@ -140,6 +170,8 @@ class _Kind:
     host: str
     at_ns: int
     will_retry_until_ns: int | None = None
+    returns_all: bool = False
+    is_failure: bool = True
 
 
 def _report(message: ReportedMessage, failures: Sequence[Failure], kind: _Kind) -> bytes:
@@ -152,7 +184,9 @@ def _report(message: ReportedMessage, failures: Sequence[Failure], kind: _Kind) 
     parts = [
         _explanation(failures, kind, is_guessed_at=is_guessed_at),
         _delivery_status(message, failures, kind, queue_id),
-        _returned_header(message.header, is_guessed_at=is_guessed_at),
+        _returned_message(message.header, is_guessed_at=is_guessed_at)
+        if kind.returns_all
+        else _returned_header(message.header, kind, is_guessed_at=is_guessed_at),
     ]
     # No content can hold its own SHA-256, so no part can hold its own boundary.
     digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
@@ -198,7 +232,7 @@ def _explanation(failures: Sequence[Failure], kind: _Kind, *, is_guessed_at: boo
 
 
 def _reason(failure: Failure) -> Reason | None:
-    return failure.reason if failure.action is Action.FAILED else None
+    return None if failure.action is Action.DELAYED else failure.reason
 
 
 def _delivery_status(
@@ -209,6 +243,7 @@ def _delivery_status(
         "Content-Description: Delivery report",
         "Content-Type: message/delivery-status",
         "",
+        *_original_envelope_id(message.envelope.dsn.envid),
         f"Reporting-MTA: dns; {kind.host}",
         f"X-relay-Queue-ID: {queue_id}",
         f"X-relay-Sender: {_typed_address(message.envelope.reverse_path)}",
@@ -219,10 +254,19 @@ def _delivery_status(
     return _crlf(lines)
 
 
+def _original_envelope_id(envid: str) -> Iterator[str]:
+    if envid:
+        # RFC 3464, 2.2.1: as the sender wrote it before it became xtext.
+        yield f"Original-Envelope-Id: {clean(decode_xtext(envid))}"
+
+
 def _recipient_fields(failure: Failure, will_retry_until_ns: int | None) -> Iterator[str]:
     """Return the lines of RFC 3464, 2.3 for one recipient."""
     is_delayed = failure.action is Action.DELAYED
-    unspecified = "4.0.0" if is_delayed else "5.0.0"
+    unspecified = _UNSPECIFIED[failure.action]
+    if failure.orcpt:
+        kind, address = original_recipient(failure.orcpt)
+        yield f"Original-Recipient: {kind}; {clean(address)[:MAX_ADDRESS_OCTETS]}"
     yield f"Final-Recipient: {_typed_address(failure.recipient)}"
     yield f"Action: {failure.action.value}"
     yield f"Status: {failure.status if _STATUS.match(failure.status) else unspecified}"
@@ -240,7 +284,7 @@ def _recipient_fields(failure: Failure, will_retry_until_ns: int | None) -> Iter
         yield f"Will-Retry-Until: {_date(will_retry_until_ns)}"
 
 
-def _returned_header(header: bytes, *, is_guessed_at: bool) -> bytes:
+def _returned_header(header: bytes, kind: _Kind, *, is_guessed_at: bool) -> bytes:
     """Return the part with the original header (RFC 6522, 4), encoded where it is not plain text."""
     kept = b"" if header.startswith(b"\r\n") else header.partition(b"\r\n\r\n")[0]
     if len(kept) > MAX_HEADER_BYTES:
@@ -248,12 +292,20 @@ def _returned_header(header: bytes, *, is_guessed_at: bool) -> bytes:
         kept = kept[: end if end > 0 else MAX_HEADER_BYTES]
     if kept and not kept.endswith(b"\r\n"):
         kept += b"\r\n"
-    fields = ["Content-Description: Undelivered Message Headers"]
-    if _PLAIN_HEADER.match(kept) and not is_guessed_at:
+    fields = [f"Content-Description: {'Undelivered ' if kind.is_failure else ''}Message Headers"]
+    if _PLAIN_LINES.match(kept) and not is_guessed_at:
         return _crlf([*fields, "Content-Type: text/rfc822-headers", ""]) + kept
     charset = "; charset=utf-8" if _is_utf8(kept) else ""
     fields += [f"Content-Type: text/rfc822-headers{charset}"]
     return _encoded(fields, kept, is_guessed_at=is_guessed_at)
+
+
+def _returned_message(content: bytes, *, is_guessed_at: bool) -> bytes:
+    """Return the part with the original message (RFC 6522, 3)."""
+    fields = ["Content-Description: Undelivered Message"]
+    if _PLAIN_LINES.match(content) and not is_guessed_at:
+        return _crlf([*fields, "Content-Type: message/rfc822", ""]) + content
+    return _encoded([*fields, "Content-Type: message/global"], content, is_guessed_at=True)
 
 
 def _encoded(fields: Sequence[str], octets: bytes, *, is_guessed_at: bool) -> bytes:

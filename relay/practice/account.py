@@ -58,6 +58,8 @@ class PracticeBehaviour:
     """How many attempts the ledger keeps whole, the newest."""
     why_refused: Callable[[str], str | None] = lambda _: None
     """The reply to a recipient that is not taken, or None."""
+    offers_dsn: bool = False
+    """It says that it tells senders what they ask for (RFC 3461); it tells nobody anything."""
 
 
 class PracticeAccount:
@@ -65,6 +67,7 @@ class PracticeAccount:
         """Make the folder `keep`.  Raises OSError."""
         self.ledger = Witness(behaviour.limit, behaviour.cut_off_ns, remember=behaviour.remember)
         self.why_refused = behaviour.why_refused
+        self.offers_dsn = behaviour.offers_dsn
         self._counting = behaviour.counting
         self._longest_delay_ns = behaviour.longest_delay_ns
         self._keep = behaviour.keep
@@ -148,6 +151,7 @@ class PracticeAccount:
             protocol=transaction.protocol,
             user=transaction.user,
             smtputf8=transaction.said.smtputf8,
+            dsn=transaction.said.dsn,
         )
         digest = hashlib.sha256(content).hexdigest()
         self.ledger.enter(Sighting(counted_at_ns, envelope, len(content), digest, reply, fate))

@@ -56,6 +56,7 @@ class Dialogue:
             has_starttls=has_tls,
             is_strict=True,
             nonce=lambda: f"{secrets.token_hex(16)}@{HOSTNAME}",
+            has_dsn=account.offers_dsn,
         )
         self._account = account
         self._credentials = credentials

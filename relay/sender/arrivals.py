@@ -242,7 +242,7 @@ class Arrivals:
             state,
             now_ns + wait_ns if is_deferred else 0,
             WaitReason("deferred before the last start") if is_deferred else NO_REASON,
-            is_warned=entry.is_warned,
+            is_warned=entry.is_warned or not entry.warns,
             recipients_shown=entry.recipients_shown,
             client=entry.client,
             domains=tuple(run_of(domain, count) for domain, count in entry.domains),

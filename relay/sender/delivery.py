@@ -16,6 +16,7 @@ from functools import partial
 from typing import NamedTuple, Self
 
 from relay.clock import SECOND_NS, Clock
+from relay.mail.dsn import NOTHING_ASKED
 from relay.mail.envelope import QueueId
 from relay.mail.rewriting import FRONT_BYTES, Rewritten
 from relay.mail.text import clean
@@ -157,7 +158,7 @@ class Consequences:
         self._upstream = upstream
         self._scheduler, _, self._settling, self._queue = backlog
         self._senders = self._scheduler.sender_pauses
-        self._pausing, self._shield = known.pausing, known.shield
+        self._pausing, self._shield, self._offers = known.pausing, known.shield, known.offers
         self._metrics = telemetry.metrics
 
     async def settle(self, attempt: Attempt, outcome: Outcome) -> None:
@@ -173,6 +174,8 @@ class Consequences:
             if outcome.is_ambiguous:
                 # Another upstream would relay it twice if this one has it.
                 self._queue.stay_unknown(attempt.queued, attempt.reservation.deadline_ns)
+        if outcome.is_dsn_refused:
+            self._offers.refused_dsn()
         self._pausing.feel(decision.outcome, began_ns)
         self._feel_doubt(attempt.queued, decision)
         self._feel_sender(attempt, decision)
@@ -414,6 +417,7 @@ class Delivery:
             attempt.shape,
             partial(self._content, attempt, reservation),
             longest_ns=longest_ns,
+            dsn=envelope.dsn.for_some(attempt.indices) if attempt.passes_dsn else NOTHING_ASKED,
         )
         try:
             if longest_ns <= 0:

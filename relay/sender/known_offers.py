@@ -2,7 +2,7 @@
 
 Guarantees: what a connection lacks bounces a message only where `relay.verdicts.offers` believes it of the
 upstream; of another host or port nothing is believed.  A file that is missing or damaged says
-nothing, so nothing is believed at once.
+nothing, so nothing is believed at once.  A false offer of DSN is forgotten at a restart: it costs a slot.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from dataclasses import replace
 from relay.clock import Clock
 from relay.policy.model import Upstream
 from relay.upstream.connection import Connection
-from relay.verdicts.offers import APART_NS, Offers, OffersRecord
+from relay.verdicts.offers import APART_NS, DISTRUST_DSN_NS, Offers, OffersRecord
 from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
 
@@ -29,6 +29,7 @@ class KnownOffers:
         self._keep = keep
         self._offers = Offers()
         self._looked_again_at_ns: int | None = None
+        self._no_dsn_until_ns = 0
 
     def recall(self, record: OffersRecord) -> None:
         if record.server == self._server:
@@ -40,6 +41,7 @@ class KnownOffers:
         """Forget the offers if the server is another one."""
         if server != self._server:
             self._server, self._offers, self._looked_again_at_ns = server, Offers(), None
+            self._no_dsn_until_ns = 0
 
     def seen(self, server: str, connection: Connection) -> None:
         """Learn from a new connection, unless the policy has named another server since it was begun."""
@@ -58,6 +60,13 @@ class KnownOffers:
             self._keep(
                 OffersRecord(self._clock.boot_id(), now_ns, self._clock.wall_ns(), self._server, offers)
             )
+
+    def takes_dsn(self, connection: Connection) -> bool:
+        """Return whether to pass on what senders want to be told (RFC 3461)."""
+        return connection.extensions.dsn and self._clock.boottime_ns() >= self._no_dsn_until_ns
+
+    def refused_dsn(self) -> None:
+        self._no_dsn_until_ns = self._clock.boottime_ns() + DISTRUST_DSN_NS
 
     def judged(self, unfit: Answer, size_bytes: int) -> Answer:
         """Return the verdict for a message of this size that a connection cannot carry."""

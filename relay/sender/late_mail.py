@@ -13,7 +13,8 @@ estimate.  Late is counted from acceptance, pauses included.  The estimate, for 
 Where there is no estimate (its upstream is stopped, or refuses its sender) it may take any time.
 A held message is its operator's matter.
 
-Guarantees: a message is warned of at most once, over restarts too, and none from `<>`; a look
+Guarantees: a message is warned of at most once, over restarts too, and none from `<>` or without
+a recipient left of whose delay its sender wants to be told (NOTIFY, RFC 3461); a look
 is one pass over the queue in memory where no message is late, and takes at most a hundredth of
 the time where many are, in another thread.  A message in a transaction is left alone.
 Does not: promise that no sender is told of a message that goes a moment later.
@@ -28,7 +29,7 @@ from relay.mail.envelope import QueueId
 from relay.mail.formats import rfc3339
 from relay.queue.scheduler import Queued, State
 from relay.queue.whole import Queue
-from relay.sender.settling import Settling
+from relay.sender.settling import Settling, told_of_delay
 from relay.sender.spool_thread import seconds
 from relay.sender.upstream_health import Pausing
 from relay.spool.interface import Message, Note
@@ -148,7 +149,12 @@ class LateMail:
         status, why = self._why(queued)
         if left_ns is not None and not self._is_paused(queued):
             why += f"; the next attempt is expected at {rfc3339(wall_ns + left_ns)}"
-        notes = tuple(Note(index, status, "expired", why, None, wall_ns) for index in message.left)
+        late = (Note(index, status, "expired", why, None, wall_ns) for index in message.left)
+        notes = told_of_delay(message.envelope, late)
+        if not notes:
+            # Others of its recipients, that are done by now, were to be told of: nothing to look at again.
+            self._queue.warned(queued.queue_id)
+            return False
         now_ns = self._clock.boottime_ns()
         pausing = self._pausing(queued.upstream)
         rests = (*self._queue.line_of(queued).sender_pauses.rests_of(queued.sender), *queued.rested)

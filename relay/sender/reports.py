@@ -1,56 +1,68 @@
-"""From notes about failed recipients to a message of our own for the sender.  Pure.
+"""From notes about recipients to a message of our own for the sender.  Pure.
 
 Guarantees: the same notes give the same report, so that publishing it again after a
 crash is the same message.  A recipient whose note was lost is reported all the same.
+Does not: choose the recipients that it tells of (`relay.spool.interface.owed_report`).
 """
 
 from collections.abc import Mapping, Sequence
 
 from relay.mail.envelope import Envelope
-from relay.mail.report import Action, Failure, Reason, ReportedMessage, delay_warning, failure_report
+from relay.mail.report import Action, Failure, Reason, ReportedMessage, delay_warning, final_report
 from relay.spool.interface import DEFERRED, Message, Note, OwedReport, Status
 
 _LOST = "The reason is no longer known."
+_REASONS = {Status.EXPIRED: Reason.EXPIRED, Status.SUCCESS: Reason.RELAYED}
+_UNKNOWN = {Action.FAILED: "5.0.0", Action.RELAYED: "2.0.0"}
 
 
 class Reporter:
     def __init__(self, hostname: str) -> None:
         self._hostname = hostname
 
-    def failures(
-        self, message: Message, header: bytes, owed: OwedReport, notes: Mapping[int, Note]
+    def endings(
+        self, message: Message, content: bytes, owed: OwedReport, notes: Mapping[int, Note], *, is_whole: bool
     ) -> tuple[Envelope, bytes]:
-        failures = [self._failure(message, index, notes.get(index), Action.FAILED) for index in owed.failed]
-        at_ns = max(failure.at_ns for failure in failures)
-        reported = ReportedMessage(message.queue_id, message.envelope, header)
+        """Tell of what ended; `is_whole` is whether the content is all there, not only its front."""
+        endings = [
+            self._ending(message, index, notes.get(index), status)
+            for index, status in zip(owed.indices, owed.statuses, strict=True)
+        ]
+        at_ns = max(ending.at_ns for ending in endings)
+        reported = ReportedMessage(message.queue_id, message.envelope, content, is_whole)
         suffix = owed.report_id.removeprefix(message.queue_id)
-        content = failure_report(reported, failures, hostname=self._hostname, at_ns=at_ns, suffix=suffix)
-        return self._envelope(message, at_ns), content
+        report = final_report(reported, endings, hostname=self._hostname, at_ns=at_ns, suffix=suffix)
+        return self._envelope(message, at_ns), report
 
     def delays(
         self, message: Message, header: bytes, delays: Sequence[Note], until_at_ns: int
     ) -> tuple[Envelope, bytes]:
-        failures = [self._failure(message, note.index, note, Action.DELAYED) for note in delays]
-        at_ns = max(failure.at_ns for failure in failures)
+        late = [_told(message.envelope, note, Action.DELAYED, Reason.BOUNCED) for note in delays]
+        at_ns = max(each.at_ns for each in late)
         reported = ReportedMessage(message.queue_id, message.envelope, header)
         content = delay_warning(
-            reported, failures, hostname=self._hostname, at_ns=at_ns, will_retry_until_ns=until_at_ns
+            reported, late, hostname=self._hostname, at_ns=at_ns, will_retry_until_ns=until_at_ns
         )
         return self._envelope(message, at_ns), content
 
     @staticmethod
-    def _failure(message: Message, index: int, note: Note | None, action: Action) -> Failure:
-        recipient = message.envelope.recipients[index]
-        is_delayed = action is Action.DELAYED
-        if note is None or (note.reason == DEFERRED and not is_delayed):
-            is_expired = message.statuses[index] is Status.EXPIRED
-            reason = Reason.EXPIRED if is_expired else Reason.BOUNCED
-            return Failure(recipient, "5.0.0", action, _LOST, None, message.envelope.arrival_at_ns, reason)
-        # Of what is delayed there is none.
-        reason = Reason.BOUNCED if is_delayed else Reason(note.reason)
-        return Failure(recipient, note.status, action, note.diagnostic, note.remote, note.at_ns, reason)
+    def _ending(message: Message, index: int, note: Note | None, status: Status) -> Failure:
+        action = Action.FAILED if status.is_failure else Action.RELAYED
+        is_of_it = note is not None and note.reason != DEFERRED
+        if note is None or not is_of_it or (note.reason == Reason.RELAYED) == status.is_failure:
+            # Lost; or of an attempt that a crash cut off, behind which another one came.
+            envelope = message.envelope
+            reason = _REASONS.get(status, Reason.BOUNCED)
+            lost = Note(index, _UNKNOWN[action], reason, _LOST, None, envelope.arrival_at_ns)
+            return _told(envelope, lost, action, reason)
+        return _told(message.envelope, note, action, Reason(note.reason))
 
     @staticmethod
     def _envelope(message: Message, at_ns: int) -> Envelope:
         sender = message.envelope.reverse_path
         return Envelope("", (sender,), at_ns, "local", "", "local", smtputf8=not sender.isascii())
+
+
+def _told(envelope: Envelope, note: Note, action: Action, reason: Reason) -> Failure:
+    recipient, orcpt = envelope.recipients[note.index], envelope.dsn.of(note.index).orcpt
+    return Failure(recipient, note.status, action, note.diagnostic, note.remote, note.at_ns, reason, orcpt)

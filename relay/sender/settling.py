@@ -10,11 +10,11 @@ own; whether the message has ended is asked of all of them, so their settlements
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from relay.mail.dsn import Notify
 from relay.mail.envelope import Envelope, QueueId, Shape
 from relay.mail.rewriting import Rewritten
 from relay.queue.queued import RecipientsLeft, WaitKind, WaitReason
@@ -50,7 +50,12 @@ _WORST_FIRST: tuple[tuple[Status, _Became], ...] = (
     (Status.EXPIRED, "expired"),
     (Status.DELETED, "deleted"),
 )
-_REASONS = {Fate.BOUNCED: "bounced", Fate.EXPIRED: "expired", Fate.DEFERRED: DEFERRED}
+_REASONS = {
+    Fate.BOUNCED: "bounced",
+    Fate.EXPIRED: "expired",
+    Fate.DEFERRED: DEFERRED,
+    Fate.RELAYED: "relayed",
+}
 _MARKS = {Fate.RELAYED: Status.RELAYED, Fate.BOUNCED: Status.BOUNCED, Fate.EXPIRED: Status.EXPIRED}
 
 
@@ -87,11 +92,20 @@ class Attempt:
             if self.rewritten is None
             else replace(envelope, reverse_path=self.rewritten.reverse_path)
         )
+    passes_dsn: bool = False
+    """What its sender wants to be told was passed on: the upstream tells of success."""
 
     @property
     def left(self) -> tuple[int, ...]:
         """Return the indices of the recipients that were to do when the message was read, of this part."""
         return self.queued.part.left(self.message.left)
+
+    def status_of(self, index: int, fate: Fate) -> Status:
+        """Return the mark of a recipient whose fate is final."""
+        is_told = fate is Fate.RELAYED and not self.passes_dsn
+        if is_told and self.message.envelope.tells_of(index, Notify.SUCCESS):
+            return Status.SUCCESS
+        return _MARKS[fate]
 
     @property
     def took_ns(self) -> int:
@@ -196,7 +210,11 @@ class Settling:
 
     async def _settle(self, upstream: str, attempt: Attempt, decision: Decision) -> None:
         queue_id, message = attempt.queued.queue_id, attempt.message
-        marks = {index: _MARKS[fate] for index, (fate, _) in decision.fates.items() if fate in _MARKS}
+        marks = {
+            index: attempt.status_of(index, fate)
+            for index, (fate, _) in decision.fates.items()
+            if fate in _MARKS
+        }
         after = _after(message, marks)
         is_done = not after.left
         # What was relayed must not wait for a report about the rest.
@@ -247,7 +265,7 @@ class Settling:
         self._owed.ask_soon(queue_id)
 
     async def _report_so_far(self, message: Message, queued: Queued) -> None:
-        """Tell the sender of recipients that failed while others are left, once the report may go."""
+        """Tell the sender what is owed while recipients are left, once the report may go."""
         if message.owed_report is None:
             return
         if await self._owed.may_go():
@@ -271,7 +289,7 @@ class Settling:
         await self._spool_thread.settle(Ending(message, {}, (), is_finished=True, is_silent=True))
         self._ended(message)
         if (owed := message.owed_report) is not None:
-            self._events.report_omitted(queue_id=message.queue_id, nrcpt=len(owed.failed))
+            self._events.report_omitted(queue_id=message.queue_id, nrcpt=len(owed.indices))
 
     async def bounce(self, message: Message, text: str) -> None:
         """Fail all recipients that are left, by an operator's word; the sender gets a report."""
@@ -343,7 +361,9 @@ class Settling:
         is_only = len(self._queue.parts(attempt.queued.queue_id)) == 1
         is_postponed = decision.next is Next.POSTPONE and is_only
         now_ns = self._clock.wall_ns()
-        delayed = self._notes(attempt, decision, {Fate.DEFERRED}, now_ns)
+        delayed = self._notes(
+            attempt, decision, [i for i, (fate, _) in decision.fates.items() if fate is Fate.DEFERRED], now_ns
+        )
         if not (marks or is_finished or delayed or is_postponed):
             return
         message, queued = attempt.message, attempt.queued
@@ -351,17 +371,17 @@ class Settling:
             Ending(
                 message,
                 marks,
-                self._notes(attempt, decision, {Fate.BOUNCED, Fate.EXPIRED}, now_ns),
+                self._notes(attempt, decision, [i for i, s in marks.items() if s.is_reported], now_ns),
                 is_finished=is_finished,
                 next_attempt_at_ns=now_ns + decision.back_off_ns if is_postponed else None,
                 replies=delayed,
             )
         )
         # Behind the marks: what was relayed must not wait for a warning about the rest.
-        is_due = decision.warns and not queued.is_warned and not message.envelope.is_null
-        if is_due and delayed and await self.may_warn():
+        late = told_of_delay(message.envelope, delayed) if decision.warns and not queued.is_warned else ()
+        if late and await self.may_warn():
             until_at_ns = now_ns + self.terms.lifetime_ns - decision.age_ns
-            await self.warn(message, queued, delayed, until_at_ns)
+            await self.warn(message, queued, late, until_at_ns)
 
     async def may_warn(self) -> bool:
         """Take a slot for a warning, unless there is too little room."""
@@ -392,11 +412,12 @@ class Settling:
         return written.warning is not None
 
     def _notes(
-        self, attempt: Attempt, decision: Decision, fates: AbstractSet[Fate], at_ns: int
+        self, attempt: Attempt, decision: Decision, indices: Sequence[int], at_ns: int
     ) -> tuple[Note, ...]:
-        if fates.isdisjoint([fate for fate, _ in decision.fates.values()]):
+        if not indices:
             return ()  # as nearly always
         host = attempt.connection.name.partition("[")[0]
+        fates = ((index, *decision.fates[index]) for index in indices)
         return tuple(
             Note(
                 index,
@@ -406,8 +427,7 @@ class Settling:
                 host,
                 at_ns,
             )
-            for index, (fate, answer) in decision.fates.items()
-            if fate in fates
+            for index, fate, answer in fates
         )
 
     def _tell(self, upstream: str, attempt: Attempt, decision: Decision) -> None:
@@ -446,10 +466,9 @@ class Settling:
 
     def _tell_report(self, message: Message, written: Written) -> None:
         if written.report is not None:
-            self._metrics.report_published("report")
-            self._events.report_published(
-                queue_id=message.queue_id, report_id=written.report, size_bytes=written.size_bytes
-            )
+            tell = self._events.report_published if written.is_failure else self._events.success_published
+            self._metrics.report_published("report" if written.is_failure else "success")
+            tell(queue_id=message.queue_id, report_id=written.report, size_bytes=written.size_bytes)
             self._on_report()
 
     def _ended(self, message: Message, written: Written = NOTHING_WRITTEN) -> None:
@@ -457,9 +476,11 @@ class Settling:
         self.forget(message.queue_id)
         statuses = message.statuses
         self._tell_report(message, written)
-        failed = sum(map(_FAILED.__contains__, statuses))
-        if failed and message.envelope.is_null:
-            self._events.report_omitted(queue_id=message.queue_id, nrcpt=failed)
+        if not _FAILED.isdisjoint(statuses):
+            tells_of = message.envelope.tells_of
+            untold = [i for i, s in enumerate(statuses) if s in _FAILED and not tells_of(i, Notify.FAILURE)]
+            if untold:
+                self._events.report_omitted(queue_id=message.queue_id, nrcpt=len(untold))
         # What is worst for any of its recipients is what became of the message.
         self._metrics.removed(next((word for status, word in _WORST_FIRST if status in statuses), "relayed"))
         self._events.removed(queue_id=message.queue_id)
@@ -509,6 +530,11 @@ class Backlog(NamedTuple):
 
     def of(self, upstream: str) -> AccountBacklog:
         return AccountBacklog(self.queue.line(upstream), self.spool_thread, self.settling, self.queue)
+
+
+def told_of_delay(envelope: Envelope, delays: Iterable[Note]) -> tuple[Note, ...]:
+    """Return the delays of which the sender wants to be told."""
+    return tuple([note for note in delays if envelope.tells_of(note.index, Notify.DELAY)])
 
 
 def _after(message: Message, marks: dict[int, Status]) -> Message:

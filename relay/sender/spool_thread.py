@@ -52,11 +52,11 @@ class Ending:
     warning: tuple[tuple[Note, ...], int] | None = None
     """Delays to tell the sender of, and until when it will be tried (wall clock)."""
     is_silent: bool = False
-    """No report of failed recipients, by an operator's word."""
+    """No report, by an operator's word."""
     replies: tuple[Note, ...] = ()
     """What deferred recipients were told: hints."""
     reports: bool = False
-    """Report failed recipients though others are left; at the end of a message that is always so."""
+    """Report what is owed though recipients are left; at the end of a message that is always so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,8 @@ class Written:
     warning: QueueId | None = None
     size_bytes: int = 0
     """Of its content."""
+    is_failure: bool = True
+    """The report tells of some failure."""
 
 
 NOTHING_WRITTEN = Written()
@@ -266,45 +268,45 @@ class SpoolThread:
 
     def _publish(self, ending: Ending) -> Written:
         message = ending.message
-        report = warning = None
-        size_bytes = 0
         if ending.is_finished or ending.reports:
-            is_failed = any(s.is_failure for s in (*message.statuses, *ending.marks.values()))
-            if is_failed and not ending.is_silent:
-                report, size_bytes = self._report(message, is_finished=ending.is_finished)
+            is_any = any(s.is_reported for s in (*message.statuses, *ending.marks.values()))
+            if is_any and not ending.is_silent:
+                return self._report(message, is_finished=ending.is_finished)
         elif ending.warning is not None and not message.envelope.is_null:
             delays, until_at_ns = ending.warning
-            envelope, content = self._reporter.delays(message, self._header(message), delays, until_at_ns)
-            if self.spool.publish_report(warning_id(message.queue_id), envelope, content):
-                warning, size_bytes = warning_id(message.queue_id), len(content)
+            header, _ = self._content(message)
+            envelope, content = self._reporter.delays(message, header, delays, until_at_ns)
+            own = warning_id(message.queue_id)
+            is_new = self.spool.publish_report(own, envelope, content)
             # Crash here: the warning is there and not remembered; it is published only once all the same.
             self.spool.mark_warned(message.queue_id)
-        return Written(report, warning, size_bytes)
+            return Written(None, own, len(content)) if is_new else NOTHING_WRITTEN
+        return NOTHING_WRITTEN
 
-    def _report(self, message: Message, *, is_finished: bool) -> tuple[QueueId | None, int]:
-        """Publish the report that is owed by now, whatever was owed when the message was read.
-
-        Returns its id, if it is new, and its size in bytes.
-        """
+    def _report(self, message: Message, *, is_finished: bool) -> Written:
+        """Publish the report that is owed by now, whatever was owed when the message was read."""
         if (owed := self.spool.owed_report(message.queue_id)) is None:
-            return None, 0
+            return NOTHING_WRITTEN
         known = {note.index: note for note in self.spool.notes(message.queue_id)}
-        envelope, content = self._reporter.failures(message, self._header(message), owed, known)
+        original, is_whole = self._content(message)
+        envelope, content = self._reporter.endings(message, original, owed, known, is_whole=is_whole)
         is_new = self.spool.publish_report(owed.report_id, envelope, content)
         if not is_finished:
             # Crash here: the report is there and not remembered; the next start finds it by its id.
-            self.spool.mark_reported(message.queue_id, owed.failed)
-        return (owed.report_id, len(content)) if is_new else (None, 0)
+            self.spool.mark_reported(message.queue_id, owed.indices)
+        is_failure = any(status.is_failure for status in owed.statuses)
+        return Written(owed.report_id, None, len(content), is_failure) if is_new else NOTHING_WRITTEN
 
-    def _header(self, message: Message) -> bytes:
+    def _content(self, message: Message) -> tuple[bytes, bool]:
+        """Return the content, or the front of what is too long to be returned; and whether that is all."""
         if message.content is not None:
-            return message.content
+            return message.content, True
         try:
             with contextlib.closing(self.spool.content(message.queue_id)) as chunks:
-                return next(chunks, b"")
+                return next(chunks, b""), False
         except Unreadable:
             # A report that quotes nothing is better than none.
-            return b""
+            return b"", False
 
 
 def seconds(span_ns: int) -> float:

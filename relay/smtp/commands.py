@@ -9,7 +9,7 @@ import enum
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from relay.mail.address import (
     MalformedAddress,
@@ -19,7 +19,21 @@ from relay.mail.address import (
     parse_forward_path,
     parse_reverse_path,
 )
+from relay.mail.dsn import (
+    NO_REQUEST,
+    MalformedDsn,
+    Notify,
+    RecipientRequest,
+    Ret,
+    ascii_orcpt,
+    parse_envid,
+    parse_notify,
+    parse_orcpt,
+    parse_ret,
+)
 from relay.smtp import replies
+
+_Parsed = TypeVar("_Parsed")
 
 MAX_LINE_BYTES = 2048
 """RFC 5321, 4.5.3.1.4 says 512, and every extension adds room for its parameters."""
@@ -30,7 +44,7 @@ _LINE_END = re.compile(rb"[\r\n\0]")
 _HOST_NAME = re.compile(r"[!-~]{1,255}\Z")
 _FORWARD_UTF8 = partial(parse_forward_path, smtputf8=True)
 _FORWARD_ASCII = partial(parse_forward_path, smtputf8=False)
-# RFC 3461, 4: xtext; `<>` is one too.
+# RFC 3461, 4: xtext; `<>` is one too.  More is taken here than in what is passed on.
 _XTEXT = re.compile(r"(?:[!-*,-<>-~]|\+[0-9A-Fa-f]{2})+\Z")
 _SIZE = re.compile(r"[0-9]{1,20}\Z")  # RFC 1870, 4
 
@@ -66,6 +80,13 @@ class MailCommand(NamedTuple):
     smtputf8: bool
     eight_bit: bool
     """BODY=8BITMIME."""
+    ret: Ret | None = None
+    envid: str = ""
+
+
+class RcptCommand(NamedTuple):
+    recipient: str
+    asked: RecipientRequest = NO_REQUEST
 
 
 def has_control(line: bytes) -> bool:
@@ -93,13 +114,17 @@ def parse_host_name(argument: str | None) -> str:
     return argument
 
 
-def parse_mail(argument: str | None) -> MailCommand:
-    """Return what the argument of MAIL means (RFC 5321, 4.1.1.2).  Raises Refused."""
+def parse_mail(argument: str | None, *, has_dsn: bool = True) -> MailCommand:
+    """Return what the argument of MAIL means (RFC 5321, 4.1.1.2).
+
+    Raises Refused; where DSN was not announced, for its parameters too.
+    """
     if argument is None or argument[:5].upper() != "FROM:":
         raise Refused(replies.MAIL_SYNTAX)
     path = _path(argument[5:], parse_reverse_path, replies.malformed_sender)
-    size_bytes, eight_bit = 0, False
+    size_bytes, eight_bit, ret, envid = 0, False, None, ""
     for keyword, value in path.parameters.items():
+        is_valid = True
         match keyword:
             case "SIZE":
                 is_valid = value is not None and _SIZE.match(value) is not None
@@ -112,25 +137,45 @@ def parse_mail(argument: str | None) -> MailCommand:
             case "AUTH":
                 # RFC 4954, 5: must be accepted; we trust nobody's word for it, so it is dropped.
                 is_valid = value is not None and _XTEXT.match(value) is not None
+            case "RET" if has_dsn:
+                ret = _of_dsn(parse_ret, value)
+            case "ENVID" if has_dsn:
+                envid = _of_dsn(parse_envid, value)
             case _:
                 raise Refused(replies.UNKNOWN_PARAMETER)
         if not is_valid:
             raise Refused(replies.BAD_PARAMETER)
-    return MailCommand(path.address, size_bytes, "SMTPUTF8" in path.parameters, eight_bit)
+    return MailCommand(path.address, size_bytes, "SMTPUTF8" in path.parameters, eight_bit, ret, envid)
 
 
-def parse_rcpt(argument: str | None, *, smtputf8: bool) -> str:
-    """Return the recipient that the argument of RCPT names (RFC 5321, 4.1.1.3).  Raises Refused."""
+def parse_rcpt(argument: str | None, *, smtputf8: bool, has_dsn: bool = True) -> RcptCommand:
+    """Return what the argument of RCPT means (RFC 5321, 4.1.1.3).  Raises Refused as `parse_mail` does."""
     if argument is None or argument[:3].upper() != "TO:":
         raise Refused(replies.RCPT_SYNTAX)
     parse = _FORWARD_UTF8 if smtputf8 else _FORWARD_ASCII
     path = _path(argument[3:], parse, replies.malformed_recipient)
-    if path.parameters:
-        raise Refused(replies.UNKNOWN_PARAMETER)
-    return path.address
+    notify: Notify | None = None
+    orcpt = ""
+    for keyword, value in path.parameters.items():
+        match keyword:
+            case "NOTIFY" if has_dsn:
+                notify = _of_dsn(parse_notify, value)
+            case "ORCPT" if has_dsn:
+                orcpt = _of_dsn(partial(parse_orcpt, smtputf8=smtputf8), value)
+            case _:
+                raise Refused(replies.UNKNOWN_PARAMETER)
+    return RcptCommand(path.address, RecipientRequest(notify, orcpt))
 
 
-def mail_line(reverse_path: str, *, size_bytes: int | None, eight_bit: bool, smtputf8: bool) -> bytes:
+def mail_line(
+    reverse_path: str,
+    *,
+    size_bytes: int | None,
+    eight_bit: bool,
+    smtputf8: bool,
+    ret: Ret | None = None,
+    envid: str = "",
+) -> bytes:
     """Return MAIL for an address that is valid; no size where SIZE is not offered."""
     line = f"MAIL FROM:<{reverse_path}>"
     if size_bytes is not None:
@@ -139,11 +184,30 @@ def mail_line(reverse_path: str, *, size_bytes: int | None, eight_bit: bool, smt
         line += " BODY=8BITMIME"
     if smtputf8:
         line += " SMTPUTF8"
+    if ret is not None:
+        line += f" RET={ret}"
+    if envid:
+        line += f" ENVID={envid}"
     return line.encode("utf-8")
 
 
-def rcpt_line(recipient: str) -> bytes:
-    return f"RCPT TO:<{recipient}>".encode()
+def rcpt_line(recipient: str, asked: RecipientRequest = NO_REQUEST, *, smtputf8: bool = False) -> bytes:
+    """Return RCPT for an address that is valid; an ORCPT is written in ASCII but where MAIL had SMTPUTF8."""
+    line = f"RCPT TO:<{recipient}>"
+    if asked.notify is not None:
+        line += f" NOTIFY={asked.notify}"
+    if asked.orcpt:
+        line += f" ORCPT={asked.orcpt if smtputf8 else ascii_orcpt(asked.orcpt)}"
+    return line.encode()
+
+
+def _of_dsn(parse: Callable[[str], _Parsed], value: str | None) -> _Parsed:
+    if value is None:
+        raise Refused(replies.BAD_PARAMETER)
+    try:
+        return parse(value)
+    except MalformedDsn as error:
+        raise Refused(replies.malformed_parameters(str(error))) from None
 
 
 def _path(argument: str, parse: Callable[[bytes], Path], malformed: Callable[[str], str]) -> Path:

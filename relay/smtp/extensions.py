@@ -32,6 +32,8 @@ class Extensions:
     """SMTPUTF8 (RFC 6531)."""
     pipelining: bool = False
     """PIPELINING (RFC 2920): MAIL, RCPT and DATA may be sent at once."""
+    dsn: bool = False
+    """DSN (RFC 3461): it takes over what the sender wants to be told."""
     max_recipients: int | None = None
     """LIMITS RCPTMAX (RFC 9422): recipients in a transaction."""
     max_transactions: int | None = None
@@ -61,12 +63,13 @@ def extensions_of(reply: Reply) -> Extensions:
         eight_bit="8bitmime" in offered,
         smtputf8="smtputf8" in offered,
         pipelining="pipelining" in offered,
+        dsn="dsn" in offered,
         max_recipients=limits.get("RCPTMAX"),
         max_transactions=limits.get("MAILMAX"),
     )
 
 
-def offer(max_size_bytes: int, *, starttls: bool, mechanisms: Sequence[str]) -> list[str]:
+def offer(max_size_bytes: int, *, starttls: bool, mechanisms: Sequence[str], dsn: bool) -> list[str]:
     return [
         "PIPELINING",
         f"SIZE {max_size_bytes}",
@@ -75,6 +78,7 @@ def offer(max_size_bytes: int, *, starttls: bool, mechanisms: Sequence[str]) -> 
         *(("STARTTLS",) if starttls else ()),
         *((f"AUTH {' '.join(mechanisms)}",) if mechanisms else ()),
         "ENHANCEDSTATUSCODES",
+        *(("DSN",) if dsn else ()),
     ]
 
 

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, Protocol
 
+from relay.mail.dsn import DsnRequest, RecipientRequest, Ret, asked_of
 from relay.smtp import replies
 from relay.smtp.commands import Refused, SmtpVerb, parse_host_name, parse_mail, parse_rcpt, split_command
 from relay.smtp.extensions import offer
@@ -98,8 +99,16 @@ class MailTransaction:
     smtputf8: bool
     eight_bit: bool = False
     recipients: list[str] = field(default_factory=list)
-    named: set[str] = field(default_factory=set)
-    """The same, to be looked up."""
+    named: dict[str, int] = field(default_factory=dict)
+    """The place of each, to be looked up."""
+    ret: Ret | None = None
+    envid: str = ""
+    asked: list[RecipientRequest] = field(default_factory=list)
+    """For each recipient."""
+
+    @property
+    def dsn(self) -> DsnRequest:
+        return DsnRequest(self.ret, self.envid, asked_of(self.asked))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +125,8 @@ class ServerTerms:
     proof that is malformed is a wrong one."""
     nonce: Callable[[], str] = lambda: ""
     """Anew for each CRAM-MD5 challenge."""
+    has_dsn: bool = True
+    """DSN (RFC 3461) is announced, and its parameters are taken."""
 
 
 class SessionOwner(Protocol):
@@ -294,6 +305,11 @@ class SessionMachine:
         """Offer no mechanism where others could read the password."""
         return bool(self._terms.mechanisms) and (self.is_tls or self._is_private)
 
+    @property
+    def _takes_dsn(self) -> bool:
+        """After HELO no extension was announced (RFC 5321, 4.1.1.11: 555)."""
+        return self._terms.has_dsn and self._is_extended
+
     def _check(self, verb: str, argument: str | None) -> None:
         if argument is not None and verb in _NO_ARGUMENT:
             raise Refused(replies.NO_ARGUMENT_ALLOWED)
@@ -351,6 +367,7 @@ class SessionMachine:
             self._terms.max_size_bytes,
             starttls=self._terms.has_starttls and not self.is_tls,
             mechanisms=self._terms.mechanisms if self._offers_auth else (),
+            dsn=self._terms.has_dsn,
         )
         return SessionStep(replies.ehlo(self._terms.hostname, offered))
 
@@ -389,12 +406,14 @@ class SessionMachine:
     def _mail(self, argument: str | None) -> SessionStep:
         if self._terms.is_strict and argument is not None and argument[5:6] != "<":
             raise Refused(replies.MAIL_SYNTAX)
-        mail = parse_mail(argument)
+        mail = parse_mail(argument, has_dsn=self._takes_dsn)
         if mail.size_bytes > self._terms.max_size_bytes:
             raise Refused(replies.TOO_BIG)
         if (refusal := self._owner.sender_refusal(mail.reverse_path, mail.size_bytes)) is not None:
             raise Refused(refusal)
-        self.transaction = MailTransaction(mail.reverse_path, mail.smtputf8, mail.eight_bit)
+        self.transaction = MailTransaction(
+            mail.reverse_path, mail.smtputf8, mail.eight_bit, ret=mail.ret, envid=mail.envid
+        )
         return _SENDER_OK
 
     def _rcpt(self, argument: str | None) -> SessionStep:
@@ -403,15 +422,18 @@ class SessionMachine:
             raise AssertionError("a recipient without a transaction")
         if terms.is_strict and argument is not None and argument[3:4] != "<":
             raise Refused(replies.RCPT_SYNTAX)
-        recipient = parse_rcpt(argument, smtputf8=transaction.smtputf8)
-        if recipient in transaction.named and not terms.is_strict:
+        rcpt = parse_rcpt(argument, smtputf8=transaction.smtputf8, has_dsn=self._takes_dsn)
+        recipient = rcpt.recipient
+        if (before := transaction.named.get(recipient)) is not None and not terms.is_strict:
+            transaction.asked[before] = transaction.asked[before].joined(rcpt.asked)
             return _RECIPIENT_OK
         if len(transaction.recipients) >= terms.max_recipients:
             raise Refused(replies.TOO_MANY_RECIPIENTS)
         if (refusal := self._owner.recipient_refusal(recipient)) is not None:
             raise Refused(refusal)
         transaction.recipients.append(recipient)
-        transaction.named.add(recipient)
+        transaction.asked.append(rcpt.asked)
+        transaction.named.setdefault(recipient, len(transaction.named))
         return _RECIPIENT_OK
 
     _ACTIONS: ClassVar[dict[str, Callable[["SessionMachine", str | None], SessionStep]]] = {

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from relay.mail.draft import Draft
+from relay.mail.dsn import Notify
 from relay.mail.envelope import Envelope, QueueId, Shape
 from relay.queue.lanes import DEFAULT_LANE
 from relay.queue.queued import RecipientsLeft
@@ -53,14 +54,20 @@ class Status(enum.Enum):
     BOUNCED = b"F"
     EXPIRED = b"E"
     DELETED = b"X"
+    SUCCESS = b"S"
+    """Relayed, and the sender, who asked to be told, is told by us: the upstream offered no DSN."""
 
     @property
     def is_failure(self) -> bool:
-        """Whether the sender is owed a report about it."""
         return self in (Status.BOUNCED, Status.EXPIRED)
 
+    @property
+    def is_reported(self) -> bool:
+        """Whether the sender may be owed a report about it."""
+        return self.is_failure or self is Status.SUCCESS
 
-_FAILURES = frozenset(status for status in Status if status.is_failure)
+
+_REPORTED = frozenset(status for status in Status if status.is_reported)
 RECIPIENTS_SHOWN = 3
 MOST_RUNS = 64
 
@@ -91,7 +98,9 @@ class Entry:
     """The boot of its acceptance, and when in that boot, as the envelope has them."""
     boottime_ns: int = 0
     owes_report: bool = False
-    """Recipients failed, and the sender was not told yet."""
+    """The sender was not told yet of recipients that failed, or whose success it asked for."""
+    warns: bool = True
+    """Of some recipient left the sender wants to be told that it is late."""
     user: str = ""
     """Who had logged in to hand it over, or nobody."""
     message_id: str | None = None
@@ -125,26 +134,39 @@ def runs(addresses: Iterable[str]) -> tuple[tuple[str, int], ...]:
 
 @dataclass(frozen=True, slots=True)
 class OwedReport:
-    """The report that a sender is owed now."""
+    """The report that a sender is owed now: of failures, and of successes that it asked for."""
 
     report_id: QueueId
-    failed: tuple[int, ...]
-    """Indices of the recipients that it tells of."""
+    indices: tuple[int, ...]
+    """Of the recipients that it tells of."""
+    statuses: tuple[Status, ...]
+    """What became of each of them."""
 
 
 def owed_report(
     queue_id: QueueId, envelope: Envelope, statuses: Sequence[Status], reported: Container[int]
 ) -> OwedReport | None:
-    """Return the report about the failed recipients that are not `reported`; None for none, and to `<>`.
+    """Return the report about recipients that are not `reported`, as far as the sender wants to be told.
 
+    None for nothing to tell, and to `<>`.
     Its id follows from its first recipient, and is that of the last report where no recipient is left.
     """
-    if envelope.is_null or _FAILURES.isdisjoint(statuses):
+    if envelope.is_null or _REPORTED.isdisjoint(statuses):
         return None
-    failed = tuple(i for i, status in enumerate(statuses) if status in _FAILURES and i not in reported)
-    if not failed:
+    indices = tuple(
+        i
+        for i, status in enumerate(statuses)
+        if status in _REPORTED and i not in reported and is_told_of(envelope, i, status)
+    )
+    if not indices:
         return None
-    return OwedReport(report_id(queue_id, failed[0] if Status.TODO in statuses else None), failed)
+    own = report_id(queue_id, indices[0] if Status.TODO in statuses else None)
+    return OwedReport(own, indices, tuple(statuses[index] for index in indices))
+
+
+def is_told_of(envelope: Envelope, index: int, status: Status) -> bool:
+    """Whether the sender is to be told by us what became of a recipient (RFC 3461, 4.1)."""
+    return status is Status.SUCCESS or (status.is_failure and envelope.tells_of(index, Notify.FAILURE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +183,7 @@ class Message:
     next_attempt_at_ns: int | None = None
     lane: str = DEFAULT_LANE
     reported: frozenset[int] = frozenset()
-    """Failed recipients whose sender was told, while others were left."""
+    """Recipients whose sender was told what became of them, while others were left."""
     message_id: str | None = None
     """Of its header, as `message_id_of` finds it there; also of a message whose content is not in memory."""
     parts: tuple[Part, ...] = (WHOLE,)
@@ -196,6 +218,7 @@ class Message:
             boot_id=self.envelope.boot_id,
             boottime_ns=self.envelope.boottime_ns,
             owes_report=self.owed_report is not None,
+            warns=any(self.envelope.tells_of(index, Notify.DELAY) for index in left),
             user=self.envelope.user or "",
             message_id=self.message_id,
             parts=tuple(
@@ -222,14 +245,17 @@ DEFERRED = "deferred"
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Why one recipient failed: durable before its status byte says so.  Or why it is deferred: a hint."""
+    """Why one recipient failed, or by what it was relayed: durable before its status byte says so.
+
+    Or why it is deferred: a hint.
+    """
 
     index: int
     """Which recipient of the envelope."""
     status: str
     """Enhanced status code, RFC 3463."""
     reason: str
-    """`bounced`, `expired`, `operator`, or DEFERRED."""
+    """`bounced`, `expired`, `operator`, `relayed`, or DEFERRED."""
     diagnostic: str | None
     """The upstream's reply, or what else there is to say; printable ASCII."""
     remote: str | None
@@ -386,11 +412,11 @@ class Spool(Protocol):
     def owed_report(self, queue_id: QueueId) -> OwedReport | None:
         """Return the report that is owed now by what is marked; None where none is."""
 
-    def mark_reported(self, queue_id: QueueId, failed: Sequence[int]) -> None:
-        """Remember durably that the sender was told of these failed recipients, by one report.
+    def mark_reported(self, queue_id: QueueId, told: Sequence[int]) -> None:
+        """Remember durably that the sender was told of these recipients, by one report.
 
         A crash between the report and this leaves the report: `recover` and `take` do the rest by its id,
-        before any other recipient fails.
+        before another recipient is marked.
         """
 
     def postpone(self, queue_id: QueueId, next_attempt_at_ns: int) -> None:

@@ -78,7 +78,7 @@ class Ledger:
 
 def fates_of(statuses: Sequence[Status]) -> Fates:
     return (
-        statuses.count(Status.RELAYED),
+        statuses.count(Status.RELAYED) + statuses.count(Status.SUCCESS),
         statuses.count(Status.BOUNCED),
         statuses.count(Status.EXPIRED),
         statuses.count(Status.DELETED),

@@ -314,11 +314,15 @@ class RecipientView:
     next_attempt_at_ns: int | None = None
     """Wall clock; of one that is to do, as of its message."""
     reported: bool = False
-    """It failed, and the sender was told while other recipients were left."""
+    """It ended, and the sender was told while other recipients were left."""
     route: int | None = None
     """The number of the route of the policy that takes it, from 1; None where the policy has none."""
     upstream: str = ""
     """With which it stands; empty where nothing of it is to be sent."""
+    notify: str = ""
+    """Of what the sender asked to be told: NOTIFY as in RFC 3461, 4.1; empty where it said nothing."""
+    orcpt: str = ""
+    """ORCPT as the client gave it, or empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,6 +360,10 @@ class MessageView:
     helo: str = ""
     """From here on only of a message that was read for `relay queue show`: a listing reads none."""
     protocol: str = ""
+    ret: str = ""
+    """RET as in RFC 3461, 4.3; empty where it was not given."""
+    envid: str = ""
+    """ENVID, decoded."""
     recipient_statuses: tuple[RecipientView, ...] = ()
     """All, in the order of the envelope."""
     header: str = ""
@@ -488,7 +496,7 @@ def _limit_json(limit: LimitStatus, at_ns: int) -> dict[str, Any]:
     }
 
 
-READ_ONLY = ("client", "helo", "protocol", "user", "recipient_statuses", "header")
+READ_ONLY = ("client", "helo", "protocol", "user", "ret", "envid", "recipient_statuses", "header")
 """The fields of a `MessageView` that stand apart on the wire, of a message that was read."""
 
 

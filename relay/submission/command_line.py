@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from relay.mail.dsn import MalformedDsn, Notify, Ret, encode_xtext, parse_envid, parse_notify, parse_ret
+
 _FLAGS = frozenset("imntvGIU")
 _VALUED = frozenset("ABCFLNORVXbefhopr")
 _OPTIONAL = frozenset("q")
@@ -41,6 +43,12 @@ class SendmailCall:
     """Without `-i`: a line of a single dot ends the message."""
     sender: str | None = None
     full_name: str | None = None
+    notify: Notify | None = None
+    """`-N`: what the sender wants to be told of each recipient (RFC 3461)."""
+    ret: Ret | None = None
+    """`-R`"""
+    envid: str = ""
+    """`-V`, as it goes into MAIL."""
     policy: Path | None = None
     spool: Path | None = None
 
@@ -58,6 +66,13 @@ def _ends_at_dot(call: SendmailCall, value: str) -> None:
     call.dot_ends = call.dot_ends and value != "i"
 
 
+def _dsn(parse: Callable[[str], object], option: str, value: str) -> object:
+    try:
+        return parse(value)
+    except MalformedDsn as error:
+        raise WrongUsage(f"-{option}: {error}") from None
+
+
 _EFFECTS: dict[str, Callable[[SendmailCall, str], None]] = {
     _RECIPIENT: lambda call, value: call.recipients.append(value),
     "t": lambda call, _: setattr(call, "takes_header", True),
@@ -66,6 +81,9 @@ _EFFECTS: dict[str, Callable[[SendmailCall, str], None]] = {
     "f": lambda call, value: setattr(call, "sender", value),
     "r": lambda call, value: setattr(call, "sender", value),
     "F": lambda call, value: setattr(call, "full_name", value),
+    "N": lambda call, value: setattr(call, "notify", _dsn(parse_notify, "N", value)),
+    "R": lambda call, value: setattr(call, "ret", _dsn(parse_ret, "R", value)),
+    "V": lambda call, value: setattr(call, "envid", _dsn(parse_envid, "V", encode_xtext(value))),
     "b": lambda call, value: setattr(call, "mode", _mode(value)),
     "q": lambda call, _: setattr(call, "mode", Mode.FLUSH),
     "policy": lambda call, value: setattr(call, "policy", Path(value)),

@@ -14,6 +14,7 @@ from datetime import datetime
 from email.utils import format_datetime, formataddr
 from itertools import chain
 
+from relay.mail.dsn import Notify, Ret
 from relay.mail.header import header_fields
 from relay.submission.addresses import NotAnAddress, addresses_in
 
@@ -31,6 +32,10 @@ class Submission:
     reverse_path: str
     recipients: tuple[str, ...]
     content: bytes
+    notify: Notify | None = None
+    """Of each recipient; with `ret` and `envid` what its sender asks to be told (RFC 3461)."""
+    ret: Ret | None = None
+    envid: str = ""
 
     @property
     def smtputf8(self) -> bool:

@@ -15,9 +15,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
+from relay.mail.dsn import NO_REQUEST, RecipientRequest
 from relay.policy.model import Listen, Policy, Tls
 from relay.smtp.commands import mail_line, rcpt_line
 from relay.smtp.dot_stuffing import DotStuffing
+from relay.smtp.extensions import extensions_of
 from relay.smtp.reply import MalformedReply, Reply, ReplyParser
 from relay.submission.composing import Submission
 from relay.submission.own_session import Tell, own_session
@@ -120,7 +122,8 @@ class Handover:
         self._connected.settimeout(_ANSWER_WITHIN_S)
         self._parser = ReplyParser()
         self._expect(_GREETING)
-        self._say(f"EHLO {hostname}".encode(), _GREETING)
+        # A relay that runs may be an older one than this.
+        self._has_dsn = extensions_of(self._say(f"EHLO {hostname}".encode(), _GREETING)).dsn
 
     def give(self, submission: Submission, rest: ContentRest | None = None) -> str:
         """Return the last reply, which names the queue id.  Raises Refusal: the session may go on.
@@ -131,12 +134,18 @@ class Handover:
         eight_bit = not submission.content.isascii() or (rest is not None and rest.eight_bit)
         size_bytes = len(submission.content) + (0 if rest is None else rest.size_bytes)
         mail = mail_line(
-            submission.reverse_path, size_bytes=size_bytes, eight_bit=eight_bit, smtputf8=submission.smtputf8
+            submission.reverse_path,
+            size_bytes=size_bytes,
+            eight_bit=eight_bit,
+            smtputf8=submission.smtputf8,
+            ret=submission.ret if self._has_dsn else None,
+            envid=submission.envid if self._has_dsn else "",
         )
+        asked = RecipientRequest(submission.notify) if self._has_dsn else NO_REQUEST
         try:
             self._say(mail, _SENDER)
             for recipient in submission.recipients:
-                self._say(rcpt_line(recipient), _RECIPIENT)
+                self._say(rcpt_line(recipient, asked), _RECIPIENT)
             self._say(b"DATA", _CONTENT)
         except Refusal:
             with contextlib.suppress(Refusal):
@@ -159,9 +168,9 @@ class Handover:
             self._send(stuffing.add(piece))
         self._send(stuffing.finish())
 
-    def _say(self, line: bytes, phase: _Phase) -> None:
+    def _say(self, line: bytes, phase: _Phase) -> Reply:
         self._send(line + b"\r\n")
-        self._expect(phase)
+        return self._expect(phase)
 
     def _send(self, octets: bytes) -> None:
         try:

@@ -154,6 +154,9 @@ _ROWS: tuple[tuple[str, Level, str, str, str], ...] = (
     ("report_published", _NOTICE, "queue_id report_id size_bytes",
      "{queue_id}: sender non-delivery notification: {report_id}",
      "The sender is told of failed recipients, by a message of its own."),
+    ("success_published", _NOTICE, "queue_id report_id size_bytes",
+     "{queue_id}: sender delivery status notification: {report_id}",
+     "The sender, who asked for it (NOTIFY=SUCCESS), is told that recipients were relayed."),
     ("warning_published", _NOTICE, "queue_id report_id size_bytes",
      "{queue_id}: sender delay notification: {report_id}",
      "The sender is told that the message is late."),
@@ -166,8 +169,8 @@ _ROWS: tuple[tuple[str, Level, str, str, str], ...] = (
     ("reports_uncounted", _ERROR, "error", "reports cannot be counted, and go without a limit: {error}",
      "The history of the reports failed; they are owed, so they go."),
     ("report_omitted", _WARNING, "queue_id nrcpt",
-     "{queue_id}: no report of {nrcpt} failed recipients, it is from <> or deleted",
-     "A report could itself not be relayed, or was deleted; nobody is told but this log."),
+     "{queue_id}: no report of {nrcpt} failed recipients: it is from <>, wants none (NOTIFY), or is deleted",
+     "A report could not be relayed, or was deleted, or its sender wants none: nobody is told but this log."),
     ("upstream_paused", _WARNING, "upstream until_at reason",
      "upstream {upstream} paused until {until_at}: {reason}",
      "A refusal that is about us: the upstream rests and its messages stay as they are."),
@@ -341,6 +344,7 @@ POSTFIX_LINES: dict[str, tuple[LogLine, ...]] = (
         # As Postfix has it, for programs that count: its own line has no Message-ID.
         "delivery": (LogLine("smtp", KINDS["delivery"].template.removesuffix("{_message_id}")),),
         "report_published": (LogLine("bounce", KINDS["report_published"].template), _QUEUED_REPORT),
+        "success_published": (LogLine("bounce", KINDS["success_published"].template), _QUEUED_REPORT),
         "warning_published": (LogLine("bounce", KINDS["warning_published"].template), _QUEUED_REPORT),
     }
 )

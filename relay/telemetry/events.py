@@ -269,6 +269,9 @@ class Events:
     def report_published(self, *, queue_id: QueueId, report_id: QueueId, size_bytes: int) -> None:
         self._tell("report_published", queue_id=queue_id, report_id=report_id, size_bytes=size_bytes)
 
+    def success_published(self, *, queue_id: QueueId, report_id: QueueId, size_bytes: int) -> None:
+        self._tell("success_published", queue_id=queue_id, report_id=report_id, size_bytes=size_bytes)
+
     def warning_published(self, *, queue_id: QueueId, report_id: QueueId, size_bytes: int) -> None:
         self._tell("warning_published", queue_id=queue_id, report_id=report_id, size_bytes=size_bytes)
 

@@ -44,7 +44,7 @@ LABEL_VALUES: dict[tuple[str, str], tuple[str, ...]] = {
         "stopped",
     ),
     ("relay_delay_seconds", "part"): DELAY_PARTS,
-    ("relay_reports_total", "kind"): ("report", "warning"),
+    ("relay_reports_total", "kind"): ("report", "warning", "success"),
     ("relay_upstream_connects_total", "result"): ("ready", "failed"),
     ("relay_notices_total", "result"): ("sent", "dropped"),
     ("relay_token_requests_total", "result"): ("granted", "denied"),

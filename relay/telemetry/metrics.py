@@ -192,7 +192,7 @@ class Metrics(Collector):
     def removed(self, reason: Literal["relayed", "bounced", "expired", "deleted"]) -> None:
         self._counts["relay_queue_removed_total"][reason,] += 1
 
-    def report_published(self, kind: Literal["report", "warning"]) -> None:
+    def report_published(self, kind: Literal["report", "warning", "success"]) -> None:
         self._counts["relay_reports_total"][kind,] += 1
 
     def report_capped(self) -> None:

@@ -13,6 +13,9 @@ A permanent refusal stands only once the replies are proven in step: by 354, whi
 and nothing else, or by `relay.upstream.step`.  If the upstream hung up before, the refusal is
 *unproven*: a deferral that its repetition confirms (`relay.verdicts.shield`).
 
+What the sender wants to be told (RFC 3461) goes along where DSN is offered.  A refusal that may be of these
+parameters refuses nobody: its recipients are as if not asked, and the outcome says so.
+
 Crash anywhere before the final dot: nothing was relayed.  From the dot to the end of
 `Exchange.run`: nobody knows, which is what `Outcome.is_ambiguous` says while we live.
 Does not: choose the recipients, count, or settle anything durably.
@@ -25,6 +28,7 @@ from dataclasses import dataclass, replace
 
 from relay.clock import SECOND_NS
 from relay.mail.address import is_valid_address
+from relay.mail.dsn import NO_REQUEST, NOTHING_ASKED, DsnRequest, decode_xtext, original_recipient
 from relay.mail.envelope import Shape
 from relay.smtp.commands import mail_line, rcpt_line
 from relay.smtp.extensions import Extensions
@@ -33,7 +37,7 @@ from relay.upstream.protocol import Broken, Desynchronised, Late, Lost, StrictPr
 from relay.upstream.step import StepProof
 from relay.upstream.timeouts import Timeouts
 from relay.verdicts.echo import HEADER_BYTES, ClientWords
-from relay.verdicts.offers import Need
+from relay.verdicts.offers import Need, is_about_dsn
 from relay.verdicts.outcome import Answer, Outcome, gravest
 from relay.verdicts.verdict import Judge, Scope, Verdict, verdict_of_silence
 
@@ -60,6 +64,8 @@ class Transaction:
     """Yields the content as stored: CRLF line ends, not stuffed.  Called at most once."""
     longest_ns: int = 3600 * SECOND_NS
     """It ends before this, whatever happens; the wait for the last reply is part of it."""
+    dsn: DsnRequest = NOTHING_ASKED
+    """Of these recipients; not sent where the connection does not offer DSN."""
 
 
 def unfit(extensions: Extensions, shape: Shape) -> Answer | None:
@@ -104,6 +110,8 @@ class Exchange:
         self._judge = channel.judge
         self._proof = channel.proof
         self._transaction = transaction
+        self._dsn = transaction.dsn if channel.extensions.dsn else NOTHING_ASKED
+        self._is_dsn_refused = False
         self._is_reused = is_reused
         self._loop = asyncio.get_running_loop()
         longest_s = transaction.longest_ns / SECOND_NS
@@ -143,7 +151,7 @@ class Exchange:
                 self._settle_rest(self._answer_to_break(broken))
             self._leave_unproven()
         answers = tuple([answer for answer in self._answers if answer is not None])
-        return Outcome(answers, is_ambiguous, gravest(answers), is_over)
+        return Outcome(answers, is_ambiguous, gravest(answers), is_over, self._is_dsn_refused)
 
     def _may_be_out_of_step(self, broken: Broken) -> bool:
         """Whether a reply may have answered the neighbour of the command it was taken for.
@@ -239,10 +247,14 @@ class Exchange:
             size_bytes=shape.size_bytes if offered.has_size else None,
             eight_bit=shape.eight_bit,
             smtputf8=shape.smtputf8,
+            ret=self._dsn.ret,
+            envid=self._dsn.envid,
         )
 
     def _rcpt_line(self, index: int) -> bytes:
-        return rcpt_line(self._transaction.recipients[index])
+        transaction = self._transaction
+        asked = self._dsn.of(index)
+        return rcpt_line(transaction.recipients[index], asked, smtputf8=transaction.shape.smtputf8)
 
     async def _name_recipients(self, named: Sequence[int]) -> list[int]:
         """Settle the refused recipients, return the indices of the accepted.
@@ -266,6 +278,8 @@ class Exchange:
                 continue
             answer = self._refusal_of_one(reply, of_all, is_first=not accepted)
             self._answers[index] = answer
+            if answer.phase is Phase.MAIL:
+                continue  # of its parameters: the others may have none
             if answer.verdict is Verdict.LATER or answer.scope is not Scope.RECIPIENT:
                 of_all = answer
         return accepted
@@ -275,6 +289,8 @@ class Exchange:
             self._check_refused(reply)
             return of_all
         answer = self._refusal(reply)
+        if answer.phase is Phase.MAIL:
+            return answer
         if of_all is not None and answer.verdict is Verdict.BOUNCE:
             return of_all
         if answer.verdict is Verdict.LATER and is_first:
@@ -371,7 +387,22 @@ class Exchange:
         if reply.code == 503 and answer.verdict is Verdict.BOUNCE and self._is_pipelined:
             # A command was lost, or the replies are out of step.
             raise Unexpected(f"a command was in its order, but: {reply}")
+        if answer.verdict is Verdict.BOUNCE and self._carried_dsn and is_about_dsn(reply):
+            self._is_dsn_refused = True
+            # As if refused at MAIL, where nobody was asked yet: the message goes again at once, without them.
+            return replace(answer, verdict=Verdict.LATER, phase=Phase.MAIL, ruling=None)
         return answer
+
+    @property
+    def _carried_dsn(self) -> bool:
+        """Whether the command that is answered had parameters of DSN."""
+        match self._protocol.phase:
+            case Phase.MAIL:
+                return self._dsn.ret is not None or self._dsn.envid != ""
+            case Phase.RCPT:
+                return self._asked is not None and self._dsn.of(self._asked) != NO_REQUEST
+            case _:
+                return False
 
     @staticmethod
     def _check_refused(reply: Reply) -> None:
@@ -389,7 +420,20 @@ class Exchange:
             recipients = ()
         elif phase is Phase.RCPT and self._asked is not None:
             recipients = (recipients[self._asked],)
-        return ClientWords(self._transaction.reverse_path, recipients, b"".join(self._beginning))
+        return ClientWords(
+            self._transaction.reverse_path,
+            recipients,
+            b"".join(self._beginning),
+            parameters=self._parameters(phase),
+        )
+
+    def _parameters(self, phase: Phase) -> tuple[str, ...]:
+        """Return the values of DSN parameters that a reply may quote."""
+        envid = (self._dsn.envid, decode_xtext(self._dsn.envid)) if self._dsn.envid else ()
+        index = 0 if len(self._transaction.recipients) == 1 else self._asked
+        if phase is Phase.MAIL or index is None or not (orcpt := self._dsn.of(index).orcpt):
+            return envid
+        return (*envid, orcpt.partition(";")[2], original_recipient(orcpt)[1])
 
     def _answer_to_break(self, broken: Broken) -> Answer:
         phase = self._protocol.phase

@@ -112,6 +112,8 @@ class ClientWords:
     """The beginning of the content, our own Received line included; HEADER_BYTES of it count."""
     host: str = ""
     """The name of this host, as EHLO said it."""
+    parameters: Sequence[str] = ()
+    """Values of DSN parameters (RFC 3461) that the reply may be about, as they were sent and decoded."""
 
 
 NOTHING_SAID = ClientWords()
@@ -333,6 +335,10 @@ def _words(words: ClientWords, found: _Found) -> "tuple[_Words, _Words, _Words]"
         collected.add_text(value, value, may_be_bare=is_top)
         for domain in _DOMAIN.findall(value):
             collected.add_host(domain, value, may_be_bare=is_top)
+    for value in words.parameters:
+        collected.add_text(value, value)
+        for domain in _DOMAIN.findall(value):
+            collected.add_host(domain, value)
     if words.host:
         collected.add_host(words.host, words.host)
     return (

@@ -7,6 +7,9 @@ made `APART_NS` or more after the one before; `APART_AGAIN_NS` where it was offe
 So an upstream that never offers 8BITMIME bounces its first such message after ten minutes and
 all others at once; an upstream that offered it bounces nothing for a day.
 
+DSN is no need: without it the relay tells the sender itself.  Where a server refuses its parameters though it
+offered it (`is_about_dsn`), they are not sent to it for DISTRUST_DSN_NS.
+
 SIZE is a number, so there is a row for each number that was announced: that nothing above it
 is taken.  A smaller message than the lowest is taken by all; of two numbers the row of the
 higher one is at least as long.  Memory is bounded: with too many numbers one in the
@@ -21,6 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from relay.clock import SECOND_NS, shift_ns
+from relay.smtp.reply import Reply
 
 LOOKS = 3
 """So many connections in a row that agree are no odd host."""
@@ -30,6 +34,18 @@ APART_AGAIN_NS = 12 * 3600 * SECOND_NS
 """Where it was offered before: people have a day to notice and mend what broke."""
 MOST_SIZES = 16
 """Announced numbers that are remembered; real upstreams have one, or one a host."""
+
+
+DISTRUST_DSN_NS = APART_AGAIN_NS
+"""How long an offer of DSN that turned out false counts for nothing."""
+_OF_PARAMETERS = frozenset({500, 501, 504, 555})
+"""RFC 5321, 4.1.1.11 and 4.2.4; 500 for a line that is too long."""
+
+
+def is_about_dsn(reply: Reply) -> bool:
+    """Whether the refusal of a command that carried DSN parameters may be of these, and not of an address."""
+    # RFC 3463, 3.6: X.5.z is about the protocol; X.1.z would be about the address.
+    return reply.code in _OF_PARAMETERS and (reply.enhanced is None or reply.enhanced[1:4] == ".5.")
 
 
 class Need(enum.StrEnum):

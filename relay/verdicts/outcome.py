@@ -86,6 +86,8 @@ class Outcome:
 
     False: it may still be counting, until the transaction's deadline for all that is known.
     """
+    is_dsn_refused: bool = False
+    """It refused the parameters of DSN, which it had offered; nobody bounces by that."""
 
 
 def is_any_relayed(outcome: Outcome) -> bool:

@@ -194,7 +194,8 @@ class Dialogue:
         default = "503 5.5.1 MAIL first" if self._envelope is None else "250 2.1.5 ok"
         said = await self._say(self._host.script.rcpt, argument, default)
         if said.startswith(b"2") and self._envelope is not None:
-            self._envelope.recipients.append(argument.removeprefix("TO:").strip("<>"))
+            path = argument.removeprefix("TO:").partition("> ")[0]
+            self._envelope.recipients.append(path.strip("<>"))
 
     async def _data(self) -> None:
         is_for_nobody = self._envelope is None or not self._envelope.recipients

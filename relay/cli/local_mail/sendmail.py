@@ -10,6 +10,7 @@ import pwd
 import socket
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from email.utils import make_msgid
 from pathlib import Path
@@ -52,6 +53,7 @@ def sendmail(words: Sequence[str]) -> int:
 
     -t  the recipients of To, Cc and Bcc too;  -i  a line of a single dot ends nothing;
     -f ADDRESS  the envelope's sender;  -F NAME  for a From: that is missing;
+    -N never|success,failure,delay  -R hdrs|full  -V ID  what the sender is told (RFC 3461);
     -bs  SMTP on stdin and stdout;  -bp  the queue (mailq);  -q  try deferred messages now.
     --policy FILE and --spool DIR as elsewhere.
     """
@@ -111,7 +113,8 @@ def _submit(call: SendmailCall, policy: Policy) -> int:
 def _composed(call: SendmailCall, hostname: str) -> Submission:
     text = read_message(sys.stdin.buffer, dot_ends=call.dot_ends)
     author = author_of(hostname, call.sender, call.full_name)
-    return submitted(text, author, call.recipients, takes_header=call.takes_header)
+    submission = submitted(text, author, call.recipients, takes_header=call.takes_header)
+    return replace(submission, notify=call.notify, ret=call.ret, envid=call.envid)
 
 
 def author_of(hostname: str, sender: str | None, full_name: str | None = None) -> Author:

@@ -210,11 +210,11 @@ class MaildirSpool:
             return self._known(queue_id).owed_report
 
     @gives_way
-    def mark_reported(self, queue_id: QueueId, failed: Sequence[int]) -> None:
+    def mark_reported(self, queue_id: QueueId, told: Sequence[int]) -> None:
         with faults("status bytes"):
             known = self._known(queue_id)
             with self._faults_of(queue_id) as path, opened(self._disk, self._disk.open_update(path)) as fd:
-                files.mark_reported(self._disk, fd, known, failed)
+                files.mark_reported(self._disk, fd, known, told)
 
     def postpone(self, queue_id: QueueId, next_attempt_at_ns: int) -> None:
         # A file may change while it waits for hours: it is read whole again then.
@@ -251,7 +251,7 @@ class MaildirSpool:
             self._ledger.leave({queue_id: message.statuses for queue_id, message in known.items()})
         with faults("removal"):
             paths = {queue_id: self._path(queue_id) for queue_id in known}
-            reported = [q for q, message in known.items() if any(s.is_failure for s in message.statuses)]
+            reported = [q for q, message in known.items() if any(s.is_reported for s in message.statuses)]
             _remove_ended(self._disk, self._layout, paths, reported, self._noted)
         for queue_id in queue_ids:
             self._held.discard(queue_id)

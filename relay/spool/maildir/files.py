@@ -139,7 +139,7 @@ def verify_marks(disk: Disk, fd: int, known: Opened, marks: Mapping[int, Status]
         found = _mark_on_disk(disk, fd, known, index)
         if found in (Status.TODO.value, status.value):
             continue
-        if status.is_failure and found == status.value.lower() and known.statuses[index] is status:
+        if status.is_reported and found == status.value.lower() and known.statuses[index] is status:
             # Its sender was told; where a lack of ours kept the sync of that off, it is not known of yet.
             continue
         if found == known.mark_of(index):
@@ -165,13 +165,13 @@ def write_marks(disk: Disk, fd: int, known: Opened, marks: Mapping[int, Status])
             yield status
 
 
-def mark_reported(disk: Disk, fd: int, known: Opened, failed: Sequence[int]) -> None:
-    """Write down durably that the sender was told of failed recipients, the first of them last.
+def mark_reported(disk: Disk, fd: int, known: Opened, told: Sequence[int]) -> None:
+    """Write down durably that the sender was told of recipients, the first of them last.
 
     The report's id follows from the first one, so whatever of this a crash leaves leads to that report.
     Raises Corrupt where the file changed under us.
     """
-    first, others, hint_ns = failed[0], failed[1:], disk.modified_at_ns(fd)
+    first, others, hint_ns = told[0], told[1:], disk.modified_at_ns(fd)
     for some in (others, (first,)):
         for index in some:
             mark = known.statuses[index].value

@@ -163,7 +163,7 @@ class Taker:
     ) -> LookedAt:
         """Do what the table says; a message that is queued is in its home then.
 
-        Failures whose report a crash left without their marks are marked: another that joined them would
+        Recipients whose report a crash left without their marks are marked: another that joined them would
         change the id of their report.
         `with_marks`: its marks are durable too, which a killed sender may have left in memory only.
         """
@@ -198,7 +198,7 @@ class Taker:
         if own in counted_out or files.is_published(self._disk, self._layout, own):
             with opened(self._disk, self._disk.open_update(path)) as fd:
                 # Crash here: the next start finds the report too.
-                files.mark_reported(self._disk, fd, message, owed.failed)
+                files.mark_reported(self._disk, fd, message, owed.indices)
 
     def _carry_out(self, path: str, seen: LookedAt, *, is_new: bool) -> None:
         match seen.becomes:

@@ -8,9 +8,13 @@ r"""The bytes of one message file, version 1.
 
 The envelope stands behind the content, so that content can be streamed to disk before its length is
 known.  Decimal and hexadecimal fields have fixed widths, so the header is written last in place.  Each
-recipient is one line whose first byte is its status; that of a failure is in lower case once the sender
-was told of it while other recipients were left.  Only these bytes change once a file is published, and
-the last one of the header (`-`, or `W` once the sender was warned of a delay).
+recipient is one line whose first byte is its status; that of a failure, or of a success that the sender
+asked for, is in lower case once the sender was told of it while other recipients were left.  Only these
+bytes change once a file is published, and the last one of the header (`-`, or `W` once the sender was
+warned of a delay).
+
+Of a message that came with DSN parameters, and of no other, the envelope has `dsn` too: `ret` and `envid`,
+and `notify` and `orcpt` with a value or null for each recipient; each where it was given.
 
 Every part has a CRC-32: the envelope's counts each status as `T`, the header's stops before itself.
 A file that does not match in length, checksum or id is `Corrupt`.  Encoding and decoding only: no I/O.
@@ -23,7 +27,17 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from typing import Any
 
+from relay.mail.dsn import (
+    DsnRequest,
+    RecipientRequest,
+    asked_of,
+    parse_envid,
+    parse_notify,
+    parse_orcpt,
+    parse_ret,
+)
 from relay.mail.envelope import Envelope, QueueId, Shape
 from relay.queue.sorting import UNSORTED, Sorted
 from relay.spool.interface import Corrupt, Entry, Message, OwedReport, Status, owed_report
@@ -44,7 +58,7 @@ _ANY_HEADER = b"relay-message 1 000000000000000 0000000000 0000000 -- 00000000 0
 _PLAUSIBLE_DEFERRAL_NS = 1_000_000_000
 """A file modified less than this after its arrival was never postponed."""
 _STATUSES = {status.value[0]: status for status in Status}
-_REPORTED = {status.value.lower()[0]: status for status in Status if status.is_failure}
+_REPORTED = {status.value.lower()[0]: status for status in Status if status.is_reported}
 _TYPES: dict[str, tuple[type, ...]] = {
     "reverse_path": (str,),
     "arrival_at_ns": (int,),
@@ -55,8 +69,12 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "smtputf8": (bool,),
     "boot_id": (str,),
     "boottime_ns": (int,),
+    "dsn": (DsnRequest,),
 }
 """Of the envelope's facts: a right checksum proves only that nobody changed them."""
+
+
+_DSN_FACTS = frozenset({"ret", "envid", "notify", "orcpt"})
 
 
 class AnotherMessage(Corrupt):
@@ -106,7 +124,7 @@ class Opened:
     sorted: Sorted = UNSORTED
     """By the sorter that was given when it was read."""
     reported: set[int] = field(default_factory=set)
-    """Failed recipients whose sender was told; changes with the file too."""
+    """Recipients whose sender was told; changes with the file too."""
     message_id: str | None = None
     """From the front of the content, which every reading of the file reads."""
 
@@ -203,6 +221,9 @@ def encode_envelope(queue_id: QueueId, envelope: Envelope) -> bytes:
     if envelope.boot_id:
         # Not in what an older relay wrote, which has none of the two.
         facts |= {"boot_id": envelope.boot_id, "boottime_ns": envelope.boottime_ns}
+    if dsn := _dsn_facts(envelope.dsn):
+        # An older relay takes such a message for damaged: it would forget whom not to tell.
+        facts["dsn"] = dsn
     lines = [json.dumps(facts, separators=(",", ":"))]
     lines += ["T" + address for address in envelope.recipients]
     return ("\n".join(lines) + "\n").encode()
@@ -221,6 +242,8 @@ def decode_envelope(queue_id: QueueId, header: Header, raw: bytes) -> Opened:
         reported = {index for index, line in enumerate(lines) if line[0] in _REPORTED}
         facts = json.loads(raw[:end])
         recorded_id = facts.pop("id")
+        if "dsn" in facts:
+            facts["dsn"] = _dsn_of(facts["dsn"], len(lines))
         envelope = Envelope(recipients=tuple(line[1:].decode() for line in lines), **facts)
     except (IndexError, KeyError) as error:
         raise Corrupt("a recipient's status is none that we write") from error
@@ -233,6 +256,40 @@ def decode_envelope(queue_id: QueueId, header: Header, raw: bytes) -> Opened:
     lengths = (len(line) + 1 for line in lines[:-1])
     offsets = array("Q", accumulate(lengths, initial=header.envelope_offset + end))
     return Opened(queue_id, header, envelope, statuses, offsets, reported=reported)
+
+
+def _dsn_facts(dsn: DsnRequest) -> dict[str, object]:
+    notify = [None if asked.notify is None else str(asked.notify) for asked in dsn.recipients]
+    orcpt = [asked.orcpt or None for asked in dsn.recipients]
+    facts: dict[str, object] = {}
+    if dsn.ret is not None:
+        facts["ret"] = dsn.ret.value
+    if dsn.envid:
+        facts["envid"] = dsn.envid
+    return facts | {name: each for name, each in (("notify", notify), ("orcpt", orcpt)) if any(each)}
+
+
+def _dsn_of(facts: dict[str, Any], recipients: int) -> DsnRequest:
+    """Raise ValueError, TypeError or AttributeError for what this version does not write."""
+    if not facts or facts.keys() - _DSN_FACTS:
+        raise ValueError("no DSN parameters")
+    none: list[Any] = [None] * recipients
+    notify, orcpt = facts.get("notify", none), facts.get("orcpt", none)
+    requests = [
+        RecipientRequest(
+            None if words is None else parse_notify(words),
+            "" if address is None else parse_orcpt(address, smtputf8=True),
+        )
+        for words, address in zip(notify, orcpt, strict=True)
+    ]
+    if len(requests) != recipients:
+        raise ValueError("DSN parameters of other recipients")
+    ret, envid = facts.get("ret"), facts.get("envid")
+    return DsnRequest(
+        None if ret is None else parse_ret(ret),
+        "" if envid is None else parse_envid(envid),
+        asked_of(requests),
+    )
 
 
 def shape_of(envelope: Envelope, size_bytes: int, *, eight_bit: bool) -> Shape:

@@ -1,10 +1,11 @@
 """Why recipients failed, and what deferred ones were told last: one file of notes a message, as long as it.
 
-Guarantees: a note of a failure is durable when `append` returns, which is before the recipient's
+Also by what those were relayed of whose success the sender is told.
+Guarantees: a note of a failure or success is durable when `append` returns, which is before the recipient's
 status byte says so; the opposite order loses the reason in half of all crash images.
 A line that a crash tore belongs to a recipient that was never marked, and is skipped.
 What deferred recipients were told is a hint, which no sync waits for (`keep`).  The file has no more
-than MOST_BYTES and MOST_BYTES_EACH a recipient, but for failures.
+than MOST_BYTES and MOST_BYTES_EACH a recipient, but for notes that are durable.
 Does not: decide who failed.  Format: one JSON object a line.
 """
 
@@ -23,7 +24,7 @@ from relay.spool.os_errors import is_our_own_lack
 from relay.spool.replacing import put_in_place
 
 OPERATOR = "operator"
-REASONS = frozenset({"bounced", "expired", OPERATOR, DEFERRED})
+REASONS = frozenset({"bounced", "expired", OPERATOR, "relayed", DEFERRED})
 LONGEST_REPLY = 500
 """Characters that are kept of what a deferred recipient was told."""
 MOST_ATTEMPTS = 1_000_000

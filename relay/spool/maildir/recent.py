@@ -30,7 +30,7 @@ class Recent:
     def keep(self, message: Opened) -> None:
         if message.content is not None and self.has_room:
             self._whole[message.queue_id] = message
-            self._bytes += len(message.content)
+            self._bytes += message.header.file_bytes
 
     def whole(self, queue_id: QueueId) -> Opened | None:
         """Return a message that is kept whole.  From any thread."""
@@ -53,4 +53,4 @@ class Recent:
     def forget(self, queue_id: QueueId) -> None:
         self._remembered.pop(queue_id, None)
         if (message := self._whole.pop(queue_id, None)) is not None:
-            self._bytes -= len(message.content or b"")
+            self._bytes -= message.header.file_bytes

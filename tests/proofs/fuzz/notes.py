@@ -77,7 +77,7 @@ def target(raw: bytes) -> None:
     owed = message.owed_report
     assert owed is not None
     for known in (by_index, {note.index: note for note in found}):
-        _, report = Reporter("relay.example").failures(message, b"Subject: x\r\n", owed, known)
+        _, report = Reporter("relay.example").endings(message, b"Subject: x\r\n", owed, known, is_whole=False)
         assert b"a@example.com" in report
 
 

@@ -10,7 +10,8 @@ from tests.proofs.fuzz.work import bounded
 TOKENS = [
     b"EHLO x", b"HELO x", b"NOOP", b"RSET", b"QUIT", b"DATA", b"HELP", b"VRFY x", b"EXPN x", b"STARTTLS",
     b"MAIL FROM:<a@b>", b"MAIL FROM:<> SIZE=9 BODY=8BITMIME", b"MAIL FROM:<a@b> SMTPUTF8", b"RCPT TO:<c@d>",
-    b"RCPT TO:<\xc3\xa9@d>", b"RCPT TO: c@d", b"AUTH PLAIN", b"AUTH PLAIN AGEAYg==", b"AUTH LOGIN",
+    b"RCPT TO:<\xc3\xa9@d>", b"RCPT TO: c@d", b"MAIL FROM:<a@b> RET=FULL ENVID=x",
+    b"RCPT TO:<c@d> NOTIFY=NEVER ORCPT=rfc822;x", b"AUTH PLAIN", b"AUTH PLAIN AGEAYg==", b"AUTH LOGIN",
     b"AUTH LOGIN YQ==", b"AUTH CRAM-MD5", b"AGEAYg==", b"YQ==", b"*", b"=", b"\xff", b" ", b"\t", b"GET /",
 ]  # fmt: skip
 DUE = [b"EHLO x", b"MAIL FROM:<a@b>", b"RCPT TO:<c@d>", b"DATA"]

@@ -24,6 +24,7 @@ FACTS = (
     "user",
     "smtputf8",
     "recipients",
+    "dsn",
 )
 VALUES: tuple[object, ...] = (
     None,
@@ -40,6 +41,11 @@ VALUES: tuple[object, ...] = (
     ["x"],
     {},
     {"id": "x"},
+    {"ret": "FULL", "envid": "a+2Bb", "notify": ["SUCCESS", None], "orcpt": [None, "rfc822;a@b"]},
+    {"notify": ["NEVER"]},
+    {"orcpt": ["utf-8;\\x{E9}@b", "x"]},
+    {"envid": "a\r\nb"},
+    {"ret": None},
 )
 TOKENS = [
     b"\n",
@@ -113,6 +119,7 @@ def _check(message: message_file.Opened, content: bytes) -> None:
     assert message.entry(is_held=False).recipients_left == message.statuses.count(Status.TODO)
     for offset, status, address in zip(message.offsets, message.statuses, envelope.recipients, strict=True):
         assert content[offset:].startswith(status.value + address.encode() + b"\n")
+    assert len(envelope.dsn.recipients) in (0, len(envelope.recipients))
     again = message_file.encode_envelope(QUEUE_ID, envelope)
     header = replace(message.header, envelope_crc=zlib.crc32(again), envelope_bytes=len(again))
     assert message_file.decode_envelope(QUEUE_ID, header, again).envelope == envelope

@@ -8,7 +8,7 @@ import pytest
 
 from relay.listener.received import received_line
 from relay.mail.envelope import Envelope, QueueId
-from relay.mail.report import Action, Failure, Reason, ReportedMessage, delay_warning, failure_report
+from relay.mail.report import Action, Failure, Reason, ReportedMessage, delay_warning, final_report
 from relay.spool.durable import RealDisk
 from relay.spool.identity import report_id, warning_id
 from relay.spool.maildir.engine import MaildirSpool
@@ -169,7 +169,7 @@ def test_who_only_waits_may_be_warned_of(tmp_path: Path, observed: Observations)
 
 def test_who_was_never_refused_may_not_be_reported(tmp_path: Path, observed: Observations) -> None:
     message, fails = _reported_as(observed, Action.FAILED)
-    report = failure_report(message, fails, hostname="h", at_ns=START_WALL_NS)
+    report = final_report(message, fails, hostname="h", at_ns=START_WALL_NS)
     _publish(tmp_path, report_id(message.queue_id), report)
 
     with pytest.raises(Violation, match="never failed"):

@@ -23,9 +23,11 @@ from tests.proofs.peers.feeder import SENDER, Letter, letter
 from tests.proofs.peers.practice import Seen
 
 _RECEIVED = re.compile(rb"\AReceived: from .*\r\n\tby relay\.test .*\r\n(?:[ \t].*\r\n)*")
-_REPORTED = re.compile(rb"^Final-Recipient: rfc822; ?bad([0-9]+)@list\.test\r$", re.MULTILINE)
+_REPORTED = re.compile(
+    rb"^Final-Recipient: rfc822; ?([a-z]+[0-9]+@list\.test)\r\nAction: ([a-z]+)\r$", re.MULTILINE
+)
 _FINAL = b"\r\nFinal-Recipient: "
-_NUMBER = re.compile(r"r([0-9]+)\.[0-9]+@(?:[a-z]+\.)?list\.test")
+_NUMBER = re.compile(r"(?:r([0-9]+)\.[0-9]+|told([0-9]+))@(?:[a-z]+\.)?list\.test")
 
 
 class Record(Protocol):
@@ -132,14 +134,15 @@ def judge(
 def _promised(letter: Letter) -> set[str]:
     """Return whom a letter promises a copy, and of whom a report; what stays an operator ends."""
     copies = set(letter.recipients) - set(letter.refused) - set(letter.staying)
-    return copies | {f"report of {recipient}" for recipient in letter.refused}
+    reported = {*letter.refused, *letter.asked} - set(letter.silent)
+    return copies | {f"report of {recipient}" for recipient in reported}
 
 
 def _told(seen: Seen, content_of: Callable[[Seen], bytes]) -> list[str]:
     """Return whom a transaction gave a copy, or of whom it is a report."""
     if seen.entry.envelope.reverse_path:
         return list(seen.entry.envelope.recipients)
-    return [f"report of bad{number.decode()}@list.test" for number in _REPORTED.findall(content_of(seen))]
+    return [f"report of {recipient.decode()}" for recipient, _ in _REPORTED.findall(content_of(seen))]
 
 
 def _tried_again(tried: Sequence[tuple[str, int]], kills: Kills) -> list[str]:
@@ -187,7 +190,7 @@ def _fault(seen: Seen, content_of: Callable[[Seen], bytes], letter: Callable[[in
     found = _NUMBER.fullmatch(envelope.recipients[0])
     if found is None:
         return f"to {envelope.recipients}"
-    sent = letter(int(found[1]))
+    sent = letter(int(found[1] or found[2]))
     if envelope.reverse_path != sent.sender or not set(envelope.recipients) <= set(sent.recipients):
         return f"{sent.number}: from {envelope.reverse_path} to {envelope.recipients}"
     if len(set(envelope.recipients)) < len(envelope.recipients):
@@ -198,10 +201,17 @@ def _fault(seen: Seen, content_of: Callable[[Seen], bytes], letter: Callable[[in
 
 
 def _report_fault(recipients: Sequence[str], content: bytes) -> str | None:
-    """Return what is wrong with a report: it tells the sender of one refused recipient, and of why."""
+    """Return what is wrong with a report.
+
+    It tells the sender of one refused recipient, and of why, or of one relayed, or of one each.
+    """
     told = _REPORTED.findall(content)
-    if tuple(recipients) != (SENDER,) or len(told) != 1 or content.count(_FINAL) != 1:
+    of_kinds = [(re.sub(rb"[0-9]+@.*", b"", recipient), action) for recipient, action in told]
+    is_of_others = not set(of_kinds) <= {(b"bad", b"failed"), (b"told", b"relayed")}
+    if is_of_others or len(set(of_kinds)) != len(of_kinds):
+        return f"a report of {told}"
+    if tuple(recipients) != (SENDER,) or not told or content.count(_FINAL) != len(told):
         return f"a report of {told} to {recipients}"
-    if b"550 5.1.1" not in content or b"\r\nAction: failed\r\n" not in content:
+    if (b"550 5.1.1" in content) is not ((b"bad", b"failed") in of_kinds):
         return f"a report of {told} that does not say why"
     return None

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from tests.proofs.peers.feeder import Feeder, partly_refused
+from tests.proofs.peers.feeder import Feeder, asked_or_refused
 from tests.proofs.peers.kills import Kills, Verdict, judge, told_relayed_twice
 from tests.proofs.peers.practice import Practice
 from tests.proofs.peers.processes import is_alive
@@ -203,7 +203,7 @@ def _suffer(
         relay.policy["listen"][0]["processes"] = listeners
         relay.write_policy()
         relay.start()
-        with Feeder(relay.port, ahead=0, letter=partly_refused) as feeder:
+        with Feeder(relay.port, ahead=0, letter=asked_or_refused) as feeder:
             ordeal = Ordeal(host, relay, feeder, dice, allows)
             deck = list(itertools.islice(itertools.cycle(WITH_LISTENERS if listeners else ALONE), times))
             dice.shuffle(deck)
@@ -215,7 +215,7 @@ def _suffer(
         # What was cut off may still be decided.
         wait_until(lambda: host.unanswered == 0)
         assert relay.stop() == 0
-        verdict = judge(host, ordeal.kills, feeder.acknowledged, feeder.attempted, letter=partly_refused)
+        verdict = judge(host, ordeal.kills, feeder.acknowledged, feeder.attempted, letter=asked_or_refused)
     verdict.assert_good(connections=CONNECTIONS)
     assert told_relayed_twice(relay.log()) == []
     assert host.ledger.most_in_any_window() <= allows[next(iter(allows))]

@@ -273,12 +273,15 @@ async def test_a_shown_message_is_on_the_wire_as_before(tmp_path: Path) -> None:
 
     added: dict[str, object] = {"attempts": 0, "reported": False, "route": None, "upstream": ""}
     added |= {"last_attempt_at_ns": None, "next_attempt_at_ns": None}
+    added |= {"notify": "", "orcpt": ""}
     before, message = AS_BEFORE["recipients"], _message_as_before()
     assert isinstance(before, list)
     new: dict[str, object] = {"message_id": None, "is_held_by_pause": False}
     new |= {"upstream_because": "", "further_upstreams": []}
     new |= {"upstream_choice": "preferred", "instead_of": ""}
     assert shown == AS_BEFORE | {
+        "ret": "",
+        "envid": "",
         "message": message | new,
         "recipients": [each | added for each in before],
     }

@@ -49,6 +49,7 @@ async def test_ehlo_offers_what_there_is_and_nothing_else() -> None:
         b"8BITMIME",
         b"SMTPUTF8",
         b"ENHANCEDSTATUSCODES",
+        b"DSN",
     }
 
 
@@ -112,7 +113,17 @@ async def test_pipelined_transactions_are_answered_in_order() -> None:
         (b"EHLO x", b"MAIL <a@b>", replies.MAIL_SYNTAX),
         (b"EHLO x", b"MAIL FROM :<a@b>", replies.MAIL_SYNTAX),
         (b"EHLO x\r\nMAIL FROM:<>", b"RCPT FROM:<a@b>", replies.RCPT_SYNTAX),
-        (b"EHLO x", b"MAIL FROM:<a@b> RET=HDRS", replies.UNKNOWN_PARAMETER),
+        (b"EHLO x", b"MAIL FROM:<a@b> REQUIRETLS", replies.UNKNOWN_PARAMETER),
+        (b"HELO x", b"MAIL FROM:<a@b> RET=HDRS", replies.UNKNOWN_PARAMETER),
+        (b"HELO x", b"MAIL FROM:<a@b> ENVID=x", replies.UNKNOWN_PARAMETER),
+        (b"EHLO x", b"MAIL FROM:<a@b> RET=HDRS ENVID=QQ+2B1 SIZE=9", replies.SENDER_OK),
+        (b"EHLO x", b"MAIL FROM:<a@b> RET=BODY", replies.malformed_parameters("RET is FULL or HDRS")),
+        (b"EHLO x", b"MAIL FROM:<a@b> RET", replies.BAD_PARAMETER),
+        (
+            b"EHLO x",
+            b"MAIL FROM:<a@b> RET=FULL RET=FULL",
+            replies.malformed_parameters("the parameter RET is given twice"),
+        ),
         (b"EHLO x", b"MAIL FROM:<a@b> SIZE", replies.BAD_PARAMETER),
         (b"EHLO x", b"MAIL FROM:<a@b> SIZE=-1", replies.BAD_PARAMETER),
         (b"EHLO x", b"MAIL FROM:<a@b> SMTPUTF8=yes", replies.BAD_PARAMETER),
@@ -120,7 +131,9 @@ async def test_pipelined_transactions_are_answered_in_order() -> None:
         (b"EHLO x", b"MAIL FROM:<a@b> AUTH=a+2", replies.BAD_PARAMETER),
         (b"EHLO x", b"mail from:<a@b> auth=<> body=7bit size=0", replies.SENDER_OK),
         (b"EHLO x", b"MAIL FROM:<a@b> AUTH=x+2By", replies.SENDER_OK),
-        (b"EHLO x\r\nMAIL FROM:<>", b"RCPT TO:<a@b> NOTIFY=NEVER", replies.UNKNOWN_PARAMETER),
+        (b"HELO x\r\nMAIL FROM:<>", b"RCPT TO:<a@b> NOTIFY=NEVER", replies.UNKNOWN_PARAMETER),
+        (b"EHLO x\r\nMAIL FROM:<>", b"RCPT TO:<a@b> NOTIFY=NEVER ORCPT=rfc822;a+2Bc@b", replies.RECIPIENT_OK),
+        (b"EHLO x\r\nMAIL FROM:<>", b"RCPT TO:<a@b> SIZE=1", replies.UNKNOWN_PARAMETER),
     ],
 )
 async def test_command_gets_its_reply(before: bytes, command: bytes, reply: str) -> None:

@@ -22,7 +22,7 @@ from relay.mail.report import (
     Reason,
     ReportedMessage,
     delay_warning,
-    failure_report,
+    final_report,
 )
 
 HOST = "relay.example.net"
@@ -66,7 +66,7 @@ def delay(recipient: str = "alice@example.com") -> Failure:
 
 
 def bounce(*failures: Failure, about: ReportedMessage | None = None) -> bytes:
-    return failure_report(about or message(), failures, hostname=HOST, at_ns=ns(NOW))
+    return final_report(about or message(), failures, hostname=HOST, at_ns=ns(NOW))
 
 
 def warning(*failures: Failure, about: ReportedMessage | None = None) -> bytes:
@@ -259,7 +259,7 @@ def test_what_is_not_an_smtp_reply_is_not_called_one() -> None:
 
 @pytest.mark.parametrize("at_ns", [-(10**30), 0, 10**30])
 def test_no_clock_is_wrong_enough_to_lose_a_report(at_ns: int) -> None:
-    content = failure_report(message(), [failure()], hostname=HOST, at_ns=at_ns)
+    content = final_report(message(), [failure()], hostname=HOST, at_ns=at_ns)
 
     assert 1970 <= parsedate_to_datetime(parsed(content)["Date"]).year <= 9999
 
@@ -355,7 +355,7 @@ def test_nothing_from_outside_breaks_a_report(
     if is_warning:
         content = delay_warning(about, failures, hostname=hostname, at_ns=ns(NOW), will_retry_until_ns=0)
     else:
-        content = failure_report(about, failures, hostname=hostname, at_ns=ns(NOW))
+        content = final_report(about, failures, hostname=hostname, at_ns=ns(NOW))
 
     assert content.endswith(b"\r\n")
     lines = content.split(b"\r\n")

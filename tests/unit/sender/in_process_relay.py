@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from relay.clock import Clock, SystemClock
 from relay.control.operator import Operator
+from relay.mail.dsn import NOTHING_ASKED, DsnRequest
 from relay.mail.envelope import Envelope, QueueId
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
@@ -108,6 +109,7 @@ class Relay:
         sender: str = "a@here.example",
         content: bytes = CONTENT,
         smtputf8: bool = False,
+        dsn: DsnRequest = NOTHING_ASKED,
     ) -> QueueId:
         """Accept a message as a listener does."""
         draft = self.intake.draft()
@@ -120,6 +122,7 @@ class Relay:
             "here",
             "ESMTP",
             smtputf8=smtputf8,
+            dsn=dsn,
         )
         assert self.intake.accept([(draft, envelope)]) == [None]
         self.trigger.pull()

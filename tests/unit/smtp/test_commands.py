@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from relay.smtp.commands import (
     MailCommand,
+    RcptCommand,
     Refused,
     SmtpVerb,
     has_control,
@@ -37,7 +38,7 @@ def test_rcpt_is_read_as_it_was_written(address: str) -> None:
     verb, argument = split_command(rcpt_line(address))
 
     assert verb == SmtpVerb.RCPT
-    assert parse_rcpt(argument, smtputf8=True) == address
+    assert parse_rcpt(argument, smtputf8=True) == RcptCommand(address)
 
 
 @given(line=st.binary(max_size=60))

@@ -199,13 +199,13 @@ class Conformance(HandingOver):
         taken(spool)
         assert spool.owed_report(queue_id) is None
         spool.mark({queue_id: {1: BOUNCED, 2: EXPIRED}})
-        owed = OwedReport(report_id(queue_id, 1), (1, 2))
+        owed = OwedReport(report_id(queue_id, 1), (1, 2), (BOUNCED, EXPIRED))
         assert spool.owed_report(queue_id) == owed
         spool = again(engine, spool)
         assert spool.owed_report(queue_id) == spool.load(queue_id).owed_report == owed
 
         for _ in range(2):
-            spool.mark_reported(queue_id, owed.failed)
+            spool.mark_reported(queue_id, owed.indices)
             # A fate that is told of is the same fate.
             spool.mark({queue_id: {1: BOUNCED}})
             assert spool.owed_report(queue_id) is None
@@ -215,7 +215,7 @@ class Conformance(HandingOver):
         with pytest.raises(SpoolFault):
             spool.mark({queue_id: {1: RELAYED}})
         spool.mark({queue_id: {0: BOUNCED}})
-        assert spool.owed_report(queue_id) == OwedReport(report_id(queue_id), (0,))
+        assert spool.owed_report(queue_id) == OwedReport(report_id(queue_id), (0,), (BOUNCED,))
         assert again(engine, spool).totals() == Totals(accepted=3, bounced=2, expired=1)
 
     def test_a_report_that_a_crash_left_unmarked_is_not_owed(self, engine: Engine) -> None:
@@ -232,7 +232,7 @@ class Conformance(HandingOver):
         (entry,) = [e for e in spool.recover().entries if e.queue_id == queue_id]
         assert not entry.owes_report
         spool.mark({queue_id: {0: BOUNCED}})
-        assert spool.owed_report(queue_id) == OwedReport(report_id(queue_id, 0), (0,))
+        assert spool.owed_report(queue_id) == OwedReport(report_id(queue_id, 0), (0,), (BOUNCED,))
 
     def test_mail_from_nobody_owes_no_report(self, engine: Engine) -> None:
         spool, queue_id = recovered(engine), accept(engine.intake(), replace(ENVELOPE, reverse_path=""))

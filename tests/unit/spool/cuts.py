@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 
+from relay.mail.dsn import DsnRequest, Notify, RecipientRequest, Ret
 from relay.spool.interface import Status
 from tests.fakes.disk import ModelDisk
 from tests.fakes.platter import Model
@@ -15,6 +16,9 @@ from tests.unit.spool.scenarios import held_and_released_together, left_held_tog
 from tests.unit.spool.world import Letter, Sender, Snapshot, Violation, World
 
 RELAYED, BOUNCED, EXPIRED, DELETED = Status.RELAYED, Status.BOUNCED, Status.EXPIRED, Status.DELETED
+TOLD = Status.SUCCESS
+WANTS_ALL = RecipientRequest(Notify.SUCCESS | Notify.FAILURE, "rfc822;list+2Bowner@example.org")
+WANTS_NONE = RecipientRequest(Notify.NEVER)
 LONG = b"Subject: long\r\n\r\n" + b"0123456789\r\n" * 110
 
 Images = Iterator[tuple[str, ModelDisk]]
@@ -74,6 +78,28 @@ SCENARIOS: dict[str, tuple[tuple[Letter, ...], Callable[[Sender], None] | None]]
     "left held together": ((Letter(({0: RELAYED},)), Letter(({0: RELAYED},))), left_held_together),
     "bounced while held": ((Letter(({0: BOUNCED},)),), _left_held),
     "warned, then bounced": ((Letter(({}, {0: BOUNCED})),), _warned),
+    "relayed, and its sender is told": (
+        (Letter(({0: TOLD},), dsn=DsnRequest(Ret.FULL, "id", (WANTS_ALL,))),),
+        None,
+    ),
+    "told one by one": (
+        (Letter(({2: TOLD}, {0: TOLD}, {1: BOUNCED}), 3, dsn=DsnRequest(recipients=(WANTS_ALL,) * 3)),),
+        None,
+    ),
+    "told of some, no report after a crash": (
+        (
+            Letter(
+                ({1: TOLD, 2: BOUNCED}, {0: TOLD, 3: BOUNCED}),
+                4,
+                dsn=DsnRequest(recipients=(WANTS_ALL, WANTS_ALL, WANTS_NONE, WANTS_ALL)),
+            ),
+        ),
+        _reports_wait_after_a_crash,
+    ),
+    "bounced, and its sender wants to hear nothing": (
+        (Letter(({0: BOUNCED}, {1: EXPIRED}), 2, dsn=DsnRequest(recipients=(WANTS_NONE,) * 2)),),
+        None,
+    ),
     "spilled": ((Letter(({0: RELAYED}, {1: BOUNCED}, {2: RELAYED}), 3, content=LONG, spills=2),), None),
 }
 

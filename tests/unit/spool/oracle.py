@@ -8,15 +8,18 @@ interface (tests.unit.spool.engine.OnModel).  What it holds it to:
   durable fate, and its sender a report if one of them failed; nothing else is there but
   what was handed over, whole;
 - a durable fate stays, and no other ever shows up; a reason is there as long as its mark;
-- each failure is told once, also that of a delay, and not before it is marked;
+- each failure, and each success that was asked for, is told once, also a delay, and not before it is
+  marked; a failure of which the sender wants to hear nothing is told to nobody;
 - nobody is tried again but whom a crash caught between the upstream's reply and the mark;
 - recovering twice, killed in between, is recovering once: the same messages, the same account;
 - nothing is left when all is done, and every recipient was counted once.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from relay.mail.envelope import QueueId
+from relay.mail.dsn import Notify
+from relay.mail.envelope import Envelope, QueueId
 from relay.spool.identity import subject_of
 from relay.spool.interface import DEFERRED, Message, Recovery, Status, Totals
 from tests.fakes.disk import ModelDisk
@@ -145,7 +148,7 @@ def _check_present(trace: Trace, message: Message, sender: Sender) -> None:
             raise Violation(f"{queue_id}/{index} is {status} though marked {marked} durably")
         if status is not Status.TODO and status not in fates:
             raise Violation(f"{queue_id}/{index} is {status} which never happened: {fates}")
-        if status.is_failure and index not in noted:
+        if status.is_reported and index not in noted:
             raise Violation(f"{queue_id}/{index} is {status} without its reason")
         if status is not Status.TODO:
             # What recovery returns is durable, whoever wrote it.
@@ -160,9 +163,21 @@ def _check_absent(trace: Trace, queue_id: QueueId, present: set[QueueId]) -> Non
     if queue_id not in trace.finishing or None in statuses:
         raise Violation(f"{queue_id} is lost: {statuses}")
     told = _told_of(trace, queue_id, present | trace.finishing)
-    failed = [index for index, status in enumerate(statuses) if status is not None and status.is_failure]
-    if not envelope.is_null and not set(failed) <= set(told):
-        raise Violation(f"{queue_id}: {failed} failed and its sender is never told, but of {told}")
+    to_tell = _to_tell(envelope, [status for status in statuses if status is not None])
+    if not set(to_tell) <= set(told):
+        raise Violation(f"{queue_id}: its sender is to be told of {to_tell}, and never is, but of {told}")
+
+
+def _to_tell(envelope: Envelope, statuses: Sequence[Status]) -> list[int]:
+    """Return the recipients of which a report has to tell: failures, but by NOTIFY, and asked successes."""
+    if envelope.is_null:
+        return []
+    silenced = [not envelope.dsn.wants(index, Notify.FAILURE) for index in range(len(statuses))]
+    return [
+        index
+        for index, status in enumerate(statuses)
+        if status is Status.SUCCESS or (status.is_failure and not silenced[index])
+    ]
 
 
 def _told_of(trace: Trace, queue_id: QueueId, among: set[QueueId]) -> list[int]:
@@ -172,13 +187,12 @@ def _told_of(trace: Trace, queue_id: QueueId, among: set[QueueId]) -> list[int]:
 
 
 def _check_told(trace: Trace) -> None:
-    """Each failed recipient is told of by exactly one report, and no other is."""
+    """Each failure, and each success that was asked for, is told by exactly one report, and nothing else."""
     for queue_id in trace.finishing:
         envelope, _ = trace.offered[queue_id]
         marks = [trace.marked[queue_id, index] for index in range(len(envelope.recipients))]
-        failed = [] if envelope.is_null else [index for index, mark in enumerate(marks) if mark.is_failure]
-        if failed != (told := _told_of(trace, queue_id, trace.finishing)):
-            raise Violation(f"{queue_id}: {failed} failed, its sender was told of {told}")
+        if (to_tell := _to_tell(envelope, marks)) != (told := _told_of(trace, queue_id, trace.finishing)):
+            raise Violation(f"{queue_id}: its sender was told of {told}, and not of {to_tell}")
 
 
 def _check_account(trace: Trace, messages: dict[QueueId, Message], totals: Totals) -> None:
@@ -188,7 +202,8 @@ def _check_account(trace: Trace, messages: dict[QueueId, Message], totals: Total
         count = len(trace.offered[queue_id][0].recipients)
         statuses += [trace.marked[queue_id, index] for index in range(count)]
     counted = {
-        Status.RELAYED: totals.relayed,
+        Status.RELAYED: totals.relayed - statuses.count(Status.SUCCESS),
+        Status.SUCCESS: statuses.count(Status.SUCCESS),
         Status.BOUNCED: totals.bounced,
         Status.EXPIRED: totals.expired,
         Status.DELETED: totals.deleted,

@@ -1,7 +1,8 @@
 """Every small run of the spool, made systematically: the space that the crash runs walk through.
 
 A scenario is up to three messages, each with up to four recipients, each recipient with
-one fate: relayed, relayed after a deferral, failed, expired after a deferral, deleted.
+one fate: relayed, relayed after a deferral, failed, expired after a deferral, deleted, relayed
+with a sender who wants to be told, failed with one who does not (NOTIFY, RFC 3461).
 Where one failed: its report is relayed, or fails too, or there is nobody to tell.  And
 all of it plain, or held and released (one by one or together), or left held while it is
 settled, or with a dead and a living listener's drafts at a clean-up.
@@ -15,6 +16,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from relay.mail.dsn import NO_REQUEST, DsnRequest, Notify, RecipientRequest, asked_of
 from relay.spool.interface import SpoolFault, SpoolFull, Status
 from tests.fakes.disk import Fault
 from tests.fakes.platter import Model
@@ -32,6 +34,8 @@ FATES: dict[str, tuple[int, Status]] = {
     "failed": (0, Status.BOUNCED),
     "expired": (1, Status.EXPIRED),
     "deleted": (0, Status.DELETED),
+    "told": (0, Status.SUCCESS),
+    "untold": (0, Status.BOUNCED),
 }
 """At which attempt what becomes of a recipient."""
 
@@ -60,6 +64,9 @@ def held_and_released_together(sender: Sender) -> None:
     sender.hold(*sorted(sender.queue), release=True)
 
 
+ASKED = {"told": RecipientRequest(Notify.SUCCESS), "untold": RecipientRequest(Notify.NEVER)}
+"""What the sender asked of a recipient with this fate."""
+
 MEANWHILE: dict[str, Callable[[Sender], None] | None] = {
     "plain": None,
     "held": left_held,
@@ -78,14 +85,24 @@ class Shape:
 
     @property
     def may_report(self) -> bool:
-        return not self.is_null and not {"failed", "expired"}.isdisjoint(self.fates)
+        return not self.is_null and not {"failed", "expired", "told"}.isdisjoint(self.fates)
 
     def letter(self) -> Letter:
         attempts = tuple(
-            {index: FATES[fate][1] for index, fate in enumerate(self.fates) if FATES[fate][0] == attempt}
+            {
+                index: self._status_of(fate)
+                for index, fate in enumerate(self.fates)
+                if FATES[fate][0] == attempt
+            }
             for attempt in range(1 + max(FATES[fate][0] for fate in self.fates))
         )
-        return Letter(attempts, len(self.fates), "" if self.is_null else "list@example.org")
+        asked = asked_of([ASKED.get(fate, NO_REQUEST) for fate in self.fates])
+        sender = "" if self.is_null else "list@example.org"
+        return Letter(attempts, len(self.fates), sender, dsn=DsnRequest(recipients=asked))
+
+    def _status_of(self, fate: str) -> Status:
+        # Nobody is told of a success of mail from nobody.
+        return Status.RELAYED if self.is_null and fate == "told" else FATES[fate][1]
 
     def __str__(self) -> str:
         return "+".join(self.fates) + (" from nobody" if self.is_null else "")

@@ -214,7 +214,8 @@ def test_notes_damaged_at_any_bit_keep_no_report_back() -> None:
         engine.disk.unlink(path)
         engine.plant(path, content)
         known = {one.index: one for one in notes.read(engine.disk, engine.layout, queue_ids[0])}
-        _, report = Reporter("relay.test").failures(message, b"", OwedReport(own, (0,)), known)
+        owed = OwedReport(own, (0,), (Status.BOUNCED,))
+        _, report = Reporter("relay.test").endings(message, b"", owed, known, is_whole=False)
         assert b"Final-Recipient: rfc822; alice@example.com\r\n" in report
         assert b"\n\n" not in report.replace(b"\r\n", b"")
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from relay.mail.dsn import DsnRequest, Notify, RecipientRequest, Ret, asked_of
 from relay.mail.envelope import Envelope, QueueId
 from relay.spool.interface import Corrupt, Status
 from relay.spool.maildir import message_file
@@ -14,6 +15,21 @@ from relay.spool.maildir import message_file
 QUEUE_ID = QueueId("0123456789abcdef")
 CONTENT = b"Subject: T\r\n\r\nTo do, Done, Failed.\r\n"
 ENVELOPE = Envelope("s@example.org", ("a@example.com", "T@example.com"), 7, "h[192.0.2.1]", "h", "ESMTP")
+
+
+def requests_for(recipients: int) -> st.SearchStrategy[DsnRequest]:
+    asked = st.builds(
+        RecipientRequest,
+        st.none() | st.sampled_from([Notify(number) for number in range(8)]),
+        st.sampled_from(["", "rfc822;a+2Bb@c", "utf-8;\u00e9@b", r"utf-8;\x{E9}@b"]),
+    )
+    return st.builds(
+        DsnRequest,
+        st.none() | st.sampled_from(Ret),
+        st.sampled_from(["", "QQ314159", "a+20b"]),
+        st.lists(asked, min_size=recipients, max_size=recipients).map(asked_of),
+    )
+
 
 texts = st.text(st.characters(codec=None), max_size=30)
 """Any text, also with line ends, controls and lone surrogates."""
@@ -28,7 +44,7 @@ envelopes = st.builds(
     protocol=texts,
     user=st.none() | texts,
     smtputf8=st.booleans(),
-)
+).flatmap(lambda envelope: requests_for(len(envelope.recipients)).map(lambda dsn: replace(envelope, dsn=dsn)))
 
 
 def encoded(envelope: Envelope = ENVELOPE, content: bytes = CONTENT, queue_id: QueueId = QUEUE_ID) -> bytes:
@@ -98,7 +114,7 @@ def test_any_other_byte_anywhere_is_noticed() -> None:
     _, recipients, _ = decoded(raw)
     status_places = set(recipients.offsets)
     allowed = {(place, status.value[0]) for place in status_places for status in Status}
-    allowed |= {(place, octet) for place in status_places for octet in b"fe"}
+    allowed |= {(place, octet) for place in status_places for octet in b"fes"}
     allowed |= {(message_file.WARNED_OFFSET, octet) for octet in b"W-"}
     unnoticed = set()
     for place in range(len(raw)):
@@ -129,6 +145,19 @@ def test_no_bytes_at_all_raise_anything_but_corrupt(raw: bytes) -> None:
             decoded(candidate)
 
 
+WHOLE_FACTS = (
+    b'{"id":"0123456789abcdef","reverse_path":"s@example.org","arrival_at_ns":7,"client":"c","helo":"h",'
+    b'"protocol":"ESMTP","user":null,"smtputf8":false,"dsn":%s}'
+)
+NO_DSN_FACTS = [
+    b"null", b"{}", b"[]", b'"x"', b"7", b'{"x":1}', b'{"ret":"BODY"}', b'{"ret":7}', b'{"envid":"a b"}',
+    b'{"envid":"a\\r\\nRCPT"}', b'{"notify":[]}', b'{"notify":["NEVER","NEVER"]}', b'{"notify":["ALWAYS"]}',
+    b'{"notify":"NEVER"}', b'{"notify":[7]}', b'{"orcpt":["rfc822;a b"]}', b'{"orcpt":[{}]}',
+    b'{"orcpt":["rfc822;a"],"notify":[]}',
+]  # fmt: skip
+"""Each with one recipient."""
+
+
 @pytest.mark.parametrize(
     "facts",
     [
@@ -140,6 +169,7 @@ def test_no_bytes_at_all_raise_anything_but_corrupt(raw: bytes) -> None:
         b'"id"',
         b'{"id":"0123456789abcdef"}',
         b'{"id":"0123456789abcdef","x":1}',
+        *(WHOLE_FACTS % dsn for dsn in NO_DSN_FACTS),
     ],
 )
 def test_an_envelope_of_wrong_facts_is_corrupt(facts: bytes) -> None:
@@ -208,3 +238,23 @@ def test_the_format_of_version_1_stays_readable() -> None:
         b'"helo":"h","protocol":"ESMTP","user":null,"smtputf8":false}\n'
         b"Ta@example.com\nTT@example.com\n"
     )
+
+
+def test_no_dsn_parameters_leave_nothing() -> None:
+    assert encoded(replace(ENVELOPE, dsn=DsnRequest(recipients=(RecipientRequest(),) * 2))) == encoded()
+
+
+def test_dsn_parameters_stand_in_the_envelope_and_nowhere_else() -> None:
+    asked = (RecipientRequest(Notify.SUCCESS | Notify.DELAY), RecipientRequest(None, "rfc822;t@example.com"))
+    dsn = DsnRequest(Ret.HDRS, "QQ+2B1", asked)
+    raw = encoded(replace(ENVELOPE, dsn=dsn))
+
+    assert raw[-len(b"Ta@example.com\nTT@example.com\n") - 2 :] == b"}\nTa@example.com\nTT@example.com\n"
+    assert (
+        raw.count(
+            b',"smtputf8":false,"dsn":{"ret":"HDRS","envid":"QQ+2B1","notify":["SUCCESS,DELAY",null],'
+            b'"orcpt":[null,"rfc822;t@example.com"]}}\n'
+        )
+        == 1
+    )
+    assert decoded(raw)[1].envelope.dsn == dsn

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from relay.clock import SECOND_NS
 from relay.mail.draft import Draft
+from relay.mail.dsn import NOTHING_ASKED, DsnRequest
 from relay.mail.envelope import Envelope, QueueId
 from relay.spool.identity import subject_of, warning_id
 from relay.spool.interface import DEFERRED, Message, Note, Recovery, SpoolFull, Status
@@ -104,10 +105,13 @@ class Letter:
     content: bytes = b"Subject: minutes\r\n\r\nAll agreed.\r\n"
     spills: int = 0
     """How many times its content is written before it is whole."""
+    dsn: DsnRequest = NOTHING_ASKED
 
     def envelope(self, arrival_at_ns: int) -> Envelope:
         addresses = tuple(f"r{number}@example.com" for number in range(self.recipients))
-        return Envelope(self.reverse_path, addresses, arrival_at_ns, "local[127.0.0.1]", "mail", "ESMTP")
+        return Envelope(
+            self.reverse_path, addresses, arrival_at_ns, "local[127.0.0.1]", "mail", "ESMTP", dsn=self.dsn
+        )
 
 
 class Listener:
@@ -205,7 +209,7 @@ class Sender:
 
     def _write(self, marks: Mapping[QueueId, Mapping[int, Status]]) -> None:
         notes = {
-            queue_id: [self._note(index, s) for index, s in of_message.items() if s.is_failure]
+            queue_id: [self._note(index, s) for index, s in of_message.items() if s.is_reported]
             for queue_id, of_message in marks.items()
         }
         self.spool.note({queue_id: of_message for queue_id, of_message in notes.items() if of_message})
@@ -222,7 +226,7 @@ class Sender:
         self._end([queue_id for queue_id in marks if queue_id in self.queue and not self._left(queue_id)])
 
     def report_what_is_owed(self, queue_ids: Sequence[QueueId]) -> None:
-        """Tell senders of recipients that failed while others are left, if the reports may go."""
+        """Tell senders what they are owed while recipients are left, if the reports may go."""
         for queue_id in queue_ids:
             if self.spool.owed_report(queue_id) is None:
                 continue
@@ -302,8 +306,9 @@ class Sender:
         return tuple(Note(i, "4.2.0", DEFERRED, "450 later", "isp", self.clock.wall_ns()) for i in left)
 
     def _note(self, index: int, status: Status) -> Note:
-        text = f"550 5.1.1 no {index}"
-        return Note(index, "5.1.1", status.name.lower(), text, "isp", self.clock.wall_ns())
+        text = f"550 5.1.1 no {index}" if status.is_failure else f"250 2.0.0 yes {index}"
+        reason = status.name.lower() if status.is_failure else "relayed"
+        return Note(index, "5.1.1", reason, text, "isp", self.clock.wall_ns())
 
     def _end(self, queue_ids: Sequence[QueueId]) -> None:
         for queue_id in queue_ids:
@@ -318,7 +323,7 @@ class Sender:
         envelope, owed = self.trace.offered[queue_id][0], self.spool.owed_report(queue_id)
         if owed is None:
             raise Violation(f"{queue_id} owes a report no more")
-        own, failed = owed.report_id, owed.failed
+        own, failed = owed.report_id, owed.indices
         if missing := [index for index in failed if (queue_id, index) not in self.trace.marked]:
             raise Violation(f"{queue_id}: {missing} are reported and not marked: a crash sends to them again")
         notes = self.spool.notes(queue_id)

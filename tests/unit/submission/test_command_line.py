@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from relay.mail.dsn import Notify, Ret
 from relay.submission.command_line import Mode, SendmailCall, WrongUsage, parse_call
 
 
@@ -49,7 +50,7 @@ def test_an_empty_sender_is_the_null_path() -> None:
             "log",
             "-oem",
         ],
-        ["-O", "DeliveryMode=b", "-N", "never", "-R", "hdrs", "-V", "id", "-pSMTP", "-e", "m", "-C", "file"],
+        ["-O", "DeliveryMode=b", "-pSMTP", "-e", "m", "-C", "file"],
     ],
 )
 def test_what_changes_nothing_is_ignored_with_its_value(words: list[str]) -> None:
@@ -76,6 +77,22 @@ def test_the_policy_and_the_spool_may_be_named() -> None:
     call = parse_call(["--policy", "p.yaml", "--spool=s"])
 
     assert (call.policy, call.spool) == (Path("p.yaml"), Path("s"))
+
+
+def test_what_the_sender_wants_to_be_told_is_asked_for() -> None:
+    call = parse_call(["-N", "success,DELAY", "-Rhdrs", "-V", "batch 7+1", "a@b.test"])
+
+    assert (call.notify, call.ret, call.envid) == (Notify.SUCCESS | Notify.DELAY, Ret.HDRS, "batch+207+2B1")
+    assert parse_call(["-Nnever"]).notify == Notify.NEVER
+
+
+@pytest.mark.parametrize(
+    "words", [["-N", "always"], ["-N", "never,delay"], ["-N", ""], ["-R", "all"], ["-V", ""], ["-V", "é"],
+              ["-V", "a\nb"], ["-V", "x" * 101]],
+)  # fmt: skip
+def test_what_rfc_3461_does_not_know_is_wrong_usage(words: list[str]) -> None:
+    with pytest.raises(WrongUsage):
+        parse_call([*words, "a@b.test"])
 
 
 @pytest.mark.parametrize("words", [["-bd"], ["-bv"], ["-z"], ["-f"], ["--policy"], ["--verbose"]])

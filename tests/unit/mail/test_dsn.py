@@ -1,0 +1,169 @@
+"""What a sender asks to be told: read as RFC 3461 and RFC 6533 write it, and written as it was read."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.mail import dsn
+from relay.mail.dsn import DsnRequest, MalformedDsn, Notify, RecipientRequest, Ret
+
+PRINTABLE = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=33)
+
+
+@given(PRINTABLE)
+def test_xtext_is_read_as_it_was_written(text: str) -> None:
+    encoded = dsn.encode_xtext(text)
+
+    assert re.fullmatch(r"(?:[!-*,-<>-~]|\+[0-9A-F]{2})+", encoded)
+    assert dsn.decode_xtext(encoded) == text
+
+
+@given(st.text(max_size=12) | st.text("+=2BbG ;a", max_size=12))
+def test_what_is_taken_for_xtext_is_xtext(text: str) -> None:
+    try:
+        decoded = dsn.decode_xtext(text)
+    except MalformedDsn:
+        return
+    assert decoded.isascii()
+    assert decoded.isprintable()
+    assert dsn.decode_xtext(dsn.encode_xtext(decoded)) == decoded
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a b", "a=b", "+2b", "+", "+2", "+G0", "é", "a+0D+0Ab", "+00", "+7F", "+E9", "a\n", "a\x00"]
+)
+def test_what_is_no_xtext_is_refused(text: str) -> None:
+    with pytest.raises(MalformedDsn):
+        dsn.decode_xtext(text)
+
+
+@given(st.lists(st.sampled_from(["SUCCESS", "failure", "Delay"]), min_size=1, max_size=5))
+def test_a_list_of_notify_is_the_set_of_its_words(words: list[str]) -> None:
+    notify = dsn.parse_notify(",".join(words))
+
+    assert {each.name for each in notify} == {word.upper() for word in words}
+    assert dsn.parse_notify(str(notify)) == notify
+
+
+def test_never_stands_alone() -> None:
+    assert dsn.parse_notify("never") == Notify.NEVER
+    assert str(Notify.NEVER) == "NEVER"
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", ",", "NEVER,FAILURE", "FAILURE,", "FAILURE,,DELAY", "NEVER,NEVER", "ALWAYS", " SUCCESS", "NONE"],
+)
+def test_another_notify_is_refused(value: str) -> None:
+    with pytest.raises(MalformedDsn):
+        dsn.parse_notify(value)
+
+
+def test_ret_is_full_or_hdrs() -> None:
+    assert (dsn.parse_ret("full"), dsn.parse_ret("HDRS")) == (Ret.FULL, Ret.HDRS)
+    for value in ("", "HEADERS", "FULL,HDRS"):
+        with pytest.raises(MalformedDsn):
+            dsn.parse_ret(value)
+
+
+def test_an_envelope_id_has_at_most_a_hundred_characters() -> None:
+    assert dsn.parse_envid("x" * 97 + "+2B") == "x" * 97 + "+2B"
+    for value in ("x" * 98 + "+2B", "a b", "+0A", ""):
+        with pytest.raises(MalformedDsn, match="ENVID"):
+            dsn.parse_envid(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "original"),
+    [
+        ("rfc822;bob@example.net", ("rfc822", "bob@example.net")),
+        ("RFC822;Bob+2Bx+3Dy@example.net", ("RFC822", "Bob+x=y@example.net")),
+        ("x400;/C=+20/ADMD+3Dx".replace("C=", "C+3D"), ("x400", "/C= /ADMD=x")),
+        (r"utf-8;\x{E9}t\x{E9}@example.net", ("utf-8", r"\x{E9}t\x{E9}@example.net")),
+        ("utf-8;été@example.net", ("utf-8", r"\x{E9}t\x{E9}@example.net")),
+        ("UTF-8;\U0001f4e8@b", ("UTF-8", r"\x{1F4E8}@b")),
+    ],
+)
+def test_an_original_recipient_is_told_in_ascii(value: str, original: tuple[str, str]) -> None:
+    orcpt = dsn.parse_orcpt(value, smtputf8=True)
+
+    assert orcpt == value
+    assert dsn.original_recipient(orcpt) == original
+    ascii_form = dsn.ascii_orcpt(orcpt)
+    assert dsn.parse_orcpt(ascii_form, smtputf8=False) == ascii_form
+    assert dsn.original_recipient(ascii_form) == original
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "", ";", "rfc822", "rfc822;", ";a@b", "rfc 822;a@b", "rfc822;a b", "rfc822;a=b", "rfc822;é@b",
+        "rfc822;a+0Ab", "rfc822;" + "x" * 494, "(x);a", "utf-8;", "utf-8;a+b", "utf-8;a\\b", r"utf-8;\x{0A}",
+        r"utf-8;\x{D800}", r"utf-8;\x{110000}", r"utf-8;\x{e9}", r"utf-8;\x{2028}", "utf-8;\u0085",
+        "utf-8;\ud800", "utf-8;a b", "x" * 41 + ";a",
+    ],
+)  # fmt: skip
+def test_an_orcpt_that_is_none_is_refused(value: str) -> None:
+    with pytest.raises(MalformedDsn):
+        dsn.parse_orcpt(value, smtputf8=True)
+
+
+def test_an_orcpt_outside_ascii_needs_smtputf8() -> None:
+    with pytest.raises(MalformedDsn, match="SMTPUTF8"):
+        dsn.parse_orcpt("utf-8;é@b", smtputf8=False)
+
+
+@given(st.text(max_size=20) | st.text("utf-8;rc2\\x{E90}@=+ é\u2028\x85", max_size=20), st.booleans())
+def test_what_is_taken_for_an_orcpt_can_be_told(value: str, smtputf8: bool) -> None:
+    try:
+        orcpt = dsn.parse_orcpt(value, smtputf8=smtputf8)
+    except MalformedDsn:
+        return
+    assert not re.search(r"[\x00-\x20\x7f-\x9f\u2028]", orcpt)
+    kind, address = dsn.original_recipient(orcpt)
+    assert (kind + address).isascii()
+    assert (kind + address).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("notify", "told"),
+    [
+        (None, {Notify.FAILURE, Notify.DELAY}),
+        (Notify.NEVER, set()),
+        (Notify.SUCCESS, {Notify.SUCCESS}),
+        (Notify.DELAY, {Notify.DELAY}),
+        (Notify.SUCCESS | Notify.FAILURE, {Notify.SUCCESS, Notify.FAILURE}),
+    ],
+)
+def test_a_sender_is_told_what_it_asked_for(notify: Notify | None, told: set[Notify]) -> None:
+    asked = DsnRequest(recipients=(RecipientRequest(notify), RecipientRequest()))
+
+    assert {what for what in Notify if asked.wants(0, what)} == told
+    assert {what for what in Notify if DsnRequest().wants(7, what)} == {Notify.FAILURE, Notify.DELAY}
+
+
+def test_requests_of_some_recipients_are_theirs() -> None:
+    every = tuple(RecipientRequest(None, f"rfc822;{number}@b") for number in range(4))
+    asked = DsnRequest(Ret.FULL, "id", every)
+
+    assert asked.for_some([3, 1]) == DsnRequest(Ret.FULL, "id", (every[3], every[1]))
+    assert DsnRequest(Ret.FULL).for_some([3]) == DsnRequest(Ret.FULL)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "both"),
+    [
+        (None, None, None),
+        (Notify.SUCCESS, None, Notify.SUCCESS | Notify.FAILURE | Notify.DELAY),
+        (Notify.NEVER, Notify.SUCCESS, Notify.SUCCESS),
+        (Notify.NEVER, Notify.NEVER, Notify.NEVER),
+    ],
+)
+def test_a_recipient_named_twice_is_told_of_as_either_asks(
+    one: Notify | None, other: Notify | None, both: Notify | None
+) -> None:
+    for first, second in ((one, other), (other, one)):
+        joined = RecipientRequest(first).joined(RecipientRequest(second, "rfc822;a@b"))
+        assert joined == RecipientRequest(both, "rfc822;a@b")

@@ -1,0 +1,251 @@
+"""What senders ask to be told (RFC 3461): passed on where the upstream offers DSN, else told by us."""
+
+import email
+import email.policy
+from pathlib import Path
+
+from flufl.bounce import all_failures, scan_message
+
+from relay.clock import SECOND_NS
+from relay.control.operations import OK
+from relay.mail.dsn import DsnRequest, Notify, RecipientRequest, Ret
+from relay.queue.scheduler import State
+from relay.status.snapshot import MessageView
+from tests.fakes.clock import LeapingClock
+from tests.fakes.smarthost import Script, Smarthost
+from tests.fakes.smarthost_dialogue import Recorded
+from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of
+from tests.unit.sender.test_late_mail import RETRY, fields, full_window, limited, warnings
+from tests.unit.sender.test_report_limit import SHIELD_OFF, capped, nobody, reports, told, waiting
+from tests.unit.sender.test_reports_at_once import fussy, is_deferred, patient
+
+HOUR_NS = 3600 * SECOND_NS
+DSN = (*Smarthost.EXTENSIONS, "DSN")
+GONE, HERE, SLOW = "gone@there.example", "here@there.example", "slow@there.example"
+
+
+def asked(*notify: Notify | None, ret: Ret | None = None, envid: str = "") -> DsnRequest:
+    return DsnRequest(ret, envid, tuple(map(RecipientRequest, notify)))
+
+
+def actions(report: Recorded) -> list[tuple[str, str]]:
+    return [(each["Final-Recipient"].partition("; ")[2], each["Action"]) for each in fields(report)[1:]]
+
+
+def unsubscribed(report: Recorded) -> set[bytes]:
+    """Return whom Mailman's detector takes for gone."""
+    found = email.message_from_bytes(report.content, policy=email.policy.compat32)
+    _, permanent = all_failures(found)
+    assert set(scan_message(found)) == set(permanent)
+    return set(permanent)
+
+
+async def test_success_is_told_as_relayed_where_no_dsn_is_offered(tmp_path: Path) -> None:
+    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port)) as relay:
+        success, failure = Notify.SUCCESS | Notify.FAILURE, Notify.FAILURE
+        relay.accept(
+            HERE,
+            "two@there.example",
+            "three@there.example",
+            dsn=asked(success, failure, None, envid="QQ+2B1"),
+        )
+        await relay.until_empty()
+
+        (report,) = reports(host)
+        assert report.recipients == ["a@here.example"]
+        assert actions(report) == [(HERE, "relayed")]
+        of_message, of_one = fields(report)
+        assert of_message["Original-Envelope-Id"] == "QQ+1"
+        assert (of_one["Status"], of_one["Diagnostic-Code"]) == ("2.0.0", "smtp; 250 2.0.0 taken")
+        assert of_one["Remote-MTA"] == "dns; [127.0.0.1]"
+        assert "sender delivery status notification: " in told(relay)
+        assert "non-delivery" not in told(relay)
+        assert unsubscribed(report) == set()
+
+
+async def test_success_is_the_upstreams_to_tell_where_it_offers_dsn(tmp_path: Path) -> None:
+    async with Smarthost(extensions=DSN) as host, Relay(policy_of(tmp_path, host.port)) as relay:
+        relay.accept(HERE, dsn=asked(Notify.SUCCESS, ret=Ret.HDRS))
+        await relay.until_empty()
+
+        assert len(host.relayed) == 1
+        assert f"RCPT TO:<{HERE}> NOTIFY=SUCCESS" in host.commands
+        assert host.relayed[0].parameters[-1] == "RET=HDRS"
+
+
+async def test_failures_are_told_by_us_wherever_they_happen(tmp_path: Path) -> None:
+    async with (
+        Smarthost(Script(rcpt=nobody), extensions=DSN) as host,
+        Relay(policy_of(tmp_path, host.port, SHIELD_OFF)) as relay,
+    ):
+        relay.accept(GONE, HERE, dsn=asked(Notify.FAILURE, Notify.SUCCESS))
+        await relay.until_empty()
+
+        (report,) = reports(host)
+        assert actions(report) == [(GONE, "failed")]
+        assert unsubscribed(report) == {GONE.encode()}
+
+
+async def test_failures_and_successes_are_told_together(tmp_path: Path) -> None:
+    async with (
+        Smarthost(Script(rcpt=nobody)) as host,
+        Relay(policy_of(tmp_path, host.port, SHIELD_OFF)) as relay,
+    ):
+        relay.accept(HERE, GONE, dsn=asked(Notify.SUCCESS, None))
+        await relay.until_empty()
+
+        (report,) = reports(host)
+        assert actions(report) == [(HERE, "relayed"), (GONE, "failed")]
+        assert unsubscribed(report) == {GONE.encode()}
+
+
+async def test_never_silences_failures_and_the_log_says_so(tmp_path: Path) -> None:
+    async with (
+        Smarthost(Script(rcpt=nobody)) as host,
+        Relay(policy_of(tmp_path, host.port, SHIELD_OFF)) as relay,
+    ):
+        silent = relay.accept(
+            GONE, "gone2@there.example", dsn=asked(Notify.NEVER, Notify.SUCCESS | Notify.DELAY)
+        )
+        await relay.until(lambda: f"{silent}: removed" in told(relay))
+        assert f"{silent}: no report of 2 failed recipients" in told(relay)
+        mixed = relay.accept(GONE, "gone2@there.example", dsn=asked(Notify.NEVER, None))
+        await relay.until_empty()
+
+        (report,) = reports(host)
+        assert actions(report) == [("gone2@there.example", "failed")]
+        assert f"{mixed}: no report of 1 failed recipients" in told(relay)
+
+
+async def test_nobody_is_told_of_a_success_of_mail_from_nobody(tmp_path: Path) -> None:
+    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port)) as relay:
+        relay.accept(HERE, sender="", dsn=asked(Notify.SUCCESS))
+        await relay.until_empty()
+
+        assert len(host.relayed) == 1
+
+
+async def test_ret_says_how_much_of_the_message_returns(tmp_path: Path) -> None:
+    async with (
+        Smarthost(Script(rcpt=nobody)) as host,
+        Relay(policy_of(tmp_path, host.port, SHIELD_OFF)) as relay,
+    ):
+        for ret in (Ret.FULL, Ret.HDRS, None):
+            relay.accept(GONE, dsn=asked(None, ret=ret))
+            await relay.until_empty()
+        long = CONTENT + b"x" * 70 + b"\r\n" + b"filler\r\n" * 40_000
+        relay.accept(GONE, content=long, dsn=asked(None, ret=Ret.FULL))
+        await relay.until_empty()
+
+        full, *others = [report.content for report in reports(host)]
+        assert b"Content-Type: message/rfc822\r\n\r\n" + CONTENT in full
+        assert len(others) == 3
+        for report in others:
+            assert b"text/rfc822-headers" in report
+            assert b".dotted" not in report
+
+
+async def test_a_success_is_told_once_though_its_report_waits_over_a_restart(tmp_path: Path) -> None:
+    clock = LeapingClock()
+    async with Smarthost(Script(rcpt=nobody)) as host:
+        policy = capped(tmp_path, host.port, "1")
+        async with Relay(policy, clock=clock) as relay:
+            relay.accept(GONE)
+            await relay.until(lambda: reports(host))
+            queue_id = relay.accept(HERE, dsn=asked(Notify.SUCCESS))
+            await relay.until(lambda: waiting(relay) == [queue_id])
+        async with Relay(policy, clock=clock) as relay:
+            await relay.until(lambda: waiting(relay) == [queue_id])
+            assert len(reports(host)) == 1
+            clock.ahead_ns += HOUR_NS + SECOND_NS
+            relay.sender.owed.wake()
+            await relay.until_empty()
+        assert [actions(report) for report in reports(host)[1:]] == [[(HERE, "relayed")]]
+        assert sum(HERE in each.recipients for each in host.relayed) == 1
+
+
+async def test_successes_of_a_message_that_goes_on_are_told_at_once(tmp_path: Path) -> None:
+    async with Smarthost(Script(rcpt=fussy)) as host:
+        policy = patient(tmp_path, host.port)
+        async with Relay(policy) as relay:
+            queue_id = relay.accept(HERE, SLOW, dsn=asked(Notify.SUCCESS, Notify.SUCCESS))
+            await relay.until(lambda: reports(host))
+            await relay.until(lambda: is_deferred(relay, queue_id))
+            view = await relay.operator.show(queue_id)
+            assert isinstance(view, MessageView)
+            one, other = view.recipient_statuses
+            assert (one.status, one.reported, one.notify) == ("relayed", True, "SUCCESS")
+            assert (one.text, one.attempts) == ("250 2.0.0 taken", 1)
+            assert (other.status, other.reported) == ("to do", False)
+            host.script.rcpt = lambda _: "250 ok"
+        async with Relay(policy) as relay:
+            assert await relay.operator.act("retry", [queue_id]) == {queue_id: OK}
+            await relay.until_empty()
+            totals = await relay.sender.spool_thread.totals()
+            assert (totals.relayed, totals.imbalance) == (4, 0)
+
+        assert [actions(report) for report in reports(host)] == [[(HERE, "relayed")], [(SLOW, "relayed")]]
+
+
+async def test_a_false_offer_of_dsn_costs_a_slot_and_bounces_nobody(tmp_path: Path) -> None:
+    def refuses(argument: str) -> str:
+        return "555 5.5.4 unsupported option" if "NOTIFY" in argument else nobody(argument)
+
+    async with (
+        Smarthost(Script(rcpt=refuses), extensions=DSN) as host,
+        Relay(policy_of(tmp_path, host.port, SHIELD_OFF, connections=1)) as relay,
+    ):
+        relay.accept(HERE, GONE, dsn=asked(Notify.SUCCESS, Notify.FAILURE))
+        await relay.until_empty()
+        (report,) = reports(host)
+        assert actions(report) == [(HERE, "relayed"), (GONE, "failed")]
+        assert sum("NOTIFY" in command for command in host.commands) <= 2
+
+        relay.accept(HERE, dsn=asked(Notify.SUCCESS))
+        await relay.until_empty()
+        assert len(reports(host)) == 2
+        assert sum("NOTIFY" in command for command in host.commands) <= 2
+
+
+async def test_no_delay_is_told_that_the_sender_did_not_ask_for(tmp_path: Path) -> None:
+    clock = LeapingClock()
+    async with (
+        Smarthost(Script()) as host,
+        Relay(limited(tmp_path, host.port), clock=clock) as relay,
+    ):
+        await full_window(relay, host)
+        relay.accept("x@there.example", dsn=asked(Notify.FAILURE))
+        relay.accept("y@there.example", "z@there.example", dsn=asked(Notify.NEVER, Notify.DELAY))
+        await relay.until(lambda: len(relay.sender.queue) == 3)
+        clock.ahead_ns += 4 * HOUR_NS + SECOND_NS
+        assert await relay.late.look() == 2
+        assert await relay.late.look() == 0
+        assert warnings(relay) == 2
+
+        await relay.sender.apply(policy_of(tmp_path, host.port, rest=RETRY))
+        await relay.until_empty()
+        late = [actions(report) for report in reports(host)]
+        assert sorted(late) == [
+            [("second@there.example", "delayed"), ("third@there.example", "delayed")],
+            [("z@there.example", "delayed")],
+        ]
+        assert all(unsubscribed(report) == set() for report in reports(host))
+
+
+async def test_a_refusal_warns_only_of_recipients_that_are_to_be_told_of(tmp_path: Path) -> None:
+    clock = LeapingClock()
+    async with (
+        Smarthost(Script(rcpt=fussy)) as host,
+        Relay(policy_of(tmp_path, host.port, SHIELD_OFF, RETRY), clock=clock) as relay,
+    ):
+        asks = asked(Notify.NEVER, Notify.DELAY)
+        both = relay.accept("slow1@there.example", "slow2@there.example", dsn=asks)
+        never = relay.accept(SLOW, dsn=asked(Notify.NEVER))
+        await relay.until(lambda: is_deferred(relay, both) and is_deferred(relay, never))
+        clock.ahead_ns += 5 * HOUR_NS
+        assert await relay.operator.act("retry", [both, never]) == {both: OK, never: OK}
+        await relay.until(lambda: reports(host))
+        await relay.until(lambda: all(queued.state is State.DEFERRED for queued in relay.sender.queue))
+
+        (warning,) = reports(host)
+        assert actions(warning) == [("slow2@there.example", "delayed")]
