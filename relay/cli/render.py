@@ -458,7 +458,9 @@ def _limits(snapshot: Snapshot) -> _Grid:
         for limit in upstream.limits:
             opens_ns = limit.opens_at_ns
             used = _plain(used_words(limit), "" if opens_ns is None else "yellow")
-            opens = "now" if opens_ns is None else f"in {span(opens_ns - snapshot.at_ns)}"
+            opens = (
+                "now" if opens_ns is None else limit.opening_words(snapshot.at_ns).removeprefix("next slot ")
+            )
             table.add(upstream.name, limit.words, used, opens)
     return table
 

@@ -61,6 +61,14 @@ def period(per_ns: int) -> str:
     return in_seconds(per_ns)
 
 
+def size(size_bytes: int) -> str:
+    """Return a size as a policy writes it: `512`, `20M`, `1G`; units of 1024."""
+    for unit, length in (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
+        if size_bytes and not size_bytes % length:
+            return f"{size_bytes // length}{unit}"
+    return f"{size_bytes} bytes"
+
+
 def in_seconds(span_ns: int) -> str:
     """Return a span in seconds to the nanosecond, as labels have it: `60s`, `2592000s`, `0.3s`."""
     whole, rest_ns = divmod(span_ns, SECOND_NS)

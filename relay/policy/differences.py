@@ -12,7 +12,6 @@ import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from relay.mail.formats import period
 from relay.policy.hook import HookSettings
 from relay.policy.limits import LimitSettings
 from relay.policy.loosening import RESTART_KEYS, pairs
@@ -52,8 +51,7 @@ def differences(old: Policy, new: Policy) -> list[Difference]:
 
 def limit_text(limit: LimitSettings) -> str:
     """Return a limit in words: `8 messages in any 1m for each sender`."""
-    each = "" if limit.for_each is None else f" for each {limit.for_each.replace('_', ' ')}"
-    return f"{limit.count} {limit.unit} in any {period(limit.per_ns)}{each}"
+    return limit.words()
 
 
 def _of_policies(old: Policy, new: Policy) -> Iterator[Difference]:
@@ -161,7 +159,11 @@ def _of_limits(
 
 
 def _has_another_n(one: LimitSettings, other: LimitSettings) -> bool:
-    return (one.unit, one.for_each, one.per_ns) == (other.unit, other.for_each, other.per_ns)
+    mine, its = (
+        (one.unit, one.for_each, one.per, one.zone),
+        (other.unit, other.for_each, other.per, other.zone),
+    )
+    return mine == its
 
 
 def _has_another_t(one: LimitSettings, other: LimitSettings) -> bool:

@@ -8,7 +8,7 @@ one of the policy.
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal, TypedDict
 
@@ -16,7 +16,8 @@ from pydantic import BeforeValidator, Field
 
 from relay.mail.address import MAX_LOCAL_BYTES, is_valid_address
 from relay.mail.rewriting import Rewriting
-from relay.policy.limits import LimitSettings
+from relay.policy.calendar import CalendarPeriod
+from relay.policy.limits import LimitRamp, LimitSettings
 from relay.policy.surroundings import UnusableSetting
 from relay.policy.units import (
     AnyNetwork,
@@ -201,17 +202,24 @@ def rules_of_lanes(of_policy: Lanes) -> tuple[sorting.SortingRule, ...]:
 class Ceiling:
     """A limit on what one lane may hold of another limit."""
 
-    unit: Literal["messages", "recipients", "connections"]
+    unit: Literal["messages", "recipients", "connections", "bytes"]
     count: int
     per_ns: int
     label: str
     only: str
     """The lane."""
     for_each: Literal["lane"] = "lane"
+    calendar: CalendarPeriod | None = None
+    open_hours: None = None
+    """The limit itself closes."""
+    rise: LimitRamp | None = None
 
 
 def with_ceilings(limits: Sequence[LimitSettings], of_policy: Lanes) -> tuple[LimitSettings | Ceiling, ...]:
-    """Of limits over all mail only: what counts for each sender, say, has no whole to take a part of."""
+    """Of limits over all mail only: what counts for each sender, say, has no whole to take a part of.
+
+    Not of bytes: a message goes whole, and one larger than its lane's part could never go.
+    """
     return (*limits, *ceilings_of(limits, of_policy))
 
 
@@ -219,7 +227,7 @@ def ceilings_of(limits: Sequence[LimitSettings], of_policy: Lanes) -> tuple[Ceil
     return tuple(
         _ceiling(limit, name, lane.ceiling)
         for limit in limits
-        if limit.for_each is None and limit.unit != "connections"
+        if limit.for_each is None and limit.unit in ("messages", "recipients")
         for name, lane in of_policy.items()
         if lane.ceiling is not None
     )
@@ -227,7 +235,7 @@ def ceilings_of(limits: Sequence[LimitSettings], of_policy: Lanes) -> tuple[Ceil
 
 def price_of(limits: Sequence[LimitSettings]) -> lanes.Price:
     """Price a slot of N in T at T / N."""
-    costs = {"messages": 0, "recipients": 0, "connections": 0}
+    costs = {"messages": 0, "recipients": 0, "connections": 0, "bytes": 0}
     for limit in limits:
         if limit.for_each is None:
             costs[limit.unit] = max(costs[limit.unit], limit.per_ns // limit.count)
@@ -235,8 +243,15 @@ def price_of(limits: Sequence[LimitSettings]) -> lanes.Price:
 
 
 def _ceiling(limit: LimitSettings, name: str, percent: int) -> Ceiling:
-    part = limit.model_copy(update={limit.unit: max(1, limit.count * percent // ALL_PERCENT)})
-    return Ceiling(part.unit, part.count, part.per_ns, f"{part.label} for lane {name}", name)
+    def part_of(count: int) -> int:
+        return max(1, count * percent // ALL_PERCENT)
+
+    part = limit.model_copy(update={limit.unit: part_of(limit.count), "hours": None, "ramp": None})
+    rise = limit.rise
+    if rise is not None:
+        rise = replace(rise, first=part_of(rise.first), last=part.count)
+    label = f"{part.label} for lane {name}"
+    return Ceiling(part.unit, part.count, part.per_ns, label, name, calendar=part.calendar, rise=rise)
 
 
 def _names(of_policy: Lanes) -> list[str]:

@@ -203,10 +203,32 @@ def _is_within(limit: LimitSettings, others: tuple[LimitSettings, ...]) -> bool:
     return any(
         other.unit == limit.unit
         and other.count <= limit.count
-        and other.per_ns >= limit.per_ns
+        and _is_as_long(limit, other)
         and other.for_each in (limit.for_each, None)
+        and (limit.hours is None or (other.hours, other.zone) == (limit.hours, limit.zone))
+        and _rises_no_faster(limit, other)
         for other in others
     )
+
+
+def _is_as_long(limit: LimitSettings, other: LimitSettings) -> bool:
+    """Return whether another limit's windows hold all that one window of a limit does."""
+    if limit.calendar is None:
+        # A period that begins anew says nothing of a window over its boundary.
+        return other.calendar is None and other.per_ns >= limit.per_ns
+    if other.calendar is None:
+        return other.per_ns >= limit.calendar.longest_ns
+    return other.calendar == limit.calendar
+
+
+def _rises_no_faster(limit: LimitSettings, other: LimitSettings) -> bool:
+    before, after = limit.rise, other.rise
+    if before is None:
+        return True
+    if after is None:
+        return other.count <= before.first
+    is_slower = after.over_ns >= before.over_ns and after.first <= before.first
+    return is_slower and after.since_ns == before.since_ns
 
 
 def _is_lower_ceilings(old: Mapping[str, LaneSettings], new: Mapping[str, LaneSettings]) -> bool:

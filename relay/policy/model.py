@@ -417,9 +417,11 @@ class Practice(Section):
     @field_validator("limit")
     @classmethod
     def _it_counts_what_it_can(cls, limit: LimitSettings) -> LimitSettings:
-        if limit.connections is not None or limit.for_each is not None:
-            key = "connections" if limit.connections is not None else "for_each"
-            raise broken("the practice smarthost counts messages or recipients, without for_each", key)
+        for key in ("connections", "bytes", "for_each", "hours", "ramp"):
+            if getattr(limit, key) is not None:
+                raise broken("the practice smarthost counts messages or recipients in any T, no more", key)
+        if limit.calendar is not None:
+            raise broken("the practice smarthost counts in windows that slide: write a duration", "per")
         return limit
 
     @field_validator("address")

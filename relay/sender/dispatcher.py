@@ -23,13 +23,15 @@ from relay.sender.settling import AccountBacklog, Attempt
 from relay.sender.spool_thread import seconds
 from relay.sender.throttle_thread import ThrottleThread
 from relay.sender.upstream_health import Pausing
+from relay.smtp.reply import Phase
 from relay.spool.interface import SpoolFault
 from relay.spool.os_errors import is_lack_of_means, is_lack_of_room
 from relay.telemetry.telemetry import Telemetry
-from relay.throttle.admission import Place, Request, Wait, request_for
+from relay.throttle.admission import Place, Request, TooLarge, Wait, request_for
 from relay.throttle.history_format import HistoryError
 from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection
+from relay.verdicts.outcome import Answer
 from relay.verdicts.verdict import Verdict
 
 MOST_AT_ONCE = 64
@@ -138,6 +140,10 @@ class Departures:
                     self._give_back([attempt], "")
                 case Reservation():
                     self._send(attempt, grant)
+                case TooLarge():
+                    # Deferred, so that nobody waits for it, its sender is told, and an edit can still help.
+                    self._delivery.refuse(attempt, _too_large(attempt, grant))
+                    self._ready.give_back(attempt.connection)
                 case Wait(limit_label=label, place=Place("lane")):
                     # Another process took it; the next beat sees that the lane has no room.
                     self._give_back([attempt], f"no room in {label}")
@@ -151,7 +157,7 @@ class Departures:
         most = self._pausing.slow_start.largest(self.max_recipients, attempt.connection.max_recipients)
         lane = self._scheduler.lane_of(attempt.queued)
         # Never over by the upstream's count: a limit for each sender is for the one that it sees.
-        return request_for(attempt.sent_envelope, attempt.indices, most, lane)
+        return request_for(attempt.sent_envelope, attempt.indices, most, lane, attempt.shape.size_bytes)
 
     def _send(self, attempt: Attempt, reservation: Reservation) -> None:
         queued = attempt.queued
@@ -336,6 +342,12 @@ class Dispatcher:
                 await self._wake.wait()
             finally:
                 timer.cancel()
+
+
+def _too_large(attempt: Attempt, found: TooLarge) -> Answer:
+    size_bytes = attempt.message.shape.size_bytes
+    text = f"the message has {size_bytes} octets, and the limit {found.limit_label} lets no more than {found.count} go"
+    return Answer(Verdict.DEFER, Phase.MAIL, None, text, own_status="4.3.4")
 
 
 def _fitting(connections: list[Connection], shape: Shape) -> Connection | None:

@@ -194,6 +194,8 @@ class Sender:
             if stepped_ns := steps.stepped_ns():
                 metrics.clock_stepped()
                 events.clock_stepped(by_ns=stepped_ns)
+                # A limit's hours may have begun, or its day may be another.
+                self.upstreams.wake_all()
             await self.look()
             self._arrivals.keep_ages(now=False)
             await self.upstreams.look_at_secrets()

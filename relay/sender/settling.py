@@ -77,6 +77,8 @@ class Attempt:
     """Which transaction of its connection it was."""
     rewritten: Rewritten | None = None
     """What of it is sent in another form; what is settled, reported and logged is the message of before."""
+    passes_dsn: bool = False
+    """What its sender wants to be told was passed on: the upstream tells of success."""
 
     @property
     def shape(self) -> Shape:
@@ -92,8 +94,6 @@ class Attempt:
             if self.rewritten is None
             else replace(envelope, reverse_path=self.rewritten.reverse_path)
         )
-    passes_dsn: bool = False
-    """What its sender wants to be told was passed on: the upstream tells of success."""
 
     @property
     def left(self) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from relay.clock import Clock
 from relay.sender.group_commit import CallThread
-from relay.throttle.admission import Request, Wait
+from relay.throttle.admission import Request, TooLarge, Wait
 from relay.throttle.history_format import HistoryError
 from relay.throttle.limit import Limit
 from relay.throttle.throttle import Reservation, Throttle, View
@@ -50,7 +50,7 @@ class ThrottleThread(View):
         """Read the history, for `usage` and `opens_at_ns` to know the past.  Raises HistoryError."""
         await self._call(self._throttle.flush)
 
-    async def reserve(self, requests: Sequence[Request]) -> list[Reservation | Wait]:
+    async def reserve(self, requests: Sequence[Request]) -> list[Reservation | Wait | TooLarge]:
         """Decide for messages in their order.
 
         A reservation may be for fewer recipients.  Raises HistoryError; then nothing may be sent.

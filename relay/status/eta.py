@@ -33,9 +33,20 @@ from relay.status.expected import (
     ceiling_words,
     limit_words,
 )
-from relay.throttle.admission import Place, Request, choose, for_all, room_at, room_in, shares_of, wait
+from relay.throttle.admission import (
+    Place,
+    Request,
+    choose,
+    for_all,
+    room_at,
+    room_in,
+    room_of,
+    shares_of,
+    too_large,
+    wait,
+)
 from relay.throttle.gauge import Gauge, Limited
-from relay.throttle.history_format import Charged, Reserved, Share
+from relay.throttle.history_format import Charged, Reserved
 from relay.verdicts.decision import back_off_ns
 from relay.verdicts.slow_start import SlowStart
 
@@ -65,13 +76,12 @@ def _line_of(mails: Sequence[Mail], now_ns: int) -> Scheduler:
 
 def gauge_of(limited: Limited, now_ns: int) -> Gauge:
     """Return a gauge of its own: later changes touch nothing else."""
-    gauge = Gauge(limited, 0)
+    gauge = Gauge(limited, limited.guard_ns, limited.times.copy(), now_ns)
     for free_ns, weight in limited.shared:
-        gauge.charge(Charged(free_ns - limited.span_ns, weight, weight, weight), now_ns)
+        gauge.occupy(None, free_ns, weight, now_ns)
     for key, openings in limited.of_key.items():
         for free_ns, weight in openings:
-            shares = (Share(limited.for_each or "", key, weight, weight),)
-            gauge.charge(Charged(free_ns - limited.span_ns, weight, weight, shares=shares), now_ns)
+            gauge.occupy(key, free_ns, weight, now_ns)
     return gauge
 
 
@@ -229,7 +239,7 @@ class _Future:
         self._ask(at_ns)
         if not self._line.has_ready(at_ns):
             return False, self._line.next_due_at_ns(), NEXT
-        room = min((gauge.room(None, at_ns) for gauge in self._for_all), default=MOST_AT_ONCE)
+        room = min((room_of(gauge, None, at_ns) for gauge in self._for_all), default=MOST_AT_ONCE)
         if room < 1:
             return False, *self._opening(self._for_all, at_ns)
         most, opens_ns, for_what = self._free_connections(at_ns)
@@ -284,6 +294,11 @@ class _Future:
                 decided.append((queued, self._occupy(request, chosen, at_ns)))
                 self._go(queued, chosen, at_ns)
                 continue
+            if not is_full and (large := too_large(self._gauges, request, at_ns)) is not None:
+                # It is deferred again and again, and keeps back none.
+                self._line.remove(queued.key)
+                self._courses[queued.key].foretold = Foretold(None, limit_words(large.limit_label))
+                continue
             why = None if is_full else wait(self._gauges, request, at_ns)
             if why is not None and why.place is not None and why.place.for_each != "lane":
                 words = WaitReason(limit_words(why.limit_label, why.place.key))
@@ -305,13 +320,13 @@ class _Future:
         mail, most = course.mail, self._slow_start.largest(self._outlook.max_recipients)
         lane = self._line.lane_of(queued)
         keys = mail.sender, mail.sender_domain, mail.client, mail.user
-        return Request(course.left, *keys, lane, course.domains, most)
+        return Request(course.left, *keys, lane, course.domains, most, queued.size_bytes)
 
     def _occupy(self, request: Request, chosen: Sequence[int], at_ns: int) -> Reserved:
         self._number += 1
         shares = shares_of(self._gauges, request, chosen)
         end_ns = at_ns + self._outlook.transaction_ns
-        reserved = Reserved(self._number, end_ns, 1, len(chosen), 0, shares)
+        reserved = Reserved(self._number, end_ns, 1, len(chosen), 0, shares, request.size_bytes)
         for gauge in self._of_mail:
             gauge.start(reserved, at_ns)
         return reserved

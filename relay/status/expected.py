@@ -71,8 +71,8 @@ class Mail(NamedTuple):
 
 
 class Foretold(NamedTuple):
-    eta_ns: int
-    """When the last of its recipients will have been relayed."""
+    eta_ns: int | None
+    """When the last of its recipients will have been relayed; None: never by these limits, it is too large."""
     held_by: str
     """What most of its wait is for; empty if it goes now."""
 

@@ -151,8 +151,7 @@ def _bars(upstream: UpstreamStatus, snapshot: Snapshot, samples: Samples) -> lis
 
 
 def _bar(limit: LimitStatus, at_ns: int, samples: Samples) -> _Bar:
-    opens = "room now" if limit.opens_at_ns is None else f"next slot in {span(limit.opens_at_ns - at_ns)}"
-    words = f"{limit.used}/{limit.count}{limit.remarks}, {opens}"
+    words = f"{limit.used}/{limit.count}{limit.remarks}, {limit.opening_words(at_ns)}"
     charts = _charts_of((limit.upstream, limit.label), limit.count, "used", samples)
     return _Bar(limit, min(limit.used, limit.count), words, charts)
 

@@ -93,10 +93,11 @@ class Traffic:
         waits = [
             max(0, each.eta_ns - transaction_ns - mail.joins_at_ns)
             for mail, each in zip(mails, foretell(mails, outlook, line), strict=True)
+            if each.eta_ns is not None
         ]
         return Met(
             sum(wait_ns > SHORTEST_WAIT_NS for wait_ns in waits),
-            max(waits),
+            max(waits, default=0),
             tuple(each.label for each in terms.limits if each not in judged),
         )
 

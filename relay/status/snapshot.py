@@ -64,13 +64,13 @@ class LimitStatus:
     upstream: str
     label: str
     """By which programs know it, e.g. `8 messages per 60s`."""
-    unit: Literal["messages", "recipients", "connections"]
+    unit: Literal["messages", "recipients", "connections", "bytes"]
     used: int
     """Of the fullest key, where the limit has keys; above `count` after N was lowered."""
     count: int
-    """N."""
+    """N; of a ramp, that of now."""
     period_ns: int
-    """T, with its guard."""
+    """T, with its guard; of a calendar's periods the longest."""
     opens_at_ns: int | None = None
     """Wall clock: when the next slot opens; None while there is room."""
     for_each: str | None = None
@@ -85,6 +85,19 @@ class LimitStatus:
     """There were more keys than are kept apart, and some of them count for every key."""
     plain: str = ""
     """The label as people write it, e.g. `8 messages per 1m`; empty from an older relay."""
+    resets_at_ns: int | None = None
+    """Wall clock: when all of it is free but what is in flight; None where the window slides."""
+    is_closed: bool = False
+    """It is outside the hours of the limit."""
+
+    def opening_words(self, at_ns: int) -> str:
+        """Return when there is room again: `room now`, `next slot in 5s`, `resets in 3h`, `closed for 9h`."""
+        if self.opens_at_ns is None:
+            return "room now"
+        wait = span(self.opens_at_ns - at_ns)
+        if self.is_closed:
+            return f"closed for {wait}"
+        return f"next slot in {wait}" if self.resets_at_ns is None else f"resets in {wait}"
 
     @property
     def words(self) -> str:
@@ -489,9 +502,10 @@ def _limit_json(limit: LimitStatus, at_ns: int) -> dict[str, Any]:
     opens_ns = limit.opens_at_ns
     return {
         "limit": limit.label,
-        **as_json(limit, "upstream", "label", "policy_count", "is_crowded", "plain"),
+        **as_json(limit, "upstream", "label", "policy_count", "is_crowded", "plain", "is_closed"),
         "policy_count": limit.policy_count or limit.count,
         "crowded": limit.is_crowded,
+        "closed": limit.is_closed,
         "opens_in_seconds": 0.0 if opens_ns is None else max(0, opens_ns - at_ns) / SECOND_NS,
     }
 

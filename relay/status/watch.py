@@ -386,13 +386,15 @@ class Watch:
                 usage.used,
                 usage.count,
                 usage.span_ns,
-                self._wall(usage.opens_at_ns) if usage.used >= usage.count else None,
+                self._wall(usage.opens_at_ns) if usage.used >= usage.count or usage.is_closed else None,
                 usage.for_each,
                 usage.key,
                 max(usage.used, usage.most, counted.get(usage.label, 0)),
                 count if (count := counts.get(usage.label)) != usage.count else None,
                 usage.is_crowded,
                 words.get(usage.label, ""),
+                None if usage.resets_at_ns is None else self._wall(usage.resets_at_ns),
+                usage.is_closed,
             )
             for usage in throttle.usage()
         )

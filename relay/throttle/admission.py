@@ -20,6 +20,8 @@ from relay.throttle.gauge import Gauge, Usage
 from relay.throttle.history_format import Reserved, Share, address_key, key_of
 from relay.throttle.limit import ForEach
 
+MANY = 1 << 30
+"""As many messages as one likes."""
 _CLIENT_ADDRESS = re.compile(r"\[([^\[\]]*)\]\Z")
 
 
@@ -37,6 +39,8 @@ class Request:
     """One for each recipient; none at all stands for one and the same."""
     most: int | None = None
     """How many of them one transaction may name at most."""
+    size_bytes: int = 0
+    """Of the content, as MAIL declares it (RFC 1870): without what dot-stuffing adds."""
 
     def __post_init__(self) -> None:
         if self.recipients < 1:
@@ -47,6 +51,10 @@ class Request:
     @property
     def largest(self) -> int:
         return self.recipients if self.most is None else min(self.most, self.recipients)
+
+    def weight(self, gauge: Gauge) -> int:
+        """Return the least that it weighs in a limit: a message goes whole, and to one recipient at least."""
+        return max(1, self.size_bytes) if gauge.unit == "bytes" else 1
 
 
 @functools.lru_cache(maxsize=4096)
@@ -63,7 +71,9 @@ def run_of(address: str, count: int) -> tuple[str, int]:
     return _domain(address), count
 
 
-def request_for(envelope: Envelope, indices: Iterable[int], most: int, lane: str = "") -> Request:
+def request_for(
+    envelope: Envelope, indices: Iterable[int], most: int, lane: str = "", size_bytes: int = 0
+) -> Request:
     domains = tuple([_domain(envelope.recipients[index]) for index in indices])
     return Request(
         len(domains),
@@ -71,6 +81,7 @@ def request_for(envelope: Envelope, indices: Iterable[int], most: int, lane: str
         lane=lane,
         recipient_domains=domains,
         most=most,
+        size_bytes=size_bytes,
     )
 
 
@@ -97,6 +108,15 @@ class Wait:
     """The key that has no room, while other messages may go; None where no message has room."""
 
 
+@dataclass(frozen=True, slots=True)
+class TooLarge:
+    """A message that has more bytes than a limit allows at all, today: others need not wait for it."""
+
+    limit_label: str
+    count: int
+    """N."""
+
+
 class Grant(NamedTuple):
     reserved: Reserved
     chosen: Sequence[int]
@@ -114,7 +134,22 @@ def of_connections(gauges: Sequence[Gauge]) -> list[Gauge]:
 
 def room(gauges: Sequence[Gauge], now_ns: int) -> int | None:
     """Return None for any number; limits without keys alone have a say."""
-    return min((gauge.room(None, now_ns) for gauge in for_all(gauges)), default=None)
+    return min((room_of(gauge, None, now_ns) for gauge in for_all(gauges)), default=None)
+
+
+def room_of(gauge: Gauge, key: str | None, now_ns: int) -> int:
+    """Return how many messages a limit lets go; of bytes it depends on their sizes: all or none."""
+    free = gauge.room(key, now_ns)
+    return MANY if gauge.unit == "bytes" and free else free
+
+
+def too_large(gauges: Sequence[Gauge], request: Request, now_ns: int) -> TooLarge | None:
+    for gauge in gauges:
+        if gauge.unit == "bytes" and gauge.is_about(_key(request, gauge.for_each)):
+            count = gauge.count_now(now_ns)
+            if request.size_bytes > count:
+                return TooLarge(gauge.label, count)
+    return None
 
 
 def full(gauges: Sequence[Gauge], now_ns: int) -> list[str]:
@@ -162,7 +197,9 @@ def choose(gauges: Sequence[Gauge], request: Request, now_ns: int) -> Sequence[i
         if not gauge.is_about(key):
             continue
         free = gauge.room(key, now_ns)
-        most = min(most, free if gauge.unit == "recipients" or free < 1 else most)
+        if free < request.weight(gauge):
+            return ()
+        most = min(most, free if gauge.unit == "recipients" else most)
     return _choose_by_domain(by_domain, request, most, now_ns) if by_domain and most > 0 else range(most)
 
 
@@ -175,7 +212,7 @@ def _choose_by_domain(by_domain: Sequence[Gauge], request: Request, most: int, n
         for gauge, left in zip(by_domain, free, strict=True):
             if domain not in left:
                 left[domain] = gauge.room(domain, now_ns)
-        if all(left[domain] > 0 for left in free):
+        if all(left[domain] >= request.weight(gauge) for gauge, left in zip(by_domain, free, strict=True)):
             chosen.append(position)
             for gauge, left in zip(by_domain, free, strict=True):
                 # However many it names of a domain, it is one message there.
@@ -184,20 +221,20 @@ def _choose_by_domain(by_domain: Sequence[Gauge], request: Request, most: int, n
 
 
 def wait(gauges: Sequence[Gauge], request: Request, now_ns: int) -> Wait:
-    opens = [(gauge.opens_at(None, now_ns), gauge.label) for gauge in for_all(gauges)]
+    opens = [(gauge.opens_at(None, now_ns, request.weight(gauge)), gauge.label) for gauge in for_all(gauges)]
     until_ns, label = max(opens, default=(now_ns, ""))
     if until_ns > now_ns:
         return Wait(until_ns, label)
     # When each of its places opens, and by which limit.
     opens_of: dict[Place, tuple[int, str]] = {}
     for gauge in gauges:
-        if gauge.for_each is not None:
+        if gauge.for_each is not None and gauge.unit != "connections":
             key = _key(request, gauge.for_each)
             if not gauge.is_about(key):
                 continue
             for each in dict.fromkeys(_domains(request)) if key is None else [key]:
                 place = Place(gauge.for_each, each)
-                opened = gauge.opens_at(each, now_ns), gauge.label
+                opened = gauge.opens_at(each, now_ns, request.weight(gauge)), gauge.label
                 opens_of[place] = max(opened, opens_of.get(place, opened))
     of_domains = [place for place in opens_of if place.for_each == "recipient_domain"]
     # The first of its recipients that may go takes it along; all else has to be open.
@@ -215,14 +252,14 @@ def room_at(gauges: Sequence[Gauge], place: Place, now_ns: int) -> tuple[int, in
     kind, key = place
     of_place = [gauge for gauge in gauges if gauge.for_each == kind and gauge.is_about(key)]
     least = 1 if kind == "recipient_domain" or not of_place else 0
-    room = min((gauge.room(key, now_ns) for gauge in of_place), default=least)
+    room = min((room_of(gauge, key, now_ns) for gauge in of_place), default=least)
     return max(least, room), max((gauge.opens_at(key, now_ns) for gauge in of_place), default=now_ns)
 
 
 def room_in(gauges: Sequence[Gauge], lane: str, now_ns: int) -> tuple[int | None, int]:
     """How many messages a lane's ceilings let go now (None: any number), and when one may."""
     ceilings = [gauge for gauge in gauges if gauge.for_each == "lane" and gauge.is_about(lane)]
-    room = min((gauge.room(lane, now_ns) for gauge in ceilings), default=None)
+    room = min((room_of(gauge, lane, now_ns) for gauge in ceilings), default=None)
     return room, max((gauge.opens_at(lane, now_ns) for gauge in ceilings), default=now_ns)
 
 
@@ -241,9 +278,12 @@ def shares_of(gauges: Sequence[Gauge], request: Request, chosen: Sequence[int]) 
             counts: dict[str, int] = {}
             for position in chosen:
                 counts[domains[position]] = counts.get(domains[position], 0) + 1
-            shares += [Share(for_each, domain, 1, count) for domain, count in counts.items()]
+            # The content goes to each of its domains, whole.
+            shares += [
+                Share(for_each, domain, 1, count, request.size_bytes) for domain, count in counts.items()
+            ]
         else:
-            shares.append(Share(for_each, _key(request, for_each) or "", 1, len(chosen)))
+            shares.append(Share(for_each, _key(request, for_each) or "", 1, len(chosen), request.size_bytes))
     return tuple(shares)
 
 

@@ -17,6 +17,7 @@ on the grid of `rounded_up`:
 
 import heapq
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from relay.clock import LONGEST_DURATION_NS
 from relay.throttle.history_format import UNKNOWN, Charged, Share
@@ -46,9 +47,50 @@ def _as_one(at_ns: int, ended: Sequence[Charged]) -> Charged:
         (charged,) = ended
         is_moved = at_ns != charged.ended_at_ns
         return charged._replace(ended_at_ns=at_ns, is_merged=True) if is_moved else charged
-    messages, recipients, connections = map(sum, zip(*(charged.weights for charged in ended), strict=True))
-    start_ns = earliest(charged.started_at_ns for charged in ended)
-    return Charged(at_ns, messages, recipients, connections, start_ns, _shares_of_all(ended), is_merged=True)
+    counts = (charged.weights for charged in ended)
+    messages, recipients, connections = map(sum, zip(*counts, strict=True))
+    return Charged(
+        at_ns,
+        messages,
+        recipients,
+        connections,
+        earliest(charged.started_at_ns for charged in ended),
+        _shares_of_all(ended),
+        is_merged=True,
+        bytes=total(charged.bytes if charged.messages else 0 for charged in ended),
+    )
+
+
+def total(sizes: Iterable[int | None]) -> int | None:
+    """Return None where one was not kept."""
+    known = list(sizes)
+    return None if None in known else sum(each for each in known if each is not None)
+
+
+class _Sum(NamedTuple):
+    """What shares of one key add up to, as the fields of a share."""
+
+    messages: int
+    recipients: int
+    bytes: int | None
+
+    def of(self, kind: str, key: str) -> Share:
+        return Share(kind, key, self.messages, self.recipients, self.bytes)
+
+    def and_of(self, share: Share) -> "_Sum":
+        return _Sum(
+            self.messages + share.messages,
+            self.recipients + share.recipients,
+            total([self.bytes, share.bytes]),
+        )
+
+
+_NOTHING = _Sum(0, 0, 0)
+
+
+def _unknown(kind: str, charged: Charged) -> Share:
+    size_bytes = charged.bytes if charged.messages else 0
+    return Share(kind, UNKNOWN, charged.messages, charged.recipients, size_bytes)
 
 
 def earliest(starts_ns: Iterable[int | None]) -> int | None:
@@ -60,14 +102,13 @@ def earliest(starts_ns: Iterable[int | None]) -> int | None:
 def _shares_of_all(ended: Sequence[Charged]) -> tuple[Share, ...]:
     """Add up shares by key; an end without a share of some kind counts as UNKNOWN there."""
     kinds = {share.for_each for charged in ended for share in charged.shares}
-    sums: dict[tuple[str, str], tuple[int, int]] = {}
+    sums: dict[tuple[str, str], _Sum] = {}
     for charged in ended:
         unknown = kinds - {share.for_each for share in charged.shares}
-        extra = [Share(kind, UNKNOWN, charged.messages, charged.recipients) for kind in sorted(unknown)]
+        extra = [_unknown(kind, charged) for kind in sorted(unknown)]
         for share in (*charged.shares, *extra):
-            messages, recipients = sums.get(share[:2], (0, 0))
-            sums[share[:2]] = messages + share.messages, recipients + share.recipients
-    return tuple(Share(*whose, *weights) for whose, weights in sums.items())
+            sums[share[:2]] = sums.get(share[:2], _NOTHING).and_of(share)
+    return tuple(each.of(*whose) for whose, each in sums.items())
 
 
 def rounded_up(ended_at_ns: int, age_ns: int, parts: int) -> int:
@@ -112,7 +153,7 @@ def _by_the_last(ended: Sequence[Charged], spare: int) -> list[Charged]:
     for kind in kinds:
         of_kind = [share for charged in ended for share in charged.shares if share.for_each == kind]
         if not any(share.for_each == kind for share in last.shares):
-            of_kind.append(Share(kind, UNKNOWN, last.messages, last.recipients))
+            of_kind.append(_unknown(kind, last))
         shares += _heaviest(kind, of_kind, max(LEAST_OF_A_SLICE, spare // len(kinds)))
     return [
         *(charged._replace(shares=_elsewhere(charged)) for charged in ended[:-1]),
@@ -126,22 +167,24 @@ def _by_the_last(ended: Sequence[Charged], spare: int) -> list[Charged]:
 
 def _elsewhere(charged: Charged) -> tuple[Share, ...]:
     kinds = dict.fromkeys(share.for_each for share in charged.shares)
-    return tuple(Share(kind, UNKNOWN, 0, 0) for kind in kinds)
+    return tuple(Share(kind, UNKNOWN, 0, 0, 0) for kind in kinds)
 
 
 def _heaviest(kind: str, shares: Iterable[Share], most: int) -> list[Share]:
     """Add up shares by key; of all but `most` keys keep only the most that one had, as UNKNOWN."""
-    sums: dict[str, tuple[int, int]] = {}
+    sums: dict[str, _Sum] = {}
     for share in shares:
-        messages, recipients = sums.get(share.key, (0, 0))
-        sums[share.key] = messages + share.messages, recipients + share.recipients
-    messages, recipients = sums.pop(UNKNOWN, (0, 0))
+        sums[share.key] = sums.get(share.key, _NOTHING).and_of(share)
+    messages, recipients, size_bytes = sums.pop(UNKNOWN, _NOTHING)
     if len(sums) > most:
-        kept = heapq.nlargest(most, sums, key=lambda key: sums[key][::-1])
+        kept = heapq.nlargest(most, sums, key=lambda key: (sums[key].recipients, sums[key].messages))
         rest = [sums.pop(key) for key in sums.keys() - set(kept)]
-        messages += max(each for each, _ in rest)
-        recipients += max(each for _, each in rest)
-    told = [Share(kind, key, *weights) for key, weights in sums.items()]
-    if messages or recipients or not told:
-        told.append(Share(kind, UNKNOWN, messages, recipients))
+        messages += max(each.messages for each in rest)
+        recipients += max(each.recipients for each in rest)
+        sizes = [each.bytes for each in rest]
+        largest = None if None in sizes else max(each for each in sizes if each is not None)
+        size_bytes = total([size_bytes, largest])
+    told = [each.of(kind, key) for key, each in sums.items()]
+    if messages or recipients or size_bytes != 0 or not told:
+        told.append(Share(kind, UNKNOWN, messages, recipients, size_bytes))
     return told

@@ -8,6 +8,10 @@ wastes; `Usage.is_crowded` tells of it.
 
 A ceiling is a limit of kind `lane` with `only` one key.
 
+Of a calendar's periods `wall` says when slots open; a clock that says something new makes `fits` False,
+and then the gauge is filled anew.  Outside a limit's hours there is no room.  A ramp's N is that of the
+instant that is asked about; it only grows, so any window that ends then held no more than that N.
+
 Memory is bounded by MOST_ENTRIES instants, where a key weighs KEY_ENTRIES.  Beyond that no further key
 gets a window, and the keys that have one keep further ends more coarsely.  A key leaves once its
 window is empty.
@@ -18,10 +22,11 @@ Instants are boottime of the current boot in nanoseconds.
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 
-from relay.throttle.history_format import UNKNOWN, Charged, Reserved
-from relay.throttle.limit import ForEach, Limit, Unit
+from relay.clock import SECOND_NS
+from relay.throttle.history_format import UNKNOWN, UNKNOWN_BYTES, Charged, Reserved
+from relay.throttle.limit import Calendar, ForEach, Hours, Limit, Ramp, Unit, count_at, reaches_after_ns
+from relay.throttle.wall import Times, WallBounds, opens_at, resets_at
 from relay.throttle.window import KeptSlots, Window
 
 MOST_ENTRIES = 1_000_000
@@ -31,6 +36,8 @@ KEY_ENTRIES = 8
 LOOKED_AT = 2
 """Other keys that each new one looks at, to let go of the empty ones."""
 LONGEST_DEFAULT_GUARD_NS = 1_000_000_000
+GRAINS = 3600
+"""Into how many a calendar's longest period is divided for the doubt about it, to a second at most."""
 
 Openings = tuple[tuple[int, int], ...]
 """When occupied slots open, and how many."""
@@ -54,6 +61,10 @@ class Usage:
     most: int = 0
     """The most that was occupied at a start, of any key, since the gauge was made."""
     is_crowded: bool = False
+    resets_at_ns: int | None = None
+    """Boottime at which what has ended is free, of a calendar's period; None where a window slides."""
+    is_closed: bool = False
+    """It is outside its hours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +82,13 @@ class Limited:
     of_key: Mapping[str, Openings] = field(default_factory=dict)
     only: str | None = None
     """The only key that it judges: the lane of a ceiling."""
+    calendar: Calendar | None = None
+    open_hours: Hours | None = None
+    rise: Ramp | None = None
+    times: Times = field(default_factory=Times, compare=False)
+    """What was known of the clock."""
+    guard_ns: int = 0
+    """Part of `span_ns`; a calendar's is on both sides."""
 
     @property
     def per_ns(self) -> int:
@@ -78,15 +96,20 @@ class Limited:
 
 
 class Gauge:
-    def __init__(self, limit: Limit, guard_ns: int | None) -> None:
+    def __init__(
+        self, limit: Limit, guard_ns: int | None, times: Times | None = None, now_ns: int = 0
+    ) -> None:
+        """`times` is shared, and goes on to be told of the clock."""
         self.label = limit.label
         self.unit = limit.unit
         self.for_each = limit.for_each
         self.only = limit.only
         self.count = limit.count
-        self._weight: Callable[[Reserved | Charged], int] = attrgetter(limit.unit)
+        self._calendar, self._hours, self._ramp = limit.calendar, limit.open_hours, limit.rise
+        self._times = times or Times()
         self._period_ns = limit.per_ns
         self._guard_ns = _guard_of(limit, guard_ns)
+        self._bounds = self._bounds_now(now_ns)
         self._kept = KeptSlots()
         self._most = 0
         self._crowded_until_ns = -1
@@ -104,19 +127,48 @@ class Gauge:
 
     def may_go_on_as(self, limit: Limit, guard_ns: int | None) -> bool:
         """Return whether what is known is as good for a limit: only N is another, if that."""
-        mine = self.unit, self.for_each, self.only, self._period_ns, self._guard_ns
-        its = limit.unit, limit.for_each, limit.only, limit.per_ns, _guard_of(limit, guard_ns)
+        mine = self.unit, self.for_each, self.only, self._calendar, self._period_ns, self._guard_ns
+        its = limit.unit, limit.for_each, limit.only, limit.calendar, limit.per_ns, _guard_of(limit, guard_ns)
         return mine == its and self._shared.is_as_fine_for(limit.count)
 
     def go_on_as(self, limit: Limit) -> None:
         """Keep what is known; `may_go_on_as` said that it is good."""
         self.label, self.count = limit.label, limit.count
+        self._hours, self._ramp = limit.open_hours, limit.rise
         for window in (self._shared, *self._of_key.values()):
             window.count = limit.count
 
+    def fits(self, now_ns: int) -> bool:
+        """Return False where the clock may be another than the windows were filled by."""
+        if self._calendar is None:
+            return True
+        bounds = self._bounds_now(now_ns)
+        fits = self._bounds.holds(bounds)
+        if fits:
+            # What is charged from now on need not know of readings that are too old to matter.
+            self._bounds = bounds
+        return fits
+
+    def take_most_of(self, before: "Gauge") -> None:
+        """Go on from the most that another gauge of this limit held."""
+        self._most = max(self._most, before._most)  # noqa: SLF001 - of the same class
+
+    def occupy(self, key: str | None, free_at_ns: int, weight: int, now_ns: int) -> None:
+        """Occupy until an instant, by `Limited`."""
+        self._home(key, now_ns).occupy(weight, free_at_ns)
+
+    def count_now(self, now_ns: int) -> int:
+        """Return the N of an instant."""
+        if self._ramp is None:
+            return self.count
+        return count_at(self.count, self._ramp, self._times.elapsed_ns(self._ramp, now_ns))
+
+    def is_closed(self, now_ns: int) -> bool:
+        return self._open_from(now_ns) > now_ns
+
     def start(self, reserved: Reserved, now_ns: int) -> None:
         if self.for_each is None:
-            self._shared.start(self._weight(reserved))
+            self._shared.start(reserved.of(self.unit))
             self._most = max(self._most, self.used(None, now_ns))
             return
         places = self._places[reserved.id] = []
@@ -129,7 +181,7 @@ class Gauge:
 
     def end(self, reserved: Reserved, ended_at_ns: int) -> None:
         if self.for_each is None:
-            self._shared.end(self._weight(reserved), ended_at_ns)
+            self._shared.end(reserved.of(self.unit), ended_at_ns)
             return
         for window, weight in self._places.pop(reserved.id):
             window.end(weight, ended_at_ns, is_short=self._is_coarse(window))
@@ -148,11 +200,17 @@ class Gauge:
         return occupied
 
     def room(self, key: str | None, now_ns: int) -> int:
-        return max(0, self.count - self.used(key, now_ns))
+        if self._hours is not None and self.is_closed(now_ns):
+            return 0
+        return max(0, self.count_now(now_ns) - self.used(key, now_ns))
 
     def opens_at(self, key: str | None, now_ns: int, weight: int = 1) -> int:
         """As `Window.opens_at`, for one key."""
-        return self._shared.opens_at(weight, now_ns, None if key is None else self._of_key.get(key))
+        beside = None if key is None else self._of_key.get(key)
+        if self._ramp is None:
+            return self._open_from(self._shared.opens_at(weight, now_ns, beside))
+        weight = min(weight, self.count_now(now_ns))
+        return self._open_from(self._shared.opens_at(weight, now_ns, beside, self._reaches_at(now_ns)))
 
     def usage(self, now_ns: int) -> Usage:
         """Look at every key."""
@@ -160,25 +218,27 @@ class Gauge:
         return Usage(
             self.label,
             self.unit,
-            self.used(key, now_ns),
-            self.count,
+            self._shown(self.used(key, now_ns)),
+            self.count_now(now_ns),
             self.span_ns,
             self.opens_at(key, now_ns),
             self.for_each,
             key,
-            self._most,
+            self._shown(self._most),
             now_ns < self._crowded_until_ns,
+            self._resets_at(now_ns),
+            self.is_closed(now_ns),
         )
 
     def limited(self, in_flight: Sequence[tuple[Reserved, int]], now_ns: int) -> Limited:
         """All that occupies it, those in flight as if they ended at the instants given with them."""
         ends_of: dict[int, list[tuple[int, int]]] = {}
         for reserved, ends_ns in in_flight:
-            for_all = [(self._shared, self._weight(reserved))] if self.for_each is None else []
+            for_all = [(self._shared, reserved.of(self.unit))] if self.for_each is None else []
             # A ceiling knows nothing of what is in another lane.
             for window, weight in self._places.get(reserved.id, for_all):
                 if weight:
-                    ends_of.setdefault(id(window), []).append((ends_ns + self.span_ns, weight))
+                    ends_of.setdefault(id(window), []).append((window.free_at(ends_ns), weight))
 
         def openings(window: Window) -> Openings:
             ended = window.openings(now_ns)
@@ -193,6 +253,11 @@ class Gauge:
             self.for_each,
             {key: openings(window) for key, window in self._of_key.items()},
             self.only,
+            self._calendar,
+            self._hours,
+            self._ramp,
+            self._times.copy(),
+            0 if self._calendar is None else self._guard_ns,
         )
 
     def _home(self, key: str | None, now_ns: int) -> Window:
@@ -227,15 +292,63 @@ class Gauge:
         """Return weights by key; None stands for every key."""
         shares = [share for share in record.shares if share.for_each == self.for_each]
         if not shares:
-            yield None, self._weight(record)
+            yield None, record.of(self.unit)
         for share in shares:
             if share.key != UNKNOWN and not self.is_about(share.key):
                 continue
-            if weight := share.messages if self.unit == "messages" else share.recipients:
+            if weight := share.of(self.unit):
                 yield None if share.key == UNKNOWN else share.key, weight
 
     def _window(self) -> Window:
-        return Window(self.count, self._period_ns, self._guard_ns, self._kept)
+        if self._calendar is None:
+            return Window(self.count, self._period_ns, self._guard_ns, self._kept)
+        calendar = self._calendar
+
+        def opens(ended_at_ns: int) -> tuple[int, bool]:
+            return opens_at(calendar, self._guard_ns, self._bounds, ended_at_ns)
+
+        return Window(self.count, calendar.longest_ns, 2 * self._guard_ns, self._kept, opens)
+
+    def _resets_at(self, now_ns: int) -> int | None:
+        return (
+            None
+            if self._calendar is None
+            else resets_at(self._calendar, self._guard_ns, self._bounds, now_ns)
+        )
+
+    def _bounds_now(self, now_ns: int) -> WallBounds:
+        if self._calendar is None:
+            return WallBounds()
+        longest_ns = self._calendar.longest_ns
+        bounds = self._times.readings.bounds(now_ns - longest_ns - 2 * self._guard_ns)
+        return bounds.rounded(max(1, min(SECOND_NS, longest_ns // GRAINS)))
+
+    def _open_from(self, at_ns: int) -> int:
+        """Return the first instant from one on that is within its hours."""
+        if self._hours is None:
+            return at_ns
+        # The owner's clock as it is: no count of the upstream depends on it.
+        ahead_ns = self._times.ahead_ns
+        return self._hours.opens_at(at_ns + ahead_ns) - ahead_ns
+
+    def _reaches_at(self, now_ns: int) -> Callable[[int], int | None]:
+        """Return what says when N is so large; None for never."""
+
+        def reaches(wanted: int) -> int | None:
+            if self._ramp is None:
+                return now_ns if wanted <= self.count else None
+            after_ns = reaches_after_ns(self.count, self._ramp, wanted)
+            if after_ns is None:
+                return None
+            return max(now_ns, self._times.ramp_begins_ns(self._ramp, now_ns) + after_ns)
+
+        return reaches
+
+    def _shown(self, used: int) -> int:
+        """Return what is used as people read it: all of N, where the sizes of some are not known."""
+        return (
+            max(self.count, used % UNKNOWN_BYTES) if self.unit == "bytes" and used >= UNKNOWN_BYTES else used
+        )
 
 
 def _guard_of(limit: Limit, guard_ns: int | None) -> int:

@@ -53,6 +53,7 @@ from relay.throttle.history_format import (
     MARK_BYTES,
     At,
     HistoryError,
+    Reading,
     Record,
     group,
     header,
@@ -79,7 +80,7 @@ from relay.throttle.history_states import (
 from relay.throttle.slots import Slots
 
 COMPACT_ABOVE_BYTES = 256 * 1024
-LONGEST_RECORD_BYTES = 72
+LONGEST_RECORD_BYTES = 88
 """A line with two instants of a year and six-digit weights, and some to spare; apart from its shares."""
 LONGEST_BELIEVED_NS = 30 * 86_400 * SECOND_NS
 """How long a host may have been off by its wall clock; longer is rather a clock without a battery."""
@@ -89,6 +90,21 @@ def shift_to_this_boot(last: At, now_ns: int, wall_ns: int) -> int:
     """Return by how much the instants of another boot move, whose last group is `last`."""
     passed_ns = max(0, wall_ns - last.mark_ns)
     return now_ns - (0 if passed_ns > LONGEST_BELIEVED_NS else passed_ns) - last.boottime_ns
+
+
+def in_this_boot(examination: Examination, now_ns: int, wall_ns: int) -> list[Record]:
+    """Return what another boot recorded, in the time of this one.
+
+    Where the wall clock does not explain how long this host was off, what it says of that boot is not
+    relied on: a calendar's period may have ended meanwhile, or not.
+    """
+    last = examination.last
+    shift_ns = shift_to_this_boot(last, now_ns, wall_ns)
+    records = [shifted(record, shift_ns) for record in examination.records]
+    if not 0 <= wall_ns - last.mark_ns <= LONGEST_BELIEVED_NS:
+        since_ns = last.boottime_ns + shift_ns
+        records.append(Reading(since_ns, now_ns, last.wall_ns - since_ns, None))
+    return records
 
 
 def is_left_of_a_rewrite(disk: Disk, path: str) -> bool:
@@ -158,7 +174,7 @@ class History:
                 self._keep_lock(lock_fd)
             # The clock is read under the lock, so that instants ascend in the file.
             now_ns = self._clock.boottime_ns()
-            self._slots.time_is(now_ns)
+            self._slots.time_is(now_ns, self._clock.wall_ns())
             with self._failing_closed("read or recover"):
                 self._read_lock(lock_fd)
                 self._look(now_ns)
@@ -342,9 +358,9 @@ class History:
         self._tail = (self._tail + added[-SECTOR_BYTES:])[-SECTOR_BYTES:]
 
     def _move_to_this_boot(self, examination: Examination, now_ns: int) -> None:
-        last = examination.last
-        shift_ns = shift_to_this_boot(last, now_ns, self._clock.wall_ns())
-        self._slots.reset(shifted(record, shift_ns) for record in examination.records)
+        last, wall_ns = examination.last, self._clock.wall_ns()
+        shift_ns = shift_to_this_boot(last, now_ns, wall_ns)
+        self._slots.reset(in_this_boot(examination, now_ns, wall_ns))
         # The same two instants as seen from here, so that the mark goes on from them; a nanosecond
         # before, so that what is written now need be no later than now.
         self._at = At(last.boottime_ns + shift_ns - 1, last.wall_ns, last.mark_ns - 1)

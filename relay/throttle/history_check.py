@@ -15,8 +15,8 @@ from pathlib import Path
 from relay.clock import Clock
 from relay.spool.durable import Disk, opened, why_of_others
 from relay.spool.finding import NOTHING_SENT, Finding
-from relay.throttle.history import is_left_of_a_rewrite, shift_to_this_boot
-from relay.throttle.history_format import MARK_BYTES, HistoryError, Record, read_mark, shifted
+from relay.throttle.history import in_this_boot, is_left_of_a_rewrite
+from relay.throttle.history_format import MARK_BYTES, HistoryError, Record, read_mark
 from relay.throttle.history_states import (
     REMEDIES,
     Event,
@@ -132,7 +132,7 @@ def slots_in_file(
     """
     slots = Slots()
     slots.judge_by(limits, guard_ns)
-    slots.time_is(clock.boottime_ns())
+    slots.time_is(clock.boottime_ns(), clock.wall_ns())
     slots.reset(_records_in(path, disk, clock))
     return slots
 
@@ -161,8 +161,7 @@ def _records_in(path: Path, disk: Disk, clock: Clock) -> list[Record]:
         refused.append(ahead)
     for event, what in refused:
         raise refusal(str(path), event, what)
-    shift_ns = 0 if is_ours else shift_to_this_boot(examination.last, now_ns, clock.wall_ns())
-    return [shifted(record, shift_ns) for record in examination.records]
+    return list(examination.records) if is_ours else in_this_boot(examination, now_ns, clock.wall_ns())
 
 
 def _content(path: Path, disk: Disk, mark_ns: int | None) -> bytes:

@@ -2,26 +2,29 @@
 
 Text, one fact a line, so that `cat` shows it:
 
-    relay-history 2 6e2f…c1 5f3a9c01          version, boot id, CRC-32 of the text before it
-    group 105 1b2c3d4e                        so many bytes follow, with this CRC-32
+    relay-history 3 6e2f…c1 5f3a9c01          version, boot id, CRC-32 of the text before it
+    group 115 1b2c3d4e                        so many bytes follow, with this CRC-32
     at 8412345678901 1760000000123456789 1760000000123456789
-    reserved 8412345678901 8414145678901 1 3 0 sender=a@b.example:1:3
+    reserved 8412345678901 8414145678901 1 3 0 5120 sender=a@b.example:1:3/5120
     ended 8412000000000 8412300000000
 
 A group is what was appended at once; it is there whole or not at all.  Its lines:
 
     at BOOTTIME WALL MARK                      when it was written, by both clocks
-    reserved ID DEADLINE MESSAGES RECIPIENTS CONNECTIONS SHARE…
+    reserved ID DEADLINE MESSAGES RECIPIENTS CONNECTIONS BYTES SHARE…
                                                a transaction may be in flight from now on
     ended ID INSTANT                           it ended
-    charged INSTANT MESSAGES RECIPIENTS CONNECTIONS START SHARE…
+    charged INSTANT MESSAGES RECIPIENTS CONNECTIONS BYTES START SHARE…
                                                so much ended then; what is left of older lines
-    merged INSTANT MESSAGES RECIPIENTS CONNECTIONS START SHARE…
+    merged INSTANT MESSAGES RECIPIENTS CONNECTIONS BYTES START SHARE…
                                                the same of several ends, rounded up to one instant
     highest SINCE UNTIL AT_MOST EARLIER MOST INSTANT KEY UNIT PERIOD FOR_EACH
                                                what a limit held before ends were merged: `Highest`
+    reading SINCE UNTIL LEAST MOST             how far the wall clock was ahead of boottime in between,
+                                               at the least and at the most; `-`: nobody knows
+    begun INSTANT                              the first slot that the account ever had
 
-A share is `FOR_EACH=KEY:MESSAGES:RECIPIENTS`: so much of it was of this sender, domain or
+A share is `FOR_EACH=KEY:MESSAGES:RECIPIENTS/BYTES`: so much of it was of this sender, domain or
 client.  A line has shares of those kinds of key that some limit of its writer had; what
 has none of a kind may have been of any key, and counts for every one.
 
@@ -30,8 +33,12 @@ nanoseconds, negative if before it.  MARK is the latest that the wall clock has 
 implied that instant to be: the high-water mark for ages across a reboot.  START is when the
 first of it was reserved, or `-` where that was not kept.
 
-Version 1 is read too, and written anew as version 2 before anything is added: it had no
-connections, starts and shares, so `reserved` and `charged` end after RECIPIENTS.
+BYTES is `-`, and left out of a share, where it was not kept: as many as any limit allows.  PERIOD is a
+number of nanoseconds, or the period of a calendar such as `day/UTC`.  Each `at` is a reading, too.
+
+Versions 1 and 2 are read too, and written anew as version 3 before anything is added.  Version 2
+had no BYTES, `reading` and `begun`; version 1 no connections, starts and shares either, so `reserved`
+and `charged` end after RECIPIENTS.
 
 The high-water mark.  The file's lock holds one line, written in place within one sector:
 
@@ -54,12 +61,15 @@ import zlib
 from collections.abc import Iterable
 from typing import NamedTuple, cast, get_args
 
+from relay.clock import SECOND_NS
 from relay.mail.address import comparable, comparable_domain, folded
 from relay.mail.text import clean
 from relay.throttle.limit import ForEach, Unit
 
 UNKNOWN = "%"
 """Stands in a share for keys that are no longer told apart; `key_of` makes no such key."""
+ALIKE_NS = SECOND_NS
+"""Readings of the wall clock that differ by no more are one."""
 LONGEST_KEY = 96
 """Characters of a key as written.  Longer ones are cut in front, and may then be one."""
 
@@ -77,9 +87,20 @@ class Share(NamedTuple):
     key: str
     messages: int
     recipients: int
+    bytes: int | None = None
+    """None where that was not kept."""
+
+    def of(self, unit: Unit) -> int:
+        """Return its weight; UNKNOWN_BYTES where that was not kept."""
+        if unit == "bytes":
+            return UNKNOWN_BYTES if self.bytes is None else self.bytes
+        return self.messages if unit == "messages" else self.recipients
 
 
 Weights = tuple[int, int, int]
+"""Messages, recipients and connections."""
+UNKNOWN_BYTES = 1 << 40
+"""The most that a limit can allow."""
 
 
 class Reserved(NamedTuple):
@@ -90,10 +111,15 @@ class Reserved(NamedTuple):
     recipients: int
     connections: int = 0
     shares: tuple[Share, ...] = ()
+    bytes: int | None = None
+    """None where that was not kept."""
 
     @property
     def weights(self) -> Weights:
         return self.messages, self.recipients, self.connections
+
+    def of(self, unit: Unit) -> int:
+        return _of(self.weights, self.bytes, unit)
 
 
 class Ended(NamedTuple):
@@ -111,10 +137,32 @@ class Charged(NamedTuple):
     shares: tuple[Share, ...] = ()
     is_merged: bool = False
     """The parts ended at that instant or somewhat before it."""
+    bytes: int | None = None
 
     @property
     def weights(self) -> Weights:
         return self.messages, self.recipients, self.connections
+
+    def of(self, unit: Unit) -> int:
+        return _of(self.weights, self.bytes, unit)
+
+
+def charged_as(reserved: Reserved, ended_at_ns: int) -> Charged:
+    """Return what a reservation is once it has ended."""
+    return Charged(ended_at_ns, *reserved.weights, reserved.id, reserved.shares, bytes=reserved.bytes)
+
+
+def _of(weights: Weights, size_bytes: int | None, unit: Unit) -> int:
+    messages, recipients, connections = weights
+    match unit:
+        case "messages":
+            return messages
+        case "recipients":
+            return recipients
+        case "connections":
+            return connections
+        case _:
+            return UNKNOWN_BYTES if messages and size_bytes is None else size_bytes or 0
 
 
 class Highest(NamedTuple):
@@ -135,9 +183,27 @@ class Highest(NamedTuple):
     per_ns: int
     for_each: ForEach | None
     only: str | None
+    calendar: str | None = None
+    """The name of its periods; None where windows slide."""
 
 
-Record = Reserved | Ended | Highest | Charged
+class Reading(NamedTuple):
+    """How far the wall clock was ahead of boottime, as far as it was read between two instants."""
+
+    since_ns: int
+    until_ns: int
+    least_ns: int
+    most_ns: int | None
+    """None: not known."""
+
+
+class Begun(NamedTuple):
+    """When the account had its first slot."""
+
+    at_ns: int
+
+
+Record = Reserved | Ended | Highest | Charged | Reading | Begun
 
 
 class At(NamedTuple):
@@ -153,33 +219,43 @@ class Contents(NamedTuple):
     """Of the last whole group; None if there is none."""
     end: int
     """The offset in `content` behind the last whole group; what follows was torn."""
+    readings: tuple[Reading, ...] = ()
+    """What its groups say of the wall clock; those that say the same are one."""
 
 
 SEARCHED_TIMES = 4
 """How often the octets behind a damaged group are looked at, at most: work stays linear."""
 
-_VERSION = b"relay-history 2 "
+_VERSION = b"relay-history 3 "
 _WORD = b"relay-history "
 _ANY_VERSION = re.compile(_WORD + rb"[0-9]")
-_HEADER = re.compile(rb"(relay-history [12] ([0-9A-Za-z-]{1,64})) ([0-9a-f]{8})\n")
+_HEADER = re.compile(rb"(relay-history [123] ([0-9A-Za-z-]{1,64})) ([0-9a-f]{8})\n")
 _GROUP = re.compile(rb"group ([0-9]{1,9}) ([0-9a-f]{8})\n")
 """Not anchored at a line's start: the end of the line before it may be damaged."""
 _NUMBER = "-?[0-9]{1,24}"
-_SHARE = re.compile(r" ([a-z_]{1,32})=([!-~]{0,96}):([0-9]{1,18}):([0-9]{1,18})")
-_SHARES = "((?: [a-z_]{1,32}=[!-~]{0,96}:[0-9]{1,18}:[0-9]{1,18})*)"
+# A key may have colons and slashes, so a share is read from its end.
+_NUMBERS = ":([0-9]{1,18}):([0-9]{1,18})(?:/([0-9]{1,18}))?"
+_SHARE = re.compile(rf" ([a-z_]{{1,32}})=([!-~]{{0,96}}){_NUMBERS}(?= |\Z)")
+_SHARES = "((?: [a-z_]{1,32}=[!-~]{0,96}:[0-9]{1,18}:[0-9]{1,18}(?:/[0-9]{1,18})?)*)"
 # A negative weight would make room for others.
 _WEIGHT = "([0-9]{1,24})"
 _ENDED = re.compile(rf"ended ({_NUMBER}) ({_NUMBER})")
 # Version 1 ends each line behind RECIPIENTS.
-_RESERVED = re.compile(rf"reserved ({_NUMBER}) ({_NUMBER}) {_WEIGHT} {_WEIGHT}(?: {_WEIGHT}{_SHARES})?")
+_BYTES = f"(?: ({_WEIGHT[1:-1]}|-))?"
+_RESERVED = re.compile(
+    rf"reserved ({_NUMBER}) ({_NUMBER}) {_WEIGHT} {_WEIGHT}(?: {_WEIGHT}{_BYTES}{_SHARES})?"
+)
 _CHARGED = re.compile(
-    rf"(charged|merged) ({_NUMBER}) {_WEIGHT} {_WEIGHT}(?: {_WEIGHT} ({_NUMBER}|-){_SHARES})?"
+    rf"(charged|merged) ({_NUMBER}) {_WEIGHT} {_WEIGHT}(?: {_WEIGHT}{_BYTES} ({_NUMBER}|-){_SHARES})?"
 )
 _KEY = "=([!-~]{0,96})"
 _HIGHEST = re.compile(
     rf"highest ({_NUMBER}) ({_NUMBER}) {_WEIGHT} {_WEIGHT} {_WEIGHT} ({_NUMBER}|-) (?:{_KEY}|-) "
-    rf"({'|'.join(get_args(Unit))}) {_WEIGHT} (?:({'|'.join(get_args(ForEach))})(?:{_KEY})?|-)"
+    rf"({'|'.join(get_args(Unit))}) (?:{_WEIGHT}|([a-z]{{1,16}}/[A-Za-z0-9_+/-]{{1,99}})) "
+    rf"(?:({'|'.join(get_args(ForEach))})(?:{_KEY})?|-)"
 )
+_READING = re.compile(rf"reading ({_NUMBER}) ({_NUMBER}) ({_NUMBER}) ({_NUMBER}|-)")
+_BEGUN = re.compile(rf"begun ({_NUMBER})")
 _AT = re.compile(rf"at ({_NUMBER}) ({_NUMBER}) ({_NUMBER})")
 _OF_ADDRESSES = frozenset({"sender", "sender_domain", "recipient_domain"})
 _RESPELLED = re.compile(r'["\\%\[]|xn--|\.\Z')
@@ -251,6 +327,12 @@ def shifted(record: Record, by_ns: int) -> Record:
             return record._replace(
                 since_ns=record.since_ns + by_ns, until_ns=record.until_ns + by_ns, most_at_ns=most_at_ns
             )
+        case Reading(since_ns, until_ns, least_ns, most_ns):
+            # The same wall clock, seen from instants that are called otherwise.
+            most_ns = None if most_ns is None else most_ns - by_ns
+            return Reading(since_ns + by_ns, until_ns + by_ns, least_ns - by_ns, most_ns)
+        case Begun():
+            return Begun(record.at_ns + by_ns)
         case Charged():
             started_at_ns = None if record.started_at_ns is None else record.started_at_ns + by_ns
             return record._replace(ended_at_ns=record.ended_at_ns + by_ns, started_at_ns=started_at_ns)
@@ -288,7 +370,7 @@ def read_header(content: bytes) -> tuple[str, int]:
     if match is not None and zlib.crc32(match[1]) == int(match[3], 16):
         return match[2].decode(), match.end()
     start = clean(content[:40])
-    if re.match(rb"relay-history (?![12] )", content):
+    if re.match(rb"relay-history (?![123] )", content):
         raise HistoryError(f"a history of another version of this program: {start!r}")
     raise HistoryError(f"byte 0: not a history, or its first line is damaged: {start!r}")
 
@@ -300,6 +382,7 @@ def read_groups(content: bytes, start: int, origin: int = 0) -> Contents:
     a good one behind it is damage: raises HistoryError.
     """
     records: list[Record] = []
+    readings: list[Reading] = []
     at: At | None = None
     end = start
     while end < len(content):
@@ -311,7 +394,15 @@ def read_groups(content: bytes, start: int, origin: int = 0) -> Contents:
         lines, after = framed
         at = _read_lines(lines, records, origin + end)
         end = after
-    return Contents(records, at, end)
+        ahead_ns = at.wall_ns - at.boottime_ns
+        if not readings or abs(readings[-1].least_ns - ahead_ns) > ALIKE_NS:
+            readings.append(Reading(at.boottime_ns, at.boottime_ns, ahead_ns, ahead_ns))
+        else:
+            last = readings[-1]
+            most_ns = ahead_ns if last.most_ns is None else max(last.most_ns, ahead_ns)
+            least_ns = min(last.least_ns, ahead_ns)
+            readings[-1] = Reading(last.since_ns, at.boottime_ns, least_ns, most_ns)
+    return Contents(records, at, end, tuple(readings))
 
 
 def _may_hold_a_group(content: bytes, start: int) -> bool:
@@ -358,19 +449,30 @@ def _read_lines(lines: bytes, records: list[Record], start: int) -> At:
 def _line(record: Record) -> str:
     if isinstance(record, Ended):
         return f"ended {record.id} {record.ended_at_ns}\n"
+    if isinstance(record, Begun):
+        return f"begun {record.at_ns}\n"
+    if isinstance(record, Reading):
+        since_ns, until_ns, least_ns, most_ns = record
+        return f"reading {since_ns} {until_ns} {least_ns} {_or_none(most_ns)}\n"
     if isinstance(record, Highest):
         front = f"highest {record.since_ns} {record.until_ns} {record.at_most} {record.earlier} {record.most}"
         key, only = _word_of(record.key) or "-", _word_of(record.only)
-        kind = f"{record.unit} {record.per_ns} {record.for_each or '-'}{only}"
+        per = record.per_ns if record.calendar is None else record.calendar
+        kind = f"{record.unit} {per} {record.for_each or '-'}{only}"
         return f"{front} {_or_none(record.most_at_ns)} {key} {kind}\n"
     if isinstance(record, Reserved):
         front, start = f"reserved {record.id} {record.deadline_ns}", ""
     else:
         front = f"{'merged' if record.is_merged else 'charged'} {record.ended_at_ns}"
         start = f" {_or_none(record.started_at_ns)}"
-    weights = " ".join(map(str, record.weights))
-    shares = [f" {share.for_each}={share.key}:{share.messages}:{share.recipients}" for share in record.shares]
+    weights = " ".join(map(str, (*record.weights, _or_none(record.bytes))))
+    shares = map(_share, record.shares)
     return f"{front} {weights}{start}{''.join(shares)}\n"
+
+
+def _share(share: Share) -> str:
+    size = "" if share.bytes is None else f"/{share.bytes}"
+    return f" {share.for_each}={share.key}:{share.messages}:{share.recipients}{size}"
 
 
 def _or_none(at_ns: int | None) -> int | str:
@@ -385,41 +487,59 @@ def _record(line: str) -> Record:
     if (match := _ENDED.fullmatch(line)) is not None:
         return Ended(int(match[1]), int(match[2]))
     if (match := _RESERVED.fullmatch(line)) is not None:
-        reservation_id, deadline_ns, messages, recipients, connections, shares = match.groups()
+        reservation_id, deadline_ns, messages, recipients, connections, size, shares = match.groups()
         weights = _weights(messages, recipients, connections or "0")
-        return Reserved(int(reservation_id), int(deadline_ns), *weights, _shares(shares or ""))
+        return Reserved(int(reservation_id), int(deadline_ns), *weights, _shares(shares or ""), _size(size))
     if (match := _CHARGED.fullmatch(line)) is not None:
-        word, ended_at_ns, messages, recipients, connections, start, shares = match.groups()
+        word, ended_at_ns, messages, recipients, connections, size, start, shares = match.groups()
         if connections is None and word == "merged":
             raise ValueError(line)
         weights = _weights(messages, recipients, connections or "0")
         started_at_ns = None if start in (None, "-") else int(start)
-        return Charged(int(ended_at_ns), *weights, started_at_ns, _shares(shares or ""), word == "merged")
+        return Charged(
+            int(ended_at_ns), *weights, started_at_ns, _shares(shares or ""), word == "merged", _size(size)
+        )
+    if (match := _READING.fullmatch(line)) is not None:
+        most_ns = None if match[4] == "-" else int(match[4])
+        return Reading(int(match[1]), int(match[2]), int(match[3]), most_ns)
+    if (match := _BEGUN.fullmatch(line)) is not None:
+        return Begun(int(match[1]))
     if (match := _HIGHEST.fullmatch(line)) is None:
         raise ValueError(line)
     since_ns, until_ns, at_most, earlier, most = map(int, match.groups()[:5])
-    most_at, key, unit, period, for_each, only = match.groups()[5:]
+    most_at, key, unit, period, calendar, for_each, only = match.groups()[5:]
     return Highest(
         *(since_ns, until_ns, at_most, earlier, most),
         None if most_at == "-" else int(most_at),
         key,
         cast(Unit, unit),
-        int(period),
+        0 if period is None else int(period),
         cast(ForEach | None, for_each),
         only,
+        calendar,
     )
 
 
+def _size(size: str | None) -> int | None:
+    return None if size is None or size == "-" else int(size)
+
+
 def _weights(messages: str, recipients: str, connections: str) -> Weights:
-    weights = int(messages), int(recipients), int(connections)
-    if not any(weights):
-        raise ValueError(weights)
-    return weights
+    counts = int(messages), int(recipients), int(connections)
+    if not any(counts):
+        raise ValueError(counts)
+    return counts
 
 
 def _shares(words: str) -> tuple[Share, ...]:
     return tuple(
-        Share(match[1], comparable_key(match[1], match[2]), int(match[3]), int(match[4]))
+        Share(
+            match[1],
+            comparable_key(match[1], match[2]),
+            int(match[3]),
+            int(match[4]),
+            None if match[5] is None else int(match[5]),
+        )
         for match in _SHARE.finditer(words)
     )
 

@@ -186,7 +186,7 @@ def examine(content: bytes, looker: Looker, origin: int = 0, last: At | None = N
     """Judge a whole file, or what was added to one from `origin` on, behind its group of `last`."""
     try:
         boot_id, start = read_header(content) if last is None else (looker.boot_id, 0)
-        records, at, end = read_groups(content, start, origin)
+        records, at, end, readings = read_groups(content, start, origin)
     except HistoryError as error:
         return Examination([Observation(Event.DAMAGED, str(error))])
     at, is_of_this_boot = at or last, boot_id == looker.boot_id
@@ -206,7 +206,7 @@ def examine(content: bytes, looker: Looker, origin: int = 0, last: At | None = N
         found.append(Observation(Event.OLD_FORMAT))
     if not is_of_this_boot:
         found.append(Observation(Event.OTHER_BOOT))
-    return Examination(found, records, at, end, is_of_this_boot)
+    return Examination(found, [*readings, *records], at, end, is_of_this_boot)
 
 
 def missing(mark_ns: int | None, reached_ns: int | None) -> Observation | None:

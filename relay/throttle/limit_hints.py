@@ -30,7 +30,7 @@ from typing import TypeVar
 
 from relay.clock import SECOND_NS
 from relay.mail.formats import elapsed, in_seconds, period
-from relay.throttle.limit import ForEach, Limit, Unit
+from relay.throttle.limit import Calendar, ForEach, Hours, Limit, Ramp, Unit
 from relay.verdicts.pause_record import SPAN_NS
 from relay.verdicts.verdict import Excess, Ruling, Span
 
@@ -155,6 +155,9 @@ class Effective:
     for_each: ForEach | None
     label: str
     only: str | None = None
+    calendar: Calendar | None = None
+    open_hours: Hours | None = None
+    rise: Ramp | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +307,16 @@ def in_force(limits: Iterable[AnyLimit], lowered: Sequence[Lowered]) -> list[Any
     found: list[AnyLimit | Effective] = []
     for limit in limits:
         count = min([limit.count, *(each.count for each in lowered if each.is_of(limit))])
-        effective = Effective(limit.unit, count, limit.per_ns, limit.for_each, limit.label)
+        effective = Effective(
+            limit.unit,
+            count,
+            limit.per_ns,
+            limit.for_each,
+            limit.label,
+            calendar=limit.calendar,
+            open_hours=limit.open_hours,
+            rise=limit.rise,
+        )
         found.append(effective if count < limit.count else limit)
     return found
 

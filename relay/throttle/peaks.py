@@ -14,6 +14,11 @@ What is not known exactly is counted apart, and never for less than it can be:
   `at_most` only, with everything else; `most` has the rest, exactly;
 - of a limit with keys, what is of no known key counts for every key, in `at_most` only.
 
+Of a calendar's periods a slot is occupied until the end of the period in which it ended, as the wall clock had
+them: a reading of the clock lays out the periods that hold any of its time, and each reading is counted by
+itself, by its least offset, without the guard.  What the clock said at a time of which only a wide span is
+known lays out none.
+
 Therefore each limit's peak is counted before ends are merged, and kept as `history_format.Highest`;
 `raised` goes on from that.  Where merged records cannot prove a limit, as for a new one, the proof
 begins when they no longer count, and says so (`since_ns`).
@@ -25,23 +30,27 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from relay.throttle.history_format import (
+    ALIKE_NS,
     UNKNOWN,
+    UNKNOWN_BYTES,
+    Begun,
     Charged,
     Ended,
     Highest,
     HistoryError,
+    Reading,
     Record,
     Reserved,
     read_groups,
     read_header,
 )
-from relay.throttle.limit import ForEach, Limit, Unit
+from relay.throttle.limit import Calendar, ForEach, Limit, Unit
 
 MOST_KEPT = 64
 """What is kept of limits, those of today and, as far as there is room, those of other policies."""
 
-Subject = tuple[Unit, int, ForEach | None, str | None]
-"""What is counted, of which T and of whom: whatever its N, it is the same question."""
+Subject = tuple[Unit, int, ForEach | None, str | None, str | None]
+"""What is counted, of which T or calendar and of whom: whatever its N, it is the same question."""
 Slot = tuple[int, int, int]
 """From, to (exclusive) and weight."""
 
@@ -64,7 +73,10 @@ class _Held(NamedTuple):
 
 
 def subject_of(limit: Limit | Highest) -> Subject:
-    return limit.unit, limit.per_ns, limit.for_each, limit.only
+    if isinstance(limit, Highest):
+        return limit.unit, limit.per_ns, limit.for_each, limit.only, limit.calendar
+    calendar = None if limit.calendar is None else limit.calendar.name
+    return limit.unit, 0 if calendar else limit.per_ns, limit.for_each, limit.only, calendar
 
 
 def spans_of(records: Iterable[Record]) -> tuple[list[ProofSpan], int]:
@@ -81,7 +93,7 @@ def spans_of(records: Iterable[Record]) -> tuple[list[ProofSpan], int]:
                 if reservation_id in open_ids:
                     open_ids.remove(reservation_id)
                     known[reservation_id] = known[reservation_id]._replace(ended_at_ns=ended_at_ns)
-            case Highest():
+            case Highest() | Reading() | Begun():
                 continue
             case Charged(ended_at_ns=ended_at_ns, started_at_ns=started_at_ns, is_merged=is_merged):
                 start_ns = ended_at_ns if started_at_ns is None else started_at_ns
@@ -106,26 +118,42 @@ def raised(
     """
     kept = {subject_of(each): each for each in before}
     subjects = [subject_of(limit) for limit in limits]
+    records = list(records)
+    readings = [each for each in records if isinstance(each, Reading)]
+    longest_ns = {subject_of(limit): _longest_ns(limit) for limit in limits}
     if all(subject in kept for subject in subjects):
         # What was free again by then is in what was counted.
-        from_ns = min((kept[each].until_ns - kept[each].per_ns for each in subjects), default=until_ns)
-        records = (
+        from_ns = min((kept[each].until_ns - longest_ns[each] for each in subjects), default=until_ns)
+        records = [
             record
             for record in records
             if not (isinstance(record, Charged) and record.ended_at_ns <= from_ns)
-        )
+        ]
     spans, _ = spans_of(records)
     for limit, subject in zip(limits, subjects, strict=True):
         # Moved behind the limits of other policies, which are dropped first.
-        kept[subject] = highest(limit, kept.pop(subject, None), spans, until_ns)
+        kept[subject] = highest(limit, kept.pop(subject, None), spans, until_ns, readings)
     return list(kept.values())[-MOST_KEPT:]
 
 
-def highest(limit: Limit, before: Highest | None, spans: Sequence[ProofSpan], until_ns: int) -> Highest:
-    exact, rough = _slots_by_key(limit, spans)
+def _longest_ns(limit: Limit) -> int:
+    return limit.per_ns if limit.calendar is None else limit.calendar.longest_ns
+
+
+def highest(
+    limit: Limit,
+    before: Highest | None,
+    spans: Sequence[ProofSpan],
+    until_ns: int,
+    readings: Sequence[Reading] = (),
+) -> Highest:
+    """`readings` are asked where the limit is of a calendar."""
     if before is None:
         first_ns = min((span.started_at_ns for span in spans), default=until_ns)
         before = Highest(first_ns, first_ns, 0, 0, 0, None, None, *subject_of(limit))
+    if limit.calendar is not None:
+        return _highest_by_the_clock(limit, limit.calendar, before, spans, until_ns, readings)
+    exact, rough = _slots_by_key(limit, spans)
     found = _held(exact, rough, before.until_ns, until_ns)
     if found.most > before.most:
         before = before._replace(most=found.most, most_at_ns=found.most_at_ns, key=found.key)
@@ -135,6 +163,37 @@ def highest(limit: Limit, before: Highest | None, spans: Sequence[ProofSpan], un
         ends_ns = (end_ns for slots in rough.values() for _, end_ns, _ in slots)
         since_ns = max(since_ns, min(until_ns, max(ends_ns, default=before.until_ns)))
         earlier, at_most = max(earlier, at_most), _held(exact, rough, since_ns, until_ns).at_most
+    return before._replace(since_ns=since_ns, until_ns=until_ns, at_most=at_most, earlier=earlier)
+
+
+def _highest_by_the_clock(
+    limit: Limit,
+    calendar: Calendar,
+    before: Highest,
+    spans: Sequence[ProofSpan],
+    until_ns: int,
+    readings: Sequence[Reading],
+) -> Highest:
+    since_ns, at_most, earlier = before.since_ns, before.at_most, before.earlier
+    for number, reading in enumerate(readings):
+        # Of the last one the time goes on; a period is over one longest period after it began.
+        is_last = number == len(readings) - 1
+        last_ns = until_ns if is_last else min(until_ns, reading.until_ns + calendar.longest_ns)
+        first_ns = max(before.until_ns, reading.since_ns)
+        is_wide = reading.most_ns is None or reading.most_ns - reading.least_ns > 2 * ALIKE_NS
+        if first_ns >= last_ns or is_wide:
+            continue
+        exact, rough = _slots_by_key(limit, spans, reading.least_ns)
+        found = _held(exact, rough, first_ns, last_ns)
+        if found.most > before.most:
+            before = before._replace(most=found.most, most_at_ns=found.most_at_ns, key=found.key)
+        if found.at_most > limit.count >= found.most:
+            # Merged records cannot prove it: begin when they no longer count.
+            ends_ns = (end_ns for slots in rough.values() for _, end_ns, _ in slots)
+            since_ns = max(since_ns, min(last_ns, max(ends_ns, default=first_ns)))
+            earlier = max(earlier, found.at_most)
+            found = _held(exact, rough, min(since_ns, last_ns), last_ns)
+        at_most = max(at_most, found.at_most)
     return before._replace(since_ns=since_ns, until_ns=until_ns, at_most=at_most, earlier=earlier)
 
 
@@ -162,22 +221,25 @@ def _held(
 
 
 def _slots_by_key(
-    limit: Limit, spans: Iterable[ProofSpan]
+    limit: Limit, spans: Iterable[ProofSpan], ahead_ns: int = 0
 ) -> tuple[dict[str | None, list[Slot]], dict[str | None, list[Slot]]]:
     exact: dict[str | None, list[Slot]] = {}
     rough: dict[str | None, list[Slot]] = {}
     for started_at_ns, ended_at_ns, record, is_merged, _ in spans:
         for key, weight in _of_keys(limit, record):
-            slot = (started_at_ns, ended_at_ns + limit.per_ns, weight)
+            free_at_ns = ended_at_ns + limit.per_ns
+            if limit.calendar is not None:
+                free_at_ns = limit.calendar.after(ended_at_ns + ahead_ns) - ahead_ns
+            slot = (started_at_ns, free_at_ns, weight)
             # Without a key, where keys are asked for, it may be of any of them.
-            is_rough = is_merged or (limit.for_each is not None and key is None)
+            is_rough = is_merged or (limit.for_each is not None and key is None) or weight >= UNKNOWN_BYTES
             (rough if is_rough else exact).setdefault(key, []).append(slot)
     return exact, rough
 
 
 def _of_keys(limit: Limit, record: Reserved | Charged) -> list[tuple[str | None, int]]:
     """Return weights by key; None stands for no or any key."""
-    weight = getattr(record, limit.unit)
+    weight = record.of(limit.unit)
     shares = [share for share in record.shares if share.for_each == limit.for_each]
     if not shares:
         return [(None, weight)] if weight else []
@@ -185,7 +247,7 @@ def _of_keys(limit: Limit, record: Reserved | Charged) -> list[tuple[str | None,
     for share in shares:
         if limit.only is not None and share.key not in (limit.only, UNKNOWN):
             continue
-        if of_key := share.messages if limit.unit == "messages" else share.recipients:
+        if of_key := share.of(limit.unit):
             found.append((None if share.key == UNKNOWN else share.key, of_key))
     return found
 
@@ -262,11 +324,13 @@ def audit(content: bytes, limits: Sequence[Limit]) -> Audit:
     known = [span for span in spans if not span.is_merged]
     # Behind all that the file tells of.
     until_ns = 1 + max([contents.at.boottime_ns, *(span.started_at_ns for span in spans)])
+    readings = [each for each in contents.records if isinstance(each, Reading)]
+    readings += contents.readings
     before = {subject_of(each): each for each in contents.records if isinstance(each, Highest)}
     findings = []
     for limit in limits:
         counted = before.get(subject_of(limit))
-        findings.append(_finding(limit, highest(limit, counted, spans, until_ns), counted, wall_ns))
+        findings.append(_finding(limit, highest(limit, counted, spans, until_ns, readings), counted, wall_ns))
     return Audit(
         len(known),
         in_flight,

@@ -10,6 +10,9 @@ KEEP_NS is not a policy's longest period but the longest that can be written: pr
 different policies share one history, and none may drop what another needs.  Memory grows with the
 logarithm of the age: about a thousand entries each time the age doubles, and as many again not yet merged.
 
+The wall clock is read with each decision and question: a calendar's periods and hours are judged by what it
+said of late (`wall`), so a step of it fills their windows anew.
+
 Every method may be called from any thread; none touches the disk or blocks for long.
 Instants are boottime of the current boot in nanoseconds.
 """
@@ -22,13 +25,35 @@ from dataclasses import replace
 from threading import Lock
 from typing import TypeVar
 
-from relay.throttle.admission import Grant, Request, Wait, choose, room_for_connections, shares_of, wait
+from relay.throttle.admission import (
+    Grant,
+    Request,
+    TooLarge,
+    Wait,
+    choose,
+    room_for_connections,
+    shares_of,
+    too_large,
+    wait,
+)
 from relay.throttle.compaction import merge, thinned
 from relay.throttle.gauge import Gauge, Limited
-from relay.throttle.history_format import Charged, Ended, Highest, Record, Reserved, Share
+from relay.throttle.history_format import (
+    Begun,
+    Charged,
+    Ended,
+    Highest,
+    Reading,
+    Record,
+    Reserved,
+    Share,
+    Weights,
+    charged_as,
+)
 from relay.throttle.limit import Limit
 from relay.throttle.limit_hints import Tally
 from relay.throttle.peaks import raised
+from relay.throttle.wall import Times
 from relay.throttle.window import EXACT_SLOTS
 
 Answer = TypeVar("Answer")
@@ -50,6 +75,7 @@ class Slots:
         self._has_keys = False
         self._now_ns = 0
         """The latest instant that is known to have come."""
+        self._times = Times()
         self._in_flight: dict[int, Reserved] = {}
         self._own: set[int] = set()
         """Other processes' reservations are not here: those may have died and never settle."""
@@ -74,9 +100,13 @@ class Slots:
                     same.go_on_as(limit)
                 self._gauges.append(same or self._filled(limit, guard_ns))
 
-    def time_is(self, now_ns: int) -> None:
+    def time_is(self, now_ns: int, wall_ns: int | None = None) -> None:
+        """Know the present instant by both clocks; None: the wall clock was not read."""
         with self._mutex:
             self._now_ns = max(self._now_ns, now_ns)
+            if wall_ns is not None:
+                self._times.read(now_ns, wall_ns)
+                self._fill_by_the_clock()
 
     def reset(self, records: Iterable[Record]) -> None:
         """Forget all but these records and what is not written yet."""
@@ -92,6 +122,7 @@ class Slots:
     def learn(self, records: Iterable[Record]) -> None:
         with self._mutex:
             self._apply(records)
+            self._fill_by_the_clock()
         self._stay_bounded(self._now_ns)
 
     def settle(self, record: Ended | Charged) -> None:
@@ -108,7 +139,7 @@ class Slots:
         with self._mutex:
             del self._unwritten[:count]
 
-    def reserve(self, request: Request, transaction_ns: int, now_ns: int) -> Grant | Wait:
+    def reserve(self, request: Request, transaction_ns: int, now_ns: int) -> Grant | Wait | TooLarge:
         """Occupy one message, and as many of its recipients as there is room for, in all windows or none."""
         self._stay_bounded(now_ns)
         with self._mutex:
@@ -117,9 +148,11 @@ class Slots:
             now_ns = self._now_ns
             chosen = choose(self._gauges, request, now_ns)
             if not chosen:
-                return wait(self._gauges, request, now_ns)
+                return too_large(self._gauges, request, now_ns) or wait(self._gauges, request, now_ns)
             shares = shares_of(self._gauges, request, chosen) if self._has_keys or request.lane else ()
-            return Grant(self._occupy(transaction_ns, now_ns, (1, len(chosen), 0), shares), chosen)
+            weights = 1, len(chosen), 0
+            reserved = self._occupy(transaction_ns, now_ns, weights, shares, request.size_bytes)
+            return Grant(reserved, chosen)
 
     def reserve_connection(self, transaction_ns: int, now_ns: int) -> Reserved | Wait:
         with self._mutex:
@@ -130,7 +163,10 @@ class Slots:
                 return Wait(until_ns, label)
             return self._occupy(transaction_ns, now_ns, (0, 0, 1))
 
-    def ask(self, question: Callable[[Sequence[Gauge], int], Answer], now_ns: int) -> Answer:
+    def ask(
+        self, question: Callable[[Sequence[Gauge], int], Answer], now_ns: int, wall_ns: int | None = None
+    ) -> Answer:
+        self.time_is(now_ns, wall_ns)
         with self._mutex:
             self._advance(now_ns)
             return question(self._gauges, now_ns)
@@ -168,7 +204,8 @@ class Slots:
             found = []
             for limit, same in _heirs(self._gauges, limits, guard_ns):
                 held = (same or self._filled(limit, guard_ns)).limited(ends, now_ns)
-                found.append(replace(held, label=limit.label, count=limit.count))
+                held = replace(held, label=limit.label, count=limit.count)
+                found.append(replace(held, open_hours=limit.open_hours, rise=limit.rise))
             return tuple(found)
 
     def records(self, now_ns: int) -> list[Record]:
@@ -176,7 +213,9 @@ class Slots:
         self._stay_bounded(now_ns, at_once=True)
         with self._mutex:
             self._advance(now_ns)
-            return [*self._highest, *self._ended, *self._in_flight.values()]
+            begun_at_ns = self._times.begun_at_ns
+            front = [*([] if begun_at_ns is None else [Begun(begun_at_ns)]), *self._times.readings]
+            return [*front, *self._highest, *self._ended, *self._in_flight.values()]
 
     def has_others(self) -> bool:
         """Whether another process has something in flight, whose end only the file will tell."""
@@ -186,17 +225,23 @@ class Slots:
     @property
     def kept(self) -> int:
         """How many records `records` would give, or a few more."""
-        return len(self._highest) + len(self._ended) + len(self._in_flight)
+        front = 1 + len(self._times.readings) + len(self._highest)
+        return front + len(self._ended) + len(self._in_flight)
 
     @property
     def shares_bytes(self) -> int:
         return self._shares_bytes
 
     def _occupy(
-        self, transaction_ns: int, now_ns: int, weights: tuple[int, int, int], shares: tuple[Share, ...] = ()
+        self,
+        transaction_ns: int,
+        now_ns: int,
+        weights: Weights,
+        shares: tuple[Share, ...] = (),
+        size_bytes: int = 0,
     ) -> Reserved:
         reservation_id = max(now_ns, self._last_id + 1)
-        reserved = Reserved(reservation_id, now_ns + transaction_ns, *weights, shares)
+        reserved = Reserved(reservation_id, now_ns + transaction_ns, *weights, shares, size_bytes)
         self._own.add(reservation_id)
         self._start(reserved)
         return reserved
@@ -210,12 +255,19 @@ class Slots:
         return likely_ns if reserved.id in self._own else reserved.deadline_ns
 
     def _filled(self, limit: Limit, guard_ns: int | None) -> Gauge:
-        gauge = Gauge(limit, guard_ns)
+        gauge = Gauge(limit, guard_ns, self._times, self._now_ns)
         for reserved in self._in_flight.values():
             gauge.start(reserved, self._now_ns)
         for charged in self._ended:
             gauge.charge(charged, self._now_ns)
         return gauge
+
+    def _fill_by_the_clock(self) -> None:
+        """Fill those gauges anew that the wall clock, as it was read, fits no longer."""
+        for index, gauge in enumerate(self._gauges):
+            if not gauge.fits(self._now_ns):
+                self._gauges[index] = self._filled(self._limits[index], self._guard_ns)
+                self._gauges[index].take_most_of(gauge)
 
     def _apply(self, records: Iterable[Record]) -> None:
         for record in records:
@@ -228,6 +280,10 @@ class Slots:
                         self._end(reserved, record.ended_at_ns)
                 case Highest():
                     self._highest.append(record)
+                case Reading():
+                    self._times.readings.add(record)
+                case Begun(at_ns):
+                    self._times.began(at_ns)
                 case Charged():
                     self._keep(record)
                     for gauge in self._gauges:
@@ -236,13 +292,14 @@ class Slots:
     def _start(self, reserved: Reserved) -> None:
         self._in_flight[reserved.id] = reserved
         self._last_id = max(self._last_id, reserved.id)
+        self._times.began(reserved.id)
         heapq.heappush(self._deadlines, (reserved.deadline_ns, reserved.id))
         for gauge in self._gauges:
             gauge.start(reserved, self._now_ns)
 
     def _end(self, reserved: Reserved, ended_at_ns: int) -> None:
         self._own.discard(reserved.id)
-        self._keep(Charged(ended_at_ns, *reserved.weights, reserved.id, reserved.shares))
+        self._keep(charged_as(reserved, ended_at_ns))
         for gauge in self._gauges:
             gauge.end(reserved, ended_at_ns)
 
@@ -250,6 +307,7 @@ class Slots:
         if charged.started_at_ns is not None:
             # Its id: given again at the same instant, the end of one would be taken for that of the other.
             self._last_id = max(self._last_id, charged.started_at_ns)
+        self._times.began(charged.ended_at_ns if charged.started_at_ns is None else charged.started_at_ns)
         if not self._ended or self._ended[-1].ended_at_ns <= charged.ended_at_ns:
             self._ended.append(charged)
         else:
@@ -285,7 +343,7 @@ class Slots:
                 few_more_bytes = MOST_SHARES * SHARE_BYTES // 4
                 self._thin_above_bytes = max(self._thin_above_bytes, self._shares_bytes + few_more_bytes)
                 return
-            known: list[Record] = [*self._ended, *self._in_flight.values()]
+            known: list[Record] = [*self._times.readings, *self._ended, *self._in_flight.values()]
             before, limits = self._highest, self._limits
         # Takes a while, in which others may look, and settle: what ends only now counts as in flight.
         counted = raised(before, limits, known, now_ns)
@@ -300,6 +358,7 @@ class Slots:
         if self._shares_bytes:
             self._ended = thinned(self._ended, MOST_SHARES, now_ns)
             self._shares_bytes = sum(map(_length, self._ended)) + sum(map(_length, self._in_flight.values()))
+        self._times.readings.forget(now_ns)
         # The more is kept, the longer a merge takes, and the more decisions share its cost.
         self._merge_above = len(self._ended) + max(EXACT_SLOTS, len(self._ended))
         self._thin_above_bytes = self._shares_bytes + MOST_SHARES * SHARE_BYTES

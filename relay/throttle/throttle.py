@@ -1,7 +1,7 @@
 """The door of the room: what may start now, when to ask again, and what can be asked meanwhile.
 
-Guarantees: in any window of any limit the upstream never sees more than N, wherever between a
-transaction's start and its end it counts (the proof is in `window`); through crashes, clock steps
+Guarantees: in any window of any limit, and any period of a calendar, the upstream never sees more than N, wherever between a
+transaction's start and its end it counts (the proofs are in `window` and `wall`); through crashes, clock steps
 and edits, and together with every other process that uses the same history.  What `reserve` grants
 is durable before it returns, so before the first byte of MAIL.  An account without limits is
 recorded too: the first limit that an edit gives it judges all that went before.
@@ -30,7 +30,7 @@ from threading import Lock
 from relay.clock import Clock
 from relay.spool.durable import Disk
 from relay.throttle import admission
-from relay.throttle.admission import Grant, Place, Wait
+from relay.throttle.admission import Grant, Place, TooLarge, Wait
 from relay.throttle.admission import Request as Request  # noqa: PLC0414 - part of the door
 from relay.throttle.gauge import Gauge, Limited, Usage
 from relay.throttle.history import History
@@ -59,6 +59,7 @@ class Reservation:
     """Indices into the recipients that were asked for, ascending."""
     messages: int = 1
     connections: int = 0
+    size_bytes: int = 0
 
 
 class View:
@@ -73,7 +74,7 @@ class View:
         self.slots, self._clock = slots, clock
 
     def _ask(self, question: Callable[[Sequence[Gauge], int], Answer]) -> Answer:
-        return self.slots.ask(question, self._clock.boottime_ns())
+        return self.slots.ask(question, self._clock.boottime_ns(), self._clock.wall_ns())
 
     def room(self) -> int | None:
         """Return None for any number; keys may keep the messages back."""
@@ -83,7 +84,7 @@ class View:
         return self._ask(admission.full)
 
     def opens_at_ns(self, recipients: int = 1) -> int:
-        """Boottime at which a message to so many may go unsplit; now, if it may already."""
+        """Boottime at which a message of a byte to so many may go unsplit; now, if it may already."""
         return self._ask(lambda gauges, now_ns: admission.opens_at(gauges, recipients, now_ns))
 
     def room_for_connections(self) -> tuple[int | None, int, str]:
@@ -102,6 +103,7 @@ class View:
         return self._ask(admission.usage)
 
     def limited(self, transaction_ns: int) -> tuple[Limited, ...]:
+        self.slots.time_is(self._clock.boottime_ns(), self._clock.wall_ns())
         return self.slots.limited(transaction_ns, self._clock.boottime_ns())
 
     def limited_under(
@@ -146,11 +148,11 @@ class Throttle(View):
         self._limits = tuple(limits)
         self.slots.judge_by(limits, guard_ns)
 
-    def reserve(self, requests: Sequence[Request]) -> list[Reservation | Wait]:
+    def reserve(self, requests: Sequence[Request]) -> list[Reservation | Wait | TooLarge]:
         """Decide requests in their order, all in one critical section with one sync.
 
         Once a request has to wait for what all need, so do all behind it: no small message overtakes a
-        large one.  A request that waits in a `place` of its own keeps back none.  Raises HistoryError.
+        large one.  A request that waits in a `place` of its own, or is too large to go at all, keeps back none.  Raises HistoryError.
         """
         with self._turn:
             with self._history.locked() as now_ns:
@@ -176,8 +178,8 @@ class Throttle(View):
             return
         # It outlived its deadline.  With the start of its reservation it is the same transaction, not
         # another; whose it was is not told apart.
-        weights = reservation.messages, reservation.recipients, reservation.connections
-        self.slots.settle(Charged(ended_at_ns, *weights, reservation.id))
+        counts = reservation.messages, reservation.recipients, reservation.connections
+        self.slots.settle(Charged(ended_at_ns, *counts, reservation.id, bytes=reservation.size_bytes))
 
     def flush(self) -> None:
         """Learn what others recorded, and make settlements durable.  Raises HistoryError.
@@ -220,8 +222,8 @@ class Throttle(View):
 
     def _decide(
         self, requests: Sequence[Request], now_ns: int
-    ) -> tuple[list[Reservation | Wait], list[Record]]:
-        answers: list[Reservation | Wait] = []
+    ) -> tuple[list[Reservation | Wait | TooLarge], list[Record]]:
+        answers: list[Reservation | Wait | TooLarge] = []
         granted: list[Record] = []
         wait: Wait | None = None
         for request in requests:
@@ -231,6 +233,8 @@ class Throttle(View):
             answer = self.slots.reserve(request, self._transaction_ns, now_ns)
             if isinstance(answer, Wait):
                 wait = answer if answer.place is None else None
+                answers.append(answer)
+            elif isinstance(answer, TooLarge):
                 answers.append(answer)
             else:
                 granted.append(answer.reserved)
@@ -246,4 +250,11 @@ class Throttle(View):
 
 def _reservation(grant: Grant, now_ns: int) -> Reservation:
     reserved = grant.reserved
-    return Reservation(reserved.id, reserved.recipients, now_ns, reserved.deadline_ns, grant.chosen)
+    return Reservation(
+        reserved.id,
+        reserved.recipients,
+        now_ns,
+        reserved.deadline_ns,
+        grant.chosen,
+        size_bytes=reserved.bytes or 0,
+    )

@@ -1,6 +1,6 @@
-"""One limit's sliding window: how much of it is occupied, and when room opens.  Pure.
+"""One limit's window: how much of it is occupied, and when room opens.  Pure.
 
-The rule.  A slot is occupied from its reservation until one span after its transaction
+The rule of sliding windows; that of a calendar's periods, and its proof, stand in `wall`.  A slot is occupied from its reservation until one span after its transaction
 *ended*; a span is the period T plus a guard.  A transaction may start only if occupied +
 its weight <= N.  Half-open, and defined here only: a slot that ended at e is free at
 every now >= e + T.
@@ -18,13 +18,16 @@ to the nanosecond; for a larger N the instants at which slots open are rounded *
 buckets of 1/1024 of the span, which bounds memory and wastes at most that much time; and
 into 1/16 of it where there are so many windows that memory is short.
 
+Of a calendar's period all slots open at one instant, which is not rounded: one entry for any N.
+
 Instants are boottime of the current boot in nanoseconds.  Does not: know what is counted,
 or which reservation is whose (see `slots`).
 """
 
 import heapq
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import chain
 
 EXACT_SLOTS = 4096
 """The largest N that is kept exactly; 8 bytes an instant, moved at most once a decision."""
@@ -44,12 +47,34 @@ class KeptSlots:
 
 
 class Window:
-    __slots__ = ("_bucket_ns", "_ended", "_free_at_ns", "_in_flight", "_kept", "_weights", "count", "span_ns")
+    __slots__ = (
+        "_bucket_ns",
+        "_ended",
+        "_free_at_ns",
+        "_in_flight",
+        "_kept",
+        "_opens",
+        "_weights",
+        "count",
+        "span_ns",
+    )
 
-    def __init__(self, count: int, period_ns: int, guard_ns: int, kept: KeptSlots | None = None) -> None:
-        """`kept` counts the memory of several windows."""
+    def __init__(
+        self,
+        count: int,
+        period_ns: int,
+        guard_ns: int,
+        kept: KeptSlots | None = None,
+        opens: Callable[[int], tuple[int, bool]] | None = None,
+    ) -> None:
+        """`kept` counts the memory of several windows.
+
+        `opens` says when a slot opens that ended at an instant, at most one span later, and whether many
+        open just then; None: one span later.
+        """
         self.count = count
         self.span_ns = period_ns + guard_ns
+        self._opens = opens
         self._kept = kept or KeptSlots()
         self._bucket_ns = 1 if count <= EXACT_SLOTS else max(1, self.span_ns // BUCKETS)
         self._in_flight = 0
@@ -74,8 +99,20 @@ class Window:
 
         `is_short`: memory is; up to 1/16 of a span longer.
         """
+        self.occupy(weight, self.free_at(ended_at_ns, is_short=is_short))
+
+    def free_at(self, ended_at_ns: int, *, is_short: bool = False) -> int:
+        """Return until when it would be occupied by a slot that ended at an instant."""
+        free_at_ns = ended_at_ns + self.span_ns
+        if self._opens is not None:
+            free_at_ns, is_boundary = self._opens(ended_at_ns)
+            if is_boundary:
+                return free_at_ns
         bucket_ns = max(self._bucket_ns, self.span_ns // COARSE_BUCKETS) if is_short else self._bucket_ns
-        free_at_ns = -(-(ended_at_ns + self.span_ns) // bucket_ns) * bucket_ns
+        return -(-free_at_ns // bucket_ns) * bucket_ns
+
+    def occupy(self, weight: int, free_at_ns: int) -> None:
+        """Occupy `weight` until an instant."""
         self._ended += weight
         index = bisect_left(self._free_at_ns, free_at_ns)
         if index < len(self._free_at_ns) and self._free_at_ns[index] == free_at_ns:
@@ -94,23 +131,34 @@ class Window:
             del self._free_at_ns[:index], self._weights[:index]
         return self._in_flight + self._ended
 
-    def opens_at(self, weight: int, now_ns: int, beside: "Window | None" = None) -> int:
+    def opens_at(
+        self,
+        weight: int,
+        now_ns: int,
+        beside: "Window | None" = None,
+        reaches: Callable[[int], int | None] | None = None,
+    ) -> int:
         """Return the earliest instant at which `weight` may fit; `now_ns` if it fits now.
 
         What `beside`, a window of the same limit, holds counts too.  Never later than the truth: the first
         transaction in flight that stands in the way could end this moment.  More than N never fits, and is
-        taken as N: the caller splits.
+        taken as N: the caller splits.  `reaches` says when an N that grows is so large, None for never.
         """
         windows = [self] if beside is None else [self, beside]
-        occupied = sum(window.occupied(now_ns) for window in windows)
-        missing = occupied + min(weight, self.count) - self.count
-        if missing <= 0:
-            return now_ns
-        for free_at_ns, ended in heapq.merge(*(window.ends() for window in windows)):
-            missing -= ended
-            if missing <= 0:
-                return free_at_ns
-        return now_ns + self.span_ns
+        needed = sum(window.occupied(now_ns) for window in windows) + min(weight, self.count)
+        at_ns, found_ns = now_ns, None
+        ends: Iterator[tuple[int | None, int]] = chain(
+            heapq.merge(*(window.ends() for window in windows)), [(None, 0)]
+        )
+        for free_at_ns, ended in ends:
+            fits_ns = (now_ns if needed <= self.count else None) if reaches is None else reaches(needed)
+            if fits_ns is not None and (found_ns is None or max(at_ns, fits_ns) < found_ns):
+                found_ns = max(at_ns, fits_ns)
+            if found_ns is not None and (free_at_ns is None or free_at_ns >= found_ns):
+                return found_ns
+            if free_at_ns is not None:
+                at_ns, needed = free_at_ns, needed - ended
+        return now_ns + self.span_ns if self._opens is None else self._opens(now_ns)[0]
 
     def ends(self) -> Iterator[tuple[int, int]]:
         """When each opens, ascending, and its weight."""

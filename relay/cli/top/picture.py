@@ -219,7 +219,7 @@ def _upstream(upstream: UpstreamStatus, now_ns: int, layout: Columns, name_width
 def _limit(limit: LimitStatus, now_ns: int, layout: Columns, width: int) -> PictureRow:
     cells = max(10, min(30, layout.width // 8))
     is_full = limit.opens_at_ns is not None
-    opens = "" if limit.opens_at_ns is None else f"  next slot in {span(limit.opens_at_ns - now_ns)}"
+    opens = "" if limit.opens_at_ns is None else f"  {limit.opening_words(now_ns)}"
     used = f"{bar(limit.used, limit.count, cells)} {used_words(limit)}"
     line = layout.plain(f"    {layout.fitted(limit.words, width)} {used}")
     # The countdown is what is looked for: a long key gives way.

@@ -22,7 +22,8 @@ from relay.sender.connections import Logins, NoRoomToConnect, open_with_slot
 from relay.sender.delivery import Overslept, WholeContent, check_in_time
 from relay.sender.throttle_thread import ThrottleThread
 from relay.smtp.reply import Phase
-from relay.throttle.admission import Wait, request_for
+from relay.throttle.admission import request_for
+from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection, UpstreamUnavailable
 from relay.upstream.transaction import Transaction
 from relay.verdicts.outcome import Answer
@@ -103,8 +104,8 @@ class LoginProbe:
             if self._policy.lanes
             else ""
         )
-        (reservation,) = await self._throttle.reserve([request_for(envelope, (0,), 1, lane)])
-        if isinstance(reservation, Wait):
+        (reservation,) = await self._throttle.reserve([request_for(envelope, (0,), 1, lane, len(content))])
+        if not isinstance(reservation, Reservation):
             self._done("slot", f"no room in {reservation.limit_label}: no message was sent", is_good=False)
             return LATER
         # It ends before its slot may be given to another, as `relay.sender.delivery` has it.

@@ -175,7 +175,7 @@ def _hand_over_asking(session: smtplib.SMTP, letter: Letter) -> None:
     notify = {each: ["NOTIFY=SUCCESS,FAILURE"] for each in letter.asked}
     notify |= {each: ["NOTIFY=NEVER"] for each in letter.silent}
     session.ehlo_or_helo_if_needed()
-    answers = [session.mail(each.sender, ["BODY=8BITMIME", "RET=HDRS", f"ENVID={letter.number}"])]
+    answers = [session.mail(letter.sender, ["BODY=8BITMIME", "RET=HDRS", f"ENVID={letter.number}"])]
     answers += [session.rcpt(each, notify.get(each, [])) for each in letter.recipients]
     if any(code != 250 for code, _ in answers):
         raise smtplib.SMTPException(answers)

@@ -155,7 +155,7 @@ def test_a_limit_shows_itself_in_words(limit: str, label: str) -> None:
 @given(st.integers(1, LONGEST_DURATION_NS), st.integers(1, LONGEST_DURATION_NS))
 def test_two_periods_have_one_label_only_where_they_are_one(one_ns: int, other_ns: int) -> None:
     labels = {
-        LimitSettings.model_construct(messages=8, per_ns=per_ns).label
+        LimitSettings.model_construct(messages=8, per=per_ns).label
         for per_ns in (one_ns, one_ns + 1, other_ns)
     }
     assert len(labels) == len({one_ns, one_ns + 1, other_ns})

@@ -7,7 +7,7 @@ from pathlib import Path
 from relay.clock import SECOND_NS
 from relay.spool.durable import Disk
 from relay.throttle.admission import Wait
-from relay.throttle.limit import ForEach, Limit, Unit
+from relay.throttle.limit import Calendar, ForEach, Hours, Limit, Ramp, Unit
 from relay.throttle.throttle import Request, Reservation, Throttle
 from tests.fakes.clock import FakeClock
 
@@ -23,11 +23,64 @@ class PerPeriod:
     unit: Unit = "messages"
     for_each: ForEach | None = None
     only: str | None = None
+    calendar: Calendar | None = None
+    open_hours: Hours | None = None
+    rise: Ramp | None = None
 
     @property
     def label(self) -> str:
         each = f" for each {self.for_each}" if self.for_each else ""
-        return f"{self.count} {self.unit} per {self.per_ns / SECOND_NS:g}s{each}"
+        per = f"{self.per_ns / SECOND_NS:g}s" if self.calendar is None else self.calendar.name
+        return f"{self.count} {self.unit} per {per}{each}"
+
+
+@dataclass(frozen=True)
+class Ticks:
+    """A calendar whose periods are of one length, or of two lengths in turn."""
+
+    longest_ns: int
+    shorter_ns: int = 0
+    """By how much each second one is shorter."""
+    zone: str = "UTC"
+    unit: str = "tick"
+
+    @property
+    def name(self) -> str:
+        return f"tick/{self.longest_ns}-{self.shorter_ns}"
+
+    def begin_of(self, wall_ns: int) -> int:
+        pair_ns = 2 * self.longest_ns - self.shorter_ns
+        first_ns = wall_ns // pair_ns * pair_ns
+        return first_ns if wall_ns < first_ns + self.longest_ns else first_ns + self.longest_ns
+
+    def after(self, wall_ns: int) -> int:
+        pair_ns = 2 * self.longest_ns - self.shorter_ns
+        begin_ns = self.begin_of(wall_ns)
+        return begin_ns + self.longest_ns - (self.shorter_ns if begin_ns % pair_ns else 0)
+
+
+@dataclass(frozen=True)
+class Shifts:
+    """Hours of one length, in turn with a rest of another."""
+
+    open_ns: int
+    closed_ns: int
+    zone: str = "UTC"
+    text: str = "shifts"
+
+    def opens_at(self, wall_ns: int) -> int:
+        into_ns = wall_ns % (self.open_ns + self.closed_ns)
+        return wall_ns if into_ns < self.open_ns else wall_ns - into_ns + self.open_ns + self.closed_ns
+
+
+@dataclass(frozen=True)
+class Rise:
+    """A ramp."""
+
+    first: int
+    last: int
+    over_ns: int
+    since_ns: int | None = None
 
 
 def messages(count: int, seconds: float, for_each: ForEach | None = None) -> PerPeriod:

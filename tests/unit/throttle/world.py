@@ -4,20 +4,26 @@
 a list of every flight in true time, searched anew for every limit and every key.  It
 counts each flight wherever in it it hurts most, and those without an end until their
 deadline.  It knows nothing of windows, shares or files.
+
+Of a calendar's periods it counts by the upstream's clock, which never errs.  It does so where the sender
+could know that clock: its own is right now, or was within the longest period, in this boot, when it
+asked or when something was granted.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from math import floor
 from pathlib import Path
 from random import Random
 
 from relay.clock import SECOND_NS
-from relay.throttle.admission import Wait
+from relay.throttle.admission import TooLarge, Wait
 from relay.throttle.history_format import HistoryError
 from relay.throttle.limit import ForEach, Unit
 from relay.throttle.throttle import Request, Reservation, Throttle
 from tests.fakes.clock import FakeClock
-from tests.unit.throttle.limits import PerPeriod
+from tests.unit.throttle.limits import PerPeriod, Rise, Shifts, Ticks
 from tests.unit.throttle.memory_disk import Killed, MemoryDisk
 
 PATH = Path("/history/isp")
@@ -38,7 +44,7 @@ FOR_EACH: tuple[ForEach | None, ...] = (
 )
 LANES = ("", "u", "v")
 """A relay without lanes says nothing of them."""
-UNITS: tuple[Unit, ...] = ("messages", "recipients", "connections")
+UNITS: tuple[Unit, ...] = ("messages", "recipients", "connections", "bytes")
 FAILURES = ("write", "sync", "truncate", "rename", "open_new", "sync_directory", "pread")
 
 
@@ -63,6 +69,8 @@ class Sender:
     limits: list[PerPeriod]
     throttle: Throttle | None = None
     flying: list[Flight] = field(default_factory=list)
+    right_at_ns: int | None = None
+    """When it last read a clock that was right."""
 
 
 class World:
@@ -76,6 +84,12 @@ class World:
         self.wall_error_ns = self.least_wall_error_ns = self.most_wall_error_ns = 0
         self.flights: list[Flight] = []
         self.grants = 0
+        self.first_ns: int | None = None
+        """When anything was asked for first: it may have been granted, and its process dead by then."""
+        self.right_at_ns: int | None = None
+        """When, in this boot, something was granted last by a clock that was right."""
+        self.boundaries = 0
+        """Grants that a sliding window of the same length would have refused."""
         shared = self._limits()
         self.senders = [Sender(shared if random.random() < 0.8 else self._limits()) for _ in range(3)]
 
@@ -95,7 +109,8 @@ class World:
             (20, self._pass_time),
             (4, self._flush),
             (3, self._edit),
-            (4, self._step_the_wall_clock),
+            # In half of the worlds the clock is right, for periods to begin anew.
+            (self.random.choice([0, 4]), self._step_the_wall_clock),
             (3, self._kill),
             (3, self._die_at_the_disk),
             (2, self._fail),
@@ -115,12 +130,22 @@ class World:
     def _limit(self) -> PerPeriod:
         unit = self.random.choice(UNITS)
         for_each = None if unit == "connections" else self.random.choice(FOR_EACH)
+        if for_each == "lane" and unit == "bytes":
+            for_each = None
+        count = self.random.randint(1, 8) * (10 if unit == "bytes" else 1)
+        per_ns = self.random.choice([1, 50, 300, LONGEST_NS])
+        calendar = Ticks(per_ns, self.random.choice([0, per_ns // 3])) if self.random.random() < 0.4 else None
+        is_open_always = for_each is not None or unit == "connections" or self.random.random() < 0.8
+        rise = Rise(self.random.randint(1, count), count, self.random.choice([1, 500, 5000]))
         return PerPeriod(
-            self.random.randint(1, 8),
-            self.random.choice([1, 50, 300, LONGEST_NS]),
+            count,
+            per_ns,
             unit,
             for_each,
             self.random.choice(LANES[1:]) if for_each == "lane" else None,
+            calendar,
+            None if is_open_always else Shifts(200, self.random.choice([1, 150])),
+            rise if self.random.random() < 0.2 else None,
         )
 
     def _new_throttle(self, limits: list[PerPeriod]) -> Throttle:
@@ -145,16 +170,21 @@ class World:
             lane=self.random.choice(LANES),
             recipient_domains=tuple(self.random.choices("lmn", k=count)),
             most=self.random.choice([None, None, 2]),
+            size_bytes=self.random.randint(1, 25),
         )
 
     def _reserve(self) -> None:
         sender, requests = self.random.choice(self.senders), self._requests()
+        self.first_ns = self.true_ns if self.first_ns is None else self.first_ns
         answers = self._throttle(sender).reserve(requests)
+        self._read_clock(sender)
         is_stopped = False
         for request, answer in zip(requests, answers, strict=True):
             if isinstance(answer, Wait):
                 assert answer.until_ns > self.clock.boottime_ns()
                 is_stopped = is_stopped or answer.place is None
+            elif isinstance(answer, TooLarge):
+                assert request.size_bytes > answer.count
             else:
                 assert not is_stopped, "overtaken"
                 assert 1 <= answer.recipients == len(answer.chosen) <= request.largest
@@ -162,17 +192,24 @@ class World:
 
     def _connect(self) -> None:
         sender = self.random.choice(self.senders)
+        self.first_ns = self.true_ns if self.first_ns is None else self.first_ns
         answer = self._throttle(sender).reserve_connection(TRANSACTION_NS)
+        self._read_clock(sender)
         if isinstance(answer, Reservation):
             self._fly(sender, answer, None)
 
     def _fly(self, sender: Sender, answer: Reservation, request: Request | None) -> None:
         """Start what was granted, and hold it against all that every limit may have seen."""
         latest_ns = self.true_ns + answer.deadline_ns - answer.reserved_at_ns
-        weights = {"messages": 0, "recipients": 0, "connections": 1}
+        weights = {"messages": 0, "recipients": 0, "connections": 1, "bytes": 0}
         keys: dict[str, dict[str, int]] = {}
         if request is not None:
-            weights = {"messages": 1, "recipients": answer.recipients, "connections": 0}
+            weights = {
+                "messages": 1,
+                "recipients": answer.recipients,
+                "connections": 0,
+                "bytes": request.size_bytes,
+            }
             domains: dict[str, int] = {}
             for position in answer.chosen:
                 domain = request.recipient_domains[position]
@@ -187,26 +224,57 @@ class World:
             }
         flight = Flight(self.true_ns, latest_ns, latest_ns, weights, keys, sender, answer)
         self.grants += 1
+        if not self.wall_error_ns:
+            self.right_at_ns = self.true_ns
         self.flights = [each for each in self.flights if each.ended_at_ns >= self.true_ns - LONGEST_NS]
         self.flights.append(flight)
         sender.flying.append(flight)
         # What weighs nothing in a limit is not asked by it, and others may have gone by other limits.
         for limit in (each for each in sender.limits if weights[each.unit]):
+            wall_ns = self.clock.wall_ns()
+            assert limit.open_hours is None or limit.open_hours.opens_at(wall_ns) == wall_ns, limit.label
+            if limit.calendar is not None and not self._knows_the_clock(sender, limit.per_ns):
+                continue
             for key in flight.keys.get(limit.for_each or "", {None: 0}):
                 if limit.only not in (None, key):
                     continue
                 counted = sum(self._counted(limit, key, flight))
-                assert counted <= limit.count, f"{counted} for {limit.label}, {key}"
+                assert counted <= self._most(limit), f"{counted} for {limit.label}, {key}"
+                if limit.calendar is not None:
+                    sliding = sum(self._counted(replace(limit, calendar=None), key, flight))
+                    self.boundaries += sliding > limit.count
 
     def _counted(self, limit: PerPeriod, key: str | None, last: Flight) -> Iterator[int]:
         """Return what each flight can weigh in the window that ends just behind the start of the last."""
+        first_ns = last.started_at_ns - limit.per_ns + 1
+        if isinstance(limit.calendar, Ticks):
+            # By the clock that never errs.
+            ahead_ns = self.clock.wall_ns() - self.wall_error_ns - self.true_ns
+            first_ns = limit.calendar.begin_of(last.started_at_ns + ahead_ns) - ahead_ns
         for flight in self.flights:
-            if flight.ended_at_ns >= last.started_at_ns - limit.per_ns + 1:
+            if flight.ended_at_ns >= first_ns:
                 if limit.for_each is None:
                     yield flight.weights[limit.unit]
                 else:
                     of_key = flight.keys.get(limit.for_each, {}).get(key or "", 0)
-                    yield of_key if limit.unit == "recipients" else min(of_key, 1)
+                    size_bytes = flight.weights["bytes"] if of_key else 0
+                    whole = size_bytes if limit.unit == "bytes" else min(of_key, 1)
+                    yield of_key if limit.unit == "recipients" else whole
+
+    def _most(self, limit: PerPeriod) -> int:
+        """Return the N of now, by the time that never errs."""
+        if limit.rise is None:
+            return limit.count
+        part = min(1, Fraction(self.true_ns - (self.first_ns or 0), limit.rise.over_ns))
+        return min(limit.count, floor(limit.rise.first + (limit.rise.last - limit.rise.first) * part))
+
+    def _read_clock(self, sender: Sender) -> None:
+        if not self.wall_error_ns:
+            sender.right_at_ns = self.true_ns
+
+    def _knows_the_clock(self, sender: Sender, longest_ns: int) -> bool:
+        known = (sender.right_at_ns, self.right_at_ns)
+        return any(at_ns is not None and self.true_ns - at_ns <= longest_ns for at_ns in known)
 
     def _settle(self) -> None:
         sender = self.random.choice(self.senders)
@@ -253,6 +321,7 @@ class World:
         """Leave its transactions in flight, for the upstream to count until their deadline."""
         sender.throttle = None
         sender.flying.clear()
+        sender.right_at_ns = None
 
     def _die_at_the_disk(self) -> None:
         self.disk.kill_at(self.random.randint(1, 7), self.random)
@@ -307,6 +376,8 @@ class World:
         down_ns, boottime_ns = self.random.randint(0, 2 * LONGEST_NS), self.random.randint(0, 500)
         self.clock.reboot(down_ns, boottime_ns=boottime_ns)
         self.true_ns += down_ns + boottime_ns
+        # A clock that was set while the host was off says nothing of what it said before.
+        self.right_at_ns = None
         # Further ahead than it ever was, by more than is believed: a little further cannot be detected.
         beyond_ns = self.most_wall_error_ns + 23 * YEAR_NS
         error_ns = self.random.choice(
