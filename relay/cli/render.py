@@ -479,7 +479,7 @@ def _routes(snapshot: Snapshot) -> _Grid:
             route.numbers_words,
             route.takes_words,
             ", ".join(route.upstreams),
-            _plain(route.upstream, "yellow" if route.is_diverted else ""),
+            _plain(route.upstream or "-", "yellow" if route.is_diverted else ""),
             route.why(snapshot.at_ns) or "-",
             stands or "-",
         )

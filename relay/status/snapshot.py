@@ -190,7 +190,10 @@ class RouteStatus:
     upstreams: tuple[str, ...]
     """In the order of preference."""
     upstream: str
-    """Through which its mail goes now, but for what is spilled; where all are down, for which it waits."""
+    """Through which its mail goes now, but for what is spilled; where all are down, for which it waits.
+
+    Empty while the relay is down.
+    """
     because: Because = Because.PREFERRED
     """PREFERRED, FAILOVER or ALL_DOWN."""
     instead_of: str = ""

@@ -291,6 +291,8 @@ class Watch:
     def _routes(self, now_ns: int) -> tuple[RouteStatus, ...]:
         queue, settings = self._sender.queue, self.policy.routes
         found, stands = [], queue.where()
+        # What a start would find of its upstreams nobody knows: the queue was read without them.
+        is_known = self.condition is not Condition.DOWN
         for route, numbers in numbers_of(settings).items():
             choice = queue.choice_of(route, now_ns)
             its = queue.diversions.of(route)
@@ -300,7 +302,7 @@ class Watch:
                     numbers,
                     tuple(", ".join(settings[number - 1].asked()) or "all other mail" for number in numbers),
                     route.upstreams,
-                    choice.upstream,
+                    choice.upstream if is_known else "",
                     choice.because,
                     choice.instead_of,
                     None if since_ns is None else self._wall(since_ns),

@@ -340,3 +340,18 @@ def test_the_fullest_key_of_a_limit_is_named(policy_path: Path, capsys: pytest.C
         "5/8 by <> in 20s",
         "5/8 in 20s",
     ]
+
+
+def test_of_a_relay_that_is_down_no_route_goes_anywhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = POLICY.replace("    auth: {user: mjd, password_file: not-there}\n", "") + (
+        "  ses: {host: ses.example.net}\nroutes:\n  - {upstreams: [isp, ses]}\n"
+    )
+    path = write_policy(tmp_path, text)
+
+    assert code_of("status", "--policy", str(path)) == 0
+    assert "1 all other mail isp, ses - - -" in said(capsys)
+    assert code_of("status", "--json", "--policy", str(path)) == 0
+    (route,) = json.loads(capsys.readouterr().out)["routes"]
+    assert (route["upstream"], route["because"], route["stands"]) == (None, "preferred", {})
