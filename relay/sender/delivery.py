@@ -222,7 +222,7 @@ class Consequences:
                 self._pausing.relayed_from_ns,
                 asked_ns=decision.rest_ns,
             )
-            self._pausing.tell_sender(queued.reverse_path, refusal, until_ns - attempt.ended_ns)
+            self._pausing.tell_sender(queued.sent_reverse_path, refusal, until_ns - attempt.ended_ns)
         elif decision.is_relayed:
             self._scheduler.trust_sender(queued.sender, attempt.ended_ns)
 

@@ -91,7 +91,6 @@ def test_a_login_that_may_send_as_itself_alone_takes_rewritten_mail(tmp_path: Pa
             relay.policy["routes"] = [{"upstreams": ["isp"], "rewrite": OWN}]
             relay.write_policy()
             relay.wait_for_log(lambda line: " loaded, sha256 " in line)
-            assert relay.command("resume", "isp").returncode == 0
             relay.wait_until_empty()
         (arrived,) = upstream.mailbox.wait_for(1)
 
