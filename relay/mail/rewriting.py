@@ -70,7 +70,6 @@ class Rewritten:
         return replace(of_stored, size_bytes=of_stored.size_bytes + len(self.front) - self.replaced_bytes)
 
     def content(self, stored: bytes) -> bytes:
-        """Return all of the content, or its first chunk, of at least `replaced_bytes`."""
         return self.front + stored[self.replaced_bytes :] if self.replaced_bytes or self.front else stored
 
 
