@@ -1,1 +1,1 @@
-"""What a message is: address, envelope, header, report (DSN), how times and periods are written.  Pure."""
+"""What a message is: address, envelope, header, rewriting, report (DSN), how times are written.  Pure."""

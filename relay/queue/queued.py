@@ -149,7 +149,8 @@ class Queued:
     message_id: str | None = None
     """Of its header, for who looks for it."""
     sender: str = ""
-    """Made of `reverse_path`, as all spellings of the address share it; never to be sent or shown."""
+    """Made of `sent_reverse_path`, as all spellings of the address share it: whom the upstream may refuse.
+    Never to be sent or shown."""
 
     part: Part = WHOLE
     """Which of its recipients this is about."""
@@ -167,7 +168,7 @@ class Queued:
     """Of a message's parts one counts as the message, with its octets."""
 
     def __post_init__(self) -> None:
-        self.sender = self.sender or comparable(self.reverse_path)
+        self.sender = self.sender or comparable(self.sent_reverse_path)
         self.key = self.key or self.queue_id
 
     @property

@@ -243,7 +243,9 @@ class Queue:
             self.line_of(part).move(part.key, lane)
         if [part.part for part in before] == [part.part for part in fresh] or not before:
             return
-        if len(before) == len(fresh) == 1 and before[0].part.indices == fresh[0].part.indices:
+        is_one = len(before) == len(fresh) == 1 and before[0].part.indices == fresh[0].part.indices
+        # Under another sender nothing is known of it, and another sender's pause does not hold it.
+        if is_one and before[0].sender == fresh[0].sender:
             self._leave(before[0])
             before[0].part = fresh[0].part
             self._present[before[0].upstream, before[0].part.route] += 1

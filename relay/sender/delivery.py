@@ -228,7 +228,7 @@ class Consequences:
                 self._pausing.relayed_from_ns,
                 asked_ns=decision.rest_ns,
             )
-            self._pausing.tell_sender(queued.reverse_path, refusal, until_ns - attempt.ended_ns)
+            self._pausing.tell_sender(queued.sent_reverse_path, refusal, until_ns - attempt.ended_ns)
         elif decision.is_relayed:
             self._scheduler.trust_sender(queued.sender, attempt.ended_ns)
 
@@ -442,10 +442,14 @@ class Delivery:
     async def _parts(self, attempt: Attempt, reservation: Reservation) -> AsyncIterator[bytes]:
         async with contextlib.aclosing(self._spool_thread.content(attempt.message)) as chunks:
             rewritten = attempt.rewritten
+            skip_bytes = 0 if rewritten is None else rewritten.replaced_bytes
+            if rewritten is not None:
+                check_in_time(reservation, self._clock)
+                yield rewritten.front
             async for chunk in chunks:
                 check_in_time(reservation, self._clock)
-                yield chunk if rewritten is None else rewritten.content(chunk)
-                rewritten = None  # it is about the first chunk
+                yield chunk[skip_bytes:] if skip_bytes else chunk
+                skip_bytes = max(0, skip_bytes - len(chunk))
         self._let_dot_follow(attempt, reservation)
 
     def _let_dot_follow(self, attempt: Attempt, reservation: Reservation) -> None:

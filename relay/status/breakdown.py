@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from relay.clock import SECOND_NS, Clock
+from relay.mail.address import comparable
 from relay.mail.envelope import QueueId
 from relay.queue.queued import Queued, State, WaitKind
 from relay.status.snapshot import QueueState
@@ -112,7 +113,7 @@ class Count:
             is_reply = queued.why.kind is WaitKind.REFUSAL and reason == queued.why.text
             key = queued.state, _without_ids(reason) if is_reply else reason
             self._reasons.add(key, queued, reason)
-            self._senders.add(queued.sender, queued, queued.reverse_path)
+            self._senders.add(comparable(queued.reverse_path), queued, queued.reverse_path)
 
     def breakdown(self, at_ns: int) -> Breakdown:
         return Breakdown(

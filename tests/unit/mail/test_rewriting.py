@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from relay.mail.address import is_valid_address
 from relay.mail.envelope import Shape
-from relay.mail.rewriting import FRONT_BYTES, LONGEST_LINE, Rewriting, mailboxes
+from relay.mail.rewriting import FRONT_BYTES, LONGEST_LINE, MOST_FIELDS, Rewriting, mailboxes
 
 FIXED, DOMAIN = Rewriting("news@example.com"), Rewriting("@example.com")
 TRACE = b"Received: from here by there;\r\n  Mon, 23 Nov 2026 10:00:00 +0000\r\n"
@@ -154,6 +154,22 @@ def test_only_the_front_is_looked_at() -> None:
     assert again == early.replace(
         b"From: ann@home.lan\r\n", b"From: <news@example.com>\r\nX-Original-From: ann@home.lan\r\n"
     )
+
+
+def test_a_value_that_nobody_wrote_is_not_taken_apart() -> None:
+    nonsense = ", ".join(["ann@home.lan"] * 1000)
+    for rule, now in ((FIXED, "<news@example.com>"), (DOMAIN, "<ann@example.com>")):
+        made = header(rule, f"From: {nonsense}", "Reply-To: a@b.example")
+        assert made[:2] == [f"From: {now}", "X-Original-From:"]
+        assert made[2:] == [f" {nonsense}", "Reply-To: a@b.example"]
+
+
+def test_of_many_from_fields_the_first_are_read() -> None:
+    many = ["From: a@home.lan"] * (MOST_FIELDS + 5)
+
+    assert header(DOMAIN, *many).count("From: a@example.com") == MOST_FIELDS
+    assert header(FIXED, *many)[:2] == ["From: <news@example.com>", "X-Original-From: a@home.lan"]
+    assert not [line for line in header(FIXED, *many)[1:] if line.startswith("From:")]
 
 
 def test_the_size_is_of_what_is_sent() -> None:

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from relay.cli.render import detail_lines
 from relay.policy.model import Policy
 from relay.policy.source import parse_policy
+from relay.status.snapshot import Coming, message_to_json, public_coming
 from tests.fakes.smarthost import DEFAULT, Script, Smarthost, turns
 from tests.unit.sender.in_process_relay import CONTENT, Relay
 
@@ -126,6 +128,9 @@ async def test_what_is_queued_shows_whom_it_is_sent_by(tmp_path: Path) -> None:
 
     assert view is not None
     assert (view.reverse_path, view.rewritten_as) == ("a@here.example", "news@example.com")
+    assert "  from        <a@here.example>, rewritten as <news@example.com>" in detail_lines(view)
+    assert message_to_json(view)["rewritten_as"] == "news@example.com"
+    assert "@" not in str(public_coming(Coming((view,), ())).first[0])
 
 
 async def test_a_limit_for_each_sender_is_for_the_one_sent(tmp_path: Path) -> None:
@@ -140,6 +145,38 @@ async def test_a_limit_for_each_sender_is_for_the_one_sent(tmp_path: Path) -> No
 
 def _reasons(relay: Relay) -> str:
     return " ".join(queued.reason for queued in relay.sender.queue)
+
+
+NOT_OWNED = "553 5.7.1 Sender address rejected: not owned by user u"
+
+
+async def test_a_refused_address_is_refused_once_for_all_who_send_by_it(tmp_path: Path) -> None:
+    other = "{sender: '@well.example', upstreams: [isp]}"
+    script = Script(mail=lambda said: NOT_OWNED if "news@" in said else DEFAULT)
+    async with Smarthost(script) as host, Relay(policy(tmp_path, host.port, other, FIXED)) as relay:
+        relay.accept(sender="u0@here.example")
+        await relay.until(lambda: "not owned" in _reasons(relay))
+        for number in range(1, 4):
+            relay.accept(sender=f"u{number}@here.example")
+        relay.accept(sender="a@well.example")
+        await relay.until(lambda: host.relayed and _reasons(relay).count("not owned") == 4)
+
+    assert len([command for command in host.commands if command.startswith("MAIL FROM:<news@")]) == 1
+    relay.events.flush()
+    assert "mail from <news@example.com> paused" in relay.log.getvalue()
+
+
+async def test_an_edit_to_another_sender_ends_the_pause_of_the_first(tmp_path: Path) -> None:
+    script = Script(mail=lambda said: DEFAULT if "news@" in said else NOT_OWNED)
+    async with Smarthost(script) as host, Relay(policy(tmp_path, host.port)) as relay:
+        relay.accept()
+        await relay.until(lambda: "not owned" in _reasons(relay))
+        edited = policy(tmp_path, host.port, FIXED)
+        await relay.sender.apply(edited)
+        relay.watch.policy = edited
+        await relay.until_empty()
+
+    assert [each.reverse_path for each in host.relayed] == ["news@example.com"]
 
 
 async def test_the_echo_of_the_sent_words_is_no_refusal_of_us(tmp_path: Path) -> None:
