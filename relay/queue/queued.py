@@ -125,6 +125,7 @@ class Queued:
     """When a deferred message may be attempted again, or its place's first parked message may go."""
     why: WaitReason = NO_REASON
     is_warned: bool = False
+    """Its sender was told that it is late, or wants to hear of no delay."""
     recipients_shown: tuple[str, ...] = ()
     """The first few that are left, for listings."""
     ready_at_ns: int = 0

@@ -167,6 +167,28 @@ def test_nothing_foreign_steers_the_terminal_or_makes_a_line(
 
 
 @pytest.mark.usefixtures("up")
+def test_what_the_sender_asked_to_be_told_is_shown(
+    monkeypatch: pytest.MonkeyPatch, operations: FakeOperations, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = RecipientView("ann@example.net", "to do", notify="SUCCESS,DELAY", orcpt="rfc822;a+2Bb@x")
+    detail = replace(a_detail(a_message()), ret="FULL", envid="batch 7", recipient_statuses=(asked,))
+
+    async def show(_queue_id: QueueId) -> MessageView:
+        return detail
+
+    monkeypatch.setattr(operations, "show", show)
+    assert code_of("queue", "show", FIRST) == 0
+    out = capsys.readouterr().out
+    assert "  asked       envelope id batch 7, reports return the whole message\n" in out
+    assert "             notify success,delay, originally rfc822;a+2Bb@x\n" in out
+
+    assert code_of("queue", "show", "--json", FIRST) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["ret"], told["envid"]) == ("FULL", "batch 7")
+    assert told["recipient_statuses"][0]["notify"] == "SUCCESS,DELAY"
+
+
+@pytest.mark.usefixtures("up")
 def test_each_recipient_is_shown_with_its_attempts_and_last_reply(
     monkeypatch: pytest.MonkeyPatch, operations: FakeOperations, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relay.mail.dsn import DsnRequest, Notify, RecipientRequest, Ret
 from relay.practice.account import Counting, PracticeAccount, PracticeBehaviour
 from relay.practice.dialogue import MAX_CONTENT_BYTES, MAX_RECIPIENTS, Dialogue
 from relay.smtp.sasl import Credentials
@@ -19,8 +20,8 @@ from tests.unit.practice.tools import PASSWORD, PLAIN, USER, HandClock, limit
 class Case:
     """A dialogue and the ledger behind it."""
 
-    def __init__(self, *, has_tls: bool = False, is_logged_in: bool = True) -> None:
-        behaviour = PracticeBehaviour(limit("messages", 1000), 1, Counting.AT_MAIL)
+    def __init__(self, *, has_tls: bool = False, is_logged_in: bool = True, offers_dsn: bool = False) -> None:
+        behaviour = PracticeBehaviour(limit("messages", 1000), 1, Counting.AT_MAIL, offers_dsn=offers_dsn)
         account = PracticeAccount(behaviour, random.Random(1), HandClock())
         self.ledger = account.ledger
         credentials = Credentials(USER, PASSWORD)
@@ -55,6 +56,19 @@ def test_what_is_offered() -> None:
         "250-AUTH PLAIN LOGIN CRAM-MD5",
         "250 ENHANCEDSTATUSCODES",
     ]
+
+
+def test_dsn_is_taken_and_written_down_where_it_is_offered() -> None:
+    case = Case(offers_dsn=True)
+    assert case.said("EHLO client.example").endswith("250 DSN")
+    assert case.said("MAIL FROM:<a@b> RET=HDRS ENVID=x", "RCPT TO:<c@d> NOTIFY=NEVER", "DATA").startswith(
+        "354 "
+    )
+    case.dialogue.dot()
+    case.dialogue.settle(b"Subject: x\r\n\r\n", is_overlong=False)
+
+    (seen,) = case.ledger.entries
+    assert seen.envelope.dsn == DsnRequest(Ret.HDRS, "x", (RecipientRequest(Notify.NEVER),))
 
 
 def test_with_tls_nothing_goes_without_it_or_was_said_before_it() -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relay.mail.dsn import DsnRequest, Notify, RecipientRequest, Ret
 from relay.smtp import replies
 from relay.smtp.commands import SmtpVerb
 from relay.smtp.sasl import Credentials, PasswordCheck
@@ -532,3 +533,36 @@ def test_any_walk_keeps_the_promises(lines: list[bytes], is_trusted: bool, is_st
         assert (session.state in (SessionState.SENDER, SessionState.RECIPIENTS)) == (
             session.transaction is not None
         )
+
+
+def asking_machine(*, has_dsn: bool = True) -> SessionMachine:
+    """Return a machine for a client that may relay, before its first command."""
+    terms = ServerTerms("relay.example", 1000, 3, has_dsn=has_dsn)
+    return SessionMachine(terms, Refusing(), is_trusted=True, is_private=True, is_tls=False)
+
+
+def test_dsn_parameters_are_kept_with_their_recipients() -> None:
+    session = asking_machine()
+    for line in (
+        b"EHLO x",
+        b"MAIL FROM:<a@b> RET=HDRS ENVID=x+2By",
+        b"RCPT TO:<c@d> NOTIFY=SUCCESS",
+        b"RCPT TO:<e@f>",
+        b"RCPT TO:<c@d> NOTIFY=DELAY ORCPT=rfc822;c@d",
+    ):
+        assert session.take(line).reply.startswith("250")
+
+    assert session.transaction is not None
+    assert session.transaction.recipients == ["c@d", "e@f"]
+    both = RecipientRequest(Notify.SUCCESS | Notify.DELAY, "rfc822;c@d")
+    assert session.transaction.dsn == DsnRequest(Ret.HDRS, "x+2By", (both, RecipientRequest()))
+
+
+@pytest.mark.parametrize("hello", [b"HELO x", b"EHLO x"])
+def test_dsn_parameters_that_were_not_announced_are_unknown(hello: bytes) -> None:
+    session = asking_machine(has_dsn=hello == b"HELO x")
+    assert "DSN" not in session.take(hello).reply
+
+    assert session.take(b"MAIL FROM:<a@b> RET=HDRS").reply == replies.UNKNOWN_PARAMETER
+    assert session.take(b"MAIL FROM:<a@b>").reply == replies.SENDER_OK
+    assert session.take(b"RCPT TO:<c@d> NOTIFY=NEVER").reply == replies.UNKNOWN_PARAMETER

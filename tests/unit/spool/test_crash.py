@@ -92,7 +92,14 @@ def _is_there(disk: ModelDisk, path: str) -> bool:
     return not path or (_is_there(disk, parent) and disk.inode(path) is not None)
 
 
-@pytest.mark.parametrize("name", ["bounced", pytest.param("bounced while held", marks=pytest.mark.crash)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bounced",
+        "relayed, and its sender is told",
+        pytest.param("bounced while held", marks=pytest.mark.crash),
+    ],
+)
 def test_a_lost_ledger_costs_its_figures_and_nothing_else(name: str) -> None:
     judge, rng = Judge(counts=False), random.Random(name)
     # The report is relayed in the end: then its message must not come back and report again.
@@ -161,7 +168,7 @@ def test_what_recovery_returned_survives_the_next_cut(name: str, model: Model) -
         assert sender.spool.totals() == totals
 
 
-@pytest.mark.parametrize("name", ["bounced", "held and released"])
+@pytest.mark.parametrize("name", ["bounced", "held and released", "relayed, and its sender is told"])
 def test_a_cut_or_a_kill_during_recovery_changes_nothing(name: str) -> None:
     judge, rng = Judge(), random.Random(name)
     for snapshot in rng.sample(run_of(name), 8):

@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 
+from relay.mail.dsn import DsnRequest, Notify, RecipientRequest, Ret
+from relay.mail.envelope import QueueId
 from relay.policy.source import parse_policy
+from relay.spool.durable import RealDisk
+from relay.spool.maildir import files
 from relay.submission.composing import Submission
 from relay.submission.handover import Handover, Refusal, taker
 
@@ -54,3 +58,16 @@ def test_quotas_of_listeners_keep_nobody_from_their_own_spool(tmp_path: Path) ->
         given = [handover.give(Submission("a@b", ("c@d",), b"Subject: x\r\n\r\n")) for _ in range(3)]
 
     assert [reply[:9] for reply in given] == ["250 2.0.0"] * 3
+
+
+def test_what_the_sender_wants_to_be_told_is_kept_with_the_message(tmp_path: Path) -> None:
+    (tmp_path / "spool").mkdir()
+    policy = parse_policy(POLICY, tmp_path / "policy.yaml")
+    asking = Submission("a@b", ("c@d", "e@f"), b"Subject: x\r\n\r\n", Notify.SUCCESS, Ret.FULL, "batch+207")
+
+    with taker(policy, "relay.test", print) as connected:
+        queue_id = QueueId(Handover(connected, "relay.test").give(asking).rpartition(" ")[2])
+
+    path = str(tmp_path / "spool" / "new" / queue_id)
+    message = files.read(RealDisk(), path, queue_id, with_content=False)
+    assert message.envelope.dsn == DsnRequest(Ret.FULL, "batch+207", (RecipientRequest(Notify.SUCCESS),) * 2)

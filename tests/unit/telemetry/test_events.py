@@ -275,7 +275,7 @@ def test_every_template_uses_fields_of_its_row_or_its_pieces() -> None:
 @given(st.text(max_size=50))
 def test_no_foreign_text_adds_a_line_or_steers_a_terminal(foreign: str) -> None:
     # One line each, and more for `accepted`, and in Postfix' style for what is published.
-    styles: dict[LogStyle, int] = {"text": 1, "postfix": 2 + 2}
+    styles: dict[LogStyle, int] = {"text": 1, "postfix": 2 + 3}
     for style, more in styles.items():
         stream = io.StringIO()
         events = events_on(stream, style)

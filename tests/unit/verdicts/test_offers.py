@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
 from relay.sender.state_file import OFFERS_FORMAT
+from relay.smtp.reply import Reply
 from relay.verdicts.offers import (
     APART_AGAIN_NS,
     APART_NS,
@@ -18,6 +19,7 @@ from relay.verdicts.offers import (
     Offers,
     OffersRecord,
     Row,
+    is_about_dsn,
 )
 from tests.fakes.clock import FakeClock
 
@@ -167,3 +169,24 @@ def test_a_record_out_of_order_is_refused() -> None:
     for offers in (later, twice):
         with pytest.raises(ValueError, match="out of order"):
             OFFERS_FORMAT.parse(OFFERS_FORMAT.render(a_record(offers, clock)))
+
+
+@pytest.mark.parametrize(
+    ("code", "enhanced", "is_about_it"),
+    [
+        (555, None, True),
+        (555, "5.5.4", True),
+        (501, "5.5.2", True),
+        (504, "5.5.4", True),
+        (500, None, True),
+        (501, "5.1.3", False),
+        (501, "5.1.7", False),
+        (550, None, False),
+        (553, "5.5.4", False),
+        (455, "4.5.0", False),
+    ],
+)
+def test_a_refusal_of_parameters_is_known_by_its_codes(
+    code: int, enhanced: str | None, *, is_about_it: bool
+) -> None:
+    assert is_about_dsn(Reply(code, enhanced, "what?")) is is_about_it
