@@ -24,7 +24,7 @@ TESTED := $(sort $(dir $(wildcard tests/unit/test_*.py tests/unit/*/test_*.py te
 ALONE := tests/unit/throttle/test_many_processes.py
 # Of the peers these measure no time, and mostly wait.
 PATIENT := $(patsubst %,tests/proofs/peers/test_%.py,relay_edits relay_hostile_upstream relay_without_descriptors \
-    relay_unread_log upstream_in_step relay_clients relay_reports relay_restarts relay_many_recipients relay_kills_exactly)
+    relay_unread_log upstream_in_step relay_clients relay_reports relay_restarts relay_many_recipients relay_kills_exactly relay_dovecot)
 BESIDE := tests/proofs/fuzz/ $(patsubst %,tests/unit/%/,listener mail policy practice queue smtp upstream verdicts) \
     $(filter-out $(ALONE),$(wildcard tests/unit/throttle/test_*.py tests/unit/test_*.py)) $(PATIENT)
 PRACTICE_PASSWORD := var/practice-password

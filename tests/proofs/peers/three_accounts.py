@@ -45,6 +45,8 @@ CONNECTIONS = 6
 MAX_TRANSACTION_S = 10.0
 LONGEST_PAUSE_DEEDS = 3
 BACKLOG_WINDOWS = 1.5
+TRANSACTIONS_A_LETTER = 1.2
+"""One in ten goes in three parts."""
 LOOK_S = 0.1
 BEFORE_A_STOP = 60
 """Messages that the clients have in hand then."""
@@ -253,7 +255,8 @@ class Ordeal:
             self._resumed(name)
 
     def feed(self) -> None:
-        wanted = self.house.taken() + int(BACKLOG_WINDOWS * self.terms.count * len(NAMES))
+        backlog = int(BACKLOG_WINDOWS * self.terms.count * len(NAMES))
+        wanted = int(self.house.taken() / TRANSACTIONS_A_LETTER) + backlog
         self.feeder.allow(max(0, wanted - self._granted))
         self._granted = max(self._granted, wanted)
 
