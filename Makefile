@@ -26,7 +26,7 @@ ALONE := tests/unit/throttle/test_many_processes.py
 PATIENT := $(patsubst %,tests/proofs/peers/test_%.py,relay_edits relay_hostile_upstream relay_without_descriptors \
     relay_unread_log upstream_in_step relay_clients relay_reports relay_restarts relay_many_recipients relay_kills_exactly \
     relay_told_truly relay_operator_pause relay_find relay_top relay_sendmail relay_drain relay_notices relay_renewed_files \
-    relay_container relay_installed relay_cli relay_runaway relay_page relay_kills_between_postfixes relay_between_postfixes)
+    relay_container relay_installed relay_cli relay_runaway relay_page relay_dovecot relay_three_accounts relay_kills_between_postfixes relay_between_postfixes)
 BESIDE := tests/proofs/fuzz/ $(patsubst %,tests/unit/%/,cli control listener mail policy practice queue smtp upstream verdicts) \
     $(filter-out $(ALONE),$(wildcard tests/unit/throttle/test_*.py tests/unit/test_*.py))
 PRACTICE_PASSWORD := var/practice-password

@@ -395,7 +395,7 @@ class Queue:
             waited = max(down_since_ns, part.stands_since_ns), now_ns
             part.rested = (*part.rested[1 - MOST_RESTED :], waited)
         self._leave(part)
-        # A probe that was refused lost no place: who waits longest is asked first, no longer for it.
+        # A refused probe keeps its place: it was chosen because it waits longest.
         is_back = part.choice.because is Because.PROBE and part.choice.instead_of == choice.upstream
         self._enter(part, choice, now_ns)
         if is_back:

@@ -143,10 +143,9 @@ class Tokens:
     def refused(self, text: str) -> bool:
         """Hear that the upstream refused a token; return whether another one is worth a login."""
         token = self._token
-        if text == self._given_up:
-            return False  # another login's, of the same time
         if token is None or token.text != text:
-            return True  # there is another by now, or will be
+            # There is another by now, or will be; but of one given up another login of that time hears too.
+            return text != self._given_up
         self._token, self._is_replacing = None, True
         if token.is_replacement and not token.has_worked:
             self._given_up = text

@@ -45,6 +45,9 @@ CONNECTIONS = 6
 MAX_TRANSACTION_S = 10.0
 LONGEST_PAUSE_DEEDS = 3
 BACKLOG_WINDOWS = 1.5
+TRANSACTIONS_A_LETTER = 1.2
+"""One in ten goes in three parts."""
+REVOKED_APART_S = 6.0
 LOOK_S = 0.1
 BEFORE_A_STOP = 60
 """Messages that the clients have in hand then."""
@@ -217,6 +220,7 @@ class Ordeal:
     paused_at_ns: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Of each account that is paused, since when, and how many deeds ago."""
     paused_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(NAMES, 0))
+    revoked_at_s: float = 0.0
     _granted: int = 0
 
     def prepare(self) -> None:
@@ -237,7 +241,7 @@ class Ordeal:
             "resume": self._resume,
             "stop": self._stop,
             "kill": self._kill,
-            "revoke": self.house.server.revoke_access,
+            "revoke": self._revoke,
         }
         for _ in range(self.terms.deeds):
             self._live(self.dice.uniform(0, 2 * self.terms.happens_each_s))
@@ -253,7 +257,8 @@ class Ordeal:
             self._resumed(name)
 
     def feed(self) -> None:
-        wanted = self.house.taken() + int(BACKLOG_WINDOWS * self.terms.count * len(NAMES))
+        backlog = int(BACKLOG_WINDOWS * self.terms.count * len(NAMES))
+        wanted = int(self.house.taken() / TRANSACTIONS_A_LETTER) + backlog
         self.feeder.allow(max(0, wanted - self._granted))
         self._granted = max(self._granted, wanted)
 
@@ -306,6 +311,13 @@ class Ordeal:
         self._ask(lambda client: client.resume(name))
         since_ns, _ = self.paused_at_ns.pop(name)
         self.paused_ns[name] += time.monotonic_ns() - since_ns
+
+    def _revoke(self) -> None:
+        """End all tokens, but not the one in their place before it is used: that stops an account."""
+        now_s = time.monotonic()
+        if now_s - self.revoked_at_s > REVOKED_APART_S:
+            self.revoked_at_s = now_s
+            self.house.server.revoke_access()
 
     def _stop(self) -> None:
         # A client that waits for us reads no 421, and is waited for.

@@ -298,6 +298,22 @@ def test_no_login_of_later_sends_what_was_refused(world: World) -> None:
     world.run(play())
 
 
+def test_a_server_that_gives_what_was_refused_is_asked_each_time(world: World) -> None:
+    again = (200, json.dumps({"access_token": "same", "expires_in": LIFE}).encode(), "")
+
+    async def play() -> None:
+        world.answers = [again] * 5
+        assert world.tokens.refused(await world.tokens.token())
+        for number in range(2, 5):
+            assert not world.tokens.refused(await world.tokens.token())
+            assert len(world.asked) == number
+        # It is worth something at last, and then no more.
+        world.tokens.worked(await world.tokens.token())
+        assert world.tokens.refused("same")
+
+    world.run(play())
+
+
 def test_a_replacement_that_worked_is_replaced_again(world: World) -> None:
     async def play() -> None:
         for _ in range(3):
