@@ -12,7 +12,6 @@ import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from relay.mail.formats import period
 from relay.policy.hook import HookSettings
 from relay.policy.limits import LimitSettings
 from relay.policy.loosening import RESTART_KEYS, pairs

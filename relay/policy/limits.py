@@ -1,4 +1,4 @@
-"""A limit as a policy states it: exactly one unit, a number of at least 1 and what it is counted in.  Pure."""
+"""A limit as a policy states it: exactly one unit, a number of at least 1 and a window.  Pure."""
 
 import functools
 import re

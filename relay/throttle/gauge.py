@@ -99,7 +99,7 @@ class Gauge:
     def __init__(
         self, limit: Limit, guard_ns: int | None, times: Times | None = None, now_ns: int = 0
     ) -> None:
-        """`times` is shared, and goes on to be told of the clock."""
+        """Share `times`, which goes on to be told of the clock."""
         self.label = limit.label
         self.unit = limit.unit
         self.for_each = limit.for_each
