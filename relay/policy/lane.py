@@ -14,7 +14,6 @@ from typing import Annotated, Literal, TypedDict
 
 from pydantic import BeforeValidator, Field
 
-from relay.policy.calendar import CalendarPeriod
 from relay.policy.limits import LimitRamp, LimitSettings
 from relay.policy.surroundings import UnusableSetting
 from relay.policy.units import (
@@ -30,6 +29,7 @@ from relay.policy.units import (
     unfit,
     whole_number,
 )
+from relay.policy.zones.calendar import CalendarPeriod
 from relay.queue import lanes, sorting
 from relay.queue.routes import Route
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from relay.clock import SECOND_NS
-from relay.policy.calendar import CalendarPeriod, OpenHours
+from relay.policy.zones.calendar import CalendarPeriod, OpenHours
 from relay.throttle.admission import Request, TooLarge, Wait
 from relay.throttle.history_check import audit_file
 from relay.throttle.limit import Limit

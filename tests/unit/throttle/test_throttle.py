@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from relay.clock import SECOND_NS
 from relay.spool.durable import Disk
 from relay.throttle import history
+from relay.throttle.admission import Wait
 from relay.throttle.history_format import HistoryError
 from relay.throttle.throttle import Request, Reservation, Throttle
 from tests.fakes.clock import FakeClock

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
-from relay.policy.calendar import CalendarPeriod, OpenHours, PeriodName, spans_of, zone_of
+from relay.policy.zones.calendar import CalendarPeriod, OpenHours, PeriodName, spans_of, zone_of
 
 ZONES = [
     "UTC",
