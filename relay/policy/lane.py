@@ -16,7 +16,6 @@ from pydantic import BeforeValidator, Field
 
 from relay.mail.address import MAX_LOCAL_BYTES, is_valid_address
 from relay.mail.rewriting import Rewriting
-from relay.policy.calendar import CalendarPeriod
 from relay.policy.limits import LimitRamp, LimitSettings
 from relay.policy.surroundings import UnusableSetting
 from relay.policy.units import (
@@ -32,6 +31,7 @@ from relay.policy.units import (
     unfit,
     whole_number,
 )
+from relay.policy.zones.calendar import CalendarPeriod
 from relay.queue import lanes, sorting
 from relay.queue.routes import Route
 

@@ -1,4 +1,4 @@
-"""A limit as a policy states it: exactly one unit, a number of at least 1 and what it is counted in.  Pure."""
+"""A limit as a policy states it: exactly one unit, a number of at least 1 and a window.  Pure."""
 
 import functools
 import re
@@ -10,16 +10,6 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
 from relay.mail.formats import in_seconds, period, size
-from relay.policy.calendar import (
-    NOMINAL_NS,
-    PERIODS,
-    CalendarPeriod,
-    OpenHours,
-    PeriodName,
-    first_instant_of,
-    spans_of,
-    zone_of,
-)
 from relay.policy.surroundings import broken
 from relay.policy.units import (
     LARGEST_SIZE_BYTES,
@@ -32,6 +22,16 @@ from relay.policy.units import (
     duration_ns,
     size_bytes,
     unfit,
+)
+from relay.policy.zones.calendar import (
+    NOMINAL_NS,
+    PERIODS,
+    CalendarPeriod,
+    OpenHours,
+    PeriodName,
+    first_instant_of,
+    spans_of,
+    zone_of,
 )
 
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}\Z")

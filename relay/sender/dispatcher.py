@@ -345,8 +345,8 @@ class Dispatcher:
 
 
 def _too_large(attempt: Attempt, found: TooLarge) -> Answer:
-    size_bytes = attempt.message.shape.size_bytes
-    text = f"the message has {size_bytes} octets, and the limit {found.limit_label} lets no more than {found.count} go"
+    has = f"the message has {attempt.message.shape.size_bytes} octets"
+    text = f"{has}, and the limit {found.limit_label} lets no more than {found.count} go"
     return Answer(Verdict.DEFER, Phase.MAIL, None, text, own_status="4.3.4")
 
 

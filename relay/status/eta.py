@@ -25,6 +25,7 @@ from relay.queue.scheduler import Scheduler
 from relay.status.expected import (
     BACK_OFF,
     CONNECTIONS,
+    NEVER_NS,
     NEXT,
     RESTS,
     Foretold,
@@ -297,7 +298,7 @@ class _Future:
             if not is_full and (large := too_large(self._gauges, request, at_ns)) is not None:
                 # It is deferred again and again, and keeps back none.
                 self._line.remove(queued.key)
-                self._courses[queued.key].foretold = Foretold(None, limit_words(large.limit_label))
+                self._courses[queued.key].foretold = Foretold(NEVER_NS, limit_words(large.limit_label))
                 continue
             why = None if is_full else wait(self._gauges, request, at_ns)
             if why is not None and why.place is not None and why.place.for_each != "lane":

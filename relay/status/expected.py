@@ -16,6 +16,8 @@ HOLD = "hold"
 RESTS = "sender rests"
 SHIELD = "shield"
 NEXT = ""
+NEVER_NS = 1 << 62
+"""No instant that comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +73,8 @@ class Mail(NamedTuple):
 
 
 class Foretold(NamedTuple):
-    eta_ns: int | None
-    """When the last of its recipients will have been relayed; None: never by these limits, it is too large."""
+    eta_ns: int
+    """When the last of its recipients will have been relayed; NEVER_NS: it is too large for a limit."""
     held_by: str
     """What most of its wait is for; empty if it goes now."""
 

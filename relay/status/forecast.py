@@ -34,7 +34,7 @@ from relay.queue.scheduler import Queued, Scheduler, State
 from relay.sender.settling import Attempt
 from relay.sender.upstreams import UpstreamView
 from relay.status.eta import foretell
-from relay.status.expected import BACK_OFF, HOLD, NEXT, RESTS, SHIELD, Mail, Outlook, limit_words
+from relay.status.expected import BACK_OFF, HOLD, NEVER_NS, NEXT, RESTS, SHIELD, Mail, Outlook, limit_words
 from relay.throttle.admission import Place, keys_of
 from relay.throttle.gauge import Limited
 
@@ -217,7 +217,8 @@ class Look:
             if self._edit is not None:
                 self._edit.arrange(line)
             for mail, fate in zip(mails, foretell(mails, self._outlook, line), strict=True):
-                foretold[mail.queue_id] = Expected(*fate)
+                eta_ns, held_by = fate
+                foretold[mail.queue_id] = Expected(None if eta_ns == NEVER_NS else eta_ns, held_by)
         return [foretold[queued.key] for queued in messages]
 
     def drained_ns(self) -> int | None:

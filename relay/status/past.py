@@ -21,11 +21,12 @@ from relay.queue.lanes import Arrangement
 from relay.queue.queued import Queued, State
 from relay.queue.scheduler import Scheduler
 from relay.status.eta import foretell
-from relay.status.expected import Mail, Outlook
+from relay.status.expected import NEVER_NS, Mail, Outlook
 from relay.throttle.gauge import Gauge, Limited
-from relay.throttle.history_format import UNKNOWN, Charged, Reserved
+from relay.throttle.history_format import UNKNOWN, Charged, Reading, Reserved
 from relay.throttle.limit import ForEach, Limit
 from relay.throttle.peaks import ProofSpan
+from relay.throttle.wall import Times
 
 SHORTEST_WAIT_NS = SECOND_NS
 """A shorter wait is not counted: it is as long as an estimate may be off."""
@@ -70,12 +71,19 @@ class Traffic:
         return median_low(took_ns or [0])
 
     @property
+    def _first_ns(self) -> int:
+        return min(each.started_at_ns for each in (*self.known, *self.rough))
+
+    @property
     def merged(self) -> int:
         """Return how many messages are known only roughly."""
         return sum(each.record.messages for each in self.rough)
 
-    def under(self, terms: PastTerms) -> Met:
-        """Return what it would have met.  Takes as long as an estimate of so many messages."""
+    def under(self, terms: PastTerms, to_wall_ns: int = 0) -> Met:
+        """Return what it would have met.  Takes as long as an estimate of so many messages.
+
+        `to_wall_ns` brings boottime into wall clock, by which calendars and hours go.
+        """
         if not self.known:
             return Met(0, 0, ())
         told, transaction_ns = self._told(), self.transaction_ns
@@ -84,7 +92,7 @@ class Traffic:
         mails = [_mail(span, number) for number, span in enumerate(self.known)]
         outlook = Outlook(
             began_ns,
-            tuple(self._limited(limit, terms.guard_ns, began_ns) for limit in judged),
+            tuple(self._limited(limit, terms.guard_ns, began_ns, to_wall_ns) for limit in judged),
             terms.connections,
             terms.max_recipients,
             transaction_ns,
@@ -93,7 +101,7 @@ class Traffic:
         waits = [
             max(0, each.eta_ns - transaction_ns - mail.joins_at_ns)
             for mail, each in zip(mails, foretell(mails, outlook, line), strict=True)
-            if each.eta_ns is not None
+            if each.eta_ns != NEVER_NS
         ]
         return Met(
             sum(wait_ns > SHORTEST_WAIT_NS for wait_ns in waits),
@@ -106,8 +114,9 @@ class Traffic:
         kinds = ({s.for_each for s in each.record.shares if s.key != UNKNOWN} for each in self.known)
         return frozenset.intersection(*map(frozenset, kinds))
 
-    def _limited(self, limit: Limit, guard_ns: int | None, began_ns: int) -> Limited:
-        gauge = Gauge(limit, guard_ns)
+    def _limited(self, limit: Limit, guard_ns: int | None, began_ns: int, to_wall_ns: int) -> Limited:
+        times = Times([Reading(began_ns, began_ns, to_wall_ns, to_wall_ns)], self._first_ns)
+        gauge = Gauge(limit, guard_ns, times, began_ns)
         for each in self.rough:
             if isinstance(each.record, Charged) and each.ended_at_ns <= began_ns:
                 gauge.charge(each.record, began_ns)
@@ -118,7 +127,9 @@ class Traffic:
         if has_lanes:
             line.arrange(*terms.arrangement)
         for mail, span in zip(mails, self.known, strict=True):
-            queued = Queued(mail.queue_id, mail.reverse_path, 0, mail.joins_at_ns, 0, mail.recipients)
+            queued = Queued(
+                mail.queue_id, mail.reverse_path, span.record.bytes or 0, mail.joins_at_ns, 0, mail.recipients
+            )
             queued.state, queued.due_at_ns = State.DEFERRED, mail.joins_at_ns
             queued.lane = _key(span, "lane") or queued.lane
             line.add(queued)

@@ -320,8 +320,8 @@ def past_course(traffic: Traffic, old: tuple[str, PastTerms], new: PastTerms, to
         known[0].started_at_ns + to_wall_ns if known else None,
         max(each.started_at_ns for each in known) + to_wall_ns if known else None,
         traffic.merged,
-        traffic.under(old_terms),
-        traffic.under(new),
+        traffic.under(old_terms, to_wall_ns),
+        traffic.under(new, to_wall_ns),
     )
 
 

@@ -7,6 +7,7 @@ admission       what of a message may go now, what it waits for otherwise, and i
 slots           memory: what is in flight, what has ended, and the limits that judge it
 gauge           one limit: a window, or one for each key (pure)
 window          the rule and its proof: how much of N is occupied, when room opens (pure)
+wall            what the wall clock may say, and when a calendar's period is surely over (pure)
 compaction      old ends told more briefly, so that memory and the file stay bounded (pure)
 
 history         the file: locked, shared, durable before anything is sent

@@ -22,6 +22,7 @@ Instants are boottime of the current boot in nanoseconds.
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from relay.clock import SECOND_NS
 from relay.throttle.history_format import UNKNOWN, UNKNOWN_BYTES, Charged, Reserved
@@ -95,17 +96,27 @@ class Limited:
         return self.span_ns
 
 
+class _Terms(NamedTuple):
+    calendar: Calendar | None
+    hours: Hours | None
+    ramp: Ramp | None
+
+    @classmethod
+    def of(cls, limit: Limit) -> "_Terms":
+        return cls(limit.calendar, limit.open_hours, limit.rise)
+
+
 class Gauge:
     def __init__(
         self, limit: Limit, guard_ns: int | None, times: Times | None = None, now_ns: int = 0
     ) -> None:
-        """`times` is shared, and goes on to be told of the clock."""
+        """Share `times`, which goes on to be told of the clock."""
         self.label = limit.label
         self.unit = limit.unit
         self.for_each = limit.for_each
         self.only = limit.only
         self.count = limit.count
-        self._calendar, self._hours, self._ramp = limit.calendar, limit.open_hours, limit.rise
+        self._terms = _Terms.of(limit)
         self._times = times or Times()
         self._period_ns = limit.per_ns
         self._guard_ns = _guard_of(limit, guard_ns)
@@ -127,20 +138,20 @@ class Gauge:
 
     def may_go_on_as(self, limit: Limit, guard_ns: int | None) -> bool:
         """Return whether what is known is as good for a limit: only N is another, if that."""
-        mine = self.unit, self.for_each, self.only, self._calendar, self._period_ns, self._guard_ns
+        mine = self.unit, self.for_each, self.only, self._terms.calendar, self._period_ns, self._guard_ns
         its = limit.unit, limit.for_each, limit.only, limit.calendar, limit.per_ns, _guard_of(limit, guard_ns)
         return mine == its and self._shared.is_as_fine_for(limit.count)
 
     def go_on_as(self, limit: Limit) -> None:
         """Keep what is known; `may_go_on_as` said that it is good."""
         self.label, self.count = limit.label, limit.count
-        self._hours, self._ramp = limit.open_hours, limit.rise
+        self._terms = _Terms.of(limit)
         for window in (self._shared, *self._of_key.values()):
             window.count = limit.count
 
     def fits(self, now_ns: int) -> bool:
         """Return False where the clock may be another than the windows were filled by."""
-        if self._calendar is None:
+        if self._terms.calendar is None:
             return True
         bounds = self._bounds_now(now_ns)
         fits = self._bounds.holds(bounds)
@@ -159,9 +170,9 @@ class Gauge:
 
     def count_now(self, now_ns: int) -> int:
         """Return the N of an instant."""
-        if self._ramp is None:
+        if self._terms.ramp is None:
             return self.count
-        return count_at(self.count, self._ramp, self._times.elapsed_ns(self._ramp, now_ns))
+        return count_at(self.count, self._terms.ramp, self._times.elapsed_ns(self._terms.ramp, now_ns))
 
     def is_closed(self, now_ns: int) -> bool:
         return self._open_from(now_ns) > now_ns
@@ -200,14 +211,14 @@ class Gauge:
         return occupied
 
     def room(self, key: str | None, now_ns: int) -> int:
-        if self._hours is not None and self.is_closed(now_ns):
+        if self._terms.hours is not None and self.is_closed(now_ns):
             return 0
         return max(0, self.count_now(now_ns) - self.used(key, now_ns))
 
     def opens_at(self, key: str | None, now_ns: int, weight: int = 1) -> int:
         """As `Window.opens_at`, for one key."""
         beside = None if key is None else self._of_key.get(key)
-        if self._ramp is None:
+        if self._terms.ramp is None:
             return self._open_from(self._shared.opens_at(weight, now_ns, beside))
         weight = min(weight, self.count_now(now_ns))
         return self._open_from(self._shared.opens_at(weight, now_ns, beside, self._reaches_at(now_ns)))
@@ -253,11 +264,11 @@ class Gauge:
             self.for_each,
             {key: openings(window) for key, window in self._of_key.items()},
             self.only,
-            self._calendar,
-            self._hours,
-            self._ramp,
+            self._terms.calendar,
+            self._terms.hours,
+            self._terms.ramp,
             self._times.copy(),
-            0 if self._calendar is None else self._guard_ns,
+            0 if self._terms.calendar is None else self._guard_ns,
         )
 
     def _home(self, key: str | None, now_ns: int) -> Window:
@@ -300,9 +311,9 @@ class Gauge:
                 yield None if share.key == UNKNOWN else share.key, weight
 
     def _window(self) -> Window:
-        if self._calendar is None:
+        if self._terms.calendar is None:
             return Window(self.count, self._period_ns, self._guard_ns, self._kept)
-        calendar = self._calendar
+        calendar = self._terms.calendar
 
         def opens(ended_at_ns: int) -> tuple[int, bool]:
             return opens_at(calendar, self._guard_ns, self._bounds, ended_at_ns)
@@ -312,35 +323,35 @@ class Gauge:
     def _resets_at(self, now_ns: int) -> int | None:
         return (
             None
-            if self._calendar is None
-            else resets_at(self._calendar, self._guard_ns, self._bounds, now_ns)
+            if self._terms.calendar is None
+            else resets_at(self._terms.calendar, self._guard_ns, self._bounds, now_ns)
         )
 
     def _bounds_now(self, now_ns: int) -> WallBounds:
-        if self._calendar is None:
+        if self._terms.calendar is None:
             return WallBounds()
-        longest_ns = self._calendar.longest_ns
+        longest_ns = self._terms.calendar.longest_ns
         bounds = self._times.readings.bounds(now_ns - longest_ns - 2 * self._guard_ns)
         return bounds.rounded(max(1, min(SECOND_NS, longest_ns // GRAINS)))
 
     def _open_from(self, at_ns: int) -> int:
         """Return the first instant from one on that is within its hours."""
-        if self._hours is None:
+        if self._terms.hours is None:
             return at_ns
         # The owner's clock as it is: no count of the upstream depends on it.
         ahead_ns = self._times.ahead_ns
-        return self._hours.opens_at(at_ns + ahead_ns) - ahead_ns
+        return self._terms.hours.opens_at(at_ns + ahead_ns) - ahead_ns
 
     def _reaches_at(self, now_ns: int) -> Callable[[int], int | None]:
         """Return what says when N is so large; None for never."""
 
         def reaches(wanted: int) -> int | None:
-            if self._ramp is None:
+            if self._terms.ramp is None:
                 return now_ns if wanted <= self.count else None
-            after_ns = reaches_after_ns(self.count, self._ramp, wanted)
+            after_ns = reaches_after_ns(self.count, self._terms.ramp, wanted)
             if after_ns is None:
                 return None
-            return max(now_ns, self._times.ramp_begins_ns(self._ramp, now_ns) + after_ns)
+            return max(now_ns, self._times.ramp_begins_ns(self._terms.ramp, now_ns) + after_ns)
 
         return reaches
 

@@ -80,7 +80,7 @@ from relay.throttle.history_states import (
 from relay.throttle.slots import Slots
 
 COMPACT_ABOVE_BYTES = 256 * 1024
-LONGEST_RECORD_BYTES = 88
+LONGEST_RECORD_BYTES = 72
 """A line with two instants of a year and six-digit weights, and some to spare; apart from its shares."""
 LONGEST_BELIEVED_NS = 30 * 86_400 * SECOND_NS
 """How long a host may have been off by its wall clock; longer is rather a clock without a battery."""

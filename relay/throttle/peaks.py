@@ -14,10 +14,10 @@ What is not known exactly is counted apart, and never for less than it can be:
   `at_most` only, with everything else; `most` has the rest, exactly;
 - of a limit with keys, what is of no known key counts for every key, in `at_most` only.
 
-Of a calendar's periods a slot is occupied until the end of the period in which it ended, as the wall clock had
-them: a reading of the clock lays out the periods that hold any of its time, and each reading is counted by
-itself, by its least offset, without the guard.  What the clock said at a time of which only a wide span is
-known lays out none.
+Of a calendar's periods a slot is occupied until the end of the period in which it ended, as the wall
+clock had them: a reading of the clock lays out the periods that hold any of its time, and each reading is
+counted by itself, by its least offset, without the guard.  What the clock said at a time of which only a
+wide span is known lays out none.
 
 Therefore each limit's peak is counted before ends are merged, and kept as `history_format.Highest`;
 `raised` goes on from that.  Where merged records cannot prove a limit, as for a new one, the proof
@@ -44,7 +44,7 @@ from relay.throttle.history_format import (
     read_groups,
     read_header,
 )
-from relay.throttle.limit import Calendar, ForEach, Limit, Unit
+from relay.throttle.limit import ForEach, Limit, Unit
 
 MOST_KEPT = 64
 """What is kept of limits, those of today and, as far as there is room, those of other policies."""
@@ -147,12 +147,14 @@ def highest(
     until_ns: int,
     readings: Sequence[Reading] = (),
 ) -> Highest:
-    """`readings` are asked where the limit is of a calendar."""
+    """Ask `readings` where the limit is of a calendar."""
     if before is None:
         first_ns = min((span.started_at_ns for span in spans), default=until_ns)
         before = Highest(first_ns, first_ns, 0, 0, 0, None, None, *subject_of(limit))
     if limit.calendar is not None:
-        return _highest_by_the_clock(limit, limit.calendar, before, spans, until_ns, readings)
+        return _highest_by_the_clock(
+            limit, _longest_ns(limit), before, spans, until_ns=until_ns, readings=readings
+        )
     exact, rough = _slots_by_key(limit, spans)
     found = _held(exact, rough, before.until_ns, until_ns)
     if found.most > before.most:
@@ -168,9 +170,10 @@ def highest(
 
 def _highest_by_the_clock(
     limit: Limit,
-    calendar: Calendar,
+    longest_ns: int,
     before: Highest,
     spans: Sequence[ProofSpan],
+    *,
     until_ns: int,
     readings: Sequence[Reading],
 ) -> Highest:
@@ -178,7 +181,7 @@ def _highest_by_the_clock(
     for number, reading in enumerate(readings):
         # Of the last one the time goes on; a period is over one longest period after it began.
         is_last = number == len(readings) - 1
-        last_ns = until_ns if is_last else min(until_ns, reading.until_ns + calendar.longest_ns)
+        last_ns = until_ns if is_last else min(until_ns, reading.until_ns + longest_ns)
         first_ns = max(before.until_ns, reading.since_ns)
         is_wide = reading.most_ns is None or reading.most_ns - reading.least_ns > 2 * ALIKE_NS
         if first_ns >= last_ns or is_wide:

@@ -1,10 +1,10 @@
 """The door of the room: what may start now, when to ask again, and what can be asked meanwhile.
 
-Guarantees: in any window of any limit, and any period of a calendar, the upstream never sees more than N, wherever between a
-transaction's start and its end it counts (the proofs are in `window` and `wall`); through crashes, clock steps
-and edits, and together with every other process that uses the same history.  What `reserve` grants
-is durable before it returns, so before the first byte of MAIL.  An account without limits is
-recorded too: the first limit that an edit gives it judges all that went before.
+Guarantees: in any window of any limit, and in any period of a calendar, the upstream never sees more
+than N, wherever between a transaction's start and its end it counts (the proofs are in `window` and
+`wall`); through crashes, clock steps and edits, and together with every other process that uses the same
+history.  What `reserve` grants is durable before it returns, so before the first byte of MAIL.  An
+account without limits is recorded too: the first limit that an edit gives it judges all that went before.
 
 Assumes that its caller
 - starts nothing without a grant, and asks the upstream for no more than it grants;
@@ -152,7 +152,8 @@ class Throttle(View):
         """Decide requests in their order, all in one critical section with one sync.
 
         Once a request has to wait for what all need, so do all behind it: no small message overtakes a
-        large one.  A request that waits in a `place` of its own, or is too large to go at all, keeps back none.  Raises HistoryError.
+        large one.  A request that waits in a `place` of its own, or is too large to go at all, keeps back
+        none.  Raises HistoryError.
         """
         with self._turn:
             with self._history.locked() as now_ns:

@@ -1,6 +1,7 @@
 """One limit's window: how much of it is occupied, and when room opens.  Pure.
 
-The rule of sliding windows; that of a calendar's periods, and its proof, stand in `wall`.  A slot is occupied from its reservation until one span after its transaction
+The rule of sliding windows; that of a calendar's periods, and its proof, stand in `wall`.  A slot is
+occupied from its reservation until one span after its transaction
 *ended*; a span is the period T plus a guard.  A transaction may start only if occupied +
 its weight <= N.  Half-open, and defined here only: a slot that ended at e is free at
 every now >= e + T.

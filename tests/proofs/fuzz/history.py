@@ -102,7 +102,7 @@ def _read(content: bytes) -> None:
     for record in found.records:
         if isinstance(record, Highest):
             assert min(record.most, record.at_most, record.earlier, record.per_ns) >= 0
-        elif not isinstance(record, Ended):
+        elif isinstance(record, Reserved | Charged):
             weights = record.messages, record.recipients, record.connections
             assert min(weights) >= 0 < max(weights), "a negative weight makes room for others"
 

@@ -24,7 +24,7 @@ from relay.practice.smarthost import PracticeSmarthost
 from relay.practice.witness import Witness
 from relay.sender.throttle_thread import ThrottleThread
 from relay.spool.durable import RealDisk
-from relay.throttle.admission import Request, Wait
+from relay.throttle.admission import Request, TooLarge, Wait
 from relay.throttle.history_check import slots_in_file
 from relay.throttle.throttle import Reservation, View
 from tests.fakes.certificates import make_certificates
@@ -153,7 +153,7 @@ def test_no_test_message_goes_after_its_slots_deadline(
     class Suspended(ThrottleThread):
         """Of a host that is suspended as soon as the slot is on disk."""
 
-        async def reserve(self, requests: Sequence[Request]) -> list[Reservation | Wait]:
+        async def reserve(self, requests: Sequence[Request]) -> list[Reservation | Wait | TooLarge]:
             reserved = await super().reserve(requests)
             clock.ahead_ns += 3600 * SECOND_NS
             return reserved

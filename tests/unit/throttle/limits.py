@@ -6,7 +6,7 @@ from pathlib import Path
 
 from relay.clock import SECOND_NS
 from relay.spool.durable import Disk
-from relay.throttle.admission import Wait
+from relay.throttle.admission import TooLarge, Wait
 from relay.throttle.limit import Calendar, ForEach, Hours, Limit, Ramp, Unit
 from relay.throttle.throttle import Request, Reservation, Throttle
 from tests.fakes.clock import FakeClock
@@ -101,7 +101,7 @@ def throttle(
     return Throttle(path, limits, guard_ns, disk, clock, transaction_ns=TRANSACTION_NS)
 
 
-def ask(throttle: Throttle, *wanted: int) -> list[Reservation | Wait]:
+def ask(throttle: Throttle, *wanted: int) -> list[Reservation | Wait | TooLarge]:
     return throttle.reserve([Request(each) for each in wanted])
 
 

@@ -11,7 +11,7 @@ import pytest
 from relay.clock import SECOND_NS
 from relay.throttle import admission
 from relay.throttle import slots as slots_room
-from relay.throttle.admission import Request, Wait
+from relay.throttle.admission import Grant, Request
 from relay.throttle.gauge import KEY_ENTRIES
 from relay.throttle.history_format import LONGEST_KEY, Ended
 from relay.throttle.slots import Slots
@@ -44,7 +44,7 @@ def _lines_run(function: Callable[[], object]) -> int:
 def _decide(slots: Slots, now_ns: int, request: Request) -> bool:
     """Decide about one message, and end it at once if it may go."""
     answer = slots.reserve(request, TRANSACTION_NS, now_ns)
-    if isinstance(answer, Wait):
+    if not isinstance(answer, Grant):
         return False
     slots.settle(Ended(answer.reserved.id, now_ns + 1))
     slots.written(1)

@@ -48,9 +48,9 @@ def test_a_file_can_be_read_by_people(path: Path, disk: Disk, clock: FakeClock) 
 
     lines = _read(disk, path).decode("ascii").splitlines()
 
-    assert lines[0].startswith(f"relay-history 2 {clock.boot_id()} ")
+    assert lines[0].startswith(f"relay-history 3 {clock.boot_id()} ")
     assert [line.split()[0] for line in lines[1:]] == [
-        *("group", "at", "reserved", "group", "at", "reserved", "group", "at", "ended")
+        *("group", "at", "begun", "reading", "reserved", "group", "at", "reserved", "group", "at", "ended")
     ]
     assert lines[-1] == f"ended {reservation.id} {clock.boottime_ns()}"
 
@@ -113,7 +113,7 @@ DAMAGE: list[tuple[str, Callable[[bytes], bytes]]] = [
     ("not a history", lambda whole: whole.replace(b"-4000-", b"-5000-", 1)),
     ("not a history", lambda _: b""),
     ("not a history", lambda _: b"user: password\n"),
-    ("another version", lambda whole: whole.replace(b"history 2", b"history 3", 1)),
+    ("another version", lambda whole: whole.replace(b"history 3", b"history 4", 1)),
 ]
 
 

@@ -112,7 +112,7 @@ def test_what_else_stops_a_history_is_told(path: Path, clock: FakeClock) -> None
     assert findings(path, clock) == [("set_aside", True)]
     Path(f"{path}.new.1").unlink()
     assert findings(path, FakeClock()) == [("future_history", True)]
-    path.write_bytes(whole.replace(b"relay-history 2", b"relay-history 3"))
+    path.write_bytes(whole.replace(b"relay-history 3", b"relay-history 4"))
     assert findings(path, clock) == [("damaged_history", True)]
     with path.open("wb") as file:
         file.truncate(LARGEST_BYTES + 1)

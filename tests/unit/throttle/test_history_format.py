@@ -11,10 +11,12 @@ from relay.throttle.history_format import (
     LONGEST_KEY,
     UNKNOWN,
     At,
+    Begun,
     Charged,
     Ended,
     Highest,
     HistoryError,
+    Reading,
     Record,
     Reserved,
     Share,
@@ -31,6 +33,7 @@ from relay.throttle.history_format import (
 BOOT = "6e2fd1a4-0000-4000-8000-000000000001"
 INSTANTS = st.integers(-(10**17), 10**17)
 COUNTS = st.integers(1, 10**6)
+SIZES = st.none() | st.integers(0, 10**15)
 
 
 def address_key_of_any(text: str) -> str:
@@ -39,16 +42,19 @@ def address_key_of_any(text: str) -> str:
 
 SHARES = st.lists(
     st.one_of(
-        st.builds(Share, st.just("sender"), st.text().map(address_key_of_any), COUNTS, COUNTS),
-        st.builds(Share, st.just("client"), st.text().map(key_of), COUNTS, COUNTS),
+        st.builds(Share, st.just("sender"), st.text().map(address_key_of_any), COUNTS, COUNTS, SIZES),
+        st.builds(Share, st.just("client"), st.text().map(key_of), COUNTS, COUNTS, SIZES),
     ),
     max_size=3,
 ).map(tuple)
 RECORDS: st.SearchStrategy[Record] = st.one_of(
-    st.builds(Reserved, INSTANTS, INSTANTS, COUNTS, COUNTS, COUNTS, SHARES),
+    st.builds(Reserved, INSTANTS, INSTANTS, COUNTS, COUNTS, COUNTS, SHARES, SIZES),
     st.builds(Ended, INSTANTS, INSTANTS),
     st.builds(
-        Charged, INSTANTS, COUNTS, COUNTS, COUNTS, st.none() | INSTANTS, SHARES, is_merged=st.booleans()
+        Charged,
+        *[INSTANTS, COUNTS, COUNTS, COUNTS, st.none() | INSTANTS, SHARES],
+        is_merged=st.booleans(),
+        bytes=SIZES,
     ),
 )
 HIGHEST = st.builds(
@@ -64,15 +70,18 @@ HIGHEST = st.builds(
     COUNTS,
     st.just("lane"),
     st.none() | st.text().map(key_of),
+    st.none(),
 ) | st.builds(
     Highest,
     *[INSTANTS, INSTANTS, COUNTS, COUNTS, COUNTS, st.none(), st.none()],
-    st.just("messages"),
-    COUNTS,
+    st.just("bytes"),
+    st.just(0),
     st.none(),
     st.none(),
+    st.sampled_from(["day/UTC", "month/America/Argentina/Buenos_Aires", "hour/Etc/GMT+5"]),
 )
-RECORDS = RECORDS | HIGHEST
+TIMES = st.builds(Reading, INSTANTS, INSTANTS, INSTANTS, st.none() | INSTANTS) | st.builds(Begun, INSTANTS)
+RECORDS = RECORDS | HIGHEST | TIMES
 ATS = st.builds(At, INSTANTS, INSTANTS, INSTANTS)
 GROUPS = st.lists(st.tuples(ATS, st.lists(RECORDS, max_size=4)), min_size=1, max_size=4)
 
@@ -107,7 +116,7 @@ def test_a_last_group_that_claims_too_much_is_not_whole() -> None:
     word, length, rest = last.split(b" ", 2)
     content = before + b" ".join([word, b"9" + length[1:], rest])
 
-    assert read_groups(content, 0) == ([], At(1, 2, 2), len(before))
+    assert read_groups(content, 0)[:3] == ([], At(1, 2, 2), len(before))
 
 
 @given(GROUPS, st.data())
@@ -137,7 +146,7 @@ def test_a_first_line_with_any_bit_wrong_is_refused(index: int, flip: int) -> No
     ("content", "message"),
     [
         (b"", "not a history"),
-        (b"relay-history 3 x 00000000\n", "another version"),
+        (b"relay-history 4 x 00000000\n", "another version"),
         (b"-----BEGIN PRIVATE KEY-----\n", "not a history"),
     ],
 )
@@ -164,6 +173,9 @@ def test_another_file_is_refused(content: bytes, message: str) -> None:
         b"at 1 2 3\nreserved 1 2 3 4 5 sender=a:1\n",
         b"at 1 2 3\nmerged 1 2 3\n",
         b"at 1 2 3\ncharged 1 2 3 4 x\n",
+        b"at 1 2 3\nreading 1 2 -\n",
+        b"at 1 2 3\nbegun -\n",
+        b"at 1 2 3\nreserved 1 2 3 4 5 6 7\n",
         b"at 1 2 3\nhighest 1 2 3 0 3 1 - messages 60\n",
         b"at 1 2 3\nhighest 1 2 -3 0 3 1 - messages 60 -\n",
         b"at 1 2 3\nhighest 1 2 3 0 3 1 a messages 60 sender\n",

@@ -8,6 +8,7 @@ import pytest
 from relay.clock import SECOND_NS
 from relay.spool.durable import RealDisk
 from relay.throttle import compaction, history, slots
+from relay.throttle.admission import Wait
 from relay.throttle.history_check import audit_file
 from relay.throttle.history_format import (
     At,
@@ -192,6 +193,7 @@ def _pace(account: Throttle, clock: FakeClock, messages: int) -> None:
             settle(account, clock, answer)
             messages -= 1
         else:
+            assert isinstance(answer, Wait)
             clock.advance(answer.until_ns - clock.boottime_ns())
     account.flush()
 

@@ -53,7 +53,7 @@ def test_ends_whose_shares_were_put_together_say_so() -> None:
 
 
 def test_ends_whose_shares_stand_elsewhere_go_on_to_say_so() -> None:
-    elsewhere = (Share("sender", UNKNOWN, 0, 0),)
+    elsewhere = (Share("sender", UNKNOWN, 0, 0, 0),)
     told = thinned([Charged(at_ns, 1, 2, shares=elsewhere) for at_ns in (1, 2)], 1, 1 << 60)
 
     assert [each.shares for each in told] == [elsewhere, elsewhere]
@@ -135,7 +135,7 @@ def test_what_was_merged_by_the_slice_is_told_from_its_first_start() -> None:
     ends = [_of("a", 100), _of("b", 101), Charged(102, 1, 1, 0, None, (Share("client", "c", 1, 1),))]
     first, second, last = thinned(ends, 1, HOUR_NS)
 
-    nothing = (Share("sender", UNKNOWN, 0, 0),)
+    nothing = (Share("sender", UNKNOWN, 0, 0, 0),)
     assert (first.shares, second.shares, first.is_merged) == (nothing, nothing, False)
     assert (last.is_merged, last.started_at_ns) == (True, None)
     assert set(last.shares) == {

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from relay.clock import SECOND_NS
 from relay.spool.durable import Disk
 from relay.throttle import history
+from relay.throttle.admission import Wait
 from relay.throttle.history_format import HistoryError
 from relay.throttle.throttle import Request, Reservation, Throttle
 from tests.fakes.clock import FakeClock
@@ -384,6 +385,7 @@ def test_one_sender_never_exceeds_and_is_never_told_to_come_too_late(
                 in_flight.append((answer, Seen(now_ns, None, 1, answer.recipients)))
                 seen.append(in_flight[-1][1])
             else:
+                assert isinstance(answer, Wait)
                 assert answer.until_ns > now_ns
                 until_ns = answer.until_ns
                 assert account.opens_at_ns(1) == until_ns

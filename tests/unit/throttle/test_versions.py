@@ -161,20 +161,37 @@ def test_a_history_of_the_second_edition_moves_to_the_next_boot(memory: MemoryDi
     assert account.usage()[0].opens_at_ns == 55_600_000_000
     moved = memory.read(str(PATH)) or b""
     assert (
-        b"\nreserved -7000000000 93000000000 1 1 0 recipient_domain=x.example:1:1 lane=:1:1 sender=" in moved
+        b"\nreserved -7000000000 93000000000 1 1 0 - recipient_domain=x.example:1:1 lane=:1:1 sender="
+        in moved
     )
-    assert b"\ncharged -2007000000000 0 0 1 -2008000000000\n" in moved
+    assert b"\ncharged -2007000000000 0 0 1 - -2008000000000\n" in moved
 
 
-def test_each_line_of_the_second_edition_is_written_as_it_was() -> None:
-    boot_id, end = read_header(WRITTEN)
+def test_each_line_of_the_third_version_is_written_as_it_was() -> None:
+    written = (Path(__file__).parent / "version-3.history").read_bytes()
+    boot_id, end = read_header(written)
     content = header(boot_id)
-    while end < len(WRITTEN):
-        after = WRITTEN.find(b"\ngroup ", end) + 1 or len(WRITTEN)
-        contents = read_groups(WRITTEN[:after], end)
+    while end < len(written):
+        after = written.find(b"\ngroup ", end) + 1 or len(written)
+        contents = read_groups(written[:after], end)
         assert contents.at is not None
         content += group(contents.at, contents.records)
         end = contents.end
 
-    assert content == WRITTEN
+    assert content == written
     assert mark_line(1_760_002_189_000_000_000) == b"relay-history-end +000001760002189000000000 8d16283a\n"
+
+
+def test_sizes_that_version_2_did_not_keep_fill_a_limit_of_bytes(memory: MemoryDisk) -> None:
+    """Until they have left: less than what was sent is never claimed."""
+    clock = FakeClock()
+    clock.advance(2189 * SECOND_NS)
+    memory.put(str(PATH), WRITTEN)
+    limit = PerPeriod(1 << 30, 100 * SECOND_NS, "bytes")
+    account = throttle(PATH, memory, clock, [limit])
+    account.flush()
+
+    (used,) = account.usage()
+    assert (used.used, account.room()) == (limit.count, 0)
+    clock.advance(300 * SECOND_NS)
+    assert granted(account, 1)

@@ -11,7 +11,7 @@ from relay.mail.envelope import QueueId
 from relay.queue.queued import NO_REASON
 from relay.queue.scheduler import Queued, Scheduler
 from relay.throttle import admission
-from relay.throttle.admission import Place, Request, Wait
+from relay.throttle.admission import Grant, Place, Request, Wait
 from relay.throttle.gauge import Gauge
 from relay.throttle.history_format import Ended
 from relay.throttle.slots import Slots
@@ -65,7 +65,7 @@ class Beats:
             assert answer.place is not None
             self.refused[queued.queue_id] += 1
             self.scheduler.park(queued.queue_id, answer.place, answer.until_ns, NO_REASON)
-        else:
+        elif isinstance(answer, Grant):
             self.slots.settle(Ended(answer.reserved.id, self.now_ns))
             self.went.append((self.now_ns, queued.queue_id))
         return None

@@ -265,7 +265,7 @@ class World:
         """Return the N of now, by the time that never errs."""
         if limit.rise is None:
             return limit.count
-        part = min(1, Fraction(self.true_ns - (self.first_ns or 0), limit.rise.over_ns))
+        part = min(Fraction(1), Fraction(self.true_ns - (self.first_ns or 0), limit.rise.over_ns))
         return min(limit.count, floor(limit.rise.first + (limit.rise.last - limit.rise.first) * part))
 
     def _read_clock(self, sender: Sender) -> None:
@@ -306,6 +306,8 @@ class World:
 
     def _step_the_wall_clock(self) -> None:
         by_ns = self.random.choice(STEPS_NS) * self.random.choice([-1, 1])
+        if self.wall_error_ns and self.random.random() < 0.5:
+            by_ns = -self.wall_error_ns  # somebody put it right
         self._set_wall_error(self.wall_error_ns + by_ns)
 
     def _set_wall_error(self, error_ns: int) -> None:
