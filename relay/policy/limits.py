@@ -42,8 +42,6 @@ def _per(value: object) -> int | str:
     """Take a duration, or the period of a calendar."""
     if value in PERIODS:
         return str(value)
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value  # its own result
     try:
         return duration_ns(value)
     except ValueError as error:

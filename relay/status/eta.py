@@ -37,6 +37,7 @@ from relay.status.expected import (
 from relay.throttle.admission import (
     Place,
     Request,
+    Wait,
     choose,
     for_all,
     room_at,
@@ -250,7 +251,8 @@ class _Future:
         taken: list[Queued] = []
         while len(taken) < most and (queued := self._line.next_ready(at_ns)) is not None:
             taken.append(queued)
-        self._reserve(taken, at_ns)
+        if (full := self._reserve(taken, at_ns)) is not None:
+            return False, full.until_ns, limit_words(full.limit_label)
         return True, None, NEXT
 
     def _ask(self, at_ns: int) -> None:
@@ -283,9 +285,10 @@ class _Future:
         opens_ns, label = max((gauge.opens_at(None, at_ns), gauge.label) for gauge in gauges)
         return opens_ns, limit_words(label)
 
-    def _reserve(self, taken: Sequence[Queued], at_ns: int) -> None:
-        """Decide in the messages' order, as the throttle does."""
+    def _reserve(self, taken: Sequence[Queued], at_ns: int) -> Wait | None:
+        """Decide in the messages' order, as the throttle does; return for what the first one waits."""
         is_full = False
+        first: Wait | None = None
         decided: list[tuple[Queued, Reserved | None]] = []
         for queued in taken:
             request = self._request(queued)
@@ -305,6 +308,9 @@ class _Future:
                 words = WaitReason(limit_words(why.limit_label, why.place.key))
                 self._line.park(queued.key, why.place, max(why.until_ns, at_ns + 1), words)
                 continue
+            if why is not None and why.place is None and not decided:
+                # Room for a byte, and not for its bytes.
+                first = why
             is_full = is_full or why is None or why.place is None
             decided.append((queued, None))
         # As the dispatcher does it: what waits goes back to the front, the last one first.
@@ -315,6 +321,7 @@ class _Future:
             self._line.reserved(queued.key, reserved.recipients)
             course = self._courses[queued.key]
             self._begin(reserved.deadline_ns, course, reserved, reserved.recipients, self._connect(at_ns))
+        return first
 
     def _request(self, queued: Queued) -> Request:
         course = self._courses[queued.key]

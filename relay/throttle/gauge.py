@@ -178,6 +178,9 @@ class Gauge:
         return self._open_from(now_ns) > now_ns
 
     def start(self, reserved: Reserved, now_ns: int) -> None:
+        if self._times.begun_at_ns is None:
+            # An estimate's first: a ramp would never go on.
+            self._times.began(now_ns)
         if self.for_each is None:
             self._shared.start(reserved.of(self.unit))
             self._most = max(self._most, self.used(None, now_ns))

@@ -1,0 +1,81 @@
+"""Limits as a policy states them: units, windows, hours and ramps."""
+
+import pytest
+from pydantic import ValidationError
+
+from relay.clock import SECOND_NS
+from relay.policy.lane import LaneSettings, ceilings_of
+from relay.policy.limits import LimitSettings
+from relay.throttle.limit import plain_words
+
+DAY_NS = 86_400 * SECOND_NS
+
+
+def _limit(**keys: object) -> LimitSettings:
+    return LimitSettings.model_validate({key.rstrip("_"): value for key, value in keys.items()})
+
+
+@pytest.mark.parametrize(
+    ("keys", "label", "words"),
+    [
+        ({"bytes": "1GB", "per": "day"}, "1073741824 bytes per day UTC", "1G per day UTC"),
+        ({"messages": 8, "per": "1m"}, "8 messages per 60s", "8 messages per 1m"),
+        (
+            {"messages": 60, "per": "hour", "zone": "Europe/Berlin", "hours": "Mon-Fri 08:00-18:00"},
+            "60 messages per hour Europe/Berlin, Mon-Fri 08:00-18:00",
+            "60 messages per hour Europe/Berlin, Mon-Fri 08:00-18:00 Europe/Berlin",
+        ),
+        (
+            {"recipients": 2000, "per": "24h", "ramp": {"from": 50, "to": 2000, "over": "14d"}},
+            "2000 recipients per 86400s, from 50 over 14d",
+            "2000 recipients per 24h, from 50 over 14d",
+        ),
+    ],
+)
+def test_a_limit_is_named_by_all_that_it_says(keys: dict[str, object], label: str, words: str) -> None:
+    limit = LimitSettings.model_validate(keys)
+
+    assert (limit.label, plain_words(limit)) == (label, words)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"bytes": "1GB"},
+        {"bytes": 0, "per": "day"},
+        {"bytes": 5, "messages": 5, "per": "day"},
+        {"messages": 5, "per": "week"},
+        {"messages": 5, "per": 60},
+        {"messages": 5, "per": "day", "zone": "Mars"},
+        {"messages": 5, "per": "day", "hours": "always"},
+        {"messages": 5, "per": "day", "hours": "Mon 08:00-09:00", "for_each": "sender"},
+        {"connections": 5, "per": "day", "hours": "Mon 08:00-09:00"},
+        {"messages": 5, "per": "day", "ramp": {"from": 6, "over": "3d"}},
+        {"messages": 5, "per": "day", "ramp": {"from": 1, "to": 4, "over": "3d"}},
+        {"messages": 5, "per": "day", "ramp": {"from": 1, "over": "3d", "since": "2026-02-30"}},
+        {"messages": 5, "per": "day", "ramp": {"from": 1}},
+    ],
+)
+def test_what_says_no_whole_limit_is_refused(keys: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        LimitSettings.model_validate(keys)
+
+
+def test_a_dated_ramp_begins_at_midnight_of_its_zone() -> None:
+    ramp = {"from": 1, "over": "3d", "since": "2026-11-01"}
+    limit = _limit(messages=5, per="day", zone="Europe/Berlin", ramp=ramp)
+
+    assert limit.rise is not None
+    assert limit.rise.since_ns == 1_793_487_600 * SECOND_NS
+
+
+def test_a_ceiling_resets_and_rises_with_its_limit() -> None:
+    limits = [
+        _limit(messages=100, per="day", hours="Mon 08:00-09:00", ramp={"from": 10, "over": "10d"}),
+        _limit(bytes="1G", per="day"),
+    ]
+    (ceiling,) = ceilings_of(limits, {"bulk": LaneSettings(ceiling=20)})
+
+    assert (ceiling.count, ceiling.calendar, ceiling.open_hours) == (20, limits[0].calendar, None)
+    assert ceiling.rise is not None
+    assert (ceiling.rise.first, ceiling.rise.last) == (2, 20)
