@@ -221,10 +221,10 @@ class Gauge:
     def opens_at(self, key: str | None, now_ns: int, weight: int = 1) -> int:
         """As `Window.opens_at`, for one key."""
         beside = None if key is None else self._of_key.get(key)
-        if self._terms.ramp is None:
+        if (ramp := self._terms.ramp) is None:
             return self._open_from(self._shared.opens_at(weight, now_ns, beside))
         weight = min(weight, self.count_now(now_ns))
-        return self._open_from(self._shared.opens_at(weight, now_ns, beside, self._reaches_at(now_ns)))
+        return self._open_from(self._shared.opens_at(weight, now_ns, beside, self._reaches_at(ramp, now_ns)))
 
     def usage(self, now_ns: int) -> Usage:
         """Look at every key."""
@@ -345,16 +345,13 @@ class Gauge:
         ahead_ns = self._times.ahead_ns
         return self._terms.hours.opens_at(at_ns + ahead_ns) - ahead_ns
 
-    def _reaches_at(self, now_ns: int) -> Callable[[int], int | None]:
+    def _reaches_at(self, ramp: Ramp, now_ns: int) -> Callable[[int], int | None]:
         """Return what says when N is so large; None for never."""
+        begins_ns = self._times.ramp_begins_ns(ramp, now_ns)
 
         def reaches(wanted: int) -> int | None:
-            if self._terms.ramp is None:
-                return now_ns if wanted <= self.count else None
-            after_ns = reaches_after_ns(self.count, self._terms.ramp, wanted)
-            if after_ns is None:
-                return None
-            return max(now_ns, self._times.ramp_begins_ns(self._terms.ramp, now_ns) + after_ns)
+            after_ns = reaches_after_ns(self.count, ramp, wanted)
+            return None if after_ns is None else max(now_ns, begins_ns + after_ns)
 
         return reaches
 

@@ -227,6 +227,14 @@ def test_a_ramp_says_when_n_is_large_enough(memory: MemoryDisk, noon: FakeClock)
     assert waiting(account).until_ns - noon.boottime_ns() == DAY_NS
 
 
+def test_below_what_is_in_flight_no_ramp_opens(memory: MemoryDisk, noon: FakeClock) -> None:
+    account = _account(memory, noon, PerPeriod(3, HOUR_NS))
+    granted(account, 1, 1, 1)
+    account.replan([PerPeriod(2, HOUR_NS, rise=Rise(1, 2, 2 * DAY_NS))], 0)
+
+    assert waiting(account).until_ns - noon.boottime_ns() == HOUR_NS
+
+
 def test_a_dated_ramp_is_held_back_by_a_clock_in_doubt(memory: MemoryDisk, noon: FakeClock) -> None:
     ramp = Rise(1, 11, 10 * DAY_NS, since_ns=noon.wall_ns() - 5 * DAY_NS)
     account = _account(memory, noon, PerPeriod(11, SECOND_NS, rise=ramp))
