@@ -5,6 +5,7 @@ changed.  `make crash` draws from its seed, which it prints.
 """
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 
@@ -12,6 +13,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.proofs.figures import FIGURES
+
+# A shell starts what it runs in the background with SIGINT ignored, and programs inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadline and no health check of time: a slow machine is no fault of the code.
 settings.register_profile(

@@ -87,7 +87,10 @@ def written_key(section: type[Section], name: str) -> str:
 
 def written_value(name: str, value: object) -> object:
     """Return a duration as text, and any other value of a field as it is."""
-    return duration_text(value) if name.endswith("_ns") and isinstance(value, int) else value
+    # A limit's `per` is a duration, or a period's name.
+    if isinstance(value, int) and (name.endswith("_ns") or name == "per"):
+        return duration_text(value)
+    return value
 
 
 def value_text(value: object) -> str:
