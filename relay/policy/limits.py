@@ -244,7 +244,7 @@ class LimitSettings(Section):
         hours = "" if self.hours is None else f", {self.hours}{zone}"
         if self.ramp is None:
             return hours
-        since = "" if self.ramp.since is None else f" since {self.ramp.since}"
+        since = "" if self.ramp.since is None else f" since {self.ramp.since}{zone}"
         return f", from {self.ramp.from_count} over {period(self.ramp.over_ns)}{since}{hours}"
 
 

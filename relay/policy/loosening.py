@@ -24,6 +24,7 @@ from relay.policy.named_file import Writing
 from relay.policy.shipped import preset_limits
 from relay.policy.units import Section
 from relay.policy.written_out import written_key
+from relay.policy.zones.calendar import minutes_of
 
 RESTART_KEYS = ("spool", "listen", "http", "hostname", "practice")
 """Taken up at the start only; every other key is live."""
@@ -92,7 +93,7 @@ def loosening(old: Policy, new: Policy, unfinished: Collection[Steps]) -> Loosen
         return Loosening(Degree.NOTHING)
     for degree, gone in (Degree.UNBOUNDED, _unbounded(old, new)), (Degree.GONE, _all_gone(old, new)):
         if to_come := [each.steps for each in gone if each.place in unfinished]:
-            return Loosening(degree, tuple(map(key_path, to_come)))
+            return Loosening(degree, tuple(dict.fromkeys(map(key_path, to_come))))
     return Loosening(Degree.MORE, more)
 
 
@@ -205,7 +206,7 @@ def _is_within(limit: LimitSettings, others: tuple[LimitSettings, ...]) -> bool:
         and other.count <= limit.count
         and _is_as_long(limit, other)
         and other.for_each in (limit.for_each, None)
-        and (limit.hours is None or (other.hours, other.zone) == (limit.hours, limit.zone))
+        and _opens_no_more(limit, other)
         and _rises_no_faster(limit, other)
         for other in others
     )
@@ -221,14 +222,25 @@ def _is_as_long(limit: LimitSettings, other: LimitSettings) -> bool:
     return other.calendar == limit.calendar
 
 
+def _opens_no_more(limit: LimitSettings, other: LimitSettings) -> bool:
+    if limit.hours is None:
+        return True
+    # By the same clock, more minutes of the week are more instants.
+    is_same_clock = other.zone == limit.zone
+    return other.hours is not None and is_same_clock and minutes_of(other.hours) <= minutes_of(limit.hours)
+
+
 def _rises_no_faster(limit: LimitSettings, other: LimitSettings) -> bool:
     before, after = limit.rise, other.rise
     if before is None:
         return True
     if after is None:
         return other.count <= before.first
-    is_slower = after.over_ns >= before.over_ns and after.first <= before.first
-    return is_slower and after.since_ns == before.since_ns
+    if after.since_ns != before.since_ns and (None in (after.since_ns, before.since_ns)):
+        # Nothing here tells when the account had its first slot.
+        return False
+    is_later = (after.since_ns or 0) >= (before.since_ns or 0)
+    return is_later and after.over_ns >= before.over_ns and after.first <= before.first
 
 
 def _is_lower_ceilings(old: Mapping[str, LaneSettings], new: Mapping[str, LaneSettings]) -> bool:
@@ -284,9 +296,20 @@ def _all_gone(old: Policy, new: Policy) -> Iterator[Gone]:
             yield Gone(("upstreams", name, "limits"), ("upstreams", name))
         if before is not None:
             yield from _gone(old.upstreams[before], new.upstreams[name], ("upstreams", name))
+            yield from _cut_limit(old.upstreams[before], new.upstreams[name], ("upstreams", name, "limits"))
     for key in Policy.model_fields:
         if key not in RESTART_KEYS and key != "upstreams":
             yield from _gone_key(old, new, key, (key,))
+
+
+def _cut_limit(old: Upstream, new: Upstream, steps: Steps) -> Iterator[Gone]:
+    """Yield what the last limit lacks of those that are no more: it may be the first half of one."""
+    if new.limits:
+        last = new.limits[-1]
+        lost = (limit for limit in old.limits if not _is_within(limit, new.limits))
+        for limit in lost:
+            if limit.unit == last.unit:
+                yield from _gone(limit, last, (*steps, len(new.limits) - 1))
 
 
 def _gone(old: object, new: object, steps: Steps) -> Iterator[Gone]:

@@ -345,7 +345,7 @@ class Dispatcher:
 
 
 def _too_large(attempt: Attempt, found: TooLarge) -> Answer:
-    has = f"the message has {attempt.message.shape.size_bytes} octets"
+    has = f"the message has {attempt.shape.size_bytes} octets"
     text = f"{has}, and the limit {found.limit_label} lets no more than {found.count} go"
     return Answer(Verdict.DEFER, Phase.MAIL, None, text, own_status="4.3.4")
 

@@ -190,6 +190,16 @@ def spans_of(text: str) -> tuple[tuple[int, int, int], ...]:
     return tuple(found)
 
 
+@functools.lru_cache(maxsize=64)
+def minutes_of(text: str) -> frozenset[int]:
+    """Return the minutes of a week, from Monday's midnight, that some span holds.  Raises ValueError."""
+    return frozenset(
+        (day * _DAY_MINUTES + minute) % (7 * _DAY_MINUTES)
+        for day, begin, end in spans_of(text)
+        for minute in range(begin, end)
+    )
+
+
 def _days_of(words: str) -> Iterator[int]:
     for word in words.split(","):
         first, _, last = word.partition("-")

@@ -59,6 +59,23 @@ def test_people_see_upstreams_limits_queue_and_ledger(
     assert "recipients: 1000 accepted = 190 relayed + 4 bounced + 1 expired + 1 deleted + 804 queued" in lines
 
 
+def test_a_limit_of_the_calendar_says_when_it_resets_or_for_how_long_it_is_closed(
+    policy_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operations = FakeOperations()
+    full = replace(a_limit(opens_in_s=3 * 3600), resets_at_ns=AT_NS + 3 * 3600 * SECOND_NS)
+    closed = replace(a_limit(used=0, opens_in_s=9 * 3600), is_closed=True)
+    free = replace(a_limit(used=1, opens_in_s=None), resets_at_ns=AT_NS + 3600 * SECOND_NS)
+    operations.shown = a_snapshot(upstream=an_upstream(limits=(full, closed, free)))
+    with relay_up(policy_path.parent / "spool", operations):
+        assert code_of("status", "--policy", str(policy_path)) == 0
+
+    lines = said(capsys)
+    assert "isp 8 messages per 60s 8/8 resets in 3h" in lines
+    assert "isp 8 messages per 60s 0/8 closed for 9h" in lines
+    assert "isp 8 messages per 60s 1/8 now" in lines
+
+
 def test_a_proving_upstream_shows_what_it_said_before(
     policy_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,6 +30,11 @@ def _limit(**keys: object) -> LimitSettings:
             "2000 recipients per 86400s, from 50 over 14d",
             "2000 recipients per 24h, from 50 over 14d",
         ),
+        (
+            {"messages": 90, "per": "1h", "ramp": {"from": 1, "over": "9d", "since": "2026-11-01"}},
+            "90 messages per 3600s, from 1 over 9d since 2026-11-01 UTC",
+            "90 messages per 1h, from 1 over 9d",
+        ),
     ],
 )
 def test_a_limit_is_named_by_all_that_it_says(keys: dict[str, object], label: str, words: str) -> None:

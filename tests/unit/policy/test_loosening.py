@@ -16,6 +16,7 @@ from relay.policy.loosening import (
     Loosening,
     loosening,
     rest_of,
+    restrained,
 )
 from relay.policy.model import Policy
 from relay.policy.named_file import Writing
@@ -187,6 +188,103 @@ def test_how_long_an_edit_rests(
 
     assert [rest.ns for rest in rests] == [rest_ns, asked_ns]
     assert all(bool(rest.because) == (rest.ns != 0) for rest in rests)
+
+
+def limit(*terms: str) -> str:
+    """Return a policy with one limit, a key on each line, at the end of the file."""
+    return upstream("limits:", *(("  - " if not at else "    ") + each for at, each in enumerate(terms)))
+
+
+HOURS, RAMP = "hours: Mon-Fri 08:00-18:00", "ramp: {from: 10, over: 10d, since: 2026-11-01}"
+A_DAY, GIGABYTE = ("messages: 500", "per: day"), ("bytes: 1G", "per: day")
+OWN_RAMP = "ramp: {from: 10, over: 10d}"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (limit(*GIGABYTE), limit("bytes: 1M", "per: day")),
+        (limit(*A_DAY), limit("messages: 400", "per: day")),
+        (limit(*A_DAY), limit("messages: 500", "per: 24h")),
+        (limit("messages: 500", "per: month"), limit("messages: 500", "per: 31d")),
+        (limit(*A_DAY), limit(*A_DAY, HOURS)),
+        (limit(*A_DAY, HOURS), limit(*A_DAY, "hours: Mon-Thu 08:00-17:00")),
+        (limit(*A_DAY, HOURS), limit(*A_DAY, "hours: 'Mon-Fri 08:00-12:00, Mon-Fri 13:00-18:00'")),
+        (limit(*A_DAY, "hours: Fri 22:00-06:00"), limit(*A_DAY, "hours: Sat 00:00-06:00")),
+        (limit(*A_DAY, "hours: Sun 22:00-06:00"), limit(*A_DAY, "hours: Mon 00:00-06:00")),
+        (limit(*A_DAY), limit(*A_DAY, RAMP)),
+        (limit(*A_DAY, RAMP), limit("messages: 10", "per: day")),
+        (limit(*A_DAY, RAMP), limit("messages: 400", "per: day", RAMP)),
+        (limit(*A_DAY, RAMP), limit(*A_DAY, RAMP.replace("10d", "11d"))),
+        (limit(*A_DAY, RAMP), limit(*A_DAY, RAMP.replace("from: 10", "from: 9"))),
+        (limit(*A_DAY, RAMP), limit(*A_DAY, RAMP.replace("11-01", "11-02"))),
+    ],
+)
+def test_terms_that_allow_no_more_count_at_once(old: str, new: str) -> None:
+    assert degree(old, new) is Degree.NOTHING
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (limit(*GIGABYTE), limit("bytes: 2G", "per: day")),
+        (limit("bytes: 1G", "per: 24h"), limit(*GIGABYTE)),
+        (limit("messages: 500", "per: 24h"), limit(*A_DAY)),
+        (limit("messages: 500", "per: 24h"), limit("messages: 500", "per: month")),
+        (limit("messages: 500", "per: month"), limit("messages: 500", "per: 30d")),
+        (limit(*A_DAY, "zone: Europe/Berlin"), limit("messages: 500", "per: 24h", "zone: Europe/Berlin")),
+        (limit(*A_DAY), limit("messages: 500", "per: hour")),
+        (limit(*A_DAY), limit(*A_DAY, "zone: Europe/Berlin")),
+        (limit(*A_DAY, HOURS), upstream(f"limits: [{{{A_DAY[0]}, {A_DAY[1]}}}]")),
+        (limit(*A_DAY, HOURS), limit(*A_DAY, HOURS.replace("Fri", "Sat"))),
+        (limit(*A_DAY, HOURS), limit(*A_DAY, HOURS.replace("18:00", "18:01"))),
+        (limit(*A_DAY, HOURS), limit(*A_DAY, "zone: Europe/Berlin", HOURS)),
+        (limit(*A_DAY, RAMP), upstream(f"limits: [{{{A_DAY[0]}, {A_DAY[1]}}}]")),
+        (limit(*A_DAY, RAMP), limit(*A_DAY, RAMP.replace("10d", "9d"))),
+        (limit(*A_DAY, RAMP), limit(*A_DAY, RAMP.replace("from: 10", "from: 11"))),
+        (limit(*A_DAY, RAMP), limit(*A_DAY, RAMP.replace("11-01", "10-31"))),
+        (limit(*A_DAY, RAMP), limit(*A_DAY, OWN_RAMP)),
+        (limit(*A_DAY, OWN_RAMP), limit(*A_DAY, RAMP)),
+        (limit(*A_DAY, RAMP), limit("messages: 501", "per: day", RAMP)),
+    ],
+)
+def test_terms_that_may_allow_more_rest(old: str, new: str) -> None:
+    assert found(old, new) == Loosening(Degree.MORE, ("upstreams.isp.limits",))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key"),
+    [
+        (limit(*A_DAY, HOURS), limit(*A_DAY), "hours"),
+        (limit(*A_DAY, HOURS), limit(*A_DAY, "hours:"), "hours"),
+        (limit(*A_DAY, "ramp:", "  from: 10", "  over: 10d"), limit(*A_DAY, "ramp:"), "ramp"),
+        (limit(*A_DAY, "ramp:", "  from: 9", "  over: 1d", "  since: 2026-11-01"),
+         limit(*A_DAY, "ramp:", "  from: 9", "  over: 1d"), "ramp.since"),
+        (limit(*A_DAY, "zone: Europe/Berlin"), limit(*A_DAY), "zone"),
+    ],
+)  # fmt: skip
+def test_a_limit_that_lost_its_last_terms_rests_longer(old: str, new: str, key: str) -> None:
+    assert found(old, new) == Loosening(Degree.GONE, (f"upstreams.isp.limits[0].{key}",))
+
+
+def test_half_of_a_limit_behind_a_new_one_rests_longer() -> None:
+    before = upstream("limits:", "  - messages: 500", "    per: day", f"    {HOURS}")
+    after = upstream("limits:", "  - {bytes: 1G, per: day}", "  - messages: 500", "    per: day")
+
+    assert found(before, after) == Loosening(Degree.GONE, ("upstreams.isp.limits[1].hours",))
+
+
+def test_what_is_tighter_holds_while_the_edit_rests() -> None:
+    old, new = parse(limit(*A_DAY, HOURS)), parse(limit("messages: 5", "per: 24h"))
+    dated = [
+        parse(limit("messages: 50", "per: 24h", RAMP, *zone)) for zone in ([], ["zone: America/New_York"])
+    ]
+
+    both = old.upstreams["isp"].limits + new.upstreams["isp"].limits
+    assert restrained(old, new).upstreams["isp"].limits == both
+    # Each has a name of its own, by which metrics tell them apart.
+    held = restrained(*dated).upstreams["isp"].limits
+    assert len({each.label for each in held}) == len(held) == 2
 
 
 LIMITS = st.lists(

@@ -5,8 +5,8 @@ import pytest
 from relay.clock import SECOND_NS
 from relay.mail.envelope import Envelope
 from relay.throttle.admission import Request, request_for
-from relay.throttle.limit import plain_words
-from tests.unit.throttle.limits import PerPeriod
+from relay.throttle.limit import count_at, plain_words
+from tests.unit.throttle.limits import PerPeriod, Rise
 
 
 def _request(
@@ -85,7 +85,16 @@ def test_domains_that_do_not_fit_the_recipients_are_a_fault() -> None:
             PerPeriod(7, 60 * SECOND_NS, "recipients", "lane", "lists"),
             "7 recipients per 1m for lane lists",
         ),
+        (PerPeriod(1 << 30, 86400 * SECOND_NS, "bytes"), "1G per 24h"),
+        (
+            PerPeriod(9, 86400 * SECOND_NS, rise=Rise(2, 9, 864000 * SECOND_NS)),
+            "9 messages per 24h, from 2 over 10d",
+        ),
     ],
 )
 def test_people_read_a_limit_in_the_units_of_a_policy(limit: PerPeriod, words: str) -> None:
     assert plain_words(limit) == words
+
+
+def test_without_a_ramp_n_is_n() -> None:
+    assert (count_at(9, None, 0), count_at(9, Rise(1, 9, 8), 4)) == (9, 5)

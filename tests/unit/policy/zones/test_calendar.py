@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.clock import SECOND_NS
-from relay.policy.zones.calendar import CalendarPeriod, OpenHours, PeriodName, spans_of, zone_of
+from relay.policy.zones.calendar import CalendarPeriod, OpenHours, PeriodName, minutes_of, spans_of, zone_of
 
 ZONES = [
     "UTC",
@@ -150,3 +150,9 @@ def test_other_hours_are_refused(text: str) -> None:
 def test_a_zone_that_is_none_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="not the name of a zone"):
         zone_of(name)
+
+
+def test_minutes_of_a_week_go_over_midnight_and_over_its_end() -> None:
+    assert minutes_of("Sun 23:59-00:01") == {0, 7 * 24 * 60 - 1}
+    assert minutes_of("Mon-Fri 08:00-12:00, Mon-Fri 12:00-18:00") == minutes_of("Mon-Fri 08:00-18:00")
+    assert len(minutes_of("Mon-Sun 00:00-24:00")) == 7 * 24 * 60

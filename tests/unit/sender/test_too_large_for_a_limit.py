@@ -1,0 +1,82 @@
+"""A message with more bytes than a limit lets go: it keeps back no other, and an edit can still help."""
+
+from pathlib import Path
+
+from tests.fakes.smarthost import Smarthost
+from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of
+
+LARGE = CONTENT + b"x" * 5000 + b"\r\n"
+LIMIT = ", limits: [{bytes: 4500, per: 1h}]"
+BRIEF = "retry: {min: 1ms, max: 1ms, lifetime: 1d, warn_after: null}"
+REASON = f"the message has {len(LARGE)} octets, and the limit 4500 bytes per 3600s lets no more than 4500 go"
+
+
+def _deferrals(relay: Relay, queue_id: str) -> int:
+    relay.events.flush()
+    return sum("status=deferred" in line and queue_id in line for line in relay.log.getvalue().splitlines())
+
+
+async def test_it_is_deferred_and_says_why_and_others_go(tmp_path: Path) -> None:
+    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, LIMIT, connections=1)) as relay:
+        large = relay.accept("large@x.example", content=LARGE)
+        for number in range(3):
+            relay.accept(f"r{number}@x.example")
+        await relay.until(lambda: len(host.relayed) == 3)
+        await relay.until(lambda: _deferrals(relay, large) > 1)
+
+        (waiting,) = relay.watch.listing().messages()
+        assert REASON in waiting.reason
+        assert {message.recipients[0] for message in host.relayed} == {f"r{n}@x.example" for n in range(3)}
+        # It had no slot, no byte was sent of it, and neither the upstream nor its sender is held for it.
+        assert relay.dispatcher.throttle.usage()[0].used == 3 * len(CONTENT)
+        assert not relay.dispatcher.pausing.because
+        assert not [command for command in host.commands if "large@" in command]
+
+
+async def test_an_edit_that_raises_n_lets_it_go(tmp_path: Path) -> None:
+    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, LIMIT)) as relay:
+        large = relay.accept("large@x.example", content=LARGE)
+        await relay.until(lambda: _deferrals(relay, large) > 1)
+        assert host.relayed == []
+
+        await relay.sender.apply(policy_of(tmp_path, host.port, LIMIT.replace("4500", "9000")))
+        await relay.until_empty()
+        assert [message.recipients for message in host.relayed] == [["large@x.example"]]
+
+
+async def test_its_sender_is_warned_once_with_the_reason(tmp_path: Path) -> None:
+    retry = BRIEF.replace("null", "1ms")
+    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, LIMIT, retry)) as relay:
+        large = relay.accept("large@x.example", content=LARGE)
+        await relay.until(lambda: len(host.relayed) == 1)
+        tried = _deferrals(relay, large)
+        await relay.until(lambda: _deferrals(relay, large) > tried + 3)
+
+        (warning,) = host.relayed
+        assert warning.recipients == ["a@here.example"]
+        assert b"Action: delayed" in warning.content
+        assert b"Status: 4.3.4" in warning.content
+        assert REASON.encode() in b" ".join(warning.content.split())
+
+
+async def test_a_recipient_domain_has_no_room_for_it_and_others_have(tmp_path: Path) -> None:
+    limit = ", limits: [{bytes: 4500, per: 1h, for_each: recipient_domain}]"
+    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, limit)) as relay:
+        large = relay.accept("large@x.example", "too@y.example", content=LARGE)
+        relay.accept("r@x.example")
+        await relay.until(lambda: len(host.relayed) == 1)
+        await relay.until(lambda: _deferrals(relay, large) > 1)
+
+        assert host.relayed[0].recipients == ["r@x.example"]
+
+
+async def test_what_rewriting_adds_counts_and_is_told(tmp_path: Path) -> None:
+    limit = f", limits: [{{bytes: {len(CONTENT)}, per: 1h}}]"
+    rest = "retry: {min: 1ms, max: 1ms}\nroutes: [{upstreams: [isp], rewrite: news@example.com}]"
+    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, limit, rest)) as relay:
+        queue_id = relay.accept()
+        await relay.until(lambda: _deferrals(relay, queue_id) > 0)
+
+        (waiting,) = relay.watch.listing().messages()
+        assert f"lets no more than {len(CONTENT)} go" in waiting.reason
+        assert f"the message has {len(CONTENT)} octets" not in waiting.reason
