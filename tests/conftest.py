@@ -7,7 +7,7 @@ changed.  `make crash` draws from its seed, which it prints.
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -30,6 +30,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print what was counted."""
     for figure, count in sorted(FIGURES.items()):
         terminalreporter.write_line(f"{count:,} {figure}")
+
+
+@pytest.fixture(autouse=True)
+def umask_of_its_own() -> Iterator[None]:
+    """Undo what some commands do: they make all that they write private, here in the process of others."""
+    before = os.umask(0o022)
+    os.umask(before)
+    yield
+    os.umask(before)
 
 
 @pytest.fixture

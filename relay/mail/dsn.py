@@ -28,6 +28,7 @@ _PRINTABLE = re.compile(r"[ -~]+\Z")
 # RFC 6533, 3: QCHAR, EmbeddedUnicodeChar and, in utf-8-addr-unitext, UTF-8.
 _UTF8_ADDRESS = re.compile(r"(?:[!-*,-<>-\[\]-~\x80-\U0010ffff]|\\x\{[0-9A-F]{2,6}\})+\Z")
 _EMBEDDED = re.compile(r"\\x\{([0-9A-F]{2,6})\}")
+_NO_QCHAR = re.compile(r"[+=\\ ]")
 _UTF8_TYPE = "utf-8"
 # Controls, also those of C1, which a terminal obeys, surrogates, and the separators that end a line.
 _UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -116,12 +117,30 @@ def encode_xtext(text: str) -> str:
 
 def decode_xtext(text: str) -> str:
     """Raise MalformedDsn for what is no xtext, or holds what is no printable ASCII."""
-    if not _XTEXT.match(text):
-        raise MalformedDsn("not xtext by RFC 3461, 4")
-    decoded = _HEXCHAR.sub(lambda match: chr(int(match[1], 16)), text)
+    decoded = _octets_of_xtext(text).decode("latin-1")
     if not _PRINTABLE.match(decoded):
         raise MalformedDsn("not printable ASCII")
     return decoded
+
+
+def decode_address(text: str) -> str:
+    """As `decode_xtext`, for the address of an ORCPT: its octets may be UTF-8.
+
+    Postfix 3.7 writes an address beyond ASCII so, as type `rfc822`; RFC 6533 would have type `utf-8`.
+    """
+    try:
+        decoded = _octets_of_xtext(text).decode()
+    except UnicodeDecodeError:
+        raise MalformedDsn("neither ASCII nor UTF-8") from None
+    if _UNSEEN.search(decoded):
+        raise MalformedDsn("what holds controls")
+    return decoded
+
+
+def _octets_of_xtext(text: str) -> bytes:
+    if not _XTEXT.match(text):
+        raise MalformedDsn("not xtext by RFC 3461, 4")
+    return _HEXCHAR.sub(lambda match: chr(int(match[1], 16)), text).encode("latin-1")
 
 
 def parse_notify(value: str) -> Notify:
@@ -167,7 +186,7 @@ def parse_orcpt(value: str, *, smtputf8: bool) -> str:
         _check_utf8(address, smtputf8=smtputf8)
         return value
     try:
-        decode_xtext(address)
+        decode_address(address)
     except MalformedDsn as error:
         raise MalformedDsn(f"the address of ORCPT is {error}") from None
     return value
@@ -193,6 +212,9 @@ def ascii_orcpt(orcpt: str) -> str:
 def original_recipient(orcpt: str) -> tuple[str, str]:
     """Return type and address of an ORCPT, as Original-Recipient has them (RFC 3464, 2.3.1), in ASCII."""
     kind, _, address = orcpt.partition(";")
-    if kind.lower() == _UTF8_TYPE:
-        return kind, ascii_orcpt(address)
-    return kind, decode_xtext(address)
+    if kind.lower() != _UTF8_TYPE:
+        address = decode_address(address)
+        if address.isascii():
+            return kind, address
+        kind, address = _UTF8_TYPE, _NO_QCHAR.sub(lambda match: f"\\x{{{ord(match[0]):02X}}}", address)
+    return kind, ascii_orcpt(address)

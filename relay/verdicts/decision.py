@@ -246,6 +246,9 @@ def _fate(answer: Answer, *, is_only_later: bool, is_old: bool) -> Fate:
             # yet: a kept connection had died.
             return Fate.WAITING
         case _:
-            # Silence refuses nobody: after the final dot the message may even have been taken.
-            is_last = is_old and answer.reply is not None and not answer.is_doubted
+            # Silence refuses nobody: after the final dot the message may even have been taken.  What
+            # we ourselves say of a message (too large for a limit) is an answer, unless it is of a
+            # connection that lacks something.
+            is_told = answer.reply is not None or (answer.own_status is not None and answer.lack is None)
+            is_last = is_old and is_told and not answer.is_doubted
             return Fate.EXPIRED if is_last else Fate.DEFERRED

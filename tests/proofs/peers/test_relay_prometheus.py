@@ -90,12 +90,16 @@ def test_prometheus_answers_each_question_of_the_dashboard(watched: tuple[RelayP
         if not watch.query(asked.replace("$__rate_interval", "1m")):
             silent.append(expression)
 
-    # These show only what happened lately, or a lane's patience and a certificate, which this policy lacks.
+    # These show what happened lately, or a lane's patience, certificates and routes: this policy has none.
     assert {re.sub(r"\{.*", "", each) for each in silent} <= {
         "max by (lane) (relay_lane_patience_seconds",
         "sum by (phase, code) (rate(relay_smtpd_rejects_total",
         "sum by (upstream, phase, code) (rate(relay_upstream_replies_total",
         "relay_smtpd_certificate_end_timestamp_seconds",
+        "relay_upstream_certificate_end_timestamp_seconds",
+        "relay_upstream_client_certificate_end_timestamp_seconds",
+        "relay_route_diverted",
+        "sum by (upstream, instead_of, because) (increase(relay_route_diverted_messages_total",
     }
 
 

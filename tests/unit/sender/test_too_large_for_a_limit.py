@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.fakes.smarthost import Smarthost
 from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of
 
@@ -59,6 +61,20 @@ async def test_its_sender_is_warned_once_with_the_reason(tmp_path: Path) -> None
         assert REASON.encode() in b" ".join(warning.content.split())
 
 
+@pytest.mark.parametrize("each", ["", ", for_each: sender", ", for_each: recipient_domain"])
+async def test_it_is_returned_at_the_end_of_its_life(tmp_path: Path, each: str) -> None:
+    limit = LIMIT.replace("1h", "1h" + each)
+    retry = BRIEF.replace("1d", "2ms")
+    async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, limit, retry)) as relay:
+        relay.accept("large@x.example", content=LARGE)
+        await relay.until_empty()
+
+        (report,) = host.relayed
+        assert report.recipients == ["a@here.example"]
+        assert b"Action: failed" in report.content
+        assert REASON.split(" per ", maxsplit=1)[0].encode() in b" ".join(report.content.split())
+
+
 async def test_a_recipient_domain_has_no_room_for_it_and_others_have(tmp_path: Path) -> None:
     limit = ", limits: [{bytes: 4500, per: 1h, for_each: recipient_domain}]"
     async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, limit)) as relay:
@@ -72,7 +88,7 @@ async def test_a_recipient_domain_has_no_room_for_it_and_others_have(tmp_path: P
 
 async def test_what_rewriting_adds_counts_and_is_told(tmp_path: Path) -> None:
     limit = f", limits: [{{bytes: {len(CONTENT)}, per: 1h}}]"
-    rest = "retry: {min: 1ms, max: 1ms}\nroutes: [{upstreams: [isp], rewrite: news@example.com}]"
+    rest = "retry: {min: 1ms, max: 1ms, lifetime: 1d}\nroutes: [{upstreams: [isp], rewrite: news@example.com}]"
     async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, limit, rest)) as relay:
         queue_id = relay.accept()
         await relay.until(lambda: _deferrals(relay, queue_id) > 0)
