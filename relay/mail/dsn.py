@@ -16,7 +16,7 @@ from typing import NamedTuple
 MAX_ENVID = 100
 """Characters of ENVID as sent (RFC 3461, 4.4)."""
 MAX_ORCPT = 500
-"""Characters of ORCPT as sent, its type included (RFC 3461, 4.2)."""
+"""Octets of ORCPT as sent, its type included (RFC 3461, 4.2)."""
 
 # RFC 3461, 4: xtext; only capital letters are hexadecimal digits.
 _XTEXT = re.compile(r"(?:[!-*,-<>-~]|\+[0-9A-F]{2})+\Z")
@@ -30,8 +30,9 @@ _UTF8_ADDRESS = re.compile(r"(?:[!-*,-<>-\[\]-~\x80-\U0010ffff]|\\x\{[0-9A-F]{2,
 _EMBEDDED = re.compile(r"\\x\{([0-9A-F]{2,6})\}")
 _NO_QCHAR = re.compile(r"[+=\\ ]")
 _UTF8_TYPE = "utf-8"
-# Controls, also those of C1, which a terminal obeys, surrogates, and the separators that end a line.
-_UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+# Controls, also those of C1, which a terminal obeys, marks that turn the direction of a line, surrogates,
+# and the separators that end a line.
+_UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class MalformedDsn(ValueError):  # noqa: N818 - it is what the client sent, and reads as such
@@ -177,8 +178,8 @@ def parse_envid(value: str) -> str:
 
 def parse_orcpt(value: str, *, smtputf8: bool) -> str:
     """Return it as it is.  Raises MalformedDsn."""
-    if len(value) > MAX_ORCPT:
-        raise MalformedDsn(f"ORCPT is longer than {MAX_ORCPT} characters")
+    if len(value.encode("utf-8", "surrogatepass")) > MAX_ORCPT:
+        raise MalformedDsn(f"ORCPT is longer than {MAX_ORCPT} octets")
     kind, separator, address = value.partition(";")
     if not separator or not _ADDRESS_TYPE.match(kind):
         raise MalformedDsn("ORCPT does not begin with an address type and a semicolon")

@@ -88,7 +88,9 @@ async def test_a_recipient_domain_has_no_room_for_it_and_others_have(tmp_path: P
 
 async def test_what_rewriting_adds_counts_and_is_told(tmp_path: Path) -> None:
     limit = f", limits: [{{bytes: {len(CONTENT)}, per: 1h}}]"
-    rest = "retry: {min: 1ms, max: 1ms, lifetime: 1d}\nroutes: [{upstreams: [isp], rewrite: news@example.com}]"
+    rest = (
+        "retry: {min: 1ms, max: 1ms, lifetime: 1d}\nroutes: [{upstreams: [isp], rewrite: news@example.com}]"
+    )
     async with Smarthost() as host, Relay(policy_of(tmp_path, host.port, limit, rest)) as relay:
         queue_id = relay.accept()
         await relay.until(lambda: _deferrals(relay, queue_id) > 0)
