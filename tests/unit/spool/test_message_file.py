@@ -153,7 +153,7 @@ NO_DSN_FACTS = [
     b"null", b"{}", b"[]", b'"x"', b"7", b'{"x":1}', b'{"ret":"BODY"}', b'{"ret":7}', b'{"envid":"a b"}',
     b'{"envid":"a\\r\\nRCPT"}', b'{"notify":[]}', b'{"notify":["NEVER","NEVER"]}', b'{"notify":["ALWAYS"]}',
     b'{"notify":"NEVER"}', b'{"notify":[7]}', b'{"orcpt":["rfc822;a b"]}', b'{"orcpt":[{}]}',
-    b'{"orcpt":["rfc822;a"],"notify":[]}',
+    b'{"orcpt":["rfc822;a"],"notify":[]}', b'{"orcpt":["rfc822;a","rfc822;b"],"notify":[null,null]}',
 ]  # fmt: skip
 """Each with one recipient."""
 
