@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from relay.listener.listener_files import ListenerFiles, paths_of, read_listener_files
 from relay.policy.model import Listen
-from relay.policy.named_file import Found, WatchedFiles
+from relay.policy.named_file import FileChange, WatchedFiles
 from relay.status.snapshot import CertificateStatus
 from relay.status.watch import Watch
 from relay.telemetry.events import Events
@@ -74,16 +74,16 @@ class ListenerFilesWatch:
         listen, files = watched.listen, watched.files
         found = await asyncio.to_thread(files.look, is_asked=is_asked)
         match found:
-            case Found.REFUSED:
+            case FileChange.REFUSED:
                 self._metrics.policy_reloaded(is_ok=False)
                 self._events.listener_files_refused(listener=str(listen.address), error=files.error)
-            case Found.CHANGED | Found.REREAD:
-                if found is Found.CHANGED:
+            case FileChange.CHANGED | FileChange.REREAD:
+                if found is FileChange.CHANGED:
                     self._metrics.policy_reloaded(is_ok=True)
                 self._use(watched.index, files.in_force)
                 if listen.processes == 0:
                     self._tell_loaded(listen, files.in_force)
-            case Found.NOTHING:
+            case FileChange.NOTHING:
                 pass
 
     def _show_certificates(self) -> None:

@@ -32,8 +32,8 @@ Marks = tuple[tuple[int, ...] | None, ...]
 """What changes when a file does, for each; None for one that is not there."""
 
 
-class Found(enum.Enum):
-    """What a look at watched files came to."""
+class FileChange(enum.Enum):
+    """What became of watched files since the last look."""
 
     NOTHING = enum.auto()
     REREAD = enum.auto()
@@ -62,23 +62,23 @@ class WatchedFiles(Generic[T]):
         """Of what was read and loaded or refused; as of the last look."""
         self.in_force = read()
 
-    def look(self, *, is_asked: bool = False) -> Found:
+    def look(self, *, is_asked: bool = False) -> FileChange:
         marks = _marks(self.paths)
         is_settled, self._seen = marks == self._seen, marks
         is_new = marks != self._decided
         if not is_asked and not (is_settled and (is_new or self.error) and not _is_any_written(self.paths)):
-            return Found.NOTHING
+            return FileChange.NOTHING
         self._decided = marks
         try:
             files = self._read()
         except Unfit as error:
             self.error = str(error)
-            return Found.REFUSED if is_new or is_asked else Found.NOTHING
+            return FileChange.REFUSED if is_new or is_asked else FileChange.NOTHING
         is_changed = bool(self.error) or files != self.in_force
         if not is_changed and not is_asked:
-            return Found.NOTHING
+            return FileChange.NOTHING
         self.error, self.in_force = "", files
-        return Found.CHANGED if is_changed else Found.REREAD
+        return FileChange.CHANGED if is_changed else FileChange.REREAD
 
 
 def _marks(paths: Sequence[Path]) -> Marks:

@@ -67,7 +67,7 @@ def total(sizes: Iterable[int | None]) -> int | None:
     return None if None in known else sum(each for each in known if each is not None)
 
 
-class _Sum(NamedTuple):
+class _ShareSum(NamedTuple):
     """What shares of one key add up to, as the fields of a share."""
 
     messages: int
@@ -77,15 +77,15 @@ class _Sum(NamedTuple):
     def of(self, kind: str, key: str) -> Share:
         return Share(kind, key, self.messages, self.recipients, self.bytes)
 
-    def and_of(self, share: Share) -> "_Sum":
-        return _Sum(
+    def and_of(self, share: Share) -> "_ShareSum":
+        return _ShareSum(
             self.messages + share.messages,
             self.recipients + share.recipients,
             total([self.bytes, share.bytes]),
         )
 
 
-_NOTHING = _Sum(0, 0, 0)
+_NOTHING = _ShareSum(0, 0, 0)
 
 
 def _unknown(kind: str, charged: Charged) -> Share:
@@ -102,7 +102,7 @@ def earliest(starts_ns: Iterable[int | None]) -> int | None:
 def _shares_of_all(ended: Sequence[Charged]) -> tuple[Share, ...]:
     """Add up shares by key; an end without a share of some kind counts as UNKNOWN there."""
     kinds = {share.for_each for charged in ended for share in charged.shares}
-    sums: dict[tuple[str, str], _Sum] = {}
+    sums: dict[tuple[str, str], _ShareSum] = {}
     for charged in ended:
         unknown = kinds - {share.for_each for share in charged.shares}
         extra = [_unknown(kind, charged) for kind in sorted(unknown)]
@@ -172,7 +172,7 @@ def _elsewhere(charged: Charged) -> tuple[Share, ...]:
 
 def _heaviest(kind: str, shares: Iterable[Share], most: int) -> list[Share]:
     """Add up shares by key; of all but `most` keys keep only the most that one had, as UNKNOWN."""
-    sums: dict[str, _Sum] = {}
+    sums: dict[str, _ShareSum] = {}
     for share in shares:
         sums[share.key] = sums.get(share.key, _NOTHING).and_of(share)
     messages, recipients, size_bytes = sums.pop(UNKNOWN, _NOTHING)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from relay.policy.model import Upstream
-from relay.policy.named_file import Found, WatchedFiles
+from relay.policy.named_file import FileChange, WatchedFiles
 from relay.policy.secrets import KeyPair, SecretError, read_key_pair
 from relay.telemetry.events import Events
 
@@ -50,11 +50,11 @@ class ClientCertificates:
                     continue
                 watched = self._watched[name]
                 match await asyncio.to_thread(watched.look):
-                    case Found.REFUSED:
+                    case FileChange.REFUSED:
                         self._events.client_certificate_refused(upstream=name, error=watched.error)
-                    case Found.CHANGED | Found.REREAD:
+                    case FileChange.CHANGED | FileChange.REREAD:
                         self._tell_loaded(name, watched.in_force)
-                    case Found.NOTHING:
+                    case FileChange.NOTHING:
                         pass
 
     def _is_begun(self, name: str, upstream: Upstream) -> bool:
