@@ -107,7 +107,7 @@ NOTHING_ASKED = DsnRequest()
 
 
 def asked_of(requests: Sequence[RecipientRequest]) -> tuple[RecipientRequest, ...]:
-    """Return them as `DsnRequest.recipients` has them."""
+    """Return the requests of all recipients, or none of them where nobody asked for anything."""
     return tuple(requests) if any(each != NO_REQUEST for each in requests) else ()
 
 

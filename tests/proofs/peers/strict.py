@@ -55,11 +55,27 @@ CLOCK = SystemClock()
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """What the upstream allows and how slow it is, and what is done to the relay."""
+class Allowance:
+    """What an upstream lets one account send."""
 
     count: int
     period_s: float
+
+    @property
+    def limit(self) -> dict[str, Any]:
+        """Return the limit, as a policy writes it."""
+        return as_limit(self.count, self.period_s)
+
+    @property
+    def guard_ns(self) -> int:
+        """Return what a policy adds without a `guard` key."""
+        return round(self.period_s * SECOND_NS) // 100
+
+
+@dataclass(frozen=True, slots=True)
+class Terms(Allowance):
+    """What the upstream allows and how slow it is, and what is done to the relay."""
+
     transactions: int
     latest_reply_s: float
     max_transaction_s: float
@@ -71,16 +87,6 @@ class Terms:
     """On the average, between two lost replies."""
     tightens: bool = False
     """Whether edits change N and T, to what is stricter and back."""
-
-    @property
-    def limit(self) -> dict[str, Any]:
-        """Return the limit, as a policy writes it."""
-        return as_limit(self.count, self.period_s)
-
-    @property
-    def guard_ns(self) -> int:
-        """Return what a policy adds without a `guard` key."""
-        return round(self.period_s * SECOND_NS) // 100
 
 
 @dataclass(slots=True)

@@ -34,7 +34,7 @@ from tests.proofs.peers.kills import Kills, Verdict, judge, told_relayed_twice
 from tests.proofs.peers.ledger import Ledger
 from tests.proofs.peers.postfix import Postfix
 from tests.proofs.peers.practice import Practice, Seen
-from tests.proofs.peers.strict import as_limit, share_of
+from tests.proofs.peers.strict import Allowance, as_limit, share_of
 from tests.proofs.peers.waiting import wait_for_change, wait_until
 from tests.proofs.peers.warm import Warm, WarmRelay
 
@@ -68,24 +68,13 @@ def letter(number: int) -> Letter:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(Allowance):
     """What each account allows, and what happens to the relay."""
 
-    count: int
-    period_s: float
     deeds: int
     seed: int
     is_wild: bool
     happens_each_s: float = 1.0
-
-    @property
-    def limit(self) -> dict[str, Any]:
-        return as_limit(self.count, self.period_s)
-
-    @property
-    def guard_ns(self) -> int:
-        """Return what a policy adds without a `guard` key."""
-        return round(self.period_s * SECOND_NS) // 100
 
 
 @dataclass(slots=True)
