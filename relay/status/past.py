@@ -23,7 +23,7 @@ from relay.queue.scheduler import Scheduler
 from relay.status.eta import foretell
 from relay.status.expected import NEVER_NS, Mail, Outlook
 from relay.throttle.gauge import Gauge, Limited
-from relay.throttle.history_format import UNKNOWN, Charged, Reading, Reserved
+from relay.throttle.history_format import UNKNOWN, Charged, ClockReading, Reserved
 from relay.throttle.limit import ForEach, Limit
 from relay.throttle.peaks import ProofSpan
 from relay.throttle.wall import Times
@@ -115,7 +115,7 @@ class Traffic:
         return frozenset.intersection(*map(frozenset, kinds))
 
     def _limited(self, limit: Limit, guard_ns: int | None, began_ns: int, to_wall_ns: int) -> Limited:
-        times = Times([Reading(began_ns, began_ns, to_wall_ns, to_wall_ns)], self._first_ns)
+        times = Times([ClockReading(began_ns, began_ns, to_wall_ns, to_wall_ns)], self._first_ns)
         gauge = Gauge(limit, guard_ns, times, began_ns)
         for each in self.rough:
             if isinstance(each.record, Charged) and each.ended_at_ns <= began_ns:

@@ -52,8 +52,8 @@ from relay.spool.replacing import InDoubt, put_in_place
 from relay.throttle.history_format import (
     MARK_BYTES,
     At,
+    ClockReading,
     HistoryError,
-    Reading,
     Record,
     group,
     header,
@@ -103,7 +103,7 @@ def in_this_boot(examination: Examination, now_ns: int, wall_ns: int) -> list[Re
     records = [shifted(record, shift_ns) for record in examination.records]
     if not 0 <= wall_ns - last.mark_ns <= LONGEST_BELIEVED_NS:
         since_ns = last.boottime_ns + shift_ns
-        records.append(Reading(since_ns, now_ns, last.wall_ns - since_ns, None))
+        records.append(ClockReading(since_ns, now_ns, last.wall_ns - since_ns, None))
     return records
 
 

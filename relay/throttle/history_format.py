@@ -187,7 +187,7 @@ class Highest(NamedTuple):
     """The name of its periods; None where windows slide."""
 
 
-class Reading(NamedTuple):
+class ClockReading(NamedTuple):
     """How far the wall clock was ahead of boottime, as far as it was read between two instants."""
 
     since_ns: int
@@ -203,7 +203,7 @@ class Begun(NamedTuple):
     at_ns: int
 
 
-Record = Reserved | Ended | Highest | Charged | Reading | Begun
+Record = Reserved | Ended | Highest | Charged | ClockReading | Begun
 
 
 class At(NamedTuple):
@@ -219,7 +219,7 @@ class Contents(NamedTuple):
     """Of the last whole group; None if there is none."""
     end: int
     """The offset in `content` behind the last whole group; what follows was torn."""
-    readings: tuple[Reading, ...] = ()
+    readings: tuple[ClockReading, ...] = ()
     """What its groups say of the wall clock; those that say the same are one."""
 
 
@@ -327,10 +327,10 @@ def shifted(record: Record, by_ns: int) -> Record:
             return record._replace(
                 since_ns=record.since_ns + by_ns, until_ns=record.until_ns + by_ns, most_at_ns=most_at_ns
             )
-        case Reading(since_ns, until_ns, least_ns, most_ns):
+        case ClockReading(since_ns, until_ns, least_ns, most_ns):
             # The same wall clock, seen from instants that are called otherwise.
             most_ns = None if most_ns is None else most_ns - by_ns
-            return Reading(since_ns + by_ns, until_ns + by_ns, least_ns - by_ns, most_ns)
+            return ClockReading(since_ns + by_ns, until_ns + by_ns, least_ns - by_ns, most_ns)
         case Begun():
             return Begun(record.at_ns + by_ns)
         case Charged():
@@ -382,7 +382,7 @@ def read_groups(content: bytes, start: int, origin: int = 0) -> Contents:
     a good one behind it is damage: raises HistoryError.
     """
     records: list[Record] = []
-    readings: list[Reading] = []
+    readings: list[ClockReading] = []
     at: At | None = None
     end = start
     while end < len(content):
@@ -396,12 +396,12 @@ def read_groups(content: bytes, start: int, origin: int = 0) -> Contents:
         end = after
         ahead_ns = at.wall_ns - at.boottime_ns
         if not readings or abs(readings[-1].least_ns - ahead_ns) > ALIKE_NS:
-            readings.append(Reading(at.boottime_ns, at.boottime_ns, ahead_ns, ahead_ns))
+            readings.append(ClockReading(at.boottime_ns, at.boottime_ns, ahead_ns, ahead_ns))
         else:
             last = readings[-1]
             most_ns = ahead_ns if last.most_ns is None else max(last.most_ns, ahead_ns)
             least_ns = min(last.least_ns, ahead_ns)
-            readings[-1] = Reading(last.since_ns, at.boottime_ns, least_ns, most_ns)
+            readings[-1] = ClockReading(last.since_ns, at.boottime_ns, least_ns, most_ns)
     return Contents(records, at, end, tuple(readings))
 
 
@@ -451,7 +451,7 @@ def _line(record: Record) -> str:
         return f"ended {record.id} {record.ended_at_ns}\n"
     if isinstance(record, Begun):
         return f"begun {record.at_ns}\n"
-    if isinstance(record, Reading):
+    if isinstance(record, ClockReading):
         since_ns, until_ns, least_ns, most_ns = record
         return f"reading {since_ns} {until_ns} {least_ns} {_or_none(most_ns)}\n"
     if isinstance(record, Highest):
@@ -501,7 +501,7 @@ def _record(line: str) -> Record:
         )
     if (match := _READING.fullmatch(line)) is not None:
         most_ns = None if match[4] == "-" else int(match[4])
-        return Reading(int(match[1]), int(match[2]), int(match[3]), most_ns)
+        return ClockReading(int(match[1]), int(match[2]), int(match[3]), most_ns)
     if (match := _BEGUN.fullmatch(line)) is not None:
         return Begun(int(match[1]))
     if (match := _HIGHEST.fullmatch(line)) is None:

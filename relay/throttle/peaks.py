@@ -35,10 +35,10 @@ from relay.throttle.history_format import (
     UNKNOWN_BYTES,
     Begun,
     Charged,
+    ClockReading,
     Ended,
     Highest,
     HistoryError,
-    Reading,
     Record,
     Reserved,
     read_groups,
@@ -93,7 +93,7 @@ def spans_of(records: Iterable[Record]) -> tuple[list[ProofSpan], int]:
                 if reservation_id in open_ids:
                     open_ids.remove(reservation_id)
                     known[reservation_id] = known[reservation_id]._replace(ended_at_ns=ended_at_ns)
-            case Highest() | Reading() | Begun():
+            case Highest() | ClockReading() | Begun():
                 continue
             case Charged(ended_at_ns=ended_at_ns, started_at_ns=started_at_ns, is_merged=is_merged):
                 start_ns = ended_at_ns if started_at_ns is None else started_at_ns
@@ -119,7 +119,7 @@ def raised(
     kept = {subject_of(each): each for each in before}
     subjects = [subject_of(limit) for limit in limits]
     records = list(records)
-    readings = [each for each in records if isinstance(each, Reading)]
+    readings = [each for each in records if isinstance(each, ClockReading)]
     longest_ns = {subject_of(limit): _longest_ns(limit) for limit in limits}
     if all(subject in kept for subject in subjects):
         # What was free again by then is in what was counted.
@@ -145,7 +145,7 @@ def highest(
     before: Highest | None,
     spans: Sequence[ProofSpan],
     until_ns: int,
-    readings: Sequence[Reading] = (),
+    readings: Sequence[ClockReading] = (),
 ) -> Highest:
     """Ask `readings` where the limit is of a calendar."""
     if before is None:
@@ -175,7 +175,7 @@ def _highest_by_the_clock(
     spans: Sequence[ProofSpan],
     *,
     until_ns: int,
-    readings: Sequence[Reading],
+    readings: Sequence[ClockReading],
 ) -> Highest:
     since_ns, at_most, earlier = before.since_ns, before.at_most, before.earlier
     for number, reading in enumerate(readings):
@@ -327,7 +327,7 @@ def audit(content: bytes, limits: Sequence[Limit]) -> Audit:
     known = [span for span in spans if not span.is_merged]
     # Behind all that the file tells of.
     until_ns = 1 + max([contents.at.boottime_ns, *(span.started_at_ns for span in spans)])
-    readings = [each for each in contents.records if isinstance(each, Reading)]
+    readings = [each for each in contents.records if isinstance(each, ClockReading)]
     readings += contents.readings
     before = {subject_of(each): each for each in contents.records if isinstance(each, Highest)}
     findings = []

@@ -41,9 +41,9 @@ from relay.throttle.gauge import Gauge, Limited
 from relay.throttle.history_format import (
     Begun,
     Charged,
+    ClockReading,
     Ended,
     Highest,
-    Reading,
     Record,
     Reserved,
     Share,
@@ -280,7 +280,7 @@ class Slots:
                         self._end(reserved, record.ended_at_ns)
                 case Highest():
                     self._highest.append(record)
-                case Reading():
+                case ClockReading():
                     self._times.readings.add(record)
                 case Begun(at_ns):
                     self._times.began(at_ns)

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from relay.clock import LONGEST_DURATION_NS, SECOND_NS
-from relay.throttle.history_format import ALIKE_NS, Reading
+from relay.throttle.history_format import ALIKE_NS, ClockReading
 from relay.throttle.limit import Calendar, Ramp
 
 RAMP_DOUBT_NS = 86_400 * SECOND_NS
@@ -59,21 +59,21 @@ class WallBounds(NamedTuple):
 class Readings:
     """Every offset that was read, in bounded memory: never less is possible than was read."""
 
-    def __init__(self, kept: Iterable[Reading] = ()) -> None:
-        self._kept: list[Reading] = []
+    def __init__(self, kept: Iterable[ClockReading] = ()) -> None:
+        self._kept: list[ClockReading] = []
         for each in kept:
             self.add(each)
 
-    def __iter__(self) -> Iterator[Reading]:
+    def __iter__(self) -> Iterator[ClockReading]:
         return iter(self._kept)
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def read(self, now_ns: int, wall_ns: int) -> None:
-        self.add(Reading(now_ns, now_ns, wall_ns - now_ns, wall_ns - now_ns))
+        self.add(ClockReading(now_ns, now_ns, wall_ns - now_ns, wall_ns - now_ns))
 
-    def add(self, new: Reading) -> None:
+    def add(self, new: ClockReading) -> None:
         for index in range(len(self._kept) - 1, -1, -1):
             before = self._kept[index]
             is_next = index == len(self._kept) - 1 and new.since_ns >= before.since_ns
@@ -89,7 +89,7 @@ class Readings:
         while len(self._kept) > MOST_READINGS:
             first, second, *later = self._kept
             bounds = WallBounds(*first[2:]).and_of(WallBounds(*second[2:]))
-            merged = Reading(min(first.since_ns, second.since_ns), second.until_ns, *bounds)
+            merged = ClockReading(min(first.since_ns, second.since_ns), second.until_ns, *bounds)
             self._kept = [merged, *later]
 
     def forget(self, now_ns: int) -> None:
@@ -112,7 +112,7 @@ class Readings:
 class Times:
     """All that limits ask of time but the present instant (boottime)."""
 
-    def __init__(self, readings: Iterable[Reading] = (), begun_at_ns: int | None = None) -> None:
+    def __init__(self, readings: Iterable[ClockReading] = (), begun_at_ns: int | None = None) -> None:
         self.readings = Readings(readings)
         self.begun_at_ns = begun_at_ns
         """When the account had its first slot."""
@@ -145,7 +145,7 @@ class Times:
         return ramp.since_ns - self.readings.bounds(now_ns - RAMP_DOUBT_NS).least_ns
 
 
-def _together(before: Reading, new: Reading) -> Reading | None:
+def _together(before: ClockReading, new: ClockReading) -> ClockReading | None:
     """Return one reading for both, where they are alike."""
     if before == new:
         return new
@@ -154,7 +154,9 @@ def _together(before: Reading, new: Reading) -> Reading | None:
     least_ns, most_ns = min(before.least_ns, new.least_ns), max(before.most_ns, new.most_ns)
     if most_ns - least_ns > ALIKE_NS:
         return None
-    return Reading(min(before.since_ns, new.since_ns), max(before.until_ns, new.until_ns), least_ns, most_ns)
+    return ClockReading(
+        min(before.since_ns, new.since_ns), max(before.until_ns, new.until_ns), least_ns, most_ns
+    )
 
 
 def opens_at(calendar: Calendar, guard_ns: int, bounds: WallBounds, ended_at_ns: int) -> tuple[int, bool]:

@@ -13,10 +13,10 @@ from relay.throttle.history_format import (
     At,
     Begun,
     Charged,
+    ClockReading,
     Ended,
     Highest,
     HistoryError,
-    Reading,
     Record,
     Reserved,
     Share,
@@ -80,7 +80,9 @@ HIGHEST = st.builds(
     st.none(),
     st.sampled_from(["day/UTC", "month/America/Argentina/Buenos_Aires", "hour/Etc/GMT+5"]),
 )
-TIMES = st.builds(Reading, INSTANTS, INSTANTS, INSTANTS, st.none() | INSTANTS) | st.builds(Begun, INSTANTS)
+TIMES = st.builds(ClockReading, INSTANTS, INSTANTS, INSTANTS, st.none() | INSTANTS) | st.builds(
+    Begun, INSTANTS
+)
 RECORDS = RECORDS | HIGHEST | TIMES
 ATS = st.builds(At, INSTANTS, INSTANTS, INSTANTS)
 GROUPS = st.lists(st.tuples(ATS, st.lists(RECORDS, max_size=4)), min_size=1, max_size=4)

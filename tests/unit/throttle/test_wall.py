@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from relay.clock import LONGEST_DURATION_NS, SECOND_NS
 from relay.policy.zones.calendar import CalendarPeriod, OpenHours
-from relay.throttle.history_format import ALIKE_NS, Charged, Highest, Reading
+from relay.throttle.history_format import ALIKE_NS, Charged, ClockReading, Highest
 from relay.throttle.limit import plain_words
 from relay.throttle.peaks import ProofSpan, highest, spans_of, subject_of
 from relay.throttle.wall import MOST_READINGS, Readings, WallBounds, opens_at, resets_at
@@ -58,7 +58,9 @@ def test_nothing_read_is_nothing_known() -> None:
 
 
 def test_a_reading_that_no_limit_asks_for_is_forgotten() -> None:
-    readings = Readings([Reading(0, 10, 0, 0), Reading(20, LONGEST_DURATION_NS + 20, DAY_NS, DAY_NS)])
+    readings = Readings(
+        [ClockReading(0, 10, 0, 0), ClockReading(20, LONGEST_DURATION_NS + 20, DAY_NS, DAY_NS)]
+    )
     readings.forget(LONGEST_DURATION_NS + 20)
     assert [each.since_ns for each in readings] == [20]
 
@@ -72,7 +74,7 @@ def test_it_resets_where_its_slots_open() -> None:
 
 def test_a_day_by_a_clock_in_doubt_proves_nothing() -> None:
     limit = PerPeriod(2, DAY_NS, calendar=DAY)
-    for reading in (Reading(0, DAY_NS, 0, None), Reading(0, DAY_NS, 0, HOUR_NS)):
+    for reading in (ClockReading(0, DAY_NS, 0, None), ClockReading(0, DAY_NS, 0, HOUR_NS)):
         found = highest(limit, None, [], DAY_NS, [reading])
         assert (found.most, found.at_most) == (0, 0)
 
@@ -82,7 +84,7 @@ def test_a_day_of_merged_slots_is_proven_from_their_end() -> None:
     merged = Charged(HOUR_NS, 5, 5, started_at_ns=SECOND_NS, is_merged=True)
     before = Highest(0, 0, 0, 0, 0, None, None, *subject_of(limit))
 
-    found = highest(limit, before, _spans(merged), 3 * DAY_NS, [Reading(0, 3 * DAY_NS, 0, 0)])
+    found = highest(limit, before, _spans(merged), 3 * DAY_NS, [ClockReading(0, 3 * DAY_NS, 0, 0)])
 
     assert (found.most, found.at_most, found.earlier) == (0, 0, 5)
     assert found.since_ns >= DAY_NS
