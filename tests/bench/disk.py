@@ -6,7 +6,9 @@ last minute (`recently_deleted` in the kernel's fs/ext4/ialloc.c): there each co
 pays for those before it.
 """
 
+import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,7 +16,11 @@ from pathlib import Path
 
 from tests.proofs.lab import kernel
 from tests.proofs.lab.filesystems import FILE_SYSTEMS
+from tests.proofs.lab.recorded_disk import recorded_disk
 
+_APPENDED_BYTES = 4096
+_AT_ONCE = 20
+_FOR_S = 2.0
 SIZE_BYTES = 4 << 30
 """Of a sparse file: it takes what is written."""
 
@@ -25,8 +31,8 @@ def why_missing() -> str | None:
 
 
 @contextmanager
-def stored_on_ext4() -> Iterator[None]:
-    """Have temporary folders on a fresh ext4, with its log.
+def stored_on_ext4(flush_s: float = 0.0) -> Iterator[None]:
+    """Have temporary folders on a fresh ext4, with its log; each flush of its disk takes `flush_s` longer.
 
     For a process that has no threads yet: the mount is in a namespace of its own, so that
     nothing stays of it however the process ends.  Raises OSError, CalledProcessError.
@@ -39,14 +45,38 @@ def stored_on_ext4() -> Iterator[None]:
         # Postfix gives its rights away, and has to get here all the same.
         Path(name).chmod(0o755)
         ext4.make_on(image)
-        loop = kernel.Loop(image)
-        try:
-            with kernel.mounted(loop.device, mount, ext4.name, ext4.options):
-                mount.chmod(0o1777)
-                before, tempfile.tempdir = tempfile.tempdir, str(mount)
-                try:
-                    yield
-                finally:
-                    tempfile.tempdir = before
-        finally:
-            loop.close()
+        with (
+            _loop(image, Path(name), flush_s) as loop,
+            kernel.mounted(loop.device, mount, ext4.name, ext4.options),
+        ):
+            mount.chmod(0o1777)
+            before, tempfile.tempdir = tempfile.tempdir, str(mount)
+            try:
+                yield
+            finally:
+                tempfile.tempdir = before
+
+
+@contextmanager
+def _loop(image: Path, folder: Path, flush_s: float) -> Iterator[kernel.Loop]:
+    if flush_s:
+        with recorded_disk(image, folder / "fuse", Path(os.devnull), flush_s=flush_s) as loop:
+            yield loop
+        return
+    loop = kernel.Loop(image)
+    try:
+        yield loop
+    finally:
+        loop.close()
+
+
+def appends_per_second() -> float:
+    """Return how many times 4 KiB are appended to a file here in a second, 20 behind each fdatasync(2)."""
+    octets = b"x" * _APPENDED_BYTES * _AT_ONCE
+    with tempfile.TemporaryFile(buffering=0) as file:
+        times, began_s = 0, time.monotonic()
+        while time.monotonic() < began_s + _FOR_S:
+            file.write(octets)
+            os.fdatasync(file.fileno())
+            times += 1
+        return times * _AT_ONCE / (time.monotonic() - began_s)

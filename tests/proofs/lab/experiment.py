@@ -1,8 +1,6 @@
 """One play recorded on one file system, and the images that its power cuts would have left, judged."""
 
 import random
-import subprocess
-import sys
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
@@ -16,9 +14,8 @@ from tests.proofs.lab.blocks import Cut, Epoch, Platter, cuts, read_log
 from tests.proofs.lab.filesystems import FileSystem
 from tests.proofs.lab.judge import Judgement, is_as_handed_over, judge
 from tests.proofs.lab.observations import Observations, Scribe
+from tests.proofs.lab.recorded_disk import recorded_disk
 from tests.proofs.lab.workload import work
-from tests.proofs.peers.relay import PROJECT
-from tests.proofs.peers.waiting import HANG_S
 from tests.unit.spool.world import Violation
 
 CUTS_PER_EPOCH = 8
@@ -53,30 +50,13 @@ class Recording:
 @contextmanager
 def recording(file_system: FileSystem, base: Path, folder: Path) -> Iterator[Recording]:
     """Record what is written to a disk that begins as `base`, while the context lasts."""
-    fuse, mount, log = folder / "fuse", folder / "recorded", folder / "blocks"
-    for each in (fuse, mount):
-        each.mkdir(exist_ok=True)
+    mount, log = folder / "recorded", folder / "blocks"
+    mount.mkdir(exist_ok=True)
     log.write_bytes(b"")
-    program = [sys.executable, "-m", "tests.proofs.lab.recorder"]
-    command = kernel.ending_with_us(*program, str(fuse), str(base), str(log))
-    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE) as recorder:
-        assert recorder.stdout is not None
-        try:
-            if recorder.stdout.readline() != b"ready\n":
-                raise ChildProcessError(f"the recorder exited {recorder.wait()}")
-            loop = kernel.Loop(fuse / "disk")
-            try:
-                loop.forget()
-                with kernel.mounted(loop.device, mount, file_system.name, file_system.options):
-                    yield Recording(mount, log)
-                loop.forget()
-            finally:
-                loop.close()
-            kernel.unmount(fuse)
-            recorder.wait(HANG_S)
-        except BaseException:
-            recorder.kill()
-            raise
+    with recorded_disk(base, folder / "fuse", log) as loop:
+        with kernel.mounted(loop.device, mount, file_system.name, file_system.options):
+            yield Recording(mount, log)
+        loop.forget()
 
 
 class Laboratory:

@@ -1,8 +1,9 @@
 """A FUSE file system with one file, which logs each write and each flush: a disk that remembers.
 
-A program: `python -m tests.proofs.lab.recorder FOLDER IMAGE LOG` mounts it on FOLDER, with IMAGE's content in
-FOLDER/disk, says `ready` on its output and serves until it is unmounted.  IMAGE itself is
-not written.  It speaks the kernel's protocol (linux/fuse.h, 7.31) and needs no library.
+A program: `python -m tests.proofs.lab.recorder FOLDER IMAGE LOG FLUSH_SECONDS` mounts it on FOLDER, with
+IMAGE's content in FOLDER/disk, says `ready` on its output and serves until it is unmounted.  A flush takes
+FLUSH_SECONDS more, as on a slow disk.  IMAGE itself is not written.  It speaks the kernel's protocol
+(linux/fuse.h, 7.31) and needs no library.
 
 Guarantees: what a flush covers stands before it in LOG, and all of it is in LOG before the
 kernel is answered; so the length of LOG is a clock by which others tell what was durable
@@ -16,6 +17,7 @@ import mmap
 import os
 import struct
 import sys
+import time
 from pathlib import Path
 
 from tests.proofs.lab import kernel
@@ -61,9 +63,10 @@ _KEEP_CACHE = 1 << 1
 class Recorder:
     """Serves one mount."""
 
-    def __init__(self, fd: int, image: Path, log_fd: int) -> None:
+    def __init__(self, fd: int, image: Path, log_fd: int, flush_s: float) -> None:
         self._fd = fd
         self._log_fd = log_fd
+        self._flush_s = flush_s
         with image.open("rb") as file:
             self._disk = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
         self._buffer = bytearray(_MOST_BYTES + 4096)
@@ -98,6 +101,8 @@ class Recorder:
                 return self._write(asked)
             case _Op.FSYNC:
                 os.write(self._log_fd, RECORD.pack(FLUSH_OFFSET, 0))
+                if self._flush_s:
+                    time.sleep(self._flush_s)
                 return b""
             case _Op.LOOKUP:
                 return self._look_up(bytes(asked).rstrip(b"\0"))
@@ -141,7 +146,7 @@ class Recorder:
 
 def main() -> None:
     """Mount and serve."""
-    folder, image, log = map(Path, sys.argv[1:])
+    folder, image, log = map(Path, sys.argv[1:4])
     fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     log_fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     kernel.mount("lab", folder, "fuse", f"fd={fd},rootmode=40000,user_id=0,group_id=0")
@@ -151,7 +156,7 @@ def main() -> None:
     kernel.unmount(folder, detach=True)
     sys.stdout.write("ready\n")
     sys.stdout.flush()
-    Recorder(fd, image, log_fd).serve()
+    Recorder(fd, image, log_fd, float(sys.argv[4])).serve()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """smtp-source and smtp-sink, Postfix's own load generator and drain, and swaks."""
 
+import fcntl
 import os
 import re
 import select
@@ -81,6 +82,9 @@ def smtp_sink(*options: str) -> Iterator[SmtpSink]:
     command += [f"127.0.0.1:{port}", "1000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as sink:
         try:
+            assert sink.stdout is not None
+            # It says some 80 octets a message, and stops taking mail while nobody reads them.
+            fcntl.fcntl(sink.stdout, fcntl.F_SETPIPE_SZ, 1 << 20)
             wait_for_port(port, sink)
             yield SmtpSink(port, sink)
         finally:
