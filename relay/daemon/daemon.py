@@ -216,6 +216,13 @@ class Daemon:
             ends.push_async_callback(hooks.close)
             ends.push_async_callback(recent.close)
             ends.push_async_callback(sender.finish)
+            files = ListenerFilesWatch(listening.use, watch, self._events, self._metrics)
+            await files.begin(policy.listen)
+            # Mail is taken before the queue is read, which may take minutes: it is the sender's next, and
+            # clients that had to wait for a start might give up.
+            ends.push_async_callback(listening.close)
+            await listening.start()
+            watch.refusing_because = ""
             try:
                 await sender.start(self._recovering)
             except SpoolFault as fault:
@@ -223,14 +230,20 @@ class Daemon:
             else:
                 await hooks.start()
                 recent.start()
-                await self._run(sender, watch, hooks, recent, listening)
+                await self._run(sender, watch, hooks, recent, (listening, files))
         self._events.stopped(queued=sender.queued)
 
     async def _run(
-        self, sender: Sender, watch: Watch, hooks: Hooks, recent: RecentPast, listening: Listening
+        self,
+        sender: Sender,
+        watch: Watch,
+        hooks: Hooks,
+        recent: RecentPast,
+        taking: tuple[Listening, ListenerFilesWatch],
     ) -> None:
         """Take mail and relay; on return nothing is in flight."""
         start, guard = self._start, sender.upstreams.guard
+        listening, files = taking
         control = ControlServer(
             start.policy.spool,
             Operator(sender, watch, self._events),
@@ -255,7 +268,6 @@ class Daemon:
             pausing=sender.upstreams.pausing,
         )
         spilling = Spilling(sender, watch, self._clock)
-        files = ListenerFilesWatch(listening.use, watch, self._events, self._metrics)
         chores = [
             asyncio.create_task(chore)
             for chore in (guard(file.watch), _keep_watchdog(), guard(late.run), guard(spilling.run))
@@ -263,9 +275,7 @@ class Daemon:
         _listen_for_edits(file, files)
         try:
             await control.start()
-            await files.begin(start.policy.listen)
             chores.append(asyncio.create_task(guard(files.watch)))
-            await listening.start()
             chores.append(asyncio.create_task(guard(lambda: listening.tell_owners(sender.queue.owners.each))))
             self._tell_ready(watch)
             await self._stop.wait()
@@ -284,7 +294,7 @@ class Daemon:
 
     def _tell_ready(self, watch: Watch) -> None:
         self._recovering.end()
-        watch.condition, watch.refusing_because = Condition.RUNNING, ""
+        watch.condition = Condition.RUNNING
         watch.started_ns = self._clock.boottime_ns()
         notify("READY=1", "STATUS=relaying")
         self._on_ready(self._start.policy)

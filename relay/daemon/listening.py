@@ -143,7 +143,9 @@ class Listening:
             await asyncio.sleep(TELL_SECONDS)
 
     async def close(self) -> None:
-        """Let content in flight finish."""
+        """Let content in flight finish; a second call does nothing."""
+        if self._is_closing:
+            return
         self._is_closing = True
         for keeper in self._keepers:
             keeper.cancel()

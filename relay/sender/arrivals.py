@@ -1,7 +1,10 @@
-"""Mail into the queue: the whole spool at a start, then what listeners accept; and into its lines.
+"""Mail into the queue: the whole spool at a start, what listeners accept; and into its lines.
 
-Starting is recovering.  A message that only lacks its end gets it before others go, unless it has to
-wait for room.  When the state of an upstream, an edit or time alone has mail stand in another line,
+Starting is recovering.  The first messages are read before anything is sent, the others meanwhile, by age
+as far as ids tell it; new mail is taken in between.  So for a while what is behind may go ahead: a
+sender's mail leaves in order as far as it is known.
+A message that only lacks its end gets it before those read behind it go, unless it has to wait for room.
+When the state of an upstream, an edit or time alone has mail stand in another line,
 `route_forever` moves it, some at a time, and sleeps until there is more to move.
 """
 
@@ -17,11 +20,11 @@ from relay.policy.lane import numbers_of, routes_of, sorter_of
 from relay.policy.model import Policy
 from relay.queue.queued import NO_REASON, WaitReason
 from relay.queue.routes import Because
-from relay.queue.scheduler import SLICE, Queued, State
+from relay.queue.scheduler import Queued, State
 from relay.sender.settling import Backlog
-from relay.sender.spool_thread import seconds
+from relay.sender.spool_thread import Reading, seconds
 from relay.sender.state_file import Ages
-from relay.spool.interface import Absent, Corrupt, Entry, Message, SpoolFull, Unreadable
+from relay.spool.interface import Absent, Corrupt, Entry, Message, Recovery, SpoolFull, Unreadable
 from relay.spool.trigger import Trigger
 from relay.telemetry.telemetry import Telemetry
 from relay.throttle.admission import run_of
@@ -65,33 +68,69 @@ class Arrivals:
         self._sorter = sorter_of(policy.lanes, policy.routes)
         self._numbers = numbers_of(policy.routes)
         self._queue.use(list(policy.upstreams), routes_of(policy.routes))
+        self._reading: Reading | None = None
+        """Of the start, until its end."""
+        self._reads_by = self._sorter
+        self._began_ns = 0
+        self._boot_ids: set[str] = set()
+        """Of the messages that the start found, and of what came in meanwhile."""
+        self._on_step: Callable[[], None] = lambda: None
         self._sorting: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
         """Messages that only lack their ends and wait for room."""
         self._new_mail = asyncio.Event()
         self._may_stand_elsewhere = asyncio.Event()
 
-    async def recover(self, on_step: Callable[[], None]) -> None:
-        """Read the whole queue, end what only lacks its end, take what was accepted meanwhile.
+    @property
+    def is_reading(self) -> bool:
+        """Whether the start goes on: some of the queue is not known yet."""
+        return self._reading is not None
+
+    async def begin(self, on_step: Callable[[], None]) -> None:
+        """Read the first of the queue: from here on mail may be sent, and new mail taken.
 
         `on_step` is called for each step that was done, from this thread or the spool's.
         Raises OSError and SpoolFault when the spool cannot be read.
         """
-        began_ns = self._clock.boottime_ns()
+        self._began_ns = self._clock.boottime_ns()
         await self._ages.recall()
-        recovery = await self._spool_thread.recover(self._sorter, on_step)
-        self._ages.forget_but(recovery.entries)
-        for number, entry in enumerate(sorted(recovery.entries, key=lambda entry: entry.queue_id), 1):
+        self._reads_by, self._on_step = self._sorter, on_step
+        self._reading = self._spool_thread.spool.recover(self._sorter, on_step)
+        await self._read_some(self._reading)
+
+    async def read_on(self) -> None:
+        """Read the rest.  Raises as `begin` does."""
+        while self._reading is not None:
+            await self._read_some(self._reading)
+
+    async def _read_some(self, reading: Reading) -> None:
+        found = await self._spool_thread.read_on(reading)
+        if isinstance(found, Recovery):
+            self._reading = None
+            self._ages.forget_but(self._boot_ids)
+            self._events.recovered(
+                counts={"queued": len(self._queue), **found.audit},
+                duration_ns=self._clock.boottime_ns() - self._began_ns,
+            )
+            self.keep_ages()
+            return
+        if (sorter := self._sorter) is not self._reads_by:
+            # An edit came since the start began to read by the rules before it.
+            sorted_anew = await self._spool_thread.sort([entry.queue_id for entry in found], sorter)
+            found = [sorted_anew.get(entry.queue_id, entry) for entry in found]
+        await self._admit_all(found)
+        if sorter is not self._sorter:
+            # And another one meanwhile.
+            self._begin_sorting()
+
+    async def _admit_all(self, entries: Sequence[Entry]) -> None:
+        got: set[str] = set()
+        for entry in entries:
+            self._boot_ids.add(entry.boot_id)
             await self._admit(entry)
-            on_step()
-            if number % SLICE == 0:
-                await asyncio.sleep(0)
-        self._events.recovered(
-            counts={"queued": len(self._queue), **recovery.audit},
-            duration_ns=self._clock.boottime_ns() - began_ns,
-        )
-        await self.take()
-        self.keep_ages()
+            self._on_step()
+            got.update(part.upstream for part in self._queue.parts(entry.queue_id))
+        self._wake_all(got)
 
     def listen(self) -> None:
         """Look for new mail when the trigger is pulled, and at once."""
@@ -115,14 +154,10 @@ class Arrivals:
         """Take what listeners accepted so far into the queue.  Raises SpoolFault."""
         try:
             while entries := await self._spool_thread.take(sorter := self._sorter):
-                got: set[str] = set()
-                for entry in entries:
-                    await self._admit(entry)
-                    got.update(part.upstream for part in self._queue.parts(entry.queue_id))
+                await self._admit_all(entries)
                 if sorter is not self._sorter:
                     # An edit came while they were read, by the rules before it.
                     self._begin_sorting()
-                self._wake_all(got)
         except SpoolFull as full:
             # What is queued already goes on, and gives room.
             self._on_full(full)

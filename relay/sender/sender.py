@@ -105,17 +105,26 @@ class Sender:
         )
 
     async def read(self, on_step: Callable[[], None] = lambda: None) -> None:
-        """Do as `Arrivals.recover`.  Raises OSError and SpoolFault when the spool cannot be read."""
-        await self._arrivals.recover(on_step)
+        """Read the whole queue, and what was accepted meanwhile; relay nothing.
+
+        Raises OSError and SpoolFault when the spool cannot be read.
+        """
+        await self._arrivals.begin(on_step)
+        await self._arrivals.read_on()
+        await self._arrivals.take()
         await self.look()
 
     async def start(self, on_step: Callable[[], None] = lambda: None) -> None:
-        """Recover, then relay.  Raises OSError and SpoolFault when the spool cannot be read."""
-        await self.read(on_step)
+        """Recover, and relay as soon as the first messages are known.
+
+        Raises OSError and SpoolFault when the spool cannot be read.
+        """
+        await self._arrivals.begin(on_step)
+        await self.look()
         self.upstreams.start()
         self._arrivals.listen()
         chores = (self._look_forever, self._audit_forever, self._report_forever)
-        for chore in (self._arrivals.run, self._arrivals.route_forever, *chores):
+        for chore in (self._arrivals.read_on, self._arrivals.run, self._arrivals.route_forever, *chores):
             self._chores.append(asyncio.create_task(self.upstreams.guard(chore)))
 
     async def stop(self) -> None:
@@ -164,8 +173,13 @@ class Sender:
 
     @property
     def queued(self) -> int:
-        """Return how many messages are ours by now, taken or not, as of the last look."""
-        return len(self.queue) + self.seen.accepted
+        """Return how many messages are ours by now, taken or read or not, as of the last look."""
+        return len(self.queue) + self.seen.accepted + self.seen.unread
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the start goes on: some of the queue is not known yet."""
+        return self._arrivals.is_reading
 
     @property
     def in_flight(self) -> int:

@@ -10,7 +10,7 @@ only a restart may trust it again.
 import asyncio
 import contextlib
 import enum
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -37,6 +37,8 @@ from relay.spool.interface import (
 
 Returned = TypeVar("Returned")
 
+Reading = Generator[list[Entry], None, Recovery]
+"""Of `Spool.recover`."""
 RETRY_FULL_SECONDS = 5.0
 TAKE_AT_ONCE = 500
 
@@ -82,6 +84,8 @@ class SpoolLook:
     corrupt: int = 0
     accepted: int = 0
     """Messages not taken yet: no more than milliseconds' worth, unless the disk is full."""
+    unread: int = 0
+    """Messages that the start has yet to read."""
 
 
 NOT_SEEN = SpoolLook()
@@ -110,9 +114,20 @@ class SpoolThread:
     async def call(self, function: Callable[[], Returned]) -> Returned:
         return await self._thread.call(function)
 
-    async def recover(self, sorter: Sorter, on_step: Callable[[], None]) -> Recovery:
-        """Read the whole spool; `on_step` is called in its thread for each step."""
-        return await self.call(lambda: self.spool.recover(sorter, on_step))
+    async def read_on(self, reading: Reading) -> list[Entry] | Recovery:
+        """Go on with `Spool.recover` by a batch, and at its end return what it found.
+
+        Batches of the queue and other calls take turns: neither keeps the other waiting for long.
+        """
+
+        def read() -> list[Entry] | Recovery:
+            try:
+                return next(reading)
+            except StopIteration as end:
+                found: Recovery = end.value
+                return found
+
+        return await self.call(read)
 
     async def take(self, sorter: Sorter) -> list[Entry]:
         return await self.call(lambda: self.spool.take(TAKE_AT_ONCE, sorter))
@@ -186,7 +201,12 @@ class SpoolThread:
     def _look(self) -> SpoolLook:
         spool, (free_bytes, free_inodes) = self.spool, self.spool.free()
         return SpoolLook(
-            spool.totals(), free_bytes, free_inodes, spool.corrupt_count(), spool.accepted_count()
+            spool.totals(),
+            free_bytes,
+            free_inodes,
+            spool.corrupt_count(),
+            spool.accepted_count(),
+            spool.unread_count(),
         )
 
     def _load(self, queue_id: QueueId) -> Message | Exception:

@@ -9,7 +9,7 @@ Does not: take part in any promise, and losing it loses no mail.  Only an operat
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic
@@ -178,9 +178,9 @@ class Ages:
         now_ns = self._clock.boottime_ns()
         self._boots = Boots(self._clock.boot_id(), now_ns, await self._kept.read())
 
-    def forget_but(self, entries: Iterable[Entry]) -> None:
-        """Forget the boots that none of these messages is of."""
-        self._boots.forget_but({entry.boot_id for entry in entries})
+    def forget_but(self, boot_ids: Collection[str]) -> None:
+        """Forget the boots that no queued message is of."""
+        self._boots.forget_but(boot_ids)
 
     def arrived_at_ns(self, entry: Entry, now_ns: int, wall_ns: int) -> int:
         wall_age_ns = wall_ns - entry.arrival_at_ns

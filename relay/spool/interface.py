@@ -286,8 +286,8 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    entries: tuple[Entry, ...]
-    """Everything queued, also held; with `recipients_left == 0` where only the end is missing."""
+    """What a start found."""
+
     corrupt: int
     """Files in corrupt/, old and new, and those that had to be left where they are."""
     abandoned: int
@@ -297,9 +297,12 @@ class Recovery:
     corrupt_recipients: int
     """Recipients of known messages that are set aside: still on disk, for a human being."""
     accepted: int
-    """Messages that no sender has taken yet."""
+    """Messages that no sender had taken yet."""
+    held: int
     resumed: int
     """Queued messages of which some recipients are done and some are not."""
+    finished: int
+    """Those with no recipient left, of which only the end was missing."""
     set_aside: int
     """Files that this start moved to corrupt/."""
     removed_recipients: int
@@ -310,10 +313,10 @@ class Recovery:
     @property
     def audit(self) -> dict[str, int]:
         return {
-            "held": sum(entry.is_held for entry in self.entries),
+            "held": self.held,
             "taken": self.accepted,
             "resumed": self.resumed,
-            "finished": sum(entry.recipients_left == 0 for entry in self.entries),
+            "finished": self.finished,
             "abandoned": self.abandoned,
             "set_aside": self.set_aside,
             "corrupt": self.corrupt,
@@ -367,11 +370,21 @@ class Spool(Protocol):
     unknown ids.  What changes state may be called again with the same arguments.
     """
 
-    def recover(self, sorter: Sorter | None = None, on_step: Callable[[], None] = lambda: None) -> Recovery:
+    def recover(
+        self, sorter: Sorter | None = None, on_step: Callable[[], None] = lambda: None
+    ) -> Generator[list[Entry], None, Recovery]:
         """Read everything there is, finish what can be finished, set aside what is damaged.
 
+        Yields everything queued, also held, some messages at a time, the oldest first as far as their ids
+        tell; with `recipients_left == 0` where only the end is missing.  Between two batches every other
+        method may be called, with the messages that were yielded or taken; what came in that way is
+        yielded no more, what ended comes not back.  Until the end, `totals` has of what is not read yet
+        what the account says.
         `on_step` is called for each file or folder that was dealt with: the disk still answers.
         """
+
+    def unread_count(self) -> int:
+        """Return how many messages `recover` has yet to read, about; 0 before it began and at its end."""
 
     def take(self, most: int, sorter: Sorter | None = None) -> list[Entry]:
         """Take up to `most` messages into the queue: newly accepted, or left by the start."""

@@ -42,7 +42,7 @@ from relay.spool.maildir.layout import READ_AGAIN, Layout
 from relay.spool.maildir.ledger_file import LedgerFile
 from relay.spool.maildir.message_file import Opened
 from relay.spool.maildir.recent import Recent
-from relay.spool.maildir.recovery import forget_removals, recover, remove_abandoned_drafts
+from relay.spool.maildir.recovery import Walk, forget_removals, remove_abandoned_drafts
 from relay.spool.os_errors import faults
 from relay.spool.quarantine import Quarantine, make_trigger
 
@@ -82,23 +82,37 @@ class MaildirSpool:
         self._out_of_sight: set[QueueId] = set()
         """Messages that cannot be read, or are in corrupt/, and count as queued in the account."""
         self._memory = Recent()
+        self._walk: Walk | None = None
+        """A start that is not at its end; one that was given up never is."""
         self._noted: set[str] = set()
         self._progress: dict[QueueId, Fates] = {}
         self._queued_recipients = 0
 
-    def recover(self, sorter: Sorter | None = None, on_step: Callable[[], None] = lambda: None) -> Recovery:
-        found, recovery = recover(
-            self._disk, self._layout, self._ledger, self._aside, sorter, on_step=on_step
-        )
-        self._held = {entry.queue_id for entry in recovery.entries if entry.is_held}
-        self._progress = {queue_id: fates for queue_id, fates in found.items() if any(fates)}
+    def recover(
+        self, sorter: Sorter | None = None, on_step: Callable[[], None] = lambda: None
+    ) -> Generator[list[Entry], None, Recovery]:
+        walk = self._walk = Walk(self._disk, self._layout, self._ledger, self._aside, sorter, on_step=on_step)
+        self._held.clear()
+        self._progress.clear()
+        self._out_of_sight.clear()
+        self._queued_recipients = 0
         self._memory = Recent()
-        self._noted = set(self._disk.names(self._layout.folder("bounce")))
-        left = sum(entry.recipients_left for entry in recovery.entries)
-        self._queued_recipients = left + recovery.corrupt_recipients
+        walk.begin()
+        self._noted = walk.noted
+        while (found := walk.batch()) is not None:
+            self._held.update(each.message.queue_id for each in found if each.is_held)
+            for each in found:
+                self._count_queued(each.message)
+            yield [each.message.entry(is_held=each.is_held) for each in found]
+        recovery = walk.end()
+        self._queued_recipients += recovery.corrupt_recipients
         out_of_sight = self._ledger.aside.union(self._aside.stuck) & self._ledger.open.keys()
-        self._out_of_sight = out_of_sight - found.keys()
+        self._out_of_sight |= out_of_sight & walk.absent
+        self._walk = None
         return recovery
+
+    def unread_count(self) -> int:
+        return 0 if self._walk is None else self._walk.ahead
 
     @gives_way
     def take(self, most: int, sorter: Sorter | None = None) -> list[Entry]:
@@ -111,14 +125,15 @@ class MaildirSpool:
         self._held.update(message.queue_id for message, is_held in left if is_held)
         taken += [message for message, _ in left]
         self._come_into_sight(taken)
+        if self._walk is not None:
+            self._walk.met(message.queue_id for message in taken)
         self._ledger.reopen([message.queue_id for message in taken if Status.TODO in message.statuses])
         # What is taken is in the queue, whether or not there is room to count it: `finish` counts again.
         with contextlib.suppress(SpoolFull), faults("ledger"):
             self._ledger.enter([(message.queue_id, len(message.statuses)) for message in taken])
         for message in taken:
             self._memory.keep(message)
-            self._progress[message.queue_id] = fates_of(message.statuses)
-            self._queued_recipients += message.statuses.count(Status.TODO)
+            self._count_queued(message)
         return [message.entry(is_held=message.queue_id in self._held) for message in taken]
 
     def sort(self, queue_ids: Sequence[QueueId], sorter: Sorter) -> dict[QueueId, Entry]:
@@ -258,7 +273,8 @@ class MaildirSpool:
             self._memory.forget(queue_id)
             self._progress.pop(queue_id, None)
             self._noted.discard(queue_id)
-        if self._ledger.is_long:
+        if self._ledger.is_long and self._walk is None:
+            # Not before all is read: what it forgot could not be told from what was never there.
             # Where there is no room for a short ledger, the long one goes on.
             with contextlib.suppress(SpoolFull), faults("ledger"):
                 forget_removals(self._disk, self._layout, self._ledger, self._aside)
@@ -282,7 +298,10 @@ class MaildirSpool:
         ended = self._ledger.totals
         before = (ended.relayed, ended.bounced, ended.expired, ended.deleted)
         relayed, bounced, expired, deleted = map(sum, zip(before, *self._progress.values(), strict=True))
-        return Totals(ended.accepted, relayed, bounced, expired, deleted, self._queued_recipients)
+        queued = self._queued_recipients
+        if self._walk is not None:
+            queued = ended.accepted - relayed - bounced - expired - deleted
+        return Totals(ended.accepted, relayed, bounced, expired, deleted, queued)
 
     def corrupt_count(self) -> int:
         return self._aside.count
@@ -306,6 +325,12 @@ class MaildirSpool:
     def _not_ended(self, called_for: Mapping[QueueId, _Called]) -> dict[QueueId, _Called]:
         """Leave out what was counted out: this is the second call, after `finish` met a full disk."""
         return {q: called for q, called in called_for.items() if q not in self._ledger.closed}
+
+    def _count_queued(self, message: Opened) -> None:
+        self._progress.pop(message.queue_id, None)
+        if any(fates := fates_of(message.statuses)):
+            self._progress[message.queue_id] = fates
+        self._queued_recipients += message.statuses.count(Status.TODO)
 
     def _come_into_sight(self, taken: Sequence[Opened]) -> None:
         for queue_id in self._out_of_sight.intersection(message.queue_id for message in taken):

@@ -5,7 +5,7 @@ import re
 from relay.clock import Clock
 from relay.mail.envelope import QueueId
 from relay.spool.identity import is_queue_id
-from relay.spool.interface import Corrupt, Recovery
+from relay.spool.interface import Corrupt
 from relay.spool.maildir import message_file
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.layout import Layout
@@ -14,6 +14,7 @@ from tests.fakes.disk import ModelDisk
 from tests.proofs.fuzz import spool_record
 from tests.proofs.fuzz.choices import Choices
 from tests.proofs.fuzz.work import bounded
+from tests.unit.spool.recovering import Recovered, recover
 
 ROOT = "/var/spool"
 LAYOUT = Layout(ROOT)
@@ -38,7 +39,7 @@ TOKENS = spool_record.TOKENS
 def _prepared() -> ModelDisk:
     disk = ModelDisk()
     spool = _started(disk)
-    spool.recover()
+    recover(spool)
     spool.close()
     return disk
 
@@ -68,7 +69,7 @@ def target(raw: bytes) -> None:
 
     with bounded(CALLS):
         spool = _started(disk)
-        first = spool.recover()
+        first = recover(spool)
     for entry in first.entries:
         assert entry.recipients_left >= 0
         _load(spool, entry.queue_id)
@@ -140,9 +141,9 @@ def _load(spool: MaildirSpool, queue_id: QueueId) -> None:
         return
 
 
-def _again(disk: ModelDisk) -> Recovery:
+def _again(disk: ModelDisk) -> Recovered:
     spool = _started(disk.after_kill())
-    recovery = spool.recover()
+    recovery = recover(spool)
     spool.close()
     return recovery
 

@@ -14,12 +14,13 @@ from relay.clock import SECOND_NS, SystemClock
 from relay.mail.envelope import QueueId
 from relay.spool.durable import RealDisk
 from relay.spool.identity import subject_of
-from relay.spool.interface import Message, Recovery, Spool, Status
+from relay.spool.interface import Message, Spool, Status
 from relay.spool.maildir.engine import MaildirSpool
 from relay.throttle.history_format import HistoryError
 from relay.throttle.throttle import Throttle
 from tests.fakes.clock import FakeClock
 from tests.proofs.lab.observations import Letter, Observations
+from tests.unit.spool.recovering import Recovered, recover
 from tests.unit.spool.world import Violation
 from tests.unit.throttle.limits import messages, recipients
 
@@ -89,7 +90,7 @@ class _Case:
 
     def recover(self, corrupt: list[str]) -> None:
         """Start, take everything in, and read all of it."""
-        recovery: Recovery = self._spool.recover()
+        recovery: Recovered = recover(self._spool)
         queued = [entry.queue_id for entry in recovery.entries]
         queued += [entry.queue_id for entry in self._spool.take(MOST)]
         if len(set(queued)) != len(queued):
@@ -258,7 +259,7 @@ def _live_on(folder: Path, disk: RealDisk, clock: FakeClock, found: dict[QueueId
     root = folder / "spool"
     spool = MaildirSpool(str(root), disk, clock)
     try:
-        queue = spool.recover().entries
+        queue = recover(spool).entries
         again = {entry.queue_id: spool.load(entry.queue_id) for entry in queue}
         if {key: each.statuses for key, each in again.items()} != {
             key: each.statuses for key, each in found.items()

@@ -16,6 +16,7 @@ from relay.spool.maildir.intake import MaildirIntake, prepare
 from tests.fakes.clock import START_WALL_NS, FakeClock
 from tests.proofs.lab.judge import judge
 from tests.proofs.lab.observations import Letter, Observations, Order
+from tests.unit.spool.recovering import recover
 from tests.unit.spool.world import Violation
 
 SENDER, RECIPIENT = "front0@front.test", "ok0-0@list.test"
@@ -145,7 +146,7 @@ def test_what_was_known_at_a_cut_is_known_to_the_next_run(tmp_path: Path, observ
 def _publish(folder: Path, queue_id: QueueId, content: bytes) -> None:
     spool = MaildirSpool(str(folder / "spool"), RealDisk(), FakeClock())
     envelope = Envelope("", (SENDER,), START_WALL_NS, "local", "h", "local")
-    spool.recover()
+    recover(spool)
     assert spool.publish_report(queue_id, envelope, content)
     spool.close()
 

@@ -13,6 +13,7 @@ from relay.spool.durable import RealDisk
 from relay.spool.engines import open_spool
 from tests.proofs.peers import syscalls
 from tests.proofs.peers.syscalls import Call, Watcher
+from tests.unit.spool.recovering import recover
 
 
 @dataclass
@@ -57,7 +58,7 @@ def contents(policy: Path) -> list[bytes]:
     """Return the content of what is queued, behind our Received line; nothing may be damaged."""
     spool = open_spool(parse_policy(policy.read_bytes(), policy), RealDisk(), SystemClock(), lambda *_: None)
     try:
-        recovered = spool.recover()
+        recovered = recover(spool)
         assert recovered.corrupt == 0
         entries = (*recovered.entries, *spool.take(100))
         stored = [

@@ -19,6 +19,7 @@ from tests.proofs.peers.processes import children_of, most_resident_bytes
 from tests.proofs.peers.relay import RelayProcess
 from tests.proofs.peers.smtp_tools import smtp_sink, smtp_source
 from tests.proofs.peers.waiting import free_port
+from tests.unit.spool.recovering import recover
 
 pytestmark = pytest.mark.slow
 
@@ -64,7 +65,7 @@ def _clients_whose_mail_is_whole(spool_folder: Path) -> list[int]:
     numbers = []
     spool = MaildirSpool(str(spool_folder), RealDisk(), SystemClock())
     try:
-        for entry in spool.recover().entries:
+        for entry in recover(spool).entries:
             content = b"".join(spool.content(entry.queue_id))
             start = content.index(b"Subject: large")
             number = int(content[start:].split(maxsplit=4)[3])

@@ -12,6 +12,7 @@ from relay.policy.source import parse_policy
 from relay.spool.durable import RealDisk
 from relay.spool.engines import open_spool
 from relay.spool.interface import Message
+from tests.unit.spool.recovering import recover
 
 POLICY = """
 spool: {spool}
@@ -54,7 +55,7 @@ def queued(policy: Path) -> list[Message]:
     parsed = parse_policy(policy.read_bytes(), policy)
     spool = open_spool(parsed, RealDisk(), SystemClock(), lambda *_: None)
     try:
-        recovered = spool.recover()
+        recovered = recover(spool)
         assert recovered.corrupt == 0
         return [spool.load(entry.queue_id) for entry in (*recovered.entries, *spool.take(100))]
     finally:

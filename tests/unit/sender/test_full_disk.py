@@ -30,6 +30,7 @@ from tests.proofs.peers import small_disk
 from tests.proofs.peers.demand import demand
 from tests.proofs.peers.small_disk import MEGABYTE, SmallDisk, tmpfs
 from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of
+from tests.unit.spool.recovering import recover
 
 PAGE_BYTES = 4096
 LIMITS = ", limits: [{messages: 100000, per: 1h}]"
@@ -167,7 +168,7 @@ async def test_what_was_relayed_is_marked_without_room_for_reasons(small: SmallD
             for sending in first.dispatcher.delivery._sending.values():
                 sending.cancel()
     second = Relay(policy)
-    (entry,) = second.spool.recover().entries
+    (entry,) = recover(second.spool).entries
     assert entry.recipients_shown == ("bad@x.example",)
     await second.sender.spool_thread.call(lambda: None)
     second.sender.spool_thread.close()

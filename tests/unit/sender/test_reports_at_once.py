@@ -15,6 +15,7 @@ from tests.fakes.clock import LeapingClock
 from tests.fakes.smarthost import Script, Smarthost
 from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of
 from tests.unit.sender.test_report_limit import SHIELD_OFF, nobody, reports, told, waiting
+from tests.unit.spool.recovering import recover
 
 HOUR_NS = 3600 * SECOND_NS
 
@@ -109,7 +110,7 @@ async def test_what_an_older_relay_left_unreported_is_reported_at_the_start(tmp_
     async with Smarthost(Script(rcpt=fussy)) as host:
         policy, clock, disk = patient(tmp_path, host.port), SystemClock(), RealDisk()
         spool = MaildirSpool(str(policy.spool), disk, clock)
-        spool.recover()
+        recover(spool)
         intake = MaildirIntake(str(policy.spool), disk, clock)
         draft = intake.draft()
         draft.append(CONTENT)

@@ -29,6 +29,7 @@ from tests.unit.spool.cuts import SCENARIOS, Judge, cuts, killed
 from tests.unit.spool.engine import CONTENT, accept, note
 from tests.unit.spool.maildir_engine import MAILDIR, MaildirOnModel
 from tests.unit.spool.plays import play, prepared
+from tests.unit.spool.recovering import recover
 from tests.unit.spool.world import Sender, Snapshot, Trace, Violation, World
 
 CUTS_AT_ONCE = 6
@@ -234,7 +235,7 @@ class Room:
     def __init__(self, on_full: Callable[[SpoolFull], None] = lambda full: pytest.fail(str(full))) -> None:
         self.disk, clock = prepared(), FakeClock()
         self.spool = Counting(MAILDIR.root, self.disk, clock, lambda *_told: None)
-        self.spool.recover()
+        recover(self.spool)
         self.queue_id = accept(MAILDIR.listener(self.disk.another(), clock, random.Random(1).randbytes))
         assert [entry.queue_id for entry in self.spool.take(9)] == [self.queue_id]
         self.spool_thread = SpoolThread(self.spool, Reporter("relay.test"), on_full)

@@ -37,6 +37,7 @@ from tests.unit.spool.engine import (
     taken,
 )
 from tests.unit.spool.handing_over import HandingOver
+from tests.unit.spool.recovering import recover
 
 
 class Conformance(HandingOver):
@@ -70,7 +71,7 @@ class Conformance(HandingOver):
         spool = again(engine, spool)
         assert spool.load(queue_id).message_id == "<1@x>"
         assert spool.load(without).message_id is None
-        entries = {entry.queue_id: entry.message_id for entry in spool.recover().entries}
+        entries = {entry.queue_id: entry.message_id for entry in recover(spool).entries}
         assert entries == {queue_id: "<1@x>", without: None}
 
     def test_every_status_survives_a_start_and_is_counted(self, engine: Engine) -> None:
@@ -110,12 +111,12 @@ class Conformance(HandingOver):
     def test_recovering_twice_is_recovering_once(self, engine: Engine) -> None:
         spool = engine.start()
         first = [accept(engine.intake()) for _ in range(3)]
-        before = spool.recover()
+        before = recover(spool)
         taken(spool)
         spool.mark({first[0]: {1: RELAYED}})
         spool.hold(first[1])
-        once = spool.recover()
-        twice = spool.recover()
+        once = recover(spool)
+        twice = recover(spool)
 
         assert {entry.queue_id for entry in before.entries} <= set(first)
         assert [entry.queue_id for entry in once.entries] == sorted(first)
@@ -229,7 +230,7 @@ class Conformance(HandingOver):
 
         spool.close()
         spool = engine.start()
-        (entry,) = [e for e in spool.recover().entries if e.queue_id == queue_id]
+        (entry,) = [e for e in recover(spool).entries if e.queue_id == queue_id]
         assert not entry.owes_report
         spool.mark({queue_id: {0: BOUNCED}})
         assert spool.owed_report(queue_id) == OwedReport(report_id(queue_id, 0), (0,), (BOUNCED,))
@@ -253,7 +254,7 @@ class Conformance(HandingOver):
 
         spool.close()
         spool = engine.start()
-        (entry,) = spool.recover().entries
+        (entry,) = recover(spool).entries
         assert entry.is_held
         spool.mark({queue_id: {0: RELAYED, 1: BOUNCED, 2: RELAYED}})
         assert list(spool.content(queue_id)) == [CONTENT]

@@ -16,6 +16,7 @@ from relay.spool.interface import (
 )
 from tests.fakes.clock import START_WALL_NS, FakeClock
 from tests.fakes.disk import ModelDisk
+from tests.unit.spool.recovering import recover
 
 ENVELOPE = Envelope(
     "list-owner@example.org",
@@ -91,7 +92,7 @@ def accept(
 
 def recovered(engine: Engine) -> Spool:
     spool = engine.start()
-    spool.recover()
+    recover(spool)
     return spool
 
 

@@ -29,6 +29,7 @@ from tests.unit.spool.engine import (
     recovered,
     taken,
 )
+from tests.unit.spool.recovering import recover
 
 
 class HandingOver:
@@ -86,7 +87,7 @@ class HandingOver:
         found = spool.sort([listed, plain, QueueId("0" * 16)], sorter)
         assert {queue_id: entry.lane for queue_id, entry in found.items()} == wanted
         spool.close()
-        entries = engine.start().recover(sorter).entries
+        entries = recover(engine.start(), sorter).entries
         assert {entry.queue_id: entry.lane for entry in entries} == wanted
 
     @pytest.mark.parametrize("size", [0, 1, INLINE_BYTES, INLINE_BYTES + 1, 3 * INLINE_BYTES])
@@ -134,7 +135,7 @@ class HandingOver:
         # What came in while some were still waiting is not forgotten when they are taken.
         assert taken(spool, 4) == accepted[7:]
         assert taken(spool) == []
-        assert [entry.queue_id for entry in again(engine, spool).recover().entries] == accepted
+        assert [entry.queue_id for entry in recover(again(engine, spool)).entries] == accepted
 
     def test_a_batch_is_accepted_as_one(self, engine: Engine) -> None:
         spool, intake = recovered(engine), engine.intake()
@@ -162,7 +163,7 @@ class HandingOver:
             intake.discard(draft)
         assert taken(spool) == []
         spool.close()
-        recovery = engine.start().recover()
+        recovery = recover(engine.start())
         assert (recovery.entries, recovery.abandoned, recovery.corrupt) == ((), 0, 0)
 
     @pytest.mark.parametrize("size", [1000, 3 * INLINE_BYTES])
@@ -186,7 +187,7 @@ class HandingOver:
         for _ in range(2):
             spool.close()
             spool = engine.start()
-            recovery = spool.recover()
+            recovery = recover(spool)
             assert (recovery.corrupt, recovery.entries, recovery.missing_recipients) == (1, (), 0)
             # Those of the damaged one are counted as still there: it is in nobody's hands but ours.
             assert spool.totals() == Totals(accepted=6, relayed=3, queued=3)

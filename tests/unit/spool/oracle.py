@@ -21,10 +21,11 @@ from dataclasses import replace
 from relay.mail.dsn import Notify
 from relay.mail.envelope import Envelope, QueueId
 from relay.spool.identity import subject_of
-from relay.spool.interface import DEFERRED, Message, Recovery, Status, Totals
+from relay.spool.interface import DEFERRED, Message, Status, Totals
 from tests.fakes.disk import ModelDisk
 from tests.unit.spool.engine import OnModel
 from tests.unit.spool.maildir_engine import MAILDIR
+from tests.unit.spool.recovering import Recovered
 from tests.unit.spool.world import Letter, Sender, Snapshot, Trace, Violation, World
 
 ONE_MORE = Letter(({0: Status.RELAYED},), content=b"Subject: after the crash\r\n")
@@ -91,15 +92,15 @@ def live_on(
         world.listener(seed=len(trace.offered)).offer(ONE_MORE)
     sender.warn_after_a_start()
     sender.drain()
-    _check_end(image, sender, engine)
-    _check_told(trace)
+    check_end(image, sender, engine)
+    check_told(trace)
     sender.spool.close()
     if known is not None:
         known.add(*keys)
     return world.snapshots
 
 
-def _check_recovery(image: ModelDisk, sender: Sender, recovery: Recovery, engine: OnModel) -> None:
+def _check_recovery(image: ModelDisk, sender: Sender, recovery: Recovered, engine: OnModel) -> None:
     if recovery.corrupt or recovery.missing_recipients or recovery.corrupt_recipients:
         raise Violation(f"{recovery.corrupt} corrupt, {recovery.missing_recipients} recipients missing")
     if left := engine.drafts(image):
@@ -115,14 +116,14 @@ def _check_recovery(image: ModelDisk, sender: Sender, recovery: Recovery, engine
         raise Violation(f"the second recovery left {engine.remains(other)}, not {engine.remains(image)}")
 
 
-def _check_found(trace: Trace, sender: Sender, recovery: Recovery, *, counts: bool) -> None:
+def _check_found(trace: Trace, sender: Sender, recovery: Recovered, *, counts: bool) -> None:
     taken = sender.take()
     if len(set(taken)) != len(taken) or set(taken) & {e.queue_id for e in recovery.entries}:
         raise Violation("a message is queued twice")
     messages = {queue_id: sender.spool.load(queue_id) for queue_id in sender.queue}
     for queue_id in trace.offered:
         if queue_id in messages:
-            _check_present(trace, messages[queue_id], sender)
+            check_present(trace, messages[queue_id], sender)
         else:
             _check_absent(trace, queue_id, set(messages))
     if unknown := set(messages) - set(trace.offered):
@@ -131,7 +132,7 @@ def _check_found(trace: Trace, sender: Sender, recovery: Recovery, *, counts: bo
         _check_account(trace, messages, sender.spool.totals())
 
 
-def _check_present(trace: Trace, message: Message, sender: Sender) -> None:
+def check_present(trace: Trace, message: Message, sender: Sender) -> None:
     queue_id = message.queue_id
     envelope, content = trace.offered[queue_id]
     if message.envelope != envelope or message.content != content:
@@ -186,7 +187,7 @@ def _told_of(trace: Trace, queue_id: QueueId, among: set[QueueId]) -> list[int]:
     return sorted(index for own in reports for index in trace.told_of[own])
 
 
-def _check_told(trace: Trace) -> None:
+def check_told(trace: Trace) -> None:
     """Each failure, and each success that was asked for, is told by exactly one report, and nothing else."""
     for queue_id in trace.finishing:
         envelope, _ = trace.offered[queue_id]
@@ -214,7 +215,7 @@ def _check_account(trace: Trace, messages: dict[QueueId, Message], totals: Total
         raise Violation(f"the account says {totals}, there are {there}")
 
 
-def _check_end(image: ModelDisk, sender: Sender, engine: OnModel) -> None:
+def check_end(image: ModelDisk, sender: Sender, engine: OnModel) -> None:
     totals = sender.spool.totals()
     ended = totals.relayed + totals.bounced + totals.expired + totals.deleted
     if totals.queued or totals.accepted != ended:

@@ -8,6 +8,7 @@ from tests.fakes.disk import ModelDisk
 from tests.fakes.platter import Model, Platter
 from tests.unit.spool.engine import OnModel
 from tests.unit.spool.maildir_engine import MAILDIR
+from tests.unit.spool.recovering import recover
 from tests.unit.spool.world import Letter, Sender, Violation, World, no_corruption
 
 
@@ -19,7 +20,7 @@ def prepared(
     if not is_started:
         return disk
     spool = engine.sender(disk, FakeClock(), no_corruption)
-    spool.recover()
+    recover(spool)
     spool.close()
     return ModelDisk(disk.platter.after_cut(disk.platter.pending))
 

@@ -13,6 +13,7 @@ from tests.fakes.denying import BROKEN, TOO_MANY, Denying
 from tests.fakes.disk import Fault, ModelDisk
 from tests.unit.spool.engine import BOUNCED, CONTENT, accept, note, recovered, taken
 from tests.unit.spool.maildir_engine import MaildirEngine, on_the_kernel, on_the_model
+from tests.unit.spool.recovering import recover
 
 DRAFT = QueueId("0123456789abcdef")
 
@@ -40,7 +41,7 @@ def test_an_unreadable_file_beside_the_messages_stops_no_start(place: str, numbe
     view.fail(Fault(1, number, kinds=frozenset({"read"}), path=place, forever=True))
 
     spool = engine.start()
-    assert [entry.queue_id for entry in spool.recover().entries] == [queue_id]
+    assert [entry.queue_id for entry in recover(spool).entries] == [queue_id]
     assert spool.load(queue_id).content == CONTENT
     assert spool.clean_up() == 0
     assert engine.names("corrupt") == []

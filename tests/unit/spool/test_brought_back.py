@@ -21,6 +21,7 @@ from tests.unit.spool.engine import (
     taken,
 )
 from tests.unit.spool.maildir_engine import MaildirEngine, on_the_model
+from tests.unit.spool.recovering import recover
 
 
 def ended(engine: MaildirEngine, spool: Spool, queue_id: QueueId) -> bytes:
@@ -46,7 +47,7 @@ def relays_it_once(engine: MaildirEngine, spool: Spool, queue_id: QueueId) -> No
     assert is_balanced(spool.totals())
     spool = again(engine, spool)
     assert is_balanced(spool.totals())
-    assert spool.recover().entries == ()
+    assert recover(spool).entries == ()
 
 
 def while_it_runs(_engine: MaildirEngine, spool: Spool, bring: Callable[[], None]) -> Spool:

@@ -16,6 +16,7 @@ from relay.spool.maildir.intake import MaildirDraft, MaildirIntake
 from tests.fakes.disk import ModelDisk
 from tests.unit.spool.engine import CONTENT, ENVELOPE, accept, again, note, recovered, taken
 from tests.unit.spool.maildir_engine import MaildirEngine, on_the_kernel, on_the_model
+from tests.unit.spool.recovering import recover
 
 TEN_YEARS_NS = 10 * 365 * 86_400 * SECOND_NS
 STEPS = [TEN_YEARS_NS, -TEN_YEARS_NS, 37 * 3600 * SECOND_NS, -37 * 3600 * SECOND_NS]
@@ -161,7 +162,7 @@ def test_a_message_is_due_within_bounds_whatever_its_files_time(tmp_path: Path) 
         os.utime(engine.layout.queued(queue_id), ns=(at_ns, at_ns))
         spool.close()
         spool = engine.start()
-        (entry,) = spool.recover().entries
+        (entry,) = recover(spool).entries
         assert entry.next_attempt_at_ns == (at_ns if at_ns > ENVELOPE.arrival_at_ns else None)
         assert entry.recipients_left == 3
 

@@ -11,12 +11,13 @@ import pytest
 from relay.mail.envelope import QueueId
 from relay.sender.reports import Reporter
 from relay.spool.identity import report_id
-from relay.spool.interface import Corrupt, OwedReport, Recovery, Status, Totals
+from relay.spool.interface import Corrupt, OwedReport, Status, Totals
 from relay.spool.maildir import files, message_file, notes
 from relay.spool.maildir.engine import MaildirSpool
 from tests.fakes.disk import ModelDisk
 from tests.unit.spool.engine import BOUNCED, CONTENT, ENVELOPE, accept, again, note, recovered, taken
 from tests.unit.spool.maildir_engine import MaildirEngine, on_the_model
+from tests.unit.spool.recovering import Recovered, recover
 
 PLACES = ("new", "cur", "hold")
 
@@ -135,7 +136,7 @@ def test_a_start_keeps_every_file_damaged_at_any_byte(what: str) -> None:
         engine.plant(home if place == "cur" else f"{engine.root}/{place}/{queue_id}", content)
 
     spool = engine.start()
-    recovery = spool.recover()
+    recovery = recover(spool)
     queued = {entry.queue_id for entry in recovery.entries}
     loaded = {queue_id for queue_id in queued if _can_be_loaded(spool, queue_id)}
     assert loaded == set(queue_ids) - set(damaged)
@@ -176,9 +177,9 @@ def _with_two_messages() -> tuple[MaildirEngine, list[QueueId]]:
     return engine, queue_ids
 
 
-def _start(engine: MaildirEngine) -> tuple[MaildirSpool, Recovery]:
+def _start(engine: MaildirEngine) -> tuple[MaildirSpool, Recovered]:
     spool = engine.start()
-    return spool, spool.recover()
+    return spool, recover(spool)
 
 
 def test_a_ledger_damaged_at_any_byte_costs_no_message() -> None:

@@ -14,6 +14,7 @@ from relay.spool.maildir.message_file import HEADER_BYTES, encode_envelope, enco
 from tests.fakes.disk import Fault, ModelDisk
 from tests.unit.spool.engine import CONTENT, ENVELOPE, accept, again, note, recovered, taken
 from tests.unit.spool.maildir_engine import MaildirEngine, on_the_kernel, on_the_model
+from tests.unit.spool.recovering import recover
 
 FOREIGN_ID = QueueId("foreign000000000")
 RELAYED = Status.RELAYED
@@ -79,7 +80,7 @@ def test_what_is_no_message_is_set_aside_and_the_rest_goes_on(
     engine.plant(f"{engine.root}/{folder}/{name}", content(one_message()), kind=kind)
 
     spool = engine.start()
-    recovery = spool.recover()
+    recovery = recover(spool)
     assert recovery.corrupt == spool.corrupt_count() == 1
     assert len(recovery.entries) == 2
     assert recovery.missing_recipients == 0
@@ -144,7 +145,7 @@ def test_a_copy_of_a_queued_message_is_set_aside(engine: MaildirEngine, where: s
     engine.plant(f"{folder}/{queue_id}", copied.replace(b"Dalice", b"Talice"))
 
     spool = engine.start()
-    recovery = spool.recover()
+    recovery = recover(spool)
     assert recovery.corrupt == 1
     assert [entry.queue_id for entry in recovery.entries] == [queue_id]
     # A copy in hold/ is found first and believed: what an operator put there is not sent.
@@ -252,7 +253,7 @@ def test_a_message_that_somebody_removed_is_absent_and_missed(engine: MaildirEng
     engine.disk.unlink(engine.layout.queued(queue_id))
 
     spool = engine.start()
-    recovery = spool.recover()
+    recovery = recover(spool)
     assert recovery.missing_recipients == 3
     with pytest.raises(Absent):
         spool.load(queue_id)
@@ -269,7 +270,7 @@ def test_no_queue_content_stops_a_start(engine: MaildirEngine) -> None:
     queue_id = accept(engine.intake())
 
     spool = engine.start()
-    recovery = spool.recover()
+    recovery = recover(spool)
     assert [entry.queue_id for entry in recovery.entries] == [queue_id]
     # What is empty or zero in tmp/ and bounce/ is what a crash leaves there of ours, and goes;
     # so does what has less behind its header than that says.
@@ -292,7 +293,7 @@ def test_a_message_that_may_not_be_read_is_set_aside() -> None:
     engine.disk.another = lambda: view  # type: ignore[method-assign]  # the one that may not read it
 
     spool = engine.start()
-    assert spool.recover().corrupt == 1
+    assert recover(spool).corrupt == 1
     assert spool.corrupt_count() == 1
 
 
@@ -307,7 +308,7 @@ def test_what_cannot_be_set_aside_is_told_and_left(*, is_running: bool) -> None:
     queue_id = accept(engine.intake())
     view.fail(Fault(1, errno.EPERM, kinds=frozenset({"rename"}), path=FOREIGN_ID, forever=True))
 
-    assert (taken(spool) if is_running else [e.queue_id for e in spool.recover().entries]) == [queue_id]
+    assert (taken(spool) if is_running else [e.queue_id for e in recover(spool).entries]) == [queue_id]
     assert [name for name, _ in engine.told] == [FOREIGN_ID, FOREIGN_ID]
     assert "cannot be set aside" in engine.told[1][1]
     assert engine.names("new") == [FOREIGN_ID]

@@ -18,6 +18,7 @@ from relay.spool.trigger import Trigger
 from tests.fakes.foreign import GIANT_BYTES, KINDS, kind_of, plant
 from tests.unit.spool.engine import BOUNCED, CONTENT, accept, note, recovered, taken
 from tests.unit.spool.maildir_engine import MaildirEngine, on_the_kernel
+from tests.unit.spool.recovering import recover
 
 NOBODY = 65534
 FOREIGN_ID = "0123456789abcdef"
@@ -168,7 +169,7 @@ def test_files_that_may_not_be_opened_are_set_aside_or_made_anew(mode: int) -> N
         Path(path).chmod(mode)
 
     spool = engine.start()
-    recovery = spool.recover()
+    recovery = recover(spool)
     assert [entry.queue_id for entry in recovery.entries] == [whole]
     assert {closed, "ledger", "trigger", f"bounce-{whole}", f"tmp-{FOREIGN_ID}"} <= set(
         engine.names("corrupt")

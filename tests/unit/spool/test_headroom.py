@@ -20,6 +20,7 @@ from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import NameChange
 from tests.unit.spool.engine import BOUNCED, ENVELOPE, RELAYED, accept, is_balanced, note, taken
 from tests.unit.spool.plays import prepared
+from tests.unit.spool.recovering import recover
 from tests.unit.spool.world import ROOT, World
 
 RESERVE = Layout(ROOT).file("reserve")
@@ -39,7 +40,7 @@ class Nearly(ModelDisk):
 
 def _started(disk: ModelDisk) -> MaildirSpool:
     spool = MaildirSpool(ROOT, disk, FakeClock())
-    spool.recover()
+    recover(spool)
     return spool
 
 

@@ -11,13 +11,14 @@ from tests.fakes.disk import Fault
 from tests.unit.spool.engine import CONTENT, accept
 from tests.unit.spool.maildir_engine import MAILDIR
 from tests.unit.spool.plays import prepared
+from tests.unit.spool.recovering import recover
 
 
 @pytest.mark.parametrize("is_held", [False, True])
 def test_what_could_not_be_moved_is_still_read_where_it_is(*, is_held: bool) -> None:
     disk, clock = prepared(), FakeClock()
     spool = MAILDIR.sender(disk, clock, lambda *_told: None)
-    spool.recover()
+    recover(spool)
     queue_id = accept(MAILDIR.listener(disk.another(), clock, random.Random(1).randbytes))
     spool.take(9)
     if is_held:

@@ -15,6 +15,7 @@ from relay.spool.maildir.message_file import Opened
 from tests.fakes.disk import Fault, ModelDisk
 from tests.unit.spool.engine import BOUNCED, CONTENT, ENVELOPE, RELAYED, accept, again, recovered, taken
 from tests.unit.spool.maildir_engine import MaildirEngine, on_the_model
+from tests.unit.spool.recovering import recover
 
 HERE, OTHER = QueueId("0" * 16), QueueId("1" * 16)
 
@@ -157,7 +158,7 @@ def test_a_damaged_file_takes_no_whole_one_of_its_id_along(damaged: str, whole: 
         engine.plant(f"{engine.root}/{place.format(queue_id, home.removeprefix(engine.root + '/'))}", found)
 
     spool = engine.start()
-    (entry,) = spool.recover().entries
+    (entry,) = recover(spool).entries
     assert (entry.queue_id, entry.is_held, spool.corrupt_count()) == (queue_id, False, 1)
     assert spool.load(queue_id).content == CONTENT
 
@@ -173,7 +174,7 @@ def test_a_message_without_marks_is_read_again_without_a_sync() -> None:
     path = engine.layout.queued(queue_id)
     view.fail(Fault(1, errno.EIO, kinds=frozenset({"read"}), path=path, forever=True))
     spool = engine.start()
-    assert spool.recover().entries == ()
+    assert recover(spool).entries == ()
 
     view.heal()
     view.fail(Fault(1, errno.EIO, kinds=frozenset({"sync_content"}), path=path, forever=True))
@@ -195,7 +196,7 @@ def test_what_is_left_in_another_part_comes_home_with_its_marks() -> None:
     engine.disk.rename(home, f"{elsewhere}/{queue_id}")
     view.fail(Fault(1, errno.EIO, kinds=frozenset({"read"}), path=elsewhere, forever=True))
     spool = engine.start()
-    assert spool.recover().entries == ()
+    assert recover(spool).entries == ()
 
     view.heal()
     spool.clean_up()
@@ -218,6 +219,6 @@ def test_what_was_reported_is_marked_also_where_it_came_back_to_new() -> None:
     engine.disk.rename(engine.layout.queued(queue_id), engine.layout.accepted(queue_id))
     spool = engine.start()
 
-    entries = {entry.queue_id: entry for entry in spool.recover().entries}
+    entries = {entry.queue_id: entry for entry in recover(spool).entries}
     assert not entries[queue_id].owes_report
     assert spool.load(queue_id).reported == {1}

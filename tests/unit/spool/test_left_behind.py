@@ -8,7 +8,7 @@ import pytest
 
 from relay.mail.envelope import QueueId
 from relay.spool.durable import RealDisk
-from relay.spool.interface import Corrupt, Entry, Recovery, Spool
+from relay.spool.interface import Corrupt, Entry, Spool
 from relay.spool.maildir.into_queue import FAILURES_AN_HOUR
 from relay.spool.maildir.layout import READ_AGAIN, Layout
 from relay.spool.maildir.message_file import HEADER_BYTES
@@ -27,6 +27,7 @@ from tests.unit.spool.engine import (
 )
 from tests.unit.spool.maildir_engine import MaildirEngine, on_the_kernel, on_the_model
 from tests.unit.spool.plays import prepared as ready_disk
+from tests.unit.spool.recovering import Recovered, recover
 from tests.unit.spool.world import ROOT
 
 LAYOUT = Layout(ROOT)
@@ -42,12 +43,12 @@ class Left:
     left: QueueId
     other: QueueId
     spool: Spool = field(init=False)
-    recovery: Recovery = field(init=False)
+    recovery: Recovered = field(init=False)
 
     def start(self, kind: str, number: int, path: str) -> None:
         self.view.fail(Fault(1, number, kinds=frozenset({kind}), path=path, forever=True))
         self.spool = self.engine.start()
-        self.recovery = self.spool.recover()
+        self.recovery = recover(self.spool)
 
     def an_hour_later(self) -> list[Entry]:
         self.spool.clean_up()
@@ -109,7 +110,7 @@ def test_what_a_start_cannot_read_is_listed_and_queued_later(*, is_held: bool, m
     assert is_balanced(found.spool.totals())
     assert [name for name, _ in found.engine.told] == [found.left]
     spool = again(found.engine, found.spool)
-    assert (is_balanced(spool.totals()), spool.recover().missing_recipients) == (True, 0)
+    assert (is_balanced(spool.totals()), recover(spool).missing_recipients) == (True, 0)
 
 
 def test_marks_of_what_is_taken_again_are_durable_first() -> None:
@@ -211,7 +212,7 @@ def test_what_somebody_removed_is_unlisted_and_missed_later() -> None:
     assert (found.spool.corrupt_count(), listed(found.spool)) == (0, [])
     found.view.heal()
     found.spool.close()
-    assert found.engine.start().recover().missing_recipients == 3
+    assert recover(found.engine.start()).missing_recipients == 3
 
 
 def test_what_is_removed_just_before_it_is_read_is_unlisted() -> None:

@@ -30,6 +30,7 @@ from tests.unit.spool.engine import (
     taken,
 )
 from tests.unit.spool.maildir_engine import MaildirEngine, on_the_kernel, on_the_model
+from tests.unit.spool.recovering import recover
 
 
 class TestOnTheModel(Conformance):
@@ -92,7 +93,7 @@ def test_a_message_without_a_hint_is_due_at_once() -> None:
     spool.postpone(queue_id, ENVELOPE.arrival_at_ns + 10**12)
     cut = MaildirEngine(engine.root, ModelDisk(engine.disk.platter.after_cut(engine.disk.platter.pending)))
 
-    (entry,) = cut.start().recover().entries
+    (entry,) = recover(cut.start()).entries
     assert entry.next_attempt_at_ns is None
 
 
@@ -140,7 +141,7 @@ def test_a_full_disk_does_not_keep_the_sender_from_starting() -> None:
     engine.disk.another = lambda: view  # type: ignore[method-assign]  # the one whose disk is full
     view.fail(Fault(1, errno.ENOSPC, kinds=frozenset({"write"}), path="/lock", forever=True))
 
-    engine.start().recover()
+    recover(engine.start())
     view.heal()
     with pytest.raises(SpoolBusy, match="unknown"):
         engine.start()
@@ -202,7 +203,7 @@ def test_listeners_in_two_processes_fill_one_spool(tmp_path: Path) -> None:
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as second,
     ):
         spool = engine.start()
-        found = [entry.queue_id for entry in spool.recover().entries]
+        found = [entry.queue_id for entry in recover(spool).entries]
         while first.poll() is None or second.poll() is None:
             found += taken(spool, 3)
         found += taken(spool)

@@ -24,6 +24,7 @@ from tests.unit.spool.engine import (
     taken,
 )
 from tests.unit.spool.maildir_engine import MaildirEngine, on_the_model
+from tests.unit.spool.recovering import recover
 
 
 class CountingDisk(RealDisk):
@@ -188,7 +189,7 @@ def test_a_start_writes_no_mark_into_a_file_it_did_not_read(engine: MaildirEngin
 
     view.open_update = replaced_just_before  # type: ignore[method-assign]  # somebody else is at work
     engine.disk.another = lambda: view  # type: ignore[method-assign]  # the one that he watches
-    engine.start().recover()
+    recover(engine.start())
 
     assert opened.count(path) == 2
     assert engine.content_of(path) == untouched

@@ -19,6 +19,7 @@ from relay.spool.maildir.inspection import Inspector
 from relay.spool.maildir.layout import SPLITS
 from tests.unit.spool.engine import CONTENT, ENVELOPE, note, taken
 from tests.unit.spool.maildir_engine import MaildirEngine, on_the_kernel
+from tests.unit.spool.recovering import recover
 
 HOUR_NS = 3600 * 10**9
 WRITTEN = json.loads(Path(__file__).with_name("spool_of_version_1.json").read_text())
@@ -44,7 +45,7 @@ def engine(tmp_path: Path) -> MaildirEngine:
 
 def test_a_start_takes_all_of_it_as_it_is(engine: MaildirEngine) -> None:
     spool = engine.start()
-    found = spool.recover()
+    found = recover(spool)
     entries = {entry.queue_id: entry for entry in found.entries}
 
     assert found.audit == {

@@ -14,6 +14,7 @@ from relay.spool.maildir.intake import MaildirIntake
 from tests.fakes.disk import Fault, ModelDisk
 from tests.unit.spool.engine import ENVELOPE, accept, recovered, taken
 from tests.unit.spool.maildir_engine import MaildirEngine, on_the_model
+from tests.unit.spool.recovering import recover
 
 
 def listener_of(engine: MaildirEngine, disk: ModelDisk) -> MaildirIntake:
@@ -114,10 +115,10 @@ def test_clean_up_removes_no_live_draft_that_it_cannot_open(number: int) -> None
 
     if number == errno.EMFILE:
         with pytest.raises(OSError, match="Too many open files"):
-            spool.recover()
+            recover(spool)
     else:
         # A bad sector: told of, and no reason to keep all mail.
-        spool.recover()
+        recover(spool)
         assert engine.told == [(f"tmp-{draft.queue_id}", "cannot be read, and is left: Input/output error")]
     assert engine.names("tmp") == [draft.queue_id]
 
@@ -133,7 +134,7 @@ def test_a_start_that_slept_finds_what_was_removed_absent() -> None:
     spool = engine.start()
     view.fail(Fault(1, errno.ENOENT, kinds=frozenset({"open"}), path=queue_id))
 
-    recovery = spool.recover()
+    recovery = recover(spool)
     assert view.has_failed
     assert (recovery.entries, recovery.corrupt, recovery.missing_recipients) == ((), 0, 3)
 

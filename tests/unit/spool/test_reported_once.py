@@ -11,6 +11,7 @@ from relay.spool.maildir import ledger_file
 from tests.fakes.disk import Fault, ModelDisk
 from tests.unit.spool.engine import BOUNCED, ENVELOPE, RELAYED, accept, again, note, recovered, taken
 from tests.unit.spool.maildir_engine import MaildirEngine, on_the_model
+from tests.unit.spool.recovering import recover
 
 REPORT = Envelope("", (ENVELOPE.reverse_path,), ENVELOPE.arrival_at_ns, "local", "", "local")
 TEXT = b"Subject: not relayed\r\n\r\n"
@@ -138,7 +139,7 @@ def test_a_reported_message_that_was_unreadable_ends_once(
 
     assert engine.layout.queued(queue_id) not in view.names(engine.layout.queued_folder(queue_id))
     assert (spool.totals().bounced, spool.totals().relayed) == (3, 1)
-    assert spool.recover().entries == ()
+    assert recover(spool).entries == ()
 
 
 def test_what_was_told_of_a_message_is_forgotten_with_it() -> None:

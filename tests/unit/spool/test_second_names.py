@@ -8,12 +8,13 @@ from tests.fakes.platter import Platter
 from tests.unit.spool.engine import CONTENT, accept
 from tests.unit.spool.maildir_engine import MAILDIR
 from tests.unit.spool.plays import prepared
+from tests.unit.spool.recovering import recover
 
 
 def test_the_folder_that_a_message_enters_is_synced_before_the_one_it_leaves() -> None:
     disk, clock, layout = prepared(), FakeClock(), Layout(MAILDIR.root)
     spool = MAILDIR.sender(disk, clock, lambda *_told: None)
-    spool.recover()
+    recover(spool)
     queue_id = accept(MAILDIR.listener(disk.another(), clock, random.Random(1).randbytes))
     spool.take(9)
     steps: list[str] = []
@@ -29,7 +30,7 @@ def test_the_folder_that_a_message_enters_is_synced_before_the_one_it_leaves() -
 def test_a_message_keeps_its_name_until_the_held_one_is_durable() -> None:
     disk, clock, layout = prepared(), FakeClock(), Layout(MAILDIR.root)
     spool = MAILDIR.sender(disk, clock, lambda *_told: None)
-    spool.recover()
+    recover(spool)
     queue_id = accept(MAILDIR.listener(disk.another(), clock, random.Random(1).randbytes))
     spool.take(9)
     spool.close()
@@ -37,10 +38,10 @@ def test_a_message_keeps_its_name_until_the_held_one_is_durable() -> None:
     disk.another().link(layout.queued(queue_id), layout.held(queue_id))
     instants: list[Platter] = []
     disk.after = lambda: instants.append(disk.platter.copy())
-    MAILDIR.sender(disk, clock, lambda *_told: None).recover()
+    recover(MAILDIR.sender(disk, clock, lambda *_told: None))
 
     for platter in instants:
         for image in type(disk)(platter).cuts(random.Random(2), 64):
             again = MAILDIR.sender(image, clock, lambda *_told: None)
-            again.recover()
+            recover(again)
             assert again.load(queue_id).content == CONTENT

@@ -12,6 +12,7 @@ from relay.spool.interface import Corrupt, Spool
 from relay.spool.maildir.inspection import Inspector
 from tests.unit.spool.engine import BOUNCED, accept, note, recovered, taken
 from tests.unit.spool.maildir_engine import MaildirEngine, on_the_kernel
+from tests.unit.spool.recovering import recover
 
 SOMEBODY_ELSE = 12345
 DRAFT = "0123456789abcdef"
@@ -77,7 +78,7 @@ def test_a_message_of_a_wrong_owner_is_set_aside_as_fsck_said(
     (finding,) = Inspector(engine.root, RealDisk()).inspect().findings
 
     spool = engine.start()
-    recovery = spool.recover()
+    recovery = recover(spool)
 
     assert (recovery.entries, recovery.corrupt, taken(spool)) == ((), 1, [])
     assert engine.told == [(queue_id, fault)]
@@ -126,7 +127,7 @@ def test_other_files_of_a_wrong_owner_are_kept_and_made_anew(
     }
 
     spool = engine.start()
-    assert [entry.queue_id for entry in spool.recover().entries] == [queue_id]
+    assert [entry.queue_id for entry in recover(spool).entries] == [queue_id]
     assert engine.names("corrupt") == sorted([f"bounce-{queue_id}", "ledger", f"tmp-{DRAFT}", "trigger"])
     assert {place: fault in said[place].what for place in places} == dict.fromkeys(places, True)
     assert {why for _, why in engine.told} == {fault}
@@ -141,7 +142,7 @@ def test_root_sends_what_the_spools_owner_accepted(engine: MaildirEngine) -> Non
     for path in (Path(engine.root), *Path(engine.root).rglob("*")):
         os.chown(path, SOMEBODY_ELSE, -1)
 
-    recovery = engine.start().recover()
+    recovery = recover(engine.start())
 
     assert ([entry.queue_id for entry in recovery.entries], engine.told) == ([queue_id], [])
 

@@ -9,6 +9,7 @@ from relay.spool.interface import Spool, SpoolFault, Status
 from tests.fakes.disk import Fault, ModelDisk
 from tests.unit.spool.engine import ENVELOPE, accept, recovered, taken
 from tests.unit.spool.maildir_engine import MaildirEngine, on_the_model
+from tests.unit.spool.recovering import recover
 
 RELAYED = Status.RELAYED
 
@@ -36,7 +37,7 @@ def test_a_message_that_may_not_be_moved_is_told_and_left(*, is_running: bool) -
     if is_running:
         assert taken(spool) == [other]
     else:
-        recovery = spool.recover()
+        recovery = recover(spool)
         assert [entry.queue_id for entry in recovery.entries] == [other]
         assert recovery.corrupt == 1
     assert (stuck, "cannot be taken: Operation not permitted") in engine.told
@@ -58,7 +59,7 @@ def test_a_start_on_a_failing_disk_stops_and_loses_nothing(where: str) -> None:
     view.fail(Fault(1, errno.EIO, kinds=frozenset({"rename"}), path=path))
 
     with pytest.raises(OSError, match="Input/output"):
-        spool.recover()
+        recover(spool)
     assert view.has_failed
     spool.close()
     spool = recovered(engine)
@@ -119,7 +120,7 @@ def test_a_start_that_cannot_write_its_account_stops(nth: int) -> None:
     view.fail(Fault(nth, errno.EIO, kinds=frozenset({"write"}), path="ledger"))
 
     with pytest.raises(OSError, match="Input/output"):
-        spool.recover()
+        recover(spool)
     assert view.has_failed
     view.heal()
     spool.close()
@@ -149,10 +150,10 @@ def test_a_start_that_cannot_make_marks_durable_stops(nth: int) -> None:
 
     if nth == 1:
         with pytest.raises(OSError, match="Input/output"):
-            spool.recover()
+            recover(spool)
         spool.close()
         spool = engine.start()
-    entries = spool.recover().entries
+    entries = recover(spool).entries
     assert [entry.recipients_left for entry in entries] == [2] * 70
 
 
@@ -167,14 +168,14 @@ def test_many_marked_messages_need_no_more_descriptors() -> None:
         most = max(most, len(view._fds))
 
     view.after = count
-    assert len(spool.recover().entries) == 150
+    assert len(recover(spool).entries) == 150
     assert most < 80
 
 
 def test_a_mark_hits_its_recipient_among_many_messages() -> None:
     """More than are remembered: the first is read anew, as it stands on disk."""
     engine, spool = with_marks(300)
-    first, *_, last = spool.recover().entries
+    first, *_, last = recover(spool).entries
     for entry in (first, last):
         spool.mark({entry.queue_id: {2: Status.BOUNCED}})
 

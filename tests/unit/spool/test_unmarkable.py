@@ -12,6 +12,7 @@ from relay.spool.interface import Corrupt, SpoolFault
 from tests.fakes.disk import Fault, ModelDisk
 from tests.unit.spool.engine import CONTENT, RELAYED, accept, again, recovered, taken
 from tests.unit.spool.maildir_engine import MaildirEngine, on_the_model
+from tests.unit.spool.recovering import recover
 
 NOBODY = 65534
 
@@ -67,7 +68,7 @@ def test_a_message_that_may_not_be_marked_again_stops_no_start(engine: MaildirEn
     Path(engine.layout.queued(marked)).chmod(0o444)
 
     spool.close()
-    recovery = engine.start().recover()
+    recovery = recover(engine.start())
 
     assert [entry.queue_id for entry in recovery.entries] == [other]
     assert (recovery.missing_recipients, recovery.corrupt_recipients) == (0, 3)

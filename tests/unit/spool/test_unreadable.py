@@ -13,6 +13,7 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault, ModelDisk
 from tests.unit.spool.engine import CONTENT, ENVELOPE, accept, content_of, taken
 from tests.unit.spool.plays import prepared
+from tests.unit.spool.recovering import recover
 from tests.unit.spool.world import ROOT, World
 
 LONG = b"Subject: long\r\n\r\n" + bytes(300_000)
@@ -26,7 +27,7 @@ class Spool:
         self.disk = prepared()
         self.told: list[tuple[str, str]] = []
         self.sender = self.start()
-        self.sender.recover()
+        recover(self.sender)
         self.intake = World(self.disk).listener().intake
 
     def start(self) -> MaildirSpool:
@@ -89,14 +90,14 @@ def test_a_start_leaves_what_it_cannot_read_to_the_next_one() -> None:
     spool.fail(LAYOUT.queued(unread))
 
     sender = spool.start()
-    recovery = sender.recover()
+    recovery = recover(sender)
     assert [entry.queue_id for entry in recovery.entries] == [other]
     # Counted where an operator looks, and not as lost.
     assert (recovery.corrupt, recovery.missing_recipients) == (1, 0)
     sender.close()
 
     spool.disk.heal()
-    recovery = spool.start().recover()
+    recovery = recover(spool.start())
     assert [entry.queue_id for entry in recovery.entries] == [unread, other]
     assert (recovery.corrupt, recovery.missing_recipients) == (0, 0)
 
@@ -109,7 +110,7 @@ def test_a_folder_that_cannot_be_listed_is_not_empty() -> None:
     spool.disk.fail(Fault(1, errno.EIO, kinds=frozenset({"names"}), path="/cur/"))
 
     with pytest.raises(OSError, match="Input/output error"):
-        spool.start().recover()
+        recover(spool.start())
 
 
 def test_a_file_that_is_removed_meanwhile_keeps_no_other_waiting() -> None:
@@ -126,7 +127,7 @@ def test_a_file_that_is_removed_meanwhile_keeps_no_other_waiting() -> None:
 
     assert spool.sender.load(there).left == (1, 2)
     cut = next(iter(ModelDisk(spool.disk.platter).prefixes()))
-    assert MaildirSpool(ROOT, cut, FakeClock()).recover().entries[0].recipients_left in (2, 3)
+    assert recover(MaildirSpool(ROOT, cut, FakeClock())).entries[0].recipients_left in (2, 3)
 
 
 def test_a_damaged_message_that_cannot_be_moved_is_told_of() -> None:
@@ -184,12 +185,12 @@ def test_a_second_name_of_what_is_unreadable_is_no_message(folder: str) -> None:
     spool.disk.link(first, second)
     spool.disk.fail(Fault(1, errno.EIO, kinds=frozenset({"read"}), path=first, forever=True))
 
-    assert spool.sender.recover().entries == ()
+    assert recover(spool.sender).entries == ()
     assert [name for name, _ in spool.told] == [queue_id]
     assert spool.disk.inode(second) is None
 
     spool.disk.heal()
-    assert [entry.queue_id for entry in spool.sender.recover().entries] == [queue_id]
+    assert [entry.queue_id for entry in recover(spool.sender).entries] == [queue_id]
 
 
 def test_a_second_name_in_another_folder_is_no_second_message() -> None:
@@ -200,7 +201,7 @@ def test_a_second_name_in_another_folder_is_no_second_message() -> None:
     second = f"{next(folder for folder in LAYOUT.queued_folders() if not home.startswith(folder))}/{queue_id}"
     spool.disk.link(home, second)
 
-    assert [entry.queue_id for entry in spool.sender.recover().entries] == [queue_id]
+    assert [entry.queue_id for entry in recover(spool.sender).entries] == [queue_id]
     assert spool.told == []
     assert spool.disk.inode(second) is None
     assert spool.sender.load(queue_id).content == CONTENT
@@ -219,11 +220,11 @@ def test_what_a_repair_of_the_file_system_took_is_missed(folder: str) -> None:
         spool.disk.rename(LAYOUT.queued(queue_id), path)
     spool.fail(path)
     sender = spool.start()
-    assert sender.recover().missing_recipients == 0
+    assert recover(sender).missing_recipients == 0
     sender.close()
     spool.disk.heal()
     spool.disk.unlink(path)
 
-    recovery = spool.start().recover()
+    recovery = recover(spool.start())
 
     assert (recovery.missing_recipients, recovery.removed_recipients) == (3, 0)

@@ -15,12 +15,13 @@ from relay.mail.draft import Draft
 from relay.mail.dsn import NOTHING_ASKED, DsnRequest
 from relay.mail.envelope import Envelope, QueueId
 from relay.spool.identity import subject_of, warning_id
-from relay.spool.interface import DEFERRED, Message, Note, Recovery, SpoolFull, Status
+from relay.spool.interface import DEFERRED, Message, Note, SpoolFull, Status
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
 from tests.fakes.platter import Platter
 from tests.unit.spool.engine import OnModel
 from tests.unit.spool.maildir_engine import MAILDIR
+from tests.unit.spool.recovering import Recovered, recover
 
 ROOT = MAILDIR.root
 MOST = 100
@@ -169,8 +170,8 @@ class Sender:
         """Called before what did not fit is written again; without it, SpoolFull goes up."""
         self.spool = engine.sender(disk, clock, no_corruption)
 
-    def recover(self) -> Recovery:
-        recovery = self.spool.recover()
+    def recover(self) -> Recovered:
+        recovery = recover(self.spool)
         self.queue = {entry.queue_id for entry in recovery.entries}
         return recovery
 

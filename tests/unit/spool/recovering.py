@@ -1,0 +1,28 @@
+"""A start of a spool, read to its end at once: for tests that ask what is there, not when it is known."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+from relay.queue.sorting import Sorter
+from relay.spool.interface import Entry, Recovery, Spool
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered(Recovery):
+    entries: tuple[Entry, ...]
+    """Everything queued, by id."""
+
+
+def recover(
+    spool: Spool, sorter: Sorter | None = None, on_step: Callable[[], None] = lambda: None
+) -> Recovered:
+    walk = spool.recover(sorter, on_step)
+    entries: list[Entry] = []
+    found: Recovery | None = None
+    while found is None:
+        try:
+            entries += next(walk)
+        except StopIteration as end:
+            found = end.value
+    counts = {field.name: getattr(found, field.name) for field in fields(found)}
+    return Recovered(**counts, entries=tuple(sorted(entries, key=lambda entry: entry.queue_id)))
