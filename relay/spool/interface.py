@@ -338,6 +338,29 @@ class SetAside:
     """What is wrong with it; of what can be read whole, that it can."""
 
 
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A message on its way from one spool into another, with all that is known of it."""
+
+    message: Message
+    notes: Sequence[Note]
+    """The last word on each recipient, with its attempts."""
+    content: Iterable[bytes]
+    """In chunks; Corrupt and Unreadable are raised before the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What a spool knows besides its messages, on its way into another."""
+
+    ended: Totals
+    """Of the recipients whose messages are gone: what came in, and what became of them."""
+    reports_gone: frozenset[QueueId]
+    """Reports about messages still queued that were relayed or ended: not to be published again."""
+    aside: Mapping[QueueId, int]
+    """Messages in corrupt/ that count as queued, with how many recipients."""
+
+
 class Intake(Protocol):
     """The listener's side.  It takes the drafts that it gave, and no others: TypeError."""
 
@@ -454,6 +477,16 @@ class Spool(Protocol):
 
     def release(self, *queue_ids: QueueId) -> None:
         """Bring held messages back, durably by `commit`; the others stay so.  Raises as `hold` does."""
+
+    def account(self) -> Account:
+        """Return what another spool has to know beside the messages."""
+
+    def adopt(self, adopted: Sequence[Adopted], account: Account | None = None) -> None:
+        """Put messages of another spool into the queue under their ids, as they are there.
+
+        And go on with its account, once.  Durable by `commit`.  What is here already stays as it is.
+        Raises what `content` raises.
+        """
 
     def clean_up(self) -> int:
         """Remove what dead listeners left; return how much.  Run hourly.
