@@ -11,11 +11,11 @@ from relay.cli.options import POLICY_VARIABLE, default_policy, printable
 from relay.mail.formats import span
 from relay.policy.lane import lanes_of
 from relay.policy.loosening import RESTART_KEYS
-from relay.policy.model import Listen, Policy, Tls, Upstream
+from relay.policy.model import Listen, Policy, SpoolEngine, Tls, Upstream
 from relay.policy.secrets import has_credentials
 from relay.policy.shipped import providers
 from relay.policy.source import read_policy, value_in
-from relay.policy.written_out import policy_text
+from relay.policy.written_out import policy_text, written_key
 from relay.throttle.limit import plain_words
 
 
@@ -47,7 +47,8 @@ def check(path: Path, *, is_shown: bool) -> None:
 
 
 def summary(policy: Policy) -> Iterator[str]:
-    yield f"spool     {policy.spool}"
+    engine = policy.storage.engine
+    yield f"spool     {policy.spool}{f' ({engine})' if engine is not SpoolEngine.MAILDIR else ''}"
     for listen in policy.listen:
         yield f"listen    {listen.address}: {_door(listen)}"
         if not listen.clients and listen.users_file is None:
@@ -60,7 +61,7 @@ def summary(policy: Policy) -> Iterator[str]:
     yield from _routes(policy)
     if policy.practice is not None:
         yield f"practice  {policy.practice.address}: at most {plain_words(policy.practice.limit)}"
-    given = [key for key in RESTART_KEYS if key in policy.model_fields_set]
+    given = [written_key(Policy, key) for key in RESTART_KEYS if key in policy.model_fields_set]
     yield f"restart   needed after a change of {', '.join(given)}; all else is live"
 
 

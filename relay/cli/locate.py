@@ -147,6 +147,8 @@ def _spools_in(content: bytes, policy_path: Path) -> Iterator[Path]:
     for part in (content, *lines):
         values = read_document(part).value()
         spool = values.get("spool") if isinstance(values, dict) else None
+        if isinstance(spool, dict):
+            spool = spool.get("path")
         if isinstance(spool, str):
             yield policy_path.absolute().parent / spool
 

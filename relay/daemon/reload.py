@@ -14,6 +14,7 @@ from relay.hooks.hooks import Hooks
 from relay.policy.faults import PolicyError
 from relay.policy.loosening import changes_needing_restart
 from relay.policy.model import Policy
+from relay.policy.written_out import written_key
 from relay.sender.sender import Sender
 from relay.status.snapshot import PolicyStatus
 from relay.status.watch import Watch
@@ -50,7 +51,8 @@ class Reload:
         self._metrics.policy_reloaded(is_ok=True)
         self._events.policy_loaded(path=str(self._path), sha256=sha256)
         if keys:
-            self._events.policy_needs_restart(path=str(self._path), keys=keys)
+            written = [written_key(Policy, key) for key in keys]
+            self._events.policy_needs_restart(path=str(self._path), keys=written)
 
     async def hold(self, policy: Policy) -> None:
         """Log nothing: no policy came into force."""

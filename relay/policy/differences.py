@@ -68,7 +68,7 @@ def _of_policies(old: Policy, new: Policy) -> Iterator[Difference]:
             case "listen":
                 yield from _of_listeners(before, after)
             case _:
-                yield from _of_values(key, before, after, needs_restart=needs_restart)
+                yield from _of_values(written_key(Policy, key), before, after, needs_restart=needs_restart)
 
 
 def _of_upstreams(old: Policy, new: Policy) -> Iterator[Difference]:

@@ -26,8 +26,8 @@ from relay.policy.units import Section
 from relay.policy.written_out import written_key
 from relay.policy.zones.calendar import minutes_of
 
-RESTART_KEYS = ("spool", "listen", "http", "hostname", "practice")
-"""Taken up at the start only; every other key is live."""
+RESTART_KEYS = ("storage", "listen", "http", "hostname", "practice")
+"""Fields of a policy that are taken up at the start only; every other key is live."""
 REST_NS = 3 * 1_000_000_000
 """Of an edit that allows more, from when no program has the file open for writing."""
 UNSURE_REST_NS = 10 * 1_000_000_000
@@ -81,6 +81,7 @@ class RestPeriod(NamedTuple):
 
 
 def changes_needing_restart(old: Policy, new: Policy) -> list[str]:
+    """Return the fields; `written_key` says what a policy calls them."""
     return [key for key in RESTART_KEYS if getattr(old, key) != getattr(new, key)]
 
 

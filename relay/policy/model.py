@@ -10,6 +10,7 @@ Does not: read any file (see `surroundings`), look up any name, or know YAML (se
 
 import enum
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -39,6 +40,7 @@ from relay.policy.surroundings import (
     PolicyPath,
     UnusableSetting,
     UsersFile,
+    absolute_path,
     broken,
     broken_rules,
     inspector_of,
@@ -353,6 +355,28 @@ class Upstream(Section):
         return _fitting_key(info, info.data["tls_certificate"], key, "tls_certificate")
 
 
+class SpoolEngine(enum.StrEnum):
+    """How messages are kept on disk; `relay spool convert` leads from one to the other."""
+
+    MAILDIR = "maildir"
+    """A file each."""
+    LOG = "log"
+    """One after the other in long files, for floods and slow disks."""
+
+
+class SpoolSettings(Section):
+    """In a policy a plain path is the whole of it."""
+
+    path: PolicyPath
+    engine: Annotated[SpoolEngine, choice(SpoolEngine)] = SpoolEngine.MAILDIR
+
+
+def _as_settings(value: object, info: ValidationInfo) -> object:
+    if isinstance(value, Mapping | SpoolSettings):
+        return value
+    return {"path": absolute_path(value, info)}
+
+
 class Retry(Section):
     min_ns: Duration = Field(default=5 * MINUTE_NS, alias="min")
     max_ns: Duration = Field(default=4 * HOUR_NS, alias="max")
@@ -437,7 +461,7 @@ class Practice(Section):
 class Policy(Section):
     """The whole of `policy.yaml`.  `spool`, `listen`, `http`, `practice` and `hostname` need a restart."""
 
-    spool: PolicyPath
+    storage: Annotated[SpoolSettings, BeforeValidator(_as_settings)] = Field(alias="spool")
     listen: Annotated[tuple[Listen, ...], AnyOrder, NotEmpty]
     http: Endpoint | None = None
     hostname: OwnName | None = None
@@ -468,10 +492,10 @@ class Policy(Section):
     def _routes_lead_somewhere(
         cls, routes: tuple[RouteSettings, ...], info: ValidationInfo
     ) -> tuple[RouteSettings, ...]:
-        spool, upstreams = info.data.get("spool"), info.data.get("upstreams")
+        storage, upstreams = info.data.get("storage"), info.data.get("upstreams")
         rules = faults_of_routes(routes, upstreams)
-        if spool is not None and upstreams is not None:
-            histories = {name: _history_of(spool, of) for name, of in upstreams.items()}
+        if storage is not None and upstreams is not None:
+            histories = {name: _history_of(storage.path, of) for name, of in upstreams.items()}
             rules += faults_of_shared_files(routes, histories)
         if rules:
             raise broken_rules(rules)
@@ -510,6 +534,11 @@ class Policy(Section):
             words = "is already in use by listen or http"
             raise broken(f"it {words}", "address", shown=f"{practice.address} {words}")
         return practice
+
+    @property
+    def spool(self) -> Path:
+        """Return the folder of accepted messages."""
+        return self.storage.path
 
     @property
     def default_upstream(self) -> str:

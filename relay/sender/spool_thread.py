@@ -1,10 +1,10 @@
 """The spool, off the event loop: one thread, and everything that waits for it in batches.
 
-Guarantees: the spool's calls never overlap; what attempts came to is written down in the
-order notes, status bytes, report, its marks, removal, many messages at a time, and `settle`
-returns only when it is durable.  When the disk is full a settlement waits and is tried again:
-nothing that happened is forgotten.  When the disk fails, SpoolFault ends the sender:
-only a restart may trust it again.
+Guarantees: the spool's calls never overlap.  What attempts came to is written down in the order notes,
+status bytes, report, its marks, removal, many messages at a time as one group; `settle` and `change`
+return only when that group is committed.  When the disk is full a settlement waits and is tried again:
+nothing that happened is forgotten, and what was called once is not called again.  When the disk fails,
+SpoolFault ends the sender: only a restart may trust it again.
 """
 
 import asyncio
@@ -97,6 +97,23 @@ class Change(enum.Enum):
     RETRY = enum.auto()
 
 
+@dataclass(slots=True)
+class _Settlement:
+    """An ending on its way to the disk, and what of it is not to be called again once there is room."""
+
+    ending: Ending
+    is_noted: bool = False
+    published: Written | None = None
+    failed: SpoolFull | Absent | Corrupt | None = None
+    """Why some of it could not be called the last time."""
+    is_called: bool = False
+    """All of it was called; only its commit is missing."""
+
+    @property
+    def queue_id(self) -> QueueId:
+        return self.ending.message.queue_id
+
+
 class SpoolThread:
     def __init__(self, spool: Spool, reporter: Reporter, on_full: Callable[[SpoolFull], None]) -> None:
         """`on_full` is told when something could not be written for lack of room."""
@@ -106,9 +123,9 @@ class SpoolThread:
         self._thread = CallThread("spool")
         self._tells_full_again_at = 0.0
         """By the clock of the event loop."""
-        self._noted: set[QueueId] = set()
-        """Messages whose reasons are written while the rest waits for room: not written again."""
-        self._endings: Batch[Ending, Written] = Batch(self._write, self._thread)
+        self._lacks_commit = False
+        """There was no room to make durable what was called."""
+        self._endings: Batch[_Settlement, Written] = Batch(self._write, self._thread)
         self._changes: Batch[tuple[QueueId, Change], None] = Batch(self._change, self._thread)
 
     async def call(self, function: Callable[[], Returned]) -> Returned:
@@ -156,15 +173,13 @@ class SpoolThread:
         Raises SpoolFault, and Absent or Corrupt where the message is gone or damaged.  Waits as
         long as there is no room, since it did happen.
         """
-        try:
-            while True:
-                try:
-                    return await self._endings.submit(ending)
-                except SpoolFull as full:
-                    self._tell_full(full)
-                    await asyncio.sleep(RETRY_FULL_SECONDS)
-        finally:
-            self._noted.discard(ending.message.queue_id)
+        settlement = _Settlement(ending)
+        while True:
+            try:
+                return await self._endings.submit(settlement)
+            except SpoolFull as full:
+                self._tell_full(full)
+                await asyncio.sleep(RETRY_FULL_SECONDS)
 
     async def change(self, queue_id: QueueId, change: Change) -> None:
         """Hold a message, let it go on, or let the next start too try it at once; durably but for the last.
@@ -189,6 +204,10 @@ class SpoolThread:
 
     def close(self) -> None:
         self._thread.close()
+        if self._lacks_commit:
+            # What was relayed and is not marked would be relayed again by the next start.
+            with contextlib.suppress(SpoolFull, SpoolFault):
+                self.spool.commit()
         self.spool.close()
 
     def _tell_full(self, full: SpoolFull) -> None:
@@ -215,20 +234,39 @@ class SpoolThread:
         except (Absent, Corrupt, SpoolFault, OSError) as error:
             return error
 
-    def _write(self, endings: Sequence[Ending]) -> list[Written | BaseException]:
-        """Write a batch; where one ending fails, write each for itself.
+    def _write(self, settlements: Sequence[_Settlement]) -> list[Written | BaseException]:
+        """Write a batch as one group.  A fault of the disk is raised for all: any of it may be lost."""
+        self._call([each for each in settlements if not each.is_called])
+        full = self._commit()
+        return [each.failed or full or each.published or NOTHING_WRITTEN for each in settlements]
 
-        Writing twice is harmless.  A fault of the disk is raised for all: any of their bytes may be lost.
+    def _commit(self) -> SpoolFull | None:
+        """Make durable what was called; what finds no room stays called, and goes with the next commit."""
+        try:
+            self.spool.commit()
+        except SpoolFull as full:
+            self._lacks_commit = True
+            return full
+        self._lacks_commit = False
+        return None
+
+    def _call(self, asked: Sequence[_Settlement]) -> None:
+        """Call what a batch asks for; where one ending fails, that of each for itself.
+
+        Calling twice is harmless.
         """
         try:
-            return self._write_together(endings)
+            self._call_together(asked)
         except (SpoolFull, Absent, Corrupt) as error:
-            if len(endings) == 1:
-                return [self._in_part(endings[0], error) if isinstance(error, SpoolFull) else error]
+            if len(asked) == 1:
+                (alone,) = asked
+                alone.failed = self._in_part(alone.ending, error) if isinstance(error, SpoolFull) else error
+                return
             # Without room for one's reason, another may end that needs none, and so give room.
-            return [written for ending in endings for written in self._write([ending])]
+            for each in asked:
+                self._call([each])
 
-    def _in_part(self, ending: Ending, full: SpoolFull) -> BaseException:
+    def _in_part(self, ending: Ending, full: SpoolFull) -> SpoolFull | Absent | Corrupt:
         """Mark what was relayed though the rest has to wait; return why it has to.
 
         A mark takes no room, and a crash before there is some must not send it again.
@@ -242,13 +280,19 @@ class SpoolThread:
         return full
 
     def _change(self, asked: Sequence[tuple[QueueId, Change]]) -> list[BaseException | None]:
-        """Carry out a batch; where one change fails, each for itself.  Repeating a change is harmless."""
+        """Carry out a batch as one group."""
+        results = self._change_each(asked)
+        full = self._commit()
+        return [result or full for result in results]
+
+    def _change_each(self, asked: Sequence[tuple[QueueId, Change]]) -> list[BaseException | None]:
+        """Call what a batch asks for; where one change fails, each for itself.  Repeating is harmless."""
         try:
             self._change_together(asked)
         except (SpoolFull, Absent, Corrupt) as error:
             if len(asked) == 1:
                 return [error]
-            return [result for each in asked for result in self._change([each])]
+            return [result for each in asked for result in self._change_each([each])]
         return [None] * len(asked)
 
     def _change_together(self, asked: Sequence[tuple[QueueId, Change]]) -> None:
@@ -260,31 +304,33 @@ class SpoolThread:
             if change is not Change.HOLD:
                 self.spool.postpone(queue_id, 0)
 
-    def _write_together(self, endings: Sequence[Ending]) -> list[Written | BaseException]:
-        noted = {e.message.queue_id: e.notes for e in endings if e.notes}
-        self.spool.note({q: notes for q, notes in noted.items() if q not in self._noted})
-        self._noted.update(noted)
+    def _call_together(self, asked: Sequence[_Settlement]) -> None:
+        noted = [each for each in asked if each.ending.notes and not each.is_noted]
+        self.spool.note({each.queue_id: each.ending.notes for each in noted})
+        for each in noted:
+            each.is_noted = True
         # Crash here: reasons without a mark; the recipients are tried again.
-        self.spool.mark({e.message.queue_id: e.marks for e in endings if e.marks})
+        self.spool.mark({each.queue_id: each.ending.marks for each in asked if each.ending.marks})
         # Crash here: all recipients marked; the next start publishes the report and removes the message.
-        written: list[Written | BaseException] = []
         finished: list[QueueId] = []
-        for ending in endings:
+        for each in asked:
+            each.failed = None
             try:
-                written.append(self._publish(ending))
+                # Called once: the second time it is there already, and nobody would tell of it.
+                each.published = each.published or self._publish(each.ending)
             except (SpoolFull, Absent, Corrupt) as error:
-                written.append(error)
+                each.failed = error
                 continue
-            if ending.is_finished:
-                finished.append(ending.message.queue_id)
-            elif ending.next_attempt_at_ns is not None:
-                self.spool.postpone(ending.message.queue_id, ending.next_attempt_at_ns)
+            if each.ending.is_finished:
+                finished.append(each.queue_id)
+            elif each.ending.next_attempt_at_ns is not None:
+                self.spool.postpone(each.queue_id, each.ending.next_attempt_at_ns)
         # Crash here: reports queued, their messages still there; publishing again finds them.
         self.spool.finish(finished)
-        for ending in endings:
-            if ending.replies:
-                self.spool.keep_replies(ending.message.queue_id, ending.replies)
-        return written
+        for each in asked:
+            each.is_called = each.failed is None
+            if each.is_called and each.ending.replies:
+                self.spool.keep_replies(each.queue_id, each.ending.replies)
 
     def _publish(self, ending: Ending) -> Written:
         message = ending.message

@@ -109,6 +109,9 @@ class Disk(Protocol):
     def make_directory(self, path: str) -> None:
         """Create a folder and its parents, for us alone, durably; fine if it is there."""
 
+    def remove_directory(self, path: str) -> None:
+        """Remove an empty folder."""
+
     def make_fifo(self, path: str) -> None:
         """Create a FIFO; fine if it is there, FileExistsError if something else is."""
 
@@ -241,6 +244,9 @@ class RealDisk:
             os.mkdir(path, DIRECTORY_MODE)
         # Crash before this: the folder may be gone, and with it nothing but itself.
         self.sync_directory(parent)
+
+    def remove_directory(self, path: str) -> None:
+        os.rmdir(path)
 
     def make_fifo(self, path: str) -> None:
         try:

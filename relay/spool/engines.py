@@ -1,43 +1,122 @@
-"""The engine of a policy's spool: opened here and nowhere else, for whoever needs one.
+"""The engines of a spool, by name: opened here and nowhere else, for whoever needs one.
 
 `open_spool` is for the one sender: of a relay, or of an operator's verbs while no relay runs.
 `open_intake` is for a listener, `inspected` for fsck, which changes nothing.
+
+Guarantees: a spool is opened by the engine that its `format` names, or not at all; nothing is made in one of
+another engine, nor in one that is between two (`convert`).
 Does not: open the trigger (`trigger`), which is the same for every engine.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from relay.clock import Clock
-from relay.policy.model import Policy
-from relay.spool.durable import Disk
+from relay.policy.model import Policy, SpoolEngine
+from relay.spool.durable import Disk, opened
 from relay.spool.finding import Inspection
 from relay.spool.interface import Intake, Spool
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.inspection import Inspector
 from relay.spool.maildir.intake import MaildirIntake, prepare
+from relay.spool.maildir.layout import FORMAT
+
+OnCorrupt = Callable[[str, str], None]
+CONVERTING = "converting"
+"""The folder in a spool where `convert` builds another one, and then empties the old one."""
 
 
-def open_spool(policy: Policy, disk: Disk, clock: Clock, on_corrupt: Callable[[str, str], None]) -> Spool:
-    """Take the spool.  Raises SpoolBusy, OSError, and ValueError for one of another format.
+@dataclass(frozen=True, slots=True)
+class Engine:
+    format: bytes
+    pieces: tuple[str, ...]
+    """Names in a spool's folder that are this engine's own; all others are shared by all engines."""
+    spool: Callable[[str, Disk, Clock, OnCorrupt], Spool]
+    prepare: Callable[[str, Disk], None]
+    intake: Callable[[str, Disk, Clock], Intake]
+    inspect: Callable[[str, Disk], Inspection]
+    has_writers: Callable[[str, Disk], bool] = lambda _root, _disk: False
+    """Whether a listener lives that could still accept mail once the pieces were moved away."""
 
-    `on_corrupt` is told the name and the fault of each file that is set aside.
+
+ENGINES: dict[str, Engine] = {
+    SpoolEngine.MAILDIR: Engine(
+        FORMAT,
+        ("tmp", "new", "cur", "hold", "bounce", "ledger"),
+        MaildirSpool,
+        prepare,
+        MaildirIntake,
+        lambda root, disk: Inspector(root, disk).inspect(),
+    ),
+}
+
+
+def open_spool(
+    policy: Policy, disk: Disk, clock: Clock, on_corrupt: OnCorrupt, engine: str | None = None
+) -> Spool:
+    """Take the spool.  Raises SpoolBusy, OSError, and ValueError for one of another engine or version.
+
+    `on_corrupt` is told the name and the fault of each file that is set aside; `engine` is by default the
+    policy's, here and below.
     """
-    return MaildirSpool(str(policy.spool), disk, clock, on_corrupt)
+    return _engine(policy, disk, engine).spool(str(policy.spool), disk, clock, on_corrupt)
 
 
-def prepare_spool(policy: Policy, disk: Disk) -> None:
-    """Make sure of what `open_intake` assumes, while no sender runs.
-
-    Raises OSError, and ValueError for a spool of another format.
-    """
-    prepare(str(policy.spool), disk)
+def prepare_spool(policy: Policy, disk: Disk, engine: str | None = None) -> None:
+    """Make sure of what `open_intake` assumes, while no sender runs.  Raises OSError, ValueError."""
+    _engine(policy, disk, engine).prepare(str(policy.spool), disk)
 
 
-def open_intake(policy: Policy, disk: Disk, clock: Clock) -> Intake:
+def open_intake(policy: Policy, disk: Disk, clock: Clock, engine: str | None = None) -> Intake:
     """Assume that a sender took the spool before, or `prepare_spool`."""
-    return MaildirIntake(str(policy.spool), disk, clock)
+    return _named(engine or policy.storage.engine).intake(str(policy.spool), disk, clock)
 
 
-def inspected(policy: Policy, disk: Disk) -> Inspection:
-    """Return what there is to say.  Raises OSError; FileNotFoundError where there is no spool."""
-    return Inspector(str(policy.spool), disk).inspect()
+def inspected(policy: Policy, disk: Disk, engine: str | None = None) -> Inspection:
+    """Return what there is to say, by the engine that the spool is of.
+
+    Raises OSError, FileNotFoundError where there is no spool, and ValueError for an unknown format.
+    """
+    root = str(policy.spool)
+    found = engine_of(root, disk) or engine or policy.storage.engine
+    return _named(found).inspect(root, disk)
+
+
+def engine_of(root: str, disk: Disk) -> str | None:
+    """Return whose spool is in a folder; None where there is none yet.  Raises OSError, ValueError."""
+    path = f"{root}/format"
+    try:
+        if disk.length(path) is None:
+            return None
+    except FileNotFoundError:
+        return None
+    with opened(disk, disk.open_read(path)) as fd:
+        found = disk.pread(fd, 256, 0)
+    names = [name for name, engine in ENGINES.items() if engine.format == found]
+    if not names:
+        raise ValueError(f"{path} says {found[:60]!r}, which this version does not know")
+    return names[0]
+
+
+def is_half_converted(root: str, disk: Disk) -> bool:
+    """Return whether a spool is of its new engine, and what it was before is not yet gone."""
+    found = engine_of(root, disk)
+    return found is not None and engine_of(f"{root}/{CONVERTING}", disk) == found
+
+
+def _engine(policy: Policy, disk: Disk, engine: str | None) -> Engine:
+    root, wanted = str(policy.spool), engine or policy.storage.engine
+    if (found := engine_of(root, disk)) not in (None, wanted):
+        raise ValueError(
+            f"{root} is a spool of the engine {found}, and the policy asks for {wanted}: "
+            f"run `relay spool convert --to {wanted}`, or let the policy say `engine: {found}`"
+        )
+    if is_half_converted(root, disk):
+        raise ValueError(f"a conversion of {root} was cut off near its end: run `relay spool convert` again")
+    return _named(wanted)
+
+
+def _named(name: str) -> Engine:
+    if name not in ENGINES:
+        raise ValueError(f"this relay has no engine {name}")
+    return ENGINES[name]

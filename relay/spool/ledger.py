@@ -8,11 +8,11 @@ Does not: keep anything on disk.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 from relay.mail.envelope import QueueId
 from relay.spool.identity import subject_of
-from relay.spool.interface import Status, Totals
+from relay.spool.interface import Account, Status, Totals
 
 Fates = tuple[int, int, int, int]
 """Recipients relayed, bounced, expired, deleted."""
@@ -34,6 +34,22 @@ class Ledger:
         self.open.clear()
         self.closed.clear()
         self.aside.clear()
+
+    @property
+    def account(self) -> Account:
+        """Return what another ledger has to know but for open messages, which bring that themselves."""
+        ended = replace(self.totals, accepted=self.totals.accepted - sum(self.open.values()))
+        aside = {queue_id: self.open[queue_id] for queue_id in self.aside if queue_id in self.open}
+        return Account(ended, frozenset(self.remembered), aside)
+
+    def add(self, account: Account) -> None:
+        """Go on with the account of another one."""
+        mine, its = astuple(self.totals), astuple(account.ended)
+        self.totals = Totals(*map(sum, zip(mine, its, strict=True)))
+        self.closed |= account.reports_gone
+        for queue_id, count in account.aside.items():
+            self.count_in(queue_id, count)
+            self.aside.add(queue_id)
 
     def count_in(self, queue_id: QueueId, count: int) -> None:
         if queue_id not in self.open and queue_id not in self.closed:

@@ -274,6 +274,13 @@ class ModelDisk(AllOurs):
         self._end()
         self.sync_directory(parent or "/")
 
+    def remove_directory(self, path: str) -> None:
+        self._begin("remove_directory", path)
+        if self.platter.names[self.platter.folder(path)]:
+            raise disk_error(errno.ENOTEMPTY, path)
+        self.platter.change_names((*self._place(path), None))
+        self._end()
+
     def make_fifo(self, path: str) -> None:
         folder, name = self._place(path)
         if (inode := self.platter.names[folder].get(name)) is None:

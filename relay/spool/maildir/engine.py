@@ -20,6 +20,8 @@ from relay.spool.headroom import Reserve, gives_way
 from relay.spool.identity import is_queue_id
 from relay.spool.interface import (
     Absent,
+    Account,
+    Adopted,
     Corrupt,
     Entry,
     Message,
@@ -35,6 +37,7 @@ from relay.spool.interface import (
 from relay.spool.ledger import Fates, fates_of
 from relay.spool.lock import take_lock
 from relay.spool.maildir import files, notes
+from relay.spool.maildir.adoption import adopt
 from relay.spool.maildir.files import absence
 from relay.spool.maildir.intake import MaildirIntake, prepare
 from relay.spool.maildir.into_queue import NewMail, Taker, Unread
@@ -87,6 +90,9 @@ class MaildirSpool:
         self._noted: set[str] = set()
         self._progress: dict[QueueId, Fates] = {}
         self._queued_recipients = 0
+
+    def commit(self) -> None:
+        """Do nothing: each call made durable what it changed."""
 
     def recover(
         self, sorter: Sorter | None = None, on_step: Callable[[], None] = lambda: None
@@ -286,6 +292,26 @@ class MaildirSpool:
     @gives_way
     def release(self, *queue_ids: QueueId) -> None:
         self._move([(q, self._layout.held(q), self._layout.queued(q)) for q in queue_ids])
+
+    def account(self) -> Account:
+        return self._ledger.account
+
+    @gives_way
+    def adopt(self, adopted: Sequence[Adopted], account: Account | None = None) -> None:
+        with faults("adopted messages"):
+            new = set(adopt(self._disk, self._layout, adopted))
+        messages = [each.message for each in adopted if each.message.queue_id in new]
+        with faults("ledger"):
+            self._ledger.enter([(message.queue_id, len(message.statuses)) for message in messages])
+            if account is not None:
+                self._ledger.go_on_with(account)
+                self._queued_recipients += sum(account.aside.values())
+                self._out_of_sight.update(account.aside)
+        for message in messages:
+            self._held.update([message.queue_id] if message.is_held else [])
+            self._progress[message.queue_id] = fates_of(message.statuses)
+            self._queued_recipients += message.statuses.count(Status.TODO)
+        self._noted.update(each.message.queue_id for each in adopted if each.notes)
 
     def clean_up(self) -> int:
         with faults("clean-up"):

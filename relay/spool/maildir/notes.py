@@ -35,6 +35,17 @@ LARGEST_BYTES = 256 * 1024 * 1024
 """Ten times what 10,000 refused recipients need; what stands behind it is not read."""
 
 
+def retold(notes: Sequence[Note]) -> list[Note]:
+    """Return lines from which `read` returns these notes again, with the attempts that they count."""
+    lines: list[Note] = []
+    for note in notes:
+        deferrals = note.attempts - (note.reason not in (DEFERRED, OPERATOR))
+        if note.reason != DEFERRED and deferrals > 0:
+            lines.append(replace(note, reason=DEFERRED, attempts=deferrals))
+        lines.append(note)
+    return lines
+
+
 def append(disk: Disk, layout: Layout, noted: Mapping[QueueId, Sequence[Note]]) -> None:
     """Make notes about some messages durable.  Raises OSError."""
     for queue_id, notes in noted.items():

@@ -57,7 +57,7 @@ def limits(*each: str) -> str:
             SMALL,
             SMALL.replace("spool: spool", "spool: other/place"),
             [
-                "~ spool: /etc/relay/spool → /etc/relay/other/place (restart)",
+                "~ spool.path: /etc/relay/spool → /etc/relay/other/place (restart)",
                 f"~ isp.history: {HISTORY} → {OTHER_HISTORY} (restart)",
             ],
         ),

@@ -7,7 +7,7 @@ import pytest
 
 from relay.policy.document import MAX_BYTES
 from relay.policy.faults import MOST_FAULTS, PolicyError
-from relay.policy.model import DAY_NS, Mechanism, Tls
+from relay.policy.model import DAY_NS, Mechanism, SpoolEngine, SpoolSettings, Tls
 from relay.policy.source import read_policy
 from relay.policy.units import HostPort
 from tests.fakes.odd_files import ODD_FILES
@@ -38,6 +38,39 @@ def test_the_policy_of_the_interface_loads() -> None:
     assert policy.history_path("isp") == Path("/etc/relay/var/history/isp")
     assert policy.retry.min_ns == 300 * SECOND_NS
     assert policy.retry.warn_after_ns == 4 * 3600 * SECOND_NS
+
+
+@pytest.mark.parametrize(
+    ("written", "engine"),
+    [
+        ("spool", SpoolEngine.MAILDIR),
+        ("{path: spool}", SpoolEngine.MAILDIR),
+        ("{path: ./spool, engine: maildir}", SpoolEngine.MAILDIR),
+        ("{engine: log, path: /etc/relay/spool}", SpoolEngine.LOG),
+    ],
+)
+def test_a_spool_is_a_path_or_a_path_and_an_engine(written: str, engine: SpoolEngine) -> None:
+    policy = parse(SMALL.replace("spool: spool", f"spool: {written}"))
+    assert policy.storage == SpoolSettings(path=Path("/etc/relay/spool"), engine=engine)
+    assert policy.spool == Path("/etc/relay/spool")
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("''", "p.yaml:1:8: spool: expected a path, got none"),
+        ("[a]", "p.yaml:1:8: spool: expected a path, got a list"),
+        ("{engine: log}", "p.yaml:1:8: spool.path: this key is required"),
+        ("{path: 1}", "p.yaml:1:15: spool.path: expected a path, got 1"),
+        (
+            "{path: a, engine: mbox}",
+            "p.yaml:1:26: spool.engine: expected maildir or log, got 'mbox'",
+        ),
+        ("{path: a, engin: log}", "p.yaml:1:18: spool.engin: unknown key; did you mean engine?"),
+    ],
+)
+def test_a_wrong_spool_is_told_where_it_is_wrong(written: str, told: str) -> None:
+    assert str(only_fault(SMALL.replace("spool: spool", f"spool: {written}"))) == told
 
 
 def test_the_first_upstream_is_the_default_whatever_its_name() -> None:

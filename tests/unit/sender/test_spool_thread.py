@@ -18,13 +18,14 @@ from relay.mail.envelope import Envelope, QueueId
 from relay.sender.reports import Reporter
 from relay.sender.spool_thread import Change, Ending, SpoolThread
 from relay.spool.identity import report_id, subject_of, warning_id
-from relay.spool.interface import Absent, Message, Note, SpoolFull, Status
+from relay.spool.interface import Absent, Message, Note, Spool, SpoolFull, Status
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.layout import Layout
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model
 from tests.unit.spool import oracle
+from tests.unit.spool.committed_only import CommittedOnly
 from tests.unit.spool.cuts import SCENARIOS, Judge, cuts, killed
 from tests.unit.spool.engine import CONTENT, accept, note
 from tests.unit.spool.maildir_engine import MAILDIR, MaildirOnModel
@@ -102,14 +103,15 @@ class Telling(MaildirSpool):
 class TellingEngine(MaildirOnModel):
     """The maildir of one trace."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, spool: type[Telling]) -> None:
         super().__init__(MAILDIR.root)
         self._trace = trace
+        self._spool = spool
 
     def sender(
         self, disk: ModelDisk, clock: FakeClock, on_corrupt: Callable[[str, str], None]
     ) -> MaildirSpool:
-        return Telling(self.root, disk, clock, on_corrupt, self._trace)
+        return self._spool(self.root, disk, clock, on_corrupt, self._trace)
 
 
 class ThroughSpoolThread(Sender):
@@ -117,8 +119,17 @@ class ThroughSpoolThread(Sender):
 
     runner: asyncio.Runner
 
-    def __init__(self, disk: ModelDisk, clock: FakeClock, trace: Trace) -> None:
-        super().__init__(disk, clock, trace, TellingEngine(trace))
+    def __init__(
+        self,
+        disk: ModelDisk,
+        clock: FakeClock,
+        trace: Trace,
+        engine: type[Telling] = Telling,
+        on_return: Callable[[Spool], None] = lambda _spool: None,
+    ) -> None:
+        """`on_return` is called with the spool whenever endings are said to be durable."""
+        super().__init__(disk, clock, trace, TellingEngine(trace, engine))
+        self._on_return = on_return
         self._spool_thread = SpoolThread(
             self.spool, Reporter("relay.test"), lambda full: pytest.fail(str(full))
         )
@@ -163,6 +174,7 @@ class ThroughSpoolThread(Sender):
             queue_id = ending.message.queue_id
             self.trace.marked.update({(queue_id, i): status for i, status in ending.marks.items()})
         self.queue -= {ending.message.queue_id for ending in endings if ending.is_finished}
+        self._on_return(self.spool)
 
 
 class SpoolThreadWorld(World):
@@ -170,6 +182,24 @@ class SpoolThreadWorld(World):
 
     def sender(self) -> ThroughSpoolThread:
         return ThroughSpoolThread(self.sender_disk, self.clock, self.trace)
+
+
+class TellingCommitted(Telling, CommittedOnly):
+    """One of which nothing lasts but what was committed."""
+
+
+class CommittedWorld(World):
+    """One whose senders write groups, and of which the instants count at which the spool thread returned."""
+
+    def sender(self) -> ThroughSpoolThread:
+        return ThroughSpoolThread(
+            self.sender_disk, self.clock, self.trace, TellingCommitted, self._keep_durable
+        )
+
+    def _keep_durable(self, spool: Spool) -> None:
+        assert isinstance(spool, CommittedOnly)
+        trace = self.trace.copy()
+        self.snapshots.append(Snapshot(spool.durable.copy(), trace, "return", trace.key()))
 
 
 @pytest.fixture
@@ -217,6 +247,19 @@ def test_a_power_cut_while_endings_are_written_loses_nothing(name: str, model: M
 @pytest.mark.parametrize("name", WRITTEN)
 def test_a_kill_while_endings_are_written_loses_nothing(name: str) -> None:
     Judge().judge(_run_of(name, Model.ANY_SUBSET), killed, story=name)
+
+
+@pytest.mark.usefixtures("_at_desks")
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_the_thread_returned_is_committed(name: str) -> None:
+    """What a crash leaves of a spool that keeps only groups, whenever a call of the thread returned."""
+    letters, meanwhile = SCENARIOS[name]
+    world = CommittedWorld(prepared())
+    play(world, *letters, meanwhile=meanwhile)
+    judge = Judge()
+
+    judge.judge(world.snapshots, killed, story=name)
+    assert judge.judged >= len(letters)
 
 
 class Counting(MaildirSpool):

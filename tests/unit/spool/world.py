@@ -1,8 +1,9 @@
 """A listener and a sender on one disk, and a trace of what they were told and told others.
 
 They call the spool as the service room does: notes, status bytes, report, removal, in
-this order for each batch of settled messages.  The trace is the only thing that the
-judge (tests.unit.spool.oracle) knows besides the disk.
+this order for each batch of settled messages; and commit each call, so that each may be
+the last one that is durable (tests.unit.sender.test_groups has whole groups).  The trace
+is the only thing that the judge (tests.unit.spool.oracle) knows besides the disk.
 """
 
 import random
@@ -214,9 +215,11 @@ class Sender:
             for queue_id, of_message in marks.items()
         }
         self.spool.note({queue_id: of_message for queue_id, of_message in notes.items() if of_message})
+        self.spool.commit()
         for queue_id, written in notes.items():
             self.trace.noted.update({(queue_id, note.index): note.diagnostic or "" for note in written})
         self.spool.mark(marks)
+        self.spool.commit()
         for queue_id, of_message in marks.items():
             self.trace.marked.update({(queue_id, index): status for index, status in of_message.items()})
         for queue_id in marks:
@@ -238,6 +241,7 @@ class Sender:
 
     def _report_meanwhile(self, queue_id: QueueId) -> None:
         self.spool.mark_reported(queue_id, self._report(queue_id))
+        self.spool.commit()
 
     def _load(self, queue_id: QueueId) -> Message:
         try:
@@ -252,6 +256,7 @@ class Sender:
     def hold(self, *queue_ids: QueueId, release: bool = False) -> None:
         self.trace.held.update(dict.fromkeys(queue_ids))
         (self.spool.release if release else self.spool.hold)(*queue_ids)
+        self.spool.commit()
         self.trace.held.update(dict.fromkeys(queue_ids, not release))
 
     def warn(self, queue_id: QueueId) -> None:
@@ -262,8 +267,10 @@ class Sender:
         self.trace.offered.setdefault(own, (warning, b"Subject: late\r\n\r\n"))
         if self.spool.publish_report(own, *self.trace.offered[own]) and own in self.trace.finishing:
             raise Violation(f"{queue_id}: its sender is warned a second time")
+        self.spool.commit()
         self.trace.accepted.add(own)
         self.spool.mark_warned(queue_id)
+        self.spool.commit()
         self.trace.warned.add(queue_id)
 
     def warn_after_a_start(self) -> None:
@@ -317,6 +324,7 @@ class Sender:
                 self._report(queue_id)
         self.trace.finishing |= set(queue_ids)
         self.spool.finish(queue_ids)
+        self.spool.commit()
         self.queue -= set(queue_ids)
 
     def _report(self, queue_id: QueueId) -> tuple[int, ...]:
@@ -344,6 +352,7 @@ class Sender:
             raise Violation(f"{queue_id}: another report than before")
         if is_new and own in self.trace.finishing:
             raise Violation(f"{queue_id} is reported a second time")
+        self.spool.commit()
         self.trace.accepted.add(own)
         return failed
 
