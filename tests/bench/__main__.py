@@ -9,8 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from relay.spool.engines import ENGINES
 from tests.bench import decisions, disk, floods
-from tests.bench.contenders import postfix_contender, relay_contender
+from tests.bench.contenders import floor_contender, postfix_contender, relay_contender
 from tests.bench.measure import Load, Round, as_json, run_round, summarise
 from tests.proofs.peers import postfix, smtp_tools
 
@@ -23,14 +24,25 @@ def main() -> int:
     parser.add_argument("--sessions", type=int, default=20, help="at once (default: %(default)s)")
     parser.add_argument("--size", type=int, default=4096, help="octets of content (default: %(default)s)")
     parser.add_argument(
+        "--engines",
+        nargs="+",
+        choices=ENGINES,
+        default=list(ENGINES),
+        help="of the relay's spool (default: all)",
+    )
+    parser.add_argument(
         "--processes",
         type=int,
         nargs="+",
         default=[1, 0],
         help="listener processes of the relay (default: 1 and 0)",
     )
-    parser.add_argument(
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
         "--here", action="store_true", help="store in the folder for temporary files, not on a fresh ext4"
+    )
+    where.add_argument(
+        "--sync-ms", type=float, default=0.0, help="a disk whose flush takes so much longer (default: none)"
     )
     parser.add_argument(
         "--only", choices=["mail", "decisions", "floods"], help="one of the comparisons; floods: only then"
@@ -46,7 +58,7 @@ def main() -> int:
     if reason is not None:
         sys.stderr.write(f"make bench: no ext4 of its own: {reason}; storing where temporary files go\n")
     is_here = options.here or options.only == "decisions" or reason is not None
-    with nullcontext() if is_here else disk.stored_on_ext4():
+    with nullcontext() if is_here else disk.stored_on_ext4(options.sync_ms / 1000):
         return _compare(options, result)
 
 
@@ -62,6 +74,10 @@ def _compare(options: argparse.Namespace, result: dict[str, Any]) -> int:
     if reason := postfix.why_missing() or smtp_tools.why_missing():
         sys.stderr.write(f"make bench: {reason}\n")
         return 75
+    result["appends_per_second"] = round(disk.appends_per_second())
+    sys.stdout.write(
+        f"the disk alone: {result['appends_per_second']:,} appends of 4 KiB a second, 20 in one fdatasync\n"
+    )
     rounds = _run(options)
     _print_table("messages per second, median; ratio to Postfix", summarise(rounds))
     sys.stdout.write(json.dumps(result | as_json(rounds)) + "\n")
@@ -74,7 +90,12 @@ def _run(options: argparse.Namespace) -> list[Round]:
     rounds: list[Round] = []
     with ExitStack() as running:
         contenders = [running.enter_context(postfix_contender())]
-        contenders += [running.enter_context(relay_contender(processes)) for processes in options.processes]
+        contenders += [
+            running.enter_context(relay_contender(processes, engine))
+            for engine in options.engines
+            for processes in options.processes
+        ]
+        contenders.append(running.enter_context(floor_contender()))
         for contender in contenders:
             run_round(contender, warm_up)
         for load in loads:

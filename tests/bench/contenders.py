@@ -11,6 +11,8 @@ from tests.proofs.peers.relay import RelayProcess
 from tests.proofs.peers.smtp_tools import SmtpSink, smtp_sink
 
 CONNECTIONS = 20
+MOST_SESSIONS = 1000
+"""That smtp-source may open at once: more than any load here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,14 @@ def postfix_contender() -> Iterator[Contender]:
 
 
 @contextmanager
-def relay_contender(processes: int) -> Iterator[Contender]:
+def floor_contender() -> Iterator[Contender]:
+    """Have smtp-source hand over to smtp-sink itself: what this machine's SMTP costs without any queue."""
+    with smtp_sink() as sink:
+        yield Contender("none: smtp-source to smtp-sink", sink.port, sink)
+
+
+@contextmanager
+def relay_contender(processes: int, engine: str) -> Iterator[Contender]:
     """Run the relay with a limit that counts every message and is never reached."""
     with smtp_sink() as sink, tempfile.TemporaryDirectory(prefix="relay-bench-") as folder:
         upstream = {
@@ -45,8 +54,12 @@ def relay_contender(processes: int) -> Iterator[Contender]:
             "connections": CONNECTIONS,
             "limits": [{"messages": 1_000_000, "per": "1h"}],
         }
-        relay = RelayProcess(Path(folder), {"sink": upstream})
-        relay.policy["listen"][0]["processes"] = processes
+        relay = RelayProcess(Path(folder), {"sink": upstream}, spool={"path": "./spool", "engine": engine})
+        relay.policy["listen"][0] |= {
+            "processes": processes,
+            "max_connections": MOST_SESSIONS,
+            "max_connections_per_client": MOST_SESSIONS,
+        }
         relay.write_policy()
         with relay:
-            yield Contender(f"relay, {processes} listener processes", relay.port, sink)
+            yield Contender(f"relay, {engine}, {processes} listener processes", relay.port, sink)
