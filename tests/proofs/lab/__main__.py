@@ -11,6 +11,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from relay.policy.model import SpoolEngine
+from relay.spool.engines import ENGINES
 from tests.proofs.lab import kernel
 from tests.proofs.lab.experiment import LEAST_IMAGES, Laboratory
 from tests.proofs.lab.filesystems import FILE_SYSTEMS
@@ -31,6 +33,7 @@ def main() -> int:
         "--seconds", type=float, help="play after play for so long, each on a disk that a cut left"
     )
     parser.add_argument("--until-violation", action="store_true", help="the first one is enough")
+    parser.add_argument("--engine", choices=ENGINES, default=SpoolEngine.MAILDIR, help="of the spool")
     parser.add_argument("--careless", help="leave out a sync: see tests.proofs.lab.careless")
     options = parser.parse_args()
 
@@ -42,12 +45,17 @@ def main() -> int:
         folder = Path(name)
         with kernel.mounted("relay-lab", folder, "tmpfs"):
             laboratory = Laboratory(
-                FILE_SYSTEMS[options.file_system], options.seed, folder, careless=options.careless
+                FILE_SYSTEMS[options.file_system],
+                options.seed,
+                folder,
+                options.engine,
+                careless=options.careless,
             )
             judging_s = _experiment(laboratory, options, until_s)
     figures = laboratory.figures
     told = vars(figures) | {
         "file_system": options.file_system,
+        "engine": options.engine,
         "seed": options.seed,
         "seconds": round(time.monotonic() - began_s, 1),
         "images_per_second": round(figures.images / judging_s, 1),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from relay.spool.durable import RealDisk
+from relay.spool.engines import ENGINES
 from tests.proofs.lab import kernel
 from tests.proofs.lab.blocks import Cut, Epoch, Platter, cuts, read_log
 from tests.proofs.lab.filesystems import FileSystem
@@ -63,12 +64,13 @@ class Laboratory:
     """Plays, cuts and judges on one file system, in a folder of its own (best on a tmpfs)."""
 
     def __init__(
-        self, file_system: FileSystem, seed: int, folder: Path, *, careless: str | None = None
+        self, file_system: FileSystem, seed: int, folder: Path, engine: str, *, careless: str | None = None
     ) -> None:
         self.figures = Figures()
         self._file_system = file_system
         self._rng = random.Random(f"{seed}/{file_system.name}")
         self._folder = folder
+        self._engine = engine
         self._careless = careless
         self._disk = RealDisk()
         self._base = folder / "base"
@@ -90,6 +92,7 @@ class Laboratory:
                     scribe,
                     self._rng,
                     count=letters,
+                    engine=self._engine,
                     careless=self._careless,
                 )
                 end = scribe.place()
@@ -172,11 +175,14 @@ class Laboratory:
                     # No promise of ours, nor of a disk that writes its blocks whole.
                     self.figures.unmountable.append(f"{story}: {error}")
                     return
-                self.figures.seen.add(judge(self._mount, self._observed.until(cut.place), self._disk))
+                self.figures.seen.add(self._judged(cut))
         except (Violation, OSError, ValueError) as violation:
             self.figures.violations.append(f"{story}: {type(violation).__name__}: {violation}")
         if complaint := self._file_system.complaint(image):
             self.figures.violations.append(f"{story}: {complaint}")
+
+    def _judged(self, cut: Cut) -> Judgement:
+        return judge(self._mount, self._observed.until(cut.place), self._disk, ENGINES[self._engine])
 
     def _check_what_was_taken(self, scribe: Scribe) -> None:
         letters = {

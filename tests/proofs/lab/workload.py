@@ -140,7 +140,14 @@ class _Clients:
 
 
 def work(
-    folder: Path, disk: Path, scribe: Scribe, rng: random.Random, *, count: int, careless: str | None = None
+    folder: Path,
+    disk: Path,
+    scribe: Scribe,
+    rng: random.Random,
+    *,
+    count: int,
+    engine: str,
+    careless: str | None = None,
 ) -> None:
     """Have a relay whose spool is on `disk` do all it can; at the end it is killed, mail still queued.
 
@@ -164,7 +171,7 @@ def work(
             {"isp": section},
             scribe,
             careless,
-            spool=str(disk / "spool"),
+            spool={"path": str(disk / "spool"), "engine": engine},
             retry=RETRY,
             reports={"per_hour": None},
         )
@@ -193,15 +200,16 @@ def _let_work(relay: RelayAtWork, plan: Sequence[Letter], scribe: Scribe, rng: r
     by_number = {letter.number: letter for letter in plan}
     mine = {n: QueueId(queue_id) for n, (_, queue_id) in scribe.observed.accepted.items() if n in by_number}
     ordered = [queue_id for n, queue_id in sorted(mine.items()) if n % 8 == 3]
-    spool = Path(relay.policy["spool"])
+    spool = relay.spool
     asyncio.run(_give_orders(spool, ordered, scribe, rng.sample(ORDERS, len(ORDERS))))
-    wait_until(lambda: not any((spool / "new").iterdir()) and asyncio.run(_has_only_held(spool)))
+    wait_until(lambda: asyncio.run(_held(spool)) == relay.stored())
 
 
-async def _has_only_held(spool: Path) -> bool:
+async def _held(spool: Path) -> int:
+    """Return how many messages are held."""
     operator = ControlClient(spool)
     try:
-        return all(message.state == "held" for message in await operator.queue())
+        return sum(message.state == "held" for message in await operator.queue())
     finally:
         await operator.close()
 

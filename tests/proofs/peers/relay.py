@@ -22,6 +22,9 @@ from typing import Any, Protocol, Self
 from prometheus_client.parser import text_string_to_metric_families
 
 from relay.control.socket import ControlClient
+from relay.policy.model import SpoolEngine
+from relay.spool.durable import RealDisk
+from relay.spool.engines import ENGINES
 from relay.status.snapshot import QueueState
 from tests.proofs.peers.waiting import HANG_S, free_port, wait_for_change, wait_until
 
@@ -75,6 +78,18 @@ class RelayProcess:
         # JSON is YAML, and keeps strings strings.
         edited.write_text(json.dumps(self.policy, indent=1) + "\n")
         edited.replace(self.policy_path)
+
+    @property
+    def spool(self) -> Path:
+        """Return the spool's folder."""
+        storage = self.policy["spool"]
+        return self.folder / (storage["path"] if isinstance(storage, dict) else storage)
+
+    @property
+    def engine(self) -> str:
+        """Return the name of the spool's engine."""
+        storage = self.policy["spool"]
+        return str(storage["engine"]) if isinstance(storage, dict) else SpoolEngine.MAILDIR
 
     @property
     def pid(self) -> int:
@@ -180,9 +195,11 @@ class RelayProcess:
 
     def is_empty(self) -> bool:
         """Return whether it has no message; raises OSError and more while nobody answers."""
-        spool = self.folder / self.policy["spool"]
-        # In this order: what was taken out of new/ is in the account before anybody is answered.
-        return not any((spool / "new").iterdir()) and asyncio.run(_queued(spool)) == 0
+        return asyncio.run(_queued(self.spool)) == 0 and self.stored() == 0
+
+    def stored(self) -> int:
+        """Return how many messages are on disk, accepted or queued, whatever the relay knows of them."""
+        return ENGINES[self.engine].inspect(str(self.spool), RealDisk()).messages
 
     def _started(self) -> Started:
         assert self._relay is not None, "no relay was started here"
