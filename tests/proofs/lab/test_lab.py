@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from relay.policy.model import SpoolEngine
 from tests.proofs.lab import kernel
 from tests.proofs.lab.filesystems import FILE_SYSTEMS
 from tests.proofs.peers.demand import demand
@@ -28,8 +29,8 @@ IMAGES = 105
 MOST_UNMOUNTABLE = 1 / 20
 """Of the images.  btrfs refuses a superblock of which some octets came and others not: once in some 900."""
 HANG_S = 600.0
-SHARE = 0.25
-"""Of the budget of a crash run; all three file systems share it."""
+SHARE = 0.125
+"""Of the budget of a crash run, for each engine; all three file systems share it."""
 
 Experiments = Mapping[str, subprocess.Popen[bytes]]
 
@@ -69,9 +70,12 @@ def _on_each(folder: Path, *arguments: object) -> Iterator[Experiments]:
         }
 
 
-@pytest.fixture(scope="module")
-def experiments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Experiments]:
-    with _on_each(tmp_path_factory.mktemp("lab"), "--images", IMAGES, "--letters", 32) as running:
+@pytest.fixture(scope="module", params=SpoolEngine)
+def experiments(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Experiments]:
+    arguments = ("--engine", request.param, "--images", IMAGES, "--letters", 32)
+    with _on_each(tmp_path_factory.mktemp("lab"), *arguments) as running:
         yield running
 
 
@@ -138,18 +142,24 @@ def _is_over(path: Path, folder: Path) -> bool:
 
 
 @pytest.mark.crash
+@pytest.mark.parametrize("engine", SpoolEngine)
 def test_cut_after_cut_on_one_disk_breaks_no_promise(
-    crash_seed: int, crash_budget_s: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    engine: SpoolEngine,
+    crash_seed: int,
+    crash_budget_s: float,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     _demand(*FILE_SYSTEMS)
     seconds = crash_budget_s * SHARE
-    with _on_each(tmp_path, "--seed", crash_seed, "--seconds", seconds) as running:
+    arguments = ("--engine", engine, "--seed", crash_seed, "--seconds", seconds)
+    with _on_each(tmp_path, *arguments) as running:
         figures = {name: _figures_of(each, within_s=seconds + HANG_S) for name, each in running.items()}
 
     with capsys.disabled():
         for name, told in figures.items():
             sys.stdout.write(
-                f"\nlab: {name}: {told['judged']} crash images of {told['plays']} plays judged, "
+                f"\nlab: {name}, {engine}: {told['judged']} crash images of {told['plays']} plays judged, "
                 f"{told['unmountable']} unmountable, {told['flushes']} flushes, "
                 f"{told['images_per_second']} images/s, seed {crash_seed}: {told['violations']} violations"
                 f"{' in ' + told['all_violations'] if told['violations'] else ''}\n"

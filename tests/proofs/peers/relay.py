@@ -82,13 +82,13 @@ class RelayProcess:
     @property
     def spool(self) -> Path:
         """Return the spool's folder."""
-        storage = self.policy["spool"]
-        return self.folder / (storage["path"] if isinstance(storage, dict) else storage)
+        storage: Any = self.policy["spool"]
+        return self.folder / str(storage["path"] if isinstance(storage, dict) else storage)
 
     @property
     def engine(self) -> str:
         """Return the name of the spool's engine."""
-        storage = self.policy["spool"]
+        storage: Any = self.policy["spool"]
         return str(storage["engine"]) if isinstance(storage, dict) else SpoolEngine.MAILDIR
 
     @property

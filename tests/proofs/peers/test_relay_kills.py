@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 
+from relay.policy.model import SpoolEngine
 from tests.proofs.peers.feeder import Feeder, asked_or_refused
 from tests.proofs.peers.kills import Kills, Verdict, judge, told_relayed_twice
 from tests.proofs.peers.practice import Practice
@@ -190,7 +191,15 @@ class Figures:
 
 
 def _suffer(
-    folder: Path, warm: Warm, *, seed: int, times: int, messages: int, listeners: int, limit: Limit | None
+    folder: Path,
+    warm: Warm,
+    *,
+    seed: int,
+    times: int,
+    messages: int,
+    listeners: int,
+    limit: Limit | None,
+    engine: SpoolEngine,
 ) -> tuple[Ordeal, Verdict]:
     """Put a relay through its ordeal and judge it."""
     dice = random.Random(seed)
@@ -199,7 +208,8 @@ def _suffer(
     with Practice(folder, allows, seed=seed, latest_reply_s=LATEST_REPLY_S, keep=folder / "kept") as host:
         # Of every third message a recipient is refused, on purpose.
         isp = host.upstream(connections=CONNECTIONS, limits=[limit] if limit else [], shield=None)
-        relay = WarmRelay(warm, folder, {"isp": isp}, reports={"per_hour": None})
+        spool = {"path": "./spool", "engine": engine}
+        relay = WarmRelay(warm, folder, {"isp": isp}, spool=spool, reports={"per_hour": None})
         relay.policy["listen"][0]["processes"] = listeners
         relay.write_policy()
         relay.start()
@@ -237,8 +247,9 @@ def _instants(ordeal: Ordeal, deck: Sequence[str], messages: int) -> Iterator[st
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("engine", SpoolEngine)
 def test_kills_lose_nothing_and_repeat_only_what_was_in_flight(
-    tmp_path: Path, tell: Callable[[str], None]
+    tmp_path: Path, tell: Callable[[str], None], engine: SpoolEngine
 ) -> None:
     figures = Figures()
     rounds = [(7, 240, 0, TIGHT), (7, 400, 0, None), (8, 400, 1, LIMITS[2])]
@@ -254,9 +265,10 @@ def test_kills_lose_nothing_and_repeat_only_what_was_in_flight(
                     messages=messages,
                     listeners=listeners,
                     limit=limit,
+                    engine=engine,
                 )
             )
-    tell(f"{figures}")
+    tell(f"{engine}: {figures}")
     assert figures.sigkills >= 20
     assert figures.acknowledged >= 1000
     assert figures.turned_away > 0
@@ -265,11 +277,12 @@ def test_kills_lose_nothing_and_repeat_only_what_was_in_flight(
 
 
 @pytest.mark.crash
+@pytest.mark.parametrize("engine", SpoolEngine)
 def test_hours_of_kills_lose_nothing_and_repeat_only_the_in_flight(
-    tmp_path: Path, tell: Callable[[str], None], crash_seed: int, crash_budget_s: float
+    tmp_path: Path, tell: Callable[[str], None], crash_seed: int, crash_budget_s: float, engine: SpoolEngine
 ) -> None:
     figures, seeds = Figures(), random.Random(crash_seed)
-    until = time.monotonic() + crash_budget_s / 4
+    until = time.monotonic() + crash_budget_s / 8
     with Warm() as warm:
         for number in itertools.count():
             where, seed = tmp_path / str(number), seeds.getrandbits(32)
@@ -287,12 +300,13 @@ def test_hours_of_kills_lose_nothing_and_repeat_only_the_in_flight(
                     messages=messages,
                     listeners=listeners,
                     limit=limit,
+                    engine=engine,
                 )
             )
             shutil.rmtree(where)
             if time.monotonic() > until:
                 break
-    tell(f"seed {crash_seed}: {figures}")
+    tell(f"seed {crash_seed}, {engine}: {figures}")
     assert figures.acknowledged >= 1400
 
 
