@@ -21,7 +21,8 @@ def recover(
     found: Recovery | None = None
     while found is None:
         try:
-            entries += next(walk)
+            entries += (batch := next(walk))
+            assert batch, "something is lacking: it would be asked for for ever"
         except StopIteration as end:
             found = end.value
     counts = {field.name: getattr(found, field.name) for field in fields(found)}
