@@ -10,9 +10,11 @@ import pytest
 from relay.control.operations import ABSENT, OK, UNREAD
 from relay.mail.envelope import QueueId
 from relay.policy.model import Policy
+from relay.queue.scheduler import State
 from relay.spool.durable import RealDisk
 from relay.spool.interface import SpoolFault
 from relay.spool.maildir import recovery
+from relay.verdicts.operator_pause import PauseAsked
 from tests.fakes.smarthost import Smarthost
 from tests.unit.sender.in_process_relay import PATIENCE_SECONDS, Relay, policy_of
 
@@ -172,3 +174,17 @@ async def test_an_edit_in_the_middle_sorts_what_is_read_after_it(tmp_path: Path)
         await relay.until(lambda: not relay.sender.is_reading)
         (last,) = relay.sender.queue.parts(ids[-1])
         assert last.lane == "last"
+
+
+async def test_a_pause_holds_what_is_read_after_it_was_recalled(tmp_path: Path) -> None:
+    policy = policy_of(tmp_path, 9)
+    async with Relay(policy) as relay:
+        assert await relay.operator.pause("isp", PauseAsked("anna", holds_new=True)) == OK
+    ids = await _with_queue(policy)
+    disk = SlowDisk()
+    async with Relay(policy, disk) as relay:
+        await relay.until(lambda: relay.line.holds_new)
+        disk.let_go()
+        await relay.until(lambda: not relay.sender.is_reading)
+        assert {queued.state for queued in relay.sender.queue} == {State.HELD}
+        assert len(relay.sender.queue) == len(ids)
