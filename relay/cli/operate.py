@@ -33,6 +33,7 @@ from relay.cli.render import (
     queue_lines,
     show_status,
     summary_lines,
+    unread_words,
     what_holds,
 )
 from relay.cli.watch_status import watch_status
@@ -43,6 +44,7 @@ from relay.control.operations import (
     OK,
     TABLE,
     UNCHANGED,
+    UNREAD,
     VERBS,
     Deed,
     Results,
@@ -168,11 +170,18 @@ def queue(
         return await session.queue(wanted), await session.snapshot()
 
     messages, snapshot = ask(where, question)
+    _tell_unread(snapshot)
     if not messages and not filters.is_any:
         click.echo("no message in the queue matches")
         return
     for line in queue_lines(messages, SystemClock().wall_ns(), snapshot, line_width()):
         click.echo(line)
+
+
+def _tell_unread(snapshot: Snapshot | None) -> None:
+    """Say on standard error that a list is not whole."""
+    if snapshot is not None and snapshot.recovering:
+        click.echo(unread_words(snapshot), err=True)
 
 
 def _summary(where: Where, wanted: Wanted, by: By, *, as_json: bool) -> None:
@@ -270,19 +279,22 @@ def _verb(verb: Verb) -> None:
             raise click.UsageError(f"{EVERYTHING} stands alone, and needs --yes")
         named = [] if is_everything else _checked(ids)
 
-        async def question(session: Session) -> tuple[Results, str]:
+        async def question(session: Session) -> tuple[Results, str, Snapshot | None]:
             finds = is_everything or not filters.is_any
             queue_ids = [each.queue_id for each in await _queued(session, filters)] if finds else named
             results = await session.act(verb, queue_ids, filters.states) if queue_ids else {}
             asks = row.done_but_waits and OK in results.values()
-            return results, await _what_holds(session) if asks else ""
+            snapshot = await session.snapshot() if finds else None
+            return results, await _what_holds(session) if asks else "", snapshot
 
-        results, holds = ask(where, question)
+        results, holds, snapshot = ask(where, question)
         for queue_id, result in results.items():
             if result in (OK, UNCHANGED):
                 click.echo(f"{queue_id}: {_done(row, result, holds)}")
         unanswered = dict.fromkeys(named, "the relay gave no answer about it")
-        return _told(unanswered | dict(results))
+        _tell_unread(snapshot)
+        told = _told(unanswered | dict(results))
+        return os.EX_TEMPFAIL if snapshot is not None and snapshot.recovering else told
 
 
 for _each in VERBS:
@@ -370,7 +382,7 @@ def _told(results: Results) -> int:
     failures = {queue_id: result for queue_id, result in results.items() if result not in (OK, UNCHANGED)}
     for queue_id, result in failures.items():
         click.echo(f"{queue_id}: {printable(_NOT_DONE.get(result, result))}", err=True)
-    if BUSY in failures.values():
+    if {BUSY, UNREAD}.intersection(failures.values()):
         return os.EX_TEMPFAIL
     return SOME_NOT_DONE if failures else os.EX_OK
 

@@ -56,6 +56,11 @@ def console() -> Console:
     )
 
 
+def _show_unread(snapshot: Snapshot, out: Console) -> None:
+    if snapshot.recovering:
+        out.print(_plain(unread_words(snapshot), "yellow"))
+
+
 def _show_refused(policy: PolicyStatus, out: Console) -> None:
     if not policy.last_reload_ok:
         out.print(_plain(f"the last edit of the policy was refused: {policy.last_error}", "bold red"))
@@ -74,6 +79,7 @@ def show_status(snapshot: Snapshot, out: Console) -> None:
     if snapshot.refusing_because and snapshot.condition is not Condition.DOWN:
         said += f"; refusing mail: {snapshot.refusing_because}"
     out.print(_plain(said))
+    _show_unread(snapshot, out)
     _show_refused(snapshot.policy, out)
     if snapshot.policy.waiting_because:
         until_ns = snapshot.policy.waiting_until_ns
@@ -125,6 +131,11 @@ def what_holds(snapshot: Snapshot, name: str = "") -> str:
         return ""
     opens_at_ns, words = max(full)
     return f"no room in {words} until {local_time(opens_at_ns)}"
+
+
+def unread_words(snapshot: Snapshot) -> str:
+    """Say what the start has yet to read."""
+    return f"about {snapshot.recovering} messages are not read yet after the start, and not shown"
 
 
 def until_words(upstream: UpstreamStatus) -> str:

@@ -25,6 +25,8 @@ UNCHANGED = "unchanged"
 """It is as the verb wants it already."""
 ABSENT = "absent"
 """There is no such message, or no such upstream."""
+UNREAD = "not known yet: the relay still reads its queue after the start; try again later"
+"""While a start goes on, of an id that is not in the queue so far."""
 BUSY = "busy"
 """The message is in a transaction; try again later."""
 HELD_ALREADY = "held: release it first"
@@ -34,7 +36,7 @@ CHANGED = "it is in another state by now; nothing changed"
 ONLY_REPORT_LEFT = "only its report is left, which waits for reports.per_hour: `delete` ends it without"
 
 Results = Mapping[QueueId, str]
-"""For each id: OK, UNCHANGED, ABSENT, BUSY, or the text of what went wrong."""
+"""For each id: OK, UNCHANGED, ABSENT, BUSY, UNREAD, or the text of what went wrong."""
 
 Verb = Literal["hold", "release", "retry", "bounce", "delete", "pause", "resume", "believe"]
 

@@ -10,7 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from relay.control.operations import ABSENT, CHANGED, OK, TABLE, UNCHANGED, Deed, Results, Verb, Write
+from relay.control.operations import (
+    ABSENT,
+    CHANGED,
+    OK,
+    TABLE,
+    UNCHANGED,
+    UNREAD,
+    Deed,
+    Results,
+    Verb,
+    Write,
+)
 from relay.control.recorded import read_for_plan
 from relay.mail.dsn import decode_xtext
 from relay.mail.envelope import QueueId
@@ -98,6 +109,8 @@ class Operator:
         )
 
     async def plan(self, text: bytes, path: Path) -> Plan | str:
+        if self._sender.is_reading:
+            return "the relay still reads its queue after the start; ask again later"
         async with self._plans:
             policy = parse_policy(text, path)
             pairs = ways(self._watch.policy, policy)
@@ -151,7 +164,7 @@ class Operator:
 
     async def show(self, queue_id: QueueId) -> MessageView | str:
         if queue_id not in self._queue:
-            return ABSENT
+            return self._not_there()
         message = await self._load(queue_id)
         if isinstance(message, str):
             return message
@@ -177,7 +190,7 @@ class Operator:
 
     async def content(self, queue_id: QueueId, write: Write) -> str:
         if queue_id not in self._queue:
-            return ABSENT
+            return self._not_there()
         message = await self._load(queue_id)
         if isinstance(message, str):
             return message
@@ -258,7 +271,7 @@ class Operator:
         """Make the message ACTIVE meanwhile; put it back as it was if that fails."""
         queued, state = self._queue.get(queue_id), self._queue.state_of(queue_id)
         if queued is None or state is None:
-            return ABSENT
+            return self._not_there()
         if states and QueueState(state.value) not in states:
             return CHANGED
         parts = self._queue.parts(queue_id)
@@ -327,6 +340,10 @@ class Operator:
                 self._queue.line_of(part).put_back(part.key, before[part.key], (left, which))
             else:
                 self._queue.end_part(part)
+
+    def _not_there(self) -> str:
+        """Say of an id that is not in the queue what is known of it."""
+        return UNREAD if self._sender.is_reading else ABSENT
 
     async def _load(self, queue_id: QueueId) -> Message | str:
         (message,) = await self._spool_thread.load([queue_id])

@@ -33,6 +33,8 @@ SWEEP_SECONDS = 3.0
 """The delay that a lost trigger can cost."""
 END_SECONDS = 1.0
 """How long a start waits for messages that only lack their ends; then others go meanwhile."""
+LACK_SECONDS = 1.0
+"""How long a start waits for descriptors or memory that others of this process have now."""
 SORTED_AT_ONCE = 100
 """Messages read between two other calls of the spool, when an edit of the lanes sorts the queue anew."""
 
@@ -74,7 +76,6 @@ class Arrivals:
         self._began_ns = 0
         self._boot_ids: set[str] = set()
         """Of the messages that the start found, and of what came in meanwhile."""
-        self._on_step: Callable[[], None] = lambda: None
         self._sorting: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
         """Messages that only lack their ends and wait for room."""
@@ -94,16 +95,16 @@ class Arrivals:
         """
         self._began_ns = self._clock.boottime_ns()
         await self._ages.recall()
-        self._reads_by, self._on_step = self._sorter, on_step
+        self._reads_by = self._sorter
         self._reading = self._spool_thread.spool.recover(self._sorter, on_step)
-        await self._read_some(self._reading)
+        await self._read_some(self._reading, on_step)
 
-    async def read_on(self) -> None:
+    async def read_on(self, on_step: Callable[[], None] = lambda: None) -> None:
         """Read the rest.  Raises as `begin` does."""
         while self._reading is not None:
-            await self._read_some(self._reading)
+            await self._read_some(self._reading, on_step)
 
-    async def _read_some(self, reading: Reading) -> None:
+    async def _read_some(self, reading: Reading, on_step: Callable[[], None]) -> None:
         found = await self._spool_thread.read_on(reading)
         if isinstance(found, Recovery):
             self._reading = None
@@ -118,17 +119,20 @@ class Arrivals:
             # An edit came since the start began to read by the rules before it.
             sorted_anew = await self._spool_thread.sort([entry.queue_id for entry in found], sorter)
             found = [sorted_anew.get(entry.queue_id, entry) for entry in found]
-        await self._admit_all(found)
+        if not found:
+            await asyncio.sleep(LACK_SECONDS)
+        await self._admit_all(found, on_step)
         if sorter is not self._sorter:
             # And another one meanwhile.
             self._begin_sorting()
 
-    async def _admit_all(self, entries: Sequence[Entry]) -> None:
+    async def _admit_all(self, entries: Sequence[Entry], on_step: Callable[[], None] = lambda: None) -> None:
         got: set[str] = set()
         for entry in entries:
             self._boot_ids.add(entry.boot_id)
             await self._admit(entry)
-            self._on_step()
+            if not entry.recipients_left:
+                on_step()
             got.update(part.upstream for part in self._queue.parts(entry.queue_id))
         self._wake_all(got)
 

@@ -110,7 +110,7 @@ class Sender:
         Raises OSError and SpoolFault when the spool cannot be read.
         """
         await self._arrivals.begin(on_step)
-        await self._arrivals.read_on()
+        await self._arrivals.read_on(on_step)
         await self._arrivals.take()
         await self.look()
 
@@ -174,12 +174,17 @@ class Sender:
     @property
     def queued(self) -> int:
         """Return how many messages are ours by now, taken or read or not, as of the last look."""
-        return len(self.queue) + self.seen.accepted + self.seen.unread
+        return len(self.queue) + self.seen.accepted + self.unread
 
     @property
     def is_reading(self) -> bool:
         """Whether the start goes on: some of the queue is not known yet."""
         return self._arrivals.is_reading
+
+    @property
+    def unread(self) -> int:
+        """Return how many messages the start has yet to read, as of the last look; 0 once all are known."""
+        return max(1, self.seen.unread) if self.is_reading else 0
 
     @property
     def in_flight(self) -> int:

@@ -413,8 +413,9 @@ class Spool(Protocol):
         Yields everything queued, also held, some messages at a time, the oldest first as far as their ids
         tell; with `recipients_left == 0` where only the end is missing.  Between two batches every other
         method may be called, with the messages that were yielded or taken; what came in that way is
-        yielded no more, what ended comes not back.  Until the end, `totals` has of what is not read yet
-        what the account says.
+        yielded no more, what ended comes not back.  An empty batch: descriptors or memory are lacking now,
+        and the next may be asked for a little later; before the first one that is an error.
+        Until the end, `totals` has of what is not read yet what the account says.
         `on_step` is called for each file or folder that was dealt with: the disk still answers.
         """
 

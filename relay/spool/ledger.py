@@ -7,7 +7,7 @@ An end without a beginning, which a crash lost, counts for both.
 Does not: keep anything on disk.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import astuple, replace
 
 from relay.mail.envelope import QueueId
@@ -47,15 +47,17 @@ class Ledger:
         mine, its = astuple(self.totals), astuple(account.ended)
         self.totals = Totals(*map(sum, zip(mine, its, strict=True)))
         self.closed |= account.reports_gone
-        for queue_id, count in account.aside.items():
-            self.count_in(queue_id, count)
-            self.aside.add(queue_id)
+        self.count_in(account.aside.items())
+        self.aside.update(account.aside)
 
-    def count_in(self, queue_id: QueueId, count: int) -> None:
-        if queue_id not in self.open and queue_id not in self.closed:
-            self.open[queue_id] = count
-            old = self.totals
-            self.totals = Totals(old.accepted + count, old.relayed, old.bounced, old.expired, old.deleted)
+    def count_in(self, messages: Iterable[tuple[QueueId, int]]) -> None:
+        """Count messages in with their recipients, each once."""
+        accepted = self.totals.accepted
+        for queue_id, count in messages:
+            if queue_id not in self.open and queue_id not in self.closed:
+                self.open[queue_id] = count
+                accepted += count
+        self.totals = replace(self.totals, accepted=accepted)
 
     def count_out(self, queue_id: QueueId, fates: Fates) -> None:
         if queue_id not in self.closed:

@@ -308,6 +308,8 @@ class Snapshot:
     """In the order of the policy, of each listener that has one and runs."""
     routes: tuple[RouteStatus, ...] = ()
     """In the order of their first numbers; none where the policy has none."""
+    recovering: int = 0
+    """Messages that the start has yet to read, about: no count of the queue has them.  0: all are known."""
 
     def counts(self, state: QueueState) -> QueueCounts:
         """Return zeros where the snapshot says nothing of a state."""

@@ -114,6 +114,7 @@ class Watch:
             self._lanes(),
             self.certificates,
             self._routes(now_ns),
+            self._sender.unread,
         )
 
     def listing(self) -> "Listing":
@@ -227,7 +228,7 @@ class Watch:
 
     def _drained_at_ns(self, view: UpstreamView, waiting: int) -> int | None:
         """Return wall clock; None where nobody can tell."""
-        if view.is_endless:
+        if view.is_endless or self._sender.is_reading:
             return None
         now_ns = self.clock.boottime_ns()
         holds_new = view.operator is not None and view.operator.holds_new

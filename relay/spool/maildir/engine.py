@@ -45,8 +45,8 @@ from relay.spool.maildir.layout import READ_AGAIN, Layout
 from relay.spool.maildir.ledger_file import LedgerFile
 from relay.spool.maildir.message_file import Opened
 from relay.spool.maildir.recent import Recent
-from relay.spool.maildir.recovery import Walk, forget_removals, remove_abandoned_drafts
-from relay.spool.os_errors import faults
+from relay.spool.maildir.recovery import Found, Walk, forget_removals, remove_abandoned_drafts
+from relay.spool.os_errors import faults, is_our_own_lack
 from relay.spool.quarantine import Quarantine, make_trigger
 
 _Called = TypeVar("_Called")
@@ -105,9 +105,12 @@ class MaildirSpool:
         self._memory = Recent()
         walk.begin()
         self._noted = walk.noted
-        while (found := walk.batch()) is not None:
+        is_first = True
+        while (found := self._batch_of(walk, is_first=is_first)) is not None:
+            is_first = False
             self._held.update(each.message.queue_id for each in found if each.is_held)
             for each in found:
+                self._memory.keep(each.message)
                 self._count_queued(each.message)
             yield [each.message.entry(is_held=each.is_held) for each in found]
         recovery = walk.end()
@@ -351,6 +354,16 @@ class MaildirSpool:
     def _not_ended(self, called_for: Mapping[QueueId, _Called]) -> dict[QueueId, _Called]:
         """Leave out what was counted out: this is the second call, after `finish` met a full disk."""
         return {q: called for q, called in called_for.items() if q not in self._ledger.closed}
+
+    @staticmethod
+    def _batch_of(walk: Walk, *, is_first: bool) -> list[Found] | None:
+        try:
+            # The first ones whole: relaying begins, however long the disk takes for the others.
+            return walk.batch(with_content=is_first)
+        except OSError as error:
+            if is_first or not is_our_own_lack(error):
+                raise
+            return []
 
     def _count_queued(self, message: Opened) -> None:
         self._progress.pop(message.queue_id, None)

@@ -71,10 +71,13 @@ class Walk:
         """Messages that have notes, as of the beginning."""
         self.absent: set[str] = set()
         """Ids that the ledger or notes tell of, and of which no message came into the queue so far."""
-        self._lists: list[_Names] = []
+        self.ahead = 0
+        """How many names are yet to be looked at."""
         self._ahead: Iterator[_Ahead] = iter(())
         self._next: _Ahead | None = None
         """What is yet to be looked at, by id."""
+        self._found: list[Found] = []
+        """What was read and not returned yet."""
         self._new: set[str] = set()
         """What was in new/ at the beginning, and is not in the queue yet."""
         self._met: set[str] = set()
@@ -102,19 +105,21 @@ class Walk:
         self._disk.sync_directory(self._layout.folder("hold"))
         self._list()
 
-    def batch(self) -> list[Found] | None:
+    def batch(self, *, with_content: bool = False) -> list[Found] | None:
         """Read the next files; None when there are no more.
 
         What it returns is whole: in its home, its marks durable, those set that the existence of a report
         implies, its notes ours.  Each is about one message, so it need not come before the messages ahead.
         """
-        found: list[Found] = []
-        for number in range(BATCH):
-            if self._next is None:
-                if number == 0:
-                    return None
-                break
-            self._look_at(self._next[0], found)
+        try:
+            while self._next is not None and len(self._found) < BATCH:
+                self._look_at(self._next[0], with_content=with_content)
+        except OSError as error:
+            # What was read is in the queue; where that is nothing, there is nothing to tell.
+            if not (self._found and is_our_own_lack(error)):
+                raise
+        if not (found := self._found):
+            return None
         marked = [(self._home(each), each.message) for each in found if _has_marks(each)]
         for start in range(0, len(marked), _MARKED_AT_ONCE):
             files.write_marks_again(self._disk, marked[start : start + _MARKED_AT_ONCE])
@@ -126,12 +131,9 @@ class Walk:
             if not is_our_own_lack(error):
                 raise
             self._is_all_entered = False
+        # Not before here: what failed above for lack of descriptors is done again by the next call.
+        self._found = []
         return found
-
-    @property
-    def ahead(self) -> int:
-        """Return how many names are yet to be looked at, about."""
-        return sum(len(each.names) for each in self._lists)
 
     def met(self, queue_ids: Iterable[QueueId]) -> None:
         """Hear of messages that came into the queue by another way: they are not to be found again."""
@@ -173,7 +175,7 @@ class Walk:
 
     def _list(self) -> None:
         disk, layout = self._disk, self._layout
-        lists = self._lists = [_Names(Place.HELD, layout.folder("hold"), disk.names(layout.folder("hold")))]
+        lists = [_Names(Place.HELD, layout.folder("hold"), disk.names(layout.folder("hold")))]
         for folder in layout.queued_folders():
             names = disk.names(folder)
             home = [n for n in names if is_queue_id(n) and layout.queued_folder(QueueId(n)) == folder]
@@ -195,6 +197,7 @@ class Walk:
             self.absent.difference_update(each.names)
         self.absent -= self._new
         lists.append(_Names(Place.NEW, layout.folder("new"), new))
+        self.ahead = sum(len(each.names) for each in lists)
         for name in self.absent & self.noted:
             self._clear_notes(name)
         # Before new mail is taken: which of two files of one id is the message must not depend on whether
@@ -203,34 +206,35 @@ class Walk:
         self._ahead = chain(first, heapq.merge(*(each.in_order(doubled) for each in lists)))
         self._next = next(self._ahead, None)
 
-    def _look_at(self, name: str, found: list[Found]) -> None:
+    def _look_at(self, name: str, *, with_content: bool) -> None:
         """Look at every place of one name, the held one first: what an operator stopped stays stopped."""
-        is_queued = name in self._met
+        if name in self.noted:
+            # Before anything is noted: others' lines must not become the reasons of a report.
+            self._clear_notes(name)
         while self._next is not None and self._next[0] == name:
-            (_, place, path), self._next = self._next, next(self._ahead, None)
+            _, place, path = self._next
             self._on_step()
-            if name in self._met:
-                continue
-            seen = self._taker.take(path, self._ledger.closed, sorter=self._sorter)
-            if seen.queued is not None:
-                is_queued = True
-                self._taken += place is Place.NEW
-                self._enter(Found(seen.queued, place is Place.HELD), found)
-        if is_queue_id(name):
-            if name in self.noted:
-                # Before anything is noted: others' lines must not become the reasons of a report.
-                self._clear_notes(name)
-            if not is_queued:
-                self.absent.add(name)
+            if name not in self._met:
+                seen = self._taker.take(
+                    path, self._ledger.closed, with_content=with_content, sorter=self._sorter
+                )
+                if seen.queued is not None:
+                    self._taken += place is Place.NEW
+                    self._enter(Found(seen.queued, place is Place.HELD))
+            self._next = next(self._ahead, None)
+            self.ahead -= 1
+        is_queued = name in self._met or (self._found and self._found[-1].message.queue_id == name)
+        if is_queue_id(name) and not is_queued:
+            self.absent.add(name)
 
-    def _enter(self, each: Found, found: list[Found]) -> None:
+    def _enter(self, each: Found) -> None:
         statuses = each.message.statuses
         left = statuses.count(Status.TODO)
         self._held += each.is_held
         self._resumed += 0 < left < len(statuses)
         self._finished += left == 0
         self._is_in_the_queue(each.message.queue_id)
-        found.append(each)
+        self._found.append(each)
 
     def _is_in_the_queue(self, queue_id: QueueId) -> None:
         self.absent.discard(queue_id)

@@ -97,7 +97,7 @@ async def _goes_on_or_stops(policy: Policy, disk: FailsAt) -> str:
         await _ends(relay)
     finally:
         await relay.__aexit__(None, None, None)
-    assert all(isinstance(fault, SpoolFault) for fault in relay.faults)
+    assert all(isinstance(fault, SpoolFault | OSError) for fault in relay.faults)
     relay.events.flush()
     return " ".join(map(str, relay.faults)) or relay.log.getvalue()
 

@@ -1,6 +1,7 @@
 """What every engine of the spool must do.  An engine's tests inherit `Conformance` and say how to make one.
 
-This half: what becomes of a message in the sender's hands.  The other half: tests.unit.spool.handing_over.
+This part: what becomes of a message in the sender's hands.  The others: tests.unit.spool.handing_over,
+tests.unit.spool.reading_on.
 """
 
 from collections.abc import Callable
@@ -38,6 +39,7 @@ from tests.unit.spool.engine import (
     taken,
 )
 from tests.unit.spool.handing_over import HandingOver
+from tests.unit.spool.reading_on import ReadingOn
 from tests.unit.spool.recovering import recover
 
 
@@ -51,7 +53,7 @@ def settle_all(spool: Spool, queue_id: QueueId) -> bool:
     return is_new
 
 
-class Conformance(HandingOver):
+class Conformance(HandingOver, ReadingOn):
     """The suite."""
 
     def test_ten_thousand_recipients_go_on_where_they_stopped(self, engine: Engine) -> None:

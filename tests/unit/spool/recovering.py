@@ -1,10 +1,12 @@
 """A start of a spool, read to its end at once: for tests that ask what is there, not when it is known."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, fields
 
 from relay.queue.sorting import Sorter
 from relay.spool.interface import Entry, Recovery, Spool
+
+Reading = Generator[list[Entry], None, Recovery]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +18,18 @@ class Recovered(Recovery):
 def recover(
     spool: Spool, sorter: Sorter | None = None, on_step: Callable[[], None] = lambda: None
 ) -> Recovered:
-    walk = spool.recover(sorter, on_step)
+    """Read all there is."""
+    return read_on(spool.recover(sorter, on_step))
+
+
+def read_on(walk: Reading) -> Recovered:
+    """Read the rest; of what is returned only the entries are of the rest alone."""
     entries: list[Entry] = []
     found: Recovery | None = None
     while found is None:
         try:
-            entries += next(walk)
+            entries += (batch := next(walk))
+            assert batch, "something is lacking: it would be asked for for ever"
         except StopIteration as end:
             found = end.value
     counts = {field.name: getattr(found, field.name) for field in fields(found)}

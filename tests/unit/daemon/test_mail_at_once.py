@@ -1,0 +1,62 @@
+"""Mail is taken before the queue is read: a whole relay on a disk that does not give its queue."""
+
+import asyncio
+import os
+import signal
+import smtplib
+import threading
+from pathlib import Path
+
+import pytest
+
+from relay.daemon import daemon
+from relay.spool.durable import RealDisk
+from tests.fakes.smarthost import Smarthost
+from tests.proofs.peers.waiting import free_port
+from tests.unit.sender.in_process_relay import CONTENT, PATIENCE_SECONDS
+
+HELD_FOLDER = "/hold"
+
+
+class SlowDisk(RealDisk):
+    """A disk that lists no held message before `gate` is set: no start reads anything before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.is_asked = threading.Event()
+
+    def names(self, path: str) -> list[str]:
+        if path.endswith(HELD_FOLDER):
+            self.is_asked.set()
+            assert self.gate.wait(PATIENCE_SECONDS)
+        return super().names(path)
+
+
+def _offer(port: int) -> None:
+    with smtplib.SMTP("127.0.0.1", port, timeout=PATIENCE_SECONDS) as client:
+        client.sendmail("a@here.example", ["b@there.example"], CONTENT)
+
+
+async def test_a_250_comes_before_the_queue_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, port = SlowDisk(), free_port()
+    monkeypatch.setattr(daemon, "RealDisk", lambda: disk)
+    async with Smarthost() as host:
+        policy = tmp_path / "policy.yaml"
+        policy.write_text(
+            "spool: ./spool\nhostname: relay.test\n"
+            f'listen: [{{address: "127.0.0.1:{port}", clients: [127.0.0.0/8], processes: 0}}]\n'
+            f"upstreams: {{isp: {{host: 127.0.0.1, port: {host.port}, tls: none}}}}\n"
+        )
+        ready = asyncio.Event()
+        running = asyncio.create_task(daemon.serve(policy, "text", lambda _policy: ready.set()))
+        assert await asyncio.to_thread(disk.is_asked.wait, PATIENCE_SECONDS)
+
+        await asyncio.to_thread(_offer, port)
+
+        assert not ready.is_set()
+        assert host.transactions == []
+        disk.gate.set()
+        await host.until(lambda: host.transactions)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await running == os.EX_OK
