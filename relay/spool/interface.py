@@ -365,7 +365,19 @@ class Spool(Protocol):
 
     Methods raise SpoolFault when the disk fails, SpoolFull when it has no room, Absent for
     unknown ids.  What changes state may be called again with the same arguments.
+
+    What `note`, `mark`, `mark_warned`, `mark_reported`, `publish_report`, `finish`, `hold` and `release`
+    change is seen by every read at once, and durable when `commit` returns; an engine may make each durable
+    earlier.  What `recover` returns is durable.
     """
+
+    def commit(self) -> None:
+        """Make durable what was called since the last commit, in the order of the calls and as one group.
+
+        Hints (`postpone`, `keep_replies`) go along; for them alone an engine need not wait for the disk.
+        Raises SpoolFull: then this made nothing of it durable; it stays called, reads go on seeing
+        it, and `commit` may be called again, also with more behind it.
+        """
 
     def recover(self, sorter: Sorter | None = None, on_step: Callable[[], None] = lambda: None) -> Recovery:
         """Read everything there is, finish what can be finished, set aside what is damaged.
@@ -392,7 +404,7 @@ class Spool(Protocol):
         """Stream the content; raises Corrupt *before* the last chunk if the checksum is wrong."""
 
     def note(self, notes: Mapping[QueueId, Sequence[Note]]) -> None:
-        """Make notes durable."""
+        """Keep notes, durably by `commit`."""
 
     def keep_replies(self, queue_id: QueueId, replies: Sequence[Note]) -> None:
         """Keep what DEFERRED recipients were told as hints: not durable, bounded in size, raises nothing."""
@@ -401,19 +413,19 @@ class Spool(Protocol):
         """Return the last note about each recipient; some may be missing after damage."""
 
     def mark(self, marks: Mapping[QueueId, Mapping[int, Status]]) -> None:
-        """Set status bytes durably, each verified to be TODO and of that recipient.
+        """Set status bytes, each verified to be TODO and of that recipient; durable by `commit`.
 
         Raises Absent or Corrupt about one message after those of all others were set.
         """
 
     def mark_warned(self, queue_id: QueueId) -> None:
-        """Remember durably that the sender was told of the delay."""
+        """Remember that the sender was told of the delay; durable by `commit`."""
 
     def owed_report(self, queue_id: QueueId) -> OwedReport | None:
         """Return the report that is owed now by what is marked; None where none is."""
 
     def mark_reported(self, queue_id: QueueId, told: Sequence[int]) -> None:
-        """Remember durably that the sender was told of these recipients, by one report.
+        """Remember that the sender was told of these recipients, by one report; durable by `commit`.
 
         A crash between the report and this leaves the report: `recover` and `take` do the rest by its id,
         before another recipient is marked.
@@ -423,7 +435,7 @@ class Spool(Protocol):
         """Keep the next attempt as a hint; not durable, never raises SpoolFault."""
 
     def publish_report(self, queue_id: QueueId, envelope: Envelope, content: bytes) -> bool:
-        """Queue a report durably under its derived id; return False if it is there already.
+        """Queue a report under its derived id, durably by `commit`; return False if it is there already.
 
         Raises SpoolFull where there is no room for it; the message that it is about must stay then.
         """
@@ -435,13 +447,13 @@ class Spool(Protocol):
         """Remove messages with nothing left to do, counting them in the ledger first."""
 
     def hold(self, *queue_ids: QueueId) -> None:
-        """Set messages aside, durably; one that is held stays so.
+        """Set messages aside, durably by `commit`; one that is held stays so.
 
         Raises Absent about one after all others were moved.
         """
 
     def release(self, *queue_ids: QueueId) -> None:
-        """Bring held messages back, durably; the others stay so.  Raises as `hold` does."""
+        """Bring held messages back, durably by `commit`; the others stay so.  Raises as `hold` does."""
 
     def clean_up(self) -> int:
         """Remove what dead listeners left; return how much.  Run hourly.
@@ -463,4 +475,5 @@ class Spool(Protocol):
     def free(self) -> tuple[int, int | None]:
         """Return free bytes and free inodes where messages are stored."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Let another sender have the spool.  What was not committed is as lost as by a crash."""

@@ -86,6 +86,9 @@ class MaildirSpool:
         self._progress: dict[QueueId, Fates] = {}
         self._queued_recipients = 0
 
+    def commit(self) -> None:
+        """Do nothing: each call made durable what it changed."""
+
     def recover(self, sorter: Sorter | None = None, on_step: Callable[[], None] = lambda: None) -> Recovery:
         found, recovery = recover(
             self._disk, self._layout, self._ledger, self._aside, sorter, on_step=on_step

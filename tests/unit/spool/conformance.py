@@ -15,6 +15,7 @@ from relay.spool.interface import (
     DEFERRED,
     Absent,
     OwedReport,
+    Spool,
     SpoolFault,
     Status,
     Totals,
@@ -37,6 +38,16 @@ from tests.unit.spool.engine import (
     taken,
 )
 from tests.unit.spool.handing_over import HandingOver
+
+
+def settle_all(spool: Spool, queue_id: QueueId) -> bool:
+    """Call all that ends a message of three recipients, one of which failed; not committed."""
+    spool.note({queue_id: [note(1)]})
+    spool.mark({queue_id: {0: RELAYED, 1: BOUNCED, 2: RELAYED}})
+    report = replace(ENVELOPE, reverse_path="", recipients=("list-owner@example.org",))
+    is_new = spool.publish_report(report_id(queue_id), report, b"Subject: sorry\r\n")
+    spool.finish([queue_id])
+    return is_new
 
 
 class Conformance(HandingOver):
@@ -114,6 +125,7 @@ class Conformance(HandingOver):
         taken(spool)
         spool.mark({first[0]: {1: RELAYED}})
         spool.hold(first[1])
+        spool.commit()
         once = spool.recover()
         twice = spool.recover()
 
@@ -227,6 +239,7 @@ class Conformance(HandingOver):
         report = replace(ENVELOPE, reverse_path="", recipients=("list-owner@example.org",))
         assert spool.publish_report(owed.report_id, report, b"Subject: sorry\r\n")
 
+        spool.commit()
         spool.close()
         spool = engine.start()
         (entry,) = [e for e in spool.recover().entries if e.queue_id == queue_id]
@@ -251,6 +264,7 @@ class Conformance(HandingOver):
             change(queue_id)
             assert spool.load(queue_id).is_held == is_held
 
+        spool.commit()
         spool.close()
         spool = engine.start()
         (entry,) = spool.recover().entries
@@ -295,6 +309,55 @@ class Conformance(HandingOver):
             spool.mark(marks)
         assert spool.totals() == Totals(accepted=3, relayed=1, bounced=1, deleted=1)
         assert again(engine, spool).totals() == Totals(accepted=3, relayed=1, bounced=1, deleted=1)
+
+    def test_a_commit_with_nothing_called_changes_nothing(self, engine: Engine) -> None:
+        spool, queue_id = recovered(engine), accept(engine.intake())
+        taken(spool)
+        before = spool.load(queue_id)
+        spool.commit()
+        spool.commit()
+        assert spool.load(queue_id) == before
+        assert again(engine, spool).load(queue_id) == before
+
+    def test_a_group_is_there_whole_or_not_at_all(self, engine: Engine) -> None:
+        spool, queue_id, other = recovered(engine), accept(engine.intake()), accept(engine.intake())
+        taken(spool)
+        spool.commit()
+        settle_all(spool, queue_id)
+        spool.hold(other)
+        spool.postpone(other, START_WALL_NS)
+        # Reads see what was called.
+        assert spool.load(other).is_held
+        assert spool.notes(queue_id) == []
+        with pytest.raises(Absent):
+            spool.load(queue_id)
+        assert (spool.totals().relayed, spool.totals().bounced) == (2, 1)
+        assert is_balanced(spool.totals())
+
+        spool.close()
+        spool = recovered(engine)
+        spool.take(9)
+        if spool.load(other).is_held:
+            assert spool.load(report_id(queue_id)).left == (0,)
+            assert spool.totals() == Totals(accepted=7, relayed=2, bounced=1, queued=4)
+        else:
+            assert spool.load(queue_id).left == (0, 1, 2)
+            assert spool.notes(queue_id) == []
+            assert spool.totals() == Totals(accepted=6, queued=6)
+
+    def test_a_group_that_was_lost_may_be_called_again(self, engine: Engine) -> None:
+        spool, queue_id = recovered(engine), accept(engine.intake())
+        taken(spool)
+        settle_all(spool, queue_id)
+        spool.close()
+        spool = recovered(engine)
+        spool.take(9)
+        if spool.totals().relayed == 0:
+            assert settle_all(spool, queue_id)
+        spool = again(engine, spool)
+        spool.take(9)
+        assert spool.load(report_id(queue_id)).content == b"Subject: sorry\r\n"
+        assert spool.totals() == Totals(accepted=4, relayed=2, bounced=1, queued=1)
 
     def test_what_was_marked_is_seen_by_the_next_load(self, engine: Engine) -> None:
         spool, queue_id = recovered(engine), accept(engine.intake())

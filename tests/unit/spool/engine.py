@@ -100,7 +100,8 @@ def taken(spool: Spool, most: int = 100) -> list[QueueId]:
 
 
 def again(engine: Engine, spool: Spool) -> Spool:
-    """Start anew."""
+    """Start anew from what is committed."""
+    spool.commit()
     spool.close()
     return recovered(engine)
 

@@ -85,6 +85,7 @@ class HandingOver:
         spool.mark({listed: {0: Status.RELAYED}})
         found = spool.sort([listed, plain, QueueId("0" * 16)], sorter)
         assert {queue_id: entry.lane for queue_id, entry in found.items()} == wanted
+        spool.commit()
         spool.close()
         entries = engine.start().recover(sorter).entries
         assert {entry.queue_id: entry.lane for entry in entries} == wanted
@@ -183,6 +184,7 @@ class HandingOver:
         assert spool.load(whole).left == (0, 1, 2)
         spool.mark({whole: dict.fromkeys(range(3), RELAYED)})
         spool.finish([whole])
+        spool.commit()
         for _ in range(2):
             spool.close()
             spool = engine.start()
