@@ -119,6 +119,7 @@ def carry_over(
     carried = Carried()
     for messages in _batches(_loaded(source, entries, carried, on_step)):
         _adopt(source, target, messages, carried)
+        target.commit()
     target.adopt([], account())
     target.commit()
     return carried

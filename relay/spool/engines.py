@@ -16,6 +16,9 @@ from relay.policy.model import Policy, SpoolEngine
 from relay.spool.durable import Disk, opened
 from relay.spool.finding import Inspection
 from relay.spool.interface import Intake, Spool
+from relay.spool.log import layout as log_layout
+from relay.spool.log.engine import LogSpool
+from relay.spool.log.intake import LogIntake
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.inspection import Inspector
 from relay.spool.maildir.intake import MaildirIntake, prepare
@@ -39,6 +42,10 @@ class Engine:
     """Whether a listener lives that could still accept mail once the pieces were moved away."""
 
 
+def _not_inspected(root: str, _disk: Disk) -> Inspection:
+    raise ValueError(f"{root} is of the engine log, which fsck does not look into yet")
+
+
 ENGINES: dict[str, Engine] = {
     SpoolEngine.MAILDIR: Engine(
         FORMAT,
@@ -47,6 +54,15 @@ ENGINES: dict[str, Engine] = {
         prepare,
         MaildirIntake,
         lambda root, disk: Inspector(root, disk).inspect(),
+    ),
+    SpoolEngine.LOG: Engine(
+        log_layout.FORMAT,
+        ("log", "long"),
+        LogSpool,
+        log_layout.prepare,
+        LogIntake,
+        _not_inspected,
+        log_layout.has_writers,
     ),
 }
 

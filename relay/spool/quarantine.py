@@ -59,6 +59,24 @@ class Quarantine:
         self.count += 1
         return True
 
+    def keep(self, name: str, content: bytes, fault: str) -> None:
+        """Write what is damaged into a file of its own, and tell of it.  Raises OSError."""
+        folder = corrupt_folder(self._root)
+        path, number = f"{folder}/{name}", 0
+        while (length := self._disk.length(path)) is not None:
+            if length == len(content):
+                return  # by a start that did not get to remember it
+            number += 1
+            path = f"{folder}/{name}.{number}"
+        self._on_corrupt(describe(name), fault)
+        with opened(self._disk, self._disk.open_new(path)) as fd:
+            self._disk.write_all(fd, content)
+            # Crash here: a part of it; what it was taken from is still there.
+            self._disk.sync(fd)
+        self._disk.sync_directory(folder)
+        self.moved += 1
+        self.count += 1
+
     def move_unusable(self, path: str, error: OSError, prefix: str) -> None:
         """Move it, or leave it if the disk only fails now.  Raises an error about us or the disk itself."""
         if is_not_now(error):

@@ -62,7 +62,7 @@ def keep(disk: Disk, layout: Layout, queue_id: QueueId, replies: Sequence[Note],
 
     Raises OSError.
     """
-    cut = [replace(note, diagnostic=(note.diagnostic or "")[:LONGEST_REPLY]) for note in replies]
+    cut = cut_short(replies)
     path = layout.notes(queue_id)
     with opened(disk, disk.open_append(path)) as fd:
         _write(disk, fd, cut)
@@ -71,9 +71,17 @@ def keep(disk: Disk, layout: Layout, queue_id: QueueId, replies: Sequence[Note],
         # Crash here: the long file is in force.
         draft = layout.file("notes.new")
         with opened(
-            disk, put_in_place(disk, path, _shortened(raw), draft=draft, clear_the_way=_clearing(disk))
+            disk, put_in_place(disk, path, shortened(raw), draft=draft, clear_the_way=_clearing(disk))
         ):
             pass
+
+
+def cut_short(replies: Sequence[Note]) -> list[Note]:
+    return [replace(note, diagnostic=(note.diagnostic or "")[:LONGEST_REPLY]) for note in replies]
+
+
+def encode(notes: Sequence[Note]) -> bytes:
+    return b"\n".join(map(_line, notes)) + b"\n"
 
 
 def _clearing(disk: Disk) -> Callable[[str], None]:
@@ -85,7 +93,7 @@ def _clearing(disk: Disk) -> Callable[[str], None]:
     return clear_the_way
 
 
-def _shortened(raw: bytes) -> bytes:
+def shortened(raw: bytes) -> bytes:
     """Return the last failure and the last deferral of each recipient, with how many there were."""
     last: dict[tuple[int, bool], Note] = {}
     for note in _parsed(raw):
@@ -98,7 +106,7 @@ def _shortened(raw: bytes) -> bytes:
 def _write(disk: Disk, fd: int, notes: Sequence[Note]) -> None:
     # A line that a crash or a full disk tore must not swallow the first of ours.
     start = b"\n" if disk.size(fd) else b""
-    disk.write_all(fd, start + b"\n".join(map(_line, notes)) + b"\n")
+    disk.write_all(fd, start + encode(notes))
 
 
 def _line(note: Note) -> bytes:
@@ -118,13 +126,18 @@ def read(disk: Disk, layout: Layout, queue_id: QueueId) -> list[Note]:
     raw = _read(disk, layout.notes(queue_id))
     if raw is None:
         raw = _read(disk, layout.notes(queue_id))
-    latest: dict[int, Note] = {}
+    return latest(raw or b"")
+
+
+def latest(raw: bytes) -> list[Note]:
+    """Return the last word on each recipient, with the attempts counted."""
+    last: dict[int, Note] = {}
     deferrals: dict[int, int] = {}
-    for note in _parsed(raw or b""):
-        latest[note.index] = note
+    for note in _parsed(raw):
+        last[note.index] = note
         if note.reason == DEFERRED:
             deferrals[note.index] = deferrals.get(note.index, 0) + note.attempts
-    return [_counted(latest[index], deferrals.get(index, 0)) for index in sorted(latest)]
+    return [_counted(last[index], deferrals.get(index, 0)) for index in sorted(last)]
 
 
 def _counted(note: Note, deferrals: int) -> Note:

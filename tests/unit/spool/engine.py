@@ -55,6 +55,8 @@ class OnModel(Protocol):
     """An engine on the model of a disk: all that the crash suite knows of it."""
 
     root: str
+    is_durable_at_once: bool
+    """What is called is durable when the call returns, and not only when `commit` does."""
 
     def sender(self, disk: ModelDisk, clock: FakeClock, on_corrupt: Callable[[str, str], None]) -> Spool:
         """Start a sender on a view of the disk; it has not recovered yet."""

@@ -73,6 +73,8 @@ class MaildirEngine:
 class MaildirOnModel:
     """See tests.unit.spool.engine.OnModel."""
 
+    is_durable_at_once = True
+
     def __init__(self, root: str) -> None:
         self.root = root
 

@@ -87,6 +87,7 @@ def live_on(
     _check_found(trace, sender, recovery, counts=counts)
     sender.end_what_is_done()
     sender.report_what_is_owed(sorted(sender.queue))
+    sender.commit()
     if record:
         # What comes in after a crash is as safe as what came before it.
         world.listener(seed=len(trace.offered)).offer(ONE_MORE)
@@ -121,6 +122,10 @@ def _check_found(trace: Trace, sender: Sender, recovery: Recovered, *, counts: b
     if len(set(taken)) != len(taken) or set(taken) & {e.queue_id for e in recovery.entries}:
         raise Violation("a message is queued twice")
     messages = {queue_id: sender.spool.load(queue_id) for queue_id in sender.queue}
+    # A message that is gone took the commit along that ended it: all of that is durable.
+    gone = {key: status for key, status in trace.called.items() if key[0] not in messages}
+    trace.marked.update({key: status for key, status in gone.items() if key[0] in trace.finishing})
+    trace.called.clear()
     for queue_id in trace.offered:
         if queue_id in messages:
             check_present(trace, messages[queue_id], sender)

@@ -46,6 +46,8 @@ class Trace:
     """Durable reasons."""
     marked: dict[tuple[QueueId, int], Status] = field(default_factory=dict)
     """Durable status bytes."""
+    called: dict[tuple[QueueId, int], Status] = field(default_factory=dict)
+    """Status bytes that may be durable: their commit has not returned."""
     finishing: set[QueueId] = field(default_factory=set)
     """`finish` was called."""
     warned: set[QueueId] = field(default_factory=set)
@@ -62,6 +64,7 @@ class Trace:
 
     def crash(self) -> None:
         """Note which recipients may be tried again: those in the one window for a duplicate."""
+        self.called = {key: status for key, status in self.called.items() if key not in self.marked}
         if self.waits_after_a_crash:
             self.reports_wait = sys.maxsize
         for key, fates in self.fates.items():
@@ -73,7 +76,8 @@ class Trace:
         offered = [(q, e.reverse_path, e.recipients, c) for q, (e, c) in self.offered.items()]
         fates = [(key, *(status.name for status in fates)) for key, fates in self.fates.items()]
         marked = [(key, status.name) for key, status in self.marked.items()]
-        sets = (self.accepted, self.refused, self.finishing, self.warned, offered, fates, marked)
+        called = [(key, status.name) for key, status in self.called.items()]
+        sets = (called, self.accepted, self.refused, self.finishing, self.warned, offered, fates, marked)
         held = [(queue_id, str(is_held)) for queue_id, is_held in self.held.items()]
         reports = [("wait", self.reports_wait, self.waits_after_a_crash), *self.told_of.items()]
         rest = (self.noted.items(), held, self.excused.items(), reports)
@@ -87,6 +91,7 @@ class Trace:
             {key: list(fates) for key, fates in self.fates.items()},
             dict(self.noted),
             dict(self.marked),
+            dict(self.called),
             set(self.finishing),
             set(self.warned),
             dict(self.held),
@@ -167,6 +172,8 @@ class Sender:
         self.clock = clock
         self.trace = trace
         self.queue: set[QueueId] = set()
+        self._once_durable: list[Callable[[], None]] = []
+        self._is_durable_at_once = engine.is_durable_at_once
         self.on_full: Callable[[], None] | None = None
         """Called before what did not fit is written again; without it, SpoolFull goes up."""
         self.spool = engine.sender(disk, clock, no_corruption)
@@ -185,6 +192,21 @@ class Sender:
                 # What recovery returns is durable, whoever wrote it.
                 self.trace.marked.setdefault((message.queue_id, index), status)
         self._end([message.queue_id for message in done])
+        self.commit()
+
+    def commit(self) -> None:
+        """Make durable what was called, and remember that it is."""
+        self.spool.commit()
+        for remember in self._once_durable:
+            remember()
+        self._once_durable.clear()
+
+    def _once(self, remember: Callable[[], None]) -> None:
+        """Remember something once it is durable."""
+        if self._is_durable_at_once:
+            remember()
+        else:
+            self._once_durable.append(remember)
 
     def take(self) -> list[QueueId]:
         taken = [entry.queue_id for entry in self.spool.take(MOST)]
@@ -202,6 +224,7 @@ class Sender:
         while True:
             try:
                 self._write(marks)
+                self.commit()
             except SpoolFull:
                 if self.on_full is None:
                     raise
@@ -215,13 +238,13 @@ class Sender:
             for queue_id, of_message in marks.items()
         }
         self.spool.note({queue_id: of_message for queue_id, of_message in notes.items() if of_message})
-        self.spool.commit()
-        for queue_id, written in notes.items():
-            self.trace.noted.update({(queue_id, note.index): note.diagnostic or "" for note in written})
+        noted = {(q, note.index): note.diagnostic or "" for q, its in notes.items() for note in its}
+        self._once(lambda: self.trace.noted.update(noted))
+        marked = {(q, index): status for q, its in marks.items() for index, status in its.items()}
+        if not self._is_durable_at_once:
+            self.trace.called.update(marked)
         self.spool.mark(marks)
-        self.spool.commit()
-        for queue_id, of_message in marks.items():
-            self.trace.marked.update({(queue_id, index): status for index, status in of_message.items()})
+        self._once(lambda: self.trace.marked.update(marked))
         for queue_id in marks:
             if left := self._left(queue_id):
                 self.spool.keep_replies(queue_id, self._deferrals(left))
@@ -241,7 +264,6 @@ class Sender:
 
     def _report_meanwhile(self, queue_id: QueueId) -> None:
         self.spool.mark_reported(queue_id, self._report(queue_id))
-        self.spool.commit()
 
     def _load(self, queue_id: QueueId) -> Message:
         try:
@@ -256,7 +278,7 @@ class Sender:
     def hold(self, *queue_ids: QueueId, release: bool = False) -> None:
         self.trace.held.update(dict.fromkeys(queue_ids))
         (self.spool.release if release else self.spool.hold)(*queue_ids)
-        self.spool.commit()
+        self.commit()
         self.trace.held.update(dict.fromkeys(queue_ids, not release))
 
     def warn(self, queue_id: QueueId) -> None:
@@ -267,10 +289,9 @@ class Sender:
         self.trace.offered.setdefault(own, (warning, b"Subject: late\r\n\r\n"))
         if self.spool.publish_report(own, *self.trace.offered[own]) and own in self.trace.finishing:
             raise Violation(f"{queue_id}: its sender is warned a second time")
-        self.spool.commit()
-        self.trace.accepted.add(own)
+        self._once(lambda: self.trace.accepted.add(own))
         self.spool.mark_warned(queue_id)
-        self.spool.commit()
+        self.commit()
         self.trace.warned.add(queue_id)
 
     def warn_after_a_start(self) -> None:
@@ -298,7 +319,8 @@ class Sender:
     def _left(self, queue_id: QueueId) -> tuple[int, ...]:
         """Return what is left to do, as the service knows it from its own memory."""
         count = len(self.trace.offered[queue_id][0].recipients)
-        return tuple(index for index in range(count) if (queue_id, index) not in self.trace.marked)
+        ended = self.trace.marked.keys() | self.trace.called.keys()
+        return tuple(index for index in range(count) if (queue_id, index) not in ended)
 
     def _upstream_says(self, queue_id: QueueId, index: int, status: Status) -> None:
         if (queue_id, index) in self.trace.marked:
@@ -324,7 +346,6 @@ class Sender:
                 self._report(queue_id)
         self.trace.finishing |= set(queue_ids)
         self.spool.finish(queue_ids)
-        self.spool.commit()
         self.queue -= set(queue_ids)
 
     def _report(self, queue_id: QueueId) -> tuple[int, ...]:
@@ -333,7 +354,8 @@ class Sender:
         if owed is None:
             raise Violation(f"{queue_id} owes a report no more")
         own, failed = owed.report_id, owed.indices
-        if missing := [index for index in failed if (queue_id, index) not in self.trace.marked]:
+        marked = self.trace.marked.keys() | self.trace.called.keys()
+        if missing := [index for index in failed if (queue_id, index) not in marked]:
             raise Violation(f"{queue_id}: {missing} are reported and not marked: a crash sends to them again")
         notes = self.spool.notes(queue_id)
         known = {note.index: note.diagnostic for note in notes if note.reason != DEFERRED}
@@ -352,8 +374,7 @@ class Sender:
             raise Violation(f"{queue_id}: another report than before")
         if is_new and own in self.trace.finishing:
             raise Violation(f"{queue_id} is reported a second time")
-        self.spool.commit()
-        self.trace.accepted.add(own)
+        self._once(lambda: self.trace.accepted.add(own))
         return failed
 
 

@@ -1,0 +1,157 @@
+"""Room: segments of which nothing is needed go, and what lives in a mostly dead one is copied forward.
+
+Bound: all segments that are not added to are at most twice what is needed of them and two segments more.  So
+a held message pins no segment for long, and a byte is copied only when at least as many died.
+Guarantees: what is copied is durable before its segment goes; that a segment is gone is durable before
+anything is let go that only it needed.  Crash here, between copy and removal: the copy counts.
+"""
+
+import contextlib
+
+from relay.mail.envelope import QueueId
+from relay.spool.durable import Disk
+from relay.spool.identity import subject_of
+from relay.spool.interface import Corrupt
+from relay.spool.log import facts as said
+from relay.spool.log import segments as of_segments
+from relay.spool.log.journal import Journal
+from relay.spool.log.layout import Layout
+from relay.spool.log.queued import Queued
+from relay.spool.log.record import HEADER_BYTES, INLINE, MESSAGES, MOVED, MOVED_LONG, New, Record
+from relay.spool.log.segments import Segments, handle_of, offset_of
+from relay.spool.log.stream_reader import Window, items
+from relay.spool.log.streams import Streams
+from relay.spool.maildir import notes
+from relay.spool.os_errors import faults
+
+_COPIED_AT_ONCE = 4 * 1024 * 1024
+
+
+class Cleaner:
+    def __init__(
+        self,
+        disk: Disk,
+        layout: Layout,
+        segments: Segments,
+        queued: Queued,
+        journal: Journal,
+        streams: Streams,
+    ) -> None:
+        self._disk = disk
+        self._layout = layout
+        self._segments = segments
+        self._queued = queued
+        self._journal = journal
+        self._streams = streams
+
+    def remove_dead(self) -> int:
+        """Remove segments of which nothing is needed; return how many."""
+        removed = 0
+        while dead := [handle for handle, segment in self._segments if segment.is_dead]:
+            with faults("removal"):
+                for handle in dead:
+                    # Crash here: some are gone, some are not; of none anything is needed.
+                    for path in (self._segments.path(handle), self._summary(handle)):
+                        with contextlib.suppress(FileNotFoundError):
+                            self._disk.unlink(path)
+                self._disk.sync_directory(self._layout.log)
+            for handle in dead:
+                self._segments.forget(handle)
+            removed += len(dead)
+        if removed:
+            with faults("removal"):
+                self._streams.forget_removed({segment.name.stream for _, segment in self._segments})
+        return removed
+
+    def _summary(self, handle: int) -> str:
+        return self._layout.summary(self._segments[handle].name)
+
+    @property
+    def is_crowded(self) -> bool:
+        return self._segments.done_bytes > 2 * self._segments.live_bytes + 2 * of_segments.SEGMENT_BYTES
+
+    def clean(self) -> None:
+        """Copy what lives in the segment with the least of it.  Nothing may be pending."""
+        done = [(h, s) for h, s in self._segments if s.is_done and not s.is_pinned and s.live_bytes < s.end]
+        if done:
+            handle, _ = min(done, key=lambda each: each[1].live_bytes / each[1].end)
+            self._copy(handle)
+            self.remove_dead()
+
+    def _copy(self, handle: int) -> None:
+        segment = self._segments[handle]
+        window = Window(lambda size, offset: self._segments.pread(handle, size, offset), segment.end)
+        records: list[New] = []
+        said_anew: set[QueueId] = set()
+        tellers: set[int] = set()
+        size = 0
+        for each in items(window, segment.mark, HEADER_BYTES):
+            if not isinstance(each, Record):
+                continue
+            some = self._of(handle, each, said_anew)
+            records += some
+            size += sum(len(new.payload) for new in some)
+            if size > _COPIED_AT_ONCE:
+                tellers.add(self._journal.write(records))
+                records, size = [], 0
+        if records:
+            tellers.add(self._journal.write(records))
+        self._segments.hand_over_needs(handle, tellers)
+
+    def _of(self, handle: int, each: Record, said_anew: set[QueueId]) -> list[New]:
+        """Return what is to be written of a record that is still needed."""
+        queue_id = each.queue_id
+        place = self._queued.places.get(queue_id)
+        if each.kind in MESSAGES:
+            if place is None or handle_of(place) != handle or offset_of(place) != each.at:
+                return []
+            kind = MOVED if each.kind in INLINE else MOVED_LONG
+            return [New(kind, queue_id, each.payload, each.number)]
+        if each.kind in (said.FINISHED, said.GONE, said.ASIDE):
+            return self._end_of(handle, each)
+        facts = self._queued.facts.get(queue_id)
+        if facts is None or queue_id in said_anew or all(handle_of(p) != handle for p in facts.places):
+            return []
+        said_anew.add(queue_id)
+        return [self.said_anew(queue_id)]
+
+    def _end_of(self, handle: int, each: Record) -> list[New]:
+        """Return an end again as long as what it is about may come back: counted already."""
+        records: list[New] = []
+        if self._is_needed_end(handle, each):
+            records.append(New(said.GONE, each.queue_id))
+        subject = subject_of(each.queue_id)
+        facts = None if subject is None else self._queued.facts.get(subject)
+        if subject is not None and facts is not None and any(handle_of(p) == handle for p in facts.places):
+            # It tells of a report that must not be published again.
+            records.append(self.said_anew(subject))
+        return records
+
+    def _is_needed_end(self, handle: int, each: Record) -> bool:
+        return each.queue_id not in self._queued.places and any(
+            handle in segment.needs for _, segment in self._segments
+        )
+
+    def said_anew(self, queue_id: QueueId) -> New:
+        """Return all that was said of a message, as one record."""
+        facts = self._queued.facts_of(queue_id)
+        raw = notes.shortened(self.notes_of(queue_id))
+        return New(said.SNAPSHOT, queue_id, said.encode_snapshot(facts, raw))
+
+    def notes_of(self, queue_id: QueueId) -> bytes:
+        """Return the notes about a message as they were written; what cannot be read is left out."""
+        facts = self._queued.facts.get(queue_id)
+        pieces: list[bytes] = []
+        for note in facts.notes if facts is not None else ():
+            pieces.append(note if isinstance(note, bytes) else self._read_notes(note))
+        return b"\n".join(pieces)
+
+    def _read_notes(self, place: int) -> bytes:
+        with contextlib.suppress(OSError, Corrupt):
+            raw = self._segments.pread(handle_of(place), of_segments.length_of(place), offset_of(place))
+            found = next(
+                items(Window(lambda s, o: raw[o : o + s], len(raw)), self._segments[handle_of(place)].mark, 0)
+            )
+            if isinstance(found, Record):
+                return found.payload
+        return b""

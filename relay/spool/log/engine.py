@@ -1,0 +1,537 @@
+"""The log engine: the sender's side.
+
+For the one sender that holds the spool's lock, from one thread at a time.
+Guarantees: what was called is seen by every read at once, and durable, in order and as one group, when
+`commit` returned.  Assumes: nobody adds to the sender's stream but the holder of the lock.
+Does not: decide what becomes of a message, or build reports.
+"""
+
+import contextlib
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+
+from relay.clock import Clock
+from relay.mail.envelope import Envelope, QueueId
+from relay.queue.sorting import Sorter
+from relay.spool import quarantine
+from relay.spool.durable import Disk
+from relay.spool.headroom import Reserve, gives_way
+from relay.spool.interface import (
+    Absent,
+    Account,
+    Adopted,
+    Corrupt,
+    Entry,
+    Message,
+    Note,
+    OwedReport,
+    Recovery,
+    SetAside,
+    SpoolFault,
+    Status,
+    Totals,
+    Unreadable,
+)
+from relay.spool.ledger import fates_of
+from relay.spool.lock import take_lock
+from relay.spool.log import adoption, content, message, recovery
+from relay.spool.log import facts as said
+from relay.spool.log.cleaning import Cleaner
+from relay.spool.log.journal import Journal
+from relay.spool.log.layout import Layout, prepare
+from relay.spool.log.message import Messages
+from relay.spool.log.queued import UNPLACED, Queued
+from relay.spool.log.record import INLINE, MESSAGE, New, Record
+from relay.spool.log.segments import Segments, handle_of, length_of, offset_of
+from relay.spool.log.stream_reader import Damage
+from relay.spool.log.streams import Streams
+from relay.spool.maildir import files, notes
+from relay.spool.maildir.files import absence
+from relay.spool.maildir.message_file import Opened, checksum
+from relay.spool.maildir.recent import Recent
+from relay.spool.os_errors import faults, is_not_now, is_our_own_lack
+from relay.spool.quarantine import Quarantine, make_trigger
+
+RECOVERED_AT_ONCE = 500
+
+
+class LogSpool:
+    def __init__(
+        self,
+        root: str,
+        disk: Disk,
+        clock: Clock,
+        on_corrupt: Callable[[str, str], None] = lambda _n, _w: None,
+    ) -> None:
+        """Take the spool.  Raises SpoolBusy, OSError, and ValueError for one of another format.
+
+        `on_corrupt` is told the name and the fault of each thing that is set aside.
+        """
+        prepare(root, disk)
+        self._layout = Layout(root)
+        self._disk = disk
+        self._clock = clock
+        self._lock_fd = take_lock(root, disk)
+        self._aside = Quarantine(disk, root, on_corrupt)
+        try:
+            make_trigger(disk, root, self._aside)
+        except BaseException:
+            disk.close(self._lock_fd)
+            raise
+        self._reserve = Reserve(root, disk)
+        self._reserve.keep()
+        self._long = content.LongContent(disk, self._layout)
+        self._messages = Messages(disk, self._layout)
+        self._segments = Segments(disk, self._layout)
+        self._queued = Queued(self._segments)
+        self._journal = Journal(disk, self._layout, self._segments, self._queued)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Know nothing yet of what is on the disk."""
+        self._segments.close()
+        self._segments = Segments(self._disk, self._layout)
+        self._queued = Queued(self._segments)
+        self._journal.start_over(self._segments, self._queued)
+        self._streams = Streams(
+            self._disk, self._layout, self._segments, self._queued, self._aside, self._meet_damage
+        )
+        self._cleaner = Cleaner(
+            self._disk, self._layout, self._segments, self._queued, self._journal, self._streams
+        )
+        self._memory = Recent()
+        self._reports: list[QueueId] = []
+        """Queued by us and not taken yet."""
+        self._unread: list[QueueId] = []
+        """Messages that the disk did not give us."""
+        self._long_ended: list[QueueId] = []
+        self._said_of: set[QueueId] = set()
+        """Messages of which something was called since the last commit."""
+        self._damages = 0
+
+    def recover(self, sorter: Sorter | None = None, on_step: Callable[[], None] = lambda: None) -> Recovery:
+        self.commit()
+        self._streams.close()
+        self._begin()
+        return self._recovered(sorter, on_step)
+
+    def _recovered(self, sorter: Sorter | None, on_step: Callable[[], None]) -> Recovery:
+        self._aside.stuck.clear()
+        moved = self._aside.moved
+        quarantine.clear_the_way(self._disk, self._layout.root, self._aside, {})
+        # Who named what is there may have been killed before that was durable.
+        self._disk.sync_directory(self._layout.log)
+        # Before the streams are read: what is whole and held by nobody has its record by now, or never.
+        drafts, whole = content.unlocked(self._disk, self._layout, self._aside)
+        abandoned = content.remove_drafts(self._disk, self._layout, drafts)
+        self._streams.drain(on_step)
+        own = self._journal.end
+        numbers = self._streams.senders
+        end = recovery.replay(self._segments, self._queued, numbers, self._meet_damage, on_step, own)
+        self._journal.go_on(*end, max(numbers, default=0))
+        abandoned += self._remove_orphans(whole)
+        for queue_id, recipients in self._queued.suspects.items():
+            self._end_aside(queue_id, recipients)
+        removed = self._forget_what_was_removed()
+        entries: list[Entry] = []
+        resumed = 0
+        for batch in self._read_all(sorter, on_step):
+            for opened in batch:
+                entry = opened.entry(is_held=self._queued.is_held(opened.queue_id))
+                entries.append(entry)
+                resumed += 0 < entry.recipients_left < len(opened.statuses)
+        self._cleaner.remove_dead()
+        assert self._queued.account.aside is not None
+        return Recovery(
+            tuple(entries),
+            self._aside.count,
+            abandoned,
+            0,
+            sum(self._queued.account.aside.values()),
+            accepted=0,
+            resumed=resumed,
+            set_aside=self._aside.moved - moved,
+            removed_recipients=removed,
+            damaged_lines=self._damages,
+        )
+
+    def _read_all(self, sorter: Sorter | None, on_step: Callable[[], None]) -> Iterator[list[Opened]]:
+        """Read what is queued, oldest first, some at a time; set aside what is damaged."""
+        queue_ids = sorted(self._queued.places)
+        for start in range(0, len(queue_ids), RECOVERED_AT_ONCE):
+            batch = []
+            for queue_id in queue_ids[start : start + RECOVERED_AT_ONCE]:
+                on_step()
+                try:
+                    opened = self._read(queue_id, sorter=sorter)
+                except (Absent, Corrupt):
+                    continue
+                except Unreadable:
+                    self._unread.append(queue_id)
+                    continue
+                self._mark_what_was_reported(opened)
+                batch.append(opened)
+            yield batch
+
+    def _mark_what_was_reported(self, opened: Opened) -> None:
+        """Remember that a report is there which a crash left without its marks.
+
+        Another recipient that joined those that it tells of would change the id of their report.
+        """
+        if Status.TODO not in opened.statuses or (owed := opened.owed_report) is None:
+            return
+        own = owed.report_id
+        if own in self._queued.places or self._queued.has_ended(own):
+            self._call(New(said.TOLD, opened.queue_id, said.encode_told(owed.indices)))
+            opened.reported.update(owed.indices)
+
+    def _remove_orphans(self, whole: Sequence[QueueId]) -> int:
+        """Remove long content without a record: nobody was promised it, or its message ended."""
+        removed = 0
+        for queue_id in whole:
+            if queue_id in self._queued.places:
+                continue
+            path = self._layout.content(queue_id)
+            if self._damages:
+                # Its record may be what is damaged.
+                self._aside.move(path, "content whose record is not there")
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                self._disk.unlink(path)
+                removed += 1
+        return removed
+
+    def _forget_what_was_removed(self) -> int:
+        """Count as deleted what somebody removed from corrupt/; return how many recipients."""
+        there = {quarantine.subject_name(name) for name in self._aside.recount()}
+        aside = self._queued.account.aside
+        assert aside is not None
+        removed = 0
+        for queue_id in [each for each in aside if each not in there]:
+            removed += aside[queue_id]
+            self._call(New(said.REMOVED, queue_id))
+        return removed
+
+    @gives_way
+    def commit(self) -> None:
+        for queue_id in self._queued.crowded(self._said_of):
+            self._journal.call(self._cleaner.said_anew(queue_id))
+        self._said_of.clear()
+        if not self._journal.has_pending:
+            return
+        self._journal.commit()
+        self._said_of.clear()
+        for queue_id in self._long_ended:
+            self._long.remove(queue_id)
+        self._long_ended.clear()
+        self._cleaner.remove_dead()
+        if self._cleaner.is_crowded:
+            self._cleaner.clean()
+
+    @gives_way
+    def take(self, most: int, sorter: Sorter | None = None) -> list[Entry]:
+        """Take fewer when we lack descriptors or memory: the rest is still there the next time."""
+        self._reserve.keep()
+        if self._reports:
+            self.commit()
+        taken: list[Opened] = []
+        for queue_id in self._some_of(self._reports, most):
+            with contextlib.suppress(Absent, Corrupt):
+                taken.append(self._read(queue_id, sorter=sorter))
+        for queue_id in self._some_of(self._unread, most - len(taken)):
+            with contextlib.suppress(Absent, Corrupt, Unreadable):
+                taken.append(self._read(queue_id, sorter=sorter))
+        with faults("log"):
+            records = self._streams.take(most - len(taken))
+        taken += self._opened(records, sorter)
+        for opened in taken:
+            self._memory.keep(opened)
+        return [opened.entry(is_held=self._queued.is_held(opened.queue_id)) for opened in taken]
+
+    @staticmethod
+    def _some_of(waiting: list[QueueId], most: int) -> list[QueueId]:
+        some = waiting[: max(0, most)]
+        del waiting[: len(some)]
+        return some
+
+    def _opened(self, records: Sequence[Record], sorter: Sorter | None) -> list[Opened]:
+        taken = []
+        for found in records:
+            try:
+                taken.append(self._messages.of(found, sorter=sorter))
+            except (Corrupt, Absent) as fault:
+                self._set_aside(found.queue_id, str(fault), found.payload, found.number)
+            except OSError as error:
+                if not (isinstance(error, Unreadable) or is_our_own_lack(error)):
+                    raise SpoolFault(f"log: {error.strerror}") from error
+                self._unread.append(found.queue_id)
+        return taken
+
+    def sort(self, queue_ids: Sequence[QueueId], sorter: Sorter) -> dict[QueueId, Entry]:
+        sorted_anew = {}
+        for queue_id in queue_ids:
+            with contextlib.suppress(Absent, Corrupt, OSError):
+                opened = self._read(queue_id, sorter=sorter)
+                sorted_anew[queue_id] = opened.entry(is_held=self._queued.is_held(queue_id))
+        return sorted_anew
+
+    def at_hand(self, queue_id: QueueId) -> Message | None:
+        known = self._memory.whole(queue_id)
+        return None if known is None else known.message(is_held=self._queued.is_held(queue_id))
+
+    def load(self, queue_id: QueueId) -> Message:
+        self._memory.forget(queue_id)
+        opened = self._read(queue_id)
+        loaded = opened.message(is_held=self._queued.is_held(queue_id))
+        self._memory.remember(opened)
+        return loaded
+
+    def content(self, queue_id: QueueId) -> Generator[bytes, None, None]:
+        found = self._record(queue_id)
+        if found.kind in INLINE:
+            opened = message.decode(queue_id, found.payload)
+            yield opened.content or b""
+            return
+        path = self._layout.content(queue_id)
+        try:
+            with absence(queue_id):
+                yield from files.stream(self._disk, path, queue_id)
+        except Corrupt as fault:
+            self._set_aside(queue_id, str(fault), b"", found.number)
+            raise
+
+    def note(self, noted: Mapping[QueueId, Sequence[Note]]) -> None:
+        for queue_id, its in noted.items():
+            if queue_id in self._queued.places:
+                self._call(New(said.NOTES, queue_id, notes.encode(its)))
+
+    def keep_replies(self, queue_id: QueueId, replies: Sequence[Note]) -> None:
+        if queue_id in self._queued.places:
+            self._call(New(said.NOTES, queue_id, notes.encode(notes.cut_short(replies))))
+
+    def notes(self, queue_id: QueueId) -> list[Note]:
+        return notes.latest(self._cleaner.notes_of(queue_id))
+
+    def mark(self, marks: Mapping[QueueId, Mapping[int, Status]]) -> None:
+        lost: Absent | Corrupt | None = None
+        for queue_id, of_message in marks.items():
+            if self._queued.has_ended(queue_id):
+                continue
+            try:
+                new = self._not_marked_yet(self._known(queue_id), of_message)
+            except (Absent, Corrupt) as loss:
+                lost = loss
+                continue
+            if new:
+                self._call(New(said.MARKS, queue_id, said.encode_marks(new)))
+                self._overlay_known(queue_id)
+        if lost is not None:
+            raise lost
+
+    @staticmethod
+    def _not_marked_yet(known: Opened, marks: Mapping[int, Status]) -> dict[int, Status]:
+        new = {}
+        for index, status in marks.items():
+            before = known.statuses[index]
+            if before is Status.TODO:
+                new[index] = status
+            elif before is not status:
+                raise SpoolFault(f"{known.queue_id}: recipient {index} is {before.name} already")
+        return new
+
+    def mark_warned(self, queue_id: QueueId) -> None:
+        self._known(queue_id)
+        self._call(New(said.WARNED, queue_id))
+        self._overlay_known(queue_id)
+
+    def owed_report(self, queue_id: QueueId) -> OwedReport | None:
+        if self._queued.has_ended(queue_id):
+            return None
+        return self._known(queue_id).owed_report
+
+    def mark_reported(self, queue_id: QueueId, told: Sequence[int]) -> None:
+        self._known(queue_id)
+        self._call(New(said.TOLD, queue_id, said.encode_told(told)))
+        self._overlay_known(queue_id)
+
+    def postpone(self, queue_id: QueueId, next_attempt_at_ns: int) -> None:
+        # What waits for hours need not be in memory.
+        self._memory.forget(queue_id)
+        if queue_id in self._queued.places:
+            self._call(New(said.POSTPONED, queue_id, said.encode_instant(next_attempt_at_ns)))
+
+    def publish_report(self, queue_id: QueueId, envelope: Envelope, content: bytes) -> bool:
+        if queue_id in self._queued.places or self._queued.has_ended(queue_id):
+            return False
+        header, tail = message.encode(
+            queue_id, envelope, len(content), checksum(content), self._clock, eight_bit=not content.isascii()
+        )
+        payload = b"".join((header, content, tail))
+        self._journal.publish(New(MESSAGE, queue_id, payload, len(envelope.recipients)))
+        self._reports.append(queue_id)
+        return True
+
+    def make_room(self) -> bool:
+        return self._reserve.spend()
+
+    def finish(self, queue_ids: Sequence[QueueId]) -> None:
+        for queue_id in queue_ids:
+            if queue_id not in self._queued.places:
+                continue  # called again
+            try:
+                statuses = self._known(queue_id).statuses
+            except (Absent, Corrupt):
+                continue
+            if Status.TODO in statuses:
+                raise AssertionError(f"{queue_id} is to be removed with recipients to do")
+            fates = said.encode_fates(fates_of(statuses))
+            self._long_ended.append(queue_id)
+            self._memory.forget(queue_id)
+            self._journal.call(New(said.FINISHED, queue_id, fates, len(statuses)))
+
+    def hold(self, *queue_ids: QueueId) -> None:
+        self._hold(queue_ids, said.HELD)
+
+    def release(self, *queue_ids: QueueId) -> None:
+        self._hold(queue_ids, said.RELEASED)
+
+    def _hold(self, queue_ids: Sequence[QueueId], kind: bytes) -> None:
+        lost: Absent | None = None
+        for queue_id in queue_ids:
+            if queue_id not in self._queued.places:
+                lost = Absent(queue_id)
+            elif self._queued.is_held(queue_id) != (kind == said.HELD):
+                self._call(New(kind, queue_id))
+        if lost is not None:
+            raise lost
+
+    def account(self) -> Account:
+        return adoption.account_of(self._queued.account, self._queued.facts)
+
+    @gives_way
+    def adopt(self, adopted: Sequence[Adopted], account: Account | None = None) -> None:
+        for each in adopted:
+            queue_id = each.message.queue_id
+            if queue_id in self._queued.places:
+                continue
+            with faults("adopted messages"):
+                new = adoption.record_of(each, self._disk, self._long)
+            self._journal.publish(new)
+            if (facts := adoption.facts_of(each)) is not None:
+                self._journal.call(facts)
+        if account is not None:
+            for new in adoption.records_of(account, self._queued.account):
+                self._journal.call(new)
+
+    def clean_up(self) -> int:
+        with faults("clean-up"):
+            drafts, _ = content.unlocked(self._disk, self._layout, self._aside)
+            removed = content.remove_drafts(self._disk, self._layout, drafts)
+            self._aside.recount()
+        return removed
+
+    def totals(self) -> Totals:
+        return self._queued.totals
+
+    def corrupt_count(self) -> int:
+        return self._aside.count
+
+    def set_aside_files(self, most: int) -> list[SetAside]:
+        with faults("corrupt"):
+            left = self._aside.left(most, ())
+            return left + [files.listed(self._disk, path) for path in self._aside.paths(most - len(left))]
+
+    def accepted_count(self) -> int:
+        with faults("log"):
+            return self._streams.waiting + len(self._reports)
+
+    def free(self) -> tuple[int, int | None]:
+        return self._disk.free(self._layout.log)
+
+    def close(self) -> None:
+        self._journal.close()
+        self._streams.close()
+        self._segments.close()
+        self._disk.close(self._lock_fd)
+
+    def _call(self, new: New) -> None:
+        self._said_of.add(QueueId(new.queue_id))
+        self._journal.call(new)
+
+    def _overlay_known(self, queue_id: QueueId) -> None:
+        known = self._memory.known(queue_id)
+        if known is not None:
+            self._laid_over(known)
+
+    def _laid_over(self, opened: Opened) -> Opened:
+        facts = self._queued.facts.get(opened.queue_id)
+        return opened if facts is None else facts.laid_over(opened)
+
+    def _known(self, queue_id: QueueId) -> Opened:
+        if queue_id not in self._queued.places:
+            raise Absent(queue_id)
+        known = self._memory.known(queue_id)
+        return known or self._memory.remember(self._read(queue_id))
+
+    def _read(self, queue_id: QueueId, *, sorter: Sorter | None = None) -> Opened:
+        """Read a message as it is now.  Raises Absent, Unreadable, and Corrupt after setting it aside."""
+        found = self._record(queue_id)
+        try:
+            return self._laid_over(self._messages.of(found, sorter=sorter))
+        except Corrupt as fault:
+            self._set_aside(queue_id, str(fault), found.payload, found.number)
+            raise
+        except Unreadable as error:
+            self._aside.tell_once(queue_id, f"cannot be read, and is left: {error.strerror}")
+            raise
+
+    def _record(self, queue_id: QueueId) -> Record:
+        if (place := self._queued.places.get(queue_id)) is None:
+            raise Absent(queue_id)
+        if place == UNPLACED:
+            self.commit()
+            place = self._queued.places[queue_id]
+        handle = handle_of(place)
+        try:
+            raw = self._segments.pread(handle, length_of(place), offset_of(place))
+        except OSError as error:
+            if not is_not_now(error):
+                raise
+            self._aside.tell_once(queue_id, f"cannot be read, and is left: {error.strerror}")
+            raise Unreadable(error.errno, error.strerror) from error
+        try:
+            return message.sound_record(raw, self._segments[handle].mark, queue_id, offset_of(place))
+        except Corrupt as fault:
+            recipients = message.recipients_of(raw, self._segments[handle].mark)
+            self._set_aside(queue_id, str(fault), message.payload_of(raw, queue_id), recipients)
+            raise
+
+    def _set_aside(self, queue_id: QueueId, fault: str, payload: bytes, recipients: int) -> None:
+        """Put what there is of a damaged message where people find it, and end it here."""
+        try:
+            if payload:
+                self._aside.keep(queue_id, payload, fault)
+            elif not self._aside.move(self._layout.content(queue_id), fault):
+                return
+        except OSError as error:
+            self._aside.tell_once(queue_id, f"{fault}; cannot be set aside: {error.strerror}")
+            return
+        self._memory.forget(queue_id)
+        self._end_aside(queue_id, recipients)
+
+    def _end_aside(self, queue_id: QueueId, recipients: int) -> None:
+        left = max(0, recipients - len(self._queued.statuses(queue_id)))
+        self._journal.call(New(said.ASIDE, queue_id, b"", left))
+
+    def _meet_damage(self, handle: int, damage: Damage) -> None:
+        """Set aside what is no sound record, and is none that a crash leaves."""
+        self._damages += 1
+        segment = self._segments[handle]
+        raw = self._segments.pread(handle, damage.end - damage.at, damage.at)
+        name = f"{segment.name.stream}.{segment.name.number:010d}-{damage.at}"
+        if damage.queue_id and damage.kind in INLINE:
+            name = damage.queue_id
+            raw = message.payload_of(raw, damage.queue_id)
+            # Whether it ended before says the sender's stream, which is read later.
+            self._queued.suspects[damage.queue_id] = damage.number
+        with contextlib.suppress(OSError):
+            self._aside.keep(name, raw, f"{damage.end - damage.at} bytes of a segment are damaged")

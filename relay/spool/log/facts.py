@@ -1,0 +1,197 @@
+"""What became of a queued message after it was accepted: records in the sender's stream.
+
+| kind | says | payload |
+| --- | --- | --- |
+| `M` | what became of recipients | index and status byte of each |
+| `N` | why, or what deferred recipients were told | notes, a JSON object a line |
+| `T` | the sender was told of these recipients | their indices |
+| `W`, `H`, `U` | the sender was warned of the delay; held; released | |
+| `P` | when it is tried next, a hint | an instant |
+| `S` | all of the above at once: nothing that was said before counts | JSON, then notes |
+| `F` | it ended | how many were relayed, bounced, expired, deleted |
+| `G` | it ended, and is counted elsewhere | |
+| `A`, `X` | it was set aside in corrupt/; somebody removed it from there | |
+| `C` | the account as it is behind this group | JSON |
+
+Encoding and decoding, and what the facts of one message come to.  No I/O.
+"""
+
+import json
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from relay.mail.envelope import QueueId
+from relay.spool.interface import Corrupt, Status
+from relay.spool.ledger import Fates
+from relay.spool.maildir.message_file import Opened
+
+MARKS = b"M"
+NOTES = b"N"
+TOLD = b"T"
+WARNED = b"W"
+HELD = b"H"
+RELEASED = b"U"
+POSTPONED = b"P"
+SNAPSHOT = b"S"
+FINISHED = b"F"
+GONE = b"G"
+ASIDE = b"A"
+REMOVED = b"X"
+ACCOUNT = b"C"
+OF_A_MESSAGE = frozenset({MARKS, NOTES, TOLD, WARNED, HELD, RELEASED, POSTPONED, SNAPSHOT})
+
+MOST_PLACES = 16
+"""Of the facts of one message; more of them are written anew as one."""
+_MARK = struct.Struct("<IB")
+_INDEX = struct.Struct("<I")
+_INSTANT = struct.Struct("<q")
+_FATES = struct.Struct("<IIII")
+_STATUSES = {status.value[0]: status for status in Status}
+
+
+class Facts:
+    """Of one message; most have none."""
+
+    __slots__ = (
+        "closed",
+        "is_held",
+        "is_warned",
+        "next_attempt_at_ns",
+        "notes",
+        "places",
+        "statuses",
+        "superseded",
+        "told",
+    )
+
+    def __init__(self) -> None:
+        self.statuses: dict[int, Status] = {}
+        self.told: set[int] = set()
+        self.is_held = False
+        self.is_warned = False
+        self.next_attempt_at_ns = 0
+        self.closed: set[str] = set()
+        """Its reports and warnings that ended before it: not to be published again."""
+        self.notes: list[int | bytes] = []
+        """Where notes are written; themselves while they are not."""
+        self.superseded = 0
+        """How many notes that have no place yet are in a later snapshot too."""
+        self.places: list[int] = []
+        """Of all records that say this."""
+
+    def apply(self, kind: bytes, payload: bytes) -> None:
+        """Take in what a record says, but for its notes.  Raises struct.error, ValueError for none of ours."""
+        if kind == MARKS:
+            self.statuses.update(decode_marks(payload))
+        elif kind == TOLD:
+            self.told.update(index for (index,) in _INDEX.iter_unpack(payload))
+        elif kind == WARNED:
+            self.is_warned = True
+        elif kind in (HELD, RELEASED):
+            self.is_held = kind == HELD
+        elif kind == POSTPONED:
+            (self.next_attempt_at_ns,) = _INSTANT.unpack(payload)
+        elif kind == SNAPSHOT:
+            self._take_all(json.loads(payload.partition(b"\n")[0]))
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return all but the notes as JSON has it; small where there is little."""
+        marks: dict[str, list[int]] = {}
+        for index, status in self.statuses.items():
+            marks.setdefault(status.value.decode(), []).append(index)
+        said: dict[str, Any] = {
+            "marks": marks,
+            "told": sorted(self.told),
+            "held": self.is_held,
+            "warned": self.is_warned,
+            "next": self.next_attempt_at_ns,
+            "closed": sorted(self.closed),
+        }
+        return {key: value for key, value in said.items() if value}
+
+    def _take_all(self, said: Mapping[str, Any]) -> None:
+        marks = said.get("marks", {})
+        self.statuses = {index: Status(mark.encode()) for mark, its in marks.items() for index in its}
+        self.told = set(said.get("told", ()))
+        self.is_held, self.is_warned = said.get("held", False), said.get("warned", False)
+        self.next_attempt_at_ns = said.get("next", 0)
+        self.closed = set(said.get("closed", ()))
+
+    def laid_over(self, message: Opened) -> Opened:
+        """Return a message as it is now; it is the same object, whose facts only ever grow."""
+        for index, status in self.statuses.items():
+            if index >= len(message.statuses):
+                raise Corrupt("what became of a recipient that it does not have")
+            message.statuses[index] = status
+        message.reported |= self.told
+        message.modified_at_ns = self.next_attempt_at_ns
+        if self.is_warned and not message.header.is_warned:
+            message.header = replace(message.header, is_warned=True)
+        return message
+
+
+def encode_marks(marks: Mapping[int, Status]) -> bytes:
+    return b"".join([_MARK.pack(index, status.value[0]) for index, status in marks.items()])
+
+
+def decode_marks(payload: bytes) -> dict[int, Status]:
+    return {index: _STATUSES[mark] for index, mark in _MARK.iter_unpack(payload)}
+
+
+def encode_told(indices: Iterable[int]) -> bytes:
+    return b"".join(map(_INDEX.pack, indices))
+
+
+def encode_instant(at_ns: int) -> bytes:
+    return _INSTANT.pack(at_ns)
+
+
+def encode_fates(fates: Fates) -> bytes:
+    return _FATES.pack(*fates)
+
+
+def decode_fates(payload: bytes) -> Fates:
+    relayed, bounced, expired, deleted = _FATES.unpack(payload)
+    return relayed, bounced, expired, deleted
+
+
+def encode_snapshot(facts: Facts, notes: bytes) -> bytes:
+    return json.dumps(facts.snapshot(), separators=(",", ":")).encode() + b"\n" + notes
+
+
+@dataclass(slots=True)
+class Account:
+    """What ever ended, and what is set aside."""
+
+    relayed: int = 0
+    bounced: int = 0
+    expired: int = 0
+    deleted: int = 0
+    aside: dict[QueueId, int] | None = None
+    """Recipients that were left of each message in corrupt/."""
+
+    def __post_init__(self) -> None:
+        self.aside = self.aside or {}
+
+    def count(self, fates: Sequence[int]) -> None:
+        self.relayed += fates[0]
+        self.bounced += fates[1]
+        self.expired += fates[2]
+        self.deleted += fates[3]
+
+    @property
+    def ended(self) -> int:
+        return self.relayed + self.bounced + self.expired + self.deleted
+
+    def encode(self) -> bytes:
+        figures = [self.relayed, self.bounced, self.expired, self.deleted]
+        return json.dumps({"ended": figures, "aside": self.aside}, separators=(",", ":")).encode()
+
+
+def decode_account(payload: bytes) -> Account:
+    """Raises ValueError, KeyError or TypeError for none of ours."""
+    said = json.loads(payload)
+    relayed, bounced, expired, deleted = said["ended"]
+    return Account(relayed, bounced, expired, deleted, dict(said["aside"]))

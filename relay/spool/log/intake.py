@@ -1,0 +1,215 @@
+"""The listener's side of the log: drafts, and the moment they become ours.
+
+Any number of processes may take mail into one spool: each writes a stream of its own, under a lock that says
+that it lives.  Guarantees: a message for which `accept` returned None survives loss of power; all that are
+accepted together are one group, and share one sync.  Of one for which it returned an error nothing is queued,
+unless the disk refused to take it back too: then its stream is given up, and the next batch begins another.
+Assumes: the folders exist (`layout.prepare`).  Does not: know SMTP, or when to send.
+"""
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Sequence
+
+from relay.clock import Clock
+from relay.mail.draft import Draft
+from relay.mail.envelope import Envelope
+from relay.spool.durable import Disk
+from relay.spool.headroom import NoHeadroom, why_no_room
+from relay.spool.identity import Identities
+from relay.spool.interface import INLINE_BYTES
+from relay.spool.log import message
+from relay.spool.log.content import LongContent
+from relay.spool.log.layout import Layout
+from relay.spool.log.record import LONG, MESSAGE, New
+from relay.spool.log.stream_writer import Position, StreamWriter, encode_position
+from relay.spool.maildir.intake import MaildirDraft as LogDraft
+
+_TRIES = 3
+
+
+class LogIntake:
+    """Call `draft` from one thread, `accept` from one at a time, the rest from any."""
+
+    def __init__(
+        self,
+        root: str,
+        disk: Disk,
+        clock: Clock,
+        random_bytes: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self._layout = Layout(root)
+        self._disk = disk
+        self._clock = clock
+        self._random_bytes = random_bytes
+        self._identities = Identities(clock, random_bytes)
+        self._long = LongContent(disk, self._layout)
+        self._writer: StreamWriter | None = None
+        self._lock_fd = -1
+        self._messages = 0
+
+    def draft(self) -> LogDraft:
+        return LogDraft(self._identities.next_id())
+
+    def spill(self, draft: Draft) -> None:
+        ours = _ours(draft)
+        chunk = ours.take_buffer()
+        try:
+            self._leave_headroom(len(chunk))
+            if ours.fd is None:
+                ours.fd = self._long.create(ours.queue_id)
+            self._disk.write_all(ours.fd, chunk)
+        except OSError:
+            self._discard(ours)
+            raise
+
+    def is_on_disk(self, draft: Draft) -> bool:
+        return _ours(draft).fd is not None
+
+    def discard(self, draft: Draft) -> None:
+        self._discard(_ours(draft))
+
+    def accept(self, drafts: Sequence[tuple[Draft, Envelope]]) -> list[OSError | None]:
+        results: list[OSError | None] = [None] * len(drafts)
+        records: dict[int, New] = {}
+        long: list[int] = []
+        room = self._room(drafts)
+        for number, (draft, envelope) in enumerate(drafts):
+            ours = _ours(draft)
+            try:
+                if room is not None:
+                    raise room
+                records[number] = self._record(ours, envelope)
+            except OSError as error:
+                results[number] = error
+            if ours.fd is not None and results[number] is None:
+                long.append(number)
+        self._name_long(long, drafts, results)
+        whole = [number for number in records if results[number] is None]
+        if whole and (error := self._append([records[number] for number in whole])) is not None:
+            for number in whole:
+                results[number] = error
+        for (draft, _), result in zip(drafts, results, strict=True):
+            if result is not None:
+                self._discard(_ours(draft))
+            elif (fd := _ours(draft).fd) is not None:
+                # Only now: until its record is there, its lock says that it is no remains of a crash.
+                self._long.let_go(fd)
+                _ours(draft).fd = None
+        return results
+
+    def free(self) -> tuple[int, int | None]:
+        return self._disk.free(self._layout.log)
+
+    def close(self) -> None:
+        """End the stream, so that the sender may remove it; by dying a process does the same."""
+        if self._writer is not None:
+            self._writer.close()
+            with contextlib.suppress(OSError):
+                self._disk.close(self._lock_fd)
+            self._writer = None
+
+    def _room(self, drafts: Sequence[tuple[Draft, Envelope]]) -> OSError | None:
+        try:
+            self._leave_headroom(sum(draft.buffered_bytes for draft, _ in drafts))
+        except OSError as error:
+            return error
+        return None
+
+    def _record(self, draft: LogDraft, envelope: Envelope) -> New:
+        rest = draft.take_buffer()
+        try:
+            header, tail = message.encode(
+                draft.queue_id,
+                envelope,
+                draft.content_bytes,
+                draft.crc,
+                self._clock,
+                eight_bit=draft.eight_bit,
+            )
+        except ValueError as error:
+            raise OSError(errno.EINVAL, f"an envelope that cannot be stored: {error}") from error
+        recipients = len(envelope.recipients)
+        if draft.fd is None and draft.content_bytes <= INLINE_BYTES:
+            if len(rest) != draft.content_bytes:
+                raise OSError(errno.EINVAL, "a draft that was given up")
+            return New(MESSAGE, draft.queue_id, b"".join((header, rest, tail)), recipients)
+        if draft.fd is None:
+            draft.fd = self._long.create(draft.queue_id)
+        self._long.complete(draft.fd, header, rest, draft.content_bytes, tail)
+        return New(LONG, draft.queue_id, b"", recipients)
+
+    def _name_long(
+        self,
+        long: Sequence[int],
+        drafts: Sequence[tuple[Draft, Envelope]],
+        results: list[OSError | None],
+    ) -> None:
+        """Make long content durable, and its names, before any record tells of it."""
+        if not long:
+            return
+        fds = [fd for number in long if (fd := _ours(drafts[number][0]).fd) is not None]
+        synced = self._disk.sync_each(fds, content_only=False)
+        for number, error in zip(long, synced, strict=True):
+            results[number] = error
+            if error is None:
+                try:
+                    self._long.name(drafts[number][0].queue_id)
+                except OSError as failed:
+                    results[number] = failed
+        try:
+            self._long.sync_names()
+        except OSError as failed:
+            for number in long:
+                results[number] = results[number] or failed
+
+    def _append(self, records: Sequence[New]) -> OSError | None:
+        try:
+            if self._writer is None:
+                self._writer = self._begin()
+            self._writer.append(records)
+        except OSError as error:
+            # Nobody adds anything behind what failed.
+            self.close()
+            return error
+        self._messages += len(records)
+        try:
+            self._announce(Position(*self._writer.position, self._messages))
+        except OSError:
+            # It is accepted, and nobody can be told how far: of a stream without a writer all is read.
+            self.close()
+        return None
+
+    def _begin(self) -> StreamWriter:
+        for _ in range(_TRIES):
+            name = Identities(self._clock, self._random_bytes).next_id()
+            path = self._layout.stream_lock(name)
+            fd = self._disk.lock(path, wait=False)
+            if fd is not None and self._disk.leads_to(path, fd):
+                self._lock_fd, self._messages = fd, 0
+                return StreamWriter(self._disk, self._layout, name)
+            if fd is not None:
+                # The sender was quicker, and took it for what a dead listener left.
+                self._disk.close(fd)
+        raise OSError(errno.EAGAIN, "each new stream was taken for abandoned")
+
+    def _announce(self, position: Position) -> None:
+        raw = encode_position(position)
+        self._disk.write_at(self._lock_fd, raw, 0)
+
+    def _discard(self, draft: LogDraft) -> None:
+        draft.take_buffer()
+        if draft.fd is not None:
+            self._long.discard(draft.queue_id, draft.fd)
+            draft.fd = None
+
+    def _leave_headroom(self, size_bytes: int) -> None:
+        if (why := why_no_room(self.free(), size_bytes)) is not None:
+            raise NoHeadroom(why)
+
+
+def _ours(draft: Draft) -> LogDraft:
+    if not isinstance(draft, LogDraft):
+        raise TypeError("a draft of another spool")
+    return draft

@@ -1,0 +1,108 @@
+"""The sender's own stream: what was called waits here, and becomes durable as one group.
+
+Guarantees: reads see what was called at once; `commit` makes all of it durable in the order of the calls, or,
+where there is no room, nothing: then it stays called.  Each segment's first group ends with the account.
+Raises SpoolFault where the disk fails: then only a restart knows what is durable.
+Assumes: the holder of the spool's lock.
+"""
+
+from relay.mail.envelope import QueueId
+from relay.spool.durable import Disk
+from relay.spool.log import facts as said
+from relay.spool.log.layout import SENDER, Layout, SegmentName
+from relay.spool.log.queued import Queued
+from relay.spool.log.record import HEAD_BYTES, New
+from relay.spool.log.segments import Segments, place_of
+from relay.spool.log.stream_writer import Appended, StreamWriter
+from relay.spool.os_errors import faults
+
+
+class Journal:
+    def __init__(self, disk: Disk, layout: Layout, segments: Segments, queued: Queued) -> None:
+        self._disk = disk
+        self._layout = layout
+        self._segments = segments
+        self._queued = queued
+        self._writer: StreamWriter | None = None
+        self._pending: list[New] = []
+        self._current: int | None = None
+
+    @property
+    def has_pending(self) -> bool:
+        return bool(self._pending)
+
+    @property
+    def current(self) -> int | None:
+        """Return the segment that is added to."""
+        return self._current
+
+    def go_on(self, before: int, end: int, highest: int) -> None:
+        """Begin behind what a start found: which segment ends the stream, how much of it counts.
+
+        `highest` is the highest number that any segment of the stream has.
+        """
+        if self._writer is None:
+            self._writer = StreamWriter(self._disk, self._layout, SENDER, (before, end), highest)
+        elif self._writer.is_begun:
+            self._current = self._segments.add(SegmentName(SENDER, self._writer.position[0]))
+
+    def start_over(self, segments: Segments, queued: Queued) -> None:
+        """Go on with what is read anew; nothing may be pending."""
+        self._segments, self._queued, self._current = segments, queued, None
+
+    @property
+    def end(self) -> tuple[int, int] | None:
+        """Return the number and the length of what was written, where a group was."""
+        return self._writer.position if self._writer is not None and self._writer.is_begun else None
+
+    def call(self, new: New) -> None:
+        """Take in what is to be written with the next commit."""
+        self._queued.change(new.kind, id_of(new), new.payload, new.number)
+        self._pending.append(new)
+
+    def publish(self, new: New) -> None:
+        """Queue a message with the next commit."""
+        self._queued.come(id_of(new), new.number, 0)
+        self._pending.append(new)
+
+    def commit(self) -> None:
+        if self._pending:
+            with faults("log"):
+                self._append(self._pending)
+            self._pending = []
+
+    def write(self, records: list[New]) -> int:
+        """Write a group of its own, when nothing is pending; return its segment."""
+        assert not self._pending
+        for new in records:
+            self._queued.change(new.kind, id_of(new), new.payload, new.number)
+        with faults("log"):
+            self._append(records)
+        assert self._current is not None
+        return self._current
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def _append(self, records: list[New]) -> None:
+        assert self._writer is not None, "recover comes first"
+        if self._writer.begins_a_segment:
+            records = [*records, New(said.ACCOUNT, "", self._queued.account.encode())]
+        self._place(records, self._writer.append(records))
+
+    def _place(self, records: list[New], appended: Appended) -> None:
+        handle = self._segments.add(appended.name)
+        if appended.is_new:
+            if self._current is not None:
+                self._segments[self._current].is_done = True
+            self._current = handle
+        self._segments[handle].end = appended.end
+        placed = self._queued.placed
+        for new, offset in zip(records, appended.offsets, strict=True):
+            size = HEAD_BYTES + len(new.queue_id) + len(new.payload)
+            placed(new.kind, id_of(new), place_of(handle, offset, size))
+
+
+def id_of(new: New) -> QueueId:
+    return QueueId(new.queue_id)

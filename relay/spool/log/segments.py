@@ -1,0 +1,181 @@
+"""The segments that there are, and what of each is still needed.
+
+A place is a segment, an offset and a length, packed into one number: of a queued message that is all that is
+kept in memory.  Needed of a segment are the messages in it that are queued, what was said of queued messages
+in it (`facts`), and the ends that it tells of: as long as the segment that such a message was in may come
+back, also after loss of power, its end must be there.  A segment of which nothing is needed can go.
+
+Does not: decide when it goes (`cleaning`).
+"""
+
+import contextlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+
+from relay.spool.durable import Disk, why_a_strangers
+from relay.spool.interface import Corrupt
+from relay.spool.log.layout import SENDER, Layout, SegmentName
+from relay.spool.log.record import mark_of
+
+SEGMENT_BYTES = 16 * 1024 * 1024
+"""A segment that is as long is not added to."""
+_MOST_OPEN = 16
+_OFFSET_BITS = 40
+_LENGTH_BITS = 32
+
+
+def place_of(handle: int, offset: int, length: int) -> int:
+    return (handle << _OFFSET_BITS | offset) << _LENGTH_BITS | length
+
+
+def handle_of(place: int) -> int:
+    return place >> (_OFFSET_BITS + _LENGTH_BITS)
+
+
+def offset_of(place: int) -> int:
+    return place >> _LENGTH_BITS & ((1 << _OFFSET_BITS) - 1)
+
+
+def length_of(place: int) -> int:
+    return place & ((1 << _LENGTH_BITS) - 1)
+
+
+class Segment:
+    __slots__ = ("end", "ended", "is_done", "is_pinned", "live_bytes", "mark", "name", "needs")
+
+    def __init__(self, name: SegmentName) -> None:
+        self.name = name
+        self.mark = mark_of(name)
+        self.end = 0
+        """How much of it was read, or written by us."""
+        self.live_bytes = 0
+        self.is_done = False
+        """Nothing is added to it, and all of it was read."""
+        self.is_pinned = False
+        """Some of it cannot be read now, and may hold mail."""
+        self.needs: dict[int, int] = {}
+        """By segment of the sender: how many bytes there tell of the end of a message that was in this one."""
+        self.ended = array("Q")
+        """Offsets of its messages that are queued no more, for the checkpoint."""
+
+    @property
+    def is_dead(self) -> bool:
+        return self.is_done and self.live_bytes == 0 and not self.is_pinned
+
+
+class Segments:
+    def __init__(self, disk: Disk, layout: Layout) -> None:
+        self._disk = disk
+        self._layout = layout
+        self._all: dict[int, Segment] = {}
+        self._handles: dict[SegmentName, int] = {}
+        self._last = 0
+        self._fds: OrderedDict[int, int] = OrderedDict()
+
+    def __iter__(self) -> Iterator[tuple[int, Segment]]:
+        return iter(list(self._all.items()))
+
+    def add(self, name: SegmentName) -> int:
+        if (known := self._handles.get(name)) is not None:
+            return known
+        self._last += 1
+        self._all[self._last], self._handles[name] = Segment(name), self._last
+        return self._last
+
+    def __getitem__(self, handle: int) -> Segment:
+        return self._all[handle]
+
+    def handle(self, name: SegmentName) -> int | None:
+        return self._handles.get(name)
+
+    def path(self, handle: int) -> str:
+        return self._layout.segment(self._all[handle].name)
+
+    @property
+    def live_bytes(self) -> int:
+        return sum(segment.live_bytes for segment in self._all.values())
+
+    @property
+    def done_bytes(self) -> int:
+        """Return how long all are together that nothing is added to."""
+        return sum(segment.end for segment in self._all.values() if segment.is_done)
+
+    def keep(self, place: int) -> None:
+        """Need what is at a place."""
+        self._all[handle_of(place)].live_bytes += length_of(place)
+
+    def let_go(self, place: int) -> None:
+        """Need what is at a place no more."""
+        self._all[handle_of(place)].live_bytes -= length_of(place)
+
+    def end(self, message: int, told_at: int) -> None:
+        """Let a message go whose end is told at another place: that is needed while the message may come back."""
+        self.let_go(message)
+        segment, teller = self._all[handle_of(message)], handle_of(told_at)
+        segment.ended.append(offset_of(message))
+        if handle_of(message) != teller:
+            segment.needs[teller] = segment.needs.get(teller, 0) + length_of(told_at)
+            self.keep(told_at)
+
+    def hand_over_needs(self, teller: int, others: Iterable[int]) -> None:
+        """Let other segments tell of all ends that one told of and that are still needed."""
+        for segment in self._all.values():
+            if (size := segment.needs.pop(teller, 0)) == 0:
+                continue
+            self._all[teller].live_bytes -= size
+            for other in others:
+                segment.needs[other] = segment.needs.get(other, 0) + size
+                self._all[other].live_bytes += size
+
+    def pread(self, handle: int, size: int, offset: int) -> bytes:
+        """Raises OSError, and Corrupt for a file of others."""
+        return self._disk.pread(self._fd(handle), size, offset)
+
+    def size(self, handle: int) -> int:
+        return self._disk.size(self._fd(handle))
+
+    def forget(self, handle: int) -> None:
+        """Forget a segment whose removal is durable: what it needed is needed no more."""
+        segment = self._all.pop(handle)
+        del self._handles[segment.name]
+        self._close(handle)
+        for teller, size in segment.needs.items():
+            if teller in self._all:
+                self._all[teller].live_bytes -= size
+
+    def close(self) -> None:
+        for handle in list(self._fds):
+            self._close(handle)
+
+    def _fd(self, handle: int) -> int:
+        fd = self._fds.get(handle)
+        if fd is None:
+            path = self.path(handle)
+            fd = self._disk.open_update(path)
+            self._fds[handle] = fd
+            if len(self._fds) > _MOST_OPEN:
+                _, oldest = self._fds.popitem(last=False)
+                self._disk.close(oldest)
+            if (why := why_a_strangers(self._disk, fd, path)) is not None:
+                raise Corrupt(why)
+        else:
+            self._fds.move_to_end(handle)
+        return fd
+
+    def _close(self, handle: int) -> None:
+        if (fd := self._fds.pop(handle, None)) is not None:
+            with contextlib.suppress(OSError):
+                self._disk.close(fd)
+
+    def rewrite(self, handle: int, content: bytes, offset: int) -> None:
+        """Make durable what was read: a killed writer or a failed sync left it in memory, as clean."""
+        fd = self._fd(handle)
+        if content:
+            # Crash here: the same bytes as before.
+            self._disk.write_at(fd, content, offset)
+        self._disk.sync(fd)
+
+
+def is_senders(name: SegmentName) -> bool:
+    return name.stream == SENDER

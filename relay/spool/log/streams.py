@@ -1,0 +1,295 @@
+"""The listeners' streams, as the sender reads them: each message once, the oldest of all streams first.
+
+Of a stream whose writer lives, what its lock's file announces is read: that is durable, and stays.  Of one
+whose writer is dead, everything that is sound is read: what nobody was told of may come or not.  Its last
+group is made durable before anything of it is given out, since a killed writer left it in memory only.
+A torn group at the end of a dead stream is no damage: its sound messages come, and the rest was never there.
+Damage elsewhere is told to `on_damage`.
+"""
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Container
+
+from relay.mail.envelope import QueueId
+from relay.spool.durable import Disk, opened
+from relay.spool.interface import Corrupt
+from relay.spool.log.layout import SENDER, Layout, SegmentName, segment_of, stream_of, summary_of
+from relay.spool.log.queued import Queued
+from relay.spool.log.record import HEADER_BYTES, MESSAGES, Header, Record, decode_header
+from relay.spool.log.segments import Segments, place_of
+from relay.spool.log.stream_reader import Damage, Group, Window, groups, patient
+from relay.spool.log.stream_writer import POSITION_BYTES, Position, decode_position
+from relay.spool.quarantine import Quarantine
+
+MOST_READ = 2048
+"""Records of a stream that are read ahead."""
+OnDamage = Callable[[int, Damage], None]
+"""Is given the segment."""
+
+
+class Stream:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.lock_fd: int | None = None
+        self.is_over = False
+        """Its writer is dead, and all of it was read."""
+        self.number = 0
+        """Of the segment that is read; 0 before the first."""
+        self.at = 0
+        self.read = 0
+        """Messages that were read."""
+        self.announced = 0
+        self.waiting: deque[tuple[Record, int]] = deque()
+        """Messages that were read and not taken, and their places."""
+
+
+class Streams:
+    def __init__(
+        self,
+        disk: Disk,
+        layout: Layout,
+        segments: Segments,
+        queued: Queued,
+        aside: Quarantine,
+        on_damage: OnDamage,
+    ) -> None:
+        self._disk = disk
+        self._layout = layout
+        self._segments = segments
+        self._queued = queued
+        self._aside = aside
+        self._on_damage = on_damage
+        self._streams: dict[str, Stream] = {}
+        self.senders: list[int] = []
+        """Numbers of the sender's own segments, as the folder had them last."""
+
+    def close(self) -> None:
+        for stream in self._streams.values():
+            self._let_go(stream)
+
+    @property
+    def waiting(self) -> int:
+        """Return how many messages were accepted and not taken, as far as their streams say."""
+        self._refresh()
+        count = 0
+        for stream in self._streams.values():
+            position = None if stream.is_over else self._position(stream)
+            unread = max(0, position.messages - stream.read) if position is not None else 0
+            count += len(stream.waiting) + unread
+        return count
+
+    def take(self, most: int) -> list[Record]:
+        """Return messages that are in the queue from now on, the oldest first by their ids."""
+        self._refresh()
+        for stream in self._streams.values():
+            if len(stream.waiting) < most:
+                self._read(stream, most)
+        taken: list[Record] = []
+        while len(taken) < most:
+            ready = [stream for stream in self._streams.values() if stream.waiting]
+            if not ready:
+                break
+            first = min(ready, key=lambda stream: stream.waiting[0][0].queue_id)
+            if len(ready) == 1:
+                while first.waiting and len(taken) < most:
+                    taken.append(first.waiting.popleft()[0])
+            else:
+                taken.append(first.waiting.popleft()[0])
+        return taken
+
+    def drain(self, on_step: Callable[[], None]) -> list[QueueId]:
+        """Read everything there is; return the ids, in no order."""
+        found: list[QueueId] = []
+        self._refresh()
+        for stream in self._streams.values():
+            before = -1
+            while stream.read != before:
+                before = stream.read
+                self._read(stream, MOST_READ)
+                found += [message.queue_id for message, _ in stream.waiting]
+                stream.waiting.clear()
+                on_step()
+        return found
+
+    def is_being_written(self, name: SegmentName) -> bool:
+        stream = self._streams.get(name.stream)
+        return stream is not None and not stream.is_over
+
+    def forget_removed(self, there: Container[str]) -> None:
+        """Let go of streams that are over and have no segment left; `there` are those that have."""
+        for name, stream in list(self._streams.items()):
+            if stream.is_over and not stream.waiting and name not in there:
+                with contextlib.suppress(FileNotFoundError):
+                    self._disk.unlink(self._layout.stream_lock(name))
+                self._let_go(stream)
+                del self._streams[name]
+
+    def _refresh(self) -> None:
+        """Learn of streams, and of the segments of those that are known."""
+        numbers: dict[str, list[int]] = {}
+        for name in self._disk.names(self._layout.log):
+            if (segment := segment_of(name)) is not None:
+                numbers.setdefault(segment.stream, []).append(segment.number)
+            elif (stream := stream_of(name)) is not None:
+                numbers.setdefault(stream, [])
+            elif summary_of(name) is None and not self._is_ours(name):
+                self._aside.move(f"{self._layout.log}/{name}", "not a name that we give", "log-")
+        self.senders = sorted(numbers.pop(SENDER, []))
+        for name, its in numbers.items():
+            stream = self._streams.setdefault(name, Stream(name))
+            for number in its:
+                if stream.is_over:
+                    break
+                self._segments.add(SegmentName(name, number))
+
+    def _is_ours(self, name: str) -> bool:
+        return f"{self._layout.log}/{name}".removesuffix(".new") == self._layout.checkpoint or (
+            summary_of(name.removesuffix(".new")) is not None
+        )
+
+    def _read(self, stream: Stream, most: int) -> None:
+        if stream.is_over:
+            return
+        is_dead, position = self._how_far(stream)
+        if not is_dead and position is None:
+            return
+        while len(stream.waiting) < most:
+            if stream.number == 0 and not self._next(stream):
+                break
+            handle = self._segments.handle(SegmentName(stream.name, stream.number))
+            assert handle is not None
+            is_last = not self._numbers(stream, stream.number)
+            if is_dead:
+                end = self._segments.size(handle)
+            else:
+                assert position is not None
+                is_last = stream.number >= position.number
+                end = position.end if stream.number == position.number else self._segments.size(handle)
+            if not is_last:
+                end = min(end, self._counts(stream))
+            if not self._read_segment(stream, handle, end, most, may_be_torn=is_dead and is_last):
+                break
+            if not is_last:
+                self._segments[handle].is_done = True
+                self._next(stream)
+                continue
+            if is_dead:
+                self._segments[handle].is_done = True
+                self._end(stream)
+            break
+        else:
+            return
+        if is_dead and stream.number == 0:
+            self._end(stream)
+
+    def _end(self, stream: Stream) -> None:
+        # Crash here: its names may not be durable; the next start finds the stream as dead.
+        self._disk.sync_directory(self._layout.log)
+        stream.is_over = True
+        self._let_go(stream)
+
+    def _read_segment(self, stream: Stream, handle: int, end: int, most: int, *, may_be_torn: bool) -> bool:
+        """Read on in a segment; return whether that is all there is of it."""
+        segment = self._segments[handle]
+        unreadable: list[int] = []
+        window = Window(patient(self._reader(handle), unreadable.append), end)
+        found: list[tuple[Group, bool]] = []
+        count = 0
+        last: Group | None = None
+        is_all = True
+        for group in groups(window, segment.mark, max(stream.at, HEADER_BYTES)):
+            if last is not None:
+                found.append((last, False))
+                count += len(last.records)
+                if count >= most:
+                    is_all = False
+                    break
+            last = group
+        else:
+            if last is not None:
+                found.append((last, may_be_torn))
+        if may_be_torn and is_all and last is not None:
+            self._make_durable(handle, last, unreadable)
+        if unreadable:
+            segment.is_pinned = True
+            self._aside.tell_once(
+                self._segments.path(handle).rpartition("/")[2],
+                "cannot be read, and is left: a sector of it is not given by the disk",
+            )
+        for group, is_torn in found:
+            for each in group.records:
+                if each.kind in MESSAGES:
+                    self._come(stream, handle, each)
+            for damage in group.damages:
+                if not is_torn and not any(damage.at <= at < damage.end for at in unreadable):
+                    self._on_damage(handle, damage)
+            stream.at = segment.end = group.end
+        return is_all
+
+    def _come(self, stream: Stream, handle: int, each: Record) -> None:
+        place = place_of(handle, each.at, each.record_bytes)
+        stream.read += 1
+        if self._queued.come(each.queue_id, each.number, place):
+            stream.waiting.append((each, place))
+
+    def _make_durable(self, handle: int, last: Group, unreadable: list[int]) -> None:
+        is_whole = not any(last.at <= at < last.end for at in unreadable)
+        start = 0 if last.at == HEADER_BYTES else last.at
+        content = self._segments.pread(handle, last.end - start, start) if is_whole else b""
+        self._segments.rewrite(handle, content, start)
+
+    def _reader(self, handle: int) -> Callable[[int, int], bytes]:
+        return lambda size, offset: self._segments.pread(handle, size, offset)
+
+    def _how_far(self, stream: Stream) -> tuple[bool, Position | None]:
+        """Return whether its writer is dead, and otherwise how far it says that its mail is accepted."""
+        if stream.lock_fd is None:
+            try:
+                stream.lock_fd = self._disk.open_update(self._layout.stream_lock(stream.name))
+            except FileNotFoundError:
+                return True, None
+        if self._disk.lock_open(stream.lock_fd):
+            return True, None
+        return False, self._position(stream)
+
+    def _position(self, stream: Stream) -> Position | None:
+        if stream.lock_fd is None:
+            with contextlib.suppress(FileNotFoundError):
+                path = self._layout.stream_lock(stream.name)
+                with opened(self._disk, self._disk.open_read(path)) as fd:
+                    return decode_position(self._disk.pread(fd, POSITION_BYTES, 0))
+            return None
+        return decode_position(self._disk.pread(stream.lock_fd, POSITION_BYTES, 0))
+
+    def _numbers(self, stream: Stream, behind: int) -> list[int]:
+        its = (s.name.number for _, s in self._segments if s.name.stream == stream.name)
+        return sorted(number for number in its if number > behind)
+
+    def _next(self, stream: Stream) -> bool:
+        numbers = self._numbers(stream, stream.number)
+        if numbers:
+            stream.number, stream.at = numbers[0], 0
+        return bool(numbers)
+
+    def _counts(self, stream: Stream) -> int:
+        """Return how much of a stream's segment counts, as the next one says."""
+        following = SegmentName(stream.name, self._numbers(stream, stream.number)[0])
+        header = read_header(self._segments, following)
+        if header is None or header.before != stream.number:
+            return 1 << 40
+        return header.before_end
+
+    def _let_go(self, stream: Stream) -> None:
+        if stream.lock_fd is not None:
+            with contextlib.suppress(OSError):
+                self._disk.close(stream.lock_fd)
+            stream.lock_fd = None
+
+
+def read_header(segments: Segments, name: SegmentName) -> Header | None:
+    handle = segments.handle(name)
+    assert handle is not None
+    with contextlib.suppress(Corrupt):
+        return decode_header(name, segments.pread(handle, HEADER_BYTES, 0))
+    return None

@@ -1,0 +1,108 @@
+"""A log for the suite: on the model of a disk, or in a folder of the kernel's."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from relay.mail.envelope import QueueId
+from relay.spool.durable import Disk, RealDisk, opened
+from relay.spool.interface import Intake
+from relay.spool.log.engine import LogSpool
+from relay.spool.log.intake import LogIntake
+from relay.spool.log.layout import Layout, draft_of, prepare, segment_of
+from relay.spool.log.record import HEADER_BYTES, MESSAGES, mark_of
+from relay.spool.log.stream_reader import Window, items
+from tests.fakes.clock import FakeClock
+from tests.fakes.disk import ModelDisk
+
+
+class LogEngine:
+    """One spool; every sender and listener gets a view of the disk of its own."""
+
+    def __init__(self, root: str, disk: Disk) -> None:
+        self.root = root
+        self.disk = disk
+        self.clock = FakeClock()
+        self.told: list[tuple[str, str]] = []
+        self.layout = Layout(root)
+        self._intakes = 0
+
+    def start(self) -> LogSpool:
+        return LogSpool(self.root, self._view(), self.clock, lambda name, why: self.told.append((name, why)))
+
+    def intake(self) -> Intake:
+        view = self._view()
+        prepare(self.root, view)
+        self._intakes += 1
+        return LogIntake(self.root, view, self.clock, random.Random(self._intakes).randbytes)
+
+    def damage(self, queue_id: QueueId) -> None:
+        for path, at, size in self._places(queue_id):
+            with opened(self.disk, self.disk.open_update(path)) as fd:
+                middle = at + size // 2
+                (octet,) = self.disk.pread(fd, 1, middle)
+                self.disk.write_at(fd, bytes([octet ^ 1]), middle)
+
+    def names(self, folder: str) -> list[str]:
+        return sorted(self.disk.names(f"{self.root}/{folder}"))
+
+    def segments(self) -> list[str]:
+        return [f"{self.layout.log}/{name}" for name in self.names("log") if segment_of(name)]
+
+    def content_of(self, path: str) -> bytes:
+        with opened(self.disk, self.disk.open_read(path)) as fd:
+            return self.disk.pread(fd, self.disk.size(fd), 0)
+
+    def _places(self, queue_id: QueueId) -> list[tuple[str, int, int]]:
+        """Return where a message's bytes are: in its own file, or in segments."""
+        path = self.layout.content(queue_id)
+        if (size := self.disk.length(path)) is not None:
+            return [(path, 0, size)]
+        found = []
+        for path in self.segments():
+            name = segment_of(path.rpartition("/")[2])
+            assert name is not None
+            raw = self.content_of(path)
+            window = Window(lambda size, offset, raw=raw: raw[offset : offset + size], len(raw))
+            found += [
+                (path, each.at, each.record_bytes)
+                for each in items(window, mark_of(name), HEADER_BYTES)
+                if hasattr(each, "payload") and each.queue_id == queue_id and each.kind in MESSAGES
+            ]
+        return found
+
+    def _view(self) -> Disk:
+        return self.disk.another() if isinstance(self.disk, ModelDisk) else self.disk
+
+
+class LogOnModel:
+    """See tests.unit.spool.engine.OnModel."""
+
+    is_durable_at_once = False
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+    def sender(self, disk: ModelDisk, clock: FakeClock, on_corrupt: Callable[[str, str], None]) -> LogSpool:
+        return LogSpool(self.root, disk, clock, on_corrupt)
+
+    def listener(self, disk: ModelDisk, clock: FakeClock, chance: Callable[[int], bytes]) -> Intake:
+        return LogIntake(self.root, disk, clock, chance)
+
+    def drafts(self, disk: ModelDisk) -> list[str]:
+        return [name for name in disk.names(f"{self.root}/long") if draft_of(name)]
+
+    def remains(self, disk: ModelDisk) -> list[str]:
+        folders = [f"{self.root}/{name}" for name in ("long", "corrupt")]
+        return [f"{folder}/{name}" for folder in folders for name in disk.names(folder)]
+
+
+LOG = LogOnModel("/var/spool")
+
+
+def log_on_the_model() -> LogEngine:
+    return LogEngine("/var/spool", ModelDisk())
+
+
+def log_on_the_kernel(folder: Path) -> LogEngine:
+    return LogEngine(str(folder / "spool"), RealDisk())

@@ -1,0 +1,50 @@
+"""The power is cut, and processes are killed, after every operation of the log: nothing is lost.
+
+The scenarios, the models of a disk and the judge are those of test_crash.
+"""
+
+import random
+
+import pytest
+
+from tests.fakes.platter import Model
+from tests.unit.spool.cuts import SCENARIOS, Judge, cuts, killed, run_of
+from tests.unit.spool.log_engine import LOG
+
+CUTS_AT_ONCE = 3
+
+
+@pytest.mark.parametrize("model", Model)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_power_cut_at_any_instant_of_the_log_loses_nothing(name: str, model: Model) -> None:
+    judge, rng = Judge(engine=LOG), random.Random(name)
+    snapshots = run_of(name, model, engine=LOG)
+
+    judge.judge(snapshots, lambda snapshot: cuts(snapshot, rng, CUTS_AT_ONCE), story=name)
+    assert judge.judged > len(snapshots) / 2
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_kill_at_any_instant_of_the_log_loses_nothing(name: str) -> None:
+    judge = Judge(engine=LOG)
+    judge.judge(run_of(name, engine=LOG), killed, story=name)
+
+
+@pytest.mark.parametrize("model", Model)
+def test_the_first_start_of_a_log_may_be_cut_or_killed_too(model: Model) -> None:
+    judge, rng = Judge(engine=LOG), random.Random(1)
+    snapshots = run_of("bounced", model, from_nothing=True, engine=LOG)
+
+    judge.judge(snapshots, lambda snapshot: cuts(snapshot, rng, 2), story="from nothing")
+
+
+@pytest.mark.parametrize("name", ["bounced", "held and released", "relayed, and its sender is told"])
+def test_a_cut_or_a_kill_during_recovery_of_a_log_changes_nothing(name: str) -> None:
+    judge, rng = Judge(engine=LOG), random.Random(name)
+    for snapshot in rng.sample(run_of(name, engine=LOG), 8):
+        for label, image in [*killed(snapshot), *list(cuts(snapshot, rng, 4))[1:3]]:
+            story = f"{name}, {label}"
+            again = judge.go_on(image, snapshot, story, record=True)
+            some = rng.sample(again, min(len(again), 8))
+            judge.judge(some, killed, story=story, is_second=True)
+            judge.judge(some, lambda s: cuts(s, rng, 4), story=story, is_second=True)
