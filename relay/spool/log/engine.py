@@ -91,11 +91,14 @@ class LogSpool:
         self._queued = Queued(self._segments)
         self._journal.start_over(self._segments, self._queued)
         self._streams = Streams(
-            self._disk, self._layout, self._segments, self._queued, self._aside, self._meet_damage
+            self._disk,
+            self._layout,
+            self._segments,
+            self._queued,
+            aside=self._aside,
+            on_damage=self._meet_damage,
         )
-        self._cleaner = Cleaner(
-            self._disk, self._layout, self._segments, self._queued, self._journal, self._streams
-        )
+        self._cleaner = Cleaner(self._segments, self._queued, self._journal, self._streams)
         self._memory = Recent()
         self._reports: list[QueueId] = []
         """Queued by us and not taken yet."""
@@ -124,7 +127,9 @@ class LogSpool:
         self._streams.drain(on_step)
         own = self._journal.end
         numbers = self._streams.senders
-        end = recovery.replay(self._segments, self._queued, numbers, self._meet_damage, on_step, own)
+        end = recovery.replay(
+            self._segments, self._queued, numbers, on_damage=self._meet_damage, on_step=on_step, own=own
+        )
         self._journal.go_on(*end, max(numbers, default=0))
         abandoned += self._remove_orphans(whole)
         for queue_id, recipients in self._queued.suspects.items():
@@ -138,7 +143,6 @@ class LogSpool:
                 entries.append(entry)
                 resumed += 0 < entry.recipients_left < len(opened.statuses)
         self._cleaner.remove_dead()
-        assert self._queued.account.aside is not None
         return Recovery(
             tuple(entries),
             self._aside.count,
@@ -202,7 +206,6 @@ class LogSpool:
         """Count as deleted what somebody removed from corrupt/; return how many recipients."""
         there = {quarantine.subject_name(name) for name in self._aside.recount()}
         aside = self._queued.account.aside
-        assert aside is not None
         removed = 0
         for queue_id in [each for each in aside if each not in there]:
             removed += aside[queue_id]
