@@ -20,7 +20,7 @@ from relay.spool.log.segments import Segments, handle_of, offset_of
 from relay.spool.log.stream_reader import Window, items
 from relay.spool.log.streams import Streams
 from relay.spool.maildir import notes
-from relay.spool.os_errors import faults
+from relay.spool.os_errors import faults, is_our_own_lack
 
 _COPIED_AT_ONCE = 4 * 1024 * 1024
 
@@ -117,13 +117,26 @@ class Cleaner:
         return New(said.SNAPSHOT, queue_id, said.encode_snapshot(facts, raw))
 
     def notes_of(self, queue_id: QueueId) -> bytes:
-        """Return the notes about a message as they were written; what cannot be read is left out."""
+        """Return the notes about a message as they were written.
+
+        Raises OSError only for a lack of our own: what cannot be read, asked twice, is left out, as it must
+        not hold up the report, which then says less.
+        """
         facts = self._queued.facts.get(queue_id)
         its = [] if facts is None else facts.notes
         return b"\n".join([note if isinstance(note, bytes) else self._read_notes(note) for note in its])
 
     def _read_notes(self, place: int) -> bytes:
-        with contextlib.suppress(OSError, Corrupt):
+        for _ in range(2):
+            try:
+                return self._notes_at(place)
+            except OSError as error:
+                if is_our_own_lack(error):
+                    raise
+        return b""
+
+    def _notes_at(self, place: int) -> bytes:
+        with contextlib.suppress(Corrupt):
             raw = self._segments.pread(handle_of(place), of_segments.length_of(place), offset_of(place))
             found = next(
                 items(Window(lambda s, o: raw[o : o + s], len(raw)), self._segments[handle_of(place)].mark, 0)

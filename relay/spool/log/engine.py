@@ -193,6 +193,8 @@ class LogSpool:
             if queue_id in self._queued.places:
                 continue
             path = self._layout.content(queue_id)
+            if any(segment.is_pinned for _, segment in self._segments):
+                continue  # its record may be what the disk does not give now
             if self._damages:
                 # Its record may be what is damaged.
                 self._aside.move(path, "content whose record is not there")
@@ -215,7 +217,8 @@ class LogSpool:
     @gives_way
     def commit(self) -> None:
         for queue_id in self._queued.crowded(self._said_of):
-            self._journal.call(self._cleaner.said_anew(queue_id))
+            with faults("notes"):
+                self._journal.call(self._cleaner.said_anew(queue_id))
         self._said_of.clear()
         if not self._journal.has_pending:
             return
@@ -310,7 +313,8 @@ class LogSpool:
             self._call(New(said.NOTES, queue_id, notes.encode(notes.cut_short(replies))))
 
     def notes(self, queue_id: QueueId) -> list[Note]:
-        return notes.latest(self._cleaner.notes_of(queue_id))
+        with faults("notes"):
+            return notes.latest(self._cleaner.notes_of(queue_id))
 
     def mark(self, marks: Mapping[QueueId, Mapping[int, Status]]) -> None:
         lost: Absent | Corrupt | None = None
@@ -452,8 +456,10 @@ class LogSpool:
     def _known(self, queue_id: QueueId) -> Opened:
         if queue_id not in self._queued.places:
             raise Absent(queue_id)
-        known = self._memory.known(queue_id)
-        return known or self._memory.remember(self._read(queue_id))
+        if (known := self._memory.known(queue_id)) is not None:
+            return known
+        with faults("message"):
+            return self._memory.remember(self._read(queue_id))
 
     def _read(self, queue_id: QueueId, *, sorter: Sorter | None = None) -> Opened:
         """Read a message as it is now.  Raises Absent, Unreadable, and Corrupt after setting it aside."""
