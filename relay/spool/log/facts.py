@@ -19,7 +19,7 @@ Encoding and decoding, and what the facts of one message come to.  No I/O.
 import json
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from relay.mail.envelope import QueueId
@@ -82,7 +82,7 @@ class Facts:
         """Of all records that say this."""
 
     def apply(self, kind: bytes, payload: bytes) -> None:
-        """Take in what a record says, but for its notes.  Raises struct.error, ValueError for none of ours."""
+        """Take in what a record says, but for its notes.  ValueError, struct.error: none of ours."""
         if kind == MARKS:
             self.statuses.update(decode_marks(payload))
         elif kind == TOLD:
@@ -169,11 +169,8 @@ class Account:
     bounced: int = 0
     expired: int = 0
     deleted: int = 0
-    aside: dict[QueueId, int] | None = None
+    aside: dict[QueueId, int] = field(default_factory=dict)
     """Recipients that were left of each message in corrupt/."""
-
-    def __post_init__(self) -> None:
-        self.aside = self.aside or {}
 
     def count(self, fates: Sequence[int]) -> None:
         self.relayed += fates[0]
@@ -191,7 +188,7 @@ class Account:
 
 
 def decode_account(payload: bytes) -> Account:
-    """Raises ValueError, KeyError or TypeError for none of ours."""
+    """Return what a record says.  Raises ValueError, KeyError or TypeError for none of ours."""
     said = json.loads(payload)
     relayed, bounced, expired, deleted = said["ended"]
     return Account(relayed, bounced, expired, deleted, dict(said["aside"]))

@@ -114,7 +114,7 @@ def prepare(root: str, disk: Disk) -> None:
     layout = Layout(root)
     path = f"{root}/format"
     # Before any folder: nothing of ours is made in the spool of another engine.
-    if (found := _format(disk, root, path)) not in (None, FORMAT):
+    if (found := _format(disk, path)) not in (None, FORMAT):
         raise ValueError(f"{path} says {found[:60]!r}, which is not {FORMAT.decode().strip()!r}")
     for folder in layout.folders():
         disk.make_directory(folder)
@@ -127,7 +127,7 @@ def prepare(root: str, disk: Disk) -> None:
             pass
 
 
-def _format(disk: Disk, root: str, path: str) -> bytes | None:
+def _format(disk: Disk, path: str) -> bytes | None:
     try:
         if disk.length(path) is None:
             return None
