@@ -110,14 +110,15 @@ class LogSpool:
         self._said_of: set[QueueId] = set()
         """Messages of which something was called since the last commit."""
         self._damages = 0
+        self._ahead = 0
+        """Messages that `recover` has yet to read."""
 
-    def recover(self, sorter: Sorter | None = None, on_step: Callable[[], None] = lambda: None) -> Recovery:
+    def recover(
+        self, sorter: Sorter | None = None, on_step: Callable[[], None] = lambda: None
+    ) -> Generator[list[Entry], None, Recovery]:
         self.commit()
         self._streams.close()
         self._begin()
-        return self._recovered(sorter, on_step)
-
-    def _recovered(self, sorter: Sorter | None, on_step: Callable[[], None]) -> Recovery:
         self._aside.stuck.clear()
         moved = self._aside.moved
         quarantine.clear_the_way(self._disk, self._layout.root, self._aside, {})
@@ -137,32 +138,43 @@ class LogSpool:
         for queue_id, recipients in self._queued.suspects.items():
             self._end_aside(queue_id, recipients)
         removed = self._forget_what_was_removed()
-        entries: list[Entry] = []
-        resumed = 0
-        for batch in self._read_all(sorter, on_step):
-            for opened in batch:
-                entry = opened.entry(is_held=self._queued.is_held(opened.queue_id))
-                entries.append(entry)
-                resumed += 0 < entry.recipients_left < len(opened.statuses)
+        held = resumed = finished = 0
+        try:
+            for batch in self._read_all(sorter, on_step):
+                entries = [each.entry(is_held=self._queued.is_held(each.queue_id)) for each in batch]
+                held += sum(entry.is_held for entry in entries)
+                finished += sum(entry.recipients_left == 0 for entry in entries)
+                resumed += sum(
+                    0 < entry.recipients_left < len(each.statuses)
+                    for entry, each in zip(entries, batch, strict=True)
+                )
+                yield entries
+        finally:
+            self._ahead = 0
         self._cleaner.remove_dead()
         return Recovery(
-            tuple(entries),
-            self._aside.count,
-            abandoned,
-            0,
-            sum(self._queued.account.aside.values()),
+            corrupt=self._aside.count,
+            abandoned=abandoned,
+            missing_recipients=0,
+            corrupt_recipients=sum(self._queued.account.aside.values()),
             accepted=0,
+            held=held,
             resumed=resumed,
+            finished=finished,
             set_aside=self._aside.moved - moved,
             removed_recipients=removed,
             damaged_lines=self._damages,
         )
+
+    def unread_count(self) -> int:
+        return self._ahead
 
     def _read_all(self, sorter: Sorter | None, on_step: Callable[[], None]) -> Iterator[list[Opened]]:
         """Read what is queued, oldest first, some at a time; set aside what is damaged."""
         queue_ids = sorted(self._queued.places)
         for start in range(0, len(queue_ids), RECOVERED_AT_ONCE):
             batch = []
+            self._ahead = max(0, len(queue_ids) - start - RECOVERED_AT_ONCE)
             for queue_id in queue_ids[start : start + RECOVERED_AT_ONCE]:
                 on_step()
                 try:

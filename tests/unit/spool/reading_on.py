@@ -62,6 +62,7 @@ class ReadingOn:
         # The report has three recipients.
         expected = Totals(accepted=MANY + 3, relayed=1, bounced=1, queued=MANY - 2 + 3)
         assert spool.totals() == expected
+        spool.commit()
         spool = again(engine, spool)
         assert spool.totals() == expected
         after = {entry.queue_id: entry.is_held for entry in recover(spool).entries}
@@ -83,7 +84,7 @@ class ReadingOn:
 
         met = yielded + came + [entry.queue_id for entry in recovery.entries]
         assert sorted(met) == sorted([*queue_ids, early, late])
-        assert (recovery.missing_recipients, recovery.accepted) == (0, 1)
+        assert recovery.missing_recipients == 0
         assert spool.totals() == Totals(accepted=MANY + 2, relayed=1, queued=MANY + 1)
 
     def test_a_start_that_is_given_up_changes_nothing(self, engine: Engine) -> None:
@@ -92,6 +93,7 @@ class ReadingOn:
         first, *_ = next(walk)
         spool.mark({first.queue_id: {0: RELAYED}})
         spool.finish([first.queue_id])
+        spool.commit()
         walk.close()
         assert is_balanced(spool.totals())
         spool.close()
