@@ -7,7 +7,7 @@ An end without a beginning, which a crash lost, counts for both.
 Does not: keep anything on disk.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from relay.mail.envelope import QueueId
@@ -54,6 +54,12 @@ class Ledger:
                 old.expired + fates[2],
                 old.deleted + fates[3],
             )
+
+    def share_ids(self, queue_ids: Iterable[QueueId]) -> None:
+        """Have these open messages' ids in memory once: as the objects that the caller has."""
+        theirs = {queue_id: self.open[queue_id] for queue_id in queue_ids if queue_id in self.open}
+        # A dictionary made anew has the caller's keys, and no room for those that left.
+        self.open = theirs | {each: count for each, count in self.open.items() if each not in theirs}
 
     def reopen(self, queue_ids: Collection[QueueId]) -> None:
         """Forget that these messages, back from a backup, and their reports were counted out."""

@@ -84,6 +84,7 @@ class MaildirSpool:
         self._memory = Recent()
         self._noted: set[str] = set()
         self._progress: dict[QueueId, Fates] = {}
+        """Of messages of which some recipients are done."""
         self._queued_recipients = 0
 
     def recover(self, sorter: Sorter | None = None, on_step: Callable[[], None] = lambda: None) -> Recovery:
@@ -117,8 +118,10 @@ class MaildirSpool:
             self._ledger.enter([(message.queue_id, len(message.statuses)) for message in taken])
         for message in taken:
             self._memory.keep(message)
-            self._progress[message.queue_id] = fates_of(message.statuses)
-            self._queued_recipients += message.statuses.count(Status.TODO)
+            self._progress.pop(message.queue_id, None)
+            if (to_do := message.statuses.count(Status.TODO)) < len(message.statuses):
+                self._progress[message.queue_id] = fates_of(message.statuses)
+            self._queued_recipients += to_do
         return [message.entry(is_held=message.queue_id in self._held) for message in taken]
 
     def sort(self, queue_ids: Sequence[QueueId], sorter: Sorter) -> dict[QueueId, Entry]:

@@ -103,6 +103,7 @@ def _begin_ledger(ledger: LedgerFile, walk: "_Walk", aside: quarantine.Quarantin
         # Who ends a message counts it in again.
         if not is_our_own_lack(error):
             raise
+    ledger.share_ids(walk.counts)
 
 
 def forget_removals(disk: Disk, layout: Layout, ledger: LedgerFile, aside: quarantine.Quarantine) -> None:
