@@ -336,7 +336,7 @@ class Operator:
         """Put back each part without recipients that are done by now."""
         for part in self._queue.parts(message.queue_id):
             if left := len(set(part.part.left(message.left)).difference(gone)):
-                which = recipients_left(message, part, gone, part.tried)
+                which = recipients_left(message, part, gone, part.past.tried)
                 self._queue.line_of(part).put_back(part.key, before[part.key], (left, which))
             else:
                 self._queue.end_part(part)

@@ -13,7 +13,7 @@ from relay.mail.envelope import QueueId
 from relay.queue.queued import Queued, State
 
 SPARE_AGES = 1024
-"""Entries of gone messages that a heap may hold beyond twice its live ones."""
+"""Instants of gone messages that are kept beyond as many as there are messages."""
 
 
 class Sums(NamedTuple):
@@ -31,44 +31,77 @@ class _Group:
     messages: int = 0
     recipients: int = 0
     size_bytes: int = 0
-    ages: list[tuple[int, QueueId]] = field(default_factory=list)
-    """A heap by arrival; entries of messages that left stay in it."""
+    arrived: list[int] = field(default_factory=list)
+    """A heap of instants, also of members that left."""
+    left: list[int] = field(default_factory=list)
+    """A heap of those of members that left."""
+    entries: dict[tuple[int, bool], "_Counted"] = field(default_factory=dict)
+
+    def counted(self, message: Queued) -> "_Counted":
+        """Return one value for all that are counted alike."""
+        key = message.recipients_left, message.is_counted
+        return self.entries.get(key) or self.entries.setdefault(key, _Counted(self, *key))
+
+    def oldest_ns(self) -> int:
+        """Return when the first of its members came; there must be one."""
+        while self.left and self.left[0] == self.arrived[0]:
+            heapq.heappop(self.left)
+            heapq.heappop(self.arrived)
+        return self.arrived[0]
+
+    def drop_left(self) -> None:
+        """Forget members that left; takes time in proportion to all."""
+        self.arrived.sort()
+        self.left.sort()
+        left = iter(self.left)
+        next_left = next(left, None)
+        kept = []
+        for at_ns in self.arrived:
+            if at_ns == next_left:
+                next_left = next(left, None)
+            else:
+                kept.append(at_ns)
+        self.arrived, self.left = kept, []
+
+
+class _Counted(NamedTuple):
+    group: _Group
+    recipients: int
+    is_message: bool
 
 
 class Counts:
     def __init__(self) -> None:
         self._groups: dict[tuple[State, str], _Group] = {}
-        self._counted: dict[QueueId, tuple[_Group, int, int, bool]] = {}
-        """The group, recipients and bytes that each is counted with, and whether it counts as a message."""
+        self._counted: dict[QueueId, _Counted] = {}
+        """As what each is counted; its octets and its arrival never change."""
 
     def note(self, message: Queued) -> None:
         key = message.state, message.lane
         if (group := self._groups.get(key)) is None:
             group = self._groups[key] = _Group()
-        size_bytes = message.size_bytes if message.is_counted else 0
-        counted = group, message.recipients_left, size_bytes, message.is_counted
-        before = self._counted.get(message.key)
-        if before is not None and before[0] is group and before[1:] == counted[1:]:
+        counted = group.counted(message)
+        if self._counted.get(message.key) is counted:
             return
-        self.forget(message.key)
+        self.forget(message)
         self._counted[message.key] = counted
         group.members += 1
-        group.messages += message.is_counted
-        group.recipients += message.recipients_left
-        group.size_bytes += size_bytes
-        heapq.heappush(group.ages, (message.arrived_at_ns, message.key))
-        if len(group.ages) > 2 * group.members + SPARE_AGES:
-            group.ages = list({age for age in group.ages if self._is_in(age[1], group)})
-            heapq.heapify(group.ages)
+        group.messages += counted.is_message
+        group.recipients += counted.recipients
+        group.size_bytes += message.size_bytes if counted.is_message else 0
+        heapq.heappush(group.arrived, message.arrived_at_ns)
 
-    def forget(self, queue_id: QueueId) -> None:
-        """Count a message no longer; absent ids are ignored."""
-        if (counted := self._counted.pop(queue_id, None)) is not None:
-            group, recipients, size_bytes, is_counted = counted
+    def forget(self, message: Queued) -> None:
+        """Count a message no longer; one that is not counted is ignored."""
+        if (counted := self._counted.pop(message.key, None)) is not None:
+            group = counted.group
             group.members -= 1
-            group.messages -= is_counted
-            group.recipients -= recipients
-            group.size_bytes -= size_bytes
+            group.messages -= counted.is_message
+            group.recipients -= counted.recipients
+            group.size_bytes -= message.size_bytes if counted.is_message else 0
+            heapq.heappush(group.left, message.arrived_at_ns)
+            if len(group.left) > group.members + SPARE_AGES:
+                group.drop_left()
 
     def members(self, state: State) -> int:
         """Return how many messages and parts of messages are in a state."""
@@ -77,16 +110,11 @@ class Counts:
     def of(self, state: State) -> dict[str, Sums]:
         """Return the sums of a state by lane; lanes without mail are left out."""
         groups = ((lane, group) for (its, lane), group in self._groups.items() if its is state)
-        return {lane: self._sums(group) for lane, group in groups if group.members}
-
-    def _sums(self, group: _Group) -> Sums:
-        while not self._is_in(group.ages[0][1], group):
-            heapq.heappop(group.ages)
-        return Sums(group.messages, group.recipients, group.size_bytes, group.ages[0][0])
-
-    def _is_in(self, queue_id: QueueId, group: _Group) -> bool:
-        counted = self._counted.get(queue_id)
-        return counted is not None and counted[0] is group
+        return {
+            lane: Sums(group.messages, group.recipients, group.size_bytes, group.oldest_ns())
+            for lane, group in groups
+            if group.members
+        }
 
 
 class Owners:

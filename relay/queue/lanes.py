@@ -14,8 +14,8 @@ How: start-time fair queuing (Goyal, Vin, Cheng 1996).  Each message that a lane
 tag by cost / weight; the lowest tag goes next, and an idle lane's tag is raised to the last one that went.
 The caller sets the cost, in one unit for all.  Without lanes there is one, and senders take no turns.
 
-Every call but `copy` and `in_line` is O(lanes + log n).  The caller tells when a message is no longer
-ready (`remove`).
+Every call but `copy`, `in_line` and `ahead` is O(lanes + log n), amortized.  The caller tells when a
+message is no longer ready (`remove`).
 """
 
 import heapq
@@ -23,12 +23,14 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import chain, count, islice
 from math import lcm
 from typing import NamedTuple
 
 from relay.mail.address import comparable
 from relay.mail.envelope import QueueId
+from relay.queue.fifo import Fifo
 
 DEFAULT_LANE = "default"
 """The lane of messages that match no other."""
@@ -87,12 +89,71 @@ SPARE_AGES = 1024
 
 
 class _Spot(NamedTuple):
+    """Where a message stands: one value for all that stand there."""
+
     lane: str
-    sender: str | None
+    sender: str | None = None
     """None: ahead of all senders of its lane."""
-    number: int
-    since_ns: int
     is_in_front: bool = False
+
+
+class _Ages:
+    """Since when the messages of a lane are ready, oldest first; of one instant, as they came.
+
+    Nearly all come in that order.  Those that do are a list and an instant each; only the others a heap.
+    """
+
+    __slots__ = ("_heap", "_in_order", "_last_ns", "_odd", "since")
+
+    def __init__(self) -> None:
+        self.since: dict[QueueId, int] = {}
+        self._in_order = Fifo()
+        self._last_ns = 0
+        """Since when the last one of `_in_order` is ready, also once it left."""
+        self._odd: dict[QueueId, int] = {}
+        """The others, and their numbers in the heap."""
+        self._heap: list[tuple[int, int, QueueId]] = []
+        """Entries of messages that left stay in it."""
+
+    def add(self, queue_id: QueueId, since_ns: int, numbers: Iterator[int]) -> None:
+        """Add a message; the next of `numbers` was never used here."""
+        if not self.since or since_ns >= self._last_ns:
+            self._in_order.add(queue_id)
+            self._last_ns = since_ns
+        else:
+            number = self._odd[queue_id] = next(numbers)
+            heapq.heappush(self._heap, (since_ns, number, queue_id))
+            if len(self._heap) > 2 * len(self._odd) + SPARE_AGES:
+                self._heap = [age for age in self._heap if self._is_true(age)]
+                heapq.heapify(self._heap)
+        self.since[queue_id] = since_ns
+
+    def remove(self, queue_id: QueueId) -> None:
+        """Forget a message; absent ids are ignored."""
+        if self.since.pop(queue_id, None) is None:
+            return
+        if self._odd.pop(queue_id, None) is None:
+            self._in_order.remove(queue_id)
+
+    def oldest(self) -> tuple[int, QueueId] | None:
+        while self._heap and not self._is_true(self._heap[0]):
+            heapq.heappop(self._heap)
+        if not self._in_order:
+            return (self._heap[0][0], self._heap[0][2]) if self._heap else None
+        first = self._in_order.first
+        # An odd one of that instant came when a later one was there already.
+        if self._heap and self._heap[0][0] < self.since[first]:
+            return self._heap[0][0], self._heap[0][2]
+        return self.since[first], first
+
+    def copy(self) -> "_Ages":
+        twin = _Ages()
+        twin.since, twin._in_order, twin._last_ns = self.since.copy(), self._in_order.copy(), self._last_ns
+        twin._odd, twin._heap = self._odd.copy(), self._heap.copy()
+        return twin
+
+    def _is_true(self, age: tuple[int, int, QueueId]) -> bool:
+        return self._odd.get(age[2]) == age[1]
 
 
 @dataclass(slots=True, eq=False)
@@ -112,13 +173,13 @@ class _Line(_Flow):
     room: int | None = None
     """How many more may go; None: any number."""
     length: int = 0
-    ahead: OrderedDict[QueueId, None] = field(default_factory=OrderedDict)
-    senders: OrderedDict[str, OrderedDict[QueueId, None]] = field(default_factory=OrderedDict)
+    ahead: Fifo = field(default_factory=Fifo)
+    senders: OrderedDict[str, Fifo] = field(default_factory=OrderedDict)
     """The first sender is next."""
-    fronts: dict[str, OrderedDict[QueueId, None]] = field(default_factory=dict)
+    fronts: dict[str, Fifo] = field(default_factory=dict)
     """By sender: its messages that go before its others."""
-    ages: list[tuple[int, int, QueueId]] = field(default_factory=list)
-    """A heap by when each message exceeds the patience; entries of messages that left stay in it."""
+    ages: _Ages = field(default_factory=_Ages)
+    """Of a lane with patience."""
 
     def copy(self) -> "_Line":
         twin = copy(self)
@@ -147,6 +208,7 @@ class Order:
         self._lines = {lane.name: _Line(unit // lane.weight, lane=lane) for lane in lanes}
         self._overdue = _Flow(unit // sum(lane.weight for lane in lanes))
         self._spots: dict[QueueId, _Spot] = {}
+        """In the order in which they came."""
         self._charged: dict[QueueId, _Charge] = {}
         """Messages that were taken and are not known to have gone."""
         self._tag = 0
@@ -186,23 +248,22 @@ class Order:
     def add(self, queue_id: QueueId, lane: str, sender: str, since_ns: int) -> None:
         """Put a message behind the others of its sender; an unknown lane is the default one."""
         line, turn = self._line(lane), self._turn(sender)
-        self._enter(queue_id, _Spot(line.lane.name, turn, next(self._numbers), since_ns))
-        line.senders.setdefault(turn, OrderedDict())[queue_id] = None
+        self._enter(queue_id, line, turn, since_ns)
+        its = line.senders.get(turn) or line.senders.setdefault(turn, Fifo())
+        its.add(queue_id)
 
     def add_in_front(self, queue_id: QueueId, lane: str, sender: str, since_ns: int) -> None:
         """Put a message before the others of its sender, but behind those that are in front already."""
         line, turn = self._line(lane), self._turn(sender)
-        self._enter(queue_id, _Spot(line.lane.name, turn, next(self._numbers), since_ns, is_in_front=True))
-        line.senders.setdefault(turn, OrderedDict())
-        line.fronts.setdefault(turn, OrderedDict())[queue_id] = None
+        self._enter(queue_id, line, turn, since_ns, is_in_front=True)
+        line.senders.setdefault(turn, Fifo())
+        line.fronts.setdefault(turn, Fifo()).add(queue_id)
 
     def add_ahead(self, queue_id: QueueId, lane: str, since_ns: int, *, is_first: bool = True) -> None:
         """Put a message ahead of its lane: before the messages ahead already, or behind them."""
         line = self._line(lane)
-        self._enter(queue_id, _Spot(line.lane.name, None, next(self._numbers), since_ns))
-        line.ahead[queue_id] = None
-        if is_first:
-            line.ahead.move_to_end(queue_id, last=False)
+        self._enter(queue_id, line, None, since_ns)
+        (line.ahead.add_first if is_first else line.ahead.add)(queue_id)
 
     def remove(self, queue_id: QueueId) -> None:
         """Forget a message; absent ids are ignored."""
@@ -211,11 +272,12 @@ class Order:
         self._found = None
         line = self._lines[spot.lane]
         line.length -= 1
+        line.ages.remove(queue_id)
         if spot.sender is None:
-            del line.ahead[queue_id]
+            line.ahead.remove(queue_id)
             return
         its = line.fronts if spot.is_in_front else line.senders
-        del its[spot.sender][queue_id]
+        its[spot.sender].remove(queue_id)
         if spot.is_in_front and not its[spot.sender]:
             del its[spot.sender]
         if not line.senders[spot.sender] and spot.sender not in line.fronts:
@@ -292,22 +354,16 @@ class Order:
             self._lines[lane].room = room
 
     def in_line(self) -> list[QueueId]:
-        """Return the messages behind others of their sender, by since when they are ready, then as they came.
+        """Return the messages behind others of their sender, as they came.
 
         Messages ahead of their lane, or in front of their sender's others, are not among them.
         """
         spots = self._spots.items()
-        behind = [
-            (spot.since_ns, spot.number, queue_id)
-            for queue_id, spot in spots
-            if spot.sender is not None and not spot.is_in_front
-        ]
-        return [queue_id for _, _, queue_id in sorted(behind)]
+        return [queue_id for queue_id, spot in spots if spot.sender is not None and not spot.is_in_front]
 
-    def ahead(self) -> list[tuple[QueueId, int]]:
-        """Return the messages ahead of their lane, in that order, and since when each is ready."""
-        ahead = (queue_id for line in self._lines.values() for queue_id in line.ahead)
-        return [(queue_id, self._spots[queue_id].since_ns) for queue_id in ahead]
+    def ahead(self) -> list[QueueId]:
+        """Return the messages ahead of their lane, in that order."""
+        return [queue_id for line in self._lines.values() for queue_id in line.ahead]
 
     def copy(self) -> "Order":
         """Return an independent copy of the order; O(n), and quick."""
@@ -339,8 +395,8 @@ class Order:
             if line.room != 0:
                 return line, line, self._preferred
         line = min(lines, key=self._rank)
-        if late := [age for each in lines if (age := self._oldest(each)) is not None and age[0] <= now_ns]:
-            queue_id = min(late)[2]
+        if late := [age for each in lines if (age := _overdue(each, now_ns)) is not None]:
+            queue_id = min(late)[1]
             if self._rank(self._overdue) < self._rank(line):
                 return self._overdue, self._lines[self._spots[queue_id].lane], queue_id
         return line, line, _first_of(line)
@@ -354,30 +410,32 @@ class Order:
     def _turn(self, sender: str) -> str:
         return turn_of(sender) if self._has_turns else ""
 
-    def _enter(self, queue_id: QueueId, spot: _Spot) -> None:
+    def _enter(
+        self, queue_id: QueueId, line: _Line, turn: str | None, since_ns: int, *, is_in_front: bool = False
+    ) -> None:
         self.remove(queue_id)
         self._found = None
-        self._spots[queue_id] = spot
-        line = self._lines[spot.lane]
+        self._spots[queue_id] = _spot(line.lane.name, turn, is_in_front)
         line.length += 1
         if line.lane.patience_ns is not None:
-            heapq.heappush(line.ages, (spot.since_ns + line.lane.patience_ns, spot.number, queue_id))
-            if len(line.ages) > 2 * line.length + SPARE_AGES:
-                line.ages = [age for age in line.ages if self._is_true(age)]
-                heapq.heapify(line.ages)
+            line.ages.add(queue_id, since_ns, self._numbers)
 
-    def _oldest(self, line: _Line) -> tuple[int, int, QueueId] | None:
-        while line.ages and not self._is_true(line.ages[0]):
-            heapq.heappop(line.ages)
-        return line.ages[0] if line.ages else None
 
-    def _is_true(self, age: tuple[int, int, QueueId]) -> bool:
-        spot = self._spots.get(age[2])
-        return spot is not None and spot.number == age[1]
+@lru_cache(4096)  # the same senders over and over
+def _spot(lane: str, sender: str | None, is_in_front: bool) -> _Spot:  # noqa: FBT001 - a key of the cache
+    return _Spot(lane, sender, is_in_front)
+
+
+def _overdue(line: _Line, now_ns: int) -> tuple[int, QueueId] | None:
+    """Return the message of a lane that exceeded its patience first, and when; None if none did."""
+    if line.lane.patience_ns is None or (oldest := line.ages.oldest()) is None:
+        return None
+    due_ns = oldest[0] + line.lane.patience_ns
+    return (due_ns, oldest[1]) if due_ns <= now_ns else None
 
 
 def _first_of(line: _Line) -> QueueId:
     if line.ahead:
-        return next(iter(line.ahead))
+        return line.ahead.first
     sender, its = next(iter(line.senders.items()))
-    return next(iter(line.fronts.get(sender, its)))
+    return line.fronts.get(sender, its).first

@@ -2,16 +2,21 @@
 
 Only the scheduler changes a `Queued`, and `relay.queue.whole` where it stands.  All instants but the
 arrival are nanoseconds of one boot (`Clock.boottime_ns`).
+
+A million of them are in memory, so one that only waits is small: what many have alike is one value for all
+(`Origin`), and so is what few have at all (`Past`).
 """
 
 import enum
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from relay.mail.address import comparable
 from relay.mail.envelope import QueueId, is_notice
+from relay.mail.rewriting import Rewriting
 from relay.queue.lanes import DEFAULT_LANE
 from relay.queue.routes import WHOLE, Choice, Part
 
@@ -103,6 +108,59 @@ class NewMailHold:
         return message.arrived_at_ns >= self.since_ns and not is_notice(message.queue_id)
 
 
+class Origin(NamedTuple):
+    """Whose mail it is, and in which lane."""
+
+    reverse_path: str
+    client: str
+    """The client that handed it over, as the envelope has it."""
+    user: str
+    """Who had logged in to hand it over, or nobody."""
+    lane: str
+    sent_reverse_path: str
+    """The reverse-path that the upstream sees: limits for each sender count by it."""
+    sender: str
+    """Made of `sent_reverse_path`, as all spellings of the address share it: whom the upstream may refuse.
+    Never to be sent or shown."""
+
+
+@lru_cache(maxsize=65_536)
+def origin_of(
+    reverse_path: str,
+    client: str = "",
+    user: str = "",
+    lane: str = DEFAULT_LANE,
+    rewriting: Rewriting | None = None,
+) -> Origin:
+    """Return the same object each time: many messages share it."""
+    sent = reverse_path if rewriting is None else rewriting.reverse_path(reverse_path)
+    sender = comparable(sent)
+    return Origin(reverse_path, client, user, lane, sent, sent if sender == sent else sender)
+
+
+class Past(NamedTuple):
+    """What is known of a message that was attempted, or that moved from another line."""
+
+    tried: frozenset[int] = frozenset()
+    """Recipients deferred in this round, waiting for the others to be tried."""
+    refusals: int = 0
+    """In how many of its transactions the upstream refused us."""
+    singled_out: int = 0
+    """How often it did so where it had just relayed others."""
+    unknown_until_ns: int = 0
+    """Until then its last transaction may still relay it, unheard; 0: it cannot."""
+    rested: tuple[tuple[int, int], ...] = ()
+    """From and until: when it waited for upstreams that were down, before it moved from their lines."""
+
+    def but(self, **changes: Any) -> "Past":
+        """Return it with changes; the one value of most messages where they leave nothing to know."""
+        changed = self._replace(**changes)
+        return NO_PAST if changed == NO_PAST else changed
+
+
+NO_PAST = Past()
+
+
 class RecipientsLeft(NamedTuple):
     """What is kept in memory of the recipients left."""
 
@@ -110,10 +168,16 @@ class RecipientsLeft(NamedTuple):
     shown: tuple[str, ...] = ()
 
 
+def listed_as(message_id: str | None, recipients: Iterable[str]) -> str:
+    """Return a Message-ID and recipients, a line each: one text takes half of what a text for each takes."""
+    return "\n".join((message_id or "", *recipients))
+
+
 @dataclass(slots=True)
 class Queued:
     queue_id: QueueId
-    reverse_path: str
+    origin: Origin
+    """By `origin_of`, with the rewriting of its part."""
     size_bytes: int
     arrived_at_ns: int
     """In this boot's time; negative for a message that came in before it."""
@@ -126,33 +190,17 @@ class Queued:
     why: WaitReason = NO_REASON
     is_warned: bool = False
     """Its sender was told that it is late, or wants to hear of no delay."""
-    recipients_shown: tuple[str, ...] = ()
-    """The first few that are left, for listings."""
+    listed: str = ""
+    """What only listings show, by `listed_as`."""
     ready_at_ns: int = 0
     """Since when it could go, but for limits and connections."""
-    tried: frozenset[int] = frozenset()
-    """Recipients deferred in this round, waiting for the others to be tried."""
-    refusals: int = 0
-    """In how many of its transactions the upstream refused us."""
-    singled_out: int = 0
-    """How often it did so where it had just relayed others."""
+    past: Past = NO_PAST
     place: Hashable = None
     """Where it is parked, if it is."""
     turn: int = 0
     """Its turn among the parked, kept while it is tried; 0: none yet."""
-    lane: str = DEFAULT_LANE
-    client: str = ""
-    """The client that handed it over, as the envelope has it."""
     domains: tuple[tuple[str, int], ...] = ()
     """Runs of recipients of one domain, in order: domain and length; for the estimate."""
-    user: str = ""
-    """Who had logged in to hand it over, or nobody."""
-    message_id: str | None = None
-    """Of its header, for who looks for it."""
-    sender: str = ""
-    """Made of `sent_reverse_path`, as all spellings of the address share it: whom the upstream may refuse.
-    Never to be sent or shown."""
-
     part: Part = WHOLE
     """Which of its recipients this is about."""
     key: QueueId = QueueId("")  # noqa: RUF009 - a new type of text
@@ -161,15 +209,10 @@ class Queued:
     """The upstream whose line it stands in, and why."""
     stands_since_ns: int = 0
     """Since when it stands in that line."""
-    unknown_until_ns: int = 0
-    """Until then its last transaction may still relay it, unheard; 0: it cannot."""
-    rested: tuple[tuple[int, int], ...] = ()
-    """From and until: when it waited for upstreams that were down, before it moved from their lines."""
     is_counted: bool = True
     """Of a message's parts one counts as the message, with its octets."""
 
     def __post_init__(self) -> None:
-        self.sender = self.sender or comparable(self.sent_reverse_path)
         self.key = self.key or self.queue_id
 
     @property
@@ -177,10 +220,45 @@ class Queued:
         return self.choice.upstream
 
     @property
+    def message_id(self) -> str | None:
+        """Return that of its header, for who looks for it."""
+        return self.listed.partition("\n")[0] or None
+
+    @property
+    def recipients_shown(self) -> tuple[str, ...]:
+        """Return the first few that are left, for listings."""
+        return tuple(self.listed.split("\n")[1:])
+
+    def note_left(self, left: RecipientsLeft) -> None:
+        self.domains, self.listed = left.domains, listed_as(self.message_id, left.shown)
+
+    @property
+    def reverse_path(self) -> str:
+        return self.origin.reverse_path
+
+    @property
     def sent_reverse_path(self) -> str:
-        """Return the reverse-path that the upstream sees: limits for each sender count by it."""
-        rewriting = self.part.rewriting
-        return self.reverse_path if rewriting is None else rewriting.reverse_path(self.reverse_path)
+        return self.origin.sent_reverse_path
+
+    @property
+    def sender(self) -> str:
+        return self.origin.sender
+
+    @property
+    def client(self) -> str:
+        return self.origin.client
+
+    @property
+    def user(self) -> str:
+        return self.origin.user
+
+    @property
+    def lane(self) -> str:
+        return self.origin.lane
+
+    @lane.setter
+    def lane(self, lane: str) -> None:
+        self.origin = origin_of(*self.origin[:3], lane, self.part.rewriting)
 
     @property
     def reason(self) -> str:

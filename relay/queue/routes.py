@@ -45,6 +45,11 @@ class Part(NamedTuple):
         return left if self.indices is None else tuple([each for each in left if each in self.indices])
 
     @property
+    def whole(self) -> "Part":
+        """Return the part that all recipients left are in, where all are in this one."""
+        return self if self.indices is None else Part(self.route)
+
+    @property
     def rewriting(self) -> Rewriting | None:
         return None if self.route is None else self.route.rewriting
 

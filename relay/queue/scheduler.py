@@ -29,7 +29,16 @@ from relay.mail.envelope import QueueId
 from relay.queue.counts import Counts
 from relay.queue.lanes import Lane, Order, Price
 from relay.queue.parking import AT_ONCE_NS, Parking
-from relay.queue.queued import AFTER, NO_REASON, Move, NewMailHold, RecipientsLeft, WaitKind, WaitReason
+from relay.queue.queued import (
+    AFTER,
+    NO_PAST,
+    NO_REASON,
+    Move,
+    NewMailHold,
+    RecipientsLeft,
+    WaitKind,
+    WaitReason,
+)
 from relay.queue.queued import Queued as Queued  # noqa: PLC0414 - part of the door
 from relay.queue.queued import State as State  # noqa: PLC0414 - part of the door
 from relay.queue.sender_pauses import SenderPauses
@@ -134,7 +143,8 @@ class Scheduler:
         if message is not None and message.state is State.ACTIVE:
             message.state = state
             if left is not None:
-                message.recipients_left, (message.domains, message.recipients_shown) = left
+                message.recipients_left = left[0]
+                message.note_left(left[1])
             self.add(message)
 
     def attempted(
@@ -148,8 +158,8 @@ class Scheduler:
     ) -> None:
         """Note what an attempt left of a message."""
         if (message := self._messages.get(queue_id)) is not None:
-            message.tried, (message.domains, message.recipients_shown) = tried, left
-            message.refusals, message.singled_out = refusals, singled_out
+            message.note_left(left)
+            message.past = message.past.but(tried=tried, refusals=refusals, singled_out=singled_out)
 
     def explain(self, queue_id: QueueId, why: WaitReason) -> None:
         if (message := self._messages.get(queue_id)) is not None:
@@ -180,10 +190,12 @@ class Scheduler:
         self._with_ceiling = tuple(lane.name for lane in lanes if lane.has_ceiling)
         self._opens_at_ns.clear()
         self._parking.go_by(self._order)
-        for queue_id, since_ns in old.ahead():
-            if (message := self._messages.get(queue_id)) is not None:
-                self._order.add_ahead(queue_id, message.lane, since_ns, is_first=False)
-        self._coming = dict.fromkeys([*old.in_line(), *self._coming])
+        messages = self._messages
+        for message in [messages[queue_id] for queue_id in old.ahead() if queue_id in messages]:
+            self._order.add_ahead(message.key, message.lane, message.since_ns, is_first=False)
+        in_line = [messages[queue_id] for queue_id in old.in_line() if queue_id in messages]
+        in_line.sort(key=lambda message: message.since_ns)
+        self._coming = dict.fromkeys([*(message.key for message in in_line), *self._coming])
 
     def move(self, queue_id: QueueId, lane: str) -> None:
         message = self._messages.get(queue_id)
@@ -322,7 +334,7 @@ class Scheduler:
         one message that the upstream always takes for an offence would keep all others for ever.
         """
         message = self._messages.get(queue_id)
-        if message is not None and message.refusals < REFUSALS_IN_PLACE:
+        if message is not None and message.past.refusals < REFUSALS_IN_PLACE:
             self.give_back(queue_id, why)
         else:
             self.again(queue_id, recipients_left, why)
@@ -363,10 +375,10 @@ class Scheduler:
         self._probing = None
         self._order.prefer(None)
         for message in reversed(aside):
-            if message.refusals < REFUSALS_IN_PLACE:
+            if message.past.refusals < REFUSALS_IN_PLACE:
                 self._order.add_ahead(message.key, message.lane, message.since_ns)
         for message in aside:
-            if message.refusals >= REFUSALS_IN_PLACE:
+            if message.past.refusals >= REFUSALS_IN_PLACE:
                 self._line_up(message)
 
     def hold(self, queue_id: QueueId) -> None:
@@ -425,13 +437,14 @@ class Scheduler:
             message.why = NO_REASON
         self.remove(queue_id)
         message.place, message.turn = None, 0
-        message.refusals = message.singled_out = 0
+        if message.past is not NO_PAST:
+            message.past = message.past.but(refusals=0, singled_out=0)
         return message
 
     def remove(self, queue_id: QueueId) -> None:
         if (message := self._messages.pop(queue_id, None)) is not None:
             self._leave_order(message)
-            self.counts.forget(queue_id)
+            self.counts.forget(message)
 
     def _become(self, message: Queued, move: Move) -> bool:
         """Make a move by the table; False where the message's state does not allow it."""
@@ -462,7 +475,7 @@ class Scheduler:
 
     def _is_suspect(self, message: Queued) -> bool:
         """Whether the upstream is in doubt and refused this message: others prove the upstream."""
-        return bool(self._suspect_senders and message.refusals) and message.key != self._probing
+        return bool(self._suspect_senders and message.past.refusals) and message.key != self._probing
 
     def _leave_place(self, message: Queued) -> None:
         place, message.place = message.place, None
@@ -518,7 +531,7 @@ class Scheduler:
             if (
                 message is not None
                 and self._is_ready(message)
-                and not message.refusals
+                and not message.past.refusals
                 and message.sender not in self._suspect_senders
                 and self.sender_pauses.of(message.sender, now_ns) is None
             ):

@@ -14,7 +14,7 @@ header only what the caller has read is looked at.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import NamedTuple
 
@@ -103,14 +103,20 @@ class Sorter:
         matching = [rule for rule in self.routes if rule.matches_message(envelope, fields)]
         first = matching[0]
         if not first.recipient_domains:
-            return (Part(first.route),)  # as nearly always
+            return (_whole(first.route),)  # as nearly always
         route_of = cache(lambda domain: next(rule.route for rule in matching if rule.matches_domain(domain)))
         indices: dict[Route, list[int]] = {}
         for index, recipient in enumerate(envelope.recipients):
             indices.setdefault(route_of(recipient.rpartition("@")[2].lower()), []).append(index)
         if len(indices) == 1:
-            return (Part(next(iter(indices))),)
+            return (_whole(next(iter(indices))),)
         return tuple(Part(route, frozenset(its)) for route, its in indices.items())
+
+
+@lru_cache(1024)
+def _whole(route: Route) -> Part:
+    """Return the same object each time: many messages share it."""
+    return Part(route)
 
 
 def is_like(pattern: str, text: str) -> bool:

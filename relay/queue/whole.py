@@ -24,7 +24,7 @@ from itertools import chain, islice
 from relay.mail.envelope import QueueId
 from relay.queue.counts import Owners, Sums, total
 from relay.queue.diversions import Diversions
-from relay.queue.queued import NO_REASON, NewMailHold, Queued, State, WaitReason
+from relay.queue.queued import NO_REASON, NOWHERE, NewMailHold, Queued, State, WaitReason
 from relay.queue.routes import Availability, Because, Choice, Part, Route, Spilled, choose, is_better
 from relay.queue.scheduler import SLICE, Scheduler
 
@@ -142,7 +142,9 @@ class Queue:
         for number, part in enumerate(parts):
             if number:
                 part.key, part.is_counted = QueueId(f"{part.queue_id} {number}"), False
-            self._enter(part, self._choose(part, now_ns), now_ns)
+            # Mail that just came in stands there since it came in.
+            is_new = part.choice is NOWHERE
+            self._enter(part, self._choose(part, now_ns), part.arrived_at_ns if is_new else now_ns)
 
     def remove(self, queue_id: QueueId) -> None:
         """Forget a message, all its parts; absent ids are ignored."""
@@ -223,8 +225,8 @@ class Queue:
 
     def stay_unknown(self, part: Queued, until_ns: int) -> None:
         """Keep a part with its upstream, which may still relay it until an instant."""
-        part.unknown_until_ns = max(part.unknown_until_ns, until_ns)
-        heapq.heappush(self._unknown, (part.unknown_until_ns, part.key))
+        part.past = part.past.but(unknown_until_ns=max(part.past.unknown_until_ns, until_ns))
+        heapq.heappush(self._unknown, (part.past.unknown_until_ns, part.key))
         self._late[part.key] = part
 
     def put(self, part: Queued, now_ns: int) -> None:
@@ -247,7 +249,7 @@ class Queue:
         # Under another sender nothing is known of it, and another sender's pause does not hold it.
         if is_one and before[0].sender == fresh[0].sender:
             self._leave(before[0])
-            before[0].part = fresh[0].part
+            before[0].part, before[0].origin = fresh[0].part, fresh[0].origin
             self._present[before[0].upstream, before[0].part.route] += 1
             self._late[before[0].key] = before[0]
             return
@@ -260,8 +262,8 @@ class Queue:
             _carry_over(part, before)
         self.add(*fresh, now_ns=now_ns)
         for part in fresh:
-            if part.unknown_until_ns > now_ns:
-                heapq.heappush(self._unknown, (part.unknown_until_ns, part.key))
+            if part.past.unknown_until_ns > now_ns:
+                heapq.heappush(self._unknown, (part.past.unknown_until_ns, part.key))
 
     def sortable(self) -> list[QueueId]:
         """Return the messages that `sort_anew` put off and that are active no more, to be read anew."""
@@ -278,7 +280,7 @@ class Queue:
     def spill(self, spilled: Spilled, now_ns: int) -> bool:
         """Have a part that waits go through another upstream of its route; False if it need not any more."""
         part, standing = self._part(spilled.key), self._standings.get(spilled.to)
-        if part is None or part.state is not State.WAITING or part.unknown_until_ns > now_ns:
+        if part is None or part.state is not State.WAITING or part.past.unknown_until_ns > now_ns:
             return False
         preferred = self.choice_of(self._route(part), now_ns).upstream
         if standing is None or not standing.is_usable or spilled.to == part.upstream:
@@ -393,7 +395,7 @@ class Queue:
         down_since_ns = self._standings.get(part.upstream, Availability()).down_since_ns
         if down_since_ns is not None:
             waited = max(down_since_ns, part.stands_since_ns), now_ns
-            part.rested = (*part.rested[1 - MOST_RESTED :], waited)
+            part.past = part.past.but(rested=(*part.past.rested[1 - MOST_RESTED :], waited))
         self._leave(part)
         # A refused probe keeps its place: it was chosen because it waits longest.
         is_back = part.choice.because is Because.PROBE and part.choice.instead_of == choice.upstream
@@ -414,7 +416,7 @@ class Queue:
         for line, route in self._present:
             if is_better(route or self._default, name, line, self._standings):
                 for part in islice(self._lines[line], SLICE):
-                    is_free = part.state is State.WAITING and not part.unknown_until_ns
+                    is_free = part.state is State.WAITING and not part.past.unknown_until_ns
                     if is_free and part.part.route == route and not self.line(name).holds(part):
                         return part
         return None
@@ -424,8 +426,8 @@ class Queue:
         return counts.members(State.WAITING) + counts.members(State.ACTIVE) > 0
 
     def _choose(self, part: Queued, now_ns: int) -> Choice:
-        if now_ns < part.unknown_until_ns:
-            return Choice(part.upstream, Because.UNKNOWN, part.choice.instead_of, part.unknown_until_ns)
+        if now_ns < part.past.unknown_until_ns:
+            return Choice(part.upstream, Because.UNKNOWN, part.choice.instead_of, part.past.unknown_until_ns)
         route = self._route(part)
         choice = self.choice_of(route, now_ns)
         if (held := self._held(part, route, choice)) is not None:
@@ -475,8 +477,8 @@ class Queue:
     def _route(self, part: Queued) -> Route:
         return part.part.route or self._default
 
-    def _enter(self, part: Queued, choice: Choice, now_ns: int) -> None:
-        part.choice, part.stands_since_ns = choice, now_ns
+    def _enter(self, part: Queued, choice: Choice, since_ns: int) -> None:
+        part.choice, part.stands_since_ns = choice, since_ns
         if choice.because is Because.PROBE:
             self._probes[choice.upstream] = part
         self._present[choice.upstream, part.part.route] += 1
@@ -508,8 +510,10 @@ def _carry_over(part: Queued, before: Sequence[Queued]) -> None:
         part.state, part.due_at_ns = State.DEFERRED, max(each.due_at_ns for each in was)
     else:
         part.state, part.due_at_ns = State.WAITING, 0
-    last = max(was, key=lambda each: each.unknown_until_ns, default=part)
-    part.unknown_until_ns, part.rested, part.choice = last.unknown_until_ns, last.rested, last.choice
+    last = max(was, key=lambda each: each.past.unknown_until_ns, default=part)
+    known = last.past
+    part.past = part.past.but(unknown_until_ns=known.unknown_until_ns, rested=known.rested)
+    part.choice = last.choice
     part.why = NO_REASON if part.state is State.WAITING else (by_hand or last).why
     part.is_warned = part.is_warned or any(each.is_warned for each in was)
 

@@ -10,7 +10,6 @@ When the state of an upstream, an edit or time alone has mail stand in another l
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 from relay.mail.envelope import QueueId
 from relay.policy.lane import numbers_of, routes_of, sorter_of
 from relay.policy.model import Policy
-from relay.queue.queued import NO_REASON, WaitReason
+from relay.queue.queued import NO_REASON, WaitReason, listed_as, origin_of
 from relay.queue.routes import Because
 from relay.queue.scheduler import Queued, State
 from relay.sender.settling import Backlog
@@ -27,7 +26,7 @@ from relay.sender.state_file import Ages
 from relay.spool.interface import Absent, Corrupt, Entry, Message, Recovery, SpoolFull, Unreadable
 from relay.spool.trigger import Trigger
 from relay.telemetry.telemetry import Telemetry
-from relay.throttle.admission import run_of
+from relay.throttle.admission import runs_of
 
 SWEEP_SECONDS = 3.0
 """The delay that a lost trigger can cost."""
@@ -273,7 +272,7 @@ class Arrivals:
         state = State.HELD if entry.is_held else State.DEFERRED if is_deferred else State.WAITING
         return Queued(
             entry.queue_id,
-            entry.reverse_path,
+            origin_of(entry.reverse_path, entry.client, entry.user, entry.lane, entry.whole.rewriting),
             entry.size_bytes,
             self._ages.arrived_at_ns(entry, now_ns, wall_ns),
             entry.arrival_at_ns,
@@ -282,12 +281,8 @@ class Arrivals:
             now_ns + wait_ns if is_deferred else 0,
             WaitReason("deferred before the last start") if is_deferred else NO_REASON,
             is_warned=entry.is_warned or not entry.warns,
-            recipients_shown=entry.recipients_shown,
-            client=entry.client,
-            domains=tuple(run_of(domain, count) for domain, count in entry.domains),
-            lane=entry.lane,
-            user=sys.intern(entry.user),
-            message_id=entry.message_id,
+            listed=listed_as(entry.message_id, entry.recipients_shown),
+            domains=runs_of(entry.domains),
             part=entry.whole,
         )
 

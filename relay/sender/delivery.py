@@ -185,18 +185,18 @@ class Consequences:
         queued, pausing, sender = attempt.queued, self._pausing, attempt.queued.sender
         arrived_ns, ended_ns = queued.arrived_at_ns, attempt.ended_ns
         rests = self._senders.rests_of(sender)
-        paused_ns = pausing.paused_ns(arrived_ns, ended_ns, queued.rested)
+        paused_ns = pausing.paused_ns(arrived_ns, ended_ns, queued.past.rested)
         return Standing(
             queue_id=queued.queue_id,
             recipients=attempt.message.envelope.recipients,
             left=attempt.left,
             asked=attempt.indices,
-            tried=queued.tried,
-            refusals=queued.refusals,
-            singled_out=queued.singled_out,
+            tried=queued.past.tried,
+            refusals=queued.past.refusals,
+            singled_out=queued.past.singled_out,
             late_ns=ended_ns - arrived_ns,
             paused_ns=paused_ns,
-            resting_ns=pausing.paused_ns(arrived_ns, ended_ns, (*rests, *queued.rested))
+            resting_ns=pausing.paused_ns(arrived_ns, ended_ns, (*rests, *queued.past.rested))
             if rests
             else paused_ns,
             is_well=pausing.is_well,
@@ -207,7 +207,7 @@ class Consequences:
         """Let other senders prove the upstream while it goes on refusing; end that once it is well."""
         # What goes on from an earlier row counts: its pauses are as long as if it were the same.
         in_a_row = self._pausing.in_a_row + self._pausing.slow_start.first_step
-        pause, refusals = decision.outcome.pause, 0 if decision.is_relayed else queued.refusals
+        pause, refusals = decision.outcome.pause, 0 if decision.is_relayed else queued.past.refusals
         if self._pausing.in_a_row == 0:
             self._scheduler.trust()
         elif (

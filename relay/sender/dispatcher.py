@@ -99,7 +99,7 @@ class Departures:
                 connections.remove(fit)
                 attempt.connection = fit
                 # None is asked for twice in a round.
-                attempt.indices = [index for index in left if index not in queued.tried] or list(left)
+                attempt.indices = [index for index in left if index not in queued.past.tried] or list(left)
                 # A report that the upstream makes goes to whom it knows as the sender.
                 attempt.passes_dsn = rewritten is None and self._offers.takes_dsn(fit)
                 attempts.append(attempt)

@@ -157,7 +157,7 @@ class LateMail:
             return False
         now_ns = self._clock.boottime_ns()
         pausing = self._pausing(queued.upstream)
-        rests = (*self._queue.line_of(queued).sender_pauses.rests_of(queued.sender), *queued.rested)
+        rests = (*self._queue.line_of(queued).sender_pauses.rests_of(queued.sender), *queued.past.rested)
         paused_ns = 0 if pausing is None else pausing.paused_ns(queued.arrived_at_ns, now_ns, rests)
         age_ns = now_ns - queued.arrived_at_ns - paused_ns
         # One that is older has an attempt all the same.

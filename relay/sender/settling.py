@@ -36,7 +36,7 @@ from relay.spool.interface import (
 )
 from relay.telemetry.events import Delays, Via
 from relay.telemetry.telemetry import Telemetry
-from relay.throttle.admission import run_of
+from relay.throttle.admission import runs_of
 from relay.throttle.throttle import Reservation
 from relay.upstream.connection import Connection
 from relay.verdicts.decision import Decision, Fate, Next, Terms
@@ -120,7 +120,7 @@ class Attempt:
 
     def domains_left(self, gone: Collection[int]) -> tuple[tuple[str, int], ...]:
         """Return the domains of the recipients left except `gone`, in the order of asking for them."""
-        return recipients_left(self.message, self.queued, gone, self.queued.tried).domains
+        return recipients_left(self.message, self.queued, gone, self.queued.past.tried).domains
 
 
 def recipients_left(
@@ -132,7 +132,7 @@ def recipients_left(
     all_of_them = message.envelope.recipients
     of_domains = runs(all_of_them[index] for index in in_order)
     return RecipientsLeft(
-        tuple(run_of(domain, count) for domain, count in of_domains),
+        runs_of(of_domains),
         tuple(all_of_them[index] for index in left[:RECIPIENTS_SHOWN]),
     )
 

@@ -226,7 +226,7 @@ class Message:
                 for part, its in parts
                 if len(parts) > 1
             ),
-            whole=Part(parts[0][0].route) if len(parts) == 1 else WHOLE,
+            whole=parts[0][0].whole if len(parts) == 1 else WHOLE,
         )
 
     def _shown(self, left: Sequence[int]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 from relay.mail.envelope import QueueId
-from relay.queue.queued import NO_REASON, Queued, State, WaitKind, WaitReason
+from relay.queue.queued import NO_REASON, Queued, State, WaitKind, WaitReason, origin_of
 from relay.queue.scheduler import Scheduler
 from relay.status.expected import (
     BACK_OFF,
@@ -72,7 +72,8 @@ def _line_of(mails: Sequence[Mail], now_ns: int) -> Scheduler:
     line = Scheduler()
     for mail in mails:
         state = State.DEFERRED if mail.joins_at_ns > now_ns else State.WAITING
-        line.add(Queued(mail.queue_id, mail.reverse_path, 0, 0, 0, mail.recipients, state, mail.joins_at_ns))
+        origin = origin_of(mail.reverse_path)
+        line.add(Queued(mail.queue_id, origin, 0, 0, 0, mail.recipients, state, mail.joins_at_ns))
     return line
 
 

@@ -116,8 +116,8 @@ class Look:
         self._places = [queued.place for queued in self._queue]
         # Of one instant with `_left`: the estimate has no answer to domains of more recipients, or of fewer.
         self._domains = [queued.domains for queued in self._queue]
-        self._shown = [queued.recipients_shown for queued in self._queue]
-        self._tried = [queued.tried for queued in self._queue]
+        self._listed = [queued.listed for queued in self._queue]
+        self._pasts = [queued.past for queued in self._queue]
         self._line = scheduler.twin()
         self._rests_of = scheduler.sender_pauses.rests_of
         self._view = view
@@ -165,20 +165,20 @@ class Look:
             self._left.append(queued.recipients_left)
             self._places.append(None)
             self._domains.append(queued.domains)
-            self._shown.append(queued.recipients_shown)
-            self._tried.append(queued.tried)
+            self._listed.append(queued.listed)
+            self._pasts.append(queued.past)
 
     def messages(self) -> list[Queued]:
         """Return copies, as of that instant; takes time in proportion to them."""
         copies = []
         where = zip(self._states, self._due_ns, self._places, strict=True)
-        whose = zip(self._left, self._domains, self._shown, self._tried, strict=True)
+        whose = zip(self._left, self._domains, self._listed, self._pasts, strict=True)
         columns = zip(self._queue, where, whose, strict=True)
-        for queued, (state, due_at_ns, place), (left, domains, shown, tried) in columns:
+        for queued, (state, due_at_ns, place), (left, domains, listed, past) in columns:
             twin = copy(queued)
             twin.state, twin.due_at_ns, twin.place = state, due_at_ns, place
-            twin.recipients_left, twin.domains, twin.tried = left, domains, tried
-            twin.recipients_shown = shown
+            twin.recipients_left, twin.domains, twin.past = left, domains, past
+            twin.listed = listed
             copies.append(twin)
         return copies
 
@@ -284,7 +284,7 @@ class Look:
                 left = max(0, left - len(attempt.indices))
                 joins_at_ns = max(now_ns, reserved_at_ns + self._outlook.transaction_ns)
                 domains = attempt.domains_left(attempt.indices)
-        tried = len(queued.tried) if len(queued.tried) < left else 0
+        tried = len(queued.past.tried) if len(queued.past.tried) < left else 0
         # Where it has only those left that were tried, they are simply next.
         untried_domains, tried_domains = split_runs(domains, left - tried) if tried else (domains, ())
         return Mail(
@@ -307,7 +307,7 @@ class Look:
         if self._view is None:
             return now_ns - arrived_at_ns
         rests = self._rests_of(queued.sender)
-        paused_ns = self._view.pauses.within_ns(arrived_at_ns, now_ns, (*rests, *queued.rested))
+        paused_ns = self._view.pauses.within_ns(arrived_at_ns, now_ns, (*rests, *queued.past.rested))
         return now_ns - arrived_at_ns - paused_ns
 
 

@@ -17,8 +17,8 @@ from statistics import median_low
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
-from relay.queue.lanes import Arrangement
-from relay.queue.queued import Queued, State
+from relay.queue.lanes import DEFAULT_LANE, Arrangement
+from relay.queue.queued import Queued, State, origin_of
 from relay.queue.scheduler import Scheduler
 from relay.status.eta import foretell
 from relay.status.expected import NEVER_NS, Mail, Outlook
@@ -128,10 +128,15 @@ class Traffic:
             line.arrange(*terms.arrangement)
         for mail, span in zip(mails, self.known, strict=True):
             queued = Queued(
-                mail.queue_id, mail.reverse_path, span.record.bytes or 0, mail.joins_at_ns, 0, mail.recipients
+                mail.queue_id,
+                origin_of(mail.reverse_path, lane=_key(span, "lane") or DEFAULT_LANE),
+                span.record.bytes or 0,
+                mail.joins_at_ns,
+                0,
+                mail.recipients,
+                State.DEFERRED,
+                mail.joins_at_ns,
             )
-            queued.state, queued.due_at_ns = State.DEFERRED, mail.joins_at_ns
-            queued.lane = _key(span, "lane") or queued.lane
             line.add(queued)
         return line
 

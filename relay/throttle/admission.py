@@ -71,6 +71,17 @@ def run_of(address: str, count: int) -> tuple[str, int]:
     return _domain(address), count
 
 
+@functools.lru_cache(maxsize=65_536)
+def one_run_of(address: str, count: int) -> tuple[tuple[str, int]]:
+    """Do as `run_of`, for recipients of one domain."""
+    return (run_of(address, count),)
+
+
+def runs_of(runs: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    """Return runs of recipients by the keys of their domains; many messages share what is returned."""
+    return one_run_of(*runs[0]) if len(runs) == 1 else tuple([run_of(*run) for run in runs])
+
+
 def request_for(
     envelope: Envelope, indices: Iterable[int], most: int, lane: str = "", size_bytes: int = 0
 ) -> Request:

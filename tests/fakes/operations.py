@@ -6,7 +6,7 @@ from pathlib import Path
 
 from relay.control.operations import ABSENT, OK, TABLE, UNCHANGED, Deed, Verb, Write
 from relay.mail.envelope import QueueId
-from relay.queue.queued import WaitReason
+from relay.queue.queued import WaitReason, origin_of
 from relay.queue.scheduler import Queued, State
 from relay.status.breakdown import Breakdown, Count
 from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Listed, Wanted, domains_of, summary
@@ -146,7 +146,7 @@ class FakeOperations:
 def _queued(view: MessageView) -> Queued:
     return Queued(
         view.queue_id,
-        view.reverse_path,
+        origin_of(view.reverse_path),
         view.size_bytes,
         0,
         view.arrival_at_ns,

@@ -89,6 +89,7 @@ class MaildirSpool:
         """A start that is not at its end; one that was given up never is."""
         self._noted: set[str] = set()
         self._progress: dict[QueueId, Fates] = {}
+        """Of messages of which some recipients are done."""
         self._queued_recipients = 0
 
     def commit(self) -> None:

@@ -123,7 +123,9 @@ class Walk:
         marked = [(self._home(each), each.message) for each in found if _has_marks(each)]
         for start in range(0, len(marked), _MARKED_AT_ONCE):
             files.write_marks_again(self._disk, marked[start : start + _MARKED_AT_ONCE])
-        self._ledger.reopen([each.message.queue_id for each in found])
+        queue_ids = [each.message.queue_id for each in found]
+        self._ledger.reopen(queue_ids)
+        self._ledger.share_ids(queue_ids)
         try:
             self._ledger.enter([(each.message.queue_id, len(each.message.statuses)) for each in found])
         except OSError as error:

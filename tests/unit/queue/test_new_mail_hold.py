@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from relay.mail.envelope import QueueId
-from relay.queue.queued import NO_REASON, NewMailHold, WaitReason
+from relay.queue.queued import NO_REASON, NewMailHold, WaitReason, origin_of
 from relay.queue.scheduler import Queued, Scheduler, State
 from tests.unit.queue.test_counts import assert_counted
 
@@ -12,7 +12,9 @@ BY_HAND = WaitReason("held by the operator")
 
 
 def came_in(number: int, at_ns: int, suffix: str = "", state: State = State.WAITING) -> Queued:
-    return Queued(QueueId(f"{number:016d}{suffix}"), f"s{number % 3}@b.example", 1, at_ns, 0, 1, state)
+    return Queued(
+        QueueId(f"{number:016d}{suffix}"), origin_of(f"s{number % 3}@b.example"), 1, at_ns, 0, 1, state
+    )
 
 
 def test_what_was_there_before_and_our_own_notices_are_not_held() -> None:

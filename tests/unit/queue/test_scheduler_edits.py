@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from relay.mail.envelope import QueueId
 from relay.queue import scheduler as scheduler_module
 from relay.queue.lanes import DEFAULT_LANE, Lane, Price
-from relay.queue.queued import NO_REASON
+from relay.queue.queued import NO_REASON, origin_of
 from relay.queue.scheduler import SLICE, Queued, Scheduler, State
 
 NONE: tuple[Lane, ...] = ()
@@ -22,7 +22,7 @@ senders = st.sampled_from(["x@a.example", "y@a.example", "z@a.example"])
 
 
 def a_message(number: int, sender: str, lane: str) -> Queued:
-    return Queued(QueueId(f"{number:016d}"), sender, 100, 0, 0, 1, lane=lane)
+    return Queued(QueueId(f"{number:016d}"), origin_of(sender, lane=lane), 100, 0, 0, 1)
 
 
 def drained(queue: Scheduler, now_ns: int) -> list[Queued]:

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from relay.mail.envelope import QueueId
 from relay.queue.lanes import DEFAULT_LANE, Lane, Price
 from relay.queue.parking import MOST_PLACES
-from relay.queue.queued import NO_REASON, WaitReason
+from relay.queue.queued import NO_REASON, WaitReason, origin_of
 from relay.queue.scheduler import Queued, Scheduler, State
 
 LANES = (Lane("fast", 60), Lane("list", 20, has_ceiling=True), Lane(DEFAULT_LANE, 20))
 
 
 def _message(name: str, lane: str = DEFAULT_LANE, sender: str = "a@b.example", recipients: int = 1) -> Queued:
-    return Queued(QueueId(name), sender, 100, 0, 0, recipients, lane=lane)
+    return Queued(QueueId(name), origin_of(sender, lane=lane), 100, 0, 0, recipients)
 
 
 def _scheduler(*messages: Queued, lanes: tuple[Lane, ...] = LANES) -> Scheduler:

@@ -11,7 +11,7 @@ from relay.mail.envelope import QueueId
 from relay.queue import scheduler as scheduler_module
 from relay.queue.lanes import DEFAULT_LANE, Lane, Order, Price
 from relay.queue.parking import Parking
-from relay.queue.queued import NO_REASON
+from relay.queue.queued import NO_REASON, origin_of
 from relay.queue.scheduler import SLICE, Queued, Scheduler, State
 from relay.queue.sender_pauses import FIRST_REST_NS
 from tests.unit.queue.test_counts import assert_counted
@@ -26,7 +26,7 @@ lanes = st.sampled_from(["a", "b", DEFAULT_LANE])
 def a_message(number: int, sender: str = BAD, lane: str = DEFAULT_LANE, due_at_ns: int = 0) -> Queued:
     state = State.DEFERRED if due_at_ns else State.WAITING
     name = QueueId(f"{number:016d}")
-    return Queued(name, sender, 100, 0, 0, 1, lane=lane, state=state, due_at_ns=due_at_ns)
+    return Queued(name, origin_of(sender, lane=lane), 100, 0, 0, 1, state=state, due_at_ns=due_at_ns)
 
 
 def a_queue(*, due_at_ns: int = 0) -> Scheduler:

@@ -6,7 +6,7 @@ from typing import Any
 
 from relay.mail.envelope import QueueId
 from relay.queue.lanes import DEFAULT_LANE, Lane, Price
-from relay.queue.queued import WaitReason
+from relay.queue.queued import WaitReason, origin_of
 from relay.queue.scheduler import Queued, Scheduler, State
 from relay.queue.sender_pauses import PROOF_NS
 from relay.verdicts.decision import REFUSALS_IN_PLACE
@@ -15,7 +15,7 @@ LANES = (Lane("list", 20, has_ceiling=True), Lane(DEFAULT_LANE, 80))
 
 
 def _message(name: str, sender: str = "bad", lane: str = DEFAULT_LANE) -> Queued:
-    return Queued(QueueId(name), sender, 100, 0, 0, 1, lane=lane)
+    return Queued(QueueId(name), origin_of(sender, lane=lane), 100, 0, 0, 1)
 
 
 def _take(scheduler: Scheduler, now_ns: int = 0) -> str:
@@ -58,7 +58,7 @@ def test_out_of_doubt_the_often_refused_go_in_order_too() -> None:
     for _ in "abc":
         refused = scheduler.next_ready(0)
         assert refused is not None
-        refused.refusals = REFUSALS_IN_PLACE
+        refused.past = refused.past.but(refusals=REFUSALS_IN_PLACE)
         scheduler.again(refused.queue_id, 1, WaitReason("421 no"))
     scheduler.doubt("bad")
     scheduler.add(_message("x", "good"))
@@ -175,7 +175,7 @@ def test_behind_a_closed_lane_the_refused_longest_ago_is_next() -> None:
         proved += refused.queue_id
         scheduler.reserved(refused.queue_id, 1)
         scheduler.doubt("bad")
-        refused.refusals = REFUSALS_IN_PLACE
+        refused.past = refused.past.but(refusals=REFUSALS_IN_PLACE)
         scheduler.refused(refused.queue_id, 1, WaitReason("421 no"))
         scheduler.let_lane("list", 0, now_ns + 1)
         assert not scheduler.has_ready(now_ns)

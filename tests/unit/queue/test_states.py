@@ -3,7 +3,7 @@
 import pytest
 
 from relay.mail.envelope import QueueId
-from relay.queue.queued import AFTER, NO_REASON, Move, Queued, State, WaitKind, WaitReason
+from relay.queue.queued import AFTER, NO_REASON, Move, Queued, State, WaitKind, WaitReason, origin_of
 from relay.queue.scheduler import Scheduler
 
 W, A, D, H, R = State.WAITING, State.ACTIVE, State.DEFERRED, State.HELD, State.REPORTING
@@ -25,7 +25,7 @@ CELLS = {
 @pytest.mark.parametrize("verb", CELLS)
 def test_each_verb_does_to_each_state_what_the_table_says(verb: str, state: State) -> None:
     scheduler, queue_id = Scheduler(), QueueId("a")
-    queued = Queued(queue_id, "s", 1, 0, 0, 1, state, due_at_ns=100)
+    queued = Queued(queue_id, origin_of("s"), 1, 0, 0, 1, state, due_at_ns=100)
     scheduler.add(queued)
 
     match verb:
@@ -57,7 +57,7 @@ def test_the_table_has_a_line_for_each_move() -> None:
 
 def test_a_refusal_is_told_apart_from_what_else_keeps_a_message() -> None:
     scheduler = Scheduler()
-    queued = Queued(QueueId("a"), "s", 1, 0, 0, 1)
+    queued = Queued(QueueId("a"), origin_of("s"), 1, 0, 0, 1)
     scheduler.add(queued)
     scheduler.next_ready(0)
     refusal = WaitReason("450 4.2.1 later", WaitKind.REFUSAL, "4.2.1")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from relay.mail.envelope import QueueId
-from relay.queue.queued import NO_REASON, NewMailHold, Queued, State
+from relay.queue.queued import NO_REASON, NewMailHold, Queued, State, origin_of
 from relay.queue.routes import Availability, Because, Part, Route, Spilled, choose
 from relay.queue.whole import Queue
 
@@ -24,7 +24,8 @@ ROUTES = (
 def message(number: int, *parts: Part, at_ns: int = 0) -> list[Queued]:
     queue_id = QueueId(f"{number:016d}")
     user = "ann" if number % 3 else ""
-    return [Queued(queue_id, f"s{number}@x", 10, at_ns, at_ns, 2, part=part, user=user) for part in parts]
+    origin = origin_of(f"s{number}@x", user=user)
+    return [Queued(queue_id, origin, 10, at_ns, at_ns, 2, part=part) for part in parts]
 
 
 class WholeQueue(RuleBasedStateMachine):
@@ -220,7 +221,7 @@ class WholeQueue(RuleBasedStateMachine):
                 continue
             choice = self.queue.choice(part, self.now_ns)
             assert choice.upstream == part.upstream
-            if part.unknown_until_ns > self.now_ns:
+            if part.past.unknown_until_ns > self.now_ns:
                 assert choice.because is Because.UNKNOWN
             elif choice.because is Because.PROBE:
                 probes[part.upstream] += 1
@@ -304,7 +305,7 @@ def test_a_pause_is_no_age_of_mail_that_moved_from_it() -> None:
     (part,) = message(1, Part(ROUTES[0]), at_ns=12)
     queue.add(part, now_ns=12)
     queue.move_on(25)
-    assert (part.upstream, part.rested) == ("b", ((12, 25),))
+    assert (part.upstream, part.past.rested) == ("b", ((12, 25),))
 
 
 def test_a_probe_that_was_refused_goes_before_what_came_later() -> None:

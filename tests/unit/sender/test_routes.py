@@ -268,7 +268,7 @@ async def test_an_unknown_outcome_stays_with_its_upstream_to_the_deadline(tmp_pa
         policy = policy_of(tmp_path, {"one": one.port, "two": two.port}, routes)
         async with Relay(policy, clock=clock) as relay:
             queue_id = relay.accept("a@x.example")
-            await relay.until(lambda: (part := relay.queued(queue_id)) and part.unknown_until_ns)
+            await relay.until(lambda: (part := relay.queued(queue_id)) and part.past.unknown_until_ns)
             await relay.operator.pause("one", LASTING)
             other = relay.accept("b@x.example")
             await relay.until(lambda: relay.queued(other))

@@ -44,7 +44,7 @@ async def test_a_message_that_met_a_refusal_about_us_keeps_its_place(tmp_path: P
         relay.accept("third@there.example")
         await relay.until(lambda: len(relay.sender.queue) == 3)
         _over(relay)
-        await relay.until(lambda: (queued := relay.queued(first)) and queued.refusals)
+        await relay.until(lambda: (queued := relay.queued(first)) and queued.past.refusals)
         await _paused(relay)
         _over(relay)
         await relay.until_empty()

@@ -4,7 +4,7 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
-from relay.queue.queued import Queued, State, WaitKind, WaitReason
+from relay.queue.queued import Queued, State, WaitKind, WaitReason, origin_of
 from relay.queue.routes import Choice, Part, Route
 from relay.queue.scheduler import Scheduler
 from relay.status.breakdown import AT_ONCE, FRESH_NS, MOST_LISTED, OFTEN, Breakdown, Breakdowns, Count
@@ -25,7 +25,9 @@ class SlowClock(FakeClock):
 def queued(number: int, sender: str = "a@x.example", state: State = State.WAITING, why: str = "") -> Queued:
     kind = WaitKind.REFUSAL if state is State.DEFERRED else WaitKind.WORDS
     reason = WaitReason(why, kind)
-    return Queued(QueueId(f"{number:016d}"), sender, 1_000, 0, 0, 2, state, why=reason, choice=Choice("isp"))
+    return Queued(
+        QueueId(f"{number:016d}"), origin_of(sender), 1_000, 0, 0, 2, state, why=reason, choice=Choice("isp")
+    )
 
 
 def counted(*messages: Queued, paused: str = "") -> Breakdown:

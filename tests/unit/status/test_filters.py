@@ -21,7 +21,7 @@ from relay.status.filters import (
     summary,
 )
 from relay.status.snapshot import MessageView, QueueState
-from relay.throttle.admission import run_of
+from relay.throttle.admission import runs_of
 from tests.fakes.snapshots import FIRST, a_message
 
 LONG = f"{'x' * 60}.{'y' * 60}.example"
@@ -39,7 +39,7 @@ def listed(recipients: list[str], **others: object) -> Listed:
     view = replace(
         a_message(), recipients=tuple(recipients[:RECIPIENTS_SHOWN]), recipients_left=len(recipients)
     )
-    in_memory = tuple(run_of(domain, count) for domain, count in runs(recipients))
+    in_memory = runs_of(runs(recipients))
     return Listed(replace(view, **others), 0, domains_in_memory(in_memory))  # type: ignore[arg-type]  # as named
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
-from relay.queue.queued import NO_REASON
+from relay.queue.queued import NO_REASON, origin_of
 from relay.queue.scheduler import Queued, Scheduler
 from relay.throttle import admission
 from relay.throttle.admission import Grant, Place, Request, Wait
@@ -36,7 +36,7 @@ class Beats:
         self.refused: Counter[str] = Counter()
         self.idle_wake_ups = 0
         for number, sender in enumerate(MAIL):
-            self.scheduler.add(Queued(QueueId(f"{number:04d} {sender}"), sender, 1, 0, 0, 1))
+            self.scheduler.add(Queued(QueueId(f"{number:04d} {sender}"), origin_of(sender), 1, 0, 0, 1))
 
     def run(self) -> None:
         """Beat until everything went."""

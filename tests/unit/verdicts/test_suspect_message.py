@@ -3,7 +3,7 @@
 import copy
 
 from relay.mail.envelope import QueueId
-from relay.queue.queued import Queued, RecipientsLeft, WaitReason
+from relay.queue.queued import Queued, RecipientsLeft, WaitReason, origin_of
 from relay.queue.scheduler import MOST_PASSED_OVER, Scheduler
 from relay.queue.sender_pauses import SenderPauses
 from relay.smtp.reply import Phase, Reply
@@ -20,7 +20,7 @@ def an_outcome(given_verdicts: list[Verdict]) -> Outcome:
 
 
 def a_message(number: int, sender: str) -> Queued:
-    return Queued(QueueId(f"{number:016d}"), sender, 100, 0, 0, 1)
+    return Queued(QueueId(f"{number:016d}"), origin_of(sender), 100, 0, 0, 1)
 
 
 def goes(scheduler: Scheduler) -> str:
@@ -31,7 +31,7 @@ def goes(scheduler: Scheduler) -> str:
 
 def refuse(scheduler: Scheduler, queued: Queued) -> None:
     """Have the upstream refuse a message that was taken, as if for our fault."""
-    refusals = queued.refusals + 1
+    refusals = queued.past.refusals + 1
     scheduler.attempted(
         queued.queue_id, tried=frozenset(), refusals=refusals, singled_out=0, left=RecipientsLeft()
     )
@@ -91,7 +91,7 @@ def test_out_of_doubt_each_message_has_its_place_again() -> None:
         scheduler.add(a_message(number, sender))
     bad = scheduler.next_ready(0)
     assert bad is not None
-    bad.refusals = REFUSALS_IN_PLACE - 1
+    bad.past = bad.past.but(refusals=REFUSALS_IN_PLACE - 1)
     refuse(scheduler, bad)
     assert goes(scheduler) == "4"
     scheduler.trust()
