@@ -24,6 +24,7 @@ from relay.daemon.listening import Listening, Start, spool_intake
 from relay.daemon.loops import give_way, start_threads, tell_unhandled
 from relay.daemon.notify import Recovering, notify, reloading, stopping, watchdog_seconds
 from relay.daemon.policy_watch import PolicyWatch, digest
+from relay.daemon.processes import listener_processes
 from relay.daemon.reload import Reload
 from relay.daemon.spilling import Spilling
 from relay.hooks.hooks import Hooks
@@ -188,7 +189,7 @@ class Daemon:
         others = (
             (f"listener {each.address}", listener_budget(each, limit))
             for each in policy.listen
-            if each.processes
+            if listener_processes(each)
         )
         for where, budget in (("relay", ours), *others):
             if budget.is_short:

@@ -12,6 +12,7 @@ import contextlib
 import resource
 from dataclasses import dataclass
 
+from relay.daemon.processes import listener_processes
 from relay.policy.model import Listen, Policy
 from relay.status import visitors
 
@@ -87,10 +88,10 @@ def sender_budget(policy: Policy, limit: int) -> Budget:
     disk = EACH_SPOOL + EACH_UPSTREAM * len(policy.upstreams) + EACH_MARK * connections
     network = BASE + CONTROL + EACH_CONNECTION * connections + len(policy.listen)
     network += EACH_HOOK * len(policy.notify)
-    network += EACH_PROCESS * sum(listen.processes for listen in policy.listen)
+    network += EACH_PROCESS * sum(listener_processes(listen) for listen in policy.listen)
     network += most_visitors(limit) if policy.http is not None else 0
     network += connections if policy.practice is not None else 0
-    here = [listen for listen in policy.listen if listen.processes == 0]
+    here = [listen for listen in policy.listen if listener_processes(listen) == 0]
     wanted = sum(listen.max_connections for listen in here)
     return _budget(limit, network, disk, wanted, at_least=len(here))
 

@@ -14,6 +14,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from relay.daemon.processes import listener_processes
 from relay.listener.listener_files import ListenerFiles, paths_of, read_listener_files
 from relay.policy.model import Listen
 from relay.policy.named_file import FileChange, WatchedFiles
@@ -81,7 +82,7 @@ class ListenerFilesWatch:
                 if found is FileChange.CHANGED:
                     self._metrics.policy_reloaded(is_ok=True)
                 self._use(watched.index, files.in_force)
-                if listen.processes == 0:
+                if listener_processes(listen) == 0:
                     self._tell_loaded(listen, files.in_force)
             case FileChange.NOTHING:
                 pass

@@ -19,6 +19,7 @@ from pathlib import Path
 from relay.clock import Clock
 from relay.daemon.child import Child, Starter
 from relay.daemon.descriptors import Budget
+from relay.daemon.processes import listener_processes
 from relay.daemon.spool_intake import SpoolIntake
 from relay.listener.listener_files import ListenerFiles
 from relay.listener.quotas import Quotas
@@ -90,7 +91,7 @@ class Listening:
 
     @property
     def has_processes(self) -> bool:
-        return any(listen.processes for listen in self._listens)
+        return any(listener_processes(listen) for listen in self._listens)
 
     async def bind(self) -> None:
         """Bind every address.  Raises OSError, with the address in `filename`."""
@@ -102,7 +103,7 @@ class Listening:
 
     async def start(self) -> None:
         for index, (listen, bound) in enumerate(zip(self._listens, self._sockets, strict=True)):
-            if listen.processes == 0:
+            if listener_processes(listen) == 0:
                 listener = Listener(
                     self._budget.fitted(listen),
                     self._start.hostname,
@@ -113,7 +114,7 @@ class Listening:
                 )
                 await listener.start(bound)
                 self._listeners[index] = listener
-            for _ in range(listen.processes):
+            for _ in range(listener_processes(listen)):
                 self._keepers.append(asyncio.create_task(self._keep(index, listen, bound)))
             protocol = "SMTP with TLS" if listen.tls is Tls.IMPLICIT else "SMTP"
             self._events.listening(listener=str(listen.address), protocol=protocol)
@@ -163,7 +164,7 @@ class Listening:
             try:
                 return bind(listen)
             except OSError as error:
-                may_be_ours = error.errno == errno.EADDRINUSE and listen.processes > 0
+                may_be_ours = error.errno == errno.EADDRINUSE and listener_processes(listen) > 0
                 if not may_be_ours or asyncio.get_running_loop().time() > until:
                     raise
             await asyncio.sleep(BIND_AGAIN_SECONDS)

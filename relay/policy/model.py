@@ -68,6 +68,7 @@ from relay.policy.units import (
     each,
     is_loopback_host,
     whole_number,
+    whole_number_or,
 )
 from relay.queue.sorting import is_address
 
@@ -138,8 +139,8 @@ class Listen(Section):
     key: Annotated[PolicyPath | None, Field(validate_default=True)] = None
     """PEM private key; default: in the file of the certificate."""
     tls: Annotated[Literal[Tls.STARTTLS, Tls.IMPLICIT], choice([Tls.STARTTLS, Tls.IMPLICIT])] = Tls.STARTTLS
-    processes: Annotated[int, whole_number(0, 64)] = 0
-    """Listener processes of their own; 0: inside the sender's."""
+    processes: Annotated[int | Literal["auto"], whole_number_or("auto", 0, 64)] = "auto"
+    """Listener processes of their own; 0: inside the sender's.  `daemon.processes` says what auto is."""
     max_size: Size = 50 * 1024 * 1024
     """Octets of content, as SIZE advertises it."""
     max_recipients: PositiveInt = 1000

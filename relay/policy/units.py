@@ -9,6 +9,7 @@ also takes its own result, so that code may build a policy.
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_interface, ip_network
 from typing import Annotated
 
@@ -127,18 +128,28 @@ def size_bytes(value: object) -> int:
 
 def whole_number(least: int, most: int) -> BeforeValidator:
     """Both bounds are allowed."""
-    range_words = "above zero" if (least, most) == (1, LARGEST_COUNT) else f"from {least} to {most}"
+    words = "above zero" if (least, most) == (1, LARGEST_COUNT) else f"from {least} to {most}"
+    return BeforeValidator(partial(_whole_number, least=least, most=most, words=f"a whole number {words}"))
 
-    def check(value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise unfit(f"expected a whole number {range_words}", value)
-        if value > most >= LARGEST_COUNT:
-            raise unfit(f"expected at most {most}", value)
-        if not least <= value <= most:
-            raise unfit(f"expected a whole number {range_words}", value)
-        return value
+
+def whole_number_or(word: str, least: int, most: int) -> BeforeValidator:
+    """Both bounds are allowed, and the word."""
+    words = f"{word} or a whole number from {least} to {most}"
+
+    def check(value: object) -> int | str:
+        return word if value == word else _whole_number(value, least=least, most=most, words=words)
 
     return BeforeValidator(check)
+
+
+def _whole_number(value: object, *, least: int, most: int, words: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise unfit(f"expected {words}", value)
+    if value > most >= LARGEST_COUNT:
+        raise unfit(f"expected at most {most}", value)
+    if not least <= value <= most:
+        raise unfit(f"expected {words}", value)
+    return value
 
 
 def choice(options: Iterable[str]) -> BeforeValidator:

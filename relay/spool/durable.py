@@ -22,7 +22,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Collection, Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from relay.spool.batched_sync import BatchedSync
 
@@ -30,6 +30,17 @@ DIRECTORY_MODE = 0o700
 SECTOR_BYTES = 512
 """What a disk writes whole or not at all."""
 FILE_MODE = 0o600
+
+
+class FileStatus(NamedTuple):
+    """What one question tells of an open file."""
+
+    size_bytes: int
+    modified_at_ns: int
+    """A hint, lost in a crash."""
+    owner: int
+    mode: int
+    """Permission bits."""
 
 
 class Disk(Protocol):
@@ -95,13 +106,9 @@ class Disk(Protocol):
     def length(self, path: str) -> int | None:
         """Return the length of the regular file behind a name, or None if there is none."""
 
-    def modified_at_ns(self, fd: int) -> int:
-        """Return the modification time of an open file: a hint, lost in a crash."""
+    def status(self, fd: int) -> FileStatus: ...
 
     def set_modified_at_ns(self, fd: int, at_ns: int) -> None: ...
-
-    def owner_and_mode(self, fd: int) -> tuple[int, int]:
-        """Return to which user an open file belongs, and its permission bits."""
 
     def users(self, folder: str) -> frozenset[int]:
         """Return whose files are ours in a folder: our own, and those of whom it belongs to."""
@@ -221,15 +228,12 @@ class RealDisk:
         except FileNotFoundError:
             return None
 
-    def modified_at_ns(self, fd: int) -> int:
-        return os.fstat(fd).st_mtime_ns
+    def status(self, fd: int) -> FileStatus:
+        found = os.fstat(fd)
+        return FileStatus(found.st_size, found.st_mtime_ns, found.st_uid, stat.S_IMODE(found.st_mode))
 
     def set_modified_at_ns(self, fd: int, at_ns: int) -> None:
         os.utime(fd, ns=(at_ns, at_ns))
-
-    def owner_and_mode(self, fd: int) -> tuple[int, int]:
-        found = os.fstat(fd)
-        return found.st_uid, stat.S_IMODE(found.st_mode)
 
     def users(self, folder: str) -> frozenset[int]:
         # Root may run the relay of another user, and some file systems show all files as one user's.
@@ -302,7 +306,12 @@ def why_of_others(owner: int, mode: int, users: Collection[int]) -> str | None:
 
 def why_a_strangers(disk: Disk, fd: int, path: str) -> str | None:
     """Return why an open file is not ours by its owner and mode; None if it is.  Raises OSError."""
-    return why_of_others(*disk.owner_and_mode(fd), disk.users(os.path.dirname(path) or "."))
+    return why_of_its_status(disk, disk.status(fd), path)
+
+
+def why_of_its_status(disk: Disk, status: FileStatus, path: str) -> str | None:
+    """Do as `why_a_strangers`, for a file whose status is known."""
+    return why_of_others(status.owner, status.mode, disk.users(os.path.dirname(path) or "."))
 
 
 _NEVER_OURS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL})

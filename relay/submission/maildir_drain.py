@@ -200,7 +200,7 @@ def _opened_file(disk: Disk, path: str) -> int:
 def _check(disk: Disk, fd: int, maildir: str) -> None:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         raise _Unfit("it is no regular file")
-    owner, _ = disk.owner_and_mode(fd)
+    owner = disk.status(fd).owner
     ours = {Path(maildir).stat().st_uid}
     if os.geteuid() != 0:
         # Not root's: whoever owns the maildir can make new/ lead elsewhere, or link to any file into it.

@@ -65,13 +65,13 @@ class PastFiles:
         pieces = []
         for number in sorted(_numbers(self._disk, self._folder)):
             with contextlib.suppress(FileNotFoundError), opened(self._disk, self._open(number)) as fd:
-                pieces.append((number, self._disk.size(fd), self._disk.modified_at_ns(fd)))
-        total_bytes = wanted_bytes + sum(size_bytes for _, size_bytes, _ in pieces)
-        for number, size_bytes, modified_at_ns in pieces:
-            if total_bytes > bounds.most_bytes or modified_at_ns < now_ns - bounds.keep_ns:
+                pieces.append((number, self._disk.status(fd)))
+        total_bytes = wanted_bytes + sum(status.size_bytes for _, status in pieces)
+        for number, status in pieces:
+            if total_bytes > bounds.most_bytes or status.modified_at_ns < now_ns - bounds.keep_ns:
                 # Crash here: the others go at the next start.
                 self._unlink(number)
-                total_bytes -= size_bytes
+                total_bytes -= status.size_bytes
 
     def remove(self) -> None:
         """Let go of all pieces; fine if there are none."""

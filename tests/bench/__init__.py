@@ -6,6 +6,7 @@ judgements.
 
 calls        what a message costs the sender's loop, in calls: `python -m tests.bench.calls`
 decisions    the throttle beside other rate limiters: decisions a second
+cost         processor time a message, beside the floor of the loop (`--only cost`)
 contenders   Postfix and the relay, set up alike
 floods       how long a client waits while strangers flood, beside peace (`--only floods`)
 measure      one round, and what the rounds say together

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from relay.spool.engines import ENGINES
-from tests.bench import decisions, disk, floods
+from tests.bench import cost, decisions, disk, floods
 from tests.bench.contenders import floor_contender, postfix_contender, relay_contender
 from tests.bench.measure import Load, Round, as_json, run_round, summarise
 from tests.proofs.peers import postfix, smtp_tools
@@ -45,7 +45,9 @@ def main() -> int:
         "--sync-ms", type=float, default=0.0, help="a disk whose flush takes so much longer (default: none)"
     )
     parser.add_argument(
-        "--only", choices=["mail", "decisions", "floods"], help="one of the comparisons; floods: only then"
+        "--only",
+        choices=["mail", "decisions", "floods", "cost"],
+        help="one of the comparisons; floods and cost: only then",
     )
     options = parser.parse_args()
     result: dict[str, Any] = {}
@@ -54,12 +56,26 @@ def main() -> int:
         _print_table("how long a client waits while strangers flood, medians", result["floods"])
         sys.stdout.write(json.dumps(result) + "\n")
         return 0
+    if options.only == "cost":
+        return _count_cost(options)
     reason = None if options.here or options.only == "decisions" else disk.why_missing()
     if reason is not None:
         sys.stderr.write(f"make bench: no ext4 of its own: {reason}; storing where temporary files go\n")
     is_here = options.here or options.only == "decisions" or reason is not None
     with nullcontext() if is_here else disk.stored_on_ext4(options.sync_ms / 1000):
         return _compare(options, result)
+
+
+def _count_cost(options: argparse.Namespace) -> int:
+    """Measure processor time, which a disk changes little, wherever temporary files go."""
+    if reason := smtp_tools.why_missing():
+        sys.stderr.write(f"make bench: {reason}\n")
+        return 75
+    load = Load(options.messages, options.sessions, options.size, keep_connection=True)
+    result = {"cost": cost.rows(load, options.rounds, max(options.processes))}
+    _print_table("processor time a message, medians", result["cost"])
+    sys.stdout.write(json.dumps(result) + "\n")
+    return 0
 
 
 def _compare(options: argparse.Namespace, result: dict[str, Any]) -> int:

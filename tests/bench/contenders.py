@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.proofs.peers import postfix
 from tests.proofs.peers.relay import RelayProcess
@@ -22,6 +23,17 @@ class Contender:
     name: str
     port: int
     sink: SmtpSink
+
+
+def sink_policy(sink: SmtpSink) -> dict[str, Any]:
+    """Return the upstream as a policy has it, with a limit that counts every message and is never reached."""
+    return {
+        "host": "127.0.0.1",
+        "port": sink.port,
+        "tls": "none",
+        "connections": CONNECTIONS,
+        "limits": [{"messages": 1_000_000, "per": "1h"}],
+    }
 
 
 @contextmanager
@@ -47,14 +59,8 @@ def floor_contender() -> Iterator[Contender]:
 def relay_contender(processes: int, engine: str) -> Iterator[Contender]:
     """Run the relay with a limit that counts every message and is never reached."""
     with smtp_sink() as sink, tempfile.TemporaryDirectory(prefix="relay-bench-") as folder:
-        upstream = {
-            "host": "127.0.0.1",
-            "port": sink.port,
-            "tls": "none",
-            "connections": CONNECTIONS,
-            "limits": [{"messages": 1_000_000, "per": "1h"}],
-        }
-        relay = RelayProcess(Path(folder), {"sink": upstream}, spool={"path": "./spool", "engine": engine})
+        spool = {"path": "./spool", "engine": engine}
+        relay = RelayProcess(Path(folder), {"sink": sink_policy(sink)}, spool=spool)
         relay.policy["listen"][0] |= {
             "processes": processes,
             "max_connections": MOST_SESSIONS,

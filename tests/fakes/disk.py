@@ -18,6 +18,7 @@ import errno
 import random
 from collections.abc import Callable, Iterator, Sequence
 
+from relay.spool.durable import FileStatus
 from tests.fakes import power
 from tests.fakes.fault import READS, Fault
 from tests.fakes.ours import AllOurs
@@ -250,8 +251,10 @@ class ModelDisk(AllOurs):
         inode = self.inode(path)
         return None if inode is None else len(self.platter.contents.get(inode, b""))
 
-    def modified_at_ns(self, fd: int) -> int:
-        return self.platter.modified_at_ns.get(self._entry(fd)[0], 0)
+    def status(self, fd: int) -> FileStatus:
+        return (
+            super().status(fd)._replace(modified_at_ns=self.platter.modified_at_ns.get(self._entry(fd)[0], 0))
+        )
 
     def set_modified_at_ns(self, fd: int, at_ns: int) -> None:
         inode, path, _ = self._entry(fd)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from relay.mail.envelope import QueueId
 from relay.mail.header import message_id_of
 from relay.queue.sorting import Sorter
-from relay.spool.durable import Disk, opened, why_a_strangers
+from relay.spool.durable import Disk, FileStatus, opened, why_of_its_status
 from relay.spool.interface import INLINE_BYTES, Absent, Corrupt, SetAside, SpoolFault, Status, Unreadable
 from relay.spool.maildir import message_file
 from relay.spool.maildir.layout import Layout
@@ -61,8 +61,8 @@ def read(
         # The listener holds this lock from its first byte until its names are durable.
         if is_new and not disk.lock_open(fd):
             raise StillArriving
-        _refuse_strangers(disk, fd, path)
-        return _read(disk, fd, queue_id, with_content=with_content, sorter=sorter)
+        status = _status_of_ours(disk, fd, path)
+        return _read(disk, fd, status, queue_id, with_content=with_content, sorter=sorter)
 
 
 def read_again(disk: Disk, path: str, known: Opened) -> None:
@@ -72,20 +72,20 @@ def read_again(disk: Disk, path: str, known: Opened) -> None:
     Raises as `read` does; Corrupt also for the file of another message.
     """
     with _faults_of_the_file(), opened(disk, disk.open_update(path)) as fd:
-        _refuse_strangers(disk, fd, path)
+        status = _status_of_ours(disk, fd, path)
         # Not a byte of the envelope: its length is what must not count.
         first = disk.pread(fd, min(_FIRST_READ_BYTES, known.header.envelope_offset), 0)
-        header = _header(disk, fd, first)
+        header = _header(status, first)
         if not header.is_of_the_same_as(known.header):
             raise Corrupt("the file of another message than before")
         content = _content(disk, fd, first, header)
-        known.header, known.content, known.modified_at_ns = header, content, disk.modified_at_ns(fd)
+        known.header, known.content, known.modified_at_ns = header, content, status.modified_at_ns
 
 
 def stream(disk: Disk, path: str, queue_id: QueueId) -> Iterator[bytes]:
     """Yield the content in chunks; raises Corrupt before the last one if any octet is wrong."""
     with _faults_of_the_file(), opened(disk, disk.open_read(path)) as fd:
-        header = _read(disk, fd, queue_id, with_content=False).header
+        header = _read(disk, fd, disk.status(fd), queue_id, with_content=False).header
         crc, held_back = 0, b""
         for offset in range(0, header.content_bytes, INLINE_BYTES):
             size = min(INLINE_BYTES, header.content_bytes - offset)
@@ -113,7 +113,7 @@ def write_marks_again(disk: Disk, found: Sequence[tuple[str, Opened]]) -> None:
                 continue
             fds.append(stack.enter_context(opened(disk, disk.open_update(path))))
             try:
-                there = _read(disk, fds[-1], message.queue_id, with_content=False)
+                there = _read(disk, fds[-1], disk.status(fds[-1]), message.queue_id, with_content=False)
             except Corrupt:
                 continue  # replaced since it was read: it is set aside when its turn comes
             for index, status in enumerate(there.statuses):
@@ -171,7 +171,7 @@ def mark_reported(disk: Disk, fd: int, known: Opened, told: Sequence[int]) -> No
     The report's id follows from the first one, so whatever of this a crash leaves leads to that report.
     Raises Corrupt where the file changed under us.
     """
-    first, others, hint_ns = told[0], told[1:], disk.modified_at_ns(fd)
+    first, others, hint_ns = told[0], told[1:], disk.status(fd).modified_at_ns
     for some in (others, (first,)):
         for index in some:
             mark = known.statuses[index].value
@@ -211,7 +211,7 @@ def listed(disk: Disk, path: str) -> SetAside:
     shown, size_bytes, modified_at_ns = describe(name), 0, 0
     try:
         with opened(disk, disk.open_read(path)) as fd:
-            size_bytes, modified_at_ns = disk.size(fd), disk.modified_at_ns(fd)
+            size_bytes, modified_at_ns, _, _ = disk.status(fd)
         message = read(disk, path, subject_name(name), with_content=False, is_shown_only=True)
         for _ in stream(disk, path, message.queue_id) if size_bytes <= LISTED_BYTES else ():
             pass
@@ -243,16 +243,26 @@ def _faults_of_the_file() -> Iterator[None]:
         raise Corrupt(f"cannot be read and marked: {error.strerror}") from error
 
 
-def _refuse_strangers(disk: Disk, fd: int, path: str) -> None:
-    if (why := why_a_strangers(disk, fd, path)) is not None:
+def _status_of_ours(disk: Disk, fd: int, path: str) -> FileStatus:
+    """Raise Corrupt where the file may be somebody else's."""
+    status = disk.status(fd)
+    if (why := why_of_its_status(disk, status, path)) is not None:
         raise Corrupt(why)
+    return status
 
 
 def _read(
-    disk: Disk, fd: int, queue_id: QueueId, *, with_content: bool, sorter: Sorter | None = None
+    disk: Disk,
+    fd: int,
+    status: FileStatus,
+    queue_id: QueueId,
+    *,
+    with_content: bool,
+    sorter: Sorter | None = None,
 ) -> Opened:
-    first = disk.pread(fd, _FIRST_READ_BYTES, 0)
-    header = _header(disk, fd, first)
+    # No more than there is: to find the end of the file would cost a call more.
+    first = disk.pread(fd, min(_FIRST_READ_BYTES, status.size_bytes), 0)
+    header = _header(status, first)
     raw = _part(disk, fd, first, header.envelope_offset, header.envelope_bytes)
     message = message_file.decode_envelope(queue_id, header, raw)
     if with_content:
@@ -262,14 +272,14 @@ def _read(
     message.message_id = message_id_of(front)
     if sorter is not None:
         message.sorted = sorter.sort(message.envelope, lambda: front)
-    message.modified_at_ns = disk.modified_at_ns(fd)
+    message.modified_at_ns = status.modified_at_ns
     return message
 
 
-def _header(disk: Disk, fd: int, first: bytes) -> message_file.Header:
+def _header(status: FileStatus, first: bytes) -> message_file.Header:
     header = message_file.decode_header(first[: message_file.HEADER_BYTES])
-    if (size := disk.size(fd)) != header.file_bytes:
-        raise Corrupt(f"{size} bytes long where its header says {header.file_bytes}")
+    if status.size_bytes != header.file_bytes:
+        raise Corrupt(f"{status.size_bytes} bytes long where its header says {header.file_bytes}")
     return header
 
 

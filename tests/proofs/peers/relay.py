@@ -59,7 +59,8 @@ class RelayProcess:
         self.http_port = free_port()
         self.policy: dict[str, Any] = {
             "spool": "./spool",
-            "listen": [{"address": f"127.0.0.1:{self.port}", "clients": ["127.0.0.0/8"]}],
+            # One process, on a machine of many processors too: tests kill it and count its children.
+            "listen": [{"address": f"127.0.0.1:{self.port}", "clients": ["127.0.0.0/8"], "processes": 0}],
             "http": f"127.0.0.1:{self.http_port}",
             "hostname": "relay.test",
             "upstreams": dict(upstreams),

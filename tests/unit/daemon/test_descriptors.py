@@ -19,7 +19,9 @@ def with_listeners(counts: list[tuple[int, int]]) -> Policy:
     return policy.model_copy(
         update={
             "listen": tuple(
-                listen.model_copy(update={"max_connections": most, "max_connections_per_client": each})
+                listen.model_copy(
+                    update={"max_connections": most, "max_connections_per_client": each, "processes": 0}
+                )
                 for most, each in counts
             )
         }

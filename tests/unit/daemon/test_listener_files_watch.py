@@ -33,9 +33,9 @@ class World:
 
     async def begin(self) -> None:
         without = Listen.model_validate({"address": "127.0.0.1:2525"}, strict=False)
-        listen = Listen.model_validate(
-            {"address": "127.0.0.1:2526", "users_file": str(self.users)}, strict=False
-        )
+        # In this process, whatever the machine: a listener process tells what it loaded itself.
+        policy = {"address": "127.0.0.1:2526", "users_file": str(self.users), "processes": 0}
+        listen = Listen.model_validate(policy, strict=False)
         await self.watch.begin([without, listen])
 
     def name(self, *names: str) -> None:

@@ -231,7 +231,7 @@ def test_the_modification_time_can_be_kept_as_a_hint(place: tuple[Disk, str]) ->
     with opened(disk, disk.open_new(f"{folder}/a")) as fd:
         disk.set_modified_at_ns(fd, 1_900_000_000_000_000_000)
 
-        assert disk.modified_at_ns(fd) == 1_900_000_000_000_000_000
+        assert disk.status(fd).modified_at_ns == 1_900_000_000_000_000_000
 
 
 def test_files_are_synced_as_one_batch_with_a_result_each(place: tuple[Disk, str]) -> None:
