@@ -129,6 +129,7 @@ def _fill_rest(families: Families, snapshot: Snapshot) -> None:
         families.set("relay_smtpd_certificate_end_timestamp_seconds", ends_s, certificate.listener)
     families.set("relay_clock_timestamp_seconds", snapshot.at_ns / SECOND_NS)
     families.set("relay_refusing_mail", int(snapshot.refusing_because != ""))
+    families.set("relay_recovering_messages", snapshot.recovering)
     families.set("relay_spool_free_bytes", disk.free_bytes)
     families.set("relay_spool_free_inodes", math.inf if disk.free_inodes is None else disk.free_inodes)
     families.set("relay_policy_last_reload_successful", int(policy.is_good))

@@ -112,6 +112,8 @@ _FATES = ("accepted", "relayed", "bounced", "expired", "deleted", "queued", "imb
 def _condition(snapshot: Snapshot) -> _Badge:
     if snapshot.refusing_because:
         return _Badge("bad", "!", f"refusing mail: {snapshot.refusing_because}")
+    if snapshot.recovering:
+        return _Badge("warn", "…", f"accepting mail; about {snapshot.recovering} messages are not read yet")
     return _Badge("good", "✓", "accepting mail")
 
 

@@ -100,6 +100,8 @@ _ROWS: tuple[tuple[str, Type, Source, str, str], ...] = (
      "Recipients that are unaccounted for; anything but 0 is a fault of the relay."),
     ("relay_refusing_mail", "gauge", "snapshot", "",
      "1 while clients get no mail accepted: no room on the disk, or the relay starts or stops."),
+    ("relay_recovering_messages", "gauge", "snapshot", "",
+     "Messages that the start has yet to read, about: the figures of the queue are without them."),
     ("relay_spool_free_bytes", "gauge", "snapshot", "", "Free space where the spool is."),
     ("relay_spool_free_inodes", "gauge", "snapshot", "",
      "Free inodes where the spool is; +Inf where the file system has no fixed number."),

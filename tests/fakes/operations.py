@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from relay.control.operations import ABSENT, OK, TABLE, UNCHANGED, Deed, Verb, Write
+from relay.control.operations import ABSENT, OK, TABLE, UNCHANGED, UNREAD, Deed, Verb, Write
 from relay.mail.envelope import QueueId
 from relay.queue.queued import WaitReason, origin_of
 from relay.queue.scheduler import Queued, State
@@ -84,7 +84,7 @@ class FakeOperations:
         if message is not None and message.state is QueueState.CORRUPT:
             return "its checksum is wrong"
         if message is None:
-            return ABSENT
+            return UNREAD if self.shown.recovering else ABSENT
         return message if message.recipient_statuses else a_detail(message)
 
     async def content(self, queue_id: QueueId, write: Write) -> str:
@@ -129,7 +129,7 @@ class FakeOperations:
     def _act_on(self, queue_id: QueueId, verb: Verb) -> str:
         message = self.messages.get(queue_id)
         if message is None:
-            return ABSENT
+            return UNREAD if self.shown.recovering else ABSENT
         deed = TABLE[verb].deed_of(message)
         if isinstance(deed, str):
             return deed

@@ -139,7 +139,6 @@ def test_what_was_counted_out_is_not_forgotten_before_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "BATCH", 1)
-    monkeypatch.setattr(ledger_file, "LINES_BEFORE_REWRITE", 0)
     engine = MaildirEngine(str(tmp_path / "spool"), RealDisk())
     spool, intake = recovered(engine), engine.intake()
     first, second = accept(intake), accept(intake)
@@ -153,6 +152,7 @@ def test_what_was_counted_out_is_not_forgotten_before_it_is_read(
     path.write_bytes(whole)
     path.chmod(0o600)
 
+    monkeypatch.setattr(ledger_file, "LINES_BEFORE_REWRITE", 0)
     spool = engine.start()
     walk = spool.recover()
     assert [entry.queue_id for entry in next(walk)] == [first]
