@@ -53,7 +53,9 @@ COMMANDS: dict[str, Command] = {
     ),
     "check": Command("relay.cli.check", "check", "Check a policy: print every fault, or a summary."),
     "plan": Command("relay.cli.plan", "plan", "Tell what an edited policy would do, before it is in force."),
-    "fsck": Command("relay.cli.fsck", "fsck", "Check the spool and the histories; changes nothing."),
+    "export": Command("relay.cli.spool.export", "export", "Write messages as .eml, with their envelopes."),
+    "fsck": Command("relay.cli.spool.fsck", "fsck", "Check the spool and the histories; changes nothing."),
+    "spool": Command("relay.cli.spool.convert", "spool", "Convert the spool from one engine to another."),
     "hash-password": Command("relay.cli.password", "hash_password", "Hash a password for a users_file."),
 }
 

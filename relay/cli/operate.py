@@ -23,7 +23,7 @@ import click
 
 from relay.cli.filter_options import filter_options, taken
 from relay.cli.locate import Where, found_spool, locate, spool_option, where_options
-from relay.cli.options import NotPermitted, TryLater, printable
+from relay.cli.options import Misconfigured, NotPermitted, TryLater, printable
 from relay.cli.render import (
     LinesOfContent,
     console,
@@ -215,7 +215,7 @@ def show(where: Where, ids: Sequence[str], *, as_json: bool) -> int:
     """Show messages with all their recipients; `-` reads ids from stdin."""
     if not ids:
         raise click.UsageError("name at least one message")
-    queue_ids = _checked(ids)
+    queue_ids = checked_ids(ids)
 
     async def question(session: Session) -> tuple[dict[QueueId, MessageView | str], Snapshot | None]:
         shown = {queue_id: await session.show(queue_id) for queue_id in queue_ids}
@@ -232,16 +232,21 @@ def show(where: Where, ids: Sequence[str], *, as_json: bool) -> int:
         else:
             for line in detail_lines(shown, limits_of(snapshot), lines_of_routes):
                 click.echo(line)
-    return _told(not_shown)
+    return told(not_shown)
 
 
 @queue.command()
 @_options
 def content(where: Where, ids: Sequence[str]) -> int:
     """Print a message as it is stored; on a terminal without what would steer it."""
-    queue_ids = _checked(ids)
+    queue_ids = checked_ids(ids)
     if len(queue_ids) != 1:
         raise click.UsageError("name one message")
+    return told({queue_ids[0]: echo_content(where, queue_ids[0])})
+
+
+def echo_content(where: Where, queue_id: QueueId) -> str:
+    """Print a message as it is stored, on a terminal without what would steer it; return how that went."""
     lines = LinesOfContent() if sys.stdout.isatty() else None
 
     async def write(chunk: bytes) -> None:
@@ -251,10 +256,10 @@ def content(where: Where, ids: Sequence[str]) -> int:
             # The reader has all that it wanted; nobody is told of the rest, at the exit neither.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
-    result = ask(where, lambda session: session.content(queue_ids[0], write))
+    result = ask(where, lambda session: session.content(queue_id, write))
     if lines is not None:
         click.echo(lines.rest(), nl=False)
-    return _told({} if result == OK else {queue_ids[0]: result})
+    return result
 
 
 def _verb(verb: Verb) -> None:
@@ -277,7 +282,7 @@ def _verb(verb: Verb) -> None:
         is_everything = EVERYTHING in ids
         if is_everything and (len(ids) > 1 or not is_confirmed):
             raise click.UsageError(f"{EVERYTHING} stands alone, and needs --yes")
-        named = [] if is_everything else _checked(ids)
+        named = [] if is_everything else checked_ids(ids)
 
         async def question(session: Session) -> tuple[Results, str, Snapshot | None]:
             finds = is_everything or not filters.is_any
@@ -293,8 +298,8 @@ def _verb(verb: Verb) -> None:
                 click.echo(f"{queue_id}: {_done(row, result, holds)}")
         unanswered = dict.fromkeys(named, "the relay gave no answer about it")
         _tell_unread(snapshot)
-        told = _told(unanswered | dict(results))
-        return os.EX_TEMPFAIL if snapshot is not None and snapshot.recovering else told
+        code = told(unanswered | dict(results))
+        return os.EX_TEMPFAIL if snapshot is not None and snapshot.recovering else code
 
 
 for _each in VERBS:
@@ -366,7 +371,7 @@ def _would(row: VerbRow, message: MessageView) -> str:
     return row.already if deed is Deed.NOTHING else row.done
 
 
-def _checked(words: Sequence[str]) -> list[QueueId]:
+def checked_ids(words: Sequence[str]) -> list[QueueId]:
     """Return ids, each once, those on stdin in the place of `-`.  Raises UsageError."""
     queue_ids: dict[QueueId, None] = {}
     for word in words:
@@ -378,7 +383,8 @@ def _checked(words: Sequence[str]) -> list[QueueId]:
     return list(queue_ids)
 
 
-def _told(results: Results) -> int:
+def told(results: Results) -> int:
+    """Say on stderr of which messages something was not done; return the exit code."""
     failures = {queue_id: result for queue_id, result in results.items() if result not in (OK, UNCHANGED)}
     for queue_id, result in failures.items():
         click.echo(f"{queue_id}: {printable(_NOT_DONE.get(result, result))}", err=True)
@@ -413,7 +419,10 @@ async def _open(where: Where) -> Session:
     # Imported only here: with a running relay no sender is loaded.
     from relay.control.offline import OfflineOperations  # noqa: PLC0415 - see above
 
-    return OfflineOperations(policy)
+    try:
+        return OfflineOperations(policy)
+    except ValueError as error:
+        raise Misconfigured(str(error)) from error
 
 
 def why_an_edit_waits(spool: Path) -> str:

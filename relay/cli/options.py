@@ -55,6 +55,10 @@ class TryLater(click.ClickException):
     exit_code = os.EX_TEMPFAIL
 
 
+class Misconfigured(click.ClickException):
+    exit_code = os.EX_CONFIG
+
+
 class NotPermitted(click.ClickException):
     exit_code = os.EX_NOPERM
 

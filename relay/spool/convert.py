@@ -249,7 +249,7 @@ class _Work:
                     late += self._adopt_late(source_engine, target, there)
             # Under another name: no later call reads what is half removed.
             self._remove(self._gone)
-            if disk.inode(self._old) is not None:
+            if self._is_there(self._old):
                 disk.rename(self._old, self._gone)
                 disk.sync_directory(self._new)
             self.forget_what_was_built()
@@ -258,7 +258,7 @@ class _Work:
         return late
 
     def forget_what_was_built(self) -> None:
-        if self._disk.inode(self._new) is None:
+        if not self._is_there(self._new):
             return
         for name in self._disk.names(self._new):
             if name != "format":
@@ -271,10 +271,10 @@ class _Work:
         """Take the old pieces out of every listener's reach, and look through them once more."""
         root, disk = self._root, self._disk
         places = [f"{folder}/{piece}" for folder in (root, self._old) for piece in engine.pieces]
-        if all(disk.inode(place) is None for place in places):
+        if not any(map(self._is_there, places)):
             return 0
         disk.make_directory(self._old)
-        if disk.inode(f"{self._old}/format") is None:
+        if not self._is_there(f"{self._old}/format"):
             with opened(disk, put_in_place(disk, f"{self._old}/format", engine.format)):
                 pass
         # From here on a listener finds no folder for what it would accept, and answers 451.
@@ -318,11 +318,17 @@ class _Work:
 
     def _move(self, names: Sequence[str], source: str, target: str) -> None:
         for name in names:
-            if self._disk.inode(f"{source}/{name}") is not None:
+            if self._is_there(f"{source}/{name}"):
                 self._disk.rename(f"{source}/{name}", f"{target}/{name}")
         # The new names first, as everywhere.
         self._disk.sync_directory(target)
         self._disk.sync_directory(source)
+
+    def _is_there(self, path: str) -> bool:
+        try:
+            return self._disk.inode(path) is not None
+        except FileNotFoundError:
+            return False  # nor is its folder
 
     def _remove(self, path: str) -> None:
         """Remove a file, or a folder with all in it; fine if it is not there."""

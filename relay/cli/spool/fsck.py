@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 
 from relay.cli.locate import Where, found_policy, where_options
-from relay.cli.options import NotPermitted, printable
+from relay.cli.options import Misconfigured, NotPermitted, printable
 from relay.clock import SystemClock
 from relay.control.socket import ControlClient
 from relay.policy.model import Policy
@@ -51,6 +51,8 @@ def fsck(policy_path: Path, spool: Path | None, *, as_json: bool) -> int:
         seen = inspected(policy, RealDisk())
         findings = [*seen.findings, *_of_histories(policy)]
         holder = seen.holder or ("unknown" if ControlClient(policy.spool).is_up() else None)
+    except ValueError as error:
+        raise Misconfigured(str(error)) from error
     except OSError as error:
         kinds: dict[type[OSError], type[click.ClickException]]
         kinds = {FileNotFoundError: NoSpool, PermissionError: NotPermitted}

@@ -1,0 +1,109 @@
+"""`relay export`: messages of the queue as files that mail programs read, with their envelopes."""
+
+import contextlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import click
+
+from relay.cli.locate import Where, where_options
+from relay.cli.operate import ask, checked_ids, echo_content, told
+from relay.cli.options import printable
+from relay.control.operations import OK, Session
+from relay.mail.envelope import QueueId
+from relay.status.snapshot import detail_to_json
+
+FILE_MODE = 0o600
+"""It is other people's mail."""
+
+
+class NotWritten(click.ClickException):
+    exit_code = os.EX_CANTCREAT
+
+
+@click.command()
+@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@where_options
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write ID.eml and ID.json to this folder; nothing that is there is replaced.",
+)
+@click.option("--envelope", "is_envelope", is_flag=True, help="Print the envelope as JSON, not the content.")
+def export(
+    policy_path: Path, spool: Path | None, ids: Sequence[str], *, output: Path | None, is_envelope: bool
+) -> int:
+    """Write messages of the queue as .eml, each with its envelope.
+
+    The content goes to stdout as it is stored; with --output each message becomes two files, the content
+    and its envelope: from whom, to whom and how far, when and from where it came.  `-` reads ids from
+    stdin.  Works with the relay up or down, and changes nothing.
+    """
+    where = Where(policy_path, spool)
+    queue_ids = checked_ids(ids)
+    if output is not None:
+        if is_envelope:
+            raise click.UsageError("--envelope prints; --output writes it beside the content")
+        try:
+            output.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise NotWritten(f"{output}: {error.strerror}") from error
+        return told(ask(where, lambda session: _to_files(session, queue_ids, output)))
+    if is_envelope:
+        return told(ask(where, lambda session: _envelopes(session, queue_ids)))
+    if len(queue_ids) != 1:
+        raise click.UsageError("several messages need --output DIR")
+    return told({queue_ids[0]: echo_content(where, queue_ids[0])})
+
+
+async def _envelopes(session: Session, queue_ids: Sequence[QueueId]) -> dict[QueueId, str]:
+    results = {}
+    for queue_id in queue_ids:
+        shown = await session.show(queue_id)
+        results[queue_id] = shown if isinstance(shown, str) else OK
+        if not isinstance(shown, str):
+            click.echo(json.dumps(detail_to_json(shown)))
+    return results
+
+
+async def _to_files(session: Session, queue_ids: Sequence[QueueId], folder: Path) -> dict[QueueId, str]:
+    return {queue_id: await _to_file(session, queue_id, folder) for queue_id in queue_ids}
+
+
+async def _to_file(session: Session, queue_id: QueueId, folder: Path) -> str:
+    shown = await session.show(queue_id)
+    if isinstance(shown, str):
+        return shown
+    content_path, envelope_path = folder / f"{queue_id}.eml", folder / f"{queue_id}.json"
+    made: list[Path] = []
+    result = ""
+    try:
+        with _new_file(content_path) as content:
+            made.append(content_path)
+
+            async def write(chunk: bytes) -> None:
+                content.write(chunk)
+
+            result = await session.content(queue_id, write)
+        with _new_file(envelope_path) as envelope:
+            made.append(envelope_path)
+            envelope.write(json.dumps(detail_to_json(shown), indent=2).encode() + b"\n")
+    except OSError as error:
+        result = f"{error.filename or folder}: {error.strerror}"
+    finally:
+        for path in made if result != OK else ():
+            # Half of a message must not be taken for all of it.
+            with contextlib.suppress(OSError):
+                path.unlink()
+    if result == OK:
+        click.echo(printable(content_path))
+    return result
+
+
+def _new_file(path: Path) -> BinaryIO:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    return os.fdopen(os.open(path, flags, FILE_MODE), "wb")
