@@ -18,6 +18,7 @@ from relay.spool.finding import Inspection
 from relay.spool.interface import Intake, Spool
 from relay.spool.log import layout as log_layout
 from relay.spool.log.engine import LogSpool
+from relay.spool.log.inspection import LogInspector
 from relay.spool.log.intake import LogIntake
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.inspection import Inspector
@@ -42,10 +43,6 @@ class Engine:
     """Whether a listener lives that could still accept mail once the pieces were moved away."""
 
 
-def _not_inspected(root: str, _disk: Disk) -> Inspection:
-    raise ValueError(f"{root} is of the engine log, which fsck does not look into yet")
-
-
 ENGINES: dict[str, Engine] = {
     SpoolEngine.MAILDIR: Engine(
         FORMAT,
@@ -61,7 +58,7 @@ ENGINES: dict[str, Engine] = {
         LogSpool,
         log_layout.prepare,
         LogIntake,
-        _not_inspected,
+        lambda root, disk: LogInspector(root, disk).inspect(),
         log_layout.has_writers,
     ),
 }

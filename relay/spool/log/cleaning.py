@@ -97,7 +97,7 @@ class Cleaner:
         """Return an end again as long as what it is about may come back: counted already."""
         records: list[New] = []
         if self._is_needed_end(handle, each):
-            records.append(New(said.GONE, each.queue_id))
+            records.append(New(said.GONE, each.queue_id, b"", said.recipients_of_end(each)))
         subject = subject_of(each.queue_id)
         facts = None if subject is None else self._queued.facts.get(subject)
         if subject is not None and facts is not None and any(handle_of(p) == handle for p in facts.places):

@@ -27,6 +27,7 @@ from relay.spool.interface import (
     Recovery,
     SetAside,
     SpoolFault,
+    SpoolFull,
     Status,
     Totals,
     Unreadable,
@@ -241,9 +242,11 @@ class LogSpool:
         for queue_id in self._long_ended:
             self._long.remove(queue_id)
         self._long_ended.clear()
-        self._cleaner.remove_dead()
-        if self._cleaner.is_crowded:
-            self._cleaner.clean()
+        # What was called is durable: that there is no room to tidy up is nobody's failure.
+        with contextlib.suppress(SpoolFull):
+            self._cleaner.remove_dead()
+            if self._cleaner.is_crowded:
+                self._cleaner.clean()
 
     @gives_way
     def take(self, most: int, sorter: Sorter | None = None) -> list[Entry]:
@@ -540,8 +543,9 @@ class LogSpool:
         self._end_aside(queue_id, recipients)
 
     def _end_aside(self, queue_id: QueueId, recipients: int) -> None:
-        left = max(0, recipients - len(self._queued.statuses(queue_id)))
-        self._journal.call(New(said.ASIDE, queue_id, b"", left))
+        statuses = list(self._queued.statuses(queue_id).values())
+        left = max(0, recipients - len(statuses))
+        self._journal.call(New(said.ASIDE, queue_id, said.encode_fates(fates_of(statuses)), left))
 
     def _meet_damage(self, handle: int, damage: Damage) -> None:
         """Set aside what is no sound record, and is none that a crash leaves."""

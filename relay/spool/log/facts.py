@@ -8,9 +8,10 @@
 | `W`, `H`, `U` | the sender was warned of the delay; held; released | |
 | `P` | when it is tried next, a hint | an instant |
 | `S` | all of the above at once: nothing that was said before counts | JSON, then notes |
-| `F` | it ended | how many were relayed, bounced, expired, deleted |
-| `G` | it ended, and is counted elsewhere | |
-| `A`, `X` | it was set aside in corrupt/; somebody removed it from there | |
+| `F` | it ended; its number is that of its recipients | how many were relayed, bounced, expired, deleted |
+| `G` | it ended, and is counted elsewhere; its number is that of its recipients | |
+| `A` | it was set aside in corrupt/; its number is that of the recipients left | as of `F`, of the others |
+| `X` | somebody removed it from corrupt/ | |
 | `C` | the account as it is behind this group | JSON |
 
 Encoding and decoding, and what the facts of one message come to.  No I/O.
@@ -25,6 +26,7 @@ from typing import Any
 from relay.mail.envelope import QueueId
 from relay.spool.interface import Corrupt, Status
 from relay.spool.ledger import Fates
+from relay.spool.log.record import Record
 from relay.spool.maildir.message_file import Opened
 
 MARKS = b"M"
@@ -155,6 +157,11 @@ def encode_fates(fates: Fates) -> bytes:
 def decode_fates(payload: bytes) -> Fates:
     relayed, bounced, expired, deleted = _FATES.unpack(payload)
     return relayed, bounced, expired, deleted
+
+
+def recipients_of_end(each: Record) -> int:
+    """Return how many recipients the message had that ended, or was set aside."""
+    return each.number + (sum(decode_fates(each.payload)) if each.kind == ASIDE else 0)
 
 
 def encode_snapshot(facts: Facts, notes: bytes) -> bytes:

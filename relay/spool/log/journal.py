@@ -72,11 +72,16 @@ class Journal:
             self._pending = []
 
     def write(self, records: list[New]) -> int:
-        """Write a group of its own, when nothing is pending; return its segment."""
+        """Write a group of its own, when nothing is pending; return its segment.
+
+        Where there is no room it stays called, as what anybody else called.
+        """
         for new in records:
-            self._queued.change(new.kind, id_of(new), new.payload, new.number)
-        with faults("log"):
-            return self._append(records)
+            self.call(new)
+        self.commit()
+        if self._current is None:
+            raise AssertionError("an empty group")
+        return self._current
 
     def close(self) -> None:
         if self._writer is not None:

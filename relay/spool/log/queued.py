@@ -90,8 +90,7 @@ class Queued:
                 self.account.count(said.decode_fates(payload))
             self._leave(queue_id, number)
         elif kind == said.ASIDE:
-            facts = self.facts.get(queue_id)
-            fates = fates_of(list(facts.statuses.values())) if facts is not None else (0, 0, 0, 0)
+            fates = said.decode_fates(payload)
             self.account.count(fates)
             self.account.aside[queue_id] = number
             self._leave(queue_id, number + sum(fates))

@@ -10,6 +10,7 @@ from tests.unit.cli.control import code_of, relay_up, write_policy
 from tests.unit.spool.engine import accept, recovered, taken
 from tests.unit.spool.log_engine import log_on_the_kernel
 from tests.unit.spool.maildir_engine import MaildirEngine, on_the_kernel
+from tests.unit.spool.recovering import recover
 
 FORMATS = {"maildir": "relay spool 1 maildir\n", "log": "relay spool 1 log\n"}
 
@@ -49,7 +50,7 @@ def test_it_says_what_it_did_and_what_the_policy_is_to_say(
     assert code_of("spool", "convert") == os.EX_OK
     assert capsys.readouterr().out == f"{engine.root}: is of the engine log\n"
     spool = recovered(log_on_the_kernel(tmp_path))
-    assert [entry.is_held for entry in spool.recover().entries] == [True]
+    assert [entry.is_held for entry in recover(spool).entries] == [True]
     spool.close()
 
 

@@ -11,6 +11,7 @@ from relay.spool.identity import report_id
 from relay.spool.interface import DEFERRED, INLINE_BYTES, Intake, Message, Note, Spool, Status, Totals
 from tests.fakes.clock import START_WALL_NS
 from tests.unit.spool.engine import accept
+from tests.unit.spool.recovering import recover
 
 REPORT = Envelope("", ("list@example.org",), START_WALL_NS, "local", "", "LOCAL")
 
@@ -113,7 +114,7 @@ def _play(spool: Spool, queue_id: QueueId, story: Story) -> None:
 
 def state_of(spool: Spool) -> State:
     """Read all of a spool that recovered just now."""
-    entries = spool.recover().entries
+    entries = recover(spool).entries
     messages = {entry.queue_id: spool.load(entry.queue_id) for entry in entries}
     kept = {
         queue_id: Kept(
