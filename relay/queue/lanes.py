@@ -421,7 +421,7 @@ class Order:
             line.ages.add(queue_id, since_ns, self._numbers)
 
 
-@lru_cache(4096)  # the same senders over and over
+@lru_cache(65_536)  # the same senders over and over
 def _spot(lane: str, sender: str | None, is_in_front: bool) -> _Spot:  # noqa: FBT001 - a key of the cache
     return _Spot(lane, sender, is_in_front)
 

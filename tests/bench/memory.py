@@ -4,6 +4,7 @@ The messages are distinct: ids, Message-IDs, sizes, recipients of 2,000 domains;
 20 logins, three lanes.  They lie in a spool on the disk of TMPDIR; a sender with the real queue, engine and
 arrivals takes them, and sends none.  Each figure is of a process of its own:
 - `taken`, `restarted`: growth of resident memory, after mail came in, and after a start;
+- `no files`: the same of mail that is made up where the engine would have read it;
 - by part: what `tracemalloc` counts, by the file that allocated it (what is read of a file, by its reader);
 - processor time that the queue alone takes to add, take and end a message, the median of five rounds.
 """
@@ -12,6 +13,7 @@ import argparse
 import asyncio
 import gc
 import multiprocessing
+import os
 import statistics
 import sys
 import tempfile
@@ -19,15 +21,18 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from relay.clock import SystemClock
-from relay.mail.envelope import Envelope, QueueId
+from relay.mail.envelope import Envelope, QueueId, Shape
 from relay.queue.lanes import Lane, Price
 from relay.queue.queued import NO_REASON, Queued, origin_of
 from relay.queue.whole import Queue
 from relay.spool.durable import RealDisk
+from relay.spool.identity import Identities
+from relay.spool.interface import Message, Status
 from relay.spool.maildir.intake import MaildirIntake, prepare
 from tests.unit.sender.in_process_relay import Relay, policy_of
 
@@ -58,6 +63,10 @@ def _envelope(number: int, wall_ns: int) -> Envelope:
     )
 
 
+def _message_id(number: int) -> str:
+    return f"<{number * 2654435761:032x}@mail.example.org>"
+
+
 def _fill(spool: str, count: int) -> None:
     prepare(spool, RealDisk())
     clock = SystemClock()
@@ -66,9 +75,7 @@ def _fill(spool: str, count: int) -> None:
         drafts = []
         for number in range(start, min(count, start + AT_ONCE)):
             draft = intake.draft()
-            content = (
-                f"From: a@here.example\r\nMessage-ID: <{number * 2654435761:032x}@mail.example.org>\r\n\r\n"
-            )
+            content = f"From: a@here.example\r\nMessage-ID: {_message_id(number)}\r\n\r\n"
             draft.append(content.encode() + b"x" * (number % 997) + b"\r\n")
             drafts.append((draft, _envelope(number, clock.wall_ns())))
         assert not any(intake.accept(drafts))
@@ -105,6 +112,40 @@ async def _taking(folder: Path, look: Callable[[], _Answer], *, is_new: bool) ->
 def _bytes_each(folder: Path, *, is_new: bool) -> float:
     before, after, count = asyncio.run(_taking(folder, _resident_bytes, is_new=is_new))
     return (after - before) / count
+
+
+def _bytes_each_without_files(folder: Path, count: int) -> float:
+    """Admit what the engine would have read, so that a million takes a minute."""
+
+    async def growth() -> int:
+        relay = Relay(policy_of(folder, 9, ", limits: [{messages: 1, per: 1d}]", LANES))
+        await relay.sender.read()
+        clock, identities = SystemClock(), Identities(SystemClock(), os.urandom)
+        before = _resident_bytes()
+        for number in range(count):
+            envelope = _envelope(number, clock.wall_ns())
+            envelope = replace(envelope, boot_id=clock.boot_id(), boottime_ns=clock.boottime_ns())
+            queue_id, lane = identities.next_id(), ("resets", "bulk", "default")[number % 3]
+            shape, message_id = Shape(number % 9973, eight_bit=False, smtputf8=False), _message_id(number)
+            message = Message(
+                queue_id,
+                envelope,
+                shape,
+                (Status.TODO,),
+                is_held=False,
+                is_warned=False,
+                content=None,
+                lane=lane,
+                message_id=message_id,
+            )
+            relay.spool._ledger.count_in(queue_id, 1)
+            await relay.sender._arrivals._admit(message.entry)
+        grown = _resident_bytes() - before
+        assert len(relay.sender.queue) == count
+        await relay.sender.stop()
+        return grown
+
+    return asyncio.run(growth()) / count
 
 
 def _parts(folder: Path) -> list[tuple[str, float]]:
@@ -176,6 +217,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.memory", description=__doc__)
     parser.add_argument("messages", type=int, nargs="?", default=200_000)
     parser.add_argument("--spool", type=Path, help="a folder whose spool was filled before, or is to be kept")
+    parser.add_argument("--no-files", action="store_true", help="only what the engine would have read")
     parser.add_argument("--time", action="store_true", help="only the time that a message takes")
     parser.add_argument("--parts", action="store_true", help="also by part")
     options = parser.parse_args()
@@ -188,6 +230,10 @@ def main() -> None:
 def _tell_bytes(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         where = options.spool or Path(folder)
+        if options.no_files:
+            each = _alone(_bytes_each_without_files, Path(folder), options.messages)
+            _tell(f"bytes a message, no files     {each:8.0f}")
+            return
         if not (where / "spool").exists():
             where.mkdir(exist_ok=True)
             _alone(_fill, str(where / "spool"), options.messages)

@@ -3,7 +3,18 @@
 import pytest
 
 from relay.mail.envelope import QueueId
-from relay.queue.queued import AFTER, NO_REASON, Move, Queued, State, WaitKind, WaitReason, origin_of
+from relay.queue.queued import (
+    AFTER,
+    NO_REASON,
+    Move,
+    Queued,
+    RecipientsLeft,
+    State,
+    WaitKind,
+    WaitReason,
+    listed_as,
+    origin_of,
+)
 from relay.queue.scheduler import Scheduler
 
 W, A, D, H, R = State.WAITING, State.ACTIVE, State.DEFERRED, State.HELD, State.REPORTING
@@ -69,3 +80,21 @@ def test_a_refusal_is_told_apart_from_what_else_keeps_a_message() -> None:
     assert (queued.why.kind, queued.reason) == (WaitKind.WORDS, "")
     assert not scheduler.has_ready(0)
     assert (queued.refusal, queued.is_sitting_out, queued.reason) == (None, True, "553 not yours")
+
+
+def test_what_a_listing_shows_follows_what_is_left() -> None:
+    queued = Queued(QueueId("a"), origin_of("s"), 1, 0, 0, 2, listed=listed_as("<1@x>", ("b@x", "c@x")))
+    assert (queued.message_id, queued.recipients_shown) == ("<1@x>", ("b@x", "c@x"))
+    queued.note_left(RecipientsLeft((), ("c@x",)))
+    assert (queued.message_id, queued.recipients_shown) == ("<1@x>", ("c@x",))
+
+    queued = Queued(QueueId("b"), origin_of("s"), 1, 0, 0, 1, listed=listed_as(None, ("b@x",)))
+    assert (queued.message_id, queued.recipients_shown) == (None, ("b@x",))
+    assert (Queued(QueueId("c"), origin_of("s"), 1, 0, 0, 1).recipients_shown) == ()
+
+
+def test_mail_that_was_moved_to_another_lane_is_still_its_senders() -> None:
+    queued = Queued(QueueId("a"), origin_of("A@x", "host[::1]", "ann"), 1, 0, 0, 1)
+    queued.lane = "fast"
+    its = (queued.lane, queued.reverse_path, queued.sender, queued.client, queued.user)
+    assert its == ("fast", "A@x", "a@x", "host[::1]", "ann")
