@@ -26,11 +26,11 @@ SYNCS = frozenset(
 )
 CHANGES = SYNCS | frozenset(
     {"write_all", "write_at", "truncate", "link", "rename", "unlink", "make_directory", "make_fifo", "mkdir"}
-    | {"open_new", "put_in_place", "set_aside", "move", "recover", "prepare", "accept"}
+    | {"open_new", "put_in_place", "set_aside", "move", "prepare", "accept"}
     | {"append", "rewrite", "enter", "leave", "put_aside", "go_on", "_append", "_rewrite", "_add_group"}
     | {"_publish", "discard", "write_marks", "write_warned", "_remove_ended", "_remove_orphaned_notes"}
     | {"remove_abandoned_drafts", "clear_the_way", "forget_removals", "keep", "spend", "_fill", "_carry_out"}
-    | {"_begin_ledger", "_clear_the_notes", "make_trigger", "move_unusable", "look_into"}
+    | {"_shorten_ledger", "_clear_notes", "make_trigger", "move_unusable", "_look_at"}
     | {"_note_end", "_leave_a_lock", "_leave_a_folder"}
 )
 """Methods of the disk, and those of the spool and the history that change it, by name."""

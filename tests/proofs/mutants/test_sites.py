@@ -180,7 +180,7 @@ def test_every_mutant_is_another_program(module: str) -> None:
         (
             "relay/spool/maildir/recovery.py",
             "order",
-            "for folder in layout.queued_folders(): ← walk.look_into(",
+            'self._disk.sync_directory(self._layout.folder("hold")) ← self._ledger.go_on()',
         ),
         ("relay/spool/maildir/recovery.py", "check", "if why is not None:"),
         (

@@ -230,7 +230,8 @@ async def _queued(spool: Path) -> int:
         snapshot = await client.snapshot()
         # A message with no recipient left may still owe its report.
         states = set(QueueState) - {QueueState.CORRUPT}
-        return snapshot.ledger.queued + sum(snapshot.counts(state).messages for state in states)
+        counted = sum(snapshot.counts(state).messages for state in states)
+        return snapshot.ledger.queued + counted + snapshot.recovering
     finally:
         await client.close()
 
