@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from relay.mail.envelope import QueueId
@@ -216,8 +215,7 @@ class Arrivals:
         """Return a message as the queue has it: whole, or in parts."""
         return [
             self._queued(
-                replace(
-                    entry,
+                entry._replace(
                     recipients_left=part.recipients_left,
                     domains=part.left.domains,
                     recipients_shown=part.left.shown,
