@@ -11,7 +11,6 @@ When the state of an upstream, an edit or time alone has mail stand in another l
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from relay.mail.envelope import QueueId
@@ -254,8 +253,7 @@ class Arrivals:
         """Return a message as the queue has it: whole, or in parts."""
         return [
             self._queued(
-                replace(
-                    entry,
+                entry._replace(
                     recipients_left=part.recipients_left,
                     domains=part.left.domains,
                     recipients_shown=part.left.shown,

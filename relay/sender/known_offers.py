@@ -6,7 +6,6 @@ nothing, so nothing is believed at once.  A false offer of DSN is forgotten at a
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from relay.clock import Clock
 from relay.policy.model import Upstream
@@ -72,8 +71,8 @@ class KnownOffers:
         """Return the verdict for a message of this size that a connection cannot carry."""
         need = unfit.lack
         if need is None or not self._offers.is_believed(need, size_bytes):
-            return replace(unfit, text=f"{unfit.text}, by the word of this connection alone")
-        return replace(unfit, verdict=Verdict.BOUNCE)
+            return unfit._replace(text=f"{unfit.text}, by the word of this connection alone")
+        return unfit._replace(verdict=Verdict.BOUNCE)
 
     def looks_again(self) -> bool:
         """Return whether to drop a connection that lacks something, for one that may have it.

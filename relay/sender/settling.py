@@ -539,10 +539,10 @@ def told_of_delay(envelope: Envelope, delays: Iterable[Note]) -> tuple[Note, ...
 
 def _after(message: Message, marks: dict[int, Status]) -> Message:
     statuses = [marks.get(index, status) for index, status in enumerate(message.statuses)]
-    return replace(message, statuses=tuple(statuses))
+    return message._replace(statuses=tuple(statuses))
 
 
 def _final(fate: Fate, answer: Answer) -> Answer:
     """Return the answer as it counts: an expired recipient failed for good, whatever the last reply was."""
     # RFC 3463, 3.5: X.4.7 is delivery time expired.
-    return replace(answer, own_status="5.4.7") if fate is Fate.EXPIRED else answer
+    return answer._replace(own_status="5.4.7") if fate is Fate.EXPIRED else answer

@@ -12,7 +12,7 @@ import contextlib
 import enum
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from relay.clock import SECOND_NS
 from relay.mail.envelope import QueueId
@@ -43,8 +43,7 @@ RETRY_FULL_SECONDS = 5.0
 TAKE_AT_ONCE = 500
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(NamedTuple):
     message: Message
     marks: dict[int, Status]
     notes: tuple[Note, ...]

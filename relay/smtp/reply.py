@@ -11,8 +11,8 @@ Does not: say what a reply means for us (`relay.verdicts.verdict`).
 
 import enum
 import re
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from relay.mail.text import clean
 
@@ -32,8 +32,7 @@ class Phase(enum.StrEnum):
     QUIT = "quit"
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """One whole reply: the code, its enhanced code if it has one, and the text.
 
     `text` is printable ASCII with `?` for anything else, lines joined by one space,

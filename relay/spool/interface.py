@@ -72,8 +72,7 @@ RECIPIENTS_SHOWN = 3
 MOST_RUNS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A queued message as the scheduler keeps it in memory: small, no content."""
 
     queue_id: QueueId
@@ -169,8 +168,7 @@ def is_told_of(envelope: Envelope, index: int, status: Status) -> bool:
     return status is Status.SUCCESS or (status.is_failure and envelope.tells_of(index, Notify.FAILURE))
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     queue_id: QueueId
     envelope: Envelope
     shape: Shape

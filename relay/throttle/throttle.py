@@ -23,9 +23,9 @@ may wait for the disk and for other processes; `settle` and the questions of `Vi
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
+from typing import NamedTuple
 
 from relay.clock import Clock
 from relay.spool.durable import Disk
@@ -45,8 +45,7 @@ TRANSACTION_NS = 30 * 60 * 1_000_000_000
 """The longest transaction: 10 minutes for the reply to the final dot (RFC 5321, 4.5.3.2.6), and the rest."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
+class Reservation(NamedTuple):
     """Permission for one transaction: durable, and already charged."""
 
     id: int

@@ -332,7 +332,7 @@ class _Opening:
         reply, explanation = await log_in(self._protocol, credentials, mechanism, self._timeouts.auth_s)
         if reply.code != 235 and explanation:
             refused = self._refused(reply).answer
-            raise UpstreamUnavailable(replace(refused, text=f"{refused.text} ({explanation})"))
+            raise UpstreamUnavailable(refused._replace(text=f"{refused.text} ({explanation})"))
         self._expect(reply, 235)
         self._told("login", mechanism.value.upper)
 

@@ -14,7 +14,6 @@ No secret leaves this module but over the wire: not in a reply that echoes the c
 not in an exception.
 """
 
-from dataclasses import replace
 from typing import NamedTuple
 
 from relay.policy.model import Mechanism
@@ -109,4 +108,4 @@ async def _exchange(
 
 def _cleared(reply: Reply, credentials: Credentials | BearerToken) -> Reply:
     lines = tuple(without_secrets(line, credentials) for line in reply.lines)
-    return replace(reply, text=without_secrets(reply.text, credentials), lines=lines)
+    return reply._replace(text=without_secrets(reply.text, credentials), lines=lines)

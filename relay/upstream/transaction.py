@@ -24,7 +24,8 @@ Does not: choose the recipients, count, or settle anything durably.
 import asyncio
 import enum
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from relay.clock import SECOND_NS
 from relay.mail.address import is_valid_address
@@ -55,8 +56,7 @@ LAST_REPLY_SHARE = 1 / 3
 """Of the longest a transaction may take, what is kept for the last reply: 10 minutes of 30."""
 
 
-@dataclass(frozen=True, slots=True)
-class Transaction:
+class Transaction(NamedTuple):
     reverse_path: str
     recipients: tuple[str, ...]
     shape: Shape
@@ -296,7 +296,7 @@ class Exchange:
         if answer.verdict is Verdict.LATER and is_first:
             # Too many, yet none was accepted: no limit of this transaction, and trying
             # again at once would never end.
-            return replace(answer, verdict=Verdict.DEFER, ruling=None)
+            return answer._replace(verdict=Verdict.DEFER, ruling=None)
         return answer
 
     async def _send_content(self) -> None:
@@ -353,7 +353,7 @@ class Exchange:
         """Defer recipients that bounce by an unproven reply; the same reply another time confirms it."""
         for index in self._unproven():
             if (answer := self._answers[index]) is not None:
-                self._answers[index] = replace(answer, verdict=Verdict.DEFER, is_unproven=True)
+                self._answers[index] = answer._replace(verdict=Verdict.DEFER, is_unproven=True)
 
     def _note(self, chunk: bytes) -> None:
         """Keep the beginning of the content, which a refusal may quote."""
@@ -390,7 +390,7 @@ class Exchange:
         if answer.verdict is Verdict.BOUNCE and self._carried_dsn and is_about_dsn(reply):
             self._is_dsn_refused = True
             # As if refused at MAIL, where nobody was asked yet: the message goes again at once, without them.
-            return replace(answer, verdict=Verdict.LATER, phase=Phase.MAIL, ruling=None)
+            return answer._replace(verdict=Verdict.LATER, phase=Phase.MAIL, ruling=None)
         return answer
 
     @property
@@ -453,7 +453,7 @@ class Exchange:
                 continue
             if answer.verdict in refused:
                 # Doubted: it may not expire an old message either.
-                self._answers[index] = replace(answer, verdict=Verdict.DEFER, ruling=None, is_doubted=True)
+                self._answers[index] = answer._replace(verdict=Verdict.DEFER, ruling=None, is_doubted=True)
 
     def _settle_rest(self, answer: Answer, *, but: list[int] | None = None) -> None:
         kept = frozenset(but or ())

@@ -28,7 +28,8 @@ The outcome says what the upstream makes of it: its `pause`, or that something w
 
 import enum
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from relay.mail.envelope import QueueId
 from relay.smtp.reply import Phase
@@ -81,8 +82,7 @@ class Terms:
     warn_after_ns: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(NamedTuple):
     queue_id: QueueId
     recipients: Sequence[str]
     """All of the envelope."""
@@ -108,8 +108,7 @@ class Standing:
     """A refusal of the sender now is one of enough, with others relayed in between."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     outcome: Outcome
     """As it counts; its `pause` is for the upstream, or for the sender by the pause's scope."""
     fates: dict[int, tuple[Fate, Answer]]
@@ -218,10 +217,10 @@ def _paused(outcome: Outcome, scope: Scope) -> Answer | None:
 
 def _as_its_own(outcome: Outcome) -> Outcome:
     answers = tuple(
-        replace(answer, verdict=Verdict.DEFER, ruling=None) if answer.is_about_us else answer
+        answer._replace(verdict=Verdict.DEFER, ruling=None) if answer.is_about_us else answer
         for answer in outcome.answers
     )
-    return replace(outcome, answers=answers, pause=None)
+    return outcome._replace(answers=answers, pause=None)
 
 
 def _fates(outcome: Outcome, asked: Sequence[int], *, is_old: bool) -> dict[int, tuple[Fate, Answer]]:

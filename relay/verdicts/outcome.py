@@ -5,15 +5,14 @@ recipient that was asked for, in the same order, whatever happened on the wire.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from relay.smtp.reply import Phase, Reply
 from relay.verdicts.offers import Need
 from relay.verdicts.verdict import ABOUT_US, Ruling, Scope, Verdict
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """What the upstream, or its silence, says of one recipient or of the connection."""
 
     verdict: Verdict
@@ -73,8 +72,7 @@ class Answer:
         return "4.4.2" if is_lost else f"{self._class}.0.0"
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     answers: tuple[Answer, ...]
     """One for each recipient of the transaction, in its order."""
     is_ambiguous: bool = False

@@ -41,7 +41,7 @@ import operator
 import re
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from relay.mail.envelope import QueueId
 from relay.smtp.reply import Phase
@@ -131,8 +131,8 @@ class Shield:
             return outcome  # as nearly always
         pause = gravest(answers)
         if trip is not None and pause is not None:
-            pause = replace(pause, text=trip, is_doubted=True)
-        return replace(outcome, answers=tuple(answers), pause=pause)
+            pause = pause._replace(text=trip, is_doubted=True)
+        return outcome._replace(answers=tuple(answers), pause=pause)
 
     def recall(self, because: str) -> None:
         """Be tripped as before a restart; empty where it was not."""
@@ -162,7 +162,7 @@ class Shield:
             return answer
         said = same_words(answer)
         if said == before:
-            return replace(answer, verdict=Verdict.BOUNCE, is_unproven=False)
+            return answer._replace(verdict=Verdict.BOUNCE, is_unproven=False)
         self._unproven[key] = said
         if len(self._unproven) > MOST_KEPT:
             del self._unproven[next(iter(self._unproven))]
@@ -220,8 +220,8 @@ class Shield:
         while len(self._suspects) > MOST_KEPT:
             del self._suspects[next(iter(self._suspects))]
         if trip is not None:
-            return replace(answer, verdict=Verdict.STOP, ruling=Ruling(Verdict.STOP, Scope.UPSTREAM))
-        return replace(answer, verdict=Verdict.DEFER, ruling=None, is_doubted=known is None)
+            return answer._replace(verdict=Verdict.STOP, ruling=Ruling(Verdict.STOP, Scope.UPSTREAM))
+        return answer._replace(verdict=Verdict.DEFER, ruling=None, is_doubted=known is None)
 
     def _is_proven(self, suspect: Suspect, recipient: str) -> bool:
         """Whether an unknown refusal is about its recipient alone: others went through since its first."""

@@ -10,7 +10,6 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from relay.clock import Clock
 from relay.mail.draft import Draft
@@ -138,9 +137,8 @@ class MaildirIntake:
     def _complete(self, draft: MaildirDraft, envelope: Envelope) -> int | OSError:
         """Write all of a draft that is not written yet, header last; return its descriptor."""
         try:
-            now_ns = self._clock.boottime_ns()
-            stamped = replace(envelope, boot_id=self._clock.boot_id(), boottime_ns=now_ns)
-            tail = message_file.encode_envelope(draft.queue_id, stamped)
+            accepted = self._clock.boot_id(), self._clock.boottime_ns()
+            tail = message_file.encode_envelope(draft.queue_id, envelope, accepted)
         except ValueError as error:
             return OSError(errno.EINVAL, f"an envelope that cannot be stored: {error}")
         shape = message_file.shape_of(envelope, draft.content_bytes, eight_bit=draft.eight_bit)

@@ -25,9 +25,9 @@ import re
 import zlib
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from relay.mail.dsn import (
     DsnRequest,
@@ -74,6 +74,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 """Of the envelope's facts: a right checksum proves only that nobody changed them."""
 
 
+_in_json = json.JSONEncoder(separators=(",", ":")).encode
 _DSN_FACTS = frozenset({"ret", "envid", "notify", "orcpt"})
 
 
@@ -81,8 +82,7 @@ class AnotherMessage(Corrupt):
     """A whole envelope, and that of another id than its file is called by."""
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     content_bytes: int
     envelope_bytes: int
     recipient_count: int
@@ -102,7 +102,7 @@ class Header:
 
     def is_of_the_same_as(self, other: "Header") -> bool:
         """Return whether it heads the same message; that its sender was warned meanwhile is no difference."""
-        return replace(self, is_warned=other.is_warned) == other
+        return self._replace(is_warned=other.is_warned) == other
 
     @property
     def shape(self) -> Shape:
@@ -204,8 +204,12 @@ def decode_header(raw: bytes) -> Header:
     )
 
 
-def encode_envelope(queue_id: QueueId, envelope: Envelope) -> bytes:
-    """Return the envelope with every recipient to do; ValueError if it could not be read back."""
+def encode_envelope(queue_id: QueueId, envelope: Envelope, accepted: tuple[str, int] | None = None) -> bytes:
+    """Return the envelope with every recipient to do; ValueError if it could not be read back.
+
+    `accepted` is the boot of its acceptance, and when in that boot, in the place of what the envelope has.
+    """
+    boot_id, boottime_ns = accepted or (envelope.boot_id, envelope.boottime_ns)
     if not envelope.recipients or any("\n" in address for address in envelope.recipients):
         raise ValueError("no recipient, or one of several lines")
     facts = {
@@ -218,13 +222,13 @@ def encode_envelope(queue_id: QueueId, envelope: Envelope) -> bytes:
         "user": envelope.user,
         "smtputf8": envelope.smtputf8,
     }
-    if envelope.boot_id:
+    if boot_id:
         # Not in what an older relay wrote, which has none of the two.
-        facts |= {"boot_id": envelope.boot_id, "boottime_ns": envelope.boottime_ns}
+        facts |= {"boot_id": boot_id, "boottime_ns": boottime_ns}
     if dsn := _dsn_facts(envelope.dsn):
         # An older relay takes such a message for damaged: it would forget whom not to tell.
         facts["dsn"] = dsn
-    lines = [json.dumps(facts, separators=(",", ":"))]
+    lines = [_in_json(facts)]
     lines += ["T" + address for address in envelope.recipients]
     return ("\n".join(lines) + "\n").encode()
 

@@ -2,7 +2,6 @@
 
 import json
 import zlib
-from dataclasses import replace
 
 from relay.mail.envelope import Envelope, QueueId
 from relay.spool.interface import Corrupt, Status
@@ -121,7 +120,7 @@ def _check(message: message_file.Opened, content: bytes) -> None:
         assert content[offset:].startswith(status.value + address.encode() + b"\n")
     assert len(envelope.dsn.recipients) in (0, len(envelope.recipients))
     again = message_file.encode_envelope(QUEUE_ID, envelope)
-    header = replace(message.header, envelope_crc=zlib.crc32(again), envelope_bytes=len(again))
+    header = message.header._replace(envelope_crc=zlib.crc32(again), envelope_bytes=len(again))
     assert message_file.decode_envelope(QUEUE_ID, header, again).envelope == envelope
 
 

@@ -15,7 +15,6 @@ import random
 import re
 import sys
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -164,7 +163,7 @@ def test_what_recovery_returned_survives_the_next_cut(name: str, model: Model) -
         _, cut = next(prefixes(Snapshot(image.platter, snapshot.trace, snapshot.step)))
         sender = World(cut).sender()
         after = sender.recover().entries
-        assert [replace(entry, next_attempt_at_ns=None) for entry in before] == list(after)
+        assert [entry._replace(next_attempt_at_ns=None) for entry in before] == list(after)
         assert sender.spool.totals() == totals
 
 

@@ -1,7 +1,5 @@
 """What the sender wants to be told goes along where DSN is offered, and a false offer refuses nobody."""
 
-from dataclasses import replace
-
 import pytest
 
 from relay.mail.dsn import DsnRequest, Notify, RecipientRequest, Ret
@@ -26,7 +24,7 @@ ASKED = DsnRequest(
 
 async def sent(host: Smarthost, dsn: DsnRequest = ASKED) -> Outcome:
     async with connected(account(host)) as connection:
-        return await connection.transact(replace(transaction(), dsn=dsn))
+        return await connection.transact(transaction()._replace(dsn=dsn))
 
 
 def named(host: Smarthost) -> list[str]:

@@ -149,7 +149,7 @@ def test_the_order_of_the_recipients_does_not_matter(
 ) -> None:
     one = believed(an_outcome(*given_verdicts, scope=scope), standing)
     shuffled = [given_verdicts[index] for index in order]
-    other = believed(an_outcome(*shuffled, scope=scope), replace(standing, asked=order))
+    other = believed(an_outcome(*shuffled, scope=scope), standing._replace(asked=order))
 
     assert {i: fate for i, (fate, _) in one.fates.items()} == {i: f for i, (f, _) in other.fates.items()}
     assert (one.next, one.tried, one.refusals, one.singled_out) == (
@@ -186,7 +186,7 @@ def test_a_refusal_counts_against_a_message_refused_often(
 ) -> None:
     outcome = an_outcome(*given_verdicts, scope=scope)
     if outcome.pause is not None:
-        outcome = replace(outcome, pause=replace(outcome.pause, is_doubted=is_doubted))
+        outcome = outcome._replace(pause=outcome.pause._replace(is_doubted=is_doubted))
     decision = believed(outcome, standing)
 
     given = set(given_verdicts)
@@ -227,7 +227,7 @@ def test_a_refusal_about_us_counts_where_nobody_was_attempted() -> None:
 def test_a_sender_rests_for_as_long_as_its_refusal_asks() -> None:
     said = an_answer(Verdict.PAUSE, Scope.SENDER)
     assert said.ruling is not None
-    asking = replace(said, ruling=replace(said.ruling, retry_after_ns=7 * HOUR_NS))
+    asking = said._replace(ruling=replace(said.ruling, retry_after_ns=7 * HOUR_NS))
 
     assert believed(Outcome((asking,), pause=asking), NEW).rest_ns == 7 * HOUR_NS
 
@@ -243,7 +243,7 @@ def test_silence_never_expires_a_message_however_old() -> None:
     """After the final dot it may even have been relayed: nobody refused it."""
     lost = Outcome((Answer(Verdict.DEFER, Phase.EOD, None, "no reply to the final dot"),), is_ambiguous=True)
 
-    decision = believed(lost, replace(NEW, late_ns=2 * TERMS.lifetime_ns))
+    decision = believed(lost, NEW._replace(late_ns=2 * TERMS.lifetime_ns))
 
     assert (decision.next, decision.fates[0][0]) == (Next.POSTPONE, Fate.DEFERRED)
     assert decision.status == "4.4.2"
@@ -259,7 +259,7 @@ def test_too_many_recipients_is_no_attempt_while_others_are_taken() -> None:
 def test_a_kept_connection_that_died_before_mail_is_no_attempt() -> None:
     unasked = Answer(Verdict.LATER, Phase.MAIL, None, "the upstream closed the connection")
 
-    decision = believed(Outcome((unasked,)), replace(NEW, late_ns=2 * TERMS.lifetime_ns))
+    decision = believed(Outcome((unasked,)), NEW._replace(late_ns=2 * TERMS.lifetime_ns))
 
     assert (decision.next, decision.fates[0][0]) == (Next.GIVE_BACK, Fate.WAITING)
 
@@ -270,7 +270,7 @@ def test_a_late_message_warns_once_it_is_deferred() -> None:
 
 
 def test_late_is_counted_with_pauses_and_age_without() -> None:
-    standing = replace(NEW, late_ns=5 * HOUR_NS, paused_ns=4 * HOUR_NS, resting_ns=4 * HOUR_NS)
+    standing = NEW._replace(late_ns=5 * HOUR_NS, paused_ns=4 * HOUR_NS, resting_ns=4 * HOUR_NS)
     decision = believed(an_outcome(Verdict.DEFER), standing)
 
     assert decision.warns
@@ -283,11 +283,11 @@ def test_a_message_deferred_for_who_was_refused_before_has_a_reason() -> None:
     assert (decision.next, decision.reason, decision.status) == (Next.POSTPONE, EARLIER, UNKNOWN_STATUS)
 
 
-OLD = replace(NEW, late_ns=121 * HOUR_NS)
-IN_PLACE = replace(NEW, refusals=REFUSALS_IN_PLACE - 1)
-SINGLED_OUT = replace(NEW, refusals=9, singled_out=EVIDENT - 1, is_well=True)
+OLD = NEW._replace(late_ns=121 * HOUR_NS)
+IN_PLACE = NEW._replace(refusals=REFUSALS_IN_PLACE - 1)
+SINGLED_OUT = NEW._replace(refusals=9, singled_out=EVIDENT - 1, is_well=True)
 OF_SENDER = an_outcome(Verdict.PAUSE, scope=Scope.SENDER)
-ALONE = replace(OLD, resting_ns=100 * HOUR_NS, is_sender_alone=True)
+ALONE = OLD._replace(resting_ns=100 * HOUR_NS, is_sender_alone=True)
 
 
 class Meaning(NamedTuple):
@@ -310,7 +310,7 @@ class Meaning(NamedTuple):
         # Neither pauses nor rests are age.
         (
             an_outcome(Verdict.DEFER),
-            replace(OLD, resting_ns=2 * HOUR_NS),
+            OLD._replace(resting_ns=2 * HOUR_NS),
             Meaning(Fate.DEFERRED, Next.POSTPONE),
         ),
         (an_outcome(Verdict.LATER), NEW, Meaning(Fate.DEFERRED, Next.POSTPONE)),
@@ -322,7 +322,7 @@ class Meaning(NamedTuple):
         # Refused often where others are relayed, it is its own.
         (
             an_outcome(Verdict.PAUSE),
-            replace(NEW, refusals=REFUSALS_IN_PLACE, is_well=True),
+            NEW._replace(refusals=REFUSALS_IN_PLACE, is_well=True),
             Meaning(Fate.WAITING, Next.REFUSED, refusals=4, singled_out=1),
         ),
         (
@@ -332,9 +332,9 @@ class Meaning(NamedTuple):
         ),
         (OF_SENDER, NEW, Meaning(Fate.WAITING, Next.GIVE_BACK, rests=True)),
         # Its rests are no age, but where its sender alone is refused.
-        (OF_SENDER, replace(ALONE, is_sender_alone=False), Meaning(Fate.WAITING, Next.GIVE_BACK, rests=True)),
+        (OF_SENDER, ALONE._replace(is_sender_alone=False), Meaning(Fate.WAITING, Next.GIVE_BACK, rests=True)),
         (OF_SENDER, ALONE, Meaning(Fate.EXPIRED, Next.FINISH)),
-        (OF_SENDER, replace(ALONE, paused_ns=2 * HOUR_NS), Meaning(Fate.WAITING, Next.GIVE_BACK, rests=True)),
+        (OF_SENDER, ALONE._replace(paused_ns=2 * HOUR_NS), Meaning(Fate.WAITING, Next.GIVE_BACK, rests=True)),
     ],
 )
 def test_one_recipient_one_answer(outcome: Outcome, standing: Standing, meaning: Meaning) -> None:

@@ -1,7 +1,5 @@
 """A refusal of which nobody knows whose it is counts once it was said twice."""
 
-from dataclasses import replace
-
 from relay.mail.envelope import QueueId
 from relay.smtp.reply import Phase, Reply
 from relay.verdicts.outcome import Answer, Outcome
@@ -43,7 +41,7 @@ def test_other_words_and_any_other_answer_in_between_begin_anew() -> None:
 
 
 def test_what_is_proven_is_left_as_it_is() -> None:
-    proven = replace(unproven(is_unproven=False).answers[0], verdict=Verdict.BOUNCE)
+    proven = unproven(is_unproven=False).answers[0]._replace(verdict=Verdict.BOUNCE)
     outcome = Outcome((proven,))
     assert Shield(is_off=True).judge(outcome, ONE, [(0, "a@there.example")]) is outcome
 
