@@ -8,6 +8,7 @@ another engine, nor in one that is between two (`convert`).
 Does not: open the trigger (`trigger`), which is the same for every engine.
 """
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from relay.spool.finding import Inspection
 from relay.spool.interface import Intake, Spool
 from relay.spool.log import layout as log_layout
 from relay.spool.log.engine import LogSpool
+from relay.spool.log.inspection import LogInspector
 from relay.spool.log.intake import LogIntake
 from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.inspection import Inspector
@@ -42,10 +44,6 @@ class Engine:
     """Whether a listener lives that could still accept mail once the pieces were moved away."""
 
 
-def _not_inspected(root: str, _disk: Disk) -> Inspection:
-    raise ValueError(f"{root} is of the engine log, which fsck does not look into yet")
-
-
 ENGINES: dict[str, Engine] = {
     SpoolEngine.MAILDIR: Engine(
         FORMAT,
@@ -61,7 +59,7 @@ ENGINES: dict[str, Engine] = {
         LogSpool,
         log_layout.prepare,
         LogIntake,
-        _not_inspected,
+        lambda root, disk: LogInspector(root, disk).inspect(),
         log_layout.has_writers,
     ),
 }
@@ -91,11 +89,12 @@ def open_intake(policy: Policy, disk: Disk, clock: Clock, engine: str | None = N
 def inspected(policy: Policy, disk: Disk, engine: str | None = None) -> Inspection:
     """Return what there is to say, by the engine that the spool is of.
 
-    Raises OSError, FileNotFoundError where there is no spool, and ValueError for an unknown format.
+    Of what no engine knows the policy's tells.  Raises OSError; FileNotFoundError where there is no spool.
     """
-    root = str(policy.spool)
-    found = engine_of(root, disk) or engine or policy.storage.engine
-    return _named(found).inspect(root, disk)
+    root, found = str(policy.spool), None
+    with contextlib.suppress(ValueError):
+        found = engine_of(root, disk)
+    return _named(found or engine or policy.storage.engine).inspect(root, disk)
 
 
 def engine_of(root: str, disk: Disk) -> str | None:

@@ -9,36 +9,24 @@ anything is let go that only it needed.  Crash here, between copy and removal: t
 import contextlib
 
 from relay.mail.envelope import QueueId
-from relay.spool.durable import Disk
 from relay.spool.identity import subject_of
 from relay.spool.interface import Corrupt
 from relay.spool.log import facts as said
 from relay.spool.log import segments as of_segments
 from relay.spool.log.journal import Journal
-from relay.spool.log.layout import Layout
 from relay.spool.log.queued import Queued
 from relay.spool.log.record import HEADER_BYTES, INLINE, MESSAGES, MOVED, MOVED_LONG, New, Record
 from relay.spool.log.segments import Segments, handle_of, offset_of
 from relay.spool.log.stream_reader import Window, items
 from relay.spool.log.streams import Streams
 from relay.spool.maildir import notes
-from relay.spool.os_errors import faults
+from relay.spool.os_errors import faults, is_our_own_lack
 
 _COPIED_AT_ONCE = 4 * 1024 * 1024
 
 
 class Cleaner:
-    def __init__(
-        self,
-        disk: Disk,
-        layout: Layout,
-        segments: Segments,
-        queued: Queued,
-        journal: Journal,
-        streams: Streams,
-    ) -> None:
-        self._disk = disk
-        self._layout = layout
+    def __init__(self, segments: Segments, queued: Queued, journal: Journal, streams: Streams) -> None:
         self._segments = segments
         self._queued = queued
         self._journal = journal
@@ -49,22 +37,12 @@ class Cleaner:
         removed = 0
         while dead := [handle for handle, segment in self._segments if segment.is_dead]:
             with faults("removal"):
-                for handle in dead:
-                    # Crash here: some are gone, some are not; of none anything is needed.
-                    for path in (self._segments.path(handle), self._summary(handle)):
-                        with contextlib.suppress(FileNotFoundError):
-                            self._disk.unlink(path)
-                self._disk.sync_directory(self._layout.log)
-            for handle in dead:
-                self._segments.forget(handle)
+                self._segments.remove(dead)
             removed += len(dead)
         if removed:
             with faults("removal"):
                 self._streams.forget_removed({segment.name.stream for _, segment in self._segments})
         return removed
-
-    def _summary(self, handle: int) -> str:
-        return self._layout.summary(self._segments[handle].name)
 
     @property
     def is_crowded(self) -> bool:
@@ -119,7 +97,7 @@ class Cleaner:
         """Return an end again as long as what it is about may come back: counted already."""
         records: list[New] = []
         if self._is_needed_end(handle, each):
-            records.append(New(said.GONE, each.queue_id))
+            records.append(New(said.GONE, each.queue_id, b"", said.recipients_of_end(each)))
         subject = subject_of(each.queue_id)
         facts = None if subject is None else self._queued.facts.get(subject)
         if subject is not None and facts is not None and any(handle_of(p) == handle for p in facts.places):
@@ -139,15 +117,26 @@ class Cleaner:
         return New(said.SNAPSHOT, queue_id, said.encode_snapshot(facts, raw))
 
     def notes_of(self, queue_id: QueueId) -> bytes:
-        """Return the notes about a message as they were written; what cannot be read is left out."""
+        """Return the notes about a message as they were written.
+
+        Raises OSError only for a lack of our own: what cannot be read, asked twice, is left out, as it must
+        not hold up the report, which then says less.
+        """
         facts = self._queued.facts.get(queue_id)
-        pieces: list[bytes] = []
-        for note in facts.notes if facts is not None else ():
-            pieces.append(note if isinstance(note, bytes) else self._read_notes(note))
-        return b"\n".join(pieces)
+        its = [] if facts is None else facts.notes
+        return b"\n".join([note if isinstance(note, bytes) else self._read_notes(note) for note in its])
 
     def _read_notes(self, place: int) -> bytes:
-        with contextlib.suppress(OSError, Corrupt):
+        for _ in range(2):
+            try:
+                return self._notes_at(place)
+            except OSError as error:
+                if is_our_own_lack(error):
+                    raise
+        return b""
+
+    def _notes_at(self, place: int) -> bytes:
+        with contextlib.suppress(Corrupt):
             raw = self._segments.pread(handle_of(place), of_segments.length_of(place), offset_of(place))
             found = next(
                 items(Window(lambda s, o: raw[o : o + s], len(raw)), self._segments[handle_of(place)].mark, 0)

@@ -27,6 +27,7 @@ from relay.spool.interface import (
     Recovery,
     SetAside,
     SpoolFault,
+    SpoolFull,
     Status,
     Totals,
     Unreadable,
@@ -93,11 +94,14 @@ class LogSpool:
         self._queued = Queued(self._segments)
         self._journal.start_over(self._segments, self._queued)
         self._streams = Streams(
-            self._disk, self._layout, self._segments, self._queued, self._aside, self._meet_damage
+            self._disk,
+            self._layout,
+            self._segments,
+            self._queued,
+            aside=self._aside,
+            on_damage=self._meet_damage,
         )
-        self._cleaner = Cleaner(
-            self._disk, self._layout, self._segments, self._queued, self._journal, self._streams
-        )
+        self._cleaner = Cleaner(self._segments, self._queued, self._journal, self._streams)
         self._memory = Recent()
         self._reports: list[QueueId] = []
         """Queued by us and not taken yet."""
@@ -126,7 +130,9 @@ class LogSpool:
         self._streams.drain(on_step)
         own = self._journal.end
         numbers = self._streams.senders
-        end = recovery.replay(self._segments, self._queued, numbers, self._meet_damage, on_step, own)
+        end = recovery.replay(
+            self._segments, self._queued, numbers, on_damage=self._meet_damage, on_step=on_step, own=own
+        )
         self._journal.go_on(*end, max(numbers, default=0))
         abandoned += self._remove_orphans(whole)
         for queue_id, recipients in self._queued.suspects.items():
@@ -140,7 +146,6 @@ class LogSpool:
                 entries.append(entry)
                 resumed += 0 < entry.recipients_left < len(opened.statuses)
         self._cleaner.remove_dead()
-        assert self._queued.account.aside is not None
         return Recovery(
             tuple(entries),
             self._aside.count,
@@ -191,6 +196,8 @@ class LogSpool:
             if queue_id in self._queued.places:
                 continue
             path = self._layout.content(queue_id)
+            if any(segment.is_pinned for _, segment in self._segments):
+                continue  # its record may be what the disk does not give now
             if self._damages:
                 # Its record may be what is damaged.
                 self._aside.move(path, "content whose record is not there")
@@ -204,7 +211,6 @@ class LogSpool:
         """Count as deleted what somebody removed from corrupt/; return how many recipients."""
         there = {quarantine.subject_name(name) for name in self._aside.recount()}
         aside = self._queued.account.aside
-        assert aside is not None
         removed = 0
         for queue_id in [each for each in aside if each not in there]:
             removed += aside[queue_id]
@@ -214,7 +220,8 @@ class LogSpool:
     @gives_way
     def commit(self) -> None:
         for queue_id in self._queued.crowded(self._said_of):
-            self._journal.call(self._cleaner.said_anew(queue_id))
+            with faults("notes"):
+                self._journal.call(self._cleaner.said_anew(queue_id))
         self._said_of.clear()
         if not self._journal.has_pending:
             return
@@ -223,9 +230,11 @@ class LogSpool:
         for queue_id in self._long_ended:
             self._long.remove(queue_id)
         self._long_ended.clear()
-        self._cleaner.remove_dead()
-        if self._cleaner.is_crowded:
-            self._cleaner.clean()
+        # What was called is durable: that there is no room to tidy up is nobody's failure.
+        with contextlib.suppress(SpoolFull):
+            self._cleaner.remove_dead()
+            if self._cleaner.is_crowded:
+                self._cleaner.clean()
 
     @gives_way
     def take(self, most: int, sorter: Sorter | None = None) -> list[Entry]:
@@ -309,7 +318,8 @@ class LogSpool:
             self._call(New(said.NOTES, queue_id, notes.encode(notes.cut_short(replies))))
 
     def notes(self, queue_id: QueueId) -> list[Note]:
-        return notes.latest(self._cleaner.notes_of(queue_id))
+        with faults("notes"):
+            return notes.latest(self._cleaner.notes_of(queue_id))
 
     def mark(self, marks: Mapping[QueueId, Mapping[int, Status]]) -> None:
         lost: Absent | Corrupt | None = None
@@ -469,8 +479,10 @@ class LogSpool:
     def _known(self, queue_id: QueueId) -> Opened:
         if queue_id not in self._queued.places:
             raise Absent(queue_id)
-        known = self._memory.known(queue_id)
-        return known or self._memory.remember(self._read(queue_id))
+        if (known := self._memory.known(queue_id)) is not None:
+            return known
+        with faults("message"):
+            return self._memory.remember(self._read(queue_id))
 
     def _read(self, queue_id: QueueId, *, sorter: Sorter | None = None) -> Opened:
         """Read a message as it is now.  Raises Absent, Unreadable, and Corrupt after setting it aside."""
@@ -519,8 +531,9 @@ class LogSpool:
         self._end_aside(queue_id, recipients)
 
     def _end_aside(self, queue_id: QueueId, recipients: int) -> None:
-        left = max(0, recipients - len(self._queued.statuses(queue_id)))
-        self._journal.call(New(said.ASIDE, queue_id, b"", left))
+        statuses = list(self._queued.statuses(queue_id).values())
+        left = max(0, recipients - len(statuses))
+        self._journal.call(New(said.ASIDE, queue_id, said.encode_fates(fates_of(statuses)), left))
 
     def _meet_damage(self, handle: int, damage: Damage) -> None:
         """Set aside what is no sound record, and is none that a crash leaves."""

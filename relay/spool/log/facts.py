@@ -8,9 +8,10 @@
 | `W`, `H`, `U` | the sender was warned of the delay; held; released | |
 | `P` | when it is tried next, a hint | an instant |
 | `S` | all of the above at once: nothing that was said before counts | JSON, then notes |
-| `F` | it ended | how many were relayed, bounced, expired, deleted |
-| `G` | it ended, and is counted elsewhere | |
-| `A`, `X` | it was set aside in corrupt/; somebody removed it from there | |
+| `F` | it ended; its number is that of its recipients | how many were relayed, bounced, expired, deleted |
+| `G` | it ended, and is counted elsewhere; its number is that of its recipients | |
+| `A` | it was set aside in corrupt/; its number is that of the recipients left | as of `F`, of the others |
+| `X` | somebody removed it from corrupt/ | |
 | `C` | the account as it is behind this group | JSON |
 
 Encoding and decoding, and what the facts of one message come to.  No I/O.
@@ -19,12 +20,13 @@ Encoding and decoding, and what the facts of one message come to.  No I/O.
 import json
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from relay.mail.envelope import QueueId
 from relay.spool.interface import Corrupt, Status
 from relay.spool.ledger import Fates
+from relay.spool.log.record import Record
 from relay.spool.maildir.message_file import Opened
 
 MARKS = b"M"
@@ -82,7 +84,7 @@ class Facts:
         """Of all records that say this."""
 
     def apply(self, kind: bytes, payload: bytes) -> None:
-        """Take in what a record says, but for its notes.  Raises struct.error, ValueError for none of ours."""
+        """Take in what a record says, but for its notes.  ValueError, struct.error: none of ours."""
         if kind == MARKS:
             self.statuses.update(decode_marks(payload))
         elif kind == TOLD:
@@ -157,6 +159,11 @@ def decode_fates(payload: bytes) -> Fates:
     return relayed, bounced, expired, deleted
 
 
+def recipients_of_end(each: Record) -> int:
+    """Return how many recipients the message had that ended, or was set aside."""
+    return each.number + (sum(decode_fates(each.payload)) if each.kind == ASIDE else 0)
+
+
 def encode_snapshot(facts: Facts, notes: bytes) -> bytes:
     return json.dumps(facts.snapshot(), separators=(",", ":")).encode() + b"\n" + notes
 
@@ -169,11 +176,8 @@ class Account:
     bounced: int = 0
     expired: int = 0
     deleted: int = 0
-    aside: dict[QueueId, int] | None = None
+    aside: dict[QueueId, int] = field(default_factory=dict)
     """Recipients that were left of each message in corrupt/."""
-
-    def __post_init__(self) -> None:
-        self.aside = self.aside or {}
 
     def count(self, fates: Sequence[int]) -> None:
         self.relayed += fates[0]
@@ -191,7 +195,7 @@ class Account:
 
 
 def decode_account(payload: bytes) -> Account:
-    """Raises ValueError, KeyError or TypeError for none of ours."""
+    """Return what a record says.  Raises ValueError, KeyError or TypeError for none of ours."""
     said = json.loads(payload)
     relayed, bounced, expired, deleted = said["ended"]
     return Account(relayed, bounced, expired, deleted, dict(said["aside"]))

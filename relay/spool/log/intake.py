@@ -87,9 +87,10 @@ class LogIntake:
                 long.append(number)
         self._name_long(long, drafts, results)
         whole = [number for number in records if results[number] is None]
-        if whole and (error := self._append([records[number] for number in whole])) is not None:
+        refused = self._append([records[number] for number in whole]) if whole else None
+        if refused is not None:
             for number in whole:
-                results[number] = error
+                results[number] = refused
         for (draft, _), result in zip(drafts, results, strict=True):
             if result is not None:
                 self._discard(_ours(draft))

@@ -72,26 +72,29 @@ class Journal:
             self._pending = []
 
     def write(self, records: list[New]) -> int:
-        """Write a group of its own, when nothing is pending; return its segment."""
-        assert not self._pending
+        """Write a group of its own, when nothing is pending; return its segment.
+
+        Where there is no room it stays called, as what anybody else called.
+        """
         for new in records:
-            self._queued.change(new.kind, id_of(new), new.payload, new.number)
-        with faults("log"):
-            self._append(records)
-        assert self._current is not None
+            self.call(new)
+        self.commit()
+        if self._current is None:
+            raise AssertionError("an empty group")
         return self._current
 
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
 
-    def _append(self, records: list[New]) -> None:
-        assert self._writer is not None, "recover comes first"
+    def _append(self, records: list[New]) -> int:
+        if self._writer is None:
+            raise AssertionError("recover comes first")
         if self._writer.begins_a_segment:
             records = [*records, New(said.ACCOUNT, "", self._queued.account.encode())]
-        self._place(records, self._writer.append(records))
+        return self._place(records, self._writer.append(records))
 
-    def _place(self, records: list[New], appended: Appended) -> None:
+    def _place(self, records: list[New], appended: Appended) -> int:
         handle = self._segments.add(appended.name)
         if appended.is_new:
             if self._current is not None:
@@ -102,6 +105,7 @@ class Journal:
         for new, offset in zip(records, appended.offsets, strict=True):
             size = HEAD_BYTES + len(new.queue_id) + len(new.payload)
             placed(new.kind, id_of(new), place_of(handle, offset, size))
+        return handle
 
 
 def id_of(new: New) -> QueueId:

@@ -14,6 +14,7 @@ of it begins another segment.  Beside them as in every spool: `lock`, `trigger`,
 `reports` and `boots`.
 """
 
+import os
 import re
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -114,20 +115,21 @@ def prepare(root: str, disk: Disk) -> None:
     layout = Layout(root)
     path = f"{root}/format"
     # Before any folder: nothing of ours is made in the spool of another engine.
-    if (found := _format(disk, root, path)) not in (None, FORMAT):
-        raise ValueError(f"{path} says {found[:60]!r}, which is not {FORMAT.decode().strip()!r}")
+    if (found := _format(disk, path)) not in (None, FORMAT):
+        raise ValueError(f"{path} says {found[:60]!r}, and not {FORMAT!r}")
     for folder in layout.folders():
         disk.make_directory(folder)
     # Who made them may have been killed before their names were durable.
     disk.sync_directory(root)
     sync_above(disk, root)
     if found is None:
-        # Crash here: folders without a format, in which the next start writes it.
-        with opened(disk, put_in_place(disk, path, FORMAT, draft=f"{path}.new")):
+        # Several may start at once: each writes its own file, and whose name comes last does not matter.
+        # Crash here: folders without a format, or a file more that nobody looks at.
+        with opened(disk, put_in_place(disk, path, FORMAT, draft=f"{path}.{os.getpid()}")):
             pass
 
 
-def _format(disk: Disk, root: str, path: str) -> bytes | None:
+def _format(disk: Disk, path: str) -> bytes | None:
     try:
         if disk.length(path) is None:
             return None

@@ -33,7 +33,7 @@ class Queued:
         self._ended: OrderedDict[QueueId, None] = OrderedDict()
         """The last ones that ended: the same calls may come again."""
         self.suspects: dict[QueueId, int] = {}
-        """Messages whose records are damaged, as far as no record says what became of them; and recipients."""
+        """Recipients of messages whose records are damaged, and of whose end no record tells."""
         self._account_at = UNPLACED
         self._recipients = 0
         self._progress: list[int] = [0, 0, 0, 0]
@@ -41,7 +41,6 @@ class Queued:
     @property
     def totals(self) -> Totals:
         account, progress = self.account, self._progress
-        assert account.aside is not None
         aside = sum(account.aside.values())
         return Totals(
             account.ended + self._recipients + aside,
@@ -82,7 +81,7 @@ class Queued:
         return True
 
     def change(self, kind: bytes, queue_id: QueueId, payload: bytes, number: int) -> None:
-        """Raises struct.error, ValueError, KeyError or TypeError for a record that is none of ours."""
+        """Take in a record.  Raises struct.error, ValueError, KeyError or TypeError for none of ours."""
         if kind in said.OF_A_MESSAGE:
             if queue_id in self.places:
                 self._say(kind, queue_id, payload)
@@ -91,14 +90,11 @@ class Queued:
                 self.account.count(said.decode_fates(payload))
             self._leave(queue_id, number)
         elif kind == said.ASIDE:
-            assert self.account.aside is not None
-            facts = self.facts.get(queue_id)
-            fates = fates_of(list(facts.statuses.values())) if facts is not None else (0, 0, 0, 0)
+            fates = said.decode_fates(payload)
             self.account.count(fates)
             self.account.aside[queue_id] = number
             self._leave(queue_id, number + sum(fates))
         elif kind == said.REMOVED:
-            assert self.account.aside is not None
             self.account.deleted += self.account.aside.pop(queue_id, 0)
         elif kind == said.ACCOUNT:
             self.account = said.decode_account(payload)

@@ -1,4 +1,4 @@
-"""The bytes of a segment: a header, then groups of records.  Encoding and decoding only: no I/O.
+r"""The bytes of a segment: a header, then groups of records.  Encoding and decoding only: no I/O.
 
     relay-log 1 STREAM NUMBER BEFORE BEFORE_END CRC\n      of fixed width
     group record, and as many records as it says            again and again
@@ -10,8 +10,8 @@ A record is a head (the segment's mark, kind, length of its id, a number, length
 CRC-32 of the head), the id of its message, and its payload.  The payload of a message is a message file of
 the maildir's format (`relay.spool.maildir.message_file`) whose own three CRC-32 stand for the record's.
 
-The mark is different in each segment, and nobody can know it who cannot list the folder: so that whoever looks
-for the next sound record behind a damaged place takes no content for one.
+The mark is different in each segment, and nobody can know it who cannot list the folder: so that no content
+is taken for a record where the next sound one behind a damaged place is looked for.
 """
 
 import hashlib

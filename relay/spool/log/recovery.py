@@ -34,6 +34,7 @@ def replay(
     segments: Segments,
     queued: Queued,
     numbers: list[int],
+    *,
     on_damage: OnDamage,
     on_step: Callable[[], None],
     own: tuple[int, int] | None = None,
@@ -47,13 +48,12 @@ def replay(
     for name in names:
         on_step()
         handle = segments.handle(name)
-        assert handle is not None
         if name not in counted:
             segments[handle].is_done = True
             continue
         is_ours = own is not None and own[0] == name.number
         end = counted[name]
-        size = own[1] if is_ours and own is not None else segments.size(handle)
+        size = own[1] if own is not None and is_ours else segments.size(handle)
         limit = size if end is None else min(end, size)
         sound = _replay_segment(
             segments, queued, handle, limit, on_damage, is_torn=end is None and not is_ours
@@ -97,7 +97,7 @@ def _replay_segment(
     sound, previous = min(HEADER_BYTES, end), None
     for group in groups(window, segments[handle].mark, HEADER_BYTES):
         if previous is not None:
-            _apply(segments, queued, handle, previous, on_damage)
+            _apply(queued, handle, previous, on_damage)
             sound = previous.end
         previous = group
     if previous is not None and (previous.is_whole or not is_torn):
@@ -105,12 +105,12 @@ def _replay_segment(
             # A killed sender, or a failed sync, may have left it in memory only.
             start = 0 if previous.at == HEADER_BYTES else previous.at
             segments.rewrite(handle, segments.pread(handle, previous.end - start, start), start)
-        _apply(segments, queued, handle, previous, on_damage)
+        _apply(queued, handle, previous, on_damage)
         sound = previous.end
     return sound
 
 
-def _apply(segments: Segments, queued: Queued, handle: int, group: Group, on_damage: OnDamage) -> None:
+def _apply(queued: Queued, handle: int, group: Group, on_damage: OnDamage) -> None:
     for damage in group.damages:
         on_damage(handle, damage)
     for each in group.records:

@@ -11,7 +11,7 @@ Does not: decide when it goes (`cleaning`).
 import contextlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from relay.spool.durable import Disk, why_a_strangers
 from relay.spool.interface import Corrupt
@@ -55,7 +55,7 @@ class Segment:
         self.is_pinned = False
         """Some of it cannot be read now, and may hold mail."""
         self.needs: dict[int, int] = {}
-        """By segment of the sender: how many bytes there tell of the end of a message that was in this one."""
+        """By segment of the sender: how many bytes there tell of ends of messages that were in this one."""
         self.ended = array("Q")
         """Offsets of its messages that are queued no more, for the checkpoint."""
 
@@ -86,8 +86,8 @@ class Segments:
     def __getitem__(self, handle: int) -> Segment:
         return self._all[handle]
 
-    def handle(self, name: SegmentName) -> int | None:
-        return self._handles.get(name)
+    def handle(self, name: SegmentName) -> int:
+        return self._handles[name]
 
     def path(self, handle: int) -> str:
         return self._layout.segment(self._all[handle].name)
@@ -110,7 +110,7 @@ class Segments:
         self._all[handle_of(place)].live_bytes -= length_of(place)
 
     def end(self, message: int, told_at: int) -> None:
-        """Let a message go whose end is told at another place: that is needed while the message may come back."""
+        """Let a message go; the place that tells of its end is needed while its segment may come back."""
         self.let_go(message)
         segment, teller = self._all[handle_of(message)], handle_of(told_at)
         segment.ended.append(offset_of(message))
@@ -129,13 +129,25 @@ class Segments:
                 self._all[other].live_bytes += size
 
     def pread(self, handle: int, size: int, offset: int) -> bytes:
-        """Raises OSError, and Corrupt for a file of others."""
+        """Read some of a segment.  Raises OSError, and Corrupt for a file of others."""
         return self._disk.pread(self._fd(handle), size, offset)
 
     def size(self, handle: int) -> int:
         return self._disk.size(self._fd(handle))
 
-    def forget(self, handle: int) -> None:
+    def remove(self, handles: Sequence[int]) -> None:
+        """Remove segments durably.  Raises OSError; those that are gone by then go again."""
+        for handle in handles:
+            name = self._all[handle].name
+            # Crash here: some are gone, some are not; of none anything is needed.
+            for path in (self._layout.segment(name), self._layout.summary(name)):
+                with contextlib.suppress(FileNotFoundError):
+                    self._disk.unlink(path)
+        self._disk.sync_directory(self._layout.log)
+        for handle in handles:
+            self._forget(handle)
+
+    def _forget(self, handle: int) -> None:
         """Forget a segment whose removal is durable: what it needed is needed no more."""
         segment = self._all.pop(handle)
         del self._handles[segment.name]
@@ -152,7 +164,7 @@ class Segments:
         fd = self._fds.get(handle)
         if fd is None:
             path = self.path(handle)
-            fd = self._disk.open_update(path)
+            fd = self._open(path)
             self._fds[handle] = fd
             if len(self._fds) > _MOST_OPEN:
                 _, oldest = self._fds.popitem(last=False)
@@ -162,6 +174,10 @@ class Segments:
         else:
             self._fds.move_to_end(handle)
         return fd
+
+    def _open(self, path: str) -> int:
+        # What can be read and not written would be made durable by nobody.
+        return self._disk.open_update(path)
 
     def _close(self, handle: int) -> None:
         if (fd := self._fds.pop(handle, None)) is not None:

@@ -20,7 +20,7 @@ Read = Callable[[int, int], bytes]
 
 
 class Damage(NamedTuple):
-    """Bytes that are no sound record; the id and number of the record that begins there, if its head is sound."""
+    """Bytes that are no sound record; whose record begins there, if at least its head is sound."""
 
     at: int
     end: int
@@ -111,7 +111,7 @@ def _damage(at: int, end: int, found: tuple[Head, QueueId] | None) -> Damage:
 
 
 def groups(window: Window, mark: bytes, at: int) -> Iterator[Group]:
-    """Yield groups as they stand; what belongs to none, as its record is damaged, as one that is not whole."""
+    """Yield groups as they stand; what belongs to none comes as a group that is not whole."""
     group = _Begun(at, None)
     for item in items(window, mark, at):
         is_record = isinstance(item, Record)

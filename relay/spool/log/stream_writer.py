@@ -82,9 +82,8 @@ class StreamWriter:
         return self._number, self._end
 
     def append(self, records: Sequence[New]) -> Appended:
-        if self.begins_a_segment:
+        if self._fd is None or self.begins_a_segment:
             return self._begin(records)
-        assert self._fd is not None
         name = SegmentName(self._stream, self._number)
         pieces, offsets = encode_group(mark_of(name), records, self._end)
         group = b"".join(pieces)
@@ -93,7 +92,8 @@ class StreamWriter:
             # Crash here: a group that may be there, torn or whole; nobody was told of it.
             self._disk.sync_content(self._fd)
         except OSError:
-            self._give_up()
+            self._undo(self._fd, self._end)
+            self.close()
             raise
         self._end += len(group)
         return Appended(name, offsets, self._end, is_new=False)
@@ -135,11 +135,6 @@ class StreamWriter:
         # The length tells of every write that said nothing was wrong and did nothing.
         if self._disk.size(fd) != offset + len(content):
             raise OSError(errno.EIO, "what was written is not there")
-
-    def _give_up(self) -> None:
-        assert self._fd is not None
-        self._undo(self._fd, self._end)
-        self.close()
 
     def _undo(self, fd: int, end: int) -> None:
         """Cut off a group that nobody may find.  Where that fails, the next segment's header says so."""

@@ -9,7 +9,8 @@ Damage elsewhere is told to `on_damage`.
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
+from typing import NamedTuple
 
 from relay.mail.envelope import QueueId
 from relay.spool.durable import Disk, opened
@@ -24,6 +25,7 @@ from relay.spool.quarantine import Quarantine
 
 MOST_READ = 2048
 """Records of a stream that are read ahead."""
+NOTHING = Position(0, 0, 0)
 OnDamage = Callable[[int, Damage], None]
 """Is given the segment."""
 
@@ -34,14 +36,24 @@ class Stream:
         self.lock_fd: int | None = None
         self.is_over = False
         """Its writer is dead, and all of it was read."""
-        self.number = 0
-        """Of the segment that is read; 0 before the first."""
-        self.at = 0
+        self.numbers: list[int] = []
+        """Of its segments, from the one that is read on."""
+        self.at = HEADER_BYTES
+        self.highest = 0
         self.read = 0
         """Messages that were read."""
-        self.announced = 0
         self.waiting: deque[tuple[Record, int]] = deque()
         """Messages that were read and not taken, and their places."""
+
+
+class _Part(NamedTuple):
+    """What is to be read of a segment."""
+
+    handle: int
+    end: int
+    is_last: bool
+    """There is no more of the stream now."""
+    may_be_torn: bool
 
 
 class Streams:
@@ -51,6 +63,7 @@ class Streams:
         layout: Layout,
         segments: Segments,
         queued: Queued,
+        *,
         aside: Quarantine,
         on_damage: OnDamage,
     ) -> None:
@@ -112,10 +125,6 @@ class Streams:
                 on_step()
         return found
 
-    def is_being_written(self, name: SegmentName) -> bool:
-        stream = self._streams.get(name.stream)
-        return stream is not None and not stream.is_over
-
     def forget_removed(self, there: Container[str]) -> None:
         """Let go of streams that are over and have no segment left; `there` are those that have."""
         for name, stream in list(self._streams.items()):
@@ -131,17 +140,20 @@ class Streams:
         for name in self._disk.names(self._layout.log):
             if (segment := segment_of(name)) is not None:
                 numbers.setdefault(segment.stream, []).append(segment.number)
-            elif (stream := stream_of(name)) is not None:
-                numbers.setdefault(stream, [])
+            elif (locked := stream_of(name)) is not None:
+                numbers.setdefault(locked, [])
             elif summary_of(name) is None and not self._is_ours(name):
                 self._aside.move(f"{self._layout.log}/{name}", "not a name that we give", "log-")
         self.senders = sorted(numbers.pop(SENDER, []))
         for name, its in numbers.items():
             stream = self._streams.setdefault(name, Stream(name))
-            for number in its:
-                if stream.is_over:
-                    break
-                self._segments.add(SegmentName(name, number))
+            if not stream.is_over:
+                known = stream.highest
+                new = sorted(number for number in its if number > known)
+                stream.numbers += new
+                stream.highest = max([known, *new])
+                for number in new:
+                    self._segments.add(SegmentName(name, number))
 
     def _is_ours(self, name: str) -> bool:
         return f"{self._layout.log}/{name}".removesuffix(".new") == self._layout.checkpoint or (
@@ -149,81 +161,56 @@ class Streams:
         )
 
     def _read(self, stream: Stream, most: int) -> None:
-        if stream.is_over:
+        """Read on until so many messages wait, or there are no more now."""
+        if stream.is_over or (announced := self._announced(stream)) == NOTHING:
             return
-        is_dead, position = self._how_far(stream)
-        if not is_dead and position is None:
-            return
-        while len(stream.waiting) < most:
-            if stream.number == 0 and not self._next(stream):
-                break
-            handle = self._segments.handle(SegmentName(stream.name, stream.number))
-            assert handle is not None
-            is_last = not self._numbers(stream, stream.number)
-            if is_dead:
-                end = self._segments.size(handle)
-            else:
-                assert position is not None
-                is_last = stream.number >= position.number
-                end = position.end if stream.number == position.number else self._segments.size(handle)
-            if not is_last:
-                end = min(end, self._counts(stream))
-            if not self._read_segment(stream, handle, end, most, may_be_torn=is_dead and is_last):
-                break
-            if not is_last:
-                self._segments[handle].is_done = True
-                self._next(stream)
-                continue
-            if is_dead:
-                self._segments[handle].is_done = True
-                self._end(stream)
-            break
-        else:
-            return
-        if is_dead and stream.number == 0:
-            self._end(stream)
+        while stream.numbers and len(stream.waiting) < most:
+            part = self._part(stream, announced)
+            if not self._read_part(stream, part, most):
+                return
+            if part.is_last and announced is not None:
+                return
+            self._segments[part.handle].is_done = True
+            del stream.numbers[0]
+            stream.at = HEADER_BYTES
+        if announced is None and not stream.numbers:
+            # Crash here: its names may not be durable; the next start finds the stream as dead.
+            self._disk.sync_directory(self._layout.log)
+            stream.is_over = True
+            self._let_go(stream)
 
-    def _end(self, stream: Stream) -> None:
-        # Crash here: its names may not be durable; the next start finds the stream as dead.
-        self._disk.sync_directory(self._layout.log)
-        stream.is_over = True
-        self._let_go(stream)
+    def _part(self, stream: Stream, announced: Position | None) -> "_Part":
+        handle = self._segments.handle(SegmentName(stream.name, stream.numbers[0]))
+        if announced is not None and stream.numbers[0] == announced.number:
+            return _Part(handle, announced.end, is_last=True, may_be_torn=False)
+        end = self._segments.size(handle)
+        if len(stream.numbers) == 1:
+            return _Part(handle, end, is_last=True, may_be_torn=announced is None)
+        header = read_header(self._segments, SegmentName(stream.name, stream.numbers[1]))
+        if header is not None and header.before == stream.numbers[0]:
+            end = min(end, header.before_end)
+        return _Part(handle, end, is_last=False, may_be_torn=False)
 
-    def _read_segment(self, stream: Stream, handle: int, end: int, most: int, *, may_be_torn: bool) -> bool:
+    def _read_part(self, stream: Stream, part: "_Part", most: int) -> bool:
         """Read on in a segment; return whether that is all there is of it."""
-        segment = self._segments[handle]
+        segment = self._segments[part.handle]
         unreadable: list[int] = []
-        window = Window(patient(self._reader(handle), unreadable.append), end)
-        found: list[tuple[Group, bool]] = []
-        count = 0
-        last: Group | None = None
-        is_all = True
-        for group in groups(window, segment.mark, max(stream.at, HEADER_BYTES)):
-            if last is not None:
-                found.append((last, False))
-                count += len(last.records)
-                if count >= most:
-                    is_all = False
-                    break
-            last = group
-        else:
-            if last is not None:
-                found.append((last, may_be_torn))
-        if may_be_torn and is_all and last is not None:
-            self._make_durable(handle, last, unreadable)
+        window = Window(patient(self._reader(part.handle), unreadable.append), part.end)
+        found, is_all = _some(groups(window, segment.mark, stream.at), most)
+        if part.may_be_torn and is_all and found:
+            self._make_durable(part.handle, found[-1], unreadable)
         if unreadable:
             segment.is_pinned = True
-            self._aside.tell_once(
-                self._segments.path(handle).rpartition("/")[2],
-                "cannot be read, and is left: a sector of it is not given by the disk",
-            )
-        for group, is_torn in found:
+            name = self._segments.path(part.handle).rpartition("/")[2]
+            self._aside.tell_once(name, "cannot be read, and is left: the disk does not give a sector of it")
+        for group in found:
             for each in group.records:
                 if each.kind in MESSAGES:
-                    self._come(stream, handle, each)
-            for damage in group.damages:
-                if not is_torn and not any(damage.at <= at < damage.end for at in unreadable):
-                    self._on_damage(handle, damage)
+                    self._come(stream, part.handle, each)
+            is_torn = part.may_be_torn and is_all and group is found[-1]
+            for damage in () if is_torn else group.damages:
+                if not any(damage.at <= at < damage.end for at in unreadable):
+                    self._on_damage(part.handle, damage)
             stream.at = segment.end = group.end
         return is_all
 
@@ -242,16 +229,16 @@ class Streams:
     def _reader(self, handle: int) -> Callable[[int, int], bytes]:
         return lambda size, offset: self._segments.pread(handle, size, offset)
 
-    def _how_far(self, stream: Stream) -> tuple[bool, Position | None]:
-        """Return whether its writer is dead, and otherwise how far it says that its mail is accepted."""
+    def _announced(self, stream: Stream) -> Position | None:
+        """Return how far a stream's writer says that its mail is accepted; None: it is dead."""
         if stream.lock_fd is None:
             try:
                 stream.lock_fd = self._disk.open_update(self._layout.stream_lock(stream.name))
             except FileNotFoundError:
-                return True, None
+                return None
         if self._disk.lock_open(stream.lock_fd):
-            return True, None
-        return False, self._position(stream)
+            return None
+        return self._position(stream) or NOTHING
 
     def _position(self, stream: Stream) -> Position | None:
         if stream.lock_fd is None:
@@ -262,24 +249,6 @@ class Streams:
             return None
         return decode_position(self._disk.pread(stream.lock_fd, POSITION_BYTES, 0))
 
-    def _numbers(self, stream: Stream, behind: int) -> list[int]:
-        its = (s.name.number for _, s in self._segments if s.name.stream == stream.name)
-        return sorted(number for number in its if number > behind)
-
-    def _next(self, stream: Stream) -> bool:
-        numbers = self._numbers(stream, stream.number)
-        if numbers:
-            stream.number, stream.at = numbers[0], 0
-        return bool(numbers)
-
-    def _counts(self, stream: Stream) -> int:
-        """Return how much of a stream's segment counts, as the next one says."""
-        following = SegmentName(stream.name, self._numbers(stream, stream.number)[0])
-        header = read_header(self._segments, following)
-        if header is None or header.before != stream.number:
-            return 1 << 40
-        return header.before_end
-
     def _let_go(self, stream: Stream) -> None:
         if stream.lock_fd is not None:
             with contextlib.suppress(OSError):
@@ -287,9 +256,20 @@ class Streams:
             stream.lock_fd = None
 
 
+def _some(found: Iterator[Group], most: int) -> tuple[list[Group], bool]:
+    """Return groups with about so many records, never the last one alone; and whether that is all."""
+    some: list[Group] = []
+    count = 0
+    for group in found:
+        if count >= most:
+            return some, False
+        some.append(group)
+        count += len(group.records)
+    return some, True
+
+
 def read_header(segments: Segments, name: SegmentName) -> Header | None:
     handle = segments.handle(name)
-    assert handle is not None
     with contextlib.suppress(Corrupt):
         return decode_header(name, segments.pread(handle, HEADER_BYTES, 0))
     return None

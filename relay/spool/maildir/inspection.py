@@ -7,7 +7,6 @@ may have passed already.  Raises OSError where a folder cannot be read.
 Does not: repair.  A start does that, as each finding says.
 """
 
-import contextlib
 import os
 import stat
 import zlib
@@ -16,9 +15,10 @@ from pathlib import Path
 
 from relay.mail.envelope import QueueId
 from relay.spool import foreign
-from relay.spool.durable import Disk, opened, why_of_others
+from relay.spool.durable import Disk, opened
 from relay.spool.finding import STOPS_THE_START, Finding, Inspection, unreadable
 from relay.spool.identity import is_queue_id
+from relay.spool.inspecting import ASIDE, LOOK, REPORTS, RootInspector, kind_of
 from relay.spool.interface import Corrupt, Status, Unreadable
 from relay.spool.maildir import crash_remains, files
 from relay.spool.maildir.into_queue import Found, LookedAt, look
@@ -27,31 +27,23 @@ from relay.spool.maildir.ledger_file import LedgerFile
 from relay.spool.maildir.message_file import Opened
 from relay.spool.maildir.notes import parse
 from relay.spool.os_errors import is_not_now
-from relay.spool.quarantine import describe, subject_name
+from relay.spool.quarantine import subject_name
 
 _FOLDERS = ("tmp", "new", "cur", "hold", "corrupt", "bounce")
 _FILES = ("lock", "ledger", "trigger", "format", "reserve", "boots", "control.sock")
-_REPORTS = ("reports", "reports.lock", "reports.new")
-"""The history of the reports, of which `relay.throttle.history_check` tells."""
 _REWRITES = {**crash_remains.REWRITES, **foreign.REWRITES}
-_ASIDE = "moved to corrupt/ when the relay starts, never sent, never deleted"
 _NEW_ASIDE = "moved to corrupt/ when the relay next meets it, never sent, never deleted"
 _SEND_OR_REMOVE = "while no relay runs, move it to new/ to have it sent, or remove it"
 _NEW_ACCOUNT = "stop the relay, remove the file `ledger`, start: a new account begins"
-_LOOK = "look at it, and move it out of the spool if it is nobody's mail"
 
 
-class Inspector:
+class Inspector(RootInspector):
     def __init__(self, root: str, disk: Disk) -> None:
+        super().__init__(root, disk, form=FORMAT, files=_FILES)
         self._layout = Layout(root)
-        self._disk = disk
-        self._locked = locked_inodes()
-        self._seen = Inspection(root)
         self._brought_home: dict[QueueId, str] = {}
         """Where each message that was read is, which a start will have in its home."""
         self._recipients: dict[QueueId, int] = {}
-        # Root looks for the relay, which it seldom runs; anybody else can only be its user.
-        self._user = os.geteuid() or Path(root).stat().st_uid
         self._failed: set[QueueId] = set()
         """Messages with a failed recipient, of which a note should tell."""
 
@@ -76,103 +68,25 @@ class Inspector:
         seen.findings += _ledger_findings(self._disk, self._layout, self._recipients, corrupt)
         return seen
 
-    def _find(self, path: str, kind: str, what: str, becomes: str, advice: str = "") -> None:
-        self._seen.findings.append(Finding(path, kind, what, becomes, advice))
-
-    def _holder(self) -> str | None:
-        path = self._layout.file("lock")
-        with contextlib.suppress(OSError):
-            if os.lstat(path).st_ino in self._locked:
-                with opened(self._disk, self._disk.open_read(path)) as fd:
-                    text = self._disk.pread(fd, 32, 0).decode("ascii", "replace").strip()
-                return text if text.isdecimal() else "unknown"
-        return None
-
-    def _names(self, folder: str) -> list[str]:
-        try:
-            return sorted(self._disk.names(folder))
-        except (FileNotFoundError, NotADirectoryError):
-            return []  # told of already
-
     def _look_at_root(self, root: os.stat_result) -> None:
         layout = self._layout
         for folder in layout.folders():
             self._look_at_folder(folder, root)
         for name in self._names(layout.root):
             path = f"{layout.root}/{name}"
-            if name in (*_FOLDERS, *_FILES, *_REPORTS):
+            if name in (*_FOLDERS, *_FILES, *REPORTS):
                 continue
             if name in _REWRITES and not self._is_ours(path, _REWRITES[name]):
-                self._find(path, "foreign", "not written by us", _ASIDE, _LOOK)
+                self._find(path, "foreign", "not written by us", ASIDE, LOOK)
             elif name in _REWRITES or name.startswith("format."):
                 self._find(path, "leftover", "a rewrite that a crash cut off", "replaced by the next one")
             else:
-                self._find(path, "stray", "no file of ours", "left where it is, never looked at", _LOOK)
+                self._find(path, "stray", "no file of ours", "left where it is, never looked at", LOOK)
         for name in set(self._names(layout.folder("cur"))) - {f[-2:] for f in layout.queued_folders()}:
             path = f"{layout.folder('cur')}/{name}"
             advice = "if it is a message, move it to new/, with a relay running or not"
             self._find(path, "stray", "not in one of the numbered folders", "left, never sent", advice)
         self._look_at_files()
-
-    def _look_at_folder(self, folder: str, root: os.stat_result) -> None:
-        try:
-            found = os.lstat(folder)
-        except FileNotFoundError:
-            self._find(folder, "no_folder", "is not there", "made when a relay starts")
-            return
-        if stat.S_ISLNK(found.st_mode) and folder != self._layout.root:
-            self._find(folder, "link", "a symbolic link", "followed: keep it on the same file system")
-            return
-        found = Path(folder).stat()
-        if not stat.S_ISDIR(found.st_mode):
-            self._find(folder, "no_folder", "not a folder", STOPS_THE_START, "move it away, and start")
-            return
-        if found.st_uid != root.st_uid:
-            what = f"belongs to user {found.st_uid}, the spool to {root.st_uid}"
-            self._find(folder, "owner", what, "fails on it", f"chown it to user {root.st_uid}")
-        elif stat.S_IMODE(found.st_mode) & 0o700 != 0o700:
-            self._find(folder, "mode", _mode(found), "fails on it", "chmod u+rwx")
-        is_readable = folder != self._layout.root and found.st_mode & 0o055 and root.st_mode & 0o011
-        if found.st_mode & 0o022 or is_readable:
-            what = f"{_mode(found)}: others may read mail here, or put files there"
-            self._find(folder, "mode", what, "does not look at it", "chmod 700")
-
-    def _look_at_files(self) -> None:
-        kinds = {"trigger": stat.S_ISFIFO, "control.sock": stat.S_ISSOCK}
-        for name in _FILES:
-            path = f"{self._layout.root}/{name}"
-            try:
-                found = os.lstat(path)
-            except FileNotFoundError:
-                continue  # made at a start
-            is_needed = name in ("lock", "format")
-            becomes = STOPS_THE_START if is_needed else _ASIDE
-            advice = "move it away while no relay runs, and start" if is_needed else _LOOK
-            if not kinds.get(name, stat.S_ISREG)(found.st_mode):
-                self._find(path, "foreign", f"{_kind(found)} in the place of `{name}`", becomes, advice)
-            elif (what := self._why_a_strangers(path, found)) is not None:
-                if name == "control.sock":
-                    becomes = "removed when the relay starts, and made anew"
-                elif is_needed and self._user in (0, found.st_uid) and found.st_mode & stat.S_IRUSR:
-                    becomes = "used all the same"
-                self._find(path, "owner", what, becomes, f"chown it to user {self._user}, chmod 600")
-            elif name in foreign.KEPT and not self._is_ours(path, foreign.KEPT[name]):
-                self._find(path, "foreign", "not written by us", becomes, advice)
-            elif name == "format":
-                with opened(self._disk, self._disk.open_read(path)) as fd:
-                    said = self._disk.pread(fd, 256, 0)
-                if said != FORMAT:
-                    what = f"says {describe(repr(said[:40]))}, which this version does not know"
-                    self._find(path, "format", what, STOPS_THE_START, "use the version that wrote it")
-
-    def _is_ours(self, path: str, is_ours: Callable[[Disk, int], bool]) -> bool:
-        """Say yes also where the disk does not let us see the file now."""
-        try:
-            return foreign.why_not_ours(self._disk, path, is_ours, self._disk.open_read) is None
-        except OSError as error:
-            if not is_not_now(error):
-                raise
-            return True
 
     def _each(self, folder: str) -> None:
         for name in self._names(folder):
@@ -182,7 +96,7 @@ class Inspector:
             except FileNotFoundError:
                 continue  # it moved on
             if not is_file:
-                self._tell(path, LookedAt(Found.DAMAGED, f"{_kind(found)}, no message"))
+                self._tell(path, LookedAt(Found.DAMAGED, f"{kind_of(found)}, no message"))
             else:
                 self._tell(path, look(self._disk, self._layout, path, self._reader(path)))
 
@@ -193,7 +107,7 @@ class Inspector:
             what, advice = "a message that can be read whole", _SEND_OR_REMOVE
             try:
                 if not stat.S_ISREG((found := os.lstat(path)).st_mode):
-                    raise Corrupt(f"{_kind(found)}, no message")
+                    raise Corrupt(f"{kind_of(found)}, no message")
                 if not is_queue_id(queue_id):
                     raise Corrupt(NOT_OUR_NAME)
                 self._reader(path)(queue_id)
@@ -229,7 +143,7 @@ class Inspector:
                 self._find(path, "second_name", what, "dropped at the next start")
             case Found.COPY:
                 advice = "compare the two; a restored backup is in use twice"
-                self._find(path, "copy", f"its id is also that of {seen.other}", _ASIDE, advice)
+                self._find(path, "copy", f"its id is also that of {seen.other}", ASIDE, advice)
         if seen.message is not None:
             self._tell_of_message(path, seen.message)
 
@@ -252,10 +166,6 @@ class Inspector:
         if path != home and path.startswith(self._layout.folder("cur")):
             self._find(path, "misplaced", f"belongs into {home}", "moved there at the next start")
 
-    def _why_a_strangers(self, path: str, found: os.stat_result) -> str | None:
-        users = {self._user, Path(path).parent.stat().st_uid}
-        return why_of_others(found.st_uid, stat.S_IMODE(found.st_mode), users)
-
     def _look_at_drafts(self) -> None:
         folder = self._layout.folder("tmp")
         for name in self._names(folder):
@@ -273,7 +183,7 @@ class Inspector:
                 if is_not_now(error):
                     self._seen.findings.append(unreadable(path, error.strerror))
                 else:
-                    self._find(path, "foreign", f"cannot be read: {error.strerror}", _ASIDE, _LOOK)
+                    self._find(path, "foreign", f"cannot be read: {error.strerror}", ASIDE, LOOK)
                 continue
             if found.st_ino in self._locked:
                 self._seen.arriving += 1
@@ -281,7 +191,7 @@ class Inspector:
                 what = "a draft whose listener is gone; its client was told nothing"
                 self._find(path, "draft", what, "removed at the next start, or within the hour")
             else:
-                self._find(path, "foreign", why or f"{_kind(found)}, not written by us", _ASIDE, _LOOK)
+                self._find(path, "foreign", why or f"{kind_of(found)}, not written by us", ASIDE, LOOK)
 
 
 def _notes_findings(
@@ -388,30 +298,3 @@ def _content_of(disk: Disk, path: str) -> bytes:
 def _is_whole(line: bytes) -> bool:
     text, _, check = line.rpartition(b" ")
     return check == b"%08x" % zlib.crc32(text)
-
-
-def locked_inodes() -> frozenset[int]:
-    """Return the inode numbers of all files that somebody on this host holds with flock.
-
-    From proc(5), since trying a lock means holding it for a moment, and a relay that starts
-    in that moment would be refused.  A number alone may be that of a file elsewhere, and
-    locks in other containers are not listed: good for what people read, not to act upon.
-    """
-    with Path("/proc/locks").open(encoding="ascii", errors="replace") as locks:
-        rows: Iterator[list[str]] = (line.split() for line in locks)
-        return frozenset(int(row[5].rpartition(":")[2]) for row in rows if row[1:2] == ["FLOCK"])
-
-
-def _kind(found: os.stat_result) -> str:
-    kinds = (
-        (stat.S_ISREG, "a file"),
-        (stat.S_ISDIR, "a folder"),
-        (stat.S_ISLNK, "a symbolic link"),
-        (stat.S_ISFIFO, "a FIFO"),
-        (stat.S_ISSOCK, "a socket"),
-    )
-    return next((word for is_kind, word in kinds if is_kind(found.st_mode)), "a device")
-
-
-def _mode(found: os.stat_result) -> str:
-    return f"mode {stat.S_IMODE(found.st_mode):04o}"

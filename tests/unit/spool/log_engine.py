@@ -10,7 +10,7 @@ from relay.spool.interface import Intake
 from relay.spool.log.engine import LogSpool
 from relay.spool.log.intake import LogIntake
 from relay.spool.log.layout import Layout, draft_of, prepare, segment_of
-from relay.spool.log.record import HEADER_BYTES, MESSAGES, mark_of
+from relay.spool.log.record import HEADER_BYTES, MESSAGES, Record, mark_of
 from relay.spool.log.stream_reader import Window, items
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
@@ -63,11 +63,10 @@ class LogEngine:
             name = segment_of(path.rpartition("/")[2])
             assert name is not None
             raw = self.content_of(path)
-            window = Window(lambda size, offset, raw=raw: raw[offset : offset + size], len(raw))
             found += [
                 (path, each.at, each.record_bytes)
-                for each in items(window, mark_of(name), HEADER_BYTES)
-                if hasattr(each, "payload") and each.queue_id == queue_id and each.kind in MESSAGES
+                for each in items(window_on(raw), mark_of(name), HEADER_BYTES)
+                if isinstance(each, Record) and each.queue_id == queue_id and each.kind in MESSAGES
             ]
         return found
 
@@ -95,6 +94,10 @@ class LogOnModel:
     def remains(self, disk: ModelDisk) -> list[str]:
         folders = [f"{self.root}/{name}" for name in ("long", "corrupt")]
         return [f"{folder}/{name}" for folder in folders for name in disk.names(folder)]
+
+
+def window_on(raw: bytes) -> Window:
+    return Window(lambda size, offset: raw[offset : offset + size], len(raw))
 
 
 LOG = LogOnModel("/var/spool")

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from relay.spool.log import segments
 from tests.fakes.platter import Model
 from tests.unit.spool.cuts import SCENARIOS, Judge, cuts, killed, run_of
 from tests.unit.spool.log_engine import LOG
@@ -48,3 +49,36 @@ def test_a_cut_or_a_kill_during_recovery_of_a_log_changes_nothing(name: str) -> 
             some = rng.sample(again, min(len(again), 8))
             judge.judge(some, killed, story=story, is_second=True)
             judge.judge(some, lambda s: cuts(s, rng, 4), story=story, is_second=True)
+
+
+@pytest.fixture(params=[1, 600])
+def small_segments(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Let segments end, die and be cleaned all the time."""
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", request.param)
+
+
+SMALL = [
+    "a batch of two",
+    "bounced one by one",
+    "left held together",
+    "told one by one",
+    "warned, then bounced",
+    "spilled",
+]
+
+
+@pytest.mark.usefixtures("small_segments")
+@pytest.mark.parametrize("model", Model)
+@pytest.mark.parametrize("name", SMALL)
+def test_segments_that_end_and_go_at_any_instant_lose_nothing(name: str, model: Model) -> None:
+    judge, rng = Judge(engine=LOG), random.Random(name)
+    snapshots = run_of(name, model, engine=LOG)
+
+    judge.judge(snapshots, killed, story=name)
+    judge.judge(snapshots, lambda snapshot: cuts(snapshot, rng, CUTS_AT_ONCE), story=name)
+    for snapshot in rng.sample(snapshots, 4):
+        for label, image in [*killed(snapshot), *list(cuts(snapshot, rng, 4))[1:2]]:
+            again = judge.go_on(image, snapshot, f"{name}, {label}", record=True)
+            some = rng.sample(again, min(len(again), 8))
+            judge.judge(some, killed, story=f"{name}, {label}", is_second=True)
+            judge.judge(some, lambda s: cuts(s, rng, 4), story=f"{name}, {label}", is_second=True)
