@@ -43,7 +43,7 @@ from relay.spool.os_errors import faults
 from relay.spool.quarantine import corrupt_folder, set_aside
 from relay.spool.replacing import put_in_place
 
-AT_ONCE = 64
+AT_ONCE = 256
 """Messages that share their syncs."""
 BYTES_AT_ONCE = 64 * INLINE_BYTES
 _TRIES = 100
