@@ -124,6 +124,11 @@ class Queued:
                 about.places.append(place)
                 self._segments.keep(place)
 
+    def durable_place(self, queue_id: QueueId) -> int | None:
+        """Return where a message is for a start now: also one whose end was called and not committed."""
+        left = self._leaving.get(queue_id)
+        return self.places.get(queue_id) if left is None else left[0]
+
     def statuses(self, queue_id: QueueId) -> dict[int, Status]:
         facts = self.facts.get(queue_id)
         return {} if facts is None else facts.statuses

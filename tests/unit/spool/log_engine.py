@@ -11,7 +11,7 @@ from relay.spool.log.engine import LogSpool
 from relay.spool.log.intake import LogIntake
 from relay.spool.log.layout import Layout, draft_of, prepare, segment_of
 from relay.spool.log.record import HEADER_BYTES, MESSAGES, Record, mark_of
-from relay.spool.log.stream_reader import Window, items
+from relay.spool.log.stream_reader import Window, pieces
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
 
@@ -65,7 +65,7 @@ class LogEngine:
             raw = self.content_of(path)
             found += [
                 (path, each.at, each.record_bytes)
-                for each in items(window_on(raw), mark_of(name), HEADER_BYTES)
+                for each in pieces(window_on(raw), mark_of(name), HEADER_BYTES)
                 if isinstance(each, Record) and each.queue_id == queue_id and each.kind in MESSAGES
             ]
         return found
