@@ -84,7 +84,12 @@ class Cleaner:
             if place is None or handle_of(place) != handle or offset_of(place) != each.at:
                 return []
             kind = MOVED if each.kind in INLINE else MOVED_LONG
-            return [New(kind, queue_id, each.payload, each.number)]
+            moved = New(kind, queue_id, each.payload, each.number)
+            if queue_id not in self._queued.facts:
+                return [moved]
+            # A start reads the sender's stream in its order, and knows of no message before it comes.
+            said_anew.add(queue_id)
+            return [moved, self.said_anew(queue_id)]
         if each.kind in (said.FINISHED, said.GONE, said.ASIDE):
             return self._end_of(handle, each)
         facts = self._queued.facts.get(queue_id)

@@ -113,6 +113,8 @@ class LogSpool:
         self._said_of: set[QueueId] = set()
         """Messages of which something was called since the last commit."""
         self._damages = 0
+        self._suspects: dict[QueueId, int] = {}
+        """Messages whose records are damaged, and how many recipients they had."""
 
     def recover(self, sorter: Sorter | None = None, on_step: Callable[[], None] = lambda: None) -> Recovery:
         self.commit()
@@ -137,8 +139,9 @@ class LogSpool:
         )
         self._journal.go_on(*end, max(numbers, default=0))
         abandoned += self._remove_orphans(whole)
-        for queue_id, recipients in self._queued.suspects.items():
-            self._end_aside(queue_id, recipients)
+        for queue_id, recipients in self._suspects.items():
+            if queue_id in self._queued.places:
+                self._end_aside(queue_id, recipients)
         removed = self._forget_what_was_removed()
         entries: list[Entry] = []
         resumed = 0
@@ -573,7 +576,9 @@ class LogSpool:
         if damage.queue_id and damage.kind in INLINE:
             name = damage.queue_id
             raw = message.payload_of(raw, damage.queue_id)
-            # Whether it ended before says the sender's stream, which is read later.
-            self._queued.suspects[damage.queue_id] = damage.number
+            # What became of it says the sender's stream, which is read later.
+            place = place_of(handle, damage.at, damage.end - damage.at)
+            if self._queued.come(damage.queue_id, damage.number, place):
+                self._suspects[damage.queue_id] = damage.number
         with contextlib.suppress(OSError):
             self._aside.keep(name, raw, f"{damage.end - damage.at} bytes of a segment are damaged")

@@ -32,8 +32,6 @@ class Queued:
         """Messages that ended, whose end is not durable yet."""
         self._ended: OrderedDict[QueueId, None] = OrderedDict()
         """The last ones that ended: the same calls may come again."""
-        self.suspects: dict[QueueId, int] = {}
-        """Recipients of messages whose records are damaged, and of whose end no record tells."""
         self._account_at = UNPLACED
         self._recipients = 0
         self._progress: list[int] = [0, 0, 0, 0]
@@ -73,7 +71,6 @@ class Queued:
         """Queue a message; return False for one that is there already, or came again from a stream."""
         if queue_id in self.places:
             return False
-        self.suspects.pop(queue_id, None)
         self.places[queue_id] = place
         self._recipients += recipients
         if place != UNPLACED:
@@ -209,7 +206,6 @@ class Queued:
             self._progress[which] += by * count
 
     def _remember(self, queue_id: QueueId) -> None:
-        self.suspects.pop(queue_id, None)
         self._ended[queue_id] = None
         if len(self._ended) > _MOST_ENDED:
             self._ended.popitem(last=False)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator
 from typing import NamedTuple
 
-from relay.spool.durable import Disk, opened
+from relay.spool.durable import SECTOR_BYTES, Disk, opened
 from relay.spool.interface import Corrupt
 from relay.spool.log.layout import SENDER, Layout, SegmentName, segment_of, stream_of, summary_of
 from relay.spool.log.queued import Queued
@@ -54,6 +54,8 @@ class _Part(NamedTuple):
     is_last: bool
     """There is no more of the stream now."""
     may_be_torn: bool
+    accepted: int = 0
+    """How much of it is known to have been accepted."""
 
 
 class Streams:
@@ -199,7 +201,10 @@ class Streams:
             return _Part(handle, announced.end, is_last=True, may_be_torn=False)
         end = self._segments.size(handle)
         if len(stream.numbers) == 1:
-            return _Part(handle, end, is_last=True, may_be_torn=announced is None)
+            # What the dead writer announced was durable before: if it is not sound, that is damage.
+            last = self._position(stream) if announced is None else None
+            accepted = last.end if last is not None and last.number == stream.numbers[0] else 0
+            return _Part(handle, end, is_last=True, may_be_torn=announced is None, accepted=accepted)
         header = read_header(self._segments, SegmentName(stream.name, stream.numbers[1]))
         if header is not None and header.before == stream.numbers[0]:
             end = min(end, header.before_end)
@@ -221,9 +226,9 @@ class Streams:
             for each in group.records:
                 if each.kind in MESSAGES:
                     self._come(stream, part.handle, each)
-            is_torn = part.may_be_torn and is_all and group is found[-1]
+            is_torn = part.may_be_torn and is_all and group is found[-1] and group.end > part.accepted
             for damage in () if is_torn else group.damages:
-                if not any(damage.at <= at < damage.end for at in unreadable):
+                if not any(damage.at < at + SECTOR_BYTES and at < damage.end for at in unreadable):
                     self._on_damage(part.handle, damage)
             stream.at = segment.end = group.end
         return is_all
@@ -235,8 +240,8 @@ class Streams:
             stream.waiting.append((each, place))
 
     def _make_durable(self, handle: int, last: Group, unreadable: list[int]) -> None:
-        is_whole = not any(last.at <= at < last.end for at in unreadable)
         start = 0 if last.at == HEADER_BYTES else last.at
+        is_whole = not any(start < at + SECTOR_BYTES and at < last.end for at in unreadable)
         content = self._segments.pread(handle, last.end - start, start) if is_whole else b""
         self._segments.rewrite(handle, content, start)
 
