@@ -28,6 +28,7 @@ from relay.spool.durable import Disk, opened
 from relay.spool.engines import CONVERTING, ENGINES, Engine, OnCorrupt, engine_of, is_half_converted
 from relay.spool.interface import (
     INLINE_BYTES,
+    Absent,
     Account,
     Adopted,
     Corrupt,
@@ -38,10 +39,11 @@ from relay.spool.interface import (
     SpoolFull,
     Unreadable,
 )
+from relay.spool.os_errors import faults
 from relay.spool.quarantine import corrupt_folder, set_aside
 from relay.spool.replacing import put_in_place
 
-AT_ONCE = 64
+AT_ONCE = 256
 """Messages that share their syncs."""
 BYTES_AT_ONCE = 64 * INLINE_BYTES
 _TRIES = 100
@@ -93,7 +95,8 @@ def convert(
     work = _Work(root, disk, clock, on_corrupt, on_step=on_step, wait=wait)
     late = 0
     if is_half_converted(root, disk):
-        late = work.empty_the_old()
+        with faults("conversion"):
+            late = work.empty_the_old()
     found = engine_of(root, disk)
     if found is None:
         raise FileNotFoundError(2, "no spool is here", root)
@@ -101,8 +104,10 @@ def convert(
         # What a call for another engine left.
         work.forget_what_was_built()
         return Converted(found, target, Carried(), late)
-    carried = work.build(ENGINES[found], ENGINES[target])
-    return Converted(found, target, carried, late + work.empty_the_old())
+    with faults("conversion"):
+        carried = work.build(ENGINES[found], ENGINES[target])
+        late += work.empty_the_old()
+    return Converted(found, target, carried, late)
 
 
 def carry_over(
@@ -154,15 +159,13 @@ def _batches(messages: Iterator[Message]) -> Iterator[list[Message]]:
 def _adopt(source: Spool, target: Spool, messages: Sequence[Message], carried: Carried) -> None:
     try:
         target.adopt([_adopted(source, message) for message in messages])
-    except Corrupt:
-        # Long content that is damaged; whoever read it has set it aside.
+    except (Absent, Corrupt):
+        # Long content that is damaged: whoever read it first has set it aside.
         if len(messages) == 1:
             carried.set_aside += 1
             return
         for message in messages:
             _adopt(source, target, [message], carried)
-    except Unreadable as error:
-        raise Leftover(f"a message cannot be read now: {error.strerror}") from error
     else:
         carried.messages += len(messages)
         carried.recipients += sum(len(message.left) for message in messages)
@@ -170,8 +173,16 @@ def _adopt(source: Spool, target: Spool, messages: Sequence[Message], carried: C
 
 
 def _adopted(source: Spool, message: Message) -> Adopted:
-    content = source.content(message.queue_id) if message.content is None else iter([message.content])
+    content = _content(source, message.queue_id) if message.content is None else iter([message.content])
     return Adopted(message, source.notes(message.queue_id), content)
+
+
+def _content(source: Spool, queue_id: QueueId) -> Iterator[bytes]:
+    try:
+        yield from source.content(queue_id)
+    except Unreadable as error:
+        # It says nothing about the disk of the spool that is written to.
+        raise Leftover(f"{queue_id} cannot be read now: {error.strerror}") from error
 
 
 class _Work:
@@ -208,7 +219,8 @@ class _Work:
             # Of an earlier call that was cut off.
             self._remove_built(target_engine)
             try:
-                carried = self._build(source, target_engine, entries)
+                with faults("conversion"):
+                    carried = self._build(source, target_engine, entries)
             except (SpoolFull, Leftover):
                 # The old spool needs the room.
                 self._remove_built(target_engine)

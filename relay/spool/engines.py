@@ -8,6 +8,7 @@ another engine, nor in one that is between two (`convert`).
 Does not: open the trigger (`trigger`), which is the same for every engine.
 """
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -88,11 +89,12 @@ def open_intake(policy: Policy, disk: Disk, clock: Clock, engine: str | None = N
 def inspected(policy: Policy, disk: Disk, engine: str | None = None) -> Inspection:
     """Return what there is to say, by the engine that the spool is of.
 
-    Raises OSError, FileNotFoundError where there is no spool, and ValueError for an unknown format.
+    Of what no engine knows the policy's tells.  Raises OSError; FileNotFoundError where there is no spool.
     """
-    root = str(policy.spool)
-    found = engine_of(root, disk) or engine or policy.storage.engine
-    return _named(found).inspect(root, disk)
+    root, found = str(policy.spool), None
+    with contextlib.suppress(ValueError):
+        found = engine_of(root, disk)
+    return _named(found or engine or policy.storage.engine).inspect(root, disk)
 
 
 def engine_of(root: str, disk: Disk) -> str | None:

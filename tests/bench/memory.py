@@ -138,7 +138,7 @@ def _bytes_each_without_files(folder: Path, count: int) -> float:
                 lane=lane,
                 message_id=message_id,
             )
-            relay.spool._ledger.count_in(queue_id, 1)
+            relay.spool._ledger.count_in([(queue_id, 1)])
             await relay.sender._arrivals._admit(message.entry)
         grown = _resident_bytes() - before
         assert len(relay.sender.queue) == count

@@ -15,7 +15,7 @@ from relay.control.socket import ControlClient
 from relay.policy.model import Policy, SpoolEngine
 from relay.spool.convert import Converted, Leftover, convert
 from relay.spool.durable import RealDisk
-from relay.spool.engines import engine_of
+from relay.spool.engines import engine_of, is_half_converted
 from relay.spool.interface import SpoolBusy, SpoolFault, SpoolFull
 
 TOLD_EACH = 10_000
@@ -63,7 +63,13 @@ def convert_spool(policy_path: Path, spool: Path | None, *, target: str | None, 
     except SpoolBusy as busy:
         raise TryLater(str(busy)) from busy
     except (SpoolFull, Leftover) as error:
-        raise TryLater(f"{error}; the spool is as it was") from error
+        is_half = is_half_converted(root, disk)
+        how_far = (
+            "the new spool is whole, and the old one is to be removed"
+            if is_half
+            else "the spool is as it was"
+        )
+        raise TryLater(f"{error}; {how_far}: run this again") from error
     except SpoolFault as fault:
         raise DiskFailed(f"{fault}; run this again once the disk is well") from fault
     except PermissionError as error:

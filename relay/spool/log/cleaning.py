@@ -17,7 +17,7 @@ from relay.spool.log.journal import Journal
 from relay.spool.log.queued import Queued
 from relay.spool.log.record import HEADER_BYTES, INLINE, MESSAGES, MOVED, MOVED_LONG, New, Record
 from relay.spool.log.segments import Segments, handle_of, offset_of
-from relay.spool.log.stream_reader import Window, items
+from relay.spool.log.stream_reader import Window, pieces
 from relay.spool.log.streams import Streams
 from relay.spool.maildir import notes
 from relay.spool.os_errors import faults, is_our_own_lack
@@ -63,7 +63,7 @@ class Cleaner:
         said_anew: set[QueueId] = set()
         tellers: set[int] = set()
         size = 0
-        for each in items(window, segment.mark, HEADER_BYTES):
+        for each in pieces(window, segment.mark, HEADER_BYTES):
             if not isinstance(each, Record):
                 continue
             some = self._of(handle, each, said_anew)
@@ -84,7 +84,12 @@ class Cleaner:
             if place is None or handle_of(place) != handle or offset_of(place) != each.at:
                 return []
             kind = MOVED if each.kind in INLINE else MOVED_LONG
-            return [New(kind, queue_id, each.payload, each.number)]
+            moved = New(kind, queue_id, each.payload, each.number)
+            if queue_id not in self._queued.facts:
+                return [moved]
+            # A start reads the sender's stream in its order, and knows of no message before it comes.
+            said_anew.add(queue_id)
+            return [moved, self.said_anew(queue_id)]
         if each.kind in (said.FINISHED, said.GONE, said.ASIDE):
             return self._end_of(handle, each)
         facts = self._queued.facts.get(queue_id)
@@ -137,10 +142,10 @@ class Cleaner:
 
     def _notes_at(self, place: int) -> bytes:
         with contextlib.suppress(Corrupt):
-            raw = self._segments.pread(handle_of(place), of_segments.length_of(place), offset_of(place))
-            found = next(
-                items(Window(lambda s, o: raw[o : o + s], len(raw)), self._segments[handle_of(place)].mark, 0)
-            )
+            handle = handle_of(place)
+            raw = self._segments.pread(handle, of_segments.length_of(place), offset_of(place))
+            window = Window(lambda size, offset: raw[offset : offset + size], len(raw))
+            found = next(pieces(window, self._segments[handle].mark, 0))
             if isinstance(found, Record):
                 return found.payload
         return b""

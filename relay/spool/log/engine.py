@@ -34,7 +34,7 @@ from relay.spool.interface import (
 )
 from relay.spool.ledger import fates_of
 from relay.spool.lock import take_lock
-from relay.spool.log import adoption, content, message, recovery
+from relay.spool.log import adoption, content, message, recovery, summary
 from relay.spool.log import facts as said
 from relay.spool.log.cleaning import Cleaner
 from relay.spool.log.journal import Journal
@@ -42,9 +42,11 @@ from relay.spool.log.layout import Layout, prepare
 from relay.spool.log.message import Messages
 from relay.spool.log.queued import UNPLACED, Queued
 from relay.spool.log.record import INLINE, MESSAGE, New, Record
-from relay.spool.log.segments import Segments, handle_of, length_of, offset_of
+from relay.spool.log.segments import Segments, handle_of, length_of, offset_of, place_of
 from relay.spool.log.stream_reader import Damage
 from relay.spool.log.streams import Streams
+from relay.spool.log.summaries import Summaries
+from relay.spool.log.summary import Row, Summary, Told
 from relay.spool.maildir import files, notes
 from relay.spool.maildir.files import absence
 from relay.spool.maildir.message_file import Opened, checksum
@@ -93,12 +95,14 @@ class LogSpool:
         self._segments = Segments(self._disk, self._layout)
         self._queued = Queued(self._segments)
         self._journal.start_over(self._segments, self._queued)
+        self._summaries = Summaries(self._disk, self._layout, self._segments, self._queued)
         self._streams = Streams(
             self._disk,
             self._layout,
             self._segments,
             self._queued,
             aside=self._aside,
+            summaries=self._summaries,
             on_damage=self._meet_damage,
         )
         self._cleaner = Cleaner(self._segments, self._queued, self._journal, self._streams)
@@ -113,6 +117,8 @@ class LogSpool:
         self._damages = 0
         self._ahead = 0
         """Messages that `recover` has yet to read."""
+        self._suspects: dict[QueueId, int] = {}
+        """Messages whose records are damaged, and how many recipients they had."""
 
     def recover(
         self, sorter: Sorter | None = None, on_step: Callable[[], None] = lambda: None
@@ -136,8 +142,9 @@ class LogSpool:
         )
         self._journal.go_on(*end, max(numbers, default=0))
         abandoned += self._remove_orphans(whole)
-        for queue_id, recipients in self._queued.suspects.items():
-            self._end_aside(queue_id, recipients)
+        for queue_id, recipients in self._suspects.items():
+            if queue_id in self._queued.places:
+                self._end_aside(queue_id, recipients)
         removed = self._forget_what_was_removed()
         held = resumed = finished = 0
         try:
@@ -171,23 +178,78 @@ class LogSpool:
         return self._ahead
 
     def _read_all(self, sorter: Sorter | None, on_step: Callable[[], None]) -> Iterator[list[Opened]]:
-        """Read what is queued, oldest first, some at a time; set aside what is damaged."""
-        queue_ids = sorted(self._queued.places)
-        for start in range(0, len(queue_ids), RECOVERED_AT_ONCE):
-            batch = []
-            self._ahead = max(0, len(queue_ids) - start - RECOVERED_AT_ONCE)
-            for queue_id in queue_ids[start : start + RECOVERED_AT_ONCE]:
+        """Read what is queued, a segment after the other, the oldest first; set aside what is damaged."""
+        of_segment: dict[int, list[QueueId]] = {}
+        for queue_id, place in self._queued.places.items():
+            of_segment.setdefault(handle_of(place), []).append(queue_id)
+        self._ahead = len(self._queued.places)
+        for handle, queue_ids in sorted(of_segment.items(), key=lambda each: min(each[1])):
+            ahead = set(queue_ids)
+            if (found := self._summaries.read(handle)) is not None:
+                yield from self._told(handle, found, ahead, sorter, on_step)
+            # Those that no summary tells of; and what was copied forward since this start began.
+            rest = sorted(ahead)
+            for start in range(0, len(rest), RECOVERED_AT_ONCE):
                 on_step()
-                try:
-                    opened = self._read(queue_id, sorter=sorter)
-                except (Absent, Corrupt):
-                    continue
-                except Unreadable:
-                    self._unread.append(queue_id)
-                    continue
-                self._mark_what_was_reported(opened)
+                some = rest[start : start + RECOVERED_AT_ONCE]
+                self._ahead -= len(some)
+                read = [self._read_if_it_can_be(each, sorter) for each in some]
+                yield [opened for opened in read if opened is not None]
+
+    def _told(
+        self,
+        handle: int,
+        found: Summary,
+        ahead: set[QueueId],
+        sorter: Sorter | None,
+        on_step: Callable[[], None],
+    ) -> Iterator[list[Opened]]:
+        """Yield messages as a summary tells of them, and take them out of what is ahead.
+
+        Their records are compared when they are loaded.
+        """
+        batch: list[Opened] = []
+        for row, told in zip(found.rows, found.told(), strict=True):
+            place = place_of(handle, row.at, row.record_bytes)
+            if row.queue_id not in ahead or self._queued.places.get(row.queue_id) != place:
+                continue
+            ahead.remove(row.queue_id)
+            self._ahead -= 1
+            opened = self._told_message(row, told, sorter)
+            if opened is not None:
                 batch.append(opened)
+            if len(batch) == RECOVERED_AT_ONCE:
+                on_step()
+                yield batch
+                batch = []
+        if batch:
             yield batch
+
+    def _told_message(self, row: Row, told: Told, sorter: Sorter | None) -> Opened | None:
+        if not told.head:
+            return self._read_if_it_can_be(row.queue_id, sorter)
+        opened = summary.opened(row.queue_id, told)
+        if sorter is not None:
+            opened.sorted = sorter.sort(opened.envelope, lambda: self._front_of(row.queue_id))
+        opened = self._laid_over(opened)
+        self._mark_what_was_reported(opened)
+        return opened
+
+    def _front_of(self, queue_id: QueueId) -> bytes:
+        with contextlib.suppress(Absent, Corrupt, OSError):
+            return message.front_of(self._record(queue_id).payload)
+        return b""
+
+    def _read_if_it_can_be(self, queue_id: QueueId, sorter: Sorter | None) -> Opened | None:
+        try:
+            opened = self._read(queue_id, sorter=sorter)
+        except (Absent, Corrupt):
+            return None
+        except Unreadable:
+            self._unread.append(queue_id)
+            return None
+        self._mark_what_was_reported(opened)
+        return opened
 
     def _mark_what_was_reported(self, opened: Opened) -> None:
         """Remember that a report is there which a crash left without its marks.
@@ -266,6 +328,7 @@ class LogSpool:
         taken += self._opened(records, sorter)
         for opened in taken:
             self._memory.keep(opened)
+        self._summaries.write_some()
         return [opened.entry(is_held=self._queued.is_held(opened.queue_id)) for opened in taken]
 
     @staticmethod
@@ -470,6 +533,7 @@ class LogSpool:
         return self._disk.free(self._layout.log)
 
     def close(self) -> None:
+        self._summaries.write_all()
         self._journal.close()
         self._streams.close()
         self._segments.close()
@@ -556,7 +620,9 @@ class LogSpool:
         if damage.queue_id and damage.kind in INLINE:
             name = damage.queue_id
             raw = message.payload_of(raw, damage.queue_id)
-            # Whether it ended before says the sender's stream, which is read later.
-            self._queued.suspects[damage.queue_id] = damage.number
+            # What became of it says the sender's stream, which is read later.
+            place = place_of(handle, damage.at, damage.end - damage.at)
+            if self._queued.come(damage.queue_id, damage.number, place):
+                self._suspects[damage.queue_id] = damage.number
         with contextlib.suppress(OSError):
             self._aside.keep(name, raw, f"{damage.end - damage.at} bytes of a segment are damaged")

@@ -20,7 +20,7 @@ Encoding and decoding, and what the facts of one message come to.  No I/O.
 import json
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from relay.mail.envelope import QueueId
@@ -130,7 +130,7 @@ class Facts:
         message.reported |= self.told
         message.modified_at_ns = self.next_attempt_at_ns
         if self.is_warned and not message.header.is_warned:
-            message.header = replace(message.header, is_warned=True)
+            message.header = message.header._replace(is_warned=True)
         return message
 
 

@@ -20,7 +20,16 @@ from relay.spool.identity import is_queue_id
 from relay.spool.inspecting import ASIDE, LOOK, REPORTS, RootInspector, kind_of
 from relay.spool.interface import Corrupt
 from relay.spool.log import recovery
-from relay.spool.log.layout import FORMAT, SENDER, Layout, SegmentName, draft_of, segment_of, stream_of
+from relay.spool.log.layout import (
+    FORMAT,
+    SENDER,
+    Layout,
+    SegmentName,
+    draft_of,
+    segment_of,
+    stream_of,
+    summary_of,
+)
 from relay.spool.log.queued import Queued
 from relay.spool.log.record import HEADER_BYTES, LONG, MESSAGES, MOVED_LONG
 from relay.spool.log.segments import Segments, place_of
@@ -93,7 +102,7 @@ class LogInspector(RootInspector):
         self._look_at_sender(sorted(senders))
 
     def _is_made_anew(self, name: str) -> bool:
-        return f"{self._layout.log}/{name}".removesuffix(".new") == self._layout.checkpoint
+        return summary_of(name.removesuffix(".new")) is not None
 
     def _look_at_stream(self, stream: str, numbers: list[int]) -> None:
         is_alive, position = self._writer_of(stream)

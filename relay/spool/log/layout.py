@@ -4,7 +4,6 @@
     log/STREAM.lock            held by the stream's writer while it lives; how far its mail is accepted
     log/STREAM.NUMBER          a segment: groups of records, only ever added to (`record`)
     log/STREAM.NUMBER.sum      what a start would learn from a whole segment (`summary`); discardable
-    log/checkpoint             what a start would learn from the sender's stream (`checkpoint`); discardable
     long/ID                    a message whose content does not fit into a record, in the maildir's format
     long/ID.part               the same while it arrives; its writer holds its lock
     corrupt/                   what is damaged, as a file that people can read
@@ -53,10 +52,6 @@ class Layout:
     @property
     def corrupt(self) -> str:
         return corrupt_folder(self.root)
-
-    @property
-    def checkpoint(self) -> str:
-        return f"{self.root}/log/checkpoint"
 
     def folders(self) -> list[str]:
         return [self.root, self.log, self.long, self.corrupt]

@@ -79,6 +79,12 @@ def payload_of(raw: bytes, queue_id: QueueId) -> bytes:
     return raw[HEAD_BYTES + len(queue_id) :]
 
 
+def front_of(payload: bytes) -> bytes:
+    """Return the first part of a sound record's content."""
+    header = message_file.decode_header(payload[:HEADER_BYTES])
+    return payload[HEADER_BYTES : header.envelope_offset][:_FRONT_BYTES]
+
+
 def recipients_of(raw: bytes, mark: bytes) -> int:
     """Return how many recipients a damaged record's message has; 0 where its head is damaged too."""
     found = record.decode_head(mark, raw)

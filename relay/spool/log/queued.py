@@ -32,8 +32,6 @@ class Queued:
         """Messages that ended, whose end is not durable yet."""
         self._ended: OrderedDict[QueueId, None] = OrderedDict()
         """The last ones that ended: the same calls may come again."""
-        self.suspects: dict[QueueId, int] = {}
-        """Recipients of messages whose records are damaged, and of whose end no record tells."""
         self._account_at = UNPLACED
         self._recipients = 0
         self._progress: list[int] = [0, 0, 0, 0]
@@ -73,7 +71,6 @@ class Queued:
         """Queue a message; return False for one that is there already, or came again from a stream."""
         if queue_id in self.places:
             return False
-        self.suspects.pop(queue_id, None)
         self.places[queue_id] = place
         self._recipients += recipients
         if place != UNPLACED:
@@ -123,6 +120,11 @@ class Queued:
             if subject is not None and (about := self.facts.get(subject)) and queue_id in about.closed:
                 about.places.append(place)
                 self._segments.keep(place)
+
+    def durable_place(self, queue_id: QueueId) -> int | None:
+        """Return where a message is for a start now: also one whose end was called and not committed."""
+        left = self._leaving.get(queue_id)
+        return self.places.get(queue_id) if left is None else left[0]
 
     def statuses(self, queue_id: QueueId) -> dict[int, Status]:
         facts = self.facts.get(queue_id)
@@ -204,7 +206,6 @@ class Queued:
             self._progress[which] += by * count
 
     def _remember(self, queue_id: QueueId) -> None:
-        self.suspects.pop(queue_id, None)
         self._ended[queue_id] = None
         if len(self._ended) > _MOST_ENDED:
             self._ended.popitem(last=False)

@@ -9,7 +9,6 @@ Does not: decide when it goes (`cleaning`).
 """
 
 import contextlib
-from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -42,7 +41,7 @@ def length_of(place: int) -> int:
 
 
 class Segment:
-    __slots__ = ("end", "ended", "is_done", "is_pinned", "live_bytes", "mark", "name", "needs")
+    __slots__ = ("end", "is_done", "is_pinned", "live_bytes", "mark", "name", "needs")
 
     def __init__(self, name: SegmentName) -> None:
         self.name = name
@@ -56,8 +55,6 @@ class Segment:
         """Some of it cannot be read now, and may hold mail."""
         self.needs: dict[int, int] = {}
         """By segment of the sender: how many bytes there tell of ends of messages that were in this one."""
-        self.ended = array("Q")
-        """Offsets of its messages that are queued no more, for the checkpoint."""
 
     @property
     def is_dead(self) -> bool:
@@ -113,7 +110,6 @@ class Segments:
         """Let a message go; the place that tells of its end is needed while its segment may come back."""
         self.let_go(message)
         segment, teller = self._all[handle_of(message)], handle_of(told_at)
-        segment.ended.append(offset_of(message))
         if handle_of(message) != teller:
             segment.needs[teller] = segment.needs.get(teller, 0) + length_of(told_at)
             self.keep(told_at)

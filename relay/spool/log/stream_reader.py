@@ -84,7 +84,7 @@ def patient(read: Read, on_unreadable: Callable[[int], None]) -> Read:
     return piece
 
 
-def items(window: Window, mark: bytes, at: int) -> Iterator[Record | Damage]:
+def pieces(window: Window, mark: bytes, at: int) -> Iterator[Record | Damage]:
     """Yield what a segment holds from an offset on; group records too."""
     while at < window.end:
         found = record.decode_head(mark, window.get(at, HEAD_BYTES + LONGEST_ID))
@@ -113,16 +113,16 @@ def _damage(at: int, end: int, found: tuple[Head, QueueId] | None) -> Damage:
 def groups(window: Window, mark: bytes, at: int) -> Iterator[Group]:
     """Yield groups as they stand; what belongs to none comes as a group that is not whole."""
     group = _Begun(at, None)
-    for item in items(window, mark, at):
-        is_record = isinstance(item, Record)
-        if group.is_complete or (is_record and item.kind == GROUP):
+    for piece in pieces(window, mark, at):
+        is_record = isinstance(piece, Record)
+        if group.is_complete or (is_record and piece.kind == GROUP):
             if group.end > group.begin:
                 yield group.ended()
             due = None
-            if isinstance(item, Record) and item.kind == GROUP:
-                due = record.decode_group(item.payload)
-            group = _Begun(item.at, due)
-        group.add(item)
+            if isinstance(piece, Record) and piece.kind == GROUP:
+                due = record.decode_group(piece.payload)
+            group = _Begun(piece.at, due)
+        group.add(piece)
     if group.end > group.begin:
         yield group.ended()
 
@@ -142,14 +142,14 @@ class _Begun:
         """Whether it has all that it says, or as many bytes of anything."""
         return self._due is not None and self.end - self.begin - GROUP_BYTES >= self._due[1]
 
-    def add(self, item: Record | Damage) -> None:
-        if isinstance(item, Damage):
-            self._damages.append(item)
-            self.end = item.end
+    def add(self, piece: Record | Damage) -> None:
+        if isinstance(piece, Damage):
+            self._damages.append(piece)
+            self.end = piece.end
         else:
-            if item.kind != GROUP:
-                self._records.append(item)
-            self.end = item.at + item.record_bytes
+            if piece.kind != GROUP:
+                self._records.append(piece)
+            self.end = piece.at + piece.record_bytes
 
     def ended(self) -> Group:
         length = self.end - self.begin - GROUP_BYTES

@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator
 from typing import NamedTuple
 
-from relay.mail.envelope import QueueId
-from relay.spool.durable import Disk, opened
+from relay.spool.durable import SECTOR_BYTES, Disk, opened
 from relay.spool.interface import Corrupt
 from relay.spool.log.layout import SENDER, Layout, SegmentName, segment_of, stream_of, summary_of
 from relay.spool.log.queued import Queued
@@ -21,6 +20,7 @@ from relay.spool.log.record import HEADER_BYTES, MESSAGES, Header, Record, decod
 from relay.spool.log.segments import Segments, place_of
 from relay.spool.log.stream_reader import Damage, Group, Window, groups, patient
 from relay.spool.log.stream_writer import POSITION_BYTES, Position, decode_position
+from relay.spool.log.summaries import Summaries
 from relay.spool.quarantine import Quarantine
 
 MOST_READ = 2048
@@ -54,6 +54,8 @@ class _Part(NamedTuple):
     is_last: bool
     """There is no more of the stream now."""
     may_be_torn: bool
+    accepted: int = 0
+    """How much of it is known to have been accepted."""
 
 
 class Streams:
@@ -65,6 +67,7 @@ class Streams:
         queued: Queued,
         *,
         aside: Quarantine,
+        summaries: Summaries,
         on_damage: OnDamage,
     ) -> None:
         self._disk = disk
@@ -72,8 +75,10 @@ class Streams:
         self._segments = segments
         self._queued = queued
         self._aside = aside
+        self._summaries = summaries
         self._on_damage = on_damage
         self._streams: dict[str, Stream] = {}
+        self._is_starting = False
         self.senders: list[int] = []
         """Numbers of the sender's own segments, as the folder had them last."""
 
@@ -111,19 +116,18 @@ class Streams:
                 taken.append(first.waiting.popleft()[0])
         return taken
 
-    def drain(self, on_step: Callable[[], None]) -> list[QueueId]:
-        """Read everything there is; return the ids, in no order."""
-        found: list[QueueId] = []
+    def drain(self, on_step: Callable[[], None]) -> None:
+        """Read everything there is into the queue."""
         self._refresh()
+        self._is_starting = True
         for stream in self._streams.values():
-            before = -1
-            while stream.read != before:
-                before = stream.read
+            before: tuple[int, int, int] | None = None
+            while (now := (stream.read, stream.at, len(stream.numbers))) != before:
+                before = now
                 self._read(stream, MOST_READ)
-                found += [message.queue_id for message, _ in stream.waiting]
                 stream.waiting.clear()
                 on_step()
-        return found
+        self._is_starting = False
 
     def forget_removed(self, there: Container[str]) -> None:
         """Let go of streams that are over and have no segment left; `there` are those that have."""
@@ -156,9 +160,7 @@ class Streams:
                     self._segments.add(SegmentName(name, number))
 
     def _is_ours(self, name: str) -> bool:
-        return f"{self._layout.log}/{name}".removesuffix(".new") == self._layout.checkpoint or (
-            summary_of(name.removesuffix(".new")) is not None
-        )
+        return summary_of(name.removesuffix(".new")) is not None
 
     def _read(self, stream: Stream, most: int) -> None:
         """Read on until so many messages wait, or there are no more now."""
@@ -166,9 +168,13 @@ class Streams:
             return
         while stream.numbers and len(stream.waiting) < most:
             part = self._part(stream, announced)
+            if stream.at == HEADER_BYTES and self._is_starting:
+                self._read_summary(stream, part)
             if not self._read_part(stream, part, most):
                 return
             if part.is_last and announced is not None:
+                # Those that ended before a start are in no segment any more.
+                stream.read = announced.messages
                 return
             self._segments[part.handle].is_done = True
             del stream.numbers[0]
@@ -179,13 +185,26 @@ class Streams:
             stream.is_over = True
             self._let_go(stream)
 
+    def _read_summary(self, stream: Stream, part: "_Part") -> None:
+        """Begin behind what a segment's summary tells of, if it has one."""
+        found = self._summaries.read(part.handle)
+        if found is None or found.covers > part.end:
+            return
+        for row in found.rows:
+            place = place_of(part.handle, row.at, row.record_bytes)
+            self._queued.come(row.queue_id, row.recipients, place)
+        stream.at = self._segments[part.handle].end = found.covers
+
     def _part(self, stream: Stream, announced: Position | None) -> "_Part":
         handle = self._segments.handle(SegmentName(stream.name, stream.numbers[0]))
         if announced is not None and stream.numbers[0] == announced.number:
             return _Part(handle, announced.end, is_last=True, may_be_torn=False)
         end = self._segments.size(handle)
         if len(stream.numbers) == 1:
-            return _Part(handle, end, is_last=True, may_be_torn=announced is None)
+            # What the dead writer announced was durable before: if it is not sound, that is damage.
+            last = self._position(stream) if announced is None else None
+            accepted = last.end if last is not None and last.number == stream.numbers[0] else 0
+            return _Part(handle, end, is_last=True, may_be_torn=announced is None, accepted=accepted)
         header = read_header(self._segments, SegmentName(stream.name, stream.numbers[1]))
         if header is not None and header.before == stream.numbers[0]:
             end = min(end, header.before_end)
@@ -207,9 +226,9 @@ class Streams:
             for each in group.records:
                 if each.kind in MESSAGES:
                     self._come(stream, part.handle, each)
-            is_torn = part.may_be_torn and is_all and group is found[-1]
+            is_torn = part.may_be_torn and is_all and group is found[-1] and group.end > part.accepted
             for damage in () if is_torn else group.damages:
-                if not any(damage.at <= at < damage.end for at in unreadable):
+                if not any(damage.at < at + SECTOR_BYTES and at < damage.end for at in unreadable):
                     self._on_damage(part.handle, damage)
             stream.at = segment.end = group.end
         return is_all
@@ -221,8 +240,8 @@ class Streams:
             stream.waiting.append((each, place))
 
     def _make_durable(self, handle: int, last: Group, unreadable: list[int]) -> None:
-        is_whole = not any(last.at <= at < last.end for at in unreadable)
         start = 0 if last.at == HEADER_BYTES else last.at
+        is_whole = not any(start < at + SECTOR_BYTES and at < last.end for at in unreadable)
         content = self._segments.pread(handle, last.end - start, start) if is_whole else b""
         self._segments.rewrite(handle, content, start)
 

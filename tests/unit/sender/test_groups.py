@@ -7,7 +7,6 @@ import asyncio
 import errno
 import random
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -102,7 +101,7 @@ async def test_a_group_without_room_is_called_once(monkeypatch: pytest.MonkeyPat
 
 async def test_what_fails_in_a_batch_keeps_no_other_from_its_commit() -> None:
     grouped = Grouped()
-    absent = replace(grouped.spool.load(grouped.queue_ids[0]), queue_id=QueueId("0" * 16))
+    absent = grouped.spool.load(grouped.queue_ids[0])._replace(queue_id=QueueId("0" * 16))
     ended = Ending(absent, {0: Status.RELAYED}, (), is_finished=False)
     *done, failed = await asyncio.gather(
         *map(grouped.spool_thread.settle, [*grouped.endings(), ended]), return_exceptions=True

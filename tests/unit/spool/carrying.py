@@ -1,6 +1,6 @@
 """Spools with messages in every state, and all that is known of them, for what moves them."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
@@ -118,7 +118,7 @@ def state_of(spool: Spool) -> State:
     messages = {entry.queue_id: spool.load(entry.queue_id) for entry in entries}
     kept = {
         queue_id: Kept(
-            replace(message, content=None),
+            message._replace(content=None),
             tuple((note, note.attempts) for note in spool.notes(queue_id)),
             b"".join(spool.content(queue_id)),
         )

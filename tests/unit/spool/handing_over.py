@@ -11,6 +11,8 @@ from relay.queue.sorting import Sorter, SortingRule
 from relay.spool.interface import (
     INLINE_BYTES,
     Absent,
+    Account,
+    Adopted,
     Corrupt,
     Message,
     Spool,
@@ -26,9 +28,11 @@ from tests.unit.spool.engine import (
     accept,
     again,
     content_of,
+    note,
     recovered,
     taken,
 )
+from tests.unit.spool.maildir_engine import on_the_model
 from tests.unit.spool.recovering import recover
 
 
@@ -202,6 +206,47 @@ class HandingOver:
             # Never the whole of it: an upstream must not get a final dot.
             assert read < size
         return message
+
+    def test_a_message_of_another_spool_is_adopted_as_it_is(self, engine: Engine) -> None:
+        other = on_the_model()
+        source, queue_id, held = recovered(other), accept(other.intake()), accept(other.intake())
+        taken(source)
+        source.note({queue_id: [note(1)]})
+        source.mark({queue_id: {0: RELAYED, 1: Status.BOUNCED}})
+        source.mark_warned(queue_id)
+        source.hold(held)
+        spool = recovered(engine)
+        messages = [source.load(each) for each in (queue_id, held)]
+        adopted = [Adopted(m, source.notes(m.queue_id), source.content(m.queue_id)) for m in messages]
+
+        spool.adopt(adopted, Account(Totals(accepted=5, relayed=5), frozenset(), {}))
+        for _ in range(2):
+            assert [spool.load(each) for each in (queue_id, held)] == messages
+            assert spool.notes(queue_id) == [note(1)]
+            assert spool.owed_report(queue_id) == source.owed_report(queue_id)
+            assert spool.totals() == Totals(accepted=11, relayed=6, bounced=1, queued=4)
+            spool = again(engine, spool)
+        # What is here already stays as it is.
+        spool.mark({queue_id: {2: RELAYED}})
+        spool.adopt(adopted)
+        assert again(engine, spool).load(queue_id).left == ()
+
+    def test_what_was_adopted_and_not_committed_is_whole_or_not_there(self, engine: Engine) -> None:
+        other = on_the_model()
+        source, queue_id = recovered(other), accept(other.intake(), content=bytes(2 * INLINE_BYTES))
+        taken(source)
+        source.hold(queue_id)
+        message = source.load(queue_id)
+        spool = recovered(engine)
+        spool.adopt([Adopted(message, (), source.content(queue_id))])
+        spool.close()
+        spool = engine.start()
+        found = recover(spool).entries
+        assert found in ((), (message.entry,))
+        if found:
+            assert b"".join(spool.content(queue_id)) == bytes(2 * INLINE_BYTES)
+        spool.adopt([Adopted(message, (), source.content(queue_id))])
+        assert again(engine, spool).load(queue_id) == message
 
     def test_room_is_told(self, engine: Engine) -> None:
         spool = recovered(engine)

@@ -11,7 +11,7 @@ from relay.spool.log.engine import LogSpool
 from relay.spool.log.intake import LogIntake
 from relay.spool.log.layout import Layout, draft_of, prepare, segment_of
 from relay.spool.log.record import HEADER_BYTES, MESSAGES, Record, mark_of
-from relay.spool.log.stream_reader import Window, items
+from relay.spool.log.stream_reader import Window, pieces
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
 
@@ -37,7 +37,7 @@ class LogEngine:
         return LogIntake(self.root, view, self.clock, random.Random(self._intakes).randbytes)
 
     def damage(self, queue_id: QueueId) -> None:
-        for path, at, size in self._places(queue_id):
+        for path, at, size in self.places(queue_id):
             with opened(self.disk, self.disk.open_update(path)) as fd:
                 middle = at + size // 2
                 (octet,) = self.disk.pread(fd, 1, middle)
@@ -53,7 +53,7 @@ class LogEngine:
         with opened(self.disk, self.disk.open_read(path)) as fd:
             return self.disk.pread(fd, self.disk.size(fd), 0)
 
-    def _places(self, queue_id: QueueId) -> list[tuple[str, int, int]]:
+    def places(self, queue_id: QueueId) -> list[tuple[str, int, int]]:
         """Return where a message's bytes are: in its own file, or in segments."""
         path = self.layout.content(queue_id)
         if (size := self.disk.length(path)) is not None:
@@ -65,7 +65,7 @@ class LogEngine:
             raw = self.content_of(path)
             found += [
                 (path, each.at, each.record_bytes)
-                for each in items(window_on(raw), mark_of(name), HEADER_BYTES)
+                for each in pieces(window_on(raw), mark_of(name), HEADER_BYTES)
                 if isinstance(each, Record) and each.queue_id == queue_id and each.kind in MESSAGES
             ]
         return found

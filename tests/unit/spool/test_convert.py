@@ -1,23 +1,29 @@
 """A spool is converted whole, whichever way and wherever it is killed."""
 
+import errno
 import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from relay.mail.envelope import QueueId
+from relay.policy.source import parse_policy
 from relay.spool.convert import Converted, convert
-from relay.spool.durable import Disk
-from relay.spool.engines import ENGINES, engine_of, is_half_converted
-from relay.spool.interface import Intake, Spool
+from relay.spool.durable import Disk, RealDisk
+from relay.spool.engines import ENGINES, engine_of, is_half_converted, open_spool, prepare_spool
+from relay.spool.interface import Intake, Spool, SpoolBusy, SpoolFull, Totals
 from tests.fakes.clock import FakeClock
-from tests.fakes.disk import ModelDisk
+from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import Model, Platter
+from tests.unit.policy.examples import SMALL
 from tests.unit.spool.campaign import few_folders
 from tests.unit.spool.carrying import STORIES, State, Story, play, state_of, stories
+from tests.unit.spool.recovering import recover
 from tests.unit.spool.test_crash import Killed
 
 ROOT = "/var/spool"
@@ -37,7 +43,7 @@ def spool_of(engine: str, told: list[Story], model: Model = Model.ANY_SUBSET) ->
     """Return a disk with a spool in which some stories happened; all of it is durable."""
     disk = ModelDisk(Platter(model))
     spool = opened(engine, disk)
-    spool.recover()
+    recover(spool)
     play(spool, intake_of(engine, disk.another()), told)
     spool.close()
     # Hints are durable by chance only: let that be so here.
@@ -130,7 +136,7 @@ def images_of(disk: ModelDisk, rng: random.Random) -> Iterator[tuple[str, ModelD
 def without_hints(state: State) -> State:
     """Leave out what a cut of the model takes: each file's time, where the maildir has the hint."""
     kept = {
-        q: replace(k, message=replace(k.message, next_attempt_at_ns=None)) for q, k in state.messages.items()
+        q: replace(k, message=k.message._replace(next_attempt_at_ns=None)) for q, k in state.messages.items()
     }
     return replace(state, messages=kept)
 
@@ -205,3 +211,105 @@ def test_a_conversion_killed_at_every_call_goes_on(
 ) -> None:
     few_folders(monkeypatch)
     kill_everywhere(source, target, told, model, 1)
+
+
+@pytest.mark.parametrize(("source", "target"), WAYS)
+def test_what_a_listener_accepts_meanwhile_is_there(
+    source: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A listener that outlived its relay gets 451, or its message is in the new spool."""
+    few_folders(monkeypatch)
+    base = spool_of(source, [STORIES[0]])
+    outcomes = set()
+    for nth in range(1, calls_of(base, target) + 1, 2):
+        disk = base.after_kill()
+        listener = disk.another()
+        intake, calls, accepted = intake_of(source, listener), itertools.count(1), set[QueueId]()
+
+        def before(
+            _step: str,
+            nth: int = nth,
+            intake: Intake = intake,
+            calls: "itertools.count[int]" = calls,
+            accepted: set[QueueId] = accepted,
+        ) -> None:
+            if next(calls) == nth:
+                draft = intake.draft()
+                draft.append(b"Subject: late\r\n\r\n")
+                (error,) = intake.accept([(draft, STORIES[0].envelope)])
+                accepted.update([draft.queue_id] if error is None else [])
+
+        disk.before = before
+        try:
+            done = converted(disk, target)
+        except SpoolBusy:
+            listener.die()
+            done = converted(disk, target)
+        found = read(target, disk.after_kill()).messages
+        assert accepted <= set(found), f"at call {nth}"
+        assert len(found) == 1 + len(accepted)
+        outcomes.add((len(accepted), done.late))
+    assert outcomes >= {(1, 1), (0, 0)}
+
+
+def test_a_damaged_message_is_set_aside_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_folders(monkeypatch)
+    disk = spool_of("maildir", [STORIES[0], STORIES[4]])
+    held = next(name for name in disk.names(f"{ROOT}/hold"))
+    path = f"{ROOT}/hold/{held}"
+    disk.poke(path, disk.peek(path).replace(b"\r\n.\xe9", b"\r\n.\xe8", 1))
+    done = converted(disk, "log")
+
+    assert (done.carried.messages, done.carried.set_aside) == (1, 1)
+    assert disk.names(f"{ROOT}/corrupt") == [held]
+    after = read("log", disk.after_kill())
+    assert after.totals == Totals(accepted=3, queued=3)
+    assert [name for name, _ in TOLD] == [held]
+    TOLD.clear()
+    # It is counted on the way back too, and as deleted once somebody removed it.
+    converted(disk, "maildir")
+    assert read("maildir", disk.after_kill()).totals == Totals(accepted=3, queued=3)
+    disk.unlink(f"{ROOT}/corrupt/{held}")
+    assert read("maildir", disk.after_kill()).totals == Totals(accepted=3, deleted=2, queued=1)
+
+
+@pytest.mark.parametrize(("source", "target"), WAYS)
+def test_without_room_the_spool_is_as_it_was(source: str, target: str) -> None:
+    disk = spool_of(source, STORIES)
+    before = read(source, disk.after_kill())
+    for nth in range(1, 60, 7):
+        full = disk.after_kill()
+        full.fail(Fault(nth, errno.ENOSPC, forever=True, path="/converting/", kinds=frozenset({"write"})))
+        try:
+            converted(full, target)
+        except SpoolFull:
+            full.heal()
+            is_half = is_half_converted(ROOT, full)
+            assert is_half or (engine_of(ROOT, full) == source and "converting" not in full.names(ROOT))
+        again = full.after_kill()
+        converted(again, target)
+        assert read(target, again) == before
+
+
+@pytest.mark.parametrize("source", ["maildir", "log"])
+def test_a_spool_that_is_of_that_engine_already_stays(source: str) -> None:
+    disk = spool_of(source, STORIES)
+    before = read(source, disk.after_kill())
+    assert converted(disk, source).carried.messages == 0
+    assert read(source, disk.after_kill()) == before
+
+
+def test_no_relay_starts_on_a_spool_between_two_engines(tmp_path: Path) -> None:
+    disk, clock = RealDisk(), FakeClock()
+    policy = parse_policy(
+        SMALL.replace("spool: spool", "spool: {path: spool, engine: log}").encode(), tmp_path / "p"
+    )
+    open_spool(policy, disk, clock, lambda *_told: None).close()
+    (policy.spool / "converting").mkdir()
+    (policy.spool / "converting" / "format").write_bytes((policy.spool / "format").read_bytes())
+    with pytest.raises(ValueError, match="relay spool convert"):
+        prepare_spool(policy, disk)
+    with pytest.raises(ValueError, match="relay spool convert"):
+        open_spool(policy, disk, clock, lambda *_told: None)
+    convert(str(policy.spool), "log", disk, clock, lambda *_told: None)
+    open_spool(policy, disk, clock, lambda *_told: None).close()

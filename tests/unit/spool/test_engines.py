@@ -36,9 +36,9 @@ def test_the_spool_of_another_engine_is_refused_untouched(tmp_path: Path, engine
     prepare_spool(policy, disk, engine)
     before = sorted(policy.spool.rglob("*"))
 
-    with pytest.raises(ValueError, match=f"is a spool of the engine {engine}"):
+    with pytest.raises(ValueError, match=f"convert --to {other}"):
         prepare_spool(policy, disk, other)
-    with pytest.raises(ValueError, match=f"is a spool of the engine {engine}"):
+    with pytest.raises(ValueError, match=f"convert --to {other}"):
         open_spool(policy, disk, FakeClock(), lambda _name, _why: None, other)
 
     assert sorted(policy.spool.rglob("*")) == before

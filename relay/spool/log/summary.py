@@ -1,0 +1,148 @@
+r"""What a start needs of a segment, beside it: so that it reads neither the segment nor its messages.
+
+    relay-log-summary 1 STREAM NUMBER COVERS ROWS INDEX_BYTES CRC\n
+    index, compressed: of each row the id, offset and length of its record, and how many recipients
+    chunks of rows, each compressed: kind of record, Message-ID, header and envelope of the message file
+
+A row is a message that was queued when the summary was made.  COVERS is how much of the segment it tells of:
+a start reads on from there.  Discardable: one that is missing, damaged, of another segment, or that tells of
+more than there is, is as none, and its segment is read whole.  Nothing else depends on it: a record is
+compared with its checksums when the message is loaded.
+Put in place whole, so that there is never half of one.  Does not: say what became of a message (`facts`).
+"""
+
+import re
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from relay.mail.envelope import QueueId
+from relay.spool.interface import Corrupt
+from relay.spool.log.layout import SegmentName
+from relay.spool.log.record import INLINE, LONGEST_ID, Record
+from relay.spool.maildir import message_file
+from relay.spool.maildir.message_file import HEADER_BYTES, Opened
+
+_HEADER = re.compile(
+    rb"relay-log-summary 1 ([0-9a-z]{6,16}) ([0-9]{10}) ([0-9]{12}) ([0-9]{10}) ([0-9]{12}) ([0-9a-f]{8})\n"
+)
+_INDEX = struct.Struct(f"<{LONGEST_ID}sQII")
+_ROW = struct.Struct("<cIH")
+_CHUNK = struct.Struct("<I")
+ROWS_AT_ONCE = 256
+_LEVEL = 1
+"""A start is in a hurry, and so is who writes it."""
+LARGEST_BYTES = 256 * 1024 * 1024
+
+
+class Row(NamedTuple):
+    """A message's place in the segment."""
+
+    queue_id: QueueId
+    at: int
+    record_bytes: int
+    recipients: int
+
+
+class Told(NamedTuple):
+    """What else a row tells of a message."""
+
+    kind: bytes
+    head: bytes
+    """Header and envelope of the message file; nothing where that has a file of its own."""
+    message_id: str | None
+
+
+class Summary(NamedTuple):
+    covers: int
+    rows: list[Row]
+    chunks: Sequence[bytes]
+    """Compressed."""
+
+    def told(self) -> Iterator[Told]:
+        """Yield what is told of each row, in their order."""
+        for chunk in self.chunks:
+            yield from _unpacked(zlib.decompress(chunk))
+
+
+def told_of(found: Record, message_id: str | None) -> Told:
+    if found.kind not in INLINE:
+        return Told(found.kind, b"", message_id)
+    header = message_file.decode_header(found.payload[:HEADER_BYTES])
+    return Told(
+        found.kind, found.payload[:HEADER_BYTES] + found.payload[header.envelope_offset :], message_id
+    )
+
+
+def opened(queue_id: QueueId, told: Told) -> Opened:
+    """Return a message without its content.  Raises Corrupt."""
+    header = message_file.decode_header(told.head[:HEADER_BYTES])
+    message = message_file.decode_envelope(queue_id, header, told.head[HEADER_BYTES:])
+    message.message_id = told.message_id
+    return message
+
+
+def encode(name: SegmentName, covers: int, rows: Sequence[tuple[Row, Told]]) -> bytes:
+    index = zlib.compress(b"".join([_INDEX.pack(row.queue_id.encode(), *row[1:]) for row, _ in rows]), _LEVEL)
+    pieces = [index]
+    for start in range(0, len(rows), ROWS_AT_ONCE):
+        chunk = zlib.compress(
+            b"".join([_packed(told) for _, told in rows[start : start + ROWS_AT_ONCE]]), _LEVEL
+        )
+        pieces += (_CHUNK.pack(len(chunk)), chunk)
+    rest = b"".join(pieces)
+    text = b"relay-log-summary 1 %s %010d %012d %010d %012d" % (
+        name.stream.encode(),
+        name.number,
+        covers,
+        len(rows),
+        len(index),
+    )
+    return b"%s %08x\n%s" % (text, zlib.crc32(rest, zlib.crc32(text)), rest)
+
+
+def decode(name: SegmentName, raw: bytes) -> Summary | None:
+    """Return what a summary says; None for one that is damaged or of another segment."""
+    found = _HEADER.match(raw)
+    if found is None or (found[1].decode(), int(found[2])) != name:
+        return None
+    rest = memoryview(raw)[found.end() :]
+    if int(found[6], 16) != zlib.crc32(rest, zlib.crc32(raw[: found.end() - 10])):
+        return None
+    try:
+        return _decoded(int(found[3]), int(found[4]), rest, int(found[5]))
+    except (zlib.error, struct.error, ValueError, Corrupt):
+        # A right checksum proves only that nobody changed it.
+        return None
+
+
+def _decoded(covers: int, count: int, rest: memoryview, index_bytes: int) -> Summary | None:
+    index = zlib.decompress(rest[:index_bytes])
+    rows = [
+        Row(QueueId(own.rstrip(b"\0").decode("ascii")), at, size, recipients)
+        for own, at, size, recipients in _INDEX.iter_unpack(index)
+    ]
+    chunks, at = list[bytes](), index_bytes
+    while at < len(rest):
+        (size,) = _CHUNK.unpack_from(rest, at)
+        chunks.append(bytes(rest[at + _CHUNK.size : at + _CHUNK.size + size]))
+        at += _CHUNK.size + size
+    if len(rows) != count or len(chunks) != -(-count // ROWS_AT_ONCE):
+        return None
+    return Summary(covers, rows, chunks)
+
+
+def _packed(told: Told) -> bytes:
+    message_id = (told.message_id or "").encode("utf-8", "replace")[:0xFFFF]
+    return _ROW.pack(told.kind, len(told.head), len(message_id)) + told.head + message_id
+
+
+def _unpacked(raw: bytes) -> Iterator[Told]:
+    at = 0
+    while at < len(raw):
+        kind, head_bytes, id_bytes = _ROW.unpack_from(raw, at)
+        at += _ROW.size
+        message_id = raw[at + head_bytes : at + head_bytes + id_bytes]
+        yield Told(kind, raw[at : at + head_bytes], message_id.decode("utf-8", "replace") or None)
+        at += head_bytes + id_bytes

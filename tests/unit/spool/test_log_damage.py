@@ -1,0 +1,316 @@
+"""Bad sectors, damaged summaries and files of others in a log: they cost what they hit, and are told of."""
+
+import errno
+from dataclasses import replace
+
+import pytest
+
+from relay.mail.envelope import QueueId
+from relay.spool.interface import INLINE_BYTES, Absent, Corrupt, Spool, Status, Unreadable
+from relay.spool.log import segments, summaries
+from relay.spool.log.layout import segment_of
+from tests.fakes.disk import ModelDisk
+from tests.fakes.platter import SECTOR_BYTES, disk_error
+from tests.unit.spool.engine import CONTENT, ENVELOPE, RELAYED, accept, note, recovered, taken
+from tests.unit.spool.log_engine import LogEngine, log_on_the_model
+from tests.unit.spool.recovering import Recovered, recover
+
+CONTENTS = [b"Subject: %d\r\n\r\n" % number + bytes([65 + number]) * 700 for number in range(6)]
+
+
+class Scratched(ModelDisk):
+    """A disk that does not give one sector of one file."""
+
+    def __init__(self, of: ModelDisk, path: str, at: int) -> None:
+        super().__init__(of.platter)
+        self._path, self._at = path, at
+
+    def another(self) -> "Scratched":
+        return self
+
+    def pread(self, fd: int, size: int, offset: int) -> bytes:
+        if self._entry(fd)[1] == self._path and offset < self._at + SECTOR_BYTES and self._at < offset + size:
+            raise disk_error(errno.EIO, self._path)
+        return super().pread(fd, size, offset)
+
+
+def small_spool() -> tuple[LogEngine, list[QueueId]]:
+    """Return a spool of six messages: of the first two one ended and one is done in part; one is held."""
+    engine = log_on_the_model()
+    spool, intake = recovered(engine), engine.intake()
+    queue_ids = [accept(intake, content=content) for content in CONTENTS]
+    taken(spool)
+    spool.mark({queue_ids[0]: dict.fromkeys(range(3), RELAYED)})
+    spool.finish([queue_ids[0]])
+    spool.commit()
+    spool.mark({queue_ids[1]: {0: RELAYED}})
+    spool.hold(queue_ids[2])
+    spool.commit()
+    spool.keep_replies(queue_ids[3], [replace(note(0, "450 later"), reason="deferred")])
+    spool.commit()
+    spool.close()
+    drop_summaries(engine)
+    return engine, queue_ids
+
+
+def drop_summaries(engine: LogEngine) -> None:
+    for name in engine.names("log"):
+        if name.endswith(".sum"):
+            engine.disk.unlink(f"{engine.layout.log}/{name}")
+
+
+def model_of(engine: LogEngine) -> ModelDisk:
+    assert isinstance(engine.disk, ModelDisk)
+    return engine.disk
+
+
+def sectors(engine: LogEngine) -> list[tuple[str, int]]:
+    return [
+        (path, at)
+        for path in engine.segments()
+        for at in range(0, len(engine.content_of(path)), SECTOR_BYTES)
+    ]
+
+
+def is_senders(path: str) -> bool:
+    return "/sender." in path
+
+
+def whole(spool: Spool, recovery: Recovered) -> set[QueueId]:
+    """Return the messages that can be read."""
+    found = set()
+    for entry in recovery.entries:
+        try:
+            message = spool.load(entry.queue_id)
+        except (Corrupt, Unreadable):
+            continue
+        assert message.content in CONTENTS
+        assert message.envelope == ENVELOPE
+        found.add(entry.queue_id)
+    return found
+
+
+def test_a_damaged_sector_costs_its_messages_and_is_set_aside() -> None:
+    base, queue_ids = small_spool()
+    for path, at in sectors(base):
+        engine = LogEngine(base.root, model_of(base).after_kill())
+        raw = model_of(engine).peek(path)
+        model_of(engine).poke(
+            path, raw[:at] + bytes(SECTOR_BYTES)[: len(raw) - at] + raw[at + SECTOR_BYTES :]
+        )
+        met = {q for q in queue_ids if any(p == path and a < at + SECTOR_BYTES and at < a + s
+                                           for p, a, s in base.places(q))}  # fmt: skip
+        is_tail = at + SECTOR_BYTES >= len(raw)
+
+        for _ in range(2):
+            spool = engine.start()
+            recovery = recover(spool)
+            found = whole(spool, recovery)
+            # What ended may come again, rather than never, where the damage met its end.
+            assert set(queue_ids[1:]) - met <= found <= set(queue_ids)
+            assert len(met) <= 2
+            if met - {queue_ids[0]} and not is_tail:
+                assert recovery.corrupt > 0
+                assert engine.told
+            spool.commit()
+            spool.close()
+            drop_summaries(engine)
+
+
+def test_a_sector_that_is_not_given_keeps_its_place_and_no_other_mail() -> None:
+    base, queue_ids = small_spool()
+    for path, at in sectors(base):
+        disk = model_of(base).after_kill()
+        engine = LogEngine(base.root, Scratched(disk, path, at))
+        if is_senders(path):
+            # What became of mail is not known: nothing may be sent.
+            with pytest.raises(OSError, match="Input/output"):
+                recovered(engine)
+            continue
+        spool = recovered(engine)
+        assert len(whole(spool, recover(spool))) >= 3
+        spool.commit()
+        spool.close()
+        drop_summaries(engine)
+        for fd in list(engine.disk._fds):  # type: ignore[attr-defined]  # as if it had died
+            engine.disk.close(fd)
+
+        # The disk gives it again: everything is there.
+        healed = LogEngine(base.root, disk)
+        spool = healed.start()
+        assert whole(spool, recover(spool)) == set(queue_ids[1:])
+
+
+def test_a_message_that_cannot_be_read_is_told_of_and_left() -> None:
+    engine = log_on_the_model()
+    spool, queue_id = recovered(engine), accept(engine.intake())
+    taken(spool)
+    ((path, at, _),) = engine.places(queue_id)
+    spool.close()
+    scratched = LogEngine(engine.root, Scratched(model_of(engine), path, at))
+    spool = scratched.start()
+    # By its summary it is known.
+    assert [entry.queue_id for entry in recover(spool).entries] == [queue_id]
+    for _ in range(2):
+        with pytest.raises(Unreadable):
+            spool.load(queue_id)
+    assert [why[:28] for _, why in scratched.told] == ["cannot be read, and is left:"]
+    assert spool.sort([queue_id], None) == {}  # type: ignore[arg-type]  # it is not asked
+
+
+def summary_path(engine: LogEngine) -> str:
+    (name,) = [name for name in engine.names("log") if name.endswith(".sum")]
+    return f"{engine.layout.log}/{name}"
+
+
+def test_a_start_by_summaries_is_the_same_as_one_without() -> None:
+    base, _ = small_spool()
+    spool = base.start()
+    wanted, totals = recover(spool), spool.totals()
+    spool.close()
+    raw = model_of(base).peek(summary_path(base))
+    damaged = [raw[:cut] for cut in range(0, len(raw), 37)]
+    damaged += [raw[:at] + bytes([raw[at] ^ 64]) + raw[at + 1 :] for at in range(0, len(raw), 11)]
+    stale = raw.replace(b"relay-log-summary 1", b"relay-log-summary 2")
+    for content in (raw, *damaged, stale, b""):
+        engine = LogEngine(base.root, model_of(base).after_kill())
+        model_of(engine).poke(summary_path(engine), content)
+        spool = engine.start()
+        assert recover(spool) == wanted
+        assert spool.totals() == totals
+        assert engine.told == []
+
+
+def test_mail_behind_a_summary_is_read_from_the_log() -> None:
+    engine = log_on_the_model()
+    spool, intake = recovered(engine), engine.intake()
+    first = accept(intake)
+    taken(spool)
+    spool.close()
+    assert summary_path(engine)
+    second = accept(intake)
+    spool = engine.start()
+
+    assert [entry.queue_id for entry in recover(spool).entries] == [first, second]
+    assert spool.accepted_count() == 0
+    third = accept(intake)
+    assert spool.accepted_count() == 1
+    assert taken(spool) == [third]
+
+
+def test_segments_whose_mail_waits_get_summaries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 1)
+    monkeypatch.setattr(summaries, "LET_BE", 1)
+    engine = log_on_the_model()
+    spool, intake = recovered(engine), engine.intake()
+    queue_ids = []
+    for _ in range(5):
+        queue_ids.append(accept(intake))
+        taken(spool)
+    assert len([name for name in engine.names("log") if name.endswith(".sum")]) == 3
+
+    spool.mark({queue_ids[0]: dict.fromkeys(range(3), RELAYED)})
+    spool.finish([queue_ids[0]])
+    spool.commit()
+    # It goes with its segment.
+    assert len([name for name in engine.names("log") if name.endswith(".sum")]) == 2
+
+
+def test_what_was_set_aside_is_counted_until_it_is_removed() -> None:
+    base, queue_ids = small_spool()
+    base.damage(queue_ids[1])
+    spool = base.start()
+    recovery = recover(spool)
+    assert (recovery.corrupt, recovery.corrupt_recipients, recovery.set_aside) == (1, 2, 1)
+    assert base.names("corrupt") == [queue_ids[1]]
+    (listed,) = spool.set_aside_files(5)
+    assert (listed.name, listed.reverse_path) == (queue_ids[1], "")
+    assert spool.totals().queued == 4 * 3 + 2
+    spool.commit()
+    spool.close()
+
+    base.disk.unlink(f"{base.layout.corrupt}/{queue_ids[1]}")
+    spool = base.start()
+    assert recover(spool).removed_recipients == 2
+    assert (spool.totals().deleted, spool.totals().queued) == (2, 12)
+    assert spool.totals().imbalance == 0
+
+
+def test_long_content_that_is_damaged_or_gone_is_met_when_it_is_read() -> None:
+    engine = log_on_the_model()
+    spool, intake = recovered(engine), engine.intake()
+    long = b"Message-ID: <1@x>\r\n\r\n" + b"y" * INLINE_BYTES
+    damaged, gone = accept(intake, content=long), accept(intake, content=long)
+    taken(spool)
+    engine.damage(damaged)
+    with pytest.raises(Corrupt):
+        list(spool.content(damaged))
+    engine.disk.unlink(engine.layout.content(gone))
+    with pytest.raises(Absent):
+        spool.load(gone)
+    assert engine.names("corrupt") == [damaged]
+    assert spool.load is not None
+
+
+@pytest.mark.parametrize("folder", ["log", "long"])
+def test_files_of_others_go_to_corrupt(folder: str) -> None:
+    engine = log_on_the_model()
+    spool = recovered(engine)
+    spool.close()
+    model_of(engine).plant(f"{engine.root}/{folder}/notes.txt", b"mine")
+    model_of(engine).plant(f"{engine.root}/long/0123456789abcdef.part", b"somebody else's")
+
+    spool = engine.start()
+    recovery = recover(spool)
+    assert recovery.set_aside == 2
+    assert recovery.entries == ()
+    assert f"{folder}-notes.txt" in engine.names("corrupt")
+    assert spool.clean_up() == 0
+
+
+def test_a_held_message_pins_no_more_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 8192)
+    engine = log_on_the_model()
+    spool, intake = recovered(engine), engine.intake()
+    held: list[QueueId] = []
+    for number in range(120):
+        queue_id = accept(intake, content=b"x" * 800)
+        taken(spool)
+        if number % 20 == 0:
+            spool.hold(queue_id)
+            held.append(queue_id)
+        else:
+            spool.note({queue_id: [note(0)]})
+            spool.mark({queue_id: dict.fromkeys(range(3), RELAYED)})
+            spool.finish([queue_id])
+        spool.commit()
+        size = sum(len(engine.content_of(path)) for path in engine.segments())
+        live = 1400 * len(held)
+        # Two segments are being added to.
+        assert size <= 2 * live + 2 * 8192 + 2 * (8192 + 2000)
+
+    spool.close()
+    spool = engine.start()
+    assert [entry.queue_id for entry in recover(spool).entries] == held
+    assert all(spool.load(queue_id).content == b"x" * 800 for queue_id in held)
+    assert all(spool.load(queue_id).is_held for queue_id in held)
+    assert spool.totals().relayed == 3 * (120 - len(held))
+    assert all(segment_of(path.rpartition("/")[2]) for path in engine.segments())
+
+
+def test_much_said_of_one_message_is_written_anew_as_one() -> None:
+    engine = log_on_the_model()
+    everybody = tuple(f"r{number}@example.com" for number in range(60))
+    spool, queue_id = recovered(engine), accept(engine.intake(), replace(ENVELOPE, recipients=everybody))
+    taken(spool)
+    for number in range(50):
+        spool.note({queue_id: [note(number)]})
+        spool.mark({queue_id: {number: Status.BOUNCED}})
+        spool.commit()
+    for _ in range(2):
+        assert len(spool.notes(queue_id)) == 50
+        assert spool.load(queue_id).left == tuple(range(50, 60))
+        spool.close()
+        spool = engine.start()
+        recover(spool)
+    assert spool.load(queue_id).content == CONTENT
