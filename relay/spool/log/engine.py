@@ -110,7 +110,8 @@ class LogSpool:
         self._reports: list[QueueId] = []
         """Queued by us and not taken yet."""
         self._unread: list[QueueId] = []
-        """Messages that the disk did not give us."""
+        """Messages that the disk did not give us, and that are asked for again now."""
+        self._unread_for_now: list[QueueId] = []
         self._long_ended: list[QueueId] = []
         self._said_of: set[QueueId] = set()
         """Messages of which something was called since the last commit."""
@@ -142,9 +143,7 @@ class LogSpool:
         )
         self._journal.go_on(*end, max(numbers, default=0))
         abandoned += self._remove_orphans(whole)
-        for queue_id, recipients in self._suspects.items():
-            if queue_id in self._queued.places:
-                self._end_aside(queue_id, recipients)
+        self._end_suspects()
         removed = self._forget_what_was_removed()
         held = resumed = finished = 0
         try:
@@ -246,7 +245,7 @@ class LogSpool:
         except (Absent, Corrupt):
             return None
         except Unreadable:
-            self._unread.append(queue_id)
+            self._unread_for_now.append(queue_id)
             return None
         self._mark_what_was_reported(opened)
         return opened
@@ -321,10 +320,11 @@ class LogSpool:
             with contextlib.suppress(Absent, Corrupt):
                 taken.append(self._read(queue_id, sorter=sorter))
         for queue_id in self._some_of(self._unread, most - len(taken)):
-            with contextlib.suppress(Absent, Corrupt, Unreadable):
-                taken.append(self._read(queue_id, sorter=sorter))
+            opened = self._read_if_it_can_be(queue_id, sorter)
+            taken += [] if opened is None else [opened]
         with faults("log"):
             records = self._streams.take(most - len(taken))
+        self._end_suspects()
         taken += self._opened(records, sorter)
         for opened in taken:
             self._memory.keep(opened)
@@ -347,7 +347,7 @@ class LogSpool:
             except OSError as error:
                 if not (isinstance(error, Unreadable) or is_our_own_lack(error)):
                     raise SpoolFault(f"log: {error.strerror}") from error
-                self._unread.append(found.queue_id)
+                self._unread_for_now.append(found.queue_id)
         return taken
 
     def sort(self, queue_ids: Sequence[QueueId], sorter: Sorter) -> dict[QueueId, Entry]:
@@ -512,6 +512,7 @@ class LogSpool:
             drafts, _ = content.unlocked(self._disk, self._layout, self._aside)
             removed = content.remove_drafts(self._disk, self._layout, drafts)
             self._aside.recount()
+        self._unread, self._unread_for_now = self._unread + self._unread_for_now, []
         return removed
 
     def totals(self) -> Totals:
@@ -610,6 +611,13 @@ class LogSpool:
         statuses = list(self._queued.statuses(queue_id).values())
         left = max(0, recipients - len(statuses))
         self._journal.call(New(said.ASIDE, queue_id, said.encode_fates(fates_of(statuses)), left))
+
+    def _end_suspects(self) -> None:
+        """End messages whose damaged records were set aside, unless they ended before."""
+        for queue_id, recipients in self._suspects.items():
+            if queue_id in self._queued.places:
+                self._end_aside(queue_id, recipients)
+        self._suspects.clear()
 
     def _meet_damage(self, handle: int, damage: Damage) -> None:
         """Set aside what is no sound record, and is none that a crash leaves."""
