@@ -2,7 +2,8 @@
 
 The queue is filled in memory, behind a limit that is full; HTTP, control socket and commands are the
 real ones.  A watchdog prints, beside how long each took, how late a timer of the loop came at worst: so
-long did the loop serve nothing else.  The collector of garbage is watched too.  The messages have no
+long did the loop serve nothing else; and how much processor time its thread took meanwhile, which other
+programs of a busy machine do not lengthen.  The collector of garbage is watched too.  The messages have no
 files, so verbs that change them are measured by `tests.bench.long_queue`.
 """
 
@@ -42,19 +43,20 @@ _GREYLISTED = WaitReason("451 4.7.1 come back later", WaitKind.REFUSAL, "4.7.1")
 
 
 class _Watchdog:
-    """Knows by how much a timer of the loop was late at worst."""
+    """Knows by how much a timer of the loop was late at worst, and the most that its thread did meanwhile."""
 
     def __init__(self) -> None:
-        self.longest_seconds = 0.0
+        self.longest_seconds = self.busiest_seconds = 0.0
         self.collected_seconds = 0.0
         self._began = 0.0
         gc.callbacks.append(self._collects)
 
     async def watch(self) -> None:
         while True:
-            due = time.monotonic() + TICK_SECONDS
+            due, worked = time.monotonic() + TICK_SECONDS, time.thread_time()
             await asyncio.sleep(TICK_SECONDS)
             self.longest_seconds = max(self.longest_seconds, time.monotonic() - due)
+            self.busiest_seconds = max(self.busiest_seconds, time.thread_time() - worked)
 
     def _collects(self, phase: str, _about: dict[str, int]) -> None:
         if phase == "start":
@@ -79,9 +81,11 @@ async def _measured(name: str, asked: Callable[[], Awaitable[Any]]) -> None:
     await asyncio.sleep(0.2)
     watching.cancel()
     dog.end()
+    stalls = (dog.longest_seconds, dog.busiest_seconds, dog.collected_seconds)
+    longest, busiest, collected = (f"{1000 * seconds:.1f} ms" for seconds in stalls)
     sys.stdout.write(
-        f"  {name:48} {took_seconds:8.2f} s, longest stall {1000 * dog.longest_seconds:7.1f} ms"
-        f" (collector {1000 * dog.collected_seconds:.0f} ms){f', {told}' if isinstance(told, str) else ''}\n"
+        f"  {name:48} {took_seconds:8.2f} s, longest stall {longest:>9}, of work {busiest:>9}, "
+        f"collector {collected:>9}{f', {told}' if isinstance(told, str) else ''}\n"
     )
     sys.stdout.flush()
 
