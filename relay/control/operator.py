@@ -6,9 +6,9 @@ the command line.  It carries out the deeds of `relay.control.operations.TABLE`.
 
 import asyncio
 import heapq
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, islice, pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,14 +72,21 @@ _STATUS_WORDS: Mapping[Status, RecipientStatus] = {
 async def _oldest_first(keys: list[QueueId]) -> AsyncIterator[list[QueueId]]:
     """Yield the ids of messages, sorted and some at a time, of the keys of their parts."""
     runs: list[list[QueueId]] = []
-    for start in range(0, len(keys), SORTED_AT_ONCE):
-        runs.append(sorted(keys[start : start + SORTED_AT_ONCE]))
+    while keys:
+        # From the end, so that a million keys are let go of some at a time too.
+        runs.append(sorted(keys[-SORTED_AT_ONCE:]))
+        del keys[-SORTED_AT_ONCE:]
         await asyncio.sleep(0)
     # As nearly always: they came in this order.
-    is_in_order = all(before[-1] <= after[0] for before, after in pairwise(runs))
-    in_order = distinct(chain.from_iterable(runs) if is_in_order else heapq.merge(*runs))
+    is_in_order = all(before[0] >= after[-1] for before, after in pairwise(runs))
+    in_order = distinct(_one_by_one(runs) if is_in_order else heapq.merge(*runs))
     while some := list(islice(in_order, ROWS_AT_ONCE)):
         yield some
+
+
+def _one_by_one(runs: list[list[QueueId]]) -> Iterator[QueueId]:
+    while runs:
+        yield from runs.pop()
 
 
 class _Way(NamedTuple):

@@ -10,8 +10,8 @@ import heapq
 from relay.mail.envelope import QueueId
 from relay.queue.lanes import InLine, Order
 
-AT_ONCE = 100
-"""Messages sorted in a step."""
+AT_ONCE = 4
+"""Messages sorted in a step; a look of the scheduler takes a thousand steps."""
 
 
 class Regrouping:
@@ -52,6 +52,13 @@ class Regrouping:
 
     def _sort(self) -> None:
         some, self._unsorted[-AT_ONCE:] = self._unsorted[-AT_ONCE:], []
-        if self._old is not None and (run := sorted(self._old.in_line(some), reverse=True)):
+        if self._old is None:
+            return
+        if run := sorted(self._old.in_line(some), reverse=True):
             heapq.heappush(self._firsts, (run.pop(), len(self._runs)))
             self._runs.append(run)
+        # A long order that is let go of at once holds up the loop too.
+        for queue_id in some:
+            self._old.remove(queue_id)
+        if not self._unsorted:
+            self._old = None

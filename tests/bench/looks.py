@@ -207,17 +207,21 @@ async def _each_look(relay: Relay, folder: Path, port: int) -> None:
         ):
             await _measured("relay " + " ".join(arguments), _command(folder, *arguments))
 
-        async def edit(**changed: str) -> None:
+        def edit(**changed: str) -> Callable[[], Awaitable[None]]:
             policy = _policy(folder, port, **changed)
-            await sender.apply(policy)
-            watch.policy = policy
-            while any(sender.queue.line(name).is_behind for name in sender.queue.names):  # noqa: ASYNC110 - the same
-                await asyncio.sleep(0.01)
+
+            async def go_by() -> None:
+                await sender.apply(policy)
+                watch.policy = policy
+                while any(sender.queue.line(name).is_behind for name in sender.queue.names):  # noqa: ASYNC110 - so
+                    await asyncio.sleep(0.01)
+
+            return go_by
 
         more = "{messages: 1, per: 48h}"
-        await _measured("edit of the lanes", lambda: edit(rest=LANES))
-        await _measured("edit of the limits", lambda: edit(limit=more, rest=LANES))
-        await _measured("edit of the routes", lambda: edit(limit=more, rest=f"{LANES}\n{ROUTES}"))
+        await _measured("edit of the lanes", edit(rest=LANES))
+        await _measured("edit of the limits", edit(limit=more, rest=LANES))
+        await _measured("edit of the routes", edit(limit=more, rest=f"{LANES}\n{ROUTES}"))
         await _measured("pause", lambda: relay.operator.pause("isp", PauseAsked("bench")))
         await _measured("resume", lambda: relay.operator.resume("isp"))
     finally:
