@@ -9,6 +9,7 @@ the exit code is 75 if some message was busy, else 1 if some was absent or could
 """
 
 import asyncio
+import contextlib
 import functools
 import hashlib
 import json
@@ -26,6 +27,7 @@ from relay.cli.locate import Where, found_spool, locate, spool_option, where_opt
 from relay.cli.options import Misconfigured, NotPermitted, TryLater, printable
 from relay.cli.render import (
     LinesOfContent,
+    QueueTable,
     console,
     detail_lines,
     limits_of,
@@ -47,6 +49,7 @@ from relay.control.operations import (
     UNREAD,
     VERBS,
     Deed,
+    Found,
     Results,
     Session,
     Unreachable,
@@ -71,6 +74,8 @@ from relay.status.snapshot import (
 
 Answer = TypeVar("Answer")
 EVERYTHING = "ALL"
+LAID_OUT_BY = 500
+"""Messages that say how wide the columns of a listing are."""
 MOST_PREVIEWED = 20
 """Messages that a verb lists before it is confirmed."""
 FROM_STDIN = "-"
@@ -161,21 +166,45 @@ def queue(
     if options["by"] is not None:
         _summary(where, wanted, By(options["by"]), as_json=as_json)
         return
-    if as_json:
-        for message in ask(where, lambda session: session.queue(wanted)):
-            click.echo(json.dumps(message_to_json(message)))
-        return
+    if ask(where, lambda session: _list(session, wanted, as_json=as_json)):
+        click.echo(f"only the first {wanted.limit} are listed; there are more", err=True)
 
-    async def question(session: Session) -> tuple[Sequence[MessageView], Snapshot]:
-        return await session.queue(wanted), await session.snapshot()
 
-    messages, snapshot = ask(where, question)
+async def _list(session: Session, wanted: Wanted, *, as_json: bool) -> bool:
+    """Print messages as they are found; return whether there are more than were wanted."""
+    # With one more it is known whether the list was cut.
+    asked = wanted if wanted.limit is None else replace(wanted, limit=wanted.limit + 1)
+    snapshot = None if as_json else await session.snapshot()
+    table = QueueTable(SystemClock().wall_ns(), snapshot, line_width())
     _tell_unread(snapshot)
-    if not messages and not filters.is_any:
-        click.echo("no message in the queue matches")
-        return
-    for line in queue_lines(messages, SystemClock().wall_ns(), snapshot, line_width()):
-        click.echo(line)
+    found = 0
+    async with contextlib.aclosing(_some_at_once(session.rows(asked))) as rows:
+        async for some in rows:
+            listed = some if wanted.limit is None else some[: wanted.limit - found]
+            lines = (json.dumps(message_to_json(each)) for each in listed) if as_json else table.lines(listed)
+            if listed:
+                click.echo("\n".join(lines))
+            found += len(some)
+    if not as_json:
+        click.echo(table.end() if found or wanted.filters.is_any else "no message in the queue matches")
+    return wanted.limit is not None and found > wanted.limit
+
+
+async def _some_at_once(rows: Found) -> Found:
+    """Yield enough at first for the width of columns, and of a short queue everything."""
+    async with contextlib.aclosing(rows):
+        first: list[MessageView] = []
+        async for some in rows:
+            first += some
+            if len(first) >= LAID_OUT_BY:
+                yield first
+                break
+        else:
+            if first:
+                yield first
+            return
+        async for some in rows:
+            yield some
 
 
 def _tell_unread(snapshot: Snapshot | None) -> None:

@@ -146,41 +146,74 @@ def until_words(upstream: UpstreamStatus) -> str:
     return f" until `relay resume {upstream.name}`" if is_endless else ""
 
 
+class QueueTable:
+    """The queue a line a message, with the beginning and the end that mailq has, as it is found.
+
+    The first messages say how wide the columns are.  Where a line is longer than `width`, sender and reason
+    stand below the message, as mailq has them.  The limits of the snapshot are written as people write them,
+    and where it has routes, each message says with which upstream it stands.
+    """
+
+    def __init__(self, at_ns: int, snapshot: Snapshot | None = None, width: int | None = None) -> None:
+        self._at_ns, self._width = at_ns, width
+        self._limits, self._has_routes = limits_of(snapshot), snapshot is not None and bool(snapshot.routes)
+        self._wide: int | None = None
+        self._is_folded = False
+        self._messages = self._size_bytes = 0
+
+    def lines(self, messages: Sequence[MessageView]) -> Iterator[str]:
+        """Lay out the next messages, at least one."""
+        whos = [f"{_sender(message)}{_to(message)}" for message in messages]
+        whys = [
+            in_plain_words(_why(message, self._at_ns, has_routes=self._has_routes), self._limits)
+            for message in messages
+        ]
+        is_first, self._wide = self._wide is None, self._wide or _widest(whos)
+        lines = [
+            f"{_head(message)} {who:<{self._wide}} {_tail(message)} {why}".rstrip()
+            for message, who, why in zip(messages, whos, whys, strict=True)
+        ]
+        if is_first:
+            self._is_folded = not self._fits(max(lines, key=len))
+            yield f"{_HEAD} {_TAIL}" if self._is_folded else _heading(self._wide)
+        for message, line, who, why in zip(messages, lines, whos, whys, strict=True):
+            self._messages += 1
+            self._size_bytes += message.size_bytes
+            if self._width is None or (self._fits(line) and not self._is_folded):
+                yield line
+            else:
+                yield f"{_head(message)} {_tail(message)}"
+                yield from _wrapped(f"{who} {why}".rstrip(), self._width)
+
+    def end(self) -> str:
+        if not self._messages:
+            return "Mail queue is empty"
+        plural = "" if self._messages == 1 else "s"
+        return f"-- {-(-self._size_bytes // 1024)} Kbytes in {self._messages} Request{plural}."
+
+    def _fits(self, line: str) -> bool:
+        return self._width is None or len(line) <= self._width
+
+
 def queue_lines(
     messages: Sequence[MessageView],
     at_ns: int,
     snapshot: Snapshot | None = None,
     width: int | None = None,
 ) -> Iterator[str]:
-    """List a line a message, with the beginning and the end that mailq has.
+    """List messages that are all there, as `QueueTable` does."""
+    table = QueueTable(at_ns, snapshot, width)
+    if messages:
+        yield from table.lines(messages)
+    yield table.end()
 
-    Where a line is longer than `width`, sender and reason stand below the message, as mailq has them.
-    The limits of the snapshot are written as people write them, and where it has routes, each message says
-    with which upstream it stands.
-    """
-    limits, has_routes = limits_of(snapshot), snapshot is not None and bool(snapshot.routes)
-    if not messages:
-        yield "Mail queue is empty"
-        return
-    senders = [f"{_sender(message)}{_to(message)}" for message in messages]
-    reasons = [in_plain_words(_why(message, at_ns, has_routes=has_routes), limits) for message in messages]
-    wide = max(len(_WHO), *(min(WIDEST_SENDER, len(sender)) for sender in senders))
-    lines = [
-        f"{_head(message)} {sender:<{wide}} {_tail(message)} {why}".rstrip()
-        for message, sender, why in zip(messages, senders, reasons, strict=True)
-    ]
-    if width is None or max(map(len, lines)) <= width:
-        sender_head = _WHO.ljust(wide, "-")
-        yield f"{_HEAD} {sender_head} {_TAIL} --Why, ETA--"
-        yield from lines
-    else:
-        yield f"{_HEAD} {_TAIL}"
-        for message, sender, why in zip(messages, senders, reasons, strict=True):
-            yield f"{_head(message)} {_tail(message)}"
-            yield from _wrapped(f"{sender} {why}".rstrip(), width)
-    kbytes = -(-sum(message.size_bytes for message in messages) // 1024)
-    plural = "" if len(messages) == 1 else "s"
-    yield f"-- {kbytes} Kbytes in {len(messages)} Request{plural}."
+
+def _widest(whos: Iterable[str]) -> int:
+    return max(len(_WHO), *(min(WIDEST_SENDER, len(who)) for who in whos))
+
+
+def _heading(wide: int) -> str:
+    return f"{_HEAD} {_WHO.ljust(wide, '-')} {_TAIL} --Why, ETA--"
 
 
 _WHO = "--Sender -> Recipient--"

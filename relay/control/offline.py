@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from relay.clock import SystemClock
-from relay.control.operations import ABSENT, OK, UNCHANGED, Results, Verb, Write
+from relay.control.operations import ABSENT, OK, UNCHANGED, Found, Results, Rows, Verb, Write
 from relay.control.operator import Operator
 from relay.control.recorded import record_pause, record_resume, recorded_pause, recorded_upstreams
 from relay.mail.envelope import QueueId
@@ -38,7 +38,7 @@ from relay.telemetry.telemetry import Telemetry
 from relay.verdicts.operator_pause import PauseAsked
 
 
-class OfflineOperations:
+class OfflineOperations(Rows):
     def __init__(self, policy: Policy) -> None:
         """Raise SpoolBusy, OSError (PermissionError: another user's spool), ValueError for another format."""
         refuse_strangers(policy.spool)
@@ -85,8 +85,9 @@ class OfflineOperations:
     async def breakdown(self) -> Breakdown:
         return await (await self._read()).breakdown()
 
-    async def queue(self, wanted: Wanted = WHOLE_QUEUE) -> Sequence[MessageView]:
-        return await (await self._read()).queue(wanted)
+    async def rows(self, wanted: Wanted = WHOLE_QUEUE) -> Found:
+        async for some in (await self._read()).rows(wanted):
+            yield some
 
     async def summary(self, filters: Filters, by: By, limit: int | None = None) -> Sequence[Group]:
         return await (await self._read()).summary(filters, by, limit)

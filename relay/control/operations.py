@@ -4,7 +4,7 @@
 """
 
 import enum
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -172,17 +172,32 @@ class Unreachable(Exception):  # noqa: N818 - a state, not an error of ours
     """The relay did not answer, or not properly; the text says how."""
 
 
-class Operations(Protocol):
+Found = AsyncGenerator[Sequence[MessageView], None]
+
+
+class Rows(Protocol):
+    """What lists the queue."""
+
+    def rows(self, wanted: Wanted = WHOLE_QUEUE) -> Found:
+        """Yield the queue, or part of it, as it is found; of each message's recipients only the first ones.
+
+        Oldest first.  The queue changes meanwhile: what is there from the beginning to the end is listed
+        once, what comes or goes once or not at all.
+        """
+        ...
+
+    async def queue(self, wanted: Wanted = WHOLE_QUEUE) -> Sequence[MessageView]:
+        """Return all that `rows` yields."""
+        return [view async for some in self.rows(wanted) for view in some]
+
+
+class Operations(Rows, Protocol):
     """What can be asked.  Ids passed QUEUE_ID_PATTERN; every result names every id."""
 
     async def snapshot(self) -> Snapshot: ...
 
     async def breakdown(self) -> "Breakdown":
         """Return which reasons hold how many messages, and who sent most; may be asked often."""
-        ...
-
-    async def queue(self, wanted: Wanted = WHOLE_QUEUE) -> Sequence[MessageView]:
-        """Return the queue, or part of it, oldest first; of each message's recipients only the first ones."""
         ...
 
     async def summary(self, filters: Filters, by: By, limit: int | None = None) -> Sequence[Group]:

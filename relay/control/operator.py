@@ -5,8 +5,10 @@ the command line.  It carries out the deeds of `relay.control.operations.TABLE`.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+import heapq
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +20,9 @@ from relay.control.operations import (
     UNCHANGED,
     UNREAD,
     Deed,
+    Found,
     Results,
+    Rows,
     Verb,
     Write,
 )
@@ -37,16 +41,19 @@ from relay.sender.spool_thread import Change
 from relay.spool.durable import RealDisk
 from relay.spool.interface import Absent, Corrupt, Message, Note, SpoolFault, SpoolFull, Status
 from relay.status.breakdown import Breakdown
-from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Listed, Wanted, domains_of, summary
+from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Listed, Summary, Wanted, domains_of
 from relay.status.plan import Plan
 from relay.status.prospect import Edited, ways
 from relay.status.snapshot import MessageView, QueueState, RecipientStatus, RecipientView, Snapshot
-from relay.status.watch import Watch
+from relay.status.watch import Listing, Watch, distinct
 from relay.telemetry.events import Events
 from relay.verdicts.operator_pause import PauseAsked
 from relay.verdicts.outcome import Answer
 
 MOST_SET_ASIDE_LISTED = 1000
+ROWS_AT_ONCE = 100
+"""Messages of a listing between two turns of the loop: some two milliseconds."""
+SORTED_AT_ONCE = 5000
 MOVED_AT_ONCE = 256
 """Messages that share the syncs of a verb that reads none; a batch holds the loop for some 10 ms."""
 LOADED_AT_ONCE = 32
@@ -63,6 +70,26 @@ _STATUS_WORDS: Mapping[Status, RecipientStatus] = {
 }
 
 
+async def _oldest_first(keys: list[QueueId]) -> AsyncIterator[list[QueueId]]:
+    """Yield the ids of messages, sorted and some at a time, of the keys of their parts."""
+    runs: list[list[QueueId]] = []
+    while keys:
+        # From the end, so that a million keys are let go of some at a time too.
+        runs.append(sorted(keys[-SORTED_AT_ONCE:]))
+        del keys[-SORTED_AT_ONCE:]
+        await asyncio.sleep(0)
+    # As nearly always: they came in this order.
+    is_in_order = all(before[0] >= after[-1] for before, after in pairwise(runs))
+    in_order = distinct(_one_by_one(runs) if is_in_order else heapq.merge(*runs))
+    while some := list(islice(in_order, ROWS_AT_ONCE)):
+        yield some
+
+
+def _one_by_one(runs: list[list[QueueId]]) -> Iterator[QueueId]:
+    while runs:
+        yield from runs.pop()
+
+
 class _Way(NamedTuple):
     """What a `RecipientView` says of it."""
 
@@ -74,7 +101,7 @@ _Refusals = Mapping[QueueId, Mapping[int, Answer]]
 """What the shield doubts: of each message, the refusals by the index of the recipient."""
 
 
-class Operator:
+class Operator(Rows):
     def __init__(self, sender: Sender, watch: Watch, events: Events) -> None:
         self._sender = sender
         self._queue = sender.queue
@@ -93,20 +120,34 @@ class Operator:
     async def breakdown(self) -> Breakdown:
         return await self._watch.breakdown()
 
-    async def queue(self, wanted: Wanted = WHOLE_QUEUE) -> Sequence[MessageView]:
-        listed = await self._listed(wanted.filters)
-        return await asyncio.to_thread(lambda: wanted.arranged(each.view for each in listed))
+    async def rows(self, wanted: Wanted = WHOLE_QUEUE) -> Found:
+        if wanted.sort:
+            best: list[MessageView] = []
+            async for some in self._listed(wanted.filters):
+                # Of a list without limit the order is made at its end.
+                best += [each.view for each in some]
+                best = best if wanted.limit is None else wanted.arranged(best)
+            yield wanted.arranged(best)
+            return
+        left = wanted.limit
+        async for some in self._listed(wanted.filters):
+            views = [each.view for each in some[:left]]
+            if views:
+                yield views
+            left = None if left is None else left - len(views)
+            if left == 0:
+                return
 
     async def summary(self, filters: Filters, by: By, limit: int | None = None) -> Sequence[Group]:
-        listed = await self._listed(filters)
-        whole: dict[QueueId, Listed] = {}
-        if by is By.DOMAIN:
-            unknown = (each for each in listed if each.domains is None and not each.knows_recipients)
-            async for each, recipients in self._read(unknown):
-                whole[each.view.queue_id] = each._replace(domains=domains_of(recipients))
-        return await asyncio.to_thread(
-            lambda: summary((whole.get(each.view.queue_id, each) for each in listed), by, limit)
-        )
+        adding = Summary(by)
+        async for some in self._listed(filters):
+            whole = {each.view.queue_id: each for each in some}
+            if by is By.DOMAIN:
+                unknown = (each for each in some if each.domains is None and not each.knows_recipients)
+                async for each, recipients in self._read(unknown):
+                    whole[each.view.queue_id] = each._replace(domains=domains_of(recipients))
+            adding.add(whole.values())
+        return adding.rows(limit)
 
     async def plan(self, text: bytes, path: Path) -> Plan | str:
         if self._sender.is_reading:
@@ -135,22 +176,40 @@ class Operator:
             found |= {queue_id: entry.lane for queue_id, entry in entries.items()}
         return found
 
-    async def _listed(self, filters: Filters) -> list[Listed]:
-        """Read only messages of which nothing in memory tells whether they match."""
+    async def _listed(self, filters: Filters) -> AsyncIterator[list[Listed]]:
+        """Yield what matches, oldest first and then what is set aside, in slices between turns of the loop.
+
+        Read only messages of which nothing in memory tells whether they match.
+        """
         spool = self._spool_thread.spool
         aside = await self._spool_thread.call(lambda: spool.set_aside_files(MOST_SET_ASIDE_LISTED))
         listing = self._watch.listing()
+        await asyncio.to_thread(listing.foretell)
+        async for queue_ids in _oldest_first(self._queue.keys()):
+            rows = [self._row(listing, filters, queue_id) for queue_id in queue_ids]
+            if fitting := await self._fitting(filters, [each for each in rows if each is not None]):
+                yield fitting
+            await asyncio.sleep(0)
+        if fitting := await self._fitting(filters, [listing.set_aside(file) for file in aside]):
+            yield fitting
 
-        def judged() -> list[tuple[Listed, bool | None]]:
-            return [(each, filters.judge(each)) for each in listing.listed(aside)]
+    def _row(self, listing: Listing, filters: Filters, queue_id: QueueId) -> Listed | None:
+        part = self._queue.get(queue_id)
+        if part is None or filters.may_fit(part):
+            return listing.row(queue_id)
+        listing.skipped(queue_id)
+        return None
 
-        answers = await asyncio.to_thread(judged)
+    async def _fitting(self, filters: Filters, rows: Sequence[Listed]) -> list[Listed]:
+        answers = [filters.judge(each) for each in rows]
+        unknown = [each for each, answer in zip(rows, answers, strict=True) if answer is None]
         fitting = {
             each.view.queue_id
-            async for each, recipients in self._read(each for each, answer in answers if answer is None)
+            async for each, recipients in self._read(unknown)
             if filters.fits_recipients(each.view, recipients)
         }
-        return [each for each, answer in answers if answer or each.view.queue_id in fitting]
+        judged = zip(rows, answers, strict=True)
+        return [each for each, answer in judged if answer or each.view.queue_id in fitting]
 
     async def _read(self, listed: Iterable[Listed]) -> AsyncIterator[tuple[Listed, Sequence[str]]]:
         """Return messages with all recipients left; not those that are gone or cannot be read by now."""

@@ -11,12 +11,13 @@ A path to a unix socket has at most 107 bytes (unix(7)), a spool's may be longer
 ends go through `/proc/self/fd/N/`, where N is the opened folder.
 """
 
+import asyncio
 import contextlib
 import json
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -26,7 +27,18 @@ import aiohttp
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
-from relay.control.operations import ABSENT, OK, TABLE, Operations, Results, Unreachable, Verb, Write
+from relay.control.operations import (
+    ABSENT,
+    OK,
+    TABLE,
+    Found,
+    Operations,
+    Results,
+    Rows,
+    Unreachable,
+    Verb,
+    Write,
+)
 from relay.mail.envelope import QUEUE_ID_PATTERN, QueueId
 from relay.policy.document import MAX_BYTES
 from relay.policy.faults import PolicyError
@@ -194,11 +206,11 @@ class ControlServer:
         return _json(_POLICY.dump_json(self._policy()))
 
     async def _queue(self, request: web.Request) -> web.StreamResponse:
-        return await self._stream(request, await self._operations.queue())
+        return await self._stream(request, self._operations.rows())
 
     async def _listing(self, request: web.Request) -> web.StreamResponse:
         wanted = _asked(_WANTED, await request.read())
-        return await self._stream(request, await self._operations.queue(wanted))
+        return await self._stream(request, self._operations.rows(wanted))
 
     async def _summary(self, request: web.Request) -> web.Response:
         of_what = _asked(_SUMMARY_OF, await request.read())
@@ -217,15 +229,34 @@ class ControlServer:
             return web.Response(status=409, text=planned)
         return _json(_plans().dump_json(planned))
 
-    async def _stream(self, request: web.Request, messages: Sequence[MessageView]) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, rows: Found) -> web.StreamResponse:
+        """Write a line a message as it is found; a reader that is slow stops the listing meanwhile."""
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-        await response.prepare(request)
+        async with contextlib.aclosing(rows):
+            # A fault before the first row has an answer of its own.
+            some = await anext(rows, None)
+            await response.prepare(request)
+            try:
+                while some is not None:
+                    await self._write_lines(response, some)
+                    self._visitors.renew(request)
+                    some = await anext(rows, None)
+            except ConnectionError:
+                raise
+            except Exception as error:
+                # The client must not take the beginning for the whole: the connection ends before the answer.
+                self._events.fault(where="control", error=error)
+                raise ConnectionResetError(str(error)) from error
+        await response.write_eof()
+        return response
+
+    @staticmethod
+    async def _write_lines(response: web.StreamResponse, messages: Sequence[MessageView]) -> None:
         for start in range(0, len(messages), LINES_AT_ONCE):
             some = messages[start : start + LINES_AT_ONCE]
             lines = [_VIEW.dump_json(message, exclude_defaults=True) + b"\n" for message in some]
             await response.write(b"".join(lines))
-        await response.write_eof()
-        return response
+            await asyncio.sleep(0)
 
     async def _show(self, request: web.Request) -> web.Response:
         (queue_id,) = _checked([request.match_info["id"]])
@@ -273,7 +304,7 @@ class ControlServer:
         return web.Response(text=await self._operations.resume(name, believes=verb == "believe"))
 
 
-class ControlClient:
+class ControlClient(Rows):
     """The command line's end: `Operations` of a relay that runs.  All methods raise Unreachable."""
 
     def __init__(self, spool: Path) -> None:
@@ -302,11 +333,24 @@ class ControlClient:
     async def policy(self) -> PolicyInForce:
         return await self._ask(_POLICY.validate_json, "GET", "/policy")
 
-    async def queue(self, wanted: Wanted = WHOLE_QUEUE) -> list[MessageView]:
-        if wanted == WHOLE_QUEUE:
-            return await self._ask(_messages, "GET", "/queue")
-        # A relay of an older version has no such path: it would not know what to leave out.
-        return await self._ask(_messages, "POST", "/listing", _asking(_WANTED, wanted))
+    async def rows(self, wanted: Wanted = WHOLE_QUEUE) -> Found:
+        if wanted.sort and wanted.limit is None:
+            # The order of all of them is made here: the relay need not keep them for it.
+            views = [view async for some in self.rows(replace(wanted, sort="")) for view in some]
+            yield wanted.arranged(views)
+            return
+        # A relay of an older version has no `/listing`: it would not know what to leave out.
+        asked: tuple[str, str, bytes | None] = ("GET", "/queue", None)
+        if wanted != WHOLE_QUEUE:
+            asked = ("POST", "/listing", _asking(_WANTED, wanted))
+        async with self._request(*asked) as response:
+            if response.status != 200:
+                raise Unreachable(f"the relay says: {response.status} {await response.text()}")
+            begun = b""
+            async for chunk in response.content.iter_any():
+                *lines, begun = (begun + chunk).split(b"\n")
+                if lines:
+                    yield [_VIEW.validate_json(line) for line in lines]
 
     async def summary(self, filters: Filters, by: By, limit: int | None = None) -> list[Group]:
         asked = _asking(_SUMMARY_OF, SummaryWanted(filters, by, limit))
@@ -387,10 +431,6 @@ async def _content(response: aiohttp.ClientResponse) -> bytes:
     if response.status != 200:
         raise Unreachable(f"the relay says: {response.status} {await response.text()}")
     return await response.read()
-
-
-def _messages(lines: bytes) -> list[MessageView]:
-    return [_VIEW.validate_json(line) for line in lines.splitlines()]
 
 
 def _to_wire(view: MessageView) -> bytes:

@@ -14,23 +14,26 @@ How: start-time fair queuing (Goyal, Vin, Cheng 1996).  Each message that a lane
 tag by cost / weight; the lowest tag goes next, and an idle lane's tag is raised to the last one that went.
 The caller sets the cost, in one unit for all.  Without lanes there is one, and senders take no turns.
 
-Every call but `copy`, `in_line` and `ahead` is O(lanes + log n), amortized.  The caller tells when a
+Every call but `copy`, `front`, `keys` and `ahead` is O(lanes + log n), amortized.  The caller tells when a
 message is no longer ready (`remove`).
 """
 
 import heapq
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain, count, islice
 from math import lcm
-from typing import NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeVar
 
 from relay.mail.address import comparable
 from relay.mail.envelope import QueueId
 from relay.queue.fifo import Fifo
+
+Ordered = TypeVar("Ordered", bound=tuple[Any, ...])
 
 DEFAULT_LANE = "default"
 """The lane of messages that match no other."""
@@ -82,6 +85,18 @@ def turn_of(reverse_path: str) -> str:
         kept = local.partition("=")[0]
         local = kept.rpartition("-")[0] or kept
     return f"{local}{at}{domain}"
+
+
+def smallest(heap: Sequence[Ordered], most: int) -> list[Ordered]:
+    """Return the first entries of a heap, in order: O(most · log most), however long the heap is."""
+    found: list[Ordered] = []
+    near = [(heap[0], 0)] if heap else []
+    while near and len(found) < most:
+        entry, at = heapq.heappop(near)
+        found.append(entry)
+        for child in range(2 * at + 1, min(2 * at + 3, len(heap))):
+            heapq.heappush(near, (heap[child], child))
+    return found
 
 
 SPARE_AGES = 1024
@@ -146,6 +161,12 @@ class _Ages:
             return self._heap[0][0], self._heap[0][2]
         return self.since[first], first
 
+    def first(self, most: int) -> list[tuple[int, QueueId]]:
+        """Return the oldest, at most so many, and since when each is ready: O(most · log most)."""
+        in_order = ((self.since[queue_id], queue_id) for queue_id in islice(self._in_order, most))
+        odd = ((age[0], age[2]) for age in smallest(self._heap, 2 * most) if self._is_true(age))
+        return list(islice(heapq.merge(in_order, odd, key=itemgetter(0)), most))
+
     def copy(self) -> "_Ages":
         twin = _Ages()
         twin.since, twin._in_order, twin._last_ns = self.since.copy(), self._in_order.copy(), self._last_ns
@@ -186,6 +207,39 @@ class _Line(_Flow):
         twin.ahead, twin.ages = self.ahead.copy(), self.ages.copy()
         twin.senders = OrderedDict((sender, its.copy()) for sender, its in self.senders.items())
         twin.fronts = {sender: its.copy() for sender, its in self.fronts.items()}
+        return twin
+
+    def first(self, most: int) -> list[QueueId]:
+        """Return what goes first while nothing comes: so many messages at most, and O(that)."""
+        found = list(islice(self.ahead, most))
+        turns = deque(
+            chain(self.fronts.get(sender, ()), its) for sender, its in islice(self.senders.items(), most)
+        )
+        while turns and len(found) < most:
+            its = turns.popleft()
+            if (queue_id := next(its, None)) is not None:
+                found.append(queue_id)
+                turns.append(its)
+        return found
+
+    def front(self, only: Collection[QueueId], spots: Mapping[QueueId, "_Spot"]) -> "_Line":
+        """Return a copy with these messages alone, in the order of `only` where they are of one sender."""
+        twin = copy(self)
+        twin.length = len(only)
+        twin.ahead, twin.senders, twin.fronts, twin.ages = Fifo(), OrderedDict(), {}, _Ages()
+        since = self.ages.since
+        for queue_id in sorted(filter(since.__contains__, only), key=since.__getitem__):
+            twin.ages.add(queue_id, since[queue_id], count())
+        # The turns of senders are kept: the first of each comes in that order.
+        for queue_id in only:
+            spot = spots[queue_id]
+            if spot.sender is None:
+                twin.ahead.add(queue_id)
+                continue
+            its = twin.senders.setdefault(spot.sender, Fifo())
+            if spot.is_in_front:
+                its = twin.fronts.setdefault(spot.sender, Fifo())
+            its.add(queue_id)
         return twin
 
 
@@ -353,13 +407,19 @@ class Order:
             self._found = None
             self._lines[lane].room = room
 
-    def in_line(self) -> list[QueueId]:
-        """Return the messages behind others of their sender, as they came.
+    def keys(self) -> list[QueueId]:
+        """Return the messages that are ready, as they came; quick, as none is looked at."""
+        return list(self._spots)
+
+    def in_line(self, queue_ids: Iterable[QueueId]) -> Iterator[QueueId]:
+        """Yield those of some messages that are behind others of their sender.
 
         Messages ahead of their lane, or in front of their sender's others, are not among them.
         """
-        spots = self._spots.items()
-        return [queue_id for queue_id, spot in spots if spot.sender is not None and not spot.is_in_front]
+        for queue_id in queue_ids:
+            spot = self._spots[queue_id]
+            if spot.sender is not None and not spot.is_in_front:
+                yield queue_id
 
     def ahead(self) -> list[QueueId]:
         """Return the messages ahead of their lane, in that order."""
@@ -367,11 +427,30 @@ class Order:
 
     def copy(self) -> "Order":
         """Return an independent copy of the order; O(n), and quick."""
+        return self._twin({name: line.copy() for name, line in self._lines.items()}, self._spots.copy())
+
+    def front(self, most: int) -> "Order":
+        """Return a copy of what goes first: each lane has its share of `most`.  O(most · log most)."""
+        share = max(1, most // len(self._lines))
+        lines: dict[str, _Line] = {}
+        spots: dict[QueueId, _Spot] = {}
+        for name, line in self._lines.items():
+            overdue = [queue_id for _, queue_id in line.ages.first(share)]
+            only = dict.fromkeys([*line.first(share), *overdue])
+            lines[name] = line.front(only, self._spots)
+            spots |= {queue_id: self._spots[queue_id] for queue_id in only}
+        return self._twin(lines, spots)
+
+    def ids(self) -> Collection[QueueId]:
+        """Return the messages that are ready, or were taken and may come back."""
+        return [*self._spots, *self._charged]
+
+    def _twin(self, lines: dict[str, _Line], spots: dict[QueueId, _Spot]) -> "Order":
         twin = Order()
         twin._has_turns, twin._tag = self._has_turns, self._tag
-        twin._lines = {name: line.copy() for name, line in self._lines.items()}
-        twin._overdue, twin._spots = copy(self._overdue), self._spots.copy()
-        flows = {id(line): twin._lines[name] for name, line in self._lines.items()}
+        twin._lines, twin._spots = lines, spots
+        twin._overdue = copy(self._overdue)
+        flows = {id(line): lines[name] for name, line in self._lines.items()}
         twin._charged = {
             queue_id: each._replace(flow=flows.get(id(each.flow), twin._overdue), line=flows[id(each.line)])
             for queue_id, each in self._charged.items()

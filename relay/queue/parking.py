@@ -13,12 +13,12 @@ Cost: O(log n) a call, times the lanes of the place.  Does not: know a limit, or
 
 import heapq
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 
 from relay.mail.envelope import QueueId
-from relay.queue.lanes import Order
+from relay.queue.lanes import Order, smallest
 from relay.queue.queued import Queued, State
 
 MOST_PLACES = 64
@@ -159,6 +159,39 @@ class Parking:
         twin._open = self._open.copy()
         twin.following = self.following.copy()
         return twin
+
+    def front(self, most: int, messages: Mapping[QueueId, Queued], order: Order) -> "Parking":
+        """Return a copy with the places asked next, and of `most` messages each place its share."""
+        twin = Parking(messages, order)
+        twin._until = smallest(self._until, most)
+        soon = (entry[2] for entry in twin._until if self._is_true(entry))
+        places = dict.fromkeys(chain(islice(self._open, most), islice(self._due, most), soon))
+        share = max(1, most // max(1, len(places)))
+        for place in islice(places, most):
+            parking = self._parked[place]
+            turns = {lane: smallest(its, share) for lane, its in parking.turns.items()}
+            twin._parked[place] = lot = _Lot(
+                parking.due_at_ns, parking.may_leave, turns, parking.stands.copy(), parking.following.copy()
+            )
+            twin.following.update(lot.following)
+        twin._due = {place: None for place in islice(self._due, most) if place in twin._parked}
+        twin._open = {place: None for place in islice(self._open, most) if place in twin._parked}
+        twin._entries = self._entries
+        return twin
+
+    def ids(self) -> Iterator[QueueId]:
+        """Yield the messages that are parked, and some that were."""
+        for parking in self._parked.values():
+            for turns in parking.turns.values():
+                yield from (queue_id for _, queue_id in turns)
+
+    def places(self) -> Iterable[Hashable]:
+        return self._parked
+
+    def length(self, place: Hashable) -> int:
+        """Return how many are parked at a place, a few that left among them."""
+        parking = self._parked.get(place)
+        return 0 if parking is None else sum(map(len, parking.turns.values()))
 
     def _enter(self, parking: _Lot, message: Queued) -> None:
         heapq.heappush(parking.turns.setdefault(message.lane, []), (message.turn, message.key))

@@ -22,12 +22,13 @@ clock moves a message; the caller converts once, when a message comes in.
 """
 
 import heapq
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from itertools import chain
+from collections import OrderedDict
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 
 from relay.mail.envelope import QueueId
 from relay.queue.counts import Counts
-from relay.queue.lanes import Lane, Order, Price
+from relay.queue.lanes import Lane, Order, Price, smallest
 from relay.queue.parking import AT_ONCE_NS, Parking
 from relay.queue.queued import (
     AFTER,
@@ -41,6 +42,7 @@ from relay.queue.queued import (
 )
 from relay.queue.queued import Queued as Queued  # noqa: PLC0414 - part of the door
 from relay.queue.queued import State as State  # noqa: PLC0414 - part of the door
+from relay.queue.regrouping import Regrouping
 from relay.queue.sender_pauses import SenderPauses
 from relay.verdicts.decision import REFUSALS_IN_PLACE
 
@@ -61,7 +63,10 @@ class Scheduler:
         """Senders whose mail waits; `trust_sender` ends it."""
         self._sitting_out: dict[str, dict[QueueId, None]] = {}
         """By sender: the messages that sit out its pause."""
-        self._coming: dict[QueueId, None] = {}
+        self._regrouping = Regrouping(Order(), self._since)
+        """Messages of the order before an edit, which go to the end of the line ahead of `_coming`."""
+        # A dict finds its first key by a walk over all that were removed before it.
+        self._coming: OrderedDict[QueueId, None] = OrderedDict()
         """Messages yet to go to the end of the line, in that order."""
         self._is_waking = False
         """Some back-offs that ended are not moved yet: they go ahead of `_coming`."""
@@ -87,27 +92,86 @@ class Scheduler:
 
         O(n), and quick.  Messages that are not among the copies are unknown to it.
         """
+        copies = {message.key: message for message in messages}
+        order = self._order.copy()
+        return self._twin(
+            copies,
+            order,
+            self._parking.copy(copies, order),
+            suspects=self._suspects,
+            coming=[*self._regrouping.left(), *self._coming],
+            deferred=self._deferred,
+            sitting_out=((sender, key) for sender, its in self._sitting_out.items() for key in its),
+        )
+
+    def front(self, most: int, also: Iterable[QueueId] = ()) -> tuple["Scheduler", list[Queued]]:
+        """Return an independent queue of what comes next, and those messages, of which it has no copies.
+
+        That are at most so many of those that are ready, parked, in their back-off and so on, and `also`.
+        O(most · log most), however long the queue is.
+        """
+        order, none = self._order.front(most), dict[QueueId, Queued]()
+        parking = self._parking.front(most, none, order)
+        suspects, coming = list(islice(self._suspects, most)), list(islice(self._coming, most))
+        deferred = smallest(self._deferred, most)
+        due = (key for due_at_ns, key in deferred if self._is_deferred_until(key, due_at_ns))
+        keys = dict.fromkeys(chain(order.ids(), parking.ids(), suspects, coming, due, also))
+        found = [message for key in keys if (message := self._messages.get(key)) is not None]
+        sitting_out = (
+            (each.sender, each.key) for each in found if each.key in self._sitting_out.get(each.sender, ())
+        )
+        twin = self._twin(
+            none,
+            order,
+            parking,
+            suspects=suspects,
+            coming=coming,
+            deferred=deferred,
+            sitting_out=sitting_out,
+        )
+        return twin, found
+
+    def _twin(
+        self,
+        messages: dict[QueueId, Queued],
+        order: Order,
+        parking: Parking,
+        *,
+        suspects: Iterable[QueueId],
+        coming: Iterable[QueueId],
+        deferred: Iterable[tuple[int, QueueId]],
+        sitting_out: Iterable[tuple[str, QueueId]],
+    ) -> "Scheduler":
         twin = Scheduler()
-        twin._messages.update((message.key, message) for message in messages)
-        twin._order, twin._has_lanes = self._order.copy(), self._has_lanes
-        twin._with_ceiling = self._with_ceiling
-        twin._parking = self._parking.copy(twin._messages, twin._order)
-        twin._suspect_senders, twin._suspects = self._suspect_senders.copy(), self._suspects.copy()
-        twin._probing = self._probing
+        twin._messages, twin._order, twin._parking = messages, order, parking
+        twin._suspects, twin._coming = dict.fromkeys(suspects), OrderedDict.fromkeys(coming)
+        twin._deferred = list(deferred)
+        for sender, key in sitting_out:
+            twin._sitting_out.setdefault(sender, {})[key] = None
+        twin._has_lanes, twin._with_ceiling = self._has_lanes, self._with_ceiling
+        twin._suspect_senders, twin._probing = self._suspect_senders.copy(), self._probing
         twin.sender_pauses = self.sender_pauses.copy()
-        twin._sitting_out = {sender: its.copy() for sender, its in self._sitting_out.items()}
-        twin._coming, twin._is_waking = self._coming.copy(), self._is_waking
-        twin._deferred, twin._opens_at_ns = self._deferred.copy(), self._opens_at_ns.copy()
+        twin._is_waking, twin._opens_at_ns = self._is_waking, self._opens_at_ns.copy()
         twin._last_turn, twin._now_ns = self._last_turn, self._now_ns
         twin._price, twin._most_recipients = self._price, self._most_recipients
         twin._new_mail_hold = self._new_mail_hold
         return twin
+
+    def places(self) -> Iterable[Hashable]:
+        return self._parking.places()
+
+    def parked_at(self, place: Hashable) -> int:
+        """Return how many are parked at a place, a few that left among them."""
+        return self._parking.length(place)
 
     def __len__(self) -> int:
         return len(self._messages)
 
     def __iter__(self) -> Iterator[Queued]:
         return iter(self._messages.values())
+
+    def keys(self) -> Collection[QueueId]:
+        return self._messages.keys()
 
     def __contains__(self, queue_id: QueueId) -> bool:
         return queue_id in self._messages
@@ -177,7 +241,7 @@ class Scheduler:
     def arrange(self, lanes: Sequence[Lane], price: Price, most_recipients: int) -> None:
         """Go by other lanes; `price` prices a transaction of at most `most_recipients`.
 
-        Waiting messages move to the new order in slices.  Takes 20 ms for 20,000 of them.
+        Waiting messages move to the new order in slices.
         """
         before = self._order.lanes if self._has_lanes else ()
         is_as_before = (tuple(lanes), price) == (before, self._price)
@@ -190,12 +254,10 @@ class Scheduler:
         self._with_ceiling = tuple(lane.name for lane in lanes if lane.has_ceiling)
         self._opens_at_ns.clear()
         self._parking.go_by(self._order)
-        messages = self._messages
-        for message in [messages[queue_id] for queue_id in old.ahead() if queue_id in messages]:
-            self._order.add_ahead(message.key, message.lane, message.since_ns, is_first=False)
-        in_line = [messages[queue_id] for queue_id in old.in_line() if queue_id in messages]
-        in_line.sort(key=lambda message: message.since_ns)
-        self._coming = dict.fromkeys([*(message.key for message in in_line), *self._coming])
+        for queue_id in old.ahead():
+            if (message := self._messages.get(queue_id)) is not None:
+                self._order.add_ahead(queue_id, message.lane, message.since_ns, is_first=False)
+        self._regrouping = Regrouping(old, self._since, self._regrouping or None)
 
     def move(self, queue_id: QueueId, lane: str) -> None:
         message = self._messages.get(queue_id)
@@ -259,7 +321,7 @@ class Scheduler:
     @property
     def is_behind(self) -> bool:
         """Return whether messages must be moved before it is known what goes next: look again at once."""
-        return self._is_cut_off or self._is_waking or bool(self._coming)
+        return self._is_cut_off or self._is_waking or bool(self._regrouping) or bool(self._coming)
 
     def first_ready(self, now_ns: int) -> Queued | None:
         """Return the message that `next_ready` would take, and leave it; None also while `is_behind`."""
@@ -584,11 +646,15 @@ class Scheduler:
 
     def _line_up(self, message: Queued) -> None:
         self._coming.pop(message.key, None)
-        if self._coming or self._is_waking:
+        if self._regrouping or self._coming or self._is_waking:
             self._order.remove(message.key)
             self._coming[message.key] = None
         else:
             self._line_up_now(message)
+
+    def _since(self, key: QueueId) -> int | None:
+        message = self._messages.get(key)
+        return None if message is None else message.since_ns
 
     def _line_up_now(self, message: Queued) -> None:
         self._order.add(message.key, message.lane, message.reverse_path, message.since_ns)
@@ -620,12 +686,17 @@ class Scheduler:
                 pass
 
     def _catch_up(self, now_ns: int) -> bool:
-        """Move due messages to the end of the line, then newcomers; False where some are left."""
-        while self._coming or (self._deferred and self._has_due(now_ns)):
+        """Move due messages to the end of the line, then those of an edit, then newcomers.
+
+        Return False where some are left.
+        """
+        while self._regrouping or self._coming or (self._deferred and self._has_due(now_ns)):
             if self._has_due(now_ns):
                 self._wake_first()
+            elif self._regrouping:
+                self._come(self._regrouping.step())
             else:
-                self._come(next(iter(self._coming)))
+                self._come(self._coming.popitem(last=False)[0])
             self._is_waking = self._has_due(now_ns)
             if self._is_cut():
                 return False
@@ -644,9 +715,8 @@ class Scheduler:
     def _has_due(self, now_ns: int) -> bool:
         return bool(self._deferred) and self._deferred[0][0] <= now_ns
 
-    def _come(self, queue_id: QueueId) -> None:
-        del self._coming[queue_id]
-        if (message := self._messages.get(queue_id)) is None:
+    def _come(self, queue_id: QueueId | None) -> None:
+        if queue_id is None or (message := self._messages.get(queue_id)) is None:
             return
         if message.is_sitting_out:
             self._become(message, Move.WAKE)

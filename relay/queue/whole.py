@@ -28,6 +28,8 @@ from relay.queue.queued import NO_REASON, NOWHERE, NewMailHold, Queued, State, W
 from relay.queue.routes import Availability, Because, Choice, Part, Route, Spilled, choose, is_better
 from relay.queue.scheduler import SLICE, Scheduler
 
+_NUMBERED = " "
+"""Between a message's id and the number of a part, in the key of every part but the first."""
 MOST_RESTED = 16
 """Waits for upstreams that were down, remembered of one part; the latest count."""
 
@@ -100,6 +102,10 @@ class Queue:
         """Yield every part."""
         return chain.from_iterable(self._lines.values())
 
+    def keys(self) -> list[QueueId]:
+        """Return the key of each part; quick, as no message is looked at.  `queue_id_of` takes one."""
+        return list(chain.from_iterable(line.keys() for line in self._lines.values()))
+
     def __contains__(self, queue_id: QueueId) -> bool:
         return self.get(queue_id) is not None
 
@@ -141,7 +147,7 @@ class Queue:
             self._siblings[parts[0].queue_id] = list(parts)
         for number, part in enumerate(parts):
             if number:
-                part.key, part.is_counted = QueueId(f"{part.queue_id} {number}"), False
+                part.key, part.is_counted = QueueId(f"{part.queue_id}{_NUMBERED}{number}"), False
             # Mail that just came in stands there since it came in.
             is_new = part.choice is NOWHERE
             self._enter(part, self._choose(part, now_ns), part.arrived_at_ns if is_new else now_ns)
@@ -492,6 +498,10 @@ class Queue:
 
     def _part(self, key: QueueId) -> Queued | None:
         return next((found for line in self._lines.values() if (found := line.get(key))), None)
+
+
+def queue_id_of(key: QueueId) -> QueueId:
+    return QueueId(key.partition(_NUMBERED)[0])
 
 
 _FURTHEST_FIRST = (State.ACTIVE, State.WAITING, State.DEFERRED, State.HELD, State.REPORTING)

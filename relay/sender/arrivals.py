@@ -19,6 +19,7 @@ from relay.policy.model import Policy
 from relay.queue.queued import NO_REASON, WaitReason, listed_as, origin_of
 from relay.queue.routes import Because
 from relay.queue.scheduler import Queued, State
+from relay.queue.whole import queue_id_of
 from relay.sender.settling import Backlog
 from relay.sender.spool_thread import Reading, seconds
 from relay.sender.state_file import Ages
@@ -291,12 +292,14 @@ class Arrivals:
 
     async def _sort_anew(self) -> None:
         """Find lane and routes of every message that came in before an edit; mail goes on meanwhile."""
-        await self._sort(sorted({queued.queue_id for queued in self._queue}))
+        # No pass over all of them at once: a long queue holds up the loop.
+        await self._sort(self._queue.keys())
 
-    async def _sort(self, queue_ids: Sequence[QueueId]) -> None:
+    async def _sort(self, keys: Sequence[QueueId]) -> None:
         sorter = self._sorter
-        for start in range(0, len(queue_ids), SORTED_AT_ONCE):
-            found = await self._spool_thread.sort(queue_ids[start : start + SORTED_AT_ONCE], sorter)
+        for start in range(0, len(keys), SORTED_AT_ONCE):
+            some = dict.fromkeys(map(queue_id_of, keys[start : start + SORTED_AT_ONCE]))
+            found = await self._spool_thread.sort(list(some), sorter)
             now_ns = self._clock.boottime_ns()
             for entry in found.values():
                 self._queue.sort_anew(self._parts(entry), now_ns)

@@ -27,8 +27,8 @@ from typing import Protocol
 from relay.clock import SECOND_NS, Clock
 from relay.mail.envelope import QueueId
 from relay.mail.formats import rfc3339
-from relay.queue.scheduler import Queued, State
-from relay.queue.whole import Queue
+from relay.queue.scheduler import SLICE, Queued, State
+from relay.queue.whole import Queue, queue_id_of
 from relay.sender.settling import Settling, told_of_delay
 from relay.sender.spool_thread import seconds
 from relay.sender.upstream_health import Pausing
@@ -104,10 +104,12 @@ class LateMail:
         """Warn of late messages that stay late; return how many were warned.  Raises SpoolFault."""
         warn_after_ns = self._settling.terms.warn_after_ns
         now_ns = self._clock.boottime_ns()
-        if warn_after_ns is None or not any(self._is_late(q, now_ns, warn_after_ns) for q in self._queue):
+        if warn_after_ns is None or not await self._has_late(now_ns, warn_after_ns):
             return 0
         warned = 0
-        for listed in await asyncio.to_thread(self._foresee()):
+        for number, listed in enumerate(await asyncio.to_thread(self._foresee())):
+            if number % SLICE == 0:
+                await asyncio.sleep(0)
             queued = self._queue.get(listed.queue_id)
             if queued is None or not self._is_late(queued, now_ns, warn_after_ns):
                 continue
@@ -119,6 +121,17 @@ class LateMail:
                 break
             warned += await self._warn(queued, left_ns)
         return warned
+
+    async def _has_late(self, now_ns: int, warn_after_ns: int) -> bool:
+        """Look in slices between turns of the loop."""
+        keys = self._queue.keys()
+        for start in range(0, len(keys), SLICE):
+            for key in keys[start : start + SLICE]:
+                queued = self._queue.get(queue_id_of(key))
+                if queued is not None and self._is_late(queued, now_ns, warn_after_ns):
+                    return True
+            await asyncio.sleep(0)
+        return False
 
     @staticmethod
     def _is_late(queued: Queued, now_ns: int, warn_after_ns: int) -> bool:

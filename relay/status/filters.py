@@ -11,12 +11,15 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from heapq import nsmallest
 from ipaddress import ip_network
+from itertools import islice
 from typing import Any, ClassVar, NamedTuple
 
 from relay.clock import SECOND_NS
 from relay.mail.address import comparable, comparable_domain
 from relay.mail.sought import sought
+from relay.queue.queued import Queued
 from relay.queue.sorting import Network, is_address, is_client, is_domain, is_like
 from relay.spool.interface import MOST_RUNS
 from relay.status.snapshot import MessageView, QueueState
@@ -85,6 +88,17 @@ class Filters:
     @property
     def is_any(self) -> bool:
         return self == EVERYTHING
+
+    def may_fit(self, part: Queued) -> bool:
+        """Return False for what `judge` would leave out, by what costs least to ask."""
+        # Of a message in parts the state is that of all of them.
+        is_in_state = not self.states or part.part.indices is not None or part.state.value in self.states
+        return (
+            is_in_state
+            and part.size_bytes >= self.size_bytes
+            and (not self.senders or is_address(self.senders, part.reverse_path))
+            and (not self.users or any(is_like(user, part.user) for user in self.users))
+        )
 
     def judge(self, listed: Listed) -> bool | None:
         """Return None where only recipients can tell that are not in memory: `fits_recipients`."""
@@ -209,7 +223,9 @@ class Wanted:
 
     def arranged(self, views: Iterable[MessageView]) -> list[MessageView]:
         by = _SORTS.get(self.sort)
-        return (list(views) if by is None else sorted(views, key=by))[: self.limit]
+        if by is None:
+            return list(islice(views, self.limit))
+        return sorted(views, key=by) if self.limit is None else nsmallest(self.limit, views, key=by)
 
 
 WHOLE_QUEUE = Wanted()
@@ -257,19 +273,26 @@ class _Sum:
         return Group(key, self.messages, self.recipients, self.size_bytes, tuple(self.by_age))
 
 
-def summary(listed: Iterable[Listed], by: By, limit: int | None = None) -> list[Group]:
-    """Return first the row of all, then those with most messages.
+class Summary:
+    def __init__(self, by: By) -> None:
+        self._by = by
+        self._everything, self._groups = _Sum(), defaultdict[str, _Sum](_Sum)
 
-    By domain a message is in each row that has a recipient of it, once.
-    """
-    everything, groups = _Sum(), defaultdict[str, _Sum](_Sum)
-    for each in listed:
-        everything.add(each, each.view.recipients_left)
-        for key, recipients in _shares(each, by).items():
-            groups[key].add(each, recipients)
-    rows = [of_key.group(key) for key, of_key in groups.items()]
-    rows.sort(key=lambda row: (-row.messages, row.key))
-    return [everything.group(None), *rows[:limit]]
+    def add(self, listed: Iterable[Listed]) -> None:
+        """Add messages, each of which knows its domains or all its recipients, where those are asked for."""
+        for each in listed:
+            self._everything.add(each, each.view.recipients_left)
+            for key, recipients in _shares(each, self._by).items():
+                self._groups[key].add(each, recipients)
+
+    def rows(self, limit: int | None = None) -> list[Group]:
+        """Return first the row of all, then those with most messages.
+
+        By domain a message is in each row that has a recipient of it, once.
+        """
+        rows = [of_key.group(key) for key, of_key in self._groups.items()]
+        rows.sort(key=lambda row: (-row.messages, row.key))
+        return [self._everything.group(None), *rows[:limit]]
 
 
 def _shares(listed: Listed, by: By) -> dict[str, int]:

@@ -1,7 +1,9 @@
 """What is to be expected of the queue: a look at it at one instant, and the estimate made from that.
 
 A `Look` is at the line of one upstream; it is quick and taken on the event loop.  Its estimate takes its
-time with a long queue, touches nothing of the relay, and may be made in another thread.  Mail that will
+time, touches nothing of the relay, and may be made in another thread.  With `most` it is a look at what goes
+first (`Scheduler.front`), whose cost is the same for any longer queue; what stands behind goes by rates
+(`relay.status.pace`).  Mail that will
 fail over while its upstream is down is estimated with the line where it goes then.
 
 `held_by` has one of these forms, whatever holds a message:
@@ -28,6 +30,7 @@ from typing import NamedTuple, cast
 
 from relay.mail.envelope import QueueId
 from relay.policy.model import Upstream
+from relay.queue.counts import total
 from relay.queue.lanes import Arrangement
 from relay.queue.queued import WaitKind, WaitReason
 from relay.queue.scheduler import Queued, Scheduler, State
@@ -35,6 +38,7 @@ from relay.sender.settling import Attempt
 from relay.sender.upstreams import UpstreamView
 from relay.status.eta import foretell
 from relay.status.expected import BACK_OFF, HOLD, NEVER_NS, NEXT, RESTS, SHIELD, Mail, Outlook, limit_words
+from relay.status.pace import Load, Pace
 from relay.throttle.admission import Place, keys_of
 from relay.throttle.gauge import Limited
 
@@ -101,13 +105,27 @@ class Look:
         back_off_ns: tuple[int, int],
         now_ns: int,
         leaving: Container[QueueId] = (),
+        most: int | None = None,
     ) -> None:
         """Without a view the relay is down; without an upstream, it has left the policy.
 
-        `leaving` are the keys of mail of this line that joins another one (`join`).
+        `leaving` are the keys of mail of this line that joins another one (`join`).  A line of more than
+        `most` messages is looked at only in front.
         """
         self.upstream = name
-        self._queue = [queued for queued in scheduler if queued.key not in leaving]
+        self.behind = Load()
+        """What waits behind the messages of this look."""
+        self._parked_behind: dict[Place, int] = {}
+        if most is None or len(scheduler) <= most:
+            self._line, found = scheduler.twin(), list(scheduler)
+        else:
+            self._line, found = scheduler.front(most, () if view is None else view.under_way)
+            self.behind = _waiting(scheduler).minus(_load(each for each in found if _waits(each)))
+            self._parked_behind = {
+                cast(Place, place): scheduler.parked_at(place) - self._line.parked_at(place)
+                for place in self._line.places()
+            }
+        self._queue = [queued for queued in found if queued.key not in leaving]
         self._joining: dict[QueueId, Joining] = {}
         # Lists of what is there already: making an object for each message takes ten times as long.
         self._states = [queued.state for queued in self._queue]
@@ -118,7 +136,6 @@ class Look:
         self._domains = [queued.domains for queued in self._queue]
         self._listed = [queued.listed for queued in self._queue]
         self._pasts = [queued.past for queued in self._queue]
-        self._line = scheduler.twin()
         self._rests_of = scheduler.sender_pauses.rests_of
         self._view = view
         self._edit: EditedLook | None = None
@@ -221,13 +238,30 @@ class Look:
                 foretold[mail.queue_id] = Expected(None if eta_ns == NEVER_NS else eta_ns, held_by)
         return [foretold[queued.key] for queued in messages]
 
-    def drained_ns(self) -> int | None:
-        """Leave out what is deferred.  None where nobody can tell; now, where nothing waits."""
+    def foreseen(self) -> "LineEstimate":
+        """Make the estimate."""
         messages = self.messages()
-        leaving = self.leaving_ns(messages, self.expected(messages))
-        return None if leaving is None else max(leaving, default=self.now_ns)
+        expected = self.expected(messages)
+        leaving = self._leaving_ns(messages, expected)
+        return LineEstimate(self, messages, expected, leaving, self._pace(messages, expected, leaving))
 
-    def leaving_ns(self, messages: Sequence[Queued], expected: Sequence[Expected]) -> list[int] | None:
+    def parked_ns(self, etas_ns: Mapping[Place, int]) -> list[int]:
+        """Return when the last message will have left each place that has more than this look has.
+
+        `etas_ns` is by place when the last one leaves that it has.
+        """
+        found = []
+        for place, count in self._parked_behind.items():
+            rates = [
+                limit.span_ns * count // max(1, limit.count)
+                for limit in self._outlook.limits
+                if limit.for_each == place.for_each and limit.unit in ("messages", "recipients")
+            ]
+            if count > 0:
+                found.append(etas_ns.get(place, self.now_ns) + max(rates, default=0))
+        return found
+
+    def _leaving_ns(self, messages: Sequence[Queued], expected: Sequence[Expected]) -> list[int] | None:
         """Return when each leaves that waits or is on its way, in the order of `messages`.
 
         None where nobody can tell.
@@ -240,6 +274,20 @@ class Look:
             if (queued.state in (State.WAITING, State.ACTIVE) or queued.is_held_by_pause)
             and each.eta_ns is not None
         ]
+
+    def _pace(
+        self, messages: Sequence[Queued], expected: Sequence[Expected], leaving: Sequence[int] | None
+    ) -> Pace | None:
+        """Return by what the messages behind this look go; None where there are none, or nobody can tell."""
+        if leaving is None or not self.behind.messages:
+            return None
+        # What is parked goes by limits of its own, and does not say how quick the others are.
+        etas_ns = [
+            each.eta_ns
+            for queued, each in zip(messages, expected, strict=True)
+            if queued.state is State.WAITING and queued.place is None and each.eta_ns is not None
+        ]
+        return Pace(self._outlook, _load(filter(_waits, messages)), max(etas_ns, default=self.now_ns))
 
     def _lined_up(self, messages: Sequence[Queued]) -> list[Queued]:
         """Return first the messages that were taken, of these last those on their way, as begun."""
@@ -309,6 +357,61 @@ class Look:
         rests = self._rests_of(queued.sender)
         paused_ns = self._view.pauses.within_ns(arrived_at_ns, now_ns, (*rests, *queued.past.rested))
         return now_ns - arrived_at_ns - paused_ns
+
+
+class LineEstimate(NamedTuple):
+    """An estimate of one line."""
+
+    look: Look
+    messages: list[Queued]
+    expected: list[Expected]
+    leaving_ns: list[int] | None
+    """When each leaves that waits or is on its way; None where nobody can tell."""
+    pace: Pace | None
+    """Of the messages behind the look, if there are any and it can be told."""
+
+    def drained_ns(self) -> int | None:
+        """Leave out what is deferred.  None where nobody can tell; now, where nothing waits."""
+        if self.leaving_ns is None:
+            return None
+        places: dict[Place, int] = {}
+        for queued, each in zip(self.messages, self.expected, strict=True):
+            if queued.place is not None and each.eta_ns is not None:
+                place = cast(Place, queued.place)
+                places[place] = max(places.get(place, 0), each.eta_ns)
+        behind = [] if self.pace is None else [self.pace.at_ns(self.look.behind)]
+        return max([*self.leaving_ns, *behind, *self.look.parked_ns(places)], default=self.look.now_ns)
+
+    def behind(self, queued: Queued, ahead: Load | None = None) -> Expected:
+        """Return what to expect of a message behind the look, with so much of them ahead of it, or all."""
+        if why := _out_of_line(queued) or self.look.stop:
+            return Expected(None, why)
+        if queued.state is State.DEFERRED:
+            return Expected(max(queued.due_at_ns, self.look.now_ns), RESTS if _rests(queued) else BACK_OFF)
+        if self.pace is None:
+            return Expected(None, NEXT)
+        held_by = next((each.held_by for each in reversed(self.expected) if each.eta_ns is not None), NEXT)
+        return Expected(self.pace.at_ns(self.look.behind if ahead is None else ahead), held_by)
+
+
+def load_of(queued: Queued) -> Load:
+    return Load(1, queued.recipients_left, queued.size_bytes)
+
+
+def _load(messages: Iterable[Queued]) -> Load:
+    load = Load()
+    for queued in messages:
+        load = load.plus(load_of(queued))
+    return load
+
+
+def _waits(queued: Queued) -> bool:
+    return queued.state is State.WAITING
+
+
+def _waiting(scheduler: Scheduler) -> Load:
+    sums = total(scheduler.counts.of(State.WAITING).values())
+    return Load(scheduler.counts.members(State.WAITING), sums.recipients, sums.size_bytes)
 
 
 def _out_of_line(queued: Queued) -> str:

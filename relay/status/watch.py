@@ -9,6 +9,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import cast
 
 from relay import __version__
@@ -20,15 +21,16 @@ from relay.queue.counts import Sums, total
 from relay.queue.lanes import DEFAULT_LANE
 from relay.queue.routes import Availability, Because, Spilled, spill_asks, spill_goes, words_of
 from relay.queue.scheduler import Queued, State
-from relay.queue.whole import Queue
+from relay.queue.whole import Queue, queue_id_of
 from relay.sender.sender import Sender
 from relay.sender.upstreams import UpstreamView
 from relay.spool.headroom import why_no_room
 from relay.spool.interface import RECIPIENTS_SHOWN, SetAside
 from relay.status.breakdown import Breakdown, Breakdowns, shown_reason
-from relay.status.expected import ceiling_words, limit_words
+from relay.status.expected import NEXT, ceiling_words, limit_words
 from relay.status.filters import Listed, domains_in_memory
-from relay.status.forecast import DOWN, Expected, Joining, Look, rest_words
+from relay.status.forecast import DOWN, Expected, Joining, LineEstimate, Look, load_of, rest_words
+from relay.status.pace import Load
 from relay.status.prospect import Edited, Prospect, RecordedUpstream, Seen
 from relay.status.snapshot import (
     NOTHING_COMING,
@@ -55,6 +57,8 @@ from relay.verdicts.health import STOPPED, Health
 _STATES = {Health.PAUSED: UpstreamState.PAUSED} | dict.fromkeys(STOPPED, UpstreamState.STOPPED)
 FEW = 200
 """At most this many messages are scanned at each snapshot: some ten milliseconds."""
+FORETOLD = 1000
+"""Messages of each line whose way is foretold one by one; what stands behind them goes by rates."""
 FRESH_NS = 5 * SECOND_NS
 OFTEN = 20
 """The estimate of a long queue takes at most one twentieth of the time."""
@@ -119,7 +123,7 @@ class Watch:
 
     def listing(self) -> "Listing":
         """Quick, where the listing itself takes time with a long queue."""
-        return Listing(self, self._looks(), self._sender.queue, self.clock)
+        return Listing(self, self._looks(FORETOLD), self._sender.queue, self.clock)
 
     async def breakdown(self) -> Breakdown:
         """Count what is queued; of a long queue, what was counted last."""
@@ -127,13 +131,18 @@ class Watch:
 
     def coming(self) -> Coming:
         """Return what goes next; of a long queue, what was foreseen last."""
-        return self.listing().foresee()[0] if len(self._sender.queue) <= FEW else self._coming
+        if len(self._sender.queue) > FEW:
+            return self._coming
+        listing = self.listing()
+        listing.foretell()
+        return listing.foresee()[0]
 
     async def foresee(self) -> None:
         """Have the next snapshots know when the queue will have drained.
 
-        A long queue's estimate is made in another thread.  It is kept while younger than FRESH_NS or than
-        OFTEN times what it cost: its instant stays right as long as nothing surprising happens.
+        A long queue's estimate is made in another thread, of its first messages.  It is kept while younger
+        than FRESH_NS or than OFTEN times what it cost: its instant stays right as long as nothing surprising
+        happens.
         """
         began_ns = self.clock.boottime_ns()
         views = {name: self._sender.upstreams.view(name) for name in self.policy.upstreams}
@@ -144,7 +153,9 @@ class Watch:
         if not any(views.values()) or is_fresh or len(self._sender.queue) <= FEW:
             return
         self._drain_is_fresh_until_ns = began_ns + FRESH_NS
-        self._coming, self._drained_ns = await asyncio.to_thread(self.listing().foresee)
+        listing = self.listing()
+        await asyncio.to_thread(listing.foretell)
+        self._coming, self._drained_ns = listing.foresee()
         cost_ns = self.clock.boottime_ns() - began_ns
         self._drain_is_fresh_until_ns = began_ns + max(FRESH_NS, OFTEN * cost_ns)
 
@@ -177,8 +188,8 @@ class Watch:
             if view is not None and view.because
         }
 
-    def _looks(self) -> list[Look]:
-        """Look at every line, those first that the policy has."""
+    def _looks(self, most: int | None = None) -> list[Look]:
+        """Look at every line, those first that the policy has; at the first messages of each."""
         queue, now_ns = self._sender.queue, self.clock.boottime_ns()
         names = list(dict.fromkeys([*self.policy.upstreams, *queue.names]))
         views = {name: self._sender.upstreams.view(name) for name in names}
@@ -186,7 +197,7 @@ class Watch:
         joining: dict[str, list[Joining]] = {}
         for view in views.values():
             if view is not None and view.because:
-                for to, each in self._failing_over(view, now_ns):
+                for to, each in self._failing_over(view, now_ns, most):
                     joining.setdefault(to, []).append(each)
         leaving = {each.queued.key for its in joining.values() for each in its}
         looks = [
@@ -198,6 +209,7 @@ class Watch:
                 back_off_ns=back_off_ns,
                 now_ns=now_ns,
                 leaving=leaving,
+                most=most,
             )
             for name in names
         ]
@@ -213,10 +225,13 @@ class Watch:
         looks, standings = {look.upstream: look for look in self._looks()}, dict(self._sender.queue.standings)
         return lambda: _spilled(looks, standings)
 
-    def _failing_over(self, view: UpstreamView, now_ns: int) -> Iterator[tuple[str, Joining]]:
+    def _failing_over(
+        self, view: UpstreamView, now_ns: int, most: int | None
+    ) -> Iterator[tuple[str, Joining]]:
         """Yield what stands in the line of an upstream that is down, and leaves it for one that is not."""
         queue = self._sender.queue
-        for queued in queue.line(view.name):
+        line = queue.line(view.name)
+        for queued in line if most is None or len(line) <= most else line.front(most)[1]:
             if queued.state not in (State.WAITING, State.DEFERRED):
                 continue
             until_ns = queue.choice(queued, now_ns).until_ns
@@ -236,7 +251,7 @@ class Watch:
             return self._wall(now_ns)
         if len(self._sender.queue) <= FEW:
             (look,) = [look for look in self._looks() if look.upstream == view.name]
-            drained_ns = look.drained_ns()
+            drained_ns = look.foreseen().drained_ns()
         else:
             drained_ns = self._drained_ns.get(view.name)
         return None if drained_ns is None else self._wall(max(now_ns, drained_ns))
@@ -407,39 +422,82 @@ class Watch:
 
 
 class Listing:
+    """The queue, a row a message.
+
+    `foretell` comes first, and may be called in another thread: it touches nothing of the relay.  What was
+    foretold one by one is shown as it was when the looks were taken, everything else as it is when its row
+    is made.  A message that is gone by then has no row.
+    """
+
     def __init__(self, watch: Watch, looks: Sequence[Look], queue: Queue, clock: Clock) -> None:
         self._looks = looks
         self._queue = queue
         self._paused = watch.why()
         self._now_ns = clock.boottime_ns()
         self._to_wall_ns = clock.wall_ns() - self._now_ns
+        self._estimates: dict[str, LineEstimate] = {}
+        self._foretold: dict[QueueId, tuple[Queued, Expected]] = {}
+        self._ahead: dict[str, Load] = {}
+        """By the upstream, what waits behind the look and has a row by now."""
+
+    def foretell(self) -> None:
+        for look in self._looks:
+            its = self._estimates[look.upstream] = look.foreseen()
+            self._foretold |= {
+                queued.key: (queued, expected)
+                for queued, expected in zip(its.messages, its.expected, strict=True)
+            }
 
     def messages(self) -> list[MessageView]:
         """Return them oldest first, each with its estimate; touches nothing of the relay."""
-        return [each.view for each in self.listed()]
-
-    def listed(self, aside: Iterable[SetAside] = ()) -> list[Listed]:
-        """Do as `messages`, with what filters ask; then what is set aside."""
-        by_id: dict[QueueId, Listed] = {}
-        for look in self._looks:
-            messages = look.messages()
-            for queued, expected in zip(messages, look.expected(messages), strict=True):
-                each = Listed(
-                    self._listed(queued, expected, queued.recipients_shown[: queued.recipients_left]),
-                    self._now_ns - queued.arrived_at_ns,
-                    domains_in_memory(queued.domains),
-                )
-                other = by_id.get(queued.queue_id)
-                by_id[queued.queue_id] = each if other is None else _as_one(other, each)
-        listed = sorted(by_id.values(), key=_by_queue_id)
-        return listed + [self._set_aside(file) for file in aside]
+        self.foretell()
+        rows = map(self.row, distinct(sorted(self._queue.keys())))
+        return [each.view for each in rows if each is not None]
 
     def message(self, queue_id: QueueId, recipients: tuple[str, ...]) -> MessageView | None:
-        """Return one message with all its recipients that are left; None if it is gone."""
-        found = next((each.view for each in self.listed() if each.view.queue_id == queue_id), None)
-        return None if found is None else replace(found, recipients=recipients)
+        """Return one message with all its recipients that are left; None if it is gone.
 
-    def _set_aside(self, file: SetAside) -> Listed:
+        Where it stands behind what was foretold, it goes at the latest when all of its line does.
+        """
+        self.foretell()
+        found = self.row(queue_id, is_alone=True)
+        return None if found is None else replace(found.view, recipients=recipients)
+
+    def row(self, queue_id: QueueId, *, is_alone: bool = False) -> Listed | None:
+        """Return a message; None if it is gone.
+
+        Rows are to be asked for oldest first: what waits behind the look goes in this order, by estimate.
+        """
+        found: Listed | None = None
+        for part in self._queue.parts(queue_id):
+            queued, expected = self._foretold.get(part.key) or (part, self._behind(part, is_alone=is_alone))
+            each = Listed(
+                self._listed(queued, expected, queued.recipients_shown[: queued.recipients_left]),
+                self._now_ns - queued.arrived_at_ns,
+                domains_in_memory(queued.domains),
+            )
+            found = each if found is None else _as_one(found, each)
+        return found
+
+    def skipped(self, queue_id: QueueId) -> None:
+        """Hear of a message that needs no row; those behind it go later."""
+        for part in self._queue.parts(queue_id):
+            if part.key not in self._foretold and part.state is State.WAITING:
+                self._pass(part)
+
+    def _behind(self, part: Queued, *, is_alone: bool) -> Expected:
+        estimate = self._estimates.get(part.upstream)
+        if estimate is None:
+            return Expected(None, NEXT)
+        if is_alone or part.state is not State.WAITING:
+            return estimate.behind(part)
+        return estimate.behind(part, self._pass(part))
+
+    def _pass(self, part: Queued) -> Load:
+        ahead = self._ahead[part.upstream] = self._ahead.get(part.upstream, Load()).plus(load_of(part))
+        return ahead
+
+    def set_aside(self, file: SetAside) -> Listed:
         """Name the file as corrupt/ does, which in general is no id; its age is by the wall clock."""
         view = MessageView(
             QueueId(file.name),
@@ -458,24 +516,16 @@ class Listing:
 
         Upstreams of which nobody can tell are left out.
         """
-        all_pairs: list[tuple[Queued, Expected]] = []
         drained_ns: dict[str, int] = {}
-        instants: list[int] = []
-        for look in self._looks:
-            messages = look.messages()
-            pairs = list(zip(messages, look.expected(messages), strict=True))
-            leaving = look.leaving_ns(messages, [expected for _, expected in pairs])
-            if leaving is not None:
-                drained_ns[look.upstream] = max(leaving, default=look.now_ns)
-                instants += leaving
-            all_pairs += pairs
-        instants.sort()
-        first = heapq.nsmallest(FIRST, all_pairs, key=_soonest)
-        steps = min(STEPS, len(instants))
-        gone = [-(-step * len(instants) // steps) for step in range(1, steps + 1)]
+        leaving: list[tuple[int, int]] = []
+        for name, estimate in self._estimates.items():
+            if (drained := estimate.drained_ns()) is not None:
+                drained_ns[name] = drained
+                leaving += [(at_ns, 1) for at_ns in estimate.leaving_ns or ()] + _steps_of(estimate)
+        first = heapq.nsmallest(FIRST, self._foretold.values(), key=_soonest)
         return Coming(
             tuple(self._listed(queued, expected, ()) for queued, expected in first),
-            tuple((instants[count - 1] + self._to_wall_ns, len(instants) - count) for count in gone),
+            tuple((at_ns + self._to_wall_ns, left) for at_ns, left in _curve(leaving)),
         ), drained_ns
 
     def _listed(self, queued: Queued, expected: Expected, recipients: tuple[str, ...]) -> MessageView:
@@ -503,6 +553,32 @@ class Listing:
             instead_of=choice.instead_of,
             rewritten_as="" if queued.sent_reverse_path == queued.reverse_path else queued.sent_reverse_path,
         )
+
+
+def _steps_of(estimate: LineEstimate) -> list[tuple[int, int]]:
+    """Return instants by which so many more of what stands behind a look will have gone."""
+    behind, pace = estimate.look.behind, estimate.pace
+    if pace is None:
+        return []
+    gone = [behind.part(step, STEPS) for step in range(STEPS + 1)]
+    counts = (after.messages - before.messages for before, after in pairwise(gone))
+    return [(pace.at_ns(load), count) for load, count in zip(gone[1:], counts, strict=True) if count]
+
+
+def _curve(leaving: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return at most so many instants as a picture shows, each with how many are left then."""
+    leaving.sort()
+    total = sum(count for _, count in leaving)
+    steps = min(STEPS, total)
+    curve: list[tuple[int, int]] = []
+    gone = 0
+    for at_ns, count in leaving:
+        # The next step that is not drawn yet.
+        due = -(-(len(curve) + 1) * total // steps)
+        gone += count
+        if gone >= due:
+            curve += [(at_ns, total - gone)] * (gone * steps // total - len(curve))
+    return curve
 
 
 _FURTHEST_FIRST = (
@@ -569,13 +645,18 @@ def _spilled(looks: Mapping[str, Look], standings: Mapping[str, Availability]) -
     return found
 
 
+def distinct(keys: Iterable[QueueId]) -> Iterator[QueueId]:
+    """Yield the ids of messages, each once, of the sorted keys of their parts."""
+    last = None
+    for key in keys:
+        if (queue_id := queue_id_of(key)) != last:
+            last = queue_id
+            yield queue_id
+
+
 def _soonest(pair: tuple[Queued, Expected]) -> float:
     eta_ns = pair[1].eta_ns
     return math.inf if eta_ns is None else eta_ns
-
-
-def _by_queue_id(listed: Listed) -> QueueId:
-    return listed.view.queue_id
 
 
 def _state(seen: UpstreamView | RecordedUpstream) -> UpstreamState:

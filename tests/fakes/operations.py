@@ -4,12 +4,12 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from relay.control.operations import ABSENT, OK, TABLE, UNCHANGED, UNREAD, Deed, Verb, Write
+from relay.control.operations import ABSENT, OK, TABLE, UNCHANGED, UNREAD, Deed, Found, Rows, Verb, Write
 from relay.mail.envelope import QueueId
 from relay.queue.queued import WaitReason, origin_of
 from relay.queue.scheduler import Queued, State
 from relay.status.breakdown import Breakdown, Count
-from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Listed, Wanted, domains_of, summary
+from relay.status.filters import WHOLE_QUEUE, By, Filters, Group, Listed, Summary, Wanted, domains_of
 from relay.status.plan import Plan
 from relay.status.snapshot import MessageView, QueueState, Snapshot, UpstreamState
 from relay.verdicts.operator_pause import PauseAsked
@@ -23,7 +23,7 @@ AFTERWARDS: dict[Verb, QueueState] = {
 """The state that a verb leaves a message in; the other verbs end it."""
 
 
-class FakeOperations:
+class FakeOperations(Rows):
     """Acts on messages that are not active; is `Session` too."""
 
     def __init__(self, messages: Iterable[MessageView] = ()) -> None:
@@ -58,11 +58,14 @@ class FakeOperations:
         count.add(_queued(view) for view in self.messages.values())
         return count.breakdown(self.shown.at_ns)
 
-    async def queue(self, wanted: Wanted = WHOLE_QUEUE) -> Sequence[MessageView]:
-        return wanted.arranged(each.view for each in self._listed(wanted.filters))
+    async def rows(self, wanted: Wanted = WHOLE_QUEUE) -> Found:
+        for view in wanted.arranged(each.view for each in self._listed(wanted.filters)):
+            yield [view]
 
     async def summary(self, filters: Filters, by: By, limit: int | None = None) -> Sequence[Group]:
-        return summary(self._listed(filters), by, limit)
+        adding = Summary(by)
+        adding.add(self._listed(filters))
+        return adding.rows(limit)
 
     def _listed(self, filters: Filters) -> list[Listed]:
         if self.raises is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from relay.cli.operate import LAID_OUT_BY
 from relay.clock import SECOND_NS
 from relay.control.operations import VERBS
 from relay.mail.envelope import QueueId
@@ -276,6 +277,42 @@ def test_with_routes_each_message_says_its_upstream(
         path.write_text(f"# edited\n{WITH_ROUTES}")
         assert code_of("queue", "show", FIRST, "--policy", str(path)) == 0
         assert "by route 2, stands with ses" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("up")
+@pytest.mark.parametrize("as_json", [(), ("--json",)])
+def test_a_list_that_was_cut_says_so_on_stderr(
+    as_json: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of("queue", "--limit", "2", *as_json) == 0
+    cut = capsys.readouterr()
+    assert code_of("queue", "--limit", "3", *as_json) == 0
+    whole = capsys.readouterr()
+
+    assert cut.err == "only the first 2 are listed; there are more\n"
+    assert REPORT not in cut.out
+    assert SECOND in cut.out
+    assert whole.err == ""
+    assert REPORT in whole.out
+    if not as_json:
+        assert cut.out.endswith("in 2 Requests.\n")
+
+
+@pytest.mark.usefixtures("up")
+def test_a_long_list_keeps_its_columns_and_its_total(
+    operations: FakeOperations, capsys: pytest.CaptureFixture[str]
+) -> None:
+    count = 2 * LAID_OUT_BY
+    names = [QueueId(f"{number:016d}") for number in range(count)]
+    operations.messages = {name: a_message(name, size_bytes=1024) for name in names}
+
+    assert code_of("queue") == 0
+
+    head, *lines, total = capsys.readouterr().out.splitlines()
+    assert head.startswith("----Queue ID")
+    assert [line.split()[0] for line in lines] == names
+    assert len({line.index("waiting") for line in lines}) == 1
+    assert total == f"-- {count} Kbytes in {count} Requests."
 
 
 @pytest.mark.usefixtures("up")

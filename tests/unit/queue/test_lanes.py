@@ -390,7 +390,8 @@ class AnyOrder(RuleBasedStateMachine):
         ready = sorted(name for model in self.lanes.values() for name in model.all())
         assert len(self.order) == len(ready)
         fronts = {name for model in self.lanes.values() for name in model.all() if model.is_in_front(name)}
-        assert sorted([*self.order.in_line(), *self.order.ahead()]) == sorted({*ready} - fronts)
+        in_line = self.order.in_line(self.order.keys())
+        assert sorted([*in_line, *self.order.ahead()]) == sorted({*ready} - fronts)
         for lane, model in self.lanes.items():
             assert self.order.length(lane) == len(model.all())
 

@@ -330,7 +330,7 @@ def test_what_the_disk_did_not_give_is_asked_for_again_each_hour() -> None:
     path = engine.layout.content(long)
     scratched = Scratched(model_of(engine), path, 0)
     spool = LogEngine(engine.root, scratched).start()
-    assert spool.recover().entries == ()
+    assert recover(spool).entries == ()
 
     assert taken(spool) == []
     spool.clean_up()

@@ -15,6 +15,7 @@ from relay.spool.log.intake import LogIntake
 from tests.fakes.disk import Fault, ModelDisk
 from tests.unit.spool.engine import BOUNCED, CONTENT, ENVELOPE, RELAYED, accept, note, recovered, taken
 from tests.unit.spool.log_engine import LogEngine, log_on_the_kernel, log_on_the_model
+from tests.unit.spool.recovering import recover
 
 LONG = b"Subject: long\r\n\r\n" + b"y" * INLINE_BYTES
 
@@ -207,7 +208,7 @@ def test_fsck_tells_what_is_not_as_it_should_be(tmp_path: Path) -> None:
     for summary in (root / "log").glob("*.sum"):
         summary.unlink()
     spool = engine.start()
-    assert [entry.queue_id for entry in spool.recover().entries] == [long, whole]
+    assert [entry.queue_id for entry in recover(spool).entries] == [long, whole]
     assert set(engine.names("corrupt")) >= {damaged, "log-notes", "long-x", "boots.new"}
 
 

@@ -15,10 +15,10 @@ from relay.status.filters import (
     By,
     Filters,
     Listed,
+    Summary,
     Wanted,
     domains_in_memory,
     domains_of,
-    summary,
 )
 from relay.status.snapshot import MessageView, QueueState
 from relay.throttle.admission import runs_of
@@ -164,7 +164,9 @@ def test_a_summary_adds_up_to_all_messages(mails: list[tuple[list[str], int]], b
         for to, minutes in mails
     ]
 
-    total, *rows = summary(messages, by)
+    adding = Summary(by)
+    adding.add(messages)
+    total, *rows = adding.rows()
 
     assert (total.key, total.messages) == (None, len(mails))
     assert all(sum(row.messages_by_age) == row.messages for row in (total, *rows))
@@ -173,4 +175,4 @@ def test_a_summary_adds_up_to_all_messages(mails: list[tuple[list[str], int]], b
     if by is not By.DOMAIN:
         assert sum(row.messages for row in rows) == total.messages
     assert [row.messages for row in rows] == sorted((row.messages for row in rows), reverse=True)
-    assert summary(messages, by, 1) == [total, *rows[:1]]
+    assert adding.rows(1) == [total, *rows[:1]]

@@ -1,0 +1,179 @@
+"""What looks at a long queue cost, in messages visited, and what is told of those that are not."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from relay.clock import SECOND_NS
+from relay.control.operator import ROWS_AT_ONCE
+from relay.mail.envelope import QueueId
+from relay.queue.lanes import Order
+from relay.queue.queued import origin_of
+from relay.queue.scheduler import Queued, Scheduler, State
+from relay.status.expected import Outlook
+from relay.status.filters import Filters, Wanted
+from relay.status.pace import Load, Pace
+from relay.status.snapshot import MessageView
+from relay.status.watch import FORETOLD, Listing
+from tests.fakes.clock import FakeClock
+from tests.unit.sender.in_process_relay import Relay, policy_of
+
+LIMIT = 100
+MANY = 3 * FORETOLD
+
+
+def name_of(number: int) -> QueueId:
+    return QueueId(f"{number:016d}")
+
+
+def fill(relay: Relay, first: int, last: int) -> None:
+    now_ns = relay.clock.boottime_ns()
+    for number in range(first, last):
+        sender = f"{number % 7}@x.example"
+        queued = Queued(name_of(number), origin_of(sender), 1, now_ns, relay.clock.wall_ns(), 1)
+        relay.sender.queue.add(queued, now_ns=now_ns)
+
+
+@asynccontextmanager
+async def a_long_queue(folder: Path) -> AsyncIterator[Relay]:
+    policy = policy_of(folder, 9, f", limits: [{{messages: {LIMIT}, per: 1h}}]")
+    async with Relay(policy, clock=FakeClock()) as relay:
+        # A connection that is refused meanwhile would pause the upstream.
+        relay.sender.upstreams.halt()
+        fill(relay, 0, MANY)
+        yield relay
+        for queued in list(relay.sender.queue):
+            relay.sender.queue.remove(queued.queue_id)
+
+
+async def test_no_look_walks_a_long_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[int] = []
+    walk, copy = Scheduler.__iter__, Order.copy
+
+    def no_walk(queue: Scheduler) -> Iterator[Queued]:
+        assert len(queue) <= 4 * FORETOLD // 3, "a long line was walked"
+        return walk(queue)
+
+    def counted(order: Order) -> Order:
+        copied.append(len(order))
+        return copy(order)
+
+    async with a_long_queue(tmp_path) as relay:
+        with monkeypatch.context() as patch:
+            patch.setattr(Scheduler, "__iter__", no_walk)
+            patch.setattr(Order, "copy", counted)
+            await relay.watch.foresee()
+            snapshot = relay.watch.snapshot()
+
+    assert snapshot.upstreams[0].waiting_messages == MANY
+    assert copied
+    assert max(copied) <= FORETOLD
+
+
+async def test_mail_behind_the_estimate_goes_by_the_rate_of_limits(tmp_path: Path) -> None:
+    async with a_long_queue(tmp_path) as relay:
+        await relay.watch.foresee()
+        window_ns = relay.policy.upstreams["isp"].limits[0].per_ns + SECOND_NS
+        drained_at_ns = relay.watch.snapshot().upstreams[0].drained_at_ns
+        assert drained_at_ns is not None
+        exact_ns = relay.clock.wall_ns() + (MANY // LIMIT - 1) * window_ns
+        assert abs(drained_at_ns - exact_ns) <= window_ns
+
+        etas = [each.eta_at_ns for each in await relay.operator.queue()]
+        assert etas == sorted(eta for eta in etas if eta is not None)
+        assert etas[-1] == drained_at_ns
+        curve = relay.watch.coming().leaving
+        assert [left for _, left in curve] == sorted((left for _, left in curve), reverse=True)
+        assert curve[-1] == (drained_at_ns, 0)
+
+
+async def test_a_listing_gives_way_to_the_loop_after_each_slice(tmp_path: Path) -> None:
+    turns = 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async with a_long_queue(tmp_path) as relay:
+        rows = relay.operator.rows()
+        await anext(rows)
+        counting, before = asyncio.create_task(take_turns()), turns
+        sizes = [len(some) async for some in rows]
+        counting.cancel()
+
+    assert max(sizes) <= ROWS_AT_ONCE
+    assert turns - before >= len(sizes) >= MANY // ROWS_AT_ONCE - 1
+
+
+async def test_what_comes_and_goes_spoils_no_listing(tmp_path: Path) -> None:
+    async with a_long_queue(tmp_path) as relay:
+        seen: list[MessageView] = []
+        async for some in relay.operator.rows():
+            seen += some
+            gone = MANY - len(seen) // 2
+            relay.sender.queue.remove(name_of(gone))
+            relay.sender.queue.remove(some[0].queue_id)
+            fill(relay, MANY + len(seen), MANY + len(seen) + 1)
+        names = [each.queue_id for each in seen]
+        stayed = {name_of(number) for number in range(MANY)} & {q.queue_id for q in relay.sender.queue}
+
+    assert names == sorted(set(names))
+    assert stayed <= set(names)
+
+
+async def test_a_limited_listing_makes_few_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[QueueId] = []
+    row = Listing.row
+
+    def counted(listing: Listing, queue_id: QueueId) -> object:
+        made.append(queue_id)
+        return row(listing, queue_id)
+
+    monkeypatch.setattr(Listing, "row", counted)
+    async with a_long_queue(tmp_path) as relay:
+        listed = await relay.operator.queue(Wanted(limit=3))
+        assert len(made) == ROWS_AT_ONCE
+        made.clear()
+        filters = Filters(senders=("3@x.example",))
+        some = await relay.operator.queue(Wanted(filters, "size", 3))
+
+    assert [each.queue_id for each in listed] == [name_of(number) for number in range(3)]
+    assert [each.queue_id for each in some] == [name_of(number) for number in (3, 10, 17)]
+    assert set(made) == {name_of(number) for number in range(3, MANY, 7)}
+
+
+async def test_a_message_behind_the_estimate_can_be_shown(tmp_path: Path) -> None:
+    async with a_long_queue(tmp_path) as relay:
+        last = relay.watch.listing().message(name_of(MANY - 1), ("b@there.example",))
+        first = relay.watch.listing().message(name_of(0), ("b@there.example",))
+
+    assert first is not None
+    assert last is not None
+    assert (first.eta_at_ns or 0) < (last.eta_at_ns or 0)
+    assert last.held_by == f"limit {LIMIT} messages per 3600s"
+
+
+def test_the_pace_goes_on_from_where_the_estimate_ended() -> None:
+    slow = Pace(Outlook(1000, connections=2, transaction_ns=10), Load(messages=4), 5000)
+
+    assert [slow.at_ns(Load(messages=count)) for count in (0, 1, 10)] == [5000, 5005, 5050]
+
+
+def test_a_look_in_front_of_a_line_takes_what_goes_first() -> None:
+    line = Scheduler()
+    for number in range(50):
+        queued = Queued(name_of(number), origin_of("a@x.example"), 1, 0, 0, 1)
+        if number >= 25:
+            queued.state, queued.due_at_ns = State.DEFERRED, 1000 - number
+        line.add(queued)
+
+    twin, found = line.front(5)
+
+    assert [each.queue_id for each in found] == [name_of(n) for n in (0, 1, 2, 3, 4, 49, 48, 47, 46, 45)]
+    assert len(line) == 50
+    assert len(twin) == 0
