@@ -34,7 +34,7 @@ from relay.spool.interface import (
 )
 from relay.spool.ledger import fates_of
 from relay.spool.lock import take_lock
-from relay.spool.log import adoption, content, message, recovery, summary
+from relay.spool.log import content, message, recovery, summary
 from relay.spool.log import facts as said
 from relay.spool.log.cleaning import Cleaner
 from relay.spool.log.journal import Journal
@@ -110,7 +110,8 @@ class LogSpool:
         self._reports: list[QueueId] = []
         """Queued by us and not taken yet."""
         self._unread: list[QueueId] = []
-        """Messages that the disk did not give us."""
+        """Messages that the disk did not give us, and that are asked for again now."""
+        self._unread_for_now: list[QueueId] = []
         self._long_ended: list[QueueId] = []
         self._said_of: set[QueueId] = set()
         """Messages of which something was called since the last commit."""
@@ -141,9 +142,7 @@ class LogSpool:
         )
         self._journal.go_on(*end, max(numbers, default=0))
         abandoned += self._remove_orphans(whole)
-        for queue_id, recipients in self._suspects.items():
-            if queue_id in self._queued.places:
-                self._end_aside(queue_id, recipients)
+        self._end_suspects()
         removed = self._forget_what_was_removed()
         entries: list[Entry] = []
         resumed = 0
@@ -222,7 +221,7 @@ class LogSpool:
         except (Absent, Corrupt):
             return None
         except Unreadable:
-            self._unread.append(queue_id)
+            self._unread_for_now.append(queue_id)
             return None
         self._mark_what_was_reported(opened)
         return opened
@@ -297,10 +296,11 @@ class LogSpool:
             with contextlib.suppress(Absent, Corrupt):
                 taken.append(self._read(queue_id, sorter=sorter))
         for queue_id in self._some_of(self._unread, most - len(taken)):
-            with contextlib.suppress(Absent, Corrupt, Unreadable):
-                taken.append(self._read(queue_id, sorter=sorter))
+            opened = self._read_if_it_can_be(queue_id, sorter)
+            taken += [] if opened is None else [opened]
         with faults("log"):
             records = self._streams.take(most - len(taken))
+        self._end_suspects()
         taken += self._opened(records, sorter)
         for opened in taken:
             self._memory.keep(opened)
@@ -323,7 +323,7 @@ class LogSpool:
             except OSError as error:
                 if not (isinstance(error, Unreadable) or is_our_own_lack(error)):
                     raise SpoolFault(f"log: {error.strerror}") from error
-                self._unread.append(found.queue_id)
+                self._unread_for_now.append(found.queue_id)
         return taken
 
     def sort(self, queue_ids: Sequence[QueueId], sorter: Sorter) -> dict[QueueId, Entry]:
@@ -466,7 +466,7 @@ class LogSpool:
             raise lost
 
     def account(self) -> Account:
-        return adoption.account_of(self._queued.account, self._queued.facts)
+        return said.account_of(self._queued.account, self._queued.facts)
 
     @gives_way
     def adopt(self, adopted: Sequence[Adopted], account: Account | None = None) -> None:
@@ -475,12 +475,12 @@ class LogSpool:
             if queue_id in self._queued.places:
                 continue
             with faults("adopted messages"):
-                new = adoption.record_of(each, self._disk, self._long)
+                new = content.adopted_record(each, self._disk, self._long)
             self._journal.publish(new)
-            if (facts := adoption.facts_of(each)) is not None:
+            if (facts := said.adopted_facts(each)) is not None:
                 self._journal.call(facts)
         if account is not None:
-            for new in adoption.records_of(account, self._queued.account):
+            for new in said.records_of(account, self._queued.account):
                 self._journal.call(new)
 
     def clean_up(self) -> int:
@@ -488,6 +488,7 @@ class LogSpool:
             drafts, _ = content.unlocked(self._disk, self._layout, self._aside)
             removed = content.remove_drafts(self._disk, self._layout, drafts)
             self._aside.recount()
+        self._unread, self._unread_for_now = self._unread + self._unread_for_now, []
         return removed
 
     def totals(self) -> Totals:
@@ -586,6 +587,13 @@ class LogSpool:
         statuses = list(self._queued.statuses(queue_id).values())
         left = max(0, recipients - len(statuses))
         self._journal.call(New(said.ASIDE, queue_id, said.encode_fates(fates_of(statuses)), left))
+
+    def _end_suspects(self) -> None:
+        """End messages whose damaged records were set aside, unless they ended before."""
+        for queue_id, recipients in self._suspects.items():
+            if queue_id in self._queued.places:
+                self._end_aside(queue_id, recipients)
+        self._suspects.clear()
 
     def _meet_damage(self, handle: int, damage: Damage) -> None:
         """Set aside what is no sound record, and is none that a crash leaves."""

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator
 from typing import NamedTuple
 
+from relay.spool import foreign
 from relay.spool.durable import SECTOR_BYTES, Disk, opened
 from relay.spool.interface import Corrupt
 from relay.spool.log.layout import SENDER, Layout, SegmentName, segment_of, stream_of, summary_of
@@ -21,6 +22,7 @@ from relay.spool.log.segments import Segments, place_of
 from relay.spool.log.stream_reader import Damage, Group, Window, groups, patient
 from relay.spool.log.stream_writer import POSITION_BYTES, Position, decode_position
 from relay.spool.log.summaries import Summaries
+from relay.spool.os_errors import is_not_now
 from relay.spool.quarantine import Quarantine
 
 MOST_READ = 2048
@@ -118,8 +120,8 @@ class Streams:
 
     def drain(self, on_step: Callable[[], None]) -> None:
         """Read everything there is into the queue."""
-        self._refresh()
         self._is_starting = True
+        self._refresh()
         for stream in self._streams.values():
             before: tuple[int, int, int] | None = None
             while (now := (stream.read, stream.at, len(stream.numbers))) != before:
@@ -148,16 +150,32 @@ class Streams:
                 numbers.setdefault(locked, [])
             elif summary_of(name) is None and not self._is_ours(name):
                 self._aside.move(f"{self._layout.log}/{name}", "not a name that we give", "log-")
-        self.senders = sorted(numbers.pop(SENDER, []))
+        senders = sorted(numbers.pop(SENDER, []))
+        self.senders = [
+            n for n in senders if not self._is_starting or self._is_usable(SegmentName(SENDER, n))
+        ]
         for name, its in numbers.items():
             stream = self._streams.setdefault(name, Stream(name))
             if not stream.is_over:
                 known = stream.highest
-                new = sorted(number for number in its if number > known)
+                new = sorted(n for n in its if n > known and self._is_usable(SegmentName(name, n)))
                 stream.numbers += new
                 stream.highest = max([known, *new])
                 for number in new:
                     self._segments.add(SegmentName(name, number))
+
+    def _is_usable(self, name: SegmentName) -> bool:
+        """Return whether a segment is a file of ours; anything else in its place goes to corrupt/."""
+        path = self._layout.segment(name)
+        try:
+            why = foreign.why_not_ours(self._disk, path, lambda _disk, _fd: True, self._disk.open_update)
+        except OSError as error:
+            if not is_not_now(error):
+                raise
+            return True
+        if why is not None:
+            self._aside.move(path, why, "log-")
+        return why is None
 
     def _is_ours(self, name: str) -> bool:
         return summary_of(name.removesuffix(".new")) is not None

@@ -27,6 +27,12 @@ class Scratched(ModelDisk):
     def another(self) -> "Scratched":
         return self
 
+    def scratch(self, path: str) -> None:
+        self._path = path
+
+    def heal_sector(self) -> None:
+        self._path = ""
+
     def pread(self, fd: int, size: int, offset: int) -> bytes:
         if self._entry(fd)[1] == self._path and offset < self._at + SECTOR_BYTES and self._at < offset + size:
             raise disk_error(errno.EIO, self._path)
@@ -262,7 +268,7 @@ def test_files_of_others_go_to_corrupt(folder: str) -> None:
     spool = engine.start()
     recovery = spool.recover()
     assert recovery.set_aside == 2
-    assert [entry for entry in recovery.entries if entry] == []
+    assert recovery.entries == ()
     assert f"{folder}-notes.txt" in engine.names("corrupt")
     assert spool.clean_up() == 0
 
@@ -313,3 +319,58 @@ def test_much_said_of_one_message_is_written_anew_as_one() -> None:
         spool = engine.start()
         spool.recover()
     assert spool.load(queue_id).content == CONTENT
+
+
+def test_what_the_disk_did_not_give_is_asked_for_again_each_hour() -> None:
+    engine = log_on_the_model()
+    spool, intake = recovered(engine), engine.intake()
+    long = accept(intake, content=b"y" * (INLINE_BYTES + 1))
+    spool.close()
+    path = engine.layout.content(long)
+    scratched = Scratched(model_of(engine), path, 0)
+    spool = LogEngine(engine.root, scratched).start()
+    assert spool.recover().entries == ()
+
+    assert taken(spool) == []
+    spool.clean_up()
+    assert taken(spool) == []
+    scratched.heal_sector()
+    assert taken(spool) == []
+    spool.clean_up()
+    assert taken(spool) == [long]
+    assert spool.totals().queued == 3
+
+
+def test_new_mail_that_the_disk_does_not_give_now_is_taken_later() -> None:
+    engine = log_on_the_model()
+    recovered(engine).close()
+    intake = engine.intake()
+    long = accept(intake, content=b"y" * (INLINE_BYTES + 1))
+    scratched = Scratched(model_of(engine), engine.layout.content(long), 0)
+    other = LogEngine(engine.root, scratched)
+    spool = other.start()
+    spool.recover()
+    second = accept(intake, content=b"z" * (INLINE_BYTES + 1))
+    scratched.scratch(engine.layout.content(second))
+    assert taken(spool) == []
+    scratched.heal_sector()
+    spool.clean_up()
+    assert taken(spool) == [long, second]
+
+
+def test_new_mail_that_is_damaged_is_set_aside_by_the_take() -> None:
+    engine = log_on_the_model()
+    spool, intake = recovered(engine), engine.intake()
+    short, long = accept(intake), accept(intake, content=b"y" * (INLINE_BYTES + 1))
+    gone = accept(intake, content=b"y" * (INLINE_BYTES + 1))
+    path = engine.layout.content(long)
+    model_of(engine).poke(path, b"?" + model_of(engine).peek(path)[1:])
+    engine.damage(short)
+    engine.disk.unlink(engine.layout.content(gone))
+
+    assert taken(spool) == []
+    assert engine.names("corrupt") == sorted([short, long])
+    assert (spool.corrupt_count(), spool.accepted_count()) == (2, 0)
+    with pytest.raises(Absent):
+        spool.load(short)
+    assert spool.totals().queued == 9

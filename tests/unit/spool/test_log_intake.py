@@ -1,0 +1,219 @@
+"""Listeners of a log: what they refuse, give up and take back; and what fsck says of what they left."""
+
+import errno
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from relay.spool.durable import RealDisk, opened
+from relay.spool.finding import Inspection
+from relay.spool.headroom import HEADROOM_BYTES, NoHeadroom
+from relay.spool.interface import INLINE_BYTES
+from relay.spool.log.inspection import LogInspector
+from relay.spool.log.intake import LogIntake
+from tests.fakes.disk import Fault, ModelDisk
+from tests.unit.spool.engine import BOUNCED, CONTENT, ENVELOPE, RELAYED, accept, note, recovered, taken
+from tests.unit.spool.log_engine import LogEngine, log_on_the_kernel, log_on_the_model
+
+LONG = b"Subject: long\r\n\r\n" + b"y" * INLINE_BYTES
+
+
+def listener(engine: LogEngine) -> tuple[LogIntake, ModelDisk]:
+    """Return a listener and its view of the disk."""
+    engine.intake()
+    assert isinstance(engine.disk, ModelDisk)
+    view = engine.disk.another()
+    return LogIntake(engine.root, view, engine.clock), view
+
+
+def test_one_bad_envelope_of_a_batch_is_refused_alone() -> None:
+    engine = log_on_the_model()
+    spool, (intake, _) = recovered(engine), listener(engine)
+    drafts = [intake.draft() for _ in range(4)]
+    for draft in drafts:
+        draft.append(b"content")
+    bad: list[tuple[str, ...]] = [("r@example.com\nDx",), (), ("\ud800@example.com",)]
+    envelopes = [ENVELOPE, *(replace(ENVELOPE, recipients=addresses) for addresses in bad)]
+
+    results = intake.accept(list(zip(drafts, envelopes, strict=True)))
+
+    assert results[0] is None
+    assert all(isinstance(error, OSError) and error.errno == errno.EINVAL for error in results[1:])
+    assert taken(spool) == [drafts[0].queue_id]
+
+
+def test_a_draft_of_another_spool_is_no_draft() -> None:
+    intake, _ = listener(log_on_the_model())
+    with pytest.raises(TypeError):
+        intake.discard(object())  # type: ignore[arg-type]  # that is the point
+
+
+@pytest.mark.parametrize("content", [CONTENT, LONG])
+def test_mail_leaves_headroom(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    engine = log_on_the_model()
+    spool, (intake, view) = recovered(engine), listener(engine)
+    free = HEADROOM_BYTES + len(content) - 1
+    monkeypatch.setattr(view, "free", lambda _path: (free, 1000))
+    draft = intake.draft()
+    draft.append(content)
+    (error,) = intake.accept([(draft, ENVELOPE)])
+    assert isinstance(error, NoHeadroom)
+
+    spilled = intake.draft()
+    spilled.append(content)
+    with pytest.raises(NoHeadroom):
+        intake.spill(spilled)
+    assert not intake.is_on_disk(spilled)
+    # What was given up is not accepted later, whole or not.
+    spilled.append(b"more")
+    monkeypatch.undo()
+    (given_up,) = intake.accept([(spilled, ENVELOPE)])
+    assert isinstance(given_up, OSError)
+    assert given_up.errno == errno.EINVAL
+    assert taken(spool) == []
+    assert engine.names("long") == []
+
+
+@pytest.mark.parametrize("kind", ["rename", "sync_directory", "sync", "write", "open_new"])
+def test_long_content_whose_disk_fails_is_refused_and_gone(kind: str) -> None:
+    engine = log_on_the_model()
+    spool, (intake, view) = recovered(engine), listener(engine)
+    drafts = [intake.draft(), intake.draft()]
+    for draft in drafts:
+        draft.append(LONG)
+    view.fail(Fault(1, errno.EIO, kinds=frozenset({kind}), path="/long"))
+    results = intake.accept([(draft, ENVELOPE) for draft in drafts])
+
+    refused = [draft.queue_id for draft, error in zip(drafts, results, strict=True) if error is not None]
+    assert refused
+    assert set(taken(spool)) == {draft.queue_id for draft in drafts} - set(refused)
+    assert not set(refused) & set(engine.names("long"))
+
+
+def test_a_listener_goes_on_in_another_stream_after_a_fault() -> None:
+    engine = log_on_the_model()
+    spool, (intake, view) = recovered(engine), listener(engine)
+    first = accept(intake)
+    view.fail(Fault(1, errno.EIO, kinds=frozenset({"sync_content"})))
+    draft = intake.draft()
+    draft.append(CONTENT)
+    assert [error is not None for error in intake.accept([(draft, ENVELOPE)])] == [True]
+    second = accept(intake)
+    # That it is accepted cannot be announced: its stream ends, and all of that is read.
+    view.fail(Fault(1, errno.EIO, kinds=frozenset({"write"}), path=".lock"))
+    third = accept(intake)
+    fourth = accept(intake)
+
+    assert taken(spool) == [first, second, third, fourth]
+    assert len([name for name in engine.names("log") if name.endswith(".lock")]) == 3
+
+
+def test_a_stream_that_is_taken_for_abandoned_is_begun_anew() -> None:
+    engine = log_on_the_model()
+    spool, (intake, view) = recovered(engine), listener(engine)
+    quicker = engine.disk
+    seen: list[str] = []
+
+    def take_it(step: str) -> None:
+        # The sender finds the lock before its writer has it.
+        if step.startswith("open_new") and step.endswith(".lock") and not seen:
+            seen.append(step)
+            quicker.lock(step.removeprefix("open_new "), wait=False)
+
+    view.before = take_it
+    queue_id = accept(intake)
+    assert seen
+    assert taken(spool) == [queue_id]
+
+
+def test_a_dead_listeners_stream_goes_with_its_mail() -> None:
+    engine = log_on_the_model()
+    spool, (intake, view) = recovered(engine), listener(engine)
+    queue_id = accept(intake)
+    taken(spool)
+    view.die()
+    assert spool.take(5) == []
+    spool.mark({queue_id: dict.fromkeys(range(3), RELAYED)})
+    spool.finish([queue_id])
+    spool.commit()
+
+    assert [name for name in engine.names("log") if not name.startswith("sender")] == []
+
+
+def fsck(engine: LogEngine) -> Inspection:
+    return LogInspector(engine.root, RealDisk()).inspect()
+
+
+def kinds(seen: Inspection) -> list[str]:
+    return sorted(finding.kind for finding in seen.findings)
+
+
+def test_fsck_of_a_sound_log_says_nothing(tmp_path: Path) -> None:
+    engine = log_on_the_kernel(tmp_path)
+    spool, intake = recovered(engine), engine.intake()
+    queue_ids = [accept(intake), accept(intake), accept(intake, content=LONG)]
+    taken(spool)
+    spool.note({queue_ids[0]: [note(0)]})
+    spool.mark({queue_ids[0]: dict.fromkeys(range(3), BOUNCED)})
+    spool.finish([queue_ids[0]])
+    spool.commit()
+    draft = intake.draft()
+    draft.append(CONTENT)
+    intake.spill(draft)
+
+    seen = fsck(engine)
+    assert (kinds(seen), seen.messages, seen.arriving) == ([], 2, 1)
+    assert seen.holder is not None
+    spool.close()
+    assert isinstance(intake, LogIntake)
+    intake.close()
+    assert fsck(engine).holder is None
+
+
+def test_fsck_tells_what_is_not_as_it_should_be(tmp_path: Path) -> None:
+    engine = log_on_the_kernel(tmp_path)
+    root = tmp_path / "spool"
+    spool, intake = recovered(engine), engine.intake()
+    damaged, long, whole = accept(intake), accept(intake, content=LONG), accept(intake)
+    taken(spool)
+    spool.hold(whole)
+    spool.commit()
+    spool.close()
+    assert isinstance(intake, LogIntake)
+    intake.close()
+    engine.damage(damaged)
+    engine.damage(long)
+    (segment, *_) = engine.segments()
+    with opened(engine.disk, engine.disk.open_append(segment)) as fd:
+        engine.disk.write_all(fd, b"torn")
+    (root / "log/notes").write_bytes(b"")
+    (root / "log/0123456789abcdef.0000000001").mkdir()
+    (root / "long/0123456789abcdef").write_bytes(b"")
+    (root / "long/0123456789abcdef.part").write_bytes(b"")
+    (root / "long/x").write_bytes(b"")
+    (root / "corrupt/0123456789abcdef").write_bytes(b"")
+    (root / "stray").write_bytes(b"")
+    (root / "format.123").write_bytes(b"")
+    (root / "boots.new").write_bytes(b"others'")
+
+    seen = fsck(engine)
+    wanted = ["corrupt_message", "damaged_record", "draft", "foreign", "foreign", "foreign", "foreign"]
+    wanted += ["leftover", "leftover", "set_aside", "stray", "torn_group"]
+    assert kinds(seen) == sorted(wanted)
+    assert seen.messages == 2
+
+    # A start does what was said; by a summary it would find the damage when the message is loaded.
+    for summary in (root / "log").glob("*.sum"):
+        summary.unlink()
+    spool = engine.start()
+    assert [entry.queue_id for entry in spool.recover().entries] == [long, whole]
+    assert set(engine.names("corrupt")) >= {damaged, "log-notes", "long-x", "boots.new"}
+
+
+def test_fsck_tells_of_a_format_that_it_does_not_know(tmp_path: Path) -> None:
+    engine = log_on_the_kernel(tmp_path)
+    recovered(engine).close()
+    (tmp_path / "spool/format").write_bytes(b"relay spool 2 log\n")
+
+    assert kinds(fsck(engine)) == ["format"]
