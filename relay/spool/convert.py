@@ -272,6 +272,10 @@ class _Work:
     def forget_what_was_built(self) -> None:
         if not self._is_there(self._new):
             return
+        found = engine_of(self._root, self._disk)
+        for name in [piece for each, engine in ENGINES.items() if each != found for piece in engine.pieces]:
+            # Moved beside those that count, by a conversion that went no further.
+            self._remove(f"{self._root}/{name}")
         for name in self._disk.names(self._new):
             if name != "format":
                 self._remove(f"{self._new}/{name}")

@@ -9,13 +9,13 @@ Does not: open the trigger (`trigger`), which is the same for every engine.
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from relay.clock import Clock
 from relay.policy.model import Policy, SpoolEngine
 from relay.spool.durable import Disk, opened
-from relay.spool.finding import Inspection
+from relay.spool.finding import STOPS_THE_START, Finding, Inspection
 from relay.spool.interface import Intake, Spool
 from relay.spool.log import layout as log_layout
 from relay.spool.log.engine import LogSpool
@@ -94,7 +94,32 @@ def inspected(policy: Policy, disk: Disk, engine: str | None = None) -> Inspecti
     root, found = str(policy.spool), None
     with contextlib.suppress(ValueError):
         found = engine_of(root, disk)
-    return _named(found or engine or policy.storage.engine).inspect(root, disk)
+    wanted = engine or policy.storage.engine
+    seen = _named(found or wanted).inspect(root, disk)
+    if found is not None:
+        if disk.inode(f"{root}/{CONVERTING}") is not None:
+            # They are told of as one.
+            others = {piece for name, each in ENGINES.items() if name != found for piece in each.pieces}
+            explained = {f"{root}/{name}" for name in (CONVERTING, *others)}
+            seen.findings = [each for each in seen.findings if each.path not in explained]
+        seen.findings += _between_engines(root, disk, found, wanted)
+    return seen
+
+
+def _between_engines(root: str, disk: Disk, found: str, wanted: str) -> Iterator[Finding]:
+    if found != wanted:
+        what = f"of the engine {found}, and the policy asks for {wanted}"
+        advice = f"run `relay spool convert --to {wanted}`, or let the policy say `engine: {found}`"
+        yield Finding(root, "other_engine", what, STOPS_THE_START, advice)
+    path = f"{root}/{CONVERTING}"
+    if is_half_converted(root, disk):
+        advice = "run `relay spool convert` again"
+        yield Finding(
+            path, "half_converted", "a conversion that was cut off near its end", STOPS_THE_START, advice
+        )
+    elif disk.inode(path) is not None:
+        becomes = "not used; `relay spool convert` begins anew, or removes it"
+        yield Finding(path, "unfinished_conversion", "a spool that a conversion began to build", becomes)
 
 
 def engine_of(root: str, disk: Disk) -> str | None:

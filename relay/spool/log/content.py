@@ -11,7 +11,9 @@ import errno
 from relay.mail.envelope import QueueId
 from relay.spool.durable import Disk, opened, why_a_strangers
 from relay.spool.identity import is_queue_id
+from relay.spool.interface import Adopted, Message
 from relay.spool.log.layout import Layout, draft_of
+from relay.spool.log.record import LONG, MESSAGE, New
 from relay.spool.maildir import crash_remains, message_file
 from relay.spool.maildir.layout import NOT_OUR_NAME
 from relay.spool.quarantine import Quarantine
@@ -111,3 +113,38 @@ def remove_drafts(disk: Disk, layout: Layout, queue_ids: list[QueueId]) -> int:
             disk.unlink(layout.part(queue_id))
             removed += 1
     return removed
+
+
+def adopted_record(adopted: Adopted, disk: Disk, long: LongContent) -> New:
+    """Return the record of a message.  Raises OSError, and what reading its content raises."""
+    message = adopted.message
+    recipients = len(message.envelope.recipients)
+    tail = message_file.encode_envelope(message.queue_id, message.envelope)
+    if message.content is not None:
+        content = b"".join(adopted.content)
+        header = _header(message, tail, len(content), message_file.checksum(content))
+        return New(MESSAGE, message.queue_id, b"".join((header, content, tail)), recipients)
+    # What an earlier call left is of a message that is not here.
+    long.discard(message.queue_id, None)
+    fd = long.create(message.queue_id)
+    try:
+        crc = size_bytes = 0
+        for chunk in adopted.content:
+            disk.write_all(fd, chunk)
+            crc = message_file.checksum(chunk, crc)
+            size_bytes += len(chunk)
+        long.complete(fd, _header(message, tail, size_bytes, crc), b"", size_bytes, tail)
+        disk.sync(fd)
+        long.name(message.queue_id)
+        long.sync_names()
+    except BaseException:
+        long.discard(message.queue_id, fd)
+        raise
+    # Crash here: content without a record, which the next start removes.
+    long.let_go(fd)
+    return New(LONG, message.queue_id, b"", recipients)
+
+
+def _header(message: Message, tail: bytes, size_bytes: int, crc: int) -> bytes:
+    recipients = len(message.envelope.recipients)
+    return message_file.encode_header(size_bytes, tail, recipients, message.shape, crc)

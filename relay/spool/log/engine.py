@@ -34,7 +34,7 @@ from relay.spool.interface import (
 )
 from relay.spool.ledger import fates_of
 from relay.spool.lock import take_lock
-from relay.spool.log import adoption, content, message, recovery, summary
+from relay.spool.log import content, message, recovery, summary
 from relay.spool.log import facts as said
 from relay.spool.log.cleaning import Cleaner
 from relay.spool.log.journal import Journal
@@ -490,7 +490,7 @@ class LogSpool:
             raise lost
 
     def account(self) -> Account:
-        return adoption.account_of(self._queued.account, self._queued.facts)
+        return said.account_of(self._queued.account, self._queued.facts)
 
     @gives_way
     def adopt(self, adopted: Sequence[Adopted], account: Account | None = None) -> None:
@@ -499,12 +499,12 @@ class LogSpool:
             if queue_id in self._queued.places:
                 continue
             with faults("adopted messages"):
-                new = adoption.record_of(each, self._disk, self._long)
+                new = content.adopted_record(each, self._disk, self._long)
             self._journal.publish(new)
-            if (facts := adoption.facts_of(each)) is not None:
+            if (facts := said.adopted_facts(each)) is not None:
                 self._journal.call(facts)
         if account is not None:
-            for new in adoption.records_of(account, self._queued.account):
+            for new in said.records_of(account, self._queued.account):
                 self._journal.call(new)
 
     def clean_up(self) -> int:

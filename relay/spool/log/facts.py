@@ -24,9 +24,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from relay.mail.envelope import QueueId
+from relay.spool import interface
 from relay.spool.interface import Corrupt, Status
 from relay.spool.ledger import Fates
-from relay.spool.log.record import Record
+from relay.spool.log.record import New, Record
+from relay.spool.maildir import notes
 from relay.spool.maildir.message_file import Opened
 
 MARKS = b"M"
@@ -199,3 +201,39 @@ def decode_account(payload: bytes) -> Account:
     said = json.loads(payload)
     relayed, bounced, expired, deleted = said["ended"]
     return Account(relayed, bounced, expired, deleted, dict(said["aside"]))
+
+
+def adopted_facts(adopted: interface.Adopted) -> New | None:
+    """Return all that became of a message as one record; None where nothing did."""
+    message, facts = adopted.message, Facts()
+    facts.statuses = {i: status for i, status in enumerate(message.statuses) if status is not Status.TODO}
+    facts.told = set(message.reported)
+    facts.is_held, facts.is_warned = message.is_held, message.is_warned
+    facts.next_attempt_at_ns = message.next_attempt_at_ns or 0
+    told = notes.encode(notes.retold(adopted.notes)) if adopted.notes else b""
+    if not (facts.snapshot() or told):
+        return None
+    return New(SNAPSHOT, message.queue_id, encode_snapshot(facts, told))
+
+
+def account_of(account: Account, facts: Mapping[QueueId, Facts]) -> interface.Account:
+    ended = interface.Totals(
+        account.ended, account.relayed, account.bounced, account.expired, account.deleted
+    )
+    gone = frozenset(QueueId(report) for each in facts.values() for report in each.closed)
+    return interface.Account(ended, gone, dict(account.aside or {}))
+
+
+def records_of(account: interface.Account, mine: Account) -> Iterable[New]:
+    """Return what says that another spool's account goes on here."""
+    ended = account.ended
+    together = Account(
+        mine.relayed + ended.relayed,
+        mine.bounced + ended.bounced,
+        mine.expired + ended.expired,
+        mine.deleted + ended.deleted,
+        {**(mine.aside or {}), **account.aside},
+    )
+    yield New(ACCOUNT, "", together.encode())
+    for report in sorted(account.reports_gone):
+        yield New(GONE, report)

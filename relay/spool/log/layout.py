@@ -96,6 +96,8 @@ def draft_of(name: str) -> QueueId | None:
 def has_writers(root: str, disk: Disk) -> bool:
     """Return whether a listener lives that writes a stream.  Raises OSError."""
     folder = Layout(root).log
+    if disk.inode(folder) is None:
+        return False
     for name in disk.names(folder):
         if stream_of(name) is not None:
             fd = disk.lock(f"{folder}/{name}", wait=False)

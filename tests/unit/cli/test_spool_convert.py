@@ -75,6 +75,27 @@ def test_a_relay_that_runs_is_not_disturbed(
     assert format_of(engine) == FORMATS["maildir"]
 
 
+def test_fsck_tells_of_another_engine_and_of_a_cut_off_conversion(
+    engine: MaildirEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    converting = Path(engine.root) / "converting"
+    converting.mkdir(mode=0o700)
+    (Path(engine.root) / "long").mkdir(mode=0o700)
+    assert code_of("fsck") == 1
+    built = f"{converting}: a spool that a conversion began to build: not used; "
+    assert capsys.readouterr().out.startswith(built)
+
+    (converting / "format").write_text(FORMATS["maildir"])
+    let_the_policy_say(tmp_path, "log")
+    assert code_of("fsck") == os.EX_DATAERR
+    other, half, summary = capsys.readouterr().out.splitlines()
+    assert "of the engine maildir, and the policy asks for log: no relay starts on it -> " in other
+    assert half.endswith("no relay starts on it -> run `relay spool convert` again")
+    assert summary.endswith("1 messages, 2 findings, 2 of them damage")
+    assert code_of("spool", "convert") == os.EX_OK
+    assert code_of("fsck") == os.EX_OK
+
+
 def test_no_spool_and_no_such_engine_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

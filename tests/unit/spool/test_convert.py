@@ -151,7 +151,7 @@ def judge(image: ModelDisk, source: str, target: str, before: State) -> str:
         assert without_hints(read(found, image.after_kill())) == before
     converted(image, target)
     assert without_hints(read(target, image.after_kill())) == before
-    assert "converting" not in image.names(ROOT)
+    assert not {"converting", *ENGINES[source].pieces} & set(image.names(ROOT))
     return "half" if is_half else found
 
 
@@ -289,6 +289,23 @@ def test_without_room_the_spool_is_as_it_was(source: str, target: str) -> None:
         again = full.after_kill()
         converted(again, target)
         assert read(target, again) == before
+
+
+@pytest.mark.parametrize(("source", "target"), WAYS)
+def test_a_conversion_that_is_given_up_leaves_nothing(
+    source: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few_folders(monkeypatch)
+    base = spool_of(source, FEW)
+    before = read(source, base.after_kill())
+    for nth in range(1, calls_of(base, target), 3):
+        disk = killed_at(base, nth, target)
+        assert disk is not None
+        image = disk.after_kill()
+        if engine_of(ROOT, image) == source:
+            converted(image, source)
+            assert not {"converting", *ENGINES[target].pieces} & set(image.names(ROOT))
+            assert read(source, image) == before
 
 
 @pytest.mark.parametrize("source", ["maildir", "log"])
