@@ -469,3 +469,29 @@ def test_what_is_copied_forward_keeps_all_that_was_said_of_it(monkeypatch: pytes
     assert spool.load(queue_ids[1]).is_held
     assert spool.notes(queue_ids[1]) == [note(2)]
     assert spool.totals().relayed == 6
+
+
+def test_a_segment_that_cannot_be_read_is_not_cleaned_over_and_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 4096)
+    base = log_on_the_model()
+    spool, intake = recovered(base), base.intake()
+    for _ in range(40):
+        queue_id = accept(intake, content=b"x" * 800)
+        taken(spool)
+        spool.hold(queue_id)
+        spool.commit()
+    spool.close()
+    drop_summaries(base)
+    path = next(path for path in base.segments() if not is_senders(path))
+    scratched = Scratched(model_of(base), path, 1024)
+    spool = LogEngine(base.root, scratched).start()
+    assert len(spool.recover().entries) < 40
+    spool.postpone(queue_id, 1)
+    spool.commit()
+    before = base.segments()
+    for number in range(5):
+        spool.postpone(queue_id, number)
+        spool.commit()
+
+    assert base.segments() == before
+    assert path in before
