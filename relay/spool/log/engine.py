@@ -155,7 +155,9 @@ class LogSpool:
                     0 < entry.recipients_left < len(each.statuses)
                     for entry, each in zip(entries, batch, strict=True)
                 )
-                yield entries
+                # None at all would ask for descriptors or memory.
+                if entries:
+                    yield entries
         finally:
             self._ahead = 0
         self._cleaner.remove_dead()

@@ -31,11 +31,6 @@ class Journal:
     def has_pending(self) -> bool:
         return bool(self._pending)
 
-    @property
-    def current(self) -> int | None:
-        """Return the segment that is added to."""
-        return self._current
-
     def go_on(self, before: int, end: int, highest: int) -> None:
         """Begin behind what a start found: which segment ends the stream, how much of it counts.
 

@@ -175,16 +175,19 @@ class Queued:
                 return
 
     def _move(self, queue_id: QueueId, place: int, *, is_anew: bool) -> None:
-        if queue_id in self._leaving:
-            self._leaving[queue_id] = (place, self._leaving[queue_id][1])
-            self._segments.keep(place)
-        elif queue_id in self.places:
-            before = self.places[queue_id]
-            if before == UNPLACED or is_anew:
-                if before != UNPLACED:
-                    self._segments.let_go(before)
-                self.places[queue_id] = place
-                self._segments.keep(place)
+        """Say where a message stands that was published, or `is_anew`: copied forward."""
+        left = self._leaving.get(queue_id)
+        before = self.places.get(queue_id) if left is None else left[0]
+        if before is None or not (before == UNPLACED or is_anew):
+            return
+        if left is None:
+            self.places[queue_id] = place
+        else:
+            self._leaving[queue_id] = (place, left[1])
+        self._segments.keep(place)
+        if before != UNPLACED:
+            # As long as the segment that it was in may come back, the copy tells where it went.
+            self._segments.end(before, place)
 
     def _leave(self, queue_id: QueueId, recipients: int) -> None:
         self._remember(queue_id)

@@ -95,8 +95,8 @@ class Segments:
 
     @property
     def done_bytes(self) -> int:
-        """Return how long all are together that nothing is added to."""
-        return sum(segment.end for segment in self._all.values() if segment.is_done)
+        """Return how long all are together that could be removed: nothing is added to them."""
+        return sum(each.end for each in self._all.values() if each.is_done and not each.is_pinned)
 
     def keep(self, place: int) -> None:
         """Need what is at a place."""

@@ -26,7 +26,10 @@ from relay.spool.os_errors import is_not_now
 from relay.spool.quarantine import Quarantine
 
 MOST_READ = 2048
-"""Records of a stream that are read ahead."""
+"""Records of a stream that a start reads at once."""
+READ_AHEAD = 512
+READ_AHEAD_BYTES = 4 * 1024 * 1024
+"""So much of a stream is read at once, or as many messages as are to be taken if that is less."""
 NOTHING = Position(0, 0, 0)
 OnDamage = Callable[[int, Damage], None]
 """Is given the segment."""
@@ -233,7 +236,7 @@ class Streams:
         segment = self._segments[part.handle]
         unreadable: list[int] = []
         window = Window(patient(self._reader(part.handle), unreadable.append), part.end)
-        found, is_all = _some(groups(window, segment.mark, stream.at), most)
+        found, is_all = _some(groups(window, segment.mark, stream.at), max(most, READ_AHEAD))
         if part.may_be_torn and is_all and found:
             self._make_durable(part.handle, found[-1], unreadable)
         if unreadable:
@@ -294,11 +297,11 @@ class Streams:
 
 
 def _some(found: Iterator[Group], most: int) -> tuple[list[Group], bool]:
-    """Return groups with about so many records, never the last one alone; and whether that is all."""
+    """Return groups with about so many records, or so many bytes; and whether that is all."""
     some: list[Group] = []
     count = 0
     for group in found:
-        if count >= most:
+        if count >= most or (some and group.at - some[0].at >= READ_AHEAD_BYTES):
             return some, False
         some.append(group)
         count += len(group.records)

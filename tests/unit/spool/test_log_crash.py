@@ -3,14 +3,20 @@
 The scenarios, the models of a disk and the judge are those of test_crash.
 """
 
+import contextlib
+import itertools
 import random
 
 import pytest
 
-from relay.spool.log import segments
+from relay.spool.interface import SpoolFault, SpoolFull
+from relay.spool.log import segments, summaries
 from tests.fakes.platter import Model
 from tests.unit.spool.cuts import SCENARIOS, Judge, cuts, killed, run_of
+from tests.unit.spool.faulting import FAULTS, Judging
 from tests.unit.spool.log_engine import LOG
+from tests.unit.spool.plays import play, prepared
+from tests.unit.spool.world import World
 
 CUTS_AT_ONCE = 3
 
@@ -55,6 +61,7 @@ def test_a_cut_or_a_kill_during_recovery_of_a_log_changes_nothing(name: str) -> 
 def small_segments(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Let segments end, die and be cleaned all the time."""
     monkeypatch.setattr(segments, "SEGMENT_BYTES", request.param)
+    monkeypatch.setattr(summaries, "LET_BE", 0)
 
 
 SMALL = [
@@ -82,3 +89,20 @@ def test_segments_that_end_and_go_at_any_instant_lose_nothing(name: str, model: 
             some = rng.sample(again, min(len(again), 8))
             judge.judge(some, killed, story=f"{name}, {label}", is_second=True)
             judge.judge(some, lambda s: cuts(s, rng, 4), story=f"{name}, {label}", is_second=True)
+
+
+@pytest.mark.usefixtures("small_segments")
+@pytest.mark.parametrize("name", ["left held together", "told one by one", "spilled"])
+def test_no_fault_while_segments_end_and_go_loses_anything(name: str) -> None:
+    base, (letters, meanwhile) = prepared(engine=LOG), SCENARIOS[name]
+    judging = Judging("simulated faults under a sender", LOG)
+    for kind, fault in FAULTS.items():
+        for nth in itertools.count(1):
+            world = World(base.after_kill(), engine=LOG)
+            world.sender_disk.fail(fault(nth))
+            with contextlib.suppress(SpoolFault, SpoolFull, OSError):
+                play(world, *letters, meanwhile=meanwhile)
+            if not world.sender_disk.has_failed:
+                break
+            judging.check(world.sender_disk, world.trace, f"{name}, {kind} at {nth}")
+    assert judging.faults > 200

@@ -1,14 +1,17 @@
 """Bad sectors, damaged summaries and files of others in a log: they cost what they hit, and are told of."""
 
 import errno
+import zlib
 from dataclasses import replace
 
 import pytest
 
 from relay.mail.envelope import QueueId
+from relay.spool.identity import warning_id
 from relay.spool.interface import INLINE_BYTES, Absent, Corrupt, Spool, Status, Unreadable
-from relay.spool.log import segments, summaries
+from relay.spool.log import facts, segments, summaries
 from relay.spool.log.layout import segment_of
+from relay.spool.log.record import New, encode_group, mark_of
 from tests.fakes.disk import ModelDisk
 from tests.fakes.platter import SECTOR_BYTES, disk_error
 from tests.unit.spool.engine import CONTENT, ENVELOPE, RELAYED, accept, note, recovered, taken
@@ -350,7 +353,7 @@ def test_new_mail_that_the_disk_does_not_give_now_is_taken_later() -> None:
     scratched = Scratched(model_of(engine), engine.layout.content(long), 0)
     other = LogEngine(engine.root, scratched)
     spool = other.start()
-    spool.recover()
+    recover(spool)
     second = accept(intake, content=b"z" * (INLINE_BYTES + 1))
     scratched.scratch(engine.layout.content(second))
     assert taken(spool) == []
@@ -375,3 +378,122 @@ def test_new_mail_that_is_damaged_is_set_aside_by_the_take() -> None:
     with pytest.raises(Absent):
         spool.load(short)
     assert spool.totals().queued == 9
+
+
+def test_a_record_that_no_version_writes_is_set_aside_and_the_rest_counts() -> None:
+    base, queue_ids = small_spool()
+    (path, *_) = [path for path in base.segments() if is_senders(path)]
+    name = segment_of(path.rpartition("/")[2])
+    assert name is not None
+    raw = model_of(base).peek(path)
+    made = [
+        New(facts.MARKS, queue_ids[4], b"\0"),
+        New(facts.MARKS, queue_ids[4], b"\0\0\0\0?"),
+        New(facts.ACCOUNT, "", b"[]"),
+        New(facts.SNAPSHOT, queue_ids[4], b"{"),
+        New(facts.HELD, queue_ids[5]),
+        New(facts.WARNED, QueueId("0" * 16)),
+    ]
+    group, _ = encode_group(mark_of(name), made, len(raw))
+    model_of(base).poke(path, raw + b"".join(group))
+
+    spool = base.start()
+    recovery = recover(spool)
+    assert [e.queue_id for e in recovery.entries if e.is_held] == [queue_ids[2], queue_ids[5]]
+    assert spool.load(queue_ids[4]).left == (0, 1, 2)
+    assert recovery.set_aside == 4
+
+
+@pytest.mark.parametrize("change", ["count", "index", "chunk"])
+def test_a_summary_with_right_checksums_and_wrong_words_is_none(change: str) -> None:
+    base, _ = small_spool()
+    spool = base.start()
+    wanted = recover(spool)
+    spool.close()
+    path = summary_path(base)
+    head, _, rest = model_of(base).peek(path).partition(b"\n")
+    words = head.split(b" ")[:-1]
+    match change:
+        case "count":
+            words[5] = b"%010d" % 9
+        case "index":
+            rest = b"x" + rest[1:]
+        case _:
+            rest += b"\xff\xff"
+    text = b" ".join(words)
+    model_of(base).poke(path, b"%s %08x\n%s" % (text, zlib.crc32(rest, zlib.crc32(text)), rest))
+
+    assert recover(base.start()) == wanted
+
+
+def test_a_report_that_ended_first_is_not_published_again_after_cleaning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 1)
+    engine = log_on_the_model()
+    spool, queue_id = recovered(engine), accept(engine.intake())
+    taken(spool)
+    own = warning_id(queue_id)
+    report = replace(ENVELOPE, reverse_path="", recipients=("list-owner@example.org",))
+    assert spool.publish_report(own, report, b"Subject: late\r\n\r\n")
+    assert taken(spool) == [own]
+    spool.mark({own: {0: RELAYED}})
+    spool.finish([own])
+    spool.commit()
+    for number in range(6):
+        spool.postpone(queue_id, number)
+        spool.commit()
+
+    for _ in range(2):
+        assert not spool.publish_report(own, report, b"Subject: again\r\n\r\n")
+        spool.close()
+        spool = engine.start()
+        recover(spool)
+    assert not spool.publish_report(own, report, b"Subject: again\r\n\r\n")
+
+
+def test_what_is_copied_forward_keeps_all_that_was_said_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 1)
+    engine = log_on_the_model()
+    spool, intake = recovered(engine), engine.intake()
+    queue_ids = [accept(intake) for _ in range(3)]
+    taken(spool)
+    spool.hold(queue_ids[1])
+    spool.note({queue_ids[1]: [note(2)]})
+    for queue_id in (queue_ids[0], queue_ids[2]):
+        spool.mark({queue_id: dict.fromkeys(range(3), RELAYED)})
+        spool.finish([queue_id])
+        spool.commit()
+    spool.close()
+    spool = engine.start()
+    assert [entry.queue_id for entry in recover(spool).entries] == [queue_ids[1]]
+    assert spool.load(queue_ids[1]).is_held
+    assert spool.notes(queue_ids[1]) == [note(2)]
+    assert spool.totals().relayed == 6
+
+
+def test_a_segment_that_cannot_be_read_is_not_cleaned_over_and_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 4096)
+    base = log_on_the_model()
+    spool, intake = recovered(base), base.intake()
+    queue_ids = [accept(intake, content=b"x" * 800) for _ in range(40)]
+    for each in queue_ids:
+        taken(spool, 1)
+        spool.hold(each)
+        spool.commit()
+    queue_id = queue_ids[-1]
+    spool.close()
+    drop_summaries(base)
+    path = next(path for path in base.segments() if not is_senders(path))
+    scratched = Scratched(model_of(base), path, 1024)
+    spool = LogEngine(base.root, scratched).start()
+    assert len(recover(spool).entries) < 40
+    spool.postpone(queue_id, 1)
+    spool.commit()
+    before = base.segments()
+    for number in range(5):
+        spool.postpone(queue_id, number)
+        spool.commit()
+
+    assert base.segments() == before
+    assert path in before

@@ -218,3 +218,74 @@ def test_fsck_tells_of_a_format_that_it_does_not_know(tmp_path: Path) -> None:
     (tmp_path / "spool/format").write_bytes(b"relay spool 2 log\n")
 
     assert kinds(fsck(engine)) == ["format"]
+
+
+def test_a_listener_that_finds_each_stream_taken_refuses_mail(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = log_on_the_model()
+    spool, (intake, view) = recovered(engine), listener(engine)
+    with monkeypatch.context() as patched:
+        patched.setattr(view, "leads_to", lambda _path, _fd: False)
+        draft = intake.draft()
+        draft.append(CONTENT)
+        (error,) = intake.accept([(draft, ENVELOPE)])
+    assert isinstance(error, OSError)
+    assert error.errno == errno.EAGAIN
+    queue_id = accept(intake)
+
+    assert taken(spool) == [queue_id]
+    # Locks that nobody holds, and no segment: what a dead listener leaves goes with the next that ends.
+    intake.close()
+    assert taken(spool) == []
+    spool.mark({queue_id: dict.fromkeys(range(3), RELAYED)})
+    spool.finish([queue_id])
+    spool.commit()
+    assert [name for name in engine.names("log") if name.endswith(".lock")] == []
+
+
+def test_a_draft_whose_file_was_taken_for_abandoned_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = log_on_the_model()
+    recovered(engine)
+    intake, view = listener(engine)
+    draft = intake.draft()
+    draft.append(CONTENT)
+    monkeypatch.setattr(view, "lock_open", lambda _fd: False)
+    with pytest.raises(OSError, match="taken for abandoned"):
+        intake.spill(draft)
+    assert engine.names("long") == []
+
+
+def test_a_silent_write_of_long_content_is_noticed() -> None:
+    engine = log_on_the_model()
+    recovered(engine)
+    intake, view = listener(engine)
+    for nth in (2, 3):
+        draft = intake.draft()
+        draft.append(LONG)
+        view.fail(Fault(nth, 0, is_silent=True, kinds=frozenset({"write"}), path="/long"))
+        (error,) = intake.accept([(draft, ENVELOPE)])
+        assert isinstance(error, OSError)
+    assert engine.names("long") == []
+
+
+def test_fsck_beside_a_writer_and_after_a_loss(tmp_path: Path) -> None:
+    engine = log_on_the_kernel(tmp_path)
+    spool, intake = recovered(engine), engine.intake()
+    accept(intake)
+    # Written and not announced: no fault.
+    (segment,) = engine.segments()
+    with opened(engine.disk, engine.disk.open_append(segment)) as fd:
+        engine.disk.write_all(fd, b"half a group")
+    assert kinds(fsck(engine)) == []
+    taken(spool)
+    queue_id = accept(intake, content=LONG)
+    spool.close()
+    assert isinstance(intake, LogIntake)
+    intake.close()
+    raw = (tmp_path / "spool/log" / segment.rpartition("/")[2]).read_bytes()
+    (tmp_path / "spool/log" / "0123456789abcdef.0000000001").write_bytes(b"?" * len(raw))
+    (tmp_path / "spool/log" / "0123456789abcdef.0000000002").write_bytes(b"")
+
+    seen = fsck(engine)
+    assert "damaged_header" in kinds(seen)
+    assert "damaged_record" in kinds(seen)
+    assert queue_id in engine.names("long")
