@@ -135,7 +135,7 @@ def test_a_spool_of_another_format_is_left_alone(policy: Path) -> None:
     (policy.parent / "spool" / "format").write_text("relay spool 9 other\n")
 
     assert call(policy, "c@d.test").returncode == os.EX_CONFIG
-    assert not list((policy.parent / "spool" / "new").iterdir())
+    assert [path.name for path in (policy.parent / "spool").iterdir()] == ["format"]
 
 
 def test_a_broken_policy_is_78(policy: Path) -> None:
