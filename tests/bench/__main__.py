@@ -72,7 +72,7 @@ def _count_cost(options: argparse.Namespace) -> int:
         sys.stderr.write(f"make bench: {reason}\n")
         return 75
     load = Load(options.messages, options.sessions, options.size, keep_connection=True)
-    result = {"cost": cost.rows(load, options.rounds, max(options.processes))}
+    result = {"cost": cost.rows(load, options.rounds, max(options.processes), options.engines)}
     _print_table("processor time a message, medians", result["cost"])
     sys.stdout.write(json.dumps(result) + "\n")
     return 0

@@ -15,7 +15,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -43,11 +43,12 @@ class Spent(NamedTuple):
     system_ms: float
 
 
-def rows(load: Load, rounds: int, processes: int) -> list[dict[str, Any]]:
+def rows(load: Load, rounds: int, processes: int, engines: Sequence[str]) -> list[dict[str, Any]]:
     """Return a row for each process of the relay and each floor: medians of the rounds."""
     found: dict[str, list[Spent]] = {}
     for _ in range(rounds):
-        for name, spent in (*_of_relay(load, processes), *_floors(load)):
+        relays = [spent for engine in engines for spent in _of_relay(load, processes, engine)]
+        for name, spent in (*relays, *_floors(load)):
             found.setdefault(name, []).append(spent)
     return [
         {
@@ -60,9 +61,11 @@ def rows(load: Load, rounds: int, processes: int) -> list[dict[str, Any]]:
     ]
 
 
-def _of_relay(load: Load, processes: int) -> Iterator[tuple[str, Spent]]:
+def _of_relay(load: Load, processes: int, engine: str) -> Iterator[tuple[str, Spent]]:
     with smtp_sink() as sink, tempfile.TemporaryDirectory(prefix="relay-cost-") as folder:
-        relay = RelayProcess(Path(folder), {"sink": sink_policy(sink)})
+        relay = RelayProcess(
+            Path(folder), {"sink": sink_policy(sink)}, spool={"path": "./spool", "engine": engine}
+        )
         relay.policy["listen"][0]["processes"] = processes
         relay.write_policy()
         with relay:
@@ -75,7 +78,7 @@ def _of_relay(load: Load, processes: int) -> Iterator[tuple[str, Spent]]:
             for number, (pid, earlier) in enumerate(zip(pids, before, strict=True)):
                 name = "sender" if processes and not number else "listener" if processes else "all in one"
                 yield (
-                    name,
+                    f"{engine}: {name}",
                     Spent(
                         *(
                             (now - then) / load.messages
