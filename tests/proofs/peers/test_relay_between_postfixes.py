@@ -13,6 +13,7 @@ from email.message import EmailMessage
 
 import pytest
 
+from relay.policy.model import SpoolEngine
 from tests.proofs.peers import postfix
 from tests.proofs.peers.demand import demand
 from tests.proofs.peers.mailbox import Arrived
@@ -51,8 +52,8 @@ class Chain:
         self.relay.wait_until_empty()
 
 
-@pytest.fixture(scope="module")
-def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
+@pytest.fixture(scope="module", params=SpoolEngine)
+def _running(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Chain]:
     demand(postfix.why_missing())
     folder = tmp_path_factory.mktemp("relay")
     password = folder / "password"
@@ -70,7 +71,7 @@ def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
             "limits": [{"messages": 1_000_000, "per": "1h"}, {"recipients": 3_000_000, "per": "24h"}],
         }
         with (
-            RelayProcess(folder, {"isp": isp}) as relay,
+            RelayProcess(folder, {"isp": isp}, spool={"path": "./spool", "engine": request.param}) as relay,
             postfix.front(relay.port, **LEAVES_LINES) as front,
         ):
             yield Chain(front, relay, upstream)
