@@ -34,8 +34,10 @@ CHANGES = SYNCS | frozenset(
     | {"_note_end", "_leave_a_lock", "_leave_a_folder"}
 )
 """Methods of the disk, and those of the spool and the history that change it, by name."""
-OF_THE_SPOOL = frozenset({"note", "mark", "mark_reported", "mark_warned", "publish_report", "finish"})
-"""Methods of relay.spool.interface.Spool that are durable when they return: called on a `spool`."""
+OF_THE_SPOOL = frozenset(
+    {"note", "mark", "mark_reported", "mark_warned", "publish_report", "finish", "commit"}
+)
+"""Methods of relay.spool.interface.Spool that change it, and the one that makes this durable: called on a `spool`."""
 WRITES_IN_PLACE = frozenset({"write_at"})
 OF_LISTS = frozenset({"append", "move", "discard", "keep"})
 """Names of those that also plain collections have."""
