@@ -37,7 +37,7 @@ CHANGES = SYNCS | frozenset(
 OF_THE_SPOOL = frozenset(
     {"note", "mark", "mark_reported", "mark_warned", "publish_report", "finish", "commit"}
 )
-"""Methods of relay.spool.interface.Spool that change it, and the one that makes this durable: called on a `spool`."""
+"""Methods of relay.spool.interface.Spool that change it or make that durable: called on a `spool`."""
 WRITES_IN_PLACE = frozenset({"write_at"})
 OF_LISTS = frozenset({"append", "move", "discard", "keep"})
 """Names of those that also plain collections have."""
