@@ -1,4 +1,6 @@
-"""How soon a relay with a long queue takes mail and relays again: `python -m tests.bench.restart [MESSAGES]`.
+"""How soon a relay with a long queue takes mail and relays again.
+
+`python -m tests.bench.restart [MESSAGES [ENGINE]]`, by default of a maildir.
 
 Prints, from the start of the process: to the first `250`, to the first message relayed, to the whole
 queue known; and memory a message.  The same of an empty queue, which is what Python and its imports take.
@@ -21,7 +23,9 @@ import yaml
 
 from relay.clock import SystemClock
 from relay.mail.envelope import Envelope, QueueId
+from relay.policy.model import SpoolEngine
 from relay.spool.durable import RealDisk
+from relay.spool.engines import ENGINES, Engine
 from relay.spool.identity import Identities
 from relay.spool.maildir import message_file
 from relay.spool.maildir.intake import prepare
@@ -35,6 +39,7 @@ CONTENT = (
 )
 SENDERS = 50
 AT_ONCE = 10_000
+IN_A_GROUP = 500
 LET_THROUGH = 5
 PATIENCE_SECONDS = 3600.0
 POLL_SECONDS = 0.005
@@ -63,10 +68,33 @@ def fill(spool: Path, count: int) -> None:
     ledger.close()
 
 
+def fill_by_intake(spool: Path, count: int, engine: Engine) -> None:
+    """Queue messages as a listener and a sender do that end cleanly."""
+    root, disk, clock = str(spool), RealDisk(), SystemClock()
+    sender = engine.spool(root, disk, clock, lambda name, why: sys.exit(f"{name}: {why}"))
+    for _ in sender.recover():
+        pass
+    engine.prepare(root, disk)
+    intake = engine.intake(root, disk, clock)
+    for start in range(0, count, IN_A_GROUP):
+        drafts = []
+        for number in range(start, min(count, start + IN_A_GROUP)):
+            draft = intake.draft()
+            draft.append(CONTENT)
+            drafts.append((draft, _envelope(number)))
+        assert not any(intake.accept(drafts))
+        sender.take(IN_A_GROUP)
+        sender.commit()
+    sender.close()
+
+
+def _envelope(number: int) -> Envelope:
+    to = (f"b{number}@there.example",)
+    return Envelope(f"{number % SENDERS}@here.example", to, time.time_ns(), "", "", "")
+
+
 def _queue(layout: Layout, queue_id: QueueId, number: int) -> QueueId:
-    envelope = Envelope(
-        f"{number % SENDERS}@here.example", (f"b{number}@there.example",), time.time_ns(), "", "", ""
-    )
+    envelope = _envelope(number)
     tail = message_file.encode_envelope(queue_id, envelope)
     shape = message_file.shape_of(envelope, len(CONTENT), eight_bit=False)
     crc = message_file.checksum(CONTENT)
@@ -79,11 +107,15 @@ def _queue(layout: Layout, queue_id: QueueId, number: int) -> QueueId:
     return queue_id
 
 
-async def measure(folder: Path, count: int) -> Restart:
-    await asyncio.to_thread(fill, folder / "spool", count)
+async def measure(folder: Path, count: int, engine: str) -> Restart:
+    spool = folder / "spool"
+    if engine == SpoolEngine.MAILDIR:
+        await asyncio.to_thread(fill, spool, count)
+    else:
+        await asyncio.to_thread(fill_by_intake, spool, count, ENGINES[engine])
     port = free_port()
     async with Smarthost() as host:
-        (folder / "policy.yaml").write_text(yaml.safe_dump(_policy(port, host.port)))
+        (folder / "policy.yaml").write_text(yaml.safe_dump(_policy(port, host.port, engine)))
         command = (sys.executable, "-m", "relay", "run", "--log", "json", "--policy", f"{folder}/policy.yaml")
         began = time.monotonic()
         log = folder / "log"
@@ -103,7 +135,7 @@ async def measure(folder: Path, count: int) -> Restart:
     return Restart(first - began, relayed - began, known - began, rss_bytes, peak_bytes)
 
 
-def _policy(port: int, upstream_port: int) -> dict[str, object]:
+def _policy(port: int, upstream_port: int, engine: str) -> dict[str, object]:
     isp = {
         "host": "127.0.0.1",
         "port": upstream_port,
@@ -111,7 +143,8 @@ def _policy(port: int, upstream_port: int) -> dict[str, object]:
         "limits": [{"messages": LET_THROUGH, "per": "1h"}],
     }
     listen = [{"address": f"127.0.0.1:{port}", "clients": ["127.0.0.0/8"], "processes": 0}]
-    return {"spool": "./spool", "hostname": "relay.test", "listen": listen, "upstreams": {"isp": isp}}
+    spool = {"path": "./spool", "engine": engine}
+    return {"spool": spool, "hostname": "relay.test", "listen": listen, "upstreams": {"isp": isp}}
 
 
 async def _first_250(port: int) -> float:
@@ -147,14 +180,14 @@ def _print(count: int, of: Restart, empty_bytes: int | None) -> None:
     sys.stdout.flush()
 
 
-def main(count: int) -> None:
+def main(count: int, engine: str = "maildir") -> None:
     empty_bytes: int | None = None
     for each in (0, count):
         with tempfile.TemporaryDirectory(prefix="relay-restart-") as folder:
-            found = asyncio.run(measure(Path(folder), each))
+            found = asyncio.run(measure(Path(folder), each, engine))
         _print(each, found, empty_bytes)
         empty_bytes = found.rss_bytes
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 100_000)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 100_000, *sys.argv[2:])
