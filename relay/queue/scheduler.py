@@ -99,7 +99,7 @@ class Scheduler:
             order,
             self._parking.copy(copies, order),
             suspects=self._suspects,
-            coming=[*self._regrouping.left(), *self._coming],
+            coming=[*(key for key in self._regrouping.left() if key not in self._coming), *self._coming],
             deferred=self._deferred,
             sitting_out=((sender, key) for sender, its in self._sitting_out.items() for key in its),
         )
@@ -694,7 +694,9 @@ class Scheduler:
             if self._has_due(now_ns):
                 self._wake_first()
             elif self._regrouping:
-                self._come(self._regrouping.step())
+                key = self._regrouping.step()
+                # What came to the end of the line since the edit has its place there.
+                self._come(None if key in self._coming else key)
             else:
                 self._come(self._coming.popitem(last=False)[0])
             self._is_waking = self._has_due(now_ns)

@@ -159,6 +159,30 @@ def test_an_edit_in_slices_is_the_edit_in_one_go(
     assert queues[0] == queues[1]
 
 
+@given(st.integers(0, 12), st.lists(st.integers(0, 7), max_size=3, unique=True))
+def test_what_is_released_in_an_edit_goes_last(steps: int, released: list[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler_module, "SLICE", 1)
+        queue = Scheduler()
+        for number in range(8):
+            queue.add(a_message(number, "x@a.example", "a"))
+        assert queue.first_ready(5) is not None or queue.is_behind
+        while queue.is_behind:
+            queue.first_ready(5)
+        queue.arrange(TWO, Price(), 100)
+        for _ in range(steps):
+            queue.first_ready(5)
+        for number in released:
+            queue.hold(QueueId(f"{number:016d}"))
+            queue.release(QueueId(f"{number:016d}"))
+
+        twin = queue.twin([copy.copy(queued) for queued in queue])
+
+        expected = [*(number for number in range(8) if number not in released), *released]
+        assert [int(queued.queue_id) for queued in drained(twin, 5)] == expected
+        assert [int(queued.queue_id) for queued in drained(queue, 5)] == expected
+
+
 def test_no_slice_is_longer_than_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = Scheduler()
     for number in range(10 * SLICE):
