@@ -310,6 +310,31 @@ async def test_what_was_relayed_is_marked_without_room_for_reasons(
     assert room.spool.notes(room.queue_id) == [note(1)]
 
 
+async def test_a_report_is_told_of_though_its_mark_finds_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some file systems need room for an octet that takes the place of another."""
+    monkeypatch.setattr("relay.sender.spool_thread.RETRY_FULL_SECONDS", 0.0)
+    fulls: list[SpoolFull] = []
+
+    def on_full(full: SpoolFull) -> None:
+        fulls.append(full)
+        room.disk.heal()
+
+    room = Room(on_full)
+    mark_reported = MaildirSpool.mark_reported
+
+    def without_room(spool: MaildirSpool, queue_id: QueueId, indices: Sequence[int]) -> None:
+        if not fulls:
+            room.disk.fail(Fault(1, errno.ENOSPC, forever=True, kinds=frozenset({"write"})))
+        mark_reported(spool, queue_id, indices)
+
+    monkeypatch.setattr(MaildirSpool, "mark_reported", without_room)
+    ending = Ending(await room.loaded(), {1: Status.BOUNCED}, (note(1),), is_finished=False, reports=True)
+    written = await room.spool_thread.settle(ending)
+
+    assert len(fulls) == 1
+    assert [entry.queue_id for entry in room.spool.take(9)] == [written.report]
+
+
 async def test_a_thread_with_nothing_to_write_makes_no_call() -> None:
     room = Room()
     await room.spool_thread.settle(Ending(await room.loaded(), {0: Status.RELAYED}, (), is_finished=False))
