@@ -283,7 +283,13 @@ class SpoolThread:
     def _change(self, asked: Sequence[tuple[QueueId, Change]]) -> list[BaseException | None]:
         """Carry out a batch as one group."""
         results = self._change_each(asked)
-        full = self._commit()
+        if (full := self._commit()) is None:
+            return results
+        # What is answered as not done must not come true with the next commit.
+        undone = [each for each, result in zip(asked, results, strict=True) if result is None]
+        with contextlib.suppress(SpoolFull, Absent, Corrupt):
+            self.spool.release(*(queue_id for queue_id, change in undone if change is Change.HOLD))
+            self.spool.hold(*(queue_id for queue_id, change in undone if change is Change.RELEASE))
         return [result or full for result in results]
 
     def _change_each(self, asked: Sequence[tuple[QueueId, Change]]) -> list[BaseException | None]:
@@ -346,7 +352,8 @@ class SpoolThread:
             header, _ = self._content(message)
             envelope, content = self._reporter.delays(message, header, delays, until_at_ns)
             own = warning_id(message.queue_id)
-            if self.spool.publish_report(own, envelope, content):
+            is_new = self.spool.publish_report(own, envelope, content)
+            if is_new:
                 settlement.written = Written(None, own, len(content))
             # Crash here: the warning is there and not remembered; it is published only once all the same.
             self.spool.mark_warned(message.queue_id)
@@ -359,7 +366,8 @@ class SpoolThread:
         known = {note.index: note for note in self.spool.notes(message.queue_id)}
         original, is_whole = self._content(message)
         envelope, content = self._reporter.endings(message, original, owed, known, is_whole=is_whole)
-        if self.spool.publish_report(owed.report_id, envelope, content):
+        is_new = self.spool.publish_report(owed.report_id, envelope, content)
+        if is_new:
             is_failure = any(status.is_failure for status in owed.statuses)
             settlement.written = Written(owed.report_id, None, len(content), is_failure)
         if not settlement.ending.is_finished:

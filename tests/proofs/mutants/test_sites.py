@@ -186,9 +186,9 @@ def test_every_mutant_is_another_program(module: str) -> None:
         (
             "relay/sender/spool_thread.py",
             "order",
-            "self.spool.mark({e.message.queue_id: e.marks for e in endings if",
+            "self.spool.mark({each.queue_id: each.ending.marks for each in asked if",
         ),
-        ("relay/sender/spool_thread.py", "order", "self.spool.finish(finished) ← for ending in endings:"),
+        ("relay/sender/spool_thread.py", "order", "self.spool.finish(finished) ← for each in asked:"),
     ],
 )
 def test_what_the_promises_rest_on_is_left_out(module: str, kind: str, told: str) -> None:

@@ -380,6 +380,30 @@ async def test_a_change_that_cannot_be_made_fails_alone() -> None:
     assert (await room.loaded()).is_held
 
 
+@pytest.mark.parametrize("change", [Change.HOLD, Change.RELEASE])
+async def test_a_change_without_room_does_not_come_true_later(change: Change) -> None:
+    disk, clock = prepared(), FakeClock()
+    spool = CommittedOnly(MAILDIR.root, disk, clock, lambda *_told: None)
+    recover(spool)
+    queue_id = accept(MAILDIR.listener(disk.another(), clock, random.Random(1).randbytes))
+    spool.take(9)
+    spool_thread = SpoolThread(spool, Reporter("relay.test"), lambda full: pytest.fail(str(full)))
+    if change is Change.RELEASE:
+        await spool_thread.change(queue_id, Change.HOLD)
+
+    spool.commits_without_room = 1
+    with pytest.raises(SpoolFull):
+        await spool_thread.change(queue_id, change)
+    await spool_thread.change(queue_id, Change.RETRY)
+
+    (message,) = await spool_thread.load([queue_id])
+    assert isinstance(message, Message)
+    assert message.is_held is (change is Change.RELEASE)
+    spool_thread.close()
+    (entry,) = recover(MAILDIR.sender(disk.another(), clock, lambda *_told: None)).entries
+    assert entry.is_held is (change is Change.RELEASE)
+
+
 async def test_what_was_just_taken_is_not_read_again() -> None:
     room = Room()
     _damage(room)
