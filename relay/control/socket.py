@@ -411,6 +411,10 @@ class ControlClient(Rows):
             session = await self._connected()
             async with session.request(method, f"http://relay{path}", data=content) as response:
                 yield response
+        except aiohttp.ClientPayloadError as error:
+            raise Unreachable(
+                "the relay ended its answer in the middle: this is not all; see its log"
+            ) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unreachable(f"the relay did not answer: {str(error) or type(error).__name__}") from error
         except ValidationError as error:

@@ -445,6 +445,10 @@ class Order:
         """Return the messages that are ready, or were taken and may come back."""
         return [*self._spots, *self._charged]
 
+    def taken(self) -> Collection[QueueId]:
+        """Return the messages that were taken, and of which it is not known whether they go."""
+        return self._charged.keys()
+
     def _twin(self, lines: dict[str, _Line], spots: dict[QueueId, _Spot]) -> "Order":
         twin = Order()
         twin._has_turns, twin._tag = self._has_turns, self._tag

@@ -80,6 +80,8 @@ class Scheduler:
         self.counts = Counts()
         self._parking = Parking(self._messages, self._order)
         self._last_turn = self._now_ns = 0
+        self._taken_before: set[QueueId] = set()
+        """Messages that were taken from an order before an edit, and not attempted yet."""
         self._has_lanes = False
         self._price, self._most_recipients = Price(), 1
         self._with_ceiling: tuple[str, ...] = ()
@@ -99,7 +101,7 @@ class Scheduler:
             order,
             self._parking.copy(copies, order),
             suspects=self._suspects,
-            coming=[*self._regrouping.left(), *self._coming],
+            coming=[*(key for key in self._regrouping.left() if key not in self._coming), *self._coming],
             deferred=self._deferred,
             sitting_out=((sender, key) for sender, its in self._sitting_out.items() for key in its),
         )
@@ -151,6 +153,7 @@ class Scheduler:
         twin._has_lanes, twin._with_ceiling = self._has_lanes, self._with_ceiling
         twin._suspect_senders, twin._probing = self._suspect_senders.copy(), self._probing
         twin.sender_pauses = self.sender_pauses.copy()
+        twin._taken_before = self._taken_before.copy()
         twin._is_waking, twin._opens_at_ns = self._is_waking, self._opens_at_ns.copy()
         twin._last_turn, twin._now_ns = self._last_turn, self._now_ns
         twin._price, twin._most_recipients = self._price, self._most_recipients
@@ -250,6 +253,7 @@ class Scheduler:
             return
         # Also for another price alone: what was charged so far is in another unit.
         old, self._order = self._order, Order(lanes)
+        self._taken_before.update(old.taken())
         self._has_lanes = bool(lanes)
         self._with_ceiling = tuple(lane.name for lane in lanes if lane.has_ceiling)
         self._opens_at_ns.clear()
@@ -331,6 +335,7 @@ class Scheduler:
     def reserved(self, queue_id: QueueId, recipients: int) -> None:
         """Charge the lane of an active message for the recipients that go."""
         self._order.charge(queue_id, self._price.of(recipients))
+        self._taken_before.discard(queue_id)
 
     def next_due_at_ns(self) -> int | None:
         """Return when the next back-off ends, place is due or lane may give; None if there is none."""
@@ -521,7 +526,7 @@ class Scheduler:
         message = self._messages.get(queue_id)
         if message is None or not self._become(message, Move.RETURN):
             return None
-        if self._order.refund(queue_id):
+        if self._refund(queue_id):
             self.sender_pauses.withdraw(message.sender, self._now_ns)
         message.why = why
         return message
@@ -530,10 +535,16 @@ class Scheduler:
         message = self._messages.get(queue_id)
         if message is None or message.state is not State.ACTIVE:
             return None
-        self._order.refund(queue_id)
+        self._refund(queue_id)
         message.recipients_left, message.why, message.turn = recipients_left, why, 0
         self._become(message, move)
         return message
+
+    def _refund(self, key: QueueId) -> bool:
+        """Undo the charge of a message; return whether it was taken, and not attempted."""
+        is_of_before = key in self._taken_before
+        self._taken_before.discard(key)
+        return self._order.refund(key) or is_of_before
 
     def _is_suspect(self, message: Queued) -> bool:
         """Whether the upstream is in doubt and refused this message: others prove the upstream."""
@@ -545,7 +556,7 @@ class Scheduler:
             self._parking.left(place, message.lane)
 
     def _leave_order(self, message: Queued) -> None:
-        self._order.refund(message.key)
+        self._refund(message.key)
         self._order.remove(message.key)
         self._suspects.pop(message.key, None)
         if self._sitting_out:
@@ -694,7 +705,9 @@ class Scheduler:
             if self._has_due(now_ns):
                 self._wake_first()
             elif self._regrouping:
-                self._come(self._regrouping.step())
+                key = self._regrouping.step()
+                # What came to the end of the line since the edit has its place there.
+                self._come(None if key in self._coming else key)
             else:
                 self._come(self._coming.popitem(last=False)[0])
             self._is_waking = self._has_due(now_ns)

@@ -304,7 +304,7 @@ class Arrivals:
             for entry in found.values():
                 self._queue.sort_anew(self._parts(entry), now_ns)
             self._may_stand_elsewhere.set()
-        self._wake_all({queued.upstream for queued in self._queue})
+        self._wake_all(self._queue.names)
 
     def _tell_turns(self) -> None:
         """Tell which routes' mail goes elsewhere since the last call, and which goes again as they prefer."""

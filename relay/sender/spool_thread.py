@@ -102,7 +102,9 @@ class _Settlement:
 
     ending: Ending
     is_noted: bool = False
-    published: Written | None = None
+    is_published: bool = False
+    """Its report or warning is there, if any is owed, and the message remembers it."""
+    written: Written = NOTHING_WRITTEN
     failed: SpoolFull | Absent | Corrupt | None = None
     """Why some of it could not be called the last time."""
     is_called: bool = False
@@ -237,7 +239,7 @@ class SpoolThread:
         """Write a batch as one group.  A fault of the disk is raised for all: any of it may be lost."""
         self._call([each for each in settlements if not each.is_called])
         full = self._commit()
-        return [each.failed or full or each.published or NOTHING_WRITTEN for each in settlements]
+        return [each.failed or full or each.written for each in settlements]
 
     def _commit(self) -> SpoolFull | None:
         """Make durable what was called; what finds no room stays called, and goes with the next commit."""
@@ -281,7 +283,13 @@ class SpoolThread:
     def _change(self, asked: Sequence[tuple[QueueId, Change]]) -> list[BaseException | None]:
         """Carry out a batch as one group."""
         results = self._change_each(asked)
-        full = self._commit()
+        if (full := self._commit()) is None:
+            return results
+        # What is answered as not done must not come true with the next commit.
+        undone = [each for each, result in zip(asked, results, strict=True) if result is None]
+        with contextlib.suppress(SpoolFull, Absent, Corrupt):
+            self.spool.release(*(queue_id for queue_id, change in undone if change is Change.HOLD))
+            self.spool.hold(*(queue_id for queue_id, change in undone if change is Change.RELEASE))
         return [result or full for result in results]
 
     def _change_each(self, asked: Sequence[tuple[QueueId, Change]]) -> list[BaseException | None]:
@@ -315,8 +323,9 @@ class SpoolThread:
         for each in asked:
             each.failed = None
             try:
-                # Called once: the second time it is there already, and nobody would tell of it.
-                each.published = each.published or self._publish(each.ending)
+                if not each.is_published:
+                    self._publish(each)
+                    each.is_published = True
             except (SpoolFull, Absent, Corrupt) as error:
                 each.failed = error
                 continue
@@ -331,36 +340,39 @@ class SpoolThread:
             if each.is_called and each.ending.replies:
                 self.spool.keep_replies(each.queue_id, each.ending.replies)
 
-    def _publish(self, ending: Ending) -> Written:
-        message = ending.message
+    def _publish(self, settlement: _Settlement) -> None:
+        """Publish what is owed; called again after a fault, it still knows what it published before."""
+        ending, message = settlement.ending, settlement.ending.message
         if ending.is_finished or ending.reports:
             is_any = any(s.is_reported for s in (*message.statuses, *ending.marks.values()))
             if is_any and not ending.is_silent:
-                return self._report(message, is_finished=ending.is_finished)
+                self._report(settlement)
         elif ending.warning is not None and not message.envelope.is_null:
             delays, until_at_ns = ending.warning
             header, _ = self._content(message)
             envelope, content = self._reporter.delays(message, header, delays, until_at_ns)
             own = warning_id(message.queue_id)
             is_new = self.spool.publish_report(own, envelope, content)
+            if is_new:
+                settlement.written = Written(None, own, len(content))
             # Crash here: the warning is there and not remembered; it is published only once all the same.
             self.spool.mark_warned(message.queue_id)
-            return Written(None, own, len(content)) if is_new else NOTHING_WRITTEN
-        return NOTHING_WRITTEN
 
-    def _report(self, message: Message, *, is_finished: bool) -> Written:
+    def _report(self, settlement: _Settlement) -> None:
         """Publish the report that is owed by now, whatever was owed when the message was read."""
+        message = settlement.ending.message
         if (owed := self.spool.owed_report(message.queue_id)) is None:
-            return NOTHING_WRITTEN
+            return
         known = {note.index: note for note in self.spool.notes(message.queue_id)}
         original, is_whole = self._content(message)
         envelope, content = self._reporter.endings(message, original, owed, known, is_whole=is_whole)
         is_new = self.spool.publish_report(owed.report_id, envelope, content)
-        if not is_finished:
+        if is_new:
+            is_failure = any(status.is_failure for status in owed.statuses)
+            settlement.written = Written(owed.report_id, None, len(content), is_failure)
+        if not settlement.ending.is_finished:
             # Crash here: the report is there and not remembered; the next start finds it by its id.
             self.spool.mark_reported(message.queue_id, owed.indices)
-        is_failure = any(status.is_failure for status in owed.statuses)
-        return Written(owed.report_id, None, len(content), is_failure) if is_new else NOTHING_WRITTEN
 
     def _content(self, message: Message) -> tuple[bytes, bool]:
         """Return the content, or the front of what is too long to be returned; and whether that is all."""

@@ -45,6 +45,8 @@ class FakeOperations(Rows):
         self.raises: Exception | None = None
         self.is_refused_again = False
         """What is resumed is refused at once."""
+        self.rows_before_fault: int | None = None
+        """So many rows of a listing there are before a fault ends it."""
 
     async def snapshot(self) -> Snapshot:
         if self.raises is not None:
@@ -59,7 +61,9 @@ class FakeOperations(Rows):
         return count.breakdown(self.shown.at_ns)
 
     async def rows(self, wanted: Wanted = WHOLE_QUEUE) -> Found:
-        for view in wanted.arranged(each.view for each in self._listed(wanted.filters)):
+        for number, view in enumerate(wanted.arranged(each.view for each in self._listed(wanted.filters))):
+            if number == self.rows_before_fault:
+                raise RuntimeError("odd")
             yield [view]
 
     async def summary(self, filters: Filters, by: By, limit: int | None = None) -> Sequence[Group]:

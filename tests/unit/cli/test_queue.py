@@ -299,6 +299,23 @@ def test_a_list_that_was_cut_says_so_on_stderr(
 
 
 @pytest.mark.usefixtures("up")
+@pytest.mark.parametrize("arguments", [[], ["--json"], ["--limit", "6"], ["--sort", "size"]])
+def test_a_list_that_ends_too_early_says_so_and_exits_75(
+    arguments: list[str], operations: FakeOperations, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operations.messages = {
+        name: a_message(name) for name in (QueueId(f"{number:016d}") for number in range(2 * LAID_OUT_BY))
+    }
+    operations.rows_before_fault = 5
+
+    assert code_of("queue", *arguments) == os.EX_TEMPFAIL
+
+    captured = capsys.readouterr()
+    assert "Requests" not in captured.out
+    assert "in the middle: this is not all" in captured.err
+
+
+@pytest.mark.usefixtures("up")
 def test_a_long_list_keeps_its_columns_and_its_total(
     operations: FakeOperations, capsys: pytest.CaptureFixture[str]
 ) -> None:

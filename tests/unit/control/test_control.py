@@ -184,6 +184,17 @@ async def test_a_fault_of_the_relay_is_told_to_both_sides(tmp_path: Path) -> Non
     assert "fault in control: RuntimeError: odd" in log.getvalue()
 
 
+async def test_a_listing_that_ends_too_early_is_not_the_whole(tmp_path: Path) -> None:
+    operations, log = FakeOperations([a_message(queue_id) for queue_id in many(9)]), io.StringIO()
+    operations.rows_before_fault = 5
+
+    async with serving(tmp_path, operations, log) as client:
+        with pytest.raises(Unreachable, match="in the middle"):
+            await client.queue()
+
+    assert "fault in control: RuntimeError: odd" in log.getvalue()
+
+
 async def test_another_versions_answer_is_unreachable_not_a_crash(tmp_path: Path) -> None:
     operations = FakeOperations()
     operations.shown = replace(a_snapshot(), at_ns="noon")  # type: ignore[arg-type]  # what the test is about

@@ -2,7 +2,7 @@
 
 import copy
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from relay.mail.envelope import QueueId
@@ -12,6 +12,7 @@ acts = st.sampled_from(["add", "add", "add_first", "remove", "remove_first", "co
 
 
 @given(st.lists(st.tuples(acts, st.integers(0, 12)), max_size=200))
+@example([("add", 0), ("add", 1), ("remove", 1), ("add_first", 1)])
 def test_the_order_is_that_of_a_plain_list(steps: list[tuple[str, int]]) -> None:
     fifo, model = Fifo(), list[QueueId]()
     for act, number in steps:

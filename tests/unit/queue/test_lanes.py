@@ -2,6 +2,7 @@
 
 import copy
 from fractions import Fraction
+from itertools import count
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from relay.mail.envelope import QueueId
-from relay.queue.lanes import DEFAULT_LANE, SPARE_AGES, Lane, Order, Price, turn_of
+from relay.queue.lanes import DEFAULT_LANE, SPARE_AGES, Lane, Order, Price, _Ages, turn_of
 
 WEIGHTS = st.lists(st.integers(1, 100), min_size=1, max_size=8)
 
@@ -407,3 +408,17 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
+
+
+def test_of_one_instant_the_oldest_is_who_came_first() -> None:
+    ages, numbers = _Ages(), count()
+    for name, since_ns in [("a", 5), ("b", 9), ("c", 5)]:
+        ages.add(QueueId(name), since_ns, numbers)
+    assert ages.oldest() == (5, "a")
+    assert ages.first(3) == [(5, "a"), (5, "c"), (9, "b")]
+
+    for name in "ab":
+        ages.remove(QueueId(name))
+    ages.add(QueueId("d"), 5, numbers)
+    assert ages.oldest() == (5, "c")
+    assert ages.first(3) == [(5, "c"), (5, "d")]

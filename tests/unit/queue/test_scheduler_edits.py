@@ -12,6 +12,7 @@ from relay.queue import scheduler as scheduler_module
 from relay.queue.lanes import DEFAULT_LANE, Lane, Price
 from relay.queue.queued import NO_REASON, origin_of
 from relay.queue.scheduler import SLICE, Queued, Scheduler, State
+from relay.queue.sender_pauses import FIRST_REST_NS
 
 NONE: tuple[Lane, ...] = ()
 TWO = (Lane("a", 3), Lane(DEFAULT_LANE, 1))
@@ -157,6 +158,47 @@ def test_an_edit_in_slices_is_the_edit_in_one_go(
             queue.arrange(*after, 100)
             queues.append([queued.queue_id for queued in drained(queue, 0)])
     assert queues[0] == queues[1]
+
+
+@given(st.integers(0, 12), st.lists(st.integers(0, 7), max_size=3, unique=True))
+def test_what_is_released_in_an_edit_goes_last(steps: int, released: list[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler_module, "SLICE", 1)
+        queue = Scheduler()
+        for number in range(8):
+            queue.add(a_message(number, "x@a.example", "a"))
+        assert queue.first_ready(5) is not None or queue.is_behind
+        while queue.is_behind:
+            queue.first_ready(5)
+        queue.arrange(TWO, Price(), 100)
+        for _ in range(steps):
+            queue.first_ready(5)
+        for number in released:
+            queue.hold(QueueId(f"{number:016d}"))
+            queue.release(QueueId(f"{number:016d}"))
+
+        twin = queue.twin([copy.copy(queued) for queued in queue])
+
+        expected = [*(number for number in range(8) if number not in released), *released]
+        assert [int(queued.queue_id) for queued in drained(twin, 5)] == expected
+        assert [int(queued.queue_id) for queued in drained(queue, 5)] == expected
+
+
+def test_an_edit_of_lanes_keeps_no_sender_waiting_for_proof() -> None:
+    """A message in hand was to prove that its sender's pause is over; then it is given back."""
+    queue, over_ns = Scheduler(), FIRST_REST_NS + 1
+    for number in range(3):
+        queue.add(a_message(number, "x@a.example", "a"))
+    queue.sender_pauses.begin("x@a.example", 0, "refused")
+    taken = queue.next_ready(over_ns)
+    assert taken is not None
+    queue.arrange(TWO, Price(), 100)
+
+    queue.give_back(taken.queue_id, NO_REASON)
+
+    while queue.is_behind:
+        queue.first_ready(over_ns)
+    assert queue.first_ready(over_ns) is taken
 
 
 def test_no_slice_is_longer_than_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:

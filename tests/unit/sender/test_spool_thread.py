@@ -310,6 +310,31 @@ async def test_what_was_relayed_is_marked_without_room_for_reasons(
     assert room.spool.notes(room.queue_id) == [note(1)]
 
 
+async def test_a_report_is_told_of_though_its_mark_finds_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some file systems need room for an octet that takes the place of another."""
+    monkeypatch.setattr("relay.sender.spool_thread.RETRY_FULL_SECONDS", 0.0)
+    fulls: list[SpoolFull] = []
+
+    def on_full(full: SpoolFull) -> None:
+        fulls.append(full)
+        room.disk.heal()
+
+    room = Room(on_full)
+    mark_reported = MaildirSpool.mark_reported
+
+    def without_room(spool: MaildirSpool, queue_id: QueueId, indices: Sequence[int]) -> None:
+        if not fulls:
+            room.disk.fail(Fault(1, errno.ENOSPC, forever=True, kinds=frozenset({"write"})))
+        mark_reported(spool, queue_id, indices)
+
+    monkeypatch.setattr(MaildirSpool, "mark_reported", without_room)
+    ending = Ending(await room.loaded(), {1: Status.BOUNCED}, (note(1),), is_finished=False, reports=True)
+    written = await room.spool_thread.settle(ending)
+
+    assert len(fulls) == 1
+    assert [entry.queue_id for entry in room.spool.take(9)] == [written.report]
+
+
 async def test_a_thread_with_nothing_to_write_makes_no_call() -> None:
     room = Room()
     await room.spool_thread.settle(Ending(await room.loaded(), {0: Status.RELAYED}, (), is_finished=False))
@@ -353,6 +378,30 @@ async def test_a_change_that_cannot_be_made_fails_alone() -> None:
 
     assert (done, type(failed)) == (None, Absent)
     assert (await room.loaded()).is_held
+
+
+@pytest.mark.parametrize("change", [Change.HOLD, Change.RELEASE])
+async def test_a_change_without_room_does_not_come_true_later(change: Change) -> None:
+    disk, clock = prepared(), FakeClock()
+    spool = CommittedOnly(MAILDIR.root, disk, clock, lambda *_told: None)
+    recover(spool)
+    queue_id = accept(MAILDIR.listener(disk.another(), clock, random.Random(1).randbytes))
+    spool.take(9)
+    spool_thread = SpoolThread(spool, Reporter("relay.test"), lambda full: pytest.fail(str(full)))
+    if change is Change.RELEASE:
+        await spool_thread.change(queue_id, Change.HOLD)
+
+    spool.commits_without_room = 1
+    with pytest.raises(SpoolFull):
+        await spool_thread.change(queue_id, change)
+    await spool_thread.change(queue_id, Change.RETRY)
+
+    (message,) = await spool_thread.load([queue_id])
+    assert isinstance(message, Message)
+    assert message.is_held is (change is Change.RELEASE)
+    spool_thread.close()
+    (entry,) = recover(MAILDIR.sender(disk.another(), clock, lambda *_told: None)).entries
+    assert entry.is_held is (change is Change.RELEASE)
 
 
 async def test_what_was_just_taken_is_not_read_again() -> None:
