@@ -226,3 +226,39 @@ def test_a_summary_whose_segment_is_gone_goes() -> None:
         model_of(engine).plant(f"{engine.layout.log}/{name}", b"x")
     recover(engine.start())
     assert [name for name in engine.names("log") if ".sum" in name] == []
+
+
+def _held_in_each_segment(monkeypatch: pytest.MonkeyPatch, engine: LogEngine) -> list[QueueId]:
+    """Return messages of several small segments, which cleaning would copy."""
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 4000)
+    spool, intake = recovered(engine), engine.intake()
+    queue_ids = [accept(intake, content=b"x" * 800) for _ in range(40)]
+    assert taken(spool) == queue_ids
+    spool.close()
+    drop_summaries(engine)
+    return queue_ids
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENOMEM, errno.EIO])
+def test_cleaning_that_cannot_read_stops_no_commit(monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    engine = log_on_the_model()
+    queue_ids = _held_in_each_segment(monkeypatch, engine)
+    view = model_of(engine).another()
+    spool = LogSpool(engine.root, view, engine.clock)
+    recover(spool)
+    listeners = [path for path in engine.segments() if "/sender." not in path]
+    for queue_id in [each for number, each in enumerate(queue_ids) if number % 3]:
+        spool.mark({queue_id: dict.fromkeys(range(3), RELAYED)})
+        spool.finish([queue_id])
+    stream = listeners[0].rpartition("/")[2].partition(".")[0]
+    view.fail(Fault(1, error, forever=True, kinds=frozenset({"open", "read"}), path=stream))
+    spool.commit()
+    for _ in range(5):
+        spool.hold(queue_ids[0])
+        spool.commit()
+        spool.release(queue_ids[0])
+        spool.commit()
+    assert view.has_failed
+
+    spool = LogEngine(engine.root, model_of(engine).after_kill()).start()
+    assert [entry.queue_id for entry in recover(spool).entries] == queue_ids[::3]
