@@ -32,6 +32,8 @@ READ_AHEAD = 512
 READ_AHEAD_BYTES = 4 * 1024 * 1024
 """So much of a stream is read at once, or as many messages as are to be taken if that is less."""
 NOTHING = Position(0, 0, 0)
+_MOST_HELD = 64
+"""Locks of dead streams without segments, at once."""
 _NO_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.ENXIO})
 OnDamage = Callable[[int, Damage], None]
 """Is given the segment."""
@@ -150,8 +152,18 @@ class Streams:
     def _refresh(self) -> None:
         """Learn of streams, and of the segments of those that are known."""
         self._list()
-        alive = [each for each in self._streams.values() if not (each.is_dead or each.is_over)]
-        if dead := [each for each in alive if self._has_died(each)]:
+        dead: list[Stream] = []
+        held = sum(each.is_dead and each.lock_fd is not None for each in self._streams.values())
+        for stream in self._streams.values():
+            if stream.is_dead or stream.is_over or held == _MOST_HELD or not self._has_died(stream):
+                continue
+            dead.append(stream)
+            if stream.highest:
+                # Nobody can begin a stream that has segments: its lock need not be held.
+                self._let_go(stream)
+            else:
+                held += stream.lock_fd is not None
+        if dead:
             # Since the names were read a writer may have begun another segment, and died then.
             self._list()
             for stream in dead:

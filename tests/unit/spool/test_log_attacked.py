@@ -36,6 +36,17 @@ class MeetsNames(ModelDisk):
         return found
 
 
+class CountsDescriptors(ModelDisk):
+    def __init__(self, of: ModelDisk) -> None:
+        super().__init__(of.platter)
+        self.most = 0
+
+    def _open(self, inode: int, path: str, *, appends: bool = False) -> int:
+        fd = super()._open(inode, path, appends=appends)
+        self.most = max(self.most, len(self._fds))
+        return fd
+
+
 def end(spool: Spool, queue_id: QueueId) -> None:
     spool.mark({queue_id: dict.fromkeys(range(3), RELAYED)})
     spool.finish([queue_id])
@@ -262,3 +273,23 @@ def test_cleaning_that_cannot_read_stops_no_commit(monkeypatch: pytest.MonkeyPat
 
     spool = LogEngine(engine.root, model_of(engine).after_kill()).start()
     assert [entry.queue_id for entry in recover(spool).entries] == queue_ids[::3]
+
+
+def test_many_dead_listeners_take_few_descriptors_and_leave_nothing() -> None:
+    engine = log_on_the_model()
+    recovered(engine).close()
+    queue_ids = []
+    for number in range(300):
+        intake, view = listener(engine)
+        queue_ids.append(accept(intake))
+        view.die()
+        model_of(engine).plant(f"{engine.layout.log}/{number:016d}.lock")
+    view = CountsDescriptors(model_of(engine))
+    spool = LogSpool(engine.root, view, engine.clock)
+    assert [entry.queue_id for entry in recover(spool).entries] == sorted(queue_ids)
+    for _ in range(5):
+        assert spool.take(5) == []
+    for queue_id in queue_ids:
+        end(spool, queue_id)
+    assert [name for name in engine.names("log") if not name.startswith("sender")] == []
+    assert view.most < 100
