@@ -52,19 +52,30 @@ class Cleaner:
         """Copy what lives in the segment with the least of it.  Nothing may be pending."""
         done = [(h, s) for h, s in self._segments if s.is_done and not s.is_pinned and s.live_bytes < s.end]
         if done:
-            handle, _ = min(done, key=lambda each: each[1].live_bytes / each[1].end)
-            self._copy(handle)
+            handle, segment = min(done, key=lambda each: each[1].live_bytes / each[1].end)
+            try:
+                is_all = self._copy(handle)
+            except OSError as error:
+                if is_our_own_lack(error):
+                    return  # the next commit tries it again
+                is_all = False
+            except Corrupt:
+                is_all = False
+            # What is not there to be copied: it is met when it is loaded, or by the next start.
+            segment.is_pinned = not is_all
             self.remove_dead()
 
-    def _copy(self, handle: int) -> None:
+    def _copy(self, handle: int) -> bool:
+        """Copy what lives in a segment.  Return False where damage is between: then the segment stays."""
         segment = self._segments[handle]
         window = Window(lambda size, offset: self._segments.pread(handle, size, offset), segment.end)
         records: list[New] = []
         said_anew: set[QueueId] = set()
         tellers: set[int] = set()
-        size = 0
+        size, is_all = 0, True
         for each in pieces(window, segment.mark, HEADER_BYTES):
             if not isinstance(each, Record):
+                is_all = False
                 continue
             some = self._of(handle, each, said_anew)
             records += some
@@ -74,7 +85,9 @@ class Cleaner:
                 records, size = [], 0
         if records:
             tellers.add(self._journal.write(records))
-        self._segments.hand_over_needs(handle, tellers)
+        if is_all:
+            self._segments.hand_over_needs(handle, tellers)
+        return is_all
 
     def _of(self, handle: int, each: Record, said_anew: set[QueueId]) -> list[New]:
         """Return what is to be written of a record that is still needed."""

@@ -7,6 +7,7 @@ Does not: decide what becomes of a message, or build reports.
 """
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
 from relay.clock import Clock
@@ -155,9 +156,7 @@ class LogSpool:
                     0 < entry.recipients_left < len(each.statuses)
                     for entry, each in zip(entries, batch, strict=True)
                 )
-                # None at all would ask for descriptors or memory.
-                if entries:
-                    yield entries
+                yield entries
         finally:
             self._ahead = 0
         self._cleaner.remove_dead()
@@ -179,23 +178,51 @@ class LogSpool:
         return self._ahead
 
     def _read_all(self, sorter: Sorter | None, on_step: Callable[[], None]) -> Iterator[list[Opened]]:
-        """Read what is queued, a segment after the other, the oldest first; set aside what is damaged."""
+        """Read what is queued, a segment after the other, the oldest first; set aside what is damaged.
+
+        An empty batch: we lack descriptors or memory now.  Before the first one that is an error.
+        """
+        is_first = True
         of_segment: dict[int, list[QueueId]] = {}
         for queue_id, place in self._queued.places.items():
             of_segment.setdefault(handle_of(place), []).append(queue_id)
         self._ahead = len(self._queued.places)
         for handle, queue_ids in sorted(of_segment.items(), key=lambda each: min(each[1])):
             ahead = set(queue_ids)
-            if (found := self._summaries.read(handle)) is not None:
-                yield from self._told(handle, found, ahead, sorter, on_step)
+            # The segment may be gone, if all that lived in it was copied forward meanwhile.
+            if handle in self._segments and (found := self._summaries.read(handle)) is not None:
+                for batch in self._told(handle, found, ahead, sorter, on_step):
+                    is_first = False
+                    yield batch
             # Those that no summary tells of; and what was copied forward since this start began.
-            rest = sorted(ahead)
-            for start in range(0, len(rest), RECOVERED_AT_ONCE):
+            rest = deque(sorted(ahead))
+            while rest:
                 on_step()
-                some = rest[start : start + RECOVERED_AT_ONCE]
-                self._ahead -= len(some)
-                read = [self._read_if_it_can_be(each, sorter) for each in some]
-                yield [opened for opened in read if opened is not None]
+                try:
+                    batch = self._read_some(rest, sorter)
+                except OSError as error:
+                    if is_first or not is_our_own_lack(error):
+                        raise
+                    yield []
+                    continue
+                if batch:
+                    is_first = False
+                    yield batch
+
+    def _read_some(self, rest: deque[QueueId], sorter: Sorter | None) -> list[Opened]:
+        """Read the next ones.  Raises OSError where that is none, for lack of descriptors or memory."""
+        batch: list[Opened] = []
+        for _ in range(min(len(rest), RECOVERED_AT_ONCE)):
+            try:
+                opened = self._read_if_it_can_be(rest[0], sorter)
+            except OSError as error:
+                if batch and is_our_own_lack(error):
+                    break
+                raise
+            rest.popleft()
+            self._ahead -= 1
+            batch += [] if opened is None else [opened]
+        return batch
 
     def _told(
         self,
@@ -214,9 +241,14 @@ class LogSpool:
             place = place_of(handle, row.at, row.record_bytes)
             if row.queue_id not in ahead or self._queued.places.get(row.queue_id) != place:
                 continue
+            try:
+                opened = self._told_message(row, told, sorter)
+            except OSError as error:
+                if not is_our_own_lack(error):
+                    raise
+                continue  # it is read with the rest
             ahead.remove(row.queue_id)
             self._ahead -= 1
-            opened = self._told_message(row, told, sorter)
             if opened is not None:
                 batch.append(opened)
             if len(batch) == RECOVERED_AT_ONCE:
@@ -232,7 +264,10 @@ class LogSpool:
         opened = summary.opened(row.queue_id, told)
         if sorter is not None:
             opened.sorted = sorter.sort(opened.envelope, lambda: self._front_of(row.queue_id))
-        opened = self._laid_over(opened)
+        try:
+            opened = self._laid_over(opened)
+        except Corrupt:
+            return self._read_if_it_can_be(row.queue_id, sorter)
         self._mark_what_was_reported(opened)
         return opened
 
@@ -634,5 +669,10 @@ class LogSpool:
             place = place_of(handle, damage.at, damage.end - damage.at)
             if self._queued.come(damage.queue_id, damage.number, place):
                 self._suspects[damage.queue_id] = damage.number
-        with contextlib.suppress(OSError):
+        try:
             self._aside.keep(name, raw, f"{damage.end - damage.at} bytes of a segment are damaged")
+        except OSError as error:
+            # There is no other copy: the segment stays, and the next start does it.
+            segment.is_pinned = True
+            self._suspects.pop(QueueId(name), None)
+            self._aside.tell_once(name, f"is damaged, and cannot be set aside: {error.strerror}")

@@ -80,6 +80,9 @@ class Segments:
         self._all[self._last], self._handles[name] = Segment(name), self._last
         return self._last
 
+    def __contains__(self, handle: int) -> bool:
+        return handle in self._all
+
     def __getitem__(self, handle: int) -> Segment:
         return self._all[handle]
 
@@ -135,10 +138,12 @@ class Segments:
         """Remove segments durably.  Raises OSError; those that are gone by then go again."""
         for handle in handles:
             name = self._all[handle].name
+            # Others may have put a folder there.
+            with contextlib.suppress(OSError):
+                self._disk.unlink(self._layout.summary(name))
             # Crash here: some are gone, some are not; of none anything is needed.
-            for path in (self._layout.segment(name), self._layout.summary(name)):
-                with contextlib.suppress(FileNotFoundError):
-                    self._disk.unlink(path)
+            with contextlib.suppress(FileNotFoundError):
+                self._disk.unlink(self._layout.segment(name))
         self._disk.sync_directory(self._layout.log)
         for handle in handles:
             self._forget(handle)

@@ -8,6 +8,7 @@ Damage elsewhere is told to `on_damage`.
 """
 
 import contextlib
+import errno
 from collections import deque
 from collections.abc import Callable, Container, Iterator
 from typing import NamedTuple
@@ -31,6 +32,9 @@ READ_AHEAD = 512
 READ_AHEAD_BYTES = 4 * 1024 * 1024
 """So much of a stream is read at once, or as many messages as are to be taken if that is less."""
 NOTHING = Position(0, 0, 0)
+_MOST_HELD = 64
+"""Locks of dead streams without segments, at once."""
+_NO_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.ENXIO})
 OnDamage = Callable[[int, Damage], None]
 """Is given the segment."""
 
@@ -39,6 +43,8 @@ class Stream:
     def __init__(self, name: str) -> None:
         self.name = name
         self.lock_fd: int | None = None
+        self.is_dead = False
+        """Its writer is dead, and its segments were listed after that."""
         self.is_over = False
         """Its writer is dead, and all of it was read."""
         self.numbers: list[int] = []
@@ -105,7 +111,7 @@ class Streams:
     def take(self, most: int) -> list[Record]:
         """Return messages that are in the queue from now on, the oldest first by their ids."""
         self._refresh()
-        for stream in self._streams.values():
+        for stream in list(self._streams.values()):
             if len(stream.waiting) < most:
                 self._read(stream, most)
         taken: list[Record] = []
@@ -125,7 +131,7 @@ class Streams:
         """Read everything there is into the queue."""
         self._is_starting = True
         self._refresh()
-        for stream in self._streams.values():
+        for stream in list(self._streams.values()):
             before: tuple[int, int, int] | None = None
             while (now := (stream.read, stream.at, len(stream.numbers))) != before:
                 before = now
@@ -145,14 +151,36 @@ class Streams:
 
     def _refresh(self) -> None:
         """Learn of streams, and of the segments of those that are known."""
+        self._list()
+        dead: list[Stream] = []
+        held = sum(each.is_dead and each.lock_fd is not None for each in self._streams.values())
+        for stream in self._streams.values():
+            if stream.is_dead or stream.is_over or held == _MOST_HELD or not self._has_died(stream):
+                continue
+            dead.append(stream)
+            if stream.highest:
+                # Nobody can begin a stream that has segments: its lock need not be held.
+                self._let_go(stream)
+            else:
+                held += stream.lock_fd is not None
+        if dead:
+            # Since the names were read a writer may have begun another segment, and died then.
+            self._list()
+            for stream in dead:
+                stream.is_dead = True
+
+    def _list(self) -> None:
         numbers: dict[str, list[int]] = {}
-        for name in self._disk.names(self._layout.log):
+        names = set(self._disk.names(self._layout.log))
+        for name in names:
             if (segment := segment_of(name)) is not None:
                 numbers.setdefault(segment.stream, []).append(segment.number)
             elif (locked := stream_of(name)) is not None:
                 numbers.setdefault(locked, [])
             elif summary_of(name) is None and not self._is_ours(name):
                 self._aside.move(f"{self._layout.log}/{name}", "not a name that we give", "log-")
+        if self._is_starting:
+            self._remove_orphaned_summaries(names)
         senders = sorted(numbers.pop(SENDER, []))
         self.senders = [
             n for n in senders if not self._is_starting or self._is_usable(SegmentName(SENDER, n))
@@ -180,6 +208,13 @@ class Streams:
             self._aside.move(path, why, "log-")
         return why is None
 
+    def _remove_orphaned_summaries(self, names: set[str]) -> None:
+        for name in names:
+            if self._is_ours(name) and name.removesuffix(".new").removesuffix(".sum") not in names:
+                # Crash here: they go the next time.
+                with contextlib.suppress(OSError):
+                    self._disk.unlink(f"{self._layout.log}/{name}")
+
     def _is_ours(self, name: str) -> bool:
         return summary_of(name.removesuffix(".new")) is not None
 
@@ -204,6 +239,12 @@ class Streams:
             # Crash here: its names may not be durable; the next start finds the stream as dead.
             self._disk.sync_directory(self._layout.log)
             stream.is_over = True
+            if not stream.highest:
+                if stream.lock_fd is not None:
+                    # While we hold it: who made this file, and has yet to lock it, sees that it is gone.
+                    with contextlib.suppress(FileNotFoundError):
+                        self._disk.unlink(self._layout.stream_lock(stream.name))
+                del self._streams[stream.name]
             self._let_go(stream)
 
     def _read_summary(self, stream: Stream, part: "_Part") -> None:
@@ -269,25 +310,51 @@ class Streams:
     def _reader(self, handle: int) -> Callable[[int, int], bytes]:
         return lambda size, offset: self._segments.pread(handle, size, offset)
 
-    def _announced(self, stream: Stream) -> Position | None:
-        """Return how far a stream's writer says that its mail is accepted; None: it is dead."""
+    def _has_died(self, stream: Stream) -> bool:
+        """Return whether a stream's writer is dead; from then on we hold its lock."""
+        path, why = self._layout.stream_lock(stream.name), None
         if stream.lock_fd is None:
             try:
-                stream.lock_fd = self._disk.open_update(self._layout.stream_lock(stream.name))
+                stream.lock_fd = self._disk.open_update(path)
             except FileNotFoundError:
-                return None
-        if self._disk.lock_open(stream.lock_fd):
-            return None
-        return self._position(stream) or NOTHING
+                return True
+            except OSError as error:
+                # Of one that may be a writer's, and that we may not open, nobody knows whether it lives.
+                if error.errno not in _NO_FILE:
+                    raise
+                why = foreign.why_unusable(error)
+        if stream.lock_fd is not None and not self._disk.lock_open(stream.lock_fd):
+            return False
+        if why is None and stream.lock_fd is not None:
+            why = self._why_no_lock(stream.lock_fd)
+        if why is not None:
+            self._aside.move(path, why, "log-")
+            self._let_go(stream)
+        return True
+
+    def _why_no_lock(self, fd: int) -> str | None:
+        try:
+            is_ours = len(self._disk.pread(fd, POSITION_BYTES + 1, 0)) <= POSITION_BYTES
+        except OSError as error:
+            return None if is_not_now(error) else foreign.why_unusable(error)
+        return None if is_ours else "not written by us"
+
+    def _announced(self, stream: Stream) -> Position | None:
+        """Return how far a stream's writer says that its mail is accepted; None: it is dead."""
+        return None if stream.is_dead else self._position(stream) or NOTHING
 
     def _position(self, stream: Stream) -> Position | None:
-        if stream.lock_fd is None:
-            with contextlib.suppress(FileNotFoundError):
+        """Return None also where the disk does not give it: it is needed by no restart."""
+        try:
+            if stream.lock_fd is None:
                 path = self._layout.stream_lock(stream.name)
                 with opened(self._disk, self._disk.open_read(path)) as fd:
                     return decode_position(self._disk.pread(fd, POSITION_BYTES, 0))
+            return decode_position(self._disk.pread(stream.lock_fd, POSITION_BYTES, 0))
+        except OSError as error:
+            if not (isinstance(error, FileNotFoundError) or is_not_now(error)):
+                raise
             return None
-        return decode_position(self._disk.pread(stream.lock_fd, POSITION_BYTES, 0))
 
     def _let_go(self, stream: Stream) -> None:
         if stream.lock_fd is not None:

@@ -14,11 +14,14 @@ import pytest
 from relay.mail.envelope import QueueId
 from relay.spool.durable import RealDisk
 from relay.spool.interface import Entry, Recovery, Status, Totals
+from relay.spool.log import engine as log_engine
+from relay.spool.log import segments, summaries
 from relay.spool.maildir import ledger_file, recovery
 from tests.fakes.disk import ModelDisk
 from tests.fakes.platter import Model
 from tests.unit.spool.cuts import SCENARIOS, Judge, cuts, killed, run_of
-from tests.unit.spool.engine import accept, recovered
+from tests.unit.spool.engine import OnModel, accept, recovered
+from tests.unit.spool.log_engine import LOG
 from tests.unit.spool.maildir_engine import MAILDIR, MaildirEngine
 from tests.unit.spool.oracle import ONE_MORE, check_end, check_present, check_told
 from tests.unit.spool.recovering import read_on
@@ -34,9 +37,12 @@ SOME = 6
 class Start:
     """One start, by and by, and what is done meanwhile."""
 
-    def __init__(self, image: ModelDisk, trace: Trace, rng: random.Random, *, record: bool) -> None:
+    def __init__(
+        self, image: ModelDisk, trace: Trace, rng: random.Random, *, record: bool, engine: OnModel
+    ) -> None:
         trace.crash()
-        self.world = World(image, trace)
+        self._engine = engine
+        self.world = World(image, trace, engine)
         if record:
             self.world.record()
         else:
@@ -66,7 +72,11 @@ class Start:
         sender.report_what_is_owed(sorted(sender.queue))
         sender.warn_after_a_start()
         sender.drain()
-        check_end(self._image, sender, MAILDIR)
+        sender.commit()
+        # A group that a kill left whole counts, though nobody was told so.
+        for key, status in sender.trace.called.items():
+            sender.trace.marked.setdefault(key, status)
+        check_end(self._image, sender, self._engine)
         check_told(sender.trace)
         sender.spool.close()
         return self.world.snapshots
@@ -106,13 +116,15 @@ class Start:
         sender.settle({queue_id: dict.fromkeys(left, Status.RELAYED)})
 
 
-def _judge(image: ModelDisk, snapshot: Snapshot, rng: random.Random, story: str) -> None:
+def _judge(
+    image: ModelDisk, snapshot: Snapshot, rng: random.Random, story: str, engine: OnModel = MAILDIR
+) -> None:
     record = rng.randrange(RECORDED_IN) == 0
     try:
-        instants = Start(image, snapshot.trace.copy(), rng, record=record).run()
+        instants = Start(image, snapshot.trace.copy(), rng, record=record, engine=engine).run()
     except Violation as violation:
         raise Violation(f"{story}: {violation}") from violation
-    again = Judge()
+    again = Judge(engine=engine)
     for instant in rng.sample(instants, min(SOME, len(instants))):
         again.judge([instant], lambda s: itertools.chain(killed(s), cuts(s, rng, 1)), story=story)
 
@@ -162,3 +174,18 @@ def test_what_was_counted_out_is_not_forgotten_before_it_is_read(
     assert read_on(walk).entries == ()
     assert spool.totals() == Totals(accepted=6, relayed=6)
     assert not path.exists()
+
+
+@pytest.mark.parametrize("segment_bytes", [1, 600, 1 << 24])
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_start_of_the_log_beside_other_work_loses_nothing(
+    name: str, segment_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_engine, "RECOVERED_AT_ONCE", 1)
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", segment_bytes)
+    monkeypatch.setattr(summaries, "LET_BE", 0)
+    rng = random.Random(name)
+    snapshots = run_of(name, Model.ANY_SUBSET, engine=LOG)
+    for snapshot in rng.sample(snapshots, min(6, len(snapshots))):
+        for label, image in [*killed(snapshot), *cuts(snapshot, rng, 1)]:
+            _judge(image, snapshot, rng, f"{name}, {label}", LOG)
