@@ -49,12 +49,11 @@ class Cleaner:
         return self._segments.done_bytes > 2 * self._segments.live_bytes + 2 * of_segments.SEGMENT_BYTES
 
     def clean(self) -> None:
-        """Copy what lives in the segment with the least of it.  Nothing may be pending."""
+        """Copy what lives in the segment with the least of it: it is crowded, and nothing is pending."""
         done = [(h, s) for h, s in self._segments if s.is_done and not s.is_pinned and s.live_bytes < s.end]
-        if done:
-            handle, _ = min(done, key=lambda each: each[1].live_bytes / each[1].end)
-            self._copy(handle)
-            self.remove_dead()
+        handle, _ = min(done, key=lambda each: each[1].live_bytes / each[1].end)
+        self._copy(handle)
+        self.remove_dead()
 
     def _copy(self, handle: int) -> None:
         segment = self._segments[handle]

@@ -404,13 +404,14 @@ class LogSpool:
             if self._queued.has_ended(queue_id):
                 continue
             try:
-                new = self._not_marked_yet(self._known(queue_id), of_message)
+                known = self._known(queue_id)
+                new = self._not_marked_yet(known, of_message)
             except (Absent, Corrupt) as loss:
                 lost = loss
                 continue
             if new:
                 self._call(New(said.MARKS, queue_id, said.encode_marks(new)))
-                self._overlay_known(queue_id)
+                self._laid_over(known)
         if lost is not None:
             raise lost
 
@@ -426,9 +427,9 @@ class LogSpool:
         return new
 
     def mark_warned(self, queue_id: QueueId) -> None:
-        self._known(queue_id)
+        known = self._known(queue_id)
         self._call(New(said.WARNED, queue_id))
-        self._overlay_known(queue_id)
+        self._laid_over(known)
 
     def owed_report(self, queue_id: QueueId) -> OwedReport | None:
         if self._queued.has_ended(queue_id):
@@ -436,9 +437,9 @@ class LogSpool:
         return self._known(queue_id).owed_report
 
     def mark_reported(self, queue_id: QueueId, told: Sequence[int]) -> None:
-        self._known(queue_id)
+        known = self._known(queue_id)
         self._call(New(said.TOLD, queue_id, said.encode_told(told)))
-        self._overlay_known(queue_id)
+        self._laid_over(known)
 
     def postpone(self, queue_id: QueueId, next_attempt_at_ns: int) -> None:
         # What waits for hours need not be in memory.
@@ -545,11 +546,6 @@ class LogSpool:
     def _call(self, new: New) -> None:
         self._said_of.add(QueueId(new.queue_id))
         self._journal.call(new)
-
-    def _overlay_known(self, queue_id: QueueId) -> None:
-        known = self._memory.known(queue_id)
-        if known is not None:
-            self._laid_over(known)
 
     def _laid_over(self, opened: Opened) -> Opened:
         facts = self._queued.facts.get(opened.queue_id)
