@@ -229,10 +229,13 @@ class LogSpool:
     def _told_message(self, row: Row, told: Told, sorter: Sorter | None) -> Opened | None:
         if not told.head:
             return self._read_if_it_can_be(row.queue_id, sorter)
-        opened = summary.opened(row.queue_id, told)
+        try:
+            opened = self._laid_over(summary.opened(row.queue_id, told))
+        except Corrupt:
+            # Its record shows what is wrong with it, and is set aside then.
+            return self._read_if_it_can_be(row.queue_id, sorter)
         if sorter is not None:
             opened.sorted = sorter.sort(opened.envelope, lambda: self._front_of(row.queue_id))
-        opened = self._laid_over(opened)
         self._mark_what_was_reported(opened)
         return opened
 
