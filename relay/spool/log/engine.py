@@ -112,6 +112,8 @@ class LogSpool:
         self._unread: list[QueueId] = []
         """Messages that the disk did not give us, and that are asked for again now."""
         self._unread_for_now: list[QueueId] = []
+        self._not_aside: set[QueueId] = set()
+        """Damaged messages that could not be put into corrupt/."""
         self._long_ended: list[QueueId] = []
         self._said_of: set[QueueId] = set()
         """Messages of which something was called since the last commit."""
@@ -162,7 +164,7 @@ class LogSpool:
             self._ahead = 0
         self._cleaner.remove_dead()
         return Recovery(
-            corrupt=self._aside.count,
+            corrupt=self.corrupt_count(),
             abandoned=abandoned,
             missing_recipients=0,
             corrupt_recipients=sum(self._queued.account.aside.values()),
@@ -525,7 +527,8 @@ class LogSpool:
         return self._queued.totals
 
     def corrupt_count(self) -> int:
-        return self._aside.count
+        left = len(self._unread) + len(self._unread_for_now) + len(self._not_aside)
+        return self._aside.count + left + sum(segment.is_pinned for _, segment in self._segments)
 
     def set_aside_files(self, most: int) -> list[SetAside]:
         with faults("corrupt"):
@@ -604,7 +607,9 @@ class LogSpool:
                 return
         except OSError as error:
             self._aside.tell_once(queue_id, f"{fault}; cannot be set aside: {error.strerror}")
+            self._not_aside.add(queue_id)
             return
+        self._not_aside.discard(queue_id)
         self._memory.forget(queue_id)
         self._end_aside(queue_id, recipients)
 

@@ -111,10 +111,10 @@ def test_a_message_that_cannot_be_set_aside_stays_and_is_told_of() -> None:
     with pytest.raises(Corrupt):
         spool.load(queue_id)
     assert "cannot be set aside: No space left" in engine.told[-1][1]
-    assert (spool.totals().queued, engine.names("corrupt")) == (3, [])
+    assert (spool.totals().queued, engine.names("corrupt"), spool.corrupt_count()) == (3, [], 1)
     with pytest.raises(Corrupt):
         spool.load(queue_id)
-    assert engine.names("corrupt") == [queue_id]
+    assert (engine.names("corrupt"), spool.corrupt_count()) == ([queue_id], 1)
 
 
 def test_long_content_that_cannot_be_moved_stays_and_is_listed() -> None:
