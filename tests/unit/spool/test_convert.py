@@ -25,6 +25,7 @@ from tests.fakes.platter import Model, Platter, disk_error
 from tests.unit.policy.examples import SMALL
 from tests.unit.spool.campaign import few_folders
 from tests.unit.spool.carrying import STORIES, State, Story, play, state_of, stories
+from tests.unit.spool.engine import accept
 from tests.unit.spool.recovering import recover
 from tests.unit.spool.test_crash import Killed
 
@@ -367,15 +368,27 @@ def test_mail_is_carried_over_in_batches_of_any_size(
     assert read(target, disk.after_kill()) == before
 
 
+def log_of_two() -> ModelDisk:
+    """Return a disk with a log whose messages stand in a listener's stream."""
+    disk = ModelDisk()
+    spool, intake = opened("log", disk), intake_of("log", disk.another())
+    recover(spool)
+    for _ in range(2):
+        accept(intake)
+    spool.take(5)
+    spool.close()
+    return ModelDisk(_settled(disk))
+
+
 def listeners_segment(disk: ModelDisk) -> str:
     (name,) = [name for name in disk.names(f"{ROOT}/log") if segment_of(name) and name[:6] != "sender"]
     return f"{ROOT}/log/{name}"
 
 
 def test_a_record_found_damaged_on_the_way_is_set_aside_and_counted() -> None:
-    disk = spool_of("log", [STORIES[0], STORIES[1]])
+    disk = log_of_two()
     path = listeners_segment(disk)
-    disk.poke(path, disk.peek(path).replace(b"r2@example.com", b"r2@example.org", 1))
+    disk.poke(path, disk.peek(path).replace(b"alice@", b"elice@", 1))
     done = converted(disk, "maildir")
     assert (done.carried.messages, done.carried.set_aside) == (1, 1)
     assert len(disk.names(f"{ROOT}/corrupt")) == 1
@@ -402,7 +415,7 @@ def test_a_spool_that_cannot_be_read_now_is_not_converted(source: str, target: s
 
 @pytest.mark.parametrize("is_summed", [True, False])
 def test_a_record_that_is_not_given_now_stops_the_conversion(*, is_summed: bool) -> None:
-    disk = spool_of("log", [STORIES[0]])
+    disk = log_of_two()
     if not is_summed:
         disk.unlink(f"{listeners_segment(disk)}.sum")
     before = read("log", disk.after_kill())

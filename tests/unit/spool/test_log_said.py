@@ -212,15 +212,15 @@ def test_what_was_removed_from_corrupt_is_counted_once() -> None:
 def test_cleaning_passes_over_damage_and_keeps_what_lives(
     monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr(segments, "SEGMENT_BYTES", 2000)
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 4000)
     monkeypatch.setattr(cleaning, "_COPIED_AT_ONCE", at_once)
     engine = log_on_the_model()
     spool, intake = recovered(engine), engine.intake()
     held, queue_ids = list[QueueId](), list[QueueId]()
-    for number in range(60):
+    for number in range(120):
         queue_ids.append(accept(intake, content=b"x" * 300))
         taken(spool)
-        if number % 12 == 1:
+        if number % 16 == 1:
             held.append(queue_ids[-1])
             spool.hold(held[-1])
             spool.commit()
@@ -235,11 +235,11 @@ def test_cleaning_passes_over_damage_and_keeps_what_lives(
             spool.mark({queue_id: EVERYBODY})
             spool.finish([queue_id])
             spool.commit()
-    assert len(engine.segments()) < 20
+    assert len(engine.segments()) < 8
     for _ in range(2):
         assert all(spool.load(queue_id).is_held for queue_id in held)
         spool = again(engine, spool)
-    assert spool.totals().relayed == 3 * (60 - len(held) - 1)
+    assert spool.totals().relayed == 3 * (120 - len(held) - 1)
     assert spool.totals().imbalance == 0
 
 
