@@ -79,6 +79,8 @@ def test_a_message_that_stands_twice_is_there_once(*, is_senders: bool) -> None:
     wanted = own if is_senders else queue_id
     (twice,) = [each for each in records_of(engine, path) if each.queue_id == wanted]
     append(engine, path, again_as(twice))
+    # Its listener is dead: all of its stream is read.
+    engine = LogEngine(engine.root, model_of(engine).after_kill())
     spool = engine.start()
     assert sorted(entry.queue_id for entry in recover(spool).entries) == sorted([queue_id, own])
     assert spool.totals().queued == 6
@@ -90,6 +92,8 @@ def test_a_listener_says_nothing_of_what_becomes_of_mail() -> None:
     spool.close()
     path = path_of(engine, sender=False)
     append(engine, path, New(facts.HELD, queue_id), New(facts.GONE, queue_id, b"", 3))
+    engine = LogEngine(engine.root, model_of(engine).after_kill())
+    drop_summaries(engine)
     (entry,) = recover(engine.start()).entries
     assert (entry.queue_id, entry.is_held) == (queue_id, False)
 
@@ -169,6 +173,7 @@ def test_a_damaged_header_of_a_segment_costs_no_mail(monkeypatch: pytest.MonkeyP
     queue_ids = [accept(intake) for _ in range(3)]
     for path in engine.segments():
         model_of(engine).poke(path, b"?" + model_of(engine).peek(path)[1:])
+    engine = LogEngine(engine.root, model_of(engine).after_kill())
     assert [entry.queue_id for entry in recover(engine.start()).entries] == queue_ids
 
 
@@ -190,6 +195,11 @@ def test_a_senders_segment_that_came_to_nothing_is_passed_over() -> None:
         assert spool.notes(queue_id) == [note(0)]
         spool.close()
     assert "sender.0000000002" not in engine.names("log")
+    # And so it is where its removal was not durable, and the next one says that it does not count.
+    model_of(engine).plant(f"{engine.layout.log}/sender.0000000002", b"relay-log 1 sender")
+    spool = engine.start()
+    (entry,) = recover(spool).entries
+    assert (entry.is_held, spool.notes(queue_id)) == (True, [note(0)])
 
 
 def test_what_was_removed_from_corrupt_is_counted_once() -> None:
