@@ -429,12 +429,9 @@ def test_what_the_old_spool_sets_aside_late_is_in_corrupt(monkeypatch: pytest.Mo
     few_folders(monkeypatch)
     base = spool_of("maildir", FEW)
     before = without_hints(read("maildir", base.after_kill()))
-    for nth in itertools.count(1):
-        disk = killed_at(base, nth, "log")
-        assert disk is not None
-        if is_half_converted(ROOT, disk):
-            break
-    image = disk.after_kill()
+    killed = (killed_at(base, nth, "log") for nth in range(1, calls_of(base, "log")))
+    half = next(disk for disk in killed if disk is not None and is_half_converted(ROOT, disk))
+    image = half.after_kill()
     image.plant(f"{ROOT}/new/notes.txt", b"mine")
     converted(image, "log")
     assert image.names(f"{ROOT}/corrupt") == ["notes.txt"]
@@ -456,3 +453,26 @@ def test_a_new_maildir_whose_disk_fails_is_given_up(kind: str, monkeypatch: pyte
     assert read("log", image.after_kill()) == before
     converted(image, "maildir")
     assert read("maildir", image) == before
+
+
+@pytest.mark.parametrize(("source", "target"), WAYS)
+def test_a_read_that_fails_once_stops_the_conversion_or_nothing(source: str, target: str) -> None:
+    disk = spool_of(source, [LONG[0]])
+    before = read(source, disk.after_kill())
+    (queue_id,) = before.messages
+    outcomes = set()
+    for nth in itertools.count(1):
+        failing = disk.after_kill()
+        failing.fail(Fault(nth, errno.EIO, kinds=frozenset({"read"}), path=queue_id))
+        try:
+            converted(failing, target)
+            outcomes.add("done")
+        except (Leftover, SpoolFault) as error:
+            outcomes.add(type(error).__name__)
+        TOLD.clear()
+        if not failing.has_failed:
+            break
+        image = failing.after_kill()
+        converted(image, target)
+        assert read(target, image) == before, f"at read {nth}"
+    assert outcomes >= {"done", "Leftover"}

@@ -6,16 +6,20 @@ from pathlib import Path
 
 import pytest
 
+from relay.mail.envelope import QueueId
+from relay.queue.sorting import Sorter, SortingRule
 from relay.spool.identity import warning_id
 from relay.spool.interface import INLINE_BYTES, Absent, Corrupt, SpoolFault
-from relay.spool.log import queued, segments, streams
+from relay.spool.log import facts, queued, segments, streams
 from relay.spool.log.engine import LogSpool
 from relay.spool.log.intake import LogIntake
+from relay.spool.log.layout import SegmentName, segment_of
+from relay.spool.log.record import MOVED
 from tests.fakes.disk import Fault, ModelDisk
 from tests.unit.spool.engine import CONTENT, ENVELOPE, RELAYED, accept, again, recovered, taken
 from tests.unit.spool.log_engine import LogEngine, log_on_the_kernel, log_on_the_model
 from tests.unit.spool.recovering import recover
-from tests.unit.spool.test_log_damage import drop_summaries, model_of
+from tests.unit.spool.test_log_damage import Scratched, drop_summaries, model_of
 
 LONG = b"Subject: long\r\n\r\n" + b"y" * INLINE_BYTES
 EVERYBODY = dict.fromkeys(range(3), RELAYED)
@@ -300,3 +304,79 @@ def test_long_content_that_is_damaged_is_set_aside_by_a_start() -> None:
         assert [entry.queue_id for entry in recover(spool).entries] == [whole]
         assert engine.names("corrupt") == [damaged]
         assert spool.totals().queued == 6
+
+
+def test_a_header_that_is_somebody_elses_says_nothing(tmp_path: Path) -> None:
+    engine = log_on_the_kernel(tmp_path)
+    recovered(engine).close()
+    accept(engine.intake())
+    (path,) = engine.segments()
+    Path(path).chmod(0o666)
+    name = segment_of(Path(path).name)
+    assert name is not None
+    looked_at = segments.Segments(engine.disk, engine.layout)
+    looked_at.add(name)
+    assert streams.read_header(looked_at, name) is None
+
+
+def test_a_message_known_by_its_summary_is_sorted_without_its_record() -> None:
+    engine = log_on_the_model()
+    spool, queue_id = recovered(engine), accept(engine.intake(), content=b"List-Id: <l>\r\n\r\nx")
+    taken(spool)
+    spool.close()
+    engine.damage(queue_id)
+    sorter = Sorter((SortingRule("list", headers=(("List-Id", ("*",)),)),))
+    spool = engine.start()
+    # Nothing is sent of it: it is read before.
+    recover(spool, sorter)
+    with pytest.raises((Corrupt, Absent)):
+        spool.load(queue_id)
+    assert engine.names("corrupt") == [queue_id]
+
+
+def test_a_summary_of_damaged_mail_only_tells_of_none() -> None:
+    engine = log_on_the_model()
+    spool, queue_id = recovered(engine), accept(engine.intake(), content=LONG)
+    taken(spool)
+    spool.close()
+    path = engine.layout.content(queue_id)
+    model_of(engine).poke(path, b"?" + model_of(engine).peek(path)[1:])
+    assert recover(engine.start()).entries == ()
+    assert engine.names("corrupt") == [queue_id]
+
+
+def test_content_whose_record_may_be_unreadable_now_is_kept() -> None:
+    engine = log_on_the_model()
+    spool, intake = recovered(engine), engine.intake()
+    for content in (CONTENT, LONG, CONTENT):
+        accept(intake, content=content)
+    spool.close()
+    drop_summaries(engine)
+    (path,) = [path for path in engine.segments() if "sender" not in path]
+    dead = model_of(engine).after_kill()
+    scratched = Scratched(dead, path, 512)
+    spool = LogEngine(engine.root, scratched).start()
+    recover(spool)
+    spool.close()
+    assert len(dead.names(f"{engine.root}/long")) == 1
+    for fd in list(scratched._fds):
+        scratched.close(fd)
+    assert len(recover(LogEngine(engine.root, dead).start()).entries) == 3
+
+
+def test_a_message_that_is_copied_and_ends_in_one_group_is_let_go_of() -> None:
+    """As after a copy that found no room and was written with what was called next."""
+    engine = log_on_the_model()
+    recovered(engine).close()
+    there = segments.Segments(engine.disk, engine.layout)
+    old, new = (there.add(SegmentName(stream, 1)) for stream in ("0123456789abcdef", "sender"))
+    queue_id, its = QueueId("0" * 16), queued.Queued(there)
+    its.come(queue_id, 3, segments.place_of(old, 100, 50))
+    its.change(facts.FINISHED, queue_id, facts.encode_fates((3, 0, 0, 0)), 3)
+    its.placed(MOVED, queue_id, segments.place_of(new, 100, 60))
+    its.placed(facts.FINISHED, queue_id, segments.place_of(new, 200, 10))
+    assert (its.places, its.totals.relayed, there[old].live_bytes) == ({}, 3, 0)
+    # The copy tells where it went, until the segment that it was in cannot come back.
+    assert there[new].live_bytes == 60
+    there.remove([old])
+    assert there[new].live_bytes == 0
