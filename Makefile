@@ -109,7 +109,7 @@ coverage: $(TEST_READY)
 	$(RUN) $(COVER) tests/unit/spool --deselect tests/unit/spool/test_crash.py \
 	    --deselect tests/unit/spool/test_small_scenarios.py & spool=$$!; \
 	  $(RUN) $(COVER) tests/unit/throttle tests/unit/mail/test_address.py tests/unit/mail/test_dsn.py tests/unit/mail/test_text.py tests/unit/smtp/test_reply.py tests/unit/mail/test_report*.py \
-	    tests/unit/cli/test_fsck.py tests/unit/cli/test_audit.py tests/unit/status/test_quarantine_counts.py tests/unit/status/test_eta.py tests/unit/sender/test_limits.py \
+	    tests/unit/cli/test_fsck.py tests/unit/cli/test_spool_convert.py tests/unit/cli/test_audit.py tests/unit/status/test_quarantine_counts.py tests/unit/status/test_eta.py tests/unit/sender/test_limits.py \
 	    --deselect tests/unit/throttle/test_never_over_at_length.py --deselect tests/unit/throttle/test_crash.py \
 	    --deselect tests/unit/throttle/test_never_over.py --deselect tests/unit/throttle/test_many_processes.py; \
 	  others=$$?; wait $$spool && exit $$others

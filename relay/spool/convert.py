@@ -221,6 +221,8 @@ class _Work:
             try:
                 with faults("conversion"):
                     carried = self._build(source, target_engine, entries)
+                    # What was set aside meanwhile is not met again when the old spool is looked through.
+                    source.commit()
             except (SpoolFull, Leftover):
                 # The old spool needs the room.
                 self._remove_built(target_engine)

@@ -49,21 +49,20 @@ class Cleaner:
         return self._segments.done_bytes > 2 * self._segments.live_bytes + 2 * of_segments.SEGMENT_BYTES
 
     def clean(self) -> None:
-        """Copy what lives in the segment with the least of it.  Nothing may be pending."""
+        """Copy what lives in the segment with the least of it: it is crowded, and nothing is pending."""
         done = [(h, s) for h, s in self._segments if s.is_done and not s.is_pinned and s.live_bytes < s.end]
-        if done:
-            handle, segment = min(done, key=lambda each: each[1].live_bytes / each[1].end)
-            try:
-                is_all = self._copy(handle)
-            except OSError as error:
-                if is_our_own_lack(error):
-                    return  # the next commit tries it again
-                is_all = False
-            except Corrupt:
-                is_all = False
-            # What is not there to be copied: it is met when it is loaded, or by the next start.
-            segment.is_pinned = not is_all
-            self.remove_dead()
+        handle, segment = min(done, key=lambda each: each[1].live_bytes / each[1].end)
+        try:
+            is_all = self._copy(handle)
+        except OSError as error:
+            if is_our_own_lack(error):
+                return  # the next commit tries it again
+            is_all = False
+        except Corrupt:
+            is_all = False
+        # What is not there to be copied: it is met when it is loaded, or by the next start.
+        segment.is_pinned = not is_all
+        self.remove_dead()
 
     def _copy(self, handle: int) -> bool:
         """Copy what lives in a segment.  Return False where damage is between: then the segment stays."""

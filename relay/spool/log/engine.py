@@ -113,6 +113,8 @@ class LogSpool:
         self._unread: list[QueueId] = []
         """Messages that the disk did not give us, and that are asked for again now."""
         self._unread_for_now: list[QueueId] = []
+        self._not_aside: set[QueueId] = set()
+        """Damaged messages that could not be put into corrupt/."""
         self._long_ended: list[QueueId] = []
         self._said_of: set[QueueId] = set()
         """Messages of which something was called since the last commit."""
@@ -161,7 +163,7 @@ class LogSpool:
             self._ahead = 0
         self._cleaner.remove_dead()
         return Recovery(
-            corrupt=self._aside.count,
+            corrupt=self.corrupt_count(),
             abandoned=abandoned,
             missing_recipients=0,
             corrupt_recipients=sum(self._queued.account.aside.values()),
@@ -261,13 +263,13 @@ class LogSpool:
     def _told_message(self, row: Row, told: Told, sorter: Sorter | None) -> Opened | None:
         if not told.head:
             return self._read_if_it_can_be(row.queue_id, sorter)
-        opened = summary.opened(row.queue_id, told)
+        try:
+            opened = self._laid_over(summary.opened(row.queue_id, told))
+        except Corrupt:
+            # Its record shows what is wrong with it, and is set aside then.
+            return self._read_if_it_can_be(row.queue_id, sorter)
         if sorter is not None:
             opened.sorted = sorter.sort(opened.envelope, lambda: self._front_of(row.queue_id))
-        try:
-            opened = self._laid_over(opened)
-        except Corrupt:
-            return self._read_if_it_can_be(row.queue_id, sorter)
         self._mark_what_was_reported(opened)
         return opened
 
@@ -439,13 +441,14 @@ class LogSpool:
             if self._queued.has_ended(queue_id):
                 continue
             try:
-                new = self._not_marked_yet(self._known(queue_id), of_message)
+                known = self._known(queue_id)
+                new = self._not_marked_yet(known, of_message)
             except (Absent, Corrupt) as loss:
                 lost = loss
                 continue
             if new:
                 self._call(New(said.MARKS, queue_id, said.encode_marks(new)))
-                self._overlay_known(queue_id)
+                self._laid_over(known)
         if lost is not None:
             raise lost
 
@@ -461,9 +464,9 @@ class LogSpool:
         return new
 
     def mark_warned(self, queue_id: QueueId) -> None:
-        self._known(queue_id)
+        known = self._known(queue_id)
         self._call(New(said.WARNED, queue_id))
-        self._overlay_known(queue_id)
+        self._laid_over(known)
 
     def owed_report(self, queue_id: QueueId) -> OwedReport | None:
         if self._queued.has_ended(queue_id):
@@ -471,9 +474,9 @@ class LogSpool:
         return self._known(queue_id).owed_report
 
     def mark_reported(self, queue_id: QueueId, told: Sequence[int]) -> None:
-        self._known(queue_id)
+        known = self._known(queue_id)
         self._call(New(said.TOLD, queue_id, said.encode_told(told)))
-        self._overlay_known(queue_id)
+        self._laid_over(known)
 
     def postpone(self, queue_id: QueueId, next_attempt_at_ns: int) -> None:
         # What waits for hours need not be in memory.
@@ -556,7 +559,8 @@ class LogSpool:
         return self._queued.totals
 
     def corrupt_count(self) -> int:
-        return self._aside.count
+        left = len(self._unread) + len(self._unread_for_now) + len(self._not_aside)
+        return self._aside.count + left + sum(segment.is_pinned for _, segment in self._segments)
 
     def set_aside_files(self, most: int) -> list[SetAside]:
         with faults("corrupt"):
@@ -580,11 +584,6 @@ class LogSpool:
     def _call(self, new: New) -> None:
         self._said_of.add(QueueId(new.queue_id))
         self._journal.call(new)
-
-    def _overlay_known(self, queue_id: QueueId) -> None:
-        known = self._memory.known(queue_id)
-        if known is not None:
-            self._laid_over(known)
 
     def _laid_over(self, opened: Opened) -> Opened:
         facts = self._queued.facts.get(opened.queue_id)
@@ -640,7 +639,9 @@ class LogSpool:
                 return
         except OSError as error:
             self._aside.tell_once(queue_id, f"{fault}; cannot be set aside: {error.strerror}")
+            self._not_aside.add(queue_id)
             return
+        self._not_aside.discard(queue_id)
         self._memory.forget(queue_id)
         self._end_aside(queue_id, recipients)
 

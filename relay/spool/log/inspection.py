@@ -110,7 +110,7 @@ class LogInspector(RootInspector):
             name = SegmentName(stream, number)
             handle = self._segments.add(name)
             is_last = number == numbers[-1]
-            with self._telling(handle):
+            with self._telling(self._segments.path(handle)):
                 end = self._segments.size(handle)
                 if is_alive:
                     end = _announced(position, number, end)
@@ -165,19 +165,19 @@ class LogInspector(RootInspector):
 
     def _writer_of(self, stream: str) -> tuple[bool, Position | None]:
         path = self._layout.stream_lock(stream)
-        with contextlib.suppress(FileNotFoundError):
+        is_alive, position = False, None
+        with self._telling(path):
             is_alive = os.lstat(path).st_ino in self._locked
             with opened(self._disk, self._disk.open_read(path)) as fd:
-                return is_alive, decode_position(self._disk.pread(fd, POSITION_BYTES, 0))
-        return False, None
+                position = decode_position(self._disk.pread(fd, POSITION_BYTES, 0))
+        return is_alive, position
 
     @contextlib.contextmanager
-    def _telling(self, handle: int) -> Iterator[None]:
-        path = self._segments.path(handle)
+    def _telling(self, path: str) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError:
-            pass  # all of it has ended meanwhile
+            pass  # it has ended meanwhile
         except OSError as error:
             if not is_not_now(error):
                 raise

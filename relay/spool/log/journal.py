@@ -60,23 +60,21 @@ class Journal:
         self._queued.come(id_of(new), new.number, 0)
         self._pending.append(new)
 
-    def commit(self) -> None:
-        if self._pending:
-            with faults("log"):
-                self._append(self._pending)
-            self._pending = []
+    def commit(self) -> int:
+        """Write what is pending, of which there is some; return the segment."""
+        with faults("log"):
+            handle = self._append(self._pending)
+        self._pending = []
+        return handle
 
     def write(self, records: list[New]) -> int:
-        """Write a group of its own, when nothing is pending; return its segment.
+        """Write some records as a group of their own, when nothing is pending; return its segment.
 
         Where there is no room it stays called, as what anybody else called.
         """
         for new in records:
             self.call(new)
-        self.commit()
-        if self._current is None:
-            raise AssertionError("an empty group")
-        return self._current
+        return self.commit()
 
     def close(self) -> None:
         if self._writer is not None:

@@ -112,8 +112,7 @@ class Queued:
             left = self._leaving.pop(queue_id, None)
             if left is not None:
                 before, facts = left
-                if before != UNPLACED:
-                    self._segments.end(before, place)
+                self._segments.end(before, place)
                 for each in facts.places if facts is not None else ():
                     self._segments.let_go(each)
             subject = subject_of(queue_id)
@@ -168,11 +167,8 @@ class Queued:
         if facts.superseded:
             facts.superseded -= 1
             return
-        for number, note in enumerate(facts.notes):
-            # The first that has no place yet: they become durable in the order of the calls.
-            if isinstance(note, bytes):
-                facts.notes[number] = place
-                return
+        # The first that has no place yet: they become durable in the order of the calls.
+        facts.notes[[isinstance(note, bytes) for note in facts.notes].index(True)] = place
 
     def _move(self, queue_id: QueueId, place: int, *, is_anew: bool) -> None:
         """Say where a message stands that was published, or `is_anew`: copied forward."""

@@ -154,8 +154,8 @@ class Segments:
         del self._handles[segment.name]
         self._close(handle)
         for teller, size in segment.needs.items():
-            if teller in self._all:
-                self._all[teller].live_bytes -= size
+            # Being needed, it was not removed before.
+            self._all[teller].live_bytes -= size
 
     def close(self) -> None:
         for handle in list(self._fds):
@@ -166,12 +166,13 @@ class Segments:
         if fd is None:
             path = self.path(handle)
             fd = self._open(path)
+            if (why := why_a_strangers(self._disk, fd, path)) is not None:
+                self._disk.close(fd)
+                raise Corrupt(why)
             self._fds[handle] = fd
             if len(self._fds) > _MOST_OPEN:
                 _, oldest = self._fds.popitem(last=False)
                 self._disk.close(oldest)
-            if (why := why_a_strangers(self._disk, fd, path)) is not None:
-                raise Corrupt(why)
         else:
             self._fds.move_to_end(handle)
         return fd

@@ -323,10 +323,6 @@ def _has_marks(found: Found) -> bool:
     return found.message.statuses.count(Status.TODO) < len(found.message.statuses)
 
 
-def _name(path: str) -> str:
-    return path.rpartition("/")[2]
-
-
 def forget_removals(disk: Disk, layout: Layout, ledger: LedgerFile, aside: quarantine.Quarantine) -> None:
     """Rewrite the ledger while the queue is in use.  Raises OSError."""
     _sync_all(disk, layout, set(layout.queued_folders()))

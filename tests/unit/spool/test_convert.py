@@ -13,16 +13,19 @@ from hypothesis import strategies as st
 
 from relay.mail.envelope import QueueId
 from relay.policy.source import parse_policy
-from relay.spool.convert import Converted, convert
+from relay.spool import convert as convert_module
+from relay.spool.convert import Converted, Leftover, convert
 from relay.spool.durable import Disk, RealDisk
 from relay.spool.engines import ENGINES, engine_of, is_half_converted, open_spool, prepare_spool
-from relay.spool.interface import Intake, Spool, SpoolBusy, SpoolFull, Totals
+from relay.spool.interface import Intake, Spool, SpoolBusy, SpoolFault, SpoolFull, Totals
+from relay.spool.log.layout import segment_of
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Fault, ModelDisk
-from tests.fakes.platter import Model, Platter
+from tests.fakes.platter import Model, Platter, disk_error
 from tests.unit.policy.examples import SMALL
 from tests.unit.spool.campaign import few_folders
 from tests.unit.spool.carrying import STORIES, State, Story, play, state_of, stories
+from tests.unit.spool.engine import accept
 from tests.unit.spool.recovering import recover
 from tests.unit.spool.test_crash import Killed
 
@@ -330,3 +333,146 @@ def test_no_relay_starts_on_a_spool_between_two_engines(tmp_path: Path) -> None:
         open_spool(policy, disk, clock, lambda *_told: None)
     convert(str(policy.spool), "log", disk, clock, lambda *_told: None)
     open_spool(policy, disk, clock, lambda *_told: None).close()
+
+
+class Unreadable(ModelDisk):
+    """A disk that does not give what begins at some octet of one file."""
+
+    def __init__(self, of: ModelDisk, path: str, at: int) -> None:
+        super().__init__(of.platter)
+        self._path, self._at = path, at
+
+    def pread(self, fd: int, size: int, offset: int) -> bytes:
+        if self._entry(fd)[1].endswith(self._path) and offset + size > self._at:
+            raise disk_error(errno.EIO, self._path)
+        return super().pread(fd, size, offset)
+
+
+def test_an_engine_that_there_is_not_is_refused() -> None:
+    disk = spool_of("maildir", FEW)
+    with pytest.raises(ValueError, match="no engine mbox"):
+        converted(disk, "mbox")
+    with pytest.raises(FileNotFoundError):
+        converted(ModelDisk(), "log")
+
+
+@pytest.mark.parametrize(("source", "target"), WAYS)
+def test_mail_is_carried_over_in_batches_of_any_size(
+    source: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(convert_module, "AT_ONCE", 2)
+    monkeypatch.setattr(convert_module, "BYTES_AT_ONCE", 60)
+    disk = spool_of(source, STORIES)
+    before = read(source, disk.after_kill())
+    converted(disk, target)
+    assert read(target, disk.after_kill()) == before
+
+
+def log_of_two() -> ModelDisk:
+    """Return a disk with a log whose messages stand in a listener's stream."""
+    disk = ModelDisk()
+    spool, intake = opened("log", disk), intake_of("log", disk.another())
+    recover(spool)
+    for _ in range(2):
+        accept(intake)
+    spool.take(5)
+    spool.close()
+    return ModelDisk(_settled(disk))
+
+
+def listeners_segment(disk: ModelDisk) -> str:
+    (name,) = [name for name in disk.names(f"{ROOT}/log") if segment_of(name) and name[:6] != "sender"]
+    return f"{ROOT}/log/{name}"
+
+
+def test_a_record_found_damaged_on_the_way_is_set_aside_and_counted() -> None:
+    disk = log_of_two()
+    path = listeners_segment(disk)
+    disk.poke(path, disk.peek(path).replace(b"alice@", b"elice@", 1))
+    done = converted(disk, "maildir")
+    assert (done.carried.messages, done.carried.set_aside) == (1, 1)
+    assert len(disk.names(f"{ROOT}/corrupt")) == 1
+    assert [why for _, why in TOLD] == ["its record does not match its checksums"]
+    TOLD.clear()
+
+
+@pytest.mark.parametrize("at", [0, 70_000])
+@pytest.mark.parametrize(("source", "target"), WAYS)
+def test_a_spool_that_cannot_be_read_now_is_not_converted(source: str, target: str, at: int) -> None:
+    disk = spool_of(source, [STORIES[0], LONG[0]])
+    before = read(source, disk.after_kill())
+    (held,) = [queue_id for queue_id, kept in before.messages.items() if kept.message.is_held]
+    with pytest.raises(Leftover, match="cannot be read now"):
+        converted(Unreadable(disk, held, at), target)
+    TOLD.clear()
+    image = disk.after_kill()
+    assert engine_of(ROOT, image) == source
+    assert "converting" not in image.names(ROOT)
+    assert read(source, image.after_kill()) == before
+    converted(image, target)
+    assert read(target, image) == before
+
+
+@pytest.mark.parametrize("is_summed", [True, False])
+def test_a_record_that_is_not_given_now_stops_the_conversion(*, is_summed: bool) -> None:
+    disk = log_of_two()
+    if not is_summed:
+        disk.unlink(f"{listeners_segment(disk)}.sum")
+    before = read("log", disk.after_kill())
+    with pytest.raises(Leftover, match="cannot be read now"):
+        converted(Unreadable(disk, listeners_segment(disk), 200), "maildir")
+    TOLD.clear()
+    assert read("log", disk.after_kill()) == before
+
+
+def test_what_the_old_spool_sets_aside_late_is_in_corrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_folders(monkeypatch)
+    base = spool_of("maildir", FEW)
+    before = without_hints(read("maildir", base.after_kill()))
+    killed = (killed_at(base, nth, "log") for nth in range(1, calls_of(base, "log")))
+    half = next(disk for disk in killed if disk is not None and is_half_converted(ROOT, disk))
+    image = half.after_kill()
+    image.plant(f"{ROOT}/new/notes.txt", b"mine")
+    converted(image, "log")
+    assert image.names(f"{ROOT}/corrupt") == ["notes.txt"]
+    assert [name for name, _ in TOLD] == ["notes.txt"]
+    TOLD.clear()
+    assert without_hints(read("log", image)) == before
+
+
+@pytest.mark.parametrize("kind", ["sync", "write", "rename"])
+def test_a_new_maildir_whose_disk_fails_is_given_up(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    few_folders(monkeypatch)
+    disk = spool_of("log", FEW)
+    before = read("log", disk.after_kill())
+    failing = disk.after_kill()
+    failing.fail(Fault(1, errno.EIO, kinds=frozenset({kind}), path="/converting/tmp/"))
+    with pytest.raises(SpoolFault):
+        converted(failing, "maildir")
+    image = failing.after_kill()
+    assert read("log", image.after_kill()) == before
+    converted(image, "maildir")
+    assert read("maildir", image) == before
+
+
+@pytest.mark.parametrize(("source", "target"), WAYS)
+def test_a_read_that_fails_once_stops_the_conversion_or_nothing(source: str, target: str) -> None:
+    disk = spool_of(source, [LONG[0]])
+    before = read(source, disk.after_kill())
+    (queue_id,) = before.messages
+    outcomes = set()
+    for nth in itertools.count(1):
+        failing = disk.after_kill()
+        failing.fail(Fault(nth, errno.EIO, kinds=frozenset({"read"}), path=queue_id))
+        try:
+            converted(failing, target)
+            outcomes.add("done")
+        except (Leftover, SpoolFault) as error:
+            outcomes.add(type(error).__name__)
+        TOLD.clear()
+        if not failing.has_failed:
+            break
+        image = failing.after_kill()
+        converted(image, target)
+        assert read(target, image) == before, f"at read {nth}"
+    assert outcomes >= {"done", "Leftover"}

@@ -42,3 +42,15 @@ def test_the_spool_of_another_engine_is_refused_untouched(tmp_path: Path, engine
         open_spool(policy, disk, FakeClock(), lambda _name, _why: None, other)
 
     assert sorted(policy.spool.rglob("*")) == before
+
+
+def test_an_engine_or_a_format_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    policy = parse_policy(SMALL.encode(), tmp_path / "policy.yaml")
+    disk = RealDisk()
+    with pytest.raises(ValueError, match="no engine mbox"):
+        prepare_spool(policy, disk, "mbox")
+    prepare_spool(policy, disk)
+    (policy.spool / "format").write_bytes(b"relay spool 9 mbox\n")
+    with pytest.raises(ValueError, match="relay spool 9 mbox"):
+        prepare_spool(policy, disk)
+    assert [each.kind for each in inspected(policy, disk).findings] == ["format"]

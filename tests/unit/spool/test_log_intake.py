@@ -10,8 +10,12 @@ from relay.spool.durable import RealDisk, opened
 from relay.spool.finding import Inspection
 from relay.spool.headroom import HEADROOM_BYTES, NoHeadroom
 from relay.spool.interface import INLINE_BYTES
+from relay.spool.log.facts import GONE as GONE_RECORD
 from relay.spool.log.inspection import LogInspector
 from relay.spool.log.intake import LogIntake
+from relay.spool.log.layout import segment_of
+from relay.spool.log.record import New, encode_group, mark_of
+from tests.fakes.denying import BROKEN, GONE, TOO_MANY, Denying
 from tests.fakes.disk import Fault, ModelDisk
 from tests.unit.spool.engine import BOUNCED, CONTENT, ENVELOPE, RELAYED, accept, note, recovered, taken
 from tests.unit.spool.log_engine import LogEngine, log_on_the_kernel, log_on_the_model
@@ -289,3 +293,102 @@ def test_fsck_beside_a_writer_and_after_a_loss(tmp_path: Path) -> None:
     assert "damaged_header" in kinds(seen)
     assert "damaged_record" in kinds(seen)
     assert queue_id in engine.names("long")
+
+
+def test_fsck_of_a_writer_that_has_announced_nothing_says_nothing(tmp_path: Path) -> None:
+    engine = log_on_the_kernel(tmp_path)
+    spool, intake = recovered(engine), engine.intake()
+    accept(intake)
+    (lock,) = (tmp_path / "spool/log").glob("*.lock")
+    lock.write_bytes(b"")
+    seen = fsck(engine)
+    assert (kinds(seen), seen.messages) == ([], 0)
+    spool.close()
+
+
+def test_fsck_leaves_long_content_to_the_listener_that_holds_it(tmp_path: Path) -> None:
+    engine = log_on_the_kernel(tmp_path)
+    recovered(engine).close()
+    path = tmp_path / "spool/long/0123456789abcdef"
+    path.write_bytes(b"whole, and its record is being written")
+    assert kinds(fsck(engine)) == ["leftover"]
+    held = engine.disk.lock(str(path), wait=False)
+    assert held is not None
+    assert kinds(fsck(engine)) == []
+    engine.disk.close(held)
+
+
+def test_fsck_tells_what_in_corrupt_was_a_message(tmp_path: Path) -> None:
+    engine = log_on_the_kernel(tmp_path)
+    recovered(engine).close()
+    for name in ("0123456789abcdef", "log-notes.txt"):
+        (tmp_path / "spool/corrupt" / name).write_bytes(b"")
+    found = {Path(each.path).name: each.what for each in fsck(engine).findings}
+    assert found == {
+        "0123456789abcdef": "a message that was set aside",
+        "log-notes.txt": "what was set aside",
+    }
+
+
+def test_fsck_reads_messages_of_a_listeners_stream_and_nothing_else(tmp_path: Path) -> None:
+    engine = log_on_the_kernel(tmp_path)
+    recovered(engine).close()
+    intake = engine.intake()
+    queue_id = accept(intake)
+    assert isinstance(intake, LogIntake)
+    intake.close()
+    (path,) = engine.segments()
+    name = segment_of(path.rpartition("/")[2])
+    assert name is not None
+    size = len(engine.content_of(path))
+    group, _ = encode_group(mark_of(name), [New(GONE_RECORD, queue_id, b"", 3)], size)
+    with opened(engine.disk, engine.disk.open_append(path)) as fd:
+        engine.disk.write_all(fd, b"".join(group))
+    seen = fsck(engine)
+    assert (kinds(seen), seen.messages) == ([], 1)
+
+
+@pytest.mark.parametrize("when_read", [True, False])
+@pytest.mark.parametrize("error", [BROKEN, GONE])
+@pytest.mark.parametrize("part", ["/long/", "/log/sender.", "/log/1"])
+def test_fsck_tells_of_what_it_cannot_read_and_not_of_what_went(
+    tmp_path: Path, part: str, error: int, *, when_read: bool
+) -> None:
+    engine = log_on_the_kernel(tmp_path)
+    spool, intake = recovered(engine), engine.intake()
+    queue_id = accept(intake, content=LONG)
+    taken(spool)
+    spool.hold(queue_id)
+    spool.commit()
+    spool.close()
+    assert isinstance(intake, LogIntake)
+    intake.close()
+    seen = LogInspector(engine.root, Denying(part, error, when_read=when_read)).inspect()
+    told = [each.becomes for each in seen.findings if part in each.path]
+    assert bool(told) == (error == BROKEN)
+
+
+def test_fsck_passes_on_what_is_a_lack_of_its_own(tmp_path: Path) -> None:
+    engine = log_on_the_kernel(tmp_path)
+    recovered(engine).close()
+    accept(engine.intake())
+    with pytest.raises(OSError, match="Too many open files"):
+        LogInspector(engine.root, Denying(".0000000001", TOO_MANY)).inspect()
+
+
+def test_fsck_tells_nothing_of_a_draft_that_went_meanwhile(tmp_path: Path) -> None:
+    engine = log_on_the_kernel(tmp_path)
+    recovered(engine).close()
+    draft = tmp_path / "spool/long/0123456789abcdef.part"
+    draft.write_bytes(b"")
+
+    class Later(RealDisk):
+        """Removes the draft once its folder was listed."""
+
+        def names(self, path: str) -> list[str]:
+            found = super().names(path)
+            if path.endswith("/long"):
+                draft.unlink()
+            return found
+
+    assert kinds(LogInspector(engine.root, Later()).inspect()) == []

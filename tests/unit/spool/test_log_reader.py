@@ -124,3 +124,9 @@ def test_positions_and_names_are_read_as_they_were_written() -> None:
     assert draft_of("0123456789abcdef.part") == "0123456789abcdef"
     assert draft_of("0123456789abcdef") is None
     assert draft_of("x.part") is None
+
+
+def test_a_message_that_is_longer_than_it_says_is_no_record() -> None:
+    whole = message(0, b"x" * 40)
+    made, _ = encode_group(MARK, [whole._replace(payload=whole.payload + b"more")], HEADER_BYTES)
+    assert read(bytes(HEADER_BYTES) + b"".join(made)) == []
