@@ -13,7 +13,8 @@ import pytest
 from relay.mail.envelope import QueueId
 from relay.spool.identity import report_id
 from relay.spool.interface import SpoolBusy, Totals
-from relay.spool.maildir import ledger_file
+from relay.spool.maildir import ledger_file, recovery
+from relay.spool.maildir.engine import MaildirSpool
 from relay.spool.maildir.intake import prepare
 from relay.spool.maildir.layout import FORMAT
 from tests.fakes.disk import Fault, ModelDisk
@@ -294,3 +295,25 @@ def test_a_draft_of_another_engine_is_refused() -> None:
     for call in (intake.spill, intake.discard, intake.is_on_disk):
         with pytest.raises(TypeError, match="another spool"):
             call(Another())
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENOMEM])
+def test_a_start_goes_on_once_descriptors_are_there(monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    monkeypatch.setattr(recovery, "BATCH", 2)
+    engine = on_the_model()
+    spool = recovered(engine)
+    queue_ids = [accept(engine.intake()) for _ in range(6)]
+    taken(spool)
+    spool.close()
+    spool = engine.start()
+    assert isinstance(spool, MaildirSpool)
+    sender = spool._disk
+    assert isinstance(sender, ModelDisk)
+    walk = spool.recover()
+    met = next(walk)
+    sender.fail(Fault(1, error, kinds=frozenset({"open", "open_update"}), forever=True))
+    assert next(walk) == next(walk) == []
+    sender.heal()
+    for batch in walk:
+        met += batch
+    assert [entry.queue_id for entry in met] == sorted(queue_ids)
