@@ -243,16 +243,11 @@ class LogSpool:
             place = place_of(handle, row.at, row.record_bytes)
             if row.queue_id not in ahead or self._queued.places.get(row.queue_id) != place:
                 continue
-            try:
-                opened = self._told_message(row, told, sorter)
-            except OSError as error:
-                if not is_our_own_lack(error):
-                    raise
+            if (opened := self._told_message(row, told, sorter)) is None:
                 continue  # it is read with the rest
             ahead.remove(row.queue_id)
             self._ahead -= 1
-            if opened is not None:
-                batch.append(opened)
+            batch.append(opened)
             if len(batch) == RECOVERED_AT_ONCE:
                 on_step()
                 yield batch
@@ -261,13 +256,14 @@ class LogSpool:
             yield batch
 
     def _told_message(self, row: Row, told: Told, sorter: Sorter | None) -> Opened | None:
+        """Return None where its record has to be read."""
         if not told.head:
-            return self._read_if_it_can_be(row.queue_id, sorter)
+            return None
         try:
             opened = self._laid_over(summary.opened(row.queue_id, told))
         except Corrupt:
             # Its record shows what is wrong with it, and is set aside then.
-            return self._read_if_it_can_be(row.queue_id, sorter)
+            return None
         if sorter is not None:
             opened.sorted = sorter.sort(opened.envelope, lambda: self._front_of(row.queue_id))
         self._mark_what_was_reported(opened)

@@ -3,18 +3,19 @@
 import contextlib
 import errno
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from relay.mail.envelope import QueueId
-from relay.spool.interface import Absent, Corrupt, Spool
+from relay.spool.interface import INLINE_BYTES, Absent, Corrupt, Spool
 from relay.spool.log import engine as log_engine
 from relay.spool.log import segments
 from relay.spool.log.engine import LogSpool
 from tests.fakes.disk import Fault, ModelDisk
 from tests.fakes.platter import SECTOR_BYTES
 from tests.unit.spool.engine import RELAYED, accept, recovered, taken
-from tests.unit.spool.log_engine import LogEngine, log_on_the_model
+from tests.unit.spool.log_engine import LogEngine, log_on_the_kernel, log_on_the_model
 from tests.unit.spool.recovering import recover
 from tests.unit.spool.test_log_damage import drop_summaries, model_of, sectors, small_spool
 from tests.unit.spool.test_log_intake import listener
@@ -293,3 +294,89 @@ def test_many_dead_listeners_take_few_descriptors_and_leave_nothing() -> None:
         end(spool, queue_id)
     assert [name for name in engine.names("log") if not name.startswith("sender")] == []
     assert view.most < 100
+
+
+NO_DESCRIPTOR = frozenset({"open", "open_new"})
+
+
+def start_of(content: bytes, count: int) -> tuple[LogSpool, ModelDisk, list[QueueId]]:
+    """Return a start that has to read each message."""
+    engine = log_on_the_model()
+    spool, intake = recovered(engine), engine.intake()
+    queue_ids = [accept(intake, content=content) for _ in range(count)]
+    taken(spool)
+    spool.close()
+    drop_summaries(engine)
+    spool = engine.start()
+    disk = spool._disk
+    assert isinstance(disk, ModelDisk)
+    return spool, disk, queue_ids
+
+
+def test_a_start_that_lacks_descriptors_for_its_first_message_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 1)
+    spool, disk, _ = start_of(b"x", 40)
+
+    def use_up_all() -> None:
+        if spool.unread_count():
+            disk.fail(Fault(1, errno.EMFILE, kinds=NO_DESCRIPTOR, forever=True))
+
+    with pytest.raises(OSError, match="open files"):
+        next(spool.recover(on_step=use_up_all))
+
+
+def test_what_was_read_before_descriptors_lack_is_known_first() -> None:
+    # Content in a file of its own costs each of them a descriptor.
+    spool, disk, queue_ids = start_of(b"x" * (INLINE_BYTES + 1), 6)
+
+    def use_up_all() -> None:
+        if spool.unread_count():
+            disk.fail(Fault(3, errno.EMFILE, kinds=NO_DESCRIPTOR, forever=True))
+
+    walk = spool.recover(on_step=use_up_all)
+    met = [entry.queue_id for entry in next(walk)]
+    assert met == queue_ids[:2]
+    disk.fail(Fault(1, errno.EMFILE, kinds=NO_DESCRIPTOR, forever=True))
+    spool_step = next(walk)
+    assert len(spool_step) < len(queue_ids)
+    disk.heal()
+    met += [entry.queue_id for entry in spool_step]
+    while batch := next(walk, None):
+        disk.heal()
+        met += [entry.queue_id for entry in batch]
+    assert met == queue_ids
+
+
+def test_what_is_taken_is_at_hand_until_its_record_is_asked_for() -> None:
+    engine = log_on_the_model()
+    spool, queue_id = recovered(engine), accept(engine.intake())
+    assert spool.at_hand(queue_id) is None
+    taken(spool)
+    at_hand = spool.at_hand(queue_id)
+    assert at_hand is not None
+    assert at_hand == spool.load(queue_id)
+
+
+def test_cleaning_leaves_a_segment_that_is_somebody_elses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 2000)
+    engine = log_on_the_kernel(tmp_path)
+    spool, intake = recovered(engine), engine.intake()
+    queue_ids = [accept(intake, content=b"x" * 300) for _ in range(40)]
+    taken(spool)
+    ((path, _, _),) = engine.places(queue_ids[0])
+    inside = [queue_id for queue_id in queue_ids if engine.places(queue_id)[0][0] == path]
+    assert 1 < len(inside) < 20
+    spool.close()
+    spool = engine.start()
+    recover(spool)
+    for queue_id in inside[1:]:
+        end(spool, queue_id)
+    # Its descriptor was let go of, as when there are many segments.
+    spool._segments.close()
+    Path(path).chmod(0o666)
+    spool._cleaner.clean()
+    assert Path(path).exists()
+    with pytest.raises(Corrupt):
+        spool.load(queue_ids[0])

@@ -245,7 +245,8 @@ def test_cleaning_passes_over_damage_and_keeps_what_lives(
             spool.mark({queue_id: EVERYBODY})
             spool.finish([queue_id])
             spool.commit()
-    assert len(engine.segments()) < 8
+    # The damaged one stays, and is no reason to copy others.
+    assert len(engine.segments()) < 10
     for _ in range(2):
         assert all(spool.load(queue_id).is_held for queue_id in held)
         spool = again(engine, spool)
