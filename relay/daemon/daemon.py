@@ -273,7 +273,7 @@ class Daemon:
             asyncio.create_task(chore)
             for chore in (guard(file.watch), _keep_watchdog(), guard(late.run), guard(spilling.run))
         ]
-        _listen_for_edits(file, files)
+        asked = _listen_for_edits(file, files, lambda: watch.condition is Condition.STOPPING)
         try:
             await control.start()
             chores.append(asyncio.create_task(guard(files.watch)))
@@ -284,9 +284,11 @@ class Daemon:
             stopping(sender.in_flight)
             self._events.stopping(reason=self._stop.why, in_flight=sender.in_flight)
         finally:
-            for chore in chores:
+            # An edit, also one that a signal asked for, must not go on to upstreams that ended.
+            begun = [*chores, *asked]
+            for chore in begun:
                 chore.cancel()
-            await asyncio.gather(*chores, return_exceptions=True)
+            await asyncio.gather(*begun, return_exceptions=True)
             await asyncio.gather(listening.close(), sender.finish())
             with contextlib.suppress(SpoolFault, OSError):
                 # What was accepted since the last one was taken is ours too.
@@ -332,7 +334,10 @@ class Daemon:
         return pass_on
 
 
-def _listen_for_edits(file: PolicyWatch, files: ListenerFilesWatch) -> None:
+def _listen_for_edits(
+    file: PolicyWatch, files: ListenerFilesWatch, is_stopping: Callable[[], bool]
+) -> set[asyncio.Task[None]]:
+    """Look for edits when a SIGHUP comes; return the looks that are under way, now and later."""
     pending: set[asyncio.Task[None]] = set()
 
     async def look_at_all() -> None:
@@ -340,6 +345,8 @@ def _listen_for_edits(file: PolicyWatch, files: ListenerFilesWatch) -> None:
         await files.look(is_asked=True)
 
     def look() -> None:
+        if is_stopping():
+            return
         reloading()
         looking = asyncio.create_task(look_at_all())
         pending.add(looking)
@@ -347,6 +354,7 @@ def _listen_for_edits(file: PolicyWatch, files: ListenerFilesWatch) -> None:
         looking.add_done_callback(lambda _: notify("READY=1"))
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, look)
+    return pending
 
 
 async def _practise(policy: Policy, clock: SystemClock) -> PracticeSmarthost | None:
