@@ -35,12 +35,12 @@ class _Group:
     """A heap of instants, also of members that left."""
     left: list[int] = field(default_factory=list)
     """A heap of those of members that left."""
-    entries: dict[tuple[int, bool], "_Counted"] = field(default_factory=dict)
+    entries: dict[tuple[int, bool], "_CountedAs"] = field(default_factory=dict)
 
-    def counted(self, message: Queued) -> "_Counted":
+    def counted(self, message: Queued) -> "_CountedAs":
         """Return one value for all that are counted alike."""
         key = message.recipients_left, message.is_counted
-        return self.entries.get(key) or self.entries.setdefault(key, _Counted(self, *key))
+        return self.entries.get(key) or self.entries.setdefault(key, _CountedAs(self, *key))
 
     def oldest_ns(self) -> int:
         """Return when the first of its members came; there must be one."""
@@ -64,7 +64,7 @@ class _Group:
         self.arrived, self.left = kept, []
 
 
-class _Counted(NamedTuple):
+class _CountedAs(NamedTuple):
     group: _Group
     recipients: int
     is_message: bool
@@ -73,7 +73,7 @@ class _Counted(NamedTuple):
 class Counts:
     def __init__(self) -> None:
         self._groups: dict[tuple[State, str], _Group] = {}
-        self._counted: dict[QueueId, _Counted] = {}
+        self._counted: dict[QueueId, _CountedAs] = {}
         """As what each is counted; its octets and its arrival never change."""
 
     def note(self, message: Queued) -> None:

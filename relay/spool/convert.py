@@ -29,10 +29,10 @@ from relay.spool.engines import CONVERTING, ENGINES, Engine, OnCorrupt, engine_o
 from relay.spool.interface import (
     INLINE_BYTES,
     Absent,
-    Account,
     Adopted,
     Corrupt,
     Entry,
+    LedgerAccount,
     Message,
     Spool,
     SpoolBusy,
@@ -51,7 +51,7 @@ _BETWEEN_TRIES_S = 0.1
 
 
 @dataclass(slots=True)
-class Carried:
+class CarriedOver:
     """What was brought from one spool into another."""
 
     messages: int = 0
@@ -67,7 +67,7 @@ class Converted:
     was: str
     """The engine that the spool was of; the new one, where only the end of an earlier call was missing."""
     now: str
-    carried: Carried
+    carried: CarriedOver
     late: int
     """Messages that came in while it was at work."""
 
@@ -103,7 +103,7 @@ def convert(
     if found == target:
         # What a call for another engine left.
         work.forget_what_was_built()
-        return Converted(found, target, Carried(), late)
+        return Converted(found, target, CarriedOver(), late)
     with faults("conversion"):
         carried = work.build(ENGINES[found], ENGINES[target])
         late += work.empty_the_old()
@@ -114,14 +114,14 @@ def carry_over(
     source: Spool,
     target: Spool,
     entries: Sequence[Entry],
-    account: Callable[[], Account | None],
+    account: Callable[[], LedgerAccount | None],
     on_step: Callable[[], None] = lambda: None,
-) -> Carried:
+) -> CarriedOver:
     """Put messages of one spool into another, durably.  Raises what either raises, and Leftover.
 
     `account` is asked at the end, when it is known which messages were damaged.
     """
-    carried = Carried()
+    carried = CarriedOver()
     for messages in _batches(_loaded(source, entries, carried, on_step)):
         _adopt(source, target, messages, carried)
         target.commit()
@@ -131,7 +131,7 @@ def carry_over(
 
 
 def _loaded(
-    source: Spool, entries: Sequence[Entry], carried: Carried, on_step: Callable[[], None]
+    source: Spool, entries: Sequence[Entry], carried: CarriedOver, on_step: Callable[[], None]
 ) -> Iterator[Message]:
     for entry in entries:
         on_step()
@@ -156,7 +156,7 @@ def _batches(messages: Iterator[Message]) -> Iterator[list[Message]]:
         yield batch
 
 
-def _adopt(source: Spool, target: Spool, messages: Sequence[Message], carried: Carried) -> None:
+def _adopt(source: Spool, target: Spool, messages: Sequence[Message], carried: CarriedOver) -> None:
     try:
         target.adopt([_adopted(source, message) for message in messages])
     except (Absent, Corrupt):
@@ -206,7 +206,7 @@ class _Work:
         self._on_step = on_step
         self._wait = wait
 
-    def build(self, source_engine: Engine, target_engine: Engine) -> Carried:
+    def build(self, source_engine: Engine, target_engine: Engine) -> CarriedOver:
         """Build the new spool, and make it the one that counts."""
         root, disk = self._root, self._disk
         source = source_engine.spool(root, disk, self._clock, self._on_corrupt)
@@ -236,7 +236,7 @@ class _Work:
             source.close()
         return carried
 
-    def _build(self, source: Spool, engine: Engine, entries: Sequence[Entry]) -> Carried:
+    def _build(self, source: Spool, engine: Engine, entries: Sequence[Entry]) -> CarriedOver:
         engine.prepare(self._new, self._disk)
         target = engine.spool(self._new, self._disk, self._clock, self._on_corrupt)
         try:

@@ -351,7 +351,7 @@ class Adopted:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class LedgerAccount:
     """What a spool knows besides its messages, on its way into another."""
 
     ended: Totals
@@ -490,10 +490,10 @@ class Spool(Protocol):
     def release(self, *queue_ids: QueueId) -> None:
         """Bring held messages back, durably by `commit`; the others stay so.  Raises as `hold` does."""
 
-    def account(self) -> Account:
+    def account(self) -> LedgerAccount:
         """Return what another spool has to know beside the messages."""
 
-    def adopt(self, adopted: Sequence[Adopted], account: Account | None = None) -> None:
+    def adopt(self, adopted: Sequence[Adopted], account: LedgerAccount | None = None) -> None:
         """Put messages of another spool into the queue under their ids, as they are there.
 
         And go on with its account, once.  Durable by `commit`.  What is here already stays as it is.

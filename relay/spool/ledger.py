@@ -12,7 +12,7 @@ from dataclasses import astuple, replace
 
 from relay.mail.envelope import QueueId
 from relay.spool.identity import subject_of
-from relay.spool.interface import Account, Status, Totals
+from relay.spool.interface import LedgerAccount, Status, Totals
 
 Fates = tuple[int, int, int, int]
 """Recipients relayed, bounced, expired, deleted."""
@@ -36,13 +36,13 @@ class Ledger:
         self.aside.clear()
 
     @property
-    def account(self) -> Account:
+    def account(self) -> LedgerAccount:
         """Return what another ledger has to know but for open messages, which bring that themselves."""
         ended = replace(self.totals, accepted=self.totals.accepted - sum(self.open.values()))
         aside = {queue_id: self.open[queue_id] for queue_id in self.aside if queue_id in self.open}
-        return Account(ended, frozenset(self.remembered), aside)
+        return LedgerAccount(ended, frozenset(self.remembered), aside)
 
-    def add(self, account: Account) -> None:
+    def add(self, account: LedgerAccount) -> None:
         """Go on with the account of another one."""
         mine, its = astuple(self.totals), astuple(account.ended)
         self.totals = Totals(*map(sum, zip(mine, its, strict=True)))

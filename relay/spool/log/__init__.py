@@ -2,7 +2,7 @@
 
 `layout` has the files, `record` the bytes.  A message's way: `intake` (the listener) with `stream_writer`;
 `streams` with `stream_reader` (from listeners to the sender); `engine` (the sender), whose calls go through
-`journal` into its own stream.  `queued` is what is in memory, `segments` what of the disk is still needed,
+`journal` into its own stream.  `index` is what is in memory, `segments` what of the disk is still needed,
 `facts` what became of a message.  `recovery` is every start, `cleaning` makes room, `content` keeps what is
 too long for a record.
 """

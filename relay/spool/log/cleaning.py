@@ -13,11 +13,11 @@ from relay.spool.identity import subject_of
 from relay.spool.interface import Corrupt
 from relay.spool.log import facts as said
 from relay.spool.log import segments as of_segments
+from relay.spool.log.index import LogIndex
 from relay.spool.log.journal import Journal
-from relay.spool.log.queued import Queued
 from relay.spool.log.record import HEADER_BYTES, INLINE, MESSAGES, MOVED, MOVED_LONG, New, Record
 from relay.spool.log.segments import Segments, handle_of, offset_of
-from relay.spool.log.stream_reader import Window, pieces
+from relay.spool.log.stream_reader import SegmentReader, pieces
 from relay.spool.log.streams import Streams
 from relay.spool.maildir import notes
 from relay.spool.os_errors import faults, is_our_own_lack
@@ -26,7 +26,7 @@ _COPIED_AT_ONCE = 4 * 1024 * 1024
 
 
 class Cleaner:
-    def __init__(self, segments: Segments, queued: Queued, journal: Journal, streams: Streams) -> None:
+    def __init__(self, segments: Segments, queued: LogIndex, journal: Journal, streams: Streams) -> None:
         self._segments = segments
         self._queued = queued
         self._journal = journal
@@ -67,7 +67,7 @@ class Cleaner:
     def _copy(self, handle: int) -> bool:
         """Copy what lives in a segment.  Return False where damage is between: then the segment stays."""
         segment = self._segments[handle]
-        window = Window(lambda size, offset: self._segments.pread(handle, size, offset), segment.end)
+        window = SegmentReader(lambda size, offset: self._segments.pread(handle, size, offset), segment.end)
         records: list[New] = []
         said_anew: set[QueueId] = set()
         tellers: set[int] = set()
@@ -156,7 +156,7 @@ class Cleaner:
         with contextlib.suppress(Corrupt):
             handle = handle_of(place)
             raw = self._segments.pread(handle, of_segments.length_of(place), offset_of(place))
-            window = Window(lambda size, offset: raw[offset : offset + size], len(raw))
+            window = SegmentReader(lambda size, offset: raw[offset : offset + size], len(raw))
             found = next(pieces(window, self._segments[handle].mark, 0))
             if isinstance(found, Record):
                 return found.payload

@@ -12,7 +12,7 @@ from relay.mail.envelope import QueueId
 from relay.spool.durable import Disk, opened, why_a_strangers
 from relay.spool.identity import is_queue_id
 from relay.spool.interface import Adopted, Message
-from relay.spool.log.layout import Layout, draft_of
+from relay.spool.log.layout import LogLayout, draft_of
 from relay.spool.log.record import LONG, MESSAGE, New
 from relay.spool.maildir import crash_remains, message_file
 from relay.spool.maildir.layout import NOT_OUR_NAME
@@ -22,7 +22,7 @@ HEADER_BYTES = message_file.HEADER_BYTES
 
 
 class LongContent:
-    def __init__(self, disk: Disk, layout: Layout) -> None:
+    def __init__(self, disk: Disk, layout: LogLayout) -> None:
         self._disk = disk
         self._layout = layout
 
@@ -75,7 +75,7 @@ class LongContent:
             self._disk.unlink(self._layout.content(queue_id))
 
 
-def unlocked(disk: Disk, layout: Layout, aside: Quarantine) -> tuple[list[QueueId], list[QueueId]]:
+def unlocked(disk: Disk, layout: LogLayout, aside: Quarantine) -> tuple[list[QueueId], list[QueueId]]:
     """Return whose files in long/ no writer holds: drafts, and whole ones; others' go to corrupt/."""
     drafts: list[QueueId] = []
     whole: list[QueueId] = []
@@ -106,7 +106,7 @@ def unlocked(disk: Disk, layout: Layout, aside: Quarantine) -> tuple[list[QueueI
     return drafts, whole
 
 
-def remove_drafts(disk: Disk, layout: Layout, queue_ids: list[QueueId]) -> int:
+def remove_drafts(disk: Disk, layout: LogLayout, queue_ids: list[QueueId]) -> int:
     removed = 0
     for queue_id in queue_ids:
         with contextlib.suppress(FileNotFoundError):

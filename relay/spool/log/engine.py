@@ -18,10 +18,10 @@ from relay.spool.durable import Disk
 from relay.spool.headroom import Reserve, gives_way
 from relay.spool.interface import (
     Absent,
-    Account,
     Adopted,
     Corrupt,
     Entry,
+    LedgerAccount,
     Message,
     Note,
     OwedReport,
@@ -38,10 +38,10 @@ from relay.spool.lock import take_lock
 from relay.spool.log import content, message, recovery, summary
 from relay.spool.log import facts as said
 from relay.spool.log.cleaning import Cleaner
+from relay.spool.log.index import UNPLACED, LogIndex
 from relay.spool.log.journal import Journal
-from relay.spool.log.layout import Layout, prepare
+from relay.spool.log.layout import LogLayout, prepare
 from relay.spool.log.message import Messages
-from relay.spool.log.queued import UNPLACED, Queued
 from relay.spool.log.record import INLINE, MESSAGE, New, Record
 from relay.spool.log.segments import Segments, handle_of, length_of, offset_of, place_of
 from relay.spool.log.stream_reader import Damage
@@ -71,7 +71,7 @@ class LogSpool:
         `on_corrupt` is told the name and the fault of each thing that is set aside.
         """
         prepare(root, disk)
-        self._layout = Layout(root)
+        self._layout = LogLayout(root)
         self._disk = disk
         self._clock = clock
         self._lock_fd = take_lock(root, disk)
@@ -86,7 +86,7 @@ class LogSpool:
         self._long = content.LongContent(disk, self._layout)
         self._messages = Messages(disk, self._layout)
         self._segments = Segments(disk, self._layout)
-        self._queued = Queued(self._segments)
+        self._queued = LogIndex(self._segments)
         self._journal = Journal(disk, self._layout, self._segments, self._queued)
         self._begin()
 
@@ -94,7 +94,7 @@ class LogSpool:
         """Know nothing yet of what is on the disk."""
         self._segments.close()
         self._segments = Segments(self._disk, self._layout)
-        self._queued = Queued(self._segments)
+        self._queued = LogIndex(self._segments)
         self._journal.start_over(self._segments, self._queued)
         self._summaries = Summaries(self._disk, self._layout, self._segments, self._queued)
         self._streams = Streams(
@@ -525,11 +525,11 @@ class LogSpool:
         if lost is not None:
             raise lost
 
-    def account(self) -> Account:
+    def account(self) -> LedgerAccount:
         return said.account_of(self._queued.account, self._queued.facts)
 
     @gives_way
-    def adopt(self, adopted: Sequence[Adopted], account: Account | None = None) -> None:
+    def adopt(self, adopted: Sequence[Adopted], account: LedgerAccount | None = None) -> None:
         for each in adopted:
             queue_id = each.message.queue_id
             if queue_id in self._queued.places:

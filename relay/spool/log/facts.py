@@ -171,7 +171,7 @@ def encode_snapshot(facts: Facts, notes: bytes) -> bytes:
 
 
 @dataclass(slots=True)
-class Account:
+class LogAccount:
     """What ever ended, and what is set aside."""
 
     relayed: int = 0
@@ -196,11 +196,11 @@ class Account:
         return json.dumps({"ended": figures, "aside": self.aside}, separators=(",", ":")).encode()
 
 
-def decode_account(payload: bytes) -> Account:
+def decode_account(payload: bytes) -> LogAccount:
     """Return what a record says.  Raises ValueError, KeyError or TypeError for none of ours."""
     said = json.loads(payload)
     relayed, bounced, expired, deleted = said["ended"]
-    return Account(relayed, bounced, expired, deleted, dict(said["aside"]))
+    return LogAccount(relayed, bounced, expired, deleted, dict(said["aside"]))
 
 
 def adopted_facts(adopted: interface.Adopted) -> New | None:
@@ -216,18 +216,18 @@ def adopted_facts(adopted: interface.Adopted) -> New | None:
     return New(SNAPSHOT, message.queue_id, encode_snapshot(facts, told))
 
 
-def account_of(account: Account, facts: Mapping[QueueId, Facts]) -> interface.Account:
+def account_of(account: LogAccount, facts: Mapping[QueueId, Facts]) -> interface.LedgerAccount:
     ended = interface.Totals(
         account.ended, account.relayed, account.bounced, account.expired, account.deleted
     )
     gone = frozenset(QueueId(report) for each in facts.values() for report in each.closed)
-    return interface.Account(ended, gone, dict(account.aside or {}))
+    return interface.LedgerAccount(ended, gone, dict(account.aside or {}))
 
 
-def records_of(account: interface.Account, mine: Account) -> Iterable[New]:
+def records_of(account: interface.LedgerAccount, mine: LogAccount) -> Iterable[New]:
     """Return what says that another spool's account goes on here."""
     ended = account.ended
-    together = Account(
+    together = LogAccount(
         mine.relayed + ended.relayed,
         mine.bounced + ended.bounced,
         mine.expired + ended.expired,

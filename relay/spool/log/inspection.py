@@ -20,20 +20,20 @@ from relay.spool.identity import is_queue_id
 from relay.spool.inspecting import ASIDE, LOOK, REPORTS, RootInspector, kind_of
 from relay.spool.interface import Corrupt
 from relay.spool.log import recovery
+from relay.spool.log.index import LogIndex
 from relay.spool.log.layout import (
     FORMAT,
     SENDER,
-    Layout,
+    LogLayout,
     SegmentName,
     draft_of,
     segment_of,
     stream_of,
     summary_of,
 )
-from relay.spool.log.queued import Queued
 from relay.spool.log.record import HEADER_BYTES, LONG, MESSAGES, MOVED_LONG
 from relay.spool.log.segments import Segments, place_of
-from relay.spool.log.stream_reader import Damage, Group, Window, groups
+from relay.spool.log.stream_reader import Damage, ReadGroup, SegmentReader, groups
 from relay.spool.log.stream_writer import POSITION_BYTES, Position, decode_position
 from relay.spool.log.streams import OnDamage, read_header
 from relay.spool.maildir import files
@@ -48,9 +48,9 @@ _SEND_OR_REMOVE = "send by hand what is worth it, then remove it"
 class LogInspector(RootInspector):
     def __init__(self, root: str, disk: Disk) -> None:
         super().__init__(root, disk, form=FORMAT, files=_FILES)
-        self._layout = Layout(root)
+        self._layout = LogLayout(root)
         self._segments = _LookedAt(disk, self._layout)
-        self._queued = Queued(self._segments)
+        self._queued = LogIndex(self._segments)
         self._long: dict[QueueId, None] = {}
 
     def inspect(self) -> Inspection:
@@ -122,8 +122,8 @@ class LogInspector(RootInspector):
                             )
                             self._meet(each.kind, each.queue_id)
 
-    def _groups(self, handle: int, end: int, *, may_be_torn: bool) -> list[Group]:
-        window = Window(lambda size, offset: self._segments.pread(handle, size, offset), end)
+    def _groups(self, handle: int, end: int, *, may_be_torn: bool) -> list[ReadGroup]:
+        window = SegmentReader(lambda size, offset: self._segments.pread(handle, size, offset), end)
         found = list(groups(window, self._segments[handle].mark, HEADER_BYTES))
         if end and read_header(self._segments, self._segments[handle].name) is None and not may_be_torn:
             self._find(

@@ -21,7 +21,7 @@ from relay.spool.identity import Identities
 from relay.spool.interface import INLINE_BYTES
 from relay.spool.log import message
 from relay.spool.log.content import LongContent
-from relay.spool.log.layout import Layout
+from relay.spool.log.layout import LogLayout
 from relay.spool.log.record import LONG, MESSAGE, New
 from relay.spool.log.stream_writer import Position, StreamWriter, encode_position
 from relay.spool.maildir.intake import MaildirDraft as LogDraft
@@ -39,7 +39,7 @@ class LogIntake:
         clock: Clock,
         random_bytes: Callable[[int], bytes] = os.urandom,
     ) -> None:
-        self._layout = Layout(root)
+        self._layout = LogLayout(root)
         self._disk = disk
         self._clock = clock
         self._random_bytes = random_bytes

@@ -9,8 +9,8 @@ Assumes: the holder of the spool's lock.
 from relay.mail.envelope import QueueId
 from relay.spool.durable import Disk
 from relay.spool.log import facts as said
-from relay.spool.log.layout import SENDER, Layout, SegmentName
-from relay.spool.log.queued import Queued
+from relay.spool.log.index import LogIndex
+from relay.spool.log.layout import SENDER, LogLayout, SegmentName
 from relay.spool.log.record import HEAD_BYTES, New
 from relay.spool.log.segments import Segments, place_of
 from relay.spool.log.stream_writer import Appended, StreamWriter
@@ -18,7 +18,7 @@ from relay.spool.os_errors import faults
 
 
 class Journal:
-    def __init__(self, disk: Disk, layout: Layout, segments: Segments, queued: Queued) -> None:
+    def __init__(self, disk: Disk, layout: LogLayout, segments: Segments, queued: LogIndex) -> None:
         self._disk = disk
         self._layout = layout
         self._segments = segments
@@ -41,7 +41,7 @@ class Journal:
         elif self._writer.is_begun:
             self._current = self._segments.add(SegmentName(SENDER, self._writer.position[0]))
 
-    def start_over(self, segments: Segments, queued: Queued) -> None:
+    def start_over(self, segments: Segments, queued: LogIndex) -> None:
         """Go on with what is read anew; nothing may be pending."""
         self._segments, self._queued, self._current = segments, queued, None
 

@@ -38,7 +38,7 @@ class SegmentName(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class LogLayout:
     root: str
 
     @property
@@ -95,7 +95,7 @@ def draft_of(name: str) -> QueueId | None:
 
 def has_writers(root: str, disk: Disk) -> bool:
     """Return whether a listener lives that writes a stream.  Raises OSError."""
-    folder = Layout(root).log
+    folder = LogLayout(root).log
     if disk.inode(folder) is None:
         return False
     for name in disk.names(folder):
@@ -109,7 +109,7 @@ def has_writers(root: str, disk: Disk) -> bool:
 
 def prepare(root: str, disk: Disk) -> None:
     """Create a spool's folders.  Raises OSError, and ValueError for a spool of another format or version."""
-    layout = Layout(root)
+    layout = LogLayout(root)
     path = f"{root}/format"
     # Before any folder: nothing of ours is made in the spool of another engine.
     if (found := _format(disk, path)) not in (None, FORMAT):

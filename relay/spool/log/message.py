@@ -13,7 +13,7 @@ from relay.queue.sorting import Sorter
 from relay.spool.durable import Disk
 from relay.spool.interface import INLINE_BYTES, Corrupt
 from relay.spool.log import record
-from relay.spool.log.layout import Layout
+from relay.spool.log.layout import LogLayout
 from relay.spool.log.record import HEAD_BYTES, INLINE, MESSAGES, Record
 from relay.spool.maildir import files, message_file
 from relay.spool.maildir.files import absence
@@ -48,7 +48,7 @@ def decode(queue_id: QueueId, payload: bytes, *, sorter: Sorter | None = None) -
 class Messages:
     """Reads them."""
 
-    def __init__(self, disk: Disk, layout: Layout) -> None:
+    def __init__(self, disk: Disk, layout: LogLayout) -> None:
         self._disk = disk
         self._layout = layout
 

@@ -50,7 +50,7 @@ INLINE = frozenset({MESSAGE, MOVED})
 """Whose payload is a message file."""
 
 
-class Header(NamedTuple):
+class SegmentHeader(NamedTuple):
     before: int
     """0: there was none."""
     before_end: int
@@ -94,19 +94,19 @@ def mark_of(name: SegmentName) -> bytes:
     return hashlib.blake2b(b"%s.%d" % (name.stream.encode(), name.number), digest_size=MARK_BYTES).digest()
 
 
-def encode_header(name: SegmentName, header: Header) -> bytes:
+def encode_header(name: SegmentName, header: SegmentHeader) -> bytes:
     text = b"relay-log 1 %-16s %010d %010d %012d" % (name.stream.encode(), name.number, *header)
     return b"%s %08x\n" % (text, zlib.crc32(text))
 
 
-def decode_header(name: SegmentName, raw: bytes) -> Header | None:
+def decode_header(name: SegmentName, raw: bytes) -> SegmentHeader | None:
     """Return what a segment's header says; None for one that is damaged, or of another segment."""
     found = _HEADER.match(raw)
     if found is None or int(found[5], 16) != zlib.crc32(raw[: HEADER_BYTES - 10]):
         return None
     if (found[1].strip().decode(), int(found[2])) != name:
         return None
-    return Header(int(found[3]), int(found[4]))
+    return SegmentHeader(int(found[3]), int(found[4]))
 
 
 def encode_group(mark: bytes, records: Sequence[New], start: int) -> tuple[list[bytes], list[int]]:

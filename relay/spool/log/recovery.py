@@ -14,11 +14,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from relay.spool.log import facts as said
+from relay.spool.log.index import LogIndex
 from relay.spool.log.layout import SENDER, SegmentName
-from relay.spool.log.queued import Queued
 from relay.spool.log.record import HEADER_BYTES, MESSAGES, Record
 from relay.spool.log.segments import Segments, place_of
-from relay.spool.log.stream_reader import Damage, Group, Window, groups
+from relay.spool.log.stream_reader import Damage, ReadGroup, SegmentReader, groups
 from relay.spool.log.streams import OnDamage, read_header
 
 _ENDS = frozenset({said.FINISHED, said.GONE})
@@ -32,7 +32,7 @@ class SendersEnd(NamedTuple):
 
 def replay(
     segments: Segments,
-    queued: Queued,
+    queued: LogIndex,
     numbers: list[int],
     *,
     on_damage: OnDamage,
@@ -85,7 +85,7 @@ def _what_counts(segments: Segments, names: list[SegmentName]) -> dict[SegmentNa
 
 def _replay_segment(
     segments: Segments,
-    queued: Queued,
+    queued: LogIndex,
     handle: int,
     end: int,
     on_damage: OnDamage,
@@ -93,7 +93,7 @@ def _replay_segment(
     is_torn: bool,
 ) -> int:
     """Return how much of it counts."""
-    window = Window(lambda size, offset: segments.pread(handle, size, offset), end)
+    window = SegmentReader(lambda size, offset: segments.pread(handle, size, offset), end)
     sound, previous = min(HEADER_BYTES, end), None
     for group in groups(window, segments[handle].mark, HEADER_BYTES):
         if previous is not None:
@@ -110,7 +110,7 @@ def _replay_segment(
     return sound
 
 
-def _apply(queued: Queued, handle: int, group: Group, on_damage: OnDamage) -> None:
+def _apply(queued: LogIndex, handle: int, group: ReadGroup, on_damage: OnDamage) -> None:
     for damage in group.damages:
         on_damage(handle, damage)
     for each in group.records:
@@ -119,7 +119,7 @@ def _apply(queued: Queued, handle: int, group: Group, on_damage: OnDamage) -> No
         take_in(queued, handle, each, on_damage)
 
 
-def take_in(queued: Queued, handle: int, each: Record, on_damage: OnDamage) -> None:
+def take_in(queued: LogIndex, handle: int, each: Record, on_damage: OnDamage) -> None:
     place = place_of(handle, each.at, each.record_bytes)
     if each.kind in MESSAGES:
         if not queued.come(each.queue_id, each.number, place):

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from relay.spool.durable import Disk, why_a_strangers
 from relay.spool.interface import Corrupt
-from relay.spool.log.layout import SENDER, Layout, SegmentName
+from relay.spool.log.layout import SENDER, LogLayout, SegmentName
 from relay.spool.log.record import mark_of
 
 SEGMENT_BYTES = 16 * 1024 * 1024
@@ -62,7 +62,7 @@ class Segment:
 
 
 class Segments:
-    def __init__(self, disk: Disk, layout: Layout) -> None:
+    def __init__(self, disk: Disk, layout: LogLayout) -> None:
         self._disk = disk
         self._layout = layout
         self._all: dict[int, Segment] = {}

@@ -29,7 +29,7 @@ class Damage(NamedTuple):
     kind: bytes
 
 
-class Group(NamedTuple):
+class ReadGroup(NamedTuple):
     at: int
     end: int
     """Where it, or what there is of it, ends."""
@@ -38,7 +38,7 @@ class Group(NamedTuple):
     damages: list[Damage]
 
 
-class Window:
+class SegmentReader:
     """A segment's bytes, read in large pieces."""
 
     def __init__(self, read: Read, end: int) -> None:
@@ -84,7 +84,7 @@ def patient(read: Read, on_unreadable: Callable[[int], None]) -> Read:
     return piece
 
 
-def pieces(window: Window, mark: bytes, at: int) -> Iterator[Record | Damage]:
+def pieces(window: SegmentReader, mark: bytes, at: int) -> Iterator[Record | Damage]:
     """Yield what a segment holds from an offset on; group records too."""
     while at < window.end:
         found = record.decode_head(mark, window.get(at, HEAD_BYTES + LONGEST_ID))
@@ -110,7 +110,7 @@ def _damage(at: int, end: int, found: tuple[Head, QueueId] | None) -> Damage:
     return Damage(at, end, queue_id, head.number, head.kind)
 
 
-def groups(window: Window, mark: bytes, at: int) -> Iterator[Group]:
+def groups(window: SegmentReader, mark: bytes, at: int) -> Iterator[ReadGroup]:
     """Yield groups as they stand; what belongs to none comes as a group that is not whole."""
     group = _Begun(at, None)
     for piece in pieces(window, mark, at):
@@ -151,7 +151,7 @@ class _Begun:
                 self._records.append(piece)
             self.end = piece.at + piece.record_bytes
 
-    def ended(self) -> Group:
+    def ended(self) -> ReadGroup:
         length = self.end - self.begin - GROUP_BYTES
         is_whole = not self._damages and self._due == (len(self._records), length)
-        return Group(self.begin, self.end, is_whole, self._records, self._damages)
+        return ReadGroup(self.begin, self.end, is_whole, self._records, self._damages)

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from relay.spool.durable import Disk
 from relay.spool.log import segments
-from relay.spool.log.layout import Layout, SegmentName
-from relay.spool.log.record import HEADER_BYTES, Header, New, encode_group, encode_header, mark_of
+from relay.spool.log.layout import LogLayout, SegmentName
+from relay.spool.log.record import HEADER_BYTES, New, SegmentHeader, encode_group, encode_header, mark_of
 
 _POSITION = struct.Struct("<QQQ")
 _CRC = struct.Struct("<I")
@@ -54,7 +54,7 @@ class Appended(NamedTuple):
 
 class StreamWriter:
     def __init__(
-        self, disk: Disk, layout: Layout, stream: str, last: tuple[int, int] = (0, 0), highest: int = 0
+        self, disk: Disk, layout: LogLayout, stream: str, last: tuple[int, int] = (0, 0), highest: int = 0
     ) -> None:
         """`last` is the segment that the stream ends with, and how much of it counts.
 
@@ -110,7 +110,7 @@ class StreamWriter:
         # A number is never used twice, though its file may be gone.
         self._highest += 1
         name = SegmentName(self._stream, self._highest)
-        header = encode_header(name, Header(self._number, self._end))
+        header = encode_header(name, SegmentHeader(self._number, self._end))
         pieces, offsets = encode_group(mark_of(name), records, HEADER_BYTES)
         content = header + b"".join(pieces)
         path = self._layout.segment(name)

@@ -16,11 +16,11 @@ from typing import NamedTuple
 from relay.spool import foreign
 from relay.spool.durable import SECTOR_BYTES, Disk, opened
 from relay.spool.interface import Corrupt
-from relay.spool.log.layout import SENDER, Layout, SegmentName, segment_of, stream_of, summary_of
-from relay.spool.log.queued import Queued
-from relay.spool.log.record import HEADER_BYTES, MESSAGES, Header, Record, decode_header
+from relay.spool.log.index import LogIndex
+from relay.spool.log.layout import SENDER, LogLayout, SegmentName, segment_of, stream_of, summary_of
+from relay.spool.log.record import HEADER_BYTES, MESSAGES, Record, SegmentHeader, decode_header
 from relay.spool.log.segments import Segments, place_of
-from relay.spool.log.stream_reader import Damage, Group, Window, groups, patient
+from relay.spool.log.stream_reader import Damage, ReadGroup, SegmentReader, groups, patient
 from relay.spool.log.stream_writer import POSITION_BYTES, Position, decode_position
 from relay.spool.log.summaries import Summaries
 from relay.spool.os_errors import is_not_now
@@ -73,9 +73,9 @@ class Streams:
     def __init__(
         self,
         disk: Disk,
-        layout: Layout,
+        layout: LogLayout,
         segments: Segments,
-        queued: Queued,
+        queued: LogIndex,
         *,
         aside: Quarantine,
         summaries: Summaries,
@@ -276,7 +276,7 @@ class Streams:
         """Read on in a segment; return whether that is all there is of it."""
         segment = self._segments[part.handle]
         unreadable: list[int] = []
-        window = Window(patient(self._reader(part.handle), unreadable.append), part.end)
+        window = SegmentReader(patient(self._reader(part.handle), unreadable.append), part.end)
         found, is_all = _some(groups(window, segment.mark, stream.at), max(most, READ_AHEAD))
         if part.may_be_torn and is_all and found:
             self._make_durable(part.handle, found[-1], unreadable)
@@ -301,7 +301,7 @@ class Streams:
         if self._queued.come(each.queue_id, each.number, place):
             stream.waiting.append((each, place))
 
-    def _make_durable(self, handle: int, last: Group, unreadable: list[int]) -> None:
+    def _make_durable(self, handle: int, last: ReadGroup, unreadable: list[int]) -> None:
         start = 0 if last.at == HEADER_BYTES else last.at
         is_whole = not any(start < at + SECTOR_BYTES and at < last.end for at in unreadable)
         content = self._segments.pread(handle, last.end - start, start) if is_whole else b""
@@ -363,9 +363,9 @@ class Streams:
             stream.lock_fd = None
 
 
-def _some(found: Iterator[Group], most: int) -> tuple[list[Group], bool]:
+def _some(found: Iterator[ReadGroup], most: int) -> tuple[list[ReadGroup], bool]:
     """Return groups with about so many records, or so many bytes; and whether that is all."""
-    some: list[Group] = []
+    some: list[ReadGroup] = []
     count = 0
     for group in found:
         if count >= most or (some and group.at - some[0].at >= READ_AHEAD_BYTES):
@@ -375,7 +375,7 @@ def _some(found: Iterator[Group], most: int) -> tuple[list[Group], bool]:
     return some, True
 
 
-def read_header(segments: Segments, name: SegmentName) -> Header | None:
+def read_header(segments: Segments, name: SegmentName) -> SegmentHeader | None:
     handle = segments.handle(name)
     with contextlib.suppress(Corrupt):
         return decode_header(name, segments.pread(handle, HEADER_BYTES, 0))

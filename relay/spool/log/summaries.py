@@ -13,12 +13,12 @@ from relay.mail.header import message_id_of
 from relay.spool.durable import Disk, opened
 from relay.spool.interface import Corrupt
 from relay.spool.log import summary
-from relay.spool.log.layout import Layout
+from relay.spool.log.index import LogIndex
+from relay.spool.log.layout import LogLayout
 from relay.spool.log.message import front_of
-from relay.spool.log.queued import Queued
 from relay.spool.log.record import HEADER_BYTES, INLINE, MESSAGES, Record
 from relay.spool.log.segments import Segments, is_senders, place_of
-from relay.spool.log.stream_reader import Window, pieces
+from relay.spool.log.stream_reader import SegmentReader, pieces
 from relay.spool.log.summary import Row, Summary, Told
 from relay.spool.replacing import put_in_place
 
@@ -29,7 +29,7 @@ LET_BE = 4
 
 
 class Summaries:
-    def __init__(self, disk: Disk, layout: Layout, segments: Segments, queued: Queued) -> None:
+    def __init__(self, disk: Disk, layout: LogLayout, segments: Segments, queued: LogIndex) -> None:
         self._disk = disk
         self._layout = layout
         self._segments = segments
@@ -82,7 +82,7 @@ class Summaries:
 
     def _rows(self, handle: int) -> Iterator[tuple[Row, Told]]:
         segment = self._segments[handle]
-        window = Window(self._reader(handle), segment.end)
+        window = SegmentReader(self._reader(handle), segment.end)
         for each in pieces(window, segment.mark, HEADER_BYTES):
             if not isinstance(each, Record) or each.kind not in MESSAGES:
                 continue

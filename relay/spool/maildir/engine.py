@@ -20,10 +20,10 @@ from relay.spool.headroom import Reserve, gives_way
 from relay.spool.identity import is_queue_id
 from relay.spool.interface import (
     Absent,
-    Account,
     Adopted,
     Corrupt,
     Entry,
+    LedgerAccount,
     Message,
     Note,
     OwedReport,
@@ -297,11 +297,11 @@ class MaildirSpool:
     def release(self, *queue_ids: QueueId) -> None:
         self._move([(q, self._layout.held(q), self._layout.queued(q)) for q in queue_ids])
 
-    def account(self) -> Account:
+    def account(self) -> LedgerAccount:
         return self._ledger.account
 
     @gives_way
-    def adopt(self, adopted: Sequence[Adopted], account: Account | None = None) -> None:
+    def adopt(self, adopted: Sequence[Adopted], account: LedgerAccount | None = None) -> None:
         with faults("adopted messages"):
             new = set(adopt(self._disk, self._layout, adopted))
         messages = [each.message for each in adopted if each.message.queue_id in new]

@@ -23,7 +23,7 @@ from relay.mail.envelope import QueueId
 from relay.spool.durable import Disk, opened
 from relay.spool.foreign import why_not_ours
 from relay.spool.identity import is_queue_id
-from relay.spool.interface import Account, Status, Totals
+from relay.spool.interface import LedgerAccount, Status, Totals
 from relay.spool.ledger import Ledger, fates_of
 from relay.spool.maildir.crash_remains import is_draft_of_the_ledger
 from relay.spool.maildir.layout import Layout
@@ -158,7 +158,7 @@ class LedgerFile(Ledger):
             self._append([_line("aside", queue_id)])
             self.aside.add(queue_id)
 
-    def go_on_with(self, account: Account) -> None:
+    def go_on_with(self, account: LedgerAccount) -> None:
         """Add what another spool's ledger says of what is gone; durable when it returns."""
         self.add(account)
         self.rewrite(still_there=self.closed)

@@ -11,9 +11,9 @@ from relay.queue.sorting import Sorter, SortingRule
 from relay.spool.interface import (
     INLINE_BYTES,
     Absent,
-    Account,
     Adopted,
     Corrupt,
+    LedgerAccount,
     Message,
     Spool,
     SpoolBusy,
@@ -219,7 +219,7 @@ class HandingOver:
         messages = [source.load(each) for each in (queue_id, held)]
         adopted = [Adopted(m, source.notes(m.queue_id), source.content(m.queue_id)) for m in messages]
 
-        spool.adopt(adopted, Account(Totals(accepted=5, relayed=5), frozenset(), {}))
+        spool.adopt(adopted, LedgerAccount(Totals(accepted=5, relayed=5), frozenset(), {}))
         for _ in range(2):
             assert [spool.load(each) for each in (queue_id, held)] == messages
             assert spool.notes(queue_id) == [note(1)]

@@ -9,9 +9,9 @@ from relay.spool.durable import Disk, RealDisk, opened
 from relay.spool.interface import Intake
 from relay.spool.log.engine import LogSpool
 from relay.spool.log.intake import LogIntake
-from relay.spool.log.layout import Layout, draft_of, prepare, segment_of
+from relay.spool.log.layout import LogLayout, draft_of, prepare, segment_of
 from relay.spool.log.record import HEADER_BYTES, MESSAGES, Record, mark_of
-from relay.spool.log.stream_reader import Window, pieces
+from relay.spool.log.stream_reader import SegmentReader, pieces
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
 
@@ -24,7 +24,7 @@ class LogEngine:
         self.disk = disk
         self.clock = FakeClock()
         self.told: list[tuple[str, str]] = []
-        self.layout = Layout(root)
+        self.layout = LogLayout(root)
         self._intakes = 0
 
     def start(self) -> LogSpool:
@@ -96,8 +96,8 @@ class LogOnModel:
         return [f"{folder}/{name}" for folder in folders for name in disk.names(folder)]
 
 
-def window_on(raw: bytes) -> Window:
-    return Window(lambda size, offset: raw[offset : offset + size], len(raw))
+def window_on(raw: bytes) -> SegmentReader:
+    return SegmentReader(lambda size, offset: raw[offset : offset + size], len(raw))
 
 
 LOG = LogOnModel("/var/spool")

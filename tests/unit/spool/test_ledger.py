@@ -198,7 +198,7 @@ def test_a_rewrite_that_fails_leaves_a_ledger_that_goes_on(nth: int) -> None:
     assert again.open == {queue_id(1): 2}
 
 
-class Account(RuleBasedStateMachine):
+class AnyAccount(RuleBasedStateMachine):
     """Any order of calls, full disks, failed syncs, restarts and power cuts, against a plain count."""
 
     def __init__(self) -> None:
@@ -255,8 +255,8 @@ class Account(RuleBasedStateMachine):
         assert self.ledger.open == self.there
 
 
-Account.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-TestAccount = Account.TestCase
+AnyAccount.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestAccount = AnyAccount.TestCase
 
 
 def test_lines_go_on_in_the_file_that_a_failed_rewrite_left() -> None:

@@ -6,7 +6,15 @@ from hypothesis import strategies as st
 from relay.mail.envelope import QueueId
 from relay.spool.log import facts, record
 from relay.spool.log.layout import SegmentName, draft_of, segment_of, stream_of, summary_of
-from relay.spool.log.record import HEADER_BYTES, Header, New, Record, encode_group, encode_header, mark_of
+from relay.spool.log.record import (
+    HEADER_BYTES,
+    New,
+    Record,
+    SegmentHeader,
+    encode_group,
+    encode_header,
+    mark_of,
+)
 from relay.spool.log.stream_reader import Damage, groups, pieces
 from relay.spool.log.stream_writer import Position, decode_position, encode_position
 from relay.spool.maildir import message_file
@@ -27,7 +35,7 @@ def message(number: int, content: bytes) -> New:
 
 def segment(*sizes: int) -> tuple[bytes, list[New]]:
     """Return a segment of groups with so many records, and all of these."""
-    raw, written = encode_header(NAME, Header(6, 1234)), list[New]()
+    raw, written = encode_header(NAME, SegmentHeader(6, 1234)), list[New]()
     for size in sizes:
         some = [
             message(number % 6, b"x" * 600) if number % 2 else New(facts.HELD, IDS[number % 6], b"", number)
@@ -54,7 +62,7 @@ def test_what_was_written_is_read() -> None:
 
     assert read(raw) == written
     assert [(len(group.records), group.is_whole) for group in found] == [(3, True), (1, True), (4, True)]
-    assert record.decode_header(NAME, raw[:HEADER_BYTES]) == Header(6, 1234)
+    assert record.decode_header(NAME, raw[:HEADER_BYTES]) == SegmentHeader(6, 1234)
     assert record.decode_header(NAME._replace(number=8), raw[:HEADER_BYTES]) is None
 
 

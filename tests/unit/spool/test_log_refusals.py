@@ -10,7 +10,7 @@ from relay.mail.envelope import QueueId
 from relay.queue.sorting import Sorter, SortingRule
 from relay.spool.identity import warning_id
 from relay.spool.interface import INLINE_BYTES, Absent, Corrupt, SpoolFault
-from relay.spool.log import facts, queued, segments, streams
+from relay.spool.log import facts, index, segments, streams
 from relay.spool.log.engine import LogSpool
 from relay.spool.log.intake import LogIntake
 from relay.spool.log.layout import SegmentName, segment_of
@@ -91,7 +91,7 @@ def test_what_ended_owes_no_report() -> None:
 
 
 def test_of_what_ended_long_ago_a_call_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queued, "_MOST_ENDED", 1)
+    monkeypatch.setattr(index, "_MOST_ENDED", 1)
     engine = log_on_the_model()
     spool, intake = recovered(engine), engine.intake()
     first, second = accept(intake), accept(intake)
@@ -370,7 +370,7 @@ def test_a_message_that_is_copied_and_ends_in_one_group_is_let_go_of() -> None:
     recovered(engine).close()
     there = segments.Segments(engine.disk, engine.layout)
     old, new = (there.add(SegmentName(stream, 1)) for stream in ("0123456789abcdef", "sender"))
-    queue_id, its = QueueId("0" * 16), queued.Queued(there)
+    queue_id, its = QueueId("0" * 16), index.LogIndex(there)
     its.come(queue_id, 3, segments.place_of(old, 100, 50))
     its.change(facts.FINISHED, queue_id, facts.encode_fates((3, 0, 0, 0)), 3)
     its.placed(MOVED, queue_id, segments.place_of(new, 100, 60))

@@ -14,7 +14,7 @@ from relay.spool.identity import subject_of
 from relay.spool.interface import Status, Totals
 from relay.spool.ledger import fates_of
 from relay.spool.log import facts as said
-from relay.spool.log.facts import Account, Facts
+from relay.spool.log.facts import Facts, LogAccount
 from relay.spool.log.record import MESSAGES, MOVED, MOVED_LONG
 from relay.spool.log.segments import Segments
 
@@ -22,12 +22,12 @@ UNPLACED = 0
 _MOST_ENDED = 4096
 
 
-class Queued:
+class LogIndex:
     def __init__(self, segments: Segments) -> None:
         self._segments = segments
         self.places: dict[QueueId, int] = {}
         self.facts: dict[QueueId, Facts] = {}
-        self.account = Account()
+        self.account = LogAccount()
         self._leaving: dict[QueueId, tuple[int, Facts | None]] = {}
         """Messages that ended, whose end is not durable yet."""
         self._ended: OrderedDict[QueueId, None] = OrderedDict()
