@@ -273,7 +273,7 @@ class Daemon:
             asyncio.create_task(chore)
             for chore in (guard(file.watch), _keep_watchdog(), guard(late.run), guard(spilling.run))
         ]
-        asked = _listen_for_edits(file, files, lambda: watch.condition is Condition.STOPPING)
+        _listen_for_edits(file, files)
         try:
             await control.start()
             chores.append(asyncio.create_task(guard(files.watch)))
@@ -284,11 +284,9 @@ class Daemon:
             stopping(sender.in_flight)
             self._events.stopping(reason=self._stop.why, in_flight=sender.in_flight)
         finally:
-            # An edit, also one that a signal asked for, must not go on to upstreams that ended.
-            begun = [*chores, *asked]
-            for chore in begun:
+            for chore in chores:
                 chore.cancel()
-            await asyncio.gather(*begun, return_exceptions=True)
+            await asyncio.gather(*chores, return_exceptions=True)
             await asyncio.gather(listening.close(), sender.finish())
             with contextlib.suppress(SpoolFault, OSError):
                 # What was accepted since the last one was taken is ours too.
@@ -334,10 +332,7 @@ class Daemon:
         return pass_on
 
 
-def _listen_for_edits(
-    file: PolicyWatch, files: ListenerFilesWatch, is_stopping: Callable[[], bool]
-) -> set[asyncio.Task[None]]:
-    """Look for edits when a SIGHUP comes; return the looks that are under way, now and later."""
+def _listen_for_edits(file: PolicyWatch, files: ListenerFilesWatch) -> None:
     pending: set[asyncio.Task[None]] = set()
 
     async def look_at_all() -> None:
@@ -345,8 +340,6 @@ def _listen_for_edits(
         await files.look(is_asked=True)
 
     def look() -> None:
-        if is_stopping():
-            return
         reloading()
         looking = asyncio.create_task(look_at_all())
         pending.add(looking)
@@ -354,7 +347,6 @@ def _listen_for_edits(
         looking.add_done_callback(lambda _: notify("READY=1"))
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, look)
-    return pending
 
 
 async def _practise(policy: Policy, clock: SystemClock) -> PracticeSmarthost | None:

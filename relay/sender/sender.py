@@ -156,13 +156,19 @@ class Sender:
         self._on_fault(error)
 
     async def apply(self, policy: Policy) -> None:
-        """Go by another policy.  Connections finish their transactions under the old one."""
-        self._policy = policy
-        self.settling.terms = _terms(policy)
-        await self.owed.use(policy)
-        self._arrange()
-        self._arrivals.use(policy)
-        await self.upstreams.apply(policy)
+        """Go by another policy.  Connections finish their transactions under the old one.
+
+        Nothing changes once `finish` began; it waits for an edit that is being taken over.
+        """
+        async with self._finishing:
+            if self._is_finished:
+                return
+            self._policy = policy
+            self.settling.terms = _terms(policy)
+            await self.owed.use(policy)
+            self._arrange()
+            self._arrivals.use(policy)
+            await self.upstreams.apply(policy)
 
     def wake(self) -> None:
         self.upstreams.wake()
