@@ -282,15 +282,21 @@ class SpoolThread:
 
     def _change(self, asked: Sequence[tuple[QueueId, Change]]) -> list[BaseException | None]:
         """Carry out a batch as one group."""
+        were_held = {queue_id: self.spool.is_held(queue_id) for queue_id, _ in asked}
         results = self._change_each(asked)
-        if (full := self._commit()) is None:
-            return results
-        # What is answered as not done must not come true with the next commit.
-        undone = [each for each, result in zip(asked, results, strict=True) if result is None]
-        with contextlib.suppress(SpoolFull, Absent, Corrupt):
-            self.spool.release(*(queue_id for queue_id, change in undone if change is Change.HOLD))
-            self.spool.hold(*(queue_id for queue_id, change in undone if change is Change.RELEASE))
-        return [result or full for result in results]
+        full = self._commit()
+        answers = [result or full for result in results]
+        # What is answered as not done must not come true with the next commit or start.
+        not_done = {
+            queue_id
+            for (queue_id, _), answer in zip(asked, answers, strict=True)
+            if isinstance(answer, SpoolFull)
+        }
+        for was_held, put_back in ((False, self.spool.release), (True, self.spool.hold)):
+            if undone := [queue_id for queue_id in not_done if were_held[queue_id] is was_held]:
+                with contextlib.suppress(SpoolFull, Absent, Corrupt):
+                    put_back(*undone)
+        return answers
 
     def _change_each(self, asked: Sequence[tuple[QueueId, Change]]) -> list[BaseException | None]:
         """Call what a batch asks for; where one change fails, each for itself.  Repeating is harmless."""
