@@ -149,6 +149,28 @@ async def test_a_limited_listing_makes_few_rows(tmp_path: Path, monkeypatch: pyt
     assert set(made) == {name_of(number) for number in range(3, MANY, 7)}
 
 
+async def test_a_filter_changes_no_estimate(tmp_path: Path) -> None:
+    async with a_long_queue(tmp_path) as relay:
+        of_all = {each.queue_id: each.eta_at_ns for each in await relay.operator.queue()}
+        some = await relay.operator.queue(Wanted(Filters(senders=("3@x.example",))))
+
+    assert len(some) == len(range(3, MANY, 7))
+    assert [each.eta_at_ns for each in some] == [of_all[each.queue_id] for each in some]
+
+
+async def test_a_listing_is_oldest_first_in_whatever_order_mail_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relay.control.operator.SORTED_AT_ONCE", MANY // 4)
+    async with a_long_queue(tmp_path) as relay:
+        for number in range(10):
+            relay.sender.queue.remove(name_of(number))
+        fill(relay, 0, 10)
+        listed = await relay.operator.queue()
+
+    assert [each.queue_id for each in listed] == [name_of(number) for number in range(MANY)]
+
+
 async def test_a_message_behind_the_estimate_can_be_shown(tmp_path: Path) -> None:
     async with a_long_queue(tmp_path) as relay:
         last = relay.watch.listing().message(name_of(MANY - 1), ("b@there.example",))
