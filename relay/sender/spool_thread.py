@@ -96,19 +96,26 @@ class Change(enum.Enum):
     RETRY = enum.auto()
 
 
+class _Step(enum.IntEnum):
+    """How far an ending got, in this order: where it had to wait for room, it goes on from there."""
+
+    ASKED = enum.auto()
+    NOTED = enum.auto()
+    PUBLISHED = enum.auto()
+    """Its report or warning is there, if any is owed, and the message remembers it."""
+    CALLED = enum.auto()
+    """All of it was called; only its commit is missing."""
+
+
 @dataclass(slots=True)
 class _Settlement:
-    """An ending on its way to the disk, and what of it is not to be called again once there is room."""
+    """An ending on its way to the disk."""
 
     ending: Ending
-    is_noted: bool = False
-    is_published: bool = False
-    """Its report or warning is there, if any is owed, and the message remembers it."""
+    step: _Step = _Step.ASKED
     written: Written = NOTHING_WRITTEN
     failed: SpoolFull | Absent | Corrupt | None = None
     """Why some of it could not be called the last time."""
-    is_called: bool = False
-    """All of it was called; only its commit is missing."""
 
     @property
     def queue_id(self) -> QueueId:
@@ -237,7 +244,7 @@ class SpoolThread:
 
     def _write(self, settlements: Sequence[_Settlement]) -> list[Written | BaseException]:
         """Write a batch as one group.  A fault of the disk is raised for all: any of it may be lost."""
-        self._call([each for each in settlements if not each.is_called])
+        self._call([each for each in settlements if each.step < _Step.CALLED])
         full = self._commit()
         return [each.failed or full or each.written for each in settlements]
 
@@ -282,15 +289,21 @@ class SpoolThread:
 
     def _change(self, asked: Sequence[tuple[QueueId, Change]]) -> list[BaseException | None]:
         """Carry out a batch as one group."""
+        were_held = {queue_id: self.spool.is_held(queue_id) for queue_id, _ in asked}
         results = self._change_each(asked)
-        if (full := self._commit()) is None:
-            return results
-        # What is answered as not done must not come true with the next commit.
-        undone = [each for each, result in zip(asked, results, strict=True) if result is None]
-        with contextlib.suppress(SpoolFull, Absent, Corrupt):
-            self.spool.release(*(queue_id for queue_id, change in undone if change is Change.HOLD))
-            self.spool.hold(*(queue_id for queue_id, change in undone if change is Change.RELEASE))
-        return [result or full for result in results]
+        full = self._commit()
+        answers = [result or full for result in results]
+        # What is answered as not done must not come true with the next commit or start.
+        not_done = {
+            queue_id
+            for (queue_id, _), answer in zip(asked, answers, strict=True)
+            if isinstance(answer, SpoolFull)
+        }
+        for was_held, put_back in ((False, self.spool.release), (True, self.spool.hold)):
+            if undone := [queue_id for queue_id in not_done if were_held[queue_id] is was_held]:
+                with contextlib.suppress(SpoolFull, Absent, Corrupt):
+                    put_back(*undone)
+        return answers
 
     def _change_each(self, asked: Sequence[tuple[QueueId, Change]]) -> list[BaseException | None]:
         """Call what a batch asks for; where one change fails, each for itself.  Repeating is harmless."""
@@ -312,10 +325,10 @@ class SpoolThread:
                 self.spool.postpone(queue_id, 0)
 
     def _call_together(self, asked: Sequence[_Settlement]) -> None:
-        noted = [each for each in asked if each.ending.notes and not each.is_noted]
-        self.spool.note({each.queue_id: each.ending.notes for each in noted})
-        for each in noted:
-            each.is_noted = True
+        fresh = [each for each in asked if each.step < _Step.NOTED]
+        self.spool.note({each.queue_id: each.ending.notes for each in fresh if each.ending.notes})
+        for each in fresh:
+            each.step = _Step.NOTED
         # Crash here: reasons without a mark; the recipients are tried again.
         self.spool.mark({each.queue_id: each.ending.marks for each in asked if each.ending.marks})
         # Crash here: all recipients marked; the next start publishes the report and removes the message.
@@ -323,9 +336,9 @@ class SpoolThread:
         for each in asked:
             each.failed = None
             try:
-                if not each.is_published:
+                if each.step < _Step.PUBLISHED:
                     self._publish(each)
-                    each.is_published = True
+                    each.step = _Step.PUBLISHED
             except (SpoolFull, Absent, Corrupt) as error:
                 each.failed = error
                 continue
@@ -336,8 +349,10 @@ class SpoolThread:
         # Crash here: reports queued, their messages still there; publishing again finds them.
         self.spool.finish(finished)
         for each in asked:
-            each.is_called = each.failed is None
-            if each.is_called and each.ending.replies:
+            if each.failed is not None:
+                continue
+            each.step = _Step.CALLED
+            if each.ending.replies:
                 self.spool.keep_replies(each.queue_id, each.ending.replies)
 
     def _publish(self, settlement: _Settlement) -> None:

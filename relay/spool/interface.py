@@ -490,6 +490,9 @@ class Spool(Protocol):
     def release(self, *queue_ids: QueueId) -> None:
         """Bring held messages back, durably by `commit`; the others stay so.  Raises as `hold` does."""
 
+    def is_held(self, queue_id: QueueId) -> bool:
+        """Return whether a message is set aside now; no I/O."""
+
     def account(self) -> LedgerAccount:
         """Return what another spool has to know beside the messages."""
 

@@ -17,6 +17,7 @@ from relay.mail.envelope import Envelope, QueueId
 from relay.spool.durable import RealDisk
 from relay.spool.engines import ENGINES, Engine
 from relay.spool.interface import Intake, Spool, Status
+from tests.bench.filling import accept
 
 CONTENT = b"Subject: amplification\r\n\r\n" + 127 * b"Thirty characters in this line\r\n"
 AT_ONCE = 20
@@ -30,14 +31,8 @@ def _written() -> int:
 
 
 def _accept(intake: Intake, clock: SystemClock, first: int) -> None:
-    drafts = []
-    for number in range(first, first + AT_ONCE):
-        draft = intake.draft()
-        draft.append(CONTENT)
-        drafts.append(
-            (draft, Envelope("a@here.example", (f"b{number}@there.example",), clock.wall_ns(), "", "", ""))
-        )
-    assert not any(intake.accept(drafts))
+    to = ((f"b{number}@there.example",) for number in range(first, first + AT_ONCE))
+    accept(intake, ((CONTENT, Envelope("a@here.example", each, clock.wall_ns(), "", "", "")) for each in to))
 
 
 def _end(spool: Spool, queue_ids: list[QueueId]) -> None:

@@ -23,6 +23,7 @@ from relay.spool.maildir.intake import MaildirIntake
 from relay.spool.trigger import Trigger
 from relay.telemetry.recent_past import RecentPast, past_folder
 from relay.telemetry.redaction import Redaction
+from tests.bench.filling import accept, slices
 from tests.fakes.smarthost import Smarthost
 from tests.unit.sender.in_process_relay import CONTENT, Relay, policy_of
 
@@ -39,14 +40,11 @@ def _accept(policy: Policy, count: int) -> None:
     """Do as a listener in another process does."""
     root, clock = str(policy.spool), SystemClock()
     intake, trigger = MaildirIntake(root, RealDisk(), clock), Trigger(root, RealDisk())
-    for start in range(0, count, AT_ONCE):
-        drafts = []
-        for number in range(start, min(count, start + AT_ONCE)):
-            draft = intake.draft()
-            draft.append(CONTENT)
-            to = (f"b{number}@there.example",)
-            drafts.append((draft, Envelope("a@here.example", to, clock.wall_ns(), "", "", "")))
-        assert not any(intake.accept(drafts))
+    for numbers in slices(count, AT_ONCE):
+        to = ((f"b{number}@there.example",) for number in numbers)
+        accept(
+            intake, ((CONTENT, Envelope("a@here.example", each, clock.wall_ns(), "", "", "")) for each in to)
+        )
         trigger.pull()
     trigger.close()
 

@@ -1,15 +1,12 @@
 """What looks at a long queue cost: `python -m tests.bench.looks [MESSAGES …] [--only WORD]`.
 
 The queue is filled in memory, behind a limit that is full; HTTP, control socket and commands are the
-real ones.  A watchdog prints, beside how long each took, how late a timer of the loop came at worst: so
-long did the loop serve nothing else; and how much processor time its thread took meanwhile, which other
-programs of a busy machine do not lengthen.  The collector of garbage is watched too.  The messages have no
-files, so verbs that change them are measured by `tests.bench.long_queue`.
+real ones.  What is printed of each is told in `tests.bench.stalls`.  The messages have no files, so verbs
+that change them are measured by `tests.bench.long_queue`.
 """
 
 import argparse
 import asyncio
-import gc
 import sys
 import tempfile
 import time
@@ -30,64 +27,21 @@ from relay.status.http import StatusServer
 from relay.status.snapshot import Condition
 from relay.telemetry.listener_counts import ListenerCounts
 from relay.verdicts.operator_pause import PauseAsked
+from tests.bench.stalls import measured
 from tests.fakes.smarthost import Smarthost
 from tests.unit.sender.in_process_relay import Relay
 
 SIZES = (5_000, 100_000, 1_000_000)
 AT_ONCE = 500
 SENDERS = 50
-TICK_SECONDS = 0.001
 LANES = 'lanes: {fast: {sender: "@fast.example", share: 60}, default: {share: 40}}'
 ROUTES = 'routes: [{sender: "1@here.example", upstreams: [other]}, {upstreams: [isp, other]}]'
 _GREYLISTED = WaitReason("451 4.7.1 come back later", WaitKind.REFUSAL, "4.7.1")
 
 
-class _Watchdog:
-    """Knows by how much a timer of the loop was late at worst, and the most that its thread did meanwhile."""
-
-    def __init__(self) -> None:
-        self.longest_seconds = self.busiest_seconds = 0.0
-        self.collected_seconds = 0.0
-        self._began = 0.0
-        gc.callbacks.append(self._collects)
-
-    async def watch(self) -> None:
-        while True:
-            due, worked = time.monotonic() + TICK_SECONDS, time.thread_time()
-            await asyncio.sleep(TICK_SECONDS)
-            self.longest_seconds = max(self.longest_seconds, time.monotonic() - due)
-            self.busiest_seconds = max(self.busiest_seconds, time.thread_time() - worked)
-
-    def _collects(self, phase: str, _about: dict[str, int]) -> None:
-        if phase == "start":
-            self._began = time.monotonic()
-        else:
-            self.collected_seconds = max(self.collected_seconds, time.monotonic() - self._began)
-
-    def end(self) -> None:
-        gc.callbacks.remove(self._collects)
-
-
 async def _measured(name: str, asked: Callable[[], Awaitable[Any]]) -> None:
-    if (only := _arguments().only) and only not in name:
-        return
-    dog = _Watchdog()
-    watching = asyncio.create_task(dog.watch())
-    await asyncio.sleep(2 * TICK_SECONDS)
-    began = time.monotonic()
-    told = await asked()
-    took_seconds = time.monotonic() - began
-    # What the loop still does because of it counts too.
-    await asyncio.sleep(0.2)
-    watching.cancel()
-    dog.end()
-    stalls = (dog.longest_seconds, dog.busiest_seconds, dog.collected_seconds)
-    longest, busiest, collected = (f"{1000 * seconds:.1f} ms" for seconds in stalls)
-    sys.stdout.write(
-        f"  {name:48} {took_seconds:8.2f} s, longest stall {longest:>9}, of work {busiest:>9}, "
-        f"collector {collected:>9}{f', {told}' if isinstance(told, str) else ''}\n"
-    )
-    sys.stdout.flush()
+    if (only := _arguments().only) is None or only in name:
+        await measured(name, asked)
 
 
 def _policy(folder: Path, port: int, limit: str = "{messages: 1, per: 24h}", rest: str = "") -> Policy:

@@ -34,6 +34,7 @@ from relay.spool.durable import RealDisk
 from relay.spool.identity import Identities
 from relay.spool.interface import Message, Status
 from relay.spool.maildir.intake import MaildirIntake, prepare
+from tests.bench.filling import accept, slices
 from tests.unit.sender.in_process_relay import Relay, policy_of
 
 AT_ONCE = 500
@@ -71,14 +72,13 @@ def _fill(spool: str, count: int) -> None:
     prepare(spool, RealDisk())
     clock = SystemClock()
     intake = MaildirIntake(spool, RealDisk(), clock)
-    for start in range(0, count, AT_ONCE):
-        drafts = []
-        for number in range(start, min(count, start + AT_ONCE)):
-            draft = intake.draft()
-            content = f"From: a@here.example\r\nMessage-ID: {_message_id(number)}\r\n\r\n"
-            draft.append(content.encode() + b"x" * (number % 997) + b"\r\n")
-            drafts.append((draft, _envelope(number, clock.wall_ns())))
-        assert not any(intake.accept(drafts))
+    for numbers in slices(count, AT_ONCE):
+        accept(intake, ((_content(number), _envelope(number, clock.wall_ns())) for number in numbers))
+
+
+def _content(number: int) -> bytes:
+    header = f"From: a@here.example\r\nMessage-ID: {_message_id(number)}\r\n\r\n"
+    return header.encode() + b"x" * (number % 997) + b"\r\n"
 
 
 def _resident_bytes() -> int:

@@ -31,6 +31,7 @@ from relay.spool.maildir import message_file
 from relay.spool.maildir.intake import prepare
 from relay.spool.maildir.layout import Layout
 from relay.spool.maildir.ledger_file import LedgerFile
+from tests.bench.filling import accept, slices
 from tests.fakes.smarthost import Smarthost
 from tests.proofs.peers.waiting import free_port
 
@@ -61,10 +62,8 @@ def fill(spool: Path, count: int) -> None:
     ledger = LedgerFile(layout, disk)
     ledger.rewrite()
     identities = Identities(clock, os.urandom)
-    for start in range(0, count, AT_ONCE):
-        some = range(start, min(count, start + AT_ONCE))
-        entered = [(_queue(layout, identities.next_id(), number), 1) for number in some]
-        ledger.enter(entered)
+    for numbers in slices(count, AT_ONCE):
+        ledger.enter([(_queue(layout, identities.next_id(), number), 1) for number in numbers])
     ledger.close()
 
 
@@ -76,13 +75,8 @@ def fill_by_intake(spool: Path, count: int, engine: Engine) -> None:
         pass
     engine.prepare(root, disk)
     intake = engine.intake(root, disk, clock)
-    for start in range(0, count, IN_A_GROUP):
-        drafts = []
-        for number in range(start, min(count, start + IN_A_GROUP)):
-            draft = intake.draft()
-            draft.append(CONTENT)
-            drafts.append((draft, _envelope(number)))
-        assert not any(intake.accept(drafts))
+    for numbers in slices(count, IN_A_GROUP):
+        accept(intake, ((CONTENT, _envelope(number)) for number in numbers))
         sender.take(IN_A_GROUP)
         sender.commit()
     sender.close()

@@ -525,6 +525,9 @@ class LogSpool:
         if lost is not None:
             raise lost
 
+    def is_held(self, queue_id: QueueId) -> bool:
+        return self._queued.is_held(queue_id)
+
     def account(self) -> LedgerAccount:
         return said.account_of(self._queued.account, self._queued.facts)
 

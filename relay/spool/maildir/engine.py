@@ -297,6 +297,9 @@ class MaildirSpool:
     def release(self, *queue_ids: QueueId) -> None:
         self._move([(q, self._layout.held(q), self._layout.queued(q)) for q in queue_ids])
 
+    def is_held(self, queue_id: QueueId) -> bool:
+        return queue_id in self._held
+
     def account(self) -> LedgerAccount:
         return self._ledger.account
 

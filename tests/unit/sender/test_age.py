@@ -157,3 +157,28 @@ async def test_a_record_of_the_boots_stays_where_it_is_over_a_restart(tmp_path: 
         assert not list((policy.spool / "corrupt").iterdir())
         assert Inspector(str(policy.spool), RealDisk()).inspect().findings == []
         assert len(BOOTS_FORMAT.parse(boots_path(policy).read_bytes()).stretches) == 1
+
+
+async def test_a_boot_of_no_record_is_remembered_while_it_has_mail(tmp_path: Path) -> None:
+    """Else its mail would be met anew, and young, after each reboot."""
+    clock, policy = FakeClock(), policy_of(tmp_path, 1)
+
+    async def met_by_a_start() -> set[str]:
+        relay = Relay(policy, clock=clock)
+        await relay.sender.read()
+        await relay.sender.stop()
+        relay.trigger.close()
+        return set(BOOTS_FORMAT.parse(boots_path(policy).read_bytes()).met_at_ns)
+
+    boot_id = clock.boot_id()
+    async with Relay(policy, clock=clock) as relay:
+        queue_id = relay.accept()
+    boots_path(policy).unlink(missing_ok=True)
+    clock.reboot()
+    assert await met_by_a_start() == {boot_id}
+    assert await met_by_a_start() == {boot_id}
+
+    async with Relay(policy, clock=clock) as relay:
+        await relay.operator.act("delete", [queue_id])
+        relay.accept()
+    assert await met_by_a_start() == set()

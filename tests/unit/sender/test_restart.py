@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -174,6 +175,44 @@ async def test_an_edit_in_the_middle_sorts_what_is_read_after_it(tmp_path: Path)
         await relay.until(lambda: not relay.sender.is_reading)
         (last,) = relay.sender.queue.parts(ids[-1])
         assert last.lane == "last"
+
+
+class TellingDisk(SlowDisk):
+    """One that tells when a file is read again, which the start read before by other rules."""
+
+    def __init__(self, queue_id: QueueId, on_again: Callable[[], None]) -> None:
+        super().__init__()
+        self._path_end, self._on_again = f"/{queue_id}", on_again
+        self._opened = 0
+
+    def open_update(self, path: str) -> int:
+        if "/cur/" in path and path.endswith(self._path_end):
+            self._opened += 1
+            if self._opened == 2:
+                self._on_again()
+        return super().open_update(path)
+
+
+async def test_an_edit_while_another_one_is_gone_by_counts(tmp_path: Path) -> None:
+    policy, loop = policy_of(tmp_path, 9), asyncio.get_running_loop()
+    ids = await _with_queue(policy)
+    first, second = (
+        policy_of(tmp_path, 9, rest=f'lanes: {{{name}: {{sender: "a@here.example"}}, default: {{}}}}')
+        for name in ("first", "second")
+    )
+    edits: list[None] = []
+
+    def edit() -> None:
+        edited = asyncio.run_coroutine_threadsafe(relay.sender.apply(second), loop)
+        edits.append(edited.result(PATIENCE_SECONDS))
+
+    disk = TellingDisk(ids[BATCH], edit)
+    async with Relay(policy, disk) as relay:
+        await relay.sender.apply(first)
+        disk.let_go()
+        await relay.until(lambda: not relay.sender.is_reading)
+        await relay.until(lambda: all(each.lane == "second" for each in relay.sender.queue))
+        assert len(edits) == 1
 
 
 async def test_a_pause_holds_what_is_read_after_it_was_recalled(tmp_path: Path) -> None:

@@ -380,28 +380,43 @@ async def test_a_change_that_cannot_be_made_fails_alone() -> None:
     assert (await room.loaded()).is_held
 
 
-@pytest.mark.parametrize("change", [Change.HOLD, Change.RELEASE])
-async def test_a_change_without_room_does_not_come_true_later(change: Change) -> None:
+@pytest.mark.parametrize("was_held", [False, True])
+@pytest.mark.parametrize("changes", [(Change.HOLD,), (Change.RELEASE,), (Change.HOLD, Change.RELEASE)])
+async def test_a_change_without_room_does_not_come_true_later(
+    changes: Sequence[Change], *, was_held: bool
+) -> None:
     disk, clock = prepared(), FakeClock()
     spool = CommittedOnly(MAILDIR.root, disk, clock, lambda *_told: None)
     recover(spool)
     queue_id = accept(MAILDIR.listener(disk.another(), clock, random.Random(1).randbytes))
     spool.take(9)
     spool_thread = SpoolThread(spool, Reporter("relay.test"), lambda full: pytest.fail(str(full)))
-    if change is Change.RELEASE:
+    if was_held:
         await spool_thread.change(queue_id, Change.HOLD)
 
     spool.commits_without_room = 1
-    with pytest.raises(SpoolFull):
-        await spool_thread.change(queue_id, change)
+    asked = [spool_thread.change(queue_id, change) for change in changes]
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [SpoolFull] * len(changes)
     await spool_thread.change(queue_id, Change.RETRY)
 
     (message,) = await spool_thread.load([queue_id])
     assert isinstance(message, Message)
-    assert message.is_held is (change is Change.RELEASE)
+    assert message.is_held is was_held
     spool_thread.close()
     (entry,) = recover(MAILDIR.sender(disk.another(), clock, lambda *_told: None)).entries
-    assert entry.is_held is (change is Change.RELEASE)
+    assert entry.is_held is was_held
+
+
+async def test_a_hold_that_could_not_be_synced_is_undone() -> None:
+    """Its operator hears that there is no room; so the next start must not find it held."""
+    room = Room()
+    syncs = frozenset({"sync_directory"})
+    room.disk.fail(Fault(1, errno.ENOSPC, forever=True, kinds=syncs, path="/hold"))
+    with pytest.raises(SpoolFull):
+        await room.spool_thread.change(room.queue_id, Change.HOLD)
+
+    assert not (await room.loaded()).is_held
 
 
 async def test_what_was_just_taken_is_not_read_again() -> None:

@@ -263,9 +263,9 @@ class Conformance(HandingOver, ReadingOn):
         taken(spool)
         for is_held, change in ((True, spool.hold), (False, spool.release), (True, spool.hold)):
             change(queue_id)
-            assert spool.load(queue_id).is_held == is_held
+            assert spool.load(queue_id).is_held == spool.is_held(queue_id) == is_held
             change(queue_id)
-            assert spool.load(queue_id).is_held == is_held
+            assert spool.load(queue_id).is_held == spool.is_held(queue_id) == is_held
 
         spool.commit()
         spool.close()

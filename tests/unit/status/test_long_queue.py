@@ -18,6 +18,8 @@ from relay.status.filters import Filters, Wanted
 from relay.status.pace import Load, Pace
 from relay.status.snapshot import MessageView
 from relay.status.watch import FORETOLD, Listing
+from relay.throttle.gauge import Limited
+from relay.throttle.limit import Unit
 from tests.fakes.clock import FakeClock
 from tests.unit.sender.in_process_relay import Relay, policy_of
 
@@ -147,6 +149,28 @@ async def test_a_limited_listing_makes_few_rows(tmp_path: Path, monkeypatch: pyt
     assert set(made) == {name_of(number) for number in range(3, MANY, 7)}
 
 
+async def test_a_filter_changes_no_estimate(tmp_path: Path) -> None:
+    async with a_long_queue(tmp_path) as relay:
+        of_all = {each.queue_id: each.eta_at_ns for each in await relay.operator.queue()}
+        some = await relay.operator.queue(Wanted(Filters(senders=("3@x.example",))))
+
+    assert len(some) == len(range(3, MANY, 7))
+    assert [each.eta_at_ns for each in some] == [of_all[each.queue_id] for each in some]
+
+
+async def test_a_listing_is_oldest_first_in_whatever_order_mail_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relay.control.operator.SORTED_AT_ONCE", MANY // 4)
+    async with a_long_queue(tmp_path) as relay:
+        for number in range(10):
+            relay.sender.queue.remove(name_of(number))
+        fill(relay, 0, 10)
+        listed = await relay.operator.queue()
+
+    assert [each.queue_id for each in listed] == [name_of(number) for number in range(MANY)]
+
+
 async def test_a_message_behind_the_estimate_can_be_shown(tmp_path: Path) -> None:
     async with a_long_queue(tmp_path) as relay:
         last = relay.watch.listing().message(name_of(MANY - 1), ("b@there.example",))
@@ -162,6 +186,28 @@ def test_the_pace_goes_on_from_where_the_estimate_ended() -> None:
     slow = Pace(Outlook(1000, connections=2, transaction_ns=10), Load(messages=4), 5000)
 
     assert [slow.at_ns(Load(messages=count)) for count in (0, 1, 10)] == [5000, 5005, 5050]
+
+
+@pytest.mark.parametrize(
+    ("unit", "slow"),
+    [
+        ("messages", Load(messages=20)),
+        ("recipients", Load(messages=1, recipients=20)),
+        ("bytes", Load(messages=1, size_bytes=20)),
+    ],
+)
+def test_what_a_limit_has_room_for_goes_by_connections(unit: Unit, slow: Load) -> None:
+    pace = Pace(Outlook(1000, (Limited("ten", unit, 10, 600),), transaction_ns=1), Load(), 1000)
+
+    assert pace.at_ns(Load(messages=5, recipients=5, size_bytes=5)) == 1005
+    # Twenty where there is room for ten: ten more at ten in 600.
+    assert pace.at_ns(slow) == 1600
+
+
+def test_a_limit_of_each_sender_sets_no_pace_for_all() -> None:
+    each = Limited("one each", "messages", 1, 600, for_each="sender")
+
+    assert Pace(Outlook(1000, (each,), transaction_ns=1), Load(), 1000).at_ns(Load(messages=20)) == 1020
 
 
 def test_a_look_in_front_of_a_line_takes_what_goes_first() -> None:
