@@ -145,7 +145,9 @@ class LogSpool:
             self._segments, self._queued, numbers, on_damage=self._meet_damage, on_step=on_step, own=own
         )
         self._journal.go_on(*end, max(numbers, default=0))
-        abandoned += self._remove_orphans(whole)
+        abandoned += self._remove_orphans(
+            whole, is_all_there=self._damages == 0 and self._aside.moved == moved
+        )
         self._end_suspects()
         removed = self._forget_what_was_removed()
         held = resumed = finished = 0
@@ -297,17 +299,17 @@ class LogSpool:
             self._call(New(said.TOLD, opened.queue_id, said.encode_told(owed.indices)))
             opened.reported.update(owed.indices)
 
-    def _remove_orphans(self, whole: Sequence[QueueId]) -> int:
+    def _remove_orphans(self, whole: Sequence[QueueId], *, is_all_there: bool) -> int:
         """Remove long content without a record: nobody was promised it, or its message ended."""
+        if self._aside.stuck or not self._streams.are_read or any(s.is_pinned for _, s in self._segments):
+            return 0  # its record may be what cannot be read now; the next start looks again
         removed = 0
         for queue_id in whole:
             if queue_id in self._queued.places:
                 continue
             path = self._layout.content(queue_id)
-            if any(segment.is_pinned for _, segment in self._segments):
-                continue  # its record may be what the disk does not give now
-            if self._damages:
-                # Its record may be what is damaged.
+            if not is_all_there:
+                # Its record may be what is damaged, or was set aside with its segment.
                 self._aside.move(path, "content whose record is not there")
                 continue
             with contextlib.suppress(FileNotFoundError):

@@ -98,6 +98,11 @@ class Streams:
             self._let_go(stream)
 
     @property
+    def are_read(self) -> bool:
+        """Whether of each stream with segments something was read: else what it announces could not be."""
+        return all(each.is_over or each.read or not each.highest for each in self._streams.values())
+
+    @property
     def waiting(self) -> int:
         """Return how many messages were accepted and not taken, as far as their streams say."""
         self._refresh()

@@ -1,13 +1,17 @@
 """Mail of a log that ended is not relayed again, and mail that was accepted is not removed by a start."""
 
-from relay.spool.log.layout import SegmentName
+from pathlib import Path
+
+from relay.spool.log.intake import LogIntake
+from relay.spool.log.layout import SegmentName, stream_of
 from relay.spool.log.segments import Segments, place_of
 from tests.unit.spool.engine import accept, again, recovered, taken
-from tests.unit.spool.log_engine import log_on_the_model
+from tests.unit.spool.log_engine import log_on_the_kernel, log_on_the_model
 from tests.unit.spool.recovering import recover
 from tests.unit.spool.test_log_attacked import end
-from tests.unit.spool.test_log_damage import drop_summaries
+from tests.unit.spool.test_log_damage import drop_summaries, model_of
 from tests.unit.spool.test_log_intake import listener
+from tests.unit.spool.test_log_refusals import LONG
 
 
 def test_what_ended_before_a_summary_is_not_back_without_it() -> None:
@@ -45,3 +49,36 @@ def test_an_end_outlives_each_copy_while_the_first_place_is_there() -> None:
     assert there[second].live_bytes > 0
     there.remove([kept])
     assert there[second].live_bytes == there[third].live_bytes == 0
+
+
+def test_content_stays_while_its_listener_cannot_be_heard() -> None:
+    engine = log_on_the_model()
+    recovered(engine).close()
+    intake, _ = listener(engine)
+    queue_id = accept(intake, content=LONG)
+    (lock,) = [name for name in engine.names("log") if stream_of(name)]
+    path = f"{engine.layout.log}/{lock}"
+    said = model_of(engine).peek(path)
+    # As it is seen while it is written.
+    model_of(engine).poke(path, said[:-1] + b"?")
+    spool = engine.start()
+    recover(spool)
+    assert engine.names("long") == [queue_id]
+    model_of(engine).poke(path, said)
+    assert taken(spool) == [queue_id]
+    assert sum(map(len, spool.content(queue_id))) == len(LONG)
+
+
+def test_content_stays_while_the_segment_of_its_record_is_set_aside(tmp_path: Path) -> None:
+    engine = log_on_the_kernel(tmp_path)
+    recovered(engine).close()
+    intake = LogIntake(engine.root, engine.disk, engine.clock)
+    queue_id = accept(intake, content=LONG)
+    intake.close()
+    (path,) = [path for path in engine.segments() if "sender" not in path]
+    Path(path).chmod(0o666)
+    spool = engine.start()
+    recover(spool)
+    assert engine.names("long") == []
+    assert queue_id in engine.names("corrupt")
+    spool.close()
