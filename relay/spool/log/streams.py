@@ -160,7 +160,9 @@ class Streams:
         dead: list[Stream] = []
         held = sum(each.is_dead and each.lock_fd is not None for each in self._streams.values())
         for stream in self._streams.values():
-            if stream.is_dead or stream.is_over or held == _MOST_HELD or not self._has_died(stream):
+            if stream.is_dead or stream.is_over or (held == _MOST_HELD and not stream.highest):
+                continue
+            if not self._has_died(stream):
                 continue
             dead.append(stream)
             if stream.highest:
