@@ -353,26 +353,24 @@ class LogSpool:
         if self._reports:
             self.commit()
         taken: list[Opened] = []
-        for queue_id in self._some_of(self._reports, most):
-            with contextlib.suppress(Absent, Corrupt):
-                taken.append(self._read(queue_id, sorter=sorter))
-        for queue_id in self._some_of(self._unread, most - len(taken)):
-            opened = self._read_if_it_can_be(queue_id, sorter)
-            taken += [] if opened is None else [opened]
-        with faults("log"):
-            records = self._streams.take(most - len(taken))
+        try:
+            with faults("log"):
+                for waiting in (self._reports, self._unread):
+                    while waiting and len(taken) < most:
+                        opened = self._read_if_it_can_be(waiting[0], sorter)
+                        del waiting[0]
+                        taken += [] if opened is None else [opened]
+                records = self._streams.take(most - len(taken))
+        except SpoolFull:
+            if not taken:
+                raise
+            records = []
         self._end_suspects()
         taken += self._opened(records, sorter)
         for opened in taken:
             self._memory.keep(opened)
         self._summaries.write_some()
         return [opened.entry(is_held=self._queued.is_held(opened.queue_id)) for opened in taken]
-
-    @staticmethod
-    def _some_of(waiting: list[QueueId], most: int) -> list[QueueId]:
-        some = waiting[: max(0, most)]
-        del waiting[: len(some)]
-        return some
 
     def _opened(self, records: Sequence[Record], sorter: Sorter | None) -> list[Opened]:
         taken = []

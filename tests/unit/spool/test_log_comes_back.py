@@ -1,17 +1,24 @@
 """Mail of a log that ended is not relayed again, and mail that was accepted is not removed by a start."""
 
+import errno
 from pathlib import Path
 
+import pytest
+
+from relay.spool.identity import warning_id
+from relay.spool.interface import SpoolFull
+from relay.spool.log import segments
 from relay.spool.log.intake import LogIntake
 from relay.spool.log.layout import SegmentName, stream_of
 from relay.spool.log.segments import Segments, place_of
-from tests.unit.spool.engine import accept, again, recovered, taken
+from tests.fakes.disk import Fault
+from tests.unit.spool.engine import CONTENT, ENVELOPE, accept, again, recovered, taken
 from tests.unit.spool.log_engine import log_on_the_kernel, log_on_the_model
 from tests.unit.spool.recovering import recover
 from tests.unit.spool.test_log_attacked import end
 from tests.unit.spool.test_log_damage import drop_summaries, model_of
 from tests.unit.spool.test_log_intake import listener
-from tests.unit.spool.test_log_refusals import LONG
+from tests.unit.spool.test_log_refusals import LONG, sender
 
 
 def test_what_ended_before_a_summary_is_not_back_without_it() -> None:
@@ -82,3 +89,22 @@ def test_content_stays_while_the_segment_of_its_record_is_set_aside(tmp_path: Pa
     assert engine.names("long") == []
     assert queue_id in engine.names("corrupt")
     spool.close()
+
+
+def test_a_report_that_needs_a_descriptor_is_taken_once_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 1)
+    engine = log_on_the_model()
+    spool, view = sender(engine)
+    reports = [warning_id(accept(engine.intake())) for _ in range(2)]
+    waiting = taken(spool)
+    for own in reports:
+        assert spool.publish_report(own, ENVELOPE, CONTENT)
+        spool.commit()
+    # Of the first one the segment can be opened.
+    view.fail(Fault(2, errno.EMFILE, kinds=frozenset({"open"}), path="sender.", forever=True))
+    assert taken(spool) == reports[:1]
+    with pytest.raises(SpoolFull):
+        spool.take(5)
+    view.heal()
+    assert taken(spool) == reports[1:]
+    assert len(waiting) == 2
