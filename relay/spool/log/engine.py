@@ -45,6 +45,7 @@ from relay.spool.log.message import Messages
 from relay.spool.log.record import INLINE, MESSAGE, New, Record
 from relay.spool.log.segments import Segments, handle_of, length_of, offset_of, place_of
 from relay.spool.log.stream_reader import Damage
+from relay.spool.log.stream_writer import StreamWriter
 from relay.spool.log.streams import Streams
 from relay.spool.log.summaries import Summaries
 from relay.spool.log.summary import Row, Summary, Told
@@ -85,17 +86,13 @@ class LogSpool:
         self._reserve.keep()
         self._long = content.LongContent(disk, self._layout)
         self._messages = Messages(disk, self._layout)
-        self._segments = Segments(disk, self._layout)
-        self._queued = LogIndex(self._segments)
-        self._journal = Journal(disk, self._layout, self._segments, self._queued)
         self._begin()
 
-    def _begin(self) -> None:
-        """Know nothing yet of what is on the disk."""
-        self._segments.close()
+    def _begin(self, writer: StreamWriter | None = None) -> None:
+        """Know nothing yet of what is on the disk, but which segment we write."""
         self._segments = Segments(self._disk, self._layout)
         self._queued = LogIndex(self._segments)
-        self._journal.start_over(self._segments, self._queued)
+        self._journal = Journal(self._disk, self._layout, self._segments, self._queued, writer)
         self._summaries = Summaries(self._disk, self._layout, self._segments, self._queued)
         self._streams = Streams(
             self._disk,
@@ -129,7 +126,8 @@ class LogSpool:
     ) -> Generator[list[Entry], None, Recovery]:
         self.commit()
         self._streams.close()
-        self._begin()
+        self._segments.close()
+        self._begin(self._journal.writer)
         self._aside.stuck.clear()
         moved = self._aside.moved
         quarantine.clear_the_way(self._disk, self._layout.root, self._aside, {})
@@ -336,7 +334,6 @@ class LogSpool:
         if not self._journal.has_pending:
             return
         self._journal.commit()
-        self._said_of.clear()
         for queue_id in self._long_ended:
             self._long.remove(queue_id)
         self._long_ended.clear()
