@@ -8,6 +8,7 @@ import pytest
 from relay.spool.identity import warning_id
 from relay.spool.interface import SpoolFull
 from relay.spool.log import segments
+from relay.spool.log.engine import LogSpool
 from relay.spool.log.intake import LogIntake
 from relay.spool.log.layout import SegmentName, stream_of
 from relay.spool.log.segments import Segments, place_of
@@ -108,3 +109,21 @@ def test_a_report_that_needs_a_descriptor_is_taken_once_there_is_one(monkeypatch
     view.heal()
     assert taken(spool) == reports[1:]
     assert len(waiting) == 2
+
+
+def test_a_start_without_room_to_tidy_up_comes_to_its_end() -> None:
+    engine = log_on_the_model()
+    spool, (intake, listeners) = recovered(engine), listener(engine)
+    queue_id = accept(intake)
+    taken(spool)
+    end(spool, queue_id)
+    listeners.die()
+    spool.close()
+    view = model_of(engine).another()
+    spool = LogSpool(engine.root, view, engine.clock)
+    view.fail(Fault(1, errno.ENOSPC, kinds=frozenset({"unlink"}), path=".0000", forever=True))
+    assert recover(spool).entries == ()
+    view.heal()
+    spool.close()
+    recover(engine.start())
+    assert not engine.segments()
