@@ -9,7 +9,7 @@ replacing       puts one file in the place of another; batched_sync: files that 
 What all engines share:
 identity        queue ids, those of reports too
 ledger          what came in and what became of it
-lock, trigger   who may send, and how a listener wakes that process
+lock, trigger   a spool's root and who may send, and how a listener wakes that process
 headroom        what new mail leaves free, and the reserve for a full disk
 os_errors       what an error of the kernel is about
 kept_format     how a small record is kept over a restart

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 from relay.clock import Clock
 from relay.policy.model import Policy, SpoolEngine
-from relay.spool.durable import Disk, opened
+from relay.spool.durable import Disk
 from relay.spool.finding import STOPS_THE_START, Finding, Inspection
 from relay.spool.interface import Intake, Spool
+from relay.spool.lock import format_of
 from relay.spool.log import layout as log_layout
 from relay.spool.log.engine import LogSpool
 from relay.spool.log.inspection import LogInspector
@@ -124,17 +125,11 @@ def _between_engines(root: str, disk: Disk, found: str, wanted: str) -> Iterator
 
 def engine_of(root: str, disk: Disk) -> str | None:
     """Return whose spool is in a folder; None where there is none yet.  Raises OSError, ValueError."""
-    path = f"{root}/format"
-    try:
-        if disk.length(path) is None:
-            return None
-    except FileNotFoundError:
+    if (found := format_of(root, disk)) is None:
         return None
-    with opened(disk, disk.open_read(path)) as fd:
-        found = disk.pread(fd, 256, 0)
     names = [name for name, engine in ENGINES.items() if engine.format == found]
     if not names:
-        raise ValueError(f"{path} says {found[:60]!r}, which this version does not know")
+        raise ValueError(f"{root}/format says {found[:60]!r}, which this version does not know")
     return names[0]
 
 

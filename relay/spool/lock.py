@@ -1,14 +1,51 @@
-"""The lock of the one sender: whoever holds it may send, and change what is queued.
+"""The root of a spool, alike for every engine: its format, its folders, and the lock of the one sender.
 
-Guarantees: a dying process gives it back (flock).  Whoever finds it taken is told the holder's process.
+Guarantees: nothing is made in the spool of another engine.  Only the holder of the lock may send, and change
+what is queued; a dying process gives it back (flock).  Whoever finds it taken is told the holder's process.
 """
 
 import contextlib
 import os
+from collections.abc import Sequence
 from typing import cast
 
-from relay.spool.durable import Disk, opened
+from relay.spool.durable import Disk, opened, sync_above
 from relay.spool.interface import SpoolBusy
+from relay.spool.replacing import put_in_place
+
+
+def format_of(root: str, disk: Disk) -> bytes | None:
+    """Return what a spool's `format` says; None where there is no spool yet.  Raises OSError."""
+    path = f"{root}/format"
+    try:
+        if disk.length(path) is None:
+            return None
+    except FileNotFoundError:
+        return None  # nor is the folder that it lies in
+    with opened(disk, disk.open_read(path)) as fd:
+        return disk.pread(fd, 256, 0)
+
+
+def prepare_root(root: str, disk: Disk, form: bytes, folders: Sequence[str]) -> None:
+    """Create a spool's folders, the outer ones first, and then its `format`.
+
+    Raises OSError, and ValueError for a spool of another format or version.
+    """
+    path = f"{root}/format"
+    # Before any folder: none of ours is made in the spool of another engine.
+    if (found := format_of(root, disk)) not in (None, form):
+        raise ValueError(f"{path} says {found[:60]!r}, and not {form!r}: this engine does not know it")
+    for folder in folders:
+        disk.make_directory(folder)
+    # Who made them may have been killed before their names were durable.
+    for above in sorted({folder.rpartition("/")[0] for folder in folders if folder != root}, reverse=True):
+        disk.sync_directory(above)
+    sync_above(disk, root)
+    if found is None:
+        # Several may start at once: each writes its own file, and whose name comes last does not matter.
+        # Crash here: folders without a format, or a file more that nobody looks at.
+        with opened(disk, put_in_place(disk, path, form, draft=f"{path}.{os.getpid()}")):
+            pass
 
 
 def take_lock(root: str, disk: Disk) -> int:

@@ -45,6 +45,7 @@ from relay.spool.log.message import Messages
 from relay.spool.log.record import INLINE, MESSAGE, New, Record
 from relay.spool.log.segments import Segments, handle_of, length_of, offset_of, place_of
 from relay.spool.log.stream_reader import Damage
+from relay.spool.log.stream_writer import StreamWriter
 from relay.spool.log.streams import Streams
 from relay.spool.log.summaries import Summaries
 from relay.spool.log.summary import Row, Summary, Told
@@ -85,17 +86,13 @@ class LogSpool:
         self._reserve.keep()
         self._long = content.LongContent(disk, self._layout)
         self._messages = Messages(disk, self._layout)
-        self._segments = Segments(disk, self._layout)
-        self._queued = LogIndex(self._segments)
-        self._journal = Journal(disk, self._layout, self._segments, self._queued)
         self._begin()
 
-    def _begin(self) -> None:
-        """Know nothing yet of what is on the disk."""
-        self._segments.close()
+    def _begin(self, writer: StreamWriter | None = None) -> None:
+        """Know nothing yet of what is on the disk, but which segment we write."""
         self._segments = Segments(self._disk, self._layout)
         self._queued = LogIndex(self._segments)
-        self._journal.start_over(self._segments, self._queued)
+        self._journal = Journal(self._disk, self._layout, self._segments, self._queued, writer)
         self._summaries = Summaries(self._disk, self._layout, self._segments, self._queued)
         self._streams = Streams(
             self._disk,
@@ -129,7 +126,8 @@ class LogSpool:
     ) -> Generator[list[Entry], None, Recovery]:
         self.commit()
         self._streams.close()
-        self._begin()
+        self._segments.close()
+        self._begin(self._journal.writer)
         self._aside.stuck.clear()
         moved = self._aside.moved
         quarantine.clear_the_way(self._disk, self._layout.root, self._aside, {})
@@ -145,7 +143,9 @@ class LogSpool:
             self._segments, self._queued, numbers, on_damage=self._meet_damage, on_step=on_step, own=own
         )
         self._journal.go_on(*end, max(numbers, default=0))
-        abandoned += self._remove_orphans(whole)
+        abandoned += self._remove_orphans(
+            whole, is_all_there=self._damages == 0 and self._aside.moved == moved
+        )
         self._end_suspects()
         removed = self._forget_what_was_removed()
         held = resumed = finished = 0
@@ -297,17 +297,17 @@ class LogSpool:
             self._call(New(said.TOLD, opened.queue_id, said.encode_told(owed.indices)))
             opened.reported.update(owed.indices)
 
-    def _remove_orphans(self, whole: Sequence[QueueId]) -> int:
+    def _remove_orphans(self, whole: Sequence[QueueId], *, is_all_there: bool) -> int:
         """Remove long content without a record: nobody was promised it, or its message ended."""
+        if self._aside.stuck or not self._streams.are_read or any(s.is_pinned for _, s in self._segments):
+            return 0  # its record may be what cannot be read now; the next start looks again
         removed = 0
         for queue_id in whole:
             if queue_id in self._queued.places:
                 continue
             path = self._layout.content(queue_id)
-            if any(segment.is_pinned for _, segment in self._segments):
-                continue  # its record may be what the disk does not give now
-            if self._damages:
-                # Its record may be what is damaged.
+            if not is_all_there:
+                # Its record may be what is damaged, or was set aside with its segment.
                 self._aside.move(path, "content whose record is not there")
                 continue
             with contextlib.suppress(FileNotFoundError):
@@ -334,7 +334,6 @@ class LogSpool:
         if not self._journal.has_pending:
             return
         self._journal.commit()
-        self._said_of.clear()
         for queue_id in self._long_ended:
             self._long.remove(queue_id)
         self._long_ended.clear()
@@ -351,26 +350,24 @@ class LogSpool:
         if self._reports:
             self.commit()
         taken: list[Opened] = []
-        for queue_id in self._some_of(self._reports, most):
-            with contextlib.suppress(Absent, Corrupt):
-                taken.append(self._read(queue_id, sorter=sorter))
-        for queue_id in self._some_of(self._unread, most - len(taken)):
-            opened = self._read_if_it_can_be(queue_id, sorter)
-            taken += [] if opened is None else [opened]
-        with faults("log"):
-            records = self._streams.take(most - len(taken))
+        try:
+            with faults("log"):
+                for waiting in (self._reports, self._unread):
+                    while waiting and len(taken) < most:
+                        opened = self._read_if_it_can_be(waiting[0], sorter)
+                        del waiting[0]
+                        taken += [] if opened is None else [opened]
+                records = self._streams.take(most - len(taken))
+        except SpoolFull:
+            if not taken:
+                raise
+            records = []
         self._end_suspects()
         taken += self._opened(records, sorter)
         for opened in taken:
             self._memory.keep(opened)
         self._summaries.write_some()
         return [opened.entry(is_held=self._queued.is_held(opened.queue_id)) for opened in taken]
-
-    @staticmethod
-    def _some_of(waiting: list[QueueId], most: int) -> list[QueueId]:
-        some = waiting[: max(0, most)]
-        del waiting[: len(some)]
-        return some
 
     def _opened(self, records: Sequence[Record], sorter: Sorter | None) -> list[Opened]:
         taken = []

@@ -18,12 +18,20 @@ from relay.spool.os_errors import faults
 
 
 class Journal:
-    def __init__(self, disk: Disk, layout: LogLayout, segments: Segments, queued: LogIndex) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        layout: LogLayout,
+        segments: Segments,
+        queued: LogIndex,
+        writer: StreamWriter | None = None,
+    ) -> None:
+        """`writer` is that of an earlier reading by this process."""
         self._disk = disk
         self._layout = layout
         self._segments = segments
         self._queued = queued
-        self._writer: StreamWriter | None = None
+        self.writer = writer
         self._pending: list[New] = []
         self._current: int | None = None
 
@@ -36,19 +44,15 @@ class Journal:
 
         `highest` is the highest number that any segment of the stream has.
         """
-        if self._writer is None:
-            self._writer = StreamWriter(self._disk, self._layout, SENDER, (before, end), highest)
-        elif self._writer.is_begun:
-            self._current = self._segments.add(SegmentName(SENDER, self._writer.position[0]))
-
-    def start_over(self, segments: Segments, queued: LogIndex) -> None:
-        """Go on with what is read anew; nothing may be pending."""
-        self._segments, self._queued, self._current = segments, queued, None
+        if self.writer is None:
+            self.writer = StreamWriter(self._disk, self._layout, SENDER, (before, end), highest)
+        elif self.writer.is_begun:
+            self._current = self._segments.add(SegmentName(SENDER, self.writer.position[0]))
 
     @property
     def end(self) -> tuple[int, int] | None:
         """Return the number and the length of what was written, where a group was."""
-        return self._writer.position if self._writer is not None and self._writer.is_begun else None
+        return self.writer.position if self.writer is not None and self.writer.is_begun else None
 
     def call(self, new: New) -> None:
         """Take in what is to be written with the next commit."""
@@ -77,15 +81,15 @@ class Journal:
         return self.commit()
 
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        if self.writer is not None:
+            self.writer.close()
 
     def _append(self, records: list[New]) -> int:
-        if self._writer is None:
+        if self.writer is None:
             raise AssertionError("recover comes first")
-        if self._writer.begins_a_segment:
+        if self.writer.begins_a_segment:
             records = [*records, New(said.ACCOUNT, "", self._queued.account.encode())]
-        return self._place(records, self._writer.append(records))
+        return self._place(records, self.writer.append(records))
 
     def _place(self, records: list[New], appended: Appended) -> int:
         handle = self._segments.add(appended.name)

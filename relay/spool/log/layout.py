@@ -13,16 +13,15 @@ of it begins another segment.  Beside them as in every spool: `lock`, `trigger`,
 `reports` and `boots`.
 """
 
-import os
 import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from relay.mail.envelope import QueueId
-from relay.spool.durable import Disk, opened, sync_above
+from relay.spool.durable import Disk
 from relay.spool.identity import is_queue_id
+from relay.spool.lock import prepare_root
 from relay.spool.quarantine import corrupt_folder
-from relay.spool.replacing import put_in_place
 
 FORMAT = b"relay spool 1 log\n"
 SENDER = "sender"
@@ -108,29 +107,4 @@ def has_writers(root: str, disk: Disk) -> bool:
 
 
 def prepare(root: str, disk: Disk) -> None:
-    """Create a spool's folders.  Raises OSError, and ValueError for a spool of another format or version."""
-    layout = LogLayout(root)
-    path = f"{root}/format"
-    # Before any folder: nothing of ours is made in the spool of another engine.
-    if (found := _format(disk, path)) not in (None, FORMAT):
-        raise ValueError(f"{path} says {found[:60]!r}, and not {FORMAT!r}")
-    for folder in layout.folders():
-        disk.make_directory(folder)
-    # Who made them may have been killed before their names were durable.
-    disk.sync_directory(root)
-    sync_above(disk, root)
-    if found is None:
-        # Several may start at once: each writes its own file, and whose name comes last does not matter.
-        # Crash here: folders without a format, or a file more that nobody looks at.
-        with opened(disk, put_in_place(disk, path, FORMAT, draft=f"{path}.{os.getpid()}")):
-            pass
-
-
-def _format(disk: Disk, path: str) -> bytes | None:
-    try:
-        if disk.length(path) is None:
-            return None
-    except FileNotFoundError:
-        return None  # there is no folder ROOT yet
-    with opened(disk, disk.open_read(path)) as fd:
-        return disk.pread(fd, 256, 0)
+    prepare_root(root, disk, FORMAT, LogLayout(root).folders())

@@ -52,14 +52,14 @@ class Messages:
         self._disk = disk
         self._layout = layout
 
-    def of(self, found: Record, *, sorter: Sorter | None = None, with_content: bool = True) -> Opened:
+    def of(self, found: Record, *, sorter: Sorter | None = None) -> Opened:
         if found.kind not in MESSAGES:
             raise Corrupt("another record stands there")
         if found.kind in INLINE:
             return decode(found.queue_id, found.payload, sorter=sorter)
         with absence(found.queue_id):
             path = self._layout.content(found.queue_id)
-            return files.read(self._disk, path, found.queue_id, with_content=with_content, sorter=sorter)
+            return files.read(self._disk, path, found.queue_id, with_content=True, sorter=sorter)
 
 
 def sound_record(raw: bytes, mark: bytes, queue_id: QueueId, at: int) -> Record:

@@ -118,7 +118,11 @@ class Segments:
             self.keep(told_at)
 
     def hand_over_needs(self, teller: int, others: Iterable[int]) -> None:
-        """Let other segments tell of all ends that one told of and that are still needed."""
+        """Let other segments tell of all ends that one told of and that are still needed.
+
+        Also those that tell what became of the copies in it: the end of a copy is that of its message.
+        """
+        others = {*others, *self._all[teller].needs}
         for segment in self._all.values():
             if (size := segment.needs.pop(teller, 0)) == 0:
                 continue

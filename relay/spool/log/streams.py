@@ -98,6 +98,11 @@ class Streams:
             self._let_go(stream)
 
     @property
+    def are_read(self) -> bool:
+        """Whether of each stream with segments something was read: else what it announces could not be."""
+        return all(each.is_over or each.read or not each.highest for each in self._streams.values())
+
+    @property
     def waiting(self) -> int:
         """Return how many messages were accepted and not taken, as far as their streams say."""
         self._refresh()
@@ -155,7 +160,9 @@ class Streams:
         dead: list[Stream] = []
         held = sum(each.is_dead and each.lock_fd is not None for each in self._streams.values())
         for stream in self._streams.values():
-            if stream.is_dead or stream.is_over or held == _MOST_HELD or not self._has_died(stream):
+            if stream.is_dead or stream.is_over or (held == _MOST_HELD and not stream.highest):
+                continue
+            if not self._has_died(stream):
                 continue
             dead.append(stream)
             if stream.highest:

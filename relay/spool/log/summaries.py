@@ -87,8 +87,10 @@ class Summaries:
             if not isinstance(each, Record) or each.kind not in MESSAGES:
                 continue
             size = each.record_bytes
-            if self._queued.durable_place(each.queue_id) == place_of(handle, each.at, size):
-                yield Row(each.queue_id, each.at, size, each.number), _told(each)
+            is_here = self._queued.durable_place(each.queue_id) == place_of(handle, each.at, size)
+            # Also what ended: a start has to know that its end is needed as long as this segment is there.
+            told = _told(each) if is_here else Told(each.kind, b"", None)
+            yield Row(each.queue_id, each.at, size, each.number), told
 
     def _reader(self, handle: int) -> Callable[[int, int], bytes]:
         return lambda size, offset: self._segments.pread(handle, size, offset)

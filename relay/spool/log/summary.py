@@ -4,7 +4,8 @@ r"""What a start needs of a segment, beside it: so that it reads neither the seg
     index, compressed: of each row the id, offset and length of its record, and how many recipients
     chunks of rows, each compressed: kind of record, Message-ID, header and envelope of the message file
 
-A row is a message that was queued when the summary was made.  COVERS is how much of the segment it tells of:
+A row is a message of the segment; of one that had ended, or was copied forward, when the summary was made
+the chunks have no header.  COVERS is how much of the segment it tells of:
 a start reads on from there.  Discardable: one that is missing, damaged, of another segment, or that tells of
 more than there is, is as none, and its segment is read whole.  Nothing else depends on it: a record is
 compared with its checksums when the message is loaded.
@@ -50,7 +51,7 @@ class Told(NamedTuple):
 
     kind: bytes
     head: bytes
-    """Header and envelope of the message file; nothing where that has a file of its own."""
+    """Header and envelope of the message file; nothing where that has a file of its own, or is not needed."""
     message_id: str | None
 
 

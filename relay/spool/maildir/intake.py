@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from relay.clock import Clock
 from relay.mail.draft import Draft
 from relay.mail.envelope import Envelope, QueueId
-from relay.spool.durable import Disk, opened, sync_above
+from relay.spool.durable import Disk
 from relay.spool.headroom import NoHeadroom, why_no_room
 from relay.spool.identity import Identities
+from relay.spool.lock import prepare_root
 from relay.spool.maildir import files, message_file
 from relay.spool.maildir.layout import FORMAT, Layout
-from relay.spool.replacing import put_in_place
 
 
 class MaildirDraft:
@@ -210,32 +210,4 @@ def _ours(draft: Draft) -> MaildirDraft:
 
 
 def prepare(root: str, disk: Disk) -> None:
-    """Create a spool's folders.  Raises OSError, and ValueError for a spool of another format or version."""
-    layout = Layout(root)
-    path = layout.file("format")
-    # Before any folder: none of ours is made in the spool of another engine.
-    is_there = _has_format(disk, path)
-    for folder in layout.folders():
-        disk.make_directory(folder)
-    # Who made them may have been killed before their names were durable.
-    for folder in (f"{root}/cur", root):
-        disk.sync_directory(folder)
-    sync_above(disk, root)
-    if is_there:
-        return
-    # Several may start at once: each writes its own file, and whose name comes last does not matter.
-    # Crash here: a file more that nobody looks at.
-    with opened(disk, put_in_place(disk, path, FORMAT, draft=f"{path}.{os.getpid()}")):
-        pass
-
-
-def _has_format(disk: Disk, path: str) -> bool:
-    try:
-        if disk.length(path) is None:
-            return False
-    except FileNotFoundError:
-        return False  # nor is the folder that it lies in
-    with opened(disk, disk.open_read(path)) as fd:
-        if (found := disk.pread(fd, 256, 0)) != FORMAT:
-            raise ValueError(f"{path} says {found[:60]!r}, which this version does not know")
-    return True
+    prepare_root(root, disk, FORMAT, Layout(root).folders())

@@ -364,6 +364,25 @@ def test_content_whose_record_may_be_unreadable_now_is_kept() -> None:
     assert len(recover(LogEngine(engine.root, dead).start()).entries) == 3
 
 
+def test_nothing_is_added_behind_a_group_whose_sync_failed() -> None:
+    engine = log_on_the_model()
+    spool, view = sender(engine)
+    held, free = accept(engine.intake()), accept(engine.intake())
+    taken(spool)
+    spool.hold(held)
+    spool.commit()
+    before = engine.segments()
+    spool.hold(free)
+    spool.release(free)
+    view.fail(Fault(1, errno.ENOSPC, kinds=frozenset({"sync_content"})))
+    # With the reserve there is room at once.
+    spool.commit()
+    assert len(engine.segments()) == len(before) + 1
+    spool.close()
+    entries = recover(engine.start()).entries
+    assert {entry.queue_id: entry.is_held for entry in entries} == {held: True, free: False}
+
+
 def test_a_message_that_is_copied_and_ends_in_one_group_is_let_go_of() -> None:
     """As after a copy that found no room and was written with what was called next."""
     engine = log_on_the_model()

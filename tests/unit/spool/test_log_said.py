@@ -116,6 +116,28 @@ def test_a_mark_of_a_recipient_that_is_not_there_costs_its_message(*, is_summed:
     assert again(engine, spool).totals().imbalance == 0
 
 
+def test_an_end_beside_a_damaged_report_does_not_count() -> None:
+    engine = log_on_the_model()
+    spool, ended = recovered(engine), accept(engine.intake())
+    other = accept(engine.intake())
+    taken(spool)
+    own = report_id(ended)
+    spool.mark({ended: dict.fromkeys(range(3), Status.BOUNCED)})
+    spool.commit()
+    assert spool.publish_report(own, ENVELOPE, CONTENT)
+    spool.finish([ended])
+    spool.commit()
+    # The last group of a sender would count as torn.
+    spool.hold(other)
+    spool.commit()
+    spool.close()
+    engine.damage(own)
+    spool = engine.start()
+    # Its sender was not told: it is there, to be told of again.
+    found = {entry.queue_id: entry.owes_report for entry in recover(spool).entries}
+    assert found == {ended: True, other: False}
+
+
 def test_a_damaged_copy_of_a_message_costs_nothing() -> None:
     engine = log_on_the_model()
     spool, queue_id = recovered(engine), accept(engine.intake())

@@ -1,0 +1,129 @@
+"""Mail of a log that ended is not relayed again, and mail that was accepted is not removed by a start."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from relay.spool.identity import warning_id
+from relay.spool.interface import SpoolFull
+from relay.spool.log import segments
+from relay.spool.log.engine import LogSpool
+from relay.spool.log.intake import LogIntake
+from relay.spool.log.layout import SegmentName, stream_of
+from relay.spool.log.segments import Segments, place_of
+from tests.fakes.disk import Fault
+from tests.unit.spool.engine import CONTENT, ENVELOPE, accept, again, recovered, taken
+from tests.unit.spool.log_engine import log_on_the_kernel, log_on_the_model
+from tests.unit.spool.recovering import recover
+from tests.unit.spool.test_log_attacked import end
+from tests.unit.spool.test_log_damage import drop_summaries, model_of
+from tests.unit.spool.test_log_intake import listener
+from tests.unit.spool.test_log_refusals import LONG, sender
+
+
+def test_what_ended_before_a_summary_is_not_back_without_it() -> None:
+    engine = log_on_the_model()
+    spool, (intake, view) = recovered(engine), listener(engine)
+    ended, waiting = accept(intake), accept(intake)
+    view.die()
+    taken(spool)
+    end(spool, ended)
+    # The segment that tells of the end is left behind.
+    for _ in range(4):
+        spool = again(engine, spool)
+        later = accept(engine.intake())
+        assert taken(spool) == [later]
+        end(spool, later)
+    spool.close()
+    drop_summaries(engine)
+    assert [entry.queue_id for entry in recover(engine.start()).entries] == [waiting]
+
+
+def test_an_end_outlives_each_copy_while_the_first_place_is_there() -> None:
+    engine = log_on_the_model()
+    recovered(engine).close()
+    there = Segments(engine.disk, engine.layout)
+    kept, *of_sender = (there.add(SegmentName("sender", number)) for number in range(1, 5))
+    first, second, third = of_sender
+    # Copied forward out of a segment that stays, since damage is in it; then it ended.
+    there.keep(place_of(kept, 100, 50))
+    there.keep(place_of(first, 100, 50))
+    there.end(place_of(kept, 100, 50), place_of(first, 100, 50))
+    there.end(place_of(first, 100, 50), place_of(second, 100, 10))
+    # Of the copy nothing had to be written anew.
+    there.hand_over_needs(first, {third})
+    there.remove([first])
+    assert there[second].live_bytes > 0
+    there.remove([kept])
+    assert there[second].live_bytes == there[third].live_bytes == 0
+
+
+def test_content_stays_while_its_listener_cannot_be_heard() -> None:
+    engine = log_on_the_model()
+    recovered(engine).close()
+    intake, _ = listener(engine)
+    queue_id = accept(intake, content=LONG)
+    (lock,) = [name for name in engine.names("log") if stream_of(name)]
+    path = f"{engine.layout.log}/{lock}"
+    said = model_of(engine).peek(path)
+    # As it is seen while it is written.
+    model_of(engine).poke(path, said[:-1] + b"?")
+    spool = engine.start()
+    recover(spool)
+    assert engine.names("long") == [queue_id]
+    model_of(engine).poke(path, said)
+    assert taken(spool) == [queue_id]
+    assert sum(map(len, spool.content(queue_id))) == len(LONG)
+
+
+def test_content_stays_while_the_segment_of_its_record_is_set_aside(tmp_path: Path) -> None:
+    engine = log_on_the_kernel(tmp_path)
+    recovered(engine).close()
+    intake = LogIntake(engine.root, engine.disk, engine.clock)
+    queue_id = accept(intake, content=LONG)
+    intake.close()
+    (path,) = [path for path in engine.segments() if "sender" not in path]
+    Path(path).chmod(0o666)
+    spool = engine.start()
+    recover(spool)
+    assert engine.names("long") == []
+    assert queue_id in engine.names("corrupt")
+    spool.close()
+
+
+def test_a_report_that_needs_a_descriptor_is_taken_once_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 1)
+    engine = log_on_the_model()
+    spool, view = sender(engine)
+    reports = [warning_id(accept(engine.intake())) for _ in range(2)]
+    waiting = taken(spool)
+    for own in reports:
+        assert spool.publish_report(own, ENVELOPE, CONTENT)
+        spool.commit()
+    # Of the first one the segment can be opened.
+    view.fail(Fault(2, errno.EMFILE, kinds=frozenset({"open"}), path="sender.", forever=True))
+    assert taken(spool) == reports[:1]
+    with pytest.raises(SpoolFull):
+        spool.take(5)
+    view.heal()
+    assert taken(spool) == reports[1:]
+    assert len(waiting) == 2
+
+
+def test_a_start_without_room_to_tidy_up_comes_to_its_end() -> None:
+    engine = log_on_the_model()
+    spool, (intake, listeners) = recovered(engine), listener(engine)
+    queue_id = accept(intake)
+    taken(spool)
+    end(spool, queue_id)
+    listeners.die()
+    spool.close()
+    view = model_of(engine).another()
+    spool = LogSpool(engine.root, view, engine.clock)
+    view.fail(Fault(1, errno.ENOSPC, kinds=frozenset({"unlink"}), path=".0000", forever=True))
+    assert recover(spool).entries == ()
+    view.heal()
+    spool.close()
+    recover(engine.start())
+    assert not engine.segments()
