@@ -161,7 +161,8 @@ class LogSpool:
                 yield entries
         finally:
             self._ahead = 0
-        self._cleaner.remove_dead()
+        with contextlib.suppress(SpoolFull):  # the next commit tidies up
+            self._cleaner.remove_dead()
         return Recovery(
             corrupt=self.corrupt_count(),
             abandoned=abandoned,
