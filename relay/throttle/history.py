@@ -47,10 +47,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from relay.clock import SECOND_NS, Clock
-from relay.spool.durable import SECTOR_BYTES, Disk, opened, sync_above, why_a_strangers
+from relay.spool.durable import SECTOR_BYTES, Disk, opened, sync_above, why_a_strangers, write_with_room
 from relay.spool.replacing import InDoubt, put_in_place
 from relay.throttle.history_format import (
     MARK_BYTES,
+    ROOM,
     At,
     ClockReading,
     HistoryError,
@@ -285,7 +286,8 @@ class History:
         inode = self._disk.inode(self._path)
         length = self._disk.length(self._path)
         looker = self._looker(now_ns)
-        if inode is None or length is None or (inode == self._inode and not self._has_what_is_known(length)):
+        behind = b"" if inode is None or inode != self._inode else self._behind_what_is_known()
+        if inode is None or length is None or behind is None:
             self._step(self._found_without_it(looker))
             return
         effect = self._step(Observation(Event.LOOK))
@@ -293,9 +295,9 @@ class History:
             effect = self._step(Observation(Event.OTHER_FILE))
         if effect is HistoryEffect.READ_ALL or self._at is None or self._fd is None:
             self._load(inode, looker)
-        elif length > self._offset:
-            if (found := oversized(length)) is not None:
-                raise self._refusal(found)
+        elif (found := oversized(length)) is not None:
+            raise self._refusal(found)
+        elif behind not in (b"", ROOM):
             content = self._disk.pread(self._fd, length - self._offset, self._offset)
             examination = examine(content, looker, self._offset, self._at)
             self._take(self._fd, content, examination, self._offset)
@@ -303,11 +305,15 @@ class History:
         elif (found := missing(self._at.mark_ns, looker.mark_ns)) is not None:
             raise self._refusal(found)
 
-    def _has_what_is_known(self, length: int) -> bool:
-        """Return False for a file that was cut, or overwritten: nothing may be added to that."""
-        if length < self._offset or self._fd is None:
-            return length >= self._offset
-        return self._disk.pread(self._fd, len(self._tail), self._offset - len(self._tail)) == self._tail
+    def _behind_what_is_known(self) -> bytes | None:
+        """Return the next byte, if there is one; None for a file that was cut, or overwritten.
+
+        Nothing may be added to that.
+        """
+        if self._fd is None:
+            return b""
+        found = self._disk.pread(self._fd, len(self._tail) + 1, self._offset - len(self._tail))
+        return found[len(self._tail) :] if found.startswith(self._tail) else None
 
     def _looker(self, now_ns: int) -> Looker:
         marks = [mark for mark in (self._lock_mark_ns, self._own_mark_ns) if mark is not None]
@@ -371,8 +377,9 @@ class History:
         at = self._at_now(now_ns)
         content = group(at, records)
         try:
-            self._disk.write_at(fd, content, self._offset)
-            # Crash here: the group may be whole, torn or gone; no grant of it was given yet.
+            write_with_room(self._disk, fd, content, self._offset)
+            # Crash here: the group may be whole, torn or gone, and so may the room behind it; no grant of
+            # it was given yet.
             self._sync_content(fd)
         except OSError:
             with contextlib.suppress(OSError):

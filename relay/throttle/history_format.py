@@ -8,7 +8,9 @@ Text, one fact a line, so that `cat` shows it:
     reserved 8412345678901 8414145678901 1 3 0 5120 sender=a@b.example:1:3/5120
     ended 8412000000000 8412300000000
 
-A group is what was appended at once; it is there whole or not at all.  Its lines:
+A group is what was appended at once; it is there whole or not at all.  Behind the last one the file may have
+zeros: room for the next ones, so that the file need not grow with each.  A version that knows of no room cuts
+it off as what a crash tore.  The lines of a group:
 
     at BOOTTIME WALL MARK                      when it was written, by both clocks
     reserved ID DEADLINE MESSAGES RECIPIENTS CONNECTIONS BYTES SHARE…
@@ -223,6 +225,7 @@ class Contents(NamedTuple):
     """What its groups say of the wall clock; those that say the same are one."""
 
 
+ROOM = b"\0"
 SEARCHED_TIMES = 4
 """How often the octets behind a damaged group are looked at, at most: work stays linear."""
 

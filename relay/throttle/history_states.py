@@ -14,7 +14,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from relay.clock import SECOND_NS
-from relay.throttle.history_format import At, HistoryError, Record, is_current, read_groups, read_header
+from relay.throttle.history_format import ROOM, At, HistoryError, Record, is_current, read_groups, read_header
 
 LARGEST_BYTES = 256 * 1024 * 1024
 """No history of ours is a tenth of this; reading more would be a memory bomb."""
@@ -36,7 +36,7 @@ class Event(Enum):
 
     ABSENT = "there is no file, and no sign that there ever was"
     GONE = "the file is gone, cut or overwritten, and memory holds all that its lock says it had"
-    WHOLE = "whole groups, and nothing behind them"
+    WHOLE = "whole groups, and nothing behind them but room"
     TORN = "whole groups, and a part of one behind them: it was never durable, so nothing was sent on it"
     OLD_FORMAT = "an older version wrote it"
     OTHER_BOOT = "its instants are those of another boot"
@@ -184,6 +184,7 @@ class Examination(NamedTuple):
 
 def examine(content: bytes, looker: Looker, origin: int = 0, last: At | None = None) -> Examination:
     """Judge a whole file, or what was added to one from `origin` on, behind its group of `last`."""
+    content = content.rstrip(ROOM)
     try:
         boot_id, start = read_header(content) if last is None else (looker.boot_id, 0)
         records, at, end, readings = read_groups(content, start, origin)

@@ -45,7 +45,9 @@ class Journal:
         `highest` is the highest number that any segment of the stream has.
         """
         if self.writer is None:
-            self.writer = StreamWriter(self._disk, self._layout, SENDER, (before, end), highest)
+            self.writer = StreamWriter(
+                self._disk, self._layout, SENDER, (before, end), highest, has_room=True
+            )
         elif self.writer.is_begun:
             self._current = self._segments.add(SegmentName(SENDER, self.writer.position[0]))
 

@@ -18,7 +18,7 @@ from relay.spool.log.index import LogIndex
 from relay.spool.log.layout import SENDER, SegmentName
 from relay.spool.log.record import HEADER_BYTES, MESSAGES, Record
 from relay.spool.log.segments import Segments, place_of
-from relay.spool.log.stream_reader import Damage, ReadGroup, SegmentReader, groups
+from relay.spool.log.stream_reader import Damage, ReadGroup, SegmentReader, groups, is_room
 from relay.spool.log.streams import OnDamage, read_header
 
 _ENDS = frozenset({said.FINISHED, said.GONE})
@@ -55,10 +55,10 @@ def replay(
         end = counted[name]
         size = own[1] if own is not None and is_ours else segments.size(handle)
         limit = size if end is None else min(end, size)
-        sound = _replay_segment(
-            segments, queued, handle, limit, on_damage, is_torn=end is None and not is_ours
-        )
-        segments[handle].end = limit
+        is_torn = end is None and not is_ours
+        sound = _replay_segment(segments, queued, handle, limit, on_damage, is_torn=is_torn)
+        # Behind the last group of a dead sender stands what is torn, and room.
+        segments[handle].end = sound if is_torn else limit
         segments[handle].is_done = not is_ours
         if sound > HEADER_BYTES:
             last = SendersEnd(name.number, sound)
@@ -96,6 +96,8 @@ def _replay_segment(
     window = SegmentReader(lambda size, offset: segments.pread(handle, size, offset), end)
     sound, previous = min(HEADER_BYTES, end), None
     for group in groups(window, segments[handle].mark, HEADER_BYTES):
+        if is_room(window, group):
+            break
         if previous is not None:
             _apply(queued, handle, previous, on_damage)
             sound = previous.end

@@ -127,6 +127,13 @@ def groups(window: SegmentReader, mark: bytes, at: int) -> Iterator[ReadGroup]:
         yield group.ended()
 
 
+def is_room(window: SegmentReader, group: ReadGroup) -> bool:
+    """Return whether what stands last is nothing but room for groups to come."""
+    if group.records or group.end < window.end:
+        return False
+    return all(not window.get(at, READ_BYTES).strip(b"\0") for at in range(group.at, group.end, READ_BYTES))
+
+
 class _Begun:
     """A group while it is read."""
 

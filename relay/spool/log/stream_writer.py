@@ -3,7 +3,10 @@
 Guarantees: when `append` returned the group is durable, and so are the names that lead to it.  When it raised
 OSError nothing of the group counts: it is cut off again, and whether or not that worked, nothing is ever
 added behind it.  The next group goes into another segment, which says how much of this one counts.
-Assumes: nobody else writes a stream of this name.  Does not: retry, or read what is there.
+Assumes: nobody else writes a stream of this name.  Does not: retry.
+
+The sender's groups are small and many, and each waits for its sync.  So its segments grow ahead of them, by
+room: zeros that the next groups overwrite.  A listener's are large, and room would double what it writes.
 """
 
 import contextlib
@@ -13,7 +16,7 @@ import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from relay.spool.durable import Disk
+from relay.spool.durable import ROOM_BYTES, Disk, write_with_room
 from relay.spool.log import segments
 from relay.spool.log.layout import LogLayout, SegmentName
 from relay.spool.log.record import HEADER_BYTES, New, SegmentHeader, encode_group, encode_header, mark_of
@@ -54,12 +57,20 @@ class Appended(NamedTuple):
 
 class StreamWriter:
     def __init__(
-        self, disk: Disk, layout: LogLayout, stream: str, last: tuple[int, int] = (0, 0), highest: int = 0
+        self,
+        disk: Disk,
+        layout: LogLayout,
+        stream: str,
+        last: tuple[int, int] = (0, 0),
+        highest: int = 0,
+        *,
+        has_room: bool = False,
     ) -> None:
         """`last` is the segment that the stream ends with, and how much of it counts.
 
         `highest` is the highest number that is taken.
         """
+        self._has_room = has_room
         self._disk = disk
         self._layout = layout
         self._stream = stream
@@ -99,10 +110,15 @@ class StreamWriter:
         return Appended(name, offsets, self._end, is_new=False)
 
     def close(self) -> None:
-        if self._fd is not None:
-            with contextlib.suppress(OSError):
-                self._disk.close(self._fd)
-            self._fd = None
+        if self._fd is None:
+            return
+        with contextlib.suppress(OSError):
+            if self._has_room and self._disk.size(self._fd) > self._end:
+                # Crash here, or no room to do it: zeros, which no start takes for anything.
+                self._disk.truncate(self._fd, self._end)
+        with contextlib.suppress(OSError):
+            self._disk.close(self._fd)
+        self._fd = None
 
     def _begin(self, records: Sequence[New]) -> Appended:
         """Write the first group of the next segment together with its header."""
@@ -131,9 +147,13 @@ class StreamWriter:
         return Appended(name, offsets, self._end, is_new=True)
 
     def _write(self, fd: int, content: bytes, offset: int) -> None:
-        self._disk.write_at(fd, content, offset)
-        # The length tells of every write that said nothing was wrong and did nothing.
-        if self._disk.size(fd) != offset + len(content):
+        if self._has_room:
+            left_bytes = max(0, segments.SEGMENT_BYTES - offset - len(content))
+            write_with_room(self._disk, fd, content, offset, min(ROOM_BYTES, left_bytes))
+        else:
+            self._disk.write_at(fd, content, offset)
+        # A write may say that nothing was wrong, and do nothing.
+        if self._disk.pread(fd, len(content), offset) != content:
             raise OSError(errno.EIO, "what was written is not there")
 
     def _undo(self, fd: int, end: int) -> None:

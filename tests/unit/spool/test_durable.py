@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from relay.spool import durable
-from relay.spool.durable import Disk, RealDisk, doubt_about, opened
-from tests.fakes.disk import ModelDisk
+from relay.spool.durable import Disk, RealDisk, doubt_about, opened, write_with_room
+from tests.fakes.disk import Fault, ModelDisk
 
 Written = Callable[[str, bytes], None]
 
@@ -360,3 +360,29 @@ def test_doubtful_file_systems_are_named(tmp_path: Path, monkeypatch: pytest.Mon
     assert doubt_about("/mem/disk/spool") is None
     assert "nfs4" in (doubt_about("/a b/spool") or "")
     assert durable.FILE_MODE == 0o600
+
+
+def test_a_file_that_got_room_does_not_grow_again(place: tuple[Disk, str]) -> None:
+    disk, folder = place
+    write(disk, f"{folder}/a", b"first")
+    with opened(disk, disk.open_update(f"{folder}/a")) as fd:
+        write_with_room(disk, fd, b"second", 5)
+        grown = disk.size(fd)
+        write_with_room(disk, fd, b"third", 11)
+        assert disk.size(fd) == grown == 11 + durable.ROOM_BYTES
+        write_with_room(disk, fd, b"x" * (grown - 15), 16, 3)
+        assert disk.size(fd) == grown + 4
+    content = read(disk, f"{folder}/a")
+    assert (content[:17], content[-4:]) == (b"firstsecondthirdx", b"x\0\0\0")
+
+
+def test_a_full_disk_takes_what_needs_no_room_beside_it() -> None:
+    disk = ModelDisk()
+    disk.make_directory("/folder")
+    with opened(disk, disk.open_new("/folder/a")) as fd:
+        disk.fail(Fault(1, errno.ENOSPC, kinds=frozenset({"write"})))
+        write_with_room(disk, fd, b"content", 0)
+        disk.fail(Fault(1, errno.EIO, kinds=frozenset({"write"})))
+        assert error_of(lambda: write_with_room(disk, fd, b"more", 7)) == errno.EIO
+        # A part of what failed may be there.
+        assert disk.pread(fd, 7, 0) == b"content"

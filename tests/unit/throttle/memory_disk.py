@@ -200,7 +200,9 @@ class MemoryDisk(AllOurs, RealDisk):
         try:
             self._act("note" if fd in self._locks else "write")
         except (Killed, OSError):
-            file.write(content[: self._dying_random.randint(0, len(content))], offset)
+            # In what is said rather than in the room behind it.
+            said = content.rstrip(b"\0")
+            file.write(said[: self._dying_random.randint(0, len(said))], offset)
             raise
         file.write(content, offset)
 

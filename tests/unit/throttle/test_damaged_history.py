@@ -73,7 +73,7 @@ def test_a_cut_that_fails_is_made_at_the_next_look() -> None:
     account = throttle(PATH, disk, clock, LIMITS)
     settle(account, clock, *granted(account, 1))
     account.flush()
-    whole = disk.read(str(PATH)) or b""
+    whole = (disk.read(str(PATH)) or b"").rstrip(b"\0")
     disk.put(f"{PATH}.copy", whole + b"group 40 0")
     disk.rename(f"{PATH}.copy", str(PATH))
     disk.fail("truncate")

@@ -39,7 +39,7 @@ def used(path: Path, clock: FakeClock, times: int = 3) -> bytes:
     for _ in range(times):
         settle(account, clock, *granted(account, 1))
         clock.advance(SECOND_NS)
-    return path.read_bytes()
+    return path.read_bytes().rstrip(b"\0")
 
 
 @pytest.mark.parametrize("kind", KINDS)
