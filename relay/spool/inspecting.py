@@ -10,11 +10,11 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from relay.spool import foreign
 from relay.spool.durable import Disk, opened, why_of_others
 from relay.spool.finding import STOPS_THE_START, Finding, Inspection
 from relay.spool.os_errors import is_not_now
-from relay.spool.quarantine import describe
+from relay.spool.root import foreign
+from relay.spool.root.quarantine import describe
 
 REPORTS = ("reports", "reports.lock", "reports.new")
 """The history of the reports, of which `relay.throttle.history_check` tells."""

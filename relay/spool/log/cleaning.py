@@ -19,7 +19,7 @@ from relay.spool.log.record import HEADER_BYTES, INLINE, MESSAGES, MOVED, MOVED_
 from relay.spool.log.segments import Segments, handle_of, offset_of
 from relay.spool.log.stream_reader import SegmentReader, pieces
 from relay.spool.log.streams import Streams
-from relay.spool.maildir import notes
+from relay.spool.message import notes
 from relay.spool.os_errors import faults, is_our_own_lack
 
 _COPIED_AT_ONCE = 4 * 1024 * 1024

@@ -13,9 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from relay.clock import Clock
 from relay.mail.envelope import Envelope, QueueId
 from relay.queue.sorting import Sorter
-from relay.spool import quarantine
 from relay.spool.durable import Disk
-from relay.spool.headroom import Reserve, gives_way
 from relay.spool.interface import (
     Absent,
     Adopted,
@@ -34,9 +32,8 @@ from relay.spool.interface import (
     Unreadable,
 )
 from relay.spool.ledger import fates_of
-from relay.spool.lock import take_lock
-from relay.spool.log import content, message, recovery, summary
 from relay.spool.log import facts as said
+from relay.spool.log import message, recovery, summary
 from relay.spool.log.cleaning import Cleaner
 from relay.spool.log.index import UNPLACED, LogIndex
 from relay.spool.log.journal import Journal
@@ -49,12 +46,15 @@ from relay.spool.log.stream_writer import StreamWriter
 from relay.spool.log.streams import Streams
 from relay.spool.log.summaries import Summaries
 from relay.spool.log.summary import Row, Summary, Told
-from relay.spool.maildir import files, notes
-from relay.spool.maildir.files import absence
-from relay.spool.maildir.message_file import Opened, checksum
-from relay.spool.maildir.recent import Recent
+from relay.spool.message import files, notes
+from relay.spool.message.arriving import SpoolDraft
+from relay.spool.message.files import absence
+from relay.spool.message.message_file import Opened
+from relay.spool.message.recent import Recent
 from relay.spool.os_errors import faults, is_not_now, is_our_own_lack
-from relay.spool.quarantine import Quarantine, make_trigger
+from relay.spool.root import quarantine
+from relay.spool.root.headroom import gives_way
+from relay.spool.root.lock import take_root
 
 RECOVERED_AT_ONCE = 500
 
@@ -75,16 +75,7 @@ class LogSpool:
         self._layout = LogLayout(root)
         self._disk = disk
         self._clock = clock
-        self._lock_fd = take_lock(root, disk)
-        self._aside = Quarantine(disk, root, on_corrupt)
-        try:
-            make_trigger(disk, root, self._aside)
-        except BaseException:
-            disk.close(self._lock_fd)
-            raise
-        self._reserve = Reserve(root, disk)
-        self._reserve.keep()
-        self._long = content.LongContent(disk, self._layout)
+        self._lock_fd, self._aside, self._reserve = take_root(root, disk, on_corrupt)
         self._messages = Messages(disk, self._layout)
         self._begin()
 
@@ -134,8 +125,7 @@ class LogSpool:
         # Who named what is there may have been killed before that was durable.
         self._disk.sync_directory(self._layout.log)
         # Before the streams are read: what is whole and held by nobody has its record by now, or never.
-        drafts, whole = content.unlocked(self._disk, self._layout, self._aside)
-        abandoned = content.remove_drafts(self._disk, self._layout, drafts)
+        abandoned, whole = message.remove_drafts(self._disk, self._layout, self._aside)
         self._streams.drain(on_step)
         own = self._journal.end
         numbers = self._streams.senders
@@ -336,7 +326,9 @@ class LogSpool:
             return
         self._journal.commit()
         for queue_id in self._long_ended:
-            self._long.remove(queue_id)
+            # What a crash keeps of it the next start removes.
+            with contextlib.suppress(OSError):
+                self._disk.unlink(self._layout.content(queue_id))
         self._long_ended.clear()
         # What was called is durable: that there is no room to tidy up is nobody's failure.
         with contextlib.suppress(SpoolFull):
@@ -481,9 +473,10 @@ class LogSpool:
     def publish_report(self, queue_id: QueueId, envelope: Envelope, content: bytes) -> bool:
         if queue_id in self._queued.places or self._queued.has_ended(queue_id):
             return False
-        header, tail = message.encode(
-            queue_id, envelope, len(content), checksum(content), self._clock, eight_bit=not content.isascii()
-        )
+        draft = SpoolDraft(queue_id)
+        draft.append(content)
+        with faults("report"):
+            header, tail = draft.frame(envelope, self._clock)
         payload = b"".join((header, content, tail))
         self._journal.publish(New(MESSAGE, queue_id, payload, len(envelope.recipients)))
         self._reports.append(queue_id)
@@ -536,7 +529,7 @@ class LogSpool:
             if queue_id in self._queued.places:
                 continue
             with faults("adopted messages"):
-                new = content.adopted_record(each, self._disk, self._long)
+                new = message.adopted_record(each, self._disk, self._layout)
             self._journal.publish(new)
             if (facts := said.adopted_facts(each)) is not None:
                 self._journal.call(facts)
@@ -546,8 +539,7 @@ class LogSpool:
 
     def clean_up(self) -> int:
         with faults("clean-up"):
-            drafts, _ = content.unlocked(self._disk, self._layout, self._aside)
-            removed = content.remove_drafts(self._disk, self._layout, drafts)
+            removed, _ = message.remove_drafts(self._disk, self._layout, self._aside)
             self._aside.recount()
         self._unread, self._unread_for_now = self._unread + self._unread_for_now, []
         return removed
@@ -561,8 +553,7 @@ class LogSpool:
 
     def set_aside_files(self, most: int) -> list[SetAside]:
         with faults("corrupt"):
-            left = self._aside.left(most, ())
-            return left + [files.listed(self._disk, path) for path in self._aside.paths(most - len(left))]
+            return files.set_aside_files(self._disk, self._aside, most)
 
     def accepted_count(self) -> int:
         with faults("log"):

@@ -28,8 +28,8 @@ from relay.spool import interface
 from relay.spool.interface import Corrupt, Status
 from relay.spool.ledger import Fates
 from relay.spool.log.record import New, Record
-from relay.spool.maildir import notes
-from relay.spool.maildir.message_file import Opened
+from relay.spool.message import notes
+from relay.spool.message.message_file import Opened
 
 MARKS = b"M"
 NOTES = b"N"

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from relay.mail.envelope import QueueId
-from relay.spool import foreign
 from relay.spool.durable import Disk, opened
 from relay.spool.finding import STOPS_THE_START, Inspection, unreadable
 from relay.spool.identity import is_queue_id
@@ -36,9 +35,10 @@ from relay.spool.log.segments import Segments, place_of
 from relay.spool.log.stream_reader import Damage, ReadGroup, SegmentReader, groups
 from relay.spool.log.stream_writer import POSITION_BYTES, Position, decode_position
 from relay.spool.log.streams import OnDamage, read_header
-from relay.spool.maildir import files
+from relay.spool.message import files
 from relay.spool.os_errors import is_not_now
-from relay.spool.quarantine import subject_name
+from relay.spool.root import foreign
+from relay.spool.root.quarantine import subject_name
 
 _FOLDERS = ("log", "long", "corrupt")
 _FILES = ("lock", "trigger", "format", "reserve", "boots", "control.sock")
@@ -95,7 +95,7 @@ class LogInspector(RootInspector):
                 else:
                     streams.setdefault(segment.stream, []).append(segment.number)
             elif stream_of(name) is None and not self._is_made_anew(name):
-                self._find(path, "foreign", "not a name that we give", ASIDE, LOOK)
+                self._find(path, "foreign", foreign.NOT_OUR_NAME, ASIDE, LOOK)
         senders = streams.pop(SENDER, [])
         for stream, numbers in sorted(streams.items()):
             self._look_at_stream(stream, sorted(numbers))
@@ -195,7 +195,7 @@ class LogInspector(RootInspector):
                     what = "a draft whose listener is gone; its client was told nothing"
                     self._find(path, "draft", what, "removed at the next start, or within the hour")
                 elif not is_queue_id(name):
-                    self._find(path, "foreign", "not a name that we give", ASIDE, LOOK)
+                    self._find(path, "foreign", foreign.NOT_OUR_NAME, ASIDE, LOOK)
                 elif QueueId(name) in self._queued.places:
                     self._check(path, QueueId(name))
                 elif found.st_ino not in self._locked:

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator
 from typing import NamedTuple
 
-from relay.spool import foreign
 from relay.spool.durable import SECTOR_BYTES, Disk, opened
 from relay.spool.interface import Corrupt
 from relay.spool.log.index import LogIndex
@@ -24,7 +23,8 @@ from relay.spool.log.stream_reader import Damage, ReadGroup, SegmentReader, grou
 from relay.spool.log.stream_writer import POSITION_BYTES, Position, decode_position
 from relay.spool.log.summaries import Summaries
 from relay.spool.os_errors import is_not_now
-from relay.spool.quarantine import Quarantine
+from relay.spool.root import foreign
+from relay.spool.root.quarantine import Quarantine
 
 MOST_READ = 2048
 """Records of a stream that a start reads at once."""
@@ -185,7 +185,7 @@ class Streams:
             elif (locked := stream_of(name)) is not None:
                 numbers.setdefault(locked, [])
             elif summary_of(name) is None and not self._is_ours(name):
-                self._aside.move(f"{self._layout.log}/{name}", "not a name that we give", "log-")
+                self._aside.move(f"{self._layout.log}/{name}", foreign.NOT_OUR_NAME, "log-")
         if self._is_starting:
             self._remove_orphaned_summaries(names)
         senders = sorted(numbers.pop(SENDER, []))

@@ -22,8 +22,8 @@ from relay.mail.envelope import QueueId
 from relay.spool.interface import Corrupt
 from relay.spool.log.layout import SegmentName
 from relay.spool.log.record import INLINE, LONGEST_ID, Record
-from relay.spool.maildir import message_file
-from relay.spool.maildir.message_file import HEADER_BYTES, Opened
+from relay.spool.message import message_file
+from relay.spool.message.message_file import HEADER_BYTES, Opened
 
 _HEADER = re.compile(
     rb"relay-log-summary 1 ([0-9a-z]{6,16}) ([0-9]{10}) ([0-9]{12}) ([0-9]{10}) ([0-9]{12}) ([0-9a-f]{8})\n"

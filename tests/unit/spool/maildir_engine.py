@@ -9,9 +9,9 @@ from relay.mail.envelope import QueueId
 from relay.spool.durable import Disk, RealDisk, opened
 from relay.spool.interface import Intake
 from relay.spool.maildir.engine import MaildirSpool
-from relay.spool.maildir.intake import MaildirIntake, prepare
-from relay.spool.maildir.layout import Layout
-from relay.spool.maildir.message_file import HEADER_BYTES
+from relay.spool.maildir.intake import MaildirIntake
+from relay.spool.maildir.layout import Layout, prepare
+from relay.spool.message.message_file import HEADER_BYTES
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import ModelDisk
 
