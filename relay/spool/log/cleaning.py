@@ -67,7 +67,7 @@ class Cleaner:
     def _copy(self, handle: int) -> bool:
         """Copy what lives in a segment.  Return False where damage is between: then the segment stays."""
         segment = self._segments[handle]
-        window = SegmentReader(lambda size, offset: self._segments.pread(handle, size, offset), segment.end)
+        window = self._segments.window(handle, segment.end)
         records: list[New] = []
         said_anew: set[QueueId] = set()
         tellers: set[int] = set()

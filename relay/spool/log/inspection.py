@@ -32,7 +32,7 @@ from relay.spool.log.layout import (
 )
 from relay.spool.log.record import HEADER_BYTES, LONG, MESSAGES, MOVED_LONG
 from relay.spool.log.segments import Segments, place_of
-from relay.spool.log.stream_reader import Damage, ReadGroup, SegmentReader, groups
+from relay.spool.log.stream_reader import Damage, ReadGroup, groups
 from relay.spool.log.stream_writer import POSITION_BYTES, Position, decode_position
 from relay.spool.log.streams import OnDamage, read_header
 from relay.spool.message import files
@@ -123,7 +123,7 @@ class LogInspector(RootInspector):
                             self._meet(each.kind, each.queue_id)
 
     def _groups(self, handle: int, end: int, *, may_be_torn: bool) -> list[ReadGroup]:
-        window = SegmentReader(lambda size, offset: self._segments.pread(handle, size, offset), end)
+        window = self._segments.window(handle, end)
         found = list(groups(window, self._segments[handle].mark, HEADER_BYTES))
         if end and read_header(self._segments, self._segments[handle].name) is None and not may_be_torn:
             self._find(
@@ -229,7 +229,7 @@ class LogInspector(RootInspector):
 class _LookedAt(Segments):
     """Segments that nobody writes to."""
 
-    def rewrite(self, handle: int, content: bytes, offset: int) -> None:
+    def _rewrite(self, handle: int, content: bytes, offset: int) -> None:
         """Leave it to a start."""
 
     def _open(self, path: str) -> int:

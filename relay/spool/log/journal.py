@@ -33,6 +33,8 @@ class Journal:
         self._queued = queued
         self.writer = writer
         self._pending: list[New] = []
+        self.said_of: set[QueueId] = set()
+        """Messages of which something was called since the sender last looked whether that became much."""
         self._current: int | None = None
 
     @property
@@ -56,7 +58,10 @@ class Journal:
 
     def call(self, new: New) -> None:
         """Take in what is to be written with the next commit."""
-        self._queued.change(new.kind, id_of(new), new.payload, new.number)
+        queue_id = id_of(new)
+        self._queued.change(new.kind, queue_id, new.payload, new.number)
+        if new.kind in said.OF_A_MESSAGE:
+            self.said_of.add(queue_id)
         self._pending.append(new)
 
     def publish(self, new: New) -> None:

@@ -15,10 +15,9 @@ from relay.spool.durable import Disk
 from relay.spool.interface import INLINE_BYTES, Adopted, Corrupt
 from relay.spool.log import record
 from relay.spool.log.layout import LogLayout, draft_of
-from relay.spool.log.record import HEAD_BYTES, INLINE, LONG, MESSAGE, MESSAGES, New, Record
-from relay.spool.message import arriving, files, message_file
+from relay.spool.log.record import HEAD_BYTES, LONG, MESSAGE, New, Record
+from relay.spool.message import arriving, message_file
 from relay.spool.message.arriving import SpoolDraft
-from relay.spool.message.files import absence
 from relay.spool.message.message_file import HEADER_BYTES, Opened
 from relay.spool.root.quarantine import Quarantine
 
@@ -36,23 +35,6 @@ def decode(queue_id: QueueId, payload: bytes, *, sorter: Sorter | None = None) -
         message.sorted = sorter.sort(message.envelope, lambda: front)
     message.content = content if len(content) <= INLINE_BYTES else None
     return message
-
-
-class Messages:
-    """Reads them."""
-
-    def __init__(self, disk: Disk, layout: LogLayout) -> None:
-        self._disk = disk
-        self._layout = layout
-
-    def of(self, found: Record, *, sorter: Sorter | None = None) -> Opened:
-        if found.kind not in MESSAGES:
-            raise Corrupt("another record stands there")
-        if found.kind in INLINE:
-            return decode(found.queue_id, found.payload, sorter=sorter)
-        with absence(found.queue_id):
-            path = self._layout.content(found.queue_id)
-            return files.read(self._disk, path, found.queue_id, with_content=True, sorter=sorter)
 
 
 def sound_record(raw: bytes, mark: bytes, queue_id: QueueId, at: int) -> Record:

@@ -10,12 +10,13 @@ Does not: decide when it goes (`cleaning`).
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from relay.spool.durable import Disk, why_a_strangers
+from relay.spool.durable import SECTOR_BYTES, Disk, why_a_strangers
 from relay.spool.interface import Corrupt
 from relay.spool.log.layout import SENDER, LogLayout, SegmentName
-from relay.spool.log.record import mark_of
+from relay.spool.log.record import HEADER_BYTES, mark_of
+from relay.spool.log.stream_reader import ReadGroup, SegmentReader, patient
 
 SEGMENT_BYTES = 16 * 1024 * 1024
 """A segment that is as long is not added to."""
@@ -135,6 +136,16 @@ class Segments:
         """Read some of a segment.  Raises OSError, and Corrupt for a file of others."""
         return self._disk.pread(self._fd(handle), size, offset)
 
+    def window(
+        self, handle: int, end: int, on_unreadable: Callable[[int], None] | None = None
+    ) -> SegmentReader:
+        """Return what reads a segment up to `end`, with zeros for sectors that `on_unreadable` is told of."""
+
+        def read(size: int, offset: int) -> bytes:
+            return self.pread(handle, size, offset)
+
+        return SegmentReader(read if on_unreadable is None else patient(read, on_unreadable), end)
+
     def size(self, handle: int) -> int:
         return self._disk.size(self._fd(handle))
 
@@ -190,8 +201,14 @@ class Segments:
             with contextlib.suppress(OSError):
                 self._disk.close(fd)
 
-    def rewrite(self, handle: int, content: bytes, offset: int) -> None:
-        """Make durable what was read: a killed writer or a failed sync left it in memory, as clean."""
+    def make_durable(self, handle: int, last: ReadGroup, unreadable: Sequence[int] = ()) -> None:
+        """Make durable the last group that was read: a killed writer or a failed sync left it in memory."""
+        start = 0 if last.at == HEADER_BYTES else last.at
+        is_whole = not any(start < at + SECTOR_BYTES and at < last.end for at in unreadable)
+        content = self.pread(handle, last.end - start, start) if is_whole else b""
+        self._rewrite(handle, content, start)
+
+    def _rewrite(self, handle: int, content: bytes, offset: int) -> None:
         fd = self._fd(handle)
         if content:
             # Crash here: the same bytes as before.

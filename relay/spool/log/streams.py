@@ -19,9 +19,9 @@ from relay.spool.log.index import LogIndex
 from relay.spool.log.layout import SENDER, LogLayout, SegmentName, segment_of, stream_of, summary_of
 from relay.spool.log.record import HEADER_BYTES, MESSAGES, Record, SegmentHeader, decode_header
 from relay.spool.log.segments import Segments, place_of
-from relay.spool.log.stream_reader import Damage, ReadGroup, SegmentReader, groups, patient
+from relay.spool.log.stream_reader import Damage, ReadGroup, groups
 from relay.spool.log.stream_writer import POSITION_BYTES, Position, decode_position
-from relay.spool.log.summaries import Summaries
+from relay.spool.log.summary import Summaries
 from relay.spool.os_errors import is_not_now
 from relay.spool.root import foreign
 from relay.spool.root.quarantine import Quarantine
@@ -283,10 +283,10 @@ class Streams:
         """Read on in a segment; return whether that is all there is of it."""
         segment = self._segments[part.handle]
         unreadable: list[int] = []
-        window = SegmentReader(patient(self._reader(part.handle), unreadable.append), part.end)
+        window = self._segments.window(part.handle, part.end, unreadable.append)
         found, is_all = _some(groups(window, segment.mark, stream.at), max(most, READ_AHEAD))
         if part.may_be_torn and is_all and found:
-            self._make_durable(part.handle, found[-1], unreadable)
+            self._segments.make_durable(part.handle, found[-1], unreadable)
         if unreadable:
             segment.is_pinned = True
             name = self._segments.path(part.handle).rpartition("/")[2]
@@ -307,15 +307,6 @@ class Streams:
         stream.read += 1
         if self._queued.come(each.queue_id, each.number, place):
             stream.waiting.append((each, place))
-
-    def _make_durable(self, handle: int, last: ReadGroup, unreadable: list[int]) -> None:
-        start = 0 if last.at == HEADER_BYTES else last.at
-        is_whole = not any(start < at + SECTOR_BYTES and at < last.end for at in unreadable)
-        content = self._segments.pread(handle, last.end - start, start) if is_whole else b""
-        self._segments.rewrite(handle, content, start)
-
-    def _reader(self, handle: int) -> Callable[[int, int], bytes]:
-        return lambda size, offset: self._segments.pread(handle, size, offset)
 
     def _has_died(self, stream: Stream) -> bool:
         """Return whether a stream's writer is dead; from then on we hold its lock."""
