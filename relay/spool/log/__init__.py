@@ -4,6 +4,5 @@
 `streams` with `stream_reader` (from listeners to the sender); `engine` (the sender), whose calls go through
 `journal` into its own stream.  `index` is what is in memory, `segments` what of the disk is still needed,
 `facts` what became of a message, `message` its record or own file; `reading` puts these together, and
-`damaged` ends what cannot be read any more.  `recovery` is every start, which `summary` makes quick; `cleaning`
-makes room.
+`damaged` ends what is none.  `recovery` is every start, which `summary` makes quick; `cleaning` makes room.
 """

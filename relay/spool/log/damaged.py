@@ -11,7 +11,6 @@ from relay.spool.log import facts as said
 from relay.spool.log import message
 from relay.spool.log.index import LogIndex
 from relay.spool.log.journal import Journal
-from relay.spool.log.layout import LogLayout
 from relay.spool.log.record import INLINE, New
 from relay.spool.log.segments import Segments, place_of
 from relay.spool.log.stream_reader import Damage
@@ -22,16 +21,8 @@ from relay.spool.root.quarantine import Quarantine
 
 class Damaged:
     def __init__(
-        self,
-        layout: LogLayout,
-        aside: Quarantine,
-        *,
-        segments: Segments,
-        queued: LogIndex,
-        journal: Journal,
-        memory: Recent,
+        self, segments: Segments, queued: LogIndex, journal: Journal, *, aside: Quarantine, memory: Recent
     ) -> None:
-        self._layout = layout
         self._aside = aside
         self._segments = segments
         self._queued = queued
@@ -80,7 +71,7 @@ class Damaged:
         try:
             if payload:
                 self._aside.keep(queue_id, payload, fault)
-            elif not self._aside.move(self._layout.content(queue_id), fault):
+            elif not self._aside.move(self._segments.layout.content(queue_id), fault):
                 return
         except OSError as error:
             self._aside.tell_once(queue_id, f"{fault}; cannot be set aside: {error.strerror}")

@@ -77,38 +77,19 @@ class LogSpool:
         """Know nothing yet of what is on the disk, but which segment we write."""
         self._segments = Segments(self._disk, self._layout)
         self._queued = LogIndex(self._segments)
-        self._journal = Journal(self._disk, self._layout, self._segments, self._queued, writer)
+        log = self._segments, self._queued
+        self._journal = Journal(*log, writer)
         self._memory = Recent()
-        self._damaged = Damaged(
-            self._layout,
-            self._aside,
-            segments=self._segments,
-            queued=self._queued,
-            journal=self._journal,
-            memory=self._memory,
-        )
-        self._summaries = Summaries(self._disk, self._layout, self._segments, self._queued)
+        self._damaged = Damaged(*log, self._journal, aside=self._aside, memory=self._memory)
+        self._summaries = Summaries(*log)
         self._streams = Streams(
-            self._disk,
-            self._layout,
-            self._segments,
-            self._queued,
-            aside=self._aside,
-            summaries=self._summaries,
-            on_damage=self._damaged.meet,
+            *log, aside=self._aside, summaries=self._summaries, on_damage=self._damaged.meet
         )
-        self._cleaner = Cleaner(self._segments, self._queued, self._journal, self._streams)
+        self._cleaner = Cleaner(*log, self._journal, self._streams)
         self._reader = MessageReader(
-            self._disk,
-            self._layout,
-            self._segments,
-            self._queued,
-            aside=self._aside,
-            damaged=self._damaged,
-            journal=self._journal,
-            commit=self.commit,
+            *log, aside=self._aside, damaged=self._damaged, journal=self._journal, commit=self.commit
         )
-        self._walk = recovery.QueueWalk(self._segments, self._queued, self._summaries, self._reader)
+        self._walk = recovery.QueueWalk(*log, self._summaries, self._reader)
         self._reports: list[QueueId] = []
         """Queued by us and not taken yet."""
         self._long_ended: list[QueueId] = []

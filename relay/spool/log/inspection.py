@@ -16,7 +16,7 @@ from relay.mail.envelope import QueueId
 from relay.spool.durable import Disk, opened
 from relay.spool.finding import STOPS_THE_START, Inspection, unreadable
 from relay.spool.identity import is_queue_id
-from relay.spool.inspecting import ASIDE, LOOK, REPORTS, RootInspector, kind_of
+from relay.spool.inspecting import ASIDE, LOOK, RootInspector, kind_of
 from relay.spool.interface import Corrupt
 from relay.spool.log import recovery
 from relay.spool.log.index import LogIndex
@@ -58,7 +58,7 @@ class LogInspector(RootInspector):
         root = Path(self._root).stat()
         for folder in self._layout.folders():
             self._look_at_folder(folder, root)
-        self._look_at_names()
+        self._look_at_names(_FOLDERS, {})
         self._look_at_files()
         self._seen.holder = self._holder()
         try:
@@ -69,18 +69,6 @@ class LogInspector(RootInspector):
         self._look_at_corrupt()
         self._seen.messages = len(self._queued.places)
         return self._seen
-
-    def _look_at_names(self) -> None:
-        for name in self._names(self._root):
-            path = f"{self._root}/{name}"
-            if name in (*_FOLDERS, *_FILES, *REPORTS):
-                continue
-            if name in foreign.REWRITES and not self._is_ours(path, foreign.REWRITES[name]):
-                self._find(path, "foreign", "not written by us", ASIDE, LOOK)
-            elif name in foreign.REWRITES or name.startswith("format."):
-                self._find(path, "leftover", "a rewrite that a crash cut off", "replaced by the next one")
-            else:
-                self._find(path, "stray", "no file of ours", "left where it is, never looked at", LOOK)
 
     def _look_at_streams(self) -> None:
         streams: dict[str, list[int]] = {}
@@ -126,13 +114,8 @@ class LogInspector(RootInspector):
         window = self._segments.window(handle, end)
         found = list(groups(window, self._segments[handle].mark, HEADER_BYTES))
         if end and read_header(self._segments, self._segments[handle].name) is None and not may_be_torn:
-            self._find(
-                self._segments.path(handle),
-                "damaged_header",
-                "its header is damaged",
-                "read all the same",
-                LOOK,
-            )
+            path = self._segments.path(handle)
+            self._find(path, "damaged_header", "its header is damaged", "read all the same", LOOK)
         for group in found:
             if group is found[-1] and may_be_torn and not group.is_whole:
                 what = f"its last {group.end - group.at} bytes are no whole group, by a crash"
@@ -233,7 +216,7 @@ class _LookedAt(Segments):
         """Leave it to a start."""
 
     def _open(self, path: str) -> int:
-        return self._disk.open_read(path)
+        return self.disk.open_read(path)
 
 
 def _announced(position: Position | None, number: int, end: int) -> int:

@@ -70,11 +70,14 @@ class LogIntake:
     def accept(self, drafts: Sequence[tuple[Draft, Envelope]]) -> list[OSError | None]:
         results: list[OSError | None] = [None] * len(drafts)
         records: dict[int, New] = {}
-        room = self._room(drafts)
+        try:
+            leave_headroom(self.free(), sum(draft.buffered_bytes for draft, _ in drafts))
+        except OSError as error:
+            for draft, _ in drafts:
+                self.discard(draft)
+            return [error] * len(drafts)
         for number, (draft, envelope) in enumerate(drafts):
             try:
-                if room is not None:
-                    raise room
                 records[number] = self._record(arriving.ours(draft), envelope)
             except OSError as error:
                 results[number] = error
@@ -101,13 +104,6 @@ class LogIntake:
             with contextlib.suppress(OSError):
                 self._disk.close(self._lock_fd)
             self._writer = None
-
-    def _room(self, drafts: Sequence[tuple[Draft, Envelope]]) -> OSError | None:
-        try:
-            leave_headroom(self.free(), sum(draft.buffered_bytes for draft, _ in drafts))
-        except OSError as error:
-            return error
-        return None
 
     def _record(self, draft: SpoolDraft, envelope: Envelope) -> New:
         header, tail = draft.frame(envelope, self._clock)

@@ -7,10 +7,9 @@ Assumes: the holder of the spool's lock.
 """
 
 from relay.mail.envelope import QueueId
-from relay.spool.durable import Disk
 from relay.spool.log import facts as said
 from relay.spool.log.index import LogIndex
-from relay.spool.log.layout import SENDER, LogLayout, SegmentName
+from relay.spool.log.layout import SENDER, SegmentName
 from relay.spool.log.record import HEAD_BYTES, New
 from relay.spool.log.segments import Segments, place_of
 from relay.spool.log.stream_writer import Appended, StreamWriter
@@ -18,17 +17,8 @@ from relay.spool.os_errors import faults
 
 
 class Journal:
-    def __init__(
-        self,
-        disk: Disk,
-        layout: LogLayout,
-        segments: Segments,
-        queued: LogIndex,
-        writer: StreamWriter | None = None,
-    ) -> None:
+    def __init__(self, segments: Segments, queued: LogIndex, writer: StreamWriter | None = None) -> None:
         """`writer` is that of an earlier reading by this process."""
-        self._disk = disk
-        self._layout = layout
         self._segments = segments
         self._queued = queued
         self.writer = writer
@@ -47,7 +37,9 @@ class Journal:
         `highest` is the highest number that any segment of the stream has.
         """
         if self.writer is None:
-            self.writer = StreamWriter(self._disk, self._layout, SENDER, (before, end), highest)
+            self.writer = StreamWriter(
+                self._segments.disk, self._segments.layout, SENDER, (before, end), highest
+            )
         elif self.writer.is_begun:
             self._current = self._segments.add(SegmentName(SENDER, self.writer.position[0]))
 

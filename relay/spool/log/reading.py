@@ -8,14 +8,12 @@ from collections.abc import Callable, Iterator
 
 from relay.mail.envelope import QueueId
 from relay.queue.sorting import Sorter
-from relay.spool.durable import Disk
 from relay.spool.interface import Absent, Corrupt, Status, Unreadable
 from relay.spool.log import facts as said
 from relay.spool.log import message
 from relay.spool.log.damaged import Damaged
 from relay.spool.log.index import UNPLACED, LogIndex
 from relay.spool.log.journal import Journal
-from relay.spool.log.layout import LogLayout
 from relay.spool.log.record import INLINE, MESSAGES, New, Record
 from relay.spool.log.segments import Segments, handle_of, length_of, offset_of
 from relay.spool.message import files
@@ -44,8 +42,6 @@ class ReadAgain:
 class MessageReader:
     def __init__(
         self,
-        disk: Disk,
-        layout: LogLayout,
         segments: Segments,
         queued: LogIndex,
         *,
@@ -55,8 +51,7 @@ class MessageReader:
         commit: Callable[[], None],
     ) -> None:
         """`commit` is called before a message is read that was published and is not durable yet."""
-        self._disk = disk
-        self._layout = layout
+        self._disk, self._layout = segments.disk, segments.layout
         self._segments = segments
         self._queued = queued
         self._aside = aside
@@ -73,7 +68,7 @@ class MessageReader:
             self._damaged.set_aside(queue_id, str(fault), found.payload, found.number)
             raise
         except Unreadable as error:
-            self._aside.tell_once(queue_id, f"cannot be read, and is left: {error.strerror}")
+            self._aside.tell_unread(queue_id, error)
             raise
 
     def enter(self, queue_id: QueueId, sorter: Sorter | None) -> Opened | None:
@@ -146,7 +141,7 @@ class MessageReader:
         except OSError as error:
             if not is_not_now(error):
                 raise
-            self._aside.tell_once(queue_id, f"cannot be read, and is left: {error.strerror}")
+            self._aside.tell_unread(queue_id, error)
             raise Unreadable(error.errno, error.strerror) from error
         mark = self._segments[handle].mark
         try:

@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator
 from typing import NamedTuple
 
-from relay.spool.durable import SECTOR_BYTES, Disk, opened
+from relay.spool.durable import SECTOR_BYTES, opened
 from relay.spool.interface import Corrupt
 from relay.spool.log.index import LogIndex
-from relay.spool.log.layout import SENDER, LogLayout, SegmentName, segment_of, stream_of, summary_of
+from relay.spool.log.layout import SENDER, SegmentName, segment_of, stream_of, summary_of
 from relay.spool.log.record import HEADER_BYTES, MESSAGES, Record, SegmentHeader, decode_header
 from relay.spool.log.segments import Segments, place_of
 from relay.spool.log.stream_reader import Damage, ReadGroup, groups
@@ -72,8 +72,6 @@ class _Part(NamedTuple):
 class Streams:
     def __init__(
         self,
-        disk: Disk,
-        layout: LogLayout,
         segments: Segments,
         queued: LogIndex,
         *,
@@ -81,8 +79,7 @@ class Streams:
         summaries: Summaries,
         on_damage: OnDamage,
     ) -> None:
-        self._disk = disk
-        self._layout = layout
+        self._disk, self._layout = segments.disk, segments.layout
         self._segments = segments
         self._queued = queued
         self._aside = aside

@@ -26,10 +26,10 @@ from typing import NamedTuple
 
 from relay.mail.envelope import QueueId
 from relay.mail.header import message_id_of
-from relay.spool.durable import Disk, opened
+from relay.spool.durable import opened
 from relay.spool.interface import Corrupt
 from relay.spool.log.index import LogIndex
-from relay.spool.log.layout import LogLayout, SegmentName
+from relay.spool.log.layout import SegmentName
 from relay.spool.log.message import front_of
 from relay.spool.log.record import HEADER_BYTES as SEGMENT_HEADER_BYTES
 from relay.spool.log.record import INLINE, LONGEST_ID, MESSAGES, Record
@@ -168,9 +168,8 @@ def _unpacked(raw: bytes) -> Iterator[Told]:
 
 
 class Summaries:
-    def __init__(self, disk: Disk, layout: LogLayout, segments: Segments, queued: LogIndex) -> None:
-        self._disk = disk
-        self._layout = layout
+    def __init__(self, segments: Segments, queued: LogIndex) -> None:
+        self._disk, self._layout = segments.disk, segments.layout
         self._segments = segments
         self._queued = queued
         self._covered: dict[int, int] = {}

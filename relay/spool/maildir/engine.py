@@ -396,7 +396,7 @@ class MaildirSpool:
             self._try_to_set_aside(path, str(fault))
             raise
         except Unreadable as error:
-            self._aside.tell_once(queue_id, f"cannot be read, and is left: {error.strerror}")
+            self._aside.tell_unread(queue_id, error)
             raise
 
     def _known(self, queue_id: QueueId) -> Opened:

@@ -7,7 +7,7 @@ what is queued; a dying process gives it back (flock).  Whoever finds it taken i
 import contextlib
 import os
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+from typing import cast
 
 from relay.spool.durable import Disk, opened, sync_above
 from relay.spool.interface import SpoolBusy
@@ -50,14 +50,10 @@ def prepare_root(root: str, disk: Disk, form: bytes, folders: Sequence[str]) -> 
             pass
 
 
-class TakenRoot(NamedTuple):
-    lock_fd: int
-    aside: Quarantine
-    reserve: Reserve
-
-
-def take_root(root: str, disk: Disk, on_corrupt: Callable[[str, str], None]) -> TakenRoot:
-    """Take a spool that was prepared.  Raises SpoolBusy, naming the holder, and OSError.
+def take_root(
+    root: str, disk: Disk, on_corrupt: Callable[[str, str], None]
+) -> tuple[int, Quarantine, Reserve]:
+    """Take a spool that was prepared; return the lock's descriptor.  Raises SpoolBusy, which says who has it.
 
     `on_corrupt` is told the name and the fault of each thing that is set aside.
     """
@@ -70,7 +66,7 @@ def take_root(root: str, disk: Disk, on_corrupt: Callable[[str, str], None]) -> 
         raise
     reserve = Reserve(root, disk)
     reserve.keep()
-    return TakenRoot(lock_fd, aside, reserve)
+    return lock_fd, aside, reserve
 
 
 def _take_lock(root: str, disk: Disk) -> int:
